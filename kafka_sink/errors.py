@@ -1,0 +1,51 @@
+"""Every error this package raises. Messages name the option or column, what was wrong and what to do."""
+
+from __future__ import annotations
+
+
+class KafkaSinkError(Exception):
+    """Base of all errors of this package."""
+
+
+class ConfigurationError(KafkaSinkError, ValueError):
+    """An option is missing, unknown, out of bounds or contradicts another. Raised at planning."""
+
+
+class SchemaError(KafkaSinkError, ValueError):
+    """A column is missing or has a type the sink does not take. Raised at planning."""
+
+
+class InvalidRowError(KafkaSinkError, ValueError):
+    """A row's content cannot be sent: null topic, partition out of range, negative timestamp."""
+
+
+class RecordTooLargeError(InvalidRowError):
+    """One record exceeds max.request.size, buffer.memory or the broker's limit."""
+
+
+class BufferExhaustedError(KafkaSinkError, TimeoutError):
+    """No pool memory within max.block.ms."""
+
+
+class MetadataTimeoutError(KafkaSinkError, TimeoutError):
+    """A topic's metadata did not arrive within max.block.ms."""
+
+
+class ProtocolError(KafkaSinkError):
+    """A broker's bytes are not a valid answer; the connection is closed."""
+
+
+class BrokerVersionError(KafkaSinkError):
+    """The broker speaks no version of an API that this sink needs."""
+
+
+class AuthenticationError(KafkaSinkError):
+    """A broker refused the credentials, or the TLS handshake failed. Never carries a secret."""
+
+
+class DeliveryError(KafkaSinkError):
+    """Rows were not acknowledged: the first cause, its topic-partition and the counts."""
+
+
+class LocalBrokerError(KafkaSinkError):
+    """The embedded broker could not be fetched, started or stopped."""

@@ -1,0 +1,82 @@
+"""Values that every layer shares: plain, immutable and free of I/O."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import NamedTuple
+
+NO_LEADER = -1
+UNKNOWN_EPOCH = -1
+NO_TIMESTAMP = -1
+
+
+class TopicPartition(NamedTuple):
+    """One partition of one topic."""
+
+    topic: str
+    partition: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition}"
+
+
+class CompressionType(IntEnum):
+    """Codec ids as they stand in bits 0-2 of a V2 batch's attributes."""
+
+    NONE = 0
+    GZIP = 1
+    SNAPPY = 2
+    LZ4 = 3
+    ZSTD = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A broker's address. Bootstrap addresses have ids below zero, as in Kafka's own clients."""
+
+    id: int
+    host: str
+    port: int
+    rack: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port} (id {self.id})"
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionInfo:
+    """What metadata says of a partition; ``leader`` is NO_LEADER while an election runs."""
+
+    topic: str
+    partition: int
+    leader: int = NO_LEADER
+    leader_epoch: int = UNKNOWN_EPOCH
+
+
+@dataclass(frozen=True, slots=True)
+class TopicMetadata:
+    """One topic's metadata. ``topic_id`` is 16 bytes, None where the broker sends none.
+
+    ``partitions`` is dense and ordered: index i is partition i.
+    """
+
+    name: str
+    topic_id: bytes | None
+    partitions: tuple[PartitionInfo, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionResult:
+    """What a task wrote to one partition; offsets are -1 where Kafka did not tell them.
+
+    ``offset_ranges`` are inclusive (first, last) pairs in ascending order, neighbours merged.
+    """
+
+    topic: str
+    partition: int
+    records: int
+    batches: int
+    bytes: int
+    offset_ranges: tuple[tuple[int, int], ...]
+    log_append_time_ms: int = NO_TIMESTAMP
