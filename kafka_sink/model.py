@@ -80,3 +80,26 @@ class PartitionResult:
     bytes: int
     offset_ranges: tuple[tuple[int, int], ...]
     log_append_time_ms: int = NO_TIMESTAMP
+
+
+@dataclass(frozen=True, slots=True)
+class TaskResult:
+    """What one Spark task did, as its commit message carries it. Counts are of acknowledged rows.
+
+    ``wire_bytes`` are record batch bytes as sent (compressed, headers included, first attempts only),
+    ``raw_bytes`` the same records uncompressed; ``unconfirmed`` counts rows sent with acks=0.
+    """
+
+    partitions: tuple[PartitionResult, ...] = ()
+    records: int = 0
+    unconfirmed: int = 0
+    batches: int = 0
+    raw_bytes: int = 0
+    wire_bytes: int = 0
+    requests: int = 0
+    retries: int = 0
+    splits: int = 0
+    elapsed_ms: float = 0.0
+    encode_ms: float = 0.0
+    pool_wait_ms: float = 0.0
+    flush_ms: float = 0.0
