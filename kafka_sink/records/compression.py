@@ -1,0 +1,154 @@
+"""The codecs, with no context per partition.
+
+lz4 and snappy frames are made of independent blocks, so a batch compresses block by block while it
+fills; zstd and gzip batches stay raw and are compressed once, at close. Blocks are cut at fixed raw
+offsets and every codec is used in one mode only, so equal rows give equal bytes.
+"""
+
+from __future__ import annotations
+
+import struct
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+import lz4.block
+import pyarrow as pa
+import zstandard
+from zlib_ng import zlib_ng
+
+from kafka_sink.model import CompressionType
+
+GZIP_DEFAULT_LEVEL = -1
+LZ4_DEFAULT_LEVEL = 9
+ZSTD_DEFAULT_LEVEL = 3
+
+
+class BlockCodec(ABC):
+    """A frame of independently compressed blocks: prologue, blocks, epilogue."""
+
+    block_size: int
+    prologue: bytes
+    epilogue: bytes
+
+    @abstractmethod
+    def compress_block(self, raw: bytes | memoryview) -> tuple[bytes, bytes | memoryview]:
+        """Framing and body of one block of at most ``block_size`` raw bytes."""
+
+
+class WholeCodec:
+    """Compresses a batch's records section in one go.
+
+    ``raw_limit`` bounds the raw bytes that a batch may hold, since they are joined for compression.
+    """
+
+    def __init__(self, compress: Callable[[bytes], bytes]) -> None:
+        self.compress = compress
+
+
+class Lz4Codec(BlockCodec):
+    """LZ4 frame with independent 64 KiB blocks; brokers refuse linked ones."""
+
+    block_size = 64 * 1024
+    # Magic, FLG (version 1, independent blocks, no checksums), BD (64 KiB), header checksum.
+    prologue = bytes.fromhex("04224d18") + bytes([0x60, 0x40, 0x82])
+    epilogue = b"\0\0\0\0"
+    _STORED = 0x80000000
+
+    def __init__(self, level: int) -> None:
+        self._level = level
+
+    def compress_block(self, raw: bytes | memoryview) -> tuple[bytes, bytes | memoryview]:
+        if self._level == LZ4_DEFAULT_LEVEL:
+            # Java's default level also means the fast compressor, not level 9 of the high one.
+            packed = lz4.block.compress(raw, store_size=False)
+        else:
+            packed = lz4.block.compress(
+                raw, mode="high_compression", compression=self._level, store_size=False
+            )
+        if len(packed) >= len(raw):
+            return struct.pack("<I", len(raw) | self._STORED), raw
+        return struct.pack("<I", len(packed)), packed
+
+
+class SnappyCodec(BlockCodec):
+    """Snappy in xerial framing, the form that Kafka's clients read; 32 KiB blocks as in Java."""
+
+    block_size = 32 * 1024
+    prologue = b"\x82SNAPPY\0" + struct.pack(">ii", 1, 1)
+    epilogue = b""
+
+    def __init__(self) -> None:
+        self._codec = pa.Codec("snappy")
+
+    def compress_block(self, raw: bytes | memoryview) -> tuple[bytes, bytes | memoryview]:
+        packed = self._codec.compress(raw, asbytes=True)
+        return struct.pack(">i", len(packed)), packed
+
+
+def gzip_codec(level: int) -> WholeCodec:
+    """Gzip (RFC 1952) through zlib-ng, whose levels mean what zlib's mean at several times the speed."""
+    gzip_window_bits = 31
+    return WholeCodec(lambda raw: zlib_ng.compress(raw, level, gzip_window_bits))
+
+
+def zstd_codec(level: int) -> WholeCodec:
+    """Zstandard, one frame; the context (about 1 MiB) is shared by all batches of the thread."""
+    import threading
+
+    contexts = threading.local()
+
+    def compress(raw: bytes) -> bytes:
+        if not hasattr(contexts, "compressor"):
+            contexts.compressor = zstandard.ZstdCompressor(level=level)
+        packed: bytes = contexts.compressor.compress(raw)
+        return packed
+
+    return WholeCodec(compress)
+
+
+def codec_for(compression: CompressionType, level: int | None) -> BlockCodec | WholeCodec | None:
+    """The codec for an option set; None where records stay as they are. ``level`` None is the default."""
+    if compression is CompressionType.LZ4:
+        return Lz4Codec(LZ4_DEFAULT_LEVEL if level is None else level)
+    if compression is CompressionType.SNAPPY:
+        return SnappyCodec()
+    if compression is CompressionType.GZIP:
+        return gzip_codec(GZIP_DEFAULT_LEVEL if level is None else level)
+    if compression is CompressionType.ZSTD:
+        return zstd_codec(ZSTD_DEFAULT_LEVEL if level is None else level)
+    return None
+
+
+class CompressionRatios:
+    """What records of a topic shrink to, learnt from batches as Kafka's CompressionRatioEstimator does.
+
+    An estimate rises at once to a worse observation (plus a step) and falls by small steps, because
+    an over-packed batch costs a split and an under-packed one only a little efficiency.
+    """
+
+    INITIAL = 1.0
+    SAFETY = 1.05
+    _IMPROVING_STEP = 0.005
+    _DETERIORATING_STEP = 0.05
+
+    def __init__(self) -> None:
+        self._ratios: dict[tuple[str, CompressionType], float] = {}
+
+    def estimate(self, topic: str, compression: CompressionType) -> float:
+        """Compressed bytes per raw byte, 1.0 before the first batch of the topic."""
+        return self._ratios.get((topic, compression), self.INITIAL)
+
+    def observe(self, topic: str, compression: CompressionType, ratio: float) -> None:
+        """Takes in one batch's ratio."""
+        current = self.estimate(topic, compression)
+        if ratio > current:
+            updated = max(current + self._DETERIORATING_STEP, ratio)
+        elif ratio < current:
+            updated = max(current - self._IMPROVING_STEP, ratio)
+        else:
+            return
+        self._ratios[(topic, compression)] = updated
+
+    def relearn(self, topic: str, compression: CompressionType, ratio: float) -> None:
+        """Sets the estimate after a split: at least 1.0, since it has proved too low."""
+        self._ratios[(topic, compression)] = max(self.INITIAL, ratio)

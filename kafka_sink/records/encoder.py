@@ -1,0 +1,209 @@
+"""Rows to V2 records, a whole unit at once.
+
+A record is: length, attributes (0), timestamp delta, offset delta, key length, key, value length,
+value, header count and headers; every number a zigzag varint
+(https://kafka.apache.org/documentation/#record). The numbers of all rows are laid out as columns of
+bytes, then one C++ join interleaves them with keys and values: no Python per record.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kafka_sink.records import varint
+
+# length (5) + attributes (1) + offset delta (5) + the header count's first byte; what a record adds
+# to its key, value and headers besides the timestamp delta and the two length fields.
+_FIXED_UPPER_BYTES = 5 + 1 + 5
+
+Int64s = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class RecordColumns:
+    """Rows in the order in which they are to be written; the arrays all have ``len(value)`` rows.
+
+    ``headers`` holds each row's encoded header section (count included), None where no row has any.
+    Lengths are bytes, 0 for null.
+    """
+
+    key: pa.Array | None
+    value: pa.Array
+    headers: pa.Array | None
+    key_lengths: Int64s
+    value_lengths: Int64s
+    header_lengths: Int64s | None
+
+    def __len__(self) -> int:
+        return len(self.value)
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedRecords:
+    """Records back to back: row i is ``data[ends[i - 1]:ends[i]]`` (from 0 for the first row)."""
+
+    data: memoryview
+    ends: Int64s
+
+
+def upper_bounds(
+    key_lengths: Int64s, value_lengths: Int64s, header_lengths: Int64s | None, delta_bytes: int
+) -> Int64s:
+    """Bytes each record takes at most, whatever batch it lands in.
+
+    ``delta_bytes`` is the widest timestamp delta possible among the rows at hand.
+    """
+    key_width = _length_width(key_lengths)
+    value_width = _length_width(value_lengths)
+    headers = 1 if header_lengths is None else header_lengths
+    return key_lengths + value_lengths + (key_width + value_width + delta_bytes + _FIXED_UPPER_BYTES) + headers
+
+
+def _length_width(lengths: Int64s) -> int:
+    """The widest varint any of these lengths needs; one number, because the bound need not be tight."""
+    longest = int(lengths.max()) if len(lengths) else 0
+    return len(varint.scalar(longest))
+
+
+def encode(rows: RecordColumns, offset_deltas: Int64s, timestamp_deltas: Int64s) -> EncodedRecords:
+    """Encodes every row as one V2 record.
+
+    Parameters are per row: ``offset_deltas`` count from the batch's first record and
+    ``timestamp_deltas`` are milliseconds from its base timestamp (negative where rows go back in time).
+    """
+    count = len(rows)
+    if count == 0:
+        return EncodedRecords(memoryview(b""), np.zeros(0, dtype=np.int64))
+    sizes, prefix, middle = _number_columns(rows, offset_deltas, timestamp_deltas)
+    parts: list[pa.Array] = [prefix]
+    if rows.key is not None:
+        parts += [_no_nulls(rows.key), middle]
+    parts.append(_no_nulls(rows.value))
+    parts.append(rows.headers if rows.headers is not None else _repeat_byte(0, count))
+    ends = np.cumsum(sizes, dtype=np.int64)
+    if ends[-1] > np.iinfo(np.int32).max:
+        raise OverflowError(f"a unit of {count} rows encodes to {ends[-1]} bytes; units stay below 2 GiB")
+    joined = _join(parts)
+    return EncodedRecords(memoryview(joined.buffers()[2])[: int(ends[-1])], ends)
+
+
+def _number_columns(
+    rows: RecordColumns, offset_deltas: Int64s, timestamp_deltas: Int64s
+) -> tuple[Int64s, pa.Array, pa.Array | None]:
+    """Record sizes, the bytes before the key, and those between key and value (None without keys)."""
+    count = len(rows)
+    timestamps = varint.column(timestamp_deltas)
+    offsets = varint.column(offset_deltas)
+    key = _length_column(rows.key, rows.key_lengths)
+    value = _length_column(rows.value, rows.value_lengths)
+    prefix_width = timestamps.widths + offsets.widths
+    prefix_width += key.widths
+    prefix_width += np.uint8(1)
+    body = rows.value_lengths + prefix_width
+    body += value.widths
+    body += rows.key_lengths
+    body += 1 if rows.header_lengths is None else rows.header_lengths
+    length = varint.column(body)
+    prefix_width += length.widths
+    numbers: list[varint.Column | int] = [length, 0, timestamps, offsets, key]
+    body += length.widths
+    if rows.key is None:
+        prefix = _binary(varint.lay_out([*numbers, value], count), prefix_width + value.widths)
+        return body, prefix, None
+    middle = _binary(varint.lay_out([value], count), value.widths)
+    return body, _binary(varint.lay_out(numbers, count), prefix_width), middle
+
+
+def _length_column(column: pa.Array | None, lengths: Int64s) -> varint.Column:
+    """A length field: -1 stands for null."""
+    if column is None:
+        return varint.column(np.full(len(lengths), -1, dtype=np.int64))
+    if column.null_count:
+        lengths = np.where(_nulls(column), np.int64(-1), lengths)
+    return varint.column(lengths)
+
+
+def encode_headers(headers: pa.Array) -> tuple[pa.Array, Int64s]:
+    """The header section of every row: count, then key and value of each header.
+
+    ``headers`` is list<struct<key: string, value: binary>> (list or large_list, sliced or not); a null
+    list is no header. Returns a binary array and its lengths in bytes.
+
+    Raises ``ValueError`` for a null header key, which Kafka does not allow.
+    """
+    counts = pc.list_value_length(headers).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+    flat = headers.flatten()
+    # StructArray.flatten applies the parent's offset and nulls; field() does not.
+    keys, values = flat.flatten()
+    if keys.null_count:
+        raise ValueError("a header has a null key")
+    count = varint.column(counts)
+    count_bytes = _binary(varint.lay_out([count], len(counts)), count.widths)
+    if len(flat) == 0:
+        return count_bytes, count.widths.astype(np.int64)
+    entries, entry_lengths = _header_entries(_as_binary(keys), _as_binary(values))
+    ends = np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(counts)))
+    bytes_at = np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(entry_lengths)))
+    per_row = np.diff(bytes_at[ends])
+    grouped = pa.Array.from_buffers(
+        pa.binary(),
+        len(counts),
+        [None, pa.py_buffer(bytes_at[ends].astype(np.int32)), entries.buffers()[2]],
+    )
+    return _join([count_bytes, grouped]), count.widths + per_row
+
+
+def _header_entries(keys: pa.Array, values: pa.Array) -> tuple[pa.Array, Int64s]:
+    """One binary per header: key length, key, value length, value."""
+    key_lengths, value_lengths = binary_lengths(keys), binary_lengths(values)
+    key, value = _length_column(keys, key_lengths), _length_column(values, value_lengths)
+    before = _binary(varint.lay_out([key], len(keys)), key.widths)
+    between = _binary(varint.lay_out([value], len(keys)), value.widths)
+    joined = _join([before, keys, between, _no_nulls(values)])
+    return joined, key_lengths + value_lengths + key.widths + value.widths
+
+
+def binary_lengths(column: pa.Array) -> Int64s:
+    """Bytes of each element of a (large) binary or string array; 0 for null."""
+    lengths = pc.binary_length(column)
+    if lengths.null_count:
+        lengths = lengths.fill_null(0)
+    return lengths.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
+
+
+def _nulls(column: pa.Array) -> npt.NDArray[np.bool_]:
+    return column.is_null().to_numpy(zero_copy_only=False)
+
+
+def _no_nulls(column: pa.Array) -> pa.Array:
+    return column.fill_null(b"") if column.null_count else column
+
+
+def _as_binary(column: pa.Array) -> pa.Array:
+    if pa.types.is_large_string(column.type) or pa.types.is_large_binary(column.type):
+        return column.cast(pa.large_binary()).cast(pa.binary())
+    return column.cast(pa.binary())
+
+
+def _join(parts: list[pa.Array]) -> pa.Array:
+    """Concatenates element by element. Mixed offset widths are joined as 32 bit: a unit is small."""
+    narrow = [_as_binary(part) if pa.types.is_large_binary(part.type) else part for part in parts]
+    return pc.binary_join_element_wise(*narrow, b"")
+
+
+def _binary(data: npt.NDArray[np.uint8], width: npt.NDArray[np.integer]) -> pa.Array:
+    offsets = np.zeros(len(width) + 1, dtype=np.int32)
+    np.cumsum(width, out=offsets[1:])
+    return pa.Array.from_buffers(pa.binary(), len(width), [None, pa.py_buffer(offsets), pa.py_buffer(data)])
+
+
+def _repeat_byte(value: int, count: int) -> pa.Array:
+    """A column of one-byte values; cheaper to join than a scalar (measured: 9 against 14 ns a row)."""
+    offsets = np.arange(count + 1, dtype=np.int32)
+    data = np.full(count, value, dtype=np.uint8)
+    return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
