@@ -17,9 +17,10 @@ import pyarrow.compute as pc
 
 from kafka_sink.records import varint
 
-# length (5) + attributes (1) + offset delta (5) + the header count's first byte; what a record adds
-# to its key, value and headers besides the timestamp delta and the two length fields.
-_FIXED_UPPER_BYTES = 5 + 1 + 5
+# Keeps an offset delta within three bytes, so that a record's upper bound stays tight.
+MAX_RECORDS_PER_BATCH = 1 << 20
+# Attributes (1) + offset delta (3).
+_FIXED_UPPER_BYTES = 1 + 3
 
 Int64s = npt.NDArray[np.int64]
 
@@ -58,10 +59,16 @@ def upper_bounds(
 
     ``delta_bytes`` is the widest timestamp delta possible among the rows at hand.
     """
-    key_width = _length_width(key_lengths)
-    value_width = _length_width(value_lengths)
-    headers = 1 if header_lengths is None else header_lengths
-    return key_lengths + value_lengths + (key_width + value_width + delta_bytes + _FIXED_UPPER_BYTES) + headers
+    bounds = key_lengths + value_lengths
+    bounds += 1 if header_lengths is None else header_lengths
+    bounds += _length_width(key_lengths) + _length_width(value_lengths) + delta_bytes + _FIXED_UPPER_BYTES
+    bounds += _length_width(bounds)
+    return bounds
+
+
+def varint_widths(values: Int64s) -> Int64s:
+    """Bytes of each number as a zigzag varint."""
+    return varint.column(values).widths.astype(np.int64)
 
 
 def _length_width(lengths: Int64s) -> int:

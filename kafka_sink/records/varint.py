@@ -28,7 +28,7 @@ def column(values: npt.NDArray[np.int64]) -> Column:
         return Column(np.zeros(0, dtype=np.uint32), np.zeros(0, dtype=np.uint8), 1, 1)
     low, high = int(values.min()), int(values.max())
     numbers: Unsigned
-    if -_LARGEST_NARROW // 2 <= low and high <= _LARGEST_NARROW // 2:
+    if low >= -_LARGEST_NARROW // 2 and high <= _LARGEST_NARROW // 2:
         # Half the memory traffic; nearly every column of every unit.
         narrow = values.astype(np.int32)
         numbers = ((narrow << 1) ^ (narrow >> 31)).view(np.uint32)

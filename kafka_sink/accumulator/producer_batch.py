@@ -1,0 +1,217 @@
+"""One record batch's life, from its first row to its final state."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from kafka_sink.accumulator.batch_buffer import BatchBuffer
+from kafka_sink.model import CompressionType, TopicPartition
+from kafka_sink.records import batch_header
+from kafka_sink.records.compression import BlockCodec, CompressionRatios, WholeCodec
+
+
+class BatchState(Enum):
+    """Where a batch stands; ``TRANSITIONS`` lists the legal moves."""
+
+    OPEN = "open"  # takes rows
+    CLOSED = "closed"  # takes no more rows, not yet compressed
+    SEALED = "sealed"  # its bytes are final but for the header; waits to be sent (again)
+    IN_FLIGHT = "in flight"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    SPLIT = "split"  # its records live on in smaller batches
+
+
+TRANSITIONS: dict[BatchState, frozenset[BatchState]] = {
+    BatchState.OPEN: frozenset({BatchState.CLOSED, BatchState.FAILED}),
+    BatchState.CLOSED: frozenset({BatchState.SEALED, BatchState.FAILED}),
+    BatchState.SEALED: frozenset({BatchState.IN_FLIGHT, BatchState.FAILED}),
+    BatchState.IN_FLIGHT: frozenset(
+        {BatchState.SEALED, BatchState.SUCCEEDED, BatchState.FAILED, BatchState.SPLIT}
+    ),
+    # What arrives after a failure is late, legal and without effect; after a success it is a bug.
+    BatchState.FAILED: frozenset({BatchState.FAILED, BatchState.SUCCEEDED, BatchState.SEALED}),
+    BatchState.SUCCEEDED: frozenset(),
+    BatchState.SPLIT: frozenset(),
+}
+TERMINAL = frozenset({BatchState.SUCCEEDED, BatchState.FAILED, BatchState.SPLIT})
+
+
+class IllegalTransitionError(RuntimeError):
+    """A batch was asked to move where its state does not lead; nothing was changed."""
+
+
+class ProducerBatch:
+    """Rows of one partition that share one V2 batch.
+
+    The buffer holds [header][compressed body][raw tail]: with a block codec the tail is at most one
+    block, with a whole-batch codec all is tail until the batch is sealed, uncompressed there is no
+    difference. The task's thread owns the batch while it is leased or open, the sender afterwards.
+    """
+
+    def __init__(
+        self,
+        partition: TopicPartition,
+        buffer: BatchBuffer,
+        codec: BlockCodec | WholeCodec | None,
+        compression: CompressionType,
+        ratio: float,
+        base_timestamp: int,
+        created_ms: float,
+    ) -> None:
+        self.partition = partition
+        self.buffer = buffer
+        self.compression = compression
+        # Frozen, so that where a batch ends depends only on the rows before it.
+        self.ratio = ratio
+        self.base_timestamp = base_timestamp
+        self.max_timestamp = base_timestamp
+        self.created_ms = created_ms
+        self.state = BatchState.OPEN
+        self.leased = False
+        self.record_count = 0
+        self.raw_bytes = 0
+        self.overflowed = False
+        self.attempts = 0
+        self.last_attempt_ms = 0.0
+        self.request_references = 0
+        # The idempotent producer's marks; a sequence never changes once possibly_written is set.
+        self.producer_id = batch_header.NO_PRODUCER_ID
+        self.producer_epoch = batch_header.NO_PRODUCER_EPOCH
+        self.base_sequence = batch_header.NO_SEQUENCE
+        self.possibly_written = False
+        self._codec = codec
+        self._released = False
+        buffer.write(bytes(batch_header.SIZE))
+        if isinstance(codec, BlockCodec):
+            buffer.write(codec.prologue)
+        self._tail_at = buffer.size
+
+    # -- filling: the task's thread, outside the lock -------------------------------------------
+
+    def append(self, records: memoryview, count: int, max_timestamp: int) -> None:
+        """Takes ``count`` encoded records; room and memory were reserved before.
+
+        Raises IllegalTransitionError when the batch no longer takes rows.
+        """
+        if self.state is not BatchState.OPEN:
+            raise IllegalTransitionError(f"append to a batch of {self.partition} that is {self.state.value}")
+        if isinstance(self._codec, BlockCodec):
+            self._append_blocks(self._codec, records)
+        else:
+            self.buffer.write(records)
+        self.raw_bytes += len(records)
+        self.record_count += count
+        self.max_timestamp = max(self.max_timestamp, max_timestamp)
+
+    def _append_blocks(self, codec: BlockCodec, records: memoryview) -> None:
+        """Compresses every block that fills and keeps the rest raw, at fixed raw offsets."""
+        at = 0
+        tail = self.buffer.size - self._tail_at
+        while tail + len(records) - at >= codec.block_size:
+            piece = records[at : at + codec.block_size - tail]
+            at += len(piece)
+            block: bytes | memoryview = piece
+            if tail:
+                block = b"".join([*self.buffer.views(self._tail_at), piece])
+                self.buffer.truncate(self._tail_at)
+                tail = 0
+            self._write_block(codec, block)
+        if at < len(records):
+            self.overflowed |= self.buffer.write_growing(records[at:])
+
+    def _write_block(self, codec: BlockCodec, block: bytes | memoryview) -> None:
+        framing, body = codec.compress_block(block)
+        self.overflowed |= self.buffer.write_growing(framing)
+        self.overflowed |= self.buffer.write_growing(body)
+        self._tail_at = self.buffer.size
+
+    def seal(self) -> None:
+        """Compresses what is still raw and returns unused memory. Whoever closed the batch calls it."""
+        if self.state is not BatchState.CLOSED:
+            raise IllegalTransitionError(f"seal a batch of {self.partition} that is {self.state.value}")
+        if isinstance(self._codec, BlockCodec):
+            tail = self.buffer.views(self._tail_at)
+            if tail:
+                joined = b"".join(tail)
+                self.buffer.truncate(self._tail_at)
+                self._write_block(self._codec, joined)
+            self.buffer.write_growing(self._codec.epilogue)
+        elif self._codec is not None:
+            packed = self._codec.compress(b"".join(self.buffer.views(self._tail_at)))
+            self.buffer.truncate(self._tail_at)
+            self.buffer.write_growing(packed)
+        self.buffer.trim()
+        self.move_to(BatchState.SEALED)
+
+    def write_header(self, *, transactional: bool = False) -> None:
+        """Writes the header over its reserved place, with the sequence that the batch has now."""
+        body = self.buffer.views(batch_header.SIZE)
+        header = batch_header.build(
+            body,
+            self.buffer.size - batch_header.SIZE,
+            compression=self.compression,
+            record_count=self.record_count,
+            base_timestamp=self.base_timestamp,
+            max_timestamp=self.max_timestamp,
+            producer_id=self.producer_id,
+            producer_epoch=self.producer_epoch,
+            base_sequence=self.base_sequence,
+            transactional=transactional,
+        )
+        self.buffer.patch(0, header)
+
+    # -- sizes ----------------------------------------------------------------------------------
+
+    @property
+    def size(self) -> int:
+        """Bytes held now; after seal, bytes on the wire."""
+        return self.buffer.size
+
+    def estimated_bytes(self, raw_bytes: int) -> float:
+        """What ``raw_bytes`` of records are expected to make of this batch on the wire."""
+        if self._codec is None:
+            return batch_header.SIZE + raw_bytes
+        return batch_header.SIZE + raw_bytes * self.ratio * CompressionRatios.SAFETY
+
+    def projected_hold(self, added: int) -> int:
+        """Bytes the buffer is expected to hold after ``added`` more raw bytes: body and raw tail."""
+        if not isinstance(self._codec, BlockCodec):
+            return self.buffer.size + added
+        tail = self.buffer.size - self._tail_at + added
+        blocks, tail = divmod(tail, self._codec.block_size)
+        compressed = int(blocks * self._codec.block_size * min(1.0, self.ratio * CompressionRatios.SAFETY))
+        return self._tail_at + compressed + tail
+
+    @property
+    def observed_ratio(self) -> float:
+        """Compressed over raw bytes of a sealed batch."""
+        return (self.buffer.size - batch_header.SIZE) / self.raw_bytes if self.raw_bytes else 1.0
+
+    # -- states ---------------------------------------------------------------------------------
+
+    def move_to(self, state: BatchState) -> bool:
+        """Moves on; False where the move is legal but late and so changes nothing.
+
+        Raises IllegalTransitionError, changing nothing, for a move the table does not have.
+        """
+        if state not in TRANSITIONS[self.state]:
+            raise IllegalTransitionError(
+                f"a batch of {self.partition} cannot go from {self.state.value} to {state.value}"
+            )
+        if self.state is BatchState.FAILED:
+            return False
+        self.state = state
+        return True
+
+    @property
+    def terminal(self) -> bool:
+        return self.state in TERMINAL
+
+    def release_if_unused(self) -> bool:
+        """Gives the memory back once the batch is terminal and no request refers to it (KAFKA-19012)."""
+        if self._released or not self.terminal or self.request_references:
+            return False
+        self._released = True
+        self.buffer.release()
+        return True
