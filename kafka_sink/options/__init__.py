@@ -1,0 +1,9 @@
+"""Every option of the sink: declared in one table, validated before any work starts."""
+
+from __future__ import annotations
+
+from kafka_sink.options.parse import parse
+from kafka_sink.options.table import OptionSpec, ParsedOptions, SinkOptions
+from kafka_sink.options.values import Address, topic_problem
+
+__all__ = ["Address", "OptionSpec", "ParsedOptions", "SinkOptions", "parse", "topic_problem"]

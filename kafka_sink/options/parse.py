@@ -1,0 +1,150 @@
+"""From the options of a Spark job to SinkOptions: everything is checked here, before any work starts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Any
+
+from kafka_sink.errors import ConfigurationError
+from kafka_sink.options import foreign
+from kafka_sink.options.checks import settle
+from kafka_sink.options.table import (
+    BREAKER_PREFIX,
+    KAFKA_PREFIX,
+    SPECS,
+    OptionSpec,
+    ParsedOptions,
+    SinkOptions,
+)
+
+_BY_NAME: Mapping[str, OptionSpec] = {name: spec for spec in SPECS for name in (spec.name, *spec.aliases)}
+_SINK_NAMES = [name for name in _BY_NAME if not name.startswith(KAFKA_PREFIX)]
+_KAFKA_NAMES = [
+    *(name.removeprefix(KAFKA_PREFIX) for name in _BY_NAME if name.startswith(KAFKA_PREFIX)),
+    *foreign.WITHOUT_EFFECT,
+    *foreign.REFUSED,
+    *foreign.SECURITY_DEFAULTS,
+]
+
+
+def parse(raw: Mapping[str, str]) -> ParsedOptions:
+    """Check and convert the options of one job.
+
+    ``raw`` maps names as users write them (any case, as Spark lower-cases them) to text. Raises
+    ConfigurationError naming the option, what is wrong with it and, for an unknown one, the nearest known.
+    No value of a secret, refused or unknown option appears in an error or a warning.
+    """
+    given = _lowered(raw)
+    plain = {name: text for name, text in given.items() if not name.startswith(KAFKA_PREFIX)}
+    breaker, ineffective = [], []
+    settings: dict[str, tuple[str, str]] = {}
+    for name, text in given.items():
+        kafka_name = name.removeprefix(KAFKA_PREFIX)
+        if name in _BY_NAME:
+            _note(settings, _BY_NAME[name], name, text)
+        elif name in plain:
+            continue
+        elif kafka_name.startswith(BREAKER_PREFIX) and kafka_name != BREAKER_PREFIX:
+            breaker.append((kafka_name.removeprefix(BREAKER_PREFIX), text))
+        elif kafka_name in foreign.WITHOUT_EFFECT or kafka_name.startswith("metrics.context."):
+            if not foreign.same_setting(text, foreign.WITHOUT_EFFECT.get(kafka_name, "")):
+                ineffective.append(name)
+        else:
+            _refuse(kafka_name, text)
+    stray = [name for name in plain if name not in _BY_NAME and name not in foreign.SPARK_OWN]
+    _refuse_lost_guarantees(stray)
+    _require(settings, stray)
+    settled, warnings = settle(
+        {
+            spec.attribute: _convert(spec, *settings[spec.attribute])
+            for spec in SPECS
+            if spec.attribute in settings
+        }
+    )
+    options = SinkOptions(**settled, breaker=tuple(sorted(breaker)))
+    return ParsedOptions(options, (*_about_ignored(ineffective, stray), *warnings))
+
+
+def _lowered(raw: Mapping[str, str]) -> dict[str, str]:
+    given: dict[str, str] = {}
+    for key, text in raw.items():
+        name = key.strip().lower()
+        if name in given and given[name] != text:
+            raise ConfigurationError(f"Option '{name}' is given twice with different values")
+        given[name] = text
+    return given
+
+
+def _note(settings: dict[str, tuple[str, str]], spec: OptionSpec, name: str, text: str) -> None:
+    """Remember one implemented option; two names of the same option may only agree."""
+    earlier = settings.get(spec.attribute)
+    if earlier and earlier[1].strip() != text.strip():
+        raise ConfigurationError(f"Options '{earlier[0]}' and '{name}' are the same option: give only one")
+    settings[spec.attribute] = (name, text)
+
+
+def _convert(spec: OptionSpec, name: str, text: str) -> Any:
+    try:
+        return spec.kind.parse(text.strip())
+    except ValueError as problem:
+        # Without the cause where it is secret: a traceback would show the value that its message quotes.
+        if spec.secret:
+            raise ConfigurationError(f"Option '{name}' is invalid (allowed: {spec.kind.allowed})") from None
+        raise ConfigurationError(f"Option '{name}' {problem}, got '{text.strip()}'") from None
+
+
+def _refuse(kafka_name: str, text: str) -> None:
+    """Raise for a kafka.* option that is unknown, or known and set to what this sink does not do."""
+    refusal = foreign.refusal(kafka_name)
+    if refusal:
+        default, reason = refusal
+        serializer = kafka_name in ("key.serializer", "value.serializer")
+        if serializer or not foreign.same_setting(text, default):
+            raise ConfigurationError(f"Kafka option '{kafka_name}' {reason}")
+        return
+    nearest = get_close_matches(kafka_name, _KAFKA_NAMES, n=1, cutoff=0.6)
+    hint = f". Did you mean 'kafka.{nearest[0]}'?" if nearest else ""
+    if kafka_name in _SINK_NAMES:
+        hint = f". Did you mean '{kafka_name}', without the prefix 'kafka.'?"
+    raise ConfigurationError(f"Unknown option 'kafka.{kafka_name}'{hint}")
+
+
+def _refuse_lost_guarantees(stray: list[str]) -> None:
+    """A guarantee asked for under a name that nobody reads would be missing in silence."""
+    for name in stray:
+        if name in foreign.GUARANTEES or name in foreign.SECURITY_DEFAULTS:
+            raise ConfigurationError(
+                f"Option '{name}' has no effect without its prefix (it is a Kafka option: 'kafka.{name}'), "
+                "and the job would run without what it asks for"
+            )
+
+
+def _require(settings: Mapping[str, tuple[str, str]], stray: list[str]) -> None:
+    for spec in SPECS:
+        if spec.required and spec.attribute not in settings:
+            wanted = spec.name.removeprefix(KAFKA_PREFIX)
+            near = get_close_matches(wanted, stray, n=1, cutoff=0.7)
+            hint = f" (found '{near[0]}': the name is '{spec.name}')" if near else ""
+            raise ConfigurationError(f"Option '{spec.name}' must be specified{hint}")
+
+
+def _about_ignored(ineffective: list[str], stray: list[str]) -> list[str]:
+    warnings = []
+    if ineffective:
+        names = ", ".join(sorted(ineffective))
+        warnings.append(f"Options about Kafka's Java client have no effect on this sink: {names}")
+    if stray:
+        names = ", ".join(name + _suggestion(name) for name in sorted(stray))
+        warnings.append(f"Unknown options are ignored: {names}")
+    return warnings
+
+
+def _suggestion(name: str) -> str:
+    if name in _KAFKA_NAMES:
+        return f" (did you mean 'kafka.{name}'?)"
+    nearest = get_close_matches(name, [*_SINK_NAMES, *_KAFKA_NAMES, *_BY_NAME], n=1, cutoff=0.8)
+    if not nearest:
+        return ""
+    known = nearest[0] if nearest[0] in _BY_NAME else KAFKA_PREFIX + nearest[0]
+    return f" (did you mean '{known}'?)"

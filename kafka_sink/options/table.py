@@ -1,0 +1,328 @@
+"""Every option of the sink in one declared table: name, type, bounds, default, what it does.
+
+The fields of SinkOptions are the table: the parser, the documentation and the redaction all read it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kafka_sink.model import CompressionType
+from kafka_sink.options import values
+from kafka_sink.options.values import INT_MAX, LONG_MAX, Address, Kind
+
+KAFKA_PREFIX = "kafka."
+BREAKER_PREFIX = "producer.circuit.breaker."
+HIDDEN = "[hidden]"
+
+TARGET = "Where rows go"
+DELIVERY = "Delivery"
+BATCHING = "Batches and memory"
+COMPRESSION = "Compression"
+METADATA = "Metadata"
+PARTITIONER = "Partitioner"
+NETWORK = "Connections"
+
+
+@dataclass(frozen=True)
+class OptionSpec:
+    """One row of the table. ``name`` is as users write it, ``kafka.`` included where it has it."""
+
+    name: str
+    attribute: str
+    kind: Kind
+    default: Any
+    group: str
+    importance: str
+    doc: str
+    kafka_default: Any
+    aliases: tuple[str, ...]
+    secret: bool
+    required: bool
+
+    @property
+    def differs(self) -> bool:
+        """Whether the default is not Kafka's."""
+        return bool(self.default != self.kafka_default)
+
+
+_SAME = object()
+
+
+def _option(
+    name: str,
+    kind: Kind,
+    default: Any,
+    group: str,
+    importance: str,
+    doc: str,
+    *,
+    kafka_default: Any = _SAME,
+    aliases: tuple[str, ...] = (),
+    secret: bool = False,
+    required: bool = False,
+) -> Any:
+    spec = OptionSpec(
+        name,
+        name.removeprefix(KAFKA_PREFIX).replace(".", "_"),
+        kind,
+        default,
+        group,
+        importance,
+        " ".join(doc.split()),
+        default if kafka_default is _SAME else kafka_default,
+        aliases,
+        secret,
+        required,
+    )
+    if required:
+        return dataclasses.field(metadata={"spec": spec})
+    return dataclasses.field(default=default, metadata={"spec": spec})
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class SinkOptions:
+    """All settings of one job, validated. Hashable and picklable; times are ms, sizes bytes.
+
+    Attributes carry Kafka's names with dots as underscores. Made by :func:`kafka_sink.options.parse`; the
+    constructor itself checks nothing. ``repr`` hides secrets.
+    """
+
+    # A row of the table is read across, not down.
+    # fmt: off
+    topic: str | None = _option(
+        "topic", values.topic(), None, TARGET, "high",
+        """Topic for all rows. It wins over a column `topic`; without it the column is needed.""",
+    )
+    bootstrap_servers: tuple[Address, ...] = _option(
+        "kafka.bootstrap.servers", values.addresses(), (), TARGET, "high",
+        """Brokers to ask first. Name more than one, so that a dead one does not stop a job from starting.""",
+        required=True,
+    )
+    client_id: str = _option(
+        "kafka.client.id", values.string(), "", TARGET, "medium",
+        """Name that brokers log and apply quotas to.""",
+    )
+
+    acks: int = _option(
+        "kafka.acks", values.choice({"all": -1, "-1": -1, "1": 1, "0": 0}), -1, DELIVERY, "high",
+        """Who must have a row before it counts as written: all in-sync replicas (`all`, `-1`), the leader
+        (`1`), nobody (`0`: rows are reported as unconfirmed, and a broker's refusal goes unseen).""",
+    )
+    enable_idempotence: bool = _option(
+        "kafka.enable.idempotence", values.boolean(), True, DELIVERY, "high",
+        """Retries double no row and keep the order of each partition. Needs `acks=all`, `retries` above 0 and
+        at most 5 requests in flight. Where those are set otherwise it goes off with a warning, unless it was
+        asked for by `true`: then that is an error.""",
+    )
+    max_in_flight_requests_per_connection: int = _option(
+        "kafka.max.in.flight.requests.per.connection", values.integer(1), 5, DELIVERY, "low",
+        """Unanswered requests per broker. Above 1 without idempotence, a retry can change a partition's
+        order.""",
+    )
+    retries: int = _option(
+        "kafka.retries", values.integer(0), INT_MAX, DELIVERY, "low",
+        """How often a batch is sent again after an error that may pass. `kafka.delivery.timeout.ms` bounds
+        them in time, and is the better one to set.""",
+    )
+    delivery_timeout_ms: int = _option(
+        "kafka.delivery.timeout.ms", values.integer(0), 120_000, DELIVERY, "high",
+        """How long a row may take from its append to its acknowledgement, waiting and retries included; then
+        the task fails. At least `kafka.linger.ms` + `kafka.request.timeout.ms`; left unset, it is raised to
+        that.""",
+    )
+    request_timeout_ms: int = _option(
+        "kafka.request.timeout.ms", values.integer(0), 30_000, DELIVERY, "medium",
+        """How long to wait for a broker's answer before the request counts as failed.""",
+    )
+    retry_backoff_ms: int = _option(
+        "kafka.retry.backoff.ms", values.integer(0, LONG_MAX), 100, DELIVERY, "low",
+        """Wait before the first retry of a failed request; doubles with each further one, 20 % jitter.""",
+    )
+    retry_backoff_max_ms: int = _option(
+        "kafka.retry.backoff.max.ms", values.integer(0, LONG_MAX), 1_000, DELIVERY, "low",
+        """Longest wait between retries. Where it is below `kafka.retry.backoff.ms`, it is the wait.""",
+    )
+    max_block_ms: int = _option(
+        "kafka.max.block.ms", values.integer(0, LONG_MAX), 60_000, DELIVERY, "medium",
+        """How long a task waits for buffer memory, and for the metadata of a topic it has not used yet.""",
+    )
+
+    batch_size: int = _option(
+        "kafka.batch.size", values.integer(0), 524_288, BATCHING, "high",
+        """Target size of a record batch; a larger record gets a batch of its own. Larger than Kafka's because
+        memory is taken as data arrives, not per partition in advance, and because batches of half a MiB leave
+        room below a broker's default `message.max.bytes` of 1,048,588.""",
+        kafka_default=16_384,
+    )
+    linger_ms: int = _option(
+        "kafka.linger.ms", values.integer(0, LONG_MAX), 20, BATCHING, "high",
+        """How long a batch may wait for more rows. Longer than Kafka's because a Spark task sends bulk data:
+        nobody waits for single rows, and fuller batches are what makes it fast.""",
+        kafka_default=5,
+    )
+    buffer_memory: int = _option(
+        "kafka.buffer.memory", values.integer(128, LONG_MAX), 67_108_864, BATCHING, "high",
+        """Memory for rows that are not acknowledged yet, per Python worker. Twice Kafka's, since one producer
+        serves a whole task at bulk rates.""",
+        kafka_default=33_554_432,
+    )
+    buffer_memory_allocation_strategy: str = _option(
+        "kafka.buffer.memory.allocation.strategy", values.words("incremental", "full", any_case=True),
+        "incremental", BATCHING, "medium",
+        """`incremental`: a batch takes memory in chunks as rows arrive. `full`: it takes `kafka.batch.size`
+        when it opens, as Kafka's producer does by default. What is sent is the same.""",
+        kafka_default="full",
+    )
+    max_request_size: int = _option(
+        "kafka.max.request.size", values.integer(0), 1_048_576, BATCHING, "medium",
+        """Largest request, and largest uncompressed record. A single batch may exceed it.""",
+    )
+
+    compression_type: CompressionType = _option(  # noqa: RUF009 - it returns a dataclasses.field
+        "kafka.compression.type", values.codec(), CompressionType.NONE, COMPRESSION, "high",
+        """Codec of the record batches.""",
+    )
+    compression_gzip_level: int = _option(
+        "kafka.compression.gzip.level", values.integer(1, 9, or_value=-1), -1, COMPRESSION, "low",
+        """Level for gzip; `-1` is the library's own default.""",
+    )
+    compression_lz4_level: int = _option(
+        "kafka.compression.lz4.level", values.integer(1, 17), 9, COMPRESSION, "low",
+        """Level for lz4; the default `9` selects the fast compressor, as in Kafka's producer, others the
+        high-compression one.""",
+    )
+    compression_zstd_level: int = _option(
+        "kafka.compression.zstd.level", values.integer(-131_072, 22), 3, COMPRESSION, "low",
+        """Level for zstd.""",
+    )
+
+    partitioner_ignore_keys: bool = _option(
+        "kafka.partitioner.ignore.keys", values.boolean(), False, PARTITIONER, "medium",
+        """Treat rows with a key as if they had none when a partition is chosen.""",
+    )
+    partitioner_adaptive_partitioning_enable: bool = _option(
+        "kafka.partitioner.adaptive.partitioning.enable", values.boolean(), True, PARTITIONER, "low",
+        """Send more keyless rows to partitions whose brokers answer faster.""",
+    )
+    partitioner_availability_timeout_ms: int = _option(
+        "kafka.partitioner.availability.timeout.ms", values.integer(0, LONG_MAX), 0, PARTITIONER, "low",
+        """Keyless rows avoid partitions whose broker has taken nothing for this long; `0` never does.""",
+    )
+
+    metadata_max_age_ms: int = _option(
+        "kafka.metadata.max.age.ms", values.integer(0, LONG_MAX), 300_000, METADATA, "low",
+        """Age at which a topic's metadata is fetched again without a reason.""",
+    )
+    metadata_max_idle_ms: int = _option(
+        "kafka.metadata.max.idle.ms", values.integer(5_000, LONG_MAX), 300_000, METADATA, "low",
+        """Metadata of a topic not written to for this long is forgotten.""",
+        aliases=("kafka.metadata.evict.ms",),
+    )
+    metadata_recovery_strategy: str = _option(
+        "kafka.metadata.recovery.strategy", values.words("rebootstrap", "none", any_case=True),
+        "rebootstrap", METADATA, "low",
+        """When no known broker answers: start over from `kafka.bootstrap.servers`, or keep trying those
+        known.""",
+    )
+    metadata_recovery_rebootstrap_trigger_ms: int = _option(
+        "kafka.metadata.recovery.rebootstrap.trigger.ms", values.integer(0, LONG_MAX), 300_000, METADATA,
+        "low",
+        """How long without metadata before starting over from `kafka.bootstrap.servers`.""",
+    )
+    allow_auto_create_topics: bool = _option(
+        "kafka.allow.auto.create.topics", values.boolean(), True, METADATA, "medium",
+        """Let a broker that has auto.create.topics.enable create a missing topic. Kafka's producer always
+        lets it; here `false` makes a missing topic an error.""",
+    )
+
+    client_dns_lookup: str = _option(
+        "kafka.client.dns.lookup", values.words("use_all_dns_ips",
+        "resolve_canonical_bootstrap_servers_only"), "use_all_dns_ips", NETWORK, "medium",
+        """Try every address of a name in turn, or turn bootstrap names into canonical ones first.""",
+    )
+    connections_max_idle_ms: int = _option(
+        "kafka.connections.max.idle.ms", values.integer(-1, LONG_MAX), 540_000, NETWORK, "medium",
+        """Close connections unused for this long; `-1` never does.""",
+    )
+    send_buffer_bytes: int = _option(
+        "kafka.send.buffer.bytes", values.integer(-1), 131_072, NETWORK, "medium",
+        """TCP send buffer (SO_SNDBUF); `-1` leaves it to the system.""",
+    )
+    receive_buffer_bytes: int = _option(
+        "kafka.receive.buffer.bytes", values.integer(-1), 32_768, NETWORK, "medium",
+        """TCP receive buffer (SO_RCVBUF); `-1` leaves it to the system.""",
+    )
+    reconnect_backoff_ms: int = _option(
+        "kafka.reconnect.backoff.ms", values.integer(0, LONG_MAX), 50, NETWORK, "low",
+        """Wait before connecting again to a broker that could not be reached; doubles with each failure, with
+        20 % jitter. Set without `kafka.reconnect.backoff.max.ms`, it is a constant wait.""",
+    )
+    reconnect_backoff_max_ms: int = _option(
+        "kafka.reconnect.backoff.max.ms", values.integer(0, LONG_MAX), 1_000, NETWORK, "low",
+        """Longest wait before connecting again.""",
+    )
+    socket_connection_setup_timeout_ms: int = _option(
+        "kafka.socket.connection.setup.timeout.ms", values.integer(0, LONG_MAX), 10_000, NETWORK, "medium",
+        """How long a connection may take to be made; doubles with each failure, with 20 % jitter.""",
+    )
+    socket_connection_setup_timeout_max_ms: int = _option(
+        "kafka.socket.connection.setup.timeout.max.ms", values.integer(0, LONG_MAX), 30_000, NETWORK,
+        "medium",
+        """Longest that a connection may take to be made.""",
+    )
+
+    # Not a row of the table: the breaker class judges what stands under kafka.producer.circuit.breaker.
+    breaker: tuple[tuple[str, str], ...] = ()
+
+    # fmt: on
+
+    @staticmethod
+    def parse(raw: Mapping[str, str]) -> ParsedOptions:
+        """Same as :func:`kafka_sink.options.parse`."""
+        # Here because the parser is built from this module's table.
+        from kafka_sink.options.parse import parse
+
+        return parse(raw)
+
+    @property
+    def compression_level(self) -> int | None:
+        """Level for the chosen codec; None where that is the codec's default or it has no levels."""
+        levels = {
+            CompressionType.GZIP: None if self.compression_gzip_level == -1 else self.compression_gzip_level,
+            # Kafka's own meaning of its lz4 default 9 is the fast compressor, not level 9 of the slow one.
+            CompressionType.LZ4: None if self.compression_lz4_level == 9 else self.compression_lz4_level,
+            CompressionType.ZSTD: self.compression_zstd_level,
+        }
+        return levels.get(self.compression_type)
+
+    def redacted(self) -> dict[str, str]:
+        """Settings that differ from their defaults, under the names users write, with secrets hidden."""
+        shown = {}
+        for spec in SPECS:
+            value = getattr(self, spec.attribute)
+            if spec.required or value != spec.default:
+                shown[spec.name] = HIDDEN if spec.secret else spec.kind.show(value)
+        # A user's own breaker class may take credentials, and nobody declared which of its options are.
+        shown.update((f"{KAFKA_PREFIX}{BREAKER_PREFIX}{name}", HIDDEN) for name, _ in self.breaker)
+        return shown
+
+    def __repr__(self) -> str:
+        inner = ", ".join(f"{name}={value!r}" for name, value in self.redacted().items())
+        return f"SinkOptions({inner})"
+
+
+@dataclass(frozen=True)
+class ParsedOptions:
+    """Valid options, and what their author should be told. ``warnings`` hold no secret."""
+
+    options: SinkOptions
+    warnings: tuple[str, ...] = ()
+
+
+SPECS: tuple[OptionSpec, ...] = tuple(
+    field.metadata["spec"] for field in dataclasses.fields(SinkOptions) if "spec" in field.metadata
+)

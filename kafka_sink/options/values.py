@@ -1,0 +1,157 @@
+"""How an option's text becomes a value: one small parser per type, each with the words that describe it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kafka_sink.model import CompressionType
+
+INT_MAX = 2**31 - 1
+LONG_MAX = 2**63 - 1
+TOPIC_MAX_LENGTH = 249
+
+_INTEGER = re.compile(r"[+-]?[0-9]+")
+_TOPIC = re.compile(r"[a-zA-Z0-9._-]+")
+_SCHEME = re.compile(r"(?P<scheme>[A-Za-z_]+)://")
+_HOST = re.compile(r"[0-9a-zA-Z._%-]+")
+_IPV6 = re.compile(r"[0-9a-fA-F:.]+(%[0-9a-zA-Z._-]+)?")
+
+Address = tuple[str, int]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A type of option value. ``parse`` takes stripped text and raises ValueError with the reason alone."""
+
+    label: str
+    allowed: str
+    parse: Callable[[str], Any]
+    show: Callable[[Any], str] = str
+
+
+def integer(low: int, high: int = INT_MAX, *, or_value: int | None = None) -> Kind:
+    """A whole number from ``low`` to ``high``; ``or_value`` is one more that is allowed outside of them."""
+    top = {INT_MAX: "", LONG_MAX: ""}.get(high, str(high))
+    allowed = f"{low} to {high}" if top else f">= {low}"
+    if or_value is not None:
+        allowed += f", or {or_value}"
+
+    def parse(text: str) -> int:
+        # int() alone would take 1_000 and digits of other scripts, which no Kafka client takes.
+        if not _INTEGER.fullmatch(text):
+            raise ValueError("is not a whole number")
+        number = int(text)
+        if number != or_value and not low <= number <= high:
+            raise ValueError(f"is out of bounds (allowed: {allowed if top else f'{low} to {high}'})")
+        return number
+
+    return Kind("int" if high <= INT_MAX else "long", allowed, parse)
+
+
+def boolean() -> Kind:
+    """``true`` or ``false`` in any case."""
+
+    def parse(text: str) -> bool:
+        lowered = text.lower()
+        if lowered not in ("true", "false"):
+            raise ValueError("is neither true nor false")
+        return lowered == "true"
+
+    return Kind("boolean", "true, false", parse, lambda value: str(value).lower())
+
+
+def choice(values: Mapping[str, Any], *, any_case: bool = False) -> Kind:
+    """One of the given words, mapped to its value."""
+    names = ", ".join(values)
+    written = {value: name for name, value in reversed(list(values.items()))}
+
+    def parse(text: str) -> Any:
+        word = text.lower() if any_case else text
+        if word not in values:
+            raise ValueError(f"is not one of {names}")
+        return values[word]
+
+    return Kind("string", names + (" (any case)" if any_case else ""), parse, lambda value: written[value])
+
+
+def words(*names: str, any_case: bool = False) -> Kind:
+    """One of the given words, kept as it is written here."""
+    return choice({name: name for name in names}, any_case=any_case)
+
+
+def codec() -> Kind:
+    """A compression codec's name."""
+    return choice({member.name.lower(): member for member in CompressionType})
+
+
+def string() -> Kind:
+    """Any text."""
+    return Kind("string", "any", str)
+
+
+def topic_problem(name: str) -> str | None:
+    """Why Kafka takes no topic of this name, or None where it does (``Topic.validate`` of kafka-clients)."""
+    if not name:
+        return "is empty"
+    if name in (".", ".."):
+        return "cannot be '.' or '..'"
+    if len(name) > TOPIC_MAX_LENGTH:
+        return f"is longer than {TOPIC_MAX_LENGTH} characters"
+    if not _TOPIC.fullmatch(name):
+        return "has characters other than ASCII letters, digits, '.', '_' and '-'"
+    return None
+
+
+def topic() -> Kind:
+    """A legal topic name."""
+
+    def parse(text: str) -> str:
+        problem = topic_problem(text)
+        if problem:
+            raise ValueError(problem)
+        return text
+
+    return Kind("string", "a legal topic name", parse)
+
+
+def addresses() -> Kind:
+    """``host:port,host:port``; IPv6 in brackets. Kafka's ``PLAINTEXT://`` in front is taken and dropped."""
+    return Kind("list", "host:port, comma-separated; IPv6 as [::1]:9092", _parse_addresses, _show_addresses)
+
+
+def _parse_addresses(text: str) -> tuple[Address, ...]:
+    entries = [entry.strip() for entry in text.split(",")]
+    if not text:
+        raise ValueError("is empty")
+    if not all(entries):
+        raise ValueError("has an empty entry between its commas")
+    return tuple(dict.fromkeys(_parse_address(entry) for entry in entries))
+
+
+def _parse_address(entry: str) -> Address:
+    scheme = _SCHEME.match(entry)
+    if scheme:
+        if scheme["scheme"].upper() != "PLAINTEXT":
+            raise ValueError("names a protocol in front of an address (kafka.security.protocol sets it)")
+        entry = entry[scheme.end() :]
+    host, colon, port_text = entry.rpartition(":")
+    if not colon or not host:
+        raise ValueError(f"has an entry that is not host:port: '{entry}'")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+        if ":" not in host or not _IPV6.fullmatch(host):
+            raise ValueError(f"has no IPv6 address inside the brackets of '{entry}'")
+    elif ":" in host:
+        raise ValueError(f"has an IPv6 address without brackets (write [address]:port): '{entry}'")
+    elif not _HOST.fullmatch(host):
+        raise ValueError(f"has an entry whose host is not a name or an address: '{entry}'")
+    if not re.fullmatch(r"[0-9]{1,5}", port_text) or not 1 <= int(port_text) <= 65535:
+        raise ValueError(f"has an entry whose port is not 1 to 65535: '{entry}'")
+    return host, int(port_text)
+
+
+def _show_addresses(pairs: tuple[Address, ...]) -> str:
+    return ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in pairs)
