@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from enum import Enum
 
 from kafka_sink.accumulator.batch_buffer import BatchBuffer
@@ -34,11 +35,20 @@ TRANSITIONS: dict[BatchState, frozenset[BatchState]] = {
     BatchState.SUCCEEDED: frozenset(),
     BatchState.SPLIT: frozenset(),
 }
+_ordinals = itertools.count()
 TERMINAL = frozenset({BatchState.SUCCEEDED, BatchState.FAILED, BatchState.SPLIT})
 
 
 class IllegalTransitionError(RuntimeError):
     """A batch was asked to move where its state does not lead; nothing was changed."""
+
+
+def hold_after(codec: BlockCodec | WholeCodec | None, ratio: float, body: int, tail: int) -> int:
+    """Bytes held once ``tail`` raw bytes follow ``body`` final ones: full blocks shrink as estimated."""
+    if not isinstance(codec, BlockCodec):
+        return body + tail
+    blocks, rest = divmod(tail, codec.block_size)
+    return body + int(blocks * codec.block_size * min(1.0, ratio * CompressionRatios.SAFETY)) + rest
 
 
 class ProducerBatch:
@@ -67,6 +77,8 @@ class ProducerBatch:
         self.base_timestamp = base_timestamp
         self.max_timestamp = base_timestamp
         self.created_ms = created_ms
+        # Append order within the partition; retries are put back by it.
+        self.ordinal = next(_ordinals)
         self.state = BatchState.OPEN
         self.leased = False
         self.record_count = 0
@@ -90,11 +102,11 @@ class ProducerBatch:
     # -- filling: the task's thread, outside the lock -------------------------------------------
 
     def append(self, records: memoryview, count: int, max_timestamp: int) -> None:
-        """Takes ``count`` encoded records; room and memory were reserved before.
+        """Takes ``count`` encoded records; room and memory were reserved under a lease.
 
-        Raises IllegalTransitionError when the batch no longer takes rows.
+        Raises IllegalTransitionError without a lease.
         """
-        if self.state is not BatchState.OPEN:
+        if not self.leased:
             raise IllegalTransitionError(f"append to a batch of {self.partition} that is {self.state.value}")
         if isinstance(self._codec, BlockCodec):
             self._append_blocks(self._codec, records)
@@ -168,20 +180,9 @@ class ProducerBatch:
         """Bytes held now; after seal, bytes on the wire."""
         return self.buffer.size
 
-    def estimated_bytes(self, raw_bytes: int) -> float:
-        """What ``raw_bytes`` of records are expected to make of this batch on the wire."""
-        if self._codec is None:
-            return batch_header.SIZE + raw_bytes
-        return batch_header.SIZE + raw_bytes * self.ratio * CompressionRatios.SAFETY
-
     def projected_hold(self, added: int) -> int:
         """Bytes the buffer is expected to hold after ``added`` more raw bytes: body and raw tail."""
-        if not isinstance(self._codec, BlockCodec):
-            return self.buffer.size + added
-        tail = self.buffer.size - self._tail_at + added
-        blocks, tail = divmod(tail, self._codec.block_size)
-        compressed = int(blocks * self._codec.block_size * min(1.0, self.ratio * CompressionRatios.SAFETY))
-        return self._tail_at + compressed + tail
+        return hold_after(self._codec, self.ratio, self._tail_at, self.buffer.size - self._tail_at + added)
 
     @property
     def observed_ratio(self) -> float:

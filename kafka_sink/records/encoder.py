@@ -43,6 +43,31 @@ class RecordColumns:
     def __len__(self) -> int:
         return len(self.value)
 
+    def slice(self, start: int, stop: int) -> RecordColumns:
+        """Rows ``start`` to ``stop``, without a copy."""
+        if start == 0 and stop == len(self):
+            return self
+        return RecordColumns(
+            None if self.key is None else self.key.slice(start, stop - start),
+            self.value.slice(start, stop - start),
+            None if self.headers is None else self.headers.slice(start, stop - start),
+            self.key_lengths[start:stop],
+            self.value_lengths[start:stop],
+            None if self.header_lengths is None else self.header_lengths[start:stop],
+        )
+
+    def take(self, order: pa.Array) -> RecordColumns:
+        """The rows in another order; ``order`` is an int32 index array."""
+        index = order.to_numpy()
+        return RecordColumns(
+            None if self.key is None else self.key.take(order),
+            self.value.take(order),
+            None if self.headers is None else self.headers.take(order),
+            self.key_lengths[index],
+            self.value_lengths[index],
+            None if self.header_lengths is None else self.header_lengths[index],
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class EncodedRecords:

@@ -1,0 +1,164 @@
+"""A unit of rows in partition order, and how many of them a batch takes."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from kafka_sink.model import TopicPartition
+from kafka_sink.records import batch_header, encoder
+from kafka_sink.records.encoder import Int64s, RecordColumns
+
+# Rows looked at per step of an exact cut; bounds the work of one cut.
+_SCAN_ROWS = 8192
+# A batch may be older than the unit; its rows' deltas then exceed the unit's own span.
+_LEAST_DELTA_BYTES = 3
+
+
+class Unit:
+    """About 4 MiB of rows, ordered by partition; run r is rows ``starts[r]`` to ``starts[r + 1]``.
+
+    ``timestamps`` are milliseconds since the epoch, one per row, in the same order.
+    """
+
+    def __init__(
+        self,
+        columns: RecordColumns,
+        timestamps: Int64s,
+        partitions: list[TopicPartition],
+        starts: list[int],
+    ) -> None:
+        self.columns = columns
+        self.timestamps = timestamps
+        self.partitions = partitions
+        self.starts = starts
+        self._earliest = int(timestamps.min())
+        self._latest = int(timestamps.max())
+        self._delta_bytes = max(
+            _LEAST_DELTA_BYTES, len(encoder.varint.scalar(self._latest - self._earliest))
+        )
+        reach = 1 << (7 * self._delta_bytes - 1)
+        # Base timestamps for which every row's delta fits ``_delta_bytes``.
+        self._base_range = (self._latest - reach + 1, self._earliest + reach)
+        bounds = encoder.upper_bounds(
+            columns.key_lengths, columns.value_lengths, columns.header_lengths, self._delta_bytes
+        )
+        self.largest_bound = int(bounds.max())
+        cumulated = np.zeros(len(bounds) + 1, dtype=np.int64)
+        np.cumsum(bounds, out=cumulated[1:])
+        self._cumulated = cumulated
+
+    def __len__(self) -> int:
+        return len(self.timestamps)
+
+    @cached_property
+    def bound_at_run(self) -> list[int]:
+        """Cumulated bounds at each run's start, as plain integers: read once per run."""
+        result: list[int] = self._cumulated[np.asarray(self.starts)].tolist()
+        return result
+
+    def bound(self, start: int, stop: int) -> int:
+        """Upper bound in bytes of the records of rows ``start`` to ``stop``."""
+        return int(self._cumulated[stop] - self._cumulated[start])
+
+    def largest_row(self) -> tuple[int, int]:
+        """Index of the largest row and the bound of its record in bytes."""
+        bounds = np.diff(self._cumulated)
+        row = int(bounds.argmax())
+        return row, int(bounds[row])
+
+    def deltas_are_bounded(self, base_timestamp: int) -> bool:
+        """Whether ``bound`` holds in a batch with this base timestamp."""
+        low, high = self._base_range
+        return low <= base_timestamp <= high
+
+    def rows_within(self, start: int, stop: int, limit: int) -> int:
+        """First row past ``start`` whose bound exceeds ``limit`` bytes together with its predecessors'.
+
+        At least one row is taken.
+        """
+        target = self._cumulated[start] + limit
+        end = int(np.searchsorted(self._cumulated, target, side="right")) - 1
+        return max(start + 1, min(end, stop))
+
+    @cached_property
+    def _fixed_sizes(self) -> Int64s:
+        """Record bytes but for the two deltas and the record's own length."""
+        columns = self.columns
+        sizes = columns.key_lengths + columns.value_lengths
+        # A null's -1 takes one byte, as does the 0 that stands for it here.
+        sizes += encoder.varint_widths(columns.key_lengths)
+        sizes += encoder.varint_widths(columns.value_lengths)
+        sizes += 2 if columns.header_lengths is None else columns.header_lengths + 1
+        return sizes
+
+    def exact_sizes(self, start: int, stop: int, base_offset: int, base_timestamp: int) -> Int64s:
+        """Record sizes of rows ``start`` to ``stop`` where ``start`` is a batch's row ``base_offset``."""
+        sizes = self._fixed_sizes[start:stop].copy()
+        sizes += encoder.varint_widths(np.arange(base_offset, base_offset + stop - start, dtype=np.int64))
+        sizes += encoder.varint_widths(self.timestamps[start:stop] - base_timestamp)
+        sizes += encoder.varint_widths(sizes)
+        return sizes
+
+
+class BatchLimits:
+    """How full a batch may get: ``write_limit`` bytes estimated, ``raw_limit`` raw bytes held."""
+
+    def __init__(self, write_limit: int, raw_limit: int | None) -> None:
+        self.write_limit = write_limit
+        self.raw_limit = raw_limit
+
+    def rows_that_fit(
+        self,
+        unit: Unit,
+        start: int,
+        stop: int,
+        *,
+        raw_bytes: int,
+        record_count: int,
+        base_timestamp: int,
+        factor: float,
+    ) -> int:
+        """First row from ``start`` on that a batch does not take (``stop`` when it takes all).
+
+        A row fits while header + raw bytes so far x ``factor`` + the row itself, raw, stay within the
+        limit (Kafka's hasRoomFor). That sum does not grow steadily with the rows when sizes differ much,
+        so the first row that fails is looked for rather than bisected. An empty batch takes any row.
+        """
+        bound = unit.bound(start, stop)
+        limit = self.write_limit - batch_header.SIZE
+        surely = (
+            (raw_bytes + bound) * factor + (0 if factor == 1.0 else unit.largest_bound) <= limit
+            and (self.raw_limit is None or raw_bytes + bound <= self.raw_limit)
+            and record_count + stop - start <= encoder.MAX_RECORDS_PER_BATCH
+            and unit.deltas_are_bounded(base_timestamp)
+        )
+        if surely:
+            return stop
+        at = start
+        while at < stop:
+            end = min(stop, at + _SCAN_ROWS)
+            sizes = unit.exact_sizes(at, end, record_count, base_timestamp)
+            fails = self._failures(sizes, raw_bytes, record_count, factor, limit)
+            if record_count == 0:
+                fails[0] = False
+            if fails.any():
+                return at + int(fails.argmax())
+            raw_bytes += int(sizes.sum())
+            record_count += end - at
+            at = end
+        return stop
+
+    def _failures(
+        self, sizes: Int64s, raw_bytes: int, record_count: int, factor: float, limit: int
+    ) -> npt.NDArray[np.bool_]:
+        before = np.cumsum(sizes) - sizes + raw_bytes
+        fails: npt.NDArray[np.bool_] = before * factor + sizes > limit
+        if self.raw_limit is not None:
+            fails |= before + sizes > self.raw_limit
+        room = encoder.MAX_RECORDS_PER_BATCH - record_count
+        if room < len(fails):
+            fails[max(room, 0) :] = True
+        return fails

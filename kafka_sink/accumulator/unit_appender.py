@@ -1,0 +1,292 @@
+"""The task's side of the accumulator: rows of a unit into leased batches, in turns.
+
+A turn plans under the lock (lease the tail batches, fix offsets and base timestamps, take memory),
+then encodes and writes outside it, then ends the leases. The sender leaves leased batches alone. A
+refused reservation ends the turn before anything beyond it is encoded; the task then waits for memory
+while it holds no open batch of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from kafka_sink.accumulator.batch_buffer import BatchBuffer
+from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch, hold_after
+from kafka_sink.accumulator.record_accumulator import PartitionQueue, RecordAccumulator
+from kafka_sink.accumulator.unit import BatchLimits, Unit
+from kafka_sink.records import batch_header, encoder
+from kafka_sink.records.compression import BlockCodec, CompressionRatios, WholeCodec
+
+# A refused reservation waits for at most this share of the pool: small grants come sooner, and the
+# batch grows on without blocking once memory is free again.
+_BLOCKING_SHARE = 16
+# A whole-batch codec joins a batch's raw rows once, outside the pool: that copy must stay small.
+_WHOLE_RAW_LIMIT = 4 << 20
+
+
+@dataclass(slots=True)
+class Segment:
+    """Rows ``start`` to ``stop`` of a unit go to ``batch``, whose row ``base_offset`` is the first."""
+
+    batch: ProducerBatch
+    start: int
+    stop: int
+    base_offset: int
+
+
+@dataclass(slots=True)
+class Plan:
+    """One turn: segments to encode, batches that are full after it, and where it stopped."""
+
+    segments: list[Segment] = field(default_factory=list)
+    full: list[ProducerBatch] = field(default_factory=list)
+    run: int = 0
+    row: int = 0
+    refused_bytes: int = 0
+    refused_stop: int = 0
+
+
+class UnitAppender:
+    """Appends units to an accumulator; used by one task thread at a time."""
+
+    def __init__(
+        self,
+        accumulator: RecordAccumulator,
+        codec: BlockCodec | WholeCodec | None,
+        clock_ms: Callable[[], float],
+        wake_sender: Callable[[], None],
+    ) -> None:
+        self.encode_ms = 0.0
+        self.pool_wait_ms = 0.0
+        self._accumulator = accumulator
+        self._settings = accumulator.settings
+        self._allocator = accumulator.allocator
+        self._ratios = CompressionRatios()
+        self._codec = codec
+        raw_limit = max(self._settings.batch_size, _WHOLE_RAW_LIMIT) if isinstance(codec, WholeCodec) else None
+        self._limits = BatchLimits(self._settings.batch_size, raw_limit)
+        self._clock_ms = clock_ms
+        self._wake_sender = wake_sender
+
+    def append(self, unit: Unit, check: Callable[[], None]) -> None:
+        """Takes all rows of a unit, waiting up to max.block.ms for memory at each refusal.
+
+        ``check`` raises when the task is already lost; it is called between turns. Raises
+        BufferExhaustedError when no memory came free in time.
+        """
+        run, row = 0, 0
+        granted: tuple[BatchBuffer, int] | None = None
+        while True:
+            with self._accumulator.lock:
+                plan = self._plan(unit, run, row, granted)
+            started = self._clock_ms()
+            self._fill(unit, plan)
+            self.encode_ms += self._clock_ms() - started
+            check()
+            if plan.run == len(unit.partitions):
+                return
+            run, row = plan.run, plan.row
+            granted = self._wait_for_memory(plan), plan.refused_stop
+
+    def _wait_for_memory(self, plan: Plan) -> BatchBuffer:
+        self._wake_sender()
+        started = self._clock_ms()
+        try:
+            return self._allocator.open(plan.refused_bytes, self._settings.max_block_ms)
+        finally:
+            self.pool_wait_ms += self._clock_ms() - started
+
+    def _plan(self, unit: Unit, run: int, row: int, granted: tuple[BatchBuffer, int] | None) -> Plan:
+        plan = Plan(run=run)
+        now_ms = self._clock_ms()
+        starts = unit.starts
+        at_run = unit.bound_at_run
+        start = max(row, starts[run])
+        for index in range(run, len(unit.partitions)):
+            stop = starts[index + 1]
+            queue = self._accumulator.queue(unit.partitions[index])
+            tail = queue.batches[-1] if queue.batches else None
+            # The common case by far: a short run, and its batch has room and memory for all of it.
+            if (
+                tail is not None
+                and granted is None
+                and start == starts[index]
+                and self._extend(unit, plan, tail, start, stop, at_run[index + 1] - at_run[index])
+            ):
+                start = stop
+                continue
+            start = self._plan_run(unit, plan, queue, start, stop, now_ms, granted)
+            granted = None
+            if start < stop:
+                plan.run, plan.row = index, start
+                return plan
+        plan.run = len(unit.partitions)
+        return plan
+
+    def _extend(
+        self, unit: Unit, plan: Plan, tail: ProducerBatch, start: int, stop: int, bound: int
+    ) -> bool:
+        """Puts a whole run into the open tail batch if room and memory allow; else changes nothing."""
+        if tail.state is not BatchState.OPEN or tail.overflowed:
+            return False
+        fits = self._rows_that_fit(unit, start, stop, tail)
+        if fits != stop or not self._grow(tail, bound):
+            return False
+        self._lease(plan, tail, start, stop)
+        return True
+
+    def _plan_run(
+        self,
+        unit: Unit,
+        plan: Plan,
+        queue: PartitionQueue,
+        start: int,
+        stop: int,
+        now_ms: float,
+        granted: tuple[BatchBuffer, int] | None,
+    ) -> int:
+        """Plans a run over as many batches as it needs; returns the first row without a place."""
+        while start < stop:
+            tail = queue.batches[-1] if queue.batches else None
+            if tail is not None and tail.state is BatchState.OPEN and granted is None:
+                fits = start if tail.overflowed else self._rows_that_fit(unit, start, stop, tail)
+                if fits > start and self._grow(tail, unit.bound(start, fits)):
+                    self._lease(plan, tail, start, fits)
+                    start = fits
+                    if start == stop:
+                        break
+                # Full, or the pool is exhausted: drainable either way before anything blocks.
+                self._close(plan, tail)
+                continue
+            batch, end = self._new_batch(unit, plan, queue, start, stop, now_ms, granted)
+            granted = None
+            if batch is None:
+                break
+            self._lease(plan, batch, start, end)
+            start = end
+        return start
+
+    def _new_batch(
+        self,
+        unit: Unit,
+        plan: Plan,
+        queue: PartitionQueue,
+        start: int,
+        stop: int,
+        now_ms: float,
+        granted: tuple[BatchBuffer, int] | None,
+    ) -> tuple[ProducerBatch | None, int]:
+        ratio = self._ratios.estimate(queue.partition.topic, self._settings.compression)
+        base_timestamp = int(unit.timestamps[start])
+        if granted is not None:
+            buffer, end = granted
+        else:
+            end = self._limits.rows_that_fit(
+                unit,
+                start,
+                stop,
+                raw_bytes=0,
+                record_count=0,
+                base_timestamp=base_timestamp,
+                factor=self._factor(ratio),
+            )
+            projected = self._initial_hold(ratio, unit.bound(start, end))
+            opened = self._allocator.try_open(projected)
+            if opened is None:
+                share = max(self._settings.buffer_memory // _BLOCKING_SHARE, 1)
+                plan.refused_stop = unit.rows_within(start, end, share)
+                plan.refused_bytes = self._initial_hold(ratio, unit.bound(start, plan.refused_stop))
+                return None, start
+            buffer = opened
+        batch = ProducerBatch(
+            queue.partition, buffer, self._codec, self._settings.compression, ratio, base_timestamp, now_ms
+        )
+        self._accumulator.enqueue(queue, batch)
+        return batch, end
+
+    def _factor(self, ratio: float) -> float:
+        return 1.0 if self._codec is None else ratio * CompressionRatios.SAFETY
+
+    def _initial_hold(self, ratio: float, added: int) -> int:
+        prologue = len(self._codec.prologue) if isinstance(self._codec, BlockCodec) else 0
+        return hold_after(self._codec, ratio, batch_header.SIZE + prologue, added)
+
+    def _rows_that_fit(self, unit: Unit, start: int, stop: int, batch: ProducerBatch) -> int:
+        return self._limits.rows_that_fit(
+            unit,
+            start,
+            stop,
+            raw_bytes=batch.raw_bytes,
+            record_count=batch.record_count,
+            base_timestamp=batch.base_timestamp,
+            factor=self._factor(batch.ratio),
+        )
+
+    def _grow(self, batch: ProducerBatch, added: int) -> bool:
+        projected = batch.projected_hold(added)
+        return projected <= batch.buffer.capacity or self._allocator.try_grow(batch.buffer, projected)
+
+    @staticmethod
+    def _lease(plan: Plan, batch: ProducerBatch, start: int, stop: int) -> None:
+        batch.leased = True
+        plan.segments.append(Segment(batch, start, stop, batch.record_count))
+
+    @staticmethod
+    def _close(plan: Plan, batch: ProducerBatch) -> None:
+        """No more rows; the task seals it after this turn's rows are in, so it stays leased till then."""
+        batch.leased = True
+        batch.move_to(BatchState.CLOSED)
+        plan.full.append(batch)
+
+    # -- outside the lock: encode, write, seal ----------------------------------------------------
+
+    def _fill(self, unit: Unit, plan: Plan) -> None:
+        if plan.segments:
+            self._encode(unit, plan.segments)
+        with self._accumulator.lock:
+            for segment in plan.segments:
+                # What was closed stays leased until it is sealed.
+                segment.batch.leased = segment.batch.state is BatchState.CLOSED
+        for batch in plan.full:
+            self._seal(batch)
+
+    def _seal(self, batch: ProducerBatch) -> None:
+        batch.seal()
+        self._ratios.observe(batch.partition.topic, batch.compression, batch.observed_ratio)
+        with self._accumulator.lock:
+            batch.leased = False
+        self._wake_sender()
+
+    def _encode(self, unit: Unit, segments: list[Segment]) -> None:
+        """Encodes the rows of all segments in one pass; they are neighbours in the unit's order."""
+        first, last = segments[0].start, segments[-1].stop
+        rows = unit.columns.slice(first, last)
+        starts = np.array([segment.start for segment in segments], dtype=np.int64) - first
+        lengths = np.diff(np.append(starts, last - first))
+        shift = np.array([segment.base_offset for segment in segments], dtype=np.int64) - starts
+        offset_deltas = np.arange(last - first, dtype=np.int64) + np.repeat(shift, lengths)
+        timestamps = unit.timestamps[first:last]
+        bases = np.array([segment.batch.base_timestamp for segment in segments], dtype=np.int64)
+        encoded = encoder.encode(rows, offset_deltas, timestamps - np.repeat(bases, lengths))
+        latest = np.maximum.reduceat(timestamps, starts).tolist()
+        ends = encoded.ends[starts + lengths - 1].tolist()
+        at = 0
+        for segment, end, max_timestamp in zip(segments, ends, latest, strict=True):
+            segment.batch.append(encoded.data[at:end], segment.stop - segment.start, max_timestamp)
+            at = end
+
+    def flush(self) -> None:
+        """Closes and seals every open batch on the task's thread; the sender drains them meanwhile."""
+        with self._accumulator.lock:
+            self._accumulator.flushing = True
+            plan = Plan()
+            for batch in self._accumulator.open_batches():
+                self._close(plan, batch)
+        started = self._clock_ms()
+        for batch in plan.full:
+            self._seal(batch)
+        self.encode_ms += self._clock_ms() - started
+        self._wake_sender()
