@@ -88,10 +88,9 @@ def _convert(spec: OptionSpec, name: str, text: str) -> Any:
     try:
         return spec.kind.parse(text.strip())
     except ValueError as problem:
-        # Without the cause where it is secret: a traceback would show the value that its message quotes.
-        if spec.secret:
-            raise ConfigurationError(f"Option '{name}' is invalid (allowed: {spec.kind.allowed})") from None
-        raise ConfigurationError(f"Option '{name}' {problem}, got '{text.strip()}'") from None
+        # An @ in an address list is somebody's password. The cause would show the value in a traceback, too.
+        shown = HIDDEN if spec.secret or "@" in text else f"'{text.strip()}'"
+        raise ConfigurationError(f"Option '{name}' {problem}, got {shown}") from None
 
 
 def _refuse(kafka_name: str, text: str) -> None:

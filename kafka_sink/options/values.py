@@ -139,17 +139,17 @@ def _parse_address(entry: str) -> Address:
         entry = entry[scheme.end() :]
     host, colon, port_text = entry.rpartition(":")
     if not colon or not host:
-        raise ValueError(f"has an entry that is not host:port: '{entry}'")
+        raise ValueError("has an entry that is not host:port")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
         if ":" not in host or not _IPV6.fullmatch(host):
-            raise ValueError(f"has no IPv6 address inside the brackets of '{entry}'")
+            raise ValueError("has brackets around what is no IPv6 address")
     elif ":" in host:
-        raise ValueError(f"has an IPv6 address without brackets (write [address]:port): '{entry}'")
+        raise ValueError("has an IPv6 address without brackets (write [address]:port)")
     elif not _HOST.fullmatch(host):
-        raise ValueError(f"has an entry whose host is not a name or an address: '{entry}'")
+        raise ValueError("has an entry whose host is not a name or an address")
     if not re.fullmatch(r"[0-9]{1,5}", port_text) or not 1 <= int(port_text) <= 65535:
-        raise ValueError(f"has an entry whose port is not 1 to 65535: '{entry}'")
+        raise ValueError("has an entry whose port is not 1 to 65535")
     return host, int(port_text)
 
 

@@ -1,0 +1,89 @@
+"""Options that contradict each other, or that Kafka's own producer adjusts."""
+
+from __future__ import annotations
+
+import pytest
+
+from kafka_sink.errors import ConfigurationError
+from kafka_sink.options import ParsedOptions, parse
+
+
+def parsed(raw: dict[str, str]) -> ParsedOptions:
+    return parse({"kafka.bootstrap.servers": "h:1", **{f"kafka.{name}": text for name, text in raw.items()}})
+
+
+@pytest.mark.parametrize(
+    "conflict",
+    [{"acks": "1"}, {"acks": "0"}, {"retries": "0"}, {"max.in.flight.requests.per.connection": "6"}],
+)
+def test_idempotence_gives_way_unless_it_was_asked_for(conflict: dict[str, str]) -> None:
+    quiet = parsed(conflict)
+    assert quiet.options.enable_idempotence is False
+    assert any("kafka.enable.idempotence is off" in warning for warning in quiet.warnings)
+    assert next(iter(conflict)) in "".join(quiet.warnings)
+    with pytest.raises(ConfigurationError, match=r"enable\.idempotence=true needs"):
+        parsed({**conflict, "enable.idempotence": "true"})
+    off = parsed({**conflict, "enable.idempotence": "false"})
+    assert not any("idempotence" in warning for warning in off.warnings)
+
+
+def test_idempotence_stays_where_nothing_is_against_it() -> None:
+    found = parsed({"acks": "-1", "max.in.flight.requests.per.connection": "5", "retries": "1"})
+    assert found.options.enable_idempotence
+    assert found.warnings == ()
+
+
+def test_acks_0_is_warned_about() -> None:
+    assert "confirm nothing" in parsed({"acks": "0", "enable.idempotence": "false"}).warnings[0]
+
+
+def test_delivery_timeout_holds_linger_and_request() -> None:
+    fits = {"linger.ms": "10", "request.timeout.ms": "100", "delivery.timeout.ms": "110"}
+    assert parsed(fits).options.delivery_timeout_ms == 110
+    with pytest.raises(ConfigurationError, match=r"delivery\.timeout\.ms \(109\) must be at least"):
+        parsed({**fits, "delivery.timeout.ms": "109"})
+
+
+def test_default_delivery_timeout_is_raised() -> None:
+    found = parsed({"linger.ms": "0", "request.timeout.ms": "200000"})
+    assert found.options.delivery_timeout_ms == 200_000
+    assert "raised" in found.warnings[0]
+    # Kafka bounds the sum by its type.
+    assert parsed({"linger.ms": str(2**40)}).options.delivery_timeout_ms == 2**31 - 1
+
+
+def test_a_batch_must_fit_the_memory() -> None:
+    large = {"batch.size": "1000001", "buffer.memory": "1000000"}
+    found = parsed(large)
+    assert "closed when the memory is used up" in "".join(found.warnings)
+    with pytest.raises(ConfigurationError, match="'full' no batch could be opened"):
+        parsed({**large, "buffer.memory.allocation.strategy": "full"})
+    with pytest.raises(ConfigurationError, match="does not hold one chunk of 16384"):
+        parsed({"buffer.memory": "16383"})
+    assert parsed({"batch.size": "200", "buffer.memory": "200"}).warnings == ()
+
+
+def test_batch_above_the_request_size_is_told() -> None:
+    assert "max.message.bytes" in parsed({"batch.size": "4194304"}).warnings[0]
+    assert parsed({"batch.size": "4194304", "max.request.size": "4194304"}).warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "limit"),
+    [
+        ("retry.backoff.ms", "retry.backoff.max.ms"),
+        ("reconnect.backoff.ms", "reconnect.backoff.max.ms"),
+        ("socket.connection.setup.timeout.ms", "socket.connection.setup.timeout.max.ms"),
+    ],
+)
+def test_a_time_above_its_limit_is_the_limit(name: str, limit: str) -> None:
+    found = parsed({name: "900", limit: "800"})
+    assert getattr(found.options, name.replace(".", "_")) == 800
+    assert f"kafka.{name} (900) is larger than kafka.{limit} (800)" in found.warnings[0]
+
+
+def test_reconnect_backoff_alone_is_constant_as_in_kafka() -> None:
+    options = parsed({"reconnect.backoff.ms": "70"}).options
+    assert (options.reconnect_backoff_ms, options.reconnect_backoff_max_ms) == (70, 70)
+    options = parsed({"reconnect.backoff.max.ms": "500"}).options
+    assert (options.reconnect_backoff_ms, options.reconnect_backoff_max_ms) == (50, 500)
