@@ -11,6 +11,14 @@ from kafka_sink.options import foreign
 from kafka_sink.options.checks import settle
 from kafka_sink.options.table import (
     BREAKER_PREFIX,
+    HIDDEN,
+    KAFKA_PREFIX,
+    SPECS,
+    OptionSpec,
+    ParsedOptions,
+    SinkOptions,
+)
+    BREAKER_PREFIX,
     KAFKA_PREFIX,
     SPECS,
     OptionSpec,
