@@ -1,0 +1,131 @@
+"""The metadata cache under a lock: the sender refreshes it, the task waits for topics it lacks."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping
+
+from kafka_sink.cluster.metadata import MetadataCache, MetadataUpdate
+from kafka_sink.errors import InvalidRowError, MetadataTimeoutError
+from kafka_sink.model import Node, PartitionInfo, TopicMetadata, TopicPartition
+
+# Error codes of a Metadata response that no waiting mends.
+_FINAL_TOPIC_ERRORS = {
+    17: "the topic name is invalid",
+    29: "not authorized to access the topic (TOPIC_AUTHORIZATION_FAILED)",
+}
+_TOPIC_ERROR_NAMES = {3: "UNKNOWN_TOPIC_OR_PARTITION", 5: "LEADER_NOT_AVAILABLE"}
+_CHECK_MS = 100.0
+
+
+class ClusterView:
+    """Thread-safe face of MetadataCache; its rules stay pure, the lock is here."""
+
+    def __init__(
+        self, cache: MetadataCache, clock_ms: Callable[[], float], wake_sender: Callable[[], None]
+    ) -> None:
+        self._cache = cache
+        self._clock_ms = clock_ms
+        self._wake_sender = wake_sender
+        self._lock = threading.Lock()  # guards the cache
+        self._updated = threading.Condition(self._lock)
+
+    # -- the task's thread ------------------------------------------------------------------------
+
+    def await_topics(
+        self, topics: Iterable[str], timeout_ms: float, check: Callable[[], None]
+    ) -> dict[str, TopicMetadata]:
+        """Metadata of all these topics, asked for in one request for those that are unknown.
+
+        Raises MetadataTimeoutError naming the topics and the last error after ``timeout_ms``
+        (max.block.ms), InvalidRowError for a topic that can never be written.
+        """
+        wanted = tuple(topics)
+        deadline = self._clock_ms() + timeout_ms
+        while True:
+            with self._lock:
+                now_ms = self._clock_ms()
+                self._cache.note_use(wanted, now_ms)
+                found = {name: self._cache.topic(name) for name in wanted}
+                missing = [name for name, metadata in found.items() if metadata is None]
+                if not missing:
+                    return {name: metadata for name, metadata in found.items() if metadata is not None}
+                self._raise_final(missing)
+                left = deadline - now_ms
+                if left <= 0:
+                    raise MetadataTimeoutError(self._explain(missing, timeout_ms))
+            self._wake_sender()
+            check()
+            with self._lock:
+                if any(self._cache.topic(name) is None for name in missing):
+                    self._updated.wait(min(left, _CHECK_MS) / 1000)
+
+    def _raise_final(self, topics: list[str]) -> None:
+        for name in topics:
+            reason = _FINAL_TOPIC_ERRORS.get(self._cache.topic_error(name) or 0)
+            if reason is not None:
+                raise InvalidRowError(f"topic {name!r} cannot be written: {reason}")
+
+    def _explain(self, missing: list[str], timeout_ms: float) -> str:
+        shown = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
+        errors = {self._cache.topic_error(name) for name in missing} - {None}
+        brokers = ", ".join(f"{node.host}:{node.port}" for node in self._cache.nodes().values())
+        known = f"brokers asked: {brokers}" if brokers else "no broker has answered yet"
+        told = ", ".join(_TOPIC_ERROR_NAMES.get(code or 0, f"error {code}") for code in errors) or "no answer"
+        return (
+            f"no metadata for topic {shown} within kafka.max.block.ms = {timeout_ms:.0f} ms ({told}; {known}). "
+            "Create the topic, or check kafka.bootstrap.servers and that the brokers can be reached"
+        )
+
+    # -- the sender's thread ----------------------------------------------------------------------
+
+    def next_request(self, now_ms: float) -> tuple[str, ...] | None:
+        """Topics to ask for now, None when there is nothing to ask."""
+        with self._lock:
+            return self._cache.next_request(now_ms)
+
+    def next_request_delay_ms(self, now_ms: float) -> float:
+        """Until next_request may have something."""
+        with self._lock:
+            return self._cache.next_request_delay_ms(now_ms)
+
+    def on_response(self, update: MetadataUpdate, requested: tuple[str, ...], now_ms: float) -> None:
+        """Merges an answer and wakes the waiting task."""
+        with self._lock:
+            self._cache.on_response(update, requested, now_ms)
+            self._updated.notify_all()
+
+    def on_failure(self, now_ms: float) -> None:
+        """A request got no answer; the cache backs off."""
+        with self._lock:
+            self._cache.on_failure(now_ms)
+
+    def mark_stale(self, topic: str, now_ms: float) -> None:
+        """A broker's answer says that this topic's metadata is old."""
+        with self._lock:
+            self._cache.mark_stale(topic, now_ms)
+
+    def leader_hint(
+        self, partition: TopicPartition, leader: int, epoch: int, nodes: Iterable[Node]
+    ) -> bool:
+        """Takes a leader from a Produce response (KIP-951); True when it was news."""
+        with self._lock:
+            return self._cache.leader_hint(partition, leader, epoch, tuple(nodes))
+
+    def leader(self, partition: TopicPartition) -> PartitionInfo | None:
+        """The partition's leader as far as known. One dict look-up under the GIL: no lock."""
+        return self._cache.leader(partition)
+
+    def topic(self, name: str) -> TopicMetadata | None:
+        """A topic's metadata as far as known."""
+        return self._cache.topic(name)
+
+    def nodes(self) -> Mapping[int, Node]:
+        """The brokers by id."""
+        with self._lock:
+            return dict(self._cache.nodes())
+
+    @property
+    def version(self) -> int:
+        """Rises at every change."""
+        return self._cache.version
