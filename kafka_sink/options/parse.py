@@ -18,13 +18,6 @@ from kafka_sink.options.table import (
     ParsedOptions,
     SinkOptions,
 )
-    BREAKER_PREFIX,
-    KAFKA_PREFIX,
-    SPECS,
-    OptionSpec,
-    ParsedOptions,
-    SinkOptions,
-)
 
 _BY_NAME: Mapping[str, OptionSpec] = {name: spec for spec in SPECS for name in (spec.name, *spec.aliases)}
 _SINK_NAMES = [name for name in _BY_NAME if not name.startswith(KAFKA_PREFIX)]
