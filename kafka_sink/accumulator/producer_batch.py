@@ -92,6 +92,8 @@ class ProducerBatch:
         self.producer_epoch = batch_header.NO_PRODUCER_EPOCH
         self.base_sequence = batch_header.NO_SEQUENCE
         self.possibly_written = False
+        self.header_current = False
+        self.last_error: Exception | None = None
         self._codec = codec
         self._released = False
         buffer.write(bytes(batch_header.SIZE))
@@ -171,7 +173,8 @@ class ProducerBatch:
             base_sequence=self.base_sequence,
             transactional=transactional,
         )
-        self.buffer.patch(0, header)
+        self.buffer.patch(header)
+        self.header_current = True
 
     # -- sizes ----------------------------------------------------------------------------------
 
