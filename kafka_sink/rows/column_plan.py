@@ -1,0 +1,93 @@
+"""Which columns of a DataFrame become what of a Kafka record, judged at planning by name and type alone.
+
+The columns, their types, the order of the checks and the texts of the errors are those of Spark's own Kafka
+sink (``KafkaWriter`` of spark-sql-kafka-0-10); ``timestamp`` is this sink's addition. Imports nothing heavy:
+it runs anew on the driver for every micro-batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, replace
+
+from kafka_sink.errors import SchemaError
+
+HEADERS_TYPE = "array<struct<key:string,value:binary>>"
+_TEXT_OR_BYTES = ("string", "binary")
+
+
+@dataclass(frozen=True)
+class ColumnPlan:
+    """Where each part of a record is found: positions in the Arrow batches, None where there is no column.
+
+    ``topic`` is the option's; it wins over a column, which is then not looked at.
+    """
+
+    value: int
+    topic: str | None = None
+    topic_column: int | None = None
+    key: int | None = None
+    headers: int | None = None
+    partition: int | None = None
+    timestamp: int | None = None
+
+    @classmethod
+    def of(cls, columns: Iterable[tuple[str, str]], topic: str | None = None) -> ColumnPlan:
+        """Plan for columns given as (name, Spark's simple type string), in the DataFrame's order.
+
+        Names are case-sensitive, other columns are ignored, of two with one name the first counts: all as in
+        Spark's sink. Raises SchemaError with its texts.
+        """
+        found: dict[str, tuple[int, str]] = {}
+        for index, (name, spark_type) in enumerate(columns):
+            found.setdefault(name, (index, spark_type))
+        topic_column = None if topic is not None else _pick(found, "topic", ("string",))
+        if topic is None and topic_column is None:
+            raise SchemaError(
+                "topic option required when no 'topic' attribute is present. "
+                "Use the topic option for setting a topic."
+            )
+        key = _pick(found, "key", _TEXT_OR_BYTES)
+        value = _pick(found, "value", _TEXT_OR_BYTES)
+        if value is None:
+            raise SchemaError("Required attribute 'value' not found")
+        return cls(
+            value,
+            topic,
+            topic_column,
+            key,
+            _pick(found, "headers", (HEADERS_TYPE,)),
+            _pick(found, "partition", ("int",)),
+            # No timestamp_ntz: without a zone it names no instant, and Spark's own cast takes the session's.
+            _pick(found, "timestamp", ("timestamp",)),
+        )
+
+    @property
+    def used(self) -> tuple[int, ...]:
+        """Positions of all columns that the sink reads, ascending."""
+        return tuple(sorted(self._positions().values()))
+
+    @property
+    def sized(self) -> tuple[int, ...]:
+        """Positions of the columns whose values have no fixed width and go into a record."""
+        return tuple(index for index in (self.key, self.value, self.headers) if index is not None)
+
+    def narrowed(self) -> ColumnPlan:
+        """The plan for batches that hold the ``used`` columns only, in their order."""
+        rank = {index: position for position, index in enumerate(self.used)}
+        return replace(self, **{name: rank[index] for name, index in self._positions().items()})
+
+    def _positions(self) -> dict[str, int]:
+        named = ((field.name, getattr(self, field.name)) for field in fields(self) if field.name != "topic")
+        return {name: index for name, index in named if index is not None}
+
+
+def _pick(found: dict[str, tuple[int, str]], name: str, types: tuple[str, ...]) -> int | None:
+    if name not in found:
+        return None
+    index, spark_type = found[name]
+    # Spark compares the names inside of structs without their case, and type names have none.
+    if spark_type.lower() not in types:
+        allowed = " or ".join(types)
+        raise SchemaError(f"{name} attribute unsupported type {spark_type}. {name} must be a(n) {allowed}")
+    return index

@@ -1,0 +1,204 @@
+"""An Arrow batch as the parts of Kafka records: offsets and data stay where they are, nothing is copied.
+
+Only what costs a few bytes a row is made anew: timestamps in milliseconds, partitions, topic numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from kafka_sink.errors import InvalidRowError, SchemaError
+from kafka_sink.model import NO_TIMESTAMP
+from kafka_sink.options import topic_problem
+from kafka_sink.rows.column_plan import ColumnPlan
+
+__all__ = ["NO_PARTITION", "ColumnPlan", "RowBatch", "extract", "lengths", "null_mask"]
+
+# Stands for "the partitioner chooses".
+NO_PARTITION = -1
+_MICROS_PER_MILLI = 1000
+
+Int64s = npt.NDArray[np.int64]
+Int32s = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class RowBatch:
+    """The rows of one Arrow batch, by part; every array has ``num_rows`` entries.
+
+    ``key`` and ``value`` are binary or large_binary arrays over the buffers that Spark sent, ``headers`` a
+    list or large_list of (key string, value binary) structs without nulls but for lists and values. A part
+    that no row has is None. ``timestamps_ms`` is None where there is no column: all rows then are of now.
+    ``partition`` is -1 where a row names none. ``topics`` are the distinct topics; row i belongs to
+    ``topics[topic_index[i]]``, or to the only one where ``topic_index`` is None.
+    """
+
+    num_rows: int
+    key: pa.Array | None
+    value: pa.Array
+    timestamps_ms: Int64s | None
+    headers: pa.Array | None
+    partition: Int32s | None
+    topics: tuple[str, ...]
+    topic_index: Int32s | None
+
+
+def extract(plan: ColumnPlan, batch: pa.RecordBatch, now_ms: int) -> RowBatch:
+    """The parts of a batch's rows.
+
+    ``now_ms`` is the wall clock in milliseconds since the epoch; rows with a null timestamp get it. Raises
+    InvalidRowError, naming the column, what is wrong and in how many rows, never their content.
+    """
+    topics, topic_index = _topics(plan, batch)
+    return RowBatch(
+        batch.num_rows,
+        None if plan.key is None else _none_if_all_null(_as_binary(batch, plan.key, "key")),
+        _as_binary(batch, plan.value, "value"),
+        None if plan.timestamp is None else _timestamps(batch.column(plan.timestamp), now_ms),
+        None if plan.headers is None else _headers(batch.column(plan.headers)),
+        None if plan.partition is None else _partitions(batch.column(plan.partition)),
+        topics,
+        topic_index,
+    )
+
+
+def lengths(array: pa.Array) -> Int64s:
+    """Bytes of each entry of a (large_)binary or (large_)string array; 0 for null."""
+    if len(array) == 0:
+        return np.zeros(0, dtype=np.int64)
+    large = pa.types.is_large_binary(array.type) or pa.types.is_large_string(array.type)
+    dtype = np.dtype(np.int64 if large else np.int32)
+    offsets = np.frombuffer(array.buffers()[1], dtype, len(array) + 1, array.offset * dtype.itemsize)
+    sizes = np.subtract(offsets[1:], offsets[:-1], dtype=np.int64)
+    if array.null_count:
+        # Arrow lets a null entry span bytes that mean nothing.
+        sizes[null_mask(array)] = 0
+    return sizes
+
+
+def null_mask(array: pa.Array) -> npt.NDArray[np.bool_]:
+    """True where an entry is null."""
+    mask: npt.NDArray[np.bool_] = array.is_null().to_numpy(zero_copy_only=False)
+    return mask
+
+
+_AS_BINARY = {
+    pa.string(): pa.binary(),
+    pa.large_string(): pa.large_binary(),
+    pa.binary(): pa.binary(),
+    pa.large_binary(): pa.large_binary(),
+    pa.null(): pa.binary(),
+}
+
+
+def _as_binary(batch: pa.RecordBatch, index: int, name: str) -> pa.Array:
+    column = batch.column(index)
+    wanted = _AS_BINARY.get(column.type)
+    if wanted is None:
+        raise SchemaError(f"column '{name}' arrived as Arrow type {column.type}, not as a string or binary")
+    # A cast from text to bytes shares all buffers.
+    return column if column.type == wanted else column.cast(wanted)
+
+
+def _none_if_all_null(column: pa.Array) -> pa.Array | None:
+    return None if column.null_count == len(column) else column
+
+
+def _numbers(column: pa.Array, arrow_type: pa.DataType, dtype: type[np.generic]) -> npt.NDArray[Any]:
+    """A view of the values of a fixed-width column; what stands at nulls means nothing."""
+    if len(column) == 0:
+        return np.zeros(0, dtype=dtype)
+    if column.type != arrow_type:
+        column = column.cast(arrow_type)
+    size = np.dtype(dtype).itemsize
+    return np.frombuffer(column.buffers()[1], dtype, len(column), column.offset * size)
+
+
+def _timestamps(column: pa.Array, now_ms: int) -> Int64s:
+    if not pa.types.is_timestamp(column.type) or column.type.unit != "us":
+        raise SchemaError(f"column 'timestamp' arrived as Arrow type {column.type}, not as microseconds")
+    # Floor, not truncation: an instant belongs to the millisecond that it lies in, before 1970 too.
+    millis: Int64s = _numbers(column, pa.int64(), np.int64) // _MICROS_PER_MILLI
+    if column.null_count:
+        millis[null_mask(column)] = now_ms
+    if len(millis) and int(millis.min()) < 0:
+        wrong = int(np.count_nonzero((millis < 0) & (millis != NO_TIMESTAMP)))
+        if wrong:
+            raise InvalidRowError(
+                f"column 'timestamp' is before 1970 in {wrong} of {len(millis)} rows. "
+                "Timestamp should always be non-negative or null."
+            )
+    return millis
+
+
+def _partitions(column: pa.Array) -> Int32s | None:
+    if column.null_count == len(column):
+        return None
+    partitions: Int32s = _numbers(column, pa.int32(), np.int32)
+    wrong = partitions < 0
+    if column.null_count:
+        nulls = null_mask(column)
+        wrong &= ~nulls
+        partitions = np.where(nulls, np.int32(NO_PARTITION), partitions)
+    if wrong.any():
+        raise InvalidRowError(
+            f"Invalid partition: column 'partition' is negative in {int(wrong.sum())} of {len(column)} rows. "
+            "Partition number should always be non-negative or null."
+        )
+    return partitions
+
+
+def _headers(column: pa.Array) -> pa.Array | None:
+    if column.null_count == len(column):
+        return None
+    entries = column.flatten()
+    if entries.null_count:
+        _refuse_headers(column, "a null header")
+    # flatten() of a struct array, unlike field(), is exact for sliced ones of every pyarrow.
+    if entries.flatten()[0].null_count:
+        _refuse_headers(column, "a header without a key")
+    return column
+
+
+def _refuse_headers(column: pa.Array, what: str) -> None:
+    # Rows are counted one by one only here, on the way out.
+    rows = sum(
+        1
+        for headers in column
+        if headers.is_valid
+        and any(not header.is_valid or not header["key"].is_valid for header in headers.values)
+    )
+    raise InvalidRowError(
+        f"column 'headers' has {what} in {rows} of {len(column)} rows. A header's key is required."
+    )
+
+
+def _topics(plan: ColumnPlan, batch: pa.RecordBatch) -> tuple[tuple[str, ...], Int32s | None]:
+    if plan.topic is not None:
+        return (plan.topic,), None
+    if plan.topic_column is None:
+        raise SchemaError("neither a topic nor a column of topics is planned")
+    column = batch.column(plan.topic_column)
+    if column.null_count:
+        raise InvalidRowError(
+            "The Kafka message data sent to the producer contains a null topic. "
+            "Use the `topic` option for setting a default topic. "
+            f"(column 'topic' is null in {column.null_count} of {len(column)} rows)"
+        )
+    encoded = column.dictionary_encode()
+    topics = tuple(encoded.dictionary.to_pylist())
+    index: Int32s = encoded.indices.to_numpy()
+    for number, topic in enumerate(topics):
+        problem = topic_problem(topic)
+        if problem:
+            rows = int(np.count_nonzero(index == number))
+            raise InvalidRowError(
+                f"column 'topic' names a topic that Kafka does not take in {rows} of {len(index)} rows: "
+                f"the name {problem}"
+            )
+    return topics, index if len(topics) > 1 else None
