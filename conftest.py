@@ -1,0 +1,71 @@
+"""Fixtures that every test may use: real brokers and a Spark session, each started once, when first asked for."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kafka_sink.local_broker import LocalBroker
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ROOT = Path(__file__).resolve().parent
+
+
+@pytest.fixture(scope="session")
+def project_environment() -> dict[str, str]:
+    """The environment for subprocesses and Spark: this Python, and this checkout first on the path."""
+    environ = dict(os.environ)
+    path = [str(ROOT), *filter(None, environ.get("PYTHONPATH", "").split(os.pathsep))]
+    environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(path))
+    # Workers otherwise take whatever python3 is on PATH, which need not have pyarrow.
+    environ["PYSPARK_PYTHON"] = environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    return environ
+
+
+@pytest.fixture(scope="session")
+def broker() -> Iterator[LocalBroker]:
+    """One real broker for the whole run; tests use topics of their own and never stop it."""
+    with LocalBroker() as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def cluster3() -> Iterator[LocalBroker]:
+    """Three real brokers for the whole run; a test that stops or freezes one brings it back."""
+    with LocalBroker(brokers=3) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def spark(
+    project_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SparkSession]:
+    """A local[2] session whose workers import this checkout; no register call is made."""
+    from pyspark.sql import SparkSession
+
+    for name in ("PYTHONPATH", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "SPARK_LOCAL_IP"):
+        os.environ[name] = project_environment[name]
+    session = (
+        SparkSession.builder.master("local[2]")
+        .appName("kafka-chunked tests")
+        .config("spark.ui.enabled", "false")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
+        .config("spark.log.level", "ERROR")
+        .getOrCreate()
+    )
+    try:
+        yield session
+    finally:
+        session.stop()

@@ -1,0 +1,81 @@
+"""``python -m kafka_sink.local_broker``: a Kafka for as long as this runs."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import threading
+
+from kafka_sink.errors import LocalBrokerError
+from kafka_sink.local_broker import IVY_SETTINGS_ENV, KAFKA_HOME_ENV, KAFKA_VERSION, LocalBroker
+from kafka_sink.local_broker.jars import find_jars
+from kafka_sink.local_broker.java import find_java
+
+
+def _property(text: str) -> tuple[str, str]:
+    name, separator, value = text.partition("=")
+    if not separator or not name:
+        raise argparse.ArgumentTypeError(f"{text!r} is not name=value")
+    return name, value
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m kafka_sink.local_broker",
+        description=f"Run Apache Kafka {KAFKA_VERSION} here until Ctrl-C; its data is deleted then.",
+    )
+    parser.add_argument("--brokers", type=int, default=1, choices=(1, 3), help="how many brokers (default 1)")
+    parser.add_argument("--port", type=int, help="the first broker's port (default: any free one)")
+    parser.add_argument(
+        "--property",
+        type=_property,
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a broker property",
+    )
+    parser.add_argument(
+        "--no-auto-create", action="store_true", help="clients may not create topics by using them"
+    )
+    parser.add_argument(
+        "--kafka-home", help=f"an unpacked Kafka instead of the download (or {KAFKA_HOME_ENV})"
+    )
+    parser.add_argument(
+        "--ivy-settings", help=f"an Ivy settings file for the download (or {IVY_SETTINGS_ENV})"
+    )
+    parser.add_argument("--heap", default="512m", help="each broker's heap (default 512m)")
+    parser.add_argument("--download-only", action="store_true", help="fetch Kafka into the cache and end")
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Print the bootstrap address on stdout, then wait for Ctrl-C or SIGTERM."""
+    args = _parser().parse_args(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    try:
+        if args.download_only:
+            print(find_jars(find_java(), kafka_home=args.kafka_home, ivy_settings=args.ivy_settings))
+            return 0
+        with LocalBroker(
+            args.brokers,
+            args.port,
+            dict(args.property),
+            kafka_home=args.kafka_home,
+            ivy_settings=args.ivy_settings,
+            auto_create_topics=not args.no_auto_create,
+            heap=args.heap,
+        ) as broker:
+            print(broker.bootstrap_servers, flush=True)
+            print("Kafka runs. Ctrl-C stops it and deletes its data.", file=sys.stderr, flush=True)
+            threading.Event().wait()
+    except LocalBrokerError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,260 @@
+"""Getting Kafka's jars: from a folder that the user names, the user's cache, or through PySpark's Ivy."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+
+from kafka_sink.errors import LocalBrokerError
+from kafka_sink.local_broker.java import Java
+
+KAFKA_VERSION = "4.3.0"
+SCALA_VERSION = "2.13"
+# Kafka 4 logs through SLF4J 1.7, and its server module declares no binding: without one a broker is mute.
+LOG4J_VERSION = "2.25.4"
+
+KAFKA_HOME_ENV = "KAFKA_CHUNKED_KAFKA_HOME"
+IVY_SETTINGS_ENV = "KAFKA_CHUNKED_IVY_SETTINGS"
+
+Progress = Callable[[str], None]
+
+_IVY_MODULE = f"""<ivy-module version="2.0">
+  <info organisation="kafka-chunked" module="local-broker"/>
+  <configurations><conf name="default"/></configurations>
+  <dependencies>
+    <dependency org="org.apache.kafka" name="kafka_{SCALA_VERSION}" rev="{KAFKA_VERSION}"
+      conf="default->default"/>
+    <dependency org="org.apache.logging.log4j" name="log4j-slf4j-impl" rev="{LOG4J_VERSION}"
+      conf="default->default"/>
+  </dependencies>
+</ivy-module>
+"""
+_DOWNLOADED = re.compile(r"\[SUCCESSFUL \] [^#]*#([^;]+);([^!]+)!.*\((\d+)ms\)")
+_FOUND = re.compile(r"^\s+found (\S+)")
+_TROUBLE = re.compile(
+    r"UNRESOLVED|not found|FAILED|Exception|ERROR|Host .*|Server access|refused|timed? ?out", re.IGNORECASE
+)
+
+
+def print_progress(line: str) -> None:
+    """The default: progress lines on stderr, so that stdout stays the caller's."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def cache_root(environ: Mapping[str, str] | None = None) -> Path:
+    """The user's cache folder for this: $XDG_CACHE_HOME/kafka-chunked, else ~/.cache/kafka-chunked."""
+    environ = os.environ if environ is None else environ
+    base = environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base and os.path.isabs(base) else Path.home() / ".cache") / "kafka-chunked"
+
+
+def jars_of(home: Path) -> Path:
+    """The folder with Kafka's jars in an unpacked Kafka (``libs``) or in a plain folder of jars.
+
+    Raises LocalBrokerError when there is no Kafka server in it.
+    """
+    for folder in (home, home / "libs"):
+        if next(folder.glob("kafka_2.1*.jar"), None) and next(folder.glob("kafka-clients-*.jar"), None):
+            return folder.resolve()
+    raise LocalBrokerError(
+        f"{home} holds no Kafka: expected kafka_{SCALA_VERSION}-<version>.jar and "
+        f"kafka-clients-<version>.jar there or in its libs folder (named by kafka_home or {KAFKA_HOME_ENV})"
+    )
+
+
+def find_jars(
+    java: Java,
+    *,
+    kafka_home: str | os.PathLike[str] | None = None,
+    ivy_settings: str | os.PathLike[str] | None = None,
+    cache: Path | None = None,
+    progress: Progress = print_progress,
+) -> Path:
+    """The folder with Kafka's jars; downloads them once per user and version when nothing else is named.
+
+    The download goes to a folder beside its final place and is renamed when it is whole, under a lock:
+    parallel callers wait for one download, and an interrupted one leaves nothing that could be taken for a
+    cache. Raises LocalBrokerError.
+    """
+    named = kafka_home or os.environ.get(KAFKA_HOME_ENV)
+    if named:
+        return jars_of(Path(named).expanduser())
+    settings = ivy_settings or os.environ.get(IVY_SETTINGS_ENV)
+    if settings and not Path(settings).is_file():
+        raise LocalBrokerError(
+            f"the Ivy settings file {settings} does not exist (ivy_settings or {IVY_SETTINGS_ENV})"
+        )
+    cache = cache_root() if cache is None else cache
+    final = cache / f"kafka-{KAFKA_VERSION}"
+    if final.is_dir():
+        return final
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise LocalBrokerError(
+            f"cannot create the cache folder {cache}: {error}; XDG_CACHE_HOME moves it"
+        ) from error
+    with _only_one(cache / f"kafka-{KAFKA_VERSION}.lock", progress):
+        if not final.is_dir():  # the one that held the lock before us may have brought it
+            _download_into(final, java, settings, progress)
+    return final
+
+
+@contextlib.contextmanager
+def _only_one(lock: Path, progress: Progress) -> Iterator[None]:
+    """Hold an advisory lock; the kernel drops it with the process, so it never goes stale."""
+    with open(lock, "w", encoding="ascii") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            progress(f"Waiting for another process that downloads Kafka {KAFKA_VERSION} ...")
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def _download_into(
+    final: Path, java: Java, settings: str | os.PathLike[str] | None, progress: Progress
+) -> None:
+    for leftover in final.parent.glob(f"{final.name}.part-*"):  # of killed downloads: we hold the lock
+        shutil.rmtree(leftover, ignore_errors=True)
+    staging = Path(tempfile.mkdtemp(prefix=f"{final.name}.part-", dir=final.parent))
+    started = time.monotonic()
+    progress(f"Downloading Apache Kafka {KAFKA_VERSION} (46 jars, 44 MB, about a minute; once per user) ...")
+    try:
+        jars = staging / "jars"
+        _run_ivy(java, staging, jars, settings, progress)
+        _check(jars)
+        jars.rename(final)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    progress(f"Kafka {KAFKA_VERSION} is in {final} ({time.monotonic() - started:.0f} s).")
+
+
+def _check(jars: Path) -> None:
+    """Ivy checks digests while it downloads; this catches a resolver that answers with less."""
+    try:
+        jars_of(jars)
+    except LocalBrokerError as error:
+        raise LocalBrokerError(
+            f"the download brought no Kafka {KAFKA_VERSION}: the Ivy settings answer otherwise"
+        ) from error
+    for jar in jars.glob("*.jar"):
+        if not zipfile.is_zipfile(jar):
+            raise LocalBrokerError(
+                f"the download brought a damaged {jar.name}; try again, or name another repository"
+            )
+
+
+def ivy_jar() -> Path:
+    """The Ivy jar that PySpark ships. Raises LocalBrokerError without a full PySpark."""
+    spec = importlib.util.find_spec("pyspark")
+    folders = (
+        [Path(place) / "jars" for place in (spec.submodule_search_locations or ()) if spec] if spec else []
+    )
+    if os.environ.get("SPARK_HOME"):
+        folders.append(Path(os.environ["SPARK_HOME"]) / "jars")
+    for folder in folders:
+        for jar in sorted(folder.glob("ivy-*.jar"), reverse=True):
+            return jar
+    raise LocalBrokerError(
+        "no Ivy found: the download of Kafka uses the one inside pyspark's jars (pip install pyspark). "
+        f"Or name an unpacked Kafka with {KAFKA_HOME_ENV}."
+    )
+
+
+def _proxy_flags(environ: Mapping[str, str]) -> list[str]:
+    """Java reads no https_proxy: translate it."""
+    flags = []
+    for scheme in ("http", "https"):
+        value = environ.get(f"{scheme}_proxy") or environ.get(f"{scheme.upper()}_PROXY")
+        found = re.match(r"(?:\w+://)?(?:[^@/]*@)?([^:/]+):(\d+)", value or "")
+        if found:
+            flags += [f"-D{scheme}.proxyHost={found.group(1)}", f"-D{scheme}.proxyPort={found.group(2)}"]
+    return flags
+
+
+def _run_ivy(
+    java: Java, staging: Path, jars: Path, settings: str | os.PathLike[str] | None, progress: Progress
+) -> None:
+    module = staging / "ivy.xml"
+    module.write_text(_IVY_MODULE, encoding="utf-8")
+    # The classifier belongs in the pattern: without it two artifacts of one module would share a file.
+    pattern = f"{jars}/[artifact]-[revision](-[classifier]).[ext]"
+    command = [
+        *(java.path, "-XX:TieredStopAtLevel=1", *_proxy_flags(os.environ), "-jar", str(ivy_jar())),
+        *(["-settings", os.fspath(settings)] if settings else []),
+        *(
+            "-ivy",
+            str(module),
+            "-confs",
+            "default",
+            "-retrieve",
+            pattern,
+            "-cache",
+            str(staging / "ivy-cache"),
+        ),
+    ]
+    tail: deque[str] = deque(maxlen=200)
+    ivy = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        errors="replace",
+    )
+    try:
+        _follow(ivy.stdout or (), tail, progress)
+        code = ivy.wait()
+    finally:
+        if ivy.poll() is None:
+            ivy.kill()
+        ivy.wait()
+        if ivy.stdout:
+            ivy.stdout.close()
+    if code != 0 or not jars.is_dir():
+        raise LocalBrokerError(_failure(code, list(tail)))
+
+
+def _follow(lines: Iterable[str], tail: deque[str], progress: Progress) -> None:
+    """Turn Ivy's output into progress lines: modules found while it resolves, then jars as they come."""
+    found = brought = 0
+    reported = time.monotonic()
+    for line in lines:
+        if line.strip(". \n"):
+            tail.append(line.rstrip())
+        if _FOUND.match(line):
+            found += 1
+            if time.monotonic() - reported >= 2:
+                reported = time.monotonic()
+                progress(f"  resolving: {found} modules found")
+        done = _DOWNLOADED.search(line)
+        if done:
+            brought += 1
+            progress(f"  {brought}/{max(found, brought)} {done.group(1)} {done.group(2)}")
+
+
+def _failure(code: int, tail: list[str]) -> str:
+    """Ivy's pages of warnings as two lines, and what can be done."""
+    seen: dict[str, None] = {}
+    for line in tail:
+        if _TROUBLE.search(line):
+            seen.setdefault(line.strip().strip(":").strip(), None)
+    causes = list(seen)[:4] or tail[-3:]
+    return (
+        f"Kafka {KAFKA_VERSION} could not be downloaded (Ivy ended with {code}): {' | '.join(causes)}. "
+        f"Check the network (https_proxy is obeyed), or name your repository in an Ivy settings file with "
+        f"{IVY_SETTINGS_ENV}, or an unpacked Kafka {KAFKA_VERSION} with {KAFKA_HOME_ENV}."
+    )

@@ -1,0 +1,90 @@
+"""This side of the supervisor: start, signal and poll processes that end when we do."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from kafka_sink.errors import LocalBrokerError
+from kafka_sink.local_broker import supervisor as supervisor_script
+
+_CLOSE_SECONDS = 20.0
+
+
+class SupervisedProcesses:
+    """Named processes that never outlive this one; ``folder`` is deleted with them.
+
+    Raises LocalBrokerError when the supervisor is gone or refuses.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._lock = threading.Lock()  # guards the pipes: one question, one answer
+        script = os.path.abspath(supervisor_script.__file__)
+        self._supervisor = subprocess.Popen(
+            [sys.executable, "-I", "-S", script, str(folder), str(os.getpid())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+
+    @property
+    def supervisor_pid(self) -> int:
+        """Also the id of the process group of everything started here."""
+        return self._supervisor.pid
+
+    def start(self, name: str, argv: Sequence[str], *, log: Path, cwd: Path) -> int:
+        """Start a process under a name and return its pid; its output is appended to ``log``."""
+        answer = self._ask(do="start", name=name, argv=list(argv), log=str(log), cwd=str(cwd))
+        return int(answer["pid"])
+
+    def signal(self, name: str, number: signal.Signals) -> None:
+        """Send a signal; nothing happens when the process has ended."""
+        self._ask(do="signal", name=name, signal=int(number))
+
+    def is_running(self, name: str) -> bool:
+        """Whether the process exists; a stopped one (SIGSTOP) does."""
+        return self._ask(do="poll", name=name)["code"] is None
+
+    def close(self) -> None:
+        """Kill everything, delete the folder, wait until that is done."""
+        supervisor = self._supervisor
+        for pipe in (supervisor.stdin, supervisor.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+        try:
+            supervisor.wait(_CLOSE_SECONDS)
+        except subprocess.TimeoutExpired:
+            supervisor.kill()
+            supervisor.wait()
+        if supervisor.returncode == 0:
+            return
+        # What it could not end, because it was killed itself, ends here: all share its process group.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(supervisor.pid, signal.SIGKILL)
+
+    def _ask(self, **command: Any) -> dict[str, Any]:
+        stdin, stdout = self._supervisor.stdin, self._supervisor.stdout
+        if stdin is None or stdout is None:
+            raise LocalBrokerError("the supervisor has no pipes")
+        with self._lock:
+            try:
+                stdin.write(json.dumps(command).encode() + b"\n")
+                stdin.flush()
+                line = stdout.readline()
+            except (OSError, ValueError) as error:
+                raise LocalBrokerError(f"the brokers' supervisor is gone: {error}") from error
+        if not line:
+            raise LocalBrokerError("the brokers' supervisor is gone: it was ended from outside")
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise LocalBrokerError(f"{command['name']}: {command['do']} failed: {answer['error']}")
+        return answer

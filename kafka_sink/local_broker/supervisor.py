@@ -1,0 +1,102 @@
+"""A small process that owns the broker JVMs, so that they never outlive the process that asked for them.
+
+It is started as a script and imports the standard library only. Commands come as JSON lines on stdin, answers
+go to stdout. When stdin ends, or its parent is gone (a forked sibling may hold the pipe open), it kills every
+JVM, deletes the folder named on its command line and ends. It lives in a session of its own: a Ctrl-C or a
+hang-up in the terminal reaches the parent, which then closes the pipe, and never a broker first.
+
+Commands: ``{"do": "start", "name", "argv", "log", "cwd"}`` -> ``{"pid"}``;
+``{"do": "signal", "name", "signal"}`` -> ``{}``; ``{"do": "poll", "name"}`` -> ``{"code"}`` (null while it
+runs). A refused command answers ``{"error"}``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+from typing import Any
+
+_PARENT_CHECK_SECONDS = 0.5
+
+
+class Supervisor:
+    """The processes by name, and the commands on them."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def handle(self, command: dict[str, Any]) -> dict[str, Any]:
+        """Carry out one command and answer it."""
+        action, name = command["do"], command["name"]
+        try:
+            if action == "start":
+                return {"pid": self._start(name, command)}
+            process = self._processes[name]
+            if action == "signal":
+                process.send_signal(command["signal"])
+                return {}
+            if action == "poll":
+                return {"code": process.poll()}
+        except (OSError, KeyError, ValueError) as error:
+            return {"error": f"{type(error).__name__}: {error}"}
+        return {"error": f"unknown command {action}"}
+
+    def _start(self, name: str, command: dict[str, Any]) -> int:
+        known = self._processes.get(name)
+        if known is not None and known.poll() is None:
+            raise ValueError(f"{name} runs already as {known.pid}")
+        with open(command["log"], "ab") as log:
+            process = subprocess.Popen(
+                command["argv"], stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=command["cwd"]
+            )
+        self._processes[name] = process
+        return process.pid
+
+    def end(self) -> None:
+        """Kill everything (SIGKILL also ends a process that SIGSTOP holds) and delete the folder."""
+        for process in self._processes.values():
+            if process.poll() is None:
+                process.kill()
+        for process in self._processes.values():
+            process.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _commands(parent: int) -> Any:
+    """Yield commands until stdin ends or the parent is gone."""
+    waiting = b""
+    while True:
+        ready, _, _ = select.select([0], [], [], _PARENT_CHECK_SECONDS)
+        if ready:
+            read = os.read(0, 65536)
+            if not read:
+                return
+            *lines, waiting = (waiting + read).split(b"\n")
+            yield from (json.loads(line) for line in lines)
+        elif os.getppid() != parent:
+            return
+
+
+def main(folder: str, parent: int) -> None:
+    """Serve until the parent lets go."""
+    supervisor = Supervisor(folder)
+    # SystemExit out of whatever runs, so that the end below is reached.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        for command in _commands(parent):
+            os.write(1, json.dumps(supervisor.handle(command)).encode() + b"\n")
+    except BrokenPipeError:
+        pass  # the parent went away between its command and our answer
+    finally:
+        supervisor.end()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))
