@@ -170,7 +170,7 @@ class BufferPool:
         with self._lock:
             returned = each * len(buffers)
             if returned > self._used:
-                raise KafkaSinkError(f"{returned} bytes returned to the pool, of which only {self._used} are out")
+                raise KafkaSinkError(f"{returned} bytes returned to the pool, but only {self._used} are out")
             self._used -= returned
             if each == self.poolable_size:
                 self._free += buffers

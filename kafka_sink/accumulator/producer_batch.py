@@ -94,7 +94,7 @@ class ProducerBatch:
         self.possibly_written = False
         self.header_current = False
         self.last_error: Exception | None = None
-        self._codec = codec
+        self.codec = codec
         self._released = False
         buffer.write(bytes(batch_header.SIZE))
         if isinstance(codec, BlockCodec):
@@ -110,8 +110,8 @@ class ProducerBatch:
         """
         if not self.leased:
             raise IllegalTransitionError(f"append to a batch of {self.partition} that is {self.state.value}")
-        if isinstance(self._codec, BlockCodec):
-            self._append_blocks(self._codec, records)
+        if isinstance(self.codec, BlockCodec):
+            self._append_blocks(self.codec, records)
         else:
             self.buffer.write(records)
         self.raw_bytes += len(records)
@@ -144,15 +144,15 @@ class ProducerBatch:
         """Compresses what is still raw and returns unused memory. Whoever closed the batch calls it."""
         if self.state is not BatchState.CLOSED:
             raise IllegalTransitionError(f"seal a batch of {self.partition} that is {self.state.value}")
-        if isinstance(self._codec, BlockCodec):
+        if isinstance(self.codec, BlockCodec):
             tail = self.buffer.views(self._tail_at)
             if tail:
                 joined = b"".join(tail)
                 self.buffer.truncate(self._tail_at)
-                self._write_block(self._codec, joined)
-            self.buffer.write_growing(self._codec.epilogue)
-        elif self._codec is not None:
-            packed = self._codec.compress(b"".join(self.buffer.views(self._tail_at)))
+                self._write_block(self.codec, joined)
+            self.buffer.write_growing(self.codec.epilogue)
+        elif self.codec is not None:
+            packed = self.codec.compress(b"".join(self.buffer.views(self._tail_at)))
             self.buffer.truncate(self._tail_at)
             self.buffer.write_growing(packed)
         self.buffer.trim()
@@ -185,7 +185,7 @@ class ProducerBatch:
 
     def projected_hold(self, added: int) -> int:
         """Bytes the buffer is expected to hold after ``added`` more raw bytes: body and raw tail."""
-        return hold_after(self._codec, self.ratio, self._tail_at, self.buffer.size - self._tail_at + added)
+        return hold_after(self.codec, self.ratio, self._tail_at, self.buffer.size - self._tail_at + added)
 
     @property
     def observed_ratio(self) -> float:

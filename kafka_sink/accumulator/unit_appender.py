@@ -66,8 +66,9 @@ class UnitAppender:
         self._allocator = accumulator.allocator
         self._ratios = CompressionRatios()
         self._codec = codec
-        raw_limit = max(self._settings.batch_size, _WHOLE_RAW_LIMIT) if isinstance(codec, WholeCodec) else None
-        self._limits = BatchLimits(self._settings.batch_size, raw_limit)
+        batch_size = self._settings.batch_size
+        whole = isinstance(codec, WholeCodec)
+        self._limits = BatchLimits(batch_size, max(batch_size, _WHOLE_RAW_LIMIT) if whole else None)
         self._clock_ms = clock_ms
         self._wake_sender = wake_sender
 

@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 import lz4.block
+import lz4.frame
 import pyarrow as pa
 import zstandard
 from zlib_ng import zlib_ng
@@ -117,6 +118,35 @@ def codec_for(compression: CompressionType, level: int | None) -> BlockCodec | W
     if compression is CompressionType.ZSTD:
         return zstd_codec(ZSTD_DEFAULT_LEVEL if level is None else level)
     return None
+
+
+def decompress(body: bytes, compression: CompressionType, raw_size: int) -> bytes:
+    """The raw records of a batch body that this module compressed; ``raw_size`` is known from the batch."""
+    if compression is CompressionType.LZ4:
+        raw: bytes = lz4.frame.decompress(body)
+        return raw
+    if compression is CompressionType.GZIP:
+        return zlib_ng.decompress(body, 31)
+    if compression is CompressionType.ZSTD:
+        raw = zstandard.ZstdDecompressor().decompress(body, max_output_size=raw_size)
+        return raw
+    if compression is CompressionType.SNAPPY:
+        return _decompress_snappy(body, raw_size)
+    return body
+
+
+def _decompress_snappy(body: bytes, raw_size: int) -> bytes:
+    codec = pa.Codec("snappy")
+    parts = []
+    at = len(SnappyCodec.prologue)
+    left = raw_size
+    while at < len(body):
+        (size,) = struct.unpack_from(">i", body, at)
+        block = min(left, SnappyCodec.block_size)
+        parts.append(codec.decompress(body[at + 4 : at + 4 + size], block, asbytes=True))
+        at += 4 + size
+        left -= block
+    return b"".join(parts)
 
 
 class CompressionRatios:

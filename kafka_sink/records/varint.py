@@ -56,6 +56,18 @@ def scalar(value: int) -> bytes:
     return bytes(out)
 
 
+def read(data: memoryview, at: int) -> tuple[int, int]:
+    """The zigzag varint at ``at`` and the place after it."""
+    value = shift = 0
+    while True:
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return (value >> 1) ^ -(value & 1), at
+        shift += 7
+
+
 def lay_out(columns: list[Column | int], rows: int) -> npt.NDArray[np.uint8]:
     """Every row's varints back to back, rows back to back; an int is one constant byte in each row.
 

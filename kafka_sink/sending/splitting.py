@@ -1,0 +1,75 @@
+"""MESSAGE_TOO_LARGE: a batch's records into smaller batches, as Kafka's ProducerBatch.split does.
+
+Rare and bounded by one batch, so this walks over records one by one.
+"""
+
+from __future__ import annotations
+
+from kafka_sink.accumulator.batch_buffer import BufferAllocator
+from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
+from kafka_sink.records import batch_header, varint
+from kafka_sink.records.compression import CompressionRatios, decompress
+
+
+def split_batch(batch: ProducerBatch, batch_size: int, allocator: BufferAllocator) -> list[ProducerBatch]:
+    """Sealed pieces in order. A piece holds up to ``batch_size`` raw bytes, or half the records when
+    that would be the batch again; at least one record each."""
+    raw = decompress(b"".join(batch.buffer.views(batch_header.SIZE)), batch.compression, batch.raw_bytes)
+    records = _records(memoryview(raw), batch.record_count)
+    limit = batch_size - batch_header.SIZE
+    if sum(len(body) for _, body in records) <= limit:
+        limit = -(-sum(len(body) for _, body in records) // 2)
+    pieces: list[ProducerBatch] = []
+    group: list[tuple[int, memoryview]] = []
+    size = 0
+    for record in records:
+        if group and size + len(record[1]) > limit:
+            pieces.append(_piece(batch, group, allocator))
+            group, size = [], 0
+        group.append(record)
+        size += len(record[1])
+    pieces.append(_piece(batch, group, allocator))
+    return pieces
+
+
+def _records(raw: memoryview, count: int) -> list[tuple[int, memoryview]]:
+    """Per record: its timestamp delta, and its bytes after the offset delta."""
+    found = []
+    at = 0
+    for _ in range(count):
+        length, at = varint.read(raw, at)
+        end = at + length
+        timestamp, place = varint.read(raw, at + 1)
+        _, place = varint.read(raw, place)
+        found.append((timestamp, raw[place:end]))
+        at = end
+    return found
+
+
+def _piece(
+    parent: ProducerBatch, group: list[tuple[int, memoryview]], allocator: BufferAllocator
+) -> ProducerBatch:
+    base = group[0][0]
+    encoded = bytearray()
+    for offset, (timestamp, rest) in enumerate(group):
+        head = b"\0" + varint.scalar(timestamp - base) + varint.scalar(offset)
+        encoded += varint.scalar(len(head) + len(rest)) + head + rest
+    # The ratio has just proved wrong, so the piece is reserved for as if nothing shrank.
+    buffer = allocator.open_overflow(batch_header.SIZE + len(encoded) + 64)
+    piece = ProducerBatch(
+        parent.partition,
+        buffer,
+        parent.codec,
+        parent.compression,
+        CompressionRatios.INITIAL,
+        parent.base_timestamp + base,
+        parent.created_ms,
+    )
+    piece.leased = True
+    piece.append(
+        memoryview(encoded), len(group), parent.base_timestamp + max(timestamp for timestamp, _ in group)
+    )
+    piece.move_to(BatchState.CLOSED)
+    piece.seal()
+    piece.leased = False
+    return piece
