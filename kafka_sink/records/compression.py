@@ -123,13 +123,11 @@ def codec_for(compression: CompressionType, level: int | None) -> BlockCodec | W
 def decompress(body: bytes, compression: CompressionType, raw_size: int) -> bytes:
     """The raw records of a batch body that this module compressed; ``raw_size`` is known from the batch."""
     if compression is CompressionType.LZ4:
-        raw: bytes = lz4.frame.decompress(body)
-        return raw
+        return bytes(lz4.frame.decompress(body))
     if compression is CompressionType.GZIP:
         return zlib_ng.decompress(body, 31)
     if compression is CompressionType.ZSTD:
-        raw = zstandard.ZstdDecompressor().decompress(body, max_output_size=raw_size)
-        return raw
+        return bytes(zstandard.ZstdDecompressor().decompress(body, max_output_size=raw_size))
     if compression is CompressionType.SNAPPY:
         return _decompress_snappy(body, raw_size)
     return body

@@ -121,7 +121,7 @@ def encode(rows: RecordColumns, offset_deltas: Int64s, timestamp_deltas: Int64s)
     if ends[-1] > np.iinfo(np.int32).max:
         raise OverflowError(f"a unit of {count} rows encodes to {ends[-1]} bytes; units stay below 2 GiB")
     joined = _join(parts)
-    return EncodedRecords(memoryview(joined.buffers()[2])[: int(ends[-1])], ends)
+    return EncodedRecords(memoryview(joined.buffers()[2]).cast("B")[: int(ends[-1])], ends)
 
 
 def _number_columns(

@@ -1,4 +1,4 @@
-"""Which partition each row goes to: the column, the key's hash, or the sticky partition (KIP-480, KIP-794)."""
+"""Which partition a row goes to: the column, the key's hash, or the sticky one (KIP-480, KIP-794)."""
 
 from __future__ import annotations
 

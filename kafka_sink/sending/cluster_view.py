@@ -73,7 +73,8 @@ class ClusterView:
         known = f"brokers asked: {brokers}" if brokers else "no broker has answered yet"
         told = ", ".join(_TOPIC_ERROR_NAMES.get(code or 0, f"error {code}") for code in errors) or "no answer"
         return (
-            f"no metadata for topic {shown} within kafka.max.block.ms = {timeout_ms:.0f} ms ({told}; {known}). "
+            f"no metadata for topic {shown} within kafka.max.block.ms = {timeout_ms:.0f} ms "
+            f"({told}; {known}). "
             "Create the topic, or check kafka.bootstrap.servers and that the brokers can be reached"
         )
 

@@ -64,8 +64,8 @@ class ProducerIdentity:
         self._requested = False
         if answer.error_code in _FINAL_ERRORS:
             return DeliveryError(
-                f"the broker gave no producer id (error {answer.error_code}); grant IdempotentWrite or Write, "
-                "or set kafka.enable.idempotence=false"
+                f"the broker gave no producer id (error {answer.error_code}); "
+                "grant IdempotentWrite or Write, or set kafka.enable.idempotence=false"
             )
         if answer.error_code:
             self.on_failure(now_ms)

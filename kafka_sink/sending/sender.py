@@ -46,7 +46,6 @@ class SenderSettings:
     retries: int
     batch_size: int
     allow_auto_create_topics: bool
-    max_in_flight: int
     transactional_id: str | None = None
 
 
@@ -105,7 +104,7 @@ class Sender(threading.Thread):
         try:
             while not self._closing:
                 self.run_once(self._clock_ms())
-        except BaseException as error:  # a dying sender must fail its task, whatever the reason
+        except Exception as error:
             self.crash = error
             _log.exception("the sender stopped on an unexpected error")
             self.deliveries.failed(None, 0, KafkaSinkError(f"the sender stopped: {error!r}"))
@@ -185,10 +184,11 @@ class Sender(threading.Thread):
         node = self._network.least_loaded_node(now_ms)
         if node is None or not self._network.ready_for_any(node, now_ms):
             return self._network.connect_delay_ms(now_ms)
-        version = self._network.api_version(node, requests.INIT_PRODUCER_ID, requests.INIT_PRODUCER_ID_VERSIONS)
+        api = requests.INIT_PRODUCER_ID
+        version = self._network.api_version(node, api, requests.INIT_PRODUCER_ID_VERSIONS)
         body = requests.encode_init_producer_id(version, identity.producer_id, identity.producer_epoch)
         identity.requested()
-        self._send(node, requests.INIT_PRODUCER_ID, version, [body], _InitTag(version), now_ms)
+        self._send(node, api, version, [body], _InitTag(version), now_ms)
         return math.inf
 
     def _send(
@@ -315,7 +315,7 @@ class Sender(threading.Thread):
             topic = answer.topic if answer.topic is not None else tag.names.get(answer.topic_id or b"", "")
             batch = pending.pop(TopicPartition(topic, answer.partition), None)
             if batch is None:
-                _log.warning("broker %s answered for %s-%d, which was not sent", event.node_id, topic, answer.partition)
+                _log.warning("an answer for %s-%d, which was not sent", topic, answer.partition)
                 continue
             self._on_answer(batch, answer, response.node_endpoints, now_ms)
         for batch in pending.values():

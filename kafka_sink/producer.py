@@ -1,0 +1,297 @@
+"""The one place that wires a task's parts together, and the cache of producers between tasks.
+
+A producer is kept by its options in the Python worker process, since Spark reuses workers over tasks and
+micro-batches: connections, metadata and producer id survive. A task that fails discards its producer.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pyarrow as pa
+
+from kafka_sink.accumulator.batch_buffer import BufferAllocator
+from kafka_sink.accumulator.buffer_pool import BufferPool
+from kafka_sink.accumulator.chunked_buffer import IncrementalAllocator, chunk_size
+from kafka_sink.accumulator.record_accumulator import AccumulatorSettings, RecordAccumulator
+from kafka_sink.accumulator.single_buffer import FullAllocator
+from kafka_sink.accumulator.unit import Unit
+from kafka_sink.accumulator.unit_appender import UnitAppender
+from kafka_sink.cluster.metadata import MetadataCache
+from kafka_sink.errors import DeliveryError, RecordTooLargeError
+from kafka_sink.model import TaskResult
+from kafka_sink.network.client import NetworkClient, NetworkSettings
+from kafka_sink.options import SinkOptions
+from kafka_sink.records import batch_header
+from kafka_sink.records.compression import codec_for
+from kafka_sink.rows.column_plan import ColumnPlan
+from kafka_sink.rows.columns import extract
+from kafka_sink.rows.ordering import unit_of
+from kafka_sink.rows.partitioner import Partitioner
+from kafka_sink.sending.backoff import ExponentialBackoff
+from kafka_sink.sending.cluster_view import ClusterView
+from kafka_sink.sending.deliveries import Deliveries
+from kafka_sink.sending.producer_identity import ProducerIdentity
+from kafka_sink.sending.sender import Sender, SenderSettings
+
+_CACHED_PRODUCERS = 4
+_CLOSE_TIMEOUT_MS = 5000.0
+# How often a waiting task looks whether its sender is still alive.
+_WATCH_MS = 1000.0
+
+
+def clock_ms() -> float:
+    """Monotonic milliseconds."""
+    return time.monotonic() * 1000
+
+
+class Producer:
+    """Accumulator, sender and network of one option set. One task uses it at a time."""
+
+    def __init__(self, options: SinkOptions) -> None:
+        self.options = options
+        self._rows = 0
+        self._started_ms = 0.0
+        self._network = NetworkClient(_network_settings(options), clock_ms)
+        codec = codec_for(options.compression_type, options.compression_level)
+        self._allocator = _allocator(options)
+        self._accumulator = RecordAccumulator(_accumulator_settings(options), self._allocator)
+        self._appender = UnitAppender(self._accumulator, codec, clock_ms, self._network.wakeup)
+        cache = MetadataCache(
+            max_age_ms=options.metadata_max_age_ms,
+            idle_ms=options.metadata_max_idle_ms,
+            retry_backoff_ms=options.retry_backoff_ms,
+            retry_backoff_max_ms=options.retry_backoff_max_ms,
+            random=random.random,
+        )
+        self._cluster = ClusterView(cache, clock_ms, self._network.wakeup)
+        backoff = ExponentialBackoff(options.retry_backoff_ms, options.retry_backoff_max_ms, random.random)
+        self._sender = Sender(
+            _sender_settings(options),
+            self._accumulator,
+            self._cluster,
+            self._network,
+            ProducerIdentity(backoff) if options.enable_idempotence else None,
+            backoff,
+            clock_ms,
+        )
+        self._partitioner = Partitioner(
+            sticky_bytes=options.batch_size,
+            ignore_keys=options.partitioner_ignore_keys,
+            adaptive=options.partitioner_adaptive_partitioning_enable,
+            random=random.random,
+        )
+        self._sender.start()
+
+    def begin(self) -> None:
+        """A new task: its counts start at zero."""
+        self._rows = 0
+        self._started_ms = clock_ms()
+        self._sender.deliveries = Deliveries()
+        self._accumulator.flushing = False
+        self._appender.encode_ms = self._appender.pool_wait_ms = 0.0
+
+    def send(self, plan: ColumnPlan, batch: pa.RecordBatch) -> None:
+        """Takes a unit of rows; returns when they are accumulated.
+
+        Raises InvalidRowError or RecordTooLargeError for rows that cannot be sent, MetadataTimeoutError
+        or BufferExhaustedError after max.block.ms, DeliveryError once earlier rows have failed.
+        """
+        self._check()
+        if batch.num_rows == 0:
+            return
+        now_ms = time.time_ns() // 1_000_000
+        rows = extract(plan, batch, now_ms)
+        topics = self._cluster.await_topics(rows.topics, self.options.max_block_ms, self._check)
+        unit = unit_of(rows, topics, self._partitioner, self._accumulator.queued_batches, now_ms)
+        self._check_sizes(unit)
+        self._rows += batch.num_rows
+        self._appender.append(unit, self._check)
+
+    def _check_sizes(self, unit: Unit) -> None:
+        largest = unit.largest_bound + batch_header.SIZE
+        options = self.options
+        for limit, name in (
+            (options.max_request_size, "kafka.max.request.size"),
+            (options.buffer_memory, "kafka.buffer.memory"),
+        ):
+            if largest > limit:
+                raise RecordTooLargeError(
+                    f"a row makes a record of {largest} bytes, more than {name} = {limit}; raise {name} (and "
+                    "the topic's max.message.bytes where it is lower) or send smaller rows"
+                )
+
+    def finish(self) -> TaskResult:
+        """Sends what is left and waits until every row is acknowledged.
+
+        Every batch is bounded by delivery.timeout.ms, so this ends. Raises DeliveryError with the first
+        cause and the counts.
+        """
+        started = clock_ms()
+        self._appender.flush()
+        with self._accumulator.lock:
+            while self._accumulator.incomplete and not self._sender.deliveries.lost:
+                self._accumulator.completed.wait(_WATCH_MS / 1000)
+                if not self._sender.is_alive():
+                    break
+        self._check()
+        deliveries = self._sender.deliveries
+        acknowledged = deliveries.records
+        if acknowledged != self._rows:
+            # The last guard of the first invariant; no path is known that leads here.
+            raise DeliveryError(f"{self._rows} rows were handed over, but {acknowledged} acknowledged")
+        now = clock_ms()
+        return TaskResult(
+            partitions=deliveries.partitions(),
+            records=acknowledged,
+            unconfirmed=deliveries.unconfirmed,
+            batches=deliveries.batches,
+            raw_bytes=deliveries.raw_bytes,
+            wire_bytes=deliveries.wire_bytes,
+            requests=deliveries.requests,
+            retries=deliveries.retries,
+            splits=deliveries.splits,
+            elapsed_ms=now - self._started_ms,
+            encode_ms=self._appender.encode_ms,
+            pool_wait_ms=self._appender.pool_wait_ms,
+            flush_ms=now - started,
+        )
+
+    def _check(self) -> None:
+        self._sender.deliveries.raise_failure(self._rows)
+        if not self._sender.is_alive():
+            raise DeliveryError("the sender thread has ended")
+
+    def rest(self) -> None:
+        """Between tasks: connections and metadata stay, free memory goes back to the system."""
+        self._allocator.trim_free()
+
+    def close(self) -> None:
+        """Ends the sender and its connections; never waits for answers."""
+        self._allocator.close()
+        self._sender.close(_CLOSE_TIMEOUT_MS)
+
+
+class TaskProducer:
+    """A producer and the column plan of one task."""
+
+    def __init__(self, producer: Producer, plan: ColumnPlan) -> None:
+        self._producer = producer
+        self._plan = plan
+
+    def send(self, batch: pa.RecordBatch) -> None:
+        """See Producer.send."""
+        self._producer.send(self._plan, batch)
+
+    def finish(self) -> TaskResult:
+        """See Producer.finish."""
+        return self._producer.finish()
+
+
+class ProducerCache:
+    """Idle producers of this process, the least recently used dropped first."""
+
+    def __init__(self, most: int = _CACHED_PRODUCERS) -> None:
+        self._most = most
+        self._lock = threading.Lock()  # guards the two below
+        self._idle: OrderedDict[SinkOptions, Producer] = OrderedDict()
+        self._owner = os.getpid()
+
+    def take(self, options: SinkOptions) -> Producer:
+        """An idle producer with these options, or a new one."""
+        with self._lock:
+            if self._owner != os.getpid():
+                # Threads and sockets do not survive a fork.
+                self._idle.clear()
+                self._owner = os.getpid()
+            found = self._idle.pop(options, None)
+        return found if found is not None else Producer(options)
+
+    def put_back(self, producer: Producer) -> None:
+        """A healthy producer rests until its options come again."""
+        producer.rest()
+        with self._lock:
+            replaced = self._idle.pop(producer.options, None)
+            self._idle[producer.options] = producer
+            dropped = [replaced] if replaced is not None else []
+            while len(self._idle) > self._most:
+                dropped.append(self._idle.popitem(last=False)[1])
+        for old in dropped:
+            old.close()
+
+    def close(self) -> None:
+        """Closes all idle producers."""
+        with self._lock:
+            idle = list(self._idle.values())
+            self._idle.clear()
+        for producer in idle:
+            producer.close()
+
+
+PRODUCERS = ProducerCache()
+
+
+@contextmanager
+def task_producer(options: SinkOptions, plan: ColumnPlan) -> Iterator[TaskProducer]:
+    """A producer for one task; an exception inside discards it, so that nothing half-sent lives on."""
+    producer = PRODUCERS.take(options)
+    try:
+        producer.begin()
+        yield TaskProducer(producer, plan)
+    except BaseException:
+        producer.close()
+        raise
+    PRODUCERS.put_back(producer)
+
+
+def _allocator(options: SinkOptions) -> BufferAllocator:
+    if options.buffer_memory_allocation_strategy == "full":
+        return FullAllocator(BufferPool(options.buffer_memory, options.batch_size, clock_ms=clock_ms))
+    return IncrementalAllocator(
+        BufferPool(options.buffer_memory, chunk_size(options.batch_size), clock_ms=clock_ms)
+    )
+
+
+def _accumulator_settings(options: SinkOptions) -> AccumulatorSettings:
+    return AccumulatorSettings(
+        batch_size=options.batch_size,
+        linger_ms=options.linger_ms,
+        max_block_ms=options.max_block_ms,
+        delivery_timeout_ms=options.delivery_timeout_ms,
+        buffer_memory=options.buffer_memory,
+        compression=options.compression_type,
+        guarantee_order=options.max_in_flight_requests_per_connection == 1,
+    )
+
+
+def _sender_settings(options: SinkOptions) -> SenderSettings:
+    return SenderSettings(
+        acks=options.acks,
+        max_request_size=options.max_request_size,
+        request_timeout_ms=options.request_timeout_ms,
+        retries=options.retries,
+        batch_size=options.batch_size,
+        allow_auto_create_topics=options.allow_auto_create_topics,
+    )
+
+
+def _network_settings(options: SinkOptions) -> NetworkSettings:
+    return NetworkSettings(
+        bootstrap_servers=options.bootstrap_servers,
+        client_id=options.client_id or "kafka-chunked",
+        max_in_flight=options.max_in_flight_requests_per_connection,
+        request_timeout_ms=options.request_timeout_ms,
+        reconnect_backoff_ms=options.reconnect_backoff_ms,
+        reconnect_backoff_max_ms=options.reconnect_backoff_max_ms,
+        connection_setup_timeout_ms=options.socket_connection_setup_timeout_ms,
+        connection_setup_timeout_max_ms=options.socket_connection_setup_timeout_max_ms,
+        connections_max_idle_ms=options.connections_max_idle_ms,
+        send_buffer_bytes=options.send_buffer_bytes,
+        receive_buffer_bytes=options.receive_buffer_bytes,
+    )
