@@ -18,7 +18,7 @@ KAFKA_PREFIX = "kafka."
 BREAKER_PREFIX = "producer.circuit.breaker."
 HIDDEN = "[hidden]"
 
-TARGET = "Where rows go"
+TARGET = "The job"
 DELIVERY = "Delivery"
 BATCHING = "Batches and memory"
 COMPRESSION = "Compression"
@@ -101,6 +101,10 @@ class SinkOptions:
         "kafka.bootstrap.servers", values.addresses(), (), TARGET, "high",
         """Brokers to ask first. Name more than one, so that a dead one does not stop a job from starting.""",
         required=True,
+    )
+    log_summary: bool = _option(
+        "log.summary", values.boolean(), True, TARGET, "low",
+        """Write one line per job or micro-batch to the driver's log: rows, topics, bytes, retries, times.""",
     )
     client_id: str = _option(
         "kafka.client.id", values.string(), "", TARGET, "medium",

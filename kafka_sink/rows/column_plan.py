@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from kafka_sink.errors import SchemaError
 
@@ -35,12 +36,18 @@ class ColumnPlan:
     def of(cls, columns: Iterable[tuple[str, str]], topic: str | None = None) -> ColumnPlan:
         """Plan for columns given as (name, Spark's simple type string), in the DataFrame's order.
 
-        Names are case-sensitive, other columns are ignored, of two with one name the first counts: all as in
-        Spark's sink. Raises SchemaError with its texts.
+        Names are case-sensitive and other columns are ignored, as in Spark's sink. Raises SchemaError with its
+        texts.
         """
         found: dict[str, tuple[int, str]] = {}
         for index, (name, spark_type) in enumerate(columns):
-            found.setdefault(name, (index, spark_type))
+            if name in found:
+                # Else Spark says so in the tasks (DUPLICATED_FIELD_NAME_IN_ARROW_STRUCT), whatever the column.
+                raise SchemaError(
+                    f"There are two columns '{name}', and Spark hands over none such to a Python sink: "
+                    "rename or drop one."
+                )
+            found[name] = (index, spark_type)
         topic_column = None if topic is not None else _pick(found, "topic", ("string",))
         if topic is None and topic_column is None:
             raise SchemaError(
@@ -75,7 +82,8 @@ class ColumnPlan:
     def narrowed(self) -> ColumnPlan:
         """The plan for batches that hold the ``used`` columns only, in their order."""
         rank = {index: position for position, index in enumerate(self.used)}
-        return replace(self, **{name: rank[index] for name, index in self._positions().items()})
+        moved: dict[str, Any] = {name: rank[index] for name, index in self._positions().items()}
+        return replace(self, **moved)
 
     def _positions(self) -> dict[str, int]:
         named = ((field.name, getattr(self, field.name)) for field in fields(self) if field.name != "topic")

@@ -1,0 +1,66 @@
+"""``format("kafka-chunked")``: where Spark's planning meets the sink. Everything is validated here.
+
+Runs on the driver, for streaming anew for every micro-batch, so it imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NoReturn
+
+from pyspark.sql.datasource import DataSource
+
+from kafka_sink import driver_log
+from kafka_sink.errors import ConfigurationError
+from kafka_sink.options import parse
+from kafka_sink.rows.column_plan import ColumnPlan
+from kafka_sink.writer import BatchWriter, SinkWrite, StreamWriter
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader
+    from pyspark.sql.types import StructType
+
+_READ = "kafka-chunked only writes. Read with Spark's own source: format('kafka') of spark-sql-kafka-0-10"
+
+
+class KafkaChunkedDataSource(DataSource):
+    """Writes rows with columns value, and optionally key, topic, partition, headers, timestamp, to Kafka.
+
+    ``df.write.format("kafka-chunked").mode("append").option("kafka.bootstrap.servers", ...).save()``; Spark
+    itself refuses the write without ``.mode("append")``. Options: docs/options.md.
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        return "kafka-chunked"
+
+    def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
+        """Plan a batch write. Raises ConfigurationError or SchemaError."""
+        if overwrite:
+            raise ConfigurationError(
+                "mode('overwrite') is not supported: Kafka topics can only be added to. Use mode('append')."
+            )
+        return BatchWriter(self._plan(schema, is_streaming=False))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: N802 - Spark's name
+        """Plan a micro-batch. ``overwrite`` is set in complete mode, whose results are appended as well."""
+        return StreamWriter(self._plan(schema, is_streaming=True))
+
+    def _plan(self, schema: StructType, *, is_streaming: bool) -> SinkWrite:
+        parsed = parse(self.options)
+        if parsed.warnings:
+            # Of a stream, this runs several times for every micro-batch.
+            key = "\n".join((str(self.options.get("checkpointlocation")), *parsed.warnings))
+            if not is_streaming or driver_log.first_time(key):
+                for warning in parsed.warnings:
+                    driver_log.warn(f"kafka-chunked: {warning}")
+        columns = [(field.name, field.dataType.simpleString()) for field in schema.fields]
+        return SinkWrite(parsed.options, ColumnPlan.of(columns, parsed.options.topic))
+
+    def schema(self) -> NoReturn:
+        raise ConfigurationError(_READ)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        raise ConfigurationError(_READ)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
+        raise ConfigurationError(_READ)

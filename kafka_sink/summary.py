@@ -1,0 +1,70 @@
+"""What the driver says of a job or micro-batch in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kafka_sink.model import TaskResult
+
+_TOPICS_NAMED = 3
+
+
+def summarise(results: Sequence[TaskResult]) -> str:
+    """One line about what these tasks wrote. Times are the slowest task's, as tasks run side by side."""
+    rows = sum(result.records for result in results)
+    unconfirmed = sum(result.unconfirmed for result in results)
+    parts = [f"{rows:,} rows acknowledged"] if rows or not unconfirmed else []
+    if unconfirmed:
+        parts.append(f"{unconfirmed:,} rows sent unconfirmed")
+    line = " and ".join(parts) + _topics(results) + f" by {_count(len(results), 'task')}"
+    batches = sum(result.batches for result in results)
+    if not batches:
+        return line
+    raw, wire = sum(result.raw_bytes for result in results), sum(result.wire_bytes for result in results)
+    requests = _count(sum(result.requests for result in results), "request")
+    line += f": {_size(raw)} as {_size(wire)} in {_count(batches, 'batch')} and {requests}"
+    for count, noun in (
+        (sum(r.retries for r in results), "retry"),
+        (sum(r.splits for r in results), "split"),
+    ):
+        if count:
+            line += f", {_count(count, noun)}"
+    return f"{line}; {_times(results)}"
+
+
+def _topics(results: Sequence[TaskResult]) -> str:
+    partitions: dict[str, set[int]] = {}
+    for result in results:
+        for written in result.partitions:
+            partitions.setdefault(written.topic, set()).add(written.partition)
+    if not partitions:
+        return ""
+    names = sorted(partitions)
+    more = f" and {len(names) - _TOPICS_NAMED:,} more topics" if len(names) > _TOPICS_NAMED else ""
+    total = sum(map(len, partitions.values()))
+    return f" in {', '.join(names[:_TOPICS_NAMED])}{more} ({_count(total, 'partition')})"
+
+
+def _times(results: Sequence[TaskResult]) -> str:
+    slowest = max(results, key=lambda result: result.elapsed_ms)
+    parts = [f"{slowest.elapsed_ms / 1000:.2f} s"]
+    for name, spent in (
+        ("waiting for memory", slowest.pool_wait_ms),
+        ("waiting for answers", slowest.flush_ms),
+    ):
+        # Only what a user could act on: a tenth of the time and more.
+        if spent >= slowest.elapsed_ms / 10:
+            parts.append(f"{spent / 1000:.2f} s {name}")
+    return parts[0] if len(parts) == 1 else f"{parts[0]} ({', '.join(parts[1:])})"
+
+
+def _count(number: int, noun: str) -> str:
+    plural = {"batch": "batches", "retry": "retries"}.get(noun, noun + "s")
+    return f"{number:,} {noun if number == 1 else plural}"
+
+
+def _size(count: int) -> str:
+    for exponent, unit in ((4, "TB"), (3, "GB"), (2, "MB"), (1, "kB")):
+        if count >= 1000**exponent:
+            return f"{count / 1000**exponent:.1f} {unit}"
+    return f"{count} B"

@@ -1,0 +1,218 @@
+"""The task side and the commit of a write: Spark's Arrow batches go to a producer as units.
+
+One implementation for batch and streaming; the two classes that Spark calls only adapt its signatures. What
+is pickled is options and a plan: no socket, thread, lock or random id, as Spark pickles it at will.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from queue import Empty, SimpleQueue
+from threading import Thread
+from typing import TYPE_CHECKING, Protocol
+
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+
+from kafka_sink import driver_log
+from kafka_sink.errors import DeliveryError
+from kafka_sink.model import TaskResult
+from kafka_sink.options import SinkOptions
+from kafka_sink.rows.column_plan import ColumnPlan
+from kafka_sink.summary import summarise
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class Sends(Protocol):
+    """The part of a producer that takes rows."""
+
+    def send(self, unit: pa.RecordBatch) -> None: ...
+
+
+@dataclass(frozen=True)
+class TaskCommitted(WriterCommitMessage):
+    """A task's commit message: every row it was given is acknowledged."""
+
+    result: TaskResult
+
+
+@dataclass(frozen=True)
+class SinkWrite:
+    """A planned write. Picklable; ``write`` runs in tasks, ``commit`` and ``abort`` on the driver."""
+
+    options: SinkOptions
+    plan: ColumnPlan
+
+    def write(self, batches: Iterator[pa.RecordBatch]) -> TaskCommitted:
+        """Send all rows; returns once every one is acknowledged. Raises KafkaSinkError."""
+        # Not at the top: the driver imports this module for every commit and needs none of it.
+        from kafka_sink.producer import task_producer
+
+        with task_producer(self.options, self.plan.narrowed()) as producer:
+            send_units(batches, producer, self.plan, self.options.linger_ms)
+            return TaskCommitted(producer.finish())
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batch_id: int | None = None) -> None:
+        """Check that every task reported, and say what was written. Raises DeliveryError if one did not."""
+        results = _results(messages)
+        missing = len(messages) - len(results)
+        if missing:
+            problem = (
+                f"{missing} of {len(messages)} tasks did not report what they wrote, so their rows cannot be "
+                "counted as written. Trigger.Continuous is not supported, as Spark does not run the tasks of a "
+                "Python sink in it: use Trigger.ProcessingTime or Trigger.AvailableNow."
+            )
+            # In Trigger.Continuous Spark logs the exception, records no progress and lets the query stand.
+            driver_log.error(_label(batch_id) + problem)
+            raise DeliveryError(problem)
+        if self.options.log_summary:
+            driver_log.report(_label(batch_id) + summarise(results))
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batch_id: int | None = None) -> None:
+        """Say what a failed job has written all the same; Kafka keeps it."""
+        results = _results(messages)
+        unfinished = len(messages) - len(results)
+        line = f"{_label(batch_id)}aborted, {unfinished} of {len(messages)} tasks did not finish"
+        if results:
+            line += f"; Kafka keeps what the others wrote: {summarise(results)}"
+        driver_log.warn(line)
+
+
+class BatchWriter(DataSourceArrowWriter):
+    """What Spark calls for ``df.write``."""
+
+    def __init__(self, planned: SinkWrite) -> None:
+        self.planned = planned
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        return self.planned.write(iterator)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        self.planned.commit(messages)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        self.planned.abort(messages)
+
+
+class StreamWriter(DataSourceStreamArrowWriter):
+    """What Spark calls for ``df.writeStream``, anew for every micro-batch."""
+
+    def __init__(self, planned: SinkWrite) -> None:
+        self.planned = planned
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        return self.planned.write(iterator)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
+        self.planned.commit(messages, batchId)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
+        self.planned.abort(messages, batchId)
+
+
+def _results(messages: Sequence[WriterCommitMessage | None]) -> list[TaskResult]:
+    return [message.result for message in messages if isinstance(message, TaskCommitted)]
+
+
+def _label(batch_id: int | None) -> str:
+    return "kafka-chunked: " if batch_id is None else f"kafka-chunked, micro-batch {batch_id}: "
+
+
+def send_units(
+    batches: Iterator[pa.RecordBatch], producer: Sends, plan: ColumnPlan, linger_ms: float
+) -> None:
+    """Give the rows of all batches to the producer, in order, as units of about 4 MiB.
+
+    ``plan`` is of the batches as Spark sends them; units hold the columns it uses and no others. Rows wait
+    for others no longer than ``linger_ms``, also while Spark has no next batch.
+    """
+    from kafka_sink.rows.units import UnitBuilder
+
+    used = list(plan.used)
+    builder = UnitBuilder(plan.narrowed().sized, linger_ms=linger_ms)
+    feeder = BatchFeeder(batches)
+    try:
+        while (batch := feeder.read(builder.deadline_ms() - _now_ms())) is not None:
+            if isinstance(batch, Late):
+                units = builder.take(_now_ms())
+            else:
+                narrow = batch if batch.num_columns == len(used) else batch.select(used)
+                units = builder.offer(narrow, _now_ms())
+            for unit in units:
+                producer.send(unit)
+        for unit in builder.drain():
+            producer.send(unit)
+    finally:
+        feeder.close()
+
+
+def _now_ms() -> float:
+    return time.monotonic() * 1000
+
+
+class Late(Enum):
+    """Stands for a batch that did not come in time."""
+
+    LATE = "late"
+
+
+class BatchFeeder:
+    """Reads an iterator with a timeout, which iterators do not have: a thread of its own reads it for that.
+
+    Without a timeout the caller's thread reads, which costs no hand-over. The thread reads one batch for each
+    that is asked for, none in advance, as a batch may be 64 MiB. Never do both read at once. It is a daemon
+    and ends with the iterator, or once it was closed and the read that it is in, if any, returned.
+    """
+
+    def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
+        self._batches = batches
+        self._asks: SimpleQueue[bool] = SimpleQueue()
+        self._answers: SimpleQueue[tuple[pa.RecordBatch | None, BaseException | None]] = SimpleQueue()
+        self._thread: Thread | None = None
+        self._is_asked = False
+
+    def read(self, timeout_ms: float) -> pa.RecordBatch | Late | None:
+        """The next batch, None at the end, or LATE after ``timeout_ms``; then the read goes on.
+
+        A later call gets what that read brings. Raises what the iterator raises.
+        """
+        if not self._is_asked:
+            if timeout_ms == math.inf:
+                return next(self._batches, None)
+            self._ask()
+        try:
+            timeout = None if timeout_ms == math.inf else max(0.0, timeout_ms / 1000)
+            batch, failure = self._answers.get(timeout=timeout)
+        except Empty:
+            return Late.LATE
+        self._is_asked = False
+        if failure is not None:
+            raise failure
+        return batch
+
+    def close(self) -> None:
+        """Let the thread end."""
+        self._asks.put(False)
+
+    def _ask(self) -> None:
+        if self._thread is None:
+            self._thread = Thread(target=self._serve, name="kafka-chunked-feeder", daemon=True)
+            self._thread.start()
+        self._is_asked = True
+        self._asks.put(True)
+
+    def _serve(self) -> None:
+        while self._asks.get():
+            try:
+                batch = next(self._batches, None)
+            except BaseException as failure:  # noqa: BLE001 - whatever it is, it belongs to the task's thread
+                self._answers.put((None, failure))
+                return
+            self._answers.put((batch, None))
+            if batch is None:
+                return
