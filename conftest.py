@@ -1,4 +1,4 @@
-"""Fixtures that every test may use: real brokers and a Spark session, each started once, when first asked for."""
+"""Fixtures for every test: real brokers and a Spark session, each started once, when first asked for."""
 
 from __future__ import annotations
 

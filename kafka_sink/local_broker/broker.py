@@ -191,8 +191,14 @@ class LocalBroker:
         self._await_end(broker, 10.0)
 
     def freeze(self, broker: int) -> None:
-        """SIGSTOP: sockets stay open and nothing answers."""
+        """SIGSTOP, and wait until all threads stand: sockets stay open and nothing answers."""
         self._signal(broker, signal.SIGSTOP)
+        command = ["ps", "-o", "stat=", "-p", str(self.pid(broker))]
+        deadline = time.monotonic() + 10.0
+        while not subprocess.run(command, capture_output=True, text=True, check=False).stdout.startswith("T"):
+            if time.monotonic() > deadline or not self.is_running(broker):
+                raise LocalBrokerError(f"broker {broker} could not be frozen")
+            time.sleep(_POLL_SECONDS)
 
     def thaw(self, broker: int) -> None:
         """SIGCONT after ``freeze``."""
@@ -246,7 +252,9 @@ class LocalBroker:
         timeout_s: float = 120.0,
         stdin: str | None = None,
     ) -> subprocess.CompletedProcess[str]:
-        """Run a Java class of Kafka's jars (``kafka.tools.DumpLogSegments`` ...) and return what it printed.
+        """Run a Java class of Kafka's jars and return what it printed.
+
+        For instance ``org.apache.kafka.tools.DumpLogSegments``.
 
         Raises LocalBrokerError on an exit code other than 0, unless ``check`` is False, and on the timeout.
         """

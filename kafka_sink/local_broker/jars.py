@@ -30,11 +30,15 @@ IVY_SETTINGS_ENV = "KAFKA_CHUNKED_IVY_SETTINGS"
 
 Progress = Callable[[str], None]
 
+# kafka-tools has DumpLogSegments and other classes for run_tool; what it depends on beyond the broker (Connect
+# and Jetty, 45 jars) those do not use.
 _IVY_MODULE = f"""<ivy-module version="2.0">
   <info organisation="kafka-chunked" module="local-broker"/>
   <configurations><conf name="default"/></configurations>
   <dependencies>
     <dependency org="org.apache.kafka" name="kafka_{SCALA_VERSION}" rev="{KAFKA_VERSION}"
+      conf="default->default"/>
+    <dependency org="org.apache.kafka" name="kafka-tools" rev="{KAFKA_VERSION}" transitive="false"
       conf="default->default"/>
     <dependency org="org.apache.logging.log4j" name="log4j-slf4j-impl" rev="{LOG4J_VERSION}"
       conf="default->default"/>
@@ -131,7 +135,7 @@ def _download_into(
         shutil.rmtree(leftover, ignore_errors=True)
     staging = Path(tempfile.mkdtemp(prefix=f"{final.name}.part-", dir=final.parent))
     started = time.monotonic()
-    progress(f"Downloading Apache Kafka {KAFKA_VERSION} (46 jars, 44 MB, about a minute; once per user) ...")
+    progress(f"Downloading Apache Kafka {KAFKA_VERSION} (47 jars, 46 MB, about a minute; once per user) ...")
     try:
         jars = staging / "jars"
         _run_ivy(java, staging, jars, settings, progress)

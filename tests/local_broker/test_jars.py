@@ -1,0 +1,252 @@
+"""The cache and the download, with a shell script in Java's place: what it does is written by each test."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from kafka_sink.errors import LocalBrokerError
+from kafka_sink.local_broker import jars as jars_module
+from kafka_sink.local_broker.jars import (
+    IVY_SETTINGS_ENV,
+    KAFKA_HOME_ENV,
+    KAFKA_VERSION,
+    cache_root,
+    find_jars,
+)
+from kafka_sink.local_broker.java import Java
+
+FINAL = f"kafka-{KAFKA_VERSION}"
+NAMES = (f"kafka_2.13-{KAFKA_VERSION}.jar", f"kafka-clients-{KAFKA_VERSION}.jar")
+
+# $jars is where Ivy is asked to retrieve to.
+HEAD = """#!/bin/sh
+echo "$@" >> "$CALLS"
+while [ "$1" != "-retrieve" ]; do shift; done
+jars=$(dirname "$2")
+"""
+BRING = HEAD + 'mkdir -p "$jars" && cp "$SOURCE"/*.jar "$jars"\n'
+
+
+@pytest.fixture(autouse=True)
+def _nothing_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(KAFKA_HOME_ENV, raising=False)
+    monkeypatch.delenv(IVY_SETTINGS_ENV, raising=False)
+
+
+class Ivy:
+    """A fake Java that plays Ivy, and the calls it got."""
+
+    def __init__(self, folder: Path) -> None:
+        self.calls_file = folder / "calls"
+        self.source = folder / "source"
+        self.source.mkdir()
+        for name in NAMES:
+            with zipfile.ZipFile(self.source / name, "w") as jar:
+                jar.writestr("a", "b")
+        self.program = folder / "java"
+        self.java = Java(str(self.program), 17)
+        self.does(BRING)
+
+    def does(self, script: str) -> None:
+        self.program.write_text(script, encoding="utf-8")
+        self.program.chmod(0o755)
+
+    @property
+    def calls(self) -> list[str]:
+        return self.calls_file.read_text().splitlines() if self.calls_file.exists() else []
+
+
+@pytest.fixture
+def ivy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ivy:
+    fake = Ivy(tmp_path)
+    monkeypatch.setenv("CALLS", str(fake.calls_file))
+    monkeypatch.setenv("SOURCE", str(fake.source))
+    return fake
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+def silent(_: str) -> None:
+    pass
+
+
+def test_downloads_once_and_then_uses_the_cache(ivy: Ivy, cache: Path) -> None:
+    lines: list[str] = []
+    first = find_jars(ivy.java, cache=cache, progress=lines.append)
+    assert first == cache / FINAL
+    assert sorted(path.name for path in first.iterdir()) == sorted(NAMES)
+    assert lines[0].startswith("Downloading Apache Kafka")
+    assert find_jars(ivy.java, cache=cache, progress=lines.append) == first
+    assert len(ivy.calls) == 1
+    assert sorted(path.name for path in cache.iterdir()) == [FINAL, f"{FINAL}.lock"]
+
+
+def test_progress_counts_the_jars(ivy: Ivy, cache: Path) -> None:
+    ivy.does(
+        BRING
+        + """
+echo "	found org.apache.kafka#kafka_2.13;4.3.0 in public"
+echo "	found org.slf4j#slf4j-api;1.7.36 in public"
+echo "	[SUCCESSFUL ] org.apache.kafka#kafka_2.13;4.3.0!kafka_2.13.jar (454ms)"
+echo "	[SUCCESSFUL ] org.slf4j#slf4j-api;1.7.36!slf4j-api.jar (41ms)"
+"""
+    )
+    lines: list[str] = []
+    find_jars(ivy.java, cache=cache, progress=lines.append)
+    assert lines[1:3] == ["  1/2 kafka_2.13 4.3.0", "  2/2 slf4j-api 1.7.36"]
+
+
+def test_a_failed_download_is_summarised_and_leaves_nothing(ivy: Ivy, cache: Path) -> None:
+    ivy.does(
+        HEAD
+        + """
+mkdir -p "$jars"; echo half > "$jars/kafka.jar"
+echo "		::          UNRESOLVED DEPENDENCIES         ::"
+echo "		:: org.apache.kafka#kafka_2.13;4.3.0: not found"
+echo "Host repo.example not found. url=x"
+exit 1
+"""
+    )
+    with pytest.raises(LocalBrokerError) as raised:
+        find_jars(ivy.java, cache=cache, progress=silent)
+    text = str(raised.value)
+    assert "Host repo.example not found" in text
+    assert "org.apache.kafka#kafka_2.13;4.3.0: not found" in text
+    assert IVY_SETTINGS_ENV in text
+    assert KAFKA_HOME_ENV in text
+    assert [path.name for path in cache.iterdir()] == [f"{FINAL}.lock"]
+
+
+def test_a_damaged_jar_is_not_cached(ivy: Ivy, cache: Path) -> None:
+    (ivy.source / "zstd-jni.jar").write_text("<html>sign in first</html>")
+    with pytest.raises(LocalBrokerError, match=r"damaged zstd-jni\.jar"):
+        find_jars(ivy.java, cache=cache, progress=silent)
+    assert not (cache / FINAL).exists()
+
+
+def test_a_download_without_the_server_is_not_cached(ivy: Ivy, cache: Path) -> None:
+    (ivy.source / NAMES[0]).unlink()
+    with pytest.raises(LocalBrokerError, match="brought no Kafka"):
+        find_jars(ivy.java, cache=cache, progress=silent)
+    assert not (cache / FINAL).exists()
+
+
+DOWNLOAD = """
+import sys
+from pathlib import Path
+from kafka_sink.local_broker.jars import find_jars
+from kafka_sink.local_broker.java import Java
+print(find_jars(Java(sys.argv[1], 17), cache=Path(sys.argv[2])))
+"""
+
+
+def start_download(ivy: Ivy, cache: Path, environ: dict[str, str]) -> subprocess.Popen[str]:
+    environ = {**environ, **{name: os.environ[name] for name in ("CALLS", "SOURCE")}}
+    environ.pop(KAFKA_HOME_ENV, None)
+    return subprocess.Popen(
+        [sys.executable, "-c", DOWNLOAD, str(ivy.program), str(cache)],
+        env=environ,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+def test_parallel_callers_wait_for_one_download(
+    ivy: Ivy, cache: Path, project_environment: dict[str, str]
+) -> None:
+    ivy.does(BRING.replace("mkdir", "sleep 1; mkdir"))
+    processes = [start_download(ivy, cache, project_environment) for _ in range(3)]
+    answers = [process.communicate(timeout=60) for process in processes]
+    assert [out.strip() for out, _ in answers] == [str(cache / FINAL)] * 3
+    assert len(ivy.calls) == 1
+    assert sum("Waiting for another process" in err for _, err in answers) == 2
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_an_interrupted_download_leaves_no_cache_and_the_next_one_works(
+    ivy: Ivy, cache: Path, project_environment: dict[str, str], how: signal.Signals
+) -> None:
+    ivy.does(HEAD + 'mkdir -p "$jars"; cp "$SOURCE/' + NAMES[0] + '" "$jars"; exec sleep 2\n')
+    process = start_download(ivy, cache, project_environment)
+    while not list(cache.glob(f"{FINAL}.part-*/jars/*.jar")):
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.send_signal(how)
+    process.communicate(timeout=60)
+    assert not (cache / FINAL).exists()
+    ivy.does(BRING)
+    find_jars(ivy.java, cache=cache, progress=silent)
+    assert sorted(path.name for path in cache.iterdir()) == [FINAL, f"{FINAL}.lock"]
+
+
+def test_an_ivy_settings_file_is_passed_on(ivy: Ivy, cache: Path, tmp_path: Path) -> None:
+    settings = tmp_path / "settings.xml"
+    settings.write_text("<ivysettings/>")
+    find_jars(ivy.java, cache=cache, ivy_settings=settings, progress=silent)
+    assert f"-settings {settings}" in ivy.calls[0]
+
+
+def test_the_ivy_settings_variable_is_read(
+    ivy: Ivy, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(IVY_SETTINGS_ENV, str(tmp_path / "none.xml"))
+    with pytest.raises(LocalBrokerError, match=r"none\.xml does not exist"):
+        find_jars(ivy.java, cache=cache, progress=silent)
+
+
+def test_a_proxy_variable_reaches_java(ivy: Ivy, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("https_proxy", "http://user:secret@proxy.example:3128/")
+    find_jars(ivy.java, cache=cache, progress=silent)
+    assert "-Dhttps.proxyHost=proxy.example -Dhttps.proxyPort=3128" in ivy.calls[0]
+    assert "secret" not in ivy.calls[0]
+
+
+@pytest.mark.parametrize("inside", ["", "libs"])
+def test_a_named_kafka_is_used_without_a_download(ivy: Ivy, cache: Path, tmp_path: Path, inside: str) -> None:
+    home = tmp_path / "kafka"
+    (home / inside).mkdir(parents=True)
+    for name in ("kafka_2.13-4.2.0.jar", "kafka-clients-4.2.0.jar"):
+        (home / inside / name).touch()
+    assert find_jars(ivy.java, kafka_home=home, cache=cache) == (home / inside).resolve()
+    assert ivy.calls == []
+
+
+def test_a_named_folder_without_kafka_is_an_error(
+    ivy: Ivy, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(KAFKA_HOME_ENV, str(tmp_path))
+    with pytest.raises(LocalBrokerError, match="holds no Kafka"):
+        find_jars(ivy.java, cache=cache)
+
+
+def test_no_pyspark_is_an_error_that_offers_another_way(
+    ivy: Ivy, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jars_module.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.delenv("SPARK_HOME", raising=False)
+    with pytest.raises(LocalBrokerError, match=KAFKA_HOME_ENV):
+        find_jars(ivy.java, cache=cache, progress=silent)
+
+
+def test_the_cache_follows_xdg() -> None:
+    assert cache_root({"XDG_CACHE_HOME": "/x"}) == Path("/x/kafka-chunked")
+    assert cache_root({"XDG_CACHE_HOME": "relative"}) == Path.home() / ".cache" / "kafka-chunked"
+    assert cache_root({}) == Path.home() / ".cache" / "kafka-chunked"
+
+
+def test_an_unwritable_cache_is_a_clear_error(ivy: Ivy, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(LocalBrokerError, match="XDG_CACHE_HOME"):
+        find_jars(ivy.java, cache=tmp_path / "file" / "cache", progress=silent)

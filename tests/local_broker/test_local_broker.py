@@ -1,0 +1,214 @@
+"""Real brokers: what the fixtures and the demo stand on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+
+from kafka_sink.errors import LocalBrokerError
+from kafka_sink.local_broker import LocalBroker
+from kafka_sink.local_broker import broker as broker_module
+
+
+def alive(pid: int) -> bool:
+    state = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False)
+    return state.stdout.strip() != "" and not state.stdout.strip().startswith("Z")
+
+
+def send(servers: str, topic: str, values: list[bytes]) -> None:
+    producer = Producer({"bootstrap.servers": servers, "acks": "all", "log_level": 3})
+    for value in values:
+        producer.produce(topic, value, partition=0)
+    assert producer.flush(60) == 0
+
+
+def receive(servers: str, topic: str, count: int) -> list[bytes]:
+    config = {"bootstrap.servers": servers, "group.id": uuid.uuid4().hex, "log_level": 3}
+    consumer = Consumer(config)
+    consumer.assign([TopicPartition(topic, 0, 0)])
+    values: list[bytes] = []
+    deadline = time.monotonic() + 60
+    while len(values) < count and time.monotonic() < deadline:
+        values += [message.value() for message in consumer.consume(count, 1.0) if message.error() is None]
+    consumer.close()
+    return values
+
+
+@pytest.fixture(scope="module")
+def own() -> Iterator[LocalBroker]:
+    """A broker that these tests may kill."""
+    with LocalBroker(properties={"num.partitions": 2}) as running:
+        yield running
+
+
+def test_data_survives_kill_and_clean_stop(own: LocalBroker) -> None:
+    topic = f"survives-{uuid.uuid4().hex[:8]}"
+    own.create_topic(topic)
+    servers, first = own.bootstrap_servers, own.pid(0)
+    send(servers, topic, [b"a", b"b"])
+    own.stop(0)
+    assert not own.is_running(0)
+    own.start(0)
+    send(servers, topic, [b"c"])
+    own.kill(0)
+    assert not alive(first)
+    own.start(0)
+    assert own.bootstrap_servers == servers
+    assert own.pid(0) != first
+    assert receive(servers, topic, 3) == [b"a", b"b", b"c"]
+
+
+def test_a_frozen_broker_answers_again_after_the_thaw(own: LocalBroker) -> None:
+    topic = f"frozen-{uuid.uuid4().hex[:8]}"
+    own.create_topic(topic)
+    own.freeze(0)
+    try:
+        state = subprocess.run(
+            ["ps", "-o", "stat=", "-p", str(own.pid(0))], capture_output=True, text=True, check=True
+        )
+        assert state.stdout.startswith("T")
+        assert own.is_running(0)
+    finally:
+        own.thaw(0)
+    send(own.bootstrap_servers, topic, [b"x"])
+    assert receive(own.bootstrap_servers, topic, 1) == [b"x"]
+
+
+def test_topics_are_created_by_use_with_the_callers_properties(own: LocalBroker) -> None:
+    topic = f"auto-{uuid.uuid4().hex[:8]}"
+    send(own.bootstrap_servers, topic, [b"x"])
+    assert sorted(path.name for path in own.log_dir(0).glob(f"{topic}-*")) == [f"{topic}-0", f"{topic}-1"]
+
+
+def test_java_tools_run_on_the_same_jars(own: LocalBroker) -> None:
+    topic = f"tools-{uuid.uuid4().hex[:8]}"
+    own.create_topic(topic)
+    send(own.bootstrap_servers, topic, [b"hello"])
+    segment = next((own.log_dir(0) / f"{topic}-0").glob("*.log"))
+    printed = own.run_tool(
+        "org.apache.kafka.tools.DumpLogSegments", "--files", str(segment), "--print-data-log"
+    ).stdout
+    assert "isvalid: true" in printed
+    assert "payload: hello" in printed
+    with pytest.raises(LocalBrokerError, match=r"no\.such\.Tool ended with 1"):
+        own.run_tool("no.such.Tool")
+
+
+def test_misuse_is_told(own: LocalBroker) -> None:
+    with pytest.raises(LocalBrokerError, match="runs already"):
+        own.start(0)
+    with pytest.raises(LocalBrokerError, match="runs already"):
+        own.open()
+    with pytest.raises(LocalBrokerError, match="no broker 1"):
+        own.kill(1)
+    with pytest.raises(LocalBrokerError, match="was not created"):
+        own.create_topic("not a name")
+    with pytest.raises(LocalBrokerError, match="1 or 3"):
+        LocalBroker(brokers=2)
+    with pytest.raises(LocalBrokerError, match="not running"):
+        _ = LocalBroker().bootstrap_servers
+
+
+def test_a_taken_port_is_told_before_anything_starts() -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+        with pytest.raises(LocalBrokerError, match=f"port {port} is taken"):
+            LocalBroker(port=port).open()
+
+
+def test_a_port_lost_between_choice_and_bind_is_chosen_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = broker_module.plan_nodes
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        plans = []
+
+        def first_unlucky(*args: object) -> object:
+            nodes = real(*args)  # type: ignore[arg-type]  # passed on as it came
+            if not plans:
+                nodes[0].ports["CONTROLLER"] = listener.getsockname()[1]  # type: ignore[index]  # a dict inside
+            plans.append(nodes)
+            return nodes
+
+        monkeypatch.setattr(broker_module, "plan_nodes", first_unlucky)
+        with LocalBroker() as running:
+            assert running.is_running(0)
+        assert len(plans) == 2
+
+
+def test_a_broker_that_cannot_start_shows_its_log() -> None:
+    with pytest.raises(LocalBrokerError, match=r"StorageTool|ended while it started"):
+        LocalBroker(properties={"log.segment.bytes": "many"}).open()
+
+
+def test_three_brokers_keep_serving_while_one_is_down(cluster3: LocalBroker) -> None:
+    topic = f"three-{uuid.uuid4().hex[:8]}"
+    cluster3.create_topic(topic, partitions=3)
+    assert len(cluster3.bootstrap_servers.split(",")) == 3
+    cluster3.kill(2)
+    try:
+        send(cluster3.bootstrap_servers, topic, [b"x", b"y"])
+    finally:
+        cluster3.start(2)
+    assert receive(cluster3.bootstrap_servers, topic, 2) == [b"x", b"y"]
+
+
+@pytest.mark.parametrize(
+    ("how", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, 0), (signal.SIGKILL, -signal.SIGKILL)]
+)
+def test_the_command_ends_its_broker_however_it_ends(
+    project_environment: dict[str, str], how: signal.Signals, code: int, tmp_path: Path
+) -> None:
+    command = subprocess.Popen(
+        [sys.executable, "-m", "kafka_sink.local_broker"],
+        env={**project_environment, "TMPDIR": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    with command, contextlib.ExitStack() as stack:
+        stack.callback(command.kill)
+        assert command.stdout is not None
+        host, port = command.stdout.readline().strip().split(":")
+        socket.create_connection((host, int(port)), 5).close()
+        listing = subprocess.run(
+            ["ps", "-ww", "-eo", "pid=,args="], capture_output=True, text=True, check=True
+        )
+        jvms = [int(line.split()[0]) for line in listing.stdout.splitlines() if str(tmp_path) in line]
+        assert len(jvms) == 2  # the supervisor and the broker
+        os.kill(command.pid, how)
+        assert command.wait(30) == code
+    deadline = time.monotonic() + 10
+    while any(alive(pid) for pid in jvms) or list(tmp_path.glob("kafka-chunked-broker-*")):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_the_command_tells_what_is_wrong_in_one_line(
+    project_environment: dict[str, str], tmp_path: Path
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "kafka_sink.local_broker", "--kafka-home", str(tmp_path)],
+        env=project_environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: ")
+    assert "holds no Kafka" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import random
+import socket
+from pathlib import Path
+
+import pytest
+
+from kafka_sink.errors import LocalBrokerError
+from kafka_sink.local_broker.node_config import (
+    format_properties,
+    free_port,
+    plan_nodes,
+    port_is_free,
+    random_id,
+    server_properties,
+)
+
+
+@pytest.fixture
+def taken_port() -> object:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        yield listener.getsockname()[1]
+
+
+def test_a_listening_port_is_not_free(taken_port: int) -> None:
+    assert not port_is_free(taken_port)
+
+
+def test_free_ports_are_distinct_and_below_the_ephemeral_range(tmp_path: Path) -> None:
+    nodes = plan_nodes(tmp_path, 3, None, {"TLS": "SSL"}, random.Random(1))
+    ports = [port for node in nodes for port in node.ports.values()]
+    assert len(ports) == len(set(ports)) == 9
+    assert all(20_000 <= port < 32_000 for port in ports)
+
+
+def test_an_asked_port_that_is_taken_is_an_error(tmp_path: Path, taken_port: int) -> None:
+    with pytest.raises(LocalBrokerError, match=f"port {taken_port} is taken"):
+        plan_nodes(tmp_path, 1, taken_port, {}, random.Random())
+
+
+def test_a_taken_port_is_never_chosen() -> None:
+    chooser = random.Random(7)
+    first = free_port(set(), random.Random(7))
+    assert free_port({first}, chooser) != first
+
+
+def test_asked_ports_follow_one_another(tmp_path: Path) -> None:
+    base = next(p for p in range(20_000, 32_000, 10) if all(port_is_free(p + i) for i in range(3)))
+    nodes = plan_nodes(tmp_path, 3, base, {}, random.Random())
+    assert [node.ports["BROKER"] for node in nodes] == [base, base + 1, base + 2]
+
+
+@pytest.mark.parametrize(("brokers", "replicas", "in_sync"), [(1, "1", "1"), (3, "3", "2")])
+def test_replication_fits_the_cluster(tmp_path: Path, brokers: int, replicas: str, in_sync: str) -> None:
+    nodes = plan_nodes(tmp_path, brokers, None, {}, random.Random())
+    values = server_properties(nodes[0], nodes, auto_create_topics=True, extra_listeners={}, properties={})
+    assert values["default.replication.factor"] == replicas
+    assert values["offsets.topic.replication.factor"] == replicas
+    assert values["transaction.state.log.replication.factor"] == replicas
+    assert values["transaction.state.log.min.isr"] == in_sync
+    assert values["min.insync.replicas"] == in_sync
+
+
+def test_the_callers_properties_win(tmp_path: Path) -> None:
+    nodes = plan_nodes(tmp_path, 1, None, {"TLS": "SSL"}, random.Random())
+    values = server_properties(
+        nodes[0],
+        nodes,
+        auto_create_topics=False,
+        extra_listeners={"TLS": "SSL"},
+        properties={"num.partitions": "7"},
+    )
+    assert values["num.partitions"] == "7"
+    assert values["auto.create.topics.enable"] == "false"
+    assert "TLS:SSL" in values["listener.security.protocol.map"]
+    assert f"TLS://{nodes[0].address('TLS')}" in values["advertised.listeners"]
+    assert "CONTROLLER" not in values["advertised.listeners"]
+
+
+def test_properties_are_escaped_for_java() -> None:
+    assert format_properties({"a": "x\\y\nz"}) == "a=x\\\\y\\nz\n"
+
+
+def test_ids_are_22_characters_and_no_option() -> None:
+    ids = [random_id() for _ in range(500)]
+    assert len(set(ids)) == 500
+    assert all(len(text) == 22 and not text.startswith("-") for text in ids)
