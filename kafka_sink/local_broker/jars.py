@@ -30,8 +30,8 @@ IVY_SETTINGS_ENV = "KAFKA_CHUNKED_IVY_SETTINGS"
 
 Progress = Callable[[str], None]
 
-# kafka-tools has DumpLogSegments and other classes for run_tool; what it depends on beyond the broker (Connect
-# and Jetty, 45 jars) those do not use.
+# kafka-tools has DumpLogSegments and other classes for run_tool. They do not use what else it depends on:
+# Connect and Jetty, 45 jars.
 _IVY_MODULE = f"""<ivy-module version="2.0">
   <info organisation="kafka-chunked" module="local-broker"/>
   <configurations><conf name="default"/></configurations>
