@@ -90,7 +90,7 @@ class UnitAppender:
             if plan.run == len(unit.partitions):
                 return
             run, row = plan.run, plan.row
-            granted = self._wait_for_memory(plan), plan.refused_stop
+            granted = (self._wait_for_memory(plan), plan.refused_stop) if plan.refused_bytes else None
 
     def _wait_for_memory(self, plan: Plan) -> BatchBuffer:
         self._wake_sender()
@@ -163,11 +163,15 @@ class UnitAppender:
                 self._close(plan, tail)
                 continue
             batch, end = self._new_batch(unit, plan, queue, start, stop, now_ms, granted)
-            granted = None
             if batch is None:
                 break
             self._lease(plan, batch, start, end)
             start = end
+            if granted is not None:
+                # The grant may be smaller than the batch; the next turn looks at it again.
+                break
+            if start < stop:
+                self._close(plan, batch)
         return start
 
     def _new_batch(
