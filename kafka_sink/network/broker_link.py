@@ -1,35 +1,41 @@
-"""One broker's socket and its life: idle, connecting, handshake, ready."""
+"""One broker's connection and its life: resolve, connect, shake hands, negotiate, be ready, and again."""
 
 from __future__ import annotations
 
-import errno
-import os
-import random
-import socket
+import math
+from collections.abc import Callable
 from enum import Enum
-from typing import TYPE_CHECKING
 
-from kafka_sink.errors import BrokerVersionError
 from kafka_sink.model import Node
-from kafka_sink.network import requests
-from kafka_sink.network.connection import Connection, InFlight, OutboundRequest
-from kafka_sink.version import __version__
+from kafka_sink.network.connection import Answered, Connection, InFlight, Phase
+from kafka_sink.network.events import OutboundRequest
+from kafka_sink.network.resolver import Lookup, start_lookup
+from kafka_sink.network.settings import NetworkSettings
+from kafka_sink.network.transport import Address, PlaintextTransport, Transport
 
-if TYPE_CHECKING:
-    from kafka_sink.network.client import NetworkSettings
-
-_RECEIVE_BYTES = 256 * 1024
-_UNSUPPORTED_VERSION = 35
 _JITTER = 0.2
+_MOST_DOUBLINGS = 30
 
 
 class LinkState(Enum):
-    """TLS and SASL will stand between CONNECTING and HANDSHAKE."""
+    """HANDSHAKING is TLS's; NEGOTIATING is ApiVersions and, one day, SASL."""
 
     IDLE = "idle"
+    RESOLVING = "resolving"
     CONNECTING = "connecting"
-    HANDSHAKE = "handshake"
+    HANDSHAKING = "handshaking"
+    NEGOTIATING = "negotiating"
     READY = "ready"
+
+
+_MOVES: dict[LinkState, frozenset[LinkState]] = {
+    LinkState.IDLE: frozenset({LinkState.RESOLVING, LinkState.CONNECTING}),
+    LinkState.RESOLVING: frozenset({LinkState.CONNECTING, LinkState.IDLE}),
+    LinkState.CONNECTING: frozenset({LinkState.HANDSHAKING, LinkState.IDLE}),
+    LinkState.HANDSHAKING: frozenset({LinkState.NEGOTIATING, LinkState.IDLE}),
+    LinkState.NEGOTIATING: frozenset({LinkState.READY, LinkState.IDLE}),
+    LinkState.READY: frozenset({LinkState.IDLE}),
+}
 
 
 class RequestTimeoutError(TimeoutError):
@@ -37,22 +43,39 @@ class RequestTimeoutError(TimeoutError):
 
 
 class BrokerLink:
-    """A connection with its socket, timeouts and reconnect backoff. Times are milliseconds."""
+    """A connection with its stream, timeouts and reconnect backoff. Times are milliseconds.
 
-    def __init__(self, node: Node, settings: NetworkSettings) -> None:
+    ``random`` gives [0, 1) for jitter; ``notify`` ends the poll, from any thread.
+    """
+
+    def __init__(
+        self, node: Node, settings: NetworkSettings, random: Callable[[], float], notify: Callable[[], None]
+    ) -> None:
         self.node = node
         self.state = LinkState.IDLE
-        self.socket: socket.socket | None = None
-        self.api_versions: dict[int, tuple[int, int]] = {}
+        self.transport: Transport | None = None
         self.connect_after_ms = 0.0
+        self.connecting_since_ms = 0.0
         self.throttled_until_ms = 0.0
-        self.idle_close = False
+        self.last_error: Exception | None = None
         self._settings = settings
-        self._connection = Connection(settings.client_id, str(node))
+        self._random = random
+        self._notify = notify
+        self._connection = self._new_connection()
+        self._lookup: Lookup | None = None
+        self._addresses: list[Address] = []
         self._failures = 0
-        self._setup_deadline_ms = 0.0
+        self._setup_deadline_ms = math.inf
         self._last_used_ms = 0.0
-        self._addresses: list[tuple[int, tuple[object, ...]]] = []
+
+    def _new_connection(self) -> Connection:
+        settings = self._settings
+        return Connection(settings.client_id, str(self.node), settings.request_timeout_ms)
+
+    def _move_to(self, state: LinkState) -> None:
+        if state not in _MOVES[self.state]:
+            raise ValueError(f"{self.node} cannot go from {self.state.value} to {state.value}")
+        self.state = state
 
     # -- connecting -------------------------------------------------------------------------------
 
@@ -60,163 +83,187 @@ class BrokerLink:
         """Idle, and no reconnect backoff runs."""
         return self.state is LinkState.IDLE and now_ms >= self.connect_after_ms
 
-    def open(self, now_ms: float) -> socket.socket:
-        """Starts to connect to the next of the host's addresses (client.dns.lookup=use_all_dns_ips).
+    def open(self, now_ms: float) -> None:
+        """Starts to connect to the next of the host's addresses, resolving it when none is left.
 
-        Raises OSError where the name does not resolve or the system refuses at once. Resolution blocks
-        the sender for as long as the system's resolver takes, as in Kafka's Java client.
+        Raises OSError where the system refuses at once. The setup timeout
+        (socket.connection.setup.timeout.ms, KIP-601) runs from here until requests may be sent; Kafka's
+        own client takes the ApiVersions exchange out of it and leaves that to request.timeout.ms.
         """
-        if not self._addresses:
-            found = socket.getaddrinfo(self.node.host, self.node.port, type=socket.SOCK_STREAM)
-            self._addresses = [(family, address) for family, _, _, _, address in found]
-        family, address = self._addresses.pop(0)
-        sock = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            sock.setblocking(False)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if self._settings.send_buffer_bytes > 0:
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self._settings.send_buffer_bytes)
-            if self._settings.receive_buffer_bytes > 0:
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._settings.receive_buffer_bytes)
-            code = sock.connect_ex(address)
-            if code not in (0, errno.EINPROGRESS):
-                raise OSError(code, os.strerror(code))
-        except OSError:
-            sock.close()
-            raise
-        self.socket = sock
-        self.state = LinkState.CONNECTING
+        settings = self._settings
+        self.connecting_since_ms = now_ms
         self._setup_deadline_ms = now_ms + self._grown(
-            self._settings.connection_setup_timeout_ms, self._settings.connection_setup_timeout_max_ms
+            settings.connection_setup_timeout_ms, settings.connection_setup_timeout_max_ms
         )
-        return sock
-
-    def connect_error(self) -> OSError | None:
-        """Why a pending connect failed, None where it succeeded."""
-        if self.socket is None:
-            return ConnectionError("closed")
-        code = self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        return OSError(code, os.strerror(code)) if code else None
-
-    def start_handshake(self, now_ms: float, version: int = requests.API_VERSIONS_VERSIONS[1]) -> None:
-        """Asks for the broker's API versions, before anything else."""
-        self.state = LinkState.HANDSHAKE
-        body = requests.encode_api_versions(version, __version__)
-        timeout = self._settings.request_timeout_ms
-        self.submit(OutboundRequest(requests.API_VERSIONS, version, [body], True, timeout, None), now_ms)
-
-    def on_api_versions(self, request: OutboundRequest, body: memoryview, now_ms: float) -> None:
-        """The handshake's answer. A broker too old for the version says so in version 0's format."""
-        if request.api_version and bytes(body[:2]) == _UNSUPPORTED_VERSION.to_bytes(2, "big"):
-            self.start_handshake(now_ms, version=0)
+        if self._addresses:
+            self._connect()
             return
-        self.api_versions = requests.api_ranges(requests.decode(request.api_key, request.api_version, body))
-        if requests.PRODUCE not in self.api_versions:
-            raise BrokerVersionError(f"{self.node} does not take Produce requests: is it a controller?")
-        self.state = LinkState.READY
-        self._failures = 0
-        self._addresses = []
-        self._last_used_ms = now_ms
+        self._move_to(LinkState.RESOLVING)
+        if self._lookup is None:
+            canonical = settings.canonical_bootstrap and self.node.id < 0
+            self._lookup = start_lookup(self.node.host, self.node.port, canonical, self._notify)
+        self.resolved()
+
+    def resolved(self) -> None:
+        """Goes on where the look-up is done. Raises OSError where it failed."""
+        lookup = self._lookup
+        if self.state is not LinkState.RESOLVING or lookup is None or not lookup.done:
+            return
+        self._lookup = None
+        if lookup.error is not None:
+            raise lookup.error
+        self._addresses = list(lookup.addresses)
+        self._connect()
+
+    def _connect(self) -> None:
+        address = self._addresses.pop(0)
+        self.transport = PlaintextTransport(address, self._settings)
+        self._move_to(LinkState.CONNECTING)
+
+    def writable(self, now_ms: float) -> None:
+        """The stream takes bytes: goes on with connecting where that is under way. Raises as the stream."""
+        if self.transport is not None and self.state is LinkState.CONNECTING:
+            self.transport.connected()
+            self._move_to(LinkState.HANDSHAKING)
+        self._shake_hands(now_ms)
+
+    def _shake_hands(self, now_ms: float) -> None:
+        if self.transport is not None and self.state is LinkState.HANDSHAKING and self.transport.handshake():
+            self._move_to(LinkState.NEGOTIATING)
+            self._connection.start(now_ms)
 
     # -- using ------------------------------------------------------------------------------------
 
     @property
+    def api_versions(self) -> dict[int, tuple[int, int]]:
+        """The broker's versions by API key; empty before it is ready."""
+        return self._connection.api_versions
+
+    @property
     def in_flight(self) -> int:
-        """Requests handed over and not answered."""
-        return len(self._connection.in_flight)
+        """Requests handed over and not done."""
+        return self._connection.in_flight
 
     @property
     def wants_write(self) -> bool:
-        """Whether bytes wait for the socket."""
-        return self._connection.outgoing.pending
+        """Whether the stream should be watched for room."""
+        if self.transport is None:
+            return False
+        connecting = self.state is LinkState.CONNECTING
+        return connecting or self.transport.wants_write or self._connection.outgoing.pending
+
+    def waiting_ms(self, now_ms: float) -> float:
+        """How long the oldest request has been waiting; 0 where there is none."""
+        oldest = self._connection.oldest()
+        return 0.0 if oldest is None else now_ms - oldest.sent_at_ms
 
     def submit(self, request: OutboundRequest, now_ms: float) -> None:
-        """Queues a request."""
-        self._last_used_ms = now_ms
+        """Queues a request. Raises ValueError, and changes nothing, where the link is not ready."""
         self._connection.submit(request, now_ms)
+        self._last_used_ms = now_ms
 
     def flush(self) -> list[InFlight]:
-        """Writes until the socket is full; returns requests that are complete by being written."""
+        """Writes until the stream is full; returns requests that are done by being written."""
         outgoing = self._connection.outgoing
-        while outgoing.pending and self.socket is not None:
-            try:
-                outgoing.advance(self.socket.sendmsg(outgoing.next_buffers()))
-            except (BlockingIOError, InterruptedError):
+        while self.transport is not None and outgoing.pending:
+            sent = self.transport.send(outgoing.next_buffers())
+            if sent == 0:
                 break
+            outgoing.advance(sent)
         return self._connection.written()
 
-    def receive(self) -> list[tuple[InFlight, memoryview]]:
-        """Reads what is there. Raises OSError when the peer closed, ProtocolError for garbage."""
-        if self.socket is None:
-            return []
-        try:
-            data = self.socket.recv(_RECEIVE_BYTES)
-        except (BlockingIOError, InterruptedError):
-            return []
-        if not data:
+    def receive(self, buffer: memoryview, now_ms: float) -> bool:
+        """Reads what is there, once; false where nothing is. Raises ConnectionResetError at the end."""
+        self._shake_hands(now_ms)
+        if self.transport is None or self.state not in (LinkState.NEGOTIATING, LinkState.READY):
+            return False
+        count = self.transport.receive_into(buffer)
+        if count is None:
+            return False
+        if count == 0:
             raise ConnectionResetError(f"{self.node} closed the connection")
-        return self._connection.receive(data)
+        self._connection.receive(buffer[:count])
+        return True
 
-    def throttle(self, until_ms: float) -> None:
-        """KIP-219: the broker answers at once and asks the client to hold back."""
-        self.throttled_until_ms = max(self.throttled_until_ms, until_ms)
+    def next_answer(self, now_ms: float) -> Answered | None:
+        """The next answer; negotiation's own make the link ready. Raises as Connection.next_answer."""
+        answered = self._connection.next_answer(now_ms)
+        if self.state is LinkState.NEGOTIATING and self._connection.phase is Phase.READY:
+            self._move_to(LinkState.READY)
+            self._failures = 0
+            self._addresses = []
+            self.last_error = None
+            self._last_used_ms = now_ms
+        if answered is not None:
+            self._last_used_ms = now_ms
+            self.throttled_until_ms = max(self.throttled_until_ms, now_ms + answered.throttle_ms)
+        return answered
 
     # -- bounds and closing -----------------------------------------------------------------------
 
     def next_deadline_ms(self) -> float:
         """When ``overdue`` may have something to say."""
         if self.state is LinkState.IDLE:
-            return float("inf")
-        deadlines = [self._last_used_ms + self._settings.connections_max_idle_ms]
+            return math.inf
+        oldest = self._connection.oldest()
+        answer_by = math.inf if oldest is None else oldest.sent_at_ms + oldest.request.timeout_ms
         if self.state is not LinkState.READY:
-            deadlines = [self._setup_deadline_ms]
-        if self._connection.in_flight:
-            oldest = self._connection.in_flight[0]
-            deadlines.append(oldest.sent_at_ms + oldest.request.timeout_ms)
-        return min(deadlines)
+            return min(answer_by, self._setup_deadline_ms)
+        if oldest is not None:
+            return answer_by
+        idle = self._settings.connections_max_idle_ms
+        return math.inf if idle < 0 else self._last_used_ms + idle
 
     def overdue(self, now_ms: float) -> Exception | None:
-        """Why the connection must be closed now, if it must."""
+        """Why the connection must be closed now, if it must; None too for one that is merely idle."""
         if self.state is LinkState.IDLE or now_ms < self.next_deadline_ms():
             return None
-        if self._connection.in_flight:
-            oldest = self._connection.in_flight[0]
-            if now_ms >= oldest.sent_at_ms + oldest.request.timeout_ms:
-                return RequestTimeoutError(
-                    f"{self.node} did not answer within kafka.request.timeout.ms = "
-                    f"{oldest.request.timeout_ms:.0f} ms"
-                )
         if self.state is not LinkState.READY:
-            return TimeoutError(f"{self.node} was not connected within the connection setup timeout")
-        if self._connection.in_flight:
-            self._last_used_ms = now_ms
+            waited = now_ms - self.connecting_since_ms
+            return TimeoutError(
+                f"{self.node} was not ready {waited:.0f} ms after connecting began ({self.state.value}); "
+                "kafka.socket.connection.setup.timeout.ms sets this bound"
+            )
+        oldest = self._connection.oldest()
+        if oldest is None:
             return None
-        self.idle_close = True
-        return ConnectionError("idle longer than kafka.connections.max.idle.ms")
+        return RequestTimeoutError(
+            f"{self.node} did not answer within kafka.request.timeout.ms = {oldest.request.timeout_ms:.0f} ms"
+        )
 
-    def failed(self, now_ms: float) -> None:
-        """A try to connect came to nothing; the next waits longer."""
-        self.state = LinkState.IDLE
-        wait = self._grown(self._settings.reconnect_backoff_ms, self._settings.reconnect_backoff_max_ms)
-        # A host's further addresses are tried at once.
-        self.connect_after_ms = now_ms if self._addresses else now_ms + wait
+    def idle_too_long(self, now_ms: float) -> bool:
+        """Ready, nothing in flight, and connections.max.idle.ms has passed."""
+        ready_and_quiet = self.state is LinkState.READY and not self._connection.in_flight
+        return ready_and_quiet and now_ms >= self.next_deadline_ms()
+
+    def close(self, now_ms: float, cause: Exception | None) -> list[tuple[InFlight, bool]]:
+        """Closes the stream; returns the requests that get no answer and whether a byte had left.
+
+        With a ``cause`` it counts as a failure: the next try waits, longer each time, unless the host has
+        further addresses to try.
+        """
+        if self.transport is not None:
+            self.transport.close()
+            self.transport = None
+        lost = self._connection.abandon()
+        self._connection = self._new_connection()
+        if cause is not None:
+            self.last_error = cause
+            self._back_off(now_ms)
+        if self.state is not LinkState.IDLE:
+            self._move_to(LinkState.IDLE)
+        return lost
+
+    def _back_off(self, now_ms: float) -> None:
+        settings = self._settings
+        if self._addresses:
+            self.connect_after_ms = now_ms
+            return
+        self.connect_after_ms = now_ms + self._grown(
+            settings.reconnect_backoff_ms, settings.reconnect_backoff_max_ms
+        )
         self._failures += 1
 
     def _grown(self, base: float, most: float) -> float:
-        grown = min(base * 2 ** min(self._failures, 30), max(most, base))
-        return grown * random.uniform(1 - _JITTER, 1 + _JITTER)
-
-    def close(self, now_ms: float) -> list[tuple[InFlight, bool]]:
-        """Closes the socket; returns the requests that get no answer and whether a byte had left."""
-        if self.socket is not None:
-            self.socket.close()
-            self.socket = None
-        lost = [(entry, self._connection.possibly_sent(entry)) for entry in self._connection.in_flight]
-        self._connection = Connection(self._settings.client_id, str(self.node))
-        if self.idle_close:
-            self.idle_close = False
-            self.state = LinkState.IDLE
-            self.connect_after_ms = now_ms
-        elif self.state is not LinkState.IDLE:
-            self.failed(now_ms)
-        return lost
+        grown = min(base * 2.0 ** min(self._failures, _MOST_DOUBLINGS), max(most, base))
+        return grown * (1 - _JITTER + 2 * _JITTER * self._random())

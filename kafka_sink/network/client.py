@@ -1,7 +1,7 @@
 """Connections to the brokers on one thread: the sender's.
 
 Only ``wakeup`` may be called from elsewhere. It is latched: a byte sits in a socket pair from the first
-call until the next poll drains it, so a wake-up between "nothing to do" and "wait" is not lost, and a
+call until the next poll takes it out, so a wake-up between "nothing to do" and "wait" is not lost, and a
 thousand of them cost one.
 """
 
@@ -14,127 +14,141 @@ import selectors
 import socket
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any
 
-from kafka_sink.errors import BrokerVersionError, KafkaSinkError, ProtocolError
+from kafka_sink.errors import BrokerVersionError, KafkaSinkError
 from kafka_sink.model import Node
-from kafka_sink.network import produce, requests
-from kafka_sink.network.broker_link import BrokerLink, LinkState
-from kafka_sink.network.connection import InFlight, OutboundRequest
+from kafka_sink.network import requests
+from kafka_sink.network.broker_link import BrokerLink, LinkState, RequestTimeoutError
+from kafka_sink.network.connection import Answered
+from kafka_sink.network.events import (
+    NetworkEvent,
+    NodeConnected,
+    NodeDisconnected,
+    OutboundRequest,
+    RequestFailed,
+    ResponseReceived,
+)
+from kafka_sink.network.settings import NetworkSettings
 
-__all__ = ["NetworkClient", "NetworkEvent", "NetworkSettings", "OutboundRequest"]
+__all__ = [
+    "NetworkClient",
+    "NetworkEvent",
+    "NetworkSettings",
+    "NodeConnected",
+    "NodeDisconnected",
+    "OutboundRequest",
+    "RequestFailed",
+    "RequestTimeoutError",
+    "ResponseReceived",
+]
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class NetworkSettings:
-    """The options of the same names; times in milliseconds, sizes in bytes (-1: the system's)."""
-
-    bootstrap_servers: tuple[tuple[str, int], ...]
-    client_id: str
-    max_in_flight: int
-    request_timeout_ms: float
-    reconnect_backoff_ms: float
-    reconnect_backoff_max_ms: float
-    connection_setup_timeout_ms: float
-    connection_setup_timeout_max_ms: float
-    connections_max_idle_ms: float
-    send_buffer_bytes: int
-    receive_buffer_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class ResponseReceived:
-    """An answer, decoded; ``response`` is None for a request that expects none and is written."""
-
-    node_id: int
-    tag: object
-    response: Any
-    latency_ms: float
-
-
-@dataclass(frozen=True, slots=True)
-class RequestFailed:
-    """No answer will come. ``possibly_sent``: the broker may have acted on the request."""
-
-    node_id: int
-    tag: object
-    cause: Exception
-    possibly_sent: bool
-
-
-NetworkEvent = ResponseReceived | RequestFailed
+_RECEIVE_BYTES = 128 * 1024
+# A broker that has been silent for this long is not the one to ask for metadata, if there is another.
+_SUSPICIOUS_MS = 1000.0
+# epoll's longest wait is an int of milliseconds.
+_LONGEST_WAIT_MS = 3_600_000.0
 
 
 class NetworkClient:
-    """A pool of links, one per broker; bootstrap addresses have ids below zero."""
+    """A pool of links, one per broker; bootstrap addresses have ids below zero.
 
-    def __init__(self, settings: NetworkSettings, clock_ms: Callable[[], float]) -> None:
+    ``clock_ms`` is monotonic and read where waiting makes the caller's ``now_ms`` old. ``random`` gives
+    [0, 1) for jitter.
+    """
+
+    def __init__(
+        self,
+        settings: NetworkSettings,
+        clock_ms: Callable[[], float],
+        random: Callable[[], float] = random.random,
+    ) -> None:
         self._settings = settings
         self._clock_ms = clock_ms
+        self._random = random
         self._selector = selectors.DefaultSelector()
-        self._links: dict[int, BrokerLink] = {}
         self._events: list[NetworkEvent] = []
-        self._bootstrap = [
-            Node(-index - 1, host, port) for index, (host, port) in enumerate(settings.bootstrap_servers)
-        ]
-        self._known: dict[int, Node] = {}
-        self._wake_lock = threading.Lock()  # guards the latch
+        self._receive_buffer = memoryview(bytearray(_RECEIVE_BYTES))
+        self._wake_lock = threading.Lock()  # guards _wake_pending, _closed and the pair's one byte
         self._wake_pending = False
+        self._closed = False
         self._wake_reader, self._wake_writer = socket.socketpair()
         self._wake_reader.setblocking(False)
+        self._wake_writer.setblocking(False)
         self._selector.register(self._wake_reader, selectors.EVENT_READ, None)
-        for node in self._bootstrap:
-            self._links[node.id] = BrokerLink(node, settings)
+        self._known: dict[int, Node] = {}
+        self._links: dict[int, BrokerLink] = {}
+        self._bootstrap: list[int] = []
+        for index, (host, port) in enumerate(settings.bootstrap_servers):
+            node = Node(-index - 1, host, port)
+            self._bootstrap.append(node.id)
+            self._links[node.id] = self._new_link(node)
+
+    def _new_link(self, node: Node) -> BrokerLink:
+        return BrokerLink(node, self._settings, self._random, self.wakeup)
 
     # -- nodes ------------------------------------------------------------------------------------
 
     def set_nodes(self, nodes: Iterable[Node]) -> None:
-        """The brokers of the latest metadata; a link whose address changed is closed and made anew."""
+        """The brokers of the latest metadata. A link to a broker that moved is closed and made anew, one
+        to a broker that is gone is closed once nothing is in flight on it."""
         self._known = {node.id: node for node in nodes}
         for node in self._known.values():
             link = self._links.get(node.id)
-            if link is None or (link.node.host, link.node.port) != (node.host, node.port):
-                if link is not None:
+            if link is not None and (link.node.host, link.node.port) != (node.host, node.port):
+                if link.state is not LinkState.IDLE:
                     self._drop(link, ConnectionError(f"broker {node.id} moved to {node.host}:{node.port}"))
-                self._links[node.id] = BrokerLink(node, self._settings)
+                link = None
+            if link is None:
+                self._links[node.id] = self._new_link(node)
+        for node_id in [id_ for id_ in self._links if id_ >= 0 and id_ not in self._known]:
+            link = self._links[node_id]
+            if not link.in_flight:
+                self._discard(link)
+                del self._links[node_id]
 
     def least_loaded_node(self, now_ms: float) -> int | None:
-        """A broker to ask for metadata: a connected one with the fewest requests, else one that may be
-        connected now, else one that is being connected; bootstrap addresses when no broker is usable."""
-        for candidates in (list(self._known), [node.id for node in self._bootstrap]):
+        """A broker to ask for metadata, None while all wait for a reconnect.
+
+        A connected one with the fewest requests; else one being connected, or where that takes long one
+        that may be connected now. The bootstrap addresses stand in when no known broker is usable.
+        Connected brokers that are silent or throttle come last.
+        """
+        for candidates in (self._known, self._bootstrap):
             links = [self._links[node] for node in candidates]
             ready = [link for link in links if link.state is LinkState.READY]
             if ready:
-                return min(ready, key=lambda link: link.in_flight).node.id
+                return min(ready, key=lambda link: self._load(link, now_ms)).node.id
             startable = [link for link in links if link.may_connect(now_ms)]
-            underway = [link for link in links if link.state in (LinkState.CONNECTING, LinkState.HANDSHAKE)]
-            if underway:
-                return underway[0].node.id
+            begun = [link for link in links if link.state is not LinkState.IDLE]
+            lively = [link for link in begun if now_ms - link.connecting_since_ms < _SUSPICIOUS_MS]
+            if lively:
+                return lively[0].node.id
             if startable:
-                return random.choice(startable).node.id
+                return startable[int(self._random() * len(startable))].node.id
+            if begun:
+                return begun[0].node.id
         return None
+
+    def _load(self, link: BrokerLink, now_ms: float) -> tuple[bool, bool, int]:
+        silent = link.waiting_ms(now_ms) > _SUSPICIOUS_MS
+        return silent, now_ms < link.throttled_until_ms, link.in_flight
 
     def ready_for_any(self, node_id: int, now_ms: float) -> bool:
         """Connected, and starts to connect where not; the in-flight window does not matter."""
         link = self._links.get(node_id)
         if link is None:
             return False
-        if link.state is LinkState.IDLE and link.may_connect(now_ms):
-            self._connect(link, now_ms)
+        if link.may_connect(now_ms):
+            self._advance(link, now_ms, lambda: link.open(now_ms))
         return link.state is LinkState.READY
 
     def ready(self, node_id: int, now_ms: float) -> bool:
-        """As ready_for_any, with room in the in-flight window and no throttling."""
-        link = self._links.get(node_id)
-        return (
-            self.ready_for_any(node_id, now_ms)
-            and link is not None
-            and link.in_flight < self._settings.max_in_flight
-            and now_ms >= link.throttled_until_ms
-        )
+        """As ready_for_any, with room in the in-flight window and no throttling (KIP-219)."""
+        if not self.ready_for_any(node_id, now_ms):
+            return False
+        link = self._links[node_id]
+        return link.in_flight < self._settings.max_in_flight and now_ms >= link.throttled_until_ms
 
     def ready_delay_ms(self, node_id: int, now_ms: float) -> float:
         """Until ``ready`` may change by time alone; infinite where an event must come first."""
@@ -146,155 +160,186 @@ class NetworkClient:
         return max(0.0, link.throttled_until_ms - now_ms) or math.inf
 
     def connect_delay_ms(self, now_ms: float) -> float:
-        """Until any broker may be connected to again."""
+        """Until any broker may be connected to again; infinite where none waits."""
         idle = (link for link in self._links.values() if link.state is LinkState.IDLE)
-        waits = [link.connect_after_ms - now_ms for link in idle]
-        return max(0.0, min(waits, default=math.inf))
+        return max(0.0, min((link.connect_after_ms - now_ms for link in idle), default=math.inf))
 
     def api_version(self, node_id: int, api_key: int, ours: tuple[int, int]) -> int:
         """The newest version both sides speak. Raises BrokerVersionError where there is none."""
-        low, high = self._links[node_id].api_versions.get(api_key, (0, -1))
+        link = self._links[node_id]
+        low, high = link.api_versions.get(api_key, (0, -1))
         version = min(high, ours[1])
         if version < max(low, ours[0]):
             raise BrokerVersionError(
-                f"broker {self._links[node_id].node} speaks API {api_key} in versions {low} to {high}, "
-                f"this sink in {ours[0]} to {ours[1]}; Apache Kafka 2.1 or later is needed"
+                f"broker {link.node} speaks {requests.API_NAMES.get(api_key, api_key)} in versions {low} to "
+                f"{high}, this sink in {ours[0]} to {ours[1]}; Apache Kafka 2.1 or later is needed"
             )
         return version
 
     def in_flight(self, node_id: int) -> int:
-        """Requests handed over and not answered."""
+        """Requests handed over and not done."""
         link = self._links.get(node_id)
         return 0 if link is None else link.in_flight
+
+    def connection_errors(self) -> dict[Node, Exception]:
+        """Why brokers that are not connected are not: the last error of each, for messages."""
+        return {link.node: link.last_error for link in self._links.values() if link.last_error is not None}
 
     # -- I/O --------------------------------------------------------------------------------------
 
     def send(self, node_id: int, request: OutboundRequest, now_ms: float) -> None:
-        """Hands a request to a ready link and writes what the socket takes at once."""
-        link = self._links[node_id]
+        """Hands a request to a ready link and writes what the stream takes at once; never blocks.
+
+        Raises ValueError, and changes nothing, where the link is not ready. A broken stream is told by
+        the next poll.
+        """
+        link = self._links.get(node_id)
+        if link is None:
+            raise ValueError(f"no broker {node_id} is known")
         link.submit(request, now_ms)
-        self._write(link)
+        self._advance(link, now_ms, lambda: self._flush(link))
 
     def poll(self, timeout_ms: float, now_ms: float) -> list[NetworkEvent]:
-        """Waits up to ``timeout_ms`` for sockets or a wake-up; returns all that happened."""
-        timeout = min([timeout_ms, *(link.next_deadline_ms() - now_ms for link in self._links.values())])
-        if self._events:
-            timeout = 0.0
-        for key, mask in self._selector.select(max(timeout, 0.0) / 1000):
-            if key.data is None:
-                self._drain_wakeups()
-                continue
-            link: BrokerLink = key.data
-            if mask & selectors.EVENT_WRITE:
-                self._writable(link)
-            if mask & selectors.EVENT_READ and link.socket is not None:
-                self._readable(link)
-        self._check_deadlines(self._clock_ms())
+        """Waits up to ``timeout_ms`` for sockets, deadlines or a wake-up; returns all that happened."""
+        deadline = min((link.next_deadline_ms() for link in self._links.values()), default=math.inf)
+        wait = 0.0 if self._events else max(0.0, min(timeout_ms, deadline - now_ms, _LONGEST_WAIT_MS))
+        for key, mask in self._selector.select(wait / 1000):
+            link = key.data
+            if link is None:
+                self._take_wakeup()
+            else:
+                self._serve(link, mask)
+        now_ms = self._clock_ms()
+        for link in list(self._links.values()):
+            self._check(link, now_ms)
         events, self._events = self._events, []
         return events
 
     def wakeup(self) -> None:
-        """Ends a poll under way, or the next one at once. Any thread."""
+        """Ends a poll under way, or the next one at once. Any thread, also after close."""
         with self._wake_lock:
-            if self._wake_pending:
+            if self._wake_pending or self._closed:
                 return
             self._wake_pending = True
-        try:
             self._wake_writer.send(b"\0")
-        except OSError:
-            _log.debug("wake-up after close")
 
-    def _drain_wakeups(self) -> None:
-        # The latch opens before the caller looks at its queues: what is added after this look wakes anew.
+    def _take_wakeup(self) -> None:
+        # The latch opens before the caller looks at its queues: what is added after that look wakes anew,
+        # what was added before is found by it. Byte and flag change together under the lock, so there is
+        # never a second byte, and never a flag without one.
         with self._wake_lock:
             self._wake_pending = False
-            self._wake_reader.recv(64)
+            self._wake_reader.recv(1)
 
-    def _connect(self, link: BrokerLink, now_ms: float) -> None:
-        try:
-            sock = link.open(now_ms)
-        except OSError as error:
-            link.failed(now_ms)
-            _log.debug("cannot connect to %s: %s", link.node, error)
+    def _serve(self, link: BrokerLink, mask: int) -> None:
+        now_ms = self._clock_ms()
+        if mask & selectors.EVENT_WRITE:
+            self._advance(link, now_ms, lambda: self._write(link, now_ms))
+        if mask & selectors.EVENT_READ:
+            self._advance(link, now_ms, lambda: self._read(link, now_ms))
+
+    def _check(self, link: BrokerLink, now_ms: float) -> None:
+        """What comes due by time, and look-ups that another thread has finished."""
+        if link.state is LinkState.RESOLVING:
+            self._advance(link, now_ms, link.resolved)
+        if link.idle_too_long(now_ms):
+            self._discard(link)
             return
-        self._selector.register(sock, selectors.EVENT_WRITE, link)
+        cause = link.overdue(now_ms)
+        if cause is not None:
+            self._drop(link, cause)
 
-    def _writable(self, link: BrokerLink) -> None:
-        if link.state is LinkState.CONNECTING:
-            error = link.connect_error()
-            if error is not None:
-                self._drop(link, error)
-                return
-            link.start_handshake(self._clock_ms())
-        self._write(link)
-
-    def _write(self, link: BrokerLink) -> None:
-        if link.socket is None:
-            return
+    def _advance(self, link: BrokerLink, now_ms: float, step: Callable[[], None]) -> None:
+        """One step of a link; what goes wrong in it ends the connection and nothing else."""
+        before = link.transport
         try:
-            done = link.flush()
-        except OSError as error:
-            self._drop(link, error)
-            return
-        for entry in done:
-            self._answered(link, entry, None)
-        interest = selectors.EVENT_READ | (selectors.EVENT_WRITE if link.wants_write else 0)
-        self._selector.modify(link.socket, interest, link)
-
-    def _readable(self, link: BrokerLink) -> None:
-        try:
-            for entry, body in link.receive():
-                self._on_frame(link, entry, body)
+            step()
         except (OSError, KafkaSinkError) as error:
             self._drop(link, error)
-
-    def _on_frame(self, link: BrokerLink, entry: InFlight, body: memoryview) -> None:
-        request = entry.request
-        if link.state is LinkState.HANDSHAKE:
-            link.on_api_versions(request, body, self._clock_ms())
-            self._write(link)
             return
-        try:
-            if request.api_key == requests.PRODUCE:
-                response: Any = produce.decode_produce_response(request.api_version, body)
-                throttle = response.throttle_time_ms
-            else:
-                response = requests.decode(request.api_key, request.api_version, body)
-                throttle = getattr(response, "throttle_time_ms", 0) or 0
-        except ProtocolError as error:
-            # Its place in the queue is gone, so it fails here; the rest fails with the connection.
-            self._events.append(RequestFailed(link.node.id, request.tag, error, possibly_sent=True))
-            raise
-        link.throttle(self._clock_ms() + throttle)
-        self._answered(link, entry, response)
+        self._watch(link, new=before is None)
 
-    def _answered(self, link: BrokerLink, entry: InFlight, response: Any) -> None:
-        latency = self._clock_ms() - entry.sent_at_ms
-        self._events.append(ResponseReceived(link.node.id, entry.request.tag, response, latency))
+    def _write(self, link: BrokerLink, now_ms: float) -> None:
+        link.writable(now_ms)
+        self._flush(link)
 
-    def _check_deadlines(self, now_ms: float) -> None:
-        for link in self._links.values():
-            cause = link.overdue(now_ms)
-            if cause is not None:
-                self._drop(link, cause)
+    def _flush(self, link: BrokerLink) -> None:
+        for entry in link.flush():
+            latency = self._clock_ms() - entry.sent_at_ms
+            self._events.append(ResponseReceived(link.node.id, entry.request.tag, None, latency))
+
+    def _read(self, link: BrokerLink, now_ms: float) -> None:
+        while link.receive(self._receive_buffer, now_ms):
+            was_ready = link.state is LinkState.READY
+            answered = link.next_answer(now_ms)
+            if link.state is LinkState.READY and not was_ready:
+                self._events.append(NodeConnected(link.node.id))
+            while answered is not None:
+                self._answered(link, answered, now_ms)
+                answered = link.next_answer(now_ms)
+            if link.transport is None or not link.transport.buffered:
+                break
+        self._flush(link)
+
+    def _answered(self, link: BrokerLink, answered: Answered, now_ms: float) -> None:
+        entry, response = answered.entry, answered.response
+        tag = entry.request.tag
+        if isinstance(response, requests.MetadataAnswer) and response.error_code:
+            if response.error_code == requests.REBOOTSTRAP_REQUIRED:
+                self._known = {}
+            cause = KafkaSinkError(f"{link.node} answered Metadata with error {response.error_code}")
+            self._events.append(RequestFailed(link.node.id, tag, cause, possibly_sent=True))
+            return
+        latency = now_ms - entry.sent_at_ms
+        self._events.append(ResponseReceived(link.node.id, tag, response, latency))
+
+    def _watch(self, link: BrokerLink, *, new: bool) -> None:
+        """Tells the selector what to look for; only when that changed, for each costs a system call."""
+        if link.transport is None:
+            return
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if link.wants_write else 0)
+        if new:
+            self._selector.register(link.transport, events, link)
+        elif self._selector.get_key(link.transport).events != events:
+            self._selector.modify(link.transport, events, link)
+
+    # -- the end ----------------------------------------------------------------------------------
+
+    def _discard(self, link: BrokerLink) -> None:
+        """Closes a link that nobody waits for; no failure, hence no backoff."""
+        self._unwatch(link)
+        link.close(self._clock_ms(), None)
 
     def _drop(self, link: BrokerLink, cause: Exception) -> None:
-        """Closes a link; all its requests fail, told apart by whether a byte of them had left."""
-        if link.socket is not None:
-            self._selector.unregister(link.socket)
-        if link.state is not LinkState.IDLE and not link.idle_close:
-            _log.info("connection to %s lost: %s", link.node, cause)
-        for entry, possibly_sent in link.close(self._clock_ms()):
-            if entry.request.tag is not None:
-                self._events.append(RequestFailed(link.node.id, entry.request.tag, cause, possibly_sent))
+        """Closes a broken link; its requests fail, told apart by whether a byte of them had left."""
+        node_id = link.node.id
+        _log.log(
+            logging.INFO if link.state is LinkState.READY else logging.DEBUG,
+            "connection to %s lost (%s): %s",
+            link.node,
+            link.state.value,
+            cause,
+        )
+        self._unwatch(link)
+        for entry, possibly_sent in link.close(self._clock_ms(), cause):
+            self._events.append(RequestFailed(node_id, entry.request.tag, cause, possibly_sent))
+        self._events.append(NodeDisconnected(node_id, cause))
+
+    def _unwatch(self, link: BrokerLink) -> None:
+        # A transport whose constructor failed, or that was never registered, is not there.
+        if link.transport is not None and link.transport.fileno() in self._selector.get_map():
+            self._selector.unregister(link.transport)
 
     def close(self) -> None:
-        """Closes every socket at once; requests without an answer stay without one."""
+        """Closes every socket at once and waits for nothing; requests without an answer stay without one."""
+        with self._wake_lock:
+            if self._closed:
+                return
+            self._closed = True
         for link in self._links.values():
-            if link.socket is not None:
-                self._selector.unregister(link.socket)
-            link.close(self._clock_ms())
+            self._discard(link)
         self._links.clear()
+        self._known.clear()
         self._selector.close()
         self._wake_reader.close()
         self._wake_writer.close()

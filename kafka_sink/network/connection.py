@@ -1,43 +1,64 @@
 """One broker connection without its socket: bytes in, answers out; requests in, buffers out.
 
-Kafka answers in order, so requests wait in a queue; anything else than the answer to the oldest one is a
-ProtocolError, after which the connection must be closed.
+Kafka answers in order, so requests wait in a queue, and anything else than the answer to the oldest one
+is a ProtocolError, after which the connection is closed and everything in flight fails.
 """
 
 from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
 
-from kafka_sink.errors import ProtocolError
-from kafka_sink.network import requests
+from kafka_sink.errors import BrokerVersionError, ProtocolError
+from kafka_sink.network import produce, requests
+from kafka_sink.network.events import Buffer, OutboundRequest
+from kafka_sink.network.outgoing import Outgoing
+from kafka_sink.network.wire import correlation_id
+from kafka_sink.version import __version__
 
-# The largest Metadata answers are some MiB; nothing near this is sane.
-MAX_FRAME_BYTES = 100 * 1024 * 1024
-# IOV_MAX on Linux; one sendmsg takes no more buffers.
-MAX_BUFFERS_PER_SEND = 1024
 _LENGTH = struct.Struct(">i")
+_MIB = 1024 * 1024
+_UNSUPPORTED_VERSION = 35
 
-Buffer = bytes | memoryview
+_DECODERS: dict[int, Callable[[int, bytes], Any]] = {
+    requests.PRODUCE: produce.decode_produce,
+    requests.METADATA: requests.decode_metadata,
+    requests.API_VERSIONS: requests.decode_api_versions,
+    requests.INIT_PRODUCER_ID: requests.decode_init_producer_id,
+}
+# The largest answer that is believed, by API. Decoding turns a byte into as many as fifty, so the bounds
+# follow what brokers send: 100,000 partitions make a Metadata answer of 5 MiB, and only the errors of
+# single records (KIP-467) make a Produce answer of more than some kilobytes.
+MAX_FRAME_BYTES: dict[int, int] = {
+    requests.PRODUCE: 16 * _MIB,
+    requests.METADATA: 100 * _MIB,
+    requests.API_VERSIONS: _MIB,
+    requests.INIT_PRODUCER_ID: 64 * 1024,
+}
+_SHORTEST_FRAME = 4
+# Versions from which brokers answer first and ask the client to hold back (KIP-219); before, they waited.
+_FIRST_CLIENT_THROTTLED = {
+    requests.PRODUCE: 6,
+    requests.METADATA: 6,
+    requests.API_VERSIONS: 2,
+    requests.INIT_PRODUCER_ID: 1,
+}
 
 
-@dataclass(slots=True)
-class OutboundRequest:
-    """A request's body as buffers; ``timeout_ms`` counts from when it is handed over."""
+class Phase(Enum):
+    """What the connection is at. SASL will stand between the two, as it does on the wire."""
 
-    api_key: int
-    api_version: int
-    body: Sequence[Buffer]
-    expects_response: bool
-    timeout_ms: float
-    tag: object
+    NEGOTIATING = "negotiating"
+    READY = "ready"
 
 
 @dataclass(slots=True)
 class InFlight:
-    """A request handed to a connection. ``end`` is its last byte's place in the outgoing stream."""
+    """A request handed to a connection. ``begin`` and ``end`` are its place in the outgoing stream."""
 
     request: OutboundRequest
     correlation_id: int
@@ -46,119 +67,165 @@ class InFlight:
     end: int
 
 
-@dataclass(slots=True)
-class Outgoing:
-    """Buffers still to be written; ``offset`` bytes of the first are gone."""
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """The answer to a request; ``throttle_ms`` is how long to hold back from now on."""
 
-    buffers: list[Buffer] = field(default_factory=list)
-    index: int = 0
-    offset: int = 0
-    queued_bytes: int = 0
-    written_bytes: int = 0
-
-    def add(self, buffers: Sequence[Buffer]) -> None:
-        """Queues more."""
-        if self.index and self.index == len(self.buffers):
-            self.buffers.clear()
-            self.index = 0
-        self.buffers += buffers
-        self.queued_bytes += sum(map(len, buffers))
-
-    @property
-    def pending(self) -> bool:
-        """Whether anything is left."""
-        return self.written_bytes < self.queued_bytes
-
-    def next_buffers(self) -> list[Buffer]:
-        """What one sendmsg may take now."""
-        part = self.buffers[self.index : self.index + MAX_BUFFERS_PER_SEND]
-        if self.offset:
-            part[0] = memoryview(part[0])[self.offset :]
-        return part
-
-    def advance(self, sent: int) -> None:
-        """``sent`` bytes are written; resumes in mid-buffer."""
-        self.written_bytes += sent
-        left = sent + self.offset
-        index = self.index
-        buffers = self.buffers
-        while index < len(buffers) and left >= len(buffers[index]):
-            left -= len(buffers[index])
-            # The chunk may go back to the pool once its answer is in; no view of it must linger.
-            buffers[index] = b""
-            index += 1
-        self.index = index
-        self.offset = left
+    entry: InFlight
+    response: Any
+    throttle_ms: int
 
 
 class Connection:
-    """Protocol state of one connection. Raises ProtocolError on what no broker sends."""
+    """Protocol state of one connection; the time comes in as milliseconds.
 
-    def __init__(self, client_id: str, name: str) -> None:
+    Feed it with ``receive`` and take answers from ``next_answer`` until there is none; hand requests to
+    ``submit`` and write what ``outgoing`` holds. After a ProtocolError only ``abandon`` is of use.
+    """
+
+    def __init__(self, client_id: str, name: str, request_timeout_ms: float) -> None:
         self.outgoing = Outgoing()
-        self.in_flight: deque[InFlight] = deque()
+        self.phase = Phase.NEGOTIATING
+        self.api_versions: dict[int, tuple[int, int]] = {}
         self._client_id = client_id
         self._name = name
+        self._request_timeout_ms = request_timeout_ms
+        self._awaiting: deque[InFlight] = deque()
+        # Requests without an answer have a queue of their own: they are done when written, in any case.
+        self._unanswered: deque[InFlight] = deque()
         self._next_correlation = 0
-        self._buffer = bytearray()
+        self._received = bytearray()
 
-    def submit(self, request: OutboundRequest, now_ms: float) -> InFlight:
-        """Queues a request's bytes. One that expects no answer is done once written."""
+    # -- requests ---------------------------------------------------------------------------------
+
+    def start(self, now_ms: float) -> None:
+        """Asks for the broker's API versions, before anything else."""
+        self._ask_versions(requests.API_VERSIONS_VERSIONS[1], now_ms)
+
+    def _ask_versions(self, version: int, now_ms: float) -> None:
+        body = [requests.encode_api_versions(version, __version__)]
+        timeout = self._request_timeout_ms
+        self._queue(OutboundRequest(requests.API_VERSIONS, version, body, True, timeout, None), now_ms)
+
+    def submit(self, request: OutboundRequest, now_ms: float) -> None:
+        """Queues a request. Raises ValueError, and changes nothing, before the connection is ready."""
+        if self.phase is not Phase.READY:
+            raise ValueError(f"{self._name} is not ready for requests")
+        self._queue(request, now_ms)
+
+    def _queue(self, request: OutboundRequest, now_ms: float) -> None:
         correlation = self._next_correlation
-        self._next_correlation = (correlation + 1) & 0x7FFFFFFF
         header = requests.encode_header(request.api_key, request.api_version, correlation, self._client_id)
+        self._next_correlation = (correlation + 1) & 0x7FFFFFFF
         size = len(header) + sum(map(len, request.body))
         begin = self.outgoing.queued_bytes
-        self.outgoing.add([_LENGTH.pack(size) + header, *request.body])
-        entry = InFlight(request, correlation, now_ms, begin, begin + size + 4)
-        self.in_flight.append(entry)
-        return entry
+        buffers: list[Buffer] = [_LENGTH.pack(size) + header, *request.body]
+        self.outgoing.add(buffers)
+        entry = InFlight(request, correlation, now_ms, begin, begin + _LENGTH.size + size)
+        (self._awaiting if request.expects_response else self._unanswered).append(entry)
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that are neither answered nor, where they expect no answer, written."""
+        return len(self._awaiting) + len(self._unanswered)
+
+    def oldest(self) -> InFlight | None:
+        """The request that waits longest."""
+        heads = [queue[0] for queue in (self._awaiting, self._unanswered) if queue]
+        return min(heads, key=lambda entry: entry.begin, default=None)
 
     def written(self) -> list[InFlight]:
-        """Requests without an answer whose bytes are all written: they are complete."""
+        """Requests without an answer whose bytes have all been written since the last call."""
         done = []
-        while (
-            self.in_flight
-            and not self.in_flight[0].request.expects_response
-            and self.in_flight[0].end <= self.outgoing.written_bytes
-        ):
-            done.append(self.in_flight.popleft())
+        while self._unanswered and self._unanswered[0].end <= self.outgoing.written_bytes:
+            done.append(self._unanswered.popleft())
         return done
 
-    def receive(self, data: bytes) -> list[tuple[InFlight, memoryview]]:
-        """Takes received bytes in pieces of any size; returns the answers they complete, bodies only."""
-        self._buffer += data
-        answers = []
-        at = 0
-        while len(self._buffer) - at >= 4:
-            (size,) = _LENGTH.unpack_from(self._buffer, at)
-            if not 4 <= size <= MAX_FRAME_BYTES:
-                raise ProtocolError(
-                    f"{self._name} sent a frame length of {size} bytes: not a Kafka broker, a TLS port, "
-                    "or a broken connection"
-                )
-            if len(self._buffer) - at - 4 < size:
-                break
-            payload = memoryview(bytes(self._buffer[at + 4 : at + 4 + size]))
-            at += 4 + size
-            answers.append(self._match(payload))
-        del self._buffer[:at]
-        return answers
+    # -- answers ----------------------------------------------------------------------------------
 
-    def _match(self, payload: memoryview) -> tuple[InFlight, memoryview]:
-        (correlation,) = _LENGTH.unpack_from(payload)
-        if not self.in_flight:
-            raise ProtocolError(f"{self._name} answered (id {correlation}) where nothing was asked")
-        entry = self.in_flight[0]
-        if correlation != entry.correlation_id:
+    def receive(self, data: bytes | bytearray | memoryview) -> None:
+        """Takes received bytes, in pieces of any size; nothing is allocated for bytes that may come."""
+        self._received += data
+
+    def next_answer(self, now_ms: float) -> Answered | None:
+        """The next complete answer, None where bytes are missing.
+
+        Negotiation's own answers are acted upon and not returned. Raises ProtocolError for what no broker
+        sends, BrokerVersionError where the broker takes no Produce requests. A request whose answer cannot
+        be read stays in flight, for ``abandon`` to report.
+        """
+        while True:
+            payload = self._next_payload()
+            if payload is None:
+                return None
+            entry = self._awaiting[0]
+            request = entry.request
+            try:
+                response = _DECODERS[request.api_key](request.api_version, payload)
+            except ProtocolError as error:
+                raise ProtocolError(f"{self._name}: {error}") from error
+            self._awaiting.popleft()
+            if self.phase is Phase.NEGOTIATING:
+                self._on_versions(request.api_version, response, now_ms)
+                continue
+            throttled = request.api_version >= _FIRST_CLIENT_THROTTLED[request.api_key]
+            return Answered(entry, response, max(0, response.throttle_time_ms) if throttled else 0)
+
+    def _next_payload(self) -> bytes | None:
+        received = self._received
+        if not received:
+            return None
+        if not self._awaiting or self._awaiting[0].end > self.outgoing.written_bytes:
+            raise ProtocolError(f"{self._name} sent bytes where nothing was asked")
+        if len(received) < _LENGTH.size:
+            return None
+        (size,) = _LENGTH.unpack_from(received)
+        most = MAX_FRAME_BYTES[self._awaiting[0].request.api_key]
+        if not _SHORTEST_FRAME <= size <= most:
             raise ProtocolError(
-                f"{self._name} answered correlation id {correlation} where {entry.correlation_id} is due"
+                f"{self._name} sent an answer of {size} bytes where {_SHORTEST_FRAME} to {most} are sane: "
+                "no Kafka broker, or one that expects TLS"
             )
-        self.in_flight.popleft()
-        request = entry.request
-        size = requests.response_header_size(request.api_key, request.api_version, payload)
-        return entry, payload[size:]
+        self._check_correlation(received)
+        end = _LENGTH.size + size
+        if len(received) < end:
+            return None
+        with memoryview(received) as view:
+            payload = bytes(view[_LENGTH.size : end])
+        del received[:end]
+        return payload
 
-    def possibly_sent(self, entry: InFlight) -> bool:
-        """Whether any byte of the request has left: only then may the broker have acted on it."""
-        return self.outgoing.written_bytes > entry.begin
+    def _check_correlation(self, received: bytearray) -> None:
+        """As soon as the id is there, before the rest of a wrong frame is waited for."""
+        head = bytes(received[_LENGTH.size : 2 * _LENGTH.size])
+        if len(head) < _LENGTH.size:
+            return
+        got, due = correlation_id(head), self._awaiting[0].correlation_id
+        if got != due:
+            raise ProtocolError(f"{self._name} answered correlation id {got} where {due} is due")
+
+    def _on_versions(self, version: int, answer: requests.ApiVersionsAnswer, now_ms: float) -> None:
+        if answer.error_code == _UNSUPPORTED_VERSION and version > 0:
+            # Too old a broker says so in version 0's format; every broker speaks version 0.
+            self._ask_versions(0, now_ms)
+            return
+        if answer.error_code:
+            raise ProtocolError(f"{self._name} answered ApiVersions with error {answer.error_code}")
+        if requests.PRODUCE not in answer.ranges:
+            raise BrokerVersionError(f"{self._name} does not take Produce requests: is it a controller?")
+        self.api_versions = answer.ranges
+        self.phase = Phase.READY
+
+    # -- the end ----------------------------------------------------------------------------------
+
+    def abandon(self) -> list[tuple[InFlight, bool]]:
+        """Everything in flight, in the order it was handed over, and whether bytes of it had left.
+
+        Negotiation's own requests are left out. A broker acts on whole requests only; that one byte counts
+        as possibly sent errs on the safe side.
+        """
+        lost = sorted((*self._awaiting, *self._unanswered), key=lambda entry: entry.begin)
+        self._awaiting.clear()
+        self._unanswered.clear()
+        negotiated = self.phase is Phase.READY
+        return [(entry, entry.begin < self.outgoing.written_bytes) for entry in lost if negotiated]

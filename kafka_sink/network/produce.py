@@ -9,15 +9,17 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from kafka.protocol.producer import ProduceResponse
 
-from kafka_sink.errors import ProtocolError
 from kafka_sink.model import Node
+from kafka_sink.network.wire import read_body, read_response
 
 VERSIONS = (3, 13)
 LAST_VERSION_WITH_NAMES = 12
 _FIRST_FLEXIBLE = 9
+_TOPIC_ID_BYTES = 16
 
 PartitionData = tuple[int, Sequence[memoryview], int]
 TopicData = tuple[str, bytes | None, Sequence[PartitionData]]
@@ -56,7 +58,14 @@ def produce_body(
     transactional_id: str | None,
     topics: Sequence[TopicData],
 ) -> list[bytes | memoryview]:
-    """The request body as buffers for scatter-gather; a partition is (index, batch buffers, bytes)."""
+    """The request body as buffers for scatter-gather: small heads between the batches' own buffers.
+
+    A topic is (name, id or None, partitions), a partition is (index, buffers of its batch, their bytes in
+    all). Buffers are bytes or memoryviews of bytes and are not copied. Raises ValueError for a version
+    outside of VERSIONS, or for a topic without an id where the version needs one.
+    """
+    if not VERSIONS[0] <= version <= VERSIONS[1]:
+        raise ValueError(f"Produce v{version} is not one of {VERSIONS[0]} to {VERSIONS[1]}")
     if version >= _FIRST_FLEXIBLE:
         return _flexible_body(version, acks, timeout_ms, transactional_id, topics)
     return _classic_body(acks, timeout_ms, transactional_id, topics)
@@ -88,8 +97,8 @@ def _flexible_body(
     out: list[bytes | memoryview] = []
     for name, topic_id, partitions in topics:
         if version > LAST_VERSION_WITH_NAMES:
-            if topic_id is None:
-                raise ValueError(f"topic {name!r} has no id, which Produce v{version} needs")
+            if topic_id is None or len(topic_id) != _TOPIC_ID_BYTES:
+                raise ValueError(f"topic {name!r} has no id of 16 bytes, which Produce v{version} needs")
             pending += topic_id
         else:
             pending += _compact_string(name)
@@ -122,39 +131,46 @@ def _uvarint(value: int) -> bytes:
     return bytes(out)
 
 
-def decode_produce_response(version: int, body: memoryview) -> ProduceAnswer:
-    """Raises ProtocolError for anything that is not a Produce response of this version."""
-    try:
-        response = ProduceResponse.decode(bytes(body), version=version)
-        partitions = tuple(
-            _partition(version, topic, partition)
-            for topic in response.responses
-            for partition in topic.partition_responses
-        )
-        endpoints = tuple(
-            Node(int(node.node_id), str(node.host), int(node.port), node.rack)
-            for node in (getattr(response, "node_endpoints", None) or ())
-        )
-        return ProduceAnswer(partitions, int(response.throttle_time_ms or 0), endpoints)
-    except Exception as error:  # whatever a decoder makes of garbage
-        raise ProtocolError(f"an answer to Produce v{version} cannot be read: {error!r}") from error
+def decode_produce_response(version: int, body: bytes | memoryview) -> ProduceAnswer:
+    """A response body without its header. Raises ProtocolError for anything that is not one."""
+    return read_body(ProduceResponse, version, bytes(body), lambda response: _answer(version, response))
 
 
-def _partition(version: int, topic: object, partition: object) -> ProducePartitionResponse:
-    leader = getattr(partition, "current_leader", None)
-    known = leader is not None and leader.leader_id is not None and leader.leader_id >= 0
-    topic_id = getattr(topic, "topic_id", None)
+def decode_produce(version: int, payload: bytes) -> ProduceAnswer:
+    """As decode_produce_response, for a payload that starts with its header."""
+    return read_response(ProduceResponse, version, payload, lambda response: _answer(version, response))
+
+
+def _answer(version: int, response: Any) -> ProduceAnswer:
+    partitions = tuple(
+        _partition(version, topic, partition)
+        for topic in response.responses
+        for partition in topic.partition_responses
+    )
+    endpoints = tuple(
+        Node(int(node.node_id), str(node.host), int(node.port), node.rack)
+        for node in response.node_endpoints or ()
+    )
+    return ProduceAnswer(partitions, int(response.throttle_time_ms), endpoints)
+
+
+def _partition(version: int, topic: Any, partition: Any) -> ProducePartitionResponse:
     by_id = version > LAST_VERSION_WITH_NAMES
-    errors = getattr(partition, "record_errors", None) or ()
+    leader = partition.current_leader
     return ProducePartitionResponse(
-        topic=None if by_id else str(topic.name),  # type: ignore[attr-defined]  # generated class
-        topic_id=getattr(topic_id, "bytes", topic_id) if by_id else None,
-        partition=int(partition.index),  # type: ignore[attr-defined]  # generated class
-        error_code=int(partition.error_code),  # type: ignore[attr-defined]  # generated class
-        base_offset=int(partition.base_offset),  # type: ignore[attr-defined]  # generated class
-        log_append_time_ms=int(getattr(partition, "log_append_time_ms", -1)),
-        log_start_offset=int(getattr(partition, "log_start_offset", -1)),
-        error_message=getattr(partition, "error_message", None),
-        record_errors=tuple((int(e.batch_index), e.batch_index_error_message) for e in errors),
-        current_leader=(int(leader.leader_id), int(leader.leader_epoch)) if known else None,
+        topic=None if by_id else str(topic.name),
+        topic_id=bytes(topic.topic_id.bytes) if by_id and topic.topic_id is not None else None,
+        partition=int(partition.index),
+        error_code=int(partition.error_code),
+        base_offset=int(partition.base_offset),
+        log_append_time_ms=int(partition.log_append_time_ms),
+        log_start_offset=int(partition.log_start_offset),
+        error_message=partition.error_message,
+        record_errors=tuple(
+            (int(error.batch_index), error.batch_index_error_message)
+            for error in partition.record_errors or ()
+        ),
+        current_leader=(
+            (int(leader.leader_id), int(leader.leader_epoch)) if leader and leader.leader_id >= 0 else None
+        ),
     )

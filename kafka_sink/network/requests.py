@@ -1,6 +1,6 @@
-"""Protocol messages other than the Produce body, through kafka-python's codecs.
+"""Requests other than Produce, and their answers as the project's own values.
 
-What its decoders raise on a malformed answer becomes ProtocolError here, at the boundary.
+kafka-python encodes and decodes; its objects do not leave this module.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from kafka.protocol.metadata import (
 from kafka.protocol.producer import InitProducerIdRequest, InitProducerIdResponse, ProduceRequest
 
 from kafka_sink.cluster.metadata import MetadataUpdate
-from kafka_sink.errors import ProtocolError
-from kafka_sink.model import Node, PartitionInfo, TopicMetadata
+from kafka_sink.model import NO_LEADER, UNKNOWN_EPOCH, Node, PartitionInfo, TopicMetadata
+from kafka_sink.network.wire import read_response
 
 PRODUCE = 0
 METADATA = 3
@@ -28,30 +28,52 @@ INIT_PRODUCER_ID = 22
 
 # Version 4 is the first that can forbid auto-creation; 10 brings topic ids.
 METADATA_VERSIONS = (4, int(MetadataRequest.max_version))
-INIT_PRODUCER_ID_VERSIONS = (0, min(5, int(InitProducerIdRequest.max_version)))
-API_VERSIONS_VERSIONS = (0, min(4, int(ApiVersionsRequest.max_version)))
+INIT_PRODUCER_ID_VERSIONS = (0, int(InitProducerIdRequest.max_version))
+API_VERSIONS_VERSIONS = (0, int(ApiVersionsRequest.max_version))
 
+API_NAMES = {
+    PRODUCE: "Produce",
+    METADATA: "Metadata",
+    API_VERSIONS: "ApiVersions",
+    INIT_PRODUCER_ID: "InitProducerId",
+}
 _REQUESTS: dict[int, Any] = {
     PRODUCE: ProduceRequest,
     METADATA: MetadataRequest,
     API_VERSIONS: ApiVersionsRequest,
     INIT_PRODUCER_ID: InitProducerIdRequest,
 }
-_RESPONSES: dict[int, Any] = {
-    METADATA: MetadataResponse,
-    API_VERSIONS: ApiVersionsResponse,
-    INIT_PRODUCER_ID: InitProducerIdResponse,
-}
+REBOOTSTRAP_REQUIRED = 129
+_LEADER_NOT_AVAILABLE = 5
 _NO_TOPIC_ID = bytes(16)
 
 
 @dataclass(frozen=True, slots=True)
+class ApiVersionsAnswer:
+    """The broker's version range by API key; ranges of version 0's answer where ``error_code`` is set."""
+
+    error_code: int
+    ranges: dict[int, tuple[int, int]]
+    throttle_time_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataAnswer:
+    """A Metadata answer; ``error_code`` is of the whole (version 13: 129 is REBOOTSTRAP_REQUIRED)."""
+
+    update: MetadataUpdate
+    error_code: int = 0
+    throttle_time_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class ProducerIdAnswer:
-    """InitProducerId's answer."""
+    """InitProducerId's answer; id and epoch are -1 where ``error_code`` is set."""
 
     error_code: int
     producer_id: int
     producer_epoch: int
+    throttle_time_ms: int = 0
 
 
 def encode_header(api_key: int, api_version: int, correlation_id: int, client_id: str) -> bytes:
@@ -65,17 +87,11 @@ def encode_header(api_key: int, api_version: int, correlation_id: int, client_id
     return bytes(header.encode(flexible=_REQUESTS[api_key].flexible_version_q(api_version)))
 
 
-def response_header_size(api_key: int, api_version: int, payload: memoryview) -> int:
-    """Bytes before the body: the correlation id and, in flexible versions, tagged fields (none sent)."""
-    if api_key == API_VERSIONS or not _REQUESTS[api_key].flexible_version_q(api_version):
-        return 4
-    if len(payload) < 5 or payload[4] != 0:
-        raise ProtocolError("a response header carries tagged fields, which no broker sends")
-    return 5
+# -- ApiVersions ----------------------------------------------------------------------------------
 
 
 def encode_api_versions(version: int, software_version: str) -> bytes:
-    """The request every connection starts with."""
+    """The request every connection starts with (KIP-35, client name and version by KIP-511)."""
     request = ApiVersionsRequest(
         version=version,
         client_software_name="kafka-chunked",
@@ -84,8 +100,22 @@ def encode_api_versions(version: int, software_version: str) -> bytes:
     return bytes(request.encode(version=version))
 
 
+def decode_api_versions(version: int, payload: bytes) -> ApiVersionsAnswer:
+    """``payload`` with its header. A broker too old for the version answers in version 0's format."""
+    failed = payload[4:6] != b"\0\0"
+    return read_response(ApiVersionsResponse, 0 if failed else version, payload, _api_versions)
+
+
+def _api_versions(response: Any) -> ApiVersionsAnswer:
+    ranges = {int(api.api_key): (int(api.min_version), int(api.max_version)) for api in response.api_keys}
+    return ApiVersionsAnswer(int(response.error_code), ranges, int(response.throttle_time_ms or 0))
+
+
+# -- Metadata -------------------------------------------------------------------------------------
+
+
 def encode_metadata(version: int, topics: tuple[str, ...], allow_auto_create: bool) -> bytes:
-    """Metadata for these topics only."""
+    """Metadata of these topics only; of none, just the brokers. Versions as in METADATA_VERSIONS."""
     rows = [
         MetadataRequest.MetadataRequestTopic(version=version, topic_id=None, name=name) for name in topics
     ]
@@ -99,69 +129,92 @@ def encode_metadata(version: int, topics: tuple[str, ...], allow_auto_create: bo
     return bytes(request.encode(version=version))
 
 
+def decode_metadata(version: int, payload: bytes) -> MetadataAnswer:
+    """``payload`` with its header. Raises ProtocolError."""
+    return read_response(MetadataResponse, version, payload, _metadata)
+
+
+def _metadata(response: Any) -> MetadataAnswer:
+    nodes = tuple(Node(int(b.node_id), str(b.host), int(b.port), b.rack) for b in response.brokers)
+    topics = []
+    errors: dict[str, int] = {}
+    for topic in response.topics:
+        if topic.name is None:
+            continue  # an unknown id has no name; topics are asked for by name here
+        if topic.error_code:
+            errors[topic.name] = int(topic.error_code)
+            continue
+        metadata = _topic(topic)
+        if metadata is None:
+            errors[topic.name] = _LEADER_NOT_AVAILABLE
+        else:
+            topics.append(metadata)
+    return MetadataAnswer(
+        MetadataUpdate(nodes, tuple(topics), errors, response.cluster_id),
+        int(response.error_code or 0),
+        int(response.throttle_time_ms or 0),
+    )
+
+
+def _topic(topic: Any) -> TopicMetadata | None:
+    """None where partitions are missing: rows would go to partitions that the topic may not have."""
+    partitions = sorted(topic.partitions, key=lambda partition: int(partition.partition_index))
+    if not partitions or [p.partition_index for p in partitions] != list(range(len(partitions))):
+        return None
+    topic_id = None if topic.topic_id is None else bytes(topic.topic_id.bytes)
+    return TopicMetadata(
+        name=str(topic.name),
+        topic_id=None if topic_id == _NO_TOPIC_ID else topic_id,
+        partitions=tuple(_partition(str(topic.name), partition) for partition in partitions),
+    )
+
+
+def _partition(topic: str, partition: Any) -> PartitionInfo:
+    epoch = partition.leader_epoch
+    leaderless = partition.error_code == _LEADER_NOT_AVAILABLE
+    return PartitionInfo(
+        topic,
+        int(partition.partition_index),
+        NO_LEADER if leaderless else int(partition.leader_id),
+        UNKNOWN_EPOCH if epoch is None else int(epoch),
+    )
+
+
+def metadata_update(answer: MetadataAnswer) -> MetadataUpdate:
+    """What a Metadata answer says of brokers and topics; topics with an error have no metadata."""
+    return answer.update
+
+
+# -- InitProducerId -------------------------------------------------------------------------------
+
+
 def encode_init_producer_id(version: int, producer_id: int, producer_epoch: int) -> bytes:
-    """Asks for a producer id, or with an id and epoch (from version 3) for the epoch after it."""
+    """Asks for a producer id, or with an id and epoch (from version 3) for the epoch after it (KIP-360)."""
     request = InitProducerIdRequest(
         version=version,
         transactional_id=None,
-        transaction_timeout_ms=60_000,
+        # Read for transactional producers only; Kafka's own client sends the largest value.
+        transaction_timeout_ms=2**31 - 1,
         producer_id=producer_id,
         producer_epoch=producer_epoch,
     )
     return bytes(request.encode(version=version))
 
 
-def decode(api_key: int, api_version: int, body: memoryview) -> Any:
-    """A response body as kafka-python's object. Raises ProtocolError for anything it cannot read."""
-    try:
-        return _RESPONSES[api_key].decode(bytes(body), version=api_version)
-    except Exception as error:  # whatever a decoder makes of garbage
-        raise ProtocolError(f"an answer to API {api_key} v{api_version} cannot be read: {error!r}") from error
+def decode_init_producer_id(version: int, payload: bytes) -> ProducerIdAnswer:
+    """``payload`` with its header. Raises ProtocolError."""
+    return read_response(InitProducerIdResponse, version, payload, _producer_id)
 
 
-def api_ranges(response: Any) -> dict[int, tuple[int, int]]:
-    """The broker's version range by API key. Raises ProtocolError where the answer is an error."""
-    if response.error_code:
-        raise ProtocolError(f"ApiVersions failed with error {response.error_code}")
-    return {int(api.api_key): (int(api.min_version), int(api.max_version)) for api in response.api_keys}
-
-
-def metadata_update(response: Any) -> MetadataUpdate:
-    """A Metadata answer in the project's own values; topics with an error have no metadata."""
-    nodes = tuple(Node(int(b.node_id), str(b.host), int(b.port), b.rack) for b in response.brokers)
-    topics = []
-    errors: dict[str, int] = {}
-    for topic in response.topics:
-        if topic.error_code:
-            errors[topic.name] = int(topic.error_code)
-            continue
-        topics.append(_topic(topic))
-    return MetadataUpdate(nodes, tuple(topics), errors, getattr(response, "cluster_id", None))
-
-
-def _topic(topic: Any) -> TopicMetadata:
-    topic_id = getattr(topic, "topic_id", None)
-    raw_id = topic_id.bytes if topic_id is not None and hasattr(topic_id, "bytes") else topic_id
-    partitions = sorted(topic.partitions, key=lambda partition: partition.partition_index)
-    if [int(partition.partition_index) for partition in partitions] != list(range(len(partitions))):
-        raise ProtocolError(f"the metadata of topic {topic.name!r} skips partitions")
-    return TopicMetadata(
-        name=topic.name,
-        topic_id=None if not raw_id or raw_id == _NO_TOPIC_ID else bytes(raw_id),
-        partitions=tuple(
-            PartitionInfo(
-                topic.name,
-                int(partition.partition_index),
-                int(partition.leader_id),
-                int(getattr(partition, "leader_epoch", -1) if partition.leader_epoch is not None else -1),
-            )
-            for partition in partitions
-        ),
-    )
-
-
-def init_producer_id(response: Any) -> ProducerIdAnswer:
-    """An InitProducerId answer in the project's own values."""
+def _producer_id(response: Any) -> ProducerIdAnswer:
     return ProducerIdAnswer(
-        int(response.error_code), int(response.producer_id), int(response.producer_epoch)
+        int(response.error_code),
+        int(response.producer_id),
+        int(response.producer_epoch),
+        int(response.throttle_time_ms or 0),
     )
+
+
+def init_producer_id(answer: ProducerIdAnswer) -> ProducerIdAnswer:
+    """The answer itself: decoded where it arrives."""
+    return answer
