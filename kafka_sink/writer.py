@@ -64,8 +64,8 @@ class SinkWrite:
         if missing:
             problem = (
                 f"{missing} of {len(messages)} tasks did not report what they wrote, so their rows cannot be "
-                "counted as written. Trigger.Continuous is not supported, as Spark does not run the tasks of a "
-                "Python sink in it: use Trigger.ProcessingTime or Trigger.AvailableNow."
+                "counted as written. Trigger.Continuous is not supported, as Spark does not run the tasks of "
+                "a Python sink in it: use Trigger.ProcessingTime or Trigger.AvailableNow."
             )
             # In Trigger.Continuous Spark logs the exception, records no progress and lets the query stand.
             driver_log.error(_label(batch_id) + problem)

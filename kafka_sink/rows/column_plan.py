@@ -36,13 +36,13 @@ class ColumnPlan:
     def of(cls, columns: Iterable[tuple[str, str]], topic: str | None = None) -> ColumnPlan:
         """Plan for columns given as (name, Spark's simple type string), in the DataFrame's order.
 
-        Names are case-sensitive and other columns are ignored, as in Spark's sink. Raises SchemaError with its
-        texts.
+        Names are case-sensitive and other columns are ignored, as in Spark's sink. Raises SchemaError with
+        its texts.
         """
         found: dict[str, tuple[int, str]] = {}
         for index, (name, spark_type) in enumerate(columns):
             if name in found:
-                # Else Spark says so in the tasks (DUPLICATED_FIELD_NAME_IN_ARROW_STRUCT), whatever the column.
+                # Else Spark says so in the tasks, whatever the column: DUPLICATED_FIELD_NAME_IN_ARROW_STRUCT.
                 raise SchemaError(
                     f"There are two columns '{name}', and Spark hands over none such to a Python sink: "
                     "rename or drop one."

@@ -1,0 +1,213 @@
+"""Arrow batches as Spark sends them, seen as record parts: nothing copied, errors without content."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime, timezone
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kafka_sink.errors import InvalidRowError, SchemaError
+from kafka_sink.rows.columns import ColumnPlan, RowBatch, extract, lengths, null_mask
+
+NOW_MS = 1_700_000_000_123
+HEADER = pa.struct([("key", pa.string()), ("value", pa.binary())])
+LARGE_HEADER = pa.struct([("key", pa.large_string()), ("value", pa.large_binary())])
+TEXT_TYPES = [pa.string(), pa.large_string(), pa.binary(), pa.large_binary()]
+SECRET = "payload-do-not-show"
+
+
+def read(**columns: pa.Array) -> RowBatch:
+    """Extract from a batch of these columns; the topic is t unless there is a column for it."""
+    columns.setdefault("value", pa.array([b"v"] * max(map(len, columns.values())), pa.binary()))
+    names = list(columns)
+    place = {"topic_column" if name == "topic" else name: index for index, name in enumerate(names)}
+    plan = ColumnPlan(topic=None if "topic" in columns else "t", **place)
+    return extract(plan, pa.record_batch(list(columns.values()), names=names), NOW_MS)
+
+
+def addresses(array: pa.Array) -> list[int | None]:
+    return [None if buffer is None else buffer.address for buffer in array.buffers()]
+
+
+def refused(**columns: pa.Array) -> str:
+    with pytest.raises(InvalidRowError) as caught:
+        read(**columns)
+    assert SECRET not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("arrow_type", TEXT_TYPES, ids=str)
+def test_values_and_keys_are_bytes_over_sparks_buffers(arrow_type: pa.DataType) -> None:
+    # pyarrow gives an array of a single type for both, and slices share their parent's buffers.
+    whole = pa.array([b"a", None, b"", b"dd", b"e"], pa.binary()).cast(arrow_type)
+    sliced = whole.slice(1, 3)
+    rows = read(key=sliced, value=sliced)
+    for part in (rows.key, rows.value):
+        assert part is not None
+        assert part.type in (pa.binary(), pa.large_binary())
+        assert part.to_pylist() == [None, b"", b"dd"]
+        assert addresses(part) == addresses(sliced)
+        assert lengths(part).tolist() == [0, 0, 2]
+        assert null_mask(part).tolist() == [True, False, False]
+
+
+def test_parts_that_no_row_has_are_none() -> None:
+    rows = read(
+        key=pa.nulls(2, pa.string()),
+        value=pa.nulls(2, pa.binary()),
+        headers=pa.nulls(2, pa.list_(HEADER)),
+        partition=pa.nulls(2, pa.int32()),
+    )
+    assert (rows.key, rows.headers, rows.partition, rows.timestamps_ms) == (None, None, None, None)
+    assert rows.value.null_count == 2
+    assert (rows.topics, rows.topic_index) == (("t",), None)
+
+
+def test_a_column_without_a_type_of_its_own() -> None:
+    assert read(value=pa.nulls(3)).value.type == pa.binary()
+
+
+def test_an_empty_batch() -> None:
+    columns = {
+        "key": pa.array([], pa.large_string()),
+        "value": pa.array([], pa.string()),
+        "timestamp": pa.array([], pa.timestamp("us", "UTC")),
+        "headers": pa.array([], pa.list_(HEADER)),
+        "partition": pa.array([], pa.int32()),
+    }
+    rows = read(**columns)
+    assert rows.num_rows == 0
+    assert lengths(rows.value).tolist() == []
+    assert listed(rows.timestamps_ms) == []
+    assert rows.topics == ("t",)
+    assert read(**columns, topic=pa.array([], pa.string())).topics == ()
+
+
+def listed(array: np.ndarray | None) -> list[int]:
+    assert array is not None
+    return list(array.tolist())
+
+
+def test_timestamps_floor_to_milliseconds_and_null_is_now() -> None:
+    micros = [0, 999, 1000, 1_700_000_000_123_999, None, -1, -1000]
+    column = pa.array(micros, pa.timestamp("us", "Europe/Berlin"))
+    expected = [0, 0, 1, 1_700_000_000_123, NOW_MS, -1, -1]
+    assert listed(read(timestamp=column).timestamps_ms) == expected
+    assert listed(read(timestamp=column.slice(2, 4)).timestamps_ms) == expected[2:6]
+
+
+def test_timestamps_of_python_datetimes() -> None:
+    when = datetime(2013, 1, 1, 5, 0, 0, 123456, tzinfo=timezone.utc)
+    rows = read(timestamp=pa.array([when], pa.timestamp("us", "UTC")))
+    assert listed(rows.timestamps_ms) == [1357016400123]
+
+
+def test_what_stands_at_a_null_timestamp_means_nothing() -> None:
+    data = pa.py_buffer(np.array([-5_000_000, 7_000], dtype=np.int64))
+    column = pa.Array.from_buffers(pa.timestamp("us", "UTC"), 2, [pa.py_buffer(b"\x02"), data])
+    assert listed(read(timestamp=column).timestamps_ms) == [NOW_MS, 7]
+
+
+def test_timestamps_before_1970_are_refused() -> None:
+    message = refused(timestamp=pa.array([5, -1001, None, -1, -10_000_000], pa.timestamp("us", "UTC")))
+    assert message.startswith("column 'timestamp' is before 1970 in 2 of 5 rows")
+
+
+def test_timestamps_of_another_unit_are_not_misread() -> None:
+    with pytest.raises(SchemaError, match=r"timestamp\[ms"):
+        read(timestamp=pa.array([1], pa.timestamp("ms", "UTC")))
+
+
+def test_partitions() -> None:
+    column = pa.array([7, None, 0, 2**31 - 1], pa.int32())
+    assert listed(read(partition=column).partition) == [7, -1, 0, 2**31 - 1]
+    assert listed(read(partition=column.slice(1, 2)).partition) == [-1, 0]
+    # Java refuses -1 too: it is not another way to say null.
+    message = refused(partition=pa.array([0, -1, None, -7], pa.int32()))
+    assert "column 'partition' is negative in 2 of 4 rows" in message
+
+
+@pytest.mark.parametrize(("entry", "list_type"), [(HEADER, pa.list_), (LARGE_HEADER, pa.large_list)])
+def test_headers_pass_as_they_are(
+    entry: pa.DataType, list_type: Callable[[pa.DataType], pa.DataType]
+) -> None:
+    headers = [[("a", b"1"), ("a", b"2")], None, [], [("", None)]]
+    column = pa.array([None, *headers, [("z", b"z")]], list_type(entry)).slice(1, 4)
+    rows = read(headers=column)
+    assert rows.headers is not None
+    assert rows.headers.equals(column)
+    assert addresses(rows.headers) == addresses(column)
+
+
+@pytest.mark.parametrize(
+    ("headers", "text"),
+    [
+        ([[(None, SECRET.encode())], [("a", None), (None, None)], None], "a header without a key in 2 of 3"),
+        ([[None], [("a", SECRET.encode())]], "a null header in 1 of 2"),
+    ],
+)
+def test_headers_need_keys(headers: list[object], text: str) -> None:
+    column = pa.array(headers, pa.list_(HEADER))
+    assert f"column 'headers' has {text}" in refused(headers=column)
+    # The same rows cut away are nobody's concern.
+    more = pa.array([*headers, [("a", b"")]], pa.list_(HEADER))
+    assert read(headers=more.slice(len(headers))).headers is not None
+
+
+def test_topics_are_numbered_in_order_of_appearance() -> None:
+    for kind in (pa.string(), pa.large_string()):
+        rows = read(topic=pa.array(["x", "b", "a", "b", "a", "a"], kind).slice(1))
+        assert rows.topics == ("b", "a")
+        assert rows.topic_index is not None
+        assert rows.topic_index.dtype == np.int32
+        assert rows.topic_index.tolist() == [0, 1, 0, 1, 1]
+
+
+def test_one_topic_for_all_needs_no_numbers() -> None:
+    rows = read(topic=pa.array(["only"] * 3))
+    assert (rows.topics, rows.topic_index) == (("only",), None)
+
+
+def test_null_topics_are_refused_in_sparks_words() -> None:
+    message = refused(topic=pa.array(["a", None, None]))
+    # What spark-sql-kafka-0-10_2.13 4.1.1 says, and then where.
+    assert message == (
+        "The Kafka message data sent to the producer contains a null topic. "
+        "Use the `topic` option for setting a default topic. (column 'topic' is null in 2 of 3 rows)"
+    )
+
+
+@pytest.mark.parametrize("name", ["", "..", "größe", f"a {SECRET}", SECRET * 20])
+def test_topics_that_kafka_does_not_take(name: str) -> None:
+    assert "in 2 of 3 rows" in refused(topic=pa.array([name, "good", name]))
+
+
+def test_wrong_arrow_types_are_named() -> None:
+    with pytest.raises(SchemaError, match="'value' arrived as Arrow type int64"):
+        read(value=pa.array([1]))
+
+
+texts = st.lists(st.none() | st.binary(max_size=5), max_size=30)
+places = st.integers(0, 30)
+
+
+@given(rows=texts, cut=st.tuples(places, places), kind=st.sampled_from(TEXT_TYPES[2:]))
+def test_lengths_and_nulls_of_any_slice(
+    rows: list[bytes | None], cut: tuple[int, int], kind: pa.DataType
+) -> None:
+    array = pa.array(rows, kind).slice(*cut)
+    expected = array.to_pylist()
+    assert lengths(array).tolist() == [len(row or b"") for row in expected]
+    assert null_mask(array).tolist() == [row is None for row in expected]
+
+
+def test_null_entries_may_span_bytes() -> None:
+    offsets = pa.py_buffer(np.array([0, 3, 7], dtype=np.int32))
+    array = pa.Array.from_buffers(pa.binary(), 2, [pa.py_buffer(b"\x01"), offsets, pa.py_buffer(b"abcdefg")])
+    assert array.to_pylist() == [b"abc", None]
+    assert lengths(array).tolist() == [3, 0]

@@ -1,0 +1,56 @@
+"""The one line that the driver says of a job."""
+
+from __future__ import annotations
+
+from kafka_sink.model import PartitionResult, TaskResult
+from kafka_sink.summary import summarise
+
+
+def wrote(*partitions: tuple[str, int, int], **values: float) -> TaskResult:
+    parts = tuple(PartitionResult(topic, number, rows, 1, 10, ()) for topic, number, rows in partitions)
+    return TaskResult(parts, records=sum(rows for _, _, rows in partitions), **values)  # type: ignore[arg-type] - numbers
+
+
+def test_a_job_of_two_tasks() -> None:
+    line = summarise(
+        [
+            wrote(
+                ("flights", 0, 300_000), ("flights", 1, 36_776),
+                batches=80, raw_bytes=41_000_000, wire_bytes=17_500_000, requests=40, retries=1,
+                elapsed_ms=1500.0, flush_ms=30.0, pool_wait_ms=400.0,
+            ),
+            wrote(
+                ("flights", 1, 1),
+                batches=1, raw_bytes=1_100_000, wire_bytes=500_000, requests=1, splits=2, elapsed_ms=2.0,
+                flush_ms=2.0,
+            ),
+        ]
+    )  # fmt: skip
+    assert line == (
+        "336,777 rows acknowledged in flights (2 partitions) by 2 tasks: 42.1 MB as 18.0 MB in 81 batches "
+        "and 41 requests, 1 retry, 2 splits; 1.50 s (0.40 s waiting for memory)"
+    )
+
+
+def test_nothing_written() -> None:
+    assert summarise([]) == "0 rows acknowledged by 0 tasks"
+    assert summarise([TaskResult()]) == "0 rows acknowledged by 1 task"
+
+
+def test_unconfirmed_rows_are_not_called_acknowledged() -> None:
+    assert summarise([TaskResult(unconfirmed=3)]) == "3 rows sent unconfirmed by 1 task"
+    both = summarise([TaskResult(records=2, unconfirmed=3)])
+    assert both == "2 rows acknowledged and 3 rows sent unconfirmed by 1 task"
+
+
+def test_many_topics_are_counted() -> None:
+    line = summarise([wrote(*((f"t{number}", 0, 1) for number in range(2000)))])
+    assert line == "2,000 rows acknowledged in t0, t1, t10 and 1,997 more topics (2,000 partitions) by 1 task"
+
+
+def test_sizes() -> None:
+    sizes = {999: "999 B", 1000: "1.0 kB", 1_500_000: "1.5 MB", 2_340_000_000: "2.3 GB", 10**12: "1.0 TB"}
+    for count, text in sizes.items():
+        assert f": {text} as 0 B in 1 batch and 0 requests; 0.00 s" in summarise(
+            [TaskResult(batches=1, raw_bytes=count)]
+        )

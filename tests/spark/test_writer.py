@@ -1,0 +1,265 @@
+"""The task loop and the commit, without Spark: a fake producer stands in for the real one."""
+
+from __future__ import annotations
+
+import logging
+import math
+import pickle
+import threading
+import time
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+
+from kafka_sink import driver_log
+from kafka_sink.errors import DeliveryError
+from kafka_sink.model import PartitionResult, TaskResult
+from kafka_sink.options import SinkOptions
+from kafka_sink.rows.column_plan import ColumnPlan
+from kafka_sink.rows.units import UNIT_BYTES
+from kafka_sink.writer import (
+    BatchFeeder,
+    BatchWriter,
+    Late,
+    SinkWrite,
+    StreamWriter,
+    TaskCommitted,
+    send_units,
+)
+
+PLAN = ColumnPlan(value=1, topic="t")
+OPTIONS = SinkOptions.parse({"kafka.bootstrap.servers": "h:1", "topic": "t"}).options
+
+
+class FakeProducer:
+    """Keeps what it is sent."""
+
+    def __init__(self) -> None:
+        self.units: list[pa.RecordBatch] = []
+        self.came = threading.Event()
+
+    def send(self, unit: pa.RecordBatch) -> None:
+        self.units.append(unit)
+        self.came.set()
+
+    @property
+    def values(self) -> list[str]:
+        return [value for unit in self.units for value in unit.column(0).to_pylist()]
+
+
+def batch(*values: str) -> pa.RecordBatch:
+    return pa.record_batch([pa.array([0] * len(values)), pa.array(values)], names=["extra", "value"])
+
+
+def feeder_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "kafka-chunked-feeder"]
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_is_left() -> Iterator[None]:
+    yield
+    for thread in feeder_threads():
+        thread.join(5)
+    assert feeder_threads() == []
+
+
+@pytest.fixture(autouse=True)
+def _bare_logging(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in Spark's workers: nobody set a handler up (pytest has its own on all that it finds)."""
+    monkeypatch.setattr(driver_log, "LOGGER", logging.Logger("kafka_sink"))
+
+
+def test_all_rows_arrive_in_order_without_the_columns_nobody_reads() -> None:
+    producer = FakeProducer()
+    send_units(iter([batch("a", "b"), batch(), batch("c")]), producer, PLAN, linger_ms=1e9)
+    assert producer.values == ["a", "b", "c"]
+    assert [unit.schema.names for unit in producer.units] == [["value"]]
+
+
+def test_no_batches_send_nothing() -> None:
+    producer = FakeProducer()
+    send_units(iter([]), producer, PLAN, linger_ms=20)
+    assert producer.units == []
+
+
+def test_held_rows_go_while_spark_has_no_next_batch() -> None:
+    producer = FakeProducer()
+
+    def slow() -> Iterator[pa.RecordBatch]:
+        yield batch("a")
+        # Spark's iterator blocks here; only once the row is out does it go on.
+        assert producer.came.wait(30), "the row waited for the next batch"
+        yield batch("b")
+
+    send_units(slow(), producer, PLAN, linger_ms=5)
+    assert producer.values == ["a", "b"]
+    assert len(producer.units) == 2
+
+
+def test_large_batches_are_read_by_the_task_alone() -> None:
+    producer = FakeProducer()
+    readers = set()
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for _ in range(3):
+            readers.add(threading.current_thread())
+            yield batch("x" * UNIT_BYTES)
+
+    send_units(batches(), producer, PLAN, linger_ms=20)
+    assert readers == {threading.current_thread()}
+    assert len(producer.units) == 3
+
+
+@pytest.mark.parametrize("before", [[], [batch("a")], [batch("x" * UNIT_BYTES)]])
+def test_what_the_iterator_raises_surfaces_in_the_task(before: list[pa.RecordBatch]) -> None:
+    def broken() -> Iterator[pa.RecordBatch]:
+        yield from before
+        raise EOFError("the JVM is gone")
+
+    with pytest.raises(EOFError, match="the JVM is gone"):
+        send_units(broken(), FakeProducer(), PLAN, linger_ms=1e9)
+
+
+def test_a_failing_producer_ends_the_loop_and_the_thread() -> None:
+    class Failing(FakeProducer):
+        def send(self, unit: pa.RecordBatch) -> None:
+            raise DeliveryError("no")
+
+    with pytest.raises(DeliveryError):
+        send_units(iter([batch("a"), batch("b")]), Failing(), PLAN, linger_ms=1e9)
+
+
+def test_feeder_reads_only_when_asked() -> None:
+    read = []
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for index in range(3):
+            read.append(index)
+            yield batch(str(index))
+
+    feeder = BatchFeeder(batches())
+    assert feeder.read(60_000) is not None
+    assert read == [0]
+    assert feeder.read(math.inf) is not None
+    assert read == [0, 1]
+    feeder.close()
+
+
+def test_feeder_keeps_a_late_batch_for_the_next_call() -> None:
+    gate = threading.Event()
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        gate.wait(30)
+        yield batch("late")
+
+    feeder = BatchFeeder(batches())
+    assert feeder.read(0) is Late.LATE
+    assert feeder.read(-5) is Late.LATE
+    gate.set()
+    found = feeder.read(math.inf)
+    assert isinstance(found, pa.RecordBatch)
+    assert found.column(1).to_pylist() == ["late"]
+    assert feeder.read(60_000) is None
+
+
+def test_closing_does_not_wait_for_a_read_that_hangs() -> None:
+    gate = threading.Event()
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        gate.wait(30)
+        yield batch("never looked at")
+
+    feeder = BatchFeeder(batches())
+    assert feeder.read(0) is Late.LATE
+    started = time.monotonic()
+    feeder.close()
+    assert time.monotonic() - started < 5
+    assert all(thread.daemon for thread in feeder_threads())
+    gate.set()
+
+
+RESULT = TaskResult(
+    (PartitionResult("flights", 0, 5, 1, 300, ((0, 4),)),),
+    records=5,
+    batches=1,
+    raw_bytes=500,
+    wire_bytes=300,
+    requests=1,
+    elapsed_ms=20,
+)
+
+
+@pytest.mark.parametrize(
+    "writer", [BatchWriter(SinkWrite(OPTIONS, PLAN)), StreamWriter(SinkWrite(OPTIONS, PLAN))]
+)
+def test_writers_and_messages_are_values(writer: BatchWriter | StreamWriter) -> None:
+    assert pickle.loads(pickle.dumps(writer)).planned == writer.planned
+    assert pickle.dumps(writer) == pickle.dumps(pickle.loads(pickle.dumps(writer)))
+    assert pickle.loads(pickle.dumps(TaskCommitted(RESULT))) == TaskCommitted(RESULT)
+
+
+def test_commit_says_what_was_written(capsys: pytest.CaptureFixture[str]) -> None:
+    StreamWriter(SinkWrite(OPTIONS, PLAN)).commit([TaskCommitted(RESULT)], 7)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert (
+        "INFO kafka_sink: kafka-chunked, micro-batch 7: 5 rows acknowledged in flights (1 partition)" in line
+    )
+    BatchWriter(SinkWrite(OPTIONS, PLAN)).commit([])
+    assert "kafka-chunked: 0 rows acknowledged by 0 tasks" in capsys.readouterr().err
+
+
+def test_the_summary_can_be_switched_off(capsys: pytest.CaptureFixture[str]) -> None:
+    quiet = SinkOptions.parse({"kafka.bootstrap.servers": "h:1", "log.summary": "false"}).options
+    BatchWriter(SinkWrite(quiet, PLAN)).commit([TaskCommitted(RESULT)])
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("messages", [[None], [TaskCommitted(RESULT), None]])
+def test_commit_without_every_message_raises(
+    messages: list[TaskCommitted | None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(
+        DeliveryError, match=rf"^1 of {len(messages)} tasks did not report.*Trigger\.Continuous"
+    ):
+        StreamWriter(SinkWrite(OPTIONS, PLAN)).commit(messages, 0)
+    assert "ERROR kafka_sink" in capsys.readouterr().err
+
+
+def test_abort_says_what_kafka_keeps(capsys: pytest.CaptureFixture[str]) -> None:
+    BatchWriter(SinkWrite(OPTIONS, PLAN)).abort([TaskCommitted(RESULT), None])
+    line = capsys.readouterr().err
+    assert "aborted, 1 of 2 tasks did not finish; Kafka keeps what the others wrote: 5 rows" in line
+    StreamWriter(SinkWrite(OPTIONS, PLAN)).abort([None, None], 3)
+    assert "micro-batch 3: aborted, 2 of 2 tasks did not finish\n" in capsys.readouterr().err
+
+
+def test_a_users_own_logging_is_left_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    lines: list[str] = []
+
+    class Keep(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            lines.append(record.getMessage())
+
+    handler = Keep()
+    driver_log.LOGGER.addHandler(handler)
+    try:
+        driver_log.report("seen once")
+        driver_log.LOGGER.setLevel(logging.ERROR)
+        driver_log.report("not wanted")
+    finally:
+        driver_log.LOGGER.removeHandler(handler)
+        driver_log.LOGGER.setLevel(logging.NOTSET)
+    assert lines == ["seen once"]
+    assert capsys.readouterr().err == ""
+
+
+def test_once_per_application(tmp_path: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", f"{tmp_path},/elsewhere")
+    assert driver_log.first_time("a")
+    assert driver_log.first_time("b")
+    assert not driver_log.first_time("a")
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", "/does/not/exist")
+    assert driver_log.first_time("a")
+    monkeypatch.delenv("SPARK_LOCAL_DIRS")
+    assert driver_log.first_time("a")
