@@ -234,23 +234,21 @@ def test_abort_says_what_kafka_keeps(capsys: pytest.CaptureFixture[str]) -> None
     assert "micro-batch 3: aborted, 2 of 2 tasks did not finish\n" in capsys.readouterr().err
 
 
-def test_a_users_own_logging_is_left_alone(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("level", "expected"), [(logging.NOTSET, ["line"]), (logging.ERROR, [])])
+def test_a_users_own_logging_is_left_alone(
+    level: int, expected: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     lines: list[str] = []
 
     class Keep(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             lines.append(record.getMessage())
 
-    handler = Keep()
-    driver_log.LOGGER.addHandler(handler)
-    try:
-        driver_log.report("seen once")
-        driver_log.LOGGER.setLevel(logging.ERROR)
-        driver_log.report("not wanted")
-    finally:
-        driver_log.LOGGER.removeHandler(handler)
-        driver_log.LOGGER.setLevel(logging.NOTSET)
-    assert lines == ["seen once"]
+    driver_log.LOGGER.addHandler(Keep())
+    driver_log.LOGGER.setLevel(level)
+    driver_log.report("line")
+    assert lines == expected
+    assert driver_log.LOGGER.level == level
     assert capsys.readouterr().err == ""
 
 
