@@ -1,0 +1,227 @@
+"""DataFrames to a real broker and back, through readers that share no code with the sink."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+
+from kafka_sink.local_broker import LocalBroker
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ROWS = 30_000
+PARTITIONS = 4
+CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
+SCHEMA = (
+    "key binary, value binary, timestamp timestamp, "
+    "headers array<struct<key:string,value:binary>>, topic string"
+)
+
+
+class Record(NamedTuple):
+    key: bytes | None
+    value: bytes | None
+    timestamp_ms: int
+    headers: tuple[tuple[str, bytes | None], ...]
+
+
+def mixed_records(seed: int) -> list[Record]:
+    """Null and empty keys, values and header values, many headers, times that go back, one large value."""
+    chance = random.Random(seed)
+    records = []
+    for number in range(ROWS):
+        key = chance.choice([None, b"", b"k%d" % (number % 500), b"key-%06d" % number])
+        kind = chance.random()
+        value = b"%d:" % number + chance.randbytes(chance.randrange(200))
+        if kind < 0.02:
+            value = None
+        elif kind < 0.04:
+            value = b""
+        elif number == 17_000:
+            value = b"%d:" % number + chance.randbytes(700_000)
+        headers: list[tuple[str, bytes | None]] = []
+        if chance.random() < 0.2:
+            names = ["a", "a", "trace-id", "ключ", ""]
+            values = [None, b"", b"v", chance.randbytes(20)]
+            count = 200 if number % 5000 == 0 else chance.randrange(4)
+            headers = [(chance.choice(names), chance.choice(values)) for _ in range(count)]
+        timestamp = 1_700_000_000_000 + number - (10_000_000 if chance.random() < 0.01 else 0)
+        records.append(Record(key, value, timestamp, tuple(headers)))
+    return records
+
+
+def write(spark: SparkSession, broker: LocalBroker, topic: str, records: list[Record], codec: str) -> None:
+    import datetime
+
+    rows = [
+        (
+            record.key,
+            record.value,
+            datetime.datetime.fromtimestamp(record.timestamp_ms / 1000, datetime.timezone.utc),
+            list(record.headers) or None,
+            topic,
+        )
+        for record in records
+    ]
+    frame = spark.createDataFrame(rows, SCHEMA).coalesce(1)
+    (
+        frame.write.format("kafka-chunked")
+        .mode("append")
+        .option("kafka.bootstrap.servers", broker.bootstrap_servers)
+        .option("kafka.compression.type", codec)
+        .option("kafka.batch.size", "65536")
+        .save()
+    )
+
+
+def read(broker: LocalBroker, topic: str) -> dict[int, list[Record]]:
+    """Everything in the topic, by partition in offset order, with librdkafka."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": broker.bootstrap_servers,
+            "group.id": "round-trip",
+            "enable.auto.commit": False,
+            "check.crcs": True,
+        }
+    )
+    found: dict[int, list[Record]] = defaultdict(list)
+    try:
+        ends = {p: consumer.get_watermark_offsets(TopicPartition(topic, p))[1] for p in range(PARTITIONS)}
+        consumer.assign([TopicPartition(topic, p, 0) for p in range(PARTITIONS)])
+        while sum(map(len, found.values())) < sum(ends.values()):
+            messages = consumer.consume(5000, timeout=30)
+            assert messages, f"only {sum(map(len, found.values()))} of {sum(ends.values())} came"
+            for message in messages:
+                assert message.error() is None, message.error()
+                headers = tuple((name, value) for name, value in message.headers() or ())
+                record = Record(message.key(), message.value(), message.timestamp()[1], headers)
+                found[message.partition()].append(record)
+    finally:
+        consumer.close()
+    return found
+
+
+def positions(records: list[Record]) -> dict[bytes, list[bytes | None]]:
+    by_key: dict[bytes, list[bytes | None]] = defaultdict(list)
+    for record in records:
+        if record.key is not None:
+            by_key[record.key].append(record.value)
+    return by_key
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_everything_arrives_once_and_in_order(spark: SparkSession, broker: LocalBroker, codec: str) -> None:
+    topic = f"round-trip-{codec}"
+    broker.create_topic(topic, PARTITIONS)
+    records = mixed_records(CODECS.index(codec))
+    write(spark, broker, topic, records, codec)
+
+    found = read(broker, topic)
+    arrived = [record for partition in sorted(found) for record in found[partition]]
+    assert sorted(arrived, key=repr) == sorted(records, key=repr)
+    assert positions(arrived) == positions(records), "a key's rows changed their order"
+    homes = defaultdict(set)
+    for partition, rows in found.items():
+        for row in rows:
+            homes[row.key].add(partition)
+    assert all(len(places) == 1 for key, places in homes.items() if key is not None)
+
+    check_with_kafka_python(broker, topic, arrived)
+    check_with_java(broker, topic, len(records), codec)
+
+
+def check_with_kafka_python(broker: LocalBroker, topic: str, expected: list[Record]) -> None:
+    from kafka import KafkaConsumer
+    from kafka import TopicPartition as Assigned
+
+    consumer = KafkaConsumer(
+        bootstrap_servers=broker.bootstrap_servers, auto_offset_reset="earliest", consumer_timeout_ms=20_000
+    )
+    consumer.assign([Assigned(topic, partition) for partition in range(PARTITIONS)])
+    found: dict[int, list[Record]] = defaultdict(list)
+    for _ in range(len(expected)):
+        message = next(consumer)
+        headers = tuple((name, value) for name, value in message.headers)
+        found[message.partition].append(Record(message.key, message.value, message.timestamp, headers))
+    consumer.close()
+    assert [record for partition in sorted(found) for record in found[partition]] == expected
+
+
+def check_with_java(broker: LocalBroker, topic: str, count: int, codec: str) -> None:
+    """Kafka's own tool walks every batch, deeply: CRC, sizes, offsets, codec."""
+    segments = sorted(broker.log_dir(0).glob(f"{topic}-*/*.log"))
+    dumped = broker.run_tool(
+        "org.apache.kafka.tools.DumpLogSegments",
+        "--deep-iteration",
+        "--files",
+        ",".join(map(str, segments)),
+    ).stdout
+    batches = [line for line in dumped.splitlines() if line.startswith("baseOffset")]
+    assert batches
+    assert all("isvalid: true" in line for line in batches)
+    # The broker keeps a producer's codec, so this is what the sink sent.
+    assert all(f"compresscodec: {codec}" in line for line in batches)
+    assert sum(line.startswith("| offset") for line in dumped.splitlines()) == count
+
+
+@pytest.mark.parametrize("strategy", ["full", "incremental"])
+def test_both_allocation_strategies_deliver(spark: SparkSession, broker: LocalBroker, strategy: str) -> None:
+    topic = f"strategy-{strategy}"
+    broker.create_topic(topic, PARTITIONS)
+    frame = spark.range(50_000).selectExpr("cast(id as string) as key", "repeat(cast(id as string), 9) value")
+    (
+        frame.write.format("kafka-chunked")
+        .mode("append")
+        .option("kafka.bootstrap.servers", broker.bootstrap_servers)
+        .option("topic", topic)
+        .option("kafka.buffer.memory.allocation.strategy", strategy)
+        .option("kafka.buffer.memory", str(4 << 20))
+        .option("kafka.batch.size", str(256 << 10))
+        .save()
+    )
+    found = read(broker, topic)
+    assert sorted(int(r.key or b"") for rows in found.values() for r in rows) == list(range(50_000))
+
+
+def test_a_topic_per_row_group(spark: SparkSession, broker: LocalBroker) -> None:
+    """The topic column: rows of one batch go to many topics, each with its own partitions."""
+    names = [f"fan-out-{number}" for number in range(12)]
+    for number, name in enumerate(names):
+        broker.create_topic(name, 1 + number % 3)
+    frame = spark.range(24_000).selectExpr(
+        "concat('fan-out-', id % 12) as topic", "cast(id as string) as value", "cast(id % 7 as string) as key"
+    )
+    (
+        frame.write.format("kafka-chunked")
+        .mode("append")
+        .option("kafka.bootstrap.servers", broker.bootstrap_servers)
+        .save()
+    )
+    consumer = Consumer({"bootstrap.servers": broker.bootstrap_servers, "group.id": "fan-out"})
+    for number, name in enumerate(names):
+        offsets = [consumer.get_watermark_offsets(TopicPartition(name, p))[1] for p in range(1 + number % 3)]
+        assert sum(offsets) == 2000, name
+    consumer.close()
+
+
+def test_the_partition_column_wins(spark: SparkSession, broker: LocalBroker) -> None:
+    broker.create_topic("explicit", PARTITIONS)
+    frame = spark.range(4000).selectExpr(
+        "'same' as key", "cast(id as string) as value", "cast(id % 4 as int) as partition"
+    )
+    (
+        frame.write.format("kafka-chunked")
+        .mode("append")
+        .option("kafka.bootstrap.servers", broker.bootstrap_servers)
+        .option("topic", "explicit")
+        .save()
+    )
+    found = read(broker, "explicit")
+    for partition, rows in found.items():
+        assert {int(row.value or b"") % 4 for row in rows} == {partition}
+    assert sum(map(len, found.values())) == 4000
