@@ -49,3 +49,11 @@ class DeliveryError(KafkaSinkError):
 
 class LocalBrokerError(KafkaSinkError):
     """The embedded broker could not be fetched, started or stopped."""
+
+
+class BufferOwnershipError(KafkaSinkError, RuntimeError):
+    """Memory was returned twice, or by somebody who does not own it: a bug of this sink."""
+
+
+class ProducerClosedError(KafkaSinkError, RuntimeError):
+    """The producer was closed while, or before, a row waited for memory."""
