@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-Data = bytes | memoryview
+# Contiguous bytes; numpy and pyarrow data come as memoryviews.
+Data = bytes | bytearray | memoryview
 
 
 class BatchBuffer(Protocol):
@@ -16,50 +17,59 @@ class BatchBuffer(Protocol):
     capacity: int
     size: int
 
+    @property
+    def heap_bytes(self) -> int:
+        """Bytes held from outside the pool."""
+
     def write(self, data: Data) -> None:
         """Appends; raises ValueError, changing nothing, where there is no room."""
 
     def write_growing(self, data: Data) -> bool:
-        """Appends and grows as needed: pool without blocking, then heap. True when heap was needed."""
+        """Appends and grows as needed: pool without blocking, then heap. True when heap was needed now:
+        the caller then closes the batch early. Raises BufferExhaustedError, changing nothing, where the
+        heap's limit is reached too."""
 
     def truncate(self, size: int) -> None:
         """Forgets what was written past ``size``; the memory stays."""
 
-    def views(self, start: int = 0) -> list[memoryview]:
-        """The bytes written from ``start`` on, in order and without a copy."""
+    def views(self, start: int = 0, end: int | None = None) -> list[memoryview]:
+        """The bytes written from ``start`` to ``end`` (default: all), in order, without a copy, none
+        empty. For reading, and only until the memory is released."""
 
-    def patch(self, data: bytes) -> None:
-        """Overwrites the first bytes; they lie in the first chunk."""
+    def patch(self, data: Data, position: int = 0) -> None:
+        """Overwrites written bytes; raises ValueError, changing nothing, past their end."""
 
     def trim(self) -> None:
-        """Returns memory that holds no data; the batch takes no more."""
+        """Returns memory that holds no data; called when the batch takes no more."""
 
     def release(self) -> None:
-        """Returns everything, exactly once; a second call raises KafkaSinkError."""
+        """Returns everything, exactly once; a second call raises BufferOwnershipError, changing nothing."""
 
 
 class BufferAllocator(Protocol):
     """One per producer, chosen by buffer.memory.allocation.strategy. ``projected`` is what a batch will
-    hold, in bytes, header included."""
+    hold in all, in bytes, header included."""
 
     @property
     def queued(self) -> int:
         """Requests that wait for memory."""
 
     def try_open(self, projected: int) -> BatchBuffer | None:
-        """A new batch's memory, or None when the pool cannot give it now."""
+        """A new batch's memory, or None when the pool cannot give it now or others wait. Never blocks."""
 
     def open(self, projected: int, timeout_ms: float) -> BatchBuffer:
-        """Waits in line. Raises BufferExhaustedError, or RecordTooLargeError at once."""
+        """Waits in line. Raises BufferExhaustedError after the timeout, RecordTooLargeError at once for
+        more than buffer.memory, ProducerClosedError when closed; nothing stays reserved then."""
 
     def try_grow(self, buffer: BatchBuffer, projected: int) -> bool:
-        """Room for ``projected`` bytes in all, or False with nothing changed."""
+        """Room for ``projected`` bytes in all, or False with nothing changed. Never blocks."""
 
     def open_overflow(self, projected: int) -> BatchBuffer:
-        """For the pieces of a split batch: pool without blocking, then heap."""
+        """For the pieces of a split batch: pool without blocking, then heap. Raises BufferExhaustedError
+        at the heap's limit."""
 
     def trim_free(self) -> None:
         """Gives free memory back to the system."""
 
     def close(self) -> None:
-        """Wakes all waiters with an error."""
+        """Wakes this producer's waiters with an error; memory in use may still grow and be returned."""

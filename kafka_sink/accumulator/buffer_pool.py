@@ -1,242 +1,317 @@
-"""``buffer.memory``: real, reused memory with first-come-first-served waiters.
+"""``buffer.memory``: real, reused memory, first come first served (Kafka's BufferPool, KAFKA-20576).
 
-All of it is handed out in units of ``poolable_size`` from a free list, or as one buffer of another size
-that is counted but not kept (Kafka's BufferPool). Allocation is lazy. Accounting, at every moment outside
-the lock: allocated = used + free <= total.
+Chunks of a few sizes are kept for reuse; a buffer of any other size is counted, but unmapped when it comes
+back. Allocation is lazy. At every moment outside the lock:
+
+    used + free = allocated <= total        used: lent out; free: written before, kept for reuse
+    used + reserved <= total                reserved: gathered by waiters, not lent yet
+    a request waits  =>  used + reserved = total        so that none can be overtaken
+
+Heap memory (compressed overflow, split batches) is counted apart, bounded, and never enters the pool.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 
-from kafka_sink.errors import BufferExhaustedError, KafkaSinkError, RecordTooLargeError
+from kafka_sink.accumulator.memory_arena import Chunk, ChunkArena
+from kafka_sink.accumulator.pool_metrics import PoolMetrics, WindowedRate
+from kafka_sink.errors import BufferExhaustedError, ProducerClosedError, RecordTooLargeError
 
-Memory = memoryview
+# Heap memory at most: this share of buffer.memory, but never less than one batch may need.
+_HEAP_SHARE = 4
+_LEAST_HEAP_BYTES = 1 << 20
+
+
+class PoolTenant:
+    """One producer of a pool; closing it wakes only its own waiters. The pool's lock guards ``closed``."""
+
+    __slots__ = ("closed",)
+
+    def __init__(self) -> None:
+        self.closed = False
 
 
 class _Waiter:
-    """One blocked request: a unit, all of its chunks or none."""
+    """One blocked request: a unit that gathers ``gathered`` of ``need`` bytes and is then served whole.
 
-    __slots__ = ("event", "gathered", "size")
+    ``turn`` is held until the request is whole or its tenant is closed. The pool's lock guards all else.
+    """
 
-    def __init__(self, size: int) -> None:
-        self.size = size
+    __slots__ = ("gathered", "need", "tenant", "turn")
+
+    def __init__(self, need: int, tenant: PoolTenant) -> None:
+        self.need = need
+        self.tenant = tenant
         self.gathered = 0
-        self.event = threading.Event()
-
-
-@dataclass(frozen=True, slots=True)
-class PoolMetrics:
-    """Kafka's names with underscores; bytes, nanoseconds and counts."""
-
-    buffer_total_bytes: int
-    buffer_available_bytes: int
-    bufferpool_wait_time_total: int
-    buffer_exhausted_total: int
-    waiting_threads: int
-    allocated_bytes: int
-    used_bytes: int
-    peak_used_bytes: int
-    heap_bytes: int
-    peak_heap_bytes: int
+        self.turn = threading.Lock()
+        self.turn.acquire()
 
 
 class BufferPool:
-    """Thread-safe. Sizes are bytes; a request is granted whole or not at all."""
+    """Thread-safe; shared by the producers of a worker process. Sizes are bytes.
 
-    def __init__(self, total_bytes: int, poolable_size: int, *, clock_ms: Callable[[], float]) -> None:
+    ``poolable_size`` is what its own producer takes; another producer gets chunks of its size by ``arena``.
+    A request is granted whole or not at all, and ``try_take`` never overtakes a waiter. ``full_bytes``
+    arguments say what the `full` strategy would hold for the same, for the metrics alone.
+    """
+
+    def __init__(
+        self,
+        total_bytes: int,
+        poolable_size: int,
+        *,
+        clock_ms: Callable[[], float],
+        heap_limit_bytes: int | None = None,
+    ) -> None:
         self.total_bytes = total_bytes
         self.poolable_size = poolable_size
+        if heap_limit_bytes is None:
+            heap_limit_bytes = max(total_bytes // _HEAP_SHARE, _LEAST_HEAP_BYTES)
+        self.heap_limit_bytes = heap_limit_bytes
         self._clock_ms = clock_ms
-        self._lock = threading.Lock()  # guards everything below
-        self._free: list[Memory] = []
-        self._used = 0
-        self._peak_used = 0
-        # Granted to waiters, piece by piece, but not yet taken by them; counts as used.
+        self._lock = threading.Lock()  # guards everything below, and all arenas
+        self._arenas: dict[int, ChunkArena] = {}
         self._waiters: deque[_Waiter] = deque()
-        self._closed = False
+        self._used = 0
+        self._grantable = total_bytes  # less what waiters gathered
+        self._allocated = 0
+        self._heap = 0
+        self._full = 0
+        self._heap_total = 0
+        self._peak_used = self._peak_allocated = self._peak_heap = self._peak_full = 0
         self._wait_ns = 0
         self._exhausted = 0
-        self._heap = 0
-        self._peak_heap = 0
+        self._wait_rate = WindowedRate()
+        self._exhausted_rate = WindowedRate()
+
+    def arena(self, size: int) -> ChunkArena:
+        """The chunks of a size that is kept for reuse."""
+        with self._lock:
+            found = self._arenas.get(size)
+            if found is None:
+                found = self._arenas[size] = ChunkArena(size, kept=True)
+            return found
 
     # -- taking -----------------------------------------------------------------------------------
 
-    def try_allocate(self, count: int, size: int | None = None) -> list[Memory] | None:
-        """``count`` buffers of ``size`` (default: the poolable size), or None if they are not to be had
-        now. Never overtakes a waiter."""
-        wanted = count * (size or self.poolable_size)
-        with self._lock:
-            if self._waiters or self._used + wanted > self.total_bytes or self._closed:
-                return None
-            self._account(wanted)
-            return self._hand_out(count, size)
+    def try_take(self, arena: ChunkArena, count: int, full_bytes: int = 0) -> list[Chunk] | None:
+        """``count`` chunks, or None when they are not to be had now or somebody waits. Never blocks.
 
-    def allocate(self, count: int, timeout_ms: float, size: int | None = None) -> list[Memory]:
-        """Waits up to ``timeout_ms`` (max.block.ms) in line with the others.
-
-        Raises RecordTooLargeError at once for more than the pool ever has, BufferExhaustedError after
-        the timeout; either way nothing stays reserved.
+        Raises MemoryError or OSError, changing nothing, where the system has no memory; so do the others.
         """
-        wanted = count * (size or self.poolable_size)
-        if wanted > self.total_bytes:
+        need = count * arena.size
+        with self._lock:
+            # No look at the waiters: while there are any, all memory is used or reserved.
+            if self._used + need > self._grantable:
+                return None
+            return self._lend(arena, count, need, full_bytes)
+
+    def take(
+        self, arena: ChunkArena, count: int, timeout_ms: float, tenant: PoolTenant, full_bytes: int = 0
+    ) -> list[Chunk]:
+        """``count`` chunks, waiting in line up to ``timeout_ms`` (what is left of max.block.ms).
+
+        Raises RecordTooLargeError at once for more than the pool ever has, BufferExhaustedError after the
+        timeout, ProducerClosedError when the tenant is closed; nothing stays reserved then, nor when a
+        signal or a task kill interrupts the wait.
+        """
+        need = count * arena.size
+        if need > self.total_bytes:
             raise RecordTooLargeError(
-                f"{wanted} bytes are needed at once, but kafka.buffer.memory is {self.total_bytes}; "
-                "raise kafka.buffer.memory or send smaller records"
+                f"{need} bytes of memory are needed at once ({count} x {arena.size}), but "
+                f"kafka.buffer.memory is {self.total_bytes}; raise kafka.buffer.memory, or write smaller "
+                "rows or a smaller kafka.batch.size"
             )
         with self._lock:
-            self._raise_if_closed()
-            if not self._waiters and self._used + wanted <= self.total_bytes:
-                self._account(wanted)
-                return self._hand_out(count, size)
-            waiter = _Waiter(wanted)
-            self._waiters.append(waiter)
-            self._serve()
-        return self._wait(waiter, count, timeout_ms, size)
-
-    def _wait(self, waiter: _Waiter, count: int, timeout_ms: float, size: int | None) -> list[Memory]:
-        started = self._clock_ms()
-        granted = False
+            if tenant.closed:
+                raise ProducerClosedError("the producer is closed and opens no more batches")
+            if self._used + need <= self._grantable:
+                return self._lend(arena, count, need, full_bytes)
+        waiter = _Waiter(need, tenant)
+        started_ms = self._clock_ms()
+        chunks = None
         try:
-            waiter.event.wait(timeout_ms / 1000)
+            ahead = self._queue_up(waiter)
+            waiter.turn.acquire(timeout=min(max(timeout_ms, 0.0) / 1000, threading.TIMEOUT_MAX))
             with self._lock:
-                self._raise_if_closed()
-                if waiter.gathered < waiter.size:
-                    self._exhausted += 1
-                    raise BufferExhaustedError(
-                        f"no memory within kafka.max.block.ms = {timeout_ms:.0f} ms: {waiter.size} bytes "
-                        f"wanted, {self.total_bytes - self._used + waiter.gathered} of "
-                        f"kafka.buffer.memory = {self.total_bytes} free; the brokers take rows more slowly "
-                        "than the task makes them, or a broker does not answer"
-                    )
-                granted = True
-                return self._hand_out(count, size)
+                if tenant.closed:
+                    raise ProducerClosedError("the producer was closed while a row waited for memory")
+                # Asked anew, not taken from acquire's answer: memory may come just after the timeout.
+                if waiter.gathered < need:
+                    raise self._exhaustion(waiter, started_ms, timeout_ms, ahead)
+                self._ungather(waiter)
+                chunks = self._lend(arena, count, need, full_bytes)
+            return chunks
         finally:
-            # Also on KeyboardInterrupt and task kill: what was gathered goes to the next in line.
+            # Also on KeyboardInterrupt and a task kill: what was gathered goes to the next in line.
             with self._lock:
-                self._wait_ns += int((self._clock_ms() - started) * 1e6)
-                if not granted:
-                    if waiter in self._waiters:
-                        self._waiters.remove(waiter)
-                    self._used -= waiter.gathered
+                self._note_wait(started_ms)
+                if chunks is None:
+                    self._withdraw(waiter)
                     self._serve()
 
-    def _account(self, wanted: int) -> None:
-        self._used += wanted
-        if self._used > self._peak_used:
-            self._peak_used = self._used
+    def take_heap(self, arena: ChunkArena, count: int, full_bytes: int = 0) -> list[Chunk]:
+        """Memory beyond the pool, from a heap arena. Raises BufferExhaustedError at ``heap_limit_bytes``."""
+        need = count * arena.size
+        with self._lock:
+            if self._heap + need > self.heap_limit_bytes:
+                raise BufferExhaustedError(
+                    f"{need} bytes are needed beyond kafka.buffer.memory = {self.total_bytes}, for "
+                    f"compressed data larger than estimated or a batch that was split, but {self._heap} of "
+                    f"at most {self.heap_limit_bytes} such bytes are in use; raise kafka.buffer.memory (the "
+                    "limit is a quarter of it)"
+                )
+            chunks = arena.take(count)
+            self._heap += need
+            self._heap_total += need
+            self._full += full_bytes
+            self._peak_heap = max(self._peak_heap, self._heap)
+            self._peak_full = max(self._peak_full, self._full)
+            return chunks
 
-    def _hand_out(self, count: int, size: int | None) -> list[Memory]:
-        """Buffers for memory that is accounted as used already."""
-        if size is not None and size != self.poolable_size:
-            self._shrink_free(self.total_bytes - self._used)
-            return [memoryview(bytearray(size)) for _ in range(count)]
-        free = self._free
-        if len(free) >= count:
-            taken = free[-count:]
-            del free[-count:]
-            return taken
-        taken = free[:]
-        free.clear()
-        taken += [memoryview(bytearray(self.poolable_size)) for _ in range(count - len(taken))]
-        return taken
+    def _lend(self, arena: ChunkArena, count: int, need: int, full_bytes: int) -> list[Chunk]:
+        fresh = count - len(arena.free)
+        if fresh > 0:
+            self._make_room(arena, fresh * arena.size)
+        chunks = arena.take(count)
+        if fresh > 0:
+            self._allocated += fresh * arena.size
+            if self._allocated > self._peak_allocated:
+                self._peak_allocated = self._allocated
+        used = self._used = self._used + need
+        if used > self._peak_used:
+            self._peak_used = used
+        full = self._full = self._full + full_bytes
+        if full > self._peak_full:
+            self._peak_full = full
+        return chunks
 
-    def _shrink_free(self, limit: int) -> None:
-        """Drops free buffers so that used + free stays within the total."""
-        keep = max(limit, 0) // self.poolable_size
-        if len(self._free) > keep:
-            del self._free[keep:]
+    def _make_room(self, arena: ChunkArena, fresh_bytes: int) -> None:
+        """Drops free memory of other sizes where the total asks for it; ``arena`` will use all of its own."""
+        excess = self._allocated + fresh_bytes - self.total_bytes
+        for other in self._arenas.values():
+            if excess > 0 and other is not arena:
+                dropped = other.discard_free(-(-excess // other.size)) * other.size
+                self._allocated -= dropped
+                excess -= dropped
+
+    # -- waiting: all but the first with the lock held ----------------------------------------------
+
+    def _queue_up(self, waiter: _Waiter) -> int:
+        with self._lock:
+            ahead = len(self._waiters)
+            self._waiters.append(waiter)
+            self._serve()
+            return ahead
 
     def _serve(self) -> None:
-        """Gives what is free to the longest waiter first; the next gets something once that one is whole."""
-        while self._waiters:
-            waiter = self._waiters[0]
-            grant = min(waiter.size - waiter.gathered, self.total_bytes - self._used)
+        """Gives what is available to the longest waiter; the next gets something once that one is whole."""
+        waiters = self._waiters
+        while waiters:
+            waiter = waiters[0]
+            grant = min(waiter.need - waiter.gathered, self._grantable - self._used)
             waiter.gathered += grant
-            self._account(grant)
-            if waiter.gathered < waiter.size:
+            self._grantable -= grant
+            if waiter.gathered < waiter.need:
                 return
-            self._waiters.popleft()
-            waiter.event.set()
+            waiters.popleft()
+            waiter.turn.release()
+
+    def _ungather(self, waiter: _Waiter) -> None:
+        self._grantable += waiter.gathered
+        waiter.gathered = 0
+
+    def _withdraw(self, waiter: _Waiter) -> None:
+        if waiter in self._waiters:
+            self._waiters.remove(waiter)
+        self._ungather(waiter)
+
+    def _exhaustion(
+        self, waiter: _Waiter, started_ms: float, timeout_ms: float, ahead: int
+    ) -> BufferExhaustedError:
+        now_ms = self._clock_ms()
+        self._exhausted += 1
+        self._exhausted_rate.record(1, now_ms)
+        free = self._grantable - self._used + waiter.gathered
+        return BufferExhaustedError(
+            f"no memory for a record batch within kafka.max.block.ms: waited {now_ms - started_ms:.0f} of "
+            f"{timeout_ms:.0f} ms behind {ahead} other requests for {waiter.need} bytes, of which "
+            f"{waiter.gathered} were gathered; {free} of kafka.buffer.memory = {self.total_bytes} bytes are "
+            "free. The brokers take rows more slowly than the task makes them, or do not answer"
+        )
+
+    def _note_wait(self, started_ms: float) -> None:
+        now_ms = self._clock_ms()
+        waited_ns = max(0, int((now_ms - started_ms) * 1e6))
+        self._wait_ns += waited_ns
+        self._wait_rate.record(waited_ns, now_ms)
 
     # -- giving back ------------------------------------------------------------------------------
 
-    def deallocate(self, buffers: Sequence[Memory], size: int | None = None) -> None:
-        """Returns buffers of one allocation size. The caller owned them and forgets them."""
-        each = size or self.poolable_size
+    def give(self, arena: ChunkArena, chunks: list[Chunk], full_bytes: int = 0) -> None:
+        """Returns chunks to where they came from; what waits longest gets them first.
+
+        Raises BufferOwnershipError, changing nothing, for chunks that are not lent out.
+        """
+        returned = len(chunks) * arena.size
         with self._lock:
-            returned = each * len(buffers)
-            if returned > self._used:
-                raise KafkaSinkError(f"{returned} bytes returned to the pool, but only {self._used} are out")
+            arena.give(chunks)
+            self._full -= full_bytes
+            if arena.heap:
+                self._heap -= returned
+                return
             self._used -= returned
-            if each == self.poolable_size:
-                self._free += buffers
+            if not arena.kept:
+                self._allocated -= returned
+            if self._waiters:
+                self._serve()
+
+    def trim_free(self) -> None:
+        """Gives free memory back to the system: an idle producer holds none."""
+        with self._lock:
+            for arena in self._arenas.values():
+                self._allocated -= arena.discard_free() * arena.size
+
+    def close_tenant(self, tenant: PoolTenant) -> None:
+        """Wakes a producer's waiters with ProducerClosedError; what they gathered goes to the others."""
+        with self._lock:
+            tenant.closed = True
+            for waiter in [waiter for waiter in self._waiters if waiter.tenant is tenant]:
+                self._withdraw(waiter)
+                waiter.turn.release()
             self._serve()
-            self._shrink_free(self.total_bytes - self._used)
-
-    # -- memory outside the pool --------------------------------------------------------------------
-
-    def heap_allocate(self, size: int) -> Memory:
-        """Memory beyond the pool, for compressed overflow and split batches; counted, bounded by a
-        quarter of buffer.memory, and never put into the free list. Raises BufferExhaustedError at it."""
-        with self._lock:
-            bound = max(self.total_bytes // 4, 1 << 20)
-            if self._heap + size > bound:
-                raise BufferExhaustedError(
-                    f"{size} bytes are needed beyond kafka.buffer.memory = {self.total_bytes}, where "
-                    f"{self._heap} of at most {bound} are in use; raise kafka.buffer.memory"
-                )
-            self._heap += size
-            self._peak_heap = max(self._peak_heap, self._heap)
-        return memoryview(bytearray(size))
-
-    def heap_deallocate(self, size: int) -> None:
-        """Memory from heap_allocate is gone."""
-        with self._lock:
-            if size > self._heap:
-                raise KafkaSinkError(f"{size} heap bytes returned, of which only {self._heap} are out")
-            self._heap -= size
 
     # -- state ------------------------------------------------------------------------------------
 
     @property
     def queued(self) -> int:
-        """Waiting requests."""
+        """Waiting requests, of all producers. Read without the lock: a hint that is right a moment later."""
         return len(self._waiters)
 
-    def trim_free(self) -> None:
-        """Gives free memory back to the system: an idle producer holds none."""
+    def metrics(self, now_ms: float | None = None) -> PoolMetrics:
+        """A consistent snapshot; rates are those at ``now_ms``."""
+        now_ms = self._clock_ms() if now_ms is None else now_ms
         with self._lock:
-            self._free.clear()
-
-    def close(self) -> None:
-        """Wakes every waiter with an error; memory in use may still be returned."""
-        with self._lock:
-            self._closed = True
-            self._free.clear()
-            for waiter in self._waiters:
-                waiter.event.set()
-
-    def _raise_if_closed(self) -> None:
-        if self._closed:
-            raise KafkaSinkError("the producer was closed while a row waited for memory")
-
-    def metrics(self) -> PoolMetrics:
-        """A snapshot."""
-        with self._lock:
-            free = len(self._free) * self.poolable_size
             return PoolMetrics(
                 buffer_total_bytes=self.total_bytes,
-                buffer_available_bytes=self.total_bytes - self._used,
+                buffer_available_bytes=self._grantable - self._used,
                 bufferpool_wait_time_total=self._wait_ns,
+                bufferpool_wait_ratio=self._wait_rate.per_second(now_ms) / 1e9,
                 buffer_exhausted_total=self._exhausted,
+                buffer_exhausted_rate=self._exhausted_rate.per_second(now_ms),
                 waiting_threads=len(self._waiters),
-                allocated_bytes=self._used + free,
+                allocated_bytes=self._allocated,
+                peak_allocated_bytes=self._peak_allocated,
                 used_bytes=self._used,
                 peak_used_bytes=self._peak_used,
+                reserved_bytes=self.total_bytes - self._grantable,
+                free_bytes=self._allocated - self._used,
                 heap_bytes=self._heap,
                 peak_heap_bytes=self._peak_heap,
+                heap_total_bytes=self._heap_total,
+                full_strategy_bytes=self._full,
+                peak_full_strategy_bytes=self._peak_full,
             )

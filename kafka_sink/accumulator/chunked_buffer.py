@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import mmap
+
 from kafka_sink.accumulator.batch_buffer import BatchBuffer, Data
-from kafka_sink.accumulator.buffer_pool import BufferPool
-from kafka_sink.errors import KafkaSinkError
+from kafka_sink.accumulator.buffer_pool import BufferPool, PoolTenant
+from kafka_sink.accumulator.memory_arena import Chunk, ChunkArena
+from kafka_sink.errors import BufferOwnershipError
 
 LARGEST_CHUNK = 16384
 # A chunk always holds the 61-byte batch header.
@@ -17,127 +20,217 @@ def chunk_size(batch_size: int) -> int:
 
 
 class ChunkedBuffer:
-    """Chunks of one size; the last few may come from the heap, which are counted apart."""
+    """Chunks of one size; the last few may come from the heap, and once they do, all further ones do."""
 
-    __slots__ = ("_chunk", "_chunks", "_pool", "_pooled", "_released", "capacity", "size")
+    __slots__ = (
+        "_arena",
+        "_chunks",
+        "_from",
+        "_full_bytes",
+        "_heap_arena",
+        "_limit",
+        "_pool",
+        "_pooled",
+        "_released",
+        "_shift",
+        "_slab",
+        "_step",
+        "capacity",
+        "size",
+    )
 
-    def __init__(self, pool: BufferPool, chunks: list[memoryview], pooled: int) -> None:
+    def __init__(self, pool: BufferPool, arena: ChunkArena, chunks: list[Chunk], full_bytes: int) -> None:
         self._pool = pool
-        self._chunk = pool.poolable_size
+        self._arena = arena
         self._chunks = chunks
-        self._pooled = pooled
+        self._pooled = len(chunks)
+        self._heap_arena: ChunkArena | None = None
+        self._full_bytes = full_bytes
         self._released = False
-        self.capacity = len(chunks) * self._chunk
+        self._step = step = arena.size
+        self.capacity = len(chunks) * step
         self.size = 0
+        # Where the next byte goes: slab[_shift + size], while _from <= size < _limit <= capacity.
+        self._from = self._limit = 0
+        self._shift = 0
+        self._slab: mmap.mmap | None = None
+        if chunks:
+            self._point_at(0)
+
+    @property
+    def heap_bytes(self) -> int:
+        """See BatchBuffer."""
+        return (len(self._chunks) - self._pooled) * self._step
 
     def write(self, data: Data) -> None:
         """See BatchBuffer."""
-        length = len(data)
-        if self.size + length > self.capacity:
-            raise ValueError(f"{length} bytes do not fit: {self.size} of {self.capacity} are written")
-        chunk = self._chunk
-        index, at = divmod(self.size, chunk)
-        self.size += length
-        if at + length <= chunk:
-            # Also covers an empty write at the very end, where there is no chunk to index.
-            if length:
-                self._chunks[index][at : at + length] = data
-            return
-        view = memoryview(data)
-        done = chunk - at
-        if done:
-            self._chunks[index][at:] = view[:done]
+        size = self.size
+        end = size + len(data)
+        slab = self._slab
+        if end <= self._limit and slab is not None:
+            shift = self._shift
+            slab[shift + size : shift + end] = data
+            self.size = end
+        else:
+            self._write_across(data)
+
+    def _write_across(self, data: Data) -> None:
+        view = data if type(data) is memoryview else memoryview(data)
+        length = len(view)
+        size = self.size
+        end = size + length
+        if end > self.capacity:
+            raise ValueError(f"{length} bytes do not fit: {size} of {self.capacity} are written")
+        if view.nbytes != length or not view.contiguous:
+            raise ValueError("data must be contiguous bytes")
+        slab = self._slab
+        done = 0
         while done < length:
-            index += 1
-            part = view[done : done + chunk]
-            self._chunks[index][: len(part)] = part
-            done += chunk
+            if slab is None or size == self._limit:
+                slab = self._point_at(size // self._step)
+            part = view[done : done + self._limit - size]
+            begin = self._shift + size
+            slab[begin : begin + len(part)] = part
+            done += len(part)
+            size += len(part)
+        self.size = size
+
+    def _point_at(self, index: int) -> mmap.mmap:
+        """The next byte goes to the start of a chunk, and on through chunks that are its neighbours."""
+        chunks = self._chunks
+        chunk = chunks[index]
+        slab = chunk.slab
+        step = self._step
+        self._slab = slab
+        self._from = index * step
+        self._shift = chunk.start - self._from
+        stop = chunk.start + step
+        for following in range(index + 1, len(chunks)):
+            chunk = chunks[following]
+            if chunk.start != stop or chunk.slab is not slab:
+                break
+            stop += step
+        self._limit = stop - self._shift
+        return slab
 
     def write_growing(self, data: Data) -> bool:
         """See BatchBuffer."""
-        missing = self.missing(self.size + len(data))
-        overflow = False
-        if missing:
-            chunks = None if self._pooled < len(self._chunks) else self._pool.try_allocate(missing)
-            if chunks is None:
-                overflow = True
-                chunks = [self._pool.heap_allocate(self._chunk) for _ in range(missing)]
-                self._chunks += chunks
-                self.capacity += missing * self._chunk
-            else:
-                self.extend(chunks)
+        projected = self.size + len(data)
+        overflow = projected > self.capacity and not self.grow(projected)
+        if overflow:
+            self._grow_on_heap(projected)
         self.write(data)
         return overflow
 
-    def missing(self, projected: int) -> int:
-        """Chunks to add for ``projected`` bytes in all."""
-        return max(0, -(-(projected - self.capacity) // self._chunk))
-
-    def extend(self, chunks: list[memoryview]) -> None:
-        """Takes over pool chunks."""
-        if self._pooled != len(self._chunks):
-            raise KafkaSinkError("pool chunks after heap chunks")
+    def grow(self, projected: int) -> bool:
+        """Adds the chunks that are missing for ``projected`` bytes, if the pool has them all now."""
+        missing = -(-(projected - self.capacity) // self._step)
+        if missing <= 0:
+            return True
+        if self._heap_arena is not None:
+            return False
+        more = max(0, projected - self._full_bytes)
+        chunks = self._pool.try_take(self._arena, missing, more)
+        if chunks is None:
+            return False
         self._chunks += chunks
-        self._pooled += len(chunks)
-        self.capacity += len(chunks) * self._chunk
+        self._pooled += missing
+        self._full_bytes += more
+        self.capacity += missing * self._step
+        return True
+
+    def _grow_on_heap(self, projected: int) -> None:
+        missing = -(-(projected - self.capacity) // self._step)
+        more = max(0, projected - self._full_bytes)
+        arena = self._heap_arena or ChunkArena(self._step, kept=False, heap=True)
+        self._chunks += self._pool.take_heap(arena, missing, more)
+        self._heap_arena = arena
+        self._full_bytes += more
+        self.capacity += missing * self._step
+
+    @classmethod
+    def on_heap(cls, pool: BufferPool, arena: ChunkArena, projected: int) -> ChunkedBuffer:
+        """A buffer that holds no pool memory. Raises BufferExhaustedError at the heap's limit."""
+        buffer = cls(pool, arena, [], 0)
+        buffer._grow_on_heap(projected)
+        return buffer
 
     def truncate(self, size: int) -> None:
         """See BatchBuffer."""
         if not 0 <= size <= self.size:
             raise ValueError(f"cannot truncate {self.size} bytes to {size}")
         self.size = size
+        if size < self._from:
+            self._point_at(size // self._step)
 
-    def views(self, start: int = 0) -> list[memoryview]:
+    def views(self, start: int = 0, end: int | None = None) -> list[memoryview]:
         """See BatchBuffer."""
-        chunk = self._chunk
-        first, at = divmod(start, chunk)
-        last, end = divmod(self.size, chunk)
-        if start >= self.size:
+        if end is None:
+            end = self.size
+        if not 0 <= start <= end <= self.size:
+            raise ValueError(f"no bytes {start} to {end} in {self.size} that are written")
+        if start == end:
             return []
-        if first == last:
-            return [self._chunks[first][at:end]]
-        found = self._chunks[first:last]
-        if at:
-            found[0] = found[0][at:]
-        if end:
-            found.append(self._chunks[last][:end])
+        step = self._step
+        first = start // step
+        last = (end - 1) // step
+        found = [chunk.view for chunk in self._chunks[first : last + 1]]
+        # The end first: where both lie in one chunk, the start would move it.
+        found[-1] = found[-1][: end - last * step]
+        found[0] = found[0][start - first * step :]
         return found
 
-    def patch(self, data: bytes) -> None:
+    def patch(self, data: Data, position: int = 0) -> None:
         """See BatchBuffer."""
-        self._chunks[0][: len(data)] = data
+        source = memoryview(data).cast("B")
+        done = 0
+        for target in self.views(position, position + len(source)):
+            target[:] = source[done : done + len(target)]
+            done += len(target)
 
     def trim(self) -> None:
         """See BatchBuffer."""
-        used = max(1, -(-self.size // self._chunk))
-        self._return_from(used)
-        self.capacity = used * self._chunk
+        keep = -(-self.size // self._step)
+        chunks = self._chunks
+        if keep == len(chunks):
+            return
+        heap_from = max(keep, self._pooled)
+        if self._heap_arena is not None and heap_from < len(chunks):
+            self._pool.give(self._heap_arena, chunks[heap_from:])
+            del chunks[heap_from:]
+        if keep < self._pooled:
+            self._pool.give(self._arena, chunks[keep:])
+            del chunks[keep:]
+            self._pooled = keep
+        self.capacity = keep * self._step
+        if self._limit > self.capacity:
+            self._limit = self.capacity
 
     def release(self) -> None:
         """See BatchBuffer."""
         if self._released:
-            raise KafkaSinkError("a batch's memory was released twice")
+            raise BufferOwnershipError("a batch's memory was released twice")
+        if self._heap_arena is not None:
+            self._pool.give(self._heap_arena, self._chunks[self._pooled :])
+            del self._chunks[self._pooled :]
+        # Also where nothing is left to return: this ends the batch in the metrics' account.
+        self._pool.give(self._arena, self._chunks, self._full_bytes)
         self._released = True
-        self._return_from(0)
-        self.capacity = self.size = 0
-
-    def _return_from(self, keep: int) -> None:
-        if self._pooled < len(self._chunks):
-            heap_from = max(keep, self._pooled)
-            self._pool.heap_deallocate((len(self._chunks) - heap_from) * self._chunk)
-            del self._chunks[heap_from:]
-        if keep < self._pooled:
-            unused = self._chunks[keep:]
-            del self._chunks[keep:]
-            self._pooled = keep
-            self._pool.deallocate(unused)
+        self._chunks = []
+        self._pooled = self.capacity = self.size = self._from = self._limit = 0
+        self._slab = None
 
 
 class IncrementalAllocator:
     """Only the chunks that are missing, all of one request in a single pool call."""
 
-    def __init__(self, pool: BufferPool) -> None:
+    def __init__(self, pool: BufferPool, batch_size: int | None = None) -> None:
+        """``batch_size``: default the pool's poolable size; named where producers share a pool."""
         self._pool = pool
+        self._batch_size = pool.poolable_size if batch_size is None else batch_size
+        self._step = chunk_size(self._batch_size)
+        self._arena = pool.arena(self._step)
+        self._tenant = PoolTenant()
 
     @property
     def queued(self) -> int:
@@ -146,38 +239,34 @@ class IncrementalAllocator:
 
     def try_open(self, projected: int) -> ChunkedBuffer | None:
         """See BufferAllocator."""
-        chunks = self._pool.try_allocate(self._count(projected))
-        return None if chunks is None else ChunkedBuffer(self._pool, chunks, len(chunks))
+        if self._tenant.closed:
+            return None
+        return self._try_open(projected)
+
+    def _try_open(self, projected: int) -> ChunkedBuffer | None:
+        full_bytes = max(self._batch_size, projected)
+        chunks = self._pool.try_take(self._arena, -(-projected // self._step) or 1, full_bytes)
+        return None if chunks is None else ChunkedBuffer(self._pool, self._arena, chunks, full_bytes)
 
     def open(self, projected: int, timeout_ms: float) -> ChunkedBuffer:
         """See BufferAllocator."""
-        chunks = self._pool.allocate(self._count(projected), timeout_ms)
-        return ChunkedBuffer(self._pool, chunks, len(chunks))
+        full_bytes = max(self._batch_size, projected)
+        count = -(-projected // self._step) or 1
+        chunks = self._pool.take(self._arena, count, timeout_ms, self._tenant, full_bytes)
+        return ChunkedBuffer(self._pool, self._arena, chunks, full_bytes)
 
     def try_grow(self, buffer: BatchBuffer, projected: int) -> bool:
         """See BufferAllocator."""
         if not isinstance(buffer, ChunkedBuffer):
             raise TypeError(f"not a buffer of this allocator: {type(buffer).__name__}")
-        missing = buffer.missing(projected)
-        if not missing:
-            return True
-        chunks = self._pool.try_allocate(missing)
-        if chunks is None:
-            return False
-        buffer.extend(chunks)
-        return True
+        return buffer.grow(projected)
 
     def open_overflow(self, projected: int) -> ChunkedBuffer:
         """See BufferAllocator."""
-        opened = self.try_open(projected)
+        opened = self._try_open(projected)
         if opened is not None:
             return opened
-        count = self._count(projected)
-        chunks = [self._pool.heap_allocate(self._pool.poolable_size) for _ in range(count)]
-        return ChunkedBuffer(self._pool, chunks, 0)
-
-    def _count(self, projected: int) -> int:
-        return max(1, -(-projected // self._pool.poolable_size))
+        return ChunkedBuffer.on_heap(self._pool, self._arena, projected)
 
     def trim_free(self) -> None:
         """See BufferAllocator."""
@@ -185,4 +274,5 @@ class IncrementalAllocator:
 
     def close(self) -> None:
         """See BufferAllocator."""
-        self._pool.close()
+        self._pool.close_tenant(self._tenant)
+        self._pool.trim_free()

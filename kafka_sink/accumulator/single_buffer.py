@@ -3,66 +3,75 @@
 from __future__ import annotations
 
 from kafka_sink.accumulator.batch_buffer import BatchBuffer, Data
-from kafka_sink.accumulator.buffer_pool import BufferPool
-from kafka_sink.errors import KafkaSinkError
+from kafka_sink.accumulator.buffer_pool import BufferPool, PoolTenant
+from kafka_sink.accumulator.memory_arena import Chunk, ChunkArena
+from kafka_sink.errors import BufferOwnershipError
 
 
 class SingleBuffer:
-    """One contiguous buffer, from the pool or (``heap``) counted apart."""
+    """One contiguous buffer, from the pool or from the heap, replaced by a larger one when it must grow."""
 
-    __slots__ = ("_heap", "_memory", "_pool", "_released", "capacity", "size")
+    __slots__ = ("_arena", "_begin", "_chunk", "_pool", "_released", "_slab", "capacity", "size")
 
-    def __init__(self, pool: BufferPool, memory: memoryview, *, heap: bool = False) -> None:
+    def __init__(self, pool: BufferPool, arena: ChunkArena, chunk: Chunk) -> None:
         self._pool = pool
-        self._memory = memory
-        self._heap = heap
         self._released = False
-        self.capacity = len(memory)
         self.size = 0
+        self._hold(arena, chunk)
+
+    def _hold(self, arena: ChunkArena, chunk: Chunk) -> None:
+        self._arena = arena
+        self._chunk = chunk
+        self._slab = chunk.slab
+        self._begin = chunk.start
+        self.capacity = arena.size
+
+    @property
+    def heap_bytes(self) -> int:
+        """See BatchBuffer."""
+        return self.capacity if self._arena.heap else 0
 
     def write(self, data: Data) -> None:
         """See BatchBuffer."""
-        end = self.size + len(data)
+        size = self.size
+        end = size + len(data)
         if end > self.capacity:
-            raise ValueError(f"{len(data)} bytes do not fit: {self.size} of {self.capacity} are written")
-        self._memory[self.size : end] = data
+            raise ValueError(f"{len(data)} bytes do not fit: {size} of {self.capacity} are written")
+        begin = self._begin
+        self._slab[begin + size : begin + end] = data
         self.size = end
 
     def write_growing(self, data: Data) -> bool:
         """See BatchBuffer."""
-        wanted = self.size + len(data)
-        overflow = False
-        if wanted > self.capacity and not self.grow(wanted):
-            overflow = True
-            self._replace(self._pool.heap_allocate(wanted), heap=True)
+        projected = self.size + len(data)
+        overflow = projected > self.capacity and not self.grow(projected)
+        if overflow:
+            arena = ChunkArena(projected, kept=False, heap=True)
+            self._move_to(arena, self._pool.take_heap(arena, 1, projected))
         self.write(data)
         return overflow
 
     def grow(self, projected: int) -> bool:
-        """Moves to a larger unpooled buffer if the pool has the memory now."""
+        """Moves to a larger unpooled buffer if the pool has the memory now, beside what is held."""
         if projected <= self.capacity:
             return True
+        if self._released:
+            return False
         # Doubling keeps the copies of a growing batch linear in its size.
-        larger = max(projected, 2 * self.capacity)
-        for size in (larger, projected):
-            taken = self._pool.try_allocate(1, size)
-            if taken is not None:
-                self._replace(taken[0], heap=False)
+        for size in (max(projected, 2 * self.capacity), projected):
+            arena = ChunkArena(size, kept=False)
+            chunks = self._pool.try_take(arena, 1, size)
+            if chunks is not None:
+                self._move_to(arena, chunks)
                 return True
         return False
 
-    def _replace(self, memory: memoryview, *, heap: bool) -> None:
-        memory[: self.size] = self._memory[: self.size]
-        self._give_back()
-        self._memory = memory
-        self._heap = heap
-        self.capacity = len(memory)
-
-    def _give_back(self) -> None:
-        if self._heap:
-            self._pool.heap_deallocate(len(self._memory))
-        else:
-            self._pool.deallocate([self._memory], len(self._memory))
+    def _move_to(self, arena: ChunkArena, chunks: list[Chunk]) -> None:
+        chunk = chunks[0]
+        chunk.view[: self.size] = self._chunk.view[: self.size]
+        old_arena, old_chunk = self._arena, self._chunk
+        self._hold(arena, chunk)
+        self._pool.give(old_arena, [old_chunk], old_arena.size)
 
     def truncate(self, size: int) -> None:
         """See BatchBuffer."""
@@ -70,13 +79,20 @@ class SingleBuffer:
             raise ValueError(f"cannot truncate {self.size} bytes to {size}")
         self.size = size
 
-    def views(self, start: int = 0) -> list[memoryview]:
+    def views(self, start: int = 0, end: int | None = None) -> list[memoryview]:
         """See BatchBuffer."""
-        return [self._memory[start : self.size]] if start < self.size else []
+        if end is None:
+            end = self.size
+        if not 0 <= start <= end <= self.size:
+            raise ValueError(f"no bytes {start} to {end} in {self.size} that are written")
+        return [self._chunk.view[start:end]] if start < end else []
 
-    def patch(self, data: bytes) -> None:
+    def patch(self, data: Data, position: int = 0) -> None:
         """See BatchBuffer."""
-        self._memory[: len(data)] = data
+        end = position + len(data)
+        if not 0 <= position <= end <= self.size:
+            raise ValueError(f"no bytes {position} to {end} in {self.size} that are written")
+        self._slab[self._begin + position : self._begin + end] = data
 
     def trim(self) -> None:
         """Nothing to return: the buffer is one piece."""
@@ -84,32 +100,44 @@ class SingleBuffer:
     def release(self) -> None:
         """See BatchBuffer."""
         if self._released:
-            raise KafkaSinkError("a batch's memory was released twice")
+            raise BufferOwnershipError("a batch's memory was released twice")
+        self._pool.give(self._arena, [self._chunk], self.capacity)
         self._released = True
-        self._give_back()
         self.capacity = self.size = 0
 
 
 class FullAllocator:
-    """batch.size at once, from the free list; larger first records get a buffer of their own size."""
+    """batch.size at once, from the free list; a larger first record gets an unpooled buffer of its size."""
 
-    def __init__(self, pool: BufferPool) -> None:
+    def __init__(self, pool: BufferPool, batch_size: int | None = None) -> None:
+        """``batch_size``: default the pool's poolable size; named where producers share a pool."""
         self._pool = pool
+        self._batch_size = pool.poolable_size if batch_size is None else batch_size
+        self._arena = pool.arena(self._batch_size)
+        self._tenant = PoolTenant()
 
     @property
     def queued(self) -> int:
         """See BufferAllocator."""
         return self._pool.queued
 
+    def _arena_for(self, projected: int) -> ChunkArena:
+        return self._arena if projected <= self._batch_size else ChunkArena(projected, kept=False)
+
     def try_open(self, projected: int) -> SingleBuffer | None:
         """See BufferAllocator."""
-        taken = self._pool.try_allocate(1, max(projected, self._pool.poolable_size))
-        return None if taken is None else SingleBuffer(self._pool, taken[0])
+        return None if self._tenant.closed else self._try_open(projected)
+
+    def _try_open(self, projected: int) -> SingleBuffer | None:
+        arena = self._arena_for(projected)
+        chunks = self._pool.try_take(arena, 1, arena.size)
+        return None if chunks is None else SingleBuffer(self._pool, arena, chunks[0])
 
     def open(self, projected: int, timeout_ms: float) -> SingleBuffer:
         """See BufferAllocator."""
-        taken = self._pool.allocate(1, timeout_ms, max(projected, self._pool.poolable_size))
-        return SingleBuffer(self._pool, taken[0])
+        arena = self._arena_for(projected)
+        chunks = self._pool.take(arena, 1, timeout_ms, self._tenant, arena.size)
+        return SingleBuffer(self._pool, arena, chunks[0])
 
     def try_grow(self, buffer: BatchBuffer, projected: int) -> bool:
         """See BufferAllocator."""
@@ -119,10 +147,11 @@ class FullAllocator:
 
     def open_overflow(self, projected: int) -> SingleBuffer:
         """See BufferAllocator."""
-        opened = self.try_open(projected)
+        opened = self._try_open(projected)
         if opened is not None:
             return opened
-        return SingleBuffer(self._pool, self._pool.heap_allocate(projected), heap=True)
+        arena = ChunkArena(max(projected, 1), kept=False, heap=True)
+        return SingleBuffer(self._pool, arena, self._pool.take_heap(arena, 1, arena.size)[0])
 
     def trim_free(self) -> None:
         """See BufferAllocator."""
@@ -130,4 +159,5 @@ class FullAllocator:
 
     def close(self) -> None:
         """See BufferAllocator."""
-        self._pool.close()
+        self._pool.close_tenant(self._tenant)
+        self._pool.trim_free()

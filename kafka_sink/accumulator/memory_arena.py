@@ -1,0 +1,152 @@
+"""Chunks of one size, cut from anonymous mappings that the kernel backs only once they are written.
+
+Mappings instead of one bytearray per chunk, measured on Linux with 64 MiB in 16 KiB chunks (Python 3.11):
+after 63 of 64 chunks were freed, bytearrays still held all 64 MiB resident (the C heap was fragmented),
+mappings held 2 MiB after MADV_DONTNEED, in 4 ms for everything. Assigning a slice to a mapping costs 88 ns
+and 4 KiB of copying, to a memoryview 97 and to a bytearray 268; it also takes any contiguous buffer.
+Huge pages would halve the first touch (14 ms for 64 MiB instead of 29), change nothing once warm, and make
+2 MiB resident for the first byte: not worth it.
+"""
+
+from __future__ import annotations
+
+import mmap
+
+from kafka_sink.errors import BufferOwnershipError
+
+# One mapping holds up to this many bytes or chunks; making it stays below 50 us under the pool's lock.
+_SLAB_BYTES = 1 << 20
+_SLAB_CHUNKS = 64
+
+
+class Chunk:
+    """``size`` bytes at ``start`` of ``slab``; ``view`` is the same memory, writable."""
+
+    __slots__ = ("slab", "start", "view")
+
+    def __init__(self, slab: mmap.mmap, start: int, view: memoryview) -> None:
+        self.slab = slab
+        self.start = start
+        self.view = view
+
+
+class ChunkArena:
+    """All chunks of one size. Not thread-safe: the pool's lock guards it.
+
+    A chunk is lent, free (written before, kept for reuse) or bare (no memory behind it). ``kept`` False:
+    what comes back is unmapped instead, as Kafka does with buffers of an odd size. ``heap``: memory that
+    is counted outside the pool.
+    """
+
+    __slots__ = ("_bare", "_lent", "free", "heap", "kept", "size")
+
+    def __init__(self, size: int, *, kept: bool, heap: bool = False) -> None:
+        self.size = size
+        self.kept = kept
+        self.heap = heap
+        self.free: list[Chunk] = []
+        self._bare: list[Chunk] = []
+        self._lent: set[Chunk] = set()
+
+    def take(self, count: int) -> list[Chunk]:
+        """``count`` chunks, free ones first, the last returned before all others: it is still in a cache.
+
+        Raises MemoryError or OSError, changing nothing, when the system has no memory.
+        """
+        free = self.free
+        if count == 1 and free:
+            # By far the most frequent request; the general way costs three times as much.
+            chunk = free.pop()
+            self._lent.add(chunk)
+            return [chunk]
+        missing = count - len(free)
+        if missing <= 0:
+            taken = free[: -count - 1 : -1]
+            del free[len(free) - count :]
+        else:
+            while len(self._bare) < missing:
+                self._carve(missing)
+            # Bare chunks lie in ascending order from the end, so that neighbours stay neighbours.
+            taken = free[::-1] + self._bare[: -missing - 1 : -1]
+            free.clear()
+            del self._bare[-missing:]
+        self._lent.update(taken)
+        return taken
+
+    def _carve(self, wanted: int) -> None:
+        count = min(_SLAB_CHUNKS, max(1, _SLAB_BYTES // self.size)) if self.kept else wanted
+        slab = _map(self.size * count)
+        whole = memoryview(slab)
+        size = self.size
+        self._bare[:0] = [
+            Chunk(slab, start, whole[start : start + size]) for start in range((count - 1) * size, -1, -size)
+        ]
+
+    def give(self, chunks: list[Chunk]) -> None:
+        """Takes lent chunks back. Raises BufferOwnershipError, changing nothing, if any is not lent."""
+        lent = self._lent
+        if len(chunks) == 1 and chunks[0] in lent:
+            lent.remove(chunks[0])
+            if self.kept:
+                self.free.append(chunks[0])
+            return
+        if not lent.issuperset(chunks):
+            raise BufferOwnershipError(f"chunks of {self.size} bytes returned that are not lent out")
+        before = len(lent)
+        lent.difference_update(chunks)
+        if before - len(lent) != len(chunks):
+            lent.update(chunks)
+            raise BufferOwnershipError(f"one chunk of {self.size} bytes returned twice in one call")
+        if self.kept:
+            self.free.extend(reversed(chunks))
+
+    @property
+    def lent(self) -> int:
+        """Chunks with an owner."""
+        return len(self._lent)
+
+    def discard_free(self, wanted: int | None = None) -> int:
+        """Gives the memory of ``wanted`` free chunks (all: None) back to the system; returns how many.
+
+        Those free the longest go first. Only whole pages can go, so that chunks below a page's size
+        leave with their neighbours.
+        """
+        count = len(self.free) if wanted is None else min(wanted, len(self.free))
+        if not count:
+            return 0
+        leaving = self.free[:count]
+        del self.free[:count]
+        if not self._lent and not self.free:
+            # Nobody holds a part of any mapping: unmap them all.
+            self._bare.clear()
+            return count
+        _forget_pages(leaving, self.size)
+        self._bare += reversed(leaving)
+        return count
+
+
+def _map(size: int) -> mmap.mmap:
+    # Private: a shared anonymous mapping is shared memory to the kernel, and to forked children.
+    if hasattr(mmap, "MAP_PRIVATE"):
+        return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return mmap.mmap(-1, size)
+
+
+def _forget_pages(chunks: list[Chunk], size: int) -> None:
+    """Drops the pages behind chunks, runs of neighbours together."""
+    if not hasattr(mmap, "MADV_DONTNEED"):
+        return
+    slabs = {id(chunk.slab): chunk.slab for chunk in chunks}
+    places = sorted((id(chunk.slab), chunk.start) for chunk in chunks)
+    at = 0
+    while at < len(places):
+        slab, begin = places[at]
+        end = begin + size
+        at += 1
+        while at < len(places) and places[at] == (slab, end):
+            end += size
+            at += 1
+        first = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE
+        last = len(slabs[slab]) if end == len(slabs[slab]) else end // mmap.PAGESIZE * mmap.PAGESIZE
+        if first < last:
+            slabs[slab].madvise(mmap.MADV_DONTNEED, first, last - first)
