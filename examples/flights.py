@@ -269,9 +269,8 @@ def report(found: Comparison, sent: int, seconds: float) -> int:
     keys, mib = len(found.last_of_key), sum(found.bytes) / 2**20
     say(f"{'all':>9} {sum(found.rows):>10,} {keys:>8,} {mib:>8.1f}\n")
     split_keys = sum(len(keys_of) for keys_of in found.keys) - keys
-    say(
-        f"Written in {seconds:.1f} s: {sent / seconds:,.0f} rows/s, the start of Spark's Python workers included."
-    )
+    rate = sent / seconds
+    say(f"Written in {seconds:.1f} s: {rate:,.0f} rows/s, the start of Spark's Python workers included.")
     problems = {
         "missing": found.missing,
         "doubled": found.doubled,

@@ -1,0 +1,55 @@
+# Every target sets up what it needs: Python 3.10+ is all that must be there.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+# Spark's workers would otherwise run the python3 on PATH, which has none of this.
+export PYSPARK_PYTHON := $(abspath $(BIN)/python)
+export PYSPARK_DRIVER_PYTHON := $(PYSPARK_PYTHON)
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help venv java demo test check format bench docs broker clean
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(STAMP) java  ## write 336,776 real flights to a Kafka started here, read them back, compare
+	@$(BIN)/python examples/flights.py
+
+test: $(STAMP) java  ## run all tests, on real brokers (ARGS="-k name" picks some)
+	@$(BIN)/python -m pytest $(ARGS)
+
+check: $(STAMP)  ## ruff, mypy strict, import layers
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(STAMP)  ## let ruff rewrite what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(STAMP) java  ## run the benchmarks
+	@$(BIN)/python -m benchmarks $(ARGS)
+
+docs: $(STAMP)  ## generate docs/options.md from the options table
+	$(BIN)/python -m kafka_sink.options > docs/options.md.part
+	@mv docs/options.md.part docs/options.md
+
+broker: $(STAMP) java  ## run a Kafka on this machine until Ctrl-C (ARGS="--brokers 3 --port 9092")
+	@$(BIN)/python -m kafka_sink.local_broker $(ARGS)
+
+venv: $(STAMP)  ## make the virtual environment in .venv with everything for development
+
+java:  ## make sure that Java 17 or newer is there (installs it where it may)
+	@tools/ensure_java.sh
+
+clean:  ## delete the virtual environment and what the tools leave behind
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
+
+$(STAMP): pyproject.toml
+	@tools/setup_venv.sh "$(PYTHON)" "$(VENV)"
+	@touch $@

@@ -1,0 +1,30 @@
+#!/bin/sh
+# setup_venv.sh PYTHON FOLDER: a virtual environment with this project, editable, and all that its development needs.
+set -eu
+python=$1
+venv=$2
+
+if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then
+    echo "error: Python 3.10 or newer is needed; $python is: $("$python" --version 2>&1 || true)" >&2
+    echo "Name another one, for instance: make test PYTHON=python3.12" >&2
+    exit 1
+fi
+
+if ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
+    # Debian and Ubuntu keep this part of Python in a package of its own.
+    if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+        echo "This Python cannot make virtual environments; installing python3-venv with apt ..."
+        apt-get update -qq || echo "warning: apt-get update failed; trying with the lists at hand" >&2
+        DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends python3-venv >/dev/null
+    else
+        echo "error: this Python cannot make virtual environments. On Debian and Ubuntu:" >&2
+        echo "    sudo apt-get install -y python3-venv" >&2
+        exit 1
+    fi
+fi
+
+echo "Setting up $venv (once; PySpark alone is 450 MB, so some minutes on a slow line) ..."
+"$python" -m venv "$venv"
+"$venv/bin/python" -m pip install --quiet --upgrade pip
+"$venv/bin/python" -m pip install --quiet --progress-bar off --editable '.[dev]'
+echo "$venv is ready."
