@@ -1,0 +1,229 @@
+"""``df.write`` through real Spark to a real broker: columns, options, refusals."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from topics import Row, read_topic
+
+from kafka_sink.local_broker import LocalBroker
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
+
+_numbers = itertools.count()
+Write = Callable[..., "DataFrameWriter"]
+
+
+@pytest.fixture
+def topic(broker: LocalBroker) -> str:
+    name = f"batch-{next(_numbers)}"
+    broker.create_topic(name, 3)
+    return name
+
+
+@pytest.fixture
+def write(broker: LocalBroker) -> Write:
+    def writer(frame: DataFrame, **options: str) -> DataFrameWriter:
+        return (
+            frame.write.format("kafka-chunked")
+            .mode("append")
+            .option("kafka.bootstrap.servers", broker.bootstrap_servers)
+            .options(**options)
+        )
+
+    return writer
+
+
+def failure(action: Callable[[], Any]) -> str:
+    """What Spark raises, its Python tracebacks included."""
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - Spark's classes differ by version and path
+        action()
+    return str(caught.value)
+
+
+def values(rows: list[Row]) -> list[bytes | None]:
+    return sorted((row.value for row in rows), key=lambda value: value or b"")
+
+
+COLUMNS = """
+    SELECT * FROM VALUES
+      ('k1', X'01', 2, TIMESTAMP '2013-01-01 05:00:00.123456Z', array(struct('h', X'AA'), struct('h', null))),
+      ('',   X'',   0, TIMESTAMP '1970-01-01 00:00:00Z', array()),
+      (null, null,  1, TIMESTAMP '2013-01-01 05:00:00.999999Z', null)
+    AS t(key, value, partition, timestamp, headers)
+"""
+
+
+@pytest.mark.parametrize("large", ["true", "false"])
+def test_every_column_arrives(
+    spark: SparkSession, broker: LocalBroker, write: Write, topic: str, large: str
+) -> None:
+    frame = spark.sql(COLUMNS).selectExpr(
+        "'nobody reads this' AS extra",
+        "key",
+        "value",
+        "partition",
+        "timestamp",
+        "cast(headers AS array<struct<key:string,value:binary>>) AS headers",
+        f"'{topic}' AS topic",
+    )
+    spark.conf.set("spark.sql.execution.arrow.useLargeVarTypes", large)
+    try:
+        write(frame).save()
+    finally:
+        spark.conf.unset("spark.sql.execution.arrow.useLargeVarTypes")
+    assert sorted(read_topic(broker, topic)) == [
+        Row(0, b"", b"", 0, ()),
+        Row(1, None, None, 1357016400999, ()),
+        Row(2, b"k1", b"\x01", 1357016400123, (("h", b"\xaa"), ("h", None))),
+    ]
+
+
+def test_option_topic_wins_over_the_column(
+    spark: SparkSession, broker: LocalBroker, write: Write, topic: str
+) -> None:
+    write(spark.sql("SELECT 'a' AS value, 'elsewhere' AS topic"), topic=topic).save()
+    assert values(read_topic(broker, topic)) == [b"a"]
+
+
+def test_rows_of_many_small_and_uneven_batches(
+    spark: SparkSession, broker: LocalBroker, write: Write, topic: str
+) -> None:
+    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "7")
+    try:
+        # Five partitions, of which one is empty and one has a single row.
+        frame = (
+            spark.range(0, 500, 1, 5).where("id < 301 OR id >= 400").selectExpr("cast(id AS string) AS value")
+        )
+        write(frame, topic=topic).save()
+    finally:
+        spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
+    expected = [str(number).encode() for number in [*range(301), *range(400, 500)]]
+    assert values(read_topic(broker, topic)) == sorted(expected)
+
+
+def test_no_rows_at_all(spark: SparkSession, broker: LocalBroker, write: Write, topic: str) -> None:
+    write(spark.range(0).selectExpr("'x' AS value"), topic=topic).save()
+    write(spark.createDataFrame([], "value string"), topic=topic).save()
+    assert read_topic(broker, topic) == []
+
+
+# Planning: the error comes from Spark before any task runs, and ends with our text.
+HEADERS = "array<struct<key:string,value:binary>>"
+REFUSED_FRAMES = [
+    ("SELECT 'a' AS Value", {"topic": "t"}, "SchemaError: Required attribute 'value' not found"),
+    (
+        "SELECT 'a' AS value",
+        {},
+        "SchemaError: topic option required when no 'topic' attribute is present. Use the topic option for",
+    ),
+    (
+        "SELECT 1 AS value",
+        {"topic": "t"},
+        "SchemaError: value attribute unsupported type int. value must be a(n) string or binary",
+    ),
+    (
+        "SELECT 'a' AS value, map('a', X'01') AS headers",
+        {"topic": "t"},
+        f"SchemaError: headers attribute unsupported type map<string,binary>. headers must be a(n) {HEADERS}",
+    ),
+    (
+        "SELECT 'a' AS value, 1L AS partition",
+        {"topic": "t"},
+        "SchemaError: partition attribute unsupported type bigint. partition must be a(n) int",
+    ),
+    (
+        "SELECT 'a' AS value, TIMESTAMP_NTZ '2013-01-01 00:00:00' AS timestamp",
+        {"topic": "t"},
+        "SchemaError: timestamp attribute unsupported type timestamp_ntz. timestamp must be a(n) timestamp",
+    ),
+    ("SELECT 'a' AS value, 1 AS n, 2 AS n", {"topic": "t"}, "SchemaError: There are two columns 'n'"),
+    (
+        "SELECT 'a' AS value",
+        {"topic": "t", "kafka.lingr.ms": "5"},
+        "ConfigurationError: Unknown option 'kafka.lingr.ms'. Did you mean 'kafka.linger.ms'?",
+    ),
+    (
+        "SELECT 'a' AS value",
+        {"topic": "t", "kafka.key.serializer": "X"},
+        "ConfigurationError: Kafka option 'key.serializer' is not supported as keys",
+    ),
+    (
+        "SELECT 'a' AS value",
+        {"topic": "größe"},
+        "ConfigurationError: Option 'topic' has characters other than",
+    ),
+]
+
+
+@pytest.mark.parametrize(("query", "options", "text"), REFUSED_FRAMES)
+def test_refused_at_planning(
+    spark: SparkSession, write: Write, query: str, options: dict[str, str], text: str
+) -> None:
+    message = failure(lambda: write(spark.sql(query), **options).save())
+    assert text in message
+    assert "Failed to initialize Python data source writer" in message
+
+
+def test_overwrite_is_refused(spark: SparkSession, write: Write) -> None:
+    message = failure(lambda: write(spark.sql("SELECT 'a' AS value"), topic="t").mode("overwrite").save())
+    assert "ConfigurationError: mode('overwrite') is not supported" in message
+    assert "Use mode('append')" in message
+
+
+def test_missing_mode_is_spark_own_error(spark: SparkSession, broker: LocalBroker) -> None:
+    frame = spark.sql("SELECT 'a' AS value").write.format("kafka-chunked")
+    message = failure(lambda: frame.option("kafka.bootstrap.servers", broker.bootstrap_servers).save())
+    assert "UNSUPPORTED_DATA_SOURCE_SAVE_MODE" in message
+
+
+def test_reading_is_refused(spark: SparkSession) -> None:
+    for reader in (spark.read, spark.readStream):
+        assert "kafka-chunked only writes. Read with Spark's own source" in failure(
+            reader.format("kafka-chunked").load
+        )
+
+
+# In tasks: the row's fault is named, its content is not.
+@pytest.mark.parametrize(
+    ("query", "text"),
+    [
+        (
+            "SELECT 'hidden' AS value, cast(null AS string) AS topic",
+            "contains a null topic. Use the `topic` option",
+        ),
+        (
+            "SELECT 'hidden' AS value, 'a b' AS topic",
+            "column 'topic' names a topic that Kafka does not take in 1 of 1",
+        ),
+        (
+            "SELECT 'hidden' AS value, 't' AS topic, -1 AS partition",
+            "column 'partition' is negative in 1 of 1 rows",
+        ),
+        (
+            "SELECT 'hidden' AS value, 't' AS topic, TIMESTAMP '1969-12-31 23:59:59Z' AS timestamp",
+            "column 'timestamp' is before 1970 in 1 of 1 rows",
+        ),
+        (
+            "SELECT 'hidden' AS value, 't' topic, array(struct(string(null) AS key, X'01' AS value)) headers",
+            "column 'headers' has a header without a key in 1 of 1 rows",
+        ),
+    ],
+)
+def test_bad_rows_fail_the_job(spark: SparkSession, write: Write, query: str, text: str) -> None:
+    message = failure(lambda: write(spark.sql(query)).save())
+    assert "InvalidRowError: " in message
+    assert text in message
+    assert "hidden" not in message
+
+
+def test_partition_out_of_range_is_named(spark: SparkSession, write: Write, topic: str) -> None:
+    frame = spark.sql("SELECT 'hidden' AS value, 3 AS partition")
+    message = failure(lambda: write(frame, topic=topic).save())
+    assert "InvalidRowError" in message
+    assert topic in message
+    assert "hidden" not in message

@@ -1,0 +1,77 @@
+"""Topics as the Spark tests read them: with librdkafka, and batch headers from the broker's own files."""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from confluent_kafka import Consumer, KafkaException, TopicPartition
+
+from kafka_sink.local_broker import LocalBroker
+
+
+class Row(NamedTuple):
+    partition: int
+    key: bytes | None
+    value: bytes | None
+    timestamp_ms: int
+    headers: tuple[tuple[str, bytes | None], ...]
+
+
+def read_topic(broker: LocalBroker, topic: str) -> list[Row]:
+    """All rows of a topic, each partition's in its order; none where there is no such topic."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": broker.bootstrap_servers,
+            "group.id": "spark-tests",
+            "enable.auto.commit": False,
+        }
+    )
+    try:
+        metadata = consumer.list_topics(topic, timeout=30).topics[topic]
+        ends = {}
+        for partition in metadata.partitions:
+            # A topic that was just made may have no leader yet.
+            ends[partition] = _end(consumer, TopicPartition(topic, partition))
+        consumer.assign([TopicPartition(topic, partition, 0) for partition in ends])
+        rows: list[Row] = []
+        while len(rows) < sum(ends.values()):
+            # consume() waits until it has as many as it is asked for.
+            messages = consumer.consume(min(1000, sum(ends.values()) - len(rows)), timeout=30)
+            assert messages, f"{len(rows)} of {sum(ends.values())} rows came"
+            for message in messages:
+                assert message.error() is None, message.error()
+                headers = tuple((name, value) for name, value in message.headers() or ())
+                rows.append(
+                    Row(message.partition(), message.key(), message.value(), message.timestamp()[1], headers)
+                )
+        return rows
+    finally:
+        consumer.close()
+
+
+def _end(consumer: Consumer, place: TopicPartition) -> int:
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            return int(consumer.get_watermark_offsets(place, timeout=10)[1])
+        except KafkaException:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.2)
+
+
+def producer_ids(folders: Iterator[Path]) -> set[int]:
+    """Ids of the producers whose batches these folders of segments hold (V2 batch header, bytes 43-50)."""
+    found = set()
+    for folder in folders:
+        for segment in folder.glob("*.log"):
+            data, at = segment.read_bytes(), 0
+            while at + 61 <= len(data):
+                length = struct.unpack_from(">i", data, at + 8)[0]
+                found.add(struct.unpack_from(">q", data, at + 43)[0])
+                at += 12 + length
+    return found
