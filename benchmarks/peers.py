@@ -1,0 +1,129 @@
+"""The peers, each writing (key, value) rows of a DataFrame to a topic in its usual way."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+CACHE = Path.home() / ".cache" / "kafka-chunked" / "benchmark-jars"
+# Later versions of the token provider are not on Maven Central; nothing of it is used here.
+JVM_SINK = (
+    ("org.apache.spark", "spark-sql-kafka-0-10_2.13", "4.1.1"),
+    ("org.apache.spark", "spark-token-provider-kafka-0-10_2.13", "4.0.0"),
+    ("org.apache.kafka", "kafka-clients", "3.9.1"),
+    ("org.apache.commons", "commons-pool2", "2.12.1"),
+)
+TUNED = {"linger.ms": "20", "batch.size": str(1 << 20)}
+
+
+@dataclass(frozen=True)
+class Contender:
+    """``write(frame, bootstrap, topic)`` returns when all rows are acknowledged. ``share`` of the rows is
+    enough for a slow one: rates are compared, not times."""
+
+    name: str
+    write: Callable[[Any, str, str], None]
+    share: float = 1.0
+
+
+def jvm_sink_jars() -> list[str]:
+    """The jars of Spark's own sink, fetched once by the Ivy that PySpark carries."""
+    import pyspark
+
+    jars = Path(pyspark.__file__).parent / "jars"
+    CACHE.mkdir(parents=True, exist_ok=True)
+    for organisation, module, revision in JVM_SINK:
+        if (CACHE / f"{module}-{revision}.jar").exists():
+            continue
+        print(f"fetching {module} {revision}", flush=True)
+        pattern = f"{CACHE}/[artifact]-[revision].[ext]"
+        command = ["java", "-cp", f"{jars}/*", "org.apache.ivy.Main", "-notransitive", "-types", "jar"]
+        command += ["-dependency", organisation, module, revision, "-confs", "default"]
+        subprocess.run([*command, "-retrieve", pattern], check=True, capture_output=True)
+    return [str(CACHE / f"{module}-{revision}.jar") for _, module, revision in JVM_SINK]
+
+
+def _sink(form: str, options: dict[str, str]) -> Callable[[Any, str, str], None]:
+    def write(frame: Any, bootstrap: str, topic: str) -> None:
+        writer = frame.write.format(form).mode("append")
+        for name, value in {"compression.type": "lz4", **options}.items():
+            writer = writer.option(f"kafka.{name}", value)
+        writer.option("kafka.bootstrap.servers", bootstrap).option("topic", topic).save()
+
+    return write
+
+
+def _confluent(bootstrap: str) -> Any:
+    from confluent_kafka import Producer
+
+    return Producer(
+        {
+            "bootstrap.servers": bootstrap,
+            "compression.type": "lz4",
+            "queue.buffering.max.messages": 1_000_000,
+            **TUNED,
+        }
+    )
+
+
+def _produce(frame: Any, bootstrap: str, topic: str) -> None:
+    def send(rows: Iterator[Any]) -> None:
+        producer = _confluent(bootstrap)
+        for row in rows:
+            while True:
+                try:
+                    producer.produce(topic, row.value, row.key)
+                    break
+                except BufferError:
+                    producer.poll(0.01)
+            producer.poll(0)
+        assert producer.flush() == 0
+
+    frame.foreachPartition(send)
+
+
+def _produce_batch(frame: Any, bootstrap: str, topic: str) -> None:
+    def send(batches: Iterator[Any]) -> Iterator[Any]:
+        producer = _confluent(bootstrap)
+        for batch in batches:
+            keys = batch.column("key").to_pylist()
+            values = batch.column("value").to_pylist()
+            rows = [{"key": key, "value": value} for key, value in zip(keys, values, strict=True)]
+            while producer.produce_batch(topic, rows) < len(rows):
+                # What did not fit carries its error; the rest is in the queue.
+                rows = [row for row in rows if row.pop("_error", None) is not None]
+                producer.poll(0.01)
+            producer.poll(0)
+        assert producer.flush() == 0
+        yield from ()
+
+    frame.mapInArrow(send, "done boolean").collect()
+
+
+def _kafka_python(frame: Any, bootstrap: str, topic: str) -> None:
+    def send(rows: Iterator[Any]) -> None:
+        from kafka import KafkaProducer
+
+        producer = KafkaProducer(
+            bootstrap_servers=bootstrap, compression_type="lz4", linger_ms=20, batch_size=1 << 20
+        )
+        for row in rows:
+            producer.send(topic, row.value.encode(), row.key.encode())
+        producer.flush()
+        producer.close()
+
+    frame.foreachPartition(send)
+
+
+CONTENDERS = (
+    Contender("kafka-chunked, defaults", _sink("kafka-chunked", {})),
+    Contender("JVM sink, defaults", _sink("kafka", {})),
+    Contender("kafka-chunked, tuned", _sink("kafka-chunked", TUNED)),
+    Contender("JVM sink, tuned", _sink("kafka", TUNED)),
+    Contender("confluent-kafka produce_batch", _produce_batch, 0.5),
+    Contender("confluent-kafka produce", _produce, 0.15),
+    Contender("kafka-python", _kafka_python, 0.05),
+)

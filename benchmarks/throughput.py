@@ -1,0 +1,180 @@
+"""Rows per second from a DataFrame to acknowledged in Kafka, against the peers, in one run.
+
+    python benchmarks/throughput.py [--rows N] [--repeats N] [--smoke]
+
+Two million keyed 110-byte rows, lz4, four partitions, local[2], a real broker on the same machine; all on
+one Spark, interleaved so that a drift of the machine meets everyone. Needs pyspark 4.1.1 for the JVM sink
+(``make bench`` brings it); on another Spark the JVM sink is left out and the output says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = Path(__file__).resolve().parent / "results"
+PATHS = [str(ROOT), str(Path(__file__).resolve().parent)]
+sys.path[:0] = PATHS
+# The workers import the sink and the peers' functions from here too.
+os.environ["PYTHONPATH"] = os.pathsep.join([*PATHS, os.environ.get("PYTHONPATH", "")])
+os.environ["PYSPARK_PYTHON"] = sys.executable
+
+import peers  # noqa: E402 - needs the path above
+
+from kafka_sink.local_broker import LocalBroker  # noqa: E402 - needs the path above
+
+PARTITIONS = 4
+JVM_SINK_SPARK = "4.1.1"
+# ours, theirs, at least this many times as fast
+GOALS = (
+    ("kafka-chunked, defaults", "JVM sink, defaults", 2.2),
+    ("kafka-chunked, tuned", "JVM sink, tuned", 1.5),
+    ("kafka-chunked, tuned", "confluent-kafka produce_batch", 2.5),
+    ("kafka-chunked, tuned", "confluent-kafka produce", 8.0),
+    ("kafka-chunked, tuned", "kafka-python", 20.0),
+)
+
+
+def session(with_jvm_sink: bool) -> Any:
+    from pyspark.sql import SparkSession
+
+    builder = (
+        SparkSession.builder.master("local[2]")
+        .appName("kafka-chunked throughput")
+        .config("spark.ui.enabled", "false")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.memory", "2g")
+        .config("spark.log.level", "ERROR")
+        .config("spark.ui.showConsoleProgress", "false")
+    )
+    if with_jvm_sink:
+        builder = builder.config("spark.jars", ",".join(peers.jvm_sink_jars()))
+    return builder.getOrCreate()
+
+
+def source(spark: Any, rows: int, folder: str) -> Any:
+    """Rows as Parquet, so that making them costs every contender the same and little."""
+    path = f"{folder}/rows-{rows}"
+    made = spark.range(0, rows, 1, 2).selectExpr(
+        "format_string('k%09d', (id * 7919) % 1000000007) as key",
+        """format_string('{"id":%012d,"user":"u%06d","event":"click","page":"/item/%08d","ms":%06d,"ok":true}',
+            id, id % 999983, (id * 31) % 99999989, (id * 17) % 999983) as value""",
+    )
+    made = made.selectExpr("key", "rpad(value, 110, ' ') as value")
+    made.write.mode("overwrite").parquet(path)
+    return spark.read.parquet(path)
+
+
+def count(bootstrap: str, topic: str) -> int:
+    """Rows in the topic by its end offsets."""
+    from confluent_kafka import Consumer, TopicPartition
+
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "count"})
+    ends = [consumer.get_watermark_offsets(TopicPartition(topic, p))[1] for p in range(PARTITIONS)]
+    consumer.close()
+    return sum(ends)
+
+
+def measure(spark: Any, broker: LocalBroker, rows: int, repeats: int, folder: str) -> dict[str, list[float]]:
+    jvm = any("spark-sql-kafka" in jar for jar in (spark.conf.get("spark.jars", None) or "").split(","))
+    contenders = [one for one in peers.CONTENDERS if jvm or not one.name.startswith("JVM")]
+    frames = {share: source(spark, int(rows * share), folder) for share in {one.share for one in contenders}}
+    rates: dict[str, list[float]] = {one.name: [] for one in contenders}
+    for round_number in range(repeats + 1):
+        for one in contenders:
+            topic = f"{one.name.translate(str.maketrans(' ,', '--'))}-{round_number}"
+            broker.create_topic(topic, PARTITIONS)
+            sent = int(rows * one.share)
+            started = time.perf_counter()
+            one.write(frames[one.share], broker.bootstrap_servers, topic)
+            rate = sent / (time.perf_counter() - started)
+            arrived = count(broker.bootstrap_servers, topic)
+            assert arrived == sent, f"{one.name}: {arrived} of {sent} rows arrived"
+            if round_number:
+                rates[one.name].append(rate)
+            label = f"round {round_number}" if round_number else "warm-up"
+            print(f"  {label:8} {one.name:32} {rate:12,.0f} rows/s", flush=True)
+    return rates
+
+
+def report(rates: dict[str, list[float]]) -> bool:
+    """Prints medians and ratios; True when every goal that was measured is met."""
+    medians = {name: statistics.median(values) for name, values in rates.items()}
+    print(f"\n{'contender':34}{'median rows/s':>14}{'min':>12}{'max':>12}")
+    for name, values in rates.items():
+        print(f"{name:34}{medians[name]:14,.0f}{min(values):12,.0f}{max(values):12,.0f}")
+    print(f"\n{'ratio':66}{'is':>7}{'goal':>7}")
+    met = True
+    for ours, theirs, goal in GOALS:
+        if theirs not in medians:
+            print(f"{ours} / {theirs}: not measured (needs pyspark {JVM_SINK_SPARK})")
+            continue
+        ratio = medians[ours] / medians[theirs]
+        met &= ratio >= goal
+        short = "" if ratio >= goal else f"   short by {100 * (1 - ratio / goal):.0f} %"
+        print(f"{ours + ' / ' + theirs:66}{ratio:7.2f}{goal:7.1f}{short}")
+    return met
+
+
+def plot(rates: dict[str, list[float]], conditions: str) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(9, 4.5))
+    names = list(rates)[::-1]
+    medians = [statistics.median(rates[name]) / 1e6 for name in names]
+    colours = ["#1f77b4" if name.startswith("kafka-chunked") else "#b0b0b0" for name in names]
+    bars = axes.barh(names, medians, color=colours)
+    axes.bar_label(bars, fmt="%.2f", padding=3)
+    axes.set_xlabel("million rows per second, acknowledged")
+    axes.set_title(conditions, fontsize=8)
+    figure.tight_layout()
+    figure.savefig(RESULTS / "throughput.png", dpi=120)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, default=2_000_000)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--smoke", action="store_true", help="tiny input, no files: does it run at all")
+    options = parser.parse_args()
+    rows, repeats = (4000, 1) if options.smoke else (options.rows, options.repeats)
+    import pyspark
+
+    with_jvm = pyspark.__version__ == JVM_SINK_SPARK and not options.smoke
+    conditions = (
+        f"{rows:,} keyed 110-byte rows, lz4, {PARTITIONS} partitions, pyspark {pyspark.__version__} local[2], "
+        f"Kafka 4.3.0 on the same machine, {os.cpu_count()} cores, Python {platform.python_version()}"
+    )
+    print(conditions, flush=True)
+    folder = tempfile.mkdtemp(prefix="kafka-chunked-bench-")
+    try:
+        with LocalBroker() as broker:
+            spark = session(with_jvm)
+            rates = measure(spark, broker, rows, repeats, folder)
+            spark.stop()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    report(rates)
+    if not options.smoke:
+        RESULTS.mkdir(exist_ok=True)
+        outcome = {"conditions": conditions, "rows_per_second": rates}
+        (RESULTS / "throughput.json").write_text(json.dumps(outcome, indent=1) + "\n")
+        plot(rates, conditions)
+
+
+if __name__ == "__main__":
+    main()
