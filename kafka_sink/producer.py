@@ -23,6 +23,7 @@ from kafka_sink.accumulator.record_accumulator import AccumulatorSettings, Recor
 from kafka_sink.accumulator.single_buffer import FullAllocator
 from kafka_sink.accumulator.unit import Unit
 from kafka_sink.accumulator.unit_appender import UnitAppender
+from kafka_sink.backoff import ExponentialBackoff
 from kafka_sink.cluster.metadata import MetadataCache
 from kafka_sink.errors import DeliveryError, RecordTooLargeError
 from kafka_sink.model import TaskResult
@@ -34,7 +35,6 @@ from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.columns import extract
 from kafka_sink.rows.ordering import unit_of
 from kafka_sink.rows.partitioner import Partitioner
-from kafka_sink.sending.backoff import ExponentialBackoff
 from kafka_sink.sending.cluster_view import ClusterView
 from kafka_sink.sending.deliveries import Deliveries
 from kafka_sink.sending.producer_identity import ProducerIdentity

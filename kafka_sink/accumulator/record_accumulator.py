@@ -100,9 +100,7 @@ class RecordAccumulator:
 
     # -- the sender's thread ------------------------------------------------------------------------
 
-    def ready(
-        self, leader: Callable[[TopicPartition], PartitionInfo | None], now_ms: float
-    ) -> ReadyCheck:
+    def ready(self, leader: Callable[[TopicPartition], PartitionInfo | None], now_ms: float) -> ReadyCheck:
         """Which brokers have something to get: a head batch that is full or has another behind it,
         lingered or backed off long enough, or must go because memory or the task waits."""
         nodes: dict[int, list[PartitionQueue]] = {}

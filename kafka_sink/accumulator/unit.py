@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kafka_sink.model import TopicPartition
-from kafka_sink.records import batch_header, encoder
+from kafka_sink.records import batch_header, encoder, varint
 from kafka_sink.records.encoder import Int64s, RecordColumns
 
 # Rows looked at per step of an exact cut; bounds the work of one cut.
@@ -36,9 +36,7 @@ class Unit:
         self.starts = starts
         self._earliest = int(timestamps.min())
         self._latest = int(timestamps.max())
-        self._delta_bytes = max(
-            _LEAST_DELTA_BYTES, len(encoder.varint.scalar(self._latest - self._earliest))
-        )
+        self._delta_bytes = max(_LEAST_DELTA_BYTES, len(varint.scalar(self._latest - self._earliest)))
         reach = 1 << (7 * self._delta_bytes - 1)
         # Base timestamps for which every row's delta fits ``_delta_bytes``.
         self._base_range = (self._latest - reach + 1, self._earliest + reach)
@@ -96,11 +94,10 @@ class Unit:
 
     def exact_sizes(self, start: int, stop: int, base_offset: int, base_timestamp: int) -> Int64s:
         """Record sizes of rows ``start`` to ``stop`` where ``start`` is a batch's row ``base_offset``."""
-        sizes = self._fixed_sizes[start:stop].copy()
+        sizes: Int64s = self._fixed_sizes[start:stop].copy()
         sizes += encoder.varint_widths(np.arange(base_offset, base_offset + stop - start, dtype=np.int64))
         sizes += encoder.varint_widths(self.timestamps[start:stop] - base_timestamp)
-        sizes += encoder.varint_widths(sizes)
-        return sizes
+        return sizes + encoder.varint_widths(sizes)
 
 
 class BatchLimits:

@@ -127,9 +127,7 @@ class UnitAppender:
         plan.run = len(unit.partitions)
         return plan
 
-    def _extend(
-        self, unit: Unit, plan: Plan, tail: ProducerBatch, start: int, stop: int, bound: int
-    ) -> bool:
+    def _extend(self, unit: Unit, plan: Plan, tail: ProducerBatch, start: int, stop: int, bound: int) -> bool:
         """Puts a whole run into the open tail batch if room and memory allow; else changes nothing."""
         if tail.state is not BatchState.OPEN or tail.overflowed:
             return False

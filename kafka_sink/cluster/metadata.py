@@ -10,13 +10,13 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from kafka_sink.backoff import ExponentialBackoff
 from kafka_sink.model import UNKNOWN_EPOCH, Node, PartitionInfo, TopicMetadata, TopicPartition
 
 # A refresh about every ten seconds when many topics are cached, but never fewer than 20 topics each.
 _REFRESH_PERIOD_S = 10
 _LEAST_FETCH_SIZE = 20
 _NON_URGENT_SHARE = 0.5
-_JITTER = 0.2
 # No retry mends these: the name is invalid, or the principal may not see the topic.
 _FINAL_ERRORS = frozenset({17, 29})
 
@@ -56,8 +56,7 @@ class MetadataCache:
         self._max_age_ms = max_age_ms
         self._idle_ms = idle_ms
         self._backoff_ms = retry_backoff_ms
-        self._backoff_max_ms = retry_backoff_max_ms
-        self._random = random
+        self._backoff = ExponentialBackoff(retry_backoff_ms, retry_backoff_max_ms, random)
         self._topics: dict[str, _Cached] = {}
         self._nodes: dict[int, Node] = {}
         self._urgent: dict[str, float] = {}  # topic -> last use; no metadata, or told to be stale
@@ -110,9 +109,7 @@ class MetadataCache:
             if cached is not None:
                 self._not_before_ms = max(self._not_before_ms, cached.refreshed_ms + self._backoff_ms)
 
-    def leader_hint(
-        self, partition: TopicPartition, leader: int, epoch: int, nodes: Iterable[Node]
-    ) -> bool:
+    def leader_hint(self, partition: TopicPartition, leader: int, epoch: int, nodes: Iterable[Node]) -> bool:
         """A Produce answer names the leader (KIP-951); True, and taken, where its epoch is newer."""
         cached = self._topics.get(partition.topic)
         known = self.leader(partition)
@@ -251,7 +248,8 @@ class MetadataCache:
     @staticmethod
     def _newer(known: PartitionInfo, told: PartitionInfo) -> PartitionInfo:
         """The later epoch wins; without epochs, what was told last."""
-        return known if told.leader_epoch != UNKNOWN_EPOCH and told.leader_epoch < known.leader_epoch else told
+        older = told.leader_epoch != UNKNOWN_EPOCH and told.leader_epoch < known.leader_epoch
+        return known if older else told
 
     def on_failure(self, now_ms: float) -> None:
         """No answer came: the same topics are asked for again after the backoff."""
@@ -260,7 +258,5 @@ class MetadataCache:
 
     def _back_off(self, now_ms: float) -> None:
         """retry.backoff.ms, doubled at each failure in a row up to retry.backoff.max.ms, +-20 %."""
-        wait = min(self._backoff_ms * 2 ** min(self._failures, 30), max(self._backoff_max_ms, self._backoff_ms))
-        wait *= 1 - _JITTER + 2 * _JITTER * self._random()
         self._failures += 1
-        self._not_before_ms = max(self._not_before_ms, now_ms + wait)
+        self._not_before_ms = max(self._not_before_ms, now_ms + self._backoff.delay_ms(self._failures))

@@ -205,11 +205,13 @@ def binary_lengths(column: pa.Array) -> Int64s:
     lengths = pc.binary_length(column)
     if lengths.null_count:
         lengths = lengths.fill_null(0)
-    return lengths.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
+    result: Int64s = lengths.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
+    return result
 
 
 def _nulls(column: pa.Array) -> npt.NDArray[np.bool_]:
-    return column.is_null().to_numpy(zero_copy_only=False)
+    nulls: npt.NDArray[np.bool_] = column.is_null().to_numpy(zero_copy_only=False)
+    return nulls
 
 
 def _no_nulls(column: pa.Array) -> pa.Array:

@@ -39,7 +39,8 @@ def murmur2(keys: pa.Array) -> UInt32s:
 def partitions_for(keys: pa.Array, partition_count: int) -> npt.NDArray[np.int32]:
     """Kafka's default partition of each key: toPositive(murmur2(key)) % partitions."""
     positive = murmur2(keys) & np.uint32(0x7FFFFFFF)
-    return (positive % np.uint32(partition_count)).astype(np.int32)
+    partitions: npt.NDArray[np.int32] = (positive % np.uint32(partition_count)).astype(np.int32)
+    return partitions
 
 
 def _word_view(keys: pa.Array) -> tuple[UInt32s, npt.NDArray[np.int64], npt.NDArray[np.int64]]:

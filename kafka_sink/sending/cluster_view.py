@@ -106,9 +106,7 @@ class ClusterView:
         with self._lock:
             self._cache.mark_stale(topic, now_ms)
 
-    def leader_hint(
-        self, partition: TopicPartition, leader: int, epoch: int, nodes: Iterable[Node]
-    ) -> bool:
+    def leader_hint(self, partition: TopicPartition, leader: int, epoch: int, nodes: Iterable[Node]) -> bool:
         """Takes a leader from a Produce response (KIP-951); True when it was news."""
         with self._lock:
             return self._cache.leader_hint(partition, leader, epoch, tuple(nodes))

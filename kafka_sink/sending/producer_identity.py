@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections import deque
 
 from kafka_sink.accumulator.producer_batch import ProducerBatch
+from kafka_sink.backoff import ExponentialBackoff
 from kafka_sink.errors import DeliveryError, KafkaSinkError
 from kafka_sink.model import TopicPartition
 from kafka_sink.network.requests import ProducerIdAnswer
 from kafka_sink.records import batch_header
-from kafka_sink.sending.backoff import ExponentialBackoff
 
 # Brokers remember this many batches of a producer and partition for finding duplicates.
 MAX_IN_FLIGHT = 5

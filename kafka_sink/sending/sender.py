@@ -9,13 +9,14 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
 from kafka_sink.accumulator.record_accumulator import PartitionQueue, RecordAccumulator
+from kafka_sink.backoff import ExponentialBackoff
 from kafka_sink.errors import DeliveryError, KafkaSinkError
-from kafka_sink.model import TopicPartition
+from kafka_sink.model import Node, TopicPartition
 from kafka_sink.network import produce, requests
 from kafka_sink.network.client import (
     NetworkClient,
@@ -25,7 +26,6 @@ from kafka_sink.network.client import (
     ResponseReceived,
 )
 from kafka_sink.sending import outcomes
-from kafka_sink.sending.backoff import ExponentialBackoff
 from kafka_sink.sending.cluster_view import ClusterView
 from kafka_sink.sending.deliveries import Deliveries
 from kafka_sink.sending.producer_identity import ProducerIdentity
@@ -33,7 +33,6 @@ from kafka_sink.sending.splitting import split_batch
 
 _log = logging.getLogger(__name__)
 _LONGEST_POLL_MS = 1000.0
-_UNKNOWN_TOPIC_ID = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +103,7 @@ class Sender(threading.Thread):
         try:
             while not self._closing:
                 self.run_once(self._clock_ms())
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, the waiting task must hear of it
             self.crash = error
             _log.exception("the sender stopped on an unexpected error")
             self.deliveries.failed(None, 0, KafkaSinkError(f"the sender stopped: {error!r}"))
@@ -192,7 +191,13 @@ class Sender(threading.Thread):
         return math.inf
 
     def _send(
-        self, node: int, api: int, version: int, body: Sequence[object], tag: object, now_ms: float
+        self,
+        node: int,
+        api: int,
+        version: int,
+        body: Sequence[bytes | memoryview],
+        tag: object,
+        now_ms: float,
     ) -> None:
         expects = not (api == requests.PRODUCE and self._settings.acks == 0)
         timeout = self._settings.request_timeout_ms
@@ -313,17 +318,21 @@ class Sender(threading.Thread):
         pending = dict(tag.batches)
         for answer in response.partitions:
             topic = answer.topic if answer.topic is not None else tag.names.get(answer.topic_id or b"", "")
-            batch = pending.pop(TopicPartition(topic, answer.partition), None)
-            if batch is None:
+            answered = pending.pop(TopicPartition(topic, answer.partition), None)
+            if answered is None:
                 _log.warning("an answer for %s-%d, which was not sent", topic, answer.partition)
                 continue
-            self._on_answer(batch, answer, response.node_endpoints, now_ms)
+            self._on_answer(answered, answer, response.node_endpoints, now_ms)
         for batch in pending.values():
             cause = DeliveryError(f"the broker's answer left out {batch.partition}")
             self._apply(batch, outcomes.classify_failure(cause, possibly_sent=True), now_ms)
 
     def _on_answer(
-        self, batch: ProducerBatch, answer: produce.ProducePartitionResponse, nodes: object, now_ms: float
+        self,
+        batch: ProducerBatch,
+        answer: produce.ProducePartitionResponse,
+        nodes: Iterable[Node],
+        now_ms: float,
     ) -> None:
         if answer.error_code == 0:
             self._succeed(batch, answer.base_offset, answer.log_append_time_ms)

@@ -57,7 +57,15 @@ class JavaOracle:
         source = Path(__file__).with_name("Oracle.java")
         asked, answered = self._folder / "asked", self._folder / "answered"
         asked.write_bytes(struct.pack(">i", cases) + body)
-        command = [self._broker.java, "-cp", self._broker.classpath, str(source), verb, str(asked), str(answered)]
+        command = [
+            self._broker.java,
+            "-cp",
+            self._broker.classpath,
+            str(source),
+            verb,
+            str(asked),
+            str(answered),
+        ]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
         assert done.returncode == 0, done.stderr[-3000:]
         return answered.read_bytes()
@@ -68,9 +76,7 @@ def _text(data: Text) -> bytes:
 
 
 def _batch(batch: Batch) -> bytes:
-    head = struct.pack(
-        ">qhii", batch.producer_id, batch.producer_epoch, batch.base_sequence, len(batch.rows)
-    )
+    head = struct.pack(">qhii", batch.producer_id, batch.producer_epoch, batch.base_sequence, len(batch.rows))
     return head + b"".join(_row(row) for row in batch.rows)
 
 

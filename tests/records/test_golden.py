@@ -83,11 +83,12 @@ def encode_batch(
 def random_batch(chance: random.Random, count: int) -> Batch:
     now = chance.choice([0, 1_700_000_000_000])
     spread = chance.choice([0, 50, 10**6, 10**12])
+    long_key, long_value = 9000 if count < 20 else 5, 8191 if count < 50 else 40
     rows = tuple(
         Row(
             max(0, now + chance.randint(-spread, spread)),
-            chance.choice([None, b"", chance.randbytes(chance.choice([1, 10, 70, 9000 if count < 20 else 5]))]),
-            chance.choice([None, b"", chance.randbytes(chance.choice([5, 63, 64, 110, 8191 if count < 50 else 40]))]),
+            chance.choice([None, b"", chance.randbytes(chance.choice([1, 10, 70, long_key]))]),
+            chance.choice([None, b"", chance.randbytes(chance.choice([5, 63, 64, 110, long_value]))]),
             tuple(
                 (chance.choice(["", "h", "ключ", "x" * 100]).encode(), chance.choice([None, b"", b"v" * 70]))
                 for _ in range(chance.choice([0, 0, 0, 1, 3, 70 if count < 50 else 0]))
@@ -147,5 +148,3 @@ def test_keys_land_where_java_puts_them(oracle: JavaOracle) -> None:
         assert murmur2(pa.array([b"pad", *keys, b"pad"], kind).slice(1, len(keys))).tolist() == expected
     positive = [hashed & 0x7FFFFFFF for hashed in expected]
     assert partitions_for(pa.array(keys), 7).tolist() == [hashed % 7 for hashed in positive]
-
-

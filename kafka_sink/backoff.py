@@ -17,5 +17,5 @@ class ExponentialBackoff:
 
     def delay_ms(self, attempts: int) -> float:
         """The wait after ``attempts`` attempts."""
-        grown = min(self._base_ms * 2 ** min(max(attempts - 1, 0), 30), self._most_ms)
+        grown = min(self._base_ms * (1 << min(max(attempts - 1, 0), 30)), self._most_ms)
         return grown * (1 - _JITTER + 2 * _JITTER * self._random())
