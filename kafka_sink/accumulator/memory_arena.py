@@ -83,7 +83,10 @@ class ChunkArena:
         ]
 
     def give(self, chunks: list[Chunk]) -> None:
-        """Takes lent chunks back. Raises BufferOwnershipError, changing nothing, if any is not lent."""
+        """Takes lent chunks back. Raises BufferOwnershipError, changing nothing, if any is not lent.
+
+        A second return is not seen here once the chunk has its next owner: buffers refuse it themselves.
+        """
         lent = self._lent
         if len(chunks) == 1 and chunks[0] in lent:
             lent.remove(chunks[0])

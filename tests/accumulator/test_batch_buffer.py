@@ -1,0 +1,546 @@
+"""Both kinds of batch memory hold the same bytes for the same calls, and give all of it back."""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kafka_sink.accumulator.batch_buffer import BatchBuffer, BufferAllocator
+from kafka_sink.accumulator.buffer_pool import BufferPool
+from kafka_sink.accumulator.chunked_buffer import ChunkedBuffer, IncrementalAllocator, chunk_size
+from kafka_sink.accumulator.single_buffer import FullAllocator, SingleBuffer
+from kafka_sink.errors import (
+    BufferExhaustedError,
+    BufferOwnershipError,
+    ProducerClosedError,
+    RecordTooLargeError,
+)
+
+BATCH = 400  # four chunks at most in a small batch, so that borders are everywhere
+Allocator = IncrementalAllocator | FullAllocator
+ALLOCATORS: list[type[IncrementalAllocator] | type[FullAllocator]] = [IncrementalAllocator, FullAllocator]
+
+
+def pool_of(total: int, poolable: int = BATCH, heap: int | None = None) -> BufferPool:
+    return BufferPool(total, poolable, clock_ms=lambda: time.monotonic() * 1000, heap_limit_bytes=heap)
+
+
+@pytest.fixture(params=ALLOCATORS)
+def strategy(request: pytest.FixtureRequest) -> Callable[..., Allocator]:
+    make: Callable[..., Allocator] = request.param
+    return make
+
+
+def content(buffer: BatchBuffer) -> bytes:
+    return b"".join(buffer.views())
+
+
+def assert_idle(pool: BufferPool) -> None:
+    metrics = pool.metrics()
+    assert (metrics.used_bytes, metrics.heap_bytes, metrics.full_strategy_bytes) == (0, 0, 0)
+    assert metrics.allocated_bytes <= metrics.buffer_total_bytes
+
+
+def opened(allocator: BufferAllocator, projected: int) -> BatchBuffer:
+    buffer = allocator.try_open(projected)
+    assert buffer is not None
+    return buffer
+
+
+# -- any sequence of calls, several batches at once, against bytearrays -------------------------------
+
+
+@dataclass
+class Call:
+    name: str
+    batch: int
+    length: int
+    fraction: float
+
+
+@dataclass
+class Batch:
+    buffer: BatchBuffer
+    model: bytearray = field(default_factory=bytearray)
+
+
+OPERATIONS = [
+    "open",
+    "open_overflow",
+    "grow",
+    "write",
+    "write_growing",
+    "truncate",
+    "patch",
+    "trim",
+    "release",
+]
+
+calls = st.lists(
+    st.builds(
+        Call,
+        st.sampled_from(OPERATIONS),
+        st.integers(0, 7),
+        # Around the chunk size of 128 above all.
+        st.one_of(st.integers(0, 700), st.integers(120, 136), st.sampled_from([128, 256, 384, 400])),
+        st.floats(0, 1),
+    ),
+    max_size=60,
+)
+
+
+class Machine:
+    """Runs calls on one allocator. What is written is numbered, so that no two batches look alike."""
+
+    def __init__(self, allocator: Allocator) -> None:
+        self.allocator = allocator
+        self.batches: list[Batch] = []
+        self.written = 0
+
+    def data(self, length: int) -> bytes:
+        self.written += 1
+        return (self.written.to_bytes(3, "big") * (length // 3 + 1))[:length]
+
+    def run(self, call: Call) -> None:
+        if call.name in ("open", "open_overflow"):
+            self.open(call)
+        elif self.batches:
+            batch = self.batches[call.batch % len(self.batches)]
+            getattr(self, call.name)(batch, call)
+        for batch in self.batches:
+            self.check(batch, call.fraction)
+
+    def open(self, call: Call) -> None:
+        try:
+            if call.name == "open":
+                buffer: BatchBuffer | None = self.allocator.try_open(call.length)
+            else:
+                buffer = self.allocator.open_overflow(call.length)
+        except BufferExhaustedError:
+            return
+        if buffer is not None:
+            assert buffer.capacity >= call.length
+            self.batches.append(Batch(buffer))
+
+    def grow(self, batch: Batch, call: Call) -> None:
+        before = batch.buffer.capacity
+        projected = batch.buffer.size + call.length
+        if self.allocator.try_grow(batch.buffer, projected):
+            assert batch.buffer.capacity >= max(before, projected)
+        else:
+            assert batch.buffer.capacity == before < projected
+
+    def write(self, batch: Batch, call: Call) -> None:
+        data = self.data(call.length)
+        if batch.buffer.size + len(data) > batch.buffer.capacity:
+            with pytest.raises(ValueError, match="do not fit"):
+                batch.buffer.write(data)
+        else:
+            batch.buffer.write(memoryview(data))
+            batch.model += data
+
+    def write_growing(self, batch: Batch, call: Call) -> None:
+        data = self.data(call.length)
+        heap = batch.buffer.heap_bytes
+        try:
+            used_heap = batch.buffer.write_growing(data)
+        except BufferExhaustedError:
+            return
+        batch.model += data
+        assert used_heap == (batch.buffer.heap_bytes > heap) or isinstance(batch.buffer, SingleBuffer)
+
+    def truncate(self, batch: Batch, call: Call) -> None:
+        size = int(len(batch.model) * call.fraction)
+        capacity = batch.buffer.capacity
+        batch.buffer.truncate(size)
+        assert batch.buffer.capacity == capacity
+        del batch.model[size:]
+
+    def patch(self, batch: Batch, call: Call) -> None:
+        position = int(len(batch.model) * call.fraction)
+        data = self.data(call.length)
+        if position + len(data) > len(batch.model):
+            with pytest.raises(ValueError, match="that are written"):
+                batch.buffer.patch(data, position)
+        else:
+            batch.buffer.patch(data, position)
+            batch.model[position : position + len(data)] = data
+
+    def trim(self, batch: Batch, _call: Call) -> None:
+        batch.buffer.trim()
+        if isinstance(batch.buffer, ChunkedBuffer):
+            assert batch.buffer.capacity - batch.buffer.size < 128
+
+    def release(self, batch: Batch, _call: Call) -> None:
+        batch.buffer.release()
+        before = self.allocator._pool.metrics()
+        with pytest.raises(BufferOwnershipError):
+            batch.buffer.release()
+        with pytest.raises(ValueError, match="do not fit"):
+            batch.buffer.write(b"x")
+        after = self.allocator._pool.metrics()
+        assert (after.used_bytes, after.heap_bytes) == (before.used_bytes, before.heap_bytes)
+        self.batches.remove(batch)
+
+    def check(self, batch: Batch, fraction: float) -> None:
+        size = len(batch.model)
+        assert batch.buffer.size == size <= batch.buffer.capacity
+        assert content(batch.buffer) == batch.model
+        start = int(size * fraction)
+        for first, last in ((start, size), (0, start), (start // 2, start), (start, min(size, start + 128))):
+            views = batch.buffer.views(first, last)
+            assert b"".join(views) == batch.model[first:last]
+            assert all(len(view) for view in views)
+
+    def check_accounts(self) -> None:
+        metrics = self.allocator._pool.metrics()
+        assert metrics.used_bytes + metrics.heap_bytes == sum(batch.buffer.capacity for batch in self.batches)
+        assert metrics.heap_bytes == sum(batch.buffer.heap_bytes for batch in self.batches)
+        assert (
+            metrics.used_bytes + metrics.free_bytes == metrics.allocated_bytes <= metrics.buffer_total_bytes
+        )
+
+    def finish(self) -> None:
+        for batch in self.batches:
+            batch.buffer.release()
+        assert_idle(self.allocator._pool)
+        self.allocator.trim_free()
+        assert self.allocator._pool.metrics().allocated_bytes == 0
+
+
+@pytest.mark.parametrize("make", ALLOCATORS)
+@settings(max_examples=150, deadline=None)
+@given(script=calls, total=st.integers(0, 6000), heap=st.integers(0, 3000))
+def test_a_batch_holds_what_was_written_whatever_the_pool_can_give(
+    make: Callable[..., Allocator], script: list[Call], total: int, heap: int
+) -> None:
+    # Chunks are the smallest there are, so that a few hundred bytes cross many borders.
+    batch_size = 128 if make is IncrementalAllocator else BATCH
+    machine = Machine(make(pool_of(total, batch_size, heap)))
+    for call in script:
+        machine.run(call)
+        machine.check_accounts()
+    machine.finish()
+
+
+@settings(max_examples=150, deadline=None)
+@given(script=calls)
+def test_full_and_incremental_hold_the_same_bytes(script: list[Call]) -> None:
+    results = []
+    for make in ALLOCATORS:
+        machine = Machine(make(pool_of(1 << 20, 128)))
+        history = []
+        for call in script:
+            # A plain write depends on the capacity, which is what the two differ in.
+            if call.name == "write":
+                call = replace(call, name="write_growing")
+            machine.run(call)
+            history.append([content(batch.buffer) for batch in machine.batches])
+        machine.finish()
+        results.append(history)
+    assert results[0] == results[1]
+
+
+# -- writing ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"abc", bytearray(b"abc"), memoryview(b"abc"), np.frombuffer(b"abc", dtype=np.uint8).data],
+    ids=["bytes", "bytearray", "memoryview", "numpy"],
+)
+def test_any_contiguous_bytes_are_taken(strategy: Callable[..., Allocator], data: bytes) -> None:
+    buffer = opened(strategy(pool_of(10_000)), 300)
+    for _ in range(100):
+        buffer.write(data)
+    assert content(buffer) == b"abc" * 100
+
+
+@pytest.mark.parametrize("size", [0, 10, 120, 130])
+@pytest.mark.parametrize(
+    "data",
+    [memoryview(array("q", range(20))), memoryview(bytes(range(200)))[::2]],
+    ids=["wide items", "strided"],
+)
+def test_what_is_no_contiguous_bytes_is_refused_and_changes_nothing(
+    strategy: Callable[..., Allocator], data: memoryview, size: int
+) -> None:
+    buffer = opened(strategy(pool_of(10_000, 128 if strategy is IncrementalAllocator else BATCH)), 384)
+    buffer.write(b"\5" * size)
+    with pytest.raises((ValueError, IndexError, BufferError)):
+        buffer.write(data)
+    assert content(buffer) == b"\5" * size
+    buffer.write(b"\6" * 250)
+    assert content(buffer) == b"\5" * size + b"\6" * 250
+
+
+def test_scattered_chunks_are_viewed_one_by_one_and_neighbours_together() -> None:
+    pool = pool_of(128 * 12, 128)
+    allocator = IncrementalAllocator(pool)
+    left, right = opened(allocator, 128), opened(allocator, 128)
+    for index in range(5):
+        for buffer in (left, right):
+            assert allocator.try_grow(buffer, 128 * (index + 2))
+    left.write(bytes(range(256)) * 3)
+    right.write(b"\xff" * 768)
+    assert content(left) == bytes(range(256)) * 3
+    assert [len(view) for view in left.views(100, 700)] == [28, 128, 128, 128, 128, 60]
+    left.release()
+    right.release()
+    pool.trim_free()
+    together = opened(allocator, 768)
+    together.write(bytes(range(256)) * 3)
+    assert [bytes(view) for view in together.views(100, 700)] == [(bytes(range(256)) * 3)[100:700]]
+
+
+@pytest.mark.parametrize(("start", "end"), [(-1, 5), (0, 11), (6, 5), (11, None)])
+def test_views_of_what_is_not_written_are_refused(
+    strategy: Callable[..., Allocator], start: int, end: int | None
+) -> None:
+    buffer = opened(strategy(pool_of(10_000)), 100)
+    buffer.write(b"0123456789")
+    with pytest.raises(ValueError, match="that are written"):
+        buffer.views(start, end)
+
+
+@pytest.mark.parametrize("size", [-1, 11])
+def test_truncating_to_what_is_not_written_is_refused(strategy: Callable[..., Allocator], size: int) -> None:
+    buffer = opened(strategy(pool_of(10_000)), 100)
+    buffer.write(b"0123456789")
+    with pytest.raises(ValueError, match="cannot truncate 10 bytes"):
+        buffer.truncate(size)
+    assert content(buffer) == b"0123456789"
+
+
+# -- growing ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "chunk"), [(1, 128), (128, 128), (1000, 1000), (16384, 16384), (1 << 22, 16384)]
+)
+def test_chunks_follow_batch_size_within_bounds(batch_size: int, chunk: int) -> None:
+    assert chunk_size(batch_size) == chunk
+
+
+@pytest.mark.parametrize(("projected", "held"), [(1, 128), (128, 128), (129, 256), (1000, 1024)])
+def test_incremental_holds_the_chunks_that_the_projection_needs(projected: int, held: int) -> None:
+    pool = pool_of(4096, 128)
+    buffer = opened(IncrementalAllocator(pool), projected)
+    assert buffer.capacity == pool.metrics().used_bytes == held
+
+
+@pytest.mark.parametrize(("projected", "held"), [(1, BATCH), (BATCH, BATCH), (BATCH + 1, BATCH + 1)])
+def test_full_holds_a_batch_size_or_what_a_larger_first_record_needs(projected: int, held: int) -> None:
+    pool = pool_of(4096)
+    buffer = opened(FullAllocator(pool), projected)
+    assert buffer.capacity == pool.metrics().used_bytes == held
+    buffer.release()
+    # Only buffers of exactly batch.size are kept.
+    assert pool.metrics().free_bytes == (BATCH if held == BATCH else 0)
+
+
+def test_incremental_grows_by_all_missing_chunks_or_none() -> None:
+    pool = pool_of(128 * 5, 128)
+    allocator = IncrementalAllocator(pool)
+    buffer, other = opened(allocator, 128), opened(allocator, 128)
+    assert not allocator.try_grow(buffer, 128 * 5)
+    assert (buffer.capacity, pool.metrics().used_bytes) == (128, 256)
+    assert allocator.try_grow(buffer, 128 * 4)
+    assert allocator.try_grow(buffer, 128 * 4)
+    assert (buffer.capacity, pool.metrics().used_bytes) == (512, 640)
+    other.release()
+    assert allocator.try_grow(buffer, 128 * 5)
+
+
+def test_full_grows_into_a_larger_buffer_and_returns_the_old_one() -> None:
+    pool = pool_of(3 * BATCH)
+    allocator = FullAllocator(pool)
+    buffer = opened(allocator, 10)
+    buffer.write(b"abc")
+    assert allocator.try_grow(buffer, BATCH + 1)
+    assert (buffer.capacity, content(buffer)) == (2 * BATCH, b"abc")
+    assert (pool.metrics().used_bytes, pool.metrics().free_bytes) == (2 * BATCH, BATCH)
+    assert not allocator.try_grow(buffer, 2 * BATCH + 1)
+    assert (buffer.capacity, content(buffer)) == (2 * BATCH, b"abc")
+
+
+def test_pressed_for_memory_a_batch_goes_on_outside_the_pool(strategy: Callable[..., Allocator]) -> None:
+    pool = pool_of(BATCH, BATCH, heap=5000)
+    allocator = strategy(pool)
+    buffer = opened(allocator, BATCH)
+    buffer.write(b"\1" * 100)
+    assert not allocator.try_grow(buffer, 1000)
+    assert buffer.write_growing(b"\2" * 900)
+    assert content(buffer) == b"\1" * 100 + b"\2" * 900
+    metrics = pool.metrics()
+    assert buffer.heap_bytes == metrics.heap_bytes == metrics.peak_heap_bytes == metrics.heap_total_bytes > 0
+    assert metrics.allocated_bytes <= BATCH
+    buffer.trim()
+    assert content(buffer) == b"\1" * 100 + b"\2" * 900
+    buffer.release()
+    metrics = pool.metrics()
+    # Heap memory never enters the pool.
+    assert metrics.allocated_bytes <= BATCH
+    assert metrics.heap_bytes == 0 < metrics.heap_total_bytes
+    assert_idle(pool)
+
+
+def test_unused_heap_chunks_go_back_at_close_as_pool_chunks_do() -> None:
+    pool = pool_of(256, 128, heap=1024)
+    buffer = opened(IncrementalAllocator(pool), 256)
+    assert buffer.write_growing(b"\1" * 600)
+    assert buffer.heap_bytes == 384
+    buffer.truncate(300)
+    buffer.trim()
+    assert (buffer.heap_bytes, buffer.capacity) == (128, 384)
+    buffer.truncate(100)
+    buffer.trim()
+    assert (buffer.heap_bytes, buffer.capacity) == (0, 128)
+    assert content(buffer) == b"\1" * 100
+    assert pool.metrics().used_bytes == 128
+
+
+def test_the_heap_has_a_limit_that_names_itself(strategy: Callable[..., Allocator]) -> None:
+    pool = pool_of(BATCH, BATCH, heap=1000)
+    allocator = strategy(pool)
+    buffer = opened(allocator, BATCH)
+    buffer.write(b"abc")
+    with pytest.raises(BufferExhaustedError, match=r"beyond kafka\.buffer\.memory = 400.* at most 1000 such"):
+        buffer.write_growing(bytes(2000))
+    assert content(buffer) == b"abc"
+    with pytest.raises(BufferExhaustedError, match=r"at most 1000 such"):
+        allocator.open_overflow(2000)
+    buffer.release()
+    assert_idle(pool)
+
+
+def test_the_heap_limit_is_a_quarter_of_the_pool_but_enough_for_a_batch() -> None:
+    assert pool_of(64 << 20).heap_limit_bytes == 16 << 20
+    assert pool_of(32_768).heap_limit_bytes == 1 << 20
+
+
+def test_a_split_batch_takes_the_pool_first_and_the_heap_second(strategy: Callable[..., Allocator]) -> None:
+    pool = pool_of(2 * BATCH, BATCH, heap=1000)
+    allocator = strategy(pool)
+    first, second, third = (allocator.open_overflow(BATCH) for _ in range(3))
+    assert (first.heap_bytes, second.heap_bytes) == (0, 0)
+    assert third.heap_bytes == third.capacity >= BATCH
+    for buffer in (first, second, third):
+        buffer.write(b"\3" * BATCH)
+        assert content(buffer) == b"\3" * BATCH
+        buffer.release()
+    assert_idle(pool)
+
+
+# -- opening ------------------------------------------------------------------------------------------
+
+
+def test_a_batch_larger_than_the_pool_fails_at_once(strategy: Callable[..., Allocator]) -> None:
+    pool = pool_of(1000)
+    allocator = strategy(pool)
+    with pytest.raises(RecordTooLargeError, match=r"kafka\.buffer\.memory is 1000"):
+        allocator.open(1001, 60_000)
+    assert allocator.try_open(1001) is None
+    assert_idle(pool)
+
+
+def test_opening_waits_no_longer_than_it_may(strategy: Callable[..., Allocator]) -> None:
+    pool = pool_of(BATCH)
+    allocator = strategy(pool)
+    buffer = opened(allocator, BATCH)
+    assert allocator.try_open(1) is None
+    with pytest.raises(BufferExhaustedError, match=r"kafka\.max\.block\.ms: waited .* of 5 ms"):
+        allocator.open(1, 5)
+    assert allocator.queued == 0
+    buffer.release()
+    allocator.open(BATCH, 0).release()
+    assert_idle(pool)
+
+
+def test_a_closed_producer_opens_no_batch_but_ends_those_it_has(strategy: Callable[..., Allocator]) -> None:
+    pool = pool_of(10 * BATCH)
+    allocator, other = strategy(pool), strategy(pool)
+    buffer = opened(allocator, 10)
+    allocator.close()
+    assert allocator.try_open(10) is None
+    with pytest.raises(ProducerClosedError):
+        allocator.open(10, 60_000)
+    # What it holds is still sealed, or split, and sent.
+    assert not buffer.write_growing(bytes(BATCH + 50))
+    piece = allocator.open_overflow(10)
+    assert piece.heap_bytes == 0
+    opened(other, 10).release()
+    buffer.release()
+    piece.release()
+    assert_idle(pool)
+
+
+def test_a_buffer_of_the_other_kind_is_refused() -> None:
+    pool = pool_of(10_000)
+    incremental, full = IncrementalAllocator(pool), FullAllocator(pool)
+    with pytest.raises(TypeError, match="SingleBuffer"):
+        incremental.try_grow(opened(full, 10), 20)
+    with pytest.raises(TypeError, match="ChunkedBuffer"):
+        full.try_grow(opened(incremental, 10), 20)
+
+
+def test_producers_of_a_worker_share_one_pool() -> None:
+    pool = pool_of(64 << 10, 16384)
+    allocators: list[BufferAllocator] = [
+        IncrementalAllocator(pool, 1 << 20),
+        IncrementalAllocator(pool, 1000),
+        FullAllocator(pool, 10_000),
+    ]
+    sizes = (30_000, 9_000, 20_000)
+    for order in ((0, 1, 2), (2, 1, 0), (1, 2, 0)):
+        buffers = [opened(allocators[index], sizes[index]) for index in order]
+        # 32,768 + 9,000 + 20,000 bytes are held, so that a chunk of the smallest kind is all there is.
+        assert pool.metrics().buffer_available_bytes == (64 << 10) - 61_768
+        assert allocators[0].try_open(1) is None
+        opened(allocators[1], 1).release()
+        for buffer in buffers:
+            buffer.write(b"\1" * 9_000)
+            assert content(buffer) == b"\1" * 9_000
+            buffer.release()
+    assert_idle(pool)
+
+
+# -- what incremental saves ---------------------------------------------------------------------------
+
+
+def test_savings_are_measured_against_a_batch_size_for_each_open_batch() -> None:
+    pool = pool_of(64 << 20, 16384)
+    allocator = IncrementalAllocator(pool, 1 << 20)
+    buffers = [opened(allocator, 5000) for _ in range(10)]
+    assert allocator.try_grow(buffers[0], 3 << 20)
+    metrics = pool.metrics()
+    assert metrics.full_strategy_bytes == (9 << 20) + (3 << 20)
+    assert metrics.used_bytes == 9 * 16384 + (3 << 20)
+    assert metrics.saved_bytes == (9 << 20) - 9 * 16384
+    for buffer in buffers:
+        buffer.write(b"x")
+        buffer.trim()
+        buffer.release()
+    metrics = pool.metrics()
+    assert metrics.saved_bytes == metrics.full_strategy_bytes == 0
+    assert metrics.peak_saved_bytes == (9 << 20) - 9 * 16384
+    assert_idle(pool)
+
+
+def test_full_saves_nothing_against_itself() -> None:
+    pool = pool_of(64 << 20, 1 << 20)
+    buffers = [opened(FullAllocator(pool), size) for size in (10, 1 << 20, 3 << 20)]
+    buffers[0].write(bytes(1 << 20))
+    buffers[0].write_growing(bytes(1 << 20))
+    assert pool.metrics().full_strategy_bytes == pool.metrics().used_bytes
+    for buffer in buffers:
+        buffer.release()
+    assert pool.metrics().saved_bytes == 0
+    assert_idle(pool)

@@ -1,0 +1,650 @@
+"""The memory pool: accounting against a model, first come first served, nothing lost on any way out."""
+
+from __future__ import annotations
+
+import ctypes
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    invariant,
+    multiple,
+    precondition,
+    rule,
+)
+
+from kafka_sink.accumulator.buffer_pool import BufferPool, PoolTenant, _Waiter
+from kafka_sink.accumulator.memory_arena import Chunk, ChunkArena
+from kafka_sink.accumulator.pool_metrics import WindowedRate
+from kafka_sink.errors import (
+    BufferExhaustedError,
+    BufferOwnershipError,
+    ProducerClosedError,
+    RecordTooLargeError,
+)
+
+LONG_MS = 60_000.0
+JOIN_S = 30.0
+
+
+def monotonic_ms() -> float:
+    return time.monotonic() * 1000
+
+
+class WatchedPool(BufferPool):
+    """Tells when a request has joined the line, so that no test has to guess by sleeping."""
+
+    def __init__(self, total_bytes: int, poolable_size: int = 100, **options: int) -> None:
+        super().__init__(total_bytes, poolable_size, clock_ms=monotonic_ms, **options)
+        self.joined = threading.Semaphore(0)
+
+    def _queue_up(self, waiter: _Waiter) -> int:
+        ahead = super()._queue_up(waiter)
+        self.joined.release()
+        return ahead
+
+
+class Request:
+    """A blocking take in a thread of its own."""
+
+    def __init__(
+        self,
+        pool: WatchedPool,
+        arena: ChunkArena,
+        count: int,
+        tenant: PoolTenant,
+        timeout_ms: float = LONG_MS,
+    ) -> None:
+        self.arena, self.count, self.tenant = arena, count, tenant
+        self.need = arena.size * count
+        self._answer: Future[list[Chunk]] = Future()
+
+        def run() -> None:
+            try:
+                self._answer.set_result(pool.take(arena, count, timeout_ms, tenant))
+            except BaseException as error:  # noqa: BLE001 - whatever it is, result() raises it
+                self._answer.set_exception(error)
+
+        self.thread = threading.Thread(target=run, daemon=True)
+        self.thread.start()
+
+    def result(self) -> list[Chunk]:
+        return self._answer.result(JOIN_S)
+
+    @property
+    def done(self) -> bool:
+        return self._answer.done()
+
+
+def wait_in_line(
+    pool: WatchedPool, arena: ChunkArena, count: int, tenant: PoolTenant, timeout_ms: float = LONG_MS
+) -> Request:
+    request = Request(pool, arena, count, tenant, timeout_ms)
+    assert pool.joined.acquire(timeout=JOIN_S)
+    return request
+
+
+def assert_idle(pool: BufferPool) -> None:
+    metrics = pool.metrics()
+    assert (metrics.used_bytes, metrics.reserved_bytes, metrics.waiting_threads) == (0, 0, 0)
+    assert metrics.buffer_available_bytes == metrics.buffer_total_bytes
+    assert (metrics.heap_bytes, metrics.full_strategy_bytes) == (0, 0)
+
+
+# -- accounting against a model, with blocked requests among the rest ---------------------------------
+
+
+class PoolMachine(RuleBasedStateMachine):
+    """Every operation in any order. Requests that must wait do so in threads; which of them are served, and
+    when, is determined, because whoever returns memory hands it on under the pool's lock."""
+
+    TOTAL = 1000
+    SIZES = (7, 64, 100)
+    lent = Bundle("lent")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = WatchedPool(self.TOTAL, heap_limit_bytes=500)
+        self.arenas = {size: self.pool.arena(size) for size in self.SIZES}
+        self.tenants = [PoolTenant() for _ in range(2)]
+        self.used = 0
+        self.peak = 0
+        self.heap = 0
+        self.full = 0
+        self.line: list[Request] = []
+        self.stamps: dict[Chunk, bytes] = {}
+        self.stamp = 0
+
+    # The model: a request waits behind all others, and the first gathers whatever is there.
+
+    def available(self) -> int:
+        return 0 if self.line else self.TOTAL - self.used
+
+    def gathered(self) -> int:
+        return self.TOTAL - self.used if self.line else 0
+
+    def took(self, arena: ChunkArena, chunks: list[Chunk]) -> tuple[ChunkArena, list[Chunk]]:
+        for chunk in chunks:
+            assert chunk not in self.stamps
+            assert len(chunk.view) == arena.size
+            self.stamp += 1
+            self.stamps[chunk] = (self.stamp.to_bytes(4, "big") * 250)[: arena.size]
+            chunk.view[:] = self.stamps[chunk]
+        return arena, chunks
+
+    def account(self, need: int) -> None:
+        self.used += need
+        self.peak = max(self.peak, self.used)
+
+    def serve(self) -> list[tuple[ChunkArena, list[Chunk]]]:
+        served = []
+        while self.line and self.line[0].need <= self.TOTAL - self.used:
+            request = self.line.pop(0)
+            self.account(request.need)
+            served.append(self.took(request.arena, request.result()))
+        for request in self.line:
+            assert not request.done
+        return served
+
+    @rule(target=lent, size=st.sampled_from(SIZES), count=st.integers(1, 6), full=st.integers(0, 9))
+    def try_take(self, size: int, count: int, full: int) -> object:
+        arena = self.arenas[size]
+        chunks = self.pool.try_take(arena, count, full)
+        assert (chunks is not None) == (size * count <= self.available())
+        if chunks is None:
+            return multiple()
+        assert len(chunks) == count
+        self.account(size * count)
+        self.full += full
+        return (*self.took(arena, chunks), full)
+
+    @rule(target=lent, size=st.integers(1, 700))
+    def try_take_unpooled(self, size: int) -> object:
+        arena = ChunkArena(size, kept=False)
+        chunks = self.pool.try_take(arena, 1)
+        assert (chunks is not None) == (size <= self.available())
+        if chunks is None:
+            return multiple()
+        self.account(size)
+        return (*self.took(arena, chunks), 0)
+
+    @rule(target=lent, size=st.sampled_from(SIZES), count=st.integers(1, 10), tenant=st.integers(0, 1))
+    def take(self, size: int, count: int, tenant: int) -> object:
+        arena = self.arenas[size]
+        if self.tenants[tenant].closed:
+            with pytest.raises(ProducerClosedError):
+                self.pool.take(arena, count, LONG_MS, self.tenants[tenant])
+            return multiple()
+        if size * count <= self.available():
+            self.account(size * count)
+            chunks = self.pool.take(arena, count, LONG_MS, self.tenants[tenant])
+            return (*self.took(arena, chunks), 0)
+        self.line.append(wait_in_line(self.pool, arena, count, self.tenants[tenant]))
+        return multiple()
+
+    @rule(target=lent, size=st.sampled_from(SIZES), count=st.integers(1, 3))
+    def take_heap(self, size: int, count: int) -> object:
+        arena = ChunkArena(size, kept=False, heap=True)
+        if self.heap + size * count > 500:
+            with pytest.raises(BufferExhaustedError, match=r"kafka\.buffer\.memory"):
+                self.pool.take_heap(arena, count)
+            return multiple()
+        self.heap += size * count
+        return (*self.took(arena, self.pool.take_heap(arena, count)), 0)
+
+    @rule(target=lent, taken=consumes(lent), keep=st.integers(0, 6))
+    def give(self, taken: tuple[ChunkArena, list[Chunk], int], keep: int) -> object:
+        arena, chunks, full = taken
+        back, kept = chunks[keep:], chunks[:keep]
+        for chunk in back:
+            assert bytes(chunk.view) == self.stamps.pop(chunk)
+        self.pool.give(arena, back, 0 if kept else full)
+        if not kept:
+            self.full -= full
+        if arena.heap:
+            self.heap -= len(back) * arena.size
+        else:
+            self.used -= len(back) * arena.size
+        served = self.serve()
+        held = [(*one, 0) for one in served]
+        if kept:
+            held.append((arena, kept, full))
+        if back and self.stamps.keys().isdisjoint(back):
+            # (What already has a new owner cannot be told from its own return; a buffer's flag tells it.)
+            with pytest.raises(BufferOwnershipError):
+                self.pool.give(arena, [*kept, *back], full)
+        return multiple(*held)
+
+    @rule(taken=lent)
+    def give_wrongly(self, taken: tuple[ChunkArena, list[Chunk], int]) -> None:
+        arena, chunks, full = taken
+        for wrong_arena, wrong in ((arena, [*chunks, chunks[0]]), (ChunkArena(3, kept=True), chunks)):
+            with pytest.raises(BufferOwnershipError):
+                self.pool.give(wrong_arena, wrong, full)
+
+    @rule()
+    def trim_free(self) -> None:
+        self.pool.trim_free()
+        assert self.pool.metrics().free_bytes == 0
+
+    @precondition(lambda self: self.line)
+    @rule(target=lent, tenant=st.integers(0, 1))
+    def close_tenant(self, tenant: int) -> object:
+        closed = self.tenants[tenant]
+        self.pool.close_tenant(closed)
+        for request in [request for request in self.line if request.tenant is closed]:
+            self.line.remove(request)
+            with pytest.raises(ProducerClosedError):
+                request.result()
+        self.tenants[tenant] = PoolTenant()
+        return multiple(*((*one, 0) for one in self.serve()))
+
+    @invariant()
+    def accounts_agree(self) -> None:
+        metrics = self.pool.metrics()
+        assert metrics.used_bytes == self.used
+        assert metrics.peak_used_bytes == self.peak
+        assert metrics.reserved_bytes == self.gathered()
+        assert metrics.buffer_available_bytes == self.available()
+        assert metrics.waiting_threads == self.pool.queued == len(self.line)
+        assert metrics.heap_bytes == self.heap
+        assert metrics.full_strategy_bytes == self.full
+        assert metrics.used_bytes + metrics.free_bytes == metrics.allocated_bytes
+        assert metrics.allocated_bytes <= metrics.peak_allocated_bytes <= self.TOTAL
+        assert metrics.free_bytes == sum(len(arena.free) * size for size, arena in self.arenas.items())
+
+    @invariant()
+    def nobody_wrote_into_lent_memory(self) -> None:
+        for chunk, stamp in self.stamps.items():
+            assert bytes(chunk.view) == stamp
+            assert chunk.slab[chunk.start : chunk.start + len(stamp)] == stamp
+
+    def teardown(self) -> None:
+        for tenant in self.tenants:
+            self.pool.close_tenant(tenant)
+        for request in self.line:
+            request.thread.join(JOIN_S)
+
+
+TestPoolMachine = PoolMachine.TestCase
+TestPoolMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+
+
+# -- the line -----------------------------------------------------------------------------------------
+
+
+def test_waiters_are_served_in_the_order_they_came_whatever_they_ask_for() -> None:
+    pool = WatchedPool(1000)
+    arena, tenant = pool.arena(100), PoolTenant()
+    held = pool.take(arena, 10, 0, tenant)
+    large = wait_in_line(pool, arena, 8, tenant)
+    small = wait_in_line(pool, arena, 1, tenant)
+    for chunk in held[:7]:
+        pool.give(arena, [chunk])
+        # Seven would do for the small one seven times over, but it came second.
+        assert not small.done
+    assert pool.metrics().reserved_bytes == 700
+    pool.give(arena, held[7:9])
+    taken = large.result()
+    assert len(taken) == 8
+    assert len(small.result()) == 1
+    pool.give(arena, [*held[9:], *taken, *small.result()])
+    assert_idle(pool)
+
+
+def test_nothing_overtakes_a_waiter_even_with_memory_to_spare() -> None:
+    pool = WatchedPool(1000)
+    arena, tenant = pool.arena(100), PoolTenant()
+    held = pool.take(arena, 5, 0, tenant)
+    large = wait_in_line(pool, arena, 9, tenant)
+    assert pool.try_take(arena, 1) is None
+    with pytest.raises(BufferExhaustedError):
+        pool.take(arena, 1, 0, tenant)
+    assert pool.queued == 1
+    pool.give(arena, held)
+    pool.give(arena, large.result())
+    assert_idle(pool)
+
+
+def test_a_timeout_gives_back_what_was_gathered_and_serves_the_next() -> None:
+    pool = WatchedPool(1000)
+    arena, tenant = pool.arena(100), PoolTenant()
+    held = pool.take(arena, 7, 0, tenant)
+    impatient = wait_in_line(pool, arena, 10, tenant, timeout_ms=50)
+    patient = wait_in_line(pool, arena, 3, tenant)
+    with pytest.raises(BufferExhaustedError) as caught:
+        impatient.result()
+    for fact in ("kafka.max.block.ms", "kafka.buffer.memory = 1000", "of 50 ms", "1000 bytes", "300"):
+        assert fact in str(caught.value)
+    assert len(patient.result()) == 3
+    pool.give(arena, [*held, *patient.result()])
+    assert_idle(pool)
+    metrics = pool.metrics()
+    assert metrics.buffer_exhausted_total == 1
+    assert metrics.buffer_exhausted_rate > 0
+    assert metrics.bufferpool_wait_time_total >= 50e6
+    assert metrics.bufferpool_wait_ratio >= 50 / 30_000 * 0.99
+
+
+def test_memory_that_comes_with_the_timeout_is_taken() -> None:
+    class Late(WatchedPool):
+        """Grants after the wait has timed out, before the waiter has looked."""
+
+        def _queue_up(self, waiter: _Waiter) -> int:
+            ahead = super()._queue_up(waiter)
+            turn = waiter.turn
+
+            class TimedOut:
+                def acquire(self, timeout: float) -> bool:
+                    pool.give(arena, held)
+                    return False
+
+                def release(self) -> None:
+                    turn.release()
+
+            waiter.turn = TimedOut()  # type: ignore[assignment]
+            return ahead
+
+    pool = Late(1000)
+    arena, tenant = pool.arena(100), PoolTenant()
+    held = pool.take(arena, 10, 0, tenant)
+    assert len(pool.take(arena, 4, 0, tenant)) == 4
+    assert pool.metrics().used_bytes == 400
+    assert pool.metrics().buffer_exhausted_total == 0
+
+
+def test_closing_a_producer_wakes_all_of_its_waiters_and_none_of_another_s() -> None:
+    pool = WatchedPool(1000)
+    arena, mine, other = pool.arena(100), PoolTenant(), PoolTenant()
+    held = pool.take(arena, 5, 0, mine)
+    closing = [wait_in_line(pool, arena, 9, mine), wait_in_line(pool, arena, 9, mine)]
+    staying = wait_in_line(pool, arena, 5, other)
+    pool.close_tenant(mine)
+    for request in closing:
+        with pytest.raises(ProducerClosedError):
+            request.result()
+    pool.give(arena, staying.result())
+    pool.give(arena, held)
+    assert_idle(pool)
+    with pytest.raises(ProducerClosedError):
+        pool.take(arena, 1, 0, mine)
+    assert len(pool.take(arena, 1, 0, other)) == 1
+
+
+def test_more_than_the_pool_has_fails_at_once_and_names_sizes_and_options() -> None:
+    pool = WatchedPool(1000)
+    arena = pool.arena(100)
+    with pytest.raises(RecordTooLargeError) as caught:
+        pool.take(arena, 11, LONG_MS, PoolTenant())
+    for fact in ("1100 bytes", "kafka.buffer.memory is 1000", "kafka.batch.size"):
+        assert fact in str(caught.value)
+    assert pool.try_take(arena, 11) is None
+    assert_idle(pool)
+
+
+# -- interruptions ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def interrupting_signal() -> Iterator[signal.Signals]:
+    def interrupt(_number: int, _frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    yield signal.SIGUSR1
+    signal.signal(signal.SIGUSR1, before)
+
+
+def test_an_interrupt_while_waiting_gives_everything_back(interrupting_signal: signal.Signals) -> None:
+    pool = WatchedPool(1000)
+    arena, tenant = pool.arena(100), PoolTenant()
+    held = pool.take(arena, 7, 0, tenant)
+    main = threading.get_ident()
+
+    def interrupt_once_it_waits() -> None:
+        assert pool.joined.acquire(timeout=JOIN_S)
+        behind.append(wait_in_line(pool, arena, 3, tenant))
+        signal.pthread_kill(main, interrupting_signal)
+
+    behind: list[Request] = []
+    helper = threading.Thread(target=interrupt_once_it_waits)
+    helper.start()
+    with pytest.raises(KeyboardInterrupt):
+        pool.take(arena, 9, LONG_MS, tenant)
+    helper.join(JOIN_S)
+    assert len(behind[0].result()) == 3
+    pool.give(arena, [*held, *behind[0].result()])
+    assert_idle(pool)
+
+
+def test_a_task_killed_as_its_memory_arrives_gives_it_back() -> None:
+    pool = WatchedPool(1000)
+    arena, tenant = pool.arena(100), PoolTenant()
+    held = pool.take(arena, 7, 0, tenant)
+    killed = wait_in_line(pool, arena, 9, tenant)
+    ident = ctypes.c_ulong(killed.thread.ident or 0)
+    # Delivered when the wait's acquire returns, which is when the memory is there.
+    assert ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, ctypes.py_object(SystemExit)) == 1
+    pool.give(arena, held)
+    with pytest.raises(SystemExit):
+        killed.result()
+    killed.thread.join(JOIN_S)
+    assert_idle(pool)
+
+
+def test_no_memory_from_the_system_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = WatchedPool(1000)
+    arena, tenant = pool.arena(100), PoolTenant()
+
+    def no_memory(_size: int) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("kafka_sink.accumulator.memory_arena._map", no_memory)
+    attempts: list[Callable[[], object]] = [
+        lambda: pool.try_take(arena, 3, 5),
+        lambda: pool.take(arena, 3, 0, tenant, 5),
+        lambda: pool.take_heap(ChunkArena(9, kept=False, heap=True), 1, 5),
+    ]
+    for attempt in attempts:
+        with pytest.raises(MemoryError):
+            attempt()
+        assert_idle(pool)
+        assert pool.metrics().allocated_bytes == 0
+
+
+# -- contention ---------------------------------------------------------------------------------------
+
+
+def test_accounts_hold_at_every_moment_under_contention() -> None:
+    pool = WatchedPool(64 * 40, 64)
+    sizes = [pool.arena(64), pool.arena(16), pool.arena(24)]
+    tenant = PoolTenant()
+    stop = threading.Event()
+    failures: list[BaseException] = []
+    timeouts = [0] * 6
+
+    def guarded(run: Callable[[], None]) -> threading.Thread:
+        def body() -> None:
+            try:
+                run()
+            except BaseException as error:  # noqa: BLE001 - an assertion must not die with its thread
+                failures.append(error)
+                stop.set()
+
+        thread = threading.Thread(target=body, daemon=True)
+        thread.start()
+        return thread
+
+    def work(number: int) -> None:
+        random_ = random.Random(number)
+        stamp = bytes([number + 1])
+        held: list[tuple[ChunkArena, list[Chunk]]] = []
+        for _ in range(400):
+            arena = random_.choice(sizes)
+            count = random_.randint(1, 12)
+            taken = pool.try_take(arena, count)
+            if taken is None:
+                # Like the accumulator: nothing of its own is held while it blocks, save now and then.
+                while held and random_.random() < 0.9:
+                    give_back(*held.pop(), stamp)
+                try:
+                    taken = pool.take(arena, count, random_.choice([0.0, 0.5, 5.0]), tenant)
+                except BufferExhaustedError:
+                    timeouts[number] += 1
+                    continue
+            for chunk in taken:
+                chunk.view[:] = stamp * arena.size
+            held.append((arena, taken))
+            if random_.random() < 0.02:
+                pool.trim_free()
+        for one in held:
+            give_back(*one, stamp)
+
+    def give_back(arena: ChunkArena, chunks: list[Chunk], stamp: bytes) -> None:
+        for chunk in chunks:
+            assert bytes(chunk.view) == stamp * arena.size
+        pool.give(arena, chunks)
+
+    def watch() -> None:
+        while not stop.is_set():
+            metrics = pool.metrics()
+            assert metrics.used_bytes + metrics.free_bytes == metrics.allocated_bytes <= pool.total_bytes
+            assert metrics.used_bytes + metrics.reserved_bytes <= pool.total_bytes
+            if metrics.waiting_threads:
+                assert metrics.buffer_available_bytes == 0
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        watcher = guarded(watch)
+        workers = [guarded(partial(work, number)) for number in range(6)]
+        for worker in workers:
+            worker.join(JOIN_S)
+            assert not worker.is_alive()
+        stop.set()
+        watcher.join(JOIN_S)
+    finally:
+        sys.setswitchinterval(interval)
+    assert not failures, failures[0]
+    assert pool.metrics().buffer_exhausted_total == sum(timeouts)
+    assert pool.metrics().bufferpool_wait_time_total > 0
+    assert_idle(pool)
+
+
+# -- memory -------------------------------------------------------------------------------------------
+
+
+def test_chunks_are_reused_and_the_last_returned_come_first() -> None:
+    pool = WatchedPool(1 << 20)
+    arena = pool.arena(100)
+    first = pool.try_take(arena, 3)
+    assert first is not None
+    pool.give(arena, first)
+    assert pool.try_take(arena, 2) == first[:2]
+    assert pool.try_take(arena, 1) == first[2:]
+    assert pool.metrics().allocated_bytes == 300
+
+
+def test_neighbours_stay_neighbours() -> None:
+    pool = WatchedPool(1 << 20)
+    arena = pool.arena(4096)
+    for _ in range(2):
+        chunks = pool.try_take(arena, 40)
+        assert chunks is not None
+        assert [chunk.start for chunk in chunks] == [4096 * index for index in range(40)]
+        pool.give(arena, chunks)
+
+
+def test_free_memory_of_one_size_makes_way_for_another() -> None:
+    pool = WatchedPool(1000)
+    small, large = pool.arena(100), pool.arena(250)
+    chunks = pool.try_take(small, 10)
+    assert chunks is not None
+    pool.give(small, chunks[:5])
+    assert pool.metrics().free_bytes == 500
+    assert pool.try_take(large, 2) is not None
+    metrics = pool.metrics()
+    assert (metrics.used_bytes, metrics.free_bytes) == (1000, 0)
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads resident memory as Linux tells it")
+@pytest.mark.parametrize("keep", [0, 1])
+def test_trimmed_memory_leaves_the_process(keep: int) -> None:
+    pool = WatchedPool(64 << 20)
+    arena = pool.arena(16384)
+    before = resident_bytes()
+    chunks = pool.try_take(arena, 4096)
+    assert chunks is not None
+    assert resident_bytes() - before < 8 << 20  # nothing is touched that is not written
+    for chunk in chunks:
+        chunk.view[:] = b"\1" * 16384
+    assert resident_bytes() - before > 56 << 20
+    # One chunk in 64 stays lent: the worst for memory that can only go in large pieces.
+    stay = chunks[::64] if keep else []
+    pool.give(arena, [chunk for index, chunk in enumerate(chunks) if not keep or index % 64])
+    del chunks, chunk
+    assert resident_bytes() - before > 56 << 20
+    pool.trim_free()
+    assert resident_bytes() - before < 8 << 20
+    assert pool.metrics().allocated_bytes == len(stay) * 16384
+    assert all(bytes(chunk.view) == b"\1" * 16384 for chunk in stay)
+
+
+def test_trimmed_chunks_smaller_than_a_page_keep_their_neighbours_bytes() -> None:
+    pool = WatchedPool(1 << 20)
+    arena = pool.arena(128)
+    chunks = pool.try_take(arena, 64)
+    assert chunks is not None
+    for chunk in chunks:
+        chunk.view[:] = b"\7" * 128
+    pool.give(arena, chunks[1:40])
+    pool.trim_free()
+    assert all(bytes(chunk.view) == b"\7" * 128 for chunk in (chunks[0], *chunks[40:]))
+
+
+# -- metrics ------------------------------------------------------------------------------------------
+
+
+def test_a_rate_covers_two_windows_of_thirty_seconds() -> None:
+    rate = WindowedRate()
+    assert rate.per_second(5_000) == 0
+    rate.record(60, 10_000)
+    # Not yet a full window: divided by one all the same.
+    assert rate.per_second(11_000) == pytest.approx(2)
+    assert rate.per_second(55_000) == pytest.approx(60 / 45)
+    rate.record(30, 45_000)
+    assert rate.per_second(50_000) == pytest.approx(90 / 40)
+    # The first window is over after sixty seconds, the second after its own.
+    assert rate.per_second(71_000) == pytest.approx(1)
+    assert rate.per_second(106_000) == 0
+
+
+def test_metrics_carry_kafkas_names() -> None:
+    names = WatchedPool(1000).metrics(0.0).by_kafka_name()
+    assert {
+        "buffer-total-bytes",
+        "buffer-available-bytes",
+        "bufferpool-wait-time-total",
+        "bufferpool-wait-ratio",
+        "buffer-exhausted-total",
+        "buffer-exhausted-rate",
+        "waiting-threads",
+    } <= names.keys()
+    assert names["buffer-available-bytes"] == 1000
