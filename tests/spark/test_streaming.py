@@ -1,0 +1,245 @@
+"""``df.writeStream`` through real Spark to a real broker: micro-batches, checkpoints, modes, triggers."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from topics import producer_ids, read_topic
+
+from kafka_sink.local_broker import LocalBroker
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+_numbers = itertools.count()
+Stream = Callable[..., "DataStreamWriter"]
+
+
+@pytest.fixture
+def topic(broker: LocalBroker) -> str:
+    name = f"stream-{next(_numbers)}"
+    broker.create_topic(name, 2)
+    return name
+
+
+@pytest.fixture
+def inbox(tmp_path: Path) -> Path:
+    folder = tmp_path / "inbox"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def stream(broker: LocalBroker, topic: str, tmp_path: Path) -> Stream:
+    """A writer to the test's topic; all queries of a test share a checkpoint."""
+
+    def writer(frame: DataFrame, mode: str = "append", **options: str) -> DataStreamWriter:
+        return (
+            frame.writeStream.format("kafka-chunked")
+            .outputMode(mode)
+            .option("kafka.bootstrap.servers", broker.bootstrap_servers)
+            .option("topic", topic)
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .options(**options)
+        )
+
+    return writer
+
+
+@pytest.fixture(autouse=True)
+def _no_query_is_left(spark: SparkSession) -> Iterator[None]:
+    yield
+    for query in spark.streams.active:
+        query.stop()
+
+
+def lines_of(spark: SparkSession, folder: Path) -> DataFrame:
+    """A stream of the lines of a folder's files, one file a micro-batch, oldest first."""
+    return spark.readStream.format("text").option("maxFilesPerTrigger", 1).load(str(folder))
+
+
+def put(folder: Path, name: str, lines: list[str]) -> None:
+    # Renamed into place: the file source must not see half a file.
+    draft = folder.parent / name
+    draft.write_text("".join(f"{line}\n" for line in lines))
+    # Spark reads the oldest first, by milliseconds: files of the same one would come in any order.
+    made = 1_700_000_000 + next(_numbers)
+    os.utime(draft, (made, made))
+    draft.rename(folder / name)
+
+
+def run_to_end(writer: DataStreamWriter) -> StreamingQuery:
+    query = writer.trigger(availableNow=True).start()
+    assert query.awaitTermination(120), "the query did not end"
+    return query
+
+
+def values(broker: LocalBroker, topic: str) -> list[str]:
+    return [(row.value or b"").decode() for row in read_topic(broker, topic)]
+
+
+def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 90) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} did not come about"
+        time.sleep(0.1)
+
+
+def test_micro_batches_one_after_another(
+    spark: SparkSession, broker: LocalBroker, stream: Stream, topic: str, inbox: Path
+) -> None:
+    expected = []
+    for number in range(4):
+        lines = [f"{number}-{index}" for index in range(50)]
+        put(inbox, f"{number}.txt", lines)
+        expected += lines
+    query = run_to_end(stream(lines_of(spark, inbox)))
+    assert [progress["batchId"] for progress in query.recentProgress if progress["numInputRows"]] == [
+        0,
+        1,
+        2,
+        3,
+    ]
+    assert sorted(values(broker, topic)) == sorted(expected)
+
+
+def test_producers_are_used_again(
+    spark: SparkSession, broker: LocalBroker, stream: Stream, topic: str, inbox: Path
+) -> None:
+    batches = 8
+    for number in range(batches):
+        put(inbox, f"{number}.txt", [str(number)])
+    run_to_end(stream(lines_of(spark, inbox)))
+    assert len(values(broker, topic)) == batches
+    ids = producer_ids(broker.log_dir(0).glob(f"{topic}-*"))
+    # Spark has two workers here and gives a task to either; each keeps its producer.
+    assert 1 <= len(ids) <= 2, f"{len(ids)} producers wrote {batches} micro-batches"
+    assert -1 not in ids, "not idempotent"
+
+
+def test_empty_micro_batches(
+    spark: SparkSession, broker: LocalBroker, stream: Stream, topic: str, inbox: Path
+) -> None:
+    put(inbox, "0.txt", ["dropped"])
+    put(inbox, "1.txt", [])
+    put(inbox, "2.txt", ["kept"])
+    query = run_to_end(stream(lines_of(spark, inbox).where("value <> 'dropped'")))
+    assert query.exception() is None
+    assert values(broker, topic) == ["kept"]
+
+
+def test_restart_goes_on_where_it_stopped(
+    spark: SparkSession, broker: LocalBroker, stream: Stream, topic: str, inbox: Path
+) -> None:
+    put(inbox, "0.txt", ["a", "b"])
+    run_to_end(stream(lines_of(spark, inbox)))
+    put(inbox, "1.txt", ["c"])
+    run_to_end(stream(lines_of(spark, inbox)))
+    run_to_end(stream(lines_of(spark, inbox)))
+    assert sorted(values(broker, topic)) == ["a", "b", "c"]
+
+
+def test_a_failed_micro_batch_is_written_after_the_restart(
+    spark: SparkSession, broker: LocalBroker, stream: Stream, topic: str, inbox: Path, tmp_path: Path
+) -> None:
+    put(inbox, "0.txt", ["a"])
+    put(inbox, "1.txt", ["b"])
+    frame = lines_of(spark, inbox)
+    # The second micro-batch fails in its task, as its row is too large for what these options allow.
+    failing = frame.selectExpr("CASE WHEN value = 'b' THEN repeat('b', 5000) ELSE value END AS value")
+    query = stream(failing, **{"kafka.max.request.size": "1000"}).trigger(availableNow=True).start()
+    with pytest.raises(Exception, match="RecordTooLargeError"):
+        query.awaitTermination(120)
+    assert values(broker, topic) == ["a"]
+    run_to_end(stream(frame))
+    assert sorted(values(broker, topic)) == ["a", "b"]
+
+
+def test_stopped_at_any_moment_loses_nothing(
+    spark: SparkSession, broker: LocalBroker, stream: Stream, topic: str
+) -> None:
+    def start() -> StreamingQuery:
+        rows = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 2000).load()
+        writer = stream(rows.selectExpr("cast(value AS string) AS value"))
+        return writer.trigger(processingTime="0 seconds").start()
+
+    done = 0
+    for pause in (0.0, 0.35, 0.7):
+        query = start()
+        wait_until(
+            lambda query=query, least=done: (query.lastProgress or {}).get("batchId", -1) > least, "progress"
+        )
+        time.sleep(pause)
+        done = query.lastProgress["batchId"]
+        query.stop()
+    counts = Counter(map(int, values(broker, topic)))
+    # What was in flight when a query stopped is written again; nothing may be missing below the last row.
+    assert sorted(counts) == list(range(len(counts)))
+    assert len(counts) >= 2000 * (done + 1)
+
+
+def test_complete_mode_appends_every_result(
+    spark: SparkSession, broker: LocalBroker, stream: Stream, topic: str, inbox: Path
+) -> None:
+    put(inbox, "0.txt", ["a", "a", "b"])
+    put(inbox, "1.txt", ["a", "c"])
+    counts = lines_of(spark, inbox).groupBy("value").count()
+    # One partition: the order of the results then is that of the micro-batches.
+    frame = counts.selectExpr("value AS key", "cast(count AS string) AS value", "0 AS partition")
+    run_to_end(stream(frame, mode="complete"))
+    rows = [(row.key, row.value) for row in read_topic(broker, topic)]
+    assert sorted(rows[:2]) == [(b"a", b"2"), (b"b", b"1")]
+    assert sorted(rows[2:]) == [(b"a", b"3"), (b"b", b"1"), (b"c", b"1")]
+
+
+def test_update_mode_fails_inside_spark(spark: SparkSession, stream: Stream, inbox: Path) -> None:
+    put(inbox, "0.txt", ["a"])
+    counts = lines_of(spark, inbox).groupBy("value").count().select("value")
+    query = stream(counts, mode="update").trigger(availableNow=True).start()
+    with pytest.raises(Exception, match="does not support Update mode"):
+        query.awaitTermination(120)
+
+
+@pytest.mark.parametrize(
+    ("query", "options", "text"),
+    [
+        ("value AS Value", {}, "SchemaError: Required attribute 'value' not found"),
+        ("cast(length(value) AS int) AS value", {}, "SchemaError: value attribute unsupported type int."),
+        ("value", {"kafka.acks": "2"}, "ConfigurationError: Option 'kafka.acks' is not one of all, -1, 1, 0"),
+    ],
+)
+def test_refused_at_planning(
+    spark: SparkSession, stream: Stream, inbox: Path, query: str, options: dict[str, str], text: str
+) -> None:
+    put(inbox, "0.txt", ["a"])
+    frame = lines_of(spark, inbox).selectExpr(query)
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - Spark's class differs by version
+        stream(frame, **options).trigger(availableNow=True).start().awaitTermination(120)
+    assert text in str(caught.value)
+
+
+def test_continuous_trigger_commits_nothing(
+    spark: SparkSession, broker: LocalBroker, stream: Stream, topic: str, tmp_path: Path
+) -> None:
+    rate = spark.readStream.format("rate").option("rowsPerSecond", 10).option("numPartitions", 1).load()
+    query = (
+        stream(rate.selectExpr("cast(value AS string) AS value"))
+        .trigger(continuous="200 milliseconds")
+        .start()
+    )
+    checkpoint = tmp_path / "checkpoint"
+    # Epochs end, but the sink refuses each: Spark logs the refusal and counts nothing as written.
+    wait_until(lambda: len(list((checkpoint / "offsets").glob("[0-9]*"))) >= 3, "epochs")
+    time.sleep(2)
+    query.stop()
+    assert list((checkpoint / "commits").glob("[0-9]*")) == []
+    assert values(broker, topic) == []
