@@ -76,7 +76,13 @@ class ChunkedBuffer:
         self._shift = 0
         self._slab: mmap.mmap | None = None
         if chunks:
-            self._point_at(0)
+            # _point_at(0), spelt out: every batch begins here, most with one chunk.
+            chunk = chunks[0]
+            self._slab = chunk.slab
+            self._shift = chunk.start
+            self._limit = step
+            if self._pooled > 1:
+                self._reach(1)
 
     @property
     def heap_bytes(self) -> int:
@@ -118,21 +124,26 @@ class ChunkedBuffer:
 
     def _point_at(self, index: int) -> mmap.mmap:
         """The next byte goes to the start of a chunk, and on through chunks that are its neighbours."""
-        chunks = self._chunks
-        chunk = chunks[index]
-        slab = chunk.slab
-        step = self._step
-        self._slab = slab
-        self._from = index * step
+        chunk = self._chunks[index]
+        self._slab = chunk.slab
+        self._from = index * self._step
         self._shift = chunk.start - self._from
-        stop = chunk.start + step
-        for following in range(index + 1, len(chunks)):
-            chunk = chunks[following]
+        self._limit = self._from + self._step
+        self._reach(index + 1)
+        return chunk.slab
+
+    def _reach(self, following: int) -> None:
+        """Moves the limit on through the chunks from ``following`` on that continue the memory before it."""
+        chunks = self._chunks
+        slab = self._slab
+        shift = self._shift
+        stop = shift + self._limit
+        for index in range(following, len(chunks)):
+            chunk = chunks[index]
             if chunk.start != stop or chunk.slab is not slab:
                 break
-            stop += step
-        self._limit = stop - self._shift
-        return slab
+            stop += self._step
+        self._limit = stop - shift
 
     def write_growing(self, data: Data) -> bool:
         """See BatchBuffer."""
@@ -150,14 +161,20 @@ class ChunkedBuffer:
             return True
         if self._heap_arena is not None:
             return False
-        more = max(0, projected - self._full_bytes)
+        more = projected - self._full_bytes
+        if more < 0:
+            more = 0
         chunks = self._pool.try_take(self._arena, missing, more)
         if chunks is None:
             return False
+        before = self._pooled
         self._chunks += chunks
-        self._pooled += missing
+        self._pooled = before + missing
         self._full_bytes += more
+        at_end = self._limit == self.capacity
         self.capacity += missing * self._step
+        if at_end:
+            self._reach(before)
         return True
 
     def _grow_on_heap(self, projected: int) -> None:
@@ -195,6 +212,8 @@ class ChunkedBuffer:
         step = self._step
         first = start // step
         last = (end - 1) // step
+        if first == last:
+            return [self._chunks[first].view[start - first * step : end - first * step]]
         found = _joined(self._chunks[first : last + 1], step)
         surplus = (last + 1) * step - end
         if surplus:

@@ -305,6 +305,19 @@ def test_waiters_are_served_in_the_order_they_came_whatever_they_ask_for() -> No
     assert_idle(pool)
 
 
+def test_a_long_line_keeps_its_order() -> None:
+    pool = WatchedPool(1000)
+    arena, tenant = pool.arena(100), PoolTenant()
+    held = pool.take(arena, 10, 0, tenant)
+    line = [wait_in_line(pool, arena, 10, tenant) for _ in range(5)]
+    while line:
+        pool.give(arena, held)
+        held = line.pop(0).result()
+        assert not any(request.done for request in line)
+    pool.give(arena, held)
+    assert_idle(pool)
+
+
 def test_nothing_overtakes_a_waiter_even_with_memory_to_spare() -> None:
     pool = WatchedPool(1000)
     arena, tenant = pool.arena(100), PoolTenant()
@@ -400,8 +413,13 @@ def test_more_than_the_pool_has_fails_at_once_and_names_sizes_and_options() -> N
 
 @pytest.fixture
 def interrupting_signal() -> Iterator[signal.Signals]:
-    def interrupt(_number: int, _frame: object) -> None:
-        raise KeyboardInterrupt
+    """Interrupts the main thread when it first arrives; further ones do nothing."""
+    arrived: list[int] = []
+
+    def interrupt(number: int, _frame: object) -> None:
+        arrived.append(number)
+        if len(arrived) == 1:
+            raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGUSR1, interrupt)
     yield signal.SIGUSR1
@@ -417,13 +435,17 @@ def test_an_interrupt_while_waiting_gives_everything_back(interrupting_signal: s
     def interrupt_once_it_waits() -> None:
         assert pool.joined.acquire(timeout=JOIN_S)
         behind.append(wait_in_line(pool, arena, 3, tenant))
-        signal.pthread_kill(main, interrupting_signal)
+        # Again until it works: a signal just before the wait begins would be seen only after it.
+        while not interrupted.wait(0.01):
+            signal.pthread_kill(main, interrupting_signal)
 
+    interrupted = threading.Event()
     behind: list[Request] = []
     helper = threading.Thread(target=interrupt_once_it_waits)
     helper.start()
     with pytest.raises(KeyboardInterrupt):
         pool.take(arena, 9, LONG_MS, tenant)
+    interrupted.set()
     helper.join(JOIN_S)
     assert len(behind[0].result()) == 3
     pool.give(arena, [*held, *behind[0].result()])
