@@ -68,8 +68,10 @@ def say(text: str) -> None:
 
 def create_topic(servers: str, topic: str) -> None:
     admin = AdminClient({"bootstrap.servers": servers, "log_level": 3})
+    # Retention goes by the records' timestamps: flights of 2013 would be deleted within minutes by default.
+    new = NewTopic(topic, PARTITIONS, config={"retention.ms": "-1"})
     try:
-        admin.create_topics([NewTopic(topic, PARTITIONS)], operation_timeout=30)[topic].result(60)
+        admin.create_topics([new], operation_timeout=30)[topic].result(60)
     except KafkaException as error:
         sys.exit(f"cannot create topic {topic} at {servers}: {error}")
 

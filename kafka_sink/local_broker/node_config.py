@@ -150,6 +150,8 @@ def server_properties(
         # A killed broker may only register again once its old session is over: 9 s by default.
         "broker.heartbeat.interval.ms": 500,
         "broker.session.timeout.ms": 3000 if len(nodes) == 1 else 6000,
+        # Retention goes by the records' timestamps: old event times would vanish half a minute after start.
+        "log.retention.ms": -1,
         # 128 MiB of the heap by default, for compaction that a short-lived broker hardly does.
         "log.cleaner.dedupe.buffer.size": 8 * 1024 * 1024,
         **properties,

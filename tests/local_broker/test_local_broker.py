@@ -91,6 +91,19 @@ def test_topics_are_created_by_use_with_the_callers_properties(own: LocalBroker)
     assert sorted(path.name for path in own.log_dir(0).glob(f"{topic}-*")) == [f"{topic}-0", f"{topic}-1"]
 
 
+def test_old_event_times_are_kept() -> None:
+    """Kafka's default retention deletes records with timestamps of 2013 at the first check."""
+    with LocalBroker(
+        properties={"log.initial.task.delay.ms": 100, "log.retention.check.interval.ms": 100}
+    ) as own:
+        own.create_topic("old")
+        producer = Producer({"bootstrap.servers": own.bootstrap_servers, "log_level": 3})
+        producer.produce("old", b"x", partition=0, timestamp=1_356_998_400_000)
+        assert producer.flush(30) == 0
+        time.sleep(1.0)  # several checks
+        assert receive(own.bootstrap_servers, "old", 1) == [b"x"]
+
+
 def test_java_tools_run_on_the_same_jars(own: LocalBroker) -> None:
     topic = f"tools-{uuid.uuid4().hex[:8]}"
     own.create_topic(topic)

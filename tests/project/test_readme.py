@@ -1,0 +1,71 @@
+"""What README tells people to type exists and works."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+
+from kafka_sink.local_broker import LocalBroker
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+def test_it_opens_with_the_two_commands() -> None:
+    commands = [line.split("#")[0].strip() for line in blocks("sh")[0].splitlines()]
+    assert commands == ["make demo", "make test"]
+    assert README.index("make demo") < 100
+
+
+def test_every_make_target_it_names_exists() -> None:
+    named = set(re.findall(r"\bmake ([a-z]+)", README))
+    targets = set(re.findall(r"^([a-z]+):", MAKEFILE, re.MULTILINE))
+    assert named
+    assert named <= targets
+
+
+@pytest.mark.parametrize("link", sorted(set(re.findall(r"\]\(([^)#]+)\)", README))))
+def test_every_link_leads_somewhere(link: str) -> None:
+    assert (ROOT / link).exists()
+
+
+def test_every_variable_it_names_is_read_by_the_code() -> None:
+    source = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "kafka_sink").rglob("*.py"))
+    named = set(re.findall(r"\bKAFKA_CHUNKED_[A-Z_]+", README))
+    assert named
+    assert all(f'"{name}"' in source for name in named)
+
+
+def test_the_quickstart_runs_as_it_stands(
+    broker: LocalBroker, project_environment: dict[str, str], tmp_path: Path
+) -> None:
+    quickstart = next(block for block in blocks("python") if "createDataFrame" in block)
+    assert "127.0.0.1:9092" in quickstart
+    script = tmp_path / "quickstart.py"
+    script.write_text(quickstart.replace("127.0.0.1:9092", broker.bootstrap_servers), encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        env=project_environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    consumer = Consumer({"bootstrap.servers": broker.bootstrap_servers, "group.id": "readme", "log_level": 3})
+    consumer.assign([TopicPartition("greetings", number, 0) for number in range(4)])
+    messages = consumer.consume(2, timeout=30)
+    consumer.close()
+    found = sorted((message.key(), message.value()) for message in messages)
+    assert found == [(b"alice", b"hello"), (b"bob", b"hi")]

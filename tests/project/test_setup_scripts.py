@@ -1,0 +1,158 @@
+"""The Makefile and its two scripts, on machines that are made up with a PATH of fake programs."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Machine:
+    """A PATH that holds the shell's basics and what a test puts there."""
+
+    def __init__(self, folder: Path) -> None:
+        self.bin = folder / "bin"
+        self.bin.mkdir()
+        self.calls = folder / "calls"
+        for name in ("sh", "sed", "head", "cat", "env", "touch", "chmod", "rm"):
+            path = shutil.which(name)
+            assert path is not None
+            (self.bin / name).symlink_to(path)
+        self.has("uname", "echo Linux")
+        self.has("id", "echo 1000")
+
+    def has(self, name: str, script: str) -> None:
+        program = self.bin / name
+        program.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
+        program.chmod(0o755)
+
+    def has_java(self, banner: str) -> None:
+        self.has("java", f"echo '{banner}' >&2")
+
+    def runs(self, script: str, *args: str, **environ: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [str(self.bin / "sh"), str(ROOT / "tools" / script), *args],
+            env={"PATH": str(self.bin), "CALLS": str(self.calls), **environ},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "banner", ['openjdk version "17.0.15" 2025-04-15', 'openjdk version "25" 2025-09-16']
+)
+def test_a_good_java_is_left_alone(machine: Machine, banner: str) -> None:
+    machine.has_java(banner)
+    machine.has("apt-get", 'echo "$@" >> "$CALLS"')
+    assert machine.runs("ensure_java.sh").returncode == 0
+    assert not machine.calls.exists()
+
+
+def test_root_with_apt_installs_a_headless_java(machine: Machine) -> None:
+    machine.has("id", "echo 0")
+    java = "#!/bin/sh\\necho openjdk version '\\\"17.0.1\\\"' >&2"
+    machine.has(
+        "apt-get",
+        f'echo "$@" >> "$CALLS"\n'
+        f'case "$*" in *openjdk-17-jre-headless*) printf "%b" "{java}" > {machine.bin}/java; '
+        f"chmod +x {machine.bin}/java;; esac",
+    )
+    done = machine.runs("ensure_java.sh")
+    assert done.returncode == 0, done.stderr
+    assert "Java 17 installed" in done.stdout
+    assert "install -y -qq --no-install-recommends openjdk-17-jre-headless" in machine.calls.read_text()
+
+
+def test_root_with_apt_that_has_no_java_fails_clearly(machine: Machine) -> None:
+    machine.has("id", "echo 0")
+    machine.has("apt-get", 'echo "$@" >> "$CALLS"; exit 100')
+    done = machine.runs("ensure_java.sh")
+    assert done.returncode == 1
+    assert "apt installed no Java 17" in done.stderr
+    assert "default-jre-headless" in machine.calls.read_text()
+
+
+@pytest.mark.parametrize(
+    ("program", "command"),
+    [
+        ("apt-get", "sudo apt-get install -y openjdk-17-jre-headless"),
+        ("dnf", "sudo dnf install -y java-17-openjdk-headless"),
+        ("apk", "sudo apk add openjdk17-jre-headless"),
+        ("zypper", "sudo zypper install -y java-17-openjdk-headless"),
+    ],
+)
+def test_others_are_told_the_one_command(machine: Machine, program: str, command: str) -> None:
+    machine.has(program, 'echo "$@" >> "$CALLS"')
+    done = machine.runs("ensure_java.sh")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].strip() == command
+    assert not machine.calls.exists()
+
+
+def test_on_a_mac_it_is_brew(machine: Machine) -> None:
+    machine.has("uname", "echo Darwin")
+    done = machine.runs("ensure_java.sh")
+    assert done.returncode == 1
+    assert "brew install openjdk@17" in done.stderr
+
+
+def test_an_old_java_is_named(machine: Machine) -> None:
+    machine.has_java('java version "1.8.0_441"')
+    done = machine.runs("ensure_java.sh")
+    assert done.returncode == 1
+    assert "(Java 8)" in done.stderr
+
+
+def test_a_bad_java_home_is_told_though_path_has_a_good_one(machine: Machine, tmp_path: Path) -> None:
+    machine.has_java('openjdk version "17.0.15"')
+    done = machine.runs("ensure_java.sh", JAVA_HOME=str(tmp_path / "gone"))
+    assert done.returncode == 1
+    assert "Unset JAVA_HOME" in done.stderr
+
+
+def test_an_old_python_is_told(machine: Machine, tmp_path: Path) -> None:
+    machine.has("oldpython", 'case "$1" in --version) echo Python 3.9.18;; *) exit 1;; esac')
+    done = machine.runs("setup_venv.sh", "oldpython", str(tmp_path / "venv"))
+    assert done.returncode == 1
+    assert "Python 3.10 or newer is needed; oldpython is: Python 3.9.18" in done.stderr
+
+
+def test_a_python_without_venv_is_told_how_to_get_it(machine: Machine, tmp_path: Path) -> None:
+    machine.has("halfpython", 'case "$*" in *ensurepip*) exit 1;; esac')
+    done = machine.runs("setup_venv.sh", "halfpython", str(tmp_path / "venv"))
+    assert done.returncode == 1
+    assert "sudo apt-get install -y python3-venv" in done.stderr
+
+
+def test_make_help_lists_every_target() -> None:
+    make = shutil.which("make")
+    assert make is not None
+    done = subprocess.run([make, "help"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    listed = re.findall(r"^  make ([a-z]+) +\S", done.stdout, re.MULTILINE)
+    phony = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert phony is not None
+    assert sorted(listed) == sorted(phony.group(1).split())
+    assert {"demo", "test", "check", "bench", "docs", "broker", "clean"} <= set(listed)
+
+
+def test_ci_runs_check_and_all_tests() -> None:
+    lines = (ROOT / ".ci" / "run").read_text().splitlines()
+    assert lines[-2:] == ["make check", "make test"]
+    assert "set -euo pipefail" in lines
+
+
+def test_this_python_is_one_that_is_promised() -> None:
+    assert sys.version_info >= (3, 10)
