@@ -189,7 +189,8 @@ def metadata_update(answer: MetadataAnswer) -> MetadataUpdate:
 
 
 def encode_init_producer_id(version: int, producer_id: int, producer_epoch: int) -> bytes:
-    """Asks for a producer id, or with an id and epoch (from version 3) for the epoch after it (KIP-360)."""
+    """Asks for a producer id. Without a transactional id a broker ignores the id and epoch given here and
+    answers with a new id and epoch 0 each time (TransactionCoordinator.handleInitProducerId)."""
     request = InitProducerIdRequest(
         version=version,
         transactional_id=None,

@@ -1,0 +1,168 @@
+"""Our Produce body against kafka-python's encoder, and Produce answers of every version."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kafka.protocol.producer import ProduceRequest, ProduceResponse
+
+from kafka_sink.errors import ProtocolError
+from kafka_sink.model import Node
+from kafka_sink.network import produce
+from tests.faults.fake_replies import Reply
+from tests.faults.fake_state import FakeState
+
+VERSIONS = range(produce.VERSIONS[0], produce.VERSIONS[1] + 1)
+_TopicData = ProduceRequest.TopicProduceData
+_PartitionData = _TopicData.PartitionProduceData
+_Topic = ProduceResponse.TopicProduceResponse
+_Partition = _Topic.PartitionProduceResponse
+
+names = st.text("abcdefghijklmnop.-_0123456789", min_size=1, max_size=249)
+buffers = st.lists(st.binary(max_size=40), min_size=1, max_size=5)
+partitions = st.lists(st.tuples(st.integers(0, 2**31 - 1), buffers), max_size=4)
+topics = st.lists(st.tuples(names, st.binary(min_size=16, max_size=16), partitions), max_size=4)
+
+
+def theirs(version: int, acks: int, timeout_ms: int, transactional_id: str | None, rows: Any) -> bytes:
+    """The same request by kafka-python."""
+    request = ProduceRequest(
+        version=version,
+        transactional_id=transactional_id,
+        acks=acks,
+        timeout_ms=timeout_ms,
+        topic_data=[
+            _TopicData(
+                version=version,
+                name=name,
+                topic_id=uuid.UUID(bytes=topic_id),
+                partition_data=[
+                    _PartitionData(version=version, index=index, records=b"".join(parts))
+                    for index, parts in row
+                ],
+            )
+            for name, topic_id, row in rows
+        ],
+    )
+    return bytes(request.encode(version=version))
+
+
+@given(
+    version=st.sampled_from(VERSIONS),
+    acks=st.sampled_from([-1, 0, 1]),
+    timeout_ms=st.integers(0, 2**31 - 1),
+    transactional_id=st.none() | st.text(max_size=200),
+    rows=topics,
+)
+def test_body_equals_the_librarys_byte_for_byte(
+    version: int, acks: int, timeout_ms: int, transactional_id: str | None, rows: Any
+) -> None:
+    ours = produce.produce_body(
+        version,
+        acks,
+        timeout_ms,
+        transactional_id,
+        [
+            (name, topic_id, [(i, [memoryview(p) for p in parts], sum(map(len, parts))) for i, parts in row])
+            for name, topic_id, row in rows
+        ],
+    )
+    assert b"".join(ours) == theirs(version, acks, timeout_ms, transactional_id, rows)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("size", [126, 127, 128, 16_382, 16_383, 16_384, 2_097_150, 2_097_151, 3_000_000])
+def test_lengths_at_the_edges_of_varints(version: int, size: int) -> None:
+    data = bytes(size)
+    ours = produce.produce_body(
+        version, -1, 1, None, [("t", bytes(range(16)), [(0, [memoryview(data)], size)])]
+    )
+    assert b"".join(ours) == theirs(version, -1, 1, None, [("t", bytes(range(16)), [(0, [data])])])
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_batches_are_handed_on_and_not_copied(version: int) -> None:
+    chunks = [memoryview(bytearray(10)) for _ in range(3)]
+    body = produce.produce_body(
+        version, -1, 1, None, [("t", bytes(range(16)), [(0, chunks, 30), (1, chunks, 30)])]
+    )
+    assert [buffer for buffer in body if isinstance(buffer, memoryview)] == chunks * 2
+    assert all(mine is theirs for mine, theirs in zip(body[1:4], chunks, strict=True))
+
+
+@pytest.mark.parametrize("topic_id", [None, b"", b"short"])
+def test_a_topic_without_an_id_is_refused_where_ids_are_needed(topic_id: bytes | None) -> None:
+    with pytest.raises(ValueError, match="'orders' has no id"):
+        produce.produce_body(13, -1, 1, None, [("orders", topic_id, [])])
+    assert produce.produce_body(12, -1, 1, None, [("orders", topic_id, [])])
+
+
+@pytest.mark.parametrize("version", [2, 14])
+def test_other_versions_are_refused(version: int) -> None:
+    with pytest.raises(ValueError, match="Produce v"):
+        produce.produce_body(version, -1, 1, None, [])
+
+
+def full_response(version: int) -> Any:
+    """One partition that was appended, one with everything an error can carry."""
+    tagged: dict[str, Any] = {}
+    endpoints: dict[str, Any] = {}
+    if version >= 10:
+        tagged["current_leader"] = _Partition.LeaderIdAndEpoch(leader_id=2, leader_epoch=7)
+        endpoints["node_endpoints"] = [
+            ProduceResponse.NodeEndpoint(version=version, node_id=2, host="b2", port=9094, rack="r")
+        ]
+    record_errors = [
+        _Partition.BatchIndexAndErrorMessage(batch_index=4, batch_index_error_message="é"),
+        _Partition.BatchIndexAndErrorMessage(batch_index=5, batch_index_error_message=None),
+    ]
+    good = {"log_append_time_ms": 17, "log_start_offset": 3, "record_errors": [], "error_message": None}
+    bad = {"log_append_time_ms": -1, "log_start_offset": -1, "record_errors": record_errors}
+    rows = [
+        _Partition(index=0, error_code=0, base_offset=2**40, **good),
+        _Partition(index=9, error_code=87, base_offset=-1, error_message="no good", **bad, **tagged),
+    ]
+    topic = _Topic(version=version, name="t", topic_id=uuid.UUID(int=5), partition_responses=rows)
+    return ProduceResponse(version=version, responses=[topic], throttle_time_ms=250, **endpoints)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_answers_of_every_version(version: int) -> None:
+    body = bytes(full_response(version).encode(version=version))
+    answer = produce.decode_produce_response(version, memoryview(body))
+    good, bad = answer.partitions
+    assert (good.topic, good.topic_id) == (("t", None) if version < 13 else (None, uuid.UUID(int=5).bytes))
+    assert (good.partition, good.error_code, good.base_offset, good.log_append_time_ms) == (0, 0, 2**40, 17)
+    assert good.log_start_offset == (3 if version >= 5 else -1)
+    assert (good.error_message, good.record_errors, good.current_leader) == (None, (), None)
+    assert (bad.partition, bad.error_code, bad.base_offset) == (9, 87, -1)
+    told = version >= 8
+    assert bad.error_message == ("no good" if told else None)
+    assert bad.record_errors == (((4, "é"), (5, None)) if told else ())
+    assert bad.current_leader == ((2, 7) if version >= 10 else None)
+    assert answer.node_endpoints == ((Node(2, "b2", 9094, "r"),) if version >= 10 else ())
+    assert answer.throttle_time_ms == 250
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_truncated_or_longer_answer_is_a_protocol_error(version: int) -> None:
+    body = bytes(full_response(version).encode(version=version))
+    for end in range(len(body)):
+        with pytest.raises(ProtocolError, match=f"Produce v{version}"):
+            produce.decode_produce_response(version, body[:end])
+    with pytest.raises(ProtocolError, match="1 bytes too many"):
+        produce.decode_produce_response(version, body + b"\0")
+
+
+def test_an_unknown_leader_is_none() -> None:
+    state = FakeState([1], {}, 10**6)
+    state.create_topic("t", 1)
+    request = ProduceRequest.decode(theirs(12, -1, 1, None, [("t", bytes(16), [(0, [b""])])]), version=12)
+    response = state.answer(0, 0, 12, request, Reply(error=6, leader=(-1, -1)))
+    response.node_endpoints = []
+    answer = produce.decode_produce_response(12, bytes(response.encode(version=12)))
+    assert answer.partitions[0].current_leader is None

@@ -1,0 +1,114 @@
+"""The plain socket: its options, scatter-gather, and that it never blocks."""
+
+from __future__ import annotations
+
+import dataclasses
+import select
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from kafka_sink.network.transport import Address, PlaintextTransport
+from tests.network.network_harness import SETTINGS
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    """On loopback; takes connections when asked to."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server
+
+
+def place(server: socket.socket) -> Address:
+    """Where it listens."""
+    return socket.AF_INET, server.getsockname()
+
+
+@pytest.fixture
+def pair(listener: socket.socket) -> Iterator[tuple[PlaintextTransport, socket.socket]]:
+    """A connected transport and the other end."""
+    transport = PlaintextTransport(place(listener), SETTINGS)
+    peer, _ = listener.accept()
+    assert select.select([], [transport], [], 10)[1]
+    transport.connected()
+    yield transport, peer
+    transport.close()
+    peer.close()
+
+
+def test_options_of_the_socket(listener: socket.socket) -> None:
+    settings = dataclasses.replace(SETTINGS, send_buffer_bytes=20_000, receive_buffer_bytes=30_000)
+    transport = PlaintextTransport(place(listener), settings)
+    try:
+        option = transport._socket.getsockopt
+        assert option(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        # Linux doubles what it is asked for.
+        assert option(socket.SOL_SOCKET, socket.SO_SNDBUF) in (20_000, 40_000)
+        assert option(socket.SOL_SOCKET, socket.SO_RCVBUF) in (30_000, 60_000)
+        assert not transport._socket.getblocking()
+    finally:
+        transport.close()
+
+
+def test_minus_one_leaves_the_systems_sizes(listener: socket.socket) -> None:
+    with socket.socket() as untouched:
+        system = untouched.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
+    transport = PlaintextTransport(place(listener), SETTINGS)
+    # Connecting on loopback may raise what the system tunes by itself; nothing was set below it.
+    assert transport._socket.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) >= system
+    transport.close()
+
+
+def test_a_refused_connect_is_told(listener: socket.socket) -> None:
+    address = place(listener)
+    listener.close()
+    transport = PlaintextTransport(address, SETTINGS)
+    assert select.select([], [transport], [], 10)[1]
+    with pytest.raises(ConnectionRefusedError):
+        transport.connected()
+    transport.close()
+
+
+def test_many_buffers_arrive_in_order(pair: tuple[PlaintextTransport, socket.socket]) -> None:
+    transport, peer = pair
+    parts = [memoryview(bytes([i % 256]) * 3) for i in range(1024)]
+    assert transport.send(parts) == 3072
+    received = b""
+    while len(received) < 3072:
+        received += peer.recv(4096)
+    assert received == b"".join(parts)
+
+
+def test_a_full_socket_takes_nothing_and_does_not_block(
+    pair: tuple[PlaintextTransport, socket.socket],
+) -> None:
+    transport, _ = pair
+    piece = memoryview(bytes(1 << 20))
+    while transport.send([piece]):
+        pass
+    assert transport.send([piece]) == 0
+
+
+def test_reading(pair: tuple[PlaintextTransport, socket.socket]) -> None:
+    transport, peer = pair
+    buffer = memoryview(bytearray(10))
+    assert transport.receive_into(buffer) is None
+    peer.sendall(b"abc")
+    assert select.select([transport], [], [], 10)[0]
+    assert transport.receive_into(buffer) == 3
+    assert bytes(buffer[:3]) == b"abc"
+    peer.close()
+    assert select.select([transport], [], [], 10)[0]
+    assert transport.receive_into(buffer) == 0
+
+
+def test_a_plain_handshake_is_none(pair: tuple[PlaintextTransport, socket.socket]) -> None:
+    assert pair[0].handshake()
+    assert not pair[0].wants_write
+    assert not pair[0].buffered
+
+
+def test_an_address_of_no_family_leaves_no_socket_behind() -> None:
+    with pytest.raises(socket.gaierror):
+        PlaintextTransport((socket.AF_INET, ("256.256.256.256", 1)), SETTINGS)
