@@ -127,7 +127,8 @@ def test_a_failing_producer_ends_the_loop_and_the_thread() -> None:
             raise DeliveryError("no")
 
     with pytest.raises(DeliveryError):
-        send_units(iter([batch("a"), batch("b")]), Failing(), PLAN, linger_ms=1e9)
+        # The first batch is held, so the thread reads the second, at which sending begins and fails.
+        send_units(iter([batch("a"), batch("x" * UNIT_BYTES), batch("b")]), Failing(), PLAN, linger_ms=1e9)
 
 
 def test_feeder_reads_only_when_asked() -> None:
@@ -205,6 +206,7 @@ def test_commit_says_what_was_written(capsys: pytest.CaptureFixture[str]) -> Non
     assert (
         "INFO kafka_sink: kafka-chunked, micro-batch 7: 5 rows acknowledged in flights (1 partition)" in line
     )
+    assert driver_log.LOGGER.handlers == []
     BatchWriter(SinkWrite(OPTIONS, PLAN)).commit([])
     assert "kafka-chunked: 0 rows acknowledged by 0 tasks" in capsys.readouterr().err
 
