@@ -77,8 +77,8 @@ class ProducerBatch:
         self.base_timestamp = base_timestamp
         self.max_timestamp = base_timestamp
         self.created_ms = created_ms
-        # Append order within the partition; retries are put back by it.
-        self.ordinal = next(_ordinals)
+        # Append order within the partition, by which retries are put back; a piece's follows its parent's.
+        self.ordinal: tuple[int, ...] = (next(_ordinals),)
         self.state = BatchState.OPEN
         self.leased = False
         self.record_count = 0

@@ -23,10 +23,12 @@ _FINAL_ERRORS = frozenset({31, 53, 35})
 
 
 class _Sequence:
-    __slots__ = ("next", "unacknowledged")
+    __slots__ = ("established", "next", "unacknowledged")
 
     def __init__(self) -> None:
         self.next = 0
+        # The broker has acknowledged a batch, so it knows this producer's sequence.
+        self.established = False
         self.unacknowledged: deque[int] = deque()
 
 
@@ -80,13 +82,19 @@ class ProducerIdentity:
         self._not_before_ms = now_ms + self._backoff.delay_ms(self._failures)
 
     def may_send(self, batch: ProducerBatch) -> bool:
-        """Whether the batch may go: first in line if it was sent before, else within the window."""
+        """Whether the batch may go now without risk to the partition's order.
+
+        What was sent before goes again only as the first in line. A partition's first batch goes
+        alone: a broker without state of this producer takes any sequence for the first, so a second
+        batch that overtakes a refused first one would be written before it (seen on a real broker
+        that answered NOT_LEADER_OR_FOLLOWER to the first batch of a new topic only).
+        """
         sequence = self._sequences.get(batch.partition)
-        if sequence is None:
+        if sequence is None or not sequence.unacknowledged:
             return True
         if batch.base_sequence != batch_header.NO_SEQUENCE:
-            return True
-        return len(sequence.unacknowledged) < MAX_IN_FLIGHT
+            return sequence.unacknowledged[0] == batch.base_sequence
+        return sequence.established and len(sequence.unacknowledged) < MAX_IN_FLIGHT
 
     def assign(self, batch: ProducerBatch) -> bool:
         """Gives a batch its id and sequence, once. True where it got them now."""
@@ -103,6 +111,7 @@ class ProducerIdentity:
     def acknowledged(self, batch: ProducerBatch) -> None:
         """The broker has the batch."""
         sequence = self._sequences[batch.partition]
+        sequence.established = True
         if batch.base_sequence in sequence.unacknowledged:
             sequence.unacknowledged.remove(batch.base_sequence)
 

@@ -29,6 +29,8 @@ def split_batch(batch: ProducerBatch, batch_size: int, allocator: BufferAllocato
         group.append(record)
         size += len(record[1])
     pieces.append(_piece(batch, group, allocator))
+    for index, piece in enumerate(pieces):
+        piece.ordinal = (*batch.ordinal, index)
     return pieces
 
 

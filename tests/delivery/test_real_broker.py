@@ -1,0 +1,229 @@
+"""What users rely on when things go wrong, on real brokers and without Spark in between."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+
+from kafka_sink.errors import DeliveryError, InvalidRowError, MetadataTimeoutError, RecordTooLargeError
+from kafka_sink.local_broker import LocalBroker
+from kafka_sink.model import TaskResult
+from kafka_sink.options import parse
+from kafka_sink.producer import PRODUCERS, task_producer
+from kafka_sink.rows.column_plan import ColumnPlan
+
+
+@pytest.fixture(autouse=True)
+def _no_producer_outlives_its_test() -> Iterator[None]:
+    yield
+    PRODUCERS.close()
+
+
+def numbered(start: int, count: int, size: int = 100) -> pa.RecordBatch:
+    values = [b"%d:" % number + b"x" * size for number in range(start, start + count)]
+    keys = [b"k%d" % (number % 97) for number in range(start, start + count)]
+    return pa.record_batch({"key": pa.array(keys, pa.binary()), "value": pa.array(values, pa.binary())})
+
+
+def send(bootstrap: str, topic: str, batches: Iterator[pa.RecordBatch], **options: object) -> TaskResult:
+    raw = {"kafka.bootstrap.servers": bootstrap, "topic": topic}
+    raw |= {f"kafka.{name.replace('_', '.')}": str(value) for name, value in options.items()}
+    parsed = parse(raw).options
+    plan = ColumnPlan.of([("key", "binary"), ("value", "binary")], topic)
+    with task_producer(parsed, plan) as producer:
+        for batch in batches:
+            producer.send(batch)
+        return producer.finish()
+
+
+def numbers_in(bootstrap: str, topic: str, partitions: int) -> dict[int, list[int]]:
+    """The rows' numbers by partition, in offset order."""
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "check", "enable.auto.commit": False})
+    ends = {p: consumer.get_watermark_offsets(TopicPartition(topic, p))[1] for p in range(partitions)}
+    consumer.assign([TopicPartition(topic, p, 0) for p in range(partitions)])
+    found: dict[int, list[int]] = {p: [] for p in range(partitions)}
+    while sum(map(len, found.values())) < sum(ends.values()):
+        messages = consumer.consume(10_000, timeout=30)
+        assert messages
+        for message in messages:
+            found[message.partition()].append(int(message.value().split(b":")[0]))
+    consumer.close()
+    return found
+
+
+def assert_once_and_in_order(found: dict[int, list[int]], count: int) -> None:
+    assert sorted(number for numbers in found.values() for number in numbers) == list(range(count))
+    for numbers in found.values():
+        for key in range(97):
+            of_key = [number for number in numbers if number % 97 == key]
+            assert of_key == sorted(of_key)
+
+
+def test_a_broker_killed_and_restarted_in_mid_job_loses_nothing() -> None:
+    """Catches: lost in-flight batches, reordering or doubling by retries, a job that never ends."""
+    with LocalBroker() as broker:
+        broker.create_topic("restarted", 4)
+        sent = threading.Event()
+        back = threading.Event()
+
+        def restart() -> None:
+            sent.wait(60)
+            broker.kill(0)
+            broker.start(0)
+            back.set()
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            for number in range(120):
+                if number == 20:
+                    sent.set()
+                yield numbered(number * 5000, 5000)
+
+        helper = threading.Thread(target=restart)
+        helper.start()
+        result = send(broker.bootstrap_servers, "restarted", batches(), linger_ms=0)
+        helper.join(60)
+        assert back.is_set()
+        assert result.records == 600_000
+        assert result.retries > 0, "the restart hit nothing"
+        found = numbers_in(broker.bootstrap_servers, "restarted", 4)
+        assert_once_and_in_order(found, 600_000)
+
+
+@pytest.mark.parametrize("codec", ["none", "lz4", "zstd", "gzip", "snappy"])
+def test_a_batch_that_the_topic_refuses_is_split(broker: LocalBroker, codec: str) -> None:
+    topic = f"small-messages-{codec}"
+    broker.create_topic(topic, 2, config={"max.message.bytes": 3000})
+    rows = numbered(0, 5000)
+    result = send(
+        broker.bootstrap_servers, topic, iter([rows]), compression_type=codec, batch_size=60_000, linger_ms=50
+    )
+    assert result.records == 5000
+    assert result.splits > 0
+    assert_once_and_in_order(numbers_in(broker.bootstrap_servers, topic, 2), 5000)
+
+
+def test_one_record_that_the_topic_refuses_fails_by_name(broker: LocalBroker) -> None:
+    broker.create_topic("too-small", 1, config={"max.message.bytes": 3000})
+    with pytest.raises(DeliveryError, match=r"too-small-0.*larger than the broker takes.*max\.message\.bytes"):
+        send(broker.bootstrap_servers, "too-small", iter([numbered(0, 1, 5000)]))
+
+
+def test_a_row_over_max_request_size_fails_before_it_is_sent(broker: LocalBroker) -> None:
+    with pytest.raises(RecordTooLargeError, match=r"kafka\.max\.request\.size = 2000"):
+        send(
+            broker.bootstrap_servers,
+            "never-made",
+            iter([numbered(0, 1, 5000)]),
+            max_request_size=2000,
+            batch_size=1000,
+        )
+
+
+@pytest.mark.parametrize("acks", ["0", "1", "all"])
+def test_every_acks_setting_delivers(broker: LocalBroker, acks: str) -> None:
+    topic = f"acks-{acks}"
+    broker.create_topic(topic, 3)
+    result = send(broker.bootstrap_servers, topic, iter([numbered(0, 20_000)]), acks=acks)
+    assert result.unconfirmed == (20_000 if acks == "0" else 0)
+    deadline = time.monotonic() + 20
+    found = numbers_in(broker.bootstrap_servers, topic, 3)
+    while sum(map(len, found.values())) < 20_000 and time.monotonic() < deadline:
+        found = numbers_in(broker.bootstrap_servers, topic, 3)
+    assert_once_and_in_order(found, 20_000)
+    told = {part.partition: sum(b - a + 1 for a, b in part.offset_ranges) for part in result.partitions}
+    if acks != "0":
+        assert told == {partition: len(numbers) for partition, numbers in found.items()}
+
+
+def test_a_missing_topic_fails_within_max_block(broker: LocalBroker) -> None:
+    started = time.monotonic()
+    with pytest.raises(MetadataTimeoutError, match=r"no-such-topic.*max\.block\.ms = 1500.*UNKNOWN_TOPIC"):
+        send(
+            broker.bootstrap_servers,
+            "no-such-topic",
+            iter([numbered(0, 5)]),
+            max_block_ms=1500,
+            allow_auto_create_topics="false",
+        )
+    assert time.monotonic() - started < 10
+
+
+def test_an_unreachable_broker_fails_within_max_block() -> None:
+    with pytest.raises(MetadataTimeoutError, match=r"max\.block\.ms = 800.*no broker has answered"):
+        send("127.0.0.1:1", "any", iter([numbered(0, 5)]), max_block_ms=800)
+
+
+def test_a_partition_out_of_range_is_named(broker: LocalBroker) -> None:
+    broker.create_topic("two-parts", 2)
+    parsed = parse({"kafka.bootstrap.servers": broker.bootstrap_servers, "topic": "two-parts"}).options
+    plan = ColumnPlan.of([("value", "binary"), ("partition", "int")], "two-parts")
+    batch = pa.record_batch({"value": pa.array([b"a", b"b"]), "partition": pa.array([1, 2], pa.int32())})
+    with pytest.raises(InvalidRowError, match=r"'partition' has 2 .*0 to 1"), task_producer(parsed, plan) as one:
+        one.send(batch)
+
+
+def test_a_frozen_broker_ends_at_delivery_timeout() -> None:
+    """Catches: a task that hangs past its bound, and memory given back while a request refers to it."""
+    with LocalBroker() as broker:
+        broker.create_topic("frozen", 1)
+        send(broker.bootstrap_servers, "frozen", iter([numbered(0, 10)]))
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            yield numbered(0, 1000)
+            broker.freeze(0)
+            yield numbered(1000, 1000)
+
+        started = time.monotonic()
+        try:
+            with pytest.raises(DeliveryError, match=r"kafka\.delivery\.timeout\.ms = 3000"):
+                send(
+                    broker.bootstrap_servers,
+                    "frozen",
+                    batches(),
+                    delivery_timeout_ms=3000,
+                    request_timeout_ms=1000,
+                    linger_ms=0,
+                )
+            assert time.monotonic() - started < 20
+        finally:
+            broker.thaw(0)
+
+
+def test_a_producer_is_reused_and_a_failed_one_is_not(broker: LocalBroker) -> None:
+    broker.create_topic("reused", 2)
+    before = threading.active_count()
+    for _ in range(5):
+        send(broker.bootstrap_servers, "reused", iter([numbered(0, 100)]))
+        assert threading.active_count() == before + 1
+    with pytest.raises(MetadataTimeoutError):
+        send(
+            broker.bootstrap_servers,
+            "missing-here",
+            iter([numbered(0, 1)]),
+            max_block_ms=200,
+            allow_auto_create_topics="false",
+        )
+    assert threading.active_count() == before + 1
+
+
+def test_more_rows_than_memory_wait_and_arrive(broker: LocalBroker) -> None:
+    """Catches: a reservation that blocks on memory which its own open batches hold."""
+    broker.create_topic("tight", 50)
+    for strategy in ("incremental", "full"):
+        result = send(
+            broker.bootstrap_servers,
+            "tight",
+            (numbered(start, 20_000, 400) for start in range(0, 200_000, 20_000)),
+            buffer_memory=3 << 20,
+            batch_size=60_000,
+            linger_ms=1000,
+            buffer_memory_allocation_strategy=strategy,
+        )
+        assert result.records == 200_000
+    found = numbers_in(broker.bootstrap_servers, "tight", 50)
+    assert sorted(n for numbers in found.values() for n in numbers) == sorted(list(range(200_000)) * 2)
