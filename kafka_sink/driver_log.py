@@ -1,8 +1,7 @@
 """How the driver's side of the sink speaks to the user: through logging, and visibly so.
 
 Spark runs planning and commit in Python workers that nobody configured logging in: what is logged there below
-WARNING goes nowhere, while their stderr reaches the driver's terminal and log (checked on PySpark 4.1.1 and
-4.3.0; on Databricks-like hosts it is the driver's stderr too).
+WARNING goes nowhere, while their stderr reaches the driver's own (checked on PySpark 4.1.1 and 4.3.0).
 """
 
 from __future__ import annotations
