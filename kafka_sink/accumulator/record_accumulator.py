@@ -202,9 +202,8 @@ class RecordAccumulator:
                     piece.buffer.release()
             else:
                 queue = self._queues[parent.partition]
-                for piece in reversed(pieces):
-                    queue.batches.appendleft(piece)
-                self._waiting[queue.partition] = queue
+                for piece in pieces:
+                    self._insert(queue, piece)
                 self._incomplete += len(pieces)
                 self._incomplete -= 1
             self._settle(parent)
