@@ -1,0 +1,315 @@
+"""The client's time, its choice of brokers and its wake-ups, against a fake cluster on real sockets."""
+
+from __future__ import annotations
+
+import dataclasses
+import queue
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from kafka_sink.model import Node
+from kafka_sink.network import resolver
+from kafka_sink.network.broker_link import RequestTimeoutError
+from kafka_sink.network.client import NodeConnected, NodeDisconnected, RequestFailed, ResponseReceived
+from tests.faults.fake_broker import API_VERSIONS, FakeCluster
+from tests.network.network_harness import Driver, batch, metadata_request, produce_request
+
+
+@pytest.fixture
+def cluster() -> Iterator[FakeCluster]:
+    """One broker with topic t of two partitions."""
+    with FakeCluster({"t": 2}) as running:
+        yield running
+
+
+@pytest.fixture
+def driver(cluster: FakeCluster) -> Iterator[Driver]:
+    """A client of it, connected through the bootstrap address."""
+    with Driver(cluster.bootstrap_servers) as one:
+        one.connect()
+        yield one
+
+
+# -- time -----------------------------------------------------------------------------------------
+
+
+def test_a_silent_broker_fails_its_requests_after_their_timeout(cluster: FakeCluster, driver: Driver) -> None:
+    cluster.freeze(0)
+    driver.send(produce_request(batch(1), tag="old"))
+    driver.clock.now += 10_000
+    driver.send(produce_request(batch(1), tag="new"))
+    driver.clock.now += 19_999
+    assert driver.poll() == []
+    driver.clock.now += 1
+    for tag in ("old", "new"):
+        failed = driver.event(RequestFailed, tag)
+        assert isinstance(failed.cause, RequestTimeoutError)
+        assert failed.possibly_sent
+    cluster.thaw(0)
+
+
+def test_what_had_not_left_is_told_apart(cluster: FakeCluster) -> None:
+    with Driver(cluster.bootstrap_servers, send_buffer_bytes=8192) as driver:
+        driver.connect()
+        cluster.freeze(0)
+        driver.send(produce_request(bytes(50_000_000), tag="begun"))
+        driver.send(produce_request(batch(1), tag="unsent"))
+        driver.clock.now += 30_000
+        assert driver.event(RequestFailed, "begun").possibly_sent
+        assert not driver.event(RequestFailed, "unsent").possibly_sent
+        cluster.thaw(0)
+
+
+def test_poll_ends_at_the_next_deadline(cluster: FakeCluster) -> None:
+    clock_started = time.monotonic()
+    with Driver(cluster.bootstrap_servers, clock=lambda: time.monotonic() * 1000) as driver:
+        driver.clock.now = time.monotonic() * 1000
+        driver.connect()
+        cluster.freeze(0)
+        now_ms = time.monotonic() * 1000
+        driver.client.send(-1, dataclasses.replace(produce_request(batch(1)), timeout_ms=200), now_ms)
+        events = driver.client.poll(60_000, now_ms)
+        assert [type(event) for event in events] == [RequestFailed, NodeDisconnected]
+        assert time.monotonic() - clock_started < 20
+        cluster.thaw(0)
+
+
+def test_a_broker_that_accepts_and_says_nothing_is_given_up(cluster: FakeCluster) -> None:
+    cluster.freeze(0)
+    with Driver(cluster.bootstrap_servers) as driver:
+        driver.client.ready(-1, driver.clock.now)
+        driver.until(lambda: cluster._nodes[0].connections)
+        driver.poll(20)
+        assert driver.of(NodeDisconnected) == []
+        driver.clock.now += 10_000
+        assert "connection.setup.timeout.ms" in str(driver.event(NodeDisconnected).cause)
+        cluster.thaw(0)
+
+
+def test_an_idle_connection_is_closed_without_a_fuss(driver: Driver) -> None:
+    driver.clock.now += 540_000
+    driver.poll()
+    assert driver.of(NodeDisconnected) == []
+    assert driver.client.connection_errors() == {}
+    driver.connect()
+    assert len(driver.of(NodeConnected)) == 2
+
+
+def test_reconnects_wait_longer_each_time(cluster: FakeCluster) -> None:
+    cluster.stop(0)
+    with Driver(cluster.bootstrap_servers) as driver:
+        for attempt, wait in enumerate((50, 100, 200, 400, 800, 1000, 1000), 1):
+            driver.client.ready(-1, driver.clock.now)
+            driver.until(lambda n=attempt: len(driver.of(NodeDisconnected)) == n)  # type: ignore[misc]
+            assert driver.client.connect_delay_ms(driver.clock.now) == wait
+            assert driver.client.least_loaded_node(driver.clock.now) is None
+            driver.clock.now += wait
+        cluster.start(0)
+        driver.connect()
+
+
+# -- nodes ----------------------------------------------------------------------------------------
+
+
+def test_dead_bootstrap_addresses_are_skipped(cluster: FakeCluster) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as dead:
+        port = dead.getsockname()[1]
+    with Driver(f"127.0.0.1:{port},{cluster.bootstrap_servers}") as driver:
+
+        def ready() -> bool:
+            node = driver.client.least_loaded_node(driver.clock.now)
+            driver.clock.now += 10
+            return node is not None and driver.client.ready_for_any(node, driver.clock.now)
+
+        driver.until(ready)
+        assert [type(event) for event in driver.events] in (
+            [NodeConnected],
+            [NodeDisconnected, NodeConnected],
+        )
+
+
+def test_an_attempt_that_hangs_does_not_hold_the_others_up() -> None:
+    """A firewall that drops packets: another broker is tried after a second, not after the setup timeout."""
+    with FakeCluster(brokers=2) as cluster, Driver(cluster.bootstrap_servers) as driver:
+        cluster.freeze(0)
+        driver.client.ready_for_any(-1, driver.clock.now)
+        assert driver.client.least_loaded_node(driver.clock.now + 999) == -1
+        assert driver.client.least_loaded_node(driver.clock.now + 1000) == -2
+        cluster.thaw(0)
+
+
+def test_metadata_goes_to_the_least_loaded_and_not_to_the_silent() -> None:
+    with FakeCluster({"t": 1}, brokers=2) as cluster, Driver(cluster.bootstrap_servers) as driver:
+        driver.client.set_nodes(Node(i, "127.0.0.1", cluster.port(i)) for i in range(2))
+        driver.connect(0)
+        driver.connect(1)
+        cluster.freeze(0)
+        cluster.freeze(1)
+        driver.send(metadata_request("t"), 0)
+        assert driver.client.least_loaded_node(driver.clock.now) == 1
+        driver.clock.now += 2000
+        for _ in range(3):
+            driver.send(metadata_request("t"), 1)
+        assert driver.client.least_loaded_node(driver.clock.now) == 1, "0 has been silent for two seconds"
+        cluster.thaw(0)
+        cluster.thaw(1)
+
+
+def test_a_broker_that_moved_is_connected_to_anew(cluster: FakeCluster, driver: Driver) -> None:
+    driver.client.set_nodes([Node(0, "127.0.0.1", cluster.port(0))])
+    driver.connect(0)
+    cluster.freeze(0)
+    driver.send(metadata_request("t", tag="m"), 0)
+    with FakeCluster() as other:
+        driver.client.set_nodes([Node(0, "127.0.0.1", other.port(0))])
+        assert "moved to" in str(driver.event(RequestFailed, "m").cause)
+        driver.connect(0)
+        assert len(other.received(API_VERSIONS)) == 1
+    cluster.thaw(0)
+
+
+def test_a_broker_that_is_gone_is_kept_until_its_requests_are_done(
+    cluster: FakeCluster, driver: Driver
+) -> None:
+    here = Node(0, "127.0.0.1", cluster.port(0))
+    driver.client.set_nodes([here])
+    driver.connect(0)
+    cluster.freeze(0)
+    driver.send(metadata_request("t", tag="m"), 0)
+    driver.client.set_nodes([])
+    assert driver.client.in_flight(0) == 1
+    cluster.thaw(0)
+    driver.event(ResponseReceived, "m")
+    driver.client.set_nodes([])
+    assert not driver.client.ready_for_any(0, driver.clock.now)
+    assert driver.client.ready_for_any(-1, driver.clock.now), "bootstrap addresses stay"
+
+
+def test_all_addresses_of_a_name_are_tried(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as dead:
+        refused = dead.getsockname()
+    places = [(socket.AF_INET, refused), (socket.AF_INET, ("127.0.0.1", cluster.port(0)))]
+    monkeypatch.setattr(resolver, "_resolve", lambda host, port, flags: list(places))
+    with Driver("many.example:9092") as driver:
+        driver.connect()
+        assert [type(event) for event in driver.events] == [NodeDisconnected, NodeConnected]
+        assert driver.clock.now == 1_000_000.0, "no backoff between addresses"
+
+
+def test_a_name_that_hangs_holds_nobody_up(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    release = threading.Event()
+    direct = resolver._resolve
+
+    def slow(host: str, port: int, flags: int) -> object:
+        if host == "slow.example":
+            if flags:
+                raise OSError("a name")
+            release.wait(20)
+            raise OSError("late")
+        return direct(host, port, flags)
+
+    monkeypatch.setattr(resolver, "_resolve", slow)
+    before = threading.active_count()
+    with Driver(f"slow.example:9092,{cluster.bootstrap_servers}") as driver:
+        started = time.monotonic()
+        assert not driver.client.ready_for_any(-1, driver.clock.now)
+        driver.connect(-2)
+        assert time.monotonic() - started < 10
+        for _ in range(3):
+            driver.clock.now += 40_000
+            driver.poll()
+            driver.client.ready_for_any(-1, driver.clock.now)
+        mine = [t for t in threading.enumerate() if t.name == "kafka-chunked-dns-slow.example"]
+        assert len(mine) == 1, "one thread, however often it is tried"
+        release.set()
+        driver.clock.now += 2_000
+        driver.client.ready_for_any(-1, driver.clock.now)
+        driver.until(lambda: any("late" in str(e.cause) for e in driver.of(NodeDisconnected)))
+    mine[0].join(10)
+    assert threading.active_count() <= before + 2  # the fake broker's own
+
+
+# -- waking up and closing ------------------------------------------------------------------------
+
+
+def test_a_wakeup_before_the_poll_is_not_lost(driver: Driver) -> None:
+    driver.client.wakeup()
+    started = time.monotonic()
+    driver.client.poll(30_000, driver.clock.now)
+    assert time.monotonic() - started < 10
+
+
+def test_a_wakeup_ends_the_poll_under_way(driver: Driver) -> None:
+    timer = threading.Timer(0.05, driver.client.wakeup)
+    timer.start()
+    started = time.monotonic()
+    driver.client.poll(30_000, driver.clock.now)
+    assert time.monotonic() - started < 10
+    timer.join()
+
+
+def test_a_thousand_wakeups_are_one(driver: Driver) -> None:
+    for _ in range(1000):
+        driver.client.wakeup()
+    driver.client.poll(30_000, driver.clock.now)
+    started = time.monotonic()
+    driver.client.poll(50, driver.clock.now)
+    assert time.monotonic() - started >= 0.045, "nothing is left to wake the second poll"
+
+
+def test_wakeups_from_many_threads_are_never_lost(driver: Driver) -> None:
+    """Each thread adds, wakes and waits until that is seen; a lost wake-up would take 30 s."""
+    added: queue.SimpleQueue[threading.Event] = queue.SimpleQueue()
+
+    def work() -> None:
+        for _ in range(200):
+            seen = threading.Event()
+            added.put(seen)
+            driver.client.wakeup()
+            assert seen.wait(20)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    started = time.monotonic()
+    for _ in range(800):
+        while added.empty():
+            driver.client.poll(30_000, driver.clock.now)
+        added.get().set()
+    assert time.monotonic() - started < 15
+    for thread in threads:
+        thread.join()
+
+
+def test_close_ends_quickly_whatever_is_under_way(cluster: FakeCluster) -> None:
+    driver = Driver(cluster.bootstrap_servers, send_buffer_bytes=8192)
+    driver.connect()
+    cluster.freeze(0)
+    driver.send(produce_request(bytes(10_000_000)))
+    started = time.monotonic()
+    driver.client.close()
+    driver.client.close()
+    driver.client.wakeup()
+    assert time.monotonic() - started < 1
+    cluster.thaw(0)
+
+
+def test_opening_and_closing_leaves_no_socket_and_no_thread(cluster: FakeCluster) -> None:
+    def round_trip() -> None:
+        with Driver(cluster.bootstrap_servers) as driver:
+            driver.connect()
+            driver.send(metadata_request("t", tag="m"))
+            driver.event(ResponseReceived, "m")
+
+    round_trip()
+    with socket.socket() as probe:
+        before = probe.fileno()
+    for _ in range(20):
+        round_trip()
+    # The broker's side of the last connection may still be closing.
+    with socket.socket() as probe:
+        assert probe.fileno() <= before + 2
