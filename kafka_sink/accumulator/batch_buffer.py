@@ -43,7 +43,8 @@ class BatchBuffer(Protocol):
         """Returns memory that holds no data; called when the batch takes no more."""
 
     def release(self) -> None:
-        """Returns everything, exactly once; a second call raises BufferOwnershipError, changing nothing."""
+        """Returns everything, exactly once. A second call raises BufferOwnershipError, changing nothing, as
+        does growing afterwards."""
 
 
 class BufferAllocator(Protocol):

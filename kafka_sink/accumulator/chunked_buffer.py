@@ -108,8 +108,9 @@ class ChunkedBuffer:
         end = size + length
         if end > self.capacity:
             raise ValueError(f"{length} bytes do not fit: {size} of {self.capacity} are written")
-        if view.nbytes != length or not view.contiguous:
-            raise ValueError("data must be contiguous bytes")
+        if not view.contiguous:
+            # Found out in the middle, this would leave the place of the next byte behind the wrong chunk.
+            raise ValueError("data must be contiguous")
         slab = self._slab
         done = 0
         while done < length:
@@ -159,6 +160,8 @@ class ChunkedBuffer:
         missing = -(-(projected - self.capacity) // self._step)
         if missing <= 0:
             return True
+        if self._released:
+            raise BufferOwnershipError("a batch whose memory was released cannot grow")
         if self._heap_arena is not None:
             return False
         more = projected - self._full_bytes

@@ -56,7 +56,7 @@ class SingleBuffer:
         if projected <= self.capacity:
             return True
         if self._released:
-            return False
+            raise BufferOwnershipError("a batch whose memory was released cannot grow")
         # Doubling keeps the copies of a growing batch linear in its size.
         for size in (max(projected, 2 * self.capacity), projected):
             arena = ChunkArena(size, kept=False)

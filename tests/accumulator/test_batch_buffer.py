@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import random
 import time
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kafka_sink.accumulator import memory_arena
 from kafka_sink.accumulator.batch_buffer import BatchBuffer, BufferAllocator
 from kafka_sink.accumulator.buffer_pool import BufferPool
 from kafka_sink.accumulator.chunked_buffer import ChunkedBuffer, IncrementalAllocator, chunk_size
@@ -36,6 +39,16 @@ def pool_of(total: int, poolable: int = BATCH, heap: int | None = None) -> Buffe
 def strategy(request: pytest.FixtureRequest) -> Callable[..., Allocator]:
     make: Callable[..., Allocator] = request.param
     return make
+
+
+def scatter(pool: BufferPool, seed: int) -> None:
+    """Leaves free chunks in any order, over several mappings: few neighbours in memory follow each other."""
+    arena = pool.arena(pool.poolable_size)
+    count = pool.total_bytes // arena.size
+    chunks = pool.try_take(arena, count) if count else []
+    assert chunks is not None
+    random.Random(seed).shuffle(chunks)
+    pool.give(arena, chunks)
 
 
 def content(buffer: BatchBuffer) -> bytes:
@@ -92,6 +105,7 @@ calls = st.lists(
         st.one_of(st.integers(0, 700), st.integers(120, 136), st.sampled_from([128, 256, 384, 400])),
         st.floats(0, 1),
     ),
+    min_size=8,
     max_size=60,
 )
 
@@ -185,6 +199,13 @@ class Machine:
             batch.buffer.release()
         with pytest.raises(ValueError, match="do not fit"):
             batch.buffer.write(b"x")
+        attempts: list[Callable[[], object]] = [
+            lambda: batch.buffer.write_growing(b"x"),
+            lambda: self.allocator.try_grow(batch.buffer, 1),
+        ]
+        for grow in attempts:
+            with pytest.raises(BufferOwnershipError):
+                grow()
         after = self.allocator._pool.metrics()
         assert (after.used_bytes, after.heap_bytes) == (before.used_bytes, before.heap_bytes)
         self.batches.remove(batch)
@@ -217,17 +238,31 @@ class Machine:
 
 @pytest.mark.parametrize("make", ALLOCATORS)
 @settings(max_examples=150, deadline=None)
-@given(script=calls, total=st.integers(0, 6000), heap=st.integers(0, 3000))
+@given(
+    script=calls,
+    total=st.integers(0, 6000),
+    heap=st.integers(0, 3000),
+    slab_chunks=st.sampled_from([1, 3, 64]),
+    seed=st.one_of(st.none(), st.integers(0, 9)),
+)
 def test_a_batch_holds_what_was_written_whatever_the_pool_can_give(
-    make: Callable[..., Allocator], script: list[Call], total: int, heap: int
+    make: Callable[..., Allocator],
+    script: list[Call],
+    total: int,
+    heap: int,
+    slab_chunks: int,
+    seed: int | None,
 ) -> None:
     # Chunks are the smallest there are, so that a few hundred bytes cross many borders.
     batch_size = 128 if make is IncrementalAllocator else BATCH
-    machine = Machine(make(pool_of(total, batch_size, heap)))
-    for call in script:
-        machine.run(call)
-        machine.check_accounts()
-    machine.finish()
+    with patch.object(memory_arena, "_SLAB_CHUNKS", slab_chunks):
+        machine = Machine(make(pool_of(total, batch_size, heap)))
+        if seed is not None:
+            scatter(machine.allocator._pool, seed)
+        for call in script:
+            machine.run(call)
+            machine.check_accounts()
+        machine.finish()
 
 
 @settings(max_examples=150, deadline=None)
@@ -263,7 +298,7 @@ def test_any_contiguous_bytes_are_taken(strategy: Callable[..., Allocator], data
     assert content(buffer) == b"abc" * 100
 
 
-@pytest.mark.parametrize("size", [0, 10, 120, 130])
+@pytest.mark.parametrize("size", [0, 10, 120, 127, 130])
 @pytest.mark.parametrize(
     "data",
     [memoryview(array("q", range(20))), memoryview(bytes(range(200)))[::2]],
@@ -272,7 +307,9 @@ def test_any_contiguous_bytes_are_taken(strategy: Callable[..., Allocator], data
 def test_what_is_no_contiguous_bytes_is_refused_and_changes_nothing(
     strategy: Callable[..., Allocator], data: memoryview, size: int
 ) -> None:
-    buffer = opened(strategy(pool_of(10_000, 128 if strategy is IncrementalAllocator else BATCH)), 384)
+    pool = pool_of(10_000, 128 if strategy is IncrementalAllocator else BATCH)
+    scatter(pool, 1)
+    buffer = opened(strategy(pool), 384)
     buffer.write(b"\5" * size)
     with pytest.raises((ValueError, IndexError, BufferError)):
         buffer.write(data)
@@ -298,6 +335,70 @@ def test_scattered_chunks_are_viewed_one_by_one_and_neighbours_together() -> Non
     together = opened(allocator, 768)
     together.write(bytes(range(256)) * 3)
     assert [bytes(view) for view in together.views(100, 700)] == [(bytes(range(256)) * 3)[100:700]]
+
+
+class Handmade:
+    """A buffer of chosen chunks: ``"A0 B1"`` is chunk 0 of one mapping, then chunk 1 of another."""
+
+    def __init__(self, chunks: str) -> None:
+        self.pool = pool_of(1024, 128)
+        self.arena = self.pool.arena(128)
+        with patch.object(memory_arena, "_SLAB_CHUNKS", 4):
+            found = self.pool.try_take(self.arena, 8)
+        assert found is not None
+        slabs = {id(found[0].slab): "A"}
+        self.unused = {f"{slabs.get(id(chunk.slab), 'B')}{chunk.start // 128}": chunk for chunk in found}
+        self.buffer = ChunkedBuffer(
+            self.pool, self.arena, [self.unused.pop(name) for name in chunks.split()], 0
+        )
+        for chunk in self.unused.values():
+            chunk.view[:] = b"\xee" * 128
+
+    def grow_by(self, name: str) -> None:
+        self.pool.give(self.arena, [self.unused.pop(name)])
+        assert self.buffer.grow(self.buffer.capacity + 128)
+
+    def check(self, expected: bytes) -> None:
+        assert content(self.buffer) == expected
+        assert all(bytes(chunk.view) == b"\xee" * 128 for chunk in self.unused.values())
+
+
+@pytest.mark.parametrize(
+    "chunks", ["A0 B1 A2 B3", "A0 A1 B2 B3", "B0 A0 A1 A2", "A3 B0 B2 B1", "A0 A2 A1 B2"]
+)
+@pytest.mark.parametrize("piece", [1, 50, 128, 512])
+def test_only_true_neighbours_are_taken_for_one_piece_of_memory(chunks: str, piece: int) -> None:
+    made = Handmade(chunks)
+    expected = bytes(range(256)) * 2
+    for at in range(0, 512, piece):
+        made.buffer.write(expected[at : at + piece])
+    made.check(expected)
+    made.buffer.truncate(130)
+    made.buffer.write(b"\1" * 300)
+    made.check(expected[:130] + b"\1" * 300)
+
+
+def test_a_new_chunk_beside_the_current_one_is_not_the_next_while_another_is() -> None:
+    made = Handmade("A0 A2")
+    made.buffer.write(b"\1" * 100)
+    made.grow_by("A1")
+    made.buffer.write(b"\2" * 100)
+    made.buffer.write(b"\3" * 100)
+    made.check(b"\1" * 100 + b"\2" * 100 + b"\3" * 100)
+
+
+def test_over_neighbours_writing_goes_straight_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Handmade("B0 A0 A1")
+    made.buffer.write(b"\1" * 130)
+    made.grow_by("A2")
+
+    def not_now(_self: ChunkedBuffer, _data: bytes) -> None:
+        raise AssertionError("looked for the next chunk")
+
+    monkeypatch.setattr(ChunkedBuffer, "_write_across", not_now)
+    for _ in range(38):
+        made.buffer.write(b"\2" * 10)
+    made.check(b"\1" * 130 + b"\2" * 380)
 
 
 @pytest.mark.parametrize(("start", "end"), [(-1, 5), (0, 11), (6, 5), (11, None)])
@@ -357,6 +458,55 @@ def test_incremental_grows_by_all_missing_chunks_or_none() -> None:
     assert (buffer.capacity, pool.metrics().used_bytes) == (512, 640)
     other.release()
     assert allocator.try_grow(buffer, 128 * 5)
+
+
+def test_full_grows_to_what_is_needed_where_twice_as_much_is_not_to_be_had() -> None:
+    allocator = FullAllocator(pool_of(2 * BATCH + 10))
+    buffer = opened(allocator, 10)
+    assert allocator.try_grow(buffer, BATCH + 10)
+    assert buffer.capacity == BATCH + 10
+
+
+def test_a_batch_that_went_on_outside_the_pool_stays_there() -> None:
+    pool = pool_of(256, 128, heap=1024)
+    allocator = IncrementalAllocator(pool)
+    other, buffer = opened(allocator, 128), opened(allocator, 128)
+    assert buffer.write_growing(b"\1" * 200)
+    other.release()
+    # Its heap chunks are its last ones: there is memory now, but it is for others.
+    assert not allocator.try_grow(buffer, 300)
+    assert buffer.write_growing(b"\2" * 100)
+    assert (buffer.heap_bytes, content(buffer)) == (256, b"\1" * 200 + b"\2" * 100)
+    buffer.release()
+    assert_idle(pool)
+
+
+def test_memory_that_was_trimmed_is_not_written_to() -> None:
+    pool = pool_of(512, 128)
+    allocator = IncrementalAllocator(pool)
+    buffer = opened(allocator, 512)
+    buffer.write(b"\1" * 100)
+    buffer.trim()
+    other = opened(allocator, 384)
+    other.write(b"\2" * 384)
+    with pytest.raises(ValueError, match="100 bytes do not fit: 100 of 128"):
+        buffer.write(b"\3" * 100)
+    buffer.write(b"\3" * 28)
+    assert content(buffer) == b"\1" * 100 + b"\3" * 28
+    assert content(other) == b"\2" * 384
+
+
+def test_a_second_release_leaves_the_memory_with_its_next_owner(strategy: Callable[..., Allocator]) -> None:
+    pool = pool_of(BATCH)
+    allocator = strategy(pool)
+    buffer = opened(allocator, BATCH)
+    buffer.release()
+    heir = opened(allocator, BATCH)
+    with pytest.raises(BufferOwnershipError):
+        buffer.release()
+    assert pool.metrics().used_bytes == BATCH
+    heir.release()
+    assert_idle(pool)
 
 
 def test_full_grows_into_a_larger_buffer_and_returns_the_old_one() -> None:
