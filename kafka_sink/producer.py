@@ -59,7 +59,7 @@ class Producer:
         self.options = options
         self._rows = 0
         self._started_ms = 0.0
-        self._network = NetworkClient(_network_settings(options), clock_ms)
+        self._network = NetworkClient(NetworkSettings.from_options(options), clock_ms)
         codec = codec_for(options.compression_type, options.compression_level)
         self._allocator = _allocator(options)
         self._accumulator = RecordAccumulator(_accumulator_settings(options), self._allocator)
@@ -280,20 +280,4 @@ def _sender_settings(options: SinkOptions) -> SenderSettings:
         retries=options.retries,
         batch_size=options.batch_size,
         allow_auto_create_topics=options.allow_auto_create_topics,
-    )
-
-
-def _network_settings(options: SinkOptions) -> NetworkSettings:
-    return NetworkSettings(
-        bootstrap_servers=options.bootstrap_servers,
-        client_id=options.client_id or "kafka-chunked",
-        max_in_flight=options.max_in_flight_requests_per_connection,
-        request_timeout_ms=options.request_timeout_ms,
-        reconnect_backoff_ms=options.reconnect_backoff_ms,
-        reconnect_backoff_max_ms=options.reconnect_backoff_max_ms,
-        connection_setup_timeout_ms=options.socket_connection_setup_timeout_ms,
-        connection_setup_timeout_max_ms=options.socket_connection_setup_timeout_max_ms,
-        connections_max_idle_ms=options.connections_max_idle_ms,
-        send_buffer_bytes=options.send_buffer_bytes,
-        receive_buffer_bytes=options.receive_buffer_bytes,
     )
