@@ -157,7 +157,8 @@ def main() -> None:
     with_jvm = pyspark.__version__ == JVM_SINK_SPARK and not options.smoke
     conditions = (
         f"{rows:,} keyed 110-byte rows, lz4, {PARTITIONS} partitions, "
-        f"pyspark {pyspark.__version__} local[2], Kafka 4.3.0 on the same machine, {os.cpu_count()} cores, Python {platform.python_version()}"
+        f"pyspark {pyspark.__version__} local[2], Kafka 4.3.0 on the same machine, "
+        f"{os.cpu_count()} cores, Python {platform.python_version()}"
     )
     print(conditions, flush=True)
     folder = tempfile.mkdtemp(prefix="kafka-chunked-bench-")

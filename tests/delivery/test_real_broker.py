@@ -115,7 +115,9 @@ def test_a_batch_that_the_topic_refuses_is_split(broker: LocalBroker, codec: str
 
 def test_one_record_that_the_topic_refuses_fails_by_name(broker: LocalBroker) -> None:
     broker.create_topic("too-small", 1, config={"max.message.bytes": 3000})
-    with pytest.raises(DeliveryError, match=r"too-small-0.*larger than the broker takes.*max\.message\.bytes"):
+    with pytest.raises(
+        DeliveryError, match=r"too-small-0.*larger than the broker takes.*max\.message\.bytes"
+    ):
         send(broker.bootstrap_servers, "too-small", iter([numbered(0, 1, 5000)]))
 
 
@@ -172,7 +174,10 @@ def test_a_partition_out_of_range_is_named(broker: LocalBroker) -> None:
     parsed = parse({"kafka.bootstrap.servers": broker.bootstrap_servers, "topic": "two-parts"}).options
     plan = ColumnPlan.of([("value", "binary"), ("partition", "int")], "two-parts")
     batch = pa.record_batch({"value": pa.array([b"a", b"b"]), "partition": pa.array([1, 2], pa.int32())})
-    with pytest.raises(InvalidRowError, match=r"'partition' has 2 .*0 to 1"), task_producer(parsed, plan) as one:
+    with (
+        pytest.raises(InvalidRowError, match=r"'partition' has 2 .*0 to 1"),
+        task_producer(parsed, plan) as one,
+    ):
         one.send(batch)
 
 

@@ -1,0 +1,71 @@
+"""The encoder alone on one core: ns a record by stage, no broker, no Spark.
+
+    python benchmarks/encoder.py [--smoke]
+
+Units of 32,000 rows, 10-byte keys, 110-byte values, four partitions; the best of many repeats, since
+everything else that runs only adds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import sys
+import timeit
+from collections.abc import Callable
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import google_crc32c
+import numpy as np
+import pyarrow as pa
+
+from kafka_sink.records import encoder
+from kafka_sink.records.compression import Lz4Codec
+from kafka_sink.rows.murmur2 import partitions_for
+
+GOAL_NS = 250
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--smoke", action="store_true", help="tiny input: does it run at all")
+    smoke = parser.parse_args().smoke
+    rows, repeats = (500, 1) if smoke else (32_000, 40)
+    chance = np.random.default_rng(1)
+    keys = pa.array([b"k%09d" % n for n in chance.integers(0, 10**9, rows)], pa.binary())
+    values = pa.array([(b'{"id":%012d,"user":"u%06d"' % (n, n % 977)).ljust(110, b".") for n in range(rows)])
+
+    def best(work: Callable[[], object]) -> float:
+        return min(timeit.repeat(work, number=1, repeat=repeats)) / rows * 1e9
+
+    partitions = partitions_for(keys, 4)
+    order = np.argsort(partitions.astype(np.int16), kind="stable")
+    lengths = encoder.binary_lengths
+    plain = encoder.RecordColumns(keys, values, None, lengths(keys), lengths(values), None)
+    indices = pa.array(order.astype(np.int32))
+    ordered = plain.take(indices)
+    offsets = np.arange(rows, dtype=np.int64) % 4000
+    times = np.zeros(rows, dtype=np.int64)
+    encoded = encoder.encode(ordered, offsets, times)
+    blocks = [encoded.data[at : at + 65536] for at in range(0, len(encoded.data), 65536)]
+    codec = Lz4Codec(9)
+    stages: dict[str, Callable[[], object]] = {
+        "murmur2 of the keys": lambda: partitions_for(keys, 4),
+        "order by partition": lambda: plain.take(
+            pa.array(np.argsort(partitions.astype(np.int16), kind="stable").astype(np.int32))
+        ),
+        "encode": lambda: encoder.encode(ordered, offsets, times),
+        "lz4": lambda: [codec.compress_block(block) for block in blocks],
+        "crc32c (of raw bytes)": lambda: google_crc32c.value(np.frombuffer(encoded.data, np.uint8)),
+    }
+    print(f"{rows:,} rows a unit, {os.cpu_count()} cores (one used), Python {platform.python_version()}")
+    for name, work in stages.items():
+        goal = f"   goal {GOAL_NS}" if name == "encode" else ""
+        print(f"{name:26}{best(work):8.1f} ns a record{goal}")
+
+
+if __name__ == "__main__":
+    main()

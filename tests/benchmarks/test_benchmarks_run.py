@@ -1,0 +1,20 @@
+"""Each benchmark runs on tiny input; nothing is timed here."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+
+
+@pytest.mark.parametrize("name", ["encoder", "allocation", "throughput"])
+def test_it_runs(name: str, project_environment: dict[str, str]) -> None:
+    command = [sys.executable, str(BENCHMARKS / f"{name}.py"), "--smoke"]
+    done = subprocess.run(
+        command, env=project_environment, capture_output=True, text=True, timeout=250, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
