@@ -256,7 +256,8 @@ def _allocator(options: SinkOptions) -> BufferAllocator:
     if options.buffer_memory_allocation_strategy == "full":
         return FullAllocator(BufferPool(options.buffer_memory, options.batch_size, clock_ms=clock_ms))
     return IncrementalAllocator(
-        BufferPool(options.buffer_memory, chunk_size(options.batch_size), clock_ms=clock_ms)
+        BufferPool(options.buffer_memory, chunk_size(options.batch_size), clock_ms=clock_ms),
+        options.batch_size,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -64,7 +65,7 @@ def encode_batch(
     made.base_sequence = batch.base_sequence
     edges = np.linspace(0, len(batch.rows), pieces + 1).astype(int).tolist()
     made.leased = True
-    for start, stop in zip(edges, edges[1:], strict=False):
+    for start, stop in pairwise(edges):
         rows = batch.rows[start:stop]
         if not rows:
             continue
