@@ -31,7 +31,9 @@ TRANSITIONS: dict[BatchState, frozenset[BatchState]] = {
         {BatchState.SEALED, BatchState.SUCCEEDED, BatchState.FAILED, BatchState.SPLIT}
     ),
     # What arrives after a failure is late, legal and without effect; after a success it is a bug.
-    BatchState.FAILED: frozenset({BatchState.FAILED, BatchState.SUCCEEDED, BatchState.SEALED}),
+    BatchState.FAILED: frozenset(
+        {BatchState.FAILED, BatchState.SUCCEEDED, BatchState.SEALED, BatchState.SPLIT}
+    ),
     BatchState.SUCCEEDED: frozenset(),
     BatchState.SPLIT: frozenset(),
 }
