@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from kafka_sink.local_broker import LocalBroker
 from kafka_sink.options import foreign
 from kafka_sink.options.table import SPECS
 
@@ -47,16 +46,12 @@ def test_page_is_current() -> None:
 
 
 @pytest.fixture(scope="module")
-def kafka_configs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def kafka_configs(broker: LocalBroker, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Names and defaults of all options of the real producer, as text."""
-    home = os.environ.get("KAFKA_CHUNKED_KAFKA_HOME")
-    java = shutil.which("java")
-    if not home or not java:
-        pytest.skip("needs java and the jars of Kafka in KAFKA_CHUNKED_KAFKA_HOME")
-    libs = Path(home, "libs") if Path(home, "libs").is_dir() else Path(home)
     source = tmp_path_factory.mktemp("java") / "ListConfigs.java"
     source.write_text(LIST_CONFIGS)
-    done = subprocess.run([java, "-cp", f"{libs}/*", str(source)], check=True, capture_output=True, text=True)
+    command = [broker.java, "-cp", broker.classpath, str(source)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
     return dict(line.split("\t") for line in done.stdout.splitlines())
 
 
