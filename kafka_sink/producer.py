@@ -37,9 +37,9 @@ from kafka_sink.rows.columns import extract
 from kafka_sink.rows.ordering import unit_of
 from kafka_sink.rows.partitioner import Partitioner
 from kafka_sink.sending.cluster_view import ClusterView
-from kafka_sink.sending.deliveries import Deliveries
 from kafka_sink.sending.producer_identity import ProducerIdentity
-from kafka_sink.sending.sender import Sender, SenderSettings
+from kafka_sink.sending.sender import Sender
+from kafka_sink.sending.settings import SenderSettings
 
 _CACHED_PRODUCERS = 4
 _CLOSE_TIMEOUT_MS = 5000.0
@@ -94,7 +94,7 @@ class Producer:
         """A new task: its counts start at zero."""
         self._rows = 0
         self._started_ms = clock_ms()
-        self._sender.deliveries = Deliveries()
+        self._sender.begin()
         self._accumulator.flushing = False
         self._appender.encode_ms = self._appender.pool_wait_ms = 0.0
 

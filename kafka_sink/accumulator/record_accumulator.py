@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from kafka_sink.accumulator.batch_buffer import BufferAllocator
@@ -100,15 +100,23 @@ class RecordAccumulator:
 
     # -- the sender's thread ------------------------------------------------------------------------
 
-    def ready(self, leader: Callable[[TopicPartition], PartitionInfo | None], now_ms: float) -> ReadyCheck:
+    def ready(
+        self,
+        leader: Callable[[TopicPartition], PartitionInfo | None],
+        now_ms: float,
+        muted: Collection[TopicPartition] = (),
+    ) -> ReadyCheck:
         """Which brokers have something to get: a head batch that is full or has another behind it,
-        lingered or backed off long enough, or must go because memory or the task waits."""
+        lingered or backed off long enough, or must go because memory or the task waits. ``muted``
+        partitions (the circuit breaker's) are left out."""
         nodes: dict[int, list[PartitionQueue]] = {}
         unknown: set[str] = set()
         delay = math.inf
         with self.lock:
             hurry = self.flushing or self.allocator.queued > 0
             for queue in self._waiting.values():
+                if muted and queue.partition in muted:
+                    continue
                 wait = self._wait_ms(queue, hurry, now_ms)
                 if wait > 0:
                     delay = min(delay, wait)

@@ -1,0 +1,197 @@
+"""What becomes of batches that were sent: answers, failures and expiry lead to one dispatcher."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
+from kafka_sink.accumulator.record_accumulator import RecordAccumulator
+from kafka_sink.backoff import ExponentialBackoff
+from kafka_sink.errors import DeliveryError
+from kafka_sink.model import Node, TopicPartition
+from kafka_sink.network import produce
+from kafka_sink.network.client import RequestFailed, ResponseReceived
+from kafka_sink.sending import outcomes
+from kafka_sink.sending.cluster_view import ClusterView
+from kafka_sink.sending.deliveries import Deliveries
+from kafka_sink.sending.observer import SendObserver
+from kafka_sink.sending.produce_requests import ProduceTag
+from kafka_sink.sending.producer_identity import ProducerIdentity
+from kafka_sink.sending.settings import SenderSettings
+from kafka_sink.sending.splitting import split_batch
+
+_log = logging.getLogger(__name__)
+
+
+class BatchCompletion:
+    """Used by the sender's thread. ``deliveries`` is replaced between tasks, when nothing is under way."""
+
+    def __init__(
+        self,
+        settings: SenderSettings,
+        accumulator: RecordAccumulator,
+        cluster: ClusterView,
+        identity: ProducerIdentity | None,
+        backoff: ExponentialBackoff,
+        observer: SendObserver,
+    ) -> None:
+        self.deliveries = Deliveries()
+        self._settings = settings
+        self._accumulator = accumulator
+        self._cluster = cluster
+        self._identity = identity
+        self._backoff = backoff
+        self._observer = observer
+        # Sent and unanswered batches; they expire too, though their memory stays until the answer.
+        self._in_flight: dict[int, ProducerBatch] = {}
+
+    def sent(self, node_id: int, batches: Iterable[ProducerBatch], now_ms: float) -> None:
+        """A Produce request with these batches goes out."""
+        self.deliveries.count(requests=1)
+        for batch in batches:
+            self._in_flight[id(batch)] = batch
+            self._observer.on_send(node_id, batch.partition, batch.record_count, now_ms)
+
+    # -- expiry -----------------------------------------------------------------------------------
+
+    def expire(self, now_ms: float) -> float:
+        """Fails what delivery.timeout.ms has passed for; returns the milliseconds until the next may."""
+        expired, delay = self._accumulator.expired(now_ms)
+        timeout = self._accumulator.settings.delivery_timeout_ms
+        for batch in self._in_flight.values():
+            left = batch.created_ms + timeout - now_ms
+            if left <= 0:
+                expired.append(batch)
+            else:
+                delay = min(delay, left)
+        for batch in expired:
+            self._fail(batch, outcomes.expiry(batch.partition, timeout, batch.attempts, batch.last_error))
+        return delay
+
+    def _fail(self, batch: ProducerBatch, cause: Exception) -> None:
+        if self._accumulator.fail(batch):
+            self.deliveries.failed(batch.partition, batch.record_count, cause)
+
+    def fail_all(self, cause: Exception) -> None:
+        """The producer cannot go on (authentication, no producer id): everything queued is lost."""
+        self.deliveries.failed(None, 0, cause)
+        with self._accumulator.lock:
+            queued = [batch for batch in self._accumulator.queued() if not batch.leased]
+        for batch in [*queued, *self._in_flight.values()]:
+            self._fail(batch, cause)
+
+    # -- what the network reports -------------------------------------------------------------------
+
+    def on_failure(self, event: RequestFailed, tag: ProduceTag, now_ms: float) -> None:
+        """No answer will come."""
+        for batch in tag.batches.values():
+            self._cluster.mark_stale(batch.partition.topic, now_ms)
+            outcome = outcomes.classify_failure(event.cause, possibly_sent=event.possibly_sent)
+            self._apply(batch, tag.node_id, outcome, now_ms)
+
+    def on_response(self, event: ResponseReceived, tag: ProduceTag, now_ms: float) -> None:
+        """An answer, or with acks=0 that the request is written."""
+        if self._settings.acks == 0:
+            for batch in tag.batches.values():
+                self._succeed(batch, tag.node_id, now_ms, confirmed=False)
+            return
+        response = event.response
+        pending = dict(tag.batches)
+        for answer in response.partitions:
+            topic = answer.topic if answer.topic is not None else tag.names.get(answer.topic_id or b"", "")
+            answered = pending.pop(TopicPartition(topic, answer.partition), None)
+            if answered is None:
+                _log.warning("an answer for %s-%d, which was not sent", topic, answer.partition)
+                continue
+            self._on_answer(answered, tag.node_id, answer, response.node_endpoints, now_ms)
+        for batch in pending.values():
+            cause = DeliveryError(f"the broker's answer left out {batch.partition}")
+            self._apply(batch, tag.node_id, outcomes.classify_failure(cause, possibly_sent=True), now_ms)
+
+    def _on_answer(
+        self,
+        batch: ProducerBatch,
+        node_id: int,
+        answer: produce.ProducePartitionResponse,
+        nodes: Iterable[Node],
+        now_ms: float,
+    ) -> None:
+        if answer.error_code == 0:
+            self._succeed(batch, node_id, now_ms, answer.base_offset, answer.log_append_time_ms)
+            return
+        newer = False
+        if answer.current_leader is not None:
+            newer = self._cluster.leader_hint(batch.partition, *answer.current_leader, nodes)
+        attempt = outcomes.Attempt(
+            partition=batch.partition,
+            error_code=answer.error_code,
+            error_message=answer.error_message,
+            record_errors=answer.record_errors,
+            record_count=batch.record_count,
+            size=batch.size,
+            possibly_written=batch.possibly_written,
+            idempotent=self._identity is not None,
+            is_next_expected=self._identity is not None and self._identity.is_next(batch),
+            leader_hint_newer=newer,
+        )
+        self._apply(batch, node_id, outcomes.classify_response(attempt), now_ms)
+
+    # -- the dispatcher -----------------------------------------------------------------------------
+
+    def _succeed(
+        self,
+        batch: ProducerBatch,
+        node_id: int,
+        now_ms: float,
+        base_offset: int = -1,
+        log_append_time_ms: int = -1,
+        *,
+        confirmed: bool = True,
+    ) -> None:
+        self._in_flight.pop(id(batch), None)
+        self._observer.on_complete(node_id, batch.partition, batch.record_count, None, now_ms)
+        wire_bytes = batch.size
+        if self._identity is not None:
+            self._identity.acknowledged(batch)
+        if self._accumulator.finish(batch, BatchState.SUCCEEDED):
+            self.deliveries.acknowledged(
+                batch.partition,
+                records=batch.record_count,
+                raw_bytes=batch.raw_bytes,
+                wire_bytes=wire_bytes,
+                base_offset=base_offset,
+                log_append_time_ms=log_append_time_ms,
+                confirmed=confirmed,
+            )
+
+    def _apply(self, batch: ProducerBatch, node_id: int, outcome: outcomes.Outcome, now_ms: float) -> None:
+        """The one dispatcher: does what the classifier decided."""
+        if outcome.action is outcomes.Action.SUCCEED:
+            self._succeed(batch, node_id, now_ms)
+            return
+        self._in_flight.pop(id(batch), None)
+        cause = outcome.cause or DeliveryError("the broker refused the batch")
+        self._observer.on_complete(node_id, batch.partition, batch.record_count, cause, now_ms)
+        batch.possibly_written |= outcome.possibly_written
+        batch.last_error = outcome.cause
+        if outcome.refresh:
+            self._cluster.mark_stale(batch.partition.topic, now_ms)
+        if outcome.action is outcomes.Action.SPLIT:
+            self._split(batch)
+        elif outcome.action is outcomes.Action.RETRY and (
+            not outcome.spends_retry or batch.attempts <= self._settings.retries
+        ):
+            wait = 0.0 if outcome.immediate else self._backoff.delay_ms(batch.attempts)
+            self.deliveries.count(retries=1)
+            self._accumulator.requeue(batch, now_ms + wait)
+        elif self._accumulator.finish(batch, BatchState.FAILED):
+            self.deliveries.failed(batch.partition, batch.record_count, cause)
+
+    def _split(self, batch: ProducerBatch) -> None:
+        """MESSAGE_TOO_LARGE: the records go on in smaller batches with consecutive sequences."""
+        pieces = split_batch(batch, self._settings.batch_size, self._accumulator.allocator)
+        if self._identity is not None:
+            self._identity.replaced(batch, pieces)
+        self.deliveries.count(splits=1)
+        self._accumulator.put_pieces(batch, pieces)

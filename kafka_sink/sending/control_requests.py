@@ -1,0 +1,92 @@
+"""The requests beside Produce: metadata and the producer id. Each is under way at most once."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from kafka_sink.errors import KafkaSinkError
+from kafka_sink.network import requests
+from kafka_sink.network.client import NetworkClient, OutboundRequest, RequestFailed, ResponseReceived
+from kafka_sink.sending.cluster_view import ClusterView
+from kafka_sink.sending.producer_identity import ProducerIdentity
+from kafka_sink.sending.settings import SenderSettings
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataTag:
+    """Marks a Metadata request: the topics it asks for."""
+
+    topics: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerIdTag:
+    """Marks an InitProducerId request."""
+
+
+class ControlRequests:
+    """Used by the sender's thread only. Delays are milliseconds until there may be something to do."""
+
+    def __init__(
+        self,
+        settings: SenderSettings,
+        cluster: ClusterView,
+        network: NetworkClient,
+        identity: ProducerIdentity | None,
+    ) -> None:
+        self._settings = settings
+        self._cluster = cluster
+        self._network = network
+        self._identity = identity
+
+    def refresh_metadata(self, now_ms: float) -> float:
+        """Asks for the metadata that is due."""
+        delay = self._cluster.next_request_delay_ms(now_ms)
+        if delay > 0:
+            return delay
+        node = self._network.least_loaded_node(now_ms)
+        if node is None or not self._network.ready_for_any(node, now_ms):
+            return self._network.connect_delay_ms(now_ms)
+        topics = self._cluster.next_request(now_ms)
+        if topics is None:
+            return math.inf
+        version = self._network.api_version(node, requests.METADATA, requests.METADATA_VERSIONS)
+        body = requests.encode_metadata(version, topics, self._settings.allow_auto_create_topics)
+        self._send(node, requests.METADATA, version, body, MetadataTag(topics), now_ms)
+        return math.inf
+
+    def refresh_producer_id(self, now_ms: float) -> float:
+        """Asks for a producer id where one is wanted and missing."""
+        identity = self._identity
+        if identity is None or not identity.may_request(now_ms):
+            return math.inf if identity is None else identity.retry_delay_ms(now_ms)
+        node = self._network.least_loaded_node(now_ms)
+        if node is None or not self._network.ready_for_any(node, now_ms):
+            return self._network.connect_delay_ms(now_ms)
+        api = requests.INIT_PRODUCER_ID
+        version = self._network.api_version(node, api, requests.INIT_PRODUCER_ID_VERSIONS)
+        body = requests.encode_init_producer_id(version, identity.producer_id, identity.producer_epoch)
+        identity.requested()
+        self._send(node, api, version, body, ProducerIdTag(), now_ms)
+        return math.inf
+
+    def _send(self, node: int, api: int, version: int, body: bytes, tag: object, now_ms: float) -> None:
+        timeout = self._settings.request_timeout_ms
+        self._network.send(node, OutboundRequest(api, version, [body], True, timeout, tag), now_ms)
+
+    def on_response(self, event: ResponseReceived, now_ms: float) -> KafkaSinkError | None:
+        """Takes an answer; returns an error with which the producer cannot go on."""
+        tag = event.tag
+        if isinstance(tag, MetadataTag):
+            self._cluster.on_response(requests.metadata_update(event.response), tag.topics, now_ms)
+        elif isinstance(tag, ProducerIdTag) and self._identity is not None:
+            return self._identity.on_response(requests.init_producer_id(event.response), now_ms)
+        return None
+
+    def on_failure(self, event: RequestFailed, now_ms: float) -> None:
+        """No answer will come."""
+        if isinstance(event.tag, MetadataTag):
+            self._cluster.on_failure(now_ms)
+        elif isinstance(event.tag, ProducerIdTag) and self._identity is not None:
+            self._identity.on_failure(now_ms)

@@ -1,0 +1,84 @@
+"""Drained batches into one Produce request."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
+from kafka_sink.model import TopicPartition
+from kafka_sink.network import produce, requests
+from kafka_sink.network.client import NetworkClient, OutboundRequest
+from kafka_sink.sending.cluster_view import ClusterView
+from kafka_sink.sending.producer_identity import ProducerIdentity
+from kafka_sink.sending.settings import SenderSettings
+
+
+@dataclass(slots=True)
+class ProduceTag:
+    """What a Produce request carried, by partition; ``names`` are of topics sent by id (v13 on)."""
+
+    node_id: int
+    batches: dict[TopicPartition, ProducerBatch]
+    names: dict[bytes, str]
+
+
+class ProduceRequests:
+    """Used by the sender's thread only."""
+
+    def __init__(
+        self,
+        settings: SenderSettings,
+        cluster: ClusterView,
+        network: NetworkClient,
+        identity: ProducerIdentity | None,
+    ) -> None:
+        self._settings = settings
+        self._cluster = cluster
+        self._network = network
+        self._identity = identity
+
+    def build(self, node: int, taken: Sequence[ProducerBatch], now_ms: float) -> OutboundRequest:
+        """One request for a connected broker; the batches are in flight afterwards.
+
+        Raises BrokerVersionError where the broker speaks no version of Produce that this sink does.
+        """
+        version = self._network.api_version(node, requests.PRODUCE, produce.VERSIONS)
+        names: dict[bytes, str] = {}
+        topics: dict[str, tuple[bytes | None, list[tuple[int, list[memoryview], int]]]] = {}
+        for batch in taken:
+            self._prepare(batch, now_ms)
+            topic = batch.partition.topic
+            if topic not in topics:
+                metadata = self._cluster.topic(topic)
+                topic_id = None if metadata is None else metadata.topic_id
+                topics[topic] = (topic_id, [])
+                if topic_id is None:
+                    # Without an id the request must name its topics.
+                    version = min(version, produce.LAST_VERSION_WITH_NAMES)
+                else:
+                    names[topic_id] = topic
+            topics[topic][1].append((batch.partition.partition, batch.buffer.views(), batch.size))
+        body = produce.produce_body(
+            version,
+            self._settings.acks,
+            int(self._settings.request_timeout_ms),
+            self._settings.transactional_id,
+            [(name, topic_id, parts) for name, (topic_id, parts) in topics.items()],
+        )
+        tag = ProduceTag(node, {batch.partition: batch for batch in taken}, names)
+        expects_response = self._settings.acks != 0
+        timeout = self._settings.request_timeout_ms
+        return OutboundRequest(requests.PRODUCE, version, body, expects_response, timeout, tag)
+
+    def _prepare(self, batch: ProducerBatch, now_ms: float) -> None:
+        """Makes a taken batch's bytes final. Only here does it get its sequence."""
+        if batch.state is BatchState.CLOSED:
+            batch.seal()
+        if self._identity is not None and self._identity.assign(batch):
+            batch.header_current = False
+        if not batch.header_current:
+            batch.write_header(transactional=self._settings.transactional_id is not None)
+        batch.move_to(BatchState.IN_FLIGHT)
+        batch.attempts += 1
+        batch.last_attempt_ms = now_ms

@@ -1,0 +1,18 @@
+"""What the sender needs of the options."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class SenderSettings:
+    """The options of the same names; times in milliseconds, sizes in bytes."""
+
+    acks: int
+    max_request_size: int
+    request_timeout_ms: float
+    retries: int
+    batch_size: int
+    allow_auto_create_topics: bool
+    transactional_id: str | None = None
