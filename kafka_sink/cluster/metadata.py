@@ -1,24 +1,30 @@
 """What is known of topics and brokers, and what to ask next (KIP-526).
 
-Pure: facts and the time come in, decisions go out. Times are monotonic milliseconds.
+Pure: facts and the time come in, decisions go out. Times are monotonic milliseconds. Four things bound what
+brokers are asked: one request is under way at a time; a request that fails holds back the next one, whatever
+its topics; an answer that does not help a topic (an error, a partition without a leader, the leader that
+a broker has just denied to be) holds back that topic alone; and topics that have metadata, but are told to be
+stale, are gathered for retry.backoff.ms after the last answer. Waits are retry.backoff.ms, doubled up to
+retry.backoff.max.ms, +-20 %.
 """
 
 from __future__ import annotations
 
-import heapq
 import math
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 from kafka_sink.backoff import ExponentialBackoff
-from kafka_sink.model import UNKNOWN_EPOCH, Node, PartitionInfo, TopicMetadata, TopicPartition
+from kafka_sink.cluster.hints import MetadataSnapshot, TopicHint
+from kafka_sink.cluster.refresh_schedule import RefreshSchedule
+from kafka_sink.cluster.timetable import Timetable
+from kafka_sink.cluster.topic_state import TopicState
+from kafka_sink.model import NO_LEADER, Node, PartitionInfo, TopicMetadata, TopicPartition
 
-# A refresh about every ten seconds when many topics are cached, but never fewer than 20 topics each.
-_REFRESH_PERIOD_S = 10
-_LEAST_FETCH_SIZE = 20
-_NON_URGENT_SHARE = 0.5
-# No retry mends these: the name is invalid, or the principal may not see the topic.
-_FINAL_ERRORS = frozenset({17, 29})
+_LEADER_NOT_AVAILABLE = 5
+# How often a topic is asked for again only because a partition has no leader: an election takes seconds.
+# After that a partition is offline for good, and rows for it are what asks.
+_ELECTION_TRIES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,17 +37,14 @@ class MetadataUpdate:
     cluster_id: str | None = None
 
 
-@dataclass(slots=True)
-class _Cached:
-    metadata: TopicMetadata
-    refreshed_ms: float
-    used_ms: float
-    # Ids this topic had before; a late answer with one of them must not resurrect the old topic.
-    former_ids: frozenset[bytes] = frozenset()
-
-
 class MetadataCache:
-    """Topics with their age and last use. Not thread-safe: the caller brings the lock."""
+    """Topics with their age and last use.
+
+    Not thread-safe: the caller brings a lock, under which all but ``topic``, ``leader`` and ``nodes`` (single
+    look-ups of values that are replaced whole) must be called. ``version`` rises at every change that these
+    or ``topic_error`` show. Durations are Kafka's options of the same names; ``random`` is uniform on [0, 1).
+    No call costs more than its topics and what has fallen due since the last, times log n.
+    """
 
     def __init__(
         self,
@@ -53,210 +56,346 @@ class MetadataCache:
         random: Callable[[], float],
     ) -> None:
         self.version = 0
+        self.cluster_id: str | None = None
         self._max_age_ms = max_age_ms
         self._idle_ms = idle_ms
         self._backoff_ms = retry_backoff_ms
+        self._backoff_max_ms = retry_backoff_max_ms
         self._backoff = ExponentialBackoff(retry_backoff_ms, retry_backoff_max_ms, random)
-        self._topics: dict[str, _Cached] = {}
+        self._topics: dict[str, TopicState] = {}
         self._nodes: dict[int, Node] = {}
-        self._urgent: dict[str, float] = {}  # topic -> last use; no metadata, or told to be stale
-        self._errors: dict[str, int] = {}
+        self._nodes_ms = -math.inf
+        self._schedule = RefreshSchedule(max_age_ms, retry_backoff_ms)
+        # When each topic would be idle if it was not used any more; used topics are put later when met.
+        self._idle = Timetable()
+        self._in_flight: frozenset[str] | None = None
+        self._marked_in_flight: set[str] = set()
         self._failures = 0
-        self._not_before_ms = 0.0
-        self._in_flight = False
-        # Nothing falls due by age or idleness before this; spares a walk over all topics per look.
-        self._next_due_ms = math.inf
+        self._answered_ms = -math.inf
+        self._not_before_ms = -math.inf
+        self._held_until_ms = -math.inf
 
     # -- what is known ----------------------------------------------------------------------------
 
     def topic(self, name: str) -> TopicMetadata | None:
         """A topic's metadata, however old."""
-        cached = self._topics.get(name)
-        return None if cached is None else cached.metadata
+        found = self._topics.get(name)
+        return None if found is None else found.metadata
 
     def topic_error(self, name: str) -> int | None:
         """The last error code of a topic without metadata."""
-        return self._errors.get(name)
+        found = self._topics.get(name)
+        return None if found is None or found.metadata is not None else found.error or None
 
     def leader(self, partition: TopicPartition) -> PartitionInfo | None:
-        """The partition as last heard of; None for an unknown topic or partition."""
-        cached = self._topics.get(partition.topic)
-        if cached is None or partition.partition >= len(cached.metadata.partitions):
+        """The partition as last heard of; None for an unknown topic or partition.
+
+        Its leader is NO_LEADER as well while that broker is none of ``nodes``: nothing can be sent to it.
+        """
+        found = self._topics.get(partition.topic)
+        metadata = None if found is None else found.metadata
+        if metadata is None or not 0 <= partition.partition < len(metadata.partitions):
             return None
-        return cached.metadata.partitions[partition.partition]
+        info = metadata.partitions[partition.partition]
+        return info if info.leader in self._nodes else replace(info, leader=NO_LEADER)
 
     def nodes(self) -> Mapping[int, Node]:
-        """Brokers by id."""
+        """Brokers by id; each answer replaces them."""
         return self._nodes
+
+    def names(self) -> tuple[str, ...]:
+        """All topics in use, with metadata or still without."""
+        return tuple(name for name, found in self._topics.items() if found.in_use)
+
+    def snapshot(self, now_ms: float, names: Iterable[str] | None = None) -> MetadataSnapshot:
+        """What ``import_snapshot`` of another cache takes: all that is known, or what is of ``names``."""
+        hints = [
+            TopicHint(found.metadata, now_ms - found.observed_ms)
+            for found in map(self._topics.get, self._topics if names is None else names)
+            if found is not None and found.metadata is not None
+        ]
+        nodes_age_ms = now_ms - self._nodes_ms if self._nodes else 0.0
+        return MetadataSnapshot(tuple(hints), tuple(self._nodes.values()), nodes_age_ms, self.cluster_id)
 
     # -- facts ------------------------------------------------------------------------------------
 
     def note_use(self, topics: Iterable[str], now_ms: float) -> None:
-        """Rows are written to these topics: known ones stay cached, unknown ones become urgent."""
+        """Rows are written to these topics: known ones stay cached, unknown ones become urgent.
+
+        Final errors (invalid name, not authorized) count as long as metadata would: for max.age.
+        """
         for name in topics:
-            cached = self._topics.get(name)
-            if cached is not None:
-                cached.used_ms = now_ms
-            elif self._errors.get(name) not in _FINAL_ERRORS:
-                self._urgent[name] = now_ms
+            found = self._topics.get(name)
+            if found is None or self._is_outdated(found, now_ms):
+                self.forget(name)
+                self._admit(name, now_ms)
+                continue
+            found.used_ms = now_ms
+            if not found.in_use:
+                found.in_use = True
+                self._schedule.file(name, found)
+
+    def _is_outdated(self, found: TopicState, now_ms: float) -> bool:
+        if found.used_ms + self._idle_ms <= now_ms:
+            return True
+        return found.metadata is None and found.final and found.error_ms + self._max_age_ms <= now_ms
+
+    def forget(self, name: str) -> None:
+        """Nobody waits for this topic any more; its next use asks for it anew."""
+        found = self._topics.pop(name, None)
+        if found is None:
+            return
+        self._schedule.drop(name)
+        self._idle.drop(name)
+        self.version += found.metadata is not None or found.error != 0
 
     def mark_stale(self, topic: str, now_ms: float) -> None:
-        """An answer says that the metadata is old (NOT_LEADER_OR_FOLLOWER and its like)."""
-        if topic not in self._urgent:
-            self._urgent[topic] = now_ms
-            # Without a newer leader at hand the same answer would come again at once (franz-go #1413).
-            cached = self._topics.get(topic)
-            if cached is not None:
-                self._not_before_ms = max(self._not_before_ms, cached.refreshed_ms + self._backoff_ms)
+        """An answer says that the metadata is old (NOT_LEADER_OR_FOLLOWER and its like): refresh soon.
 
-    def leader_hint(self, partition: TopicPartition, leader: int, epoch: int, nodes: Iterable[Node]) -> bool:
-        """A Produce answer names the leader (KIP-951); True, and taken, where its epoch is newer."""
-        cached = self._topics.get(partition.topic)
+        Soon is after the backoff that follows the topic's last answer: the same answer would come again at
+        once (franz-go #1413). A leader hint with a newer epoch needs no refresh, so no mark either.
+        """
+        found = self._topics.get(topic)
+        if found is None or found.used_ms + self._idle_ms <= now_ms:
+            self.forget(topic)
+            self._admit(topic, now_ms)
+            return
+        found.used_ms = now_ms
+        found.in_use = True
+        if found.metadata is None:
+            return
+        in_flight = self._in_flight is not None and topic in self._in_flight
+        if in_flight:
+            self._marked_in_flight.add(topic)
+        if not found.stale:
+            if found.not_before_ms + self._backoff_max_ms < now_ms:
+                found.unhelpful = 0  # it has been well for a while
+            found.stale = True
+            found.stale_ms = now_ms
+            if not in_flight:
+                self._schedule.file(topic, found)
+
+    def leader_hint(
+        self,
+        partition: TopicPartition,
+        leader: int,
+        epoch: int,
+        nodes: Iterable[Node],
+        *,
+        topic_id: bytes | None = None,
+    ) -> bool:
+        """A Produce answer names the leader (KIP-951); True, and taken, where its epoch is newer.
+
+        ``topic_id``: of the request that was answered. A former topic's epochs say nothing of this one's.
+        """
+        found = self._topics.get(partition.topic)
         known = self.leader(partition)
-        if cached is None or known is None or epoch <= known.leader_epoch:
+        if found is None or found.metadata is None or known is None or leader < 0:
             return False
-        self._nodes = {**self._nodes, **{node.id: node for node in nodes}}
-        if leader not in self._nodes:
+        other_topic = topic_id is not None and found.metadata.topic_id not in (None, topic_id)
+        if other_topic or epoch <= known.leader_epoch:
             return False
-        partitions = list(cached.metadata.partitions)
+        told = {node.id: node for node in nodes}
+        if leader not in told and leader not in self._nodes:
+            return False
+        self._know_nodes(self._nodes | told)
+        partitions = list(found.metadata.partitions)
         partitions[partition.partition] = PartitionInfo(*partition, leader, epoch)
-        cached.metadata = TopicMetadata(partition.topic, cached.metadata.topic_id, tuple(partitions))
+        found.metadata = replace(found.metadata, partitions=tuple(partitions))
         self.version += 1
         return True
+
+    def import_hint(self, topic: TopicMetadata, age_ms: float, now_ms: float) -> bool:
+        """Another cache of the same cluster heard this of a topic ``age_ms`` ago; True where that was news.
+
+        Merged as an own answer of that time would have been: higher epochs win, another topic id only where
+        it was observed after ours. A topic that is not in use is kept for metadata.max.idle.ms, in case it
+        will be, but not refreshed.
+        """
+        observed_ms = now_ms - max(age_ms, 0.0)
+        found = self._topics.get(topic.name)
+        if found is None:
+            found = TopicState(now_ms, in_use=False)
+        known = found.metadata
+        if not topic.partitions or not found.take_hint(topic, observed_ms):
+            return False
+        if topic.name not in self._topics:
+            self._topics[topic.name] = found
+            self._idle.put(topic.name, now_ms + self._idle_ms)
+        changed = found.metadata != known
+        if found.stale and (changed or observed_ms > found.stale_ms):
+            # Not changed, but heard after the mark: what an own answer would have said, too.
+            found.stale = self._lacks_leader(found.metadata or topic)
+            found.unhelpful = 0 if changed else found.unhelpful + 1
+            attempts = max(found.unhelpful, 1)
+            found.not_before_ms = max(found.not_before_ms, observed_ms + self._backoff.delay_ms(attempts))
+        self._schedule.file(topic.name, found)
+        self.version += changed
+        return changed
+
+    def import_snapshot(self, snapshot: MetadataSnapshot, now_ms: float) -> int:
+        """Takes another cache's topics as import_hint does, and its brokers where they are later than ours.
+
+        Returns how many topics were news. The caller sees to it that both are of the same cluster.
+        """
+        nodes = {node.id: node for node in snapshot.nodes}
+        observed_ms = now_ms - max(snapshot.nodes_age_ms, 0.0)
+        if nodes and observed_ms > self._nodes_ms:
+            self._nodes_ms = observed_ms
+            self._know_nodes(nodes)
+        else:
+            # Leaders that it names must be reachable; brokers that both know are where ours says.
+            self._know_nodes(nodes | self._nodes)
+        self.cluster_id = self.cluster_id or snapshot.cluster_id
+        return sum(self.import_hint(one.metadata, one.age_ms, now_ms) for one in snapshot.topics)
+
+    def hold_requests(self, until_ms: float) -> None:
+        """Someone else has been asked, and may tell more cheaply: no request before this time.
+
+        A time that has passed lets requests go again.
+        """
+        self._held_until_ms = until_ms
+
+    def forget_nodes(self) -> None:
+        """The brokers known are not to be relied on any more (re-bootstrap): no partition has a leader
+        until the next answer."""
+        self._nodes_ms = -math.inf
+        self._know_nodes({})
+
+    def _know_nodes(self, nodes: dict[int, Node]) -> None:
+        if nodes != self._nodes:
+            self._nodes = nodes
+            self.version += 1
 
     # -- decisions --------------------------------------------------------------------------------
 
     def next_request(self, now_ms: float) -> tuple[str, ...] | None:
         """The topics to ask for now; None when nothing is due, a request is under way or backoff runs.
 
-        All urgent topics go into one request, however many; topics past half their age fill it up to
-        the target size, and make a request of their own once there are that many.
+        Urgent are topics in use without metadata, stale ones, and those older than max.age: all of them go
+        into one request, however many. Topics past half their age fill it up to the target size, oldest
+        first, and make a request of their own once there are that many. Every request that this returns
+        must be ended by on_response or on_failure.
         """
-        if self._in_flight or now_ms < self._not_before_ms:
+        self._forget_idle(now_ms)
+        if self._in_flight is not None or now_ms < max(self._not_before_ms, self._held_until_ms):
             return None
-        if now_ms >= self._next_due_ms:
-            self._look_over(now_ms)
-        for name, used_ms in list(self._urgent.items()):
-            if now_ms - used_ms > self._idle_ms and name not in self._topics:
-                del self._urgent[name]
-        target = self._target_size()
-        urgent = list(self._urgent)
-        room = target - len(urgent)
-        chosen: list[str] = []
-        if room > 0:
-            chosen = self._non_urgent(now_ms, room)
-        if not urgent and len(chosen) < target:
-            return None
-        self._in_flight = True
-        return (*urgent, *chosen)
+        chosen = self._schedule.choose(self._answered_ms, now_ms)
+        if chosen:
+            self._in_flight = frozenset(chosen)
+        return chosen or None
 
     def next_request_delay_ms(self, now_ms: float) -> float:
         """Until next_request may have something; infinite while a request is under way."""
-        if self._in_flight:
+        if self._in_flight is not None:
             return math.inf
-        due = now_ms if self._urgent else self._next_due_ms
-        return max(0.0, due - now_ms, self._not_before_ms - now_ms)
+        due = min(self._schedule.due_ms(self._answered_ms), self._idle.first_ms())
+        return max(0.0, due - now_ms, self._not_before_ms - now_ms, self._held_until_ms - now_ms)
 
-    def _target_size(self) -> int:
-        per_second = len(self._topics) / (self._max_age_ms / 1000)
-        return max(int(per_second * _REFRESH_PERIOD_S), _LEAST_FETCH_SIZE)
-
-    def _non_urgent(self, now_ms: float, most: int) -> list[str]:
-        """The oldest topics that have not been refreshed for half of max.age, at most ``most``."""
-        threshold = now_ms - self._max_age_ms * _NON_URGENT_SHARE
-        due = [
-            (cached.refreshed_ms, name)
-            for name, cached in self._topics.items()
-            if cached.refreshed_ms <= threshold and name not in self._urgent
-        ]
-        return [name for _, name in heapq.nsmallest(most, due)]
-
-    def _look_over(self, now_ms: float) -> None:
-        """Drops idle topics, makes over-aged ones urgent, and finds when to look again."""
-        idle = [name for name, cached in self._topics.items() if now_ms - cached.used_ms >= self._idle_ms]
-        for name in idle:
-            del self._topics[name]
-            self._urgent.pop(name, None)
-            self._errors.pop(name, None)
-            self.version += 1
-        refresh_times = []
-        due = now_ms + self._idle_ms
-        for name, cached in self._topics.items():
-            due = min(due, cached.used_ms + self._idle_ms)
-            if now_ms - cached.refreshed_ms >= self._max_age_ms:
-                self._urgent.setdefault(name, cached.used_ms)
+    def _forget_idle(self, now_ms: float) -> None:
+        for name, _ in self._idle.take_until(now_ms):
+            idle_ms = self._topics[name].used_ms + self._idle_ms
+            if idle_ms <= now_ms:
+                self.forget(name)
             else:
-                refresh_times.append(cached.refreshed_ms)
-        if refresh_times:
-            due = min(due, min(refresh_times) + self._max_age_ms)
-            target = self._target_size()
-            if len(refresh_times) >= target:
-                # When the target-th oldest passes half its age, a non-urgent request is due.
-                nth = heapq.nsmallest(target, refresh_times)[-1]
-                due = min(due, nth + self._max_age_ms * _NON_URGENT_SHARE)
-        self._next_due_ms = max(due, now_ms + 1.0)
+                self._idle.put(name, idle_ms)
+
+    def _admit(self, name: str, now_ms: float) -> None:
+        found = self._topics[name] = TopicState(now_ms)
+        self._idle.put(name, now_ms + self._idle_ms)
+        self._schedule.file(name, found)
 
     # -- answers ----------------------------------------------------------------------------------
 
-    def on_response(self, update: MetadataUpdate, requested: tuple[str, ...], now_ms: float) -> None:
-        """Merges an answer. Topics with an error, or partitions without a leader, stay urgent."""
-        self._in_flight = False
+    def on_response(self, update: MetadataUpdate, requested: Collection[str], now_ms: float) -> None:
+        """Merges an answer. Topics that it does not help stay urgent, each with its own backoff.
+
+        Topics that are no longer in use by now are left out.
+        """
+        marked, self._marked_in_flight = self._marked_in_flight, set()
+        self._in_flight = None
+        self._failures = 0
+        self._answered_ms = now_ms
+        self._not_before_ms = -math.inf
+        self.cluster_id = update.cluster_id or self.cluster_id
         if update.nodes:
-            self._nodes = {node.id: node for node in update.nodes}
-        unresolved = False
+            self._nodes_ms = now_ms
+            self._know_nodes({node.id: node for node in update.nodes})
+        # One draw of jitter for all topics that wait equally long: they stay in one request.
+        waits: dict[int, float] = {}
+        unanswered = dict.fromkeys(requested)
         for topic in update.topics:
-            used = self._urgent.pop(topic.name, now_ms)
-            self._errors.pop(topic.name, None)
-            self._merge(topic, now_ms, used)
-            if any(partition.leader < 0 for partition in topic.partitions):
-                self._urgent[topic.name] = used
-                unresolved = True
-        for name, code in update.errors.items():
-            self._errors[name] = code
-            if code in _FINAL_ERRORS:
-                self._urgent.pop(name, None)
+            unanswered.pop(topic.name, None)
+            if topic.partitions:
+                self._learn(topic, topic.name in marked, now_ms, waits)
             else:
-                self._urgent.setdefault(name, now_ms)
-                unresolved = True
-        self.version += 1
-        self._next_due_ms = now_ms
-        if unresolved:
-            self._back_off(now_ms)
-        else:
-            self._failures = 0
-
-    def _merge(self, topic: TopicMetadata, now_ms: float, used_ms: float) -> None:
-        cached = self._topics.get(topic.name)
-        if cached is None:
-            self._topics[topic.name] = _Cached(topic, now_ms, used_ms)
-            return
-        known = cached.metadata
-        cached.refreshed_ms = now_ms
-        if topic.topic_id is not None and known.topic_id is not None and topic.topic_id != known.topic_id:
-            if topic.topic_id in cached.former_ids:
-                return
-            # Recreated: its epochs start again at 0, so nothing of the old one may be kept.
-            cached.former_ids |= {known.topic_id}
-            cached.metadata = topic
-            return
-        merged = tuple(
-            self._newer(known.partitions[index], partition) if index < len(known.partitions) else partition
-            for index, partition in enumerate(topic.partitions)
-        )
-        cached.metadata = TopicMetadata(topic.name, topic.topic_id or known.topic_id, merged)
-
-    @staticmethod
-    def _newer(known: PartitionInfo, told: PartitionInfo) -> PartitionInfo:
-        """The later epoch wins; without epochs, what was told last."""
-        older = told.leader_epoch != UNKNOWN_EPOCH and told.leader_epoch < known.leader_epoch
-        return known if older else told
+                self._learn_error(topic.name, _LEADER_NOT_AVAILABLE, now_ms, waits)
+        for name, code in update.errors.items():
+            unanswered.pop(name, None)
+            self._learn_error(name, code, now_ms, waits)
+        for name in unanswered:
+            found = self._topics.get(name)
+            if found is not None:
+                self._settle(name, found, now_ms, waits, helped=False, stale=True)
 
     def on_failure(self, now_ms: float) -> None:
         """No answer came: the same topics are asked for again after the backoff."""
-        self._in_flight = False
-        self._back_off(now_ms)
-
-    def _back_off(self, now_ms: float) -> None:
-        """retry.backoff.ms, doubled at each failure in a row up to retry.backoff.max.ms, +-20 %."""
+        asked, self._in_flight = self._in_flight or (), None
+        self._marked_in_flight = set()
         self._failures += 1
-        self._not_before_ms = max(self._not_before_ms, now_ms + self._backoff.delay_ms(self._failures))
+        self._not_before_ms = now_ms + self._backoff.delay_ms(self._failures)
+        for name in asked:
+            found = self._topics.get(name)
+            if found is not None:
+                self._schedule.file(name, found)
+
+    def _learn(self, topic: TopicMetadata, marked: bool, now_ms: float, waits: dict[int, float]) -> None:
+        found = self._topics.get(topic.name)
+        if found is None:
+            return
+        known = found.metadata
+        if not found.take_answer(topic, now_ms):
+            self._settle(topic.name, found, now_ms, waits, helped=False, stale=True)
+            return
+        changed = found.metadata != known
+        self.version += changed
+        electing = self._lacks_leader(found.metadata or topic)
+        # A mark that came while the request was under way may tell of something younger than the answer.
+        unmended = found.stale and marked and not changed
+        helped = not electing and not unmended and (changed or not found.stale)
+        stale = unmended or (electing and found.unhelpful < _ELECTION_TRIES)
+        self._settle(topic.name, found, now_ms, waits, helped=helped, stale=stale)
+
+    def _learn_error(self, name: str, code: int, now_ms: float, waits: dict[int, float]) -> None:
+        """What is known of a topic survives errors that may pass: Produce answers judge it better."""
+        found = self._topics.get(name)
+        if found is None:
+            return
+        self.version += found.error != code
+        found.error, found.error_ms = code, now_ms
+        if found.final:
+            found.metadata = None
+        self._settle(name, found, now_ms, waits, helped=False, stale=found.metadata is not None)
+
+    def _settle(
+        self,
+        name: str,
+        found: TopicState,
+        now_ms: float,
+        waits: dict[int, float],
+        *,
+        helped: bool,
+        stale: bool,
+    ) -> None:
+        """Ends an answer to one topic. ``waits``: backoffs drawn for this answer, by unhelpful answers."""
+        found.stale = stale and found.metadata is not None
+        found.unhelpful = 0 if helped else found.unhelpful + 1
+        attempts = max(found.unhelpful, 1)
+        if attempts not in waits:
+            waits[attempts] = self._backoff.delay_ms(attempts)
+        found.not_before_ms = now_ms + waits[attempts]
+        self._schedule.file(name, found)
+
+    def _lacks_leader(self, topic: TopicMetadata) -> bool:
+        """An answer's brokers are those alive: a leader that is none of them is about to be replaced."""
+        return any(one.leader not in self._nodes for one in topic.partitions)

@@ -1,0 +1,33 @@
+"""What one metadata cache tells another of the same cluster: plain values, picklable."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kafka_sink.model import Node, TopicMetadata
+
+
+@dataclass(frozen=True, slots=True)
+class TopicHint:
+    """A topic as a broker told it ``age_ms`` ago. Ids and epochs are in the metadata."""
+
+    metadata: TopicMetadata
+    age_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataSnapshot:
+    """Topics and the brokers that ``nodes_age_ms`` ago were all there are.
+
+    Ages are of the moment it was taken: whoever keeps it adds the time that it was kept (``aged``).
+    """
+
+    topics: tuple[TopicHint, ...] = ()
+    nodes: tuple[Node, ...] = ()
+    nodes_age_ms: float = 0.0
+    cluster_id: str | None = None
+
+    def aged(self, by_ms: float) -> MetadataSnapshot:
+        """The same, ``by_ms`` later."""
+        topics = tuple(TopicHint(one.metadata, one.age_ms + by_ms) for one in self.topics)
+        return MetadataSnapshot(topics, self.nodes, self.nodes_age_ms + by_ms, self.cluster_id)
