@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import sys
+from collections.abc import Callable
 
 from kafka_sink.cluster.metadata import MetadataCache, MetadataUpdate
 from kafka_sink.model import Node, PartitionInfo, TopicMetadata, TopicPartition
@@ -169,3 +171,147 @@ def test_a_leader_hint_counts_only_when_newer_and_known() -> None:
     info = made.leader(where)
     assert info is not None
     assert info.leader == 2
+
+
+def test_used_topics_outlive_idle_ones_by_their_last_use() -> None:
+    made = filled(3)
+    for now in range(0, int(3 * IDLE), 60_000):
+        made.note_use(["t00001"], now)
+        asked = made.next_request(now)
+        if asked:
+            made.on_response(answer(*map(topic, asked)), asked, now)
+    assert made.names() == ("t00001",)
+    made.next_request(3 * IDLE + IDLE)
+    assert made.names() == ()
+
+
+def test_a_topic_that_is_evicted_while_it_is_asked_for_stays_away() -> None:
+    made = cache()
+    made.note_use(["t"], 0)
+    asked = made.next_request(0) or ()
+    assert made.next_request(IDLE) is None
+    made.on_response(answer(topic("t")), asked, IDLE)
+    assert made.topic("t") is None
+
+
+def test_a_mark_during_a_request_outlives_an_answer_that_says_the_same() -> None:
+    made = filled(1)
+    made.mark_stale("t00000", 1000)
+    asked = made.next_request(1000) or ()
+    made.mark_stale("t00000", 1001)
+    made.on_response(answer(topic("t00000")), asked, 1002)
+    assert made.next_request_delay_ms(1002) == 100, "asked again after the backoff"
+    asked = made.next_request(1102) or ()
+    made.mark_stale("t00000", 1103)
+    made.on_response(answer(topic("t00000", leader=2, epoch=1)), asked, 1104)
+    assert made.next_request_delay_ms(1104) > 1000, "the answer brought what the mark missed"
+
+
+def test_stale_topics_gather_after_an_answer_but_new_ones_go_at_once() -> None:
+    made = filled(30)
+    made.mark_stale("t00000", 1000)
+    asked = made.next_request(1000) or ()
+    made.on_response(answer(*map(topic, asked)), asked, 1010)
+    for number in range(1, 11):
+        made.mark_stale(f"t{number:05}", 1010 + number)
+        assert made.next_request(1010 + number) is None
+    assert len(made.next_request(1110) or ()) == 10
+    made.on_failure(1110)
+    made.note_use(["new"], 1500)
+    assert "new" in (made.next_request(1500) or ())
+
+
+def test_a_missing_topic_does_not_hold_back_others() -> None:
+    made = cache()
+    made.note_use(["missing"], 0)
+    for now in (0, 100, 300):
+        asked = made.next_request(now) or ()
+        made.on_response(answer(missing=3), asked, now)
+    made.note_use(["other"], 301)
+    assert made.next_request(301) == ("other",)
+
+
+def test_a_partition_without_a_leader_is_asked_for_a_while_and_then_only_when_rows_wait() -> None:
+    made = filled(1)
+    now, requests = 1000.0, 0
+    made.mark_stale("t00000", now)
+    while now < MAX_AGE / 2:
+        asked = made.next_request(now)
+        if asked:
+            requests += 1
+            made.on_response(answer(topic("t00000", leader=-1, epoch=1)), asked, now)
+        now += 50
+    assert requests == 9
+    info = made.leader(TopicPartition("t00000", 0))
+    assert info is not None
+    assert info.leader == -1
+    made.mark_stale("t00000", now)
+    assert made.next_request(now) == ("t00000",)
+
+
+def test_a_leader_that_is_no_known_broker_counts_as_none() -> None:
+    made = filled(1)
+    made.on_response(MetadataUpdate(NODES[:1], (topic("t00000", leader=2, epoch=1),)), (), 10)
+    info = made.leader(TopicPartition("t00000", 0))
+    assert info is not None
+    assert info.leader == -1
+    made.forget_nodes()
+    made.on_response(answer(topic("t00000", leader=2, epoch=1)), (), 20)
+    info = made.leader(TopicPartition("t00000", 0))
+    assert info is not None
+    assert info.leader == 2
+
+
+def test_a_hint_of_a_former_topic_is_refused() -> None:
+    made = filled(1)
+    made.on_response(answer(topic("t00000", topic_id=b"n" * 16)), (), 10)
+    where = TopicPartition("t00000", 0)
+    assert not made.leader_hint(where, 2, 5, NODES, topic_id=b"i" * 16)
+    assert made.leader_hint(where, 2, 5, NODES, topic_id=b"n" * 16)
+
+
+def test_final_errors_are_asked_again_after_max_age() -> None:
+    made = cache()
+    made.note_use(["secret"], 0)
+    asked = made.next_request(0) or ()
+    made.on_response(answer(secret=29), asked, 0)
+    for now in range(0, int(MAX_AGE), 50_000):
+        made.note_use(["secret"], now)
+    made.note_use(["secret"], MAX_AGE)
+    assert made.next_request(MAX_AGE) == ("secret",)
+
+
+def calls_of(work: Callable[[], object]) -> int:
+    """Python and C calls made: a measure of work that no other load disturbs."""
+    count = 0
+
+    def note(frame: object, event: str, arg: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(note)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def test_work_does_not_grow_with_the_topics_that_are_cached() -> None:
+    costs = []
+    for count in (100, 10_000):
+        made = filled(count)
+        # Each refreshed at a time of its own, as after an hour.
+        for number in range(count):
+            name = f"t{number:05}"
+            made.on_response(answer(topic(name, epoch=1)), (name,), number * 60_000 / count)
+        now = 60_000.0
+
+        def send(made: MetadataCache = made, start: float = now) -> None:
+            for step in range(200):
+                made.note_use([f"t{step % 50:05}"], start + step)
+                made.next_request_delay_ms(start + step)
+                made.next_request(start + step)
+
+        costs.append(calls_of(send))
+    assert costs[1] < 1.5 * costs[0], f"{costs[0]} calls with 100 topics, {costs[1]} with 10,000"

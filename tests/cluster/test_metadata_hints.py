@@ -1,0 +1,136 @@
+"""What one cache tells another counts as if the other had heard it itself, at that time."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kafka_sink.cluster.metadata import MetadataCache, MetadataUpdate
+from kafka_sink.model import Node, PartitionInfo, TopicMetadata, TopicPartition
+
+MAX_AGE, IDLE = 300_000.0, 300_000.0
+NODES = (Node(1, "a", 1), Node(2, "b", 2))
+NAMES = tuple(f"t{number:02}" for number in range(30))
+
+
+def cache() -> MetadataCache:
+    return MetadataCache(
+        max_age_ms=MAX_AGE, idle_ms=IDLE, retry_backoff_ms=100, retry_backoff_max_ms=1000, random=lambda: 0.5
+    )
+
+
+def topic(name: str, leader: int = 1, epoch: int = 0, topic_id: bytes = b"i" * 16) -> TopicMetadata:
+    return TopicMetadata(name, topic_id, (PartitionInfo(name, 0, leader, epoch),))
+
+
+def learn(made: MetadataCache, now: float, *topics: TopicMetadata, nodes: tuple[Node, ...] = NODES) -> None:
+    made.on_response(MetadataUpdate(nodes, topics, {}, "cluster"), tuple(one.name for one in topics), now)
+
+
+def told(names: tuple[str, ...], now: float) -> MetadataCache:
+    made = cache()
+    made.note_use(names, now)
+    asked = made.next_request(now) or ()
+    learn(made, now, *map(topic, asked))
+    return made
+
+
+def leader(made: MetadataCache, name: str = "t00") -> tuple[int, int]:
+    info = made.leader(TopicPartition(name, 0))
+    assert info is not None
+    return info.leader, info.leader_epoch
+
+
+@given(st.floats(0, MAX_AGE * 0.99), st.floats(0, MAX_AGE), st.floats(-1000, 1000))
+def test_a_snapshot_makes_the_same_schedule(age: float, later: float, shift: float) -> None:
+    """One cache asked itself; one, whose clock reads otherwise, took over a snapshot ``age`` later."""
+    own = told(NAMES, 1000.0)
+    own.note_use(NAMES, 1000.0 + age)
+    snapshot = pickle.loads(pickle.dumps(own.snapshot(1000.0 + age)))
+    assert snapshot.aged(5.0).topics[0].age_ms == pytest.approx(age + 5.0)
+    other = cache()
+    now = 1000.0 + age + shift
+    assert other.import_snapshot(snapshot, now) == len(NAMES)
+    other.note_use(NAMES, now)
+    assert other.nodes() == own.nodes()
+    assert other.cluster_id == "cluster"
+    assert all(other.topic(name) == own.topic(name) for name in NAMES)
+    asked = own.next_request(1000.0 + age + later)
+    again = other.next_request(now + later)
+    if abs(age + later - MAX_AGE / 2) > 0.01 and abs(age + later - MAX_AGE) > 0.01 and later < IDLE:
+        assert set(again or ()) == set(asked or ())
+
+
+def test_a_topic_with_a_hint_needs_no_request() -> None:
+    made = cache()
+    made.import_hint(topic("t00"), 10.0, 1000.0)
+    made.note_use(["t00", "new"], 1001.0)
+    assert made.next_request(1001.0) == ("new",)
+
+
+def test_what_nobody_uses_is_never_asked_for_and_goes() -> None:
+    made = cache()
+    made.import_snapshot(told(NAMES, 0.0).snapshot(0.0), 0.0)
+    made.note_use(["t03"], 1000.0)
+    assert made.names() == ("t03",)
+    made.note_use(["t03"], IDLE - 1)
+    assert made.next_request(MAX_AGE) == ("t03",)
+    assert made.topic("t00") is None
+    assert made.topic("t03") is not None
+
+
+def test_epochs_win_over_ages_and_ids_go_by_age() -> None:
+    made = told(("t00",), 10_000.0)
+    assert made.import_hint(topic("t00", 2, 5), 9_000.0, 10_100.0), "a newer epoch, though heard before ours"
+    assert leader(made) == (2, 5)
+    assert not made.import_hint(topic("t00", 1, 4), 0.0, 10_200.0)
+    assert not made.import_hint(topic("t00", 1, 0, b"n" * 16), 9_000.0, 10_300.0), "another id, and older"
+    assert leader(made) == (2, 5)
+    assert made.import_hint(topic("t00", 1, 0, b"n" * 16), 50.0, 10_400.0)
+    assert leader(made) == (1, 0)
+    assert not made.import_hint(topic("t00", 2, 9), 0.0, 10_500.0), "the former topic does not come back"
+
+
+def test_a_hint_mends_a_stale_topic_when_it_is_news_or_younger_than_the_mark() -> None:
+    made = told(("t00",), 0.0)
+    made.mark_stale("t00", 5_000.0)
+    assert not made.import_hint(topic("t00"), 1_000.0, 5_050.0), "heard before the mark"
+    assert made.next_request_delay_ms(5_050.0) == 0
+    assert made.import_hint(topic("t00", 2, 1), 2_000.0, 5_060.0)
+    assert made.next_request(5_060.0) is None
+    made.mark_stale("t00", 9_000.0)
+    assert not made.import_hint(topic("t00", 2, 1), 100.0, 9_200.0)
+    assert made.next_request(9_200.0) is None, "heard after the mark: an own request would have said so too"
+
+
+def test_brokers_of_a_later_snapshot_replace_ours() -> None:
+    made = told(("t00",), 10_000.0)
+    other = told(("t00",), 0.0)
+    learn(other, 0.0, nodes=(Node(1, "old", 9), Node(3, "c", 3)))
+    made.import_snapshot(other.snapshot(0.0).aged(10_000.0), 10_500.0)
+    assert made.nodes()[1] == NODES[0], "where we heard it later, it is there"
+    assert made.nodes()[3] == Node(3, "c", 3), "but what only they know can be reached"
+    learn(other, 10_400.0, nodes=(Node(1, "moved", 5),))
+    made.import_snapshot(other.snapshot(10_450.0), 10_500.0)
+    assert made.nodes() == {1: Node(1, "moved", 5)}
+
+
+def test_a_snapshot_of_some_topics_holds_those_that_are_known() -> None:
+    made = told(NAMES, 0.0)
+    assert {one.metadata.name for one in made.snapshot(5.0, ["t01", "nobody", "t07"]).topics} == {
+        "t01",
+        "t07",
+    }
+
+
+def test_requests_wait_while_another_is_asked() -> None:
+    made = cache()
+    made.note_use(["t00"], 0.0)
+    made.hold_requests(200.0)
+    assert made.next_request(199.0) is None
+    assert made.next_request_delay_ms(50.0) == 150.0
+    made.hold_requests(0.0)
+    assert made.next_request(60.0) == ("t00",)

@@ -1,0 +1,81 @@
+"""Answers about one topic, in any order of arrival."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kafka_sink.cluster.topic_merge import Incarnations, Verdict, merge
+from kafka_sink.cluster.topic_state import TopicState
+from kafka_sink.model import UNKNOWN_EPOCH, PartitionInfo, TopicMetadata
+
+OLD, NEW = b"o" * 16, b"n" * 16
+
+
+def topic(*leaders: tuple[int, int], topic_id: bytes | None = OLD) -> TopicMetadata:
+    infos = (PartitionInfo("t", number, leader, epoch) for number, (leader, epoch) in enumerate(leaders))
+    return TopicMetadata("t", topic_id, tuple(infos))
+
+
+# A broker's history of a topic: the leader of an epoch is always the same one.
+def at_epochs(epochs: list[int]) -> TopicMetadata:
+    return topic(*((epoch % 3, epoch) for epoch in epochs))
+
+
+@given(st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=4), min_size=1, max_size=6), st.randoms())
+def test_the_order_of_arrival_does_not_matter(answers: list[list[int]], random: object) -> None:
+    """Without recreation, any order ends in the highest epoch of each partition."""
+    shuffled = list(answers)
+    random.shuffle(shuffled)  # type: ignore[attr-defined]  # hypothesis' Random
+    known = at_epochs(shuffled[0])
+    for epochs in shuffled[1:]:
+        known = merge(known, at_epochs(epochs), later=True)
+    most = max(map(len, answers))
+    highest = [max(epochs[p] for epochs in answers if p < len(epochs)) for p in range(most)]
+    assert known == at_epochs(highest)
+
+
+def test_without_epochs_the_later_answer_is_believed() -> None:
+    known, told = topic((1, UNKNOWN_EPOCH)), topic((2, UNKNOWN_EPOCH))
+    assert merge(known, told, later=True) == told
+    assert merge(known, told, later=False) == known
+
+
+def test_an_equal_epoch_goes_by_time() -> None:
+    assert merge(topic((1, 4)), topic((-1, 4)), later=True) == topic((-1, 4))
+    assert merge(topic((1, 4)), topic((-1, 4)), later=False) == topic((1, 4))
+
+
+def test_without_ids_a_smaller_topic_is_believed_when_later() -> None:
+    known = topic((1, 1), (2, 1), topic_id=None)
+    told = topic((1, 2), topic_id=None)
+    assert merge(known, told, later=True) == told
+    assert merge(known, topic((1, 1), (2, 1), topic_id=OLD), later=True).topic_id == OLD
+
+
+def test_a_lagging_brokers_old_topic_is_refused_until_it_insists() -> None:
+    """Should the wrong of two new ids have been taken first, the right one must win in the end."""
+    ids = Incarnations()
+    assert ids.judge(OLD, NEW) is Verdict.REPLACES
+    for _ in range(4):
+        assert ids.judge(NEW, OLD) is Verdict.FORMER
+    assert ids.judge(NEW, OLD) is Verdict.REPLACES
+    assert ids.judge(OLD, NEW) is Verdict.FORMER
+
+
+def test_the_present_topic_confirmed_ends_the_insistence() -> None:
+    ids = Incarnations()
+    ids.judge(OLD, NEW)
+    for _ in range(4):
+        ids.judge(NEW, OLD)
+    assert ids.judge(NEW, NEW) is Verdict.SAME
+    assert ids.judge(NEW, OLD) is Verdict.FORMER
+
+
+def test_a_recreated_topic_takes_nothing_from_the_old_one() -> None:
+    state = TopicState(0.0)
+    assert state.take_answer(topic((1, 9), (2, 9)), 1.0)
+    assert state.take_answer(topic((2, 0), topic_id=NEW), 2.0)
+    assert state.metadata == topic((2, 0), topic_id=NEW)
+    assert not state.take_answer(topic((1, 10), (2, 10)), 3.0)
+    assert state.metadata == topic((2, 0), topic_id=NEW)
