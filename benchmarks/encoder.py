@@ -44,9 +44,8 @@ def main() -> None:
     partitions = partitions_for(keys, 4)
     order = np.argsort(partitions.astype(np.int16), kind="stable")
     lengths = encoder.binary_lengths
-    plain = encoder.RecordColumns(keys, values, None, lengths(keys), lengths(values), None)
-    indices = pa.array(order.astype(np.int32))
-    ordered = plain.take(indices)
+    plain = encoder.RecordColumns(keys, (values,), None, lengths(keys), lengths(values), None)
+    ordered = plain.ordered(order)
     offsets = np.arange(rows, dtype=np.int64) % 4000
     times = np.zeros(rows, dtype=np.int64)
     encoded = encoder.encode(ordered, offsets, times)
@@ -54,9 +53,7 @@ def main() -> None:
     codec = Lz4Codec(9)
     stages: dict[str, Callable[[], object]] = {
         "murmur2 of the keys": lambda: partitions_for(keys, 4),
-        "order by partition": lambda: plain.take(
-            pa.array(np.argsort(partitions.astype(np.int16), kind="stable").astype(np.int32))
-        ),
+        "order by partition": lambda: plain.ordered(np.argsort(partitions.astype(np.int16), kind="stable")),
         "encode": lambda: encoder.encode(ordered, offsets, times),
         "lz4": lambda: [codec.compress_block(block) for block in blocks],
         "crc32c (of raw bytes)": lambda: google_crc32c.value(np.frombuffer(encoded.data, np.uint8)),

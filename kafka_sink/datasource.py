@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from pyspark.sql.datasource import DataSource
 
-from kafka_sink import driver_log
+from kafka_sink import archive_finders, driver_log
 from kafka_sink.errors import ConfigurationError
 from kafka_sink.options import parse
 from kafka_sink.rows.column_plan import ColumnPlan
@@ -54,7 +54,9 @@ class KafkaChunkedDataSource(DataSource):
                 for warning in parsed.warnings:
                     driver_log.warn(f"kafka-chunked: {warning}")
         columns = [(field.name, field.dataType.simpleString()) for field in schema.fields]
-        return SinkWrite(parsed.options, ColumnPlan.of(columns, parsed.options.topic))
+        planned = SinkWrite(parsed.options, ColumnPlan.of(columns, parsed.options.topic))
+        archive_finders.rest()
+        return planned
 
     def schema(self) -> NoReturn:
         raise ConfigurationError(_READ)

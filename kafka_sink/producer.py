@@ -98,7 +98,7 @@ class Producer:
         self._accumulator.flushing = False
         self._appender.encode_ms = self._appender.pool_wait_ms = 0.0
 
-    def send(self, plan: ColumnPlan, batch: pa.RecordBatch) -> None:
+    def send(self, plan: ColumnPlan, batch: pa.RecordBatch | pa.Table) -> None:
         """Takes a unit of rows; returns when they are accumulated.
 
         Raises InvalidRowError or RecordTooLargeError for rows that cannot be sent, MetadataTimeoutError
@@ -186,7 +186,7 @@ class TaskProducer:
         self._producer = producer
         self._plan = plan
 
-    def send(self, batch: pa.RecordBatch) -> None:
+    def send(self, batch: pa.RecordBatch | pa.Table) -> None:
         """See Producer.send."""
         self._producer.send(self._plan, batch)
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from kafka_sink import driver_log
+from kafka_sink import archive_finders, driver_log
 from kafka_sink.errors import DeliveryError
 from kafka_sink.model import TaskResult
 from kafka_sink.options import SinkOptions
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 class Sends(Protocol):
     """The part of a producer that takes rows."""
 
-    def send(self, unit: pa.RecordBatch) -> None: ...
+    def send(self, unit: pa.Table) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,9 @@ class SinkWrite:
 
         with task_producer(self.options, self.plan.narrowed()) as producer:
             send_units(batches, producer, self.plan, self.options.linger_ms)
-            return TaskCommitted(producer.finish())
+            result = producer.finish()
+        archive_finders.rest()
+        return TaskCommitted(result)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batch_id: int | None = None) -> None:
         """Check that every task reported, and say what was written. Raises DeliveryError if one did not."""
@@ -72,6 +74,7 @@ class SinkWrite:
             raise DeliveryError(problem)
         if self.options.log_summary:
             driver_log.report(_label(batch_id) + summarise(results))
+        archive_finders.rest()
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batch_id: int | None = None) -> None:
         """Say what a failed job has written all the same; Kafka keeps it."""

@@ -77,9 +77,12 @@ class Unit:
 
         At least one row is taken.
         """
-        target = self._cumulated[start] + limit
-        end = int(np.searchsorted(self._cumulated, target, side="right")) - 1
-        return max(start + 1, min(end, stop))
+        return max(start + 1, min(self.rows_below(start, limit), stop))
+
+    def rows_below(self, start: int, limit: int) -> int:
+        """First row past ``start`` whose bound exceeds ``limit`` bytes together with its predecessors'."""
+        target = self._cumulated[start] + max(limit, 0)
+        return int(np.searchsorted(self._cumulated, target, side="right")) - 1
 
     @cached_property
     def _fixed_sizes(self) -> Int64s:
@@ -87,17 +90,20 @@ class Unit:
         columns = self.columns
         sizes = columns.key_lengths + columns.value_lengths
         # A null's -1 takes one byte, as does the 0 that stands for it here.
-        sizes += encoder.varint_widths(columns.key_lengths)
-        sizes += encoder.varint_widths(columns.value_lengths)
+        sizes += varint.widths(columns.key_lengths)
+        sizes += varint.widths(columns.value_lengths)
         sizes += 2 if columns.header_lengths is None else columns.header_lengths + 1
         return sizes
 
     def exact_sizes(self, start: int, stop: int, base_offset: int, base_timestamp: int) -> Int64s:
         """Record sizes of rows ``start`` to ``stop`` where ``start`` is a batch's row ``base_offset``."""
-        sizes: Int64s = self._fixed_sizes[start:stop].copy()
-        sizes += encoder.varint_widths(np.arange(base_offset, base_offset + stop - start, dtype=np.int64))
-        sizes += encoder.varint_widths(self.timestamps[start:stop] - base_timestamp)
-        return sizes + encoder.varint_widths(sizes)
+        sizes: Int64s = self._fixed_sizes[start:stop] + varint.count_widths(base_offset, stop - start)
+        if self._earliest == self._latest:
+            sizes += len(varint.scalar(self._latest - base_timestamp))
+        else:
+            sizes += encoder.varint_widths(self.timestamps[start:stop] - base_timestamp)
+        sizes += varint.widths(sizes)
+        return sizes
 
 
 class BatchLimits:
@@ -134,7 +140,10 @@ class BatchLimits:
         )
         if surely:
             return stop
-        at = start
+        at = self._surely_fit(unit, start, stop, raw_bytes, record_count, base_timestamp, factor)
+        if at > start:
+            raw_bytes += int(unit.exact_sizes(start, at, record_count, base_timestamp).sum())
+            record_count += at - start
         while at < stop:
             end = min(stop, at + _SCAN_ROWS)
             sizes = unit.exact_sizes(at, end, record_count, base_timestamp)
@@ -147,6 +156,26 @@ class BatchLimits:
             record_count += end - at
             at = end
         return stop
+
+    def _surely_fit(
+        self,
+        unit: Unit,
+        start: int,
+        stop: int,
+        raw_bytes: int,
+        record_count: int,
+        base_timestamp: int,
+        factor: float,
+    ) -> int:
+        """The row up to which upper bounds alone tell that all rows fit; saves looking at each."""
+        if not unit.deltas_are_bounded(base_timestamp):
+            return start
+        limit = (self.write_limit - batch_header.SIZE - unit.largest_bound) / factor
+        if self.raw_limit is not None:
+            limit = min(limit, self.raw_limit)
+        room = encoder.MAX_RECORDS_PER_BATCH - record_count
+        # One less than the limit allows: what floats round off must not count for a row.
+        return min(unit.rows_below(start, int(limit) - raw_bytes - 1), stop, start + max(room, 0))
 
     def _failures(
         self, sizes: Int64s, raw_bytes: int, record_count: int, factor: float, limit: int

@@ -45,6 +45,30 @@ def column(values: npt.NDArray[np.int64]) -> Column:
     return Column(numbers, widths, int(widths.min()), widest)
 
 
+def widths(values: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8] | int:
+    """Bytes of each number as a zigzag varint; one int where all take as many. None may be negative."""
+    if len(values) == 0:
+        return 1
+    narrowest, widest = len(scalar(int(values.min()))), len(scalar(int(values.max())))
+    if narrowest == widest:
+        return widest
+    found = np.full(len(values), narrowest, dtype=np.uint8)
+    for width in range(narrowest, widest):
+        found += values >= 1 << (7 * width - 1)
+    return found
+
+
+def count_widths(first: int, count: int) -> npt.NDArray[np.uint8] | int:
+    """``widths`` of the numbers ``first``, ``first + 1``, ... ``first + count - 1``, none negative."""
+    narrowest, widest = len(scalar(first)), len(scalar(first + max(count - 1, 0)))
+    if narrowest == widest:
+        return widest
+    found = np.full(count, narrowest, dtype=np.uint8)
+    for width in range(narrowest, widest):
+        found[(1 << (7 * width - 1)) - first :] += 1
+    return found
+
+
 def scalar(value: int) -> bytes:
     """One zigzag varint."""
     unsigned = (value << 1) ^ (value >> 63)

@@ -31,16 +31,17 @@ Int32s = npt.NDArray[np.int32]
 class RowBatch:
     """The rows of one Arrow batch, by part; every array has ``num_rows`` entries.
 
-    ``key`` and ``value`` are binary or large_binary arrays over the buffers that Spark sent, ``headers`` a
-    list or large_list of (key string, value binary) structs without nulls but for lists and values. A part
-    that no row has is None. ``timestamps_ms`` is None where there is no column: all rows then are of now.
-    ``partition`` is -1 where a row names none. ``topics`` are the distinct topics; row i belongs to
-    ``topics[topic_index[i]]``, or to the only one where ``topic_index`` is None.
+    ``key`` and ``value`` are binary or large_binary, ``headers`` a list or large_list of (key string, value
+    binary) structs without nulls but for lists and values. ``value`` comes as the chunks that Spark sent,
+    over its buffers; the others are in one piece. A part that no row has is None. ``timestamps_ms`` is None
+    where there is no column: all rows then are of now. ``partition`` is -1 where a row names none. ``topics``
+    are the distinct topics; row i belongs to ``topics[topic_index[i]]``, or to the only one where
+    ``topic_index`` is None.
     """
 
     num_rows: int
     key: pa.Array | None
-    value: pa.Array
+    value: tuple[pa.Array, ...]
     timestamps_ms: Int64s | None
     headers: pa.Array | None
     partition: Int32s | None
@@ -48,8 +49,8 @@ class RowBatch:
     topic_index: Int32s | None
 
 
-def extract(plan: ColumnPlan, batch: pa.RecordBatch, now_ms: int) -> RowBatch:
-    """The parts of a batch's rows.
+def extract(plan: ColumnPlan, batch: pa.RecordBatch | pa.Table, now_ms: int) -> RowBatch:
+    """The parts of the rows of a unit, which has at least one.
 
     ``now_ms`` is the wall clock in milliseconds since the epoch; rows with a null timestamp get it. Raises
     InvalidRowError, naming the column, what is wrong and in how many rows, never their content.
@@ -57,14 +58,24 @@ def extract(plan: ColumnPlan, batch: pa.RecordBatch, now_ms: int) -> RowBatch:
     topics, topic_index = _topics(plan, batch)
     return RowBatch(
         batch.num_rows,
-        None if plan.key is None else _none_if_all_null(_as_binary(batch, plan.key, "key")),
-        _as_binary(batch, plan.value, "value"),
-        None if plan.timestamp is None else _timestamps(batch.column(plan.timestamp), now_ms),
-        None if plan.headers is None else _headers(batch.column(plan.headers)),
-        None if plan.partition is None else _partitions(batch.column(plan.partition)),
+        None if plan.key is None else _none_if_all_null(_as_binary(_whole(batch, plan.key), "key")),
+        tuple(_as_binary(chunk, "value") for chunk in _chunks(batch, plan.value)),
+        None if plan.timestamp is None else _timestamps(_whole(batch, plan.timestamp), now_ms),
+        None if plan.headers is None else _headers(_whole(batch, plan.headers)),
+        None if plan.partition is None else _partitions(_whole(batch, plan.partition)),
         topics,
         topic_index,
     )
+
+
+def _chunks(batch: pa.RecordBatch | pa.Table, index: int) -> list[pa.Array]:
+    column = batch.column(index)
+    return column.chunks if isinstance(column, pa.ChunkedArray) else [column]
+
+
+def _whole(batch: pa.RecordBatch | pa.Table, index: int) -> pa.Array:
+    chunks = _chunks(batch, index)
+    return chunks[0] if len(chunks) == 1 else pa.concat_arrays(chunks)
 
 
 def lengths(array: pa.Array) -> Int64s:
@@ -96,8 +107,7 @@ _AS_BINARY = {
 }
 
 
-def _as_binary(batch: pa.RecordBatch, index: int, name: str) -> pa.Array:
-    column = batch.column(index)
+def _as_binary(column: pa.Array, name: str) -> pa.Array:
     wanted = _AS_BINARY.get(column.type)
     if wanted is None:
         raise SchemaError(f"column '{name}' arrived as Arrow type {column.type}, not as a string or binary")
@@ -178,12 +188,12 @@ def _refuse_headers(column: pa.Array, what: str) -> None:
     )
 
 
-def _topics(plan: ColumnPlan, batch: pa.RecordBatch) -> tuple[tuple[str, ...], Int32s | None]:
+def _topics(plan: ColumnPlan, batch: pa.RecordBatch | pa.Table) -> tuple[tuple[str, ...], Int32s | None]:
     if plan.topic is not None:
         return (plan.topic,), None
     if plan.topic_column is None:
         raise SchemaError("neither a topic nor a column of topics is planned")
-    column = batch.column(plan.topic_column)
+    column = _whole(batch, plan.topic_column)
     if column.null_count:
         raise InvalidRowError(
             "The Kafka message data sent to the producer contains a null topic. "

@@ -33,10 +33,9 @@ def unit_of(
     """
     headers, header_lengths = (None, None) if rows.headers is None else encoder.encode_headers(rows.headers)
     key_lengths = np.zeros(rows.num_rows, dtype=np.int64) if rows.key is None else lengths(rows.key)
-    columns = encoder.RecordColumns(
-        rows.key, rows.value, headers, key_lengths, lengths(rows.value), header_lengths
-    )
-    sizes = columns.key_lengths + columns.value_lengths
+    value_lengths = np.concatenate([lengths(chunk) for chunk in rows.value])
+    columns = encoder.RecordColumns(rows.key, rows.value, headers, key_lengths, value_lengths, header_lengths)
+    sizes = key_lengths + value_lengths
     views = [_view(topics[name]) for name in rows.topics]
     bases = np.cumsum([0] + [view.partition_count for view in views])
     slots = _slots(rows, sizes, views, bases, partitioner, loads)
@@ -46,7 +45,7 @@ def unit_of(
     if slots.min() != slots.max():
         order = _stable_order(slots, int(bases[-1]))
         slots = slots[order]
-        columns = columns.take(pa.array(order.astype(np.int32)))
+        columns = columns.ordered(order)
         timestamps = timestamps[order]
     changes = np.flatnonzero(slots[1:] != slots[:-1]) + 1
     starts = [0, *changes.tolist()]

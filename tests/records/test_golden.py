@@ -38,7 +38,7 @@ def columns_of(rows: tuple[Row, ...], *, large: bool) -> encoder.RecordColumns:
         headers, header_lengths = encoder.encode_headers(pa.array(pairs, HEADERS))
     return encoder.RecordColumns(
         None if keys.null_count == len(keys) else keys,
-        values,
+        (values,),
         headers,
         encoder.binary_lengths(keys),
         encoder.binary_lengths(values),

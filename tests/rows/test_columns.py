@@ -47,7 +47,7 @@ def test_values_and_keys_are_bytes_over_sparks_buffers(arrow_type: pa.DataType) 
     whole = pa.array([b"a", None, b"", b"dd", b"e"], pa.binary()).cast(arrow_type)
     sliced = whole.slice(1, 3)
     rows = read(key=sliced, value=sliced)
-    for part in (rows.key, rows.value):
+    for part in (rows.key, *rows.value):
         assert part is not None
         assert part.type in (pa.binary(), pa.large_binary())
         assert part.to_pylist() == [None, b"", b"dd"]
@@ -64,12 +64,12 @@ def test_parts_that_no_row_has_are_none() -> None:
         partition=pa.nulls(2, pa.int32()),
     )
     assert (rows.key, rows.headers, rows.partition, rows.timestamps_ms) == (None, None, None, None)
-    assert rows.value.null_count == 2
+    assert rows.value[0].null_count == 2
     assert (rows.topics, rows.topic_index) == (("t",), None)
 
 
 def test_a_column_without_a_type_of_its_own() -> None:
-    assert read(value=pa.nulls(3)).value.type == pa.binary()
+    assert read(value=pa.nulls(3)).value[0].type == pa.binary()
 
 
 def test_an_empty_batch() -> None:
@@ -82,7 +82,7 @@ def test_an_empty_batch() -> None:
     }
     rows = read(**columns)
     assert rows.num_rows == 0
-    assert lengths(rows.value).tolist() == []
+    assert lengths(rows.value[0]).tolist() == []
     assert listed(rows.timestamps_ms) == []
     assert rows.topics == ("t",)
     assert read(**columns, topic=pa.array([], pa.string())).topics == ()

@@ -48,7 +48,7 @@ def test_a_large_batch_goes_at_once_in_even_slices_that_share_its_memory() -> No
     assert numbers(found) == list(range(45))
     assert units.is_empty
     for unit in found:
-        assert unit.column(1).buffers()[2].address == large.column(1).buffers()[2].address
+        assert unit.column(1).chunk(0).buffers()[2].address == large.column(1).buffers()[2].address
 
 
 def test_a_batch_of_just_a_unit_is_not_cut() -> None:
