@@ -111,7 +111,7 @@ def test_rows_without_bytes_count_too() -> None:
     found = builder().offer(
         pa.record_batch([pa.array(np.arange(1_000_000)), values], names=["number", "value"]), 0
     )
-    assert {unit.num_rows for unit in found} == {250_000}
+    assert {unit.num_rows for unit in found} == {125_000}
 
 
 def test_many_tiny_batches_cost_more_than_their_bytes() -> None:
