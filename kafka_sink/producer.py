@@ -71,7 +71,7 @@ class Producer:
             retry_backoff_max_ms=options.retry_backoff_max_ms,
             random=random.random,
         )
-        self._cluster = ClusterView(cache, clock_ms, self._network.wakeup)
+        self._cluster = ClusterView(cache, clock_ms, self._network.wakeup, self._network.describe_brokers)
         backoff = ExponentialBackoff(options.retry_backoff_ms, options.retry_backoff_max_ms, random.random)
         self._sender = Sender(
             _sender_settings(options),
@@ -281,4 +281,6 @@ def _sender_settings(options: SinkOptions) -> SenderSettings:
         retries=options.retries,
         batch_size=options.batch_size,
         allow_auto_create_topics=options.allow_auto_create_topics,
+        rebootstrap=options.metadata_recovery_strategy == "rebootstrap",
+        rebootstrap_trigger_ms=options.metadata_recovery_rebootstrap_trigger_ms,
     )

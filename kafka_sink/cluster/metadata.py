@@ -285,6 +285,10 @@ class MetadataCache:
             self._in_flight = frozenset(chosen)
         return chosen or None
 
+    def is_wanting(self, now_ms: float) -> bool:
+        """Whether an answer is awaited, or a request is due or would be but for the backoff."""
+        return self._in_flight is not None or self._schedule.due_ms(self._answered_ms) <= now_ms
+
     def next_request_delay_ms(self, now_ms: float) -> float:
         """Until next_request may have something; infinite while a request is under way."""
         if self._in_flight is not None:

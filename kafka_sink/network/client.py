@@ -48,6 +48,8 @@ _RECEIVE_BYTES = 128 * 1024
 _SUSPICIOUS_MS = 1000.0
 # epoll's longest wait is an int of milliseconds.
 _LONGEST_WAIT_MS = 3_600_000.0
+# Brokers that a message names.
+_MOST_NAMED = 5
 
 
 class NetworkClient:
@@ -107,14 +109,25 @@ class NetworkClient:
                 self._discard(link)
                 del self._links[node_id]
 
+    def rebootstrap(self) -> None:
+        """The known brokers do not answer: all connections are closed, and the bootstrap addresses, whose
+        names are looked up anew, are asked for others (KIP-1102)."""
+        self._known = {}
+        for link in list(self._links.values()):
+            if link.state is not LinkState.IDLE:
+                self._drop(link, ConnectionError(f"{link.node} is given up for the bootstrap addresses"))
+            if link.node.id >= 0:
+                del self._links[link.node.id]
+
     def least_loaded_node(self, now_ms: float) -> int | None:
         """A broker to ask for metadata, None while all wait for a reconnect.
 
         A connected one with the fewest requests; else one being connected, or where that takes long one
-        that may be connected now. The bootstrap addresses stand in when no known broker is usable.
-        Connected brokers that are silent or throttle come last.
+        that may be connected now. The bootstrap addresses stand in when no known broker is usable, unless
+        metadata.recovery.strategy is none (KIP-899). Connected brokers that are silent or throttle come last.
         """
-        for candidates in (self._known, self._bootstrap):
+        stand_in = self._settings.rebootstrap or not self._known
+        for candidates in (self._known, self._bootstrap if stand_in else ()):
             links = [self._links[node] for node in candidates]
             ready = [link for link in links if link.state is LinkState.READY]
             if ready:
@@ -183,7 +196,21 @@ class NetworkClient:
 
     def connection_errors(self) -> dict[Node, Exception]:
         """Why brokers that are not connected are not: the last error of each, for messages."""
-        return {link.node: link.last_error for link in self._links.values() if link.last_error is not None}
+        links = list(self._links.values())
+        return {link.node: link.last_error for link in links if link.last_error is not None}
+
+    def describe_brokers(self) -> str:
+        """For messages, from any thread: the brokers known, else the bootstrap addresses, and the last
+        error of those that cannot be reached."""
+        errors = self.connection_errors()
+        nodes = list(self._known.values()) or [Node(-1, *at) for at in self._settings.bootstrap_servers]
+        shown = [
+            f"{node.host}:{node.port}"
+            + next((f" ({error})" for at, error in errors.items() if _same(at, node)), "")
+            for node in nodes[:_MOST_NAMED]
+        ]
+        more = f" and {len(nodes) - _MOST_NAMED} more" if len(nodes) > _MOST_NAMED else ""
+        return ", ".join(shown) + more
 
     # -- I/O --------------------------------------------------------------------------------------
 
@@ -285,7 +312,7 @@ class NetworkClient:
         entry, response = answered.entry, answered.response
         tag = entry.request.tag
         if isinstance(response, requests.MetadataAnswer) and response.error_code:
-            if response.error_code == requests.REBOOTSTRAP_REQUIRED:
+            if response.error_code == requests.REBOOTSTRAP_REQUIRED and self._settings.rebootstrap:
                 self._known = {}
             cause = KafkaSinkError(f"{link.node} answered Metadata with error {response.error_code}")
             self._events.append(RequestFailed(link.node.id, tag, cause, possibly_sent=True))
@@ -343,3 +370,7 @@ class NetworkClient:
         self._selector.close()
         self._wake_reader.close()
         self._wake_writer.close()
+
+
+def _same(one: Node, other: Node) -> bool:
+    return (one.host, one.port) == (other.host, other.port)

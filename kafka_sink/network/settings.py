@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 class NetworkSettings:
     """The options of the same names; times in milliseconds, sizes in bytes (-1: the system's).
 
-    ``connections_max_idle_ms`` below zero means never.
+    ``connections_max_idle_ms`` below zero means never. ``rebootstrap``: whether the bootstrap addresses are
+    asked again when no known broker can be reached (metadata.recovery.strategy, KIP-899).
     """
 
     bootstrap_servers: tuple[tuple[str, int], ...]
@@ -28,6 +29,7 @@ class NetworkSettings:
     send_buffer_bytes: int
     receive_buffer_bytes: int
     canonical_bootstrap: bool = False
+    rebootstrap: bool = True
 
     @classmethod
     def from_options(cls, options: SinkOptions) -> NetworkSettings:
@@ -44,5 +46,6 @@ class NetworkSettings:
             connections_max_idle_ms=options.connections_max_idle_ms,
             send_buffer_bytes=options.send_buffer_bytes,
             receive_buffer_bytes=options.receive_buffer_bytes,
+            rebootstrap=options.metadata_recovery_strategy == "rebootstrap",
             canonical_bootstrap=options.client_dns_lookup == "resolve_canonical_bootstrap_servers_only",
         )

@@ -122,7 +122,7 @@ class BatchCompletion:
             return
         newer = False
         if answer.current_leader is not None:
-            newer = self._cluster.leader_hint(batch.partition, *answer.current_leader, nodes)
+            newer = self._cluster.leader_hint(batch.partition, *answer.current_leader, nodes, answer.topic_id)
         attempt = outcomes.Attempt(
             partition=batch.partition,
             error_code=answer.error_code,

@@ -22,9 +22,14 @@ class ClusterView:
     """Thread-safe face of MetadataCache; its rules stay pure, the lock is here."""
 
     def __init__(
-        self, cache: MetadataCache, clock_ms: Callable[[], float], wake_sender: Callable[[], None]
+        self,
+        cache: MetadataCache,
+        clock_ms: Callable[[], float],
+        wake_sender: Callable[[], None],
+        describe_brokers: Callable[[], str],
     ) -> None:
         self._cache = cache
+        self._describe_brokers = describe_brokers
         self._clock_ms = clock_ms
         self._wake_sender = wake_sender
         self._lock = threading.Lock()  # guards the cache
@@ -69,12 +74,10 @@ class ClusterView:
     def _explain(self, missing: list[str], timeout_ms: float) -> str:
         shown = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
         errors = {self._cache.topic_error(name) for name in missing} - {None}
-        brokers = ", ".join(f"{node.host}:{node.port}" for node in self._cache.nodes().values())
-        known = f"brokers asked: {brokers}" if brokers else "no broker has answered yet"
         told = ", ".join(_TOPIC_ERROR_NAMES.get(code or 0, f"error {code}") for code in errors) or "no answer"
         return (
             f"no metadata for topic {shown} within kafka.max.block.ms = {timeout_ms:.0f} ms "
-            f"({told}; {known}). "
+            f"({told}; brokers: {self._describe_brokers()}). "
             "Create the topic, or check kafka.bootstrap.servers and that the brokers can be reached"
         )
 
@@ -106,10 +109,27 @@ class ClusterView:
         with self._lock:
             self._cache.mark_stale(topic, now_ms)
 
-    def leader_hint(self, partition: TopicPartition, leader: int, epoch: int, nodes: Iterable[Node]) -> bool:
+    def leader_hint(
+        self,
+        partition: TopicPartition,
+        leader: int,
+        epoch: int,
+        nodes: Iterable[Node],
+        topic_id: bytes | None = None,
+    ) -> bool:
         """Takes a leader from a Produce response (KIP-951); True when it was news."""
         with self._lock:
-            return self._cache.leader_hint(partition, leader, epoch, tuple(nodes))
+            return self._cache.leader_hint(partition, leader, epoch, nodes, topic_id=topic_id)
+
+    def forget_nodes(self) -> None:
+        """The brokers known are given up; the bootstrap addresses are asked for others."""
+        with self._lock:
+            self._cache.forget_nodes()
+
+    def is_wanting(self, now_ms: float) -> bool:
+        """Whether an answer is awaited, or a request is due or would be but for the backoff."""
+        with self._lock:
+            return self._cache.is_wanting(now_ms)
 
     def leader(self, partition: TopicPartition) -> PartitionInfo | None:
         """The partition's leader as far as known. One dict look-up under the GIL: no lock."""

@@ -5,12 +5,16 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from kafka_sink.cluster.recovery import MetadataRecovery
 from kafka_sink.errors import KafkaSinkError
 from kafka_sink.network import requests
 from kafka_sink.network.client import NetworkClient, OutboundRequest, RequestFailed, ResponseReceived
 from kafka_sink.sending.cluster_view import ClusterView
 from kafka_sink.sending.producer_identity import ProducerIdentity
 from kafka_sink.sending.settings import SenderSettings
+
+# While a broker is being connected to, how long until another may be the better one to ask.
+_RECONSIDER_MS = 100.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +43,25 @@ class ControlRequests:
         self._cluster = cluster
         self._network = network
         self._identity = identity
+        self._recovery = MetadataRecovery(
+            rebootstrap=settings.rebootstrap, trigger_ms=settings.rebootstrap_trigger_ms
+        )
 
     def refresh_metadata(self, now_ms: float) -> float:
         """Asks for the metadata that is due."""
         delay = self._cluster.next_request_delay_ms(now_ms)
+        if not self._cluster.is_wanting(now_ms):
+            self._recovery.satisfied()
+            return delay
+        if self._recovery.wanted(now_ms):
+            self._cluster.forget_nodes()
+            self._network.rebootstrap()
+            return 0.0
         if delay > 0:
             return delay
-        node = self._network.least_loaded_node(now_ms)
-        if node is None or not self._network.ready_for_any(node, now_ms):
-            return self._network.connect_delay_ms(now_ms)
+        node, delay = self._node_to_ask(now_ms)
+        if node is None:
+            return delay
         topics = self._cluster.next_request(now_ms)
         if topics is None:
             return math.inf
@@ -61,15 +75,24 @@ class ControlRequests:
         identity = self._identity
         if identity is None or not identity.may_request(now_ms):
             return math.inf if identity is None else identity.retry_delay_ms(now_ms)
-        node = self._network.least_loaded_node(now_ms)
-        if node is None or not self._network.ready_for_any(node, now_ms):
-            return self._network.connect_delay_ms(now_ms)
+        node, delay = self._node_to_ask(now_ms)
+        if node is None:
+            return delay
         api = requests.INIT_PRODUCER_ID
         version = self._network.api_version(node, api, requests.INIT_PRODUCER_ID_VERSIONS)
         body = requests.encode_init_producer_id(version, identity.producer_id, identity.producer_epoch)
         identity.requested()
         self._send(node, api, version, body, ProducerIdTag(), now_ms)
         return math.inf
+
+    def _node_to_ask(self, now_ms: float) -> tuple[int | None, float]:
+        """A broker that takes a request now, else None and when to look again."""
+        node = self._network.least_loaded_node(now_ms)
+        if node is None:
+            return None, self._network.connect_delay_ms(now_ms)
+        if self._network.ready_for_any(node, now_ms):
+            return node, 0.0
+        return None, _RECONSIDER_MS
 
     def _send(self, node: int, api: int, version: int, body: bytes, tag: object, now_ms: float) -> None:
         timeout = self._settings.request_timeout_ms
@@ -79,6 +102,7 @@ class ControlRequests:
         """Takes an answer; returns an error with which the producer cannot go on."""
         tag = event.tag
         if isinstance(tag, MetadataTag):
+            self._recovery.satisfied()
             self._cluster.on_response(requests.metadata_update(event.response), tag.topics, now_ms)
         elif isinstance(tag, ProducerIdTag) and self._identity is not None:
             return self._identity.on_response(requests.init_producer_id(event.response), now_ms)

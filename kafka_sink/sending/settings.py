@@ -7,7 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class SenderSettings:
-    """The options of the same names; times in milliseconds, sizes in bytes."""
+    """The options of the same names; times in milliseconds, sizes in bytes.
+
+    ``rebootstrap`` is whether metadata.recovery.strategy says so.
+    """
 
     acks: int
     max_request_size: int
@@ -15,4 +18,6 @@ class SenderSettings:
     retries: int
     batch_size: int
     allow_auto_create_topics: bool
+    rebootstrap: bool = True
+    rebootstrap_trigger_ms: float = 300_000.0
     transactional_id: str | None = None

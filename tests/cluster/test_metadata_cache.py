@@ -315,3 +315,18 @@ def test_work_does_not_grow_with_the_topics_that_are_cached() -> None:
 
         costs.append(calls_of(send))
     assert costs[1] < 1.5 * costs[0], f"{costs[0]} calls with 100 topics, {costs[1]} with 10,000"
+
+
+def test_wanting_is_waiting_for_an_answer_or_for_the_backoff() -> None:
+    made = filled(1)
+    assert not made.is_wanting(1000)
+    made.mark_stale("t00000", 1000)
+    assert made.is_wanting(1000)
+    asked = made.next_request(1000) or ()
+    assert made.is_wanting(1000)
+    made.on_failure(1000)
+    assert made.next_request(1050) is None
+    assert made.is_wanting(1050), "the backoff is no reason not to want"
+    made.next_request(1100)
+    made.on_response(answer(topic("t00000")), asked, 1100)
+    assert not made.is_wanting(1100)

@@ -77,6 +77,7 @@ def test_what_nobody_uses_is_never_asked_for_and_goes() -> None:
     made.note_use(["t03"], 1000.0)
     assert made.names() == ("t03",)
     made.note_use(["t03"], IDLE - 1)
+    assert made.next_request(MAX_AGE * 0.9) is None, "enough topics for a request, but only one is in use"
     assert made.next_request(MAX_AGE) == ("t03",)
     assert made.topic("t00") is None
     assert made.topic("t03") is not None

@@ -30,9 +30,10 @@ def test_every_option_arrives() -> None:
         send_buffer_bytes="10",
         receive_buffer_bytes="11",
         client_dns_lookup="resolve_canonical_bootstrap_servers_only",
+        metadata_recovery_strategy="none",
     )
     assert dataclasses.astuple(given) == (
-        (("a", 1), ("::1", 2)), "me", 3, 4000, 5, 6, 7, 8, 9, 10, 11, True,
+        (("a", 1), ("::1", 2)), "me", 3, 4000, 5, 6, 7, 8, 9, 10, 11, True, False,
     )  # fmt: skip
 
 
@@ -41,3 +42,4 @@ def test_defaults_are_those_of_the_options() -> None:
     assert given.client_id == "kafka-chunked"
     assert given.max_in_flight == 5
     assert not given.canonical_bootstrap
+    assert given.rebootstrap

@@ -1,0 +1,24 @@
+"""When known brokers are given up, with plain numbers for the time."""
+
+from __future__ import annotations
+
+from kafka_sink.cluster.recovery import MetadataRecovery
+
+
+def test_it_triggers_after_the_time_without_an_answer_and_again_after_another() -> None:
+    recovery = MetadataRecovery(rebootstrap=True, trigger_ms=1000)
+    told = [now for now in range(0, 3500, 100) if recovery.wanted(now)]
+    assert told == [1000, 2000, 3000]
+
+
+def test_an_answer_starts_the_timer_anew() -> None:
+    recovery = MetadataRecovery(rebootstrap=True, trigger_ms=1000)
+    assert not recovery.wanted(0)
+    recovery.satisfied()
+    assert not recovery.wanted(5000)
+    assert recovery.wanted(6000)
+
+
+def test_it_never_triggers_without_rebootstrap() -> None:
+    recovery = MetadataRecovery(rebootstrap=False, trigger_ms=0)
+    assert not any(recovery.wanted(now) for now in range(0, 100_000, 1000))

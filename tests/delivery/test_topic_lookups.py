@@ -1,0 +1,244 @@
+"""How a producer finds topics, leaders and brokers, on a scripted cluster that counts what it is asked."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from kafka_sink.errors import DeliveryError, InvalidRowError, MetadataTimeoutError
+from kafka_sink.options import parse
+from kafka_sink.producer import PRODUCERS, TaskProducer, task_producer
+from kafka_sink.rows.column_plan import ColumnPlan
+from tests.faults.fake_broker import METADATA, FakeCluster
+from tests.faults.fake_replies import error
+from tests.faults.proxy import Proxy
+
+NOT_LEADER_OR_FOLLOWER, TOPIC_AUTHORIZATION_FAILED = 6, 29
+
+
+@pytest.fixture(autouse=True)
+def _no_producer_outlives_its_test() -> Iterator[None]:
+    yield
+    PRODUCERS.close()
+
+
+@contextmanager
+def writing(bootstrap: str, **options: object) -> Iterator[TaskProducer]:
+    raw = {"kafka.bootstrap.servers": bootstrap, "kafka.linger.ms": "0"}
+    raw |= {f"kafka.{name.replace('_', '.')}": str(value) for name, value in options.items()}
+    plan = ColumnPlan.of([("topic", "string"), ("value", "binary")], None)
+    with task_producer(parse(raw).options, plan) as producer:
+        yield producer
+
+
+def rows(*topics: str) -> pa.RecordBatch:
+    values = pa.array([b"v"] * len(topics), pa.binary())
+    return pa.record_batch({"topic": pa.array(topics, pa.string()), "value": values})
+
+
+def asked(cluster: FakeCluster) -> list[set[str]]:
+    """The topics of each Metadata request so far."""
+    return [{topic.name for topic in one.body.topics} for one in cluster.received(METADATA)]
+
+
+def written(cluster: FakeCluster, topic: str) -> int:
+    return sum(batch.record_count for batch in cluster.batches(topic, 0))
+
+
+def dead_port() -> int:
+    """A port that refuses connections."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def test_all_new_topics_of_a_unit_are_asked_for_at_once_and_only_they() -> None:
+    names = [f"t{number}" for number in range(60)]
+    with FakeCluster(dict.fromkeys(names, 1)) as cluster:
+        with writing(cluster.bootstrap_servers) as producer:
+            producer.send(rows(*names[:40], *names[:40]))
+            producer.send(rows(*names))
+            assert producer.finish().records == 140
+        with writing(cluster.bootstrap_servers) as producer:
+            producer.send(rows(*names))
+            producer.finish()
+        assert asked(cluster) == [set(names[:40]), set(names[40:])]
+
+
+def test_a_missing_topic_is_bounded_and_named_with_the_brokers() -> None:
+    with FakeCluster({"there": 1}) as cluster:
+        begun = time.monotonic()
+        with (
+            pytest.raises(MetadataTimeoutError) as caught,
+            writing(cluster.bootstrap_servers, max_block_ms=700) as producer,
+        ):
+            producer.send(rows("there", "missing"))
+        assert 0.7 <= time.monotonic() - begun < 3
+        text = str(caught.value)
+        for part in (
+            "missing",
+            "kafka.max.block.ms = 700",
+            "UNKNOWN_TOPIC_OR_PARTITION",
+            cluster.bootstrap_servers,
+        ):
+            assert part in text
+        assert "there," not in text
+        requests = asked(cluster)
+        assert requests[0] == {"there", "missing"}
+        assert requests[1:] == [{"missing"}] * (len(requests) - 1)
+        # 100 ms, 200 ms and 400 ms after the first one, with 20 % jitter.
+        assert 3 <= len(requests) <= 4
+
+
+def test_no_broker_at_all_is_named_with_the_reason() -> None:
+    port = dead_port()
+    with (
+        pytest.raises(MetadataTimeoutError, match=rf"127\.0\.0\.1:{port} \(.*refused"),
+        writing(f"127.0.0.1:{port}", max_block_ms=300) as producer,
+    ):
+        producer.send(rows("t"))
+
+
+def test_a_topic_that_may_not_be_seen_fails_at_once() -> None:
+    with FakeCluster({"secret": 1}) as cluster:
+        cluster.script(METADATA, error(TOPIC_AUTHORIZATION_FAILED))
+        with (
+            pytest.raises(InvalidRowError, match=r"secret.*TOPIC_AUTHORIZATION_FAILED"),
+            writing(cluster.bootstrap_servers) as producer,
+        ):
+            producer.send(rows("secret"))
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_whether_a_broker_may_create_topics_follows_the_option(allowed: bool) -> None:
+    with FakeCluster({"t": 1}) as cluster:
+        with writing(cluster.bootstrap_servers, allow_auto_create_topics=str(allowed).lower()) as producer:
+            producer.send(rows("t"))
+            producer.finish()
+        assert {one.body.allow_auto_topic_creation for one in cluster.received(METADATA)} == {allowed}
+
+
+def test_a_leader_named_in_a_produce_answer_needs_no_lookup() -> None:
+    with FakeCluster({"t": 1}, brokers=2) as cluster:
+        with writing(cluster.bootstrap_servers) as producer:
+            producer.send(rows("t"))
+            producer.finish()
+        lookups = len(asked(cluster))
+        cluster.move_leader("t", 0, 1)
+        with writing(cluster.bootstrap_servers) as producer:
+            producer.send(rows("t"))
+            assert producer.finish().retries == 1
+        assert len(asked(cluster)) == lookups
+        assert written(cluster, "t") == 2
+
+
+def test_a_topic_recreated_between_tasks_is_written_under_its_new_id() -> None:
+    with FakeCluster({"t": 1}, brokers=2) as cluster:
+        with writing(cluster.bootstrap_servers) as producer:
+            producer.send(rows("t"))
+            producer.finish()
+        cluster.move_leader("t", 0, 1)
+        cluster.create_topic("t", 1)
+        with writing(cluster.bootstrap_servers) as producer:
+            producer.send(rows("t", "t"))
+            assert producer.finish().records == 2
+        assert written(cluster, "t") == 2
+
+
+def test_dead_bootstrap_addresses_are_skipped() -> None:
+    with FakeCluster({"t": 1}) as cluster:
+        servers = f"127.0.0.1:{dead_port()},127.0.0.1:{dead_port()},{cluster.bootstrap_servers}"
+        begun = time.monotonic()
+        with writing(servers) as producer:
+            producer.send(rows("t"))
+            assert producer.finish().records == 1
+        assert time.monotonic() - begun < 5
+
+
+def test_every_address_of_a_name_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    resolve = socket.getaddrinfo
+
+    def two_addresses(host: str, port: int, *args: Any, **options: Any) -> Any:
+        if host != "kafka.test":
+            return resolve(host, port, *args, **options)
+        if options.get("flags", 0) & socket.AI_NUMERICHOST:
+            raise OSError("a name")
+        return [
+            (socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port))
+            for address in ("127.0.0.99", "127.0.0.1")
+        ]
+
+    monkeypatch.setattr(socket, "getaddrinfo", two_addresses)
+    with FakeCluster({"t": 1}) as cluster, writing(f"kafka.test:{cluster.port(0)}") as producer:
+        producer.send(rows("t"))
+        assert producer.finish().records == 1
+
+
+@contextmanager
+def moved_cluster(*, frozen: bool, **options: object) -> Iterator[tuple[FakeCluster, Any]]:
+    """A topic is written; then all brokers are gone or frozen, and the bootstrap address leads to others."""
+    with FakeCluster({"t": 1}, brokers=2) as old, FakeCluster({"t": 1, "u": 1}, brokers=2) as new:
+        entrance = Proxy(("127.0.0.1", old.port(0)))
+        with entrance:
+            with writing(entrance.address, **options) as producer:
+                producer.send(rows("t"))
+                producer.finish()
+            entrance.target = ("127.0.0.1", new.port(0))
+            entrance.cut()
+            for node in (0, 1):
+                if frozen:
+                    old.freeze(node)
+                else:
+                    old.stop(node)
+            try:
+                yield new, lambda: writing(entrance.address, **options)
+            finally:
+                for node in (0, 1):
+                    old.thaw(node)
+
+
+def test_when_all_known_brokers_are_gone_the_bootstrap_addresses_are_asked() -> None:
+    with moved_cluster(frozen=False) as (new, again):
+        with again() as producer:
+            producer.send(rows("u", "t"))
+            assert producer.finish().records == 2
+        assert written(new, "t") == written(new, "u") == 1
+
+
+def test_without_rebootstrap_the_known_brokers_are_all_there_are() -> None:
+    options: dict[str, object] = {"metadata_recovery_strategy": "none", "max_block_ms": 1000}
+    with moved_cluster(frozen=False, **options) as (new, again):
+        with pytest.raises(MetadataTimeoutError, match="refused"), again() as producer:
+            producer.send(rows("u"))
+        assert not new.received(METADATA)
+
+
+def test_brokers_that_are_silent_for_the_trigger_time_are_given_up() -> None:
+    options: dict[str, object] = {
+        "metadata_recovery_rebootstrap_trigger_ms": 600,
+        "request_timeout_ms": 20_000,
+        "metadata_max_age_ms": 100,
+    }
+    with moved_cluster(frozen=True, **options) as (new, again):
+        begun = time.monotonic()
+        with again() as producer:
+            producer.send(rows("u"))
+            assert producer.finish().records == 1
+        assert 0.4 < time.monotonic() - begun < 5
+        assert written(new, "u") == 1
+
+
+def test_a_leader_that_stays_away_fails_rows_in_time() -> None:
+    """Stale metadata is asked for with backoff, not hundreds of times a second."""
+    with FakeCluster({"t": 1}, brokers=1) as cluster:
+        cluster.script(0, *[error(NOT_LEADER_OR_FOLLOWER)] * 500)
+        options = {"delivery_timeout_ms": 1500, "request_timeout_ms": 1000, "retry_backoff_max_ms": 300}
+        with pytest.raises(DeliveryError), writing(cluster.bootstrap_servers, **options) as producer:  # noqa: PT012 - either may raise it
+            producer.send(rows("t"))
+            producer.finish()
+        assert 3 <= len(asked(cluster)) <= 12
