@@ -3,6 +3,9 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# Spark's own Kafka sink, to compare with, can be had whole for this version only.
+SPARK41 := $(VENV)-spark41
+SPARK41_STAMP := $(SPARK41)/.installed
 
 # Spark's workers would otherwise run the python3 on PATH, which has none of this.
 export PYSPARK_PYTHON := $(abspath $(BIN)/python)
@@ -31,8 +34,8 @@ format: $(STAMP)  ## let ruff rewrite what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(STAMP) java  ## run the benchmarks
-	@$(BIN)/python -m benchmarks $(ARGS)
+bench: $(STAMP) $(SPARK41_STAMP) java  ## run the benchmarks against the peers (ARGS="throughput" picks one)
+	@SPARK41_PYTHON=$(abspath $(SPARK41)/bin/python) $(BIN)/python -m benchmarks $(ARGS)
 
 docs: $(STAMP)  ## generate docs/options.md from the options table
 	$(BIN)/python -m kafka_sink.options > docs/options.md.part
@@ -47,9 +50,13 @@ java:  ## make sure that Java 17 or newer is there (installs it where it may)
 	@tools/ensure_java.sh
 
 clean:  ## delete the virtual environment and what the tools leave behind
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(SPARK41) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
 
 $(STAMP): pyproject.toml
 	@tools/setup_venv.sh "$(PYTHON)" "$(VENV)"
+	@touch $@
+
+$(SPARK41_STAMP): pyproject.toml
+	@tools/setup_venv.sh "$(PYTHON)" "$(SPARK41)" pyspark==4.1.1
 	@touch $@

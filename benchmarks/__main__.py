@@ -1,19 +1,37 @@
-"""``python -m benchmarks``: every benchmark in turn, each a process of its own."""
+"""``python -m benchmarks [NAME ...] [--smoke]``: benchmarks in turn, each a process of its own.
+
+``SPARK41_PYTHON`` may name an interpreter with pyspark 4.1.1, the last Spark whose own Kafka sink can be had
+whole: comparisons with that sink run there.
+"""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 BENCHMARKS = ("encoder", "allocation", "throughput")
+WITH_JVM_SINK = ("throughput",)
 
 
 def main() -> int:
     folder = Path(__file__).resolve().parent
-    for name in BENCHMARKS:
+    names = [word for word in sys.argv[1:] if not word.startswith("-")]
+    flags = [word for word in sys.argv[1:] if word.startswith("-")]
+    unknown = set(names) - set(BENCHMARKS)
+    if unknown:
+        print(f"no benchmark named {', '.join(sorted(unknown))}; there are: {', '.join(BENCHMARKS)}")
+        return 2
+    spark41 = os.environ.get("SPARK41_PYTHON")
+    for name in names or BENCHMARKS:
         print(f"== {name} ==", flush=True)
-        done = subprocess.run([sys.executable, str(folder / f"{name}.py"), *sys.argv[1:]], check=False)
+        command = [sys.executable, str(folder / f"{name}.py"), *flags]
+        if spark41 and name in WITH_JVM_SINK:
+            command[0] = spark41
+            if name == "throughput":
+                command += ["--beside", sys.executable]
+        done = subprocess.run(command, check=False)
         if done.returncode:
             return done.returncode
     return 0

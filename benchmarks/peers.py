@@ -123,7 +123,7 @@ CONTENDERS = (
     Contender("JVM sink, defaults", _sink("kafka", {})),
     Contender("kafka-chunked, tuned", _sink("kafka-chunked", TUNED)),
     Contender("JVM sink, tuned", _sink("kafka", TUNED)),
-    Contender("confluent-kafka produce_batch", _produce_batch, 0.5),
-    Contender("confluent-kafka produce", _produce, 0.15),
-    Contender("kafka-python", _kafka_python, 0.05),
+    Contender("confluent-kafka produce_batch", _produce_batch),
+    Contender("confluent-kafka produce", _produce, 0.5),
+    Contender("kafka-python", _kafka_python, 0.1),
 )

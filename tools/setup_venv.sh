@@ -1,8 +1,10 @@
 #!/bin/sh
-# setup_venv.sh PYTHON FOLDER: a virtual environment with this project, editable, and all that its development needs.
+# setup_venv.sh PYTHON FOLDER [REQUIREMENT ...]: a virtual environment with this project, editable, and all that its
+# development needs; REQUIREMENTs may fix versions.
 set -eu
 python=$1
 venv=$2
+shift 2
 
 if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then
     echo "error: Python 3.10 or newer is needed; $python is: $("$python" --version 2>&1 || true)" >&2
@@ -26,5 +28,5 @@ fi
 echo "Setting up $venv (once; PySpark alone is 450 MB, so some minutes on a slow line) ..."
 "$python" -m venv "$venv"
 "$venv/bin/python" -m pip install --quiet --upgrade pip
-"$venv/bin/python" -m pip install --quiet --progress-bar off --editable '.[dev]'
+"$venv/bin/python" -m pip install --quiet --progress-bar off --editable '.[dev]' "$@"
 echo "$venv is ready."

@@ -11,7 +11,8 @@ from kafka_sink.model import TopicPartition
 from kafka_sink.records import batch_header, encoder, varint
 from kafka_sink.records.encoder import Int64s, RecordColumns
 
-# Rows looked at per step of an exact cut; bounds the work of one cut.
+# Rows looked at in the first step of an exact cut, near which it mostly ends, and in the largest one.
+_FIRST_SCAN_ROWS = 128
 _SCAN_ROWS = 8192
 # A batch may be older than the unit; its rows' deltas then exceed the unit's own span.
 _LEAST_DELTA_BYTES = 3
@@ -144,8 +145,10 @@ class BatchLimits:
         if at > start:
             raw_bytes += int(unit.exact_sizes(start, at, record_count, base_timestamp).sum())
             record_count += at - start
+        step = _FIRST_SCAN_ROWS
         while at < stop:
-            end = min(stop, at + _SCAN_ROWS)
+            end = min(stop, at + step)
+            step = min(4 * step, _SCAN_ROWS)
             sizes = unit.exact_sizes(at, end, record_count, base_timestamp)
             fails = self._failures(sizes, raw_bytes, record_count, factor, limit)
             if record_count == 0:
