@@ -104,16 +104,23 @@ class Producer:
         Raises InvalidRowError or RecordTooLargeError for rows that cannot be sent, MetadataTimeoutError
         or BufferExhaustedError after max.block.ms, DeliveryError once earlier rows have failed.
         """
-        self._check()
+        self.check()
         if batch.num_rows == 0:
             return
         now_ms = time.time_ns() // 1_000_000
         rows = extract(plan, batch, now_ms)
-        topics = self._cluster.await_topics(rows.topics, self.options.max_block_ms, self._check)
-        unit = unit_of(rows, topics, self._partitioner, self._accumulator.queued_batches, now_ms)
+        topics = self._cluster.await_topics(rows.topics, self.options.max_block_ms, self.check)
+        unit = unit_of(
+            rows,
+            topics,
+            self._partitioner,
+            self._accumulator.queued_batches,
+            now_ms,
+            self._sender.availability.unavailable,
+        )
         self._check_sizes(unit)
         self._rows += batch.num_rows
-        self._appender.append(unit, self._check)
+        self._appender.append(unit, self.check)
 
     def _check_sizes(self, unit: Unit) -> None:
         largest = unit.largest_bound + batch_header.SIZE
@@ -141,7 +148,7 @@ class Producer:
                 self._accumulator.completed.wait(_WATCH_MS / 1000)
                 if not self._sender.is_alive():
                     break
-        self._check()
+        self.check()
         deliveries = self._sender.deliveries
         acknowledged = deliveries.records
         if acknowledged != self._rows:
@@ -164,17 +171,28 @@ class Producer:
             flush_ms=now - started,
         )
 
-    def _check(self) -> None:
-        self._sender.deliveries.raise_failure(self._rows)
+    def check(self) -> None:
+        """Raises DeliveryError if rows of this task have failed; for a task that waits for its next rows."""
+        if self._sender.deliveries.lost:
+            self._sender.deliveries.raise_failure(self._rows, self._accumulator.unanswered_records())
         if not self._sender.is_alive():
             raise DeliveryError("the sender thread has ended")
+
+    @property
+    def reusable(self) -> bool:
+        """Whether the last task left nothing unresolved and the sender lives: else the producer, and with it
+        its producer id, must not serve another task."""
+        return self._sender.settled
 
     def rest(self) -> None:
         """Between tasks: connections and metadata stay, free memory goes back to the system."""
         self._allocator.trim_free()
 
     def close(self) -> None:
-        """Ends the sender and its connections; never waits for answers."""
+        """Ends the sender and its connections and gives all memory back; never waits for answers.
+
+        Called by the task's thread, or once no task is under way.
+        """
         self._allocator.close()
         self._sender.close(_CLOSE_TIMEOUT_MS)
 
@@ -189,6 +207,10 @@ class TaskProducer:
     def send(self, batch: pa.RecordBatch | pa.Table) -> None:
         """See Producer.send."""
         self._producer.send(self._plan, batch)
+
+    def check(self) -> None:
+        """See Producer.check."""
+        self._producer.check()
 
     def finish(self) -> TaskResult:
         """See Producer.finish."""
@@ -212,10 +234,18 @@ class ProducerCache:
                 self._idle.clear()
                 self._owner = os.getpid()
             found = self._idle.pop(options, None)
-        return found if found is not None else Producer(options)
+        if found is not None and found.reusable:
+            return found
+        if found is not None:
+            # Its sender has ended while it rested.
+            found.close()
+        return Producer(options)
 
     def put_back(self, producer: Producer) -> None:
-        """A healthy producer rests until its options come again."""
+        """A healthy producer rests until its options come again; another one is closed."""
+        if not producer.reusable:
+            producer.close()
+            return
         producer.rest()
         with self._lock:
             replaced = self._idle.pop(producer.options, None)
@@ -283,4 +313,9 @@ def _sender_settings(options: SinkOptions) -> SenderSettings:
         allow_auto_create_topics=options.allow_auto_create_topics,
         rebootstrap=options.metadata_recovery_strategy == "rebootstrap",
         rebootstrap_trigger_ms=options.metadata_recovery_rebootstrap_trigger_ms,
+        availability_timeout_ms=(
+            options.partitioner_availability_timeout_ms
+            if options.partitioner_adaptive_partitioning_enable
+            else 0
+        ),
     )

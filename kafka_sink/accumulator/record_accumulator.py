@@ -7,8 +7,9 @@ import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
-from kafka_sink.accumulator.batch_buffer import BufferAllocator
+from kafka_sink.accumulator.batch_buffer import BatchBuffer, BufferAllocator
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
 from kafka_sink.model import CompressionType, PartitionInfo, TopicPartition
 
@@ -63,6 +64,8 @@ class RecordAccumulator:
         # Queues that hold batches, so that a check costs what is buffered, not what was ever written.
         self._waiting: dict[TopicPartition, PartitionQueue] = {}
         self._incomplete = 0
+        # Every batch that holds memory, wherever it is: what a closing producer must give back.
+        self._live: set[ProducerBatch] = set()
         self._rotation: dict[int, int] = {}
 
     # -- the task's thread; the caller holds the lock -----------------------------------------------
@@ -78,6 +81,7 @@ class RecordAccumulator:
         """Adds a new batch as the partition's last."""
         queue.batches.append(batch)
         self._waiting[queue.partition] = queue
+        self._live.add(batch)
         self._incomplete += 1
 
     def open_batches(self) -> list[ProducerBatch]:
@@ -185,7 +189,7 @@ class RecordAccumulator:
         with self.lock:
             self._answered(batch)
             if not batch.move_to(BatchState.SEALED):
-                self._settle(batch)
+                self._release(batch)
                 return
             queue = self._queues[batch.partition]
             self._insert(queue, batch)
@@ -201,54 +205,101 @@ class RecordAccumulator:
         queue.batches.insert(place, batch)
         self._waiting[queue.partition] = queue
 
-    def put_pieces(self, parent: ProducerBatch, pieces: Sequence[ProducerBatch]) -> None:
-        """Replaces a batch that was too large by its pieces, in its place."""
+    def put_pieces(self, parent: ProducerBatch, pieces: Sequence[ProducerBatch]) -> bool:
+        """Replaces a batch that was too large by its pieces, in its place; False, with the pieces'
+        memory given back, where it had failed before."""
         with self.lock:
             self._answered(parent)
-            if not parent.move_to(BatchState.SPLIT):
-                for piece in pieces:
-                    piece.buffer.release()
-            else:
+            first = parent.move_to(BatchState.SPLIT)
+            if first:
                 queue = self._queues[parent.partition]
                 for piece in pieces:
                     self._insert(queue, piece)
-                self._incomplete += len(pieces)
-                self._incomplete -= 1
-            self._settle(parent)
+                self._live.update(pieces)
+                self._incomplete += len(pieces) - 1
+            else:
+                for piece in pieces:
+                    piece.buffer.release()
+            self._release(parent)
+            return first
 
-    def finish(self, batch: ProducerBatch, state: BatchState) -> bool:
-        """A request's answer settles its batch; False where it had failed before (a late answer)."""
+    def finish(self, batch: ProducerBatch, state: BatchState, record: Callable[[], None]) -> bool:
+        """A request's answer settles its batch; False where it had failed before (a late answer).
+
+        ``record`` writes down what became of the rows. It runs before the waiting task can see that the
+        batch is complete, so that the task never finds a row unaccounted for.
+        """
         with self.lock:
             self._answered(batch)
             first = batch.move_to(state)
             if first:
-                self._incomplete -= 1
-                self.completed.notify_all()
-            self._settle(batch)
+                self._complete(record)
+            self._release(batch)
             return first
+
+    def fail(self, batch: ProducerBatch, record: Callable[[], None]) -> bool:
+        """Fails a batch wherever it is, except under a lease: the task writes into it, so its memory must
+        stay, and the caller comes again. Memory that a request refers to stays until its answer."""
+        with self.lock:
+            if batch.terminal or batch.leased:
+                return False
+            batch.move_to(BatchState.FAILED)
+            self._unqueue(batch)
+            self._complete(record)
+            self._release(batch)
+            return True
+
+    def abandon(self, record: Callable[[ProducerBatch], None], *, end_leases: bool) -> None:
+        """Fails all that is left and gives back its memory. Only once every connection is closed.
+
+        ``end_leases``: the task has ended, so nobody writes into its batches any more.
+        """
+        with self.lock:
+            for batch in list(self._live):
+                if batch.leased and not end_leases:
+                    continue
+                batch.leased = False
+                batch.request_references = 0
+                if not batch.terminal:
+                    batch.move_to(BatchState.FAILED)
+                    self._unqueue(batch)
+                    self._complete(partial(record, batch))
+                self._release(batch)
 
     def _answered(self, batch: ProducerBatch) -> None:
         batch.request_references -= 1
         self._queues[batch.partition].in_flight -= 1
 
-    def _settle(self, batch: ProducerBatch) -> None:
-        batch.release_if_unused()
+    def _unqueue(self, batch: ProducerBatch) -> None:
+        queue = self._queues[batch.partition]
+        if batch in queue.batches:
+            queue.batches.remove(batch)
+            if not queue.batches:
+                self._waiting.pop(queue.partition, None)
 
-    def fail(self, batch: ProducerBatch) -> bool:
-        """Fails a batch wherever it is. Memory that a request still refers to stays until its answer."""
+    def _complete(self, record: Callable[[], None]) -> None:
+        record()
+        self._incomplete -= 1
+        self.completed.notify_all()
+
+    def _release(self, batch: ProducerBatch) -> None:
+        if batch.release_if_unused():
+            self._live.discard(batch)
+
+    def owns(self, buffer: BatchBuffer) -> bool:
+        """Whether a batch holds this memory."""
         with self.lock:
-            if batch.terminal:
-                return False
-            batch.move_to(BatchState.FAILED)
-            queue = self._queues[batch.partition]
-            if batch in queue.batches:
-                queue.batches.remove(batch)
-                if not queue.batches:
-                    self._waiting.pop(queue.partition, None)
-            self._incomplete -= 1
-            self._settle(batch)
-            self.completed.notify_all()
-            return True
+            return any(batch.buffer is buffer for batch in self._live)
+
+    @property
+    def holds_memory(self) -> bool:
+        """Whether any batch has not given its memory back."""
+        return bool(self._live)
+
+    def unanswered_records(self) -> int:
+        """Rows that were sent, perhaps written, and have neither an answer nor a final state."""
+        with self.lock:
+            return sum(b.record_count for b in self._live if b.attempts and not b.terminal)
 
     def expired(self, now_ms: float) -> tuple[list[ProducerBatch], float]:
         """Queued batches older than delivery.timeout.ms, and when the next will be (ms from now)."""

@@ -81,8 +81,14 @@ class UnitAppender:
         run, row = 0, 0
         granted: tuple[BatchBuffer, int] | None = None
         while True:
-            with self._accumulator.lock:
-                plan = self._plan(unit, run, row, granted)
+            try:
+                with self._accumulator.lock:
+                    plan = self._plan(unit, run, row, granted)
+            except BaseException:
+                # A grant that no batch has taken over belongs to nobody else.
+                if granted is not None and not self._accumulator.owns(granted[0]):
+                    granted[0].release()
+                raise
             started = self._clock_ms()
             self._fill(unit, plan)
             self.encode_ms += self._clock_ms() - started
@@ -204,9 +210,20 @@ class UnitAppender:
                 plan.refused_bytes = self._initial_hold(ratio, unit.bound(start, plan.refused_stop))
                 return None, start
             buffer = opened
-        batch = ProducerBatch(
-            queue.partition, buffer, self._codec, self._settings.compression, ratio, base_timestamp, now_ms
-        )
+        try:
+            batch = ProducerBatch(
+                queue.partition,
+                buffer,
+                self._codec,
+                self._settings.compression,
+                ratio,
+                base_timestamp,
+                now_ms,
+            )
+        except BaseException:
+            if granted is None:
+                buffer.release()
+            raise
         self._accumulator.enqueue(queue, batch)
         return batch, end
 

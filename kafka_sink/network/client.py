@@ -163,6 +163,11 @@ class NetworkClient:
         link = self._links[node_id]
         return link.in_flight < self._settings.max_in_flight and now_ms >= link.throttled_until_ms
 
+    def throttled_ms(self, node_id: int, now_ms: float) -> float:
+        """How long a broker still wants no requests (throttle_time_ms of its answers); 0 where it does."""
+        link = self._links.get(node_id)
+        return 0.0 if link is None else max(0.0, link.throttled_until_ms - now_ms)
+
     def ready_delay_ms(self, node_id: int, now_ms: float) -> float:
         """Until ``ready`` may change by time alone; infinite where an event must come first."""
         link = self._links.get(node_id)
@@ -193,6 +198,10 @@ class NetworkClient:
         """Requests handed over and not done."""
         link = self._links.get(node_id)
         return 0 if link is None else link.in_flight
+
+    def bootstrap_nodes(self) -> list[Node]:
+        """The addresses of bootstrap.servers."""
+        return [self._links[node].node for node in self._bootstrap]
 
     def connection_errors(self) -> dict[Node, Exception]:
         """Why brokers that are not connected are not: the last error of each, for messages."""

@@ -41,6 +41,7 @@ MAX_FRAME_BYTES: dict[int, int] = {
 }
 _SHORTEST_FRAME = 4
 # Versions from which brokers answer first and ask the client to hold back (KIP-219); before, they waited.
+_NEEDED = {requests.PRODUCE: produce.VERSIONS, requests.METADATA: requests.METADATA_VERSIONS}
 _FIRST_CLIENT_THROTTLED = {
     requests.PRODUCE: 6,
     requests.METADATA: 6,
@@ -213,6 +214,13 @@ class Connection:
             raise ProtocolError(f"{self._name} answered ApiVersions with error {answer.error_code}")
         if requests.PRODUCE not in answer.ranges:
             raise BrokerVersionError(f"{self._name} does not take Produce requests: is it a controller?")
+        for api, (oldest, newest) in _NEEDED.items():
+            low, high = answer.ranges.get(api, (0, -1))
+            if min(high, newest) < max(low, oldest):
+                raise BrokerVersionError(
+                    f"{self._name} speaks {requests.API_NAMES[api]} in versions {low} to {high}, this sink "
+                    f"in {oldest} to {newest}; Apache Kafka 2.1 or later is needed"
+                )
         self.api_versions = answer.ranges
         self.phase = Phase.READY
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -25,10 +25,12 @@ def unit_of(
     partitioner: Partitioner,
     loads: QueueLoads,
     now_ms: int,
+    unavailable: Collection[int] = (),
 ) -> Unit:
     """Assigns partitions and orders the rows by them; rows of one partition keep their order.
 
-    ``now_ms`` is the wall clock, the timestamp of rows without one. Raises InvalidRowError for a
+    ``now_ms`` is the wall clock, the timestamp of rows without one. Keyless rows keep away from partitions
+    whose leader is among the ``unavailable`` brokers, if others are left. Raises InvalidRowError for a
     partition that does not exist.
     """
     headers, header_lengths = (None, None) if rows.headers is None else encoder.encode_headers(rows.headers)
@@ -36,7 +38,7 @@ def unit_of(
     value_lengths = np.concatenate([lengths(chunk) for chunk in rows.value])
     columns = encoder.RecordColumns(rows.key, rows.value, headers, key_lengths, value_lengths, header_lengths)
     sizes = key_lengths + value_lengths
-    views = [_view(topics[name]) for name in rows.topics]
+    views = [_view(topics[name], unavailable) for name in rows.topics]
     bases = np.cumsum([0] + [view.partition_count for view in views])
     slots = _slots(rows, sizes, views, bases, partitioner, loads)
     timestamps = rows.timestamps_ms
@@ -57,8 +59,10 @@ def unit_of(
     return Unit(columns, timestamps, partitions, [*starts, rows.num_rows])
 
 
-def _view(topic: TopicMetadata) -> TopicView:
-    available = tuple(info.partition for info in topic.partitions if info.leader >= 0)
+def _view(topic: TopicMetadata, unavailable: Collection[int]) -> TopicView:
+    available = tuple(
+        info.partition for info in topic.partitions if info.leader >= 0 and info.leader not in unavailable
+    )
     return TopicView(topic.name, len(topic.partitions), available)
 
 

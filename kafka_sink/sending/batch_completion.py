@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from functools import partial
 
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
 from kafka_sink.accumulator.record_accumulator import RecordAccumulator
 from kafka_sink.backoff import ExponentialBackoff
-from kafka_sink.errors import DeliveryError
+from kafka_sink.errors import BufferExhaustedError, DeliveryError
 from kafka_sink.model import Node, TopicPartition
 from kafka_sink.network import produce
 from kafka_sink.network.client import RequestFailed, ResponseReceived
@@ -22,6 +24,7 @@ from kafka_sink.sending.settings import SenderSettings
 from kafka_sink.sending.splitting import split_batch
 
 _log = logging.getLogger(__name__)
+_AGAIN = (outcomes.Action.RETRY, outcomes.Action.RESTART)
 
 
 class BatchCompletion:
@@ -35,6 +38,7 @@ class BatchCompletion:
         identity: ProducerIdentity | None,
         backoff: ExponentialBackoff,
         observer: SendObserver,
+        connection_errors: Callable[[], Mapping[Node, Exception]],
     ) -> None:
         self.deliveries = Deliveries()
         self._settings = settings
@@ -43,6 +47,7 @@ class BatchCompletion:
         self._identity = identity
         self._backoff = backoff
         self._observer = observer
+        self._connection_errors = connection_errors
         # Sent and unanswered batches; they expire too, though their memory stays until the answer.
         self._in_flight: dict[int, ProducerBatch] = {}
 
@@ -66,12 +71,25 @@ class BatchCompletion:
             else:
                 delay = min(delay, left)
         for batch in expired:
-            self._fail(batch, outcomes.expiry(batch.partition, timeout, batch.attempts, batch.last_error))
+            last = batch.last_error or self._obstacle(batch.partition)
+            self._fail(batch, outcomes.expiry(batch.partition, timeout, batch.attempts, last))
         return delay
 
+    def _obstacle(self, partition: TopicPartition) -> str | None:
+        """Why a batch without an attempt may not have been sent."""
+        if self._identity is not None and not self._identity.ready:
+            return self._identity.last_error
+        info = self._cluster.leader(partition)
+        if info is None or info.leader < 0:
+            return "the partition has no leader"
+        errors = self._connection_errors()
+        return next((f"{node}: {error}" for node, error in errors.items() if node.id == info.leader), None)
+
     def _fail(self, batch: ProducerBatch, cause: Exception) -> None:
-        if self._accumulator.fail(batch):
-            self.deliveries.failed(batch.partition, batch.record_count, cause)
+        self._accumulator.fail(batch, self._record_failure(batch, cause))
+
+    def _record_failure(self, batch: ProducerBatch, cause: Exception) -> Callable[[], None]:
+        return partial(self.deliveries.failed, batch.partition, batch.record_count, cause)
 
     def fail_all(self, cause: Exception) -> None:
         """The producer cannot go on (authentication, no producer id): everything queued is lost."""
@@ -80,6 +98,35 @@ class BatchCompletion:
             queued = [batch for batch in self._accumulator.queued() if not batch.leased]
         for batch in [*queued, *self._in_flight.values()]:
             self._fail(batch, cause)
+
+    def abandon(self, *, end_leases: bool) -> None:
+        """The connections are closed: nothing that is left will be answered, and its memory goes back."""
+        closed = DeliveryError("the producer was closed")
+
+        def record(batch: ProducerBatch) -> None:
+            self.deliveries.failed(batch.partition, batch.record_count, closed)
+
+        self._in_flight.clear()
+        self._accumulator.abandon(record, end_leases=end_leases)
+
+    def restart_sequences(self) -> None:
+        """Partitions whose sequences a broker refuses start anew, once nothing of them is in flight."""
+        identity = self._identity
+        if identity is None:
+            return
+        for partition in identity.restarts_due():
+            unresolved = identity.unresolved(partition)
+            for batch in unresolved:
+                cause = f"{batch.last_error}; " if batch.last_error is not None else ""
+                self._fail(
+                    batch,
+                    DeliveryError(
+                        f"{cause}{partition} lost its place, and nobody knows whether this batch is in"
+                    ),
+                )
+            if not unresolved:
+                identity.restart(partition)
+                _log.warning("the sequences of %s start anew, as its leader refused them", partition)
 
     # -- what the network reports -------------------------------------------------------------------
 
@@ -132,9 +179,17 @@ class BatchCompletion:
             size=batch.size,
             possibly_written=batch.possibly_written,
             idempotent=self._identity is not None,
-            is_next_expected=self._identity is not None and self._identity.is_next(batch),
             leader_hint_newer=newer,
+            base_offset=answer.base_offset,
+            log_start_offset=answer.log_start_offset,
         )
+        if self._identity is not None:
+            attempt = replace(
+                attempt,
+                is_next_expected=self._identity.is_next(batch),
+                last_acknowledged_offset=self._identity.last_acknowledged_offset(batch.partition),
+                restarted=self._identity.restarted(batch.partition),
+            )
         self._apply(batch, node_id, outcomes.classify_response(attempt), now_ms)
 
     # -- the dispatcher -----------------------------------------------------------------------------
@@ -151,19 +206,20 @@ class BatchCompletion:
     ) -> None:
         self._in_flight.pop(id(batch), None)
         self._observer.on_complete(node_id, batch.partition, batch.record_count, None, now_ms)
-        wire_bytes = batch.size
         if self._identity is not None:
-            self._identity.acknowledged(batch)
-        if self._accumulator.finish(batch, BatchState.SUCCEEDED):
-            self.deliveries.acknowledged(
-                batch.partition,
-                records=batch.record_count,
-                raw_bytes=batch.raw_bytes,
-                wire_bytes=wire_bytes,
-                base_offset=base_offset,
-                log_append_time_ms=log_append_time_ms,
-                confirmed=confirmed,
-            )
+            last_offset = base_offset + batch.record_count - 1 if base_offset >= 0 else -1
+            self._identity.acknowledged(batch, last_offset, now_ms)
+        record = partial(
+            self.deliveries.acknowledged,
+            batch.partition,
+            records=batch.record_count,
+            raw_bytes=batch.raw_bytes,
+            wire_bytes=batch.size,
+            base_offset=base_offset,
+            log_append_time_ms=log_append_time_ms,
+            confirmed=confirmed,
+        )
+        self._accumulator.finish(batch, BatchState.SUCCEEDED, record)
 
     def _apply(self, batch: ProducerBatch, node_id: int, outcome: outcomes.Outcome, now_ms: float) -> None:
         """The one dispatcher: does what the classifier decided."""
@@ -177,20 +233,32 @@ class BatchCompletion:
         batch.last_error = outcome.cause
         if outcome.refresh:
             self._cluster.mark_stale(batch.partition.topic, now_ms)
+        if self._identity is not None:
+            self._identity.refused(batch)
+        retries_left = not outcome.spends_retry or batch.attempts <= self._settings.retries
         if outcome.action is outcomes.Action.SPLIT:
-            self._split(batch)
-        elif outcome.action is outcomes.Action.RETRY and (
-            not outcome.spends_retry or batch.attempts <= self._settings.retries
-        ):
+            self._split(batch, cause)
+        elif outcome.action in _AGAIN and retries_left:
+            if outcome.action is outcomes.Action.RESTART and self._identity is not None:
+                self._identity.request_restart(batch.partition)
             wait = 0.0 if outcome.immediate else self._backoff.delay_ms(batch.attempts)
             self.deliveries.count(retries=1)
             self._accumulator.requeue(batch, now_ms + wait)
-        elif self._accumulator.finish(batch, BatchState.FAILED):
-            self.deliveries.failed(batch.partition, batch.record_count, cause)
+        else:
+            self._accumulator.finish(batch, BatchState.FAILED, self._record_failure(batch, cause))
 
-    def _split(self, batch: ProducerBatch) -> None:
+    def _split(self, batch: ProducerBatch, cause: Exception) -> None:
         """MESSAGE_TOO_LARGE: the records go on in smaller batches with consecutive sequences."""
-        pieces = split_batch(batch, self._settings.batch_size, self._accumulator.allocator)
+        if batch.terminal:
+            # The answer is late: whoever failed the batch has told the task.
+            self._accumulator.finish(batch, BatchState.FAILED, self._record_failure(batch, cause))
+            return
+        try:
+            pieces = split_batch(batch, self._settings.batch_size, self._accumulator.allocator)
+        except BufferExhaustedError as error:
+            failure = DeliveryError(f"{cause}; the batch could not be split: {error}")
+            self._accumulator.finish(batch, BatchState.FAILED, self._record_failure(batch, failure))
+            return
         if self._identity is not None:
             self._identity.replaced(batch, pieces)
         self.deliveries.count(splits=1)

@@ -90,9 +90,10 @@ class ControlRequests:
         node = self._network.least_loaded_node(now_ms)
         if node is None:
             return None, self._network.connect_delay_ms(now_ms)
-        if self._network.ready_for_any(node, now_ms):
-            return node, 0.0
-        return None, _RECONSIDER_MS
+        if not self._network.ready_for_any(node, now_ms):
+            return None, _RECONSIDER_MS
+        throttled = self._network.throttled_ms(node, now_ms)
+        return (None, throttled) if throttled > 0 else (node, 0.0)
 
     def _send(self, node: int, api: int, version: int, body: bytes, tag: object, now_ms: float) -> None:
         timeout = self._settings.request_timeout_ms
@@ -113,4 +114,4 @@ class ControlRequests:
         if isinstance(event.tag, MetadataTag):
             self._cluster.on_failure(now_ms)
         elif isinstance(event.tag, ProducerIdTag) and self._identity is not None:
-            self._identity.on_failure(now_ms)
+            self._identity.on_failure(now_ms, event.cause)

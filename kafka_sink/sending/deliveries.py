@@ -90,18 +90,22 @@ class Deliveries:
         """Whether anything has failed."""
         return self._first_failure is not None
 
-    def raise_failure(self, rows: int) -> None:
-        """Raises DeliveryError with the first cause if anything failed; ``rows`` were handed over."""
+    def raise_failure(self, rows: int, unanswered: int) -> None:
+        """Raises DeliveryError with the first cause if anything failed.
+
+        ``rows`` were handed over; ``unanswered`` of them were sent and have no answer yet.
+        """
         failure = self._first_failure
         if failure is None:
             return
         partition, cause = failure
         acknowledged = self.records
         where = "" if partition is None else f" to {partition}"
+        never = max(rows - acknowledged - self.failed_records - unanswered, 0)
         raise DeliveryError(
             f"delivery{where} failed: {cause} "
             f"[{acknowledged} rows acknowledged, {self.failed_records} failed, "
-            f"{max(rows - acknowledged - self.failed_records, 0)} not sent or without an answer]"
+            f"{unanswered} sent without an answer, {never} never sent]"
         ) from cause
 
     def partitions(self) -> tuple[PartitionResult, ...]:

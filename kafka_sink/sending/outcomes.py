@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from kafka.errors import for_code
@@ -37,12 +38,19 @@ class Action(Enum):
     SUCCEED = "succeed"
     RETRY = "retry"
     SPLIT = "split"
+    # The partition's sequences start again at 0 under a new epoch, once nothing of it is in flight.
+    RESTART = "restart"
     FAIL = "fail"
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """The facts of one answered attempt; ``size`` is the batch in bytes."""
+    """The facts of one answered attempt; ``size`` is the batch in bytes, offsets are -1 where unknown.
+
+    ``possibly_written`` is of earlier attempts; ``base_offset`` beside an error means that the leader had
+    appended the batch before things went wrong. ``is_next_expected``: every earlier batch of the partition
+    is acknowledged. ``restarted``: its sequence is of a restart.
+    """
 
     partition: TopicPartition
     error_code: int
@@ -54,6 +62,10 @@ class Attempt:
     idempotent: bool = True
     is_next_expected: bool = False
     leader_hint_newer: bool = False
+    base_offset: int = -1
+    log_start_offset: int = -1
+    last_acknowledged_offset: int = -1
+    restarted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,23 +81,98 @@ class Outcome:
     spends_retry: bool = True
 
 
-# Retried after a refresh of the topic's metadata.
-_STALE = frozenset(
-    {
-        _NOT_LEADER_OR_FOLLOWER,
-        _FENCED_LEADER_EPOCH,
-        _UNKNOWN_TOPIC_OR_PARTITION,
-        _LEADER_NOT_AVAILABLE,
-        _UNKNOWN_TOPIC_ID,
-        _KAFKA_STORAGE_ERROR,
-        _NETWORK_EXCEPTION,
-    }
-)
-_TRANSIENT = frozenset(
-    {_NOT_ENOUGH_REPLICAS, _CORRUPT_MESSAGE, _UNKNOWN_SERVER_ERROR, _THROTTLING_QUOTA_EXCEEDED}
-)
-# The leader has the batch, or may have it, but the answer is not what was asked for.
-_WRITTEN_PERHAPS = frozenset({_REQUEST_TIMED_OUT, _NOT_ENOUGH_REPLICAS_AFTER_APPEND})
+Rule = Callable[[Attempt, Exception], Outcome]
+
+
+def _succeed(attempt: Attempt, cause: Exception) -> Outcome:
+    return Outcome(Action.SUCCEED)
+
+
+def _retry(attempt: Attempt, cause: Exception) -> Outcome:
+    return Outcome(Action.RETRY, cause)
+
+
+def _retry_pinned(attempt: Attempt, cause: Exception) -> Outcome:
+    """The leader has the batch, or may have it, but the answer is not what was asked for."""
+    return Outcome(Action.RETRY, cause, possibly_written=True)
+
+
+def _retry_refreshed(attempt: Attempt, cause: Exception) -> Outcome:
+    return Outcome(Action.RETRY, cause, refresh=True, immediate=attempt.leader_hint_newer)
+
+
+def _retry_refreshed_pinned(attempt: Attempt, cause: Exception) -> Outcome:
+    return Outcome(Action.RETRY, cause, refresh=True, possibly_written=True)
+
+
+def _fail(attempt: Attempt, cause: Exception) -> Outcome:
+    return Outcome(Action.FAIL, cause)
+
+
+def _too_large(attempt: Attempt, cause: Exception) -> Outcome:
+    if attempt.record_count > 1 and not attempt.possibly_written:
+        return Outcome(Action.SPLIT, cause, spends_retry=False)
+    if attempt.record_count > 1:
+        return Outcome(Action.FAIL, cause)
+    return Outcome(
+        Action.FAIL,
+        RecordTooLargeError(
+            f"a record of {attempt.size} bytes (compressed, with its batch header) is larger than the broker "
+            f"takes for {attempt.partition}; raise the topic's max.message.bytes or send smaller records"
+        ),
+    )
+
+
+def _out_of_order(attempt: Attempt, cause: Exception) -> Outcome:
+    if not attempt.idempotent:
+        return Outcome(Action.FAIL, cause)
+    if not attempt.is_next_expected:
+        # A batch before this one is being retried; the broker takes this one after it.
+        return Outcome(Action.RETRY, cause, spends_retry=False)
+    return _restart(attempt, cause)
+
+
+def _unknown_producer_id(attempt: Attempt, cause: Exception) -> Outcome:
+    """Retention may have deleted all that the broker knew the producer by (KIP-360)."""
+    state_deleted = attempt.log_start_offset > attempt.last_acknowledged_offset
+    if attempt.idempotent and (attempt.restarted or (attempt.log_start_offset >= 0 and state_deleted)):
+        return _restart(attempt, cause)
+    return _out_of_order(attempt, cause)
+
+
+def _restart(attempt: Attempt, cause: Exception) -> Outcome:
+    """Renumbering what may have been written could write it twice."""
+    if attempt.possibly_written:
+        return Outcome(
+            Action.FAIL,
+            DeliveryError(f"{cause}; an earlier attempt may have been written, so it is not sent anew"),
+            possibly_written=True,
+        )
+    return Outcome(Action.RESTART, cause)
+
+
+RULES: Mapping[int, Rule] = {
+    0: _succeed,
+    _DUPLICATE_SEQUENCE_NUMBER: _succeed,
+    _NOT_LEADER_OR_FOLLOWER: _retry_refreshed,
+    _FENCED_LEADER_EPOCH: _retry_refreshed,
+    _UNKNOWN_TOPIC_OR_PARTITION: _retry_refreshed,
+    _LEADER_NOT_AVAILABLE: _retry_refreshed,
+    _UNKNOWN_TOPIC_ID: _retry_refreshed,
+    _NOT_ENOUGH_REPLICAS: _retry,
+    _CORRUPT_MESSAGE: _retry,
+    _THROTTLING_QUOTA_EXCEEDED: _retry,
+    _REQUEST_TIMED_OUT: _retry_pinned,
+    _NOT_ENOUGH_REPLICAS_AFTER_APPEND: _retry_pinned,
+    # Raised wherever an append goes wrong, hence also after bytes have reached the log.
+    _UNKNOWN_SERVER_ERROR: _retry_pinned,
+    _KAFKA_STORAGE_ERROR: _retry_refreshed_pinned,
+    _NETWORK_EXCEPTION: _retry_refreshed_pinned,
+    _MESSAGE_TOO_LARGE: _too_large,
+    _RECORD_LIST_TOO_LARGE: _too_large,
+    _OUT_OF_ORDER_SEQUENCE_NUMBER: _out_of_order,
+    _UNKNOWN_PRODUCER_ID: _unknown_producer_id,
+}
 _ADVICE = {
     87: "a record is invalid for this topic (a compacted topic refuses null keys)",
     32: "a timestamp is outside what the topic's message.timestamp settings allow",
@@ -95,37 +182,15 @@ _ADVICE = {
 
 
 def classify_response(attempt: Attempt) -> Outcome:
-    """Decides by error code; an answer that this table does not know fails the batch, naming the code."""
-    code = attempt.error_code
-    cause = _cause(attempt)
-    if code == 0 or code == _DUPLICATE_SEQUENCE_NUMBER:
-        return Outcome(Action.SUCCEED)
-    if code in _STALE:
-        return Outcome(Action.RETRY, cause, refresh=True, immediate=attempt.leader_hint_newer)
-    if code in _TRANSIENT:
-        return Outcome(Action.RETRY, cause)
-    if code in _WRITTEN_PERHAPS:
-        return Outcome(Action.RETRY, cause, possibly_written=True)
-    if code in (_MESSAGE_TOO_LARGE, _RECORD_LIST_TOO_LARGE):
-        return _too_large(attempt)
-    if code == _OUT_OF_ORDER_SEQUENCE_NUMBER and attempt.idempotent and not attempt.is_next_expected:
-        # A batch before this one is being retried; the broker takes this one after it.
-        return Outcome(Action.RETRY, cause, spends_retry=False)
-    return Outcome(Action.FAIL, cause)
-
-
-def _too_large(attempt: Attempt) -> Outcome:
-    if attempt.record_count > 1 and not attempt.possibly_written:
-        return Outcome(Action.SPLIT, spends_retry=False)
-    if attempt.record_count > 1:
-        return Outcome(Action.FAIL, _cause(attempt))
-    return Outcome(
-        Action.FAIL,
-        RecordTooLargeError(
-            f"a record of {attempt.size} bytes (compressed, with its batch header) is larger than the broker "
-            f"takes for {attempt.partition}; raise the topic's max.message.bytes or send smaller records"
-        ),
-    )
+    """Decides by error code; an answer that the table does not know fails the batch, naming the code."""
+    if attempt.base_offset >= 0 and not attempt.possibly_written:
+        # A leader that lost its place while it waited for replicas answers as one that never had it, but
+        # tells the offset (DelayedProduce).
+        attempt = replace(attempt, possibly_written=True)
+    outcome = RULES.get(attempt.error_code, _fail)(attempt, _cause(attempt))
+    if attempt.possibly_written and not outcome.possibly_written:
+        return replace(outcome, possibly_written=True)
+    return outcome
 
 
 def classify_failure(cause: Exception, *, possibly_sent: bool) -> Outcome:
@@ -141,11 +206,14 @@ def is_final(cause: Exception) -> bool:
 
 
 def expiry(
-    partition: TopicPartition, timeout_ms: float, attempts: int, last: Exception | None
+    partition: TopicPartition, timeout_ms: float, attempts: int, last: Exception | str | None
 ) -> DeliveryError:
-    """delivery.timeout.ms has passed; after an attempt nobody knows whether the batch was written."""
+    """delivery.timeout.ms has passed; after an attempt nobody knows whether the batch was written.
+
+    ``last`` is the last attempt's error, or what kept the batch from being sent.
+    """
     tried = f"after {attempts} attempt(s)" if attempts else "before it could be sent"
-    reason = f"; last error: {last}" if last is not None else ""
+    reason = f"; last error: {last}" if last else ""
     return DeliveryError(
         f"a batch for {partition} was not acknowledged within kafka.delivery.timeout.ms = "
         f"{timeout_ms:.0f} ms, {tried}{reason}"

@@ -1,12 +1,16 @@
-"""The idempotent producer: its id, and each partition's sequence numbers (KIP-98).
+"""The idempotent producer: its id and epoch, and each partition's sequence numbers (KIP-98, KIP-360).
 
-A failed batch fails its task, whose producer is then discarded with its id. So within one identity every
-sequence that was given out is sent until it is acknowledged, and none is ever changed or given twice.
+A sequence that was given out stays with its batch until that is acknowledged. The one exception is a restart:
+where a broker has lost its place, a partition's batches that were surely not written are numbered anew from 0
+under the next epoch, once none of them is in flight.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
+
+from kafka.errors import for_code
 
 from kafka_sink.accumulator.producer_batch import ProducerBatch
 from kafka_sink.backoff import ExponentialBackoff
@@ -18,31 +22,44 @@ from kafka_sink.records import batch_header
 # Brokers remember this many batches of a producer and partition for finding duplicates.
 MAX_IN_FLIGHT = 5
 _SEQUENCE_RANGE = 1 << 31
+_LAST_EPOCH = (1 << 15) - 1
+# Far below any producer.id.expiration.ms: after this a broker may have forgotten the producer.
+_ESTABLISHED_MS = 300_000.0
 # CLUSTER_AUTHORIZATION_FAILED, TRANSACTIONAL_ID_AUTHORIZATION_FAILED, UNSUPPORTED_VERSION
 _FINAL_ERRORS = frozenset({31, 53, 35})
+_NOBODY = (batch_header.NO_PRODUCER_ID, batch_header.NO_PRODUCER_EPOCH)
 
 
 class _Sequence:
-    __slots__ = ("established", "next", "unacknowledged")
+    """One partition's numbers. ``owner`` is the id and epoch that they belong to."""
+
+    __slots__ = ("established_until_ms", "last_offset", "next", "owner", "restarts", "unacknowledged")
 
     def __init__(self) -> None:
+        self.owner = _NOBODY
         self.next = 0
-        # The broker has acknowledged a batch, so it knows this producer's sequence.
-        self.established = False
-        self.unacknowledged: deque[int] = deque()
+        # A broker that has acknowledged a batch knows this producer's sequence, until it may have forgotten.
+        self.established_until_ms = -math.inf
+        self.last_offset = -1
+        self.restarts = 0
+        # Batches with a sequence and without an acknowledgement, in sequence order.
+        self.unacknowledged: deque[ProducerBatch] = deque()
 
 
 class ProducerIdentity:
     """Used by the sender's thread only. Times are milliseconds."""
 
     def __init__(self, backoff: ExponentialBackoff) -> None:
-        self.producer_id = batch_header.NO_PRODUCER_ID
-        self.producer_epoch = batch_header.NO_PRODUCER_EPOCH
+        self.producer_id, self.producer_epoch = _NOBODY
+        self.last_error: str | None = None
         self._backoff = backoff
         self._failures = 0
         self._not_before_ms = 0.0
         self._requested = False
         self._sequences: dict[TopicPartition, _Sequence] = {}
+        self._to_restart: set[TopicPartition] = set()
+
+    # -- the id -----------------------------------------------------------------------------------
 
     @property
     def ready(self) -> bool:
@@ -55,7 +72,7 @@ class ProducerIdentity:
 
     def retry_delay_ms(self, now_ms: float) -> float:
         """Until may_request may be true; infinite while a request is under way."""
-        return float("inf") if self._requested else max(0.0, self._not_before_ms - now_ms)
+        return math.inf if self._requested else max(0.0, self._not_before_ms - now_ms)
 
     def requested(self) -> None:
         """A request is under way."""
@@ -66,72 +83,149 @@ class ProducerIdentity:
         self._requested = False
         if answer.error_code in _FINAL_ERRORS:
             return DeliveryError(
-                f"the broker gave no producer id (error {answer.error_code}); "
+                f"the broker gave no producer id ({_named(answer.error_code)}); "
                 "grant IdempotentWrite or Write, or set kafka.enable.idempotence=false"
             )
         if answer.error_code:
-            self.on_failure(now_ms)
+            self.on_failure(now_ms, _named(answer.error_code))
             return None
+        self._failures = 0
+        self.last_error = None
         self.producer_id, self.producer_epoch = answer.producer_id, answer.producer_epoch
         return None
 
-    def on_failure(self, now_ms: float) -> None:
+    def on_failure(self, now_ms: float, cause: object) -> None:
         """No id yet; ask again after the backoff."""
         self._requested = False
         self._failures += 1
+        self.last_error = f"no producer id yet: {cause}"
         self._not_before_ms = now_ms + self._backoff.delay_ms(self._failures)
 
-    def may_send(self, batch: ProducerBatch) -> bool:
+    # -- sequences --------------------------------------------------------------------------------
+
+    def may_send(self, batch: ProducerBatch, now_ms: float) -> bool:
         """Whether the batch may go now without risk to the partition's order.
 
-        What was sent before goes again only as the first in line. A partition's first batch goes
-        alone: a broker without state of this producer takes any sequence for the first, so a second
-        batch that overtakes a refused first one would be written before it (seen on a real broker
-        that answered NOT_LEADER_OR_FOLLOWER to the first batch of a new topic only).
+        What was sent before goes again only as the first in line. A partition's first batch, and the first
+        after an error, goes alone: a broker without state of this producer takes any sequence for the
+        first, so a second batch that overtakes a refused first one would be written before it (seen on a
+        real broker that answered NOT_LEADER_OR_FOLLOWER to the first batch of a new topic only).
         """
         sequence = self._sequences.get(batch.partition)
         if sequence is None or not sequence.unacknowledged:
             return True
+        if batch.partition in self._to_restart:
+            return False
         if batch.base_sequence != batch_header.NO_SEQUENCE:
-            return sequence.unacknowledged[0] == batch.base_sequence
-        return sequence.established and len(sequence.unacknowledged) < MAX_IN_FLIGHT
+            return sequence.unacknowledged[0] is batch
+        return now_ms < sequence.established_until_ms and len(sequence.unacknowledged) < MAX_IN_FLIGHT
 
     def assign(self, batch: ProducerBatch) -> bool:
-        """Gives a batch its id and sequence, once. True where it got them now."""
+        """Gives a batch its id, epoch and sequence, once. True where it got them now."""
         if batch.base_sequence != batch_header.NO_SEQUENCE:
             return False
         sequence = self._sequences.setdefault(batch.partition, _Sequence())
-        batch.producer_id = self.producer_id
-        batch.producer_epoch = self.producer_epoch
+        current = (self.producer_id, self.producer_epoch)
+        if sequence.owner != current and not sequence.unacknowledged:
+            # What another partition's restart has left behind: followed when nothing is under way here.
+            sequence.owner = current
+            sequence.next = 0
+            sequence.established_until_ms = -math.inf
+        batch.producer_id, batch.producer_epoch = sequence.owner
         batch.base_sequence = sequence.next
-        sequence.unacknowledged.append(sequence.next)
+        sequence.unacknowledged.append(batch)
         sequence.next = (sequence.next + batch.record_count) % _SEQUENCE_RANGE
         return True
 
-    def acknowledged(self, batch: ProducerBatch) -> None:
-        """The broker has the batch."""
+    def acknowledged(self, batch: ProducerBatch, last_offset: int, now_ms: float) -> None:
+        """The broker has the batch; ``last_offset`` is its last record's, -1 where unknown."""
         sequence = self._sequences[batch.partition]
-        sequence.established = True
-        if batch.base_sequence in sequence.unacknowledged:
-            sequence.unacknowledged.remove(batch.base_sequence)
+        sequence.established_until_ms = now_ms + _ESTABLISHED_MS
+        sequence.last_offset = max(sequence.last_offset, last_offset)
+        if batch not in sequence.unacknowledged:
+            return
+        for earlier in sequence.unacknowledged:
+            if earlier is batch:
+                break
+            # A broker takes sequences in order, so it has these too; their own answers are late or lost.
+            earlier.possibly_written = True
+        sequence.unacknowledged.remove(batch)
+
+    def refused(self, batch: ProducerBatch) -> None:
+        """An attempt failed: until the next acknowledgement the partition's batches go one by one."""
+        self._sequences[batch.partition].established_until_ms = -math.inf
 
     def is_next(self, batch: ProducerBatch) -> bool:
         """Whether every earlier batch of the partition is acknowledged."""
         sequence = self._sequences.get(batch.partition)
-        return (
-            sequence is not None
-            and bool(sequence.unacknowledged)
-            and sequence.unacknowledged[0] == batch.base_sequence
-        )
+        return sequence is not None and bool(sequence.unacknowledged) and sequence.unacknowledged[0] is batch
+
+    def last_acknowledged_offset(self, partition: TopicPartition) -> int:
+        """The last offset that a broker told of this producer's records, -1 where none."""
+        sequence = self._sequences.get(partition)
+        return -1 if sequence is None else sequence.last_offset
+
+    def restarted(self, partition: TopicPartition) -> bool:
+        """Whether the partition's sequences were restarted and nothing was acknowledged since."""
+        sequence = self._sequences.get(partition)
+        return sequence is not None and sequence.restarts > 0 and sequence.established_until_ms == -math.inf
 
     def replaced(self, batch: ProducerBatch, pieces: list[ProducerBatch]) -> None:
         """A batch that was surely not written goes on in pieces, which share its sequences."""
         sequence = self._sequences[batch.partition]
-        place = sequence.unacknowledged.index(batch.base_sequence)
+        place = sequence.unacknowledged.index(batch)
         del sequence.unacknowledged[place]
         at = batch.base_sequence
         for offset, piece in enumerate(pieces):
             piece.producer_id, piece.producer_epoch = batch.producer_id, batch.producer_epoch
             piece.base_sequence = at
-            sequence.unacknowledged.insert(place + offset, at)
+            sequence.unacknowledged.insert(place + offset, piece)
             at = (at + piece.record_count) % _SEQUENCE_RANGE
+
+    # -- restarts ---------------------------------------------------------------------------------
+
+    def request_restart(self, partition: TopicPartition) -> None:
+        """The broker and this producer disagree about the partition's next sequence."""
+        self._to_restart.add(partition)
+
+    def unresolved(self, partition: TopicPartition) -> list[ProducerBatch]:
+        """Batches of the partition that may have been written, which no restart may number anew."""
+        return [batch for batch in self._sequences[partition].unacknowledged if batch.possibly_written]
+
+    def restarts_due(self) -> list[TopicPartition]:
+        """Partitions to restart of which nothing is in flight."""
+        return [
+            partition
+            for partition in self._to_restart
+            if not any(batch.request_references for batch in self._sequences[partition].unacknowledged)
+        ]
+
+    def restart(self, partition: TopicPartition) -> None:
+        """Numbers a partition anew from 0 under the next epoch, or a new id after the last epoch.
+
+        Raises KafkaSinkError, changing nothing, where a batch of it is in flight or may have been written.
+        """
+        sequence = self._sequences[partition]
+        if any(batch.request_references or batch.possibly_written for batch in sequence.unacknowledged):
+            raise KafkaSinkError(f"{partition} has unresolved batches, which keep their sequences")
+        for batch in sequence.unacknowledged:
+            batch.base_sequence = batch_header.NO_SEQUENCE
+            batch.producer_id, batch.producer_epoch = _NOBODY
+        sequence.unacknowledged.clear()
+        sequence.owner = _NOBODY
+        sequence.restarts += 1
+        sequence.established_until_ms = -math.inf
+        self._to_restart.discard(partition)
+        if self.producer_epoch >= _LAST_EPOCH:
+            self.producer_id, self.producer_epoch = _NOBODY
+        elif self.ready:
+            self.producer_epoch += 1
+
+    @property
+    def settled(self) -> bool:
+        """Whether every sequence is acknowledged: only then may another task go on with the id."""
+        return not self._to_restart and not any(s.unacknowledged for s in self._sequences.values())
+
+
+def _named(code: int) -> str:
+    return f"{for_code(code).__name__}, error {code}"

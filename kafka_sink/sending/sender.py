@@ -10,17 +10,25 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from kafka_sink.accumulator.producer_batch import ProducerBatch
 from kafka_sink.accumulator.record_accumulator import PartitionQueue, RecordAccumulator
 from kafka_sink.backoff import ExponentialBackoff
 from kafka_sink.errors import KafkaSinkError
-from kafka_sink.network.client import NetworkClient, NetworkEvent, RequestFailed, ResponseReceived
+from kafka_sink.network.client import (
+    NetworkClient,
+    NetworkEvent,
+    NodeDisconnected,
+    RequestFailed,
+    ResponseReceived,
+)
 from kafka_sink.sending import outcomes
 from kafka_sink.sending.batch_completion import BatchCompletion
 from kafka_sink.sending.cluster_view import ClusterView
 from kafka_sink.sending.control_requests import ControlRequests
 from kafka_sink.sending.deliveries import Deliveries
+from kafka_sink.sending.node_availability import NodeAvailability
 from kafka_sink.sending.observer import NoObserver, SendObserver
 from kafka_sink.sending.produce_requests import ProduceRequests, ProduceTag
 from kafka_sink.sending.producer_identity import ProducerIdentity
@@ -46,6 +54,7 @@ class Sender(threading.Thread):
     ) -> None:
         super().__init__(name="kafka-chunked-sender", daemon=True)
         self.crash: BaseException | None = None
+        self.availability = NodeAvailability(settings.availability_timeout_ms)
         self._settings = settings
         self._accumulator = accumulator
         self._cluster = cluster
@@ -53,10 +62,13 @@ class Sender(threading.Thread):
         self._identity = identity
         self._clock_ms = clock_ms
         self._observer: SendObserver = observer or NoObserver()
-        self._completion = BatchCompletion(settings, accumulator, cluster, identity, backoff, self._observer)
+        self._completion = BatchCompletion(
+            settings, accumulator, cluster, identity, backoff, self._observer, network.connection_errors
+        )
         self._control = ControlRequests(settings, cluster, network, identity)
         self._requests = ProduceRequests(settings, cluster, network, identity)
         self._closing = False
+        self._task_ended = False
         self._known_version = -1
 
     @property
@@ -77,21 +89,26 @@ class Sender(threading.Thread):
                 self.run_once(self._clock_ms())
         except Exception as error:  # noqa: BLE001 - whatever it is, the waiting task must hear of it
             self.crash = error
-            _log.exception("the sender stopped on an unexpected error")
-            self.deliveries.failed(None, 0, KafkaSinkError(f"the sender stopped: {error!r}"))
-            with self._accumulator.lock:
-                self._accumulator.completed.notify_all()
+            if isinstance(error, KafkaSinkError):
+                self.deliveries.failed(None, 0, error)
+            else:
+                _log.exception("the sender stopped on an unexpected error")
+                self.deliveries.failed(None, 0, KafkaSinkError(f"the sender stopped: {error!r}"))
         finally:
             self._network.close()
+            # A task that lives may be writing into what it has leased.
+            self._completion.abandon(end_leases=self._task_ended)
 
     def run_once(self, now_ms: float) -> None:
         """One pass; blocks in the network poll until something can happen."""
         delay = min(_LONGEST_POLL_MS, self._completion.expire(now_ms))
+        self._completion.restart_sequences()
         self._refresh_nodes()
         delay = min(delay, self._control.refresh_metadata(now_ms))
         if self._identity is not None and not self._identity.ready:
             delay = min(delay, self._control.refresh_producer_id(now_ms))
-        else:
+        elif not self.deliveries.lost:
+            # A lost task is run again by Spark: whatever else of it is sent now, is doubled then.
             delay = min(delay, self._send_ready(now_ms))
         for event in self._network.poll(max(delay, 0.0), now_ms):
             self._handle(event, self._clock_ms())
@@ -101,11 +118,30 @@ class Sender(threading.Thread):
         self._network.wakeup()
 
     def close(self, timeout_ms: float) -> None:
-        """Ends the thread; batches without an answer stay without one."""
+        """Ends the thread; batches without an answer fail. Called once the task appends no more.
+
+        Where the thread does not end in time it gives everything back when it does.
+        """
+        self._task_ended = True
         self._closing = True
         self._network.wakeup()
         if self.is_alive():
             self.join(timeout_ms / 1000)
+        if not self.is_alive():
+            # What was leased when the thread ended by itself.
+            self._completion.abandon(end_leases=True)
+
+    @property
+    def settled(self) -> bool:
+        """Whether all went well and nothing is under way, so that another task may go on from here."""
+        unfinished = self._accumulator.incomplete or self._accumulator.holds_memory
+        identity = self._identity
+        return (
+            self.is_alive()
+            and not self.deliveries.lost
+            and not unfinished
+            and (identity is None or identity.settled)
+        )
 
     def _refresh_nodes(self) -> None:
         if self._cluster.version != self._known_version:
@@ -122,16 +158,19 @@ class Sender(threading.Thread):
             self._cluster.mark_stale(topic, now_ms)
         if check.unknown_leaders:
             delay = min(delay, self._cluster.next_request_delay_ms(now_ms))
+        taking = {node for node in check.nodes if self._network.ready(node, now_ms)}
+        self.availability.observe(check.nodes.keys() - taking, taking, now_ms)
         for node, queues in check.nodes.items():
-            if not self._network.ready(node, now_ms):
+            if node in taking:
+                delay = min(delay, self._produce(node, queues, now_ms))
+            else:
                 delay = min(delay, self._network.ready_delay_ms(node, now_ms))
-                continue
-            delay = min(delay, self._produce(node, queues, now_ms))
         return delay
 
     def _produce(self, node: int, queues: Sequence[PartitionQueue], now_ms: float) -> float:
         """Sends one request; 0 where more may be waiting for the same broker."""
-        taken = self._accumulator.drain(node, queues, self._settings.max_request_size, self._may_send)
+        most = self._settings.max_request_size
+        taken = self._accumulator.drain(node, queues, most, partial(self._may_send, now_ms))
         if not taken:
             return math.inf
         request = self._requests.build(node, taken, now_ms)
@@ -139,8 +178,8 @@ class Sender(threading.Thread):
         self._network.send(node, request, now_ms)
         return 0.0
 
-    def _may_send(self, batch: ProducerBatch) -> bool:
-        return self._identity is None or self._identity.may_send(batch)
+    def _may_send(self, now_ms: float, batch: ProducerBatch) -> bool:
+        return self._identity is None or self._identity.may_send(batch, now_ms)
 
     # -- what the network reports -------------------------------------------------------------------
 
@@ -159,3 +198,15 @@ class Sender(threading.Thread):
                 self._control.on_failure(event, now_ms)
             if outcomes.is_final(event.cause):
                 self._completion.fail_all(event.cause)
+        elif isinstance(event, NodeDisconnected):
+            self._on_disconnect(event)
+
+    def _on_disconnect(self, event: NodeDisconnected) -> None:
+        """Trying again is of no use where every address refuses this client for good."""
+        if not outcomes.is_final(event.cause):
+            return
+        errors = self._network.connection_errors()
+        bootstrap = [errors.get(node) for node in self._network.bootstrap_nodes()]
+        others_left = any(error is None or not outcomes.is_final(error) for error in bootstrap)
+        if event.node_id >= 0 or not others_left:
+            self._completion.fail_all(event.cause)

@@ -20,4 +20,5 @@ class SenderSettings:
     allow_auto_create_topics: bool
     rebootstrap: bool = True
     rebootstrap_trigger_ms: float = 300_000.0
+    availability_timeout_ms: float = 0.0
     transactional_id: str | None = None

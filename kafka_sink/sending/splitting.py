@@ -5,36 +5,53 @@ Rare and bounded by one batch, so this walks over records one by one.
 
 from __future__ import annotations
 
-from kafka_sink.accumulator.batch_buffer import BufferAllocator
+from collections.abc import Iterator
+
+from kafka_sink.accumulator.batch_buffer import BatchBuffer, BufferAllocator
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
 from kafka_sink.records import batch_header, varint
 from kafka_sink.records.compression import CompressionRatios, decompress
 
+# A record's timestamp delta, and its bytes after the offset delta.
+Record = tuple[int, memoryview]
+
 
 def split_batch(batch: ProducerBatch, batch_size: int, allocator: BufferAllocator) -> list[ProducerBatch]:
     """Sealed pieces in order. A piece holds up to ``batch_size`` raw bytes, or half the records when
-    that would be the batch again; at least one record each."""
+    that would be the batch again; at least one record each.
+
+    Raises BufferExhaustedError, holding nothing, where there is no memory for them.
+    """
     raw = decompress(b"".join(batch.buffer.views(batch_header.SIZE)), batch.compression, batch.raw_bytes)
     records = _records(memoryview(raw), batch.record_count)
     limit = batch_size - batch_header.SIZE
     if sum(len(body) for _, body in records) <= limit:
         limit = -(-sum(len(body) for _, body in records) // 2)
     pieces: list[ProducerBatch] = []
-    group: list[tuple[int, memoryview]] = []
-    size = 0
-    for record in records:
-        if group and size + len(record[1]) > limit:
+    try:
+        for group in _groups(records, limit):
             pieces.append(_piece(batch, group, allocator))
-            group, size = [], 0
-        group.append(record)
-        size += len(record[1])
-    pieces.append(_piece(batch, group, allocator))
-    for index, piece in enumerate(pieces):
-        piece.ordinal = (*batch.ordinal, index)
+            pieces[-1].ordinal = (*batch.ordinal, len(pieces) - 1)
+    except BaseException:
+        for piece in pieces:
+            piece.buffer.release()
+        raise
     return pieces
 
 
-def _records(raw: memoryview, count: int) -> list[tuple[int, memoryview]]:
+def _groups(records: list[Record], limit: int) -> Iterator[list[Record]]:
+    group: list[Record] = []
+    size = 0
+    for record in records:
+        if group and size + len(record[1]) > limit:
+            yield group
+            group, size = [], 0
+        group.append(record)
+        size += len(record[1])
+    yield group
+
+
+def _records(raw: memoryview, count: int) -> list[Record]:
     """Per record: its timestamp delta, and its bytes after the offset delta."""
     found = []
     at = 0
@@ -48,9 +65,7 @@ def _records(raw: memoryview, count: int) -> list[tuple[int, memoryview]]:
     return found
 
 
-def _piece(
-    parent: ProducerBatch, group: list[tuple[int, memoryview]], allocator: BufferAllocator
-) -> ProducerBatch:
+def _piece(parent: ProducerBatch, group: list[Record], allocator: BufferAllocator) -> ProducerBatch:
     base = group[0][0]
     encoded = bytearray()
     for offset, (timestamp, rest) in enumerate(group):
@@ -58,6 +73,17 @@ def _piece(
         encoded += varint.scalar(len(head) + len(rest)) + head + rest
     # The ratio has just proved wrong, so the piece is reserved for as if nothing shrank.
     buffer = allocator.open_overflow(batch_header.SIZE + len(encoded) + 64)
+    try:
+        return _filled(parent, group, encoded, buffer)
+    except BaseException:
+        buffer.release()
+        raise
+
+
+def _filled(
+    parent: ProducerBatch, group: list[Record], encoded: bytearray, buffer: BatchBuffer
+) -> ProducerBatch:
+    base = group[0][0]
     piece = ProducerBatch(
         parent.partition,
         buffer,

@@ -1,0 +1,475 @@
+"""The batch lifecycle under every order of append, drain, answer, error, split, expiry, mute and close.
+
+The last test shows what this would find: each of its bugs, put into the code, breaks an invariant.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from kafka_sink.accumulator import producer_batch, record_accumulator
+from kafka_sink.accumulator.producer_batch import BatchState, IllegalTransitionError, ProducerBatch
+from kafka_sink.accumulator.record_accumulator import PartitionQueue, RecordAccumulator
+from kafka_sink.errors import DeliveryError
+from kafka_sink.model import TopicPartition
+from kafka_sink.records import batch_header
+from kafka_sink.sending import outcomes
+from kafka_sink.sending.batch_completion import BatchCompletion
+from kafka_sink.sending.producer_identity import ProducerIdentity
+from tests.sending.lifecycle_model import NODES, PARTITIONS, TOPIC, Model, rows_in
+
+# Refusals without an append, also of what was appended before; answers of unknown meaning; ends.
+PASSING = (3, 5, 6, 19, 74)
+LIES = (10, 45, 59)
+UNREAD = ("lost", "late", "unsent")
+REFUSED = PASSING + LIES
+UNKNOWN = (-1, 7, 20, 56)
+FINAL = (29, 87)
+
+nodes = st.integers(0, NODES - 1)
+partitions = st.integers(0, PARTITIONS - 1)
+# A sender's step that may fall between the planning and the writing of rows.
+STEPS: dict[str, Callable[[Model], None]] = {
+    "nothing": lambda model: None,
+    "send": Model.send,
+    "arrive": lambda model: [model.arrive(node, 0, append=True) for node in range(NODES)] and None,
+    "respond": lambda model: [model.respond(node) for node in range(NODES)] and None,
+    "cut": lambda model: model.disconnect(0, unread="lost"),
+    "expire": lambda model: setattr(model, "now", model.now + 4_000) or model.expire(),
+    "fail all": Model.fail_all,
+}
+
+
+class Lifecycle(RuleBasedStateMachine):
+    """Steps in any order; invariants after each; at the end faults cease and everything must add up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = Model()
+
+    def _going(self) -> bool:
+        return not self.model.closed and not self.model.exhausted
+
+    @precondition(_going)
+    @rule(
+        rows=st.lists(partitions, min_size=1, max_size=8),
+        size=st.sampled_from([5, 60, 300]),
+        steps=st.lists(st.sampled_from(sorted(set(STEPS) - {"fail all"})), max_size=3),
+    )
+    def append(self, rows: list[int], size: int, steps: list[str]) -> None:
+        self.model.append(rows, size, lambda: [STEPS[step](self.model) for step in steps] and None)
+
+    @precondition(_going)
+    @rule()
+    def flush(self) -> None:
+        self.model.flush()
+
+    @precondition(_going)
+    @rule(times=st.integers(1, 4))
+    def send(self, times: int) -> None:
+        for _ in range(times):
+            self.model.send()
+
+    @rule(node=nodes, times=st.integers(1, 4))
+    def arrive_well(self, node: int, times: int) -> None:
+        for _ in range(times):
+            self.model.arrive(node, 0, append=True)
+
+    @rule(node=nodes, code=st.sampled_from(REFUSED))
+    def arrive_refused(self, node: int, code: int) -> None:
+        self.model.arrive(node, code, append=False)
+
+    @rule(node=nodes, code=st.sampled_from(UNKNOWN), append=st.booleans())
+    def arrive_half(self, node: int, code: int, append: bool) -> None:
+        self.model.arrive(node, code, append=append)
+
+    @rule(node=nodes, times=st.integers(1, 4))
+    def respond(self, node: int, times: int) -> None:
+        for _ in range(times):
+            self.model.respond(node)
+
+    @rule(node=nodes, unread=st.sampled_from(UNREAD))
+    def disconnect(self, node: int, unread: str) -> None:
+        self.model.disconnect(node, unread=unread)
+
+    @rule()
+    def zombie(self) -> None:
+        self.model.zombie()
+
+    @rule(partition=partitions, node=nodes)
+    def move_leader(self, partition: int, node: int) -> None:
+        self.model.metadata.leaders[partition] = node
+
+    @rule(partition=partitions)
+    def forget(self, partition: int) -> None:
+        self.model.forget(TopicPartition(TOPIC, partition))
+
+    @rule(partition=partitions, mute=st.booleans())
+    def mute(self, partition: int, mute: bool) -> None:
+        change = self.model.muted.add if mute else self.model.muted.discard
+        change(TopicPartition(TOPIC, partition))
+
+    @rule(wait=st.sampled_from([10.0, 200.0, 1_500.0]))
+    def wait(self, wait: float) -> None:
+        self.model.now += wait
+        self.model.expire()
+
+    # What ends a task is rare, so that most runs get far.
+
+    @rule(node=nodes, code=st.sampled_from(FINAL), chance=st.integers(0, 9))
+    def arrive_final(self, node: int, code: int, chance: int) -> None:
+        if chance == 9:
+            self.model.arrive(node, code, append=False)
+
+    @precondition(_going)
+    @rule(chance=st.integers(0, 19))
+    def expire_all(self, chance: int) -> None:
+        if chance == 19:
+            self.model.expire_while_leased()
+
+    @precondition(_going)
+    @rule(rows=st.lists(partitions, min_size=1, max_size=4), chance=st.integers(0, 19))
+    def fail_all(self, rows: list[int], chance: int) -> None:
+        if chance == 19:
+            self.model.append(rows, 5, self.model.fail_all)
+
+    @precondition(_going)
+    @rule(chance=st.integers(0, 29))
+    def close(self, chance: int) -> None:
+        if chance == 29:
+            self.model.close()
+
+    @invariant()
+    def all_adds_up(self) -> None:
+        self.model.check()
+
+    def teardown(self) -> None:
+        if self._going():
+            self.model.settle()
+        self.model.check_end()
+
+
+def test_no_order_of_events_loses_or_doubles_anything() -> None:
+    """Shallow runs, which hypothesis varies and shrinks."""
+    run_state_machine_as_test(
+        Lifecycle,
+        settings=settings(
+            max_examples=150,
+            stateful_step_count=40,
+            deadline=None,
+            database=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+
+
+def walk(seed: int, steps: int = 120) -> Model:
+    """A long run with faults that come in spells. The seed is all that a failure needs.
+
+    In half of the runs brokers are honest: refusals are passing and true. Those must lose nothing at all.
+    """
+    chance = random.Random(seed)
+    honest = chance.random() < 0.5
+    model = Model(2_000 if honest else chance.choice([500, 2_000]))
+    often = chance.choice([0.3, 1.0, 3.0])
+    lies, ends = (0.0, 0.0) if honest else (often, chance.choice([0, 0, 1]))
+    weighted: list[tuple[float, Callable[[], Any]]] = [
+        (8, lambda: _append(model, chance)),
+        (1, model.flush),
+        (10, model.send),
+        (10, lambda: model.arrive(_node(chance), 0, append=True)),
+        (10, lambda: model.respond(_node(chance))),
+        (3, lambda: setattr(model, "now", model.now + chance.choice([5, 20, 100]))),
+        (1, model.expire),
+        (0.5, lambda: _mute(model, chance)),
+        (often, lambda: model.arrive(_node(chance), chance.choice(PASSING), append=False)),
+        (
+            often / 2,
+            lambda: model.arrive(_node(chance), chance.choice(UNKNOWN), append=chance.random() < 0.5),
+        ),
+        (often / 2, lambda: model.disconnect(_node(chance), unread=chance.choice(UNREAD))),
+        (often / 2, model.zombie),
+        (often / 4, lambda: _move_leader(model, chance)),
+        (lies, lambda: model.arrive(_node(chance), chance.choice(LIES), append=False)),
+        (lies / 2, lambda: model.forget(_partition(chance))),
+        (0.1 * ends, lambda: _append(model, chance, model.fail_all)),
+        (0.3 * ends, model.expire_while_leased),
+        (0.1 * ends, lambda: model.arrive(_node(chance), chance.choice(FINAL), append=False)),
+        (0.05 * ends, model.close),
+    ]
+    weights = [weight for weight, _ in weighted]
+    for _ in range(steps):
+        if model.closed or model.exhausted:
+            break
+        chance.choices(weighted, weights)[0][1]()
+        model.check()
+    if not model.closed and not model.exhausted:
+        model.settle()
+    assert not (honest and model.completion.deliveries.lost), "passing faults cost the task"
+    model.check_end()
+    return model
+
+
+def walk_many(runs: int) -> None:
+    for seed in range(runs):
+        walk(seed)
+
+
+def _node(chance: random.Random) -> int:
+    return chance.randrange(NODES)
+
+
+def _partition(chance: random.Random) -> TopicPartition:
+    return TopicPartition(TOPIC, chance.randrange(PARTITIONS))
+
+
+def _append(model: Model, chance: random.Random, step: Callable[[], Any] | None = None) -> None:
+    rows = [chance.randrange(PARTITIONS) for _ in range(chance.randint(1, 6))]
+    names = [name for name in STEPS if name not in ("fail all", "expire")]
+    if step is None:
+        steps = [partial(STEPS[chance.choice(names)], model) for _ in range(chance.randrange(3))]
+    else:
+        steps = [step]
+    model.append(rows, chance.choice([5, 60, 300]), lambda: [one() for one in steps] and None)
+
+
+def _move_leader(model: Model, chance: random.Random) -> None:
+    model.metadata.leaders[chance.randrange(PARTITIONS)] = chance.randrange(NODES)
+
+
+def _mute(model: Model, chance: random.Random) -> None:
+    partition = _partition(chance)
+    if partition in model.muted:
+        model.muted.discard(partition)
+    else:
+        model.muted.add(partition)
+
+
+def test_long_runs_lose_and_double_nothing() -> None:
+    """Deep ones; also that they come by what they are for."""
+    seen: Counter[str] = Counter()
+    for seed in range(500):
+        model = walk(seed)
+        deliveries = model.completion.deliveries
+        seen["rows"] += len(model.acknowledged)
+        seen["lost"] += deliveries.lost
+        seen["splits"] += deliveries.splits > 0
+        seen["retries"] += deliveries.retries > 0
+        seen["restarts"] += model.identity.producer_epoch > 0
+        seen["healthy after faults"] += deliveries.retries > 0 and not deliveries.lost
+    assert seen["rows"] > 20_000, seen
+    assert min(seen.values()) >= 20, seen
+
+
+Bug = Callable[[pytest.MonkeyPatch], Any]
+
+
+def _memory_goes_back_at_expiry(patch: pytest.MonkeyPatch) -> None:
+    """KAFKA-19012: an expired batch's memory is reused while its request is on the way."""
+
+    def release(batch: ProducerBatch) -> bool:
+        if batch._released or not batch.terminal:
+            return False
+        batch._released = True
+        batch.buffer.release()
+        return True
+
+    patch.setattr(ProducerBatch, "release_if_unused", release)
+
+
+def _leases_do_not_count(patch: pytest.MonkeyPatch) -> None:
+    """The sender fails a batch that the task writes into."""
+    fail = RecordAccumulator.fail
+
+    def failing(self: RecordAccumulator, batch: ProducerBatch, record: Callable[[], None]) -> bool:
+        batch.leased = False
+        return fail(self, batch, record)
+
+    patch.setattr(RecordAccumulator, "fail", failing)
+
+
+def _retries_go_to_the_end(patch: pytest.MonkeyPatch) -> None:
+    def insert(self: RecordAccumulator, queue: PartitionQueue, batch: ProducerBatch) -> None:
+        queue.batches.append(batch)
+        self._waiting[queue.partition] = queue
+
+    patch.setattr(RecordAccumulator, "_insert", insert)
+
+
+def _late_answers_count(patch: pytest.MonkeyPatch) -> None:
+    """A completion after FAILED is taken for the first."""
+
+    def move_to(batch: ProducerBatch, state: BatchState) -> bool:
+        batch.state = state
+        return True
+
+    patch.setattr(ProducerBatch, "move_to", move_to)
+
+
+def _anything_may_be_sent(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ProducerIdentity, "may_send", lambda *arguments: True)
+
+
+def _each_attempt_gets_a_new_sequence(patch: pytest.MonkeyPatch) -> None:
+    assign = ProducerIdentity.assign
+
+    def anew(self: ProducerIdentity, batch: ProducerBatch) -> bool:
+        if batch.attempts:
+            self._sequences[batch.partition].unacknowledged.remove(batch)
+            batch.base_sequence = batch_header.NO_SEQUENCE
+        return assign(self, batch)
+
+    patch.setattr(ProducerIdentity, "assign", anew)
+
+
+def _no_sequences_at_all(patch: pytest.MonkeyPatch) -> None:
+    """Idempotence off: the fake log takes every batch, also twice."""
+    patch.setattr(ProducerIdentity, "assign", lambda self, batch: False)
+    patch.setattr(ProducerIdentity, "acknowledged", lambda *arguments: None)
+    patch.setattr(ProducerIdentity, "refused", lambda *arguments: None)
+
+
+def _restarts_renumber_everything(patch: pytest.MonkeyPatch) -> None:
+    """As Kafka's own client does: also what may have been written gets a new sequence."""
+    patch.setattr(ProducerIdentity, "unresolved", lambda *arguments: [])
+    restart = ProducerIdentity.restart
+
+    def forced(self: ProducerIdentity, partition: TopicPartition) -> None:
+        for batch in self._sequences[partition].unacknowledged:
+            batch.possibly_written = False
+        restart(self, partition)
+
+    patch.setattr(ProducerIdentity, "restart", forced)
+
+
+def _unknown_outcomes_are_forgotten(patch: pytest.MonkeyPatch) -> None:
+    """A batch whose answer was lost counts as surely not written."""
+    original = outcomes.classify_failure
+
+    def forgetful(cause: Exception, *, possibly_sent: bool) -> outcomes.Outcome:
+        return original(cause, possibly_sent=False)
+
+    patch.setattr(outcomes, "classify_failure", forgetful)
+
+
+def _pieces_get_no_sequence(patch: pytest.MonkeyPatch) -> None:
+    """The pieces of a split batch are numbered after what was sent behind it."""
+
+    def replaced(self: ProducerIdentity, batch: ProducerBatch, pieces: list[ProducerBatch]) -> None:
+        self._sequences[batch.partition].unacknowledged.remove(batch)
+
+    patch.setattr(ProducerIdentity, "replaced", replaced)
+
+
+def _split_parents_keep_their_memory(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(producer_batch, "TERMINAL", frozenset({BatchState.SUCCEEDED, BatchState.FAILED}))
+
+
+def _muted_partitions_are_sent(patch: pytest.MonkeyPatch) -> None:
+    ready = RecordAccumulator.ready
+    patch.setattr(RecordAccumulator, "ready", lambda self, leader, now, muted=(): ready(self, leader, now))
+
+
+def _a_failed_batch_stays_queued(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(RecordAccumulator, "_unqueue", lambda *arguments: None)
+
+
+def _a_close_forgets_what_is_in_flight(patch: pytest.MonkeyPatch) -> None:
+    def abandon(
+        self: RecordAccumulator, record: Callable[[ProducerBatch], None], *, end_leases: bool
+    ) -> None:
+        for queue in self._queues.values():
+            for batch in list(queue.batches):
+                self.fail(batch, lambda batch=batch: record(batch))  # type: ignore[misc]
+
+    patch.setattr(record_accumulator.RecordAccumulator, "abandon", abandon)
+
+
+def _expired_batches_vanish(patch: pytest.MonkeyPatch) -> None:
+    """Rows are dropped without a word."""
+    patch.setattr(BatchCompletion, "_record_failure", lambda *arguments: lambda: None)
+
+
+BUGS: list[Bug] = [
+    _memory_goes_back_at_expiry,
+    _leases_do_not_count,
+    _retries_go_to_the_end,
+    _late_answers_count,
+    _anything_may_be_sent,
+    _each_attempt_gets_a_new_sequence,
+    _no_sequences_at_all,
+    _unknown_outcomes_are_forgotten,
+    _pieces_get_no_sequence,
+    _split_parents_keep_their_memory,
+    _muted_partitions_are_sent,
+    _a_failed_batch_stays_queued,
+    _a_close_forgets_what_is_in_flight,
+    _expired_batches_vanish,
+]
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__.strip("_"))
+def test_an_injected_bug_is_found(bug: Bug, monkeypatch: pytest.MonkeyPatch) -> None:
+    bug(monkeypatch)
+    # An invariant of the model, or the batch's own guard.
+    with pytest.raises((AssertionError, IllegalTransitionError)):
+        walk_many(300)
+
+
+def _a_second_batch_in_doubt_behind_one_that_was_refused() -> Model:
+    """Rarer than what runs by chance come by: the broker forgets, refuses a batch and takes the next."""
+    model = Model()
+    for _ in range(3):
+        model.append([0], 5, lambda: None)
+        model.flush()
+        model.send()
+        if model.next_row == 1:
+            model.arrive(0, 0, append=True)
+            model.respond(0)
+    assert len(model.pending) == 2
+    model.forget(TopicPartition(TOPIC, 0))
+    model.arrive(0, 19, append=False)
+    model.arrive(0, 0, append=True)
+    model.respond(0)
+    model.disconnect(0, unread="lost")
+    model.now += 500
+    model.send()
+    model.arrive(0, 0, append=True)
+    model.respond(0)
+    model.now += 500
+    model.send()
+    return model
+
+
+def test_no_restart_while_a_batch_of_the_partition_is_in_doubt() -> None:
+    model = _a_second_batch_in_doubt_behind_one_that_was_refused()
+    model.settle()
+    with pytest.raises(DeliveryError, match=r"t-0 lost its place.*\[1 rows acknowledged, 1 failed"):
+        model.completion.deliveries.raise_failure(model.next_row, model.accumulator.unanswered_records())
+    assert [row for batch in model.logs[TopicPartition(TOPIC, 0)].batches for row in rows_in(batch.data)] == [
+        0,
+        2,
+    ]
+    model.check_end()
+
+
+def test_what_that_prevents(monkeypatch: pytest.MonkeyPatch) -> None:
+    _restarts_renumber_everything(monkeypatch)
+    model = _a_second_batch_in_doubt_behind_one_that_was_refused()
+    with pytest.raises(AssertionError, match="order lost"):
+        model.settle()
