@@ -24,6 +24,7 @@ MAX_RECORDS_PER_BATCH = 1 << 20
 _FIXED_UPPER_BYTES = 1 + 3
 
 _LARGEST_JOIN = int(np.iinfo(np.int32).max)
+_ZERO = varint.same(0)
 _ONE_ZERO_BYTE = pa.array([b"\0"], pa.binary())
 
 Int64s = npt.NDArray[np.int64]
@@ -111,7 +112,7 @@ def upper_bounds(
 
 def varint_widths(values: Int64s) -> Int64s:
     """Bytes of each number as a zigzag varint."""
-    return varint.column(values).widths.astype(np.int64)
+    return np.broadcast_to(varint.column(values).widths, len(values)).astype(np.int64)
 
 
 def _length_width(lengths: Int64s) -> int:
@@ -184,26 +185,24 @@ def _number_columns(
     offsets = varint.column(offset_deltas)
     key = _length_column(None if rows.key is None else [rows.key], rows.key_lengths, rows.order)
     value = _length_column(rows.value, rows.value_lengths, rows.order)
-    prefix_width = timestamps.widths + offsets.widths
-    prefix_width += key.widths
-    prefix_width += np.uint8(1)
+    prefix_width = timestamps.widths + offsets.widths + key.widths + 1
     body = rows.value_lengths + prefix_width
     body += value.widths
     body += rows.key_lengths
     body += 1 if rows.header_lengths is None else rows.header_lengths
     length = varint.column(body)
-    prefix_width += length.widths
-    numbers: list[varint.Column | int] = [length, 0, timestamps, offsets, key]
+    body += length.widths
+    prefix_width = prefix_width + length.widths
+    numbers = [length, _ZERO, timestamps, offsets, key]
     if rows.headers is None:
         # The header count of the record before.
-        numbers.insert(0, 0)
-        prefix_width += np.uint8(1)
-    body += length.widths
+        numbers.insert(0, _ZERO)
+        prefix_width = prefix_width + 1
     if rows.key is None:
-        prefix = _binary(varint.lay_out([*numbers, value], count), prefix_width + value.widths)
+        prefix = _binary(varint.lay_out([*numbers, value], count), prefix_width + value.widths, count)
         return body, prefix, None
-    middle = _binary(varint.lay_out([value], count), value.widths)
-    return body, _binary(varint.lay_out(numbers, count), prefix_width), middle
+    middle = _binary(varint.lay_out([value], count), value.widths, count)
+    return body, _binary(varint.lay_out(numbers, count), prefix_width, count), middle
 
 
 def _length_column(
@@ -211,7 +210,7 @@ def _length_column(
 ) -> varint.Column:
     """A length field: -1 stands for null. ``order`` tells where a length's row stands in the chunks."""
     if chunks is None:
-        return varint.column(np.full(len(lengths), -1, dtype=np.int64))
+        return varint.same(-1)
     if any(chunk.null_count for chunk in chunks):
         nulls = np.concatenate([_nulls(chunk) for chunk in chunks])
         lengths = np.where(nulls if order is None else nulls[order], np.int64(-1), lengths)
@@ -233,9 +232,10 @@ def encode_headers(headers: pa.Array) -> tuple[pa.Array, Int64s]:
     if keys.null_count:
         raise ValueError("a header has a null key")
     count = varint.column(counts)
-    count_bytes = _binary(varint.lay_out([count], len(counts)), count.widths)
+    count_bytes = _binary(varint.lay_out([count], len(counts)), count.widths, len(counts))
+    count_widths = np.broadcast_to(count.widths, len(counts)).astype(np.int64)
     if len(flat) == 0:
-        return count_bytes, count.widths.astype(np.int64)
+        return count_bytes, count_widths
     entries, entry_lengths = _header_entries(_as_binary(keys), _as_binary(values))
     ends = np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(counts)))
     bytes_at = np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(entry_lengths)))
@@ -245,15 +245,15 @@ def encode_headers(headers: pa.Array) -> tuple[pa.Array, Int64s]:
         len(counts),
         [None, pa.py_buffer(bytes_at[ends].astype(np.int32)), entries.buffers()[2]],
     )
-    return _join([count_bytes, grouped]), count.widths + per_row
+    return _join([count_bytes, grouped]), count_widths + per_row
 
 
 def _header_entries(keys: pa.Array, values: pa.Array) -> tuple[pa.Array, Int64s]:
     """One binary per header: key length, key, value length, value."""
     key_lengths, value_lengths = binary_lengths(keys), binary_lengths(values)
     key, value = _length_column([keys], key_lengths), _length_column([values], value_lengths)
-    before = _binary(varint.lay_out([key], len(keys)), key.widths)
-    between = _binary(varint.lay_out([value], len(keys)), value.widths)
+    before = _binary(varint.lay_out([key], len(keys)), key.widths, len(keys))
+    between = _binary(varint.lay_out([value], len(keys)), value.widths, len(keys))
     joined = _join([before, keys, between, _no_nulls(values)])
     return joined, key_lengths + value_lengths + key.widths + value.widths
 
@@ -290,7 +290,10 @@ def _join(parts: list[pa.Array]) -> pa.Array:
     return pc.binary_join_element_wise(*parts, b"")
 
 
-def _binary(data: npt.NDArray[np.uint8], width: npt.NDArray[np.integer]) -> pa.Array:
-    offsets = np.zeros(len(width) + 1, dtype=np.int32)
-    np.cumsum(width, out=offsets[1:])
-    return pa.Array.from_buffers(pa.binary(), len(width), [None, pa.py_buffer(offsets), pa.py_buffer(data)])
+def _binary(data: npt.NDArray[np.uint8], widths: npt.NDArray[np.integer] | int, count: int) -> pa.Array:
+    if isinstance(widths, int):
+        offsets = np.arange(count + 1, dtype=np.int32) * np.int32(widths)
+    else:
+        offsets = np.zeros(count + 1, dtype=np.int32)
+        np.cumsum(widths, out=offsets[1:])
+    return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(data)])

@@ -8,25 +8,40 @@ import numpy as np
 import numpy.typing as npt
 
 _LARGEST_NARROW = (1 << 31) - 1
+_NO_NUMBERS = np.zeros(0, dtype=np.uint32)
 
 Unsigned = npt.NDArray[np.uint64] | npt.NDArray[np.uint32]
+Widths = npt.NDArray[np.uint8] | int
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """Zigzagged numbers with the bytes each takes as a varint (1 to 10)."""
+    """Zigzagged numbers with the bytes each takes as a varint (1 to 10); one int where all take as many.
+
+    ``constant`` is the varint where all numbers are the same, as timestamps and key lengths often are; then
+    ``numbers`` is empty.
+    """
 
     numbers: Unsigned
-    widths: npt.NDArray[np.uint8]
+    widths: Widths
     narrowest: int
     widest: int
+    constant: bytes | None = None
+
+
+def same(value: int) -> Column:
+    """A column of one number in every row."""
+    encoded = scalar(value)
+    return Column(_NO_NUMBERS, len(encoded), len(encoded), len(encoded), encoded)
 
 
 def column(values: npt.NDArray[np.int64]) -> Column:
     """Prepares signed numbers; small magnitudes stay small: 0, -1, 1, -2 become 0, 1, 2, 3."""
     if len(values) == 0:
-        return Column(np.zeros(0, dtype=np.uint32), np.zeros(0, dtype=np.uint8), 1, 1)
+        return same(0)
     low, high = int(values.min()), int(values.max())
+    if low == high:
+        return same(low)
     numbers: Unsigned
     if low >= -_LARGEST_NARROW // 2 and high <= _LARGEST_NARROW // 2:
         # Half the memory traffic; nearly every column of every unit.
@@ -38,14 +53,14 @@ def column(values: npt.NDArray[np.int64]) -> Column:
     # Widths grow with the magnitude, so the widest is at one end of the range.
     widest = max(extremes)
     if widest == 1 or (low >= 0 and extremes[0] == widest) or (high < 0 and extremes[1] == widest):
-        return Column(numbers, np.full(len(values), widest, dtype=np.uint8), widest, widest)
+        return Column(numbers, widest, widest, widest)
     widths = np.ones(len(values), dtype=np.uint8)
     for index in range(1, widest):
         widths += numbers >= numbers.dtype.type(1 << (7 * index))
     return Column(numbers, widths, int(widths.min()), widest)
 
 
-def widths(values: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8] | int:
+def widths(values: npt.NDArray[np.int64]) -> Widths:
     """Bytes of each number as a zigzag varint; one int where all take as many. None may be negative."""
     if len(values) == 0:
         return 1
@@ -58,7 +73,7 @@ def widths(values: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8] | int:
     return found
 
 
-def count_widths(first: int, count: int) -> npt.NDArray[np.uint8] | int:
+def count_widths(first: int, count: int) -> Widths:
     """``widths`` of the numbers ``first``, ``first + 1``, ... ``first + count - 1``, none negative."""
     narrowest, widest = len(scalar(first)), len(scalar(first + max(count - 1, 0)))
     if narrowest == widest:
@@ -92,22 +107,21 @@ def read(data: memoryview, at: int) -> tuple[int, int]:
         shift += 7
 
 
-def lay_out(columns: list[Column | int], rows: int) -> npt.NDArray[np.uint8]:
-    """Every row's varints back to back, rows back to back; an int is one constant byte in each row.
+def lay_out(columns: list[Column], rows: int) -> npt.NDArray[np.uint8]:
+    """Every row's varints back to back, rows back to back.
 
     The columns become a byte matrix in which a varint is as wide as its column's widest; the gaps of
     shorter ones are dropped once at the end. Most columns have one width, so few need the mask.
     """
-    total = sum(1 if isinstance(item, int) else item.widest for item in columns)
+    total = sum(item.widest for item in columns)
     matrix = np.empty((rows, total), dtype=np.uint8)
     mask: npt.NDArray[np.bool_] | None = None
     at = 0
     for item in columns:
-        if isinstance(item, int):
-            matrix[:, at] = item
-            at += 1
-            continue
-        _write_varints(matrix, at, item)
+        if item.constant is not None:
+            matrix[:, at : at + item.widest] = np.frombuffer(item.constant, dtype=np.uint8)
+        else:
+            _write_varints(matrix, at, item)
         if item.narrowest != item.widest:
             if mask is None:
                 mask = np.ones((rows, total), dtype=np.bool_)
@@ -126,6 +140,6 @@ def _write_varints(matrix: npt.NDArray[np.uint8], at: int, item: Column) -> None
             if index + 1 < item.narrowest:
                 septet |= 0x80
             else:
-                septet |= (item.widths > index + 1).view(np.uint8) << 7
+                septet |= np.greater(item.widths, index + 1).view(np.uint8) << 7
             numbers = numbers >> numbers.dtype.type(7)
         matrix[:, at + index] = septet

@@ -42,13 +42,13 @@ def unit_of(
     bases = np.cumsum([0] + [view.partition_count for view in views])
     slots = _slots(rows, sizes, views, bases, partitioner, loads)
     timestamps = rows.timestamps_ms
-    if timestamps is None:
-        timestamps = np.full(rows.num_rows, now_ms, dtype=np.int64)
     if slots.min() != slots.max():
         order = _stable_order(slots, int(bases[-1]))
         slots = slots[order]
         columns = columns.ordered(order)
-        timestamps = timestamps[order]
+        timestamps = None if timestamps is None else timestamps[order]
+    if timestamps is None:
+        timestamps = np.full(rows.num_rows, now_ms, dtype=np.int64)
     changes = np.flatnonzero(slots[1:] != slots[:-1]) + 1
     starts = [0, *changes.tolist()]
     topic_of = np.searchsorted(bases, slots[starts], side="right") - 1
