@@ -129,7 +129,7 @@ def _label(batch_id: int | None) -> str:
 def send_units(
     batches: Iterator[pa.RecordBatch], producer: Sends, plan: ColumnPlan, linger_ms: float
 ) -> None:
-    """Give the rows of all batches to the producer, in order, as units of about 4 MiB.
+    """Give the rows of all batches to the producer, in order, as units of about 2 MiB.
 
     ``plan`` is of the batches as Spark sends them; units hold the columns it uses and no others. Rows wait
     for others no longer than ``linger_ms``, also while Spark has no next batch.

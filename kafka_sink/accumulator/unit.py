@@ -19,7 +19,7 @@ _LEAST_DELTA_BYTES = 3
 
 
 class Unit:
-    """About 4 MiB of rows, ordered by partition; run r is rows ``starts[r]`` to ``starts[r + 1]``.
+    """About 2 MiB of rows, ordered by partition; run r is rows ``starts[r]`` to ``starts[r + 1]``.
 
     ``timestamps`` are milliseconds since the epoch, one per row, in the same order.
     """
