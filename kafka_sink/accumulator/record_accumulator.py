@@ -60,6 +60,8 @@ class RecordAccumulator:
         # Signalled when batches reach a final state; the flushing task waits on it.
         self.completed = threading.Condition(self.lock)
         self.flushing = False
+        # Whether the sender has passed over a leased batch, so that the task must wake it afterwards.
+        self.lease_met = False
         self._queues: dict[TopicPartition, PartitionQueue] = {}
         # Queues that hold batches, so that a check costs what is buffered, not what was ever written.
         self._waiting: dict[TopicPartition, PartitionQueue] = {}
@@ -135,7 +137,10 @@ class RecordAccumulator:
     def _wait_ms(self, queue: PartitionQueue, hurry: bool, now_ms: float) -> float:
         """Until the head batch may go; infinite while something else must happen first."""
         head = queue.batches[0]
-        if head.leased or (self.settings.guarantee_order and queue.in_flight):
+        if head.leased:
+            self.lease_met = True
+            return math.inf
+        if self.settings.guarantee_order and queue.in_flight:
             return math.inf
         if head.attempts:
             return queue.retry_at_ms - now_ms

@@ -43,6 +43,7 @@ class Plan:
 
     segments: list[Segment] = field(default_factory=list)
     full: list[ProducerBatch] = field(default_factory=list)
+    opened: bool = False
     run: int = 0
     row: int = 0
     refused_bytes: int = 0
@@ -225,6 +226,7 @@ class UnitAppender:
                 buffer.release()
             raise
         self._accumulator.enqueue(queue, batch)
+        plan.opened = True
         return batch, end
 
     def _factor(self, ratio: float) -> float:
@@ -266,12 +268,19 @@ class UnitAppender:
     def _fill(self, unit: Unit, plan: Plan) -> None:
         if plan.segments:
             self._encode(unit, plan.segments)
-        with self._accumulator.lock:
+        accumulator = self._accumulator
+        with accumulator.lock:
             for segment in plan.segments:
                 # What was closed stays leased until it is sealed.
                 segment.batch.leased = segment.batch.state is BatchState.CLOSED
+            # The sender sleeps until what it knew of is due: it must hear of a batch that is new, and of one
+            # that it found leased.
+            news = plan.opened or accumulator.lease_met
+            accumulator.lease_met = False
         for batch in plan.full:
             self._seal(batch)
+        if news:
+            self._wake_sender()
 
     def _seal(self, batch: ProducerBatch) -> None:
         batch.seal()

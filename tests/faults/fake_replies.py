@@ -17,6 +17,8 @@ class Reply:
     ``leader``: (node id, epoch) as current_leader of partitions with an error, with its address (KIP-951).
     ``message``: error_message of partitions with an error.
     ``mangle``: from the whole frame, length included, to what is sent instead; b"" is silence.
+    ``tell_offset``: an error beside the offset of what was appended, as from a leader that was deposed while
+    it waited for its replicas. ``log_start_offset``: beside errors; -1 is unknown.
     ``disconnect``: close after that. ``silent``: handle the request, answer nothing, keep the connection.
     """
 
@@ -28,6 +30,8 @@ class Reply:
     leader: tuple[int, int] | None = None
     message: str | None = None
     mangle: Callable[[bytes], bytes] | None = None
+    tell_offset: bool = False
+    log_start_offset: int = -1
     disconnect: bool = False
     silent: bool = False
 

@@ -157,7 +157,7 @@ class FakeState:
             partitions = []
             for row in topic.partition_data:
                 told, offset, leader = self._outcome(node_id, name, code, row, reply)
-                partitions.append(_produce_partition(version, row.index, told, offset, leader, reply.message))
+                partitions.append(_produce_partition(version, row.index, told, offset, leader, reply))
             rows.append(
                 _ProduceTopic(
                     version=version, name=topic.name, topic_id=topic.topic_id, partition_responses=partitions
@@ -198,7 +198,7 @@ class FakeState:
 
 
 def _produce_partition(
-    version: int, index: int, code: int, offset: int, leader: tuple[int, int] | None, message: str | None
+    version: int, index: int, code: int, offset: int, leader: tuple[int, int] | None, reply: Reply
 ) -> Any:
     tagged: dict[str, Any] = {}
     if code and leader is not None and version >= _FIRST_WITH_LEADERS:
@@ -209,11 +209,11 @@ def _produce_partition(
         version=version,
         index=index,
         error_code=code,
-        base_offset=-1 if code else offset,
+        base_offset=-1 if code and not reply.tell_offset else offset,
         log_append_time_ms=_NO_TIMESTAMP,
-        log_start_offset=-1 if code else 0,
+        log_start_offset=reply.log_start_offset if code else 0,
         record_errors=[],
-        error_message=message if code else None,
+        error_message=reply.message if code else None,
         **tagged,
     )
 
