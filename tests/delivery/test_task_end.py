@@ -1,0 +1,292 @@
+"""How a task ends: killed, throttled, on a broker that is too old, with brokers that take nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pyarrow as pa
+import pytest
+
+from kafka_sink.accumulator import unit_appender
+from kafka_sink.accumulator.chunked_buffer import IncrementalAllocator
+from kafka_sink.errors import BrokerVersionError, BufferExhaustedError, DeliveryError
+from kafka_sink.network.client import NetworkClient
+from kafka_sink.producer import PRODUCERS, Producer, TaskProducer
+from kafka_sink.sending.batch_completion import BatchCompletion
+from kafka_sink.sending.producer_identity import ProducerIdentity
+from kafka_sink.sending.sender import Sender
+from tests.delivery.scripted_cluster import (
+    TOPIC,
+    inside,
+    rows,
+    send,
+    sender_threads,
+    task,
+    until,
+    written,
+)
+from tests.faults.fake_broker import INIT_PRODUCER_ID, PRODUCE, FakeCluster
+from tests.faults.fake_replies import Reply, error
+
+
+@pytest.fixture(autouse=True)
+def _no_producer_outlives_its_test() -> Iterator[None]:
+    yield
+    PRODUCERS.close()
+
+
+@pytest.fixture
+def cluster() -> Iterator[FakeCluster]:
+    with FakeCluster({TOPIC: 4}, brokers=2) as running:
+        yield running
+
+
+def connections(cluster: FakeCluster) -> int:
+    with cluster.lock:
+        return sum(len(node.connections) for node in cluster._nodes)
+
+
+def assert_nothing_is_left(cluster: FakeCluster, producer: Producer) -> None:
+    assert sender_threads() == []
+    metrics = producer._accumulator.allocator._pool.metrics()  # type: ignore[attr-defined]
+    assert (metrics.used_bytes, metrics.reserved_bytes, metrics.heap_bytes) == (0, 0, 0)
+    assert metrics.waiting_threads == 0
+    assert not producer._accumulator.holds_memory
+    assert producer._accumulator.incomplete == 0
+    for node in (0, 1):
+        cluster.thaw(node)  # a frozen broker does not look at its connections either
+    until(lambda: connections(cluster) == 0, "the end of all connections")
+
+
+# -- killed -------------------------------------------------------------------------------------------
+
+
+def _in_the_wait_for_memory(cluster: FakeCluster, producer: TaskProducer) -> None:
+    cluster.freeze(0)
+    for start in range(0, 100_000, 200):
+        producer.send(rows(start, 200))
+
+
+def _in_the_wait_for_answers(cluster: FakeCluster, producer: TaskProducer) -> None:
+    cluster.freeze(0)
+    producer.send(rows(0, 50))
+    producer.finish()
+
+
+def _in_the_wait_for_metadata(cluster: FakeCluster, producer: TaskProducer) -> None:
+    cluster.freeze(0)
+    cluster.freeze(1)
+    producer.send(rows(0, 50))
+
+
+@pytest.mark.parametrize(
+    "work",
+    [_in_the_wait_for_memory, _in_the_wait_for_answers, _in_the_wait_for_metadata],
+    ids=lambda w: w.__name__,
+)
+def test_a_task_that_is_interrupted_leaves_nothing_behind(
+    cluster: FakeCluster, work: Callable[[FakeCluster, TaskProducer], None]
+) -> None:
+    seen: list[Producer] = []
+
+    def interrupted() -> None:
+        with task(cluster, buffer_memory=65_536, batch_size=4_096) as producer:
+            seen.append(inside(producer))
+            threading.Timer(0.4, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+            work(cluster, producer)
+
+    started = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert time.monotonic() - started < 5
+    assert_nothing_is_left(cluster, seen[0])
+
+
+def test_a_task_that_dies_while_it_writes_into_batches_leaves_nothing_behind(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Producer] = []
+
+    def dying(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    def interrupted() -> None:
+        with task(cluster) as producer:
+            seen.append(inside(producer))
+            producer.send(rows(0, 50))
+            monkeypatch.setattr(unit_appender.encoder, "encode", dying)
+            producer.send(rows(50, 50))
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert_nothing_is_left(cluster, seen[0])
+
+
+def test_a_sender_that_breaks_down_fails_the_task_and_gives_all_back(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Producer] = []
+
+    def breaking(*_: object) -> None:
+        raise RuntimeError("a bug")
+
+    def run() -> None:
+        with task(cluster) as producer:
+            seen.append(inside(producer))
+            monkeypatch.setattr(BatchCompletion, "on_response", breaking)
+            producer.send(rows(0, 50))
+            producer.finish()
+
+    with pytest.raises(DeliveryError, match=r"the sender stopped: RuntimeError\('a bug'\)"):
+        run()
+    assert_nothing_is_left(cluster, seen[0])
+
+
+def test_a_split_without_memory_fails_the_batch_and_not_the_sender(monkeypatch: pytest.MonkeyPatch) -> None:
+    def exhausted(*_: object) -> None:
+        raise BufferExhaustedError("none left")
+
+    with FakeCluster({TOPIC: 1}, max_message_bytes=400) as cluster:
+        monkeypatch.setattr(IncrementalAllocator, "open_overflow", exhausted)
+        with pytest.raises(DeliveryError, match=r"to t-0 failed.*could not be split: none left.*40 failed"):
+            send(cluster, rows(0, 40))
+
+
+# -- used again, or not -------------------------------------------------------------------------------
+
+
+def test_a_producer_id_serves_the_next_task_while_all_is_well(cluster: FakeCluster) -> None:
+    for start in (0, 5, 10):
+        send(cluster, rows(start, 5))
+    assert written(cluster) == list(range(15))
+    assert len(cluster.received(INIT_PRODUCER_ID)) == 1
+    assert [batch.base_sequence for batch in cluster.batches(TOPIC, 0)] == [0, 5, 10]
+
+
+def test_a_producer_with_something_unresolved_is_not_used_again(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ProducerIdentity, "settled", property(lambda self: False))
+    send(cluster, rows(0, 5))
+    assert sender_threads() == []
+    send(cluster, rows(5, 5))
+    assert len(cluster.received(INIT_PRODUCER_ID)) == 2
+
+
+def test_a_sender_that_died_at_rest_is_replaced(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def breaking(*_: object) -> None:
+        raise OSError("no more sockets")
+
+    send(cluster, rows(0, 5))
+    with monkeypatch.context() as patch:
+        patch.setattr(NetworkClient, "poll", breaking)
+        for thread in sender_threads():
+            assert isinstance(thread, Sender)
+            thread.wakeup()
+            thread.join(10)
+    assert sender_threads() == []
+    assert send(cluster, rows(5, 5)).records == 5
+
+
+# -- throttled ----------------------------------------------------------------------------------------
+
+
+def test_a_throttled_broker_gets_no_request_until_the_time_has_passed(cluster: FakeCluster) -> None:
+    with task(cluster) as producer:
+        cluster.script(PRODUCE, Reply(throttle_ms=500), node_id=0)
+        producer.send(rows(0, 5))
+        until(lambda: not inside(producer)._accumulator.incomplete, "the throttling answer")
+        throttled = time.monotonic()
+        producer.send(rows(5, 5))
+        producer.send(rows(100, 5, partition=1))
+        until(lambda: len(written(cluster, 1)) == 5, "the other broker's rows")
+        assert time.monotonic() - throttled < 0.4
+        assert written(cluster) == [0, 1, 2, 3, 4]
+        producer.finish()
+        assert 0.45 < time.monotonic() - throttled < 3
+    assert written(cluster) == list(range(10))
+
+
+# -- too old ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("versions", [(0, 2), (14, 99), (0, -1)])
+def test_a_broker_without_a_common_version_is_a_final_error(versions: tuple[int, int]) -> None:
+    with FakeCluster({TOPIC: 1}, versions={PRODUCE: versions}) as old:
+        started = time.monotonic()
+        with pytest.raises(
+            DeliveryError, match=r"speaks Produce in versions.*this sink in 3 to 13"
+        ) as caught:
+            send(old, rows(0, 5))
+        assert time.monotonic() - started < 5
+        assert isinstance(caught.value.__cause__, BrokerVersionError)
+
+
+def test_another_bootstrap_address_is_tried_first() -> None:
+    with (
+        FakeCluster({TOPIC: 1}, versions={PRODUCE: (0, 2)}) as old,
+        FakeCluster({TOPIC: 1}) as new,
+    ):
+        both = f"{old.bootstrap_servers},{new.bootstrap_servers}"
+        for start in range(0, 20, 5):
+            assert send(new, rows(start, 5), bootstrap_servers=both).records == 5
+            PRODUCERS.close()
+        assert written(new) == list(range(20))
+
+
+# -- brokers that take nothing ------------------------------------------------------------------------
+
+
+def keyless(start: int, count: int) -> pa.RecordBatch:
+    batch = rows(start, count)
+    return batch.set_column(1, "partition", pa.nulls(count, pa.int32()))
+
+
+def test_keyless_rows_avoid_a_broker_that_has_taken_nothing_for_long(cluster: FakeCluster) -> None:
+    options = {"partitioner_availability_timeout_ms": 100, "batch_size": 2_000}
+    with task(cluster, **options) as producer:
+        producer.send(keyless(0, 400))
+        until(lambda: not inside(producer)._accumulator.incomplete, "a healthy start")
+        assert {partition for partition in range(4) if written(cluster, partition)} >= {0, 1}
+        cluster.stop(0)
+        producer.send(rows(400, 5))
+        availability = inside(producer)._sender.availability
+        until(lambda: availability.unavailable == {0}, "the broker's absence to be noticed")
+        before = {partition: len(written(cluster, partition)) for partition in range(4)}
+        producer.send(keyless(405, 400))
+        until(
+            lambda: sum(len(written(cluster, p)) for p in (1, 3)) == before[1] + before[3] + 400, "all rows"
+        )
+        cluster.start(0)
+        producer.finish()
+        assert availability.unavailable == set()
+    assert len(written(cluster, 0)) == before[0] + 5
+    assert len(written(cluster, 2)) == before[2]
+
+
+def test_an_error_says_what_was_acknowledged_failed_unanswered_and_never_sent(cluster: FakeCluster) -> None:
+    with task(cluster, linger_ms=10_000, max_in_flight_requests_per_connection=1) as producer:
+        appender = inside(producer)._appender
+        producer.send(rows(0, 7, partition=1))
+        appender.flush()
+        until(lambda: not inside(producer)._accumulator.incomplete, "the acknowledged rows")
+        inside(producer)._accumulator.flushing = False
+        cluster.freeze(1)
+        producer.send(rows(7, 6, partition=1))
+        appender.flush()
+        until(lambda: inside(producer)._accumulator.unanswered_records() == 6, "the unanswered rows")
+        inside(producer)._accumulator.flushing = False
+        producer.send(rows(13, 4, partition=3))  # its broker is busy
+        cluster.script(PRODUCE, error(87), node_id=0)
+        producer.send(rows(17, 5, partition=0))
+        with pytest.raises(DeliveryError) as caught:
+            producer.finish()
+        cluster.thaw(1)
+    counts = "[7 rows acknowledged, 5 failed, 6 sent without an answer, 4 never sent]"
+    assert counts in str(caught.value)
