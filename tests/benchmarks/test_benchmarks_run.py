@@ -11,7 +11,9 @@ import pytest
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
-@pytest.mark.parametrize("name", ["encoder", "allocation", "throughput"])
+@pytest.mark.parametrize(
+    "name", ["encoder", "allocation", "metadata_simulation", "many_topics", "throughput"]
+)
 def test_it_runs(name: str, project_environment: dict[str, str]) -> None:
     command = [sys.executable, str(BENCHMARKS / f"{name}.py"), "--smoke"]
     done = subprocess.run(

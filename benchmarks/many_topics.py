@@ -1,0 +1,307 @@
+"""80,000 rows to 2,000 topics in 8 tasks: what is asked of Kafka and how long it takes, against the JVM sink.
+
+    python benchmarks/many_topics.py [--masters local[2],local[16],standalone] [--repeats N] [--smoke]
+
+Each run is a Spark application of its own that writes twice: cold, then again. Requests are counted by API in
+runs through a proxy; times are of other runs without one, since a proxy costs more per request than Kafka
+does. The clock runs from ``save()`` to its return, so cold includes all that Spark and either sink start for
+it. Every task holds rows of every topic. ``local[16]`` has 16 tasks in 16 Python workers at once;
+``standalone`` is a master and two workers on loopback addresses of their own. The JVM sink needs pyspark
+4.1.1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = Path(__file__).resolve().parent / "results"
+PATHS = [str(ROOT), str(Path(__file__).resolve().parent)]
+sys.path[:0] = PATHS
+
+import peers  # noqa: E402 - needs the path above
+
+from kafka_sink.local_broker import LocalBroker  # noqa: E402 - needs the path above
+from tests.faults.proxy import ProxyCluster  # noqa: E402 - needs the path above
+
+JVM_SINK_SPARK = "4.1.1"
+OURS, JVM = "kafka-chunked", "kafka"
+APIS = {0: "Produce", 3: "Metadata", 22: "InitProducerId"}
+JOB_TIMEOUT_S = 240
+METADATA = 3
+
+
+def environment() -> dict[str, str]:
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([*PATHS, os.environ.get("PYTHONPATH", "")]),
+        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        "SPARK_LOCAL_IP": "127.0.0.1",
+    }
+
+
+# -- one application: a process of its own ------------------------------------------------------------
+
+
+def job(form: str, bootstrap: str, master: str, rows: int, topics: int, tasks: int) -> None:
+    """Writes twice; says how long after each, and waits to be told to go on."""
+    from pyspark.sql import SparkSession
+
+    builder = (
+        SparkSession.builder.master(master)
+        .appName(f"many topics, {form}")
+        .config("spark.ui.enabled", "false")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.log.level", "ERROR")
+        .config("spark.ui.showConsoleProgress", "false")
+    )
+    if form == JVM:
+        builder = builder.config("spark.jars", ",".join(peers.jvm_sink_jars()))
+    spark = builder.getOrCreate()
+    frame = spark.range(0, rows, 1, tasks).selectExpr(
+        f"format_string('many-%05d', (id * 7919) % {topics}) as topic",
+        "cast(id as string) as key",
+        "rpad(cast(id as string), 100, 'x') as value",
+    )
+    # Executors are up and Spark's code is loaded; neither sink, nor Python workers.
+    frame.selectExpr("max(length(topic))").collect()
+    for _ in range(2):
+        started = time.perf_counter()
+        writer = frame.write.format(form).mode("append").option("kafka.bootstrap.servers", bootstrap)
+        writer.save()
+        print(f"TOOK {time.perf_counter() - started}", flush=True)
+        sys.stdin.readline()
+    spark.stop()
+
+
+def application(
+    form: str, bootstrap: str, master: str, size: tuple[int, int, int], counts: Any = None
+) -> list[tuple[float, Counter[int]]]:
+    """(seconds, requests by API) of the cold write and the next."""
+    command = [sys.executable, __file__, "--job", form, bootstrap, master, *map(str, size)]
+    outcome: list[tuple[float, Counter[int]]] = []
+    before: Counter[int] = Counter()
+    with subprocess.Popen(
+        command, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        for line in process.stdout:
+            if not line.startswith("TOOK"):
+                continue
+            now = counts() if counts is not None else Counter()
+            outcome.append((float(line.split()[1]), now - before))
+            before = now
+            process.stdin.write("\n")
+            process.stdin.flush()
+    if process.returncode or len(outcome) != 2:
+        raise RuntimeError(f"{form} on {master} ended with {process.returncode}")
+    return outcome
+
+
+@contextlib.contextmanager
+def standalone() -> Iterator[str]:
+    """A Spark master and two workers of one core each, on addresses of their own."""
+    import pyspark
+
+    home = Path(pyspark.__file__).parent
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    url = f"spark://127.0.0.1:{port}"
+    deploy = "org.apache.spark.deploy"
+    with tempfile.TemporaryDirectory(prefix="kafka-chunked-bench-") as folder:
+        commands = [
+            [f"{deploy}.master.Master", "--host", "127.0.0.1", "--port", str(port), "--webui-port", "0"]
+        ]
+        for host in ("127.0.0.2", "127.0.0.3"):
+            options = ["--host", host, "--cores", "4", "--memory", "1g", "--webui-port", "0"]
+            commands.append([f"{deploy}.worker.Worker", *options, "--work-dir", f"{folder}/{host}", url])
+        # Without this a worker would announce SPARK_LOCAL_IP instead of its host.
+        environ = {name: value for name, value in environment().items() if name != "SPARK_LOCAL_IP"}
+        environ["SPARK_HOME"] = str(home)
+        # Told apart from logs of earlier runs by the folder.
+        with open(f"{folder}/log", "w") as log:
+            processes = [
+                subprocess.Popen(
+                    [str(home / "bin" / "spark-class"), *command], env=environ, stdout=log, stderr=log
+                )
+                for command in commands
+            ]
+            try:
+                deadline = time.monotonic() + 60
+                while Path(f"{folder}/log").read_text().count("Registering worker") < 2:
+                    if time.monotonic() > deadline:
+                        raise RuntimeError(Path(f"{folder}/log").read_text()[-2000:])
+                    time.sleep(0.2)
+                yield url
+            finally:
+                for process in processes:
+                    process.terminate()
+                for process in processes:
+                    process.wait(30)
+
+
+# -- measuring ----------------------------------------------------------------------------------------
+
+
+def create_topics(bootstrap: str, topics: int) -> None:
+    from confluent_kafka.admin import AdminClient, NewTopic
+
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    for start in range(0, topics, 500):
+        names = [f"many-{number:05}" for number in range(start, min(start + 500, topics))]
+        for future in admin.create_topics([NewTopic(name, 1, 1) for name in names]).values():
+            future.result(120)
+
+
+def rows_in(bootstrap: str, topics: int) -> int:
+    from confluent_kafka import TopicPartition
+    from confluent_kafka.admin import AdminClient, OffsetSpec
+
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    places = {TopicPartition(f"many-{number:05}", 0): OffsetSpec.latest() for number in range(topics)}
+    return sum(int(future.result(60).offset) for future in admin.list_offsets(places).values())
+
+
+def count_requests(
+    broker: LocalBroker, form: str, master: str, size: tuple[int, int, int]
+) -> list[dict[str, int]]:
+    """Requests by API, cold and again."""
+    with ProxyCluster(broker.bootstrap_servers) as proxies:
+        runs = application(form, proxies.bootstrap_servers, master, size, lambda: Counter(proxies.requests))
+    return [{name: counted[api] for api, name in APIS.items()} for _, counted in runs]
+
+
+def measure(
+    broker: LocalBroker, masters: list[str], forms: list[str], size: tuple[int, int], repeats: int
+) -> dict[str, Any]:
+    outcome: dict[str, Any] = defaultdict(lambda: defaultdict(dict))
+    rows, topics = size
+    written = 0
+    for named in masters:
+        tasks = 16 if named == "local[16]" else 8
+        context = standalone() if named == "standalone" else contextlib.nullcontext(named)
+        with context as master:
+            for form in forms:
+                requests = count_requests(broker, form, master, (rows, topics, tasks))
+                outcome[named][form]["requests"] = requests
+                print(f"  {named:12}{form:16}requests cold {requests[0]}, again {requests[1]}", flush=True)
+            for turn in range(repeats):
+                for form in forms:
+                    runs = application(form, broker.bootstrap_servers, master, (rows, topics, tasks))
+                    seconds = [took for took, _ in runs]
+                    outcome[named][form].setdefault("seconds", []).append(seconds)
+                    print(
+                        f"  {named:12}{form:16}turn {turn}: "
+                        f"cold {seconds[0]:.2f} s, again {seconds[1]:.2f} s",
+                        flush=True,
+                    )
+        written += 2 * rows * len(forms) * (1 + repeats)
+        arrived = rows_in(broker.bootstrap_servers, topics)
+        assert arrived == written, f"{arrived} of {written} rows arrived"
+    return json.loads(json.dumps(outcome))
+
+
+def report(outcome: dict[str, Any]) -> None:
+    print(f"\n{'':29}{'Metadata requests':>20}{'seconds (median)':>22}")
+    print(f"{'':29}{'cold':>10}{'again':>10}{'cold':>12}{'again':>10}")
+    for master, forms in outcome.items():
+        for form, told in forms.items():
+            asked = [one["Metadata"] for one in told["requests"]]
+            took = [statistics.median(column) for column in zip(*told["seconds"], strict=True)]
+            print(f"{master:13}{form:16}{asked[0]:10,}{asked[1]:10,}{took[0]:12.2f}{took[1]:10.2f}")
+        if JVM in forms:
+            ours, theirs = (
+                [statistics.median(column) for column in zip(*forms[form]["seconds"], strict=True)]
+                for form in (OURS, JVM)
+            )
+            print(
+                f"{'':13}ours / JVM sink: cold {ours[0] / theirs[0]:.2f} (goal 1), "
+                f"again {ours[1] / theirs[1]:.2f}"
+            )
+        asked = [one["Metadata"] for one in forms[OURS]["requests"]]
+        print(f"{'':13}goals: Metadata requests cold {asked[0]} <= 30, again {asked[1]} <= 5")
+
+
+def plot(outcome: dict[str, Any], conditions: str) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4.5))
+    labels, requests, seconds, colours = [], [], [], []
+    for master, forms in outcome.items():
+        for form, told in forms.items():
+            for turn, name in enumerate(("cold", "again")):
+                labels.append(f"{master} {form}, {name}")
+                requests.append(max(told["requests"][turn]["Metadata"], 0.5))
+                seconds.append(statistics.median(one[turn] for one in told["seconds"]))
+                colours.append("#1f77b4" if form == OURS else "#b0b0b0")
+    for axes, values, text in ((left, requests, "Metadata requests"), (right, seconds, "seconds")):
+        bars = axes.barh(labels[::-1], values[::-1], color=colours[::-1])
+        axes.bar_label(bars, fmt="%.3g", padding=3, fontsize=8)
+        axes.tick_params(axis="y", labelsize=7)
+        axes.set_xlabel(text)
+    left.set_xscale("log")
+    right.set_yticklabels([])
+    figure.suptitle(conditions, fontsize=8)
+    figure.tight_layout()
+    figure.savefig(RESULTS / "many_topics.png", dpi=120)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--masters", default="local[2],local[16],standalone")
+    parser.add_argument("--topics", type=int, default=2000)
+    parser.add_argument("--rows", type=int, default=80_000)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--smoke", action="store_true", help="a few topics, no files: does it run at all")
+    parser.add_argument("--job", nargs=6, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.job:
+        form, bootstrap, master, *size = options.job
+        job(form, bootstrap, master, *map(int, size))
+        return
+    import pyspark
+
+    if options.smoke:
+        options.masters, options.topics, options.rows, options.repeats = "local[2]", 20, 800, 1
+    masters = options.masters.split(",")
+    forms = [OURS] if options.smoke or pyspark.__version__ != JVM_SINK_SPARK else [OURS, JVM]
+    conditions = (
+        f"{options.rows:,} rows of 100 bytes to {options.topics:,} topics of 1 partition, 8 tasks (16 on "
+        f"local[16]), defaults, pyspark {pyspark.__version__}, Kafka 4.3.0 on the "
+        f"same machine, {os.cpu_count()} cores"
+    )
+    print(conditions, flush=True)
+    with LocalBroker() as broker:
+        create_topics(broker.bootstrap_servers, options.topics)
+        outcome = measure(broker, masters, forms, (options.rows, options.topics), options.repeats)
+    report(outcome)
+    if not options.smoke:
+        RESULTS.mkdir(exist_ok=True)
+        text = json.dumps({"conditions": conditions, "outcome": outcome}, indent=1)
+        (RESULTS / "many_topics.json").write_text(text + "\n")
+        plot(outcome, conditions)
+
+
+if __name__ == "__main__":
+    main()
