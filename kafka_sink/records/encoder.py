@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kafka_sink.records import varint
+from kafka_sink.records.arrays import indices, null_mask, numbers
 
 # Keeps an offset delta within three bytes, so that a record's upper bound stays tight.
 MAX_RECORDS_PER_BATCH = 1 << 20
@@ -25,7 +26,11 @@ _FIXED_UPPER_BYTES = 1 + 3
 
 _LARGEST_JOIN = int(np.iinfo(np.int32).max)
 _ZERO = varint.same(0)
-_ONE_ZERO_BYTE = pa.array([b"\0"], pa.binary())
+_ONE_ZERO_BYTE = pa.Array.from_buffers(
+    pa.binary(), 1, [None, pa.py_buffer(np.array([0, 1], dtype=np.int32)), pa.py_buffer(b"\0")]
+)
+# A scalar from an array: one from a Python value would import pandas (see arrays).
+_EMPTY = pa.Array.from_buffers(pa.binary(), 1, [None, pa.py_buffer(bytes(8)), pa.py_buffer(b"")])[0]
 
 Int64s = npt.NDArray[np.int64]
 
@@ -75,7 +80,7 @@ class RecordColumns:
             header_lengths=None if self.header_lengths is None else self.header_lengths[start:stop],
             order=order,
         )
-        return part if count > len(self) // 2 else part._gathered(pa.array(order))
+        return part if count > len(self) // 2 else part._gathered(indices(order))
 
     def _gathered(self, order: pa.Array) -> RecordColumns:
         taken = pa.chunked_array(self.value).take(order)
@@ -173,7 +178,7 @@ def _interleave(rows: RecordColumns, prefix: pa.Array, middle: pa.Array | None) 
             matrix[:, column] = place
         index[-1] = filled
         sources.append(_ONE_ZERO_BYTE)
-    return pc.take(pa.concat_arrays(sources), pa.array(index), boundscheck=False).buffers()[2]
+    return pc.take(pa.concat_arrays(sources), indices(index), boundscheck=False).buffers()[2]
 
 
 def _number_columns(
@@ -212,7 +217,7 @@ def _length_column(
     if chunks is None:
         return varint.same(-1)
     if any(chunk.null_count for chunk in chunks):
-        nulls = np.concatenate([_nulls(chunk) for chunk in chunks])
+        nulls = np.concatenate([null_mask(chunk) for chunk in chunks])
         lengths = np.where(nulls if order is None else nulls[order], np.int64(-1), lengths)
     return varint.column(lengths)
 
@@ -225,7 +230,7 @@ def encode_headers(headers: pa.Array) -> tuple[pa.Array, Int64s]:
 
     Raises ``ValueError`` for a null header key, which Kafka does not allow.
     """
-    counts = pc.list_value_length(headers).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+    counts = _lengths(pc.list_value_length(headers))
     flat = headers.flatten()
     # StructArray.flatten applies the parent's offset and nulls; field() does not.
     keys, values = flat.flatten()
@@ -260,20 +265,20 @@ def _header_entries(keys: pa.Array, values: pa.Array) -> tuple[pa.Array, Int64s]
 
 def binary_lengths(column: pa.Array) -> Int64s:
     """Bytes of each element of a (large) binary or string array; 0 for null."""
-    lengths = pc.binary_length(column)
+    return _lengths(pc.binary_length(column))
+
+
+def _lengths(lengths: pa.Array) -> Int64s:
+    """Of Arrow's 32- or 64-bit lengths; 0 for null."""
+    large = pa.types.is_int64(lengths.type)
+    result: Int64s = numbers(lengths, np.int64 if large else np.int32).astype(np.int64)
     if lengths.null_count:
-        lengths = lengths.fill_null(0)
-    result: Int64s = lengths.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
+        result[null_mask(lengths)] = 0
     return result
 
 
-def _nulls(column: pa.Array) -> npt.NDArray[np.bool_]:
-    nulls: npt.NDArray[np.bool_] = column.is_null().to_numpy(zero_copy_only=False)
-    return nulls
-
-
 def _no_nulls(column: pa.Array) -> pa.Array:
-    return column.fill_null(b"") if column.null_count else column
+    return pc.coalesce(column, _EMPTY) if column.null_count else column
 
 
 def _as_binary(column: pa.Array) -> pa.Array:
@@ -287,7 +292,7 @@ def _as_binary(column: pa.Array) -> pa.Array:
 
 def _join(parts: list[pa.Array]) -> pa.Array:
     """Concatenates element by element."""
-    return pc.binary_join_element_wise(*parts, b"")
+    return pc.binary_join_element_wise(*parts, _EMPTY)
 
 
 def _binary(data: npt.NDArray[np.uint8], widths: npt.NDArray[np.integer] | int, count: int) -> pa.Array:

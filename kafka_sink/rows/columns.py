@@ -6,7 +6,6 @@ Only what costs a few bytes a row is made anew: timestamps in milliseconds, part
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,9 +14,10 @@ import pyarrow as pa
 from kafka_sink.errors import InvalidRowError, SchemaError
 from kafka_sink.model import NO_TIMESTAMP
 from kafka_sink.options import topic_problem
+from kafka_sink.records.arrays import null_mask, numbers
 from kafka_sink.rows.column_plan import ColumnPlan
 
-__all__ = ["NO_PARTITION", "ColumnPlan", "RowBatch", "extract", "lengths", "null_mask"]
+__all__ = ["NO_PARTITION", "ColumnPlan", "RowBatch", "extract", "lengths"]
 
 # Stands for "the partitioner chooses".
 NO_PARTITION = -1
@@ -92,12 +92,6 @@ def lengths(array: pa.Array) -> Int64s:
     return sizes
 
 
-def null_mask(array: pa.Array) -> npt.NDArray[np.bool_]:
-    """True where an entry is null."""
-    mask: npt.NDArray[np.bool_] = array.is_null().to_numpy(zero_copy_only=False)
-    return mask
-
-
 _AS_BINARY = {
     pa.string(): pa.binary(),
     pa.large_string(): pa.large_binary(),
@@ -119,21 +113,15 @@ def _none_if_all_null(column: pa.Array) -> pa.Array | None:
     return None if column.null_count == len(column) else column
 
 
-def _numbers(column: pa.Array, arrow_type: pa.DataType, dtype: type[np.generic]) -> npt.NDArray[Any]:
-    """A view of the values of a fixed-width column; what stands at nulls means nothing."""
-    if len(column) == 0:
-        return np.zeros(0, dtype=dtype)
-    if column.type != arrow_type:
-        column = column.cast(arrow_type)
-    size = np.dtype(dtype).itemsize
-    return np.frombuffer(column.buffers()[1], dtype, len(column), column.offset * size)
+def _as_type(column: pa.Array, arrow_type: pa.DataType) -> pa.Array:
+    return column if column.type == arrow_type else column.cast(arrow_type)
 
 
 def _timestamps(column: pa.Array, now_ms: int) -> Int64s:
     if not pa.types.is_timestamp(column.type) or column.type.unit != "us":
         raise SchemaError(f"column 'timestamp' arrived as Arrow type {column.type}, not as microseconds")
     # Floor, not truncation: an instant belongs to the millisecond that it lies in, before 1970 too.
-    millis: Int64s = _numbers(column, pa.int64(), np.int64) // _MICROS_PER_MILLI
+    millis: Int64s = numbers(_as_type(column, pa.int64()), np.int64) // _MICROS_PER_MILLI
     if column.null_count:
         millis[null_mask(column)] = now_ms
     if len(millis) and int(millis.min()) < 0:
@@ -149,7 +137,7 @@ def _timestamps(column: pa.Array, now_ms: int) -> Int64s:
 def _partitions(column: pa.Array) -> Int32s | None:
     if column.null_count == len(column):
         return None
-    partitions: Int32s = _numbers(column, pa.int32(), np.int32)
+    partitions: Int32s = numbers(_as_type(column, pa.int32()), np.int32)
     wrong = partitions < 0
     if column.null_count:
         nulls = null_mask(column)
@@ -202,7 +190,7 @@ def _topics(plan: ColumnPlan, batch: pa.RecordBatch | pa.Table) -> tuple[tuple[s
         )
     encoded = column.dictionary_encode()
     topics = tuple(encoded.dictionary.to_pylist())
-    index: Int32s = encoded.indices.to_numpy()
+    index: Int32s = numbers(encoded.indices, np.int32)
     for number, topic in enumerate(topics):
         problem = topic_problem(topic)
         if problem:

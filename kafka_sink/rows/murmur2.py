@@ -13,6 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from kafka_sink.records.arrays import null_mask
+
 _SEED = 0x9747B28C
 _FACTOR = 0x5BD1E995
 _MASK = 0xFFFFFFFF
@@ -49,7 +51,7 @@ def murmur2(keys: pa.Array) -> UInt32s:
         return np.array([_hash_one(key or b"") for key in _as_bytes(keys)], dtype=np.uint32)
     nulls: Bools | None = None
     if keys.null_count:
-        nulls = keys.is_null().to_numpy(zero_copy_only=False)
+        nulls = null_mask(keys)
     hashes = np.empty(count, dtype=np.uint32)
     for start in range(0, count, _BLOCK):
         end = min(start + _BLOCK, count)

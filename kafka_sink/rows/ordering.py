@@ -6,11 +6,11 @@ from collections.abc import Collection, Mapping
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from kafka_sink.accumulator.unit import Unit
 from kafka_sink.model import TopicMetadata, TopicPartition
 from kafka_sink.records import encoder
+from kafka_sink.records.arrays import indices
 from kafka_sink.rows.columns import RowBatch, lengths
 from kafka_sink.rows.partitioner import Partitioner, QueueLoads, TopicView
 
@@ -78,7 +78,7 @@ def _slots(
     if rows.topic_index is None:
         return partitioner.assign(rows.key, rows.partition, sizes, views[0], loads)
     order = _stable_order(rows.topic_index, len(views))
-    key = None if rows.key is None else rows.key.take(pa.array(order.astype(np.int32)))
+    key = None if rows.key is None else rows.key.take(indices(order))
     ends = np.cumsum(np.bincount(rows.topic_index, minlength=len(views)))
     slots = np.empty(rows.num_rows, dtype=np.int32)
     start = 0

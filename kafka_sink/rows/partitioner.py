@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from kafka_sink.errors import InvalidRowError
+from kafka_sink.records.arrays import null_mask
 from kafka_sink.rows.columns import NO_PARTITION
 from kafka_sink.rows.murmur2 import partitions_for
 
@@ -78,7 +79,7 @@ class Partitioner:
         else:
             result = partitions_for(keyed, topic.partition_count)
             if keyed.null_count:
-                result[keyed.is_null().to_numpy(zero_copy_only=False)] = NO_PARTITION
+                result[null_mask(keyed)] = NO_PARTITION
         if explicit is not None:
             result = np.where(explicit >= 0, explicit, result)
         if keyed is None or keyed.null_count or explicit is not None:
