@@ -98,15 +98,15 @@ class Producer:
         self._accumulator.flushing = False
         self._appender.encode_ms = self._appender.pool_wait_ms = 0.0
 
-    def send(self, plan: ColumnPlan, batch: pa.RecordBatch | pa.Table) -> None:
-        """Takes a unit of rows; returns when they are accumulated.
+    def send(self, plan: ColumnPlan, batch: pa.RecordBatch | pa.Table) -> int:
+        """Takes a unit of rows; returns when they are accumulated, with the number of partitions they go to.
 
         Raises InvalidRowError or RecordTooLargeError for rows that cannot be sent, MetadataTimeoutError
         or BufferExhaustedError after max.block.ms, DeliveryError once earlier rows have failed.
         """
         self.check()
         if batch.num_rows == 0:
-            return
+            return 0
         now_ms = time.time_ns() // 1_000_000
         rows = extract(plan, batch, now_ms)
         topics = self._cluster.await_topics(rows.topics, self.options.max_block_ms, self.check)
@@ -121,6 +121,7 @@ class Producer:
         self._check_sizes(unit)
         self._rows += batch.num_rows
         self._appender.append(unit, self.check)
+        return len(unit.partitions)
 
     def _check_sizes(self, unit: Unit) -> None:
         largest = unit.largest_bound + batch_header.SIZE
@@ -204,9 +205,9 @@ class TaskProducer:
         self._producer = producer
         self._plan = plan
 
-    def send(self, batch: pa.RecordBatch | pa.Table) -> None:
+    def send(self, batch: pa.RecordBatch | pa.Table) -> int:
         """See Producer.send."""
-        self._producer.send(self._plan, batch)
+        return self._producer.send(self._plan, batch)
 
     def check(self) -> None:
         """See Producer.check."""

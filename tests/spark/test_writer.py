@@ -36,12 +36,13 @@ class FakeProducer:
     """Keeps what it is sent."""
 
     def __init__(self) -> None:
-        self.units: list[pa.RecordBatch] = []
+        self.units: list[pa.Table] = []
         self.came = threading.Event()
 
-    def send(self, unit: pa.RecordBatch) -> None:
+    def send(self, unit: pa.Table) -> int:
         self.units.append(unit)
         self.came.set()
+        return 1
 
     @property
     def values(self) -> list[str]:
@@ -123,7 +124,7 @@ def test_what_the_iterator_raises_surfaces_in_the_task(before: list[pa.RecordBat
 
 def test_a_failing_producer_ends_the_loop_and_the_thread() -> None:
     class Failing(FakeProducer):
-        def send(self, unit: pa.RecordBatch) -> None:
+        def send(self, unit: pa.Table) -> int:
             raise DeliveryError("no")
 
     with pytest.raises(DeliveryError):
