@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 from pyspark.sql.datasource import DataSource
 
 from kafka_sink import archive_finders, driver_log
+from kafka_sink.cluster.circuit_breaker.loading import load_breaker
 from kafka_sink.errors import ConfigurationError
 from kafka_sink.options import parse
 from kafka_sink.rows.column_plan import ColumnPlan
@@ -53,6 +54,9 @@ class KafkaChunkedDataSource(DataSource):
             if not is_streaming or driver_log.first_time(key):
                 for warning in parsed.warnings:
                     driver_log.warn(f"kafka-chunked: {warning}")
+        breaker = load_breaker(parsed.options)
+        if breaker is not None:
+            breaker.close()
         columns = [(field.name, field.dataType.simpleString()) for field in schema.fields]
         planned = SinkWrite(parsed.options, ColumnPlan.of(columns, parsed.options.topic))
         archive_finders.rest()

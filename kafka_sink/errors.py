@@ -47,6 +47,14 @@ class DeliveryError(KafkaSinkError):
     """Rows were not acknowledged: the first cause, its topic-partition and the counts."""
 
 
+class BrokerRefusedError(DeliveryError):
+    """A broker answered a batch with an error; ``error_code`` is Kafka's."""
+
+    def __init__(self, message: str, error_code: int = -1) -> None:
+        super().__init__(message)
+        self.error_code = error_code
+
+
 class LocalBrokerError(KafkaSinkError):
     """The embedded broker could not be fetched, started or stopped."""
 

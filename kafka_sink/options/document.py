@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from itertools import groupby
 
 from kafka_sink.options import foreign
+from kafka_sink.options.breaker import BREAKER_OPTIONS
 from kafka_sink.options.table import BREAKER_PREFIX, KAFKA_PREFIX, SPECS, OptionSpec
 
 _INTRODUCTION = """\
@@ -64,9 +65,17 @@ def _literal(spec: OptionSpec, value: object) -> str:
 def _breaker() -> Iterator[str]:
     yield "## Circuit breaker\n"
     yield (
-        f"Options under `{KAFKA_PREFIX}{BREAKER_PREFIX}` are handed to the circuit breaker class (KIP-693) "
-        "without that prefix; the class judges them.\n"
+        f"Options under `{KAFKA_PREFIX}{BREAKER_PREFIX}` (KIP-693). A class of your own is handed all of "
+        "them without that prefix, and may have others; the names marked * are the default class's.\n"
     )
+    yield "| Option | Type | Default | Allowed | Meaning |"
+    yield "|---|---|---|---|---|"
+    for option in BREAKER_OPTIONS:
+        mark = " *" if option.of_default_class else ""
+        default = option.kind.show(option.default)
+        cells = (f"`{KAFKA_PREFIX}{BREAKER_PREFIX}{option.name}`{mark}", option.kind.label, f"`{default}`")
+        yield "| " + " | ".join((*cells, option.kind.allowed, option.doc)) + " |"
+    yield ""
 
 
 def _others() -> Iterator[str]:

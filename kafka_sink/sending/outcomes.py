@@ -8,7 +8,13 @@ from enum import Enum
 
 from kafka.errors import for_code
 
-from kafka_sink.errors import AuthenticationError, BrokerVersionError, DeliveryError, RecordTooLargeError
+from kafka_sink.errors import (
+    AuthenticationError,
+    BrokerRefusedError,
+    BrokerVersionError,
+    DeliveryError,
+    RecordTooLargeError,
+)
 from kafka_sink.model import TopicPartition
 
 # https://kafka.apache.org/protocol#protocol_error_codes
@@ -220,7 +226,7 @@ def expiry(
     )
 
 
-def _cause(attempt: Attempt) -> DeliveryError:
+def _cause(attempt: Attempt) -> BrokerRefusedError:
     error = for_code(attempt.error_code)
     parts = [f"{error.__name__} (error {attempt.error_code})"]
     if attempt.error_message:
@@ -232,4 +238,4 @@ def _cause(attempt: Attempt) -> DeliveryError:
     advice = _ADVICE.get(attempt.error_code)
     if advice:
         parts.append(advice)
-    return DeliveryError(f"{attempt.partition}: " + "; ".join(parts))
+    return BrokerRefusedError(f"{attempt.partition}: " + "; ".join(parts), attempt.error_code)

@@ -1,0 +1,12 @@
+"""KIP-693: partitions of a sick broker rest, the others go on. Pure: facts and the time come in."""
+
+from kafka_sink.cluster.circuit_breaker.failure_rate import FailureRateCircuitBreaker
+from kafka_sink.cluster.circuit_breaker.interface import PartitionCircuitBreaker, ProducerStatusContext
+from kafka_sink.cluster.circuit_breaker.manager import CircuitBreakManager
+
+__all__ = [
+    "CircuitBreakManager",
+    "FailureRateCircuitBreaker",
+    "PartitionCircuitBreaker",
+    "ProducerStatusContext",
+]

@@ -1,0 +1,169 @@
+"""The default breaker: mutes partitions by failure rate (KIP-693), brokers by silence."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from kafka_sink.cluster.circuit_breaker.interface import PartitionCircuitBreaker, ProducerStatusContext
+from kafka_sink.cluster.circuit_breaker.latency import UsualLatency
+from kafka_sink.cluster.circuit_breaker.manager import CircuitBreakManager
+from kafka_sink.cluster.circuit_breaker.verdict import Verdict, answered, judge
+from kafka_sink.cluster.circuit_breaker.windows import OutcomeWindows
+from kafka_sink.errors import ConfigurationError
+from kafka_sink.model import TopicPartition
+from kafka_sink.options.breaker import full_name, refuse_unknown, value_of
+
+# A silence must still be there when the answers that wait in the socket have been read.
+_CONFIRM_MS = 50.0
+_MAX_IN_FLIGHT = "max.in.flight.requests.per.connection"
+_REQUEST_TIMEOUT = "request.timeout.ms"
+
+
+class FailureRateCircuitBreaker(PartitionCircuitBreaker):
+    """Mutes a partition once trigger.failure.perc of at least trigger.message.count rows have failed within
+    ten seconds, and a broker whose oldest request has no answer far beyond its usual latency, or that batches
+    wait for and that cannot be reached. The manager's probes end the mutes; the answers that a silent broker
+    owed do so too."""
+
+    def __init__(self) -> None:
+        self._manager: CircuitBreakManager | None = None
+        self._windows = OutcomeWindows(1, 100)
+        self._latency = UsualLatency(0.0, 1.0, 0.0)
+        self._notices_silence = False
+        self._least_ms = 0.0
+        self._mutes_full = False
+        # Since when a silence is suspicious; brokers found silent by this producer.
+        self._suspects: dict[int, float] = {}
+        self._silent: set[int] = set()
+
+    def configure(self, configs: Mapping[str, str]) -> None:
+        """See the options table. Raises ConfigurationError."""
+        given = {
+            name: text for name, text in configs.items() if name not in (_MAX_IN_FLIGHT, _REQUEST_TIMEOUT)
+        }
+        refuse_unknown(given)
+        self._windows = OutcomeWindows(
+            value_of("trigger.message.count", given), value_of("trigger.failure.perc", given)
+        )
+        self._least_ms = value_of("slow.request.min.ms", given)
+        self._notices_silence = self._least_ms > 0
+        most_ms = float(configs.get(_REQUEST_TIMEOUT, "30000")) / 2
+        self._latency = UsualLatency(self._least_ms, value_of("slow.request.factor", given), most_ms)
+        self._mutes_full = value_of("enable.mute.inflight.full", given)
+        if self._mutes_full and configs.get(_MAX_IN_FLIGHT) != "1":
+            raise ConfigurationError(
+                f"Option '{full_name('enable.mute.inflight.full')}' needs kafka.{_MAX_IN_FLIGHT}=1: with "
+                "more requests in flight, one without an answer says nothing. Set that, or leave this out"
+            )
+
+    def set_circuit_break_manager(self, circuit_break_manager: CircuitBreakManager) -> None:
+        """See PartitionCircuitBreaker."""
+        self._manager = circuit_break_manager
+
+    def on_send(self, context: ProducerStatusContext) -> bool:
+        """See PartitionCircuitBreaker."""
+        if not self._mutes_full or self._manager is None:
+            return False
+        self._manager.mute_congested(context.node_id)
+        return True
+
+    def on_complete(
+        self, context: ProducerStatusContext, topic_partition: TopicPartition, exception: Exception | None
+    ) -> bool:
+        """See PartitionCircuitBreaker."""
+        manager = self._manager
+        if manager is None:
+            return False
+        node = context.node_id
+        if self._mutes_full and node not in context.in_flight_requests:
+            manager.unmute_congested(node)
+        changed = False
+        if answered(exception):
+            self._latency.observe(node, context.now - context.request_sent_ms)
+            changed = self._end_silence(manager, context)
+        verdict = judge(exception)
+        if verdict is Verdict.NEUTRAL:
+            return changed
+        failed = context.record_count if verdict is Verdict.SICK else 0
+        tripped = self._windows.record(topic_partition, context.record_count - failed, failed, context.now)
+        if tripped and not manager.is_muted(topic_partition):
+            failures, total = self._windows.counts(topic_partition)
+            self._windows.forget(topic_partition)
+            manager.mute(
+                topic_partition, f"{failures} of the last {total} rows failed; last error: {exception}"
+            )
+            return True
+        return changed
+
+    def _end_silence(self, manager: CircuitBreakManager, context: ProducerStatusContext) -> bool:
+        node = context.node_id
+        if node not in self._silent or self._age_ms(context, node) > self._latency.threshold_ms(node):
+            return False
+        self._silent.discard(node)
+        for infos in manager.muted_partitions_for_node(node).values():
+            for info in infos:
+                # What failed in the silence must not mute again what has come back.
+                self._windows.forget(TopicPartition(info.topic, info.partition))
+        manager.unmute(node, "it answers again")
+        return True
+
+    def on_tick(self, context: ProducerStatusContext) -> bool:
+        """Looks for silences. See PartitionCircuitBreaker."""
+        manager = self._manager
+        if manager is None or not self._notices_silence:
+            return False
+        if not context.oldest_request_ms and not context.unreachable_since_ms:
+            self._suspects.clear()
+            # Requests that failed are no recovery; from here on probes decide.
+            self._silent.clear()
+            return False
+        changed = False
+        for node in {*context.oldest_request_ms, *context.unreachable_since_ms}:
+            if self._age_ms(context, node) <= self._limit_ms(context, node):
+                self._suspects.pop(node, None)
+                continue
+            since = self._suspects.setdefault(node, context.now)
+            if context.now - since >= _CONFIRM_MS and manager.node_count > 1:
+                if node in context.oldest_request_ms:
+                    self._silent.add(node)
+                if not manager.is_muted(node):
+                    manager.mute(node, self._describe(context, node))
+                    changed = True
+        self._silent &= context.oldest_request_ms.keys()
+        return changed
+
+    def next_tick_ms(self, context: ProducerStatusContext) -> float:
+        """See PartitionCircuitBreaker."""
+        manager = self._manager
+        if manager is None or not self._notices_silence:
+            return math.inf
+        delay = math.inf
+        for node in {*context.oldest_request_ms, *context.unreachable_since_ms}:
+            if not manager.is_muted(node):
+                left = self._limit_ms(context, node) - self._age_ms(context, node)
+                # A suspect is looked at again after a pass through the network.
+                delay = min(delay, max(left, 0.0) + _CONFIRM_MS)
+        return delay
+
+    def _limit_ms(self, context: ProducerStatusContext, node: int) -> float:
+        if node in context.oldest_request_ms:
+            return self._latency.threshold_ms(node)
+        return self._least_ms
+
+    @staticmethod
+    def _age_ms(context: ProducerStatusContext, node: int) -> float:
+        """Since when nothing came; 0 where nothing is awaited."""
+        since = context.oldest_request_ms.get(node)
+        if since is None:
+            since = context.unreachable_since_ms.get(node, context.now)
+        return context.now - since
+
+    def _describe(self, context: ProducerStatusContext, node: int) -> str:
+        age = self._age_ms(context, node)
+        if node not in context.oldest_request_ms:
+            return f"it could not be reached for {age:.0f} ms"
+        usual = self._latency.usual_ms(node)
+        known = "" if usual is None else f", where {usual:.0f} ms are usual"
+        count = context.in_flight_requests.get(node, 1)
+        return f"no answer to {count} request(s) for {age:.0f} ms{known}"

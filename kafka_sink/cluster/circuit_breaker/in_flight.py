@@ -1,0 +1,63 @@
+"""Counts what is in flight and since when, for the breaker's context. Pure; the sender's thread keeps it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection
+
+from kafka_sink.cluster.circuit_breaker.interface import ProducerStatusContext
+from kafka_sink.model import TopicPartition
+
+
+class InFlight:
+    """Requests by broker, batches by partition. A broker answers a connection's requests in their order."""
+
+    def __init__(self) -> None:
+        self._sent: dict[int, deque[float]] = {}
+        self._requests: dict[int, int] = {}
+        self._batches: dict[TopicPartition, int] = {}
+        self._oldest: dict[int, float] = {}
+        self._unreachable: dict[int, float] = {}
+        self.context = ProducerStatusContext(
+            in_flight_requests=self._requests,
+            in_flight_batches=self._batches,
+            oldest_request_ms=self._oldest,
+            unreachable_since_ms=self._unreachable,
+        )
+
+    def request_sent(self, node_id: int, now_ms: float) -> None:
+        """A Produce request goes to a broker."""
+        self._sent.setdefault(node_id, deque()).append(now_ms)
+        self._requests[node_id] = self._requests.get(node_id, 0) + 1
+        self._oldest.setdefault(node_id, now_ms)
+        self._unreachable.pop(node_id, None)
+
+    def request_done(self, node_id: int) -> float:
+        """The oldest request of a broker has its answer, or will have none; returns when it went out."""
+        sent = self._sent[node_id]
+        at = sent.popleft()
+        if sent:
+            self._requests[node_id] -= 1
+            self._oldest[node_id] = sent[0]
+        else:
+            del self._sent[node_id], self._requests[node_id], self._oldest[node_id]
+        return at
+
+    def batch_sent(self, partition: TopicPartition) -> None:
+        """A batch is in a request."""
+        self._batches[partition] = self._batches.get(partition, 0) + 1
+
+    def batch_done(self, partition: TopicPartition) -> None:
+        """An attempt of a batch has ended."""
+        left = self._batches.get(partition, 1) - 1
+        if left:
+            self._batches[partition] = left
+        else:
+            self._batches.pop(partition, None)
+
+    def unreachable(self, nodes: Collection[int], now_ms: float) -> None:
+        """The brokers that batches wait for and that are not connected."""
+        for node in [one for one in self._unreachable if one not in nodes]:
+            del self._unreachable[node]
+        for node in nodes:
+            self._unreachable.setdefault(node, now_ms)

@@ -1,0 +1,139 @@
+"""What stands under ``kafka.producer.circuit.breaker.`` (KIP-693): one declared table, judged at planning.
+
+A class of the user's takes options of its own, so unknown names are errors for the default class only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+from kafka_sink.errors import ConfigurationError
+from kafka_sink.options import values
+from kafka_sink.options.table import BREAKER_PREFIX, HIDDEN, KAFKA_PREFIX
+from kafka_sink.options.values import LONG_MAX, Kind
+
+DEFAULT_CLASS = "kafka_sink.cluster.circuit_breaker.FailureRateCircuitBreaker"
+SWITCHED_OFF = "none"
+
+
+@dataclass(frozen=True)
+class BreakerOption:
+    """One option; ``of_default_class``: another class may give the name its own meaning."""
+
+    name: str
+    kind: Kind
+    default: Any
+    doc: str
+    of_default_class: bool = True
+
+
+BREAKER_OPTIONS: tuple[BreakerOption, ...] = (
+    BreakerOption(
+        "class",
+        values.string(),
+        DEFAULT_CLASS,
+        "Dotted path of a subclass of `PartitionCircuitBreaker` that every executor can import; `none` "
+        "switches the breaker off. An own class gets all options under this prefix.",
+        of_default_class=False,
+    ),
+    BreakerOption(
+        "mute.retry.interval",
+        values.integer(1, LONG_MAX),
+        2_000,
+        "Milliseconds from a mute, or from a failed probe, to the next probe: one batch that may go all the "
+        "same. Its success ends the mute. With the coordinator, one probe per interval for the whole job.",
+        of_default_class=False,
+    ),
+    BreakerOption(
+        "muted.buffer.memory.perc",
+        values.integer(1, 100),
+        50,
+        "Share of `kafka.buffer.memory`, in percent, that rows for muted partitions may hold (rows with a "
+        "key or a partition column; others go elsewhere). Past it such rows wait, and the task with them "
+        "once the other rows of its unit are through.",
+        of_default_class=False,
+    ),
+    BreakerOption(
+        "trigger.message.count",
+        values.integer(1, LONG_MAX),
+        1_000,
+        "Least number of rows sent to a partition in the last 10 s before failures may mute it.",
+    ),
+    BreakerOption(
+        "trigger.failure.perc",
+        values.integer(1, 100),
+        50,
+        "Share of these rows, in percent, whose batches failed, from which on the partition is muted.",
+    ),
+    BreakerOption(
+        "slow.request.min.ms",
+        values.integer(0, LONG_MAX),
+        500,
+        "A broker is muted when a request to it has had no answer for this long and for "
+        "`slow.request.factor` times its usual latency; `0` never does that. While nothing is known of a "
+        "broker, three times as long.",
+    ),
+    BreakerOption(
+        "slow.request.factor",
+        values.integer(1),
+        5,
+        "See `slow.request.min.ms`.",
+    ),
+    BreakerOption(
+        "enable.mute.inflight.full",
+        values.boolean(),
+        False,
+        "Keyless rows avoid a broker while a request to it is unanswered. Needs "
+        "`kafka.max.in.flight.requests.per.connection=1`.",
+    ),
+)
+_BY_NAME = {option.name: option for option in BREAKER_OPTIONS}
+
+
+@dataclass(frozen=True)
+class BreakerSettings:
+    """What holds whatever the class is. ``class_path`` is None where the breaker is off."""
+
+    class_path: str | None
+    mute_retry_interval_ms: float
+    muted_buffer_perc: int
+
+
+def breaker_settings(given: Mapping[str, str]) -> BreakerSettings:
+    """Settings from the options under the prefix, by their names without it. Raises ConfigurationError."""
+    path = value_of("class", given)
+    return BreakerSettings(
+        None if path.lower() == SWITCHED_OFF else path,
+        value_of("mute.retry.interval", given),
+        value_of("muted.buffer.memory.perc", given),
+    )
+
+
+def value_of(name: str, given: Mapping[str, str]) -> Any:
+    """One option's value, its default where it is not given. Raises ConfigurationError naming it."""
+    option = _BY_NAME[name]
+    text = given.get(name)
+    if text is None:
+        return option.default
+    try:
+        return option.kind.parse(text.strip())
+    except ValueError as problem:
+        shown = HIDDEN if "@" in text else f"'{text.strip()}'"
+        raise ConfigurationError(f"Option '{full_name(name)}' {problem}, got {shown}") from None
+
+
+def refuse_unknown(given: Mapping[str, str]) -> None:
+    """Raises ConfigurationError for options that the default class does not have."""
+    for name in given:
+        if name not in _BY_NAME:
+            nearest = get_close_matches(name, _BY_NAME, n=1, cutoff=0.6)
+            hint = f". Did you mean '{full_name(nearest[0])}'?" if nearest else ""
+            raise ConfigurationError(f"Unknown option '{full_name(name)}'{hint}")
+
+
+def full_name(name: str) -> str:
+    """As users write it."""
+    return f"{KAFKA_PREFIX}{BREAKER_PREFIX}{name}"

@@ -1,0 +1,101 @@
+"""producer.circuit.breaker.class: what is wrong with it shows at planning, with the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+from pyspark.sql.types import StringType, StructField, StructType
+
+from kafka_sink.cluster.circuit_breaker import (
+    CircuitBreakManager,
+    FailureRateCircuitBreaker,
+    PartitionCircuitBreaker,
+    ProducerStatusContext,
+)
+from kafka_sink.cluster.circuit_breaker.loading import load_breaker
+from kafka_sink.datasource import KafkaChunkedDataSource
+from kafka_sink.errors import ConfigurationError
+from kafka_sink.model import TopicPartition
+from kafka_sink.options import parse
+
+PREFIX = "kafka.producer.circuit.breaker."
+
+
+class Own(PartitionCircuitBreaker):
+    """Mutes nothing; refuses one setting."""
+
+    def configure(self, configs: Mapping[str, str]) -> None:
+        if "bad" in configs:
+            raise ValueError("bad is not good")
+        self.configs = dict(configs)
+
+    def set_circuit_break_manager(self, circuit_break_manager: CircuitBreakManager) -> None:
+        self.manager = circuit_break_manager
+
+    def on_send(self, context: ProducerStatusContext) -> bool:
+        return False
+
+    def on_complete(
+        self, context: ProducerStatusContext, topic_partition: TopicPartition, exception: Exception | None
+    ) -> bool:
+        return False
+
+
+class Unfinished(PartitionCircuitBreaker):
+    pass
+
+
+def load(**options: str) -> PartitionCircuitBreaker | None:
+    named = {PREFIX + name.replace("_", "."): text for name, text in options.items()}
+    return load_breaker(parse({"kafka.bootstrap.servers": "b:1", **named}).options)
+
+
+def test_the_default_class_and_none() -> None:
+    assert isinstance(load(), FailureRateCircuitBreaker)
+    assert load(**{"class": "none"}) is None
+
+
+def test_an_own_class_gets_its_options() -> None:
+    found = load(**{"class": f"{__name__}.Own", "my_option": "7"})
+    assert isinstance(found, Own)
+    assert found.configs == {
+        "my.option": "7",
+        "max.in.flight.requests.per.connection": "5",
+        "request.timeout.ms": "30000",
+    }
+
+
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [
+        ("nodots", "must be a dotted path"),
+        ("no.such.module.Class", r"module 'no\.such\.module' cannot be imported: ModuleNotFoundError"),
+        (f"{__name__}.Absent", "has no class 'Absent'"),
+        ("kafka_sink.model.Node", "is no subclass of"),
+        (f"{__name__}.Unfinished", "cannot be configured: TypeError"),
+    ],
+)
+def test_a_bad_class_is_named_with_the_reason(path: str, reason: str) -> None:
+    with pytest.raises(ConfigurationError, match=rf"kafka\.producer\.circuit\.breaker\.class.*{reason}"):
+        load(**{"class": path})
+
+
+def test_what_a_class_refuses_is_told() -> None:
+    with pytest.raises(ConfigurationError, match="bad is not good"):
+        load(**{"class": f"{__name__}.Own", "bad": "1"})
+
+
+@pytest.mark.parametrize(
+    ("option", "text", "reason"),
+    [
+        ("mute.retry.interval", "0", "out of bounds"),
+        ("muted.buffer.memory.perc", "half", "not a whole number"),
+        ("trigger.message.cuont", "1", "Did you mean"),
+    ],
+)
+def test_planning_fails_for_bad_options(option: str, text: str, reason: str) -> None:
+    source = KafkaChunkedDataSource({"kafka.bootstrap.servers": "b:1", "topic": "t", PREFIX + option: text})
+    schema = StructType([StructField("value", StringType())])
+    with pytest.raises(ConfigurationError, match=reason):
+        source.writer(schema, overwrite=False)

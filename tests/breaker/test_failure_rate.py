@@ -1,0 +1,255 @@
+"""FailureRateCircuitBreaker on a clock of the test's own."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kafka_sink.cluster.circuit_breaker import CircuitBreakManager, FailureRateCircuitBreaker
+from kafka_sink.cluster.circuit_breaker.in_flight import InFlight
+from kafka_sink.cluster.circuit_breaker.latency import UsualLatency
+from kafka_sink.cluster.circuit_breaker.windows import OutcomeWindows
+from kafka_sink.errors import BrokerRefusedError, ConfigurationError, RecordTooLargeError
+from kafka_sink.model import TopicPartition
+from tests.breaker.breaker_cluster import Cluster
+
+P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
+REPLICAS = BrokerRefusedError("NOT_ENOUGH_REPLICAS", 19)
+
+
+class Bench:
+    """A breaker, its manager and what is in flight; broker n leads partition n - 1."""
+
+    def __init__(self, **configs: str) -> None:
+        self.cluster = Cluster(t=[1, 2, 3])
+        self.manager = CircuitBreakManager(self.cluster, 2_000.0)
+        self.breaker = FailureRateCircuitBreaker()
+        self.breaker.configure({name.replace("_", "."): text for name, text in configs.items()})
+        self.breaker.set_circuit_break_manager(self.manager)
+        self.in_flight = InFlight()
+        self.now = 0.0
+
+    def at(self, now: float) -> Bench:
+        self.now = self.manager.now_ms = self.in_flight.context.now = now
+        self.breaker.on_tick(self.in_flight.context)
+        return self
+
+    def pass_time(self, until: float, step: float = 20.0) -> None:
+        while self.now < until:
+            self.at(min(self.now + step, until))
+
+    def _about(self, partition: TopicPartition, records: int) -> None:
+        context = self.in_flight.context
+        context.node_id = partition.partition + 1
+        context.topic_partition, context.record_count = partition, records
+
+    def send(self, partition: TopicPartition, records: int = 100) -> None:
+        self.in_flight.request_sent(partition.partition + 1, self.now)
+        self.in_flight.batch_sent(partition)
+        self._about(partition, records)
+        self.breaker.on_send(self.in_flight.context)
+
+    def answer(self, partition: TopicPartition, error: Exception | None = None, records: int = 100) -> bool:
+        context = self.in_flight.context
+        context.request_sent_ms = self.in_flight.request_done(partition.partition + 1)
+        self.in_flight.batch_done(partition)
+        self._about(partition, records)
+        return self.breaker.on_complete(context, partition, error)
+
+    def batch(self, partition: TopicPartition, error: Exception | None = None, records: int = 100) -> bool:
+        self.send(partition, records)
+        self.at(self.now + 10)
+        return self.answer(partition, error, records)
+
+
+def test_failures_are_weighted_by_rows() -> None:
+    bench = Bench(trigger_message_count="1000", trigger_failure_perc="50")
+    for _ in range(6):
+        assert not bench.batch(P0, records=100)
+    assert not bench.batch(P0, REPLICAS, records=399), "399 of 999: too few rows"
+    assert not bench.batch(P0, REPLICAS, records=200), "599 of 1199 are below half"
+    assert bench.batch(P0, REPLICAS, records=2)
+    assert bench.manager.is_muted(P0)
+    assert not bench.manager.is_muted(P1)
+    change = bench.manager.take_changes()[0]
+    assert change.reason == "601 of the last 1201 rows failed; last error: NOT_ENOUGH_REPLICAS"
+
+
+def test_old_failures_are_forgotten() -> None:
+    bench = Bench(trigger_message_count="100", trigger_failure_perc="50")
+    bench.batch(P0, REPLICAS, records=99)
+    bench.at(bench.now + 10_000)
+    assert not bench.batch(P0, REPLICAS, records=99)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [BrokerRefusedError("NOT_LEADER", 6), BrokerRefusedError("too large", 10), RecordTooLargeError("x")],
+)
+def test_what_is_not_the_brokers_health_does_not_count(error: Exception) -> None:
+    bench = Bench(trigger_message_count="1")
+    for _ in range(20):
+        bench.batch(P0, error, records=1000)
+    assert not bench.manager.take_changes()
+
+
+@pytest.mark.parametrize("error", [ConnectionResetError("reset"), TimeoutError("no answer"), REPLICAS])
+def test_what_is_the_brokers_health_counts(error: Exception) -> None:
+    bench = Bench(trigger_message_count="1000")
+    bench.batch(P0, error, records=1000)
+    assert bench.manager.is_muted(P0)
+
+
+def test_a_silent_broker_is_muted_after_the_threshold_and_its_answers_unmute_it() -> None:
+    bench = Bench()
+    for _ in range(20):
+        bench.batch(P0)
+    for _ in range(3):
+        bench.send(P0)
+    start = bench.now
+    bench.pass_time(start + 500)
+    assert not bench.manager.is_muted(1)
+    bench.pass_time(start + 600)
+    assert bench.manager.is_muted(1)
+    reason = bench.manager.take_changes()[0].reason
+    assert reason.startswith("no answer to 3 request(s) for 5")
+    assert reason.endswith("where 10 ms are usual")
+    bench.pass_time(start + 30_000, 500)
+    bench.answer(P0)
+    assert bench.manager.is_muted(1), "two are still awaited"
+    bench.answer(P0)
+    bench.answer(P0)
+    assert not bench.manager.is_muted(1)
+    assert bench.breaker._latency.usual_ms(1) == pytest.approx(10, abs=150), "the freeze is not usual"
+
+
+def test_a_pause_of_ones_own_is_no_silence() -> None:
+    bench = Bench()
+    bench.batch(P0)
+    bench.send(P0)
+    bench.at(bench.now + 5_000)
+    bench.answer(P0)
+    bench.at(bench.now + 60)
+    assert not bench.manager.take_changes()
+
+
+def test_slow_answers_become_usual() -> None:
+    bench = Bench()
+    for _ in range(100):
+        bench.send(P0)
+        bench.pass_time(bench.now + 450)
+        bench.answer(P0)
+    bench.send(P0)
+    bench.pass_time(bench.now + 2_000)
+    assert not bench.manager.take_changes()
+    bench.pass_time(bench.now + 500)
+    assert bench.manager.is_muted(1)
+
+
+def test_a_silence_is_noticed_before_the_request_times_out() -> None:
+    latency = UsualLatency(500.0, 5.0, 1_000.0)
+    for _ in range(200):
+        latency.observe(1, 900.0)
+    assert latency.threshold_ms(1) == 1_000.0
+    assert latency.threshold_ms(2) == 1_000.0
+
+
+def test_an_unreachable_broker_is_muted() -> None:
+    bench = Bench()
+    bench.batch(P0)
+    for _ in range(40):
+        bench.in_flight.unreachable({1}, bench.now)
+        bench.at(bench.now + 20)
+    assert bench.manager.is_muted(1)
+    assert "could not be reached" in bench.manager.take_changes()[0].reason
+
+
+def test_requests_that_failed_are_no_recovery() -> None:
+    bench = Bench(trigger_message_count="100000")
+    bench.batch(P0)
+    bench.send(P0)
+    bench.pass_time(bench.now + 700)
+    bench.answer(P0, TimeoutError("request timed out"))
+    assert bench.manager.is_muted(1)
+    bench.at(bench.now + 10)
+    bench.send(P0)
+    bench.answer(P0)
+    assert bench.manager.is_muted(1), "the manager judges probes"
+
+
+def test_the_only_broker_is_never_found_silent() -> None:
+    bench = Bench()
+    bench.cluster.leaders["t"] = [1]
+    bench.send(P0)
+    bench.pass_time(5_000)
+    assert not bench.manager.take_changes()
+
+
+def test_zero_switches_the_silence_off() -> None:
+    bench = Bench(slow_request_min_ms="0")
+    bench.send(P0)
+    bench.pass_time(20_000, 500)
+    assert not bench.manager.take_changes()
+    assert bench.breaker.next_tick_ms(bench.in_flight.context) == math.inf
+
+
+def test_the_next_tick_is_when_a_silence_may_be_found() -> None:
+    bench = Bench()
+    assert bench.breaker.next_tick_ms(bench.in_flight.context) == math.inf
+    bench.send(P0)
+    steps = 0
+    while not bench.manager.is_muted(1):
+        bench.at(bench.now + bench.breaker.next_tick_ms(bench.in_flight.context))
+        steps += 1
+    assert bench.now <= 1_700, "three times 500 ms for an unknown broker, and the confirmation"
+    assert steps <= 3
+
+
+def test_full_in_flight_mutes_for_keyless_rows_alone() -> None:
+    configs = {"enable_mute_inflight_full": "true"}
+    with pytest.raises(ConfigurationError, match=r"enable\.mute\.inflight\.full.*=1"):
+        Bench(**configs, max_in_flight_requests_per_connection="5")
+    breaker = FailureRateCircuitBreaker()
+    breaker.configure(
+        {"enable.mute.inflight.full": "true", "max.in.flight.requests.per.connection": "1"},
+    )
+    bench = Bench()
+    bench.breaker = breaker
+    breaker.set_circuit_break_manager(bench.manager)
+    bench.send(P0)
+    assert bench.manager.congested == {1}
+    assert not bench.manager.refresh()
+    bench.answer(P0)
+    assert not bench.manager.congested
+
+
+def test_bad_options_name_themselves() -> None:
+    with pytest.raises(ConfigurationError, match=r"Did you mean .*trigger\.message\.count'"):
+        Bench(trigger_mesage_count="5")
+    with pytest.raises(ConfigurationError, match=r"trigger\.failure\.perc' is out of bounds"):
+        Bench(trigger_failure_perc="101")
+
+
+outcomes = st.lists(
+    st.tuples(st.sampled_from([0, 400, 2_600, 5_000, 11_000]), st.integers(0, 300), st.booleans())
+)
+
+
+@given(outcomes)
+def test_windows_against_a_list_of_everything(story: list[tuple[int, int, bool]]) -> None:
+    windows = OutcomeWindows(100, 50)
+    now, seen = 0.0, []
+    for passed, rows, bad in story:
+        now += passed
+        tripped = windows.record(P0, 0 if bad else rows, rows if bad else 0, now)
+        seen.append((now, rows, bad))
+        start = (now // 5_000 - 1) * 5_000
+        recent = [(count, failed) for at, count, failed in seen if at >= start]
+        total, failures = sum(r for r, _ in recent), sum(r for r, failed in recent if failed)
+        assert windows.counts(P0) == (failures, total)
+        assert tripped == (bad and rows > 0 and total >= 100 and 2 * failures >= total)
+    windows.forget_idle(now + 10_000)
+    assert windows.counts(P0) == (0, 0)
