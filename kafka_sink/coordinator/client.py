@@ -1,0 +1,263 @@
+"""The task's side of the coordinator: a thread of its own that nobody waits for.
+
+Participants say what is to be told and take what is answered. Where the coordinator cannot be reached, or
+stays silent, they are told at once and the task works alone; that is warned about once in a process, and the
+connection is tried again with growing waits.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import selectors
+import socket
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from kafka_sink import driver_log
+from kafka_sink.backoff import ExponentialBackoff
+from kafka_sink.coordinator.address import CoordinatorAddress
+from kafka_sink.coordinator.messages import MOST_FRAME_BYTES, MOST_HANDSHAKE_BYTES, FrameReader, Session
+from kafka_sink.errors import ProtocolError
+
+# For connection and challenge, and then for the first or next reply to a message. Nobody waits for these: a
+# task that has asked goes on alone after 200 ms (ClusterView).
+_SILENCE_MS = 2000.0
+_BACKOFF_MS, _BACKOFF_MAX_MS = 1000.0, 30_000.0
+_READ_BYTES = 256 * 1024
+_LONGEST_WAIT_S = 3600.0
+
+_warned_lock = threading.Lock()  # guards the set
+_warned: set[CoordinatorAddress] = set()
+
+
+class Participant(Protocol):
+    """One kind of message. Called on the client's thread, except where it says otherwise; must not block."""
+
+    kind: str
+
+    def next_message(self, now_ms: float) -> Mapping[str, Any] | None:
+        """What is to be told now; None when nothing is. Called again until it is None."""
+
+    def next_message_delay_ms(self, now_ms: float) -> float:
+        """Until ``next_message`` may have something by time alone; infinite where a wake-up will tell."""
+
+    def on_reply(self, body: Mapping[str, Any], last: bool, now_ms: float) -> None:
+        """A reply. Raises ProtocolError for one that makes no sense: that ends the connection."""
+
+    def on_connected(self, now_ms: float) -> None:
+        """A new coordinator, or the same that has forgotten this client."""
+
+    def on_lost(self, now_ms: float) -> None:
+        """No reply will come to what was told; work alone until ``on_connected``."""
+
+
+class CoordinatorClient(threading.Thread):
+    """Connects once ``resume`` is called, and again as often as needed until ``pause``, which keeps an open
+    connection for the next task. A daemon: it must keep no killed task alive."""
+
+    def __init__(
+        self,
+        address: CoordinatorAddress,
+        participants: Sequence[Participant],
+        clock_ms: Callable[[], float],
+        silence_ms: float = _SILENCE_MS,
+    ) -> None:
+        super().__init__(name="kafka-chunked-coordinator-client", daemon=True)
+        self.address = address
+        self._participants = {one.kind: one for one in participants}
+        self._clock_ms = clock_ms
+        self._silence_ms = silence_ms
+        self._backoff = ExponentialBackoff(_BACKOFF_MS, _BACKOFF_MAX_MS, random.random)
+        self._failures = 0
+        self._connect_after_ms = -math.inf
+        self._closing = False
+        self._active = False
+        self._connection: _Connection | None = None
+        self._wake_lock = threading.Lock()  # guards _wake_pending and the pair
+        self._wake_pending = False
+        self._wake_reader, self._wake_writer = socket.socketpair()
+        self._wake_reader.setblocking(False)
+
+    # -- any thread ---------------------------------------------------------------------------------
+
+    def wake(self) -> None:
+        """A participant has something to tell."""
+        with self._wake_lock:
+            if not self._wake_pending and not self._closing:
+                self._wake_pending = True
+                self._wake_writer.send(b"\0")
+
+    def resume(self) -> None:
+        """A task begins."""
+        self._active = True
+        self.wake()
+
+    def pause(self) -> None:
+        """No task is under way; there is nothing to tell."""
+        self._active = False
+
+    def close(self) -> None:
+        """Lets the thread end; does not wait for it."""
+        with self._wake_lock:
+            already, self._closing = self._closing, True
+            if not already:
+                self._wake_writer.close()
+
+    # -- the thread ---------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Until ``close``."""
+        try:
+            while not self._closing:
+                try:
+                    self._run_once()
+                except (OSError, ProtocolError) as error:
+                    self._lose(error)
+        finally:
+            if self._connection is not None:
+                self._connection.close()
+            self._wake_reader.close()
+
+    def _run_once(self) -> None:
+        now_ms = self._clock_ms()
+        if self._connection is None and self._active and now_ms >= self._connect_after_ms:
+            self._connection = _Connection(self.address, self._silence_ms, self._clock_ms)
+            self._failures = 0
+            now_ms = self._clock_ms()
+            for participant in self._participants.values():
+                participant.on_connected(now_ms)
+        connection = self._connection
+        if connection is not None and self._active:
+            for kind, participant in self._participants.items():
+                while (body := participant.next_message(now_ms)) is not None:
+                    connection.tell(kind, body, now_ms)
+        self._wait(connection, now_ms)
+
+    def _delay_ms(self, connection: _Connection | None, now_ms: float) -> float:
+        if not self._active:
+            return math.inf
+        if connection is None:
+            return self._connect_after_ms - now_ms
+        delays = [one.next_message_delay_ms(now_ms) for one in self._participants.values()]
+        return min([*delays, connection.silent_at_ms - now_ms])
+
+    def _wait(self, connection: _Connection | None, now_ms: float) -> None:
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._wake_reader, selectors.EVENT_READ)
+            if connection is not None:
+                selector.register(connection.socket, selectors.EVENT_READ)
+            delay_s = max(0.0, self._delay_ms(connection, now_ms) / 1000)
+            ready = {key.fileobj for key, _ in selector.select(min(delay_s, _LONGEST_WAIT_S))}
+        if self._wake_reader in ready:
+            with self._wake_lock:
+                self._wake_pending = False
+                self._wake_reader.recv(1)
+        if connection is None:
+            return
+        now_ms = self._clock_ms()
+        if connection.socket in ready:
+            for kind, body, last in connection.receive(now_ms):
+                self._participants[kind].on_reply(body, last, now_ms)
+        elif now_ms >= connection.silent_at_ms:
+            raise ProtocolError(f"no answer within {self._silence_ms:.0f} ms")
+
+    def _lose(self, error: Exception) -> None:
+        connected, self._connection = self._connection, None
+        if connected is not None:
+            connected.close()
+        if self._closing:
+            return
+        now_ms = self._clock_ms()
+        for participant in self._participants.values():
+            participant.on_lost(now_ms)
+        # An idle connection that ends is no failure: the server closes those, and goes with its driver.
+        if self._active:
+            self._failures += 1
+            self._connect_after_ms = now_ms + self._backoff.delay_ms(self._failures)
+            _warn_once(self.address, error)
+
+
+def _warn_once(address: CoordinatorAddress, error: Exception) -> None:
+    with _warned_lock:
+        if address in _warned:
+            return
+        _warned.add(address)
+    driver_log.warn(
+        f"kafka-chunked: the coordinator at {address.host}:{address.rendezvous.port} cannot be used "
+        f"({error}); this worker goes on without it and tries again. If tasks cannot reach the driver, set "
+        "coordinator.port and coordinator.bind.address, or coordinator.enabled=false"
+    )
+
+
+class _Connection:
+    """One connection after its challenge. Raises OSError and ProtocolError; then it is to be closed."""
+
+    def __init__(self, address: CoordinatorAddress, silence_ms: float, clock_ms: Callable[[], float]) -> None:
+        self._silence_ms = silence_ms
+        self._asked: dict[int, tuple[str, float]] = {}
+        self._count = 0
+        self._session = Session(address.rendezvous.secret, "client")
+        self._frames = FrameReader(MOST_HANDSHAKE_BYTES)
+        where = (address.host, address.rendezvous.port)
+        deadline_ms = clock_ms() + silence_ms
+        self.socket = socket.create_connection(where, timeout=silence_ms / 1000)
+        try:
+            self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            proof = self._session.answer_greeting(self._first_frame(deadline_ms, clock_ms))
+            self.socket.sendall(proof)
+            self._session.verify_proof(self._first_frame(deadline_ms, clock_ms))
+            self._frames.most = MOST_FRAME_BYTES
+            self.socket.sendall(self._session.encode({"cluster": address.rendezvous.cluster}))
+            self.socket.settimeout(silence_ms / 1000)
+        except BaseException:
+            self.socket.close()
+            raise
+
+    def _first_frame(self, deadline_ms: float, clock_ms: Callable[[], float]) -> bytes:
+        while (frame := self._frames.next_frame()) is None:
+            left_ms = deadline_ms - clock_ms()
+            if left_ms <= 0:
+                raise ProtocolError(f"no greeting within {self._silence_ms:.0f} ms")
+            self.socket.settimeout(left_ms / 1000)
+            data = self.socket.recv(_READ_BYTES)
+            if not data:
+                raise ConnectionError("it closed the connection during the challenge")
+            self._frames.feed(data)
+        return frame
+
+    @property
+    def silent_at_ms(self) -> float:
+        """When the oldest message has waited too long."""
+        return min((until for _, until in self._asked.values()), default=math.inf)
+
+    def tell(self, kind: str, body: Mapping[str, Any], now_ms: float) -> None:
+        self._count += 1
+        self._asked[self._count] = (kind, now_ms + self._silence_ms)
+        self.socket.sendall(self._session.encode({"id": self._count, "kind": kind, "body": body}))
+
+    def receive(self, now_ms: float) -> list[tuple[str, Mapping[str, Any], bool]]:
+        """Replies that have come: kind, body, whether it is the last to its message."""
+        data = self.socket.recv(_READ_BYTES)
+        if not data:
+            raise ConnectionError("it closed the connection")
+        self._frames.feed(data)
+        replies: list[tuple[str, Mapping[str, Any], bool]] = []
+        while (frame := self._frames.next_frame()) is not None:
+            message = self._session.decode(frame)
+            request, body, last = message.get("id"), message.get("body"), message.get("last")
+            if not isinstance(request, int) or not isinstance(body, dict) or not isinstance(last, bool):
+                raise ProtocolError("a reply that is none")
+            asked = self._asked.get(request)
+            if asked is None:
+                raise ProtocolError("a reply to nothing that was asked")
+            if last:
+                del self._asked[request]
+            else:
+                self._asked[request] = (asked[0], now_ms + self._silence_ms)
+            replies.append((asked[0], body, last))
+        return replies
+
+    def close(self) -> None:
+        self.socket.close()

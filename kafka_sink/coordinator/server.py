@@ -1,0 +1,258 @@
+"""The coordinator's sockets: who may speak, how much and how long. What is said is the handlers' matter.
+
+One asyncio loop. Bounds: connections, of which those that have proved nothing are the first to go; the bytes
+of one frame and of all unfinished ones; the time for the challenge, for the rest of a frame that has begun,
+and for a peer to read what it is sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from kafka_sink.coordinator.handlers import Cluster, HandlerFactory, Reply
+from kafka_sink.coordinator.messages import MOST_HANDSHAKE_BYTES, FrameReader, Message, Session
+from kafka_sink.errors import ProtocolError
+from kafka_sink.options import SinkOptions
+
+_log = logging.getLogger(__name__)
+_READ_BYTES = 64 * 1024
+_LONGEST_TIMER_MS = 60_000.0
+
+
+@dataclass(frozen=True, slots=True)
+class ServerBounds:
+    """Counts, bytes and milliseconds. ``silence_ms``: a connection without any frame for so long is closed;
+    ``frame_ms``: for the rest of a frame once it has begun, and for a peer to take what waits for it."""
+
+    connections: int = 1024
+    unproved: int = 64
+    request_bytes: int = 1024 * 1024
+    unfinished_bytes: int = 64 * 1024 * 1024
+    unread_bytes: int = 16 * 1024 * 1024
+    clusters: int = 64
+    challenge_ms: float = 2000.0
+    frame_ms: float = 5000.0
+    silence_ms: float = 120_000.0
+
+
+class _Peer:
+    """One connection."""
+
+    def __init__(
+        self, number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes
+    ) -> None:
+        self.number = number
+        self.reader = reader
+        self.writer = writer
+        self.session = Session(secret, "server")
+        self.frames = FrameReader(MOST_HANDSHAKE_BYTES)
+        self.cluster: str | None = None
+        self.unfinished = 0
+        self.unread_since_ms: float | None = None
+
+    def abort(self) -> None:
+        self.writer.transport.abort()
+
+
+class CoordinatorServer:
+    """Serves clusters that were added, each known by its key. All methods belong to the loop's thread.
+
+    ``factories``: kinds of messages. ``look``: called when a peer names an unknown cluster, which may have
+    been announced but not read yet.
+    """
+
+    def __init__(
+        self,
+        secret: bytes,
+        factories: Mapping[str, HandlerFactory],
+        clock_ms: Callable[[], float],
+        bounds: ServerBounds = ServerBounds(),
+        look: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._secret = secret
+        self._factories = factories
+        self._clock_ms = clock_ms
+        self._bounds = bounds
+        self._look = look
+        self._clusters: dict[str, Cluster] = {}
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._peers: dict[int, _Peer] = {}
+        self._count = 0
+        self._unfinished = 0
+        self._server: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def connections(self) -> int:
+        """How many there are now."""
+        return len(self._peers)
+
+    def add_cluster(self, key: str, options: SinkOptions) -> None:
+        """Serve another cluster; one that is known stays as it is. Too many: the new one is not served."""
+        if key in self._clusters or len(self._clusters) >= self._bounds.clusters:
+            return
+        loop = asyncio.get_running_loop()
+
+        def wake() -> None:
+            try:
+                loop.call_soon_threadsafe(self._on_time, key)
+            except RuntimeError:
+                pass  # the loop has ended, and with it whoever would want to know
+
+        self._clusters[key] = Cluster({kind: make(options, wake) for kind, make in self._factories.items()})
+
+    async def start(self, listening: socket.socket) -> None:
+        """Begin to accept."""
+        self._server = await asyncio.start_server(self._accept, sock=listening, limit=_READ_BYTES)
+        self._sweep_later()
+
+    def close(self) -> None:
+        """End all connections and handlers."""
+        if self._server is not None:
+            self._server.close()
+        for peer in list(self._peers.values()):
+            peer.abort()
+        for task in self._tasks:
+            task.cancel()
+        for timer in self._timers.values():
+            timer.cancel()
+        for cluster in self._clusters.values():
+            cluster.close()
+
+    # -- connections --------------------------------------------------------------------------------
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._count += 1
+        peer = _Peer(self._count, reader, writer, self._secret)
+        self._make_room()
+        if len(self._peers) >= self._bounds.connections:
+            peer.abort()
+            return
+        self._peers[peer.number] = peer
+        task = asyncio.current_task()
+        if task is not None:
+            self._tasks.add(task)
+        try:
+            await self._converse(peer)
+        except (ProtocolError, OSError, EOFError, TimeoutError, asyncio.TimeoutError) as error:
+            _log.debug("connection %d ended: %s", peer.number, error)
+        except asyncio.CancelledError:
+            pass  # the server closes
+        finally:
+            if task is not None:
+                self._tasks.discard(task)
+            self._forget(peer)
+
+    def _make_room(self) -> None:
+        """Of those that have proved nothing the oldest goes: who knows the secret proves it at once."""
+        unproved = [peer for peer in self._peers.values() if not peer.session.established]
+        full = len(self._peers) >= self._bounds.connections
+        if unproved and (full or len(unproved) >= self._bounds.unproved):
+            self._forget(unproved[0])
+
+    def _forget(self, peer: _Peer) -> None:
+        peer.abort()
+        if self._peers.pop(peer.number, None) is None:
+            return
+        self._unfinished -= peer.unfinished
+        if peer.cluster is not None:
+            self._clusters[peer.cluster].on_disconnect(peer.number, self._clock_ms())
+
+    async def _converse(self, peer: _Peer) -> None:
+        session = peer.session
+        peer.writer.write(session.greeting())
+        frame = await asyncio.wait_for(self._frame(peer), self._bounds.challenge_ms / 1000)
+        peer.writer.write(session.answer_proof(frame))
+        peer.frames.most = self._bounds.request_bytes
+        while True:
+            message = session.decode(await self._frame(peer))
+            if peer.cluster is None:
+                self._greet(peer, message)
+            else:
+                self._dispatch(peer, peer.cluster, message)
+
+    async def _frame(self, peer: _Peer) -> bytes:
+        begun_ms: float | None = None
+        while (frame := peer.frames.next_frame()) is None:
+            begun_ms = begun_ms or (self._clock_ms() if peer.unfinished else None)
+            left_ms = self._bounds.silence_ms
+            if begun_ms is not None:
+                left_ms = max(0.0, begun_ms + self._bounds.frame_ms - self._clock_ms())
+            data = await asyncio.wait_for(peer.reader.read(_READ_BYTES), left_ms / 1000)
+            if not data:
+                raise EOFError("the peer has closed")
+            peer.frames.feed(data)
+            self._hold(peer, peer.unfinished + len(data))
+        self._hold(peer, peer.frames.held)
+        return frame
+
+    def _hold(self, peer: _Peer, unfinished: int) -> None:
+        self._unfinished += unfinished - peer.unfinished
+        peer.unfinished = unfinished
+        if self._unfinished > self._bounds.unfinished_bytes:
+            raise ProtocolError("too many unfinished frames")
+
+    # -- messages -----------------------------------------------------------------------------------
+
+    def _greet(self, peer: _Peer, message: Message) -> None:
+        key = message.get("cluster")
+        if not isinstance(key, str):
+            raise ProtocolError("a peer must name its cluster first")
+        if key not in self._clusters:
+            self._look()
+        if key not in self._clusters:
+            raise ProtocolError("a peer named a cluster that is not served")
+        peer.cluster = key
+
+    def _dispatch(self, peer: _Peer, key: str, message: Message) -> None:
+        request, kind = message.get("id"), message.get("kind")
+        if not isinstance(request, int) or not isinstance(kind, str):
+            raise ProtocolError("a message without number or kind")
+        now_ms = self._clock_ms()
+        replies = self._clusters[key].on_message(kind, peer.number, request, message.get("body"), now_ms)
+        self._send(replies)
+        self._arm(key)
+
+    def _on_time(self, key: str) -> None:
+        try:
+            self._send(self._clusters[key].on_time(self._clock_ms()))
+        finally:
+            self._arm(key)
+
+    def _arm(self, key: str) -> None:
+        delay_ms = min(self._clusters[key].next_change_ms(self._clock_ms()), _LONGEST_TIMER_MS)
+        timer = self._timers.get(key)
+        if timer is not None:
+            timer.cancel()
+        loop = asyncio.get_running_loop()
+        self._timers[key] = loop.call_later(max(0.0, delay_ms) / 1000, self._on_time, key)
+
+    def _send(self, replies: Iterable[Reply]) -> None:
+        for reply in replies:
+            peer = self._peers.get(reply.peer)
+            if peer is None or peer.writer.is_closing():
+                continue
+            message = {"id": reply.request, "last": reply.last, "body": reply.body}
+            peer.writer.write(peer.session.encode(message))
+            if peer.writer.transport.get_write_buffer_size() > self._bounds.unread_bytes:
+                self._forget(peer)
+
+    # -- peers that do not read ---------------------------------------------------------------------
+
+    def _sweep_later(self) -> None:
+        asyncio.get_running_loop().call_later(1.0, self._sweep)
+
+    def _sweep(self) -> None:
+        now_ms = self._clock_ms()
+        for peer in list(self._peers.values()):
+            if not peer.writer.transport.get_write_buffer_size():
+                peer.unread_since_ms = None
+            elif peer.unread_since_ms is None:
+                peer.unread_since_ms = now_ms
+            elif now_ms - peer.unread_since_ms > self._bounds.frame_ms:
+                self._forget(peer)
+        self._sweep_later()

@@ -1,0 +1,250 @@
+"""The server and the client over loopback: who is let in, what is bounded, what a task suffers."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kafka_sink.coordinator.address import CoordinatorAddress
+from kafka_sink.coordinator.client import CoordinatorClient
+from kafka_sink.coordinator.messages import MOST_FRAME_BYTES, FrameReader, Session
+from kafka_sink.coordinator.server import ServerBounds
+from tests.coordinator.coordinator_harness import KEY, SECRET, Serving, clock_ms, eventually, serving
+
+SHORT = ServerBounds(challenge_ms=200, frame_ms=200, silence_ms=60_000)
+
+
+class Raw:
+    """A peer that knows the protocol but need not keep to it."""
+
+    def __init__(self, port: int) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout=5)
+        self.frames = FrameReader(MOST_FRAME_BYTES)
+        self.session = Session(SECRET, "client")
+
+    def frame(self) -> bytes:
+        while (frame := self.frames.next_frame()) is None:
+            data = self.socket.recv(65536)
+            if not data:
+                raise EOFError
+            self.frames.feed(data)
+        return frame
+
+    def prove(self, cluster: str = KEY) -> Raw:
+        self.socket.sendall(self.session.answer_greeting(self.frame()))
+        self.session.verify_proof(self.frame())
+        self.tell({"cluster": cluster})
+        return self
+
+    def tell(self, message: dict[str, Any]) -> None:
+        self.socket.sendall(self.session.encode(message))
+
+    def ask(self, body: dict[str, Any]) -> Any:
+        self.tell({"id": 1, "kind": "echo", "body": body})
+        return self.session.decode(self.frame())["body"]
+
+    def is_closed(self) -> bool:
+        try:
+            while self.socket.recv(65536):
+                pass
+        except ConnectionError:
+            pass
+        return True
+
+
+@contextmanager
+def raw(port: int) -> Iterator[Raw]:
+    peer = Raw(port)
+    try:
+        yield peer
+    finally:
+        peer.socket.close()
+
+
+def works(found: Serving) -> bool:
+    with raw(found.port) as peer:
+        return bool(peer.prove().ask({"n": 1}) == {"n": 1})
+
+
+def test_who_knows_the_secret_is_answered() -> None:
+    with serving() as found:
+        assert works(found)
+        eventually(lambda: found.echo.gone)
+
+
+def test_a_wrong_secret_is_turned_away() -> None:
+    with serving() as found, raw(found.port) as peer:
+        peer.session = Session(b"wrong" * 6, "client")
+        peer.socket.sendall(peer.session.answer_greeting(peer.frame()))
+        assert peer.is_closed()
+        assert works(found)
+
+
+@pytest.mark.parametrize(
+    "garbage", [b"GET / HTTP/1.1\r\n\r\n", bytes(64), b"\xff" * 600, b"\0\0\0\x20" + b"x" * 32]
+)
+def test_garbage_ends_only_its_own_connection(garbage: bytes) -> None:
+    with serving() as found, raw(found.port) as peer:
+        peer.socket.sendall(garbage)
+        assert peer.is_closed()
+        assert works(found)
+
+
+def test_silence_instead_of_a_proof_is_bounded() -> None:
+    with serving(SHORT) as found, raw(found.port) as peer:
+        assert peer.is_closed()
+        eventually(lambda: found.connections() == 0)
+
+
+def test_a_frame_that_never_ends_is_bounded_in_time() -> None:
+    with serving(SHORT) as found, raw(found.port) as peer:
+        peer.prove().socket.sendall(b"\0\0\1\0abc")
+        assert peer.is_closed()
+        eventually(lambda: found.echo.gone)
+
+
+def test_an_oversized_frame_is_refused_by_its_length() -> None:
+    with serving() as found, raw(found.port) as peer:
+        peer.prove().socket.sendall((ServerBounds().request_bytes + 1).to_bytes(4, "big"))
+        assert peer.is_closed()
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {},
+        {"id": 1, "kind": "nobody's", "body": {}},
+        {"id": 1, "kind": "echo", "body": []},
+        {"id": "x", "kind": "echo"},
+    ],
+)
+def test_messages_that_make_no_sense_end_the_connection(message: dict[str, Any]) -> None:
+    with serving() as found, raw(found.port) as peer:
+        peer.prove().tell(message)
+        assert peer.is_closed()
+        assert not found.echo.heard
+
+
+def test_an_unknown_cluster_is_not_served() -> None:
+    with serving() as found, raw(found.port) as peer:
+        peer.prove("another")
+        assert peer.is_closed()
+
+
+def test_a_peer_that_does_not_read_is_dropped() -> None:
+    bounds = replace(SHORT, unread_bytes=8 * 1024 * 1024)
+    with serving(bounds) as found, raw(found.port) as peer:
+        peer.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        peer.prove()
+        for _ in range(5):
+            peer.tell({"id": 1, "kind": "echo", "body": {"bytes": 1_500_000}})
+        eventually(lambda: found.connections() == 0)
+
+
+def test_a_thousand_silent_connections_do_not_keep_a_task_out() -> None:
+    with serving() as found:
+        crowd = [socket.create_connection(("127.0.0.1", found.port), timeout=5) for _ in range(1000)]
+        try:
+            assert works(found)
+            assert found.connections() <= ServerBounds().unproved + 1
+        finally:
+            for one in crowd:
+                one.close()
+
+
+class Talker:
+    """A participant that tells numbers and notes what happens."""
+
+    kind = "echo"
+
+    def __init__(self) -> None:
+        self.to_tell: list[dict[str, Any]] = []
+        self.replies: list[tuple[Mapping[str, Any], bool]] = []
+        self.events: list[str] = []
+
+    def next_message(self, now_ms: float) -> Mapping[str, Any] | None:
+        return self.to_tell.pop(0) if self.to_tell else None
+
+    def next_message_delay_ms(self, now_ms: float) -> float:
+        return float("inf")
+
+    def on_reply(self, body: Mapping[str, Any], last: bool, now_ms: float) -> None:
+        self.replies.append((body, last))
+
+    def on_connected(self, now_ms: float) -> None:
+        self.events.append("connected")
+
+    def on_lost(self, now_ms: float) -> None:
+        self.events.append("lost")
+
+
+@contextmanager
+def client_of(
+    address: CoordinatorAddress, silence_ms: float = 2000
+) -> Iterator[tuple[CoordinatorClient, Talker]]:
+    talker = Talker()
+    client = CoordinatorClient(address, [talker], clock_ms, silence_ms)
+    client.start()
+    client.resume()
+    try:
+        yield client, talker
+    finally:
+        client.close()
+        client.join(5)
+        assert not client.is_alive()
+
+
+def test_a_client_tells_and_hears_also_of_what_comes_late() -> None:
+    with (
+        serving() as found,
+        client_of(found.address) as (client, talker),
+        client_of(found.address) as (two, other),
+    ):
+        talker.to_tell.append({"later": True})
+        client.wake()
+        eventually(lambda: talker.replies == [({"pending": 1}, False)])
+        other.to_tell.append({"n": 7})
+        two.wake()
+        eventually(lambda: talker.replies[1:] == [({"n": 7}, True)])
+        assert other.replies == [({"n": 7}, True)]
+
+
+def test_a_coordinator_that_never_answers_costs_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    with (
+        caplog.at_level(logging.WARNING),
+        socket.create_server(("127.0.0.1", 0)) as frozen,
+        client_of(Serving(frozen.getsockname()[1]).address, silence_ms=50) as (_client, talker),
+    ):
+        eventually(lambda: talker.events.count("lost") >= 2)
+    assert len([line for line in caplog.messages if "coordinator" in line]) == 1
+    assert "connected" not in talker.events
+
+
+def test_a_client_takes_no_answer_from_who_does_not_know_the_secret() -> None:
+    with serving() as found:
+        address = replace(found.address, rendezvous=replace(found.address.rendezvous, secret=b"x" * 32))
+        with client_of(address) as (_client, talker):
+            eventually(lambda: "lost" in talker.events)
+            assert "connected" not in talker.events
+
+
+def test_a_client_comes_back_to_a_coordinator_that_closed_its_connection() -> None:
+    bounds = ServerBounds(silence_ms=100)
+    with serving(bounds) as found, client_of(found.address) as (_client, talker):
+        eventually(lambda: talker.events == ["connected", "lost", "connected"])
+
+
+def test_a_resting_client_does_not_come_back_before_the_next_task(caplog: pytest.LogCaptureFixture) -> None:
+    with serving(ServerBounds(silence_ms=100)) as found, client_of(found.address) as (client, talker):
+        eventually(lambda: "connected" in talker.events)
+        client.pause()
+        eventually(lambda: found.connections() == 0)
+        client.resume()
+        eventually(lambda: talker.events.count("connected") == 2, within_s=0.9)
+    assert not [line for line in caplog.messages if "coordinator" in line]
