@@ -107,7 +107,9 @@ class CoordinatorServer:
 
     async def start(self, listening: socket.socket) -> None:
         """Begin to accept."""
-        self._server = await asyncio.start_server(self._accept, sock=listening, limit=_READ_BYTES)
+        self._server = await asyncio.start_server(
+            self._accept, sock=listening, limit=_READ_BYTES, backlog=self._bounds.connections
+        )
         self._sweep_later()
 
     def close(self) -> None:

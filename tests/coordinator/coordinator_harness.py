@@ -33,7 +33,7 @@ def eventually(condition: Callable[[], object], within_s: float = 5.0) -> None:
 
 
 class Echo:
-    """Replies with what it is told; holds back the last reply to {"later": true} until somebody else speaks."""
+    """Replies with what it is told; the last reply to {"later": true} waits until somebody else speaks."""
 
     def __init__(self) -> None:
         self.heard: list[Mapping[str, Any]] = []
