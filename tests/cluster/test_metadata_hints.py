@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kafka_sink.cluster.metadata import MetadataCache, MetadataUpdate
@@ -44,6 +44,7 @@ def leader(made: MetadataCache, name: str = "t00") -> tuple[int, int]:
     return info.leader, info.leader_epoch
 
 
+@settings(deadline=None)
 @given(st.floats(0, MAX_AGE * 0.99), st.floats(0, MAX_AGE), st.floats(-1000, 1000))
 def test_a_snapshot_makes_the_same_schedule(age: float, later: float, shift: float) -> None:
     """One cache asked itself; one, whose clock reads otherwise, took over a snapshot ``age`` later."""

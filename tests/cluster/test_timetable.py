@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kafka_sink.cluster.timetable import Timetable
@@ -20,6 +20,7 @@ STEPS = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(STEPS)
 def test_it_gives_what_sorting_would(steps: list[tuple[str, str, int]]) -> None:
     table, model = Timetable(), dict[str, float]()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kafka_sink.cluster.topic_merge import Incarnations, Verdict, merge
@@ -22,6 +22,7 @@ def at_epochs(epochs: list[int]) -> TopicMetadata:
     return topic(*((epoch % 3, epoch) for epoch in epochs))
 
 
+@settings(deadline=None)
 @given(st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=4), min_size=1, max_size=6), st.randoms())
 def test_the_order_of_arrival_does_not_matter(answers: list[list[int]], random: object) -> None:
     """Without recreation, any order ends in the highest epoch of each partition."""

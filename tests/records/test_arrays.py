@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kafka_sink.records.arrays import indices, null_mask, numbers
@@ -16,6 +16,7 @@ from kafka_sink.records.arrays import indices, null_mask, numbers
 VALUES = st.lists(st.one_of(st.none(), st.integers(-5, 5)), max_size=70)
 
 
+@settings(deadline=None)
 @given(VALUES, st.integers(0, 70), st.integers(0, 70))
 def test_nulls_and_numbers_of_any_slice(values: list[int | None], start: int, count: int) -> None:
     array = pa.array(values, pa.int32()).slice(start, count)
