@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+# Batches that back off after a failed attempt do not show for a while, though they wait all the same.
+_GRACE_MS = 5_000.0
+
 
 class NodeAvailability:
     """Told by the sender at every pass; ``unavailable`` may be read by any thread.
@@ -28,7 +31,7 @@ class NodeAvailability:
             self._waits[node] = (since, now_ms)
         for node, (_, last) in list(self._waits.items()):
             # Nothing is left that waits for it, so nothing would ever show that it is back.
-            if now_ms - last > self._timeout_ms:
+            if now_ms - last > self._timeout_ms + _GRACE_MS:
                 del self._waits[node]
         late = {node for node, (since, last) in self._waits.items() if last - since > self._timeout_ms}
         if late != self.unavailable:

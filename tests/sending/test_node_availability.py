@@ -25,9 +25,9 @@ def test_a_broker_for_which_nothing_waits_any_more_gets_another_chance() -> None
     watch.observe([1], [], 0)
     watch.observe([1], [], 101)
     assert watch.unavailable == {1}
-    watch.observe([], [], 201)
+    watch.observe([], [], 5_201)
     assert watch.unavailable == {1}
-    watch.observe([], [], 202)
+    watch.observe([], [], 5_202)
     assert watch.unavailable == set()
 
 

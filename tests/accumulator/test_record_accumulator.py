@@ -1,0 +1,327 @@
+"""What is ready, what is drained, what happens to batches afterwards; no threads and no clock."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from kafka_sink.accumulator.buffer_pool import BufferPool
+from kafka_sink.accumulator.chunked_buffer import IncrementalAllocator
+from kafka_sink.accumulator.producer_batch import BatchState, IllegalTransitionError, ProducerBatch
+from kafka_sink.accumulator.record_accumulator import AccumulatorSettings, RecordAccumulator
+from kafka_sink.model import CompressionType, PartitionInfo, TopicPartition
+
+SETTINGS = AccumulatorSettings(
+    batch_size=1_000,
+    linger_ms=20,
+    max_block_ms=1_000,
+    delivery_timeout_ms=10_000,
+    buffer_memory=1 << 20,
+    compression=CompressionType.NONE,
+    guarantee_order=False,
+)
+P = [TopicPartition("t", index) for index in range(6)]
+
+
+def nothing() -> None: ...
+
+
+def anything(batch: ProducerBatch) -> bool:
+    return True
+
+
+class Bench:
+    """An accumulator with its pool; partition i leads on broker i % 2."""
+
+    def __init__(self, **changes: object) -> None:
+        self.pool = BufferPool(1 << 20, 128, clock_ms=lambda: 0.0)
+        settings = replace(SETTINGS, **changes)  # type: ignore[arg-type]
+        self.accumulator = RecordAccumulator(settings, IncrementalAllocator(self.pool))
+        self.leaders: dict[TopicPartition, int] = {}
+
+    def batch(self, partition: TopicPartition, created: float = 0, size: int = 100) -> ProducerBatch:
+        buffer = self.accumulator.allocator.try_open(size)
+        assert buffer is not None
+        batch = ProducerBatch(partition, buffer, None, CompressionType.NONE, 1.0, 0, created)
+        batch.leased = True
+        batch.append(memoryview(b"x" * (size - 61)), 2, 0)
+        batch.leased = False
+        with self.accumulator.lock:
+            self.accumulator.enqueue(self.accumulator.queue(partition), batch)
+        return batch
+
+    def closed(self, partition: TopicPartition, created: float = 0, size: int = 100) -> ProducerBatch:
+        batch = self.batch(partition, created, size)
+        batch.move_to(BatchState.CLOSED)
+        batch.seal()
+        return batch
+
+    def leader(self, partition: TopicPartition) -> PartitionInfo | None:
+        node = self.leaders.get(partition, partition.partition % 2)
+        return PartitionInfo(*partition, node, 0)
+
+    def ready(self, now: float, muted: tuple[TopicPartition, ...] = ()) -> tuple[dict[int, set[int]], float]:
+        """Partition numbers by broker, and the delay."""
+        check = self.accumulator.ready(self.leader, now, muted)
+        nodes = {node: {q.partition.partition for q in queues} for node, queues in check.nodes.items()}
+        return nodes, check.next_check_delay_ms
+
+    def drain(
+        self,
+        node: int,
+        now: float = 1_000,
+        most: int = 10_000,
+        may_send: Callable[[ProducerBatch], bool] = anything,
+    ) -> list[ProducerBatch]:
+        queues = self.accumulator.ready(self.leader, now).nodes[node]
+        taken = self.accumulator.drain(node, queues, most, may_send)
+        for batch in taken:
+            if batch.state is BatchState.CLOSED:
+                batch.seal()
+            batch.move_to(BatchState.IN_FLIGHT)
+            batch.attempts += 1
+        return taken
+
+    def used(self) -> int:
+        return self.pool.metrics().used_bytes
+
+
+# -- ready --------------------------------------------------------------------------------------------
+
+
+def test_an_open_batch_waits_for_linger() -> None:
+    bench = Bench()
+    assert bench.ready(0) == ({}, math.inf)
+    bench.batch(P[0], created=100)
+    assert bench.ready(105) == ({}, 15)
+    assert bench.ready(120) == ({0: {0}}, math.inf)
+
+
+def test_what_makes_a_batch_ready_at_once() -> None:
+    full, followed, flushed = Bench(), Bench(), Bench()
+    full.closed(P[0])
+    followed.batch(P[0])
+    followed.batch(P[0])
+    flushed.batch(P[0])
+    assert flushed.ready(0)[0] == {}
+    flushed.accumulator.flushing = True
+    for bench in (full, followed, flushed):
+        assert bench.ready(0)[0] == {0: {0}}
+
+
+def test_somebody_who_waits_for_memory_makes_all_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench()
+    bench.batch(P[0])
+    bench.batch(P[1])
+    monkeypatch.setattr(IncrementalAllocator, "queued", 1)
+    assert bench.ready(0)[0] == {0: {0}, 1: {1}}
+
+
+def test_a_leased_batch_is_left_alone_and_the_task_is_asked_to_wake_the_sender() -> None:
+    bench = Bench()
+    bench.batch(P[0]).leased = True
+    assert not bench.accumulator.lease_met
+    assert bench.ready(10_000) == ({}, math.inf)
+    assert bench.accumulator.lease_met
+
+
+def test_muted_partitions_and_those_without_a_leader_are_left_out() -> None:
+    bench = Bench()
+    for partition in P[:3]:
+        bench.closed(partition)
+    bench.leaders[P[2]] = -1
+    assert bench.ready(0, muted=(P[0],))[0] == {1: {1}}
+    assert bench.accumulator.ready(bench.leader, 0).unknown_leaders == {"t"}
+
+
+def test_a_retry_waits_for_its_backoff_and_holds_back_what_stands_behind() -> None:
+    bench = Bench()
+    bench.closed(P[0])
+    (taken,) = bench.drain(0)
+    bench.closed(P[0])
+    bench.accumulator.requeue(taken, 1_500)
+    assert bench.ready(1_200) == ({}, 300)
+    assert bench.drain(0, 1_500) == [taken]
+
+
+@pytest.mark.parametrize("guarded", [False, True])
+def test_one_in_flight_where_order_asks_for_it(guarded: bool) -> None:
+    bench = Bench(guarantee_order=guarded)
+    bench.closed(P[0])
+    bench.closed(P[0])
+    (taken,) = bench.drain(0)
+    assert bench.ready(0)[0] == ({} if guarded else {0: {0}})
+    bench.accumulator.finish(taken, BatchState.SUCCEEDED, nothing)
+    assert bench.ready(0)[0] == {0: {0}}
+
+
+# -- drain --------------------------------------------------------------------------------------------
+
+
+def test_a_pass_takes_one_batch_per_partition_of_the_broker() -> None:
+    bench = Bench()
+    heads = {partition: bench.closed(partition) for partition in P}
+    for partition in P:
+        bench.closed(partition)
+    assert {batch.partition: batch for batch in bench.drain(0)} == {p: heads[p] for p in P[::2]}
+    assert {batch.partition for batch in bench.drain(1)} == set(P[1::2])
+
+
+def test_a_drained_batch_that_was_open_takes_no_more_rows() -> None:
+    bench = Bench()
+    batch = bench.batch(P[0])
+    queues = bench.accumulator.ready(bench.leader, 50).nodes[0]
+    assert bench.accumulator.drain(0, queues, 10_000, anything) == [batch]
+    assert batch.state is BatchState.CLOSED
+    assert batch.request_references == 1
+
+
+def test_a_request_keeps_its_size_unless_its_first_batch_exceeds_it() -> None:
+    bench = Bench()
+    bench.closed(P[0], size=500)
+    bench.closed(P[2], size=300)
+    bench.closed(P[4], size=300)
+    assert [batch.size for batch in bench.drain(0, most=400)] == [500]
+    assert [batch.size for batch in bench.drain(0, most=600)] == [300, 300]
+
+
+def test_no_partition_starves() -> None:
+    bench = Bench()
+    for _ in range(4):
+        for partition in P[::2]:
+            bench.closed(partition, size=300)
+    taken = [batch.partition.partition for _ in range(12) for batch in bench.drain(0, most=300)]
+    assert [sorted(taken[start : start + 3]) for start in range(0, 12, 3)] == [[0, 2, 4]] * 4
+
+
+def test_what_may_not_be_sent_stays_in_its_place() -> None:
+    bench = Bench()
+    held, free = bench.closed(P[0]), bench.closed(P[2])
+    assert bench.drain(0, may_send=lambda batch: batch is free) == [free]
+    assert bench.drain(0) == [held]
+
+
+# -- afterwards ---------------------------------------------------------------------------------------
+
+
+def test_retries_and_pieces_return_to_their_places_in_any_order() -> None:
+    bench = Bench()
+    batches = [bench.closed(P[0]) for _ in range(4)]
+    flying = [bench.drain(0)[0] for _ in range(3)]
+    assert flying == batches[:3]
+    bench.accumulator.requeue(flying[2], 0)
+    pieces = [bench.batch(P[1]) for _ in range(2)]
+    for index, piece in enumerate(pieces):
+        bench.accumulator._waiting[P[1]].batches.clear()
+        piece.partition = P[0]
+        piece.ordinal = (*flying[1].ordinal, index)
+    bench.accumulator.put_pieces(flying[1], pieces)
+    bench.accumulator.requeue(flying[0], 0)
+    assert list(bench.accumulator.queue(P[0]).batches) == [batches[0], *pieces, batches[2], batches[3]]
+
+
+def test_rows_are_accounted_for_before_their_batch_counts_as_complete() -> None:
+    """Else a task that waits for its last batch finds it gone and its rows missing."""
+    bench = Bench()
+    bench.closed(P[0])
+    bench.closed(P[0])
+    (taken,) = bench.drain(0)
+    seen = []
+    bench.accumulator.finish(taken, BatchState.SUCCEEDED, lambda: seen.append(bench.accumulator.incomplete))
+    (taken,) = bench.drain(0)
+    bench.accumulator.fail(taken, lambda: seen.append(bench.accumulator.incomplete))
+    assert seen == [2, 1]
+    assert bench.accumulator.incomplete == 0
+
+
+def test_a_late_answer_changes_nothing_but_frees_the_memory() -> None:
+    bench = Bench()
+    bench.closed(P[0])
+    (taken,) = bench.drain(0)
+    assert bench.accumulator.fail(taken, nothing)
+    assert not bench.accumulator.fail(taken, nothing)
+    assert bench.used() > 0
+    told: list[None] = []
+    assert not bench.accumulator.finish(taken, BatchState.SUCCEEDED, lambda: told.append(None))
+    assert (told, bench.used(), bench.accumulator.incomplete) == ([], 0, 0)
+    assert taken.state is BatchState.FAILED
+    assert not bench.accumulator.holds_memory
+
+
+def test_a_second_success_is_a_bug() -> None:
+    bench = Bench()
+    bench.closed(P[0])
+    (taken,) = bench.drain(0)
+    bench.accumulator.finish(taken, BatchState.SUCCEEDED, nothing)
+    with pytest.raises(IllegalTransitionError):
+        bench.accumulator.finish(taken, BatchState.SUCCEEDED, nothing)
+
+
+def test_pieces_of_a_batch_that_failed_before_are_given_back() -> None:
+    bench = Bench()
+    bench.closed(P[0])
+    (taken,) = bench.drain(0)
+    bench.accumulator.fail(taken, nothing)
+    buffer = bench.accumulator.allocator.open_overflow(100)
+    piece = ProducerBatch(P[0], buffer, None, CompressionType.NONE, 1.0, 0, 0)
+    assert not bench.accumulator.put_pieces(taken, [piece])
+    assert (bench.used(), bench.accumulator.incomplete) == (0, 0)
+    assert bench.ready(10_000)[0] == {}
+
+
+def test_a_batch_under_a_lease_is_not_failed() -> None:
+    bench = Bench()
+    batch = bench.batch(P[0])
+    batch.leased = True
+    assert not bench.accumulator.fail(batch, nothing)
+    assert batch.state is BatchState.OPEN
+    batch.leased = False
+    assert bench.accumulator.fail(batch, nothing)
+    assert (bench.used(), bench.ready(10_000)) == (0, ({}, math.inf))
+
+
+def test_expired_batches_and_the_time_until_the_next() -> None:
+    bench = Bench()
+    old, leased = bench.batch(P[0], created=0), bench.batch(P[1], created=0)
+    bench.batch(P[0], created=400)
+    leased.leased = True
+    assert bench.accumulator.expired(9_000) == ([], 1_000)
+    assert bench.accumulator.expired(10_000) == ([old], 400)
+
+
+@pytest.mark.parametrize("end_leases", [False, True])
+def test_closing_gives_all_back_wherever_it_is(end_leases: bool) -> None:
+    bench = Bench()
+    bench.closed(P[0])
+    bench.closed(P[0])
+    bench.drain(0)
+    (expired,) = bench.drain(0)
+    bench.accumulator.fail(expired, nothing)
+    bench.batch(P[1])
+    leased = bench.batch(P[2])
+    leased.leased = True
+    failed: list[ProducerBatch] = []
+    bench.accumulator.abandon(failed.append, end_leases=end_leases)
+    assert len(failed) == (3 if end_leases else 2)
+    assert (leased in failed) is end_leases
+    assert (bench.used() == 0) is end_leases
+    bench.accumulator.abandon(failed.append, end_leases=True)
+    assert (len(failed), bench.used(), bench.accumulator.incomplete) == (3, 0, 0)
+    assert not bench.accumulator.holds_memory
+
+
+def test_unanswered_rows_are_those_that_were_sent() -> None:
+    bench = Bench()
+    bench.closed(P[0])
+    bench.closed(P[1])
+    bench.batch(P[2])
+    (one,) = bench.drain(0, may_send=lambda batch: batch.partition == P[0])
+    bench.drain(1)
+    assert bench.accumulator.unanswered_records() == 4
+    bench.accumulator.requeue(one, 0)
+    assert bench.accumulator.unanswered_records() == 4
+    bench.accumulator.fail(one, nothing)
+    assert bench.accumulator.unanswered_records() == 2

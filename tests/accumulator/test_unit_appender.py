@@ -1,0 +1,207 @@
+"""Rows of units into batches: turns, leases, memory that is refused, and who is woken."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from kafka_sink.accumulator import unit_appender
+from kafka_sink.accumulator.batch_buffer import BatchBuffer
+from kafka_sink.accumulator.buffer_pool import BufferPool
+from kafka_sink.accumulator.chunked_buffer import IncrementalAllocator
+from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
+from kafka_sink.accumulator.record_accumulator import AccumulatorSettings, RecordAccumulator
+from kafka_sink.accumulator.unit import Unit
+from kafka_sink.accumulator.unit_appender import UnitAppender
+from kafka_sink.errors import BufferExhaustedError, DeliveryError
+from kafka_sink.model import CompressionType, PartitionInfo, TopicMetadata, TopicPartition
+from kafka_sink.rows.column_plan import ColumnPlan
+from kafka_sink.rows.columns import extract
+from kafka_sink.rows.ordering import unit_of
+from kafka_sink.rows.partitioner import Partitioner
+
+PLAN = ColumnPlan.of([("value", "binary"), ("partition", "int")], "t")
+TOPICS = {"t": TopicMetadata("t", None, tuple(PartitionInfo("t", index, 0, 0) for index in range(4)))}
+PARTITIONER = Partitioner(sticky_bytes=100, ignore_keys=False, adaptive=False, random=lambda: 0.5)
+BATCH_SIZE = 1_024
+
+
+def unit(start: int, partitions: list[int], size: int = 20) -> Unit:
+    """Rows "<start>", "<start + 1>", ... of these partitions."""
+    values = [b"<%d>" % (start + index) + b"x" * size for index in range(len(partitions))]
+    batch = pa.record_batch(
+        {"value": pa.array(values, pa.binary()), "partition": pa.array(partitions, pa.int32())}
+    )
+    return unit_of(extract(PLAN, batch, 0), TOPICS, PARTITIONER, lambda topic, count: [0] * count, 0)
+
+
+class Bench:
+    """An appender over a pool of ``memory`` bytes in chunks of 128."""
+
+    def __init__(self, memory: int = 1 << 20) -> None:
+        self.pool = BufferPool(memory, 128, clock_ms=lambda: 0.0)
+        self.allocator = IncrementalAllocator(self.pool, 128)
+        settings = AccumulatorSettings(
+            batch_size=BATCH_SIZE,
+            linger_ms=0,
+            max_block_ms=0,
+            delivery_timeout_ms=10_000,
+            buffer_memory=memory,
+            compression=CompressionType.NONE,
+            guarantee_order=False,
+        )
+        self.accumulator = RecordAccumulator(settings, self.allocator)
+        self.wakes = 0
+        self.appender = UnitAppender(self.accumulator, None, lambda: 0.0, self._wake)
+
+    def _wake(self) -> None:
+        self.wakes += 1
+
+    def append(self, one: Unit, check: Callable[[], None] = lambda: None) -> None:
+        self.appender.append(one, check)
+
+    def batches(self, partition: int) -> list[ProducerBatch]:
+        return list(self.accumulator.queue(TopicPartition("t", partition)).batches)
+
+    def rows(self, partition: int) -> list[int]:
+        data = b"".join(view for batch in self.batches(partition) for view in batch.buffer.views())
+        return [int(number) for number in re.findall(rb"<(\d+)>", data)]
+
+    def unowned(self) -> int:
+        """Bytes lent out that no batch holds."""
+        held = sum(batch.buffer.capacity for batch in self.accumulator._live)
+        return self.pool.metrics().used_bytes - held
+
+
+def test_rows_keep_their_order_per_partition_over_batches_and_units() -> None:
+    bench = Bench()
+    wanted: dict[int, list[int]] = {0: [], 1: [], 2: []}
+    for start in range(0, 600, 100):
+        partitions = [(start + index) % 3 for index in range(100)]
+        for index, partition in enumerate(partitions):
+            wanted[partition].append(start + index)
+        bench.append(unit(start, partitions))
+    for partition, numbers in wanted.items():
+        assert bench.rows(partition) == numbers
+        batches = bench.batches(partition)
+        assert len(batches) > 3
+        assert all(batch.size <= BATCH_SIZE for batch in batches)
+        assert [batch.state for batch in batches[:-1]] == [BatchState.SEALED] * (len(batches) - 1)
+        assert sum(batch.record_count for batch in batches) == len(numbers)
+    assert not any(batch.leased for batch in bench.accumulator._live)
+
+
+def test_a_row_larger_than_a_batch_gets_one_of_its_own() -> None:
+    bench = Bench()
+    bench.append(unit(0, [0, 0]))
+    bench.append(unit(2, [0], size=5_000))
+    bench.append(unit(3, [0]))
+    assert [batch.record_count for batch in bench.batches(0)] == [2, 1, 1]
+    assert bench.rows(0) == [0, 1, 2, 3]
+
+
+def test_the_sender_is_woken_for_new_and_full_batches_and_for_leases_it_met() -> None:
+    bench = Bench()
+    bench.append(unit(0, [0]))
+    assert bench.wakes == 1
+    bench.append(unit(1, [0]))
+    assert bench.wakes == 1
+    bench.accumulator.lease_met = True
+    bench.append(unit(2, [0]))
+    assert (bench.wakes, bench.accumulator.lease_met) == (2, False)
+    bench.append(unit(3, [0] * 40))
+    assert bench.wakes > 2
+
+
+def test_flush_closes_every_open_batch_on_the_tasks_thread() -> None:
+    bench = Bench()
+    bench.append(unit(0, [0, 1, 2]))
+    bench.wakes = 0
+    bench.appender.flush()
+    assert bench.accumulator.flushing
+    assert bench.wakes > 0
+    for partition in range(3):
+        (batch,) = bench.batches(partition)
+        assert (batch.state, batch.leased) == (BatchState.SEALED, False)
+
+
+def test_while_it_waits_for_memory_it_holds_no_open_batch_of_that_partition(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = Bench(memory=4_096)
+    blocked: list[tuple[list[BatchState], bool, int]] = []
+    opened = bench.allocator.open
+
+    def watched(projected: int, timeout_ms: float) -> BatchBuffer:
+        states = [batch.state for batch in bench.batches(0)]
+        blocked.append((states, any(b.leased for b in bench.accumulator._live), projected))
+        for batch in bench.batches(0):
+            bench.accumulator.fail(batch, lambda: None)  # as if the sender had been done with it
+        return opened(projected, timeout_ms)
+
+    monkeypatch.setattr(bench.allocator, "open", watched)
+    bench.append(unit(0, [1]))
+    for start in range(1, 401, 100):
+        bench.append(unit(start, [0] * 100))
+    assert blocked
+    for states, leased, projected in blocked:
+        assert BatchState.OPEN not in states
+        assert not leased
+        assert projected <= 4_096 // 16 + 128
+    assert bench.unowned() == 0
+
+
+def test_rows_that_get_no_memory_in_time_are_refused_and_nothing_is_held_for_them() -> None:
+    bench = Bench(memory=2_048)
+    with pytest.raises(BufferExhaustedError, match=r"kafka\.max\.block\.ms"):
+        bench.append(unit(0, [0] * 200))
+    rows = bench.rows(0)
+    assert rows == list(range(len(rows)))
+    assert bench.unowned() == 0
+    assert not any(batch.leased for batch in bench.accumulator._live)
+
+
+def test_a_grant_is_given_back_where_the_plan_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory that came after a wait belongs to no batch yet."""
+    bench = Bench(memory=2_048)
+    opened = bench.allocator.open
+
+    def then_failing(projected: int, timeout_ms: float) -> BatchBuffer:
+        for batch in bench.batches(0):
+            bench.accumulator.fail(batch, lambda: None)
+        buffer = opened(projected, timeout_ms)
+        monkeypatch.setattr(bench.appender, "_plan_run", _raising)
+        return buffer
+
+    monkeypatch.setattr(bench.allocator, "open", then_failing)
+    with pytest.raises(RuntimeError, match="planning"):
+        bench.append(unit(0, [0] * 200))
+    assert bench.pool.metrics().used_bytes == 0
+
+
+def test_memory_is_given_back_where_a_batch_cannot_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench()
+    monkeypatch.setattr(unit_appender, "ProducerBatch", _raising)
+    with pytest.raises(RuntimeError, match="planning"):
+        bench.append(unit(0, [0]))
+    assert bench.pool.metrics().used_bytes == 0
+
+
+def _raising(*_: Any, **__: Any) -> Any:
+    raise RuntimeError("planning failed")
+
+
+def test_a_lost_task_stops_between_turns_with_its_leases_ended() -> None:
+    bench = Bench()
+
+    def check() -> None:
+        raise DeliveryError("lost")
+
+    with pytest.raises(DeliveryError):
+        bench.append(unit(0, [0] * 200), check)
+    assert not any(batch.leased for batch in bench.accumulator._live)
+    assert bench.unowned() == 0

@@ -1,0 +1,258 @@
+"""Sequences and epochs, at exact times and without sockets."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kafka_sink.accumulator.buffer_pool import BufferPool
+from kafka_sink.accumulator.chunked_buffer import IncrementalAllocator
+from kafka_sink.accumulator.producer_batch import ProducerBatch
+from kafka_sink.backoff import ExponentialBackoff
+from kafka_sink.errors import DeliveryError, KafkaSinkError
+from kafka_sink.model import CompressionType, TopicPartition
+from kafka_sink.network.requests import ProducerIdAnswer
+from kafka_sink.sending.producer_identity import ProducerIdentity
+
+ALLOCATOR = IncrementalAllocator(BufferPool(1 << 22, 128, clock_ms=lambda: 0.0))
+P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
+
+
+def identity(epoch: int = 0) -> ProducerIdentity:
+    made = ProducerIdentity(ExponentialBackoff(100, 1000, lambda: 0.5))
+    assert made.on_response(ProducerIdAnswer(0, 7, epoch), 0) is None
+    return made
+
+
+def batch(records: int = 1, partition: TopicPartition = P0) -> ProducerBatch:
+    buffer = ALLOCATOR.try_open(100)
+    assert buffer is not None
+    made = ProducerBatch(partition, buffer, None, CompressionType.NONE, 1.0, 0, 0.0)
+    made.record_count = records
+    return made
+
+
+def sent(of: ProducerIdentity, one: ProducerBatch) -> ProducerBatch:
+    """As the sender does it."""
+    assert of.may_send(one, 0)
+    of.assign(one)
+    one.request_references += 1
+    one.attempts += 1
+    return one
+
+
+def refuse(of: ProducerIdentity, one: ProducerBatch) -> None:
+    one.request_references -= 1
+    of.refused(one)
+
+
+def acknowledge(of: ProducerIdentity, one: ProducerBatch, now_ms: float = 0) -> None:
+    one.request_references -= 1
+    of.acknowledged(one, -1, now_ms)
+
+
+def marks(one: ProducerBatch) -> tuple[int, int, int]:
+    return one.producer_id, one.producer_epoch, one.base_sequence
+
+
+# -- the id -------------------------------------------------------------------------------------------
+
+
+def test_an_id_is_asked_for_once_and_again_after_growing_waits() -> None:
+    of = ProducerIdentity(ExponentialBackoff(100, 1000, lambda: 0.5))
+    assert (of.ready, of.may_request(0), of.retry_delay_ms(0)) == (False, True, 0)
+    of.requested()
+    assert (of.may_request(1e9), of.retry_delay_ms(0)) == (False, float("inf"))
+    assert of.on_response(ProducerIdAnswer(14, -1, -1), 1000) is None
+    assert (of.may_request(1099), of.may_request(1100), of.retry_delay_ms(1040)) == (False, True, 60)
+    assert "error 14" in str(of.last_error)
+    of.on_failure(2000, ConnectionResetError("cut"))
+    assert (of.may_request(2199), of.may_request(2200)) == (False, True)
+    assert "cut" in str(of.last_error)
+    assert of.on_response(ProducerIdAnswer(0, 5, 0), 3000) is None
+    assert (of.ready, of.last_error) == (True, None)
+
+
+@pytest.mark.parametrize("code", [31, 53, 35])
+def test_some_refusals_are_final(code: int) -> None:
+    of = ProducerIdentity(ExponentialBackoff(100, 1000, lambda: 0.5))
+    failure = of.on_response(ProducerIdAnswer(code, -1, -1), 0)
+    assert isinstance(failure, DeliveryError)
+    assert f"error {code}" in str(failure)
+    assert "kafka.enable.idempotence=false" in str(failure)
+
+
+# -- sequences ----------------------------------------------------------------------------------------
+
+
+def test_a_sequence_is_given_once_and_counts_records() -> None:
+    of = identity()
+    first = sent(of, batch(10))
+    acknowledge(of, first)
+    second, other = sent(of, batch(3)), sent(of, batch(3, P1))
+    assert [marks(one) for one in (first, second, other)] == [(7, 0, 0), (7, 0, 10), (7, 0, 0)]
+    assert of.assign(second) is False
+    assert marks(second) == (7, 0, 10)
+
+
+def test_sequences_wrap_to_zero() -> None:
+    of = identity()
+    acknowledge(of, sent(of, batch(2**31 - 3)))
+    numbers = []
+    for count in (2, 1, 4):
+        one = sent(of, batch(count))
+        numbers.append(one.base_sequence)
+        acknowledge(of, one)
+    assert numbers == [2**31 - 3, 2**31 - 1, 0]
+
+
+@given(st.lists(st.integers(1, 2**30), min_size=1, max_size=20))
+def test_sequences_always_follow_each_other(counts: list[int]) -> None:
+    of = identity()
+    expected = 0
+    for count in counts:
+        one = sent(of, batch(count))
+        assert one.base_sequence == expected
+        assert 0 <= one.base_sequence < 2**31
+        expected = (expected + count) % 2**31
+        acknowledge(of, one)
+        one.buffer.release()
+
+
+def test_the_first_batch_goes_alone_then_up_to_five() -> None:
+    of = identity()
+    first = sent(of, batch())
+    assert not of.may_send(batch(), 0)
+    assert of.may_send(batch(partition=P1), 0)
+    acknowledge(of, first)
+    for _ in range(5):
+        sent(of, batch())
+    assert not of.may_send(batch(), 0)
+
+
+def test_a_broker_may_forget_so_after_a_long_silence_the_first_goes_alone_again() -> None:
+    of = identity()
+    acknowledge(of, sent(of, batch()), 1000)
+    sent(of, batch())
+    assert of.may_send(batch(), 1000 + 299_999)
+    assert not of.may_send(batch(), 1000 + 300_000)
+
+
+def test_after_an_error_batches_go_one_by_one_and_old_ones_in_order() -> None:
+    of = identity()
+    acknowledge(of, sent(of, batch()))
+    one, two = sent(of, batch()), sent(of, batch())
+    refuse(of, two)
+    assert not of.may_send(two, 0)
+    assert not of.may_send(batch(), 0)
+    refuse(of, one)
+    assert of.may_send(one, 0)
+    assert (of.is_next(one), of.is_next(two)) == (True, False)
+    one.request_references += 1
+    acknowledge(of, one)
+    assert (of.may_send(two, 0), of.is_next(two)) == (True, True)
+
+
+def test_an_acknowledgement_tells_that_earlier_batches_are_written_too() -> None:
+    of = identity()
+    acknowledge(of, sent(of, batch()))
+    one, two, three = (sent(of, batch()) for _ in range(3))
+    acknowledge(of, two)
+    assert (one.possibly_written, three.possibly_written) == (True, False)
+    assert of.is_next(one)
+
+
+def test_pieces_share_their_parents_sequences_in_its_place() -> None:
+    of = identity()
+    acknowledge(of, sent(of, batch()))
+    parent, behind = sent(of, batch(10)), sent(of, batch(1))
+    pieces = [batch(4), batch(6)]
+    of.replaced(parent, pieces)
+    assert [marks(piece) for piece in pieces] == [(7, 0, 1), (7, 0, 5)]
+    assert (of.may_send(pieces[0], 0), of.may_send(pieces[1], 0), of.may_send(behind, 0)) == (
+        True,
+        False,
+        False,
+    )
+    assert behind.base_sequence == 11
+
+
+# -- restarts -----------------------------------------------------------------------------------------
+
+
+def test_a_restart_waits_for_what_is_in_flight_and_renumbers_the_rest() -> None:
+    of = identity()
+    acknowledge(of, sent(of, batch(5)))
+    one, two = sent(of, batch(3)), sent(of, batch(4))
+    refuse(of, one)
+    of.request_restart(P0)
+    assert of.restarts_due() == []
+    assert not of.may_send(one, 0)
+    assert not of.settled
+    refuse(of, two)
+    assert of.restarts_due() == [P0]
+    of.restart(P0)
+    assert of.restarts_due() == []
+    assert of.restarted(P0)
+    sent(of, one)
+    assert marks(one) == (7, 1, 0)
+    assert not of.may_send(two, 0)  # the first of an epoch goes alone
+    acknowledge(of, one)
+    sent(of, two)
+    assert marks(two) == (7, 1, 3)
+    assert not of.restarted(P0)
+
+
+@pytest.mark.parametrize("doubt", ["in flight", "possibly written"])
+def test_a_restart_refuses_to_renumber_what_is_in_doubt(doubt: str) -> None:
+    of = identity()
+    one = sent(of, batch())
+    if doubt == "possibly written":
+        refuse(of, one)
+        one.possibly_written = True
+        of.request_restart(P0)
+        assert of.unresolved(P0) == [one]
+    with pytest.raises(KafkaSinkError, match="keep their sequences"):
+        of.restart(P0)
+    assert marks(one) == (7, 0, 0)
+    assert of.producer_epoch == 0
+
+
+def test_other_partitions_follow_to_the_new_epoch_when_nothing_of_theirs_is_under_way() -> None:
+    of = identity()
+    acknowledge(of, sent(of, batch(5, P1)))
+    under_way = sent(of, batch(5, P1))
+    refuse(of, sent(of, batch()))
+    of.request_restart(P0)
+    of.restart(P0)
+    old = sent(of, batch(5, P1))
+    assert marks(old) == (7, 0, 10)
+    acknowledge(of, under_way)
+    acknowledge(of, old)
+    assert marks(sent(of, batch(1, P1))) == (7, 1, 0)
+    assert not of.may_send(batch(1, P1), 0)
+
+
+def test_after_the_last_epoch_a_new_id_is_asked_for() -> None:
+    of = identity(epoch=2**15 - 1)
+    one = sent(of, batch())
+    refuse(of, one)
+    of.request_restart(P0)
+    of.restart(P0)
+    assert (of.ready, of.may_request(0)) == (False, True)
+    of.requested()
+    of.on_response(ProducerIdAnswer(0, 8, 0), 0)
+    assert marks(sent(of, one)) == (8, 0, 0)
+
+
+def test_settled_means_that_every_sequence_is_acknowledged() -> None:
+    of = identity()
+    assert of.settled
+    one = sent(of, batch())
+    assert not of.settled
+    refuse(of, one)
+    assert not of.settled
+    one.request_references += 1
+    acknowledge(of, one)
+    assert of.settled
