@@ -174,9 +174,11 @@ class Producer:
 
     def check(self) -> None:
         """Raises DeliveryError if rows of this task have failed; for a task that waits for its next rows."""
+        # Asked first: a thread that ends tells its reason before.
+        ended = not self._sender.is_alive()
         if self._sender.deliveries.lost:
             self._sender.deliveries.raise_failure(self._rows, self._accumulator.unanswered_records())
-        if not self._sender.is_alive():
+        if ended:
             raise DeliveryError("the sender thread has ended")
 
     @property

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from kafka_sink.errors import DeliveryError, RecordTooLargeError
-from kafka_sink.producer import PRODUCERS
+from kafka_sink.producer import PRODUCERS, TaskProducer
 from tests.delivery.scripted_cluster import (
     ROW,
     SECRET,
@@ -118,6 +118,13 @@ def test_a_record_too_large_fails_by_size_and_limit() -> None:
 def test_too_large_after_an_attempt_in_doubt_is_not_split(cluster: FakeCluster) -> None:
     cluster.script(PRODUCE, SWALLOWED, error(10))
     with pytest.raises(DeliveryError, match=r"t-0: .*error 10.*\[0 rows acknowledged, 10 failed"):
+        send(cluster, rows(0, 10))
+    assert len(attempts(cluster)) == 2
+
+
+def test_too_large_after_a_deposed_leader_had_it_is_not_split(cluster: FakeCluster) -> None:
+    cluster.script(PRODUCE, error(6, append=True, tell_offset=True), error(10))
+    with pytest.raises(DeliveryError, match=r"t-0: .*error 10"):
         send(cluster, rows(0, 10))
     assert len(attempts(cluster)) == 2
 
@@ -237,7 +244,7 @@ def written_by(batch: RecordBatch) -> list[int]:
     return [int(number) for number in ROW.findall(batch.data)]
 
 
-def test_a_lost_task_sends_nothing_more(cluster: FakeCluster) -> None:
+def test_a_lost_task_sends_nothing_more(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     with task(cluster, linger_ms=100) as producer:
         cluster.script(PRODUCE, error(87))
         producer.send(rows(0, 5))
@@ -248,11 +255,24 @@ def test_a_lost_task_sends_nothing_more(cluster: FakeCluster) -> None:
         inside(producer)._rows += 5
         until(lambda: deliveries.lost, "the failure")
         inside(producer)._appender.flush()
-        for _ in range(50):
-            inside(producer)._sender.wakeup()
+        passes = _count_passes(producer, monkeypatch)
+        until(lambda: inside(producer)._sender.wakeup() or len(passes) > 5, "some passes of the sender")
         with pytest.raises(DeliveryError, match="5 never sent"):
             producer.check()
     assert len(attempts(cluster)) == 1
+
+
+def _count_passes(producer: TaskProducer, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    passes: list[float] = []
+    sender = inside(producer)._sender
+    run_once = sender.run_once
+
+    def counted(now_ms: float) -> None:
+        passes.append(now_ms)
+        run_once(now_ms)
+
+    monkeypatch.setattr(sender, "run_once", counted)
+    return passes
 
 
 def _unit(producer, start):  # type: ignore[no-untyped-def]

@@ -146,6 +146,63 @@ def test_a_sender_that_breaks_down_fails_the_task_and_gives_all_back(
     assert_nothing_is_left(cluster, seen[0])
 
 
+def test_what_was_leased_when_the_sender_broke_down_is_given_back_with_the_task(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Producer] = []
+
+    def breaking(*_: object) -> None:
+        raise RuntimeError("a bug")
+
+    def dying(*_: object) -> None:
+        monkeypatch.setattr(NetworkClient, "poll", breaking)
+        seen[0]._sender.wakeup()
+        seen[0]._sender.join(10)
+        assert seen[0]._accumulator.holds_memory, "the task still writes into it"
+        raise KeyboardInterrupt
+
+    def run() -> None:
+        with task(cluster) as producer:
+            seen.append(inside(producer))
+            producer.send(rows(0, 1))
+            monkeypatch.setattr(unit_appender.encoder, "encode", dying)
+            producer.send(rows(1, 50))
+
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    assert_nothing_is_left(cluster, seen[0])
+
+
+def test_a_sender_that_ends_late_gives_everything_back_itself(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stuck, free = threading.Event(), threading.Event()
+    poll = NetworkClient.poll
+
+    def sticking(network: NetworkClient, timeout_ms: float, now_ms: float) -> object:
+        stuck.set()
+        free.wait(20)
+        return poll(network, timeout_ms, now_ms)
+
+    seen: list[Producer] = []
+
+    def run() -> None:
+        with task(cluster, linger_ms=10_000) as producer:
+            seen.append(inside(producer))
+            producer.send(rows(0, 50))
+            monkeypatch.setattr(NetworkClient, "poll", sticking)
+            seen[0]._sender.wakeup()
+            stuck.wait(10)
+            seen[0]._sender.close(1)
+            assert seen[0]._accumulator.holds_memory
+            threading.Timer(0.1, free.set).start()
+            raise ValueError("the task fails")
+
+    with pytest.raises(ValueError, match="the task fails"):
+        run()
+    assert_nothing_is_left(cluster, seen[0])
+
+
 def test_a_split_without_memory_fails_the_batch_and_not_the_sender(monkeypatch: pytest.MonkeyPatch) -> None:
     def exhausted(*_: object) -> None:
         raise BufferExhaustedError("none left")
@@ -226,6 +283,16 @@ def test_a_broker_without_a_common_version_is_a_final_error(versions: tuple[int,
             send(old, rows(0, 5))
         assert time.monotonic() - started < 5
         assert isinstance(caught.value.__cause__, BrokerVersionError)
+
+
+def test_a_missing_api_is_named_as_what_it_is() -> None:
+    with (
+        FakeCluster({TOPIC: 1}, versions={INIT_PRODUCER_ID: (7, 9)}) as odd,
+        pytest.raises(
+            DeliveryError, match=r"^delivery failed: broker .* speaks InitProducerId in versions 7 to 9"
+        ),
+    ):
+        send(odd, rows(0, 5))
 
 
 def test_another_bootstrap_address_is_tried_first() -> None:

@@ -249,7 +249,7 @@ class Model:
         """The oldest request that a broker has not read."""
         return next((r for r in self.pending if r.node == node and r.answer is None), None)
 
-    def arrive(self, node: int, error: int, *, append: bool) -> None:
+    def arrive(self, node: int, error: int, *, append: bool, log_start: int = 0) -> None:
         """A broker handles its next request; with an error code it answers that, and appends or not."""
         request = self.unhandled(node)
         if request is None:
@@ -265,7 +265,7 @@ class Model:
                 code = found or error
             answers.append(
                 ProducePartitionResponse(
-                    TOPIC, None, partition.partition, code, offset, -1, 0, None, (), None
+                    TOPIC, None, partition.partition, code, offset, -1, log_start, None, (), None
                 )
             )
         request.answer = ProduceAnswer(tuple(answers), 0, ())
