@@ -12,7 +12,7 @@ BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
 @pytest.mark.parametrize(
-    "name", ["encoder", "allocation", "metadata_simulation", "many_topics", "throughput"]
+    "name", ["encoder", "allocation", "metadata_simulation", "many_topics", "many_partitions", "throughput"]
 )
 def test_it_runs(name: str, project_environment: dict[str, str]) -> None:
     command = [sys.executable, str(BENCHMARKS / f"{name}.py"), "--smoke"]
