@@ -277,7 +277,15 @@ PRODUCERS = ProducerCache()
 def task_producer(options: SinkOptions, plan: ColumnPlan) -> Iterator[TaskProducer]:
     """A producer for one task; an exception inside discards it, so that nothing half-sent lives on."""
     # One producer serves all topics; what only the planning looks at must not tell producers apart.
-    producer = PRODUCERS.take(replace(options, topic=None, log_summary=True))
+    shared = replace(
+        options,
+        topic=None,
+        topic_create=False,
+        topic_partitions=-1,
+        topic_replication_factor=-1,
+        log_summary=True,
+    )
+    producer = PRODUCERS.take(shared)
     try:
         producer.begin()
         yield TaskProducer(producer, plan)
