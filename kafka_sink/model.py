@@ -103,3 +103,5 @@ class TaskResult:
     encode_ms: float = 0.0
     pool_wait_ms: float = 0.0
     flush_ms: float = 0.0
+    breaker_trips: int = 0
+    breaker_probes: int = 0

@@ -17,22 +17,31 @@ from dataclasses import replace
 
 import pyarrow as pa
 
+from kafka_sink.accumulator.batch_buffer import BufferAllocator
+from kafka_sink.accumulator.buffer_pool import BufferPool
+from kafka_sink.accumulator.chunked_buffer import IncrementalAllocator, chunk_size
+from kafka_sink.accumulator.muted_share import MutedShare
 from kafka_sink.accumulator.record_accumulator import AccumulatorSettings, RecordAccumulator
+from kafka_sink.accumulator.single_buffer import FullAllocator
 from kafka_sink.accumulator.unit import Unit
 from kafka_sink.accumulator.unit_appender import UnitAppender
-from kafka_sink.accumulator.worker_pools import WorkerPools
 from kafka_sink.backoff import ExponentialBackoff
+from kafka_sink.cluster.circuit_breaker import CircuitBreakManager
+from kafka_sink.cluster.circuit_breaker.loading import load_breaker
+from kafka_sink.cluster.circuit_breaker.manager import BreakerMetrics
 from kafka_sink.cluster.metadata import MetadataCache
 from kafka_sink.errors import DeliveryError, RecordTooLargeError
 from kafka_sink.model import TaskResult
 from kafka_sink.network.client import NetworkClient, NetworkSettings
 from kafka_sink.options import SinkOptions
+from kafka_sink.options.breaker import breaker_settings
 from kafka_sink.records import batch_header
 from kafka_sink.records.compression import codec_for
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.columns import extract
 from kafka_sink.rows.ordering import unit_of
 from kafka_sink.rows.partitioner import Partitioner
+from kafka_sink.sending.breaker_gate import BreakerGate
 from kafka_sink.sending.cluster_view import ClusterView
 from kafka_sink.sending.producer_identity import ProducerIdentity
 from kafka_sink.sending.sender import Sender
@@ -49,9 +58,6 @@ def clock_ms() -> float:
     return time.monotonic() * 1000
 
 
-POOLS = WorkerPools(clock_ms)
-
-
 class Producer:
     """Accumulator, sender and network of one option set. One task uses it at a time."""
 
@@ -61,11 +67,8 @@ class Producer:
         self._started_ms = 0.0
         self._network = NetworkClient(NetworkSettings.from_options(options), clock_ms)
         codec = codec_for(options.compression_type, options.compression_level)
-        self._allocator = POOLS.allocator(
-            options.buffer_memory_allocation_strategy, options.buffer_memory, options.batch_size
-        )
+        self._allocator = _allocator(options)
         self._accumulator = RecordAccumulator(_accumulator_settings(options), self._allocator)
-        self._appender = UnitAppender(self._accumulator, codec, clock_ms, self._network.wakeup)
         cache = MetadataCache(
             max_age_ms=options.metadata_max_age_ms,
             idle_ms=options.metadata_max_idle_ms,
@@ -74,6 +77,14 @@ class Producer:
             random=random.random,
         )
         self._cluster = ClusterView(cache, clock_ms, self._network.wakeup, self._network.describe_brokers)
+        self._gate = _breaker_gate(options, self._cluster)
+        self._appender = UnitAppender(
+            self._accumulator,
+            codec,
+            clock_ms,
+            self._network.wakeup,
+            None if self._gate is None else _muted_share(options, self._accumulator, self._gate),
+        )
         backoff = ExponentialBackoff(options.retry_backoff_ms, options.retry_backoff_max_ms, random.random)
         self._sender = Sender(
             _sender_settings(options),
@@ -83,13 +94,16 @@ class Producer:
             ProducerIdentity(backoff) if options.enable_idempotence else None,
             backoff,
             clock_ms,
+            self._gate,
         )
         self._partitioner = Partitioner(
             sticky_bytes=options.batch_size,
             ignore_keys=options.partitioner_ignore_keys,
             adaptive=options.partitioner_adaptive_partitioning_enable,
             random=random.random,
+            spread_keys=options.partitioner_spread_keys_when_muted,
         )
+        self._breaker_before = BreakerMetrics(0, 0, 0)
         self._sender.start()
 
     def begin(self) -> None:
@@ -97,6 +111,7 @@ class Producer:
         self._rows = 0
         self._started_ms = clock_ms()
         self._sender.begin()
+        self._breaker_before = self.breaker_metrics()
         self._accumulator.flushing = False
         self._appender.encode_ms = self._appender.pool_wait_ms = 0.0
 
@@ -112,13 +127,17 @@ class Producer:
         now_ms = time.time_ns() // 1_000_000
         rows = extract(plan, batch, now_ms)
         topics = self._cluster.await_topics(rows.topics, self.options.max_block_ms, self.check)
+        gate, unavailable = self._gate, self._sender.availability.unavailable
+        if gate is not None and gate.congested:
+            unavailable |= gate.congested
         unit = unit_of(
             rows,
             topics,
             self._partitioner,
             self._accumulator.queued_batches,
             now_ms,
-            self._sender.availability.unavailable,
+            unavailable,
+            () if gate is None else gate.mutes,
         )
         self._check_sizes(unit)
         self._rows += batch.num_rows
@@ -158,6 +177,7 @@ class Producer:
             # The last guard of the first invariant; no path is known that leads here.
             raise DeliveryError(f"{self._rows} rows were handed over, but {acknowledged} acknowledged")
         now = clock_ms()
+        breaker, before = self.breaker_metrics(), self._breaker_before
         return TaskResult(
             partitions=deliveries.partitions(),
             records=acknowledged,
@@ -172,6 +192,8 @@ class Producer:
             encode_ms=self._appender.encode_ms,
             pool_wait_ms=self._appender.pool_wait_ms,
             flush_ms=now - started,
+            breaker_trips=breaker.breaker_trips_total - before.breaker_trips_total,
+            breaker_probes=breaker.probes - before.probes,
         )
 
     def check(self) -> None:
@@ -182,6 +204,10 @@ class Producer:
             self._sender.deliveries.raise_failure(self._rows, self._accumulator.unanswered_records())
         if ended:
             raise DeliveryError("the sender thread has ended")
+
+    def breaker_metrics(self) -> BreakerMetrics:
+        """muted-partitions, breaker-trips-total and probes of this producer so far."""
+        return BreakerMetrics(0, 0, 0) if self._gate is None else self._gate.manager.metrics()
 
     @property
     def reusable(self) -> bool:
@@ -277,15 +303,7 @@ PRODUCERS = ProducerCache()
 def task_producer(options: SinkOptions, plan: ColumnPlan) -> Iterator[TaskProducer]:
     """A producer for one task; an exception inside discards it, so that nothing half-sent lives on."""
     # One producer serves all topics; what only the planning looks at must not tell producers apart.
-    shared = replace(
-        options,
-        topic=None,
-        topic_create=False,
-        topic_partitions=-1,
-        topic_replication_factor=-1,
-        log_summary=True,
-    )
-    producer = PRODUCERS.take(shared)
+    producer = PRODUCERS.take(replace(options, topic=None, log_summary=True))
     try:
         producer.begin()
         yield TaskProducer(producer, plan)
@@ -293,6 +311,33 @@ def task_producer(options: SinkOptions, plan: ColumnPlan) -> Iterator[TaskProduc
         producer.close()
         raise
     PRODUCERS.put_back(producer)
+
+
+def _allocator(options: SinkOptions) -> BufferAllocator:
+    if options.buffer_memory_allocation_strategy == "full":
+        return FullAllocator(BufferPool(options.buffer_memory, options.batch_size, clock_ms=clock_ms))
+    return IncrementalAllocator(
+        BufferPool(options.buffer_memory, chunk_size(options.batch_size), clock_ms=clock_ms),
+        options.batch_size,
+    )
+
+
+def _breaker_gate(options: SinkOptions, cluster: ClusterView) -> BreakerGate | None:
+    breaker = load_breaker(options)
+    if breaker is None:
+        return None
+    interval_ms = breaker_settings(dict(options.breaker)).mute_retry_interval_ms
+
+    def describe(node_id: int) -> str:
+        return str(cluster.nodes().get(node_id, node_id))
+
+    return BreakerGate(breaker, CircuitBreakManager(cluster, interval_ms), describe)
+
+
+def _muted_share(options: SinkOptions, accumulator: RecordAccumulator, gate: BreakerGate) -> MutedShare:
+    share = breaker_settings(dict(options.breaker)).muted_buffer_perc
+    limit = options.buffer_memory * share // 100
+    return MutedShare(accumulator, limit, lambda: gate.mutes, gate.explain, clock_ms)
 
 
 def _accumulator_settings(options: SinkOptions) -> AccumulatorSettings:

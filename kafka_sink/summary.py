@@ -26,6 +26,8 @@ def summarise(results: Sequence[TaskResult]) -> str:
     for count, noun in (
         (sum(r.retries for r in results), "retry"),
         (sum(r.splits for r in results), "split"),
+        (sum(r.breaker_trips for r in results), "circuit breaker trip"),
+        (sum(r.breaker_probes for r in results), "probe"),
     ):
         if count:
             line += f", {_count(count, noun)}"

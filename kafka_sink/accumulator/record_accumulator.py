@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -42,20 +42,14 @@ class PartitionQueue:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
-    """A batch that was too large for its broker: ``size`` bytes with its header, ``ratio`` compressed per
-    raw byte."""
-
-    topic: str
-    size: int
-    ratio: float
-
-
-@dataclass(frozen=True, slots=True)
 class ReadyCheck:
-    """What the sender may do now: queues by leader, topics without one, and when to look again."""
+    """What the sender may do now: queues by leader, topics without one, and when to look again.
+
+    ``held`` are queues by leader that are ready but muted.
+    """
 
     nodes: dict[int, list[PartitionQueue]]
+    held: dict[int, list[PartitionQueue]]
     unknown_leaders: set[str]
     next_check_delay_ms: float
 
@@ -72,8 +66,6 @@ class RecordAccumulator:
         self.flushing = False
         # Whether the sender has passed over a leased batch, so that the task must wake it afterwards.
         self.lease_met = False
-        # Split batches that the task has not learnt from yet.
-        self.refusals: list[Refusal] = []
         self._queues: dict[TopicPartition, PartitionQueue] = {}
         # Queues that hold batches, so that a check costs what is buffered, not what was ever written.
         self._waiting: dict[TopicPartition, PartitionQueue] = {}
@@ -122,19 +114,18 @@ class RecordAccumulator:
         self,
         leader: Callable[[TopicPartition], PartitionInfo | None],
         now_ms: float,
-        muted: Collection[TopicPartition] = (),
+        muted: Container[TopicPartition] = (),
     ) -> ReadyCheck:
         """Which brokers have something to get: a head batch that is full or has another behind it,
         lingered or backed off long enough, or must go because memory or the task waits. ``muted``
-        partitions (the circuit breaker's) are left out."""
+        partitions (the circuit breaker's; false where there are none) are set apart."""
         nodes: dict[int, list[PartitionQueue]] = {}
+        held: dict[int, list[PartitionQueue]] = {}
         unknown: set[str] = set()
         delay = math.inf
         with self.lock:
             hurry = self.flushing or self.allocator.queued > 0
             for queue in self._waiting.values():
-                if muted and queue.partition in muted:
-                    continue
                 wait = self._wait_ms(queue, hurry, now_ms)
                 if wait > 0:
                     delay = min(delay, wait)
@@ -142,9 +133,11 @@ class RecordAccumulator:
                 info = leader(queue.partition)
                 if info is None or info.leader < 0:
                     unknown.add(queue.partition.topic)
+                elif muted and queue.partition in muted:
+                    held.setdefault(info.leader, []).append(queue)
                 else:
                     nodes.setdefault(info.leader, []).append(queue)
-        return ReadyCheck(nodes, unknown, delay)
+        return ReadyCheck(nodes, held, unknown, delay)
 
     def _wait_ms(self, queue: PartitionQueue, hurry: bool, now_ms: float) -> float:
         """Until the head batch may go; infinite while something else must happen first."""
@@ -229,7 +222,6 @@ class RecordAccumulator:
             self._answered(parent)
             first = parent.move_to(BatchState.SPLIT)
             if first:
-                self.refusals.append(Refusal(parent.partition.topic, parent.size, parent.observed_ratio))
                 queue = self._queues[parent.partition]
                 for piece in pieces:
                     self._insert(queue, piece)
@@ -313,6 +305,11 @@ class RecordAccumulator:
     def holds_memory(self) -> bool:
         """Whether any batch has not given its memory back."""
         return bool(self._live)
+
+    def held_bytes(self, muted: Container[TopicPartition]) -> int:
+        """Memory of the batches of these partitions, wherever they are."""
+        with self.lock:
+            return sum(batch.buffer.capacity for batch in self._live if batch.partition in muted)
 
     def unanswered_records(self) -> int:
         """Rows that were sent, perhaps written, and have neither an answer nor a final state."""

@@ -8,12 +8,13 @@ while it holds no open batch of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from kafka_sink.accumulator.batch_buffer import BatchBuffer
+from kafka_sink.accumulator.muted_share import MutedShare
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch, hold_after
 from kafka_sink.accumulator.record_accumulator import PartitionQueue, RecordAccumulator
 from kafka_sink.accumulator.unit import BatchLimits, Unit
@@ -59,6 +60,7 @@ class UnitAppender:
         codec: BlockCodec | WholeCodec | None,
         clock_ms: Callable[[], float],
         wake_sender: Callable[[], None],
+        muted_share: MutedShare | None = None,
     ) -> None:
         self.encode_ms = 0.0
         self.pool_wait_ms = 0.0
@@ -70,23 +72,43 @@ class UnitAppender:
         batch_size = self._settings.batch_size
         whole = isinstance(codec, WholeCodec)
         self._limits = BatchLimits(batch_size, max(batch_size, _WHOLE_RAW_LIMIT) if whole else None)
-        # Those of topics whose brokers refused a batch within batch.size.
-        self._topic_limits: dict[str, BatchLimits] = {}
         self._clock_ms = clock_ms
         self._wake_sender = wake_sender
+        self._muted_share = muted_share
 
     def append(self, unit: Unit, check: Callable[[], None]) -> None:
         """Takes all rows of a unit, waiting up to max.block.ms for memory at each refusal.
 
         ``check`` raises when the task is already lost; it is called between turns. Raises
-        BufferExhaustedError when no memory came free in time.
+        BufferExhaustedError when no memory came free in time, DeliveryError where rows for a muted partition
+        waited for delivery.timeout.ms.
         """
-        run, row = 0, 0
+        share, count = self._muted_share, len(unit.partitions)
+        mutes = () if share is None else share.mutes()
+        if share is None or not mutes:
+            self._append_runs(unit, 0, count, check)
+            return
+        # Rows for healthy partitions go first. A partition has one run in a unit, so its order is kept.
+        muted = [run for run, partition in enumerate(unit.partitions) if partition in mutes]
+        resting = set(muted)
+        for run, stop in _neighbours([run for run in range(count) if run not in resting]):
+            self._append_runs(unit, run, stop, check)
+        while muted:
+            needs = [
+                (unit.partitions[run], unit.bound(unit.starts[run], unit.starts[run + 1])) for run in muted
+            ]
+            taken = share.wait(needs, check)
+            for run, stop in _neighbours(muted[:taken]):
+                self._append_runs(unit, run, stop, check)
+            del muted[:taken]
+
+    def _append_runs(self, unit: Unit, run: int, stop_run: int, check: Callable[[], None]) -> None:
+        row = 0
         granted: tuple[BatchBuffer, int] | None = None
         while True:
             try:
                 with self._accumulator.lock:
-                    plan = self._plan(unit, run, row, granted)
+                    plan = self._plan(unit, run, stop_run, row, granted)
             except BaseException:
                 # A grant that no batch has taken over belongs to nobody else.
                 if granted is not None and not self._accumulator.owns(granted[0]):
@@ -96,7 +118,7 @@ class UnitAppender:
             self._fill(unit, plan)
             self.encode_ms += self._clock_ms() - started
             check()
-            if plan.run == len(unit.partitions):
+            if plan.run == stop_run:
                 return
             run, row = plan.run, plan.row
             granted = (self._wait_for_memory(plan), plan.refused_stop) if plan.refused_bytes else None
@@ -109,15 +131,15 @@ class UnitAppender:
         finally:
             self.pool_wait_ms += self._clock_ms() - started
 
-    def _plan(self, unit: Unit, run: int, row: int, granted: tuple[BatchBuffer, int] | None) -> Plan:
+    def _plan(
+        self, unit: Unit, run: int, stop_run: int, row: int, granted: tuple[BatchBuffer, int] | None
+    ) -> Plan:
         plan = Plan(run=run)
         now_ms = self._clock_ms()
-        if self._accumulator.refusals:
-            self._learn_from_refusals()
         starts = unit.starts
         at_run = unit.bound_at_run
         start = max(row, starts[run])
-        for index in range(run, len(unit.partitions)):
+        for index in range(run, stop_run):
             stop = starts[index + 1]
             queue = self._accumulator.queue(unit.partitions[index])
             tail = queue.batches[-1] if queue.batches else None
@@ -135,12 +157,12 @@ class UnitAppender:
             if start < stop:
                 plan.run, plan.row = index, start
                 return plan
-        plan.run = len(unit.partitions)
+        plan.run = stop_run
         return plan
 
     def _extend(self, unit: Unit, plan: Plan, tail: ProducerBatch, start: int, stop: int, bound: int) -> bool:
         """Puts a whole run into the open tail batch if room and memory allow; else changes nothing."""
-        if tail.state is not BatchState.OPEN:
+        if tail.state is not BatchState.OPEN or tail.overflowed:
             return False
         fits = self._rows_that_fit(unit, start, stop, tail)
         if fits != stop or not self._grow(tail, bound):
@@ -162,7 +184,7 @@ class UnitAppender:
         while start < stop:
             tail = queue.batches[-1] if queue.batches else None
             if tail is not None and tail.state is BatchState.OPEN and granted is None:
-                fits = self._rows_that_fit(unit, start, stop, tail)
+                fits = start if tail.overflowed else self._rows_that_fit(unit, start, stop, tail)
                 if fits > start and self._grow(tail, unit.bound(start, fits)):
                     self._lease(plan, tail, start, fits)
                     start = fits
@@ -198,7 +220,7 @@ class UnitAppender:
         if granted is not None:
             buffer, end = granted
         else:
-            end = self._limits_of(queue.partition.topic).rows_that_fit(
+            end = self._limits.rows_that_fit(
                 unit,
                 start,
                 stop,
@@ -233,20 +255,6 @@ class UnitAppender:
         plan.opened = True
         return batch, end
 
-    def _learn_from_refusals(self) -> None:
-        """As Kafka's producer does, starts over with the estimate that proved too low. And where a broker
-        refused what was within the limit, its own is lower: batches of half the size from now on, since
-        each that must be split costs a walk over its records."""
-        for refusal in self._accumulator.refusals:
-            self._ratios.relearn(refusal.topic, self._settings.compression, refusal.ratio)
-            limits = self._limits_of(refusal.topic)
-            if refusal.size <= limits.write_limit:
-                self._topic_limits[refusal.topic] = BatchLimits(refusal.size // 2, limits.raw_limit)
-        self._accumulator.refusals.clear()
-
-    def _limits_of(self, topic: str) -> BatchLimits:
-        return self._topic_limits.get(topic, self._limits) if self._topic_limits else self._limits
-
     def _factor(self, ratio: float) -> float:
         return 1.0 if self._codec is None else ratio * CompressionRatios.SAFETY
 
@@ -255,7 +263,7 @@ class UnitAppender:
         return hold_after(self._codec, ratio, batch_header.SIZE + prologue, added)
 
     def _rows_that_fit(self, unit: Unit, start: int, stop: int, batch: ProducerBatch) -> int:
-        return self._limits_of(batch.partition.topic).rows_that_fit(
+        return self._limits.rows_that_fit(
             unit,
             start,
             stop,
@@ -289,12 +297,8 @@ class UnitAppender:
         accumulator = self._accumulator
         with accumulator.lock:
             for segment in plan.segments:
-                batch = segment.batch
-                if batch.overflowed and batch.state is BatchState.OPEN:
-                    # It holds memory beyond the pool: it goes early.
-                    self._close(plan, batch)
                 # What was closed stays leased until it is sealed.
-                batch.leased = batch.state is BatchState.CLOSED
+                segment.batch.leased = segment.batch.state is BatchState.CLOSED
             # The sender sleeps until what it knew of is due: it must hear of a batch that is new, and of one
             # that it found leased.
             news = plan.opened or accumulator.lease_met
@@ -341,3 +345,12 @@ class UnitAppender:
             self._seal(batch)
         self.encode_ms += self._clock_ms() - started
         self._wake_sender()
+
+
+def _neighbours(runs: list[int]) -> Iterator[tuple[int, int]]:
+    """Ascending numbers as first and past-the-last of those without a gap."""
+    first = 0
+    for index, run in enumerate(runs):
+        if index + 1 == len(runs) or runs[index + 1] != run + 1:
+            yield runs[first], run + 1
+            first = index + 1

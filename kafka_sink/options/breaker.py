@@ -73,8 +73,9 @@ BREAKER_OPTIONS: tuple[BreakerOption, ...] = (
         values.integer(0, LONG_MAX),
         500,
         "A broker is muted when a request to it has had no answer for this long and for "
-        "`slow.request.factor` times its usual latency; `0` never does that. While nothing is known of a "
-        "broker, three times as long.",
+        "`slow.request.factor` times its usual latency, unless all brokers that are asked are silent; `0` "
+        "never does that. While little is known of a broker, six times this; half of "
+        "`kafka.request.timeout.ms` at most.",
     ),
     BreakerOption(
         "slow.request.factor",

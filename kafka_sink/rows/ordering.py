@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Container, Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -26,24 +26,25 @@ def unit_of(
     loads: QueueLoads,
     now_ms: int,
     unavailable: Collection[int] = (),
+    muted: Container[TopicPartition] = (),
 ) -> Unit:
     """Assigns partitions and orders the rows by them; rows of one partition keep their order.
 
     ``now_ms`` is the wall clock, the timestamp of rows without one. Keyless rows keep away from partitions
-    whose leader is among the ``unavailable`` brokers, if others are left. Raises InvalidRowError for a
-    partition that does not exist.
+    whose leader is among the ``unavailable`` brokers and that are ``muted``, if others are left. Raises
+    InvalidRowError for a partition that does not exist.
     """
     headers, header_lengths = (None, None) if rows.headers is None else encoder.encode_headers(rows.headers)
     key_lengths = np.zeros(rows.num_rows, dtype=np.int64) if rows.key is None else lengths(rows.key)
     value_lengths = np.concatenate([lengths(chunk) for chunk in rows.value])
     columns = encoder.RecordColumns(rows.key, rows.value, headers, key_lengths, value_lengths, header_lengths)
     sizes = key_lengths + value_lengths
-    views = [_view(topics[name], unavailable) for name in rows.topics]
+    views = [_view(topics[name], unavailable, muted) for name in rows.topics]
     bases = np.cumsum([0] + [view.partition_count for view in views])
     slots = _slots(rows, sizes, views, bases, partitioner, loads)
     timestamps = rows.timestamps_ms
     if slots.min() != slots.max():
-        order = _stable_order(slots, int(bases[-1]))
+        order = _stable_order(_muted_last(slots, views, bases), int(bases[-1]))
         slots = slots[order]
         columns = columns.ordered(order)
         timestamps = None if timestamps is None else timestamps[order]
@@ -59,11 +60,27 @@ def unit_of(
     return Unit(columns, timestamps, partitions, [*starts, rows.num_rows])
 
 
-def _view(topic: TopicMetadata, unavailable: Collection[int]) -> TopicView:
-    available = tuple(
-        info.partition for info in topic.partitions if info.leader >= 0 and info.leader not in unavailable
-    )
+def _view(topic: TopicMetadata, unavailable: Collection[int], muted: Container[TopicPartition]) -> TopicView:
+    led = [info for info in topic.partitions if info.leader >= 0]
+    available = tuple(info.partition for info in led if info.leader not in unavailable)
+    if muted:
+        resting = tuple(info.partition for info in led if TopicPartition(topic.name, info.partition) in muted)
+        others = tuple(partition for partition in available if partition not in resting)
+        if resting and others:
+            return TopicView(topic.name, len(topic.partitions), others, resting)
     return TopicView(topic.name, len(topic.partitions), available)
+
+
+def _muted_last(slots: Int32s, views: list[TopicView], bases: npt.NDArray[np.int64]) -> Int32s:
+    """Numbers to order by, so that rows of muted partitions, which may have to wait, come together."""
+    resting = [int(bases[i]) + partition for i, view in enumerate(views) for partition in view.muted]
+    if not resting:
+        return slots
+    places = np.concatenate([np.delete(np.arange(bases[-1]), resting), resting])
+    ranks = np.empty(len(places), dtype=np.int32)
+    ranks[places] = np.arange(len(places), dtype=np.int32)
+    ranked: Int32s = ranks[slots]
+    return ranked
 
 
 def _slots(

@@ -23,11 +23,12 @@ Int64s = npt.NDArray[np.int64]
 @dataclass(frozen=True, slots=True)
 class TopicView:
     """A topic as the partitioner sees it. ``available`` partitions have a leader and take new rows;
-    where there is none, all are treated alike."""
+    where there is none, all are treated alike. ``muted`` partitions rest, while others are available."""
 
     name: str
     partition_count: int
     available: tuple[int, ...]
+    muted: tuple[int, ...] = ()
 
 
 # Queued batches by partition of a topic, as told by the accumulator.
@@ -44,12 +45,20 @@ class Partitioner:
     """Keeps each topic's sticky partition between units. Used by one task thread.
 
     ``sticky_bytes`` go to a partition before the next is chosen (batch.size, as in Kafka).
+    ``spread_keys`` is partitioner.spread.keys.when.muted.
     """
 
     def __init__(
-        self, *, sticky_bytes: int, ignore_keys: bool, adaptive: bool, random: Callable[[], float]
+        self,
+        *,
+        sticky_bytes: int,
+        ignore_keys: bool,
+        adaptive: bool,
+        random: Callable[[], float],
+        spread_keys: bool = False,
     ) -> None:
         self._sticky_bytes = sticky_bytes
+        self._spread_keys = spread_keys
         self._ignore_keys = ignore_keys
         self._adaptive = adaptive
         self._random = random
@@ -78,6 +87,8 @@ class Partitioner:
             result = np.full(len(sizes), NO_PARTITION, dtype=np.int32)
         else:
             result = partitions_for(keyed, topic.partition_count)
+            if self._spread_keys and topic.muted:
+                _spread(result, keyed, topic)
             if keyed.null_count:
                 result[null_mask(keyed)] = NO_PARTITION
         if explicit is not None:
@@ -123,3 +134,11 @@ class Partitioner:
         longest = max(queued[choice] for choice in choices)
         weights = list(accumulate(longest + 1 - queued[choice] for choice in choices))
         return choices[bisect_right(weights, self._random() * weights[-1])]
+
+
+def _spread(result: Int32s, keyed: pa.Array, topic: TopicView) -> None:
+    """Rows of a muted partition go to others, equal keys together (KIP-693's trade: their order)."""
+    resting = np.flatnonzero(np.isin(result, topic.muted))
+    if len(resting) and topic.available:
+        others = np.array(topic.available, dtype=np.int32)
+        result[resting] = others[partitions_for(keyed.take(pa.array(resting)), len(others))]

@@ -54,6 +54,7 @@ class BatchCompletion:
     def sent(self, node_id: int, batches: Iterable[ProducerBatch], now_ms: float) -> None:
         """A Produce request with these batches goes out."""
         self.deliveries.count(requests=1)
+        self._observer.on_request(node_id, now_ms)
         for batch in batches:
             self._in_flight[id(batch)] = batch
             self._observer.on_send(node_id, batch.partition, batch.record_count, now_ms)
@@ -72,7 +73,8 @@ class BatchCompletion:
                 delay = min(delay, left)
         for batch in expired:
             last = batch.last_error or self._obstacle(batch.partition)
-            self._fail(batch, outcomes.expiry(batch.partition, timeout, batch.attempts, last))
+            muted = self._observer.explain(batch.partition)
+            self._fail(batch, outcomes.expiry(batch.partition, timeout, batch.attempts, last, muted))
         return delay
 
     def _obstacle(self, partition: TopicPartition) -> str | None:
@@ -132,6 +134,7 @@ class BatchCompletion:
 
     def on_failure(self, event: RequestFailed, tag: ProduceTag, now_ms: float) -> None:
         """No answer will come."""
+        self._observer.on_request_done(tag.node_id, now_ms)
         for batch in tag.batches.values():
             self._cluster.mark_stale(batch.partition.topic, now_ms)
             outcome = outcomes.classify_failure(event.cause, possibly_sent=event.possibly_sent)
@@ -139,6 +142,7 @@ class BatchCompletion:
 
     def on_response(self, event: ResponseReceived, tag: ProduceTag, now_ms: float) -> None:
         """An answer, or with acks=0 that the request is written."""
+        self._observer.on_request_done(tag.node_id, now_ms)
         if self._settings.acks == 0:
             for batch in tag.batches.values():
                 self._succeed(batch, tag.node_id, now_ms, confirmed=False)

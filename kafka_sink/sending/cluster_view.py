@@ -139,6 +139,11 @@ class ClusterView:
         """A topic's metadata as far as known."""
         return self._cache.topic(name)
 
+    def names(self) -> tuple[str, ...]:
+        """The topics known."""
+        with self._lock:
+            return self._cache.names()
+
     def nodes(self) -> Mapping[int, Node]:
         """The brokers by id."""
         with self._lock:

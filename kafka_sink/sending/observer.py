@@ -3,37 +3,62 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Container
 from typing import Protocol
 
 from kafka_sink.model import TopicPartition
 
 
 class SendObserver(Protocol):
-    """Called on the sender's thread, once per record batch and attempt; must not block or raise.
+    """Called on the sender's thread, per request, batch or pass; must not block or raise.
 
     Times are monotonic milliseconds. What is called here never changes what becomes of a batch.
     """
 
+    def on_request(self, node_id: int, now_ms: float) -> None:
+        """A Produce request goes to a broker; its batches follow."""
+
     def on_send(self, node_id: int, partition: TopicPartition, records: int, now_ms: float) -> None:
         """A batch of so many records goes to a broker."""
+
+    def on_request_done(self, node_id: int, now_ms: float) -> None:
+        """The oldest request of a broker has its answer, or will have none; its batches follow."""
 
     def on_complete(
         self, node_id: int, partition: TopicPartition, records: int, cause: Exception | None, now_ms: float
     ) -> None:
         """An attempt has ended; ``cause`` is None where the broker has the batch."""
 
-    def muted(self, now_ms: float) -> Collection[TopicPartition]:
-        """Partitions that get no request now. Their batches wait, and expire as others do."""
+    def on_unreachable(self, nodes: Collection[int], now_ms: float) -> None:
+        """All brokers that batches wait for and that are not connected."""
+
+    def muted(self, now_ms: float) -> Container[TopicPartition]:
+        """Partitions that get no request now; false where there are none. Their batches wait, and expire as
+        others do."""
+
+    def may_probe(self, partition: TopicPartition) -> bool:
+        """Whether one batch of a muted partition may go all the same."""
 
     def next_change_ms(self, now_ms: float) -> float:
-        """Milliseconds until ``muted`` may change by time alone; infinite where it does not."""
+        """Milliseconds until ``muted`` or ``may_probe`` may change by time alone; else infinite."""
+
+    def explain(self, partition: TopicPartition) -> str | None:
+        """Why a partition is muted, for messages; None where it is not. Any thread."""
+
+    def close(self) -> None:
+        """No more calls follow."""
 
 
 class NoObserver:
     """Watches nothing, mutes nothing."""
 
+    def on_request(self, node_id: int, now_ms: float) -> None:
+        """See SendObserver."""
+
     def on_send(self, node_id: int, partition: TopicPartition, records: int, now_ms: float) -> None:
+        """See SendObserver."""
+
+    def on_request_done(self, node_id: int, now_ms: float) -> None:
         """See SendObserver."""
 
     def on_complete(
@@ -41,10 +66,24 @@ class NoObserver:
     ) -> None:
         """See SendObserver."""
 
-    def muted(self, now_ms: float) -> Collection[TopicPartition]:
+    def on_unreachable(self, nodes: Collection[int], now_ms: float) -> None:
+        """See SendObserver."""
+
+    def muted(self, now_ms: float) -> Container[TopicPartition]:
         """See SendObserver."""
         return ()
+
+    def may_probe(self, partition: TopicPartition) -> bool:
+        """See SendObserver."""
+        return False
 
     def next_change_ms(self, now_ms: float) -> float:
         """See SendObserver."""
         return math.inf
+
+    def explain(self, partition: TopicPartition) -> str | None:
+        """See SendObserver."""
+        return None
+
+    def close(self) -> None:
+        """See SendObserver."""

@@ -212,14 +212,21 @@ def is_final(cause: Exception) -> bool:
 
 
 def expiry(
-    partition: TopicPartition, timeout_ms: float, attempts: int, last: Exception | str | None
+    partition: TopicPartition,
+    timeout_ms: float,
+    attempts: int,
+    last: Exception | str | None,
+    muted: str | None = None,
 ) -> DeliveryError:
     """delivery.timeout.ms has passed; after an attempt nobody knows whether the batch was written.
 
-    ``last`` is the last attempt's error, or what kept the batch from being sent.
+    ``last`` is the last attempt's error, or what kept the batch from being sent; ``muted`` what the circuit
+    breaker says of the partition.
     """
     tried = f"after {attempts} attempt(s)" if attempts else "before it could be sent"
-    reason = f"; last error: {last}" if last else ""
+    reason = f"; {muted}" if muted else ""
+    if last and str(last) not in reason:
+        reason += f"; last error: {last}"
     return DeliveryError(
         f"a batch for {partition} was not acknowledged within kafka.delivery.timeout.ms = "
         f"{timeout_ms:.0f} ms, {tried}{reason}"

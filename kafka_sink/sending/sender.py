@@ -98,6 +98,7 @@ class Sender(threading.Thread):
             self._network.close()
             # A task that lives may be writing into what it has leased.
             self._completion.abandon(end_leases=self._task_ended)
+            self._observer.close()
 
     def run_once(self, now_ms: float) -> None:
         """One pass; blocks in the network poll until something can happen."""
@@ -159,13 +160,33 @@ class Sender(threading.Thread):
         if check.unknown_leaders:
             delay = min(delay, self._cluster.next_request_delay_ms(now_ms))
         taking = {node for node in check.nodes if self._network.ready(node, now_ms)}
-        self.availability.observe(check.nodes.keys() - taking, taking, now_ms)
+        waiting = check.nodes.keys() - taking
+        self.availability.observe(waiting, taking, now_ms)
+        self._observer.on_unreachable([node for node in waiting if self._unconnected(node, now_ms)], now_ms)
         for node, queues in check.nodes.items():
             if node in taking:
                 delay = min(delay, self._produce(node, queues, now_ms))
             else:
                 delay = min(delay, self._network.ready_delay_ms(node, now_ms))
+        for node, queues in check.held.items():
+            delay = min(delay, self._probe(node, queues, now_ms))
         return delay
+
+    def _unconnected(self, node: int, now_ms: float) -> bool:
+        """Whether a broker takes nothing for want of a connection, not for a full window or a throttle."""
+        return not self._network.in_flight(node) and not self._network.throttled_ms(node, now_ms)
+
+    def _probe(self, node: int, queues: Sequence[PartitionQueue], now_ms: float) -> float:
+        """Sends one batch of a muted broker's or partition's where the breaker wants one."""
+        for queue in queues:
+            if not self._observer.may_probe(queue.partition):
+                continue
+            if not self._network.ready(node, now_ms):
+                return self._network.ready_delay_ms(node, now_ms)
+            delay = self._produce(node, [queue], now_ms)
+            if delay == 0.0:
+                return delay
+        return math.inf
 
     def _produce(self, node: int, queues: Sequence[PartitionQueue], now_ms: float) -> float:
         """Sends one request; 0 where more may be waiting for the same broker."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from kafka_sink.model import Node, PartitionInfo, TopicMetadata, TopicPartition
+from kafka_sink.model import PartitionInfo, TopicMetadata, TopicPartition
 
 
 class Cluster:
@@ -30,7 +28,3 @@ class Cluster:
     def leader(self, partition: TopicPartition) -> PartitionInfo | None:
         found = self.topic(partition.topic)
         return None if found is None else found.partitions[partition.partition]
-
-    def nodes(self) -> Mapping[int, Node]:
-        ids = {node for led in self.leaders.values() for node in led if node >= 0}
-        return {node: Node(node, "localhost", 9000 + node) for node in ids}

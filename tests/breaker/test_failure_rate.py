@@ -16,7 +16,7 @@ from kafka_sink.errors import BrokerRefusedError, ConfigurationError, RecordTooL
 from kafka_sink.model import TopicPartition
 from tests.breaker.breaker_cluster import Cluster
 
-P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
+P0, P1, P2 = (TopicPartition("t", partition) for partition in range(3))
 REPLICAS = BrokerRefusedError("NOT_ENOUGH_REPLICAS", 19)
 
 
@@ -37,9 +37,11 @@ class Bench:
         self.breaker.on_tick(self.in_flight.context)
         return self
 
-    def pass_time(self, until: float, step: float = 20.0) -> None:
+    def pass_time(self, until: float, step: float = 20.0, *, others_answer: bool = True) -> None:
         while self.now < until:
-            self.at(min(self.now + step, until))
+            if others_answer:
+                self.batch(P2)
+            self.at(min(max(self.now, self.now + step - 10), until))
 
     def _about(self, partition: TopicPartition, records: int) -> None:
         context = self.in_flight.context
@@ -149,6 +151,19 @@ def test_slow_answers_become_usual() -> None:
     assert bench.manager.is_muted(1)
 
 
+def test_slow_first_answers_are_soon_forgotten() -> None:
+    latency = UsualLatency(500.0, 5.0, 15_000.0)
+    assert latency.threshold_ms(1) == 3_000.0
+    latency.observe(1, 1_700.0)
+    assert latency.threshold_ms(1) == 3_000.0, "no more than while nothing is known"
+    for sample in [20.0] * 5:
+        latency.observe(1, sample)
+    assert latency.threshold_ms(1) == 500.0
+    for sample in [1_000.0] * 40:
+        latency.observe(1, sample)
+    assert latency.threshold_ms(1) > 4_500.0
+
+
 def test_a_silence_is_noticed_before_the_request_times_out() -> None:
     latency = UsualLatency(500.0, 5.0, 1_000.0)
     for _ in range(200):
@@ -162,7 +177,8 @@ def test_an_unreachable_broker_is_muted() -> None:
     bench.batch(P0)
     for _ in range(40):
         bench.in_flight.unreachable({1}, bench.now)
-        bench.at(bench.now + 20)
+        bench.batch(P1)
+        bench.at(bench.now + 10)
     assert bench.manager.is_muted(1)
     assert "could not be reached" in bench.manager.take_changes()[0].reason
 
@@ -180,12 +196,17 @@ def test_requests_that_failed_are_no_recovery() -> None:
     assert bench.manager.is_muted(1), "the manager judges probes"
 
 
-def test_the_only_broker_is_never_found_silent() -> None:
+def test_where_no_broker_answers_none_is_muted() -> None:
     bench = Bench()
-    bench.cluster.leaders["t"] = [1]
-    bench.send(P0)
-    bench.pass_time(5_000)
+    for partition in (P0, P1):
+        bench.batch(partition)
+        bench.send(partition)
+    bench.pass_time(5_000, others_answer=False)
     assert not bench.manager.take_changes()
+    bench.answer(P1)
+    bench.pass_time(5_100, others_answer=False)
+    assert bench.manager.is_muted(1)
+    assert not bench.manager.is_muted(2)
 
 
 def test_zero_switches_the_silence_off() -> None:
@@ -193,6 +214,7 @@ def test_zero_switches_the_silence_off() -> None:
     bench.send(P0)
     bench.pass_time(20_000, 500)
     assert not bench.manager.take_changes()
+    bench.answer(P0)
     assert bench.breaker.next_tick_ms(bench.in_flight.context) == math.inf
 
 
@@ -200,11 +222,12 @@ def test_the_next_tick_is_when_a_silence_may_be_found() -> None:
     bench = Bench()
     assert bench.breaker.next_tick_ms(bench.in_flight.context) == math.inf
     bench.send(P0)
+    bench.batch(P1)
     steps = 0
     while not bench.manager.is_muted(1):
         bench.at(bench.now + bench.breaker.next_tick_ms(bench.in_flight.context))
         steps += 1
-    assert bench.now <= 1_700, "three times 500 ms for an unknown broker, and the confirmation"
+    assert bench.now <= 3_200, "six times 500 ms for an unknown broker, and the confirmation"
     assert steps <= 3
 
 

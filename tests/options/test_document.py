@@ -14,8 +14,14 @@ from kafka_sink.options.table import SPECS
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# Ours alone: KAFKA-20576's option (not in 4.3), the consumer's name for auto-creation, inert since Kafka 4.0.
-NOT_IN_KAFKA = {"buffer.memory.allocation.strategy", "allow.auto.create.topics", "auto.include.jmx.reporter"}
+# Ours alone: KAFKA-20576's option (not in 4.3), KIP-693's, the consumer's name for auto-creation, inert
+# since Kafka 4.0.
+NOT_IN_KAFKA = {
+    "partitioner.spread.keys.when.muted",
+    "buffer.memory.allocation.strategy",
+    "allow.auto.create.topics",
+    "auto.include.jmx.reporter",
+}
 
 LIST_CONFIGS = """
 import org.apache.kafka.clients.producer.ProducerConfig;

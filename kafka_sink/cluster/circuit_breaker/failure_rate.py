@@ -22,9 +22,9 @@ _REQUEST_TIMEOUT = "request.timeout.ms"
 
 class FailureRateCircuitBreaker(PartitionCircuitBreaker):
     """Mutes a partition once trigger.failure.perc of at least trigger.message.count rows have failed within
-    ten seconds, and a broker whose oldest request has no answer far beyond its usual latency, or that batches
-    wait for and that cannot be reached. The manager's probes end the mutes; the answers that a silent broker
-    owed do so too."""
+    ten seconds, and a broker whose oldest request has no answer far beyond its usual latency while others
+    answer, or that batches wait for and that cannot be reached. The manager's probes end the mutes; the
+    answers that a silent broker owed do so too."""
 
     def __init__(self) -> None:
         self._manager: CircuitBreakManager | None = None
@@ -36,6 +36,9 @@ class FailureRateCircuitBreaker(PartitionCircuitBreaker):
         # Since when a silence is suspicious; brokers found silent by this producer.
         self._suspects: dict[int, float] = {}
         self._silent: set[int] = set()
+        self._answered_ms: dict[int, float] = {}
+        # No silence can be long enough before then, whatever is sent and answered meanwhile.
+        self._look_at_ms = 0.0
 
     def configure(self, configs: Mapping[str, str]) -> None:
         """See the options table. Raises ConfigurationError."""
@@ -80,6 +83,7 @@ class FailureRateCircuitBreaker(PartitionCircuitBreaker):
             manager.unmute_congested(node)
         changed = False
         if answered(exception):
+            self._answered_ms[node] = context.now
             self._latency.observe(node, context.now - context.request_sent_ms)
             changed = self._end_silence(manager, context)
         verdict = judge(exception)
@@ -111,33 +115,50 @@ class FailureRateCircuitBreaker(PartitionCircuitBreaker):
     def on_tick(self, context: ProducerStatusContext) -> bool:
         """Looks for silences. See PartitionCircuitBreaker."""
         manager = self._manager
-        if manager is None or not self._notices_silence:
+        if manager is None or not self._notices_silence or context.now < self._look_at_ms:
             return False
-        if not context.oldest_request_ms and not context.unreachable_since_ms:
-            self._suspects.clear()
-            # Requests that failed are no recovery; from here on probes decide.
-            self._silent.clear()
-            return False
+        awaited = {*context.oldest_request_ms, *context.unreachable_since_ms}
         changed = False
-        for node in {*context.oldest_request_ms, *context.unreachable_since_ms}:
+        for node in awaited:
             if self._age_ms(context, node) <= self._limit_ms(context, node):
                 self._suspects.pop(node, None)
                 continue
             since = self._suspects.setdefault(node, context.now)
-            if context.now - since >= _CONFIRM_MS and manager.node_count > 1:
+            if context.now - since >= _CONFIRM_MS and (
+                manager.is_muted(node) or self._others_answer(manager, context, node)
+            ):
                 if node in context.oldest_request_ms:
                     self._silent.add(node)
                 if not manager.is_muted(node):
                     manager.mute(node, self._describe(context, node))
                     changed = True
+        for node in self._suspects.keys() - awaited:
+            del self._suspects[node]
+        # Requests that failed are no recovery; for those probes decide.
         self._silent &= context.oldest_request_ms.keys()
+        ages = [self._age_ms(context, node) for node in awaited]
+        restless = self._suspects or self._silent
+        self._look_at_ms = context.now + (0.0 if restless else self._least_ms - max(ages, default=0.0))
         return changed
+
+    def _others_answer(self, manager: CircuitBreakManager, context: ProducerStatusContext, node: int) -> bool:
+        """Whether of the brokers that are asked another has answered since; else all are slow, or this client
+        is, and a mute would help nobody. Where no other is asked, one may be better."""
+        asked = {*context.oldest_request_ms, *context.unreachable_since_ms}
+        if all(other == node or manager.is_muted(other) for other in asked):
+            return manager.others_available(node)
+        # Answers of the silence's first half may have been on their way when everything stopped.
+        middle = context.now - self._age_ms(context, node) / 2
+        return any(at > middle for other, at in self._answered_ms.items() if other != node)
 
     def next_tick_ms(self, context: ProducerStatusContext) -> float:
         """See PartitionCircuitBreaker."""
         manager = self._manager
         if manager is None or not self._notices_silence:
             return math.inf
+        if context.now < self._look_at_ms:
+            awaits = context.oldest_request_ms or context.unreachable_since_ms
+            return self._look_at_ms - context.now if awaits else math.inf
         delay = math.inf
         for node in {*context.oldest_request_ms, *context.unreachable_since_ms}:
             if not manager.is_muted(node):

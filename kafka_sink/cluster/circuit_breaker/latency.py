@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-# Weight of the newest answer in the mean; a broker that has become slow for good is usual after some tens.
-_WEIGHT = 0.1
-_UNKNOWN_FACTOR = 3
+# Weight of the newest answer in the mean: a broker that has become slow for good is usual after some tens of
+# answers, while its first ones, which are slow, are soon forgotten.
+_WEIGHT_ABOVE, _WEIGHT_BELOW = 0.1, 0.5
+_UNKNOWN_FACTOR = 6
+# A broker's very first answers tell little: it may have had to make files and connections of its own.
+_FEW_ANSWERS = 5
 
 
 class UsualLatency:
@@ -16,12 +19,25 @@ class UsualLatency:
         self._factor = factor
         self._most_ms = most_ms
         self._means: dict[int, float] = {}
+        self._few: dict[int, int] = {}
 
     def observe(self, node_id: int, latency_ms: float) -> None:
         """An answer. One that was suspicious counts as the threshold: a freeze must not become usual."""
         sample = min(latency_ms, self.threshold_ms(node_id))
         mean = self._means.get(node_id)
-        self._means[node_id] = sample if mean is None else mean + _WEIGHT * (sample - mean)
+        if mean is None:
+            self._means[node_id] = sample
+            self._few[node_id] = 1
+        else:
+            weight = _WEIGHT_ABOVE if sample > mean else _WEIGHT_BELOW
+            self._means[node_id] = mean + weight * (sample - mean)
+            if node_id in self._few:
+                self._count(node_id)
+
+    def _count(self, node_id: int) -> None:
+        self._few[node_id] += 1
+        if self._few[node_id] >= _FEW_ANSWERS:
+            del self._few[node_id]
 
     def usual_ms(self, node_id: int) -> float | None:
         """The mean; None before the first answer."""
@@ -29,6 +45,8 @@ class UsualLatency:
 
     def threshold_ms(self, node_id: int) -> float:
         """How long an answer may take before its broker is suspicious."""
-        mean = self._means.get(node_id)
-        wanted = _UNKNOWN_FACTOR * self._least_ms if mean is None else self._factor * mean
+        mean, unknown = self._means.get(node_id), _UNKNOWN_FACTOR * self._least_ms
+        wanted = unknown if mean is None else self._factor * mean
+        if node_id in self._few:
+            wanted = min(wanted, unknown)
         return max(self._least_ms, min(wanted, self._most_ms))

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from kafka_sink.cluster.circuit_breaker.states import BreakerState, Mute, MuteBook, Target
 from kafka_sink.cluster.circuit_breaker.verdict import Verdict, answered, judge
-from kafka_sink.model import Node, PartitionInfo, TopicMetadata, TopicPartition
+from kafka_sink.model import PartitionInfo, TopicMetadata, TopicPartition
 
 
 class Topology(Protocol):
@@ -23,8 +23,6 @@ class Topology(Protocol):
     def topic(self, name: str) -> TopicMetadata | None: ...
 
     def leader(self, partition: TopicPartition) -> PartitionInfo | None: ...
-
-    def nodes(self) -> Mapping[int, Node]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +96,8 @@ class CircuitBreakManager:
         # Targets that the coordinator's last word had muted; leases it gave to this task, with their ends.
         self._shared: frozenset[Target] = frozenset()
         self._leases: dict[Target, float] = {}
+        self._own_trips = 0
+        self._muted_count = 0
         self._seen = (-1, -1)
         self._closed = False
 
@@ -156,10 +156,17 @@ class CircuitBreakManager:
         if node_id in self.congested:
             self.congested -= {node_id}
 
-    @property
-    def node_count(self) -> int:
-        """Brokers known."""
-        return len(self._topology.nodes())
+    def leader(self, partition: TopicPartition) -> PartitionInfo | None:
+        """A partition's leader as far as known."""
+        return self._topology.leader(partition)
+
+    def others_available(self, node_id: int) -> bool:
+        """Whether any partition would be left if this broker was muted."""
+        return any(
+            info.leader != node_id and not self.is_muted(info)
+            for name in self._topology.names()
+            for info in self._led(name)
+        )
 
     # -- the owner: the coordinator's word ------------------------------------------------------------
 
@@ -209,7 +216,7 @@ class CircuitBreakManager:
     def sent(self, partition: TopicPartition) -> None:
         """A batch goes out; the probe, where its partition is muted."""
         if self._book.mutes:
-            for target in self._covering(partition):
+            for target in self.covering(partition):
                 if self._is_due(target):
                     self._book.probe(target, self.now_ms)
                     self._probes[target] = partition
@@ -219,7 +226,7 @@ class CircuitBreakManager:
         """An attempt has ended; decides on what it was the probe of."""
         if not self._book.mutes:
             return
-        for target in self._covering(partition):
+        for target in self.covering(partition):
             mute = self._book.mutes.get(target)
             if mute is None:
                 # Unmuted together with its broker.
@@ -240,7 +247,8 @@ class CircuitBreakManager:
             elif mute.state is BreakerState.HALF_OPEN:
                 self._book.expire(target, self.now_ms)
 
-    def _covering(self, partition: TopicPartition) -> list[Target]:
+    def covering(self, partition: TopicPartition) -> list[Target]:
+        """What mutes a partition: its leader before itself."""
         info = self._topology.leader(partition)
         candidates: Iterable[Target] = (partition,) if info is None else (info.leader, partition)
         return [target for target in candidates if target in self._book.mutes]
@@ -251,8 +259,9 @@ class CircuitBreakManager:
         seen = (self._book.version, self._topology.version)
         if seen != self._seen:
             self._seen = seen
-            everything = self._book.mutes and not any(self._available())
-            self.mutes = NOTHING_MUTED if everything or not self._book.mutes else self._view()
+            available = list(self._available()) if self._book.mutes else []
+            self._muted_count = available.count(False)
+            self.mutes = self._view() if any(available) else NOTHING_MUTED
         return self.mutes
 
     def _view(self) -> Mutes:
@@ -272,25 +281,23 @@ class CircuitBreakManager:
         return self._book.next_change_ms(self.now_ms)
 
     def mute_of(self, partition: TopicPartition) -> Mute | None:
-        """What mutes a partition; the broker's mute before the partition's own."""
-        covering = self._covering(partition) if self._book.mutes else []
-        return self._book.mutes[covering[0]] if covering else None
+        """What mutes a partition; the broker's mute before the partition's own. Any thread."""
+        covering = self.covering(partition) if self._book.mutes else []
+        return self._book.mutes.get(covering[0]) if covering else None
 
     def mute_targets(self) -> tuple[Target, ...]:
         """Everything that is muted."""
         return tuple(self._book.mutes)
 
     def metrics(self) -> BreakerMetrics:
-        """A snapshot; walks over the partitions of all topics while something is muted."""
-        muted = 0
-        if self._book.mutes:
-            muted = sum(not available for available in self._available())
-        return BreakerMetrics(muted, self._book.trips, self._book.probes)
+        """As of the last refresh; trips are those that this task's breaker found itself. Any thread."""
+        return BreakerMetrics(self._muted_count, self._own_trips, self._book.probes)
 
     # -- inside -------------------------------------------------------------------------------------
 
     def _mute(self, target: Target, reason: str, *, own: bool) -> None:
         if not self._closed and self._book.trip(target, reason, self.now_ms):
+            self._own_trips += own
             self._changes.append(Change(target, True, reason, own))
 
     def _note_unmute(self, target: Target, reason: str, *, own: bool) -> None:

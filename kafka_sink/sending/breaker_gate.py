@@ -1,0 +1,206 @@
+"""Between the sender and a circuit breaker: counts what is in flight, asks the class, does as it says."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection
+from datetime import datetime, timedelta, timezone
+from typing import Protocol
+
+from kafka_sink.cluster.circuit_breaker.in_flight import InFlight
+from kafka_sink.cluster.circuit_breaker.interface import PartitionCircuitBreaker
+from kafka_sink.cluster.circuit_breaker.manager import Change, CircuitBreakManager, Mutes
+from kafka_sink.cluster.circuit_breaker.states import Target
+from kafka_sink.model import PartitionInfo, TopicPartition
+
+_log = logging.getLogger(__name__)
+_PARTITIONS_NAMED = 5
+
+
+class SharedState(Protocol):
+    """The coordinator's side of a breaker, as the sender's thread uses it; nothing here blocks."""
+
+    def outcome(self, partition: TopicPartition, records: int, cause: Exception | None) -> None:
+        """An attempt has ended."""
+
+    def changed(self, change: Change) -> None:
+        """This task's breaker muted or unmuted something."""
+
+    def exchange(self, manager: CircuitBreakManager, holds: Callable[[], Collection[Target]]) -> None:
+        """Applies what has come, sends what is due. ``holds``: muted targets that batches here wait for."""
+
+    def next_change_ms(self, now_ms: float) -> float:
+        """Milliseconds until there is something to send."""
+
+    def close(self) -> None:
+        """The producer is closed."""
+
+
+class BreakerGate:
+    """A SendObserver. The task's thread may read ``mutes``, ``congested`` and ``explain``.
+
+    A breaker class that raises is switched off for this producer, and what it had muted is unmuted by probes.
+    """
+
+    def __init__(
+        self,
+        breaker: PartitionCircuitBreaker,
+        manager: CircuitBreakManager,
+        describe_node: Callable[[int], str],
+        shared: SharedState | None = None,
+    ) -> None:
+        self.manager = manager
+        self._breaker: PartitionCircuitBreaker | None = breaker
+        self._describe_node = describe_node
+        self._shared = shared
+        self._in_flight = InFlight()
+        self._context = self._in_flight.context
+        # Muted partitions whose batches waited at the sender's last look.
+        self._held: set[TopicPartition] = set()
+        breaker.set_circuit_break_manager(manager)
+
+    # -- the task's thread --------------------------------------------------------------------------
+
+    @property
+    def mutes(self) -> Mutes:
+        """What rests now."""
+        return self.manager.mutes
+
+    @property
+    def congested(self) -> frozenset[int]:
+        """Brokers that keyless rows avoid for the moment."""
+        return self.manager.congested
+
+    def explain(self, partition: TopicPartition) -> str | None:
+        """See SendObserver."""
+        mute = self.manager.mute_of(partition)
+        if mute is None:
+            return None
+        age_s = (self._context.now - mute.since_ms) / 1000
+        since = datetime.now(timezone.utc) - timedelta(seconds=age_s)
+        known = not mute.last_error or mute.last_error in mute.reason
+        last = "" if known else f"; last error: {mute.last_error}"
+        return (
+            f"the circuit breaker has muted {self._name(mute.target)} since {since:%H:%M:%S} UTC "
+            f"({age_s:.1f} s): {mute.reason}{last}"
+        )
+
+    def _name(self, target: Target) -> str:
+        if isinstance(target, TopicPartition):
+            info: PartitionInfo | None = self.manager.leader(target)
+            return f"{target}" + (
+                f", led by {self._describe_node(info.leader)}" if info and info.leader >= 0 else ""
+            )
+        led = self.manager.muted_partitions_for_node(target) or self.manager.available_partitions_for_node(
+            target
+        )
+        names = [f"{topic}-{info.partition}" for topic, infos in led.items() for info in infos]
+        more = f" and {len(names) - _PARTITIONS_NAMED} more" if len(names) > _PARTITIONS_NAMED else ""
+        partitions = f" with {', '.join(names[:_PARTITIONS_NAMED])}{more}" if names else ""
+        return f"broker {self._describe_node(target)}{partitions}"
+
+    # -- the sender's thread ------------------------------------------------------------------------
+
+    def _at(self, now_ms: float) -> None:
+        self._context.now = self.manager.now_ms = now_ms
+
+    def on_request(self, node_id: int, now_ms: float) -> None:
+        """See SendObserver."""
+        self._at(now_ms)
+        self._in_flight.request_sent(node_id, now_ms)
+
+    def on_send(self, node_id: int, partition: TopicPartition, records: int, now_ms: float) -> None:
+        """See SendObserver."""
+        self._in_flight.batch_sent(partition)
+        self.manager.sent(partition)
+        breaker, context = self._breaker, self._context
+        if breaker is None:
+            return
+        context.node_id, context.topic_partition = node_id, partition
+        context.record_count, context.request_sent_ms = records, now_ms
+        self._ask(breaker.on_send, context)
+
+    def on_request_done(self, node_id: int, now_ms: float) -> None:
+        """See SendObserver."""
+        self._at(now_ms)
+        self._context.request_sent_ms = self._in_flight.request_done(node_id)
+
+    def on_complete(
+        self, node_id: int, partition: TopicPartition, records: int, cause: Exception | None, now_ms: float
+    ) -> None:
+        """See SendObserver."""
+        self._in_flight.batch_done(partition)
+        self.manager.completed(partition, cause)
+        if self._shared is not None:
+            self._shared.outcome(partition, records, cause)
+        breaker, context = self._breaker, self._context
+        if breaker is None:
+            return
+        context.node_id, context.topic_partition, context.record_count = node_id, partition, records
+        self._ask(breaker.on_complete, context, partition, cause)
+
+    def on_unreachable(self, nodes: Collection[int], now_ms: float) -> None:
+        """See SendObserver."""
+        self._in_flight.unreachable(nodes, now_ms)
+
+    def muted(self, now_ms: float) -> Mutes:
+        """See SendObserver."""
+        self._at(now_ms)
+        if self._breaker is not None:
+            self._ask(self._breaker.on_tick, self._context)
+        if self._shared is not None:
+            self._shared.exchange(self.manager, self._holds)
+        before = self.manager.mutes
+        mutes = self.manager.refresh()
+        if mutes is not before:
+            self._held.clear()
+        for change in self.manager.take_changes():
+            self._tell(change)
+        return mutes
+
+    def _holds(self) -> Collection[Target]:
+        targets = set()
+        for partition in self._held:
+            targets.update(self.manager.covering(partition))
+        return targets
+
+    def may_probe(self, partition: TopicPartition) -> bool:
+        """See SendObserver."""
+        if self._shared is not None:
+            self._held.add(partition)
+        return self.manager.may_probe(partition)
+
+    def next_change_ms(self, now_ms: float) -> float:
+        """See SendObserver."""
+        delay = self.manager.next_change_ms()
+        if self._breaker is not None:
+            told = self._ask(self._breaker.next_tick_ms, self._context)
+            delay = min(delay, told) if isinstance(told, float | int) else delay
+        if self._shared is not None:
+            delay = min(delay, self._shared.next_change_ms(now_ms))
+        return delay
+
+    def close(self) -> None:
+        """See SendObserver."""
+        if self._shared is not None:
+            self._shared.close()
+        self.manager.close()
+        if self._breaker is not None:
+            self._ask(self._breaker.close)
+
+    def _tell(self, change: Change) -> None:
+        if self._shared is not None and change.own:
+            self._shared.changed(change)
+        # What another task found is that task's to say aloud.
+        level = logging.WARNING if change.own else logging.INFO
+        done = "muted" if change.muted else "unmuted"
+        _log.log(level, "circuit breaker: %s %s: %s", done, self._name(change.target), change.reason)
+
+    def _ask(self, method: Callable[..., object], *arguments: object) -> object:
+        """Calls the class, which may be a user's."""
+        try:
+            return method(*arguments)
+        except Exception:  # noqa: BLE001 - a class of the user's may raise anything
+            _log.exception("the circuit breaker class failed and is switched off for this producer")
+            self._breaker = None
+            return None

@@ -1,0 +1,176 @@
+"""The breaker in a whole producer, against scripted brokers: errors, refusals, silence, flapping."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator, Mapping
+
+import pyarrow as pa
+import pytest
+
+from kafka_sink.cluster.circuit_breaker import (
+    CircuitBreakManager,
+    PartitionCircuitBreaker,
+    ProducerStatusContext,
+)
+from kafka_sink.errors import DeliveryError
+from kafka_sink.model import TopicPartition
+from kafka_sink.producer import PRODUCERS, TaskProducer
+from tests.delivery.scripted_cluster import TOPIC, attempts, inside, rows, send, task, until, written
+from tests.faults.fake_broker import PRODUCE, FakeCluster
+from tests.faults.fake_replies import error
+
+BREAKER = "producer_circuit_breaker_"
+# A loaded machine's answers may take a while without anybody being sick.
+QUICK = {f"{BREAKER}slow_request_min_ms": 150, f"{BREAKER}mute_retry_interval": 200}
+PATIENT = {f"{BREAKER}slow_request_min_ms": 0}
+P0 = TopicPartition(TOPIC, 0)
+
+
+@pytest.fixture(autouse=True)
+def _no_producer_outlives_its_test() -> Iterator[None]:
+    yield
+    PRODUCERS.close()
+
+
+@pytest.fixture
+def cluster() -> Iterator[FakeCluster]:
+    """Broker n leads partition n."""
+    with FakeCluster({TOPIC: 3}, brokers=3) as running:
+        yield running
+
+
+def mutes(producer: TaskProducer) -> object:
+    gate = inside(producer)._gate
+    assert gate is not None
+    return gate.mutes
+
+
+class Keyless:
+    """Numbered rows without a partition, sent until something has happened."""
+
+    def __init__(self, producer: TaskProducer) -> None:
+        self._producer = producer
+        self.count = 0
+
+    def send_until(self, condition: Callable[[], object], what: str) -> None:
+        deadline = time.monotonic() + 20
+        while not condition():
+            assert time.monotonic() < deadline, f"never happened: {what}"
+            # Larger than batch.size, so that every partition gets its turn.
+            value = [b"<%d>" % self.count + b"x" * 2_000]
+            partition = pa.array([None], pa.int32())
+            self._producer.send(
+                pa.record_batch({"value": pa.array(value, pa.binary()), "partition": partition})
+            )
+            self.count += 1
+            time.sleep(0.002)
+
+    def assert_all_written(self, cluster: FakeCluster) -> None:
+        by_partition = [written(cluster, partition) for partition in range(3)]
+        assert sorted(itertools.chain(*by_partition)) == list(range(self.count))
+        assert all(numbers == sorted(numbers) for numbers in by_partition)
+
+
+def test_a_partition_that_fails_rests_and_its_batches_go_in_order_once_a_probe_is_through(
+    cluster: FakeCluster,
+) -> None:
+    cluster.script(PRODUCE, *[error(19)] * 3, node_id=0)
+    options = {f"{BREAKER}trigger_message_count": 1, f"{BREAKER}mute_retry_interval": 150, **PATIENT}
+    with task(cluster, retry_backoff_ms=1, retry_backoff_max_ms=1, **options) as producer:
+        producer.send(rows(0, 10))
+        until(lambda: mutes(producer), "the failing partition is muted")
+        before = time.monotonic()
+        for start in range(10, 50, 10):
+            producer.send(rows(start, 10))
+            producer.send(rows(start, 10, partition=1))
+        until(lambda: written(cluster, 1) == list(range(10, 50)), "others go on")
+        until(lambda: len(cluster.received(PRODUCE, 0)) >= 4, "the last probe")
+        result = producer.finish()
+    assert time.monotonic() - before > 0.4, "two more probes failed, each an interval apart"
+    assert written(cluster, 0) == list(range(50))
+    assert result.breaker_trips == 1
+    assert result.breaker_probes == 3
+    sent = [batch for batch in attempts(cluster) if batch.base_sequence == 0]
+    assert len(sent) >= 4
+
+
+def test_expired_rows_name_broker_partitions_time_and_last_error(cluster: FakeCluster) -> None:
+    cluster.script(PRODUCE, *[error(19)] * 1_000, node_id=0)
+    options = {f"{BREAKER}trigger_message_count": 1, f"{BREAKER}mute_retry_interval": 100, **PATIENT}
+    with pytest.raises(DeliveryError) as failed:
+        send(cluster, rows(0, 10), delivery_timeout_ms=700, request_timeout_ms=500, **options)
+    told = str(failed.value)
+    assert "the circuit breaker has muted t-0, led by 127.0.0.1:" in told
+    assert "(id 0) since " in told
+    assert "rows failed; last error: t-0: NotEnoughReplicasError" in told
+    assert told.count("last error") == 1
+
+
+def test_keyless_rows_avoid_a_frozen_broker_until_it_is_back(cluster: FakeCluster) -> None:
+    with task(cluster, batch_size=1_024, **QUICK) as producer:
+        stream = Keyless(producer)
+        stream.send_until(lambda: all(written(cluster, p) for p in range(3)), "all partitions have rows")
+        for _ in range(3):
+            cluster.freeze(0)
+            stream.send_until(lambda: mutes(producer), "the frozen broker is muted")
+            others = len(written(cluster, 1)) + len(written(cluster, 2))
+            stream.send_until(
+                lambda before=others: len(written(cluster, 1)) + len(written(cluster, 2)) > before + 50,
+                "the others take all rows",
+            )
+            cluster.thaw(0)
+            stream.send_until(lambda: not mutes(producer), "it is back")
+        result = producer.finish()
+    assert result.breaker_trips >= 3
+    stream.assert_all_written(cluster)
+
+
+def test_keyless_rows_avoid_a_broker_that_refuses_connections(cluster: FakeCluster) -> None:
+    with task(cluster, batch_size=1_024, **QUICK) as producer:
+        stream = Keyless(producer)
+        stream.send_until(lambda: all(written(cluster, p) for p in range(3)), "all partitions have rows")
+        cluster.stop(0)
+        stream.send_until(lambda: mutes(producer), "the absent broker is muted")
+        cluster.start(0)
+        stream.send_until(lambda: not mutes(producer), "a probe finds it again")
+        result = producer.finish()
+    assert result.breaker_probes >= 1
+    stream.assert_all_written(cluster)
+
+
+class MutesPartitionZero(PartitionCircuitBreaker):
+    """Somebody's own class: partition 0 rests from its first batch on."""
+
+    def configure(self, configs: Mapping[str, str]) -> None:
+        self.after = int(configs["after.rows"])
+
+    def set_circuit_break_manager(self, circuit_break_manager: CircuitBreakManager) -> None:
+        self.manager = circuit_break_manager
+
+    def on_send(self, context: ProducerStatusContext) -> bool:
+        return False
+
+    def on_complete(
+        self, context: ProducerStatusContext, topic_partition: TopicPartition, exception: Exception | None
+    ) -> bool:
+        if topic_partition == P0 and context.record_count >= self.after:
+            self.manager.mute(topic_partition, "enough")
+            return True
+        return False
+
+
+def test_an_own_class_decides(cluster: FakeCluster) -> None:
+    options = {
+        f"{BREAKER}class": f"{__name__}.MutesPartitionZero",
+        f"{BREAKER}after_rows": 10,
+        f"{BREAKER}mute_retry_interval": 100,
+    }
+    with task(cluster, **options) as producer:
+        producer.send(rows(0, 10))
+        until(lambda: P0 in inside(producer)._gate.mutes, "it is muted")  # type: ignore[union-attr]
+        producer.send(rows(10, 5))
+        result = producer.finish()
+    assert written(cluster) == list(range(15))
+    assert (result.breaker_trips, result.breaker_probes) == (1, 1)

@@ -1,0 +1,109 @@
+"""One of three real brokers freezes while a task writes: its partitions rest, the others go on."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pyarrow as pa
+import pytest
+
+from kafka_sink.local_broker import LocalBroker
+from kafka_sink.model import TaskResult
+from kafka_sink.options import parse
+from kafka_sink.producer import PRODUCERS, TaskProducer, task_producer
+from kafka_sink.rows.column_plan import ColumnPlan
+from tests.delivery.scripted_cluster import inside
+from tests.delivery.test_real_broker import numbers_in
+
+ROWS = 500
+PARTITIONS = 6
+WARM_S = 2.0
+FROZEN_S = 5.0
+
+
+@pytest.fixture(autouse=True)
+def _no_producer_outlives_its_test() -> Iterator[None]:
+    yield
+    PRODUCERS.close()
+
+
+def keyless(number: int) -> pa.RecordBatch:
+    start = number * ROWS
+    values = [b"%d:" % n + b"x" * 200 for n in range(start, start + ROWS)]
+    return pa.record_batch({"value": pa.array(values, pa.binary())})
+
+
+def write(
+    cluster: LocalBroker, topic: str, work: Callable[[TaskProducer], None], **options: object
+) -> TaskResult:
+    raw = {"kafka.bootstrap.servers": cluster.bootstrap_servers, "topic": topic, "kafka.batch.size": "16384"}
+    raw |= {f"kafka.{name.replace('_', '.')}": str(value) for name, value in options.items()}
+    with task_producer(parse(raw).options, ColumnPlan.of([("value", "binary")], topic)) as producer:
+        work(producer)
+        return producer.finish()
+
+
+def test_keyless_rows_flow_on_while_a_broker_is_frozen(cluster3: LocalBroker) -> None:
+    """Catches: a task that stalls with the frozen broker, rows lost or doubled or out of order after it."""
+    topic = "frozen-keyless"
+    cluster3.create_topic(topic, PARTITIONS, replication_factor=1)
+    taken: list[float] = []
+    muted_after: list[float] = []
+
+    def work(producer: TaskProducer) -> None:
+        gate = inside(producer)._gate
+        assert gate is not None
+        number = 0
+
+        def send_until(condition: Callable[[], bool]) -> None:
+            nonlocal number
+            deadline = time.monotonic() + 30
+            while not condition():
+                assert time.monotonic() < deadline
+                producer.send(keyless(number))
+                number += 1
+                taken.append(time.monotonic())
+                time.sleep(0.01)
+
+        acknowledged = inside(producer)._sender.deliveries
+        begun = time.monotonic()
+        # What is usual must be known: new brokers take their time at first.
+        send_until(lambda: len(acknowledged.partitions()) == PARTITIONS and time.monotonic() > begun + WARM_S)
+        victim = cluster3_leader(producer, topic)
+        cluster3.freeze(victim)
+        started = time.monotonic()
+        thaw = threading.Timer(FROZEN_S, cluster3.thaw, [victim])
+        thaw.start()
+        try:
+            send_until(lambda: bool(gate.mutes))
+            muted_after.append(time.monotonic() - started)
+            before, held = acknowledged.records, inside(producer)._accumulator.held_bytes(gate.mutes)
+            send_until(lambda: time.monotonic() > started + FROZEN_S - 0.2)
+            assert acknowledged.records > before + 50 * ROWS
+            assert inside(producer)._accumulator.held_bytes(gate.mutes) <= held
+        finally:
+            thaw.join()
+        send_until(lambda: not gate.mutes)
+        assert time.monotonic() - started - FROZEN_S < 5.0
+        sent.append(number * ROWS)
+
+    sent: list[int] = []
+    result = write(cluster3, topic, work)
+    assert muted_after[0] < 4.0
+    pauses = [later - earlier for earlier, later in itertools.pairwise(taken)]
+    assert max(pauses) < 2.0
+    assert result.records == sent[0]
+    assert result.breaker_trips == 1
+    found = numbers_in(cluster3.bootstrap_servers, topic, PARTITIONS)
+    assert sorted(n for numbers in found.values() for n in numbers) == list(range(sent[0]))
+    assert all(numbers == sorted(numbers) for numbers in found.values())
+
+
+def cluster3_leader(producer: TaskProducer, topic: str) -> int:
+    """Who leads partition 0."""
+    metadata = inside(producer)._cluster.topic(topic)
+    assert metadata is not None
+    return metadata.partitions[0].leader
