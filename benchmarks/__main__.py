@@ -11,8 +11,17 @@ import subprocess
 import sys
 from pathlib import Path
 
-BENCHMARKS = ("encoder", "allocation", "metadata_simulation", "many_topics", "throughput")
-WITH_JVM_SINK = ("many_topics", "throughput")
+BENCHMARKS = (
+    "encoder",
+    "allocation",
+    "mixed_memory",
+    "partition_growth",
+    "metadata_simulation",
+    "many_topics",
+    "many_partitions",
+    "throughput",
+)
+WITH_JVM_SINK = ("many_topics", "many_partitions", "throughput")
 
 
 def main() -> int:

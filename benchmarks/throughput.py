@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ GOALS = (
 )
 
 
-def session(with_jvm_sink: bool) -> Any:
+def session(with_jvm_sink: bool, settings: Mapping[str, str] | None = None) -> Any:
     from pyspark.sql import SparkSession
 
     builder = (
@@ -63,6 +64,8 @@ def session(with_jvm_sink: bool) -> Any:
     )
     if with_jvm_sink:
         builder = builder.config("spark.jars", ",".join(peers.jvm_sink_jars()))
+    for name, value in (settings or {}).items():
+        builder = builder.config(name, value)
     return builder.getOrCreate()
 
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 from pyspark.sql.datasource import DataSource
 
-from kafka_sink import archive_finders, driver_log
+from kafka_sink import application_marks, archive_finders, driver_log
+from kafka_sink.admin import prepare_topic
 from kafka_sink.cluster.circuit_breaker.loading import load_breaker
 from kafka_sink.errors import ConfigurationError
 from kafka_sink.options import parse
@@ -51,7 +52,7 @@ class KafkaChunkedDataSource(DataSource):
         if parsed.warnings:
             # Of a stream, this runs several times for every micro-batch.
             key = "\n".join((str(self.options.get("checkpointlocation")), *parsed.warnings))
-            if not is_streaming or driver_log.first_time(key):
+            if not is_streaming or application_marks.first_time(key):
                 for warning in parsed.warnings:
                     driver_log.warn(f"kafka-chunked: {warning}")
         breaker = load_breaker(parsed.options)
@@ -59,6 +60,7 @@ class KafkaChunkedDataSource(DataSource):
             breaker.close()
         columns = [(field.name, field.dataType.simpleString()) for field in schema.fields]
         planned = SinkWrite(parsed.options, ColumnPlan.of(columns, parsed.options.topic))
+        prepare_topic(parsed.options, is_streaming=is_streaming)
         archive_finders.rest()
         return planned
 

@@ -6,9 +6,7 @@ WARNING goes nowhere, while their stderr reaches the driver's own (checked on Py
 
 from __future__ import annotations
 
-import hashlib
 import logging
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -58,22 +56,3 @@ def _visible() -> Iterator[None]:
         LOGGER.setLevel(level)
         if handler:
             LOGGER.removeHandler(handler)
-
-
-def first_time(key: str) -> bool:
-    """Whether nobody asked this in the Spark application before.
-
-    Planning and commit of each micro-batch may run in ever new processes, so a marker in a folder that lives
-    as long as the application remembers. Where there is none, every time is the first.
-    """
-    folder = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]
-    if not folder:
-        return True
-    marker = os.path.join(folder, f"kafka-chunked-said-{hashlib.sha256(key.encode()).hexdigest()[:32]}")
-    try:
-        os.close(os.open(marker, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-    except FileExistsError:
-        return False
-    except OSError:
-        return True
-    return True

@@ -17,14 +17,11 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from kafka_sink.accumulator.batch_buffer import BufferAllocator
-from kafka_sink.accumulator.buffer_pool import BufferPool
-from kafka_sink.accumulator.chunked_buffer import IncrementalAllocator, chunk_size
 from kafka_sink.accumulator.muted_share import MutedShare
 from kafka_sink.accumulator.record_accumulator import AccumulatorSettings, RecordAccumulator
-from kafka_sink.accumulator.single_buffer import FullAllocator
 from kafka_sink.accumulator.unit import Unit
 from kafka_sink.accumulator.unit_appender import UnitAppender
+from kafka_sink.accumulator.worker_pools import WorkerPools
 from kafka_sink.backoff import ExponentialBackoff
 from kafka_sink.cluster.circuit_breaker import CircuitBreakManager
 from kafka_sink.cluster.circuit_breaker.loading import load_breaker
@@ -58,6 +55,9 @@ def clock_ms() -> float:
     return time.monotonic() * 1000
 
 
+POOLS = WorkerPools(clock_ms)
+
+
 class Producer:
     """Accumulator, sender and network of one option set. One task uses it at a time."""
 
@@ -67,7 +67,9 @@ class Producer:
         self._started_ms = 0.0
         self._network = NetworkClient(NetworkSettings.from_options(options), clock_ms)
         codec = codec_for(options.compression_type, options.compression_level)
-        self._allocator = _allocator(options)
+        self._allocator = POOLS.allocator(
+            options.buffer_memory_allocation_strategy, options.buffer_memory, options.batch_size
+        )
         self._accumulator = RecordAccumulator(_accumulator_settings(options), self._allocator)
         cache = MetadataCache(
             max_age_ms=options.metadata_max_age_ms,
@@ -303,7 +305,15 @@ PRODUCERS = ProducerCache()
 def task_producer(options: SinkOptions, plan: ColumnPlan) -> Iterator[TaskProducer]:
     """A producer for one task; an exception inside discards it, so that nothing half-sent lives on."""
     # One producer serves all topics; what only the planning looks at must not tell producers apart.
-    producer = PRODUCERS.take(replace(options, topic=None, log_summary=True))
+    shared = replace(
+        options,
+        topic=None,
+        topic_create=False,
+        topic_partitions=-1,
+        topic_replication_factor=-1,
+        log_summary=True,
+    )
+    producer = PRODUCERS.take(shared)
     try:
         producer.begin()
         yield TaskProducer(producer, plan)
@@ -311,15 +321,6 @@ def task_producer(options: SinkOptions, plan: ColumnPlan) -> Iterator[TaskProduc
         producer.close()
         raise
     PRODUCERS.put_back(producer)
-
-
-def _allocator(options: SinkOptions) -> BufferAllocator:
-    if options.buffer_memory_allocation_strategy == "full":
-        return FullAllocator(BufferPool(options.buffer_memory, options.batch_size, clock_ms=clock_ms))
-    return IncrementalAllocator(
-        BufferPool(options.buffer_memory, chunk_size(options.batch_size), clock_ms=clock_ms),
-        options.batch_size,
-    )
 
 
 def _breaker_gate(options: SinkOptions, cluster: ClusterView) -> BreakerGate | None:

@@ -291,6 +291,11 @@ class BufferPool:
         """Waiting requests, of all producers. Read without the lock: a hint that is right a moment later."""
         return len(self._waiters)
 
+    @property
+    def full_strategy_bytes(self) -> int:
+        """What `full` would hold for the same batches. Read without the lock, for estimates."""
+        return self._full
+
     def metrics(self, now_ms: float | None = None) -> PoolMetrics:
         """A consistent snapshot; rates are those at ``now_ms``."""
         now_ms = self._clock_ms() if now_ms is None else now_ms

@@ -18,6 +18,11 @@ from kafka_sink.errors import BufferOwnershipError
 LARGEST_CHUNK = 16384
 # A chunk always holds the 61-byte batch header.
 SMALLEST_CHUNK = 128
+# Where many batches are open their chunks are this much smaller, but never below 1 KiB.
+_FINER = (4, 16)
+_SMALLEST_FINER = 1024
+# The share of the pool, as a divisor, that one chunk for each open batch may take.
+_SHARE_OF_CHUNKS = 4
 
 
 def chunk_size(batch_size: int) -> int:
@@ -273,14 +278,21 @@ class ChunkedBuffer:
 
 
 class IncrementalAllocator:
-    """Only the chunks that are missing, all of one request in a single pool call."""
+    """Only the chunks that are missing, all of one request in a single pool call.
+
+    Where so many batches are open that a chunk for each would take a quarter of the pool, further batches
+    are made of chunks a quarter as large, and of still smaller ones if need be: 5,000 partitions with a few
+    rows each would else use up 64 MiB at a few per cent of its worth, and go out as batches of a few rows.
+    """
 
     def __init__(self, pool: BufferPool, batch_size: int | None = None) -> None:
         """``batch_size``: default the pool's poolable size; named where producers share a pool."""
         self._pool = pool
-        self._batch_size = pool.poolable_size if batch_size is None else batch_size
-        self._step = chunk_size(self._batch_size)
-        self._arena = pool.arena(self._step)
+        self._batch_size = max(1, pool.poolable_size if batch_size is None else batch_size)
+        largest = chunk_size(self._batch_size)
+        smaller = [largest // divisor for divisor in _FINER if largest // divisor >= _SMALLEST_FINER]
+        self._arenas = [pool.arena(size) for size in (largest, *smaller)]
+        self._share = pool.total_bytes // _SHARE_OF_CHUNKS
         self._tenant = PoolTenant()
 
     @property
@@ -288,23 +300,33 @@ class IncrementalAllocator:
         """See BufferAllocator."""
         return self._pool.queued
 
+    def _arena_for(self, projected: int) -> ChunkArena:
+        """The chunks for a new batch."""
+        arenas = self._arenas
+        open_batches = self._pool.full_strategy_bytes // self._batch_size
+        for arena in arenas[:-1]:
+            if projected >= arena.size or open_batches * arena.size < self._share:
+                return arena
+        return arenas[-1]
+
     def try_open(self, projected: int) -> ChunkedBuffer | None:
         """See BufferAllocator."""
         if self._tenant.closed:
             return None
-        return self._try_open(projected)
+        return self._try_open(self._arena_for(projected), projected)
 
-    def _try_open(self, projected: int) -> ChunkedBuffer | None:
+    def _try_open(self, arena: ChunkArena, projected: int) -> ChunkedBuffer | None:
         full_bytes = max(self._batch_size, projected)
-        chunks = self._pool.try_take(self._arena, -(-projected // self._step) or 1, full_bytes)
-        return None if chunks is None else ChunkedBuffer(self._pool, self._arena, chunks, full_bytes)
+        chunks = self._pool.try_take(arena, -(-projected // arena.size) or 1, full_bytes)
+        return None if chunks is None else ChunkedBuffer(self._pool, arena, chunks, full_bytes)
 
     def open(self, projected: int, timeout_ms: float) -> ChunkedBuffer:
         """See BufferAllocator."""
+        arena = self._arena_for(projected)
         full_bytes = max(self._batch_size, projected)
-        count = -(-projected // self._step) or 1
-        chunks = self._pool.take(self._arena, count, timeout_ms, self._tenant, full_bytes)
-        return ChunkedBuffer(self._pool, self._arena, chunks, full_bytes)
+        count = -(-projected // arena.size) or 1
+        chunks = self._pool.take(arena, count, timeout_ms, self._tenant, full_bytes)
+        return ChunkedBuffer(self._pool, arena, chunks, full_bytes)
 
     def try_grow(self, buffer: BatchBuffer, projected: int) -> bool:
         """See BufferAllocator."""
@@ -314,10 +336,11 @@ class IncrementalAllocator:
 
     def open_overflow(self, projected: int) -> ChunkedBuffer:
         """See BufferAllocator."""
-        opened = self._try_open(projected)
+        arena = self._arena_for(projected)
+        opened = self._try_open(arena, projected)
         if opened is not None:
             return opened
-        return ChunkedBuffer.on_heap(self._pool, self._arena, projected)
+        return ChunkedBuffer.on_heap(self._pool, arena, projected)
 
     def trim_free(self) -> None:
         """See BufferAllocator."""

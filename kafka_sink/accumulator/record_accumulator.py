@@ -42,6 +42,16 @@ class PartitionQueue:
 
 
 @dataclass(frozen=True, slots=True)
+class Refusal:
+    """A batch that was too large for its broker: ``size`` bytes with its header, ``ratio`` compressed per
+    raw byte."""
+
+    topic: str
+    size: int
+    ratio: float
+
+
+@dataclass(frozen=True, slots=True)
 class ReadyCheck:
     """What the sender may do now: queues by leader, topics without one, and when to look again.
 
@@ -66,6 +76,8 @@ class RecordAccumulator:
         self.flushing = False
         # Whether the sender has passed over a leased batch, so that the task must wake it afterwards.
         self.lease_met = False
+        # Split batches that the task has not learnt from yet.
+        self.refusals: list[Refusal] = []
         self._queues: dict[TopicPartition, PartitionQueue] = {}
         # Queues that hold batches, so that a check costs what is buffered, not what was ever written.
         self._waiting: dict[TopicPartition, PartitionQueue] = {}
@@ -222,6 +234,7 @@ class RecordAccumulator:
             self._answered(parent)
             first = parent.move_to(BatchState.SPLIT)
             if first:
+                self.refusals.append(Refusal(parent.partition.topic, parent.size, parent.observed_ratio))
                 queue = self._queues[parent.partition]
                 for piece in pieces:
                     self._insert(queue, piece)

@@ -112,7 +112,8 @@ class FullAllocator:
     def __init__(self, pool: BufferPool, batch_size: int | None = None) -> None:
         """``batch_size``: default the pool's poolable size; named where producers share a pool."""
         self._pool = pool
-        self._batch_size = pool.poolable_size if batch_size is None else batch_size
+        # batch.size = 0 is legal: every record then gets a buffer of its own size.
+        self._batch_size = max(1, pool.poolable_size if batch_size is None else batch_size)
         self._arena = pool.arena(self._batch_size)
         self._tenant = PoolTenant()
 

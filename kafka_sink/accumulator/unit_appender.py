@@ -72,6 +72,8 @@ class UnitAppender:
         batch_size = self._settings.batch_size
         whole = isinstance(codec, WholeCodec)
         self._limits = BatchLimits(batch_size, max(batch_size, _WHOLE_RAW_LIMIT) if whole else None)
+        # Those of topics whose brokers refused a batch within batch.size.
+        self._topic_limits: dict[str, BatchLimits] = {}
         self._clock_ms = clock_ms
         self._wake_sender = wake_sender
         self._muted_share = muted_share
@@ -136,6 +138,8 @@ class UnitAppender:
     ) -> Plan:
         plan = Plan(run=run)
         now_ms = self._clock_ms()
+        if self._accumulator.refusals:
+            self._learn_from_refusals()
         starts = unit.starts
         at_run = unit.bound_at_run
         start = max(row, starts[run])
@@ -162,7 +166,7 @@ class UnitAppender:
 
     def _extend(self, unit: Unit, plan: Plan, tail: ProducerBatch, start: int, stop: int, bound: int) -> bool:
         """Puts a whole run into the open tail batch if room and memory allow; else changes nothing."""
-        if tail.state is not BatchState.OPEN or tail.overflowed:
+        if tail.state is not BatchState.OPEN:
             return False
         fits = self._rows_that_fit(unit, start, stop, tail)
         if fits != stop or not self._grow(tail, bound):
@@ -184,7 +188,7 @@ class UnitAppender:
         while start < stop:
             tail = queue.batches[-1] if queue.batches else None
             if tail is not None and tail.state is BatchState.OPEN and granted is None:
-                fits = start if tail.overflowed else self._rows_that_fit(unit, start, stop, tail)
+                fits = self._rows_that_fit(unit, start, stop, tail)
                 if fits > start and self._grow(tail, unit.bound(start, fits)):
                     self._lease(plan, tail, start, fits)
                     start = fits
@@ -220,7 +224,7 @@ class UnitAppender:
         if granted is not None:
             buffer, end = granted
         else:
-            end = self._limits.rows_that_fit(
+            end = self._limits_of(queue.partition.topic).rows_that_fit(
                 unit,
                 start,
                 stop,
@@ -255,6 +259,20 @@ class UnitAppender:
         plan.opened = True
         return batch, end
 
+    def _learn_from_refusals(self) -> None:
+        """As Kafka's producer does, starts over with the estimate that proved too low. And where a broker
+        refused what was within the limit, its own is lower: batches of half the size from now on, since
+        each that must be split costs a walk over its records."""
+        for refusal in self._accumulator.refusals:
+            self._ratios.relearn(refusal.topic, self._settings.compression, refusal.ratio)
+            limits = self._limits_of(refusal.topic)
+            if refusal.size <= limits.write_limit:
+                self._topic_limits[refusal.topic] = BatchLimits(refusal.size // 2, limits.raw_limit)
+        self._accumulator.refusals.clear()
+
+    def _limits_of(self, topic: str) -> BatchLimits:
+        return self._topic_limits.get(topic, self._limits) if self._topic_limits else self._limits
+
     def _factor(self, ratio: float) -> float:
         return 1.0 if self._codec is None else ratio * CompressionRatios.SAFETY
 
@@ -263,7 +281,7 @@ class UnitAppender:
         return hold_after(self._codec, ratio, batch_header.SIZE + prologue, added)
 
     def _rows_that_fit(self, unit: Unit, start: int, stop: int, batch: ProducerBatch) -> int:
-        return self._limits.rows_that_fit(
+        return self._limits_of(batch.partition.topic).rows_that_fit(
             unit,
             start,
             stop,
@@ -297,8 +315,12 @@ class UnitAppender:
         accumulator = self._accumulator
         with accumulator.lock:
             for segment in plan.segments:
+                batch = segment.batch
+                if batch.overflowed and batch.state is BatchState.OPEN:
+                    # It holds memory beyond the pool: it goes early.
+                    self._close(plan, batch)
                 # What was closed stays leased until it is sealed.
-                segment.batch.leased = segment.batch.state is BatchState.CLOSED
+                batch.leased = batch.state is BatchState.CLOSED
             # The sender sleeps until what it knew of is due: it must hear of a batch that is new, and of one
             # that it found leased.
             news = plan.opened or accumulator.lease_met

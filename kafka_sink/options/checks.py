@@ -124,6 +124,22 @@ def _capped(attribute: str, limit: str) -> Callable[[Values, Mapping[str, Any]],
     return rule
 
 
+def _topic_creation(values: Values, given: Mapping[str, Any]) -> list[str]:
+    if not _get(values, "topic_create"):
+        for attribute in ("topic_partitions", "topic_replication_factor"):
+            if attribute in given:
+                name = attribute.replace("_", ".")
+                raise ConfigurationError(f"Option '{name}' has no effect without topic.create=true")
+        return []
+    if _get(values, "topic") is None:
+        raise ConfigurationError(
+            "topic.create=true needs the option 'topic': what a column 'topic' names is not known in advance"
+        )
+    # Deleted under way, the topic would else come back with what the broker has as defaults.
+    values.setdefault("allow_auto_create_topics", False)
+    return []
+
+
 _RULES: tuple[Callable[[Values, Mapping[str, Any]], list[str]], ...] = (
     _idempotence,
     _unconfirmed,
@@ -133,4 +149,5 @@ _RULES: tuple[Callable[[Values, Mapping[str, Any]], list[str]], ...] = (
     _capped("retry_backoff_ms", "retry_backoff_max_ms"),
     _reconnect_backoff,
     _capped("socket_connection_setup_timeout_ms", "socket_connection_setup_timeout_max_ms"),
+    _topic_creation,
 )

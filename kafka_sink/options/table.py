@@ -97,6 +97,21 @@ class SinkOptions:
         "topic", values.topic(), None, TARGET, "high",
         """Topic for all rows. It wins over a column `topic`; without it the column is needed.""",
     )
+    topic_create: bool = _option(
+        "topic.create", values.boolean(), False, TARGET, "medium",
+        """Create the topic that `topic` names, where it is missing, before any task starts. One that exists
+        stays as it is. Brokers are then not left to create it by themselves
+        (`kafka.allow.auto.create.topics` is off unless you set it).""",
+    )
+    topic_partitions: int = _option(
+        "topic.partitions", values.integer(1, or_value=-1), -1, TARGET, "medium",
+        """Partitions of a topic that `topic.create` creates; `-1` is the broker's `num.partitions`.""",
+    )
+    topic_replication_factor: int = _option(
+        "topic.replication.factor", values.integer(1, 32_767, or_value=-1), -1, TARGET, "medium",
+        """Replicas of a topic that `topic.create` creates; `-1` is the broker's
+        `default.replication.factor`.""",
+    )
     bootstrap_servers: tuple[Address, ...] = _option(
         "kafka.bootstrap.servers", values.addresses(), (), TARGET, "high",
         """Brokers to ask first. Name more than one, so that a dead one does not stop a job from starting.""",
@@ -152,7 +167,8 @@ class SinkOptions:
     )
     max_block_ms: int = _option(
         "kafka.max.block.ms", values.integer(0, LONG_MAX), 60_000, DELIVERY, "medium",
-        """How long a task waits for buffer memory, and for the metadata of a topic it has not used yet.""",
+        """How long a task waits for buffer memory, and for the metadata of a topic it has not used yet; and
+        planning for brokers, where `topic` is set.""",
     )
 
     batch_size: int = _option(
@@ -248,7 +264,8 @@ class SinkOptions:
     allow_auto_create_topics: bool = _option(
         "kafka.allow.auto.create.topics", values.boolean(), True, METADATA, "medium",
         """Let a broker that has auto.create.topics.enable create a missing topic. Kafka's producer always
-        lets it; here `false` makes a missing topic an error.""",
+        lets it; here `false` makes a missing topic an error. The topic that `topic` names is looked up, and
+        so created, when the write is planned; where it is missing 5 s later, planning fails.""",
     )
 
     client_dns_lookup: str = _option(

@@ -447,6 +447,27 @@ def test_full_holds_a_batch_size_or_what_a_larger_first_record_needs(projected: 
     assert pool.metrics().free_bytes == (BATCH if held == BATCH else 0)
 
 
+def test_chunks_get_finer_where_one_for_each_open_batch_would_take_a_quarter_of_the_pool() -> None:
+    pool = pool_of(1 << 20, 16384)
+    allocator = IncrementalAllocator(pool, 512 << 10)
+    buffers = [opened(allocator, 100) for _ in range(200)]
+    # 16 of a quarter pool are 16 KiB, 64 are 4 KiB; from then on 1 KiB.
+    assert [buffer.capacity for buffer in buffers] == [16384] * 16 + [4096] * 48 + [1024] * 136
+    # What needs a large chunk at once gets it all the same, and a batch keeps its kind as it grows.
+    assert opened(allocator, 20_000).capacity == 32768
+    assert allocator.try_grow(buffers[100], 1500)
+    assert buffers[100].capacity == 2048
+    for buffer in buffers[50:]:
+        buffer.release()
+    assert opened(allocator, 100).capacity == 4096
+
+
+@pytest.mark.parametrize(("batch_size", "least"), [(16384, 1024), (8192, 2048), (4096, 1024), (1000, 1000)])
+def test_no_chunk_is_finer_than_a_kibibyte(batch_size: int, least: int) -> None:
+    allocator = IncrementalAllocator(pool_of(1 << 20, 16384), batch_size)
+    assert min(opened(allocator, 1).capacity for _ in range(300)) == least
+
+
 def test_incremental_grows_by_all_missing_chunks_or_none() -> None:
     pool = pool_of(128 * 5, 128)
     allocator = IncrementalAllocator(pool)

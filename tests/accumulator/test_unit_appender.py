@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import Callable
 from typing import Any
@@ -19,10 +20,12 @@ from kafka_sink.accumulator.unit import Unit
 from kafka_sink.accumulator.unit_appender import UnitAppender
 from kafka_sink.errors import BufferExhaustedError, DeliveryError
 from kafka_sink.model import CompressionType, PartitionInfo, TopicMetadata, TopicPartition
+from kafka_sink.records.compression import codec_for
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.columns import extract
 from kafka_sink.rows.ordering import unit_of
 from kafka_sink.rows.partitioner import Partitioner
+from kafka_sink.sending.splitting import split_batch
 
 PLAN = ColumnPlan.of([("value", "binary"), ("partition", "int")], "t")
 TOPICS = {"t": TopicMetadata("t", None, tuple(PartitionInfo("t", index, 0, 0) for index in range(4)))}
@@ -42,21 +45,26 @@ def unit(start: int, partitions: list[int], size: int = 20) -> Unit:
 class Bench:
     """An appender over a pool of ``memory`` bytes in chunks of 128."""
 
-    def __init__(self, memory: int = 1 << 20) -> None:
+    def __init__(
+        self,
+        memory: int = 1 << 20,
+        batch_size: int = BATCH_SIZE,
+        compression: CompressionType = CompressionType.NONE,
+    ) -> None:
         self.pool = BufferPool(memory, 128, clock_ms=lambda: 0.0)
         self.allocator = IncrementalAllocator(self.pool, 128)
         settings = AccumulatorSettings(
-            batch_size=BATCH_SIZE,
+            batch_size=batch_size,
             linger_ms=0,
             max_block_ms=0,
             delivery_timeout_ms=10_000,
             buffer_memory=memory,
-            compression=CompressionType.NONE,
+            compression=compression,
             guarantee_order=False,
         )
         self.accumulator = RecordAccumulator(settings, self.allocator)
         self.wakes = 0
-        self.appender = UnitAppender(self.accumulator, None, lambda: 0.0, self._wake)
+        self.appender = UnitAppender(self.accumulator, codec_for(compression, None), lambda: 0.0, self._wake)
 
     def _wake(self) -> None:
         self.wakes += 1
@@ -127,6 +135,81 @@ def test_flush_closes_every_open_batch_on_the_tasks_thread() -> None:
     for partition in range(3):
         (batch,) = bench.batches(partition)
         assert (batch.state, batch.leased) == (BatchState.SEALED, False)
+
+
+def refuse(bench: Bench, partition: int = 0) -> int:
+    """The broker takes the head batch for too large; it is split. Returns its size."""
+    accumulator = bench.accumulator
+    (queue,) = accumulator.ready(lambda p: PartitionInfo("t", p.partition, p.partition, 0), 0).nodes[
+        partition
+    ]
+    (batch,) = accumulator.drain(partition, [queue], 1, lambda batch: True)
+    if batch.state is BatchState.CLOSED:
+        batch.seal()
+    batch.move_to(BatchState.IN_FLIGHT)
+    size = batch.size
+    accumulator.put_pieces(batch, split_batch(batch, bench.accumulator.settings.batch_size, bench.allocator))
+    return size
+
+
+def test_where_a_broker_takes_less_than_batch_size_later_batches_are_smaller() -> None:
+    bench = Bench()
+    bench.append(unit(0, [0] * 100))
+    size = refuse(bench)
+    assert size > BATCH_SIZE * 3 / 4
+    before = len(bench.batches(0))
+    bench.append(unit(100, [0] * 100))
+    # The batch that was open takes no more, as it is over the new limit.
+    later = bench.batches(0)[before:]
+    assert max(batch.size for batch in later) <= size // 2
+    bench.append(unit(200, [1] * 100))
+    assert max(batch.size for batch in bench.batches(1)) <= size // 2
+    assert bench.rows(0) == list(range(200))
+    assert not bench.accumulator.refusals
+
+
+def test_refusals_of_what_was_batched_before_lower_the_limit_only_once() -> None:
+    bench = Bench()
+    bench.append(unit(0, [0] * 100))
+    bench.append(unit(100, [1] * 100))
+    sizes = [refuse(bench, 0), refuse(bench, 1)]
+    bench.append(unit(200, [2] * 100))
+    assert min(sizes) // 4 < max(batch.size for batch in bench.batches(2)) <= max(sizes) // 2
+
+
+def test_a_ratio_that_proved_too_low_is_learnt_anew() -> None:
+    """The estimate let more rows in than the limit holds: not the limit is wrong, but the ratio."""
+    bench = Bench(batch_size=100_000, compression=CompressionType.LZ4)
+    ratios = bench.appender._ratios
+    ratios._ratios[("t", CompressionType.LZ4)] = 0.1
+    chance = random.Random(5)
+    values = [chance.randbytes(2_500) + bytes(2_500) for _ in range(100)]
+    noise = pa.record_batch(
+        {"value": pa.array(values, pa.binary()), "partition": pa.array([0] * 100, pa.int32())}
+    )
+    bench.append(unit_of(extract(PLAN, noise, 0), TOPICS, PARTITIONER, lambda topic, count: [0] * count, 0))
+    bench.appender.flush()
+    assert refuse(bench) > 100_000
+    bench.append(unit(0, [0]))
+    assert ratios.estimate("t", CompressionType.LZ4) >= 1.0
+    assert not bench.appender._topic_limits
+
+
+def test_a_batch_that_outgrew_its_estimate_beyond_the_pool_goes_early() -> None:
+    bench = Bench(memory=96 << 10, batch_size=512 << 10, compression=CompressionType.LZ4)
+    bench.appender._ratios._ratios[("t", CompressionType.LZ4)] = 0.2
+    chance = random.Random(5)
+    values = [chance.randbytes(1_000) for _ in range(130)]
+    noise = pa.record_batch(
+        {"value": pa.array(values, pa.binary()), "partition": pa.array([0] * 130, pa.int32())}
+    )
+    bench.append(unit_of(extract(PLAN, noise, 0), TOPICS, PARTITIONER, lambda topic, count: [0] * count, 0))
+    (batch,) = bench.batches(0)
+    assert batch.buffer.heap_bytes > 0
+    assert (batch.state, batch.leased) == (BatchState.SEALED, False)
+    assert bench.pool.metrics().heap_bytes == batch.buffer.heap_bytes
+    bench.accumulator.fail(batch, lambda: None)
+    assert (bench.pool.metrics().heap_bytes, bench.pool.metrics().used_bytes) == (0, 0)
 
 
 def test_while_it_waits_for_memory_it_holds_no_open_batch_of_that_partition(

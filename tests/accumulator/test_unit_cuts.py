@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kafka_sink.accumulator.unit import BatchLimits, Unit
@@ -43,6 +43,7 @@ def record_size(row: tuple[int, int, int], offset: int, base_timestamp: int) -> 
     return body + len(varint.scalar(body))
 
 
+@settings(deadline=None)
 @given(rows, st.data())
 def test_a_batch_takes_the_rows_that_kafkas_rule_row_by_row_lets_in(
     found: list[tuple[int, int, int]], data: Any

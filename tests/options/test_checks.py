@@ -87,3 +87,32 @@ def test_reconnect_backoff_alone_is_constant_as_in_kafka() -> None:
     assert (options.reconnect_backoff_ms, options.reconnect_backoff_max_ms) == (70, 70)
     options = parsed({"reconnect.backoff.max.ms": "500"}).options
     assert (options.reconnect_backoff_ms, options.reconnect_backoff_max_ms) == (50, 500)
+
+
+def test_topic_creation_needs_a_topic_and_is_what_its_settings_need() -> None:
+    base = {"kafka.bootstrap.servers": "h:1"}
+    with pytest.raises(ConfigurationError, match=r"topic\.create=true needs the option 'topic'"):
+        parse({**base, "topic.create": "true"})
+    for name in ("topic.partitions", "topic.replication.factor"):
+        with pytest.raises(ConfigurationError, match=rf"'{name}' has no effect without topic\.create=true"):
+            parse({**base, "topic": "t", name: "3"})
+        with pytest.raises(ConfigurationError, match=rf"'{name}' is out of bounds"):
+            parse({**base, "topic": "t", "topic.create": "true", name: "0"})
+    found = parse(
+        {
+            **base,
+            "topic": "t",
+            "topic.create": "true",
+            "topic.partitions": "12",
+            "topic.replication.factor": "3",
+        }
+    )
+    assert found.warnings == ()
+    assert (found.options.topic_partitions, found.options.topic_replication_factor) == (12, 3)
+
+
+def test_with_topic_creation_brokers_create_nothing_unless_told_to() -> None:
+    base = {"kafka.bootstrap.servers": "h:1", "topic": "t", "topic.create": "true"}
+    assert not parse(base).options.allow_auto_create_topics
+    assert parse({**base, "kafka.allow.auto.create.topics": "true"}).options.allow_auto_create_topics
+    assert parse({**base, "topic.create": "false"}).options.allow_auto_create_topics

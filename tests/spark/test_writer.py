@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pytest
 
-from kafka_sink import driver_log
+from kafka_sink import application_marks, driver_log
 from kafka_sink.errors import DeliveryError
 from kafka_sink.model import PartitionResult, TaskResult
 from kafka_sink.options import SinkOptions
@@ -257,10 +257,10 @@ def test_a_users_own_logging_is_left_alone(
 
 def test_once_per_application(tmp_path: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARK_LOCAL_DIRS", f"{tmp_path},/elsewhere")
-    assert driver_log.first_time("a")
-    assert driver_log.first_time("b")
-    assert not driver_log.first_time("a")
+    assert application_marks.first_time("a")
+    assert application_marks.first_time("b")
+    assert not application_marks.first_time("a")
     monkeypatch.setenv("SPARK_LOCAL_DIRS", "/does/not/exist")
-    assert driver_log.first_time("a")
+    assert application_marks.first_time("a")
     monkeypatch.delenv("SPARK_LOCAL_DIRS")
-    assert driver_log.first_time("a")
+    assert application_marks.first_time("a")

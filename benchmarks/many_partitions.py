@@ -1,0 +1,303 @@
+"""Keyed rows over 1,000 partitions with batches that could be 4 MiB: rate and memory, against the JVM sink.
+
+    python benchmarks/many_partitions.py [--part rates|memory|large] [--rows N] [--repeats N] [--smoke]
+
+``rates``: 5 million keyed 110-byte rows, batch.size 4 MiB, linger 1 s, buffer.memory 64 MiB, lz4, to a topic
+of 1,000 partitions and to one of 4; the JVM sink with the same settings on 500,000 rows, as is the `full`
+strategy of ours. Spark's sink has one producer an executor and this one has one a Python worker, of which
+there are two here: so ours runs with 32 MiB each, too. ``memory``: the private memory (USS) of the largest
+Python worker by codec, in workers that are new for every job. ``large``: the same with 30 kB rows. All
+partitions have been written to before. Needs pyspark 4.1.1 for the JVM sink.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+PATHS = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parent)]
+sys.path[:0] = PATHS
+
+import throughput  # noqa: E402 - needs the path above
+from throughput import JVM_SINK_SPARK, RESULTS  # noqa: E402 - needs the path above
+from worker_memory import Peak, WorkerMemory  # noqa: E402 - needs the path above
+
+from kafka_sink.local_broker import LocalBroker  # noqa: E402 - needs the path above
+
+MIB = 1 << 20
+MANY, FEW = 1000, 4
+LARGE_ROW = 30_000
+SETTINGS = {
+    "batch.size": str(4 * MIB),
+    "linger.ms": "1000",
+    "buffer.memory": str(64 * MIB),
+    "compression.type": "lz4",
+}
+CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
+OURS, OURS_FEW, JVM, JVM_FEW = (
+    "kafka-chunked",
+    "kafka-chunked, 4 partitions",
+    "JVM sink",
+    "JVM sink, 4 partitions",
+)
+GOALS = ((OURS, JVM, 20.0), (OURS, OURS_FEW, 0.5))
+MEMORY_GOALS_MIB = {"memory": 250, "large": 300}
+
+
+@dataclass(frozen=True)
+class Contender:
+    """``share`` of the rows is enough for slow ones."""
+
+    name: str
+    form: str
+    partitions: int
+    share: float = 1.0
+    changed: dict[str, str] = field(default_factory=dict)
+
+
+CONTENDERS = (
+    Contender(OURS, "kafka-chunked", MANY),
+    Contender(OURS_FEW, "kafka-chunked", FEW),
+    Contender(f"{OURS}, 32 MiB a worker", "kafka-chunked", MANY, changed={"buffer.memory": str(32 * MIB)}),
+    Contender(f"{OURS}, full", "kafka-chunked", MANY, 0.1, {"buffer.memory.allocation.strategy": "full"}),
+    Contender(JVM, "kafka", MANY, 0.1),
+    Contender(JVM_FEW, "kafka", FEW, 0.1),
+)
+
+
+class Job:
+    """Writes frames to topics whose logs exist, and checks that every row arrived."""
+
+    def __init__(self, broker: LocalBroker) -> None:
+        self._bootstrap = broker.bootstrap_servers
+        self._written = {MANY: 0, FEW: 0}
+        for partitions in self._written:
+            # A batch of batch.size must be welcome.
+            limit = {"max.message.bytes": 8 * MIB}
+            broker.create_topic(_topic(partitions), partitions, config=limit)
+
+    def warm(self, frame: Any) -> None:
+        """Starts the Python workers, and makes the brokers open every partition's log."""
+        for partitions in self._written:
+            self.run("kafka-chunked", frame, partitions, {})
+
+    def run(self, form: str, frame: Any, partitions: int, changed: dict[str, str]) -> float:
+        """Seconds from ``save()`` to its return."""
+        writer = frame.write.format(form).mode("append")
+        for name, value in {**SETTINGS, **changed}.items():
+            writer = writer.option(f"kafka.{name}", value)
+        writer = writer.option("kafka.bootstrap.servers", self._bootstrap)
+        rows = frame.count()
+        started = time.perf_counter()
+        writer.option("topic", _topic(partitions)).save()
+        took = time.perf_counter() - started
+        self._written[partitions] += rows
+        arrived = self._rows_in(partitions)
+        assert arrived == self._written[partitions], f"{arrived} of {self._written[partitions]} rows arrived"
+        return took
+
+    def _rows_in(self, partitions: int) -> int:
+        from confluent_kafka import TopicPartition
+        from confluent_kafka.admin import AdminClient, OffsetSpec
+
+        admin = AdminClient({"bootstrap.servers": self._bootstrap})
+        places = {TopicPartition(_topic(partitions), p): OffsetSpec.latest() for p in range(partitions)}
+        return sum(int(future.result(60).offset) for future in admin.list_offsets(places).values())
+
+
+def _topic(partitions: int) -> str:
+    return f"over-{partitions}"
+
+
+# -- the parts ----------------------------------------------------------------------------------------
+
+
+def rates(spark: Any, job: Job, folder: str, rows: int, repeats: int) -> dict[str, list[float]]:
+    """Rows per second by contender, in an order that turns from round to round."""
+    with_jvm = "spark-sql-kafka" in spark.conf.get("spark.jars", "")
+    contenders = [one for one in CONTENDERS if with_jvm or one.form != "kafka"]
+    frames = {one.share: throughput.source(spark, int(rows * one.share), folder) for one in contenders}
+    job.warm(frames[0.1])
+    found: dict[str, list[float]] = {one.name: [] for one in contenders}
+    for turn in range(repeats):
+        at = turn % len(contenders)
+        for one in contenders[at:] + contenders[:at]:
+            took = job.run(one.form, frames[one.share], one.partitions, one.changed)
+            rate = int(rows * one.share) / took
+            found[one.name].append(rate)
+            print(f"  round {turn + 1}  {one.name:36}{rate:12,.0f} rows/s", flush=True)
+    medians = {name: statistics.median(values) for name, values in found.items()}
+    print(f"\n{'ratio':66}{'is':>7}{'goal':>7}")
+    for ours, theirs, goal in GOALS:
+        if theirs not in medians:
+            print(f"{ours} / {theirs}: not measured (needs pyspark {JVM_SINK_SPARK})")
+            continue
+        ratio = medians[ours] / medians[theirs]
+        short = "" if ratio >= goal else f"   short by {100 * (1 - ratio / goal):.0f} %"
+        print(f"{ours + ' / ' + theirs:66}{ratio:7.2f}{goal:7.1f}{short}")
+    return found
+
+
+def memory(spark: Any, job: Job, frame: Any, part: str, codecs: Sequence[str]) -> dict[str, dict[str, float]]:
+    """Peaks of the largest worker by codec, in MiB."""
+    found: dict[str, dict[str, float]] = {}
+    goal = MEMORY_GOALS_MIB[part]
+    job.warm(frame.limit(20_000))
+    for codec in codecs:
+        with WorkerMemory(spark.sparkContext._gateway.proc.pid) as watch:
+            took = job.run("kafka-chunked", frame, MANY, {"compression.type": codec})
+        peak: Peak = watch.peak
+        assert peak.workers, "saw no Python worker"
+        found[codec] = {
+            "private_mib": peak.private / MIB,
+            "resident_mib": peak.resident / MIB,
+            "seconds": took,
+        }
+        short = "" if peak.private < goal * MIB else "   too much"
+        print(
+            f"  {codec:8}{peak.private / MIB:6.0f} MiB private (goal < {goal}){short}, "
+            f"{peak.resident / MIB:.0f} resident, {took:.1f} s",
+            flush=True,
+        )
+    return found
+
+
+def large_rows(spark: Any, rows: int, folder: str) -> Any:
+    """Windows of a random text, so that no codec makes little of them."""
+
+    def windows(batches: Iterator[Any]) -> Iterator[Any]:
+        import base64
+        import random
+
+        import pyarrow as pa
+
+        text = base64.b64encode(random.Random(4).randbytes(MIB))
+        for batch in batches:
+            numbers = batch.column(0).to_pylist()
+            starts = [number * 7919 % (len(text) - LARGE_ROW) for number in numbers]
+            keys = pa.array([f"k{number:09}" for number in numbers])
+            for at in range(0, len(numbers), 1000):
+                values = pa.array([text[start : start + LARGE_ROW] for start in starts[at : at + 1000]])
+                yield pa.record_batch([keys[at : at + 1000], values], names=["key", "value"])
+
+    path = f"{folder}/large-{rows}"
+    made = spark.range(0, rows, 1, 2).mapInArrow(windows, "key string, value binary")
+    made.write.option("compression", "none").mode("overwrite").parquet(path)
+    return spark.read.parquet(path)
+
+
+# -- results ------------------------------------------------------------------------------------------
+
+
+def plot(parts: dict[str, Any]) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, all_axes = pyplot.subplots(len(parts), figsize=(9, 2.6 * len(parts)), squeeze=False)
+    for axes, (part, told) in zip(all_axes[:, 0], parts.items(), strict=True):
+        if part == "rates":
+            values = {name: statistics.median(found) / 1e3 for name, found in told["found"].items()}
+            axes.set_xlabel("thousand rows per second, acknowledged (median)")
+        else:
+            values = {codec: found["private_mib"] for codec, found in told["found"].items()}
+            axes.set_xlabel("MiB private in the largest Python worker (peak)")
+            axes.axvline(MEMORY_GOALS_MIB[part], color="#c03030", linewidth=1)
+        names = list(values)[::-1]
+        colours = ["#b0b0b0" if name.startswith("JVM") else "#1f77b4" for name in names]
+        bars = axes.barh(names, [values[name] for name in names], color=colours)
+        axes.bar_label(bars, fmt="%.0f", padding=3)
+        axes.set_title(told["conditions"], fontsize=7)
+    figure.tight_layout()
+    figure.savefig(RESULTS / "many_partitions.png", dpi=120)
+
+
+def conditions_of(part: str, rows: int) -> str:
+    import pyspark
+
+    size = f"{LARGE_ROW:,}-byte" if part == "large" else "110-byte"
+    return (
+        f"{rows:,} keyed {size} rows, {MANY:,} partitions, batch.size 4 MiB, linger 1 s, "
+        f"buffer.memory 64 MiB, {'lz4, ' if part == 'rates' else ''}pyspark {pyspark.__version__} local[2], "
+        f"Kafka 4.3.0 on the same machine, {os.cpu_count()} cores, Python {platform.python_version()}"
+    )
+
+
+def run_parts(parts: list[str], rows: int, repeats: int, smoke: bool) -> dict[str, Any]:
+    """Of one application: all its parts have workers that are reused, or none."""
+    import pyspark
+
+    with_jvm = "rates" in parts and pyspark.__version__ == JVM_SINK_SPARK and not smoke
+    settings = {} if "rates" in parts else {"spark.python.worker.reuse": "false"}
+    outcome: dict[str, Any] = {}
+    folder = tempfile.mkdtemp(prefix="kafka-chunked-bench-")
+    try:
+        with LocalBroker() as broker:
+            spark = throughput.session(with_jvm, settings)
+            job = Job(broker)
+            for part in parts:
+                count = rows // 125 if part == "large" else rows
+                conditions = conditions_of(part, count)
+                print(f"{part}: {conditions}", flush=True)
+                found: Any
+                if part == "rates":
+                    found = rates(spark, job, folder, count, repeats)
+                else:
+                    make = large_rows if part == "large" else throughput.source
+                    codecs = CODECS[-1:] if smoke else CODECS
+                    found = memory(spark, job, make(spark, count, folder), part, codecs)
+                outcome[part] = {"conditions": conditions, "found": found}
+            spark.stop()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return outcome
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--part", choices=("rates", "memory", "large"), help="only this one")
+    parser.add_argument("--rows", type=int, default=5_000_000)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--dry", action="store_true", help="write no files")
+    parser.add_argument("--smoke", action="store_true", help="few rows, no files: does it run at all")
+    options = parser.parse_args()
+    rows, repeats = (4000, 1) if options.smoke else (options.rows, options.repeats)
+    os.environ["PYTHONPATH"] = os.pathsep.join([*PATHS, os.environ.get("PYTHONPATH", "")])
+    # What a worker holds is asked of new workers, how fast it is of reused ones.
+    groups = [["rates"], ["memory", "large"]]
+    if options.part:
+        groups = [[options.part]]
+    elif options.smoke:
+        groups = [["rates", "memory", "large"]]
+    found = {}
+    for parts in groups:
+        found.update(run_parts(parts, rows, repeats, options.smoke))
+    if options.smoke or options.dry:
+        return
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / "many_partitions.json"
+    known = json.loads(path.read_text()) if path.exists() else {}
+    # Parts may come from runs of their own; they stand in one order.
+    known = {
+        part: {**known, **found}[part] for part in ("rates", "memory", "large") if part in {**known, **found}
+    }
+    path.write_text(json.dumps(known, indent=1) + "\n")
+    plot(known)
+
+
+if __name__ == "__main__":
+    main()

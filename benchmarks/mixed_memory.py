@@ -1,0 +1,214 @@
+"""KAFKA-20576's mixed workload: the memory of one producer over time, incremental against full.
+
+    python benchmarks/mixed_memory.py [--seconds N] [--smoke]
+
+Topic ``logs``: keyless, 40 MB/s; topic ``events``: keyed, 1,000 partitions, 5,000 rows (0.55 MB) a second;
+110-byte values, batch.size 4 MiB, message limits to match, linger 1 s, no compression, so that bytes are what
+rows make them. Rows come at that pace, or as fast as they are taken where that is slower. ``full`` runs with
+the same 64 MiB and with 8 GiB, where it shows what it would need. Samples every 10 ms, under the
+accumulator's lock. No Spark.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+import time
+from dataclasses import dataclass
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = Path(__file__).resolve().parent / "results"
+sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
+
+import direct_producer as direct  # noqa: E402 - needs the path above
+from direct_producer import MIB, VALUE_BYTES, MemoryOverTime, Sample  # noqa: E402 - needs the path above
+
+from kafka_sink.accumulator.chunked_buffer import chunk_size  # noqa: E402 - needs the path above
+from kafka_sink.local_broker import LocalBroker  # noqa: E402 - needs the path above
+from kafka_sink.model import TaskResult  # noqa: E402 - needs the path above
+from kafka_sink.producer import Producer  # noqa: E402 - needs the path above
+from kafka_sink.rows.column_plan import ColumnPlan  # noqa: E402 - needs the path above
+
+TICK_S = 0.02
+LOGS = ColumnPlan(value=1, topic="logs")
+EVENTS = ColumnPlan(key=0, value=1, topic="events")
+LOGS_ROWS_S = 40_000_000 // VALUE_BYTES
+EVENTS_ROWS_S = 5_000
+LOGS_PARTITIONS, EVENTS_PARTITIONS = 4, 1000
+CHUNK = chunk_size(4 * MIB)
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    strategy: str
+    memory: int
+
+
+CASES = (
+    Case("incremental, 64 MiB", "incremental", 64 * MIB),
+    Case("full, 64 MiB", "full", 64 * MIB),
+    Case("full, 8 GiB", "full", 8 << 30),
+)
+
+
+def pump(producer: Producer, seconds: float) -> None:
+    """Hands over what is due every 20 ms, at most one Arrow batch at a time."""
+    batches = cycle(direct.row_batches(8))
+    started = time.monotonic()
+    sent = {LOGS: 0, EVENTS: 0}
+    while (now := time.monotonic() - started) < seconds:
+        for plan, per_second in ((LOGS, LOGS_ROWS_S), (EVENTS, EVENTS_ROWS_S)):
+            due = min(int(now * per_second) - sent[plan], direct.BATCH_ROWS)
+            if due > 0:
+                producer.send(plan, next(batches).slice(0, due))
+                sent[plan] += due
+        time.sleep(max(0.0, started + now + TICK_S - time.monotonic()))
+
+
+def bound(sample: Sample) -> int:
+    """What KAFKA-20576 promises at most: the bytes buffered and a chunk for each batch."""
+    return sample.buffered + sample.batches * CHUNK
+
+
+def told(case: Case, result: TaskResult, samples: list[Sample], seconds: float) -> dict[str, Any]:
+    rows, batches, size = {}, {}, {}
+    for plan in (LOGS, EVENTS):
+        parts = [one for one in result.partitions if one.topic == plan.topic]
+        rows[plan.topic] = sum(one.records for one in parts)
+        batches[plan.topic] = sum(one.batches for one in parts)
+        size[plan.topic] = sum(one.bytes for one in parts)
+    # Reserved for rows that are just being written, memory runs ahead of what is buffered.
+    settled = [sample for sample in samples if not sample.writing]
+    return {
+        "case": case.name,
+        "logs_rows_per_second": rows["logs"] / seconds,
+        "events_rows_per_second": rows["events"] / seconds,
+        "logs_batch_mib": size["logs"] / max(1, batches["logs"]) / MIB,
+        "events_batch_bytes": size["events"] / max(1, batches["events"]),
+        "pool_wait_s": result.pool_wait_ms / 1000,
+        "peak_used_mib": max(sample.used for sample in samples) / MIB,
+        "peak_buffered_mib": max(sample.buffered for sample in samples) / MIB,
+        "peak_bound_mib": max(bound(sample) for sample in settled) / MIB,
+        "most_over_bound_mib": max(sample.used - bound(sample) for sample in settled) / MIB,
+        "peak_batches": max(sample.batches for sample in samples),
+        "heap_mib": max(sample.heap for sample in samples) / MIB,
+        "samples": [
+            (round(sample.at_s, 3), sample.used, sample.buffered, bound(sample)) for sample in settled
+        ],
+    }
+
+
+def run(broker: LocalBroker, case: Case, seconds: float) -> dict[str, Any]:
+    options = direct.options_for(
+        broker.bootstrap_servers,
+        buffer_memory=case.memory,
+        buffer_memory_allocation_strategy=case.strategy,
+        max_block_ms=600_000,
+    )
+    producer = Producer(options)
+    try:
+        # Rows for every partition first: this finds the leaders and opens the logs.
+        producer.begin()
+        producer.send(EVENTS, direct.row_batches(1)[0])
+        producer.send(LOGS, direct.row_batches(1)[0])
+        producer.finish()
+        producer.begin()
+        started = time.monotonic()
+        with MemoryOverTime(producer) as memory:
+            pump(producer, seconds)
+            pumped = time.monotonic() - started
+            result = producer.finish()
+    finally:
+        producer.close()
+    return told(case, result, memory.samples, pumped)
+
+
+def report(outcome: list[dict[str, Any]]) -> None:
+    print(f"offered: logs {LOGS_ROWS_S:,} rows/s, events {EVENTS_ROWS_S:,} rows/s\n")
+    titles = ("logs rows/s", "events rows/s", "logs batch", "pool peak", "buffered", "bound", "waited s")
+    print(f"{'':22}" + "".join(f"{title:>15}" for title in titles))
+    for one in outcome:
+        numbers = (one["logs_rows_per_second"], one["events_rows_per_second"])
+        sizes = (one["logs_batch_mib"], one["peak_used_mib"], one["peak_buffered_mib"], one["peak_bound_mib"])
+        print(
+            f"{one['case']:22}"
+            + "".join(f"{number:>15,.0f}" for number in numbers)
+            + "".join(f"{size:>11,.1f} MiB" for size in sizes)
+            + f"{one['pool_wait_s']:>15.1f}"
+        )
+    ours, least, free = outcome
+    within = "within" if ours["most_over_bound_mib"] <= 0 else "NOT within"
+    print(
+        f"\nincremental is {within} bytes buffered + batches x {CHUNK} at every sample "
+        f"(nearest: {-ours['most_over_bound_mib']:.2f} MiB below); "
+        f"full takes {free['peak_used_mib'] / ours['peak_used_mib']:.0f} times as much where it may; where "
+        f"it may not, {least['logs_rows_per_second'] / LOGS_ROWS_S:.0%} of the logs' rows get through"
+    )
+
+
+def plot(outcome: list[dict[str, Any]], conditions: str) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, all_axes = pyplot.subplots(1, len(outcome), figsize=(13, 4.2), sharey=True)
+    for axes, one in zip(all_axes, outcome, strict=True):
+        at, used, buffered, most = zip(*one["samples"], strict=True)
+        axes.plot(at, [size / MIB for size in used], color="#1f77b4", label="taken from the pool")
+        axes.plot(at, [size / MIB for size in buffered], color="#ff7f0e", label="bytes buffered")
+        if one["case"].startswith("incremental"):
+            label = "bytes buffered + batches x chunk"
+            axes.plot(at, [size / MIB for size in most], color="#808080", linewidth=0.8, label=label)
+        rate = one["logs_rows_per_second"] / LOGS_ROWS_S
+        axes.set_title(f"{one['case']}: {rate:.0%} of the logs' rows taken", fontsize=9)
+        axes.set_yscale("log")
+        axes.set_xlabel("seconds")
+        axes.grid(alpha=0.3)
+    all_axes[0].set_ylabel("MiB")
+    all_axes[0].legend(fontsize=7, loc="lower right")
+    figure.suptitle(conditions, fontsize=8)
+    figure.tight_layout()
+    figure.savefig(RESULTS / "mixed_memory.png", dpi=120)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--dry", action="store_true", help="write no files")
+    parser.add_argument("--smoke", action="store_true", help="a second each, no files: does it run at all")
+    options = parser.parse_args()
+    seconds = 1.0 if options.smoke else options.seconds
+    conditions = (
+        f"logs: keyless, {LOGS_PARTITIONS} partitions, 40 MB/s; events: keyed, {EVENTS_PARTITIONS:,} "
+        f"partitions, {EVENTS_ROWS_S:,} rows/s; {VALUE_BYTES}-byte values, batch.size 4 MiB, linger 1 s, "
+        f"uncompressed, {seconds:.0f} s, Kafka 4.3.0 on the same machine, {os.cpu_count()} cores, "
+        f"Python {platform.python_version()}"
+    )
+    print(conditions, flush=True)
+    with LocalBroker() as broker:
+        broker.create_topic("logs", LOGS_PARTITIONS, config=direct.ADMITS_8_MIB)
+        broker.create_topic("events", EVENTS_PARTITIONS, config=direct.ADMITS_8_MIB)
+        outcome = [run(broker, case, seconds) for case in CASES]
+    report(outcome)
+    if options.smoke or options.dry:
+        return
+    RESULTS.mkdir(exist_ok=True)
+    plot(outcome, conditions)
+    for one in outcome:
+        del one["samples"]
+    text = json.dumps({"conditions": conditions, "outcome": outcome}, indent=1)
+    (RESULTS / "mixed_memory.json").write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()

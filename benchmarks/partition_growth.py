@@ -1,0 +1,210 @@
+"""Rate and pool memory of one producer as partitions grow from 1 to 5,000.
+
+    python benchmarks/partition_growth.py [--seconds N] [--partitions 1,10,...] [--smoke]
+
+Keyed, keyless and explicit-partition rows (110-byte values, lz4, batch.size 4 MiB, linger 1 s, buffer.memory
+64 MiB), as fast as one task takes them; keyed rows also with the `full` strategy and to topics that admit
+messages of 64 KiB only, so that batches are split. Each case writes a moment beforehand, untimed, which
+starts the logs and teaches ratios. 5,000 partitions of one 16 KiB chunk are more than the pool has. No Spark;
+rows come in batches of 10,000, as Spark hands them over.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = Path(__file__).resolve().parent / "results"
+sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
+
+import direct_producer as direct  # noqa: E402 - needs the path above
+import pyarrow as pa  # noqa: E402 - after the path, as all others
+from direct_producer import MIB, pool_of  # noqa: E402 - needs the path above
+
+from kafka_sink.local_broker import LocalBroker  # noqa: E402 - needs the path above
+from kafka_sink.model import TaskResult  # noqa: E402 - needs the path above
+from kafka_sink.producer import Producer, TaskProducer  # noqa: E402 - needs the path above
+from kafka_sink.rows.column_plan import ColumnPlan  # noqa: E402 - needs the path above
+from kafka_sink.writer import send_units  # noqa: E402 - needs the path above
+
+SPLIT_LIMIT = 65_536
+WARM_S = 1.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """``columns`` of (key, value, partition) that rows have; ``limit``: the topic's max.message.bytes."""
+
+    name: str
+    key: int | None = None
+    partition: int | None = None
+    strategy: str = "incremental"
+    limit: int = 8 * MIB
+
+
+CASES = (
+    Case("keyless"),
+    Case("keyed", key=0),
+    Case("explicit", partition=2),
+    Case("keyed, 64 KiB messages", key=0, limit=SPLIT_LIMIT),
+    Case("keyed, full", key=0, strategy="full"),
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    case: str
+    partitions: int
+    rows_per_second: float
+    peak_used_mib: float
+    peak_heap_mib: float
+    batch_bytes: float
+    requests: int
+    retries: int
+    splits: int
+    pool_wait_s: float
+    flush_s: float
+
+
+def paced(batches: list[pa.RecordBatch], seconds: float) -> Iterator[pa.RecordBatch]:
+    until = time.monotonic() + seconds
+    for batch in cycle(batches):
+        if time.monotonic() >= until:
+            return
+        yield batch
+
+
+def write(producer: Producer, plan: ColumnPlan, batches: list[pa.RecordBatch], seconds: float) -> TaskResult:
+    producer.begin()
+    send_units(paced(batches, seconds), TaskProducer(producer, plan.narrowed()), plan, direct.LINGER_MS)
+    return producer.finish()
+
+
+def run(broker: LocalBroker, case: Case, partitions: int, seconds: float) -> Row:
+    topic = f"grows-{partitions}-{case.limit}"
+    options = direct.options_for(
+        broker.bootstrap_servers,
+        compression_type="lz4",
+        buffer_memory_allocation_strategy=case.strategy,
+        max_block_ms=600_000,
+    )
+    plan = ColumnPlan(value=1, topic=topic, key=case.key, partition=case.partition)
+    batches = direct.row_batches(20, partitions=partitions)
+    producer = Producer(options)
+    try:
+        write(producer, plan, batches, min(WARM_S, seconds))
+        result = write(producer, plan, batches, seconds)
+        pool = pool_of(producer)
+    finally:
+        producer.close()
+    return Row(
+        case.name,
+        partitions,
+        result.records / result.elapsed_ms * 1000,
+        pool.peak_used_bytes / MIB,
+        pool.peak_heap_bytes / MIB,
+        result.wire_bytes / max(1, result.batches),
+        result.requests,
+        result.retries,
+        result.splits,
+        result.pool_wait_ms / 1000,
+        result.flush_ms / 1000,
+    )
+
+
+def prepare(broker: LocalBroker, cases: tuple[Case, ...], counts: list[int]) -> None:
+    """Topics whose logs have been written to."""
+    for limit in {case.limit for case in cases}:
+        for partitions in counts:
+            topic = f"grows-{partitions}-{limit}"
+            broker.create_topic(topic, partitions, config={"max.message.bytes": limit})
+            producer = Producer(direct.options_for(broker.bootstrap_servers, max_block_ms=600_000))
+            try:
+                plan = ColumnPlan(value=1, topic=topic, partition=2)
+                write(producer, plan, direct.row_batches(10, partitions=partitions), 0.5)
+            finally:
+                producer.close()
+
+
+def plot(rows: list[Row], conditions: str) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(12, 4.5))
+    for name in dict.fromkeys(row.case for row in rows):
+        mine = [row for row in rows if row.case == name]
+        style = "--" if "full" in name else "-"
+        counts = [row.partitions for row in mine]
+        left.plot(counts, [row.rows_per_second / 1e3 for row in mine], style, marker="o", label=name)
+        right.plot(counts, [row.peak_used_mib for row in mine], style, marker="o", label=name)
+    left.set_ylabel("thousand rows per second, acknowledged")
+    right.set_ylabel("MiB taken from the pool, at most")
+    for axes in (left, right):
+        axes.set_xscale("log")
+        axes.set_xlabel("partitions")
+        axes.set_ylim(bottom=0)
+        axes.grid(alpha=0.3)
+    left.legend(fontsize=8)
+    figure.suptitle(conditions, fontsize=8)
+    figure.tight_layout()
+    figure.savefig(RESULTS / "partition_growth.png", dpi=120)
+
+
+def measure(broker: LocalBroker, counts: list[int], seconds: float) -> list[Row]:
+    prepare(broker, CASES, counts)
+    titles = ("partitions", "rows/s", "pool MiB", "heap MiB", "batch", "requests", "retries", "splits")
+    print(f"{'':24}" + "".join(f"{title:>12}" for title in (*titles, "waited s", "flush s")), flush=True)
+    rows = []
+    for case in CASES:
+        for partitions in counts:
+            row = run(broker, case, partitions, seconds)
+            rows.append(row)
+            numbers: dict[str, Any] = asdict(row)
+            del numbers["case"]
+            shown = (f"{one:12,.1f}" if "_s" in name else f"{one:12,.0f}" for name, one in numbers.items())
+            print(f"{case.name:24}" + "".join(shown), flush=True)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seconds", type=float, default=4.0)
+    parser.add_argument("--partitions", default="1,10,100,1000,5000")
+    parser.add_argument("--dry", action="store_true", help="write no files")
+    parser.add_argument("--smoke", action="store_true", help="few partitions, no files: does it run at all")
+    options = parser.parse_args()
+    counts = [int(word) for word in options.partitions.split(",")]
+    if options.smoke:
+        options.seconds, counts = 0.2, [1, 20]
+    conditions = (
+        f"one producer, 110-byte values, lz4, batch.size 4 MiB, linger 1 s, buffer.memory 64 MiB, "
+        f"{options.seconds:.1f} s a case, Kafka 4.3.0 on the same machine, {os.cpu_count()} cores, "
+        f"Python {platform.python_version()}"
+    )
+    print(conditions, flush=True)
+    with LocalBroker(heap="1g") as broker:
+        rows = measure(broker, counts, options.seconds)
+    if options.smoke or options.dry:
+        return
+    RESULTS.mkdir(exist_ok=True)
+    found = {"conditions": conditions, "rows": [asdict(row) for row in rows]}
+    (RESULTS / "partition_growth.json").write_text(json.dumps(found, indent=1) + "\n")
+    plot(rows, conditions)
+
+
+if __name__ == "__main__":
+    main()

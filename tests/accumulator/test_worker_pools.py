@@ -1,0 +1,92 @@
+"""Producers of one worker process share a buffer.memory."""
+
+from __future__ import annotations
+
+import gc
+import os
+
+import pytest
+
+from kafka_sink.accumulator import worker_pools
+from kafka_sink.accumulator.chunked_buffer import IncrementalAllocator
+from kafka_sink.accumulator.single_buffer import FullAllocator
+from kafka_sink.accumulator.worker_pools import WorkerPools
+from kafka_sink.errors import ProducerClosedError
+
+MEMORY = 1 << 20
+
+
+def make() -> WorkerPools:
+    return WorkerPools(lambda: 0.0)
+
+
+def test_producers_with_one_buffer_memory_share_it_whatever_else_they_differ_in() -> None:
+    pools = make()
+    first = pools.allocator("incremental", MEMORY, 512 << 10)
+    second = pools.allocator("full", MEMORY, 128 << 10)
+    assert isinstance(first, IncrementalAllocator)
+    assert isinstance(second, FullAllocator)
+    held = first.try_open(MEMORY)
+    assert held is not None
+    assert second.try_open(1) is None
+    held.release()
+    other = second.try_open(1)
+    assert other is not None
+    assert other.capacity == 128 << 10
+    other.release()
+
+
+def test_another_buffer_memory_is_another_pool() -> None:
+    pools = make()
+    first, second = pools.allocator("full", MEMORY, MEMORY), pools.allocator("full", 2 * MEMORY, MEMORY)
+    held = first.try_open(1)
+    assert held is not None
+    assert second.try_open(1) is not None
+    held.release()
+
+
+def test_a_closed_producer_leaves_the_pool_to_the_others() -> None:
+    pools = make()
+    first, second = (pools.allocator("incremental", MEMORY, 128 << 10) for _ in range(2))
+    first.close()
+    assert first.try_open(1) is None
+    with pytest.raises(ProducerClosedError):
+        first.open(1, 0)
+    held = second.open(1, 0)
+    held.release()
+
+
+def test_a_pool_ends_with_its_last_producer() -> None:
+    pools = make()
+    kept = pools.allocator("incremental", MEMORY, 1024)
+    gone = pools.allocator("incremental", MEMORY, 1024)
+    assert len(pools._pools) == 1
+    del gone
+    gc.collect()
+    assert len(pools._pools) == 1
+    del kept
+    gc.collect()
+    assert len(pools._pools) == 0
+
+
+def test_a_fork_begins_with_pools_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    pools = make()
+    parent = pools.allocator("incremental", MEMORY, 1024)
+    held = parent.try_open(MEMORY)
+    assert held is not None
+    child = os.getpid() + 1
+    monkeypatch.setattr(worker_pools.os, "getpid", lambda: child)
+    fresh = pools.allocator("incremental", MEMORY, 1024).try_open(MEMORY)
+    assert fresh is not None
+    fresh.release()
+    held.release()
+
+
+def test_no_batching_at_all_gives_every_record_its_own_memory() -> None:
+    """batch.size = 0 is legal, as in Kafka."""
+    for strategy in ("full", "incremental"):
+        allocator = make().allocator(strategy, 4096, 0)
+        for projected in (1000, 3000, 500, 4000):
+            buffer = allocator.try_open(projected)
+            assert buffer is not None
+            buffer.release()

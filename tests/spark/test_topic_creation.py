@@ -1,0 +1,77 @@
+"""The topic that the options name, through real Spark: created or refused before a task starts."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from topics import read_topic
+
+from kafka_sink.local_broker import LocalBroker
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_numbers = itertools.count()
+CREATE = {"topic.create": "true", "topic.partitions": "6", "topic.replication.factor": "1"}
+REFUSE = {"kafka.allow.auto.create.topics": "false", "kafka.max.block.ms": "3000"}
+
+
+@pytest.fixture
+def topic() -> str:
+    return f"made-{next(_numbers)}"
+
+
+def write(spark: SparkSession, broker: LocalBroker, topic: str, told: dict[str, str]) -> None:
+    frame = spark.range(0, 300, 1, 4).selectExpr("cast(id AS string) AS key", "cast(id AS string) AS value")
+    writer = frame.write.format("kafka-chunked").mode("append").options(topic=topic, **told)
+    writer.option("kafka.bootstrap.servers", broker.bootstrap_servers).save()
+
+
+def stream(spark: SparkSession, broker: LocalBroker, topic: str, told: dict[str, str], folder: Path) -> Any:
+    rows = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 100).load()
+    writer = (
+        rows.selectExpr("cast(value AS string) AS key", "cast(value AS string) AS value")
+        .writeStream.format("kafka-chunked")
+        .options(topic=topic, checkpointLocation=str(folder / topic), **told)
+    )
+    return writer.option("kafka.bootstrap.servers", broker.bootstrap_servers).start()
+
+
+def test_batch_creates_it(spark: SparkSession, broker: LocalBroker, topic: str) -> None:
+    for times in (1, 2):
+        write(spark, broker, topic, CREATE)
+        rows = read_topic(broker, topic)
+        assert len(rows) == 300 * times
+    assert {row.partition for row in rows} == set(range(6))
+
+
+def test_stream_creates_it(spark: SparkSession, broker: LocalBroker, topic: str, tmp_path: Path) -> None:
+    query = stream(spark, broker, topic, CREATE, tmp_path)
+    try:
+        deadline = time.monotonic() + 90
+        while query.isActive and (query.lastProgress or {}).get("batchId", 0) < 2:
+            assert time.monotonic() < deadline, "no progress"
+            time.sleep(0.1)
+    finally:
+        query.stop()
+    rows = read_topic(broker, topic)
+    assert len(rows) >= 200
+    assert {row.partition for row in rows} == set(range(6))
+
+
+def test_batch_fails_at_planning(spark: SparkSession, broker: LocalBroker, topic: str) -> None:
+    with pytest.raises(Exception, match="Failed to initialize Python data source writer") as caught:
+        write(spark, broker, topic, REFUSE)
+    assert f"ConfigurationError: Option 'topic': there is no topic '{topic}'" in str(caught.value)
+
+
+def test_stream_fails_at_planning(
+    spark: SparkSession, broker: LocalBroker, topic: str, tmp_path: Path
+) -> None:
+    query = stream(spark, broker, topic, REFUSE, tmp_path)
+    with pytest.raises(Exception, match=f"ConfigurationError: Option 'topic': there is no topic '{topic}'"):
+        query.awaitTermination(60)
