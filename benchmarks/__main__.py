@@ -20,8 +20,9 @@ BENCHMARKS = (
     "many_topics",
     "many_partitions",
     "throughput",
+    "frozen_broker",
 )
-WITH_JVM_SINK = ("many_topics", "many_partitions", "throughput")
+WITH_JVM_SINK = ("many_topics", "many_partitions", "throughput", "frozen_broker")
 
 
 def main() -> int:
