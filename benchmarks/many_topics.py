@@ -1,6 +1,6 @@
 """80,000 rows to 2,000 topics in 8 tasks: what is asked of Kafka and how long it takes, against the JVM sink.
 
-    python benchmarks/many_topics.py [--masters local[2],local[16],standalone] [--repeats N] [--smoke]
+    python benchmarks/many_topics.py [--masters local[2],local[16],standalone] [--repeats N] [--out FILE]
 
 Each run is a Spark application of its own that writes twice: cold, then again. Requests are counted by API in
 runs through a proxy; times are of other runs without one, since a proxy costs more per request than Kafka
@@ -16,14 +16,11 @@ import argparse
 import contextlib
 import json
 import os
-import socket
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +33,7 @@ import peers  # noqa: E402 - needs the path above
 
 from kafka_sink.local_broker import LocalBroker  # noqa: E402 - needs the path above
 from tests.faults.proxy import ProxyCluster  # noqa: E402 - needs the path above
+from tests.standalone.standalone_cluster import StandaloneCluster  # noqa: E402 - needs the path above
 
 JVM_SINK_SPARK = "4.1.1"
 OURS, JVM = "kafka-chunked", "kafka"
@@ -69,6 +67,9 @@ def job(form: str, bootstrap: str, master: str, rows: int, topics: int, tasks: i
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.log.level", "ERROR")
         .config("spark.ui.showConsoleProgress", "false")
+        # On a cluster: tasks would else all run on the executor that registers first.
+        .config("spark.scheduler.minRegisteredResourcesRatio", "1.0")
+        .config("spark.scheduler.maxRegisteredResourcesWaitingTime", "60s")
     )
     if form == JVM:
         builder = builder.config("spark.jars", ",".join(peers.jvm_sink_jars()))
@@ -114,48 +115,6 @@ def application(
     return outcome
 
 
-@contextlib.contextmanager
-def standalone() -> Iterator[str]:
-    """A Spark master and two workers of one core each, on addresses of their own."""
-    import pyspark
-
-    home = Path(pyspark.__file__).parent
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    url = f"spark://127.0.0.1:{port}"
-    deploy = "org.apache.spark.deploy"
-    with tempfile.TemporaryDirectory(prefix="kafka-chunked-bench-") as folder:
-        commands = [
-            [f"{deploy}.master.Master", "--host", "127.0.0.1", "--port", str(port), "--webui-port", "0"]
-        ]
-        for host in ("127.0.0.2", "127.0.0.3"):
-            options = ["--host", host, "--cores", "4", "--memory", "1g", "--webui-port", "0"]
-            commands.append([f"{deploy}.worker.Worker", *options, "--work-dir", f"{folder}/{host}", url])
-        # Without this a worker would announce SPARK_LOCAL_IP instead of its host.
-        environ = {name: value for name, value in environment().items() if name != "SPARK_LOCAL_IP"}
-        environ["SPARK_HOME"] = str(home)
-        # Told apart from logs of earlier runs by the folder.
-        with open(f"{folder}/log", "w") as log:
-            processes = [
-                subprocess.Popen(
-                    [str(home / "bin" / "spark-class"), *command], env=environ, stdout=log, stderr=log
-                )
-                for command in commands
-            ]
-            try:
-                deadline = time.monotonic() + 60
-                while Path(f"{folder}/log").read_text().count("Registering worker") < 2:
-                    if time.monotonic() > deadline:
-                        raise RuntimeError(Path(f"{folder}/log").read_text()[-2000:])
-                    time.sleep(0.2)
-                yield url
-            finally:
-                for process in processes:
-                    process.terminate()
-                for process in processes:
-                    process.wait(30)
-
-
 # -- measuring ----------------------------------------------------------------------------------------
 
 
@@ -195,8 +154,10 @@ def measure(
     written = 0
     for named in masters:
         tasks = 16 if named == "local[16]" else 8
-        context = standalone() if named == "standalone" else contextlib.nullcontext(named)
-        with context as master:
+        with contextlib.ExitStack() as stack:
+            master = named
+            if named == "standalone":
+                master = stack.enter_context(StandaloneCluster(cores=4, environ=environment())).url
             for form in forms:
                 requests = count_requests(broker, form, master, (rows, topics, tasks))
                 outcome[named][form]["requests"] = requests
@@ -238,7 +199,7 @@ def report(outcome: dict[str, Any]) -> None:
         print(f"{'':13}goals: Metadata requests cold {asked[0]} <= 30, again {asked[1]} <= 5")
 
 
-def plot(outcome: dict[str, Any], conditions: str) -> None:
+def plot(outcome: dict[str, Any], conditions: str, path: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
@@ -262,7 +223,7 @@ def plot(outcome: dict[str, Any], conditions: str) -> None:
     right.set_yticklabels([])
     figure.suptitle(conditions, fontsize=8)
     figure.tight_layout()
-    figure.savefig(RESULTS / "many_topics.png", dpi=120)
+    figure.savefig(path, dpi=120)
 
 
 def main() -> None:
@@ -273,6 +234,7 @@ def main() -> None:
     parser.add_argument("--topics", type=int, default=2000)
     parser.add_argument("--rows", type=int, default=80_000)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=RESULTS / "many_topics.json", help="and .png beside it")
     parser.add_argument("--smoke", action="store_true", help="a few topics, no files: does it run at all")
     parser.add_argument("--job", nargs=6, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -297,10 +259,10 @@ def main() -> None:
         outcome = measure(broker, masters, forms, (options.rows, options.topics), options.repeats)
     report(outcome)
     if not options.smoke:
-        RESULTS.mkdir(exist_ok=True)
+        options.out.parent.mkdir(exist_ok=True)
         text = json.dumps({"conditions": conditions, "outcome": outcome}, indent=1)
-        (RESULTS / "many_topics.json").write_text(text + "\n")
-        plot(outcome, conditions)
+        options.out.write_text(text + "\n")
+        plot(outcome, conditions, options.out.with_suffix(".png"))
 
 
 if __name__ == "__main__":
