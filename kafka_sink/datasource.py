@@ -12,6 +12,7 @@ from pyspark.sql.datasource import DataSource
 from kafka_sink import application_marks, archive_finders, driver_log
 from kafka_sink.admin import prepare_topic
 from kafka_sink.cluster.circuit_breaker.loading import load_breaker
+from kafka_sink.coordinator.planning import plan
 from kafka_sink.errors import ConfigurationError
 from kafka_sink.options import parse
 from kafka_sink.rows.column_plan import ColumnPlan
@@ -59,8 +60,9 @@ class KafkaChunkedDataSource(DataSource):
         if breaker is not None:
             breaker.close()
         columns = [(field.name, field.dataType.simpleString()) for field in schema.fields]
-        planned = SinkWrite(parsed.options, ColumnPlan.of(columns, parsed.options.topic))
+        columns_plan = ColumnPlan.of(columns, parsed.options.topic)
         prepare_topic(parsed.options, is_streaming=is_streaming)
+        planned = SinkWrite(parsed.options, columns_plan, plan(parsed.options, is_streaming=is_streaming))
         archive_finders.rest()
         return planned
 

@@ -13,7 +13,6 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 
 import pyarrow as pa
 
@@ -26,7 +25,11 @@ from kafka_sink.backoff import ExponentialBackoff
 from kafka_sink.cluster.circuit_breaker import CircuitBreakManager
 from kafka_sink.cluster.circuit_breaker.loading import load_breaker
 from kafka_sink.cluster.circuit_breaker.manager import BreakerMetrics
+from kafka_sink.cluster.hints import MetadataSnapshot
 from kafka_sink.cluster.metadata import MetadataCache
+from kafka_sink.coordinator.address import CoordinatorAddress
+from kafka_sink.coordinator.client import CoordinatorClient
+from kafka_sink.coordinator.metadata_exchange import MetadataExchange
 from kafka_sink.errors import DeliveryError, RecordTooLargeError
 from kafka_sink.model import TaskResult
 from kafka_sink.network.client import NetworkClient, NetworkSettings
@@ -39,7 +42,7 @@ from kafka_sink.rows.columns import extract
 from kafka_sink.rows.ordering import unit_of
 from kafka_sink.rows.partitioner import Partitioner
 from kafka_sink.sending.breaker_gate import BreakerGate
-from kafka_sink.sending.cluster_view import ClusterView
+from kafka_sink.sending.cluster_view import ClusterView, NoHints
 from kafka_sink.sending.producer_identity import ProducerIdentity
 from kafka_sink.sending.sender import Sender
 from kafka_sink.sending.settings import SenderSettings
@@ -89,7 +92,7 @@ class Producer:
         )
         backoff = ExponentialBackoff(options.retry_backoff_ms, options.retry_backoff_max_ms, random.random)
         self._sender = Sender(
-            _sender_settings(options),
+            SenderSettings.from_options(options),
             self._accumulator,
             self._cluster,
             self._network,
@@ -106,16 +109,38 @@ class Producer:
             spread_keys=options.partitioner_spread_keys_when_muted,
         )
         self._breaker_before = BreakerMetrics(0, 0, 0)
+        self._coordinator: CoordinatorClient | None = None
         self._sender.start()
 
-    def begin(self) -> None:
-        """A new task: its counts start at zero."""
+    def begin(
+        self, coordinator: CoordinatorAddress | None = None, hints: MetadataSnapshot | None = None
+    ) -> None:
+        """A new task: its counts start at zero. ``hints``: what the driver knew, aged until now."""
+        if hints is not None:
+            self._cluster.import_hints(hints, clock_ms())
+        self._join(coordinator)
         self._rows = 0
         self._started_ms = clock_ms()
         self._sender.begin()
         self._breaker_before = self.breaker_metrics()
         self._accumulator.flushing = False
         self._appender.encode_ms = self._appender.pool_wait_ms = 0.0
+
+    def _join(self, address: CoordinatorAddress | None) -> None:
+        """Work with the coordinator at this address from now on, or with none."""
+        known = self._coordinator
+        if known is not None and known.address != address:
+            known.close()
+            self._coordinator = None
+            self._cluster.hints = NoHints()
+        if address is None:
+            return
+        if self._coordinator is None:
+            exchange = MetadataExchange(self._cluster, clock_ms, self.options.coordinator_report_interval_ms)
+            self._coordinator = CoordinatorClient(address, [exchange], clock_ms)
+            self._cluster.hints = exchange
+            self._coordinator.start()
+        self._coordinator.resume()
 
     def send(self, plan: ColumnPlan, batch: pa.RecordBatch | pa.Table) -> int:
         """Takes a unit of rows; returns when they are accumulated, with the number of partitions they go to.
@@ -220,12 +245,16 @@ class Producer:
     def rest(self) -> None:
         """Between tasks: connections and metadata stay, free memory goes back to the system."""
         self._allocator.trim_free()
+        if self._coordinator is not None:
+            self._coordinator.pause()
 
     def close(self) -> None:
         """Ends the sender and its connections and gives all memory back; never waits for answers.
 
         Called by the task's thread, or once no task is under way.
         """
+        if self._coordinator is not None:
+            self._coordinator.close()
         self._allocator.close()
         self._sender.close(_CLOSE_TIMEOUT_MS)
 
@@ -302,20 +331,20 @@ PRODUCERS = ProducerCache()
 
 
 @contextmanager
-def task_producer(options: SinkOptions, plan: ColumnPlan) -> Iterator[TaskProducer]:
-    """A producer for one task; an exception inside discards it, so that nothing half-sent lives on."""
+def task_producer(
+    options: SinkOptions,
+    plan: ColumnPlan,
+    coordinator: CoordinatorAddress | None = None,
+    hints: MetadataSnapshot | None = None,
+) -> Iterator[TaskProducer]:
+    """A producer for one task; an exception inside discards it, so that nothing half-sent lives on.
+
+    ``coordinator``: where to ask for and report metadata. ``hints``: what the driver knew, aged until now.
+    """
     # One producer serves all topics; what only the planning looks at must not tell producers apart.
-    shared = replace(
-        options,
-        topic=None,
-        topic_create=False,
-        topic_partitions=-1,
-        topic_replication_factor=-1,
-        log_summary=True,
-    )
-    producer = PRODUCERS.take(shared)
+    producer = PRODUCERS.take(options.for_tasks())
     try:
-        producer.begin()
+        producer.begin(coordinator, hints)
         yield TaskProducer(producer, plan)
     except BaseException:
         producer.close()
@@ -350,22 +379,4 @@ def _accumulator_settings(options: SinkOptions) -> AccumulatorSettings:
         buffer_memory=options.buffer_memory,
         compression=options.compression_type,
         guarantee_order=options.max_in_flight_requests_per_connection == 1,
-    )
-
-
-def _sender_settings(options: SinkOptions) -> SenderSettings:
-    return SenderSettings(
-        acks=options.acks,
-        max_request_size=options.max_request_size,
-        request_timeout_ms=options.request_timeout_ms,
-        retries=options.retries,
-        batch_size=options.batch_size,
-        allow_auto_create_topics=options.allow_auto_create_topics,
-        rebootstrap=options.metadata_recovery_strategy == "rebootstrap",
-        rebootstrap_trigger_ms=options.metadata_recovery_rebootstrap_trigger_ms,
-        availability_timeout_ms=(
-            options.partitioner_availability_timeout_ms
-            if options.partitioner_adaptive_partitioning_enable
-            else 0
-        ),
     )

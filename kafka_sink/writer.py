@@ -9,15 +9,19 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import TYPE_CHECKING, Protocol
 
+from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from kafka_sink import archive_finders, driver_log
+from kafka_sink.cluster.hints import MetadataSnapshot
+from kafka_sink.coordinator.address import CoordinatorAddress
+from kafka_sink.coordinator.planning import Planned
 from kafka_sink.errors import DeliveryError
 from kafka_sink.model import TaskResult
 from kafka_sink.options import SinkOptions
@@ -47,17 +51,33 @@ class SinkWrite:
 
     options: SinkOptions
     plan: ColumnPlan
+    planned: Planned = field(default_factory=Planned)
+    planned_at_s: float = field(default_factory=time.time)
 
     def write(self, batches: Iterator[pa.RecordBatch]) -> TaskCommitted:
         """Send all rows; returns once every one is acknowledged. Raises KafkaSinkError."""
         # Not at the top: the driver imports this module for every commit and needs none of it.
         from kafka_sink.producer import task_producer
 
-        with task_producer(self.options, self.plan.narrowed()) as producer:
+        with task_producer(
+            self.options, self.plan.narrowed(), self._coordinator(), self._hints()
+        ) as producer:
             send_units(batches, producer, self.plan, self.options.linger_ms)
             result = producer.finish()
         archive_finders.rest()
         return TaskCommitted(result)
+
+    def _coordinator(self) -> CoordinatorAddress | None:
+        """Where this task finds it: the driver's host is known in tasks, not where writes are planned."""
+        context = TaskContext.get()
+        host = None if context is None else context.getLocalProperty("spark.driver.host")
+        rendezvous = self.planned.rendezvous
+        return None if host is None or rendezvous is None else CoordinatorAddress(host, rendezvous)
+
+    def _hints(self) -> MetadataSnapshot | None:
+        """Aged by the hosts' clocks: they are checked by every answer of a broker all the same."""
+        hints = self.planned.hints
+        return None if hints is None else hints.aged(max(0.0, (time.time() - self.planned_at_s) * 1000))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batch_id: int | None = None) -> None:
         """Check that every task reported, and say what was written. Raises DeliveryError if one did not."""

@@ -13,6 +13,7 @@ import selectors
 import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from kafka_sink import driver_log
@@ -25,6 +26,7 @@ from kafka_sink.errors import ProtocolError
 # task that has asked goes on alone after 200 ms (ClusterView).
 _SILENCE_MS = 2000.0
 _BACKOFF_MS, _BACKOFF_MAX_MS = 1000.0, 30_000.0
+_AFTER_IDLE_MS = 100.0
 _READ_BYTES = 256 * 1024
 _LONGEST_WAIT_S = 3600.0
 
@@ -37,6 +39,9 @@ class Participant(Protocol):
 
     kind: str
 
+    def attach(self, wake: Callable[[], None]) -> None:
+        """Called once, before the thread starts: ``wake``, from any thread, has ``next_message`` called."""
+
     def next_message(self, now_ms: float) -> Mapping[str, Any] | None:
         """What is to be told now; None when nothing is. Called again until it is None."""
 
@@ -46,11 +51,23 @@ class Participant(Protocol):
     def on_reply(self, body: Mapping[str, Any], last: bool, now_ms: float) -> None:
         """A reply. Raises ProtocolError for one that makes no sense: that ends the connection."""
 
+    def on_push(self, body: Mapping[str, Any], now_ms: float) -> None:
+        """News that nobody asked for, pushed once something of this kind was told. Raises as ``on_reply``."""
+
     def on_connected(self, now_ms: float) -> None:
         """A new coordinator, or the same that has forgotten this client."""
 
     def on_lost(self, now_ms: float) -> None:
         """No reply will come to what was told; work alone until ``on_connected``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """A reply, or where ``last`` is None a push."""
+
+    kind: str
+    body: Mapping[str, Any]
+    last: bool | None
 
 
 class CoordinatorClient(threading.Thread):
@@ -74,11 +91,13 @@ class CoordinatorClient(threading.Thread):
         self._connect_after_ms = -math.inf
         self._closing = False
         self._active = False
-        self._connection: _Connection | None = None
+        self._connection: Connection | None = None
         self._wake_lock = threading.Lock()  # guards _wake_pending and the pair
         self._wake_pending = False
         self._wake_reader, self._wake_writer = socket.socketpair()
         self._wake_reader.setblocking(False)
+        for one in participants:
+            one.attach(self.wake)
 
     # -- any thread ---------------------------------------------------------------------------------
 
@@ -113,17 +132,18 @@ class CoordinatorClient(threading.Thread):
             while not self._closing:
                 try:
                     self._run_once()
-                except (OSError, ProtocolError) as error:
+                except Exception as error:  # noqa: BLE001 - whatever it is, it must cost no task
                     self._lose(error)
         finally:
             if self._connection is not None:
                 self._connection.close()
+            self.close()
             self._wake_reader.close()
 
     def _run_once(self) -> None:
         now_ms = self._clock_ms()
         if self._connection is None and self._active and now_ms >= self._connect_after_ms:
-            self._connection = _Connection(self.address, self._silence_ms, self._clock_ms)
+            self._connection = Connection(self.address, self._silence_ms, self._clock_ms)
             self._failures = 0
             now_ms = self._clock_ms()
             for participant in self._participants.values():
@@ -135,7 +155,7 @@ class CoordinatorClient(threading.Thread):
                     connection.tell(kind, body, now_ms)
         self._wait(connection, now_ms)
 
-    def _delay_ms(self, connection: _Connection | None, now_ms: float) -> float:
+    def _delay_ms(self, connection: Connection | None, now_ms: float) -> float:
         if not self._active:
             return math.inf
         if connection is None:
@@ -143,7 +163,7 @@ class CoordinatorClient(threading.Thread):
         delays = [one.next_message_delay_ms(now_ms) for one in self._participants.values()]
         return min([*delays, connection.silent_at_ms - now_ms])
 
-    def _wait(self, connection: _Connection | None, now_ms: float) -> None:
+    def _wait(self, connection: Connection | None, now_ms: float) -> None:
         with selectors.DefaultSelector() as selector:
             selector.register(self._wake_reader, selectors.EVENT_READ)
             if connection is not None:
@@ -158,8 +178,14 @@ class CoordinatorClient(threading.Thread):
             return
         now_ms = self._clock_ms()
         if connection.socket in ready:
-            for kind, body, last in connection.receive(now_ms):
-                self._participants[kind].on_reply(body, last, now_ms)
+            for heard in connection.receive(now_ms):
+                participant = self._participants.get(heard.kind)
+                if participant is None:
+                    continue
+                if heard.last is None:
+                    participant.on_push(heard.body, now_ms)
+                else:
+                    participant.on_reply(heard.body, heard.last, now_ms)
         elif now_ms >= connection.silent_at_ms:
             raise ProtocolError(f"no answer within {self._silence_ms:.0f} ms")
 
@@ -172,8 +198,10 @@ class CoordinatorClient(threading.Thread):
         now_ms = self._clock_ms()
         for participant in self._participants.values():
             participant.on_lost(now_ms)
-        # An idle connection that ends is no failure: the server closes those, and goes with its driver.
-        if self._active:
+        if connected is not None and connected.is_idle and isinstance(error, ConnectionError):
+            # No failure: the server closes idle connections. Where it is gone, connecting will tell.
+            self._connect_after_ms = now_ms + _AFTER_IDLE_MS
+        elif self._active:
             self._failures += 1
             self._connect_after_ms = now_ms + self._backoff.delay_ms(self._failures)
             _warn_once(self.address, error)
@@ -191,12 +219,15 @@ def _warn_once(address: CoordinatorAddress, error: Exception) -> None:
     )
 
 
-class _Connection:
-    """One connection after its challenge. Raises OSError and ProtocolError; then it is to be closed."""
+class Connection:
+    """One connection after its challenge. Raises OSError and ProtocolError; then it is to be closed.
+
+    ``silence_ms`` bounds the challenge, and then the wait for each reply.
+    """
 
     def __init__(self, address: CoordinatorAddress, silence_ms: float, clock_ms: Callable[[], float]) -> None:
         self._silence_ms = silence_ms
-        self._asked: dict[int, tuple[str, float]] = {}
+        self._asked: dict[int, float] = {}
         self._count = 0
         self._session = Session(address.rendezvous.secret, "client")
         self._frames = FrameReader(MOST_HANDSHAKE_BYTES)
@@ -228,36 +259,49 @@ class _Connection:
         return frame
 
     @property
+    def is_idle(self) -> bool:
+        """Whether no reply is awaited."""
+        return not self._asked
+
+    @property
     def silent_at_ms(self) -> float:
         """When the oldest message has waited too long."""
-        return min((until for _, until in self._asked.values()), default=math.inf)
+        return min(self._asked.values(), default=math.inf)
 
     def tell(self, kind: str, body: Mapping[str, Any], now_ms: float) -> None:
+        """Sends a message."""
         self._count += 1
-        self._asked[self._count] = (kind, now_ms + self._silence_ms)
+        self._asked[self._count] = now_ms + self._silence_ms
         self.socket.sendall(self._session.encode({"id": self._count, "kind": kind, "body": body}))
 
-    def receive(self, now_ms: float) -> list[tuple[str, Mapping[str, Any], bool]]:
-        """Replies that have come: kind, body, whether it is the last to its message."""
+    def receive(self, now_ms: float) -> list[Heard]:
+        """What has come. Waits for bytes."""
         data = self.socket.recv(_READ_BYTES)
         if not data:
             raise ConnectionError("it closed the connection")
         self._frames.feed(data)
-        replies: list[tuple[str, Mapping[str, Any], bool]] = []
+        found: list[Heard] = []
         while (frame := self._frames.next_frame()) is not None:
-            message = self._session.decode(frame)
-            request, body, last = message.get("id"), message.get("body"), message.get("last")
-            if not isinstance(request, int) or not isinstance(body, dict) or not isinstance(last, bool):
-                raise ProtocolError("a reply that is none")
-            asked = self._asked.get(request)
-            if asked is None:
-                raise ProtocolError("a reply to nothing that was asked")
-            if last:
-                del self._asked[request]
-            else:
-                self._asked[request] = (asked[0], now_ms + self._silence_ms)
-            replies.append((asked[0], body, last))
-        return replies
+            found.append(self._understand(self._session.decode(frame), now_ms))
+        return found
+
+    def _understand(self, message: Mapping[str, Any], now_ms: float) -> Heard:
+        request, last = message.get("id"), message.get("last")
+        kind, body = message.get("kind"), message.get("body")
+        if not isinstance(kind, str) or not isinstance(body, dict):
+            raise ProtocolError("a message without kind or body")
+        if request is None:
+            return Heard(kind, body, None)
+        if not isinstance(request, int) or not isinstance(last, bool):
+            raise ProtocolError("a reply that is none")
+        if request not in self._asked:
+            raise ProtocolError("a reply to nothing that was asked")
+        if last:
+            del self._asked[request]
+        else:
+            self._asked[request] = now_ms + self._silence_ms
+        return Heard(kind, body, last)
 
     def close(self) -> None:
+        """Ends it."""
         self.socket.close()

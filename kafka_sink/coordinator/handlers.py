@@ -2,13 +2,13 @@
 
 A kind ("metadata", "breaker") is a pure object: messages and the time come in, replies go out. The server
 brings the sockets, the clock and the bounds. Every message of a peer gets one last reply, and any number of
-earlier ones that say that it is still under way.
+earlier ones that say that it is still under way. Any peer that has spoken may be pushed what it did not ask.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -28,6 +28,17 @@ class Reply:
     last: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class Push:
+    """News for connection ``peer``, an answer to nothing."""
+
+    peer: int
+    body: Mapping[str, Any]
+
+
+Outgoing = Reply | Push
+
+
 class Handler(Protocol):
     """One kind of message for one cluster. Called on the server's loop only; must not block.
 
@@ -35,13 +46,15 @@ class Handler(Protocol):
     sense raise ProtocolError, which closes the peer's connection and changes nothing.
     """
 
-    def on_message(self, peer: int, request: int, body: Mapping[str, Any], now_ms: float) -> Sequence[Reply]:
-        """A peer's message; replies to it, or to others that waited for what it tells."""
+    def on_message(
+        self, peer: int, request: int, body: Mapping[str, Any], now_ms: float
+    ) -> Sequence[Outgoing]:
+        """A peer's message; replies to it, or to others that waited for what it tells, and pushes."""
 
     def on_disconnect(self, peer: int, now_ms: float) -> None:
         """No reply reaches this peer any more."""
 
-    def on_time(self, now_ms: float) -> Sequence[Reply]:
+    def on_time(self, now_ms: float) -> Sequence[Outgoing]:
         """Called when ``next_change_ms`` has passed, or when ``wake`` was called from any thread."""
 
     def next_change_ms(self, now_ms: float) -> float:
@@ -61,21 +74,23 @@ class Cluster:
 
     handlers: Mapping[str, Handler] = field(default_factory=dict)
 
-    def on_message(self, kind: str, peer: int, request: int, body: Any, now_ms: float) -> Sequence[Reply]:
-        """Raises ProtocolError for a kind that nobody handles."""
+    def on_message(
+        self, kind: str, peer: int, request: int, body: Any, now_ms: float
+    ) -> list[tuple[str, Outgoing]]:
+        """What is to be sent, each with its kind. Raises ProtocolError for a kind that nobody handles."""
         handler = self.handlers.get(kind)
         if handler is None or not isinstance(body, dict):
             raise ProtocolError(f"nobody handles messages of kind {kind!r}")
-        return handler.on_message(peer, request, body, now_ms)
+        return [(kind, one) for one in handler.on_message(peer, request, body, now_ms)]
 
     def on_disconnect(self, peer: int, now_ms: float) -> None:
         """See Handler."""
         for handler in self.handlers.values():
             handler.on_disconnect(peer, now_ms)
 
-    def on_time(self, now_ms: float) -> Iterable[Reply]:
-        """See Handler."""
-        return [reply for handler in self.handlers.values() for reply in handler.on_time(now_ms)]
+    def on_time(self, now_ms: float) -> list[tuple[str, Outgoing]]:
+        """What is to be sent, each with its kind."""
+        return [(kind, one) for kind, handler in self.handlers.items() for one in handler.on_time(now_ms)]
 
     def next_change_ms(self, now_ms: float) -> float:
         """See Handler."""

@@ -13,7 +13,7 @@ import socket
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from kafka_sink.coordinator.handlers import Cluster, HandlerFactory, Reply
+from kafka_sink.coordinator.handlers import Cluster, HandlerFactory, Outgoing, Reply
 from kafka_sink.coordinator.messages import MOST_HANDSHAKE_BYTES, FrameReader, Message, Session
 from kafka_sink.errors import ProtocolError
 from kafka_sink.options import SinkOptions
@@ -21,6 +21,7 @@ from kafka_sink.options import SinkOptions
 _log = logging.getLogger(__name__)
 _READ_BYTES = 64 * 1024
 _LONGEST_TIMER_MS = 60_000.0
+_AFTER_BUG_MS = 1000.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,30 +216,35 @@ class CoordinatorServer:
         if not isinstance(request, int) or not isinstance(kind, str):
             raise ProtocolError("a message without number or kind")
         now_ms = self._clock_ms()
-        replies = self._clusters[key].on_message(kind, peer.number, request, message.get("body"), now_ms)
-        self._send(replies)
+        self._send(self._clusters[key].on_message(kind, peer.number, request, message.get("body"), now_ms))
         self._arm(key)
 
     def _on_time(self, key: str) -> None:
         try:
             self._send(self._clusters[key].on_time(self._clock_ms()))
-        finally:
-            self._arm(key)
+        except Exception:  # noqa: BLE001 - a bug in one kind must not end or occupy the others
+            _log.exception("a handler failed")
+            self._arm(key, at_least_ms=_AFTER_BUG_MS)
+            return
+        self._arm(key)
 
-    def _arm(self, key: str) -> None:
+    def _arm(self, key: str, at_least_ms: float = 0.0) -> None:
         delay_ms = min(self._clusters[key].next_change_ms(self._clock_ms()), _LONGEST_TIMER_MS)
+        delay_ms = max(delay_ms, at_least_ms)
         timer = self._timers.get(key)
         if timer is not None:
             timer.cancel()
         loop = asyncio.get_running_loop()
-        self._timers[key] = loop.call_later(max(0.0, delay_ms) / 1000, self._on_time, key)
+        self._timers[key] = loop.call_later(delay_ms / 1000, self._on_time, key)
 
-    def _send(self, replies: Iterable[Reply]) -> None:
-        for reply in replies:
-            peer = self._peers.get(reply.peer)
+    def _send(self, outgoing: Iterable[tuple[str, Outgoing]]) -> None:
+        for kind, one in outgoing:
+            peer = self._peers.get(one.peer)
             if peer is None or peer.writer.is_closing():
                 continue
-            message = {"id": reply.request, "last": reply.last, "body": reply.body}
+            message: Message = {"kind": kind, "body": one.body}
+            if isinstance(one, Reply):
+                message |= {"id": one.request, "last": one.last}
             peer.writer.write(peer.session.encode(message))
             if peer.writer.transport.get_write_buffer_size() > self._bounds.unread_bytes:
                 self._forget(peer)

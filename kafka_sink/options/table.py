@@ -25,6 +25,7 @@ COMPRESSION = "Compression"
 METADATA = "Metadata"
 PARTITIONER = "Partitioner"
 NETWORK = "Connections"
+COORDINATOR = "Coordinator"
 
 
 @dataclass(frozen=True)
@@ -304,6 +305,26 @@ class SinkOptions:
         """Longest that a connection may take to be made.""",
     )
 
+    coordinator_enabled: bool = _option(
+        "coordinator.enabled", values.boolean(), True, COORDINATOR, "medium",
+        """Run one process on the driver's host that asks for metadata once for all tasks. Without it, or
+        where tasks cannot reach it, each task asks by itself.""",
+    )
+    coordinator_port: int = _option(
+        "coordinator.port", values.integer(0, 65_535), 0, COORDINATOR, "medium",
+        """Port that the coordinator listens on; `0` takes a free one. The first write of an application
+        decides.""",
+    )
+    coordinator_bind_address: str = _option(
+        "coordinator.bind.address", values.string(), "", COORDINATOR, "medium",
+        """Address that the coordinator listens on; empty is SPARK_LOCAL_IP where that is set, else all. Tasks
+        find it at `spark.driver.host`.""",
+    )
+    coordinator_report_interval_ms: int = _option(
+        "coordinator.report.interval.ms", values.integer(50, 60_000), 500, COORDINATOR, "low",
+        """How long a task gathers what it tells the coordinator. Leaders that moved are told at once.""",
+    )
+
     # Not a row of the table: the breaker class judges what stands under kafka.producer.circuit.breaker.
     breaker: tuple[tuple[str, str], ...] = ()
 
@@ -327,6 +348,21 @@ class SinkOptions:
             CompressionType.ZSTD: self.compression_zstd_level,
         }
         return levels.get(self.compression_type)
+
+    def for_tasks(self) -> SinkOptions:
+        """The same for all writes that one producer can serve: what only the planning reads is left out."""
+        return dataclasses.replace(self, **{name: _DEFAULTS[name] for name in _OF_PLANNING})
+
+    def of_cluster(self) -> dict[str, str]:
+        """What is set about a cluster, how to reach it and its breaker, as users write it, secrets included:
+        for a process that is to work with the same cluster. ``parse`` takes it."""
+        written = {
+            spec.name: spec.kind.show(getattr(self, spec.attribute))
+            for spec in SPECS
+            if spec.required or (spec.group in _OF_CLUSTER and getattr(self, spec.attribute) != spec.default)
+        }
+        breaker = {f"{KAFKA_PREFIX}{BREAKER_PREFIX}{name}": text for name, text in self.breaker}
+        return written | breaker
 
     def redacted(self) -> dict[str, str]:
         """Settings that differ from their defaults, under the names users write, with secrets hidden."""
@@ -355,3 +391,15 @@ class ParsedOptions:
 SPECS: tuple[OptionSpec, ...] = tuple(
     field.metadata["spec"] for field in dataclasses.fields(SinkOptions) if "spec" in field.metadata
 )
+_DEFAULTS = {spec.attribute: spec.default for spec in SPECS}
+_OF_PLANNING = (
+    "topic",
+    "topic_create",
+    "topic_partitions",
+    "topic_replication_factor",
+    "log_summary",
+    "coordinator_enabled",
+    "coordinator_port",
+    "coordinator_bind_address",
+)
+_OF_CLUSTER = (METADATA, NETWORK)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol
 
+from kafka_sink.cluster.hints import MetadataSnapshot
 from kafka_sink.cluster.metadata import MetadataCache, MetadataUpdate
 from kafka_sink.errors import InvalidRowError, MetadataTimeoutError
 from kafka_sink.model import Node, PartitionInfo, TopicMetadata, TopicPartition
@@ -16,6 +18,36 @@ _FINAL_TOPIC_ERRORS = {
 }
 _TOPIC_ERROR_NAMES = {3: "UNKNOWN_TOPIC_OR_PARTITION", 5: "LEADER_NOT_AVAILABLE"}
 _CHECK_MS = 100.0
+# How long brokers are not asked while a source of hints may be about to tell.
+HINT_WAIT_MS = 200.0
+
+
+class HintSource(Protocol):
+    """Somebody who may know topics already, or asks for many tasks at once. Never blocks; any thread."""
+
+    def ask(self, topics: Iterable[str]) -> bool:
+        """Topics that are needed now. False where nobody can be asked; else ``import_hints`` will bring
+        them, or ``release`` say that they do not come."""
+
+    def note_use(self, topics: Iterable[str]) -> None:
+        """Rows are written to these topics."""
+
+    def report_stale(self, topic: str) -> None:
+        """A broker denied what was known of this topic."""
+
+
+class NoHints:
+    """Nobody to ask."""
+
+    def ask(self, topics: Iterable[str]) -> bool:
+        """See HintSource."""
+        return False
+
+    def note_use(self, topics: Iterable[str]) -> None:
+        """See HintSource."""
+
+    def report_stale(self, topic: str) -> None:
+        """See HintSource."""
 
 
 class ClusterView:
@@ -34,6 +66,7 @@ class ClusterView:
         self._wake_sender = wake_sender
         self._lock = threading.Lock()  # guards the cache
         self._updated = threading.Condition(self._lock)
+        self.hints: HintSource = NoHints()
 
     # -- the task's thread ------------------------------------------------------------------------
 
@@ -47,6 +80,8 @@ class ClusterView:
         """
         wanted = tuple(topics)
         deadline = self._clock_ms() + timeout_ms
+        self.hints.note_use(wanted)
+        asked = False
         while True:
             with self._lock:
                 now_ms = self._clock_ms()
@@ -59,6 +94,10 @@ class ClusterView:
                 left = deadline - now_ms
                 if left <= 0:
                     raise MetadataTimeoutError(self._explain(missing, timeout_ms))
+                if not asked and self.hints.ask(missing):
+                    # Under the lock: the answer, which ends the wait, comes after it begins.
+                    self._cache.hold_requests(now_ms + HINT_WAIT_MS)
+                asked = True
             self._wake_sender()
             check()
             with self._lock:
@@ -80,6 +119,47 @@ class ClusterView:
             f"({told}; brokers: {self._describe_brokers()}). "
             "Create the topic, or check kafka.bootstrap.servers and that the brokers can be reached"
         )
+
+    # -- hints, from any thread -------------------------------------------------------------------
+
+    def import_hints(self, snapshot: MetadataSnapshot, now_ms: float) -> int:
+        """What another cache of the same cluster knows; returns how many topics were news."""
+        with self._lock:
+            news = self._cache.import_snapshot(snapshot, now_ms)
+            self._updated.notify_all()
+        if news:
+            self._wake_sender()
+        return news
+
+    def hold(self, until_ms: float) -> None:
+        """Hints are on their way: brokers are not asked before this time."""
+        with self._lock:
+            self._cache.hold_requests(until_ms)
+
+    def release(self, now_ms: float) -> None:
+        """No hints will come: brokers may be asked."""
+        self.hold(now_ms)
+        self._wake_sender()
+
+    def note_use(self, topics: Iterable[str], now_ms: float) -> None:
+        """These topics are written to; unknown ones are to be asked for."""
+        with self._lock:
+            self._cache.note_use(topics, now_ms)
+
+    def snapshot(self, names: Iterable[str], now_ms: float) -> MetadataSnapshot:
+        """What is known of these topics, for another cache."""
+        with self._lock:
+            return self._cache.snapshot(now_ms, names)
+
+    def forget(self, name: str) -> None:
+        """Nobody waits for this topic any more."""
+        with self._lock:
+            self._cache.forget(name)
+
+    def topic_error(self, name: str) -> int | None:
+        """The last error code of a topic without metadata."""
+        with self._lock:
+            return self._cache.topic_error(name)
 
     # -- the sender's thread ----------------------------------------------------------------------
 
@@ -108,6 +188,7 @@ class ClusterView:
         """A broker's answer says that this topic's metadata is old."""
         with self._lock:
             self._cache.mark_stale(topic, now_ms)
+        self.hints.report_stale(topic)
 
     def leader_hint(
         self,
@@ -119,7 +200,10 @@ class ClusterView:
     ) -> bool:
         """Takes a leader from a Produce response (KIP-951); True when it was news."""
         with self._lock:
-            return self._cache.leader_hint(partition, leader, epoch, nodes, topic_id=topic_id)
+            news = self._cache.leader_hint(partition, leader, epoch, nodes, topic_id=topic_id)
+        if news:
+            self.hints.report_stale(partition.topic)
+        return news
 
     def forget_nodes(self) -> None:
         """The brokers known are given up; the bootstrap addresses are asked for others."""

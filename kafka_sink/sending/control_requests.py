@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from kafka_sink.cluster.recovery import MetadataRecovery
 from kafka_sink.errors import KafkaSinkError
 from kafka_sink.network import requests
 from kafka_sink.network.client import NetworkClient, OutboundRequest, RequestFailed, ResponseReceived
 from kafka_sink.sending.cluster_view import ClusterView
-from kafka_sink.sending.producer_identity import ProducerIdentity
 from kafka_sink.sending.settings import SenderSettings
+
+if TYPE_CHECKING:
+    # The coordinator has none, and needs nothing of the batches that it deals with.
+    from kafka_sink.sending.producer_identity import ProducerIdentity
 
 # While a broker is being connected to, how long until another may be the better one to ask.
 _RECONSIDER_MS = 100.0

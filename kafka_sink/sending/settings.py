@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kafka_sink.options import SinkOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,3 +26,22 @@ class SenderSettings:
     rebootstrap_trigger_ms: float = 300_000.0
     availability_timeout_ms: float = 0.0
     transactional_id: str | None = None
+
+    @classmethod
+    def from_options(cls, options: SinkOptions) -> SenderSettings:
+        """Taken as they are; brokers count as unavailable only where partitioning adapts to it."""
+        return cls(
+            acks=options.acks,
+            max_request_size=options.max_request_size,
+            request_timeout_ms=options.request_timeout_ms,
+            retries=options.retries,
+            batch_size=options.batch_size,
+            allow_auto_create_topics=options.allow_auto_create_topics,
+            rebootstrap=options.metadata_recovery_strategy == "rebootstrap",
+            rebootstrap_trigger_ms=options.metadata_recovery_rebootstrap_trigger_ms,
+            availability_timeout_ms=(
+                options.partitioner_availability_timeout_ms
+                if options.partitioner_adaptive_partitioning_enable
+                else 0
+            ),
+        )

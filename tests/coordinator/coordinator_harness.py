@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from kafka_sink.coordinator.address import CoordinatorAddress, Rendezvous
-from kafka_sink.coordinator.handlers import Handler, HandlerFactory, Reply
+from kafka_sink.coordinator.handlers import Handler, HandlerFactory, Outgoing, Push, Reply
 from kafka_sink.coordinator.server import CoordinatorServer, ServerBounds
 from kafka_sink.options import SinkOptions, parse
 
@@ -40,8 +40,12 @@ class Echo:
         self.gone: list[int] = []
         self.waiting: list[tuple[int, int]] = []
 
-    def on_message(self, peer: int, request: int, body: Mapping[str, Any], now_ms: float) -> Sequence[Reply]:
+    def on_message(
+        self, peer: int, request: int, body: Mapping[str, Any], now_ms: float
+    ) -> Sequence[Outgoing]:
         self.heard.append(body)
+        if "shout" in body:
+            return [*(Push(other, body) for other, _ in self.waiting), Reply(peer, request, {})]
         if body.get("later"):
             self.waiting.append((peer, request))
             return [Reply(peer, request, {"pending": 1}, last=False)]
@@ -54,7 +58,7 @@ class Echo:
     def on_disconnect(self, peer: int, now_ms: float) -> None:
         self.gone.append(peer)
 
-    def on_time(self, now_ms: float) -> Sequence[Reply]:
+    def on_time(self, now_ms: float) -> Sequence[Outgoing]:
         return []
 
     def next_change_ms(self, now_ms: float) -> float:
@@ -85,7 +89,9 @@ class Serving:
 
 @contextmanager
 def serving(
-    bounds: ServerBounds | None = None, factories: Mapping[str, HandlerFactory] | None = None
+    bounds: ServerBounds | None = None,
+    factories: Mapping[str, HandlerFactory] | None = None,
+    options: SinkOptions = OPTIONS,
 ) -> Iterator[Serving]:
     listening = socket.create_server(("127.0.0.1", 0), backlog=1024)
     found = Serving(listening.getsockname()[1])
@@ -94,7 +100,7 @@ def serving(
     async def serve() -> None:
         made = factories if factories is not None else {"echo": found.echoing}
         found.server = CoordinatorServer(SECRET, made, clock_ms, bounds or ServerBounds())
-        found.server.add_cluster(KEY, OPTIONS)
+        found.server.add_cluster(KEY, options)
         await found.server.start(listening)
         started.set()
         while not stop.is_set():

@@ -166,7 +166,11 @@ class Talker:
     def __init__(self) -> None:
         self.to_tell: list[dict[str, Any]] = []
         self.replies: list[tuple[Mapping[str, Any], bool]] = []
+        self.pushes: list[Mapping[str, Any]] = []
         self.events: list[str] = []
+
+    def attach(self, wake: object) -> None:
+        pass
 
     def next_message(self, now_ms: float) -> Mapping[str, Any] | None:
         return self.to_tell.pop(0) if self.to_tell else None
@@ -176,6 +180,9 @@ class Talker:
 
     def on_reply(self, body: Mapping[str, Any], last: bool, now_ms: float) -> None:
         self.replies.append((body, last))
+
+    def on_push(self, body: Mapping[str, Any], now_ms: float) -> None:
+        self.pushes.append(body)
 
     def on_connected(self, now_ms: float) -> None:
         self.events.append("connected")
@@ -213,6 +220,34 @@ def test_a_client_tells_and_hears_also_of_what_comes_late() -> None:
         two.wake()
         eventually(lambda: talker.replies[1:] == [({"n": 7}, True)])
         assert other.replies == [({"n": 7}, True)]
+
+
+def test_what_one_tells_is_pushed_to_others() -> None:
+    with (
+        serving() as found,
+        client_of(found.address) as (client, talker),
+        client_of(found.address) as (two, other),
+    ):
+        talker.to_tell.append({"later": True})
+        client.wake()
+        eventually(lambda: talker.replies)
+        other.to_tell.append({"shout": "news"})
+        two.wake()
+        eventually(lambda: talker.pushes == [{"shout": "news"}])
+        assert not other.pushes
+        eventually(lambda: other.replies == [({}, True)])
+
+
+def test_a_participant_with_a_bug_costs_its_connection_and_no_task(caplog: pytest.LogCaptureFixture) -> None:
+    with serving() as found, client_of(found.address) as (client, talker):
+        talker.replies = None  # type: ignore[assignment] - so that on_reply raises what nobody expects
+        talker.to_tell.append({"n": 1})
+        client.wake()
+        eventually(lambda: "lost" in talker.events)
+        talker.replies = []
+        eventually(lambda: talker.events == ["connected", "lost", "connected"])
+        client.wake()
+    assert len([line for line in caplog.messages if "coordinator" in line]) == 1
 
 
 def test_a_coordinator_that_never_answers_costs_one_warning(caplog: pytest.LogCaptureFixture) -> None:

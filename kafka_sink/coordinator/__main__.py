@@ -1,0 +1,8 @@
+"""``python -m kafka_sink.coordinator``: started by the launcher, told everything through stdin."""
+
+import sys
+
+from kafka_sink.coordinator.process import main
+
+if __name__ == "__main__":
+    sys.exit(main())

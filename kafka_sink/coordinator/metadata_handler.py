@@ -1,0 +1,260 @@
+"""The coordinator's side of metadata: what tasks ask and report, what they are told. Pure but for its view.
+
+A message has any of ``ask`` (topics that a task needs and does not know), ``use`` (topics that it writes to)
+and ``stale`` ([topic, milliseconds ago] that a broker denied). A reply has topics with ages and epochs, and
+``errors`` of topics asked for. Of topics that must be fetched first, replies say every 100 ms that they are
+``pending``; the last one to a message with ``ask`` has ``asked``. What brokers tell of a task's topics after
+that, its age alone too, is pushed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from kafka_sink.cluster.hints import MetadataSnapshot
+from kafka_sink.coordinator.handlers import Outgoing, Push, Reply
+from kafka_sink.coordinator.metadata_messages import MOST_STALE, age, encode_snapshot, names, text
+from kafka_sink.errors import ProtocolError
+from kafka_sink.model import TopicMetadata
+
+_PENDING_MS = 100.0
+# A task that has waited so long for what the coordinator fetches had better ask by itself.
+GIVE_UP_MS = 2000.0
+_MOST_TOPICS_OF_A_TASK = 50_000
+# Numbers of changes to keep, beyond twice those of topics in use, before they are sorted out.
+_MOST_SPARE = 10_000
+_MOST_PENDING = 64
+# Errors that asking again may mend: the topic is being created, or its leader elected.
+_PASSING = frozenset({3, 5})
+
+
+class MetadataView(Protocol):
+    """The part of ClusterView that is used here."""
+
+    def note_use(self, topics: Iterable[str], now_ms: float) -> None: ...
+    def mark_stale(self, topic: str, now_ms: float) -> None: ...
+    def snapshot(self, names: Iterable[str], now_ms: float) -> MetadataSnapshot: ...
+    def topic(self, name: str) -> TopicMetadata | None: ...
+    def topic_error(self, name: str) -> int | None: ...
+    def forget(self, name: str) -> None: ...
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A question that waits for topics to be fetched."""
+
+    peer: int
+    request: int
+    asked: list[str]
+    missing: set[str]
+    next_ms: float
+    until_ms: float
+
+
+@dataclass(slots=True)
+class _Peer:
+    """A task: the topics it writes to, and the last change that it was told."""
+
+    topics: set[str] = field(default_factory=set)
+    seen: int = 0
+    pending: int = 0
+
+
+class MetadataHandler:
+    """See Handler. ``view`` is refreshed by others, who say so with ``answered``.
+
+    ``fetch`` wakes them. ``auto_create``: a missing topic may be about to exist.
+    """
+
+    def __init__(
+        self, view: MetadataView, fetch: Callable[[], None], wake: Callable[[], None], *, auto_create: bool
+    ) -> None:
+        self._view = view
+        self._fetch = fetch
+        self._wake = wake
+        self._passing = _PASSING if auto_create else _PASSING - {3}
+        self._peers: dict[int, _Peer] = {}
+        self._pending: list[_Pending] = []
+        # The number of each topic's last change; of what was fetched again only the age is new.
+        self._changes: dict[str, int] = {}
+        self._change = 0
+        # The topics of the last changes, from this number on.
+        self._fresh: set[str] = set()
+        self._fresh_after = 0
+        self._tidy_at = _MOST_SPARE
+        # From the fetching thread: append and popleft of a deque are atomic.
+        self._answered: deque[tuple[str, ...]] = deque()
+        self._failure: str | None = None
+        # Topics that somebody was just told not to exist.
+        self._missing: set[str] = set()
+
+    # -- the fetching thread ------------------------------------------------------------------------
+
+    def answered(self, topics: tuple[str, ...]) -> None:
+        """The view has new metadata, or errors, of these topics."""
+        self._answered.append(topics)
+        self._wake()
+
+    def failed(self, reason: str | None) -> None:
+        """Fetching is of no use at present (None: it is again)."""
+        if reason != self._failure:
+            self._failure = reason
+            self._wake()
+
+    # -- Handler ------------------------------------------------------------------------------------
+
+    def on_message(
+        self, peer: int, request: int, body: Mapping[str, Any], now_ms: float
+    ) -> Sequence[Outgoing]:
+        """See Handler."""
+        asked, used = names(body.get("ask", [])), names(body.get("use", []))
+        stale = _stale(body.get("stale", []))
+        known = self._peers.setdefault(peer, _Peer())
+        self._note_answers()
+        self._tidy()
+        if len(known.topics) + len(asked) + len(used) > _MOST_TOPICS_OF_A_TASK:
+            # Told of again within a minute where they are still written to.
+            known.topics.clear()
+        known.topics.update(asked, used)
+        self._view.note_use(known.topics.intersection((*asked, *used)), now_ms)
+        newer = [topic for topic, ago_ms in stale.items() if not self._mark(topic, ago_ms, now_ms)]
+        missing = {name for name in asked if not self._is_answered(name)}
+        if missing or len(newer) < len(stale):
+            self._fetch()
+        told = dict.fromkeys([*asked, *newer, *self._changed(known)])
+        if not missing or self._failure is not None or known.pending >= _MOST_PENDING:
+            replies = self._tell(peer, request, told, asked, last=True, now_ms=now_ms)
+            self._forget_missing()
+            return replies
+        known.pending += 1
+        until_ms, next_ms = now_ms + GIVE_UP_MS, now_ms + _PENDING_MS
+        self._pending.append(_Pending(peer, request, asked, missing, next_ms, until_ms))
+        return self._tell(peer, request, told, (), last=False, now_ms=now_ms)
+
+    def on_disconnect(self, peer: int, now_ms: float) -> None:
+        """See Handler."""
+        self._peers.pop(peer, None)
+        self._pending = [one for one in self._pending if one.peer != peer]
+
+    def on_time(self, now_ms: float) -> Sequence[Outgoing]:
+        """See Handler."""
+        self._note_answers()
+        replies: list[Outgoing] = []
+        waiting: list[_Pending] = []
+        for one in self._pending:
+            one.missing = {name for name in one.missing if not self._is_answered(name)}
+            if not one.missing or now_ms >= one.until_ms or self._failure is not None:
+                peer = self._peers[one.peer]
+                peer.pending -= 1
+                told = dict.fromkeys([*one.asked, *self._changed(peer)])
+                replies += self._tell(one.peer, one.request, told, one.asked, last=True, now_ms=now_ms)
+                continue
+            if now_ms >= one.next_ms:
+                one.next_ms = now_ms + _PENDING_MS
+                replies.append(Reply(one.peer, one.request, {"pending": len(one.missing)}, last=False))
+            waiting.append(one)
+        self._pending = waiting
+        self._forget_missing()
+        return replies + self._pushes(now_ms)
+
+    def _pushes(self, now_ms: float) -> list[Outgoing]:
+        """What changed, to tasks that do not wait for an answer, which will tell them."""
+        pushes: list[Outgoing] = []
+        for number, peer in self._peers.items():
+            changed = [] if peer.pending else self._changed(peer)
+            if not peer.pending:
+                peer.seen = self._change
+            if changed:
+                bodies = encode_snapshot(self._view.snapshot(changed, now_ms))
+                pushes += [Push(number, body) for body in bodies]
+        return pushes
+
+    def next_change_ms(self, now_ms: float) -> float:
+        """See Handler."""
+        return max(0.0, min((one.next_ms for one in self._pending), default=math.inf) - now_ms)
+
+    def close(self) -> None:
+        """See Handler."""
+
+    # -- what is told -------------------------------------------------------------------------------
+
+    def _note_answers(self) -> None:
+        if self._answered:
+            self._fresh, self._fresh_after = set(), self._change
+        while self._answered:
+            self._change += 1
+            topics = self._answered.popleft()
+            self._fresh.update(topics)
+            self._changes.update(dict.fromkeys(topics, self._change))
+
+    def _forget_missing(self) -> None:
+        """Brokers are not asked again and again for what nobody waits for; the next who asks has it asked
+        for anew, as it may have been created by then."""
+        if self._missing:
+            for name in self._missing.difference(*(one.missing for one in self._pending)):
+                self._view.forget(name)
+            self._missing.clear()
+
+    def _tidy(self) -> None:
+        if len(self._changes) > self._tidy_at:
+            used = set().union(*(one.topics for one in self._peers.values()))
+            self._changes = {name: change for name, change in self._changes.items() if name in used}
+            self._tidy_at = 2 * len(self._changes) + _MOST_SPARE
+
+    def _changed(self, peer: _Peer) -> list[str]:
+        if peer.seen == self._change:
+            return []
+        if peer.seen >= self._fresh_after:
+            return list(self._fresh & peer.topics)
+        return [name for name in peer.topics if self._changes.get(name, 0) > peer.seen]
+
+    def _is_answered(self, name: str) -> bool:
+        """Whether there is metadata, or an error that waiting does not mend."""
+        if self._view.topic(name) is not None:
+            return True
+        error = self._view.topic_error(name)
+        return error is not None and error not in self._passing
+
+    def _mark(self, topic: str, ago_ms: float, now_ms: float) -> bool:
+        """False where the metadata is younger than what the task had: that is news for the task."""
+        found = self._view.snapshot((topic,), now_ms).topics
+        if found and found[0].age_ms < ago_ms:
+            return False
+        self._view.mark_stale(topic, now_ms)
+        return True
+
+    def _tell(
+        self,
+        peer: int,
+        request: int,
+        topics: Iterable[str],
+        asked: Iterable[str],
+        *,
+        last: bool,
+        now_ms: float,
+    ) -> list[Reply]:
+        """``asked``: topics whose errors are told."""
+        errors = {name: self._view.topic_error(name) for name in asked}
+        self._missing.update(name for name in errors if self._view.topic(name) is None)
+        facts = {
+            "pending": 0 if last else 1,
+            "errors": {name: error for name, error in errors.items() if error},
+            "asked": bool(errors),
+            "failure": self._failure,
+        }
+        self._peers[peer].seen = self._change
+        bodies = [{**body, **facts} for body in encode_snapshot(self._view.snapshot(topics, now_ms))]
+        return [Reply(peer, request, body, last and body is bodies[-1]) for body in bodies]
+
+
+def _stale(value: Any) -> dict[str, float]:
+    if not isinstance(value, list) or len(value) > MOST_STALE:
+        raise ProtocolError("a list of stale topics that is none, or too long")
+    try:
+        return {text(topic): age(ago_ms) for topic, ago_ms in value}
+    except (TypeError, ValueError):
+        raise ProtocolError("a list of stale topics that is none") from None

@@ -1,0 +1,108 @@
+"""Metadata hints as JSON, and back with everything checked: whoever sends them knows the secret, and may be
+of another version all the same."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from kafka_sink.cluster.hints import MetadataSnapshot, TopicHint
+from kafka_sink.errors import ProtocolError
+from kafka_sink.model import Node, PartitionInfo, TopicMetadata
+
+MOST_NAMES = 5000
+MOST_STALE = 1000
+# So many partitions in one message keep it far below the bound of a frame.
+_MOST_PARTITIONS = 50_000
+_BYTES_OF_ID = 16
+
+
+def encode_snapshot(snapshot: MetadataSnapshot) -> Iterator[dict[str, Any]]:
+    """Bodies of one or more messages, each with the brokers."""
+    head = {
+        "nodes": [[node.id, node.host, node.port, node.rack] for node in snapshot.nodes],
+        "nodes_age": snapshot.nodes_age_ms if math.isfinite(snapshot.nodes_age_ms) else None,
+        "cluster_id": snapshot.cluster_id,
+    }
+    topics: list[Any] = []
+    partitions = 0
+    for hint in snapshot.topics:
+        count = len(hint.metadata.partitions)
+        if topics and (partitions + count > _MOST_PARTITIONS or len(topics) >= MOST_NAMES):
+            yield {**head, "topics": topics}
+            topics, partitions = [], 0
+        topics.append(_encode_topic(hint))
+        partitions += count
+    yield {**head, "topics": topics}
+
+
+def _encode_topic(hint: TopicHint) -> list[Any]:
+    topic = hint.metadata
+    topic_id = None if topic.topic_id is None else topic.topic_id.hex()
+    leaders = [[one.leader, one.leader_epoch] for one in topic.partitions]
+    return [topic.name, topic_id, hint.age_ms, leaders]
+
+
+def decode_snapshot(body: Mapping[str, Any]) -> MetadataSnapshot:
+    """Raises ProtocolError."""
+    try:
+        nodes_age = body["nodes_age"]
+        return MetadataSnapshot(
+            tuple(_decode_topic(*topic) for topic in body["topics"]),
+            tuple(_decode_node(*node) for node in body["nodes"]),
+            math.inf if nodes_age is None else age(nodes_age),
+            None if body["cluster_id"] is None else text(body["cluster_id"]),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise ProtocolError(f"a message with metadata that is none ({type(error).__name__})") from None
+
+
+def _decode_topic(name: Any, topic_id: Any, age_ms: Any, leaders: Any) -> TopicHint:
+    found = None if topic_id is None else bytes.fromhex(topic_id)
+    if found is not None and len(found) != _BYTES_OF_ID:
+        raise ValueError("a topic id of a wrong length")
+    partitions = tuple(
+        PartitionInfo(name, index, whole(leader), whole(epoch))
+        for index, (leader, epoch) in enumerate(leaders)
+    )
+    return TopicHint(TopicMetadata(text(name), found, partitions), age(age_ms))
+
+
+def _decode_node(node_id: Any, host: Any, port: Any, rack: Any) -> Node:
+    return Node(whole(node_id), text(host), whole(port), None if rack is None else text(rack))
+
+
+def names(value: Any) -> list[str]:
+    """A list of topic names. Raises ProtocolError."""
+    if not isinstance(value, list) or len(value) > MOST_NAMES:
+        raise ProtocolError("a list of topics that is none, or too long")
+    return [text(one) for one in value]
+
+
+def text(value: Any) -> str:
+    """Raises ProtocolError."""
+    if not isinstance(value, str):
+        raise ProtocolError("a text that is none")
+    return value
+
+
+def whole(value: Any) -> int:
+    """Raises ProtocolError."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ProtocolError("a number that is none")
+    return value
+
+
+def age(value: Any) -> float:
+    """Milliseconds. Raises ProtocolError."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
+        raise ProtocolError("an age that is none")
+    return float(value)
+
+
+def in_parts(values: Iterable[str]) -> Iterator[list[str]]:
+    """Lists that ``names`` takes."""
+    rest = list(values)
+    for start in range(0, len(rest), MOST_NAMES):
+        yield rest[start : start + MOST_NAMES]

@@ -1,0 +1,113 @@
+"""The coordinator's process: it serves until the driver, or the application's folder, is gone.
+
+stdin is a pipe of lines of JSON. The first tells what to serve and what to watch, each later one a cluster.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import resource
+import select
+import signal
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+from kafka_sink.coordinator.driver_process import DriverProcess
+from kafka_sink.coordinator.metadata_fetcher import metadata_handler
+from kafka_sink.coordinator.server import CoordinatorServer
+from kafka_sink.errors import ConfigurationError
+from kafka_sink.options import parse
+
+_log = logging.getLogger(__name__)
+_WATCH_S = 1.0
+_FIRST_LINE_S = 10.0
+_READ_BYTES = 64 * 1024
+_MOST_LINE_BYTES = 1024 * 1024
+_FILES = 4096
+_HANDLERS = {"metadata": metadata_handler}
+
+
+class TellTale:
+    """The lines that have come through stdin; never blocks."""
+
+    def __init__(self, handle: int) -> None:
+        self._handle = handle
+        self._held = b""
+
+    def lines(self) -> list[dict[str, Any]]:
+        """What is whole by now. What is no JSON is half of a line that somebody died over: left out."""
+        try:
+            while data := os.read(self._handle, _READ_BYTES):
+                self._held += data
+        except BlockingIOError:
+            pass
+        *whole, self._held = self._held.split(b"\n")
+        self._held = self._held[-_MOST_LINE_BYTES:]
+        told = []
+        for one in filter(None, whole):
+            try:
+                message = json.loads(one)
+            except ValueError:
+                continue
+            if isinstance(message, dict):
+                told.append(message)
+        return told
+
+
+async def _serve(first: dict[str, Any], later: TellTale, rest: list[dict[str, Any]]) -> None:
+    def add(told: list[dict[str, Any]]) -> None:
+        for one in told:
+            try:
+                server.add_cluster(one["cluster"], parse(one["options"]).options)
+            except (KeyError, ConfigurationError):
+                # Not the reason: a password may be what was refused.
+                _log.warning("a cluster's options were not understood")
+
+    def look() -> None:
+        add(later.lines())
+
+    driver = DriverProcess(int(first["driver"][0]), str(first["driver"][1]))
+    marker = Path(first["marker"])
+    server = CoordinatorServer(
+        bytes.fromhex(first["secret"]), _HANDLERS, lambda: time.monotonic() * 1000, look=look
+    )
+    add(rest)
+    listening = socket.socket(fileno=int(first["listening"]))
+    await server.start(listening)
+    asyncio.get_running_loop().add_reader(0, look)
+    while driver.is_alive() and _is_current(marker, first["token"]):
+        await asyncio.sleep(_WATCH_S)
+    server.close()
+
+
+def _is_current(marker: Path, token: str) -> bool:
+    """Whether the application's folder is there, and nobody has started another coordinator in it."""
+    try:
+        return bool(json.loads(marker.read_bytes())["token"] == token)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def main() -> int:
+    """Returns the exit code; 2 where stdin told nothing."""
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    # The driver's terminal is not ours: Ctrl-C there interrupts a job, not the application.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < _FILES:
+        wanted = _FILES if hard == resource.RLIM_INFINITY else min(_FILES, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
+    stdin = TellTale(0)
+    deadline = time.monotonic() + _FIRST_LINE_S
+    while not (lines := stdin.lines()):
+        if time.monotonic() > deadline:
+            return 2
+        select.select([0], [], [], 0.1)
+    asyncio.run(_serve(lines[0], stdin, lines[1:]))
+    # Threads that fetch metadata are daemons; nothing of theirs is worth waiting for.
+    os._exit(0)

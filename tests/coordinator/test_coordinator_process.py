@@ -1,0 +1,242 @@
+"""The coordinator as a process: how planning finds it, what it must not outlive, what it must not show."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kafka_sink.coordinator import driver_process, launcher
+from kafka_sink.coordinator.address import CoordinatorAddress
+from kafka_sink.coordinator.client import Connection
+from kafka_sink.coordinator.driver_process import DriverProcess
+from kafka_sink.coordinator.meeting_place import FOLDER
+from kafka_sink.coordinator.planning import Planned, plan
+from kafka_sink.options import parse
+from tests.coordinator.coordinator_harness import clock_ms, eventually
+from tests.faults.fake_broker import METADATA, FakeCluster
+
+# Stands for a password: it travels to the coordinator as all settings of a cluster do.
+PASSWORD = "271828182"
+
+
+class Application:
+    """A driver's JVM, for which ``sleep`` stands in, with its local folder."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder = folder
+        self.driver = subprocess.Popen(["sleep", "600"])
+        found = driver_process._look(self.driver.pid)
+        assert found is not None
+        monkeypatch.setattr(driver_process, "find", lambda: DriverProcess(self.driver.pid, found.started))
+        monkeypatch.setenv("SPARK_LOCAL_DIRS", str(folder))
+        monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
+        self._before = len(launcher._started)
+
+    @property
+    def processes(self) -> list[subprocess.Popen[bytes]]:
+        return launcher._started[self._before :]
+
+    def close(self) -> None:
+        self.driver.kill()
+        self.driver.wait()
+        for process in self.processes:
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture
+def application(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Application]:
+    folder = tmp_path / "blockmgr"
+    folder.mkdir()
+    made = Application(folder, monkeypatch)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def cluster() -> Iterator[FakeCluster]:
+    with FakeCluster({"t": 2}) as made:
+        yield made
+
+
+def planned(cluster: FakeCluster, *, is_streaming: bool = False, **options: str) -> Planned:
+    raw = {"kafka.bootstrap.servers": cluster.bootstrap_servers, "topic": "t"}
+    raw |= {name.replace("_", "."): value for name, value in options.items()}
+    return plan(parse(raw).options, is_streaming=is_streaming)
+
+
+def answers(found: Planned) -> bool:
+    assert found.rendezvous is not None
+    connection = Connection(CoordinatorAddress("127.0.0.1", found.rendezvous), 5000, clock_ms)
+    try:
+        connection.tell("metadata", {}, clock_ms())
+        return bool(connection.receive(clock_ms())[0].last)
+    finally:
+        connection.close()
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [line for line in caplog.messages if "coordinator" in line]
+
+
+def test_the_first_write_starts_it_and_the_next_find_it(
+    application: Application, cluster: FakeCluster
+) -> None:
+    first, second = planned(cluster), planned(cluster)
+    assert first.rendezvous == second.rendezvous
+    assert len(application.processes) == 1
+    assert answers(second)
+    for one in (first, second):
+        assert one.hints is not None
+        assert [hint.metadata.name for hint in one.hints.topics] == ["t"]
+    assert len(cluster.received(METADATA)) == 1
+    stream = planned(cluster, is_streaming=True)
+    assert stream == Planned(first.rendezvous)
+
+
+def test_it_serves_several_clusters(application: Application, cluster: FakeCluster) -> None:
+    first = planned(cluster)
+    with FakeCluster({"t": 5}) as other:
+        second = planned(other)
+        assert second.hints is not None
+        assert len(second.hints.topics[0].metadata.partitions) == 5
+    assert first.rendezvous is not None
+    assert second.rendezvous is not None
+    assert first.rendezvous.port == second.rendezvous.port
+    assert first.rendezvous.cluster != second.rendezvous.cluster
+    assert len(application.processes) == 1
+
+
+def test_it_goes_with_the_driver_killed(application: Application, cluster: FakeCluster) -> None:
+    planned(cluster)
+    (process,) = application.processes
+    # Nobody waits for it: like a JVM whose parent lives on, it stays as a zombie.
+    application.driver.send_signal(signal.SIGKILL)
+    assert process.wait(10) == 0
+
+
+def test_it_goes_with_the_application_folder(application: Application, cluster: FakeCluster) -> None:
+    planned(cluster)
+    (process,) = application.processes
+    shutil.rmtree(application.folder)
+    assert process.wait(10) == 0
+
+
+def test_a_dead_one_is_replaced(application: Application, cluster: FakeCluster) -> None:
+    first = planned(cluster)
+    application.processes[0].kill()
+    application.processes[0].wait()
+    second = planned(cluster)
+    assert len(application.processes) == 2
+    assert first.rendezvous != second.rendezvous
+    assert answers(second)
+
+
+def test_a_frozen_one_costs_one_warning_and_a_moment(
+    application: Application, cluster: FakeCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = planned(cluster)
+    with caplog.at_level(logging.WARNING):
+        application.processes[0].send_signal(signal.SIGSTOP)
+        started = time.monotonic()
+        for _ in range(3):
+            assert planned(cluster) == Planned(first.rendezvous)
+        assert time.monotonic() - started < 3
+        assert len(warnings(caplog)) == 1
+        application.processes[0].send_signal(signal.SIGCONT)
+        assert planned(cluster).hints is not None
+    assert len(application.processes) == 1
+
+
+def test_it_can_be_switched_off(application: Application, cluster: FakeCluster) -> None:
+    assert planned(cluster, coordinator_enabled="false") == Planned()
+    assert not application.processes
+    assert not (application.folder / FOLDER).exists()
+
+
+def test_a_taken_port_costs_one_warning(
+    application: Application, cluster: FakeCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING), socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        for _ in range(2):
+            assert planned(cluster, coordinator_port=port) == Planned()
+    assert len(warnings(caplog)) == 1
+    assert "coordinator.port" in warnings(caplog)[0]
+    assert not application.processes
+
+
+def test_nothing_shows_a_secret(application: Application, cluster: FakeCluster) -> None:
+    found = planned(cluster, kafka_metadata_max_age_ms=PASSWORD)
+    rendezvous = found.rendezvous
+    assert rendezvous is not None
+    secrets = (rendezvous.secret.hex(), PASSWORD)
+    assert not any(secret in repr(found) for secret in secrets)
+    pid = application.processes[0].pid
+    shown = subprocess.run(["ps", "-ww", "-o", "args=", "-p", str(pid)], capture_output=True, text=True)
+    assert "kafka_sink.coordinator" in shown.stdout
+    assert not any(secret in shown.stdout for secret in secrets)
+    if sys.platform == "linux":
+        environ = Path(f"/proc/{pid}/environ").read_bytes()
+        assert not any(secret.encode() in environ for secret in secrets)
+    folder = application.folder / FOLDER
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    for path in folder.iterdir():
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
+        # What users call secret is in no file; what the coordinator's peers prove is in one.
+        if path.is_file():
+            assert PASSWORD.encode() not in path.read_bytes()
+            assert (rendezvous.secret.hex().encode() in path.read_bytes()) == (path.name == "found")
+
+
+def test_another_folder_is_another_application(
+    application: Application, cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = planned(cluster)
+    other = tmp_path / "another"
+    other.mkdir()
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", f"{other},{tmp_path}")
+    assert planned(cluster).rendezvous != first.rendezvous
+    assert len(application.processes) == 2
+
+
+def test_without_a_driver_or_a_folder_there_is_none(
+    application: Application, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver_process, "find", lambda: None)
+    assert planned(cluster) == Planned()
+    monkeypatch.delenv("SPARK_LOCAL_DIRS")
+    assert planned(cluster) == Planned()
+    assert not application.processes
+
+
+def test_the_driver_is_the_nearest_ancestor_that_is_no_python() -> None:
+    script = "from kafka_sink.coordinator import driver_process as d; print(d.find().pid)"
+    nested = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {script!r}], check=True)"
+    shell = subprocess.Popen(
+        ["sh", "-c", '"$0" -c "$1"; true', sys.executable, nested],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[2],
+    )
+    told, _ = shell.communicate(timeout=30)
+    assert int(told) == shell.pid
+
+
+def test_a_process_is_known_by_its_start_too() -> None:
+    found = driver_process._look(os.getpid())
+    assert found is not None
+    assert DriverProcess(os.getpid(), found.started).is_alive()
+    assert not DriverProcess(os.getpid(), "another time").is_alive()
+    eventually(lambda: driver_process._look(2**22 + 1) is None)

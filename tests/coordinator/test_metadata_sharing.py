@@ -1,0 +1,192 @@
+"""What tasks learn from one another through a coordinator, on a scripted cluster that counts its requests."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from kafka_sink.coordinator import metadata_exchange
+from kafka_sink.coordinator.address import CoordinatorAddress
+from kafka_sink.coordinator.metadata_fetcher import metadata_handler
+from kafka_sink.errors import InvalidRowError, MetadataTimeoutError
+from kafka_sink.model import TopicPartition
+from kafka_sink.options import SinkOptions, parse
+from kafka_sink.producer import PRODUCERS, TaskProducer, task_producer
+from kafka_sink.rows.column_plan import ColumnPlan
+from kafka_sink.sending import cluster_view
+from kafka_sink.sending.cluster_view import ClusterView
+from tests.coordinator.coordinator_harness import Serving, eventually, serving
+from tests.faults.fake_broker import METADATA, FakeCluster
+from tests.faults.fake_replies import error
+
+PLAN = ColumnPlan.of([("topic", "string"), ("value", "binary")], None)
+TOPIC_AUTHORIZATION_FAILED = 29
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Warnings are due once an application: every test is one."""
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
+    yield
+    PRODUCERS.close()
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tasks wait for the coordinator however busy this machine is."""
+    monkeypatch.setattr(cluster_view, "HINT_WAIT_MS", 10_000.0)
+    monkeypatch.setattr(metadata_exchange, "HINT_WAIT_MS", 10_000.0)
+
+
+def options_of(cluster: FakeCluster, **options: object) -> SinkOptions:
+    raw = {
+        "kafka.bootstrap.servers": cluster.bootstrap_servers,
+        "kafka.linger.ms": "0",
+        "kafka.retry.backoff.ms": "20",
+        "kafka.retry.backoff.max.ms": "50",
+    }
+    raw |= {f"kafka.{name.replace('_', '.')}": str(value) for name, value in options.items()}
+    return parse(raw).options
+
+
+@contextmanager
+def coordinating(options: SinkOptions) -> Iterator[Serving]:
+    with serving(factories={"metadata": metadata_handler}, options=options) as found:
+        yield found
+
+
+@contextmanager
+def task(options: SinkOptions, address: CoordinatorAddress) -> Iterator[TaskProducer]:
+    with task_producer(options, PLAN, address) as producer:
+        yield producer
+
+
+def rows(*topics: str) -> pa.RecordBatch:
+    values = pa.array([b"v"] * len(topics), pa.binary())
+    return pa.record_batch({"topic": pa.array(topics, pa.string()), "value": values})
+
+
+def asked(cluster: FakeCluster) -> list[set[str]]:
+    """The topics of each Metadata request so far."""
+    return [{topic.name for topic in one.body.topics} for one in cluster.received(METADATA)]
+
+
+def written(cluster: FakeCluster, topic: str) -> int:
+    return sum(batch.record_count for batch in cluster.batches(topic, 0))
+
+
+def view(producer: TaskProducer) -> ClusterView:
+    return producer._producer._cluster
+
+
+@pytest.mark.usefixtures("patient")
+def test_what_one_task_needs_is_asked_for_once_and_known_to_all_others() -> None:
+    topics = {f"t{number}": 1 for number in range(300)}
+    with FakeCluster(topics) as cluster, coordinating(options_of(cluster)) as found:
+        for client_id in ("a", "b", "c"):
+            # Each of its own options, hence with a producer of its own, as in processes of their own.
+            with task(options_of(cluster, client_id=client_id), found.address) as producer:
+                producer.send(rows(*topics))
+                producer.finish()
+        assert asked(cluster) == [set(topics)]
+        assert {written(cluster, topic) for topic in topics} == {3}
+
+
+@pytest.mark.usefixtures("patient")
+def test_a_moved_leader_is_known_to_all_tasks_after_one_task_met_it() -> None:
+    with FakeCluster({"t": 1}, brokers=2) as cluster, coordinating(options_of(cluster)) as found:
+        one, two = options_of(cluster, client_id="a"), options_of(cluster, client_id="b")
+        with task(one, found.address) as writing, task(two, found.address) as idle:
+            for producer in (writing, idle):
+                producer.send(rows("t"))
+                producer.finish()
+            cluster.move_leader("t", 0, 1)
+            writing.send(rows("t"))
+            writing.finish()
+            partition = TopicPartition("t", 0)
+            eventually(lambda: (leader := view(idle).leader(partition)) and leader.leader == 1)
+            idle.send(rows("t"))
+            idle.finish()
+        assert written(cluster, "t") == 4
+
+
+@pytest.mark.usefixtures("patient")
+def test_a_refused_topic_fails_as_it_does_without_a_coordinator() -> None:
+    with FakeCluster() as cluster, coordinating(options_of(cluster)) as found:
+        cluster.script(METADATA, *(error(TOPIC_AUTHORIZATION_FAILED) for _ in range(9)))
+        with (
+            pytest.raises(InvalidRowError, match="TOPIC_AUTHORIZATION_FAILED"),
+            task(options_of(cluster), found.address) as producer,
+        ):
+            producer.send(rows("secret"))
+
+
+def test_a_missing_topic_fails_within_max_block() -> None:
+    with FakeCluster() as cluster, coordinating(options_of(cluster)) as found:
+        options = options_of(cluster, max_block_ms=700)
+        with (
+            pytest.raises(MetadataTimeoutError, match="missing"),
+            task(options, found.address) as producer,
+        ):
+            producer.send(rows("missing"))
+
+
+def test_tasks_go_on_when_the_coordinator_ends(caplog: pytest.LogCaptureFixture) -> None:
+    topics = {"t": 1, "u": 1, "v": 1}
+    with FakeCluster(topics) as cluster:
+        with coordinating(options_of(cluster)) as found:
+            address = found.address
+            producer = PRODUCERS.take(options_of(cluster))
+            producer.begin(address)
+            producer.send(PLAN, rows("t"))
+        producer.send(PLAN, rows("t", "u"))
+        producer.send(PLAN, rows("v"))
+        producer.finish()
+        assert [written(cluster, topic) for topic in topics] == [2, 1, 1]
+        eventually(lambda: [line for line in caplog.messages if "coordinator" in line])
+        producer.close()
+    assert len([line for line in caplog.messages if "coordinator" in line]) == 1
+
+
+def test_a_frozen_coordinator_costs_one_warning_and_a_moment(caplog: pytest.LogCaptureFixture) -> None:
+    topics = {f"t{number}": 1 for number in range(3)}
+    with (
+        caplog.at_level(logging.WARNING),
+        FakeCluster(topics) as cluster,
+        socket.create_server(("127.0.0.1", 0)) as frozen,
+    ):
+        address = Serving(frozen.getsockname()[1]).address
+        started = time.monotonic()
+        with task(options_of(cluster), address) as producer:
+            for topic in topics:
+                producer.send(rows(topic))
+            producer.finish()
+            # 200 ms for each unit that has new topics, and no more for any that come later.
+            assert time.monotonic() - started < 2.5
+            eventually(lambda: [line for line in caplog.messages if "coordinator" in line])
+        assert len([line for line in caplog.messages if "coordinator" in line]) == 1
+
+
+def test_a_wrong_secret_costs_no_more() -> None:
+    with FakeCluster({"t": 1}) as cluster, coordinating(options_of(cluster)) as found:
+        wrong = replace(found.address, rendezvous=replace(found.address.rendezvous, secret=b"x" * 32))
+        with task(options_of(cluster), wrong) as producer:
+            producer.send(rows("t"))
+            producer.finish()
+        assert written(cluster, "t") == 1
+
+
+def test_an_address_shows_no_secret_and_can_be_pickled() -> None:
+    address = Serving(1).address
+    assert address.rendezvous.secret.hex() not in repr(address)
+    assert repr(address.rendezvous.secret) not in repr(address)
+    assert pickle.loads(pickle.dumps(address)) == address

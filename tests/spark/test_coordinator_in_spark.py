@@ -1,0 +1,41 @@
+"""The coordinator in a Spark application on a real broker: what jobs ask, and where its process stands."""
+
+from __future__ import annotations
+
+import subprocess
+from typing import TYPE_CHECKING
+
+from kafka_sink.local_broker import LocalBroker
+from tests.faults.proxy import ProxyCluster
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+METADATA = 3
+TOPICS = 40
+
+
+def test_a_second_job_asks_for_no_metadata(spark: SparkSession, broker: LocalBroker) -> None:
+    for number in range(TOPICS):
+        broker.create_topic(f"shared-{number}", 1)
+    with ProxyCluster(broker.bootstrap_servers) as proxies:
+        asked = []
+        for job in range(2):
+            # Another batch.size is another producer in each worker: it knows nothing but what it is told.
+            spark.range(TOPICS * 8, numPartitions=8).selectExpr(
+                f"concat('shared-', id % {TOPICS}) AS topic", "cast(id AS string) AS value"
+            ).write.format("kafka-chunked").mode("append").option(
+                "kafka.bootstrap.servers", proxies.bootstrap_servers
+            ).option("kafka.linger.ms", "0").option("kafka.batch.size", str(100_000 + job)).save()
+            asked.append(proxies.requests[METADATA] - sum(asked))
+    # One of the coordinator; tasks ask by themselves where it takes more than 200 ms on a busy machine.
+    assert asked[0] <= 5
+    assert asked[1] <= 2
+    assert leads_a_session_of_its_own()
+
+
+def leads_a_session_of_its_own() -> bool:
+    """Python's daemon hangs up its process group, and Spark kills its workers: neither must reach it."""
+    shown = subprocess.run(["ps", "-axww", "-o", "pid=,pgid=,args="], capture_output=True, text=True)
+    lines = [line.split() for line in shown.stdout.splitlines() if "-m kafka_sink.coordinator" in line]
+    return bool(lines) and all(pid == group for pid, group, *_ in lines)
