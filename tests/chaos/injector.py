@@ -1,0 +1,92 @@
+"""Does to real brokers, and to the proxies before them, what a schedule says."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+
+from kafka_sink.local_broker import LocalBroker
+from tests.chaos.schedule import BROKER_FAULTS, Event, Fault
+from tests.faults.proxy import PRODUCE, REQUEST, RESPONSE, Proxy, ProxyCluster
+
+_TRICKLE_MS = 5.0
+# A frozen broker's clients must have something in flight when it dies.
+_FROZEN_S = 0.3
+
+
+class Injector:
+    """Runs tracks of events; ``done`` counts what was injected. Call ``heal`` at the end, whatever happened."""
+
+    def __init__(self, cluster: LocalBroker, proxies: ProxyCluster) -> None:
+        self.done: Counter[Fault] = Counter()
+        self._cluster = cluster
+        self._proxies = proxies
+        self._stopped = threading.Event()
+
+    def run(self, events: Sequence[Event]) -> None:
+        """Returns when the last event is over. One thread per track."""
+        for event in events:
+            self._stopped.wait(event.after_ms / 1000)
+            if self._stopped.is_set():
+                return
+            if event.fault in BROKER_FAULTS:
+                self._strike_broker(event)
+            else:
+                self._strike_wire(self._proxies[event.broker], event)
+            self.done[event.fault] += 1
+
+    def heal(self) -> None:
+        """Ends running faults of the wire; every broker runs afterwards."""
+        self._stopped.set()
+        for proxy in self._proxies:
+            proxy.slow()
+            proxy.thaw()
+            proxy.accept()
+        for broker in range(len(self._proxies.proxies)):
+            if self._cluster.is_running(broker):
+                self._cluster.thaw(broker)
+            else:
+                self._cluster.start(broker)
+
+    def _strike_broker(self, event: Event) -> None:
+        cluster, broker = self._cluster, event.broker
+        if event.fault is Fault.FREEZE:
+            cluster.freeze(broker)
+            time.sleep(event.lasts_ms / 1000)
+            cluster.thaw(broker)
+            return
+        if event.fault is Fault.STOP:
+            cluster.stop(broker, 60)
+        else:
+            if event.fault is Fault.FREEZE_KILL:
+                cluster.freeze(broker)
+                time.sleep(_FROZEN_S)
+            cluster.kill(broker)
+        time.sleep(event.lasts_ms / 1000)
+        cluster.start(broker)
+
+    def _strike_wire(self, proxy: Proxy, event: Event) -> None:
+        fault = event.fault
+        if fault is Fault.CUT:
+            proxy.cut()
+        elif fault is Fault.CUT_REQUEST:
+            proxy.cut_after(event.amount, REQUEST)
+        elif fault is Fault.CUT_RESPONSE:
+            proxy.cut_after(event.amount, RESPONSE)
+        elif fault is Fault.SWALLOW:
+            proxy.swallow(PRODUCE, event.amount)
+        elif fault is Fault.DELAY:
+            proxy.slow(delay_ms=event.amount)
+        elif fault is Fault.TRICKLE:
+            proxy.slow(trickle_bytes=event.amount, trickle_ms=_TRICKLE_MS)
+        elif fault is Fault.STALL:
+            proxy.freeze()
+        elif fault is Fault.REFUSE:
+            proxy.refuse()
+            proxy.cut()
+        self._stopped.wait(event.lasts_ms / 1000)
+        proxy.slow()
+        proxy.thaw()
+        proxy.accept()

@@ -1,0 +1,244 @@
+"""One round: producers under load on three real brokers, faults, and the check of what the log holds then."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from kafka_sink.errors import KafkaSinkError
+from kafka_sink.local_broker import LocalBroker
+from kafka_sink.options import SinkOptions, parse
+from kafka_sink.producer import PRODUCERS, task_producer
+from kafka_sink.rows.column_plan import ColumnPlan
+from tests.chaos.history import Attempt, Invariant, Record, Violations, check, key_of, value_of
+from tests.chaos.injector import Injector
+from tests.chaos.schedule import Fault, Schedule, Worker
+from tests.faults.proxy import ProxyCluster
+
+CLUSTER_PROPERTIES = {
+    # A killed broker may register again only when its session is over: short, so that rounds are.
+    "broker.session.timeout.ms": 3000,
+    "replica.lag.time.max.ms": 5000,
+}
+# delivery.timeout.ms is the longest bound of a task; then there is the machine's own slowness.
+_PATIENCE_S = 150.0
+_SYNC_PATIENCE_S = 120.0
+_MOST_TASKS = 400
+
+
+@dataclass
+class Load:
+    """What the workers did, in the order of their attempts; each worker's own are in order."""
+
+    attempts: list[Attempt] = field(default_factory=list)
+    failures: Counter[str] = field(default_factory=Counter)
+    retries: int = 0
+    requests: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)  # guards all above
+
+
+@dataclass(frozen=True)
+class RoundReport:
+    """What a round did and found. ``rows``: acknowledged ones; ``seconds``: while the load ran."""
+
+    schedule: Schedule
+    violations: Violations
+    rows: int
+    attempts: int
+    failures: Counter[str]
+    retries: int
+    requests: int
+    faults: Counter[Fault]
+    seconds: float
+
+    def __str__(self) -> str:
+        failed = sum(self.failures.values())
+        return (
+            f"{self.rows:,} rows, {self.attempts} task attempts ({failed} failed), {self.requests} requests, "
+            f"{self.retries} retries, {sum(self.faults.values())} faults, {self.seconds:.1f} s: "
+            + (f"BROKEN {self.violations}" if self.violations else "ok")
+        )
+
+
+def unit_of(task: int, attempt: int, start: int, count: int) -> pa.RecordBatch:
+    """Rows start .. start+count-1 of an attempt."""
+    numbers = range(start, start + count)
+    return pa.record_batch(
+        {
+            "key": pa.array([key_of(number) for number in numbers], pa.binary()),
+            "value": pa.array([value_of(task, attempt, number) for number in numbers], pa.binary()),
+        }
+    )
+
+
+def run_round(
+    cluster: LocalBroker, schedule: Schedule, topic: str, overrides: Mapping[str, object] | None = None
+) -> RoundReport:
+    """Runs producers until all faults are over, and checks the topic against what they were told.
+
+    ``overrides`` are producer options that win over the schedule's.
+    """
+    cluster.create_topic(topic, schedule.partitions, config={"min.insync.replicas": 2})
+    load = Load()
+    stop = threading.Event()
+    with ProxyCluster(cluster.bootstrap_servers) as proxies:
+        workers = [
+            threading.Thread(
+                target=_work,
+                args=(index, worker, _options(worker, proxies, topic, overrides or {}), topic, load, stop),
+                name=f"chaos-worker-{index}",
+                daemon=True,
+            )
+            for index, worker in enumerate(schedule.workers)
+        ]
+        started = time.monotonic()
+        for thread in workers:
+            thread.start()
+        done = strike(cluster, proxies, schedule)
+        stop.set()
+        hung = _join(workers)
+        seconds = time.monotonic() - started
+        PRODUCERS.close()
+    await_in_sync(cluster, topic)
+    with load.lock:
+        violations = check(load.attempts, read(cluster.bootstrap_servers, topic, schedule.partitions))
+        for name in hung:
+            violations.add(Invariant.ENDS, name)
+        return RoundReport(
+            schedule,
+            violations,
+            sum(attempt.rows for attempt in load.attempts if attempt.acknowledged),
+            len(load.attempts),
+            load.failures,
+            load.retries,
+            load.requests,
+            done,
+            seconds,
+        )
+
+
+def strike(cluster: LocalBroker, proxies: ProxyCluster, schedule: Schedule) -> Counter[Fault]:
+    """Both tracks at once; returns when all is over and healed, with what was done."""
+    injector = Injector(cluster, proxies)
+    wire = threading.Thread(target=injector.run, args=(schedule.wire,), name="chaos-wire")
+    wire.start()
+    try:
+        injector.run(schedule.brokers)
+        wire.join()
+    finally:
+        injector.heal()
+    return injector.done
+
+
+def _options(
+    worker: Worker, proxies: ProxyCluster, topic: str, overrides: Mapping[str, object]
+) -> SinkOptions:
+    raw = {f"kafka.{name}": str(value) for name, value in (dict(worker.options) | dict(overrides)).items()}
+    return parse({**raw, "kafka.bootstrap.servers": proxies.bootstrap_servers, "topic": topic}).options
+
+
+def _work(
+    index: int, worker: Worker, options: SinkOptions, topic: str, load: Load, stop: threading.Event
+) -> None:
+    """Task after task, each until an attempt is acknowledged, as Spark retries them."""
+    plan = ColumnPlan.of([("key", "binary"), ("value", "binary")], topic)
+    for number in range(_MOST_TASKS):
+        task = index * 10_000 + number
+        attempt = 0
+        while not _attempt(index, worker, options, plan, task, attempt, load):
+            attempt += 1
+        if stop.is_set():
+            return
+    stop.wait()
+
+
+def _attempt(
+    index: int,
+    worker: Worker,
+    options: SinkOptions,
+    plan: ColumnPlan,
+    task: int,
+    attempt: int,
+    load: Load,
+) -> bool:
+    """Whether it was acknowledged."""
+    rows = worker.units * worker.unit_rows
+    result = None
+    try:
+        with task_producer(options, plan) as producer:
+            for unit in range(worker.units):
+                producer.send(unit_of(task, attempt, unit * worker.unit_rows, worker.unit_rows))
+                time.sleep(worker.pause_ms / 1000)
+            result = producer.finish()
+    except KafkaSinkError as error:
+        with load.lock:
+            load.failures[f"{type(error).__name__}: {error}"] += 1
+    with load.lock:
+        load.attempts.append(Attempt(index, task, attempt, rows, result is not None, result))
+        if result is not None:
+            load.retries += result.retries
+            load.requests += result.requests
+    return result is not None
+
+
+def _join(workers: list[threading.Thread]) -> list[str]:
+    """The names of those that do not end."""
+    deadline = time.monotonic() + _PATIENCE_S
+    for thread in workers:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    return [thread.name for thread in workers if thread.is_alive()]
+
+
+def await_in_sync(cluster: LocalBroker, topic: str) -> None:
+    """Until every partition has a leader and all replicas: the next round starts from a whole cluster."""
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers, "log_level": 0})
+    deadline = time.monotonic() + _SYNC_PATIENCE_S
+    while True:
+        try:
+            parts = admin.list_topics(topic, timeout=5).topics[topic].partitions.values()
+            if parts and all(part.leader >= 0 and len(part.isrs) == len(part.replicas) for part in parts):
+                return
+        except Exception as error:  # noqa: BLE001 - KafkaException while brokers come back
+            last = error
+        else:
+            last = RuntimeError(", ".join(f"{part.id}: {part.isrs}" for part in parts))
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{topic} did not come into sync: {last}")
+        time.sleep(0.1)
+
+
+def read(bootstrap_servers: str, topic: str, partitions: int) -> Iterator[Record]:
+    """The topic's whole content, by an independent client, in offset order in each partition."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap_servers,
+            "group.id": "chaos",
+            "enable.auto.commit": False,
+            "log_level": 0,
+        }
+    )
+    try:
+        ends = [
+            consumer.get_watermark_offsets(TopicPartition(topic, p), timeout=60)[1] for p in range(partitions)
+        ]
+        consumer.assign([TopicPartition(topic, p, 0) for p in range(partitions)])
+        reached = [0] * partitions
+        while left := sum(ends) - sum(reached):
+            # consume() waits for all it was asked for, so never for more than there is.
+            messages = consumer.consume(min(left, 10_000), timeout=60)
+            if not messages:
+                raise TimeoutError(f"{left} records of {topic} could not be read")
+            for message in messages:
+                if message.error() is not None:
+                    raise RuntimeError(str(message.error()))
+                reached[message.partition()] = message.offset() + 1
+                yield Record(message.partition(), message.offset(), message.key(), message.value())
+    finally:
+        consumer.close()
