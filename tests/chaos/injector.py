@@ -17,7 +17,7 @@ _FROZEN_S = 0.3
 
 
 class Injector:
-    """Runs tracks of events; ``done`` counts what was injected. Call ``heal`` at the end, whatever happened."""
+    """Runs tracks of events; ``done`` counts what was injected. Call ``heal`` at the end, in any case."""
 
     def __init__(self, cluster: LocalBroker, proxies: ProxyCluster) -> None:
         self.done: Counter[Fault] = Counter()

@@ -1,4 +1,4 @@
-"""What happens in a round, drawn from a seed: faults of brokers, faults of the wire, and the producers' settings.
+"""What happens in a round, drawn from a seed: faults of brokers and of the wire, and the producers' settings.
 
 Pure: the same seed gives the same plan. What the faults hit still depends on the machine's timing.
 """
@@ -87,9 +87,8 @@ def draw(seed: int, broker_fault: Fault | None = None, *, wire: int = 6) -> Sche
 
 
 def fault_of_round(number: int) -> Fault | None:
-    """Rounds take turns: two with a fault of a broker, one with faults of the wire only."""
-    turn, place = divmod(number, 3)
-    return None if place == 2 else BROKER_FAULTS[(2 * turn + place) % len(BROKER_FAULTS)]
+    """Rounds take turns: one with a fault of a broker, one with faults of the wire only."""
+    return None if number % 2 else BROKER_FAULTS[number // 2 % len(BROKER_FAULTS)]
 
 
 def _broker_event(random: Random, fault: Fault) -> Event:

@@ -1,0 +1,214 @@
+"""Hostile answers through the whole producer: it reconnects and delivers, or says what was wrong; no hang.
+
+A row that a hostile answer hid is sent again under its sequence, so the log holds each once, in order.
+"""
+
+from __future__ import annotations
+
+import time
+import tracemalloc
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kafka_sink.errors import DeliveryError, KafkaSinkError, MetadataTimeoutError
+from kafka_sink.producer import PRODUCERS
+from tests.delivery.scripted_cluster import TOPIC, rows, send, sender_threads, written
+from tests.faults.fake_broker import API_VERSIONS, INIT_PRODUCER_ID, METADATA, PRODUCE, FakeCluster
+from tests.faults.fake_replies import (
+    SWALLOWED,
+    Refuse,
+    Reply,
+    claimed_length,
+    cut_after,
+    garbage,
+    trailing,
+    wrong_correlation_id,
+)
+from tests.faults.proxy import ProxyCluster
+
+APIS = {"produce": PRODUCE, "metadata": METADATA, "versions": API_VERSIONS, "id": INIT_PRODUCER_ID}
+HOSTILE: dict[str, Reply] = {
+    "nothing, then closed": SWALLOWED,
+    "no length": cut_after(2),
+    "a length only": cut_after(4),
+    "half an answer": cut_after(17),
+    "another's correlation id": wrong_correlation_id(1),
+    "a correlation id of the past": wrong_correlation_id(-1),
+    "2 GiB to come": claimed_length(2**31 - 1),
+    "a negative length": claimed_length(-1),
+    "length 0": claimed_length(0),
+    "101 MiB to come": claimed_length(101 * 2**20),
+    "bytes after the end": trailing(b"\0" * 9),
+    "a TLS alert": garbage(b"\x15\x03\x03\x00\x02\x02\x46"),
+    "HTTP": garbage(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n"),
+    "zeros": garbage(bytes(300)),
+    "ones": garbage(b"\xff" * 300),
+}
+BOUND_S = 10.0
+
+
+@pytest.fixture(autouse=True)
+def _no_producer_outlives_its_test() -> Iterator[None]:
+    yield
+    PRODUCERS.close()
+    assert sender_threads() == []
+
+
+@contextmanager
+def _bounded(seconds: float = BOUND_S) -> Iterator[None]:
+    started = time.monotonic()
+    yield
+    assert time.monotonic() - started < seconds
+
+
+def assert_once_in_order(cluster: FakeCluster, count: int) -> None:
+    assert written(cluster) == list(range(count))
+
+
+@pytest.mark.parametrize("reply", HOSTILE.values(), ids=HOSTILE.keys())
+@pytest.mark.parametrize("api", APIS)
+def test_a_hostile_answer_costs_a_connection_and_no_row(api: str, reply: Reply) -> None:
+    with FakeCluster({TOPIC: 1}) as cluster, _bounded():
+        cluster.script(APIS[api], reply, reply)
+        result = send(cluster, rows(0, 20), rows(20, 20), request_timeout_ms=2_000)
+        assert result.records == 40
+        assert_once_in_order(cluster, 40)
+        # Two were answered so, and then once more or oftener in peace.
+        assert len(cluster.received(APIS[api])) >= 3
+        if api == "produce":
+            assert result.retries >= 2
+
+
+@pytest.mark.parametrize("api", ["produce", "metadata", "versions", "id"])
+def test_hostile_answers_without_end_are_named_within_the_bounds(api: str) -> None:
+    """Catches: a hang, a loop without backoff, and an error that does not say what was wrong."""
+    bad = wrong_correlation_id(7)
+    with FakeCluster({TOPIC: 1}) as cluster, _bounded():
+        cluster.script(APIS[api], *[bad] * 5_000)
+        with pytest.raises((DeliveryError, MetadataTimeoutError), match=r"correlation id") as caught:
+            send(
+                cluster,
+                rows(0, 20),
+                request_timeout_ms=500,
+                delivery_timeout_ms=1_500,
+                max_block_ms=1_500,
+            )
+        assert "payload" not in str(caught.value)
+        # 1.5 s with a backoff between 20 and 50 ms.
+        assert len(cluster.received(APIS[api])) < 200
+
+
+def test_answers_byte_by_byte_through_the_whole_producer() -> None:
+    with FakeCluster({TOPIC: 2}, brokers=2) as cluster, ProxyCluster(cluster.bootstrap_servers) as proxies:
+        for proxy in proxies:
+            proxy.slow(trickle_bytes=1, trickle_ms=0.2)
+        with _bounded(30):
+            result = send(_Behind(cluster, proxies.bootstrap_servers), rows(0, 8), rows(8, 8))
+        assert (result.records, result.retries) == (16, 0)
+        assert_once_in_order(cluster, 16)
+
+
+@pytest.mark.parametrize("count", [*range(1, 12), 20, 40, 60])
+def test_a_connection_that_ends_after_any_byte_of_the_answers(count: int) -> None:
+    """The cut falls into the answers to ApiVersions, Metadata, InitProducerId or Produce."""
+    with FakeCluster({TOPIC: 1}) as cluster, ProxyCluster(cluster.bootstrap_servers) as proxies, _bounded():
+        target = _Behind(cluster, proxies.bootstrap_servers)
+        assert send(target, rows(0, 5)).records == 5
+        proxies[0].cut_after(count, "response")
+        assert send(target, rows(5, 5)).records == 5
+        assert_once_in_order(cluster, 10)
+
+
+def test_a_claimed_length_costs_no_memory() -> None:
+    with FakeCluster({TOPIC: 1}) as cluster:
+        send(cluster, rows(0, 5))
+        # 16 MiB is what a Produce answer may claim.
+        cluster.script(PRODUCE, claimed_length(16 * 2**20 - 1))
+        tracemalloc.start()
+        try:
+            assert send(cluster, rows(5, 5), request_timeout_ms=300).records == 5
+            assert tracemalloc.get_traced_memory()[1] < 4 * 2**20
+        finally:
+            tracemalloc.stop()
+        assert_once_in_order(cluster, 10)
+
+
+class _Behind(FakeCluster):
+    """The address of a proxy where ``send`` asks a cluster for its own."""
+
+    def __init__(self, cluster: FakeCluster, address: str) -> None:
+        self._address = address
+        self._cluster = cluster
+
+    @property
+    def bootstrap_servers(self) -> str:
+        return self._address
+
+
+REPLIES = st.one_of(
+    st.sampled_from([*HOSTILE.values(), Refuse(), Reply(silent=True)]),
+    st.integers(0, 80).map(cut_after),
+    st.binary(max_size=80).map(garbage),
+    st.integers(-5, 3_000).map(claimed_length),
+    st.tuples(st.integers(8, 90), st.integers(0, 255)).map(lambda at: Reply(mangle=_changed(*at))),
+)
+
+
+def _changed(place: int, value: int):  # type: ignore[no-untyped-def]  # a Reply's mangle
+    """One byte of the answer is another, beyond length and correlation id."""
+
+    def mangle(frame: bytes) -> bytes:
+        at = place % len(frame)
+        return frame if at < 8 else frame[:at] + bytes([value]) + frame[at + 1 :]
+
+    return mangle
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    produced=st.lists(REPLIES, max_size=5),
+    asked=st.lists(REPLIES, max_size=3),
+    negotiated=st.lists(REPLIES, max_size=2),
+    identified=st.lists(REPLIES, max_size=2),
+)
+def test_whatever_comes_no_row_is_doubled_or_claimed_and_missing(
+    produced: list[Reply], asked: list[Reply], negotiated: list[Reply], identified: list[Reply]
+) -> None:
+    """A byte changed in an answer may be a lie that no client can see: of an error, an offset, a leader.
+
+    So the task may fail, with an error of the sink; but what it says was written is written, never twice.
+    """
+    with FakeCluster({TOPIC: 1}) as cluster, _bounded(20):
+        for api, replies in (
+            (PRODUCE, produced),
+            (METADATA, asked),
+            (API_VERSIONS, negotiated),
+            (INIT_PRODUCER_ID, identified),
+        ):
+            cluster.script(api, *replies)
+        told, said = 0, ""
+        try:
+            told = send(
+                cluster,
+                rows(0, 6),
+                rows(6, 6),
+                request_timeout_ms=300,
+                delivery_timeout_ms=3_000,
+                max_block_ms=3_000,
+                socket_connection_setup_timeout_ms=300,
+                socket_connection_setup_timeout_max_ms=300,
+            ).records
+        except KafkaSinkError as error:
+            said = str(error)
+        assert "payload" not in said
+        found = written(cluster)
+        assert len(set(found)) == len(found)
+        assert found == sorted(found)
+        if told:
+            assert (told, found) == (12, list(range(12)))
+        PRODUCERS.close()
+        assert sender_threads() == []
