@@ -13,7 +13,11 @@ export PYSPARK_DRIVER_PYTHON := $(PYSPARK_PYTHON)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv java demo test check format bench docs broker clean
+# Of make chaos.
+ROUNDS ?= 100
+SEED ?= 1
+
+.PHONY: help venv java demo test chaos check format bench docs broker clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -23,6 +27,9 @@ demo: $(STAMP) java  ## write 336,776 real flights to a Kafka started here, read
 
 test: $(STAMP) java  ## run all tests, on real brokers (ARGS="-k name" picks some)
 	@$(BIN)/python -m pytest $(ARGS)
+
+chaos: $(STAMP) java  ## kill, freeze and restart brokers, break connections, check every row (ROUNDS=100 SEED=1)
+	@$(BIN)/python -m tests.chaos --rounds $(ROUNDS) --seed $(SEED) $(ARGS)
 
 check: $(STAMP)  ## ruff, mypy strict, import layers
 	$(BIN)/ruff check .

@@ -73,7 +73,8 @@ def summary(rounds: list[dict[str, Any]], wall_s: float) -> str:
     by_kind = ", ".join(f"{faults[fault.name]} x {fault.value}" for fault in Fault if faults[fault.name])
     return (
         f"{len(rounds)} rounds, {totals['broken']} with a broken invariant; "
-        f"{totals['rows']:,} rows acknowledged in {seconds:.0f} s under faults ({totals['rows'] / max(seconds, 1e-9):,.0f} a second), "
+        f"{totals['rows']:,} rows acknowledged in {seconds:.0f} s under faults "
+        f"({totals['rows'] / max(seconds, 1e-9):,.0f} a second), "
         f"{totals['requests']:,} Produce requests, {totals['retries']:,} batches sent again, "
         f"{totals['attempts']:,} task attempts, {totals['failed']} failed "
         f"({totals['failed_at_ease']} of them with a delivery.timeout.ms longer than the faults).\n"
