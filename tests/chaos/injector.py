@@ -83,10 +83,16 @@ class Injector:
             proxy.slow(trickle_bytes=event.amount, trickle_ms=_TRICKLE_MS)
         elif fault is Fault.STALL:
             proxy.freeze()
+        elif fault is Fault.LOSE:
+            # Answers pass, so that whatever is in flight in the end has not been delivered.
+            proxy.freeze(REQUEST)
         elif fault is Fault.REFUSE:
             proxy.refuse()
             proxy.cut()
         self._stopped.wait(event.lasts_ms / 1000)
+        if fault is Fault.LOSE:
+            # What waits before the proxy is never delivered.
+            proxy.cut()
         proxy.slow()
         proxy.thaw()
         proxy.accept()

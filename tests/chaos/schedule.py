@@ -27,6 +27,7 @@ class Fault(Enum):
     DELAY = "delay every piece"
     TRICKLE = "trickle"
     STALL = "forward nothing"
+    LOSE = "hold requests, then reset connections"
     REFUSE = "refuse connections"
 
 
@@ -108,6 +109,8 @@ def _wire_event(random: Random) -> Event:
         lasts, amount = random.uniform(200, 800), random.choice((5, 50, 300))
     elif fault is Fault.TRICKLE:
         lasts, amount = random.uniform(200, 600), random.choice((1, 30, 400))
+    elif fault is Fault.LOSE:
+        lasts = random.uniform(50, 700)
     elif fault is Fault.STALL:
         # The longer one is past request.timeout.ms.
         lasts = random.choice((200, 700, 2600))

@@ -105,8 +105,8 @@ class Proxy:
         self._cut_after: dict[str, int] = {}
         self._delay_ms = 0.0
         self._trickle = (0, 0.0)
-        self._thawed = threading.Event()
-        self._thawed.set()
+        self._thawed = {REQUEST: threading.Event(), RESPONSE: threading.Event()}
+        self.thaw()
         self._closed = threading.Event()
         self._pairs: set[_Pair] = set()
         self._threads: list[threading.Thread] = []
@@ -125,7 +125,7 @@ class Proxy:
     def close(self) -> None:
         """Ends every connection and thread."""
         self._closed.set()
-        self._thawed.set()
+        self.thaw()
         self.refuse()
         self.cut()
         for thread in self._threads:
@@ -163,13 +163,15 @@ class Proxy:
         """
         self._delay_ms, self._trickle = delay_ms, (trickle_bytes, trickle_ms)
 
-    def freeze(self) -> None:
-        """Forwards nothing; connections stay open, new ones are taken."""
-        self._thawed.clear()
+    def freeze(self, *directions: str) -> None:
+        """Forwards nothing (in these directions, else in both); connections stay open, new ones are taken."""
+        for direction in directions or (REQUEST, RESPONSE):
+            self._thawed[direction].clear()
 
     def thaw(self) -> None:
         """Goes on with what has waited."""
-        self._thawed.set()
+        for thawed in self._thawed.values():
+            thawed.set()
 
     def refuse(self) -> None:
         """Refuses new connections; those that are open stay."""
@@ -270,7 +272,7 @@ class Proxy:
             wait_ms = self._delay_ms + (pause_ms if step else 0.0)
             if wait_ms:
                 self._closed.wait(wait_ms / 1000)
-            self._thawed.wait()
+            self._thawed[direction].wait()
             with self._lock:
                 left = self._cut_after.get(direction)
                 if left is not None and left > len(piece):
