@@ -13,11 +13,12 @@ export PYSPARK_DRIVER_PYTHON := $(PYSPARK_PYTHON)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-# Of make chaos.
+# Of make chaos and make fuzz.
 ROUNDS ?= 100
 SEED ?= 1
+EFFORT ?= 25
 
-.PHONY: help venv java demo test chaos check format bench docs broker clean
+.PHONY: help venv java demo test chaos fuzz check format bench docs broker clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,6 +31,11 @@ test: $(STAMP) java  ## run all tests, on real brokers (ARGS="-k name" picks som
 
 chaos: $(STAMP) java  ## kill, freeze and restart brokers, break connections, check every row (ROUNDS=100 SEED=1)
 	@$(BIN)/python -m tests.chaos --rounds $(ROUNDS) --seed $(SEED) $(ARGS)
+
+fuzz: export KAFKA_CHUNKED_TEST_EFFORT := $(EFFORT)
+fuzz: $(STAMP)  ## search for answers and orders of events that harm, longer than make test does (EFFORT=25)
+	@$(BIN)/python -m pytest tests/network tests/delivery/test_hostile_answers.py tests/sending/test_batch_lifecycle.py \
+		-k "fuzz or client_faults or hostile or lifecycle" $(ARGS)
 
 check: $(STAMP)  ## ruff, mypy strict, import layers
 	$(BIN)/ruff check .

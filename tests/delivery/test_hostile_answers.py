@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from kafka_sink.errors import DeliveryError, KafkaSinkError, MetadataTimeoutError
 from kafka_sink.producer import PRODUCERS
 from tests.delivery.scripted_cluster import TOPIC, rows, send, sender_threads, written
+from tests.effort import tries
 from tests.faults.fake_broker import API_VERSIONS, INIT_PRODUCER_ID, METADATA, PRODUCE, FakeCluster
 from tests.faults.fake_replies import (
     SWALLOWED,
@@ -168,7 +169,7 @@ def _changed(place: int, value: int):  # type: ignore[no-untyped-def]  # a Reply
     return mangle
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=tries(20), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     produced=st.lists(REPLIES, max_size=5),
     asked=st.lists(REPLIES, max_size=3),

@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kafka_sink.network.client import RequestFailed, ResponseReceived
+from tests.effort import tries
 from tests.faults.fake_broker import API_VERSIONS, METADATA, PRODUCE, FakeCluster
 from tests.faults.fake_replies import (
     OK,
@@ -31,7 +32,7 @@ REPLIES = st.one_of(
 KINDS = st.lists(st.sampled_from(["produce", "fire", "metadata"]), min_size=1, max_size=12)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=tries(40), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     produced=st.lists(REPLIES, max_size=8),
     asked=st.lists(REPLIES, max_size=4),

@@ -16,6 +16,7 @@ from kafka.protocol.producer import InitProducerIdResponse, ProduceResponse
 
 from kafka_sink.errors import ProtocolError
 from kafka_sink.network import produce, requests
+from tests.effort import tries
 from tests.faults.fake_state import framed
 
 DECODERS: dict[str, tuple[Callable[[int, bytes], Any], range, type]] = {
@@ -82,14 +83,14 @@ def test_the_valid_one_is_read_and_every_truncation_is_refused(name: str, versio
         decode(version, payload + b"\0")
 
 
-@settings(max_examples=400)
+@settings(max_examples=tries(400), deadline=None)
 @given(case=st.sampled_from(CASES), payload=st.binary(max_size=300))
 @example(case=("metadata", 12), payload=b"\xff" * 300)
 def test_random_bytes(case: tuple[str, int], payload: bytes) -> None:
     attempt(*case, payload)
 
 
-@settings(max_examples=800)
+@settings(max_examples=tries(800), deadline=None)
 @given(
     case=st.sampled_from(CASES),
     changes=st.lists(

@@ -31,6 +31,7 @@ from kafka_sink.records import batch_header
 from kafka_sink.sending import outcomes
 from kafka_sink.sending.batch_completion import BatchCompletion
 from kafka_sink.sending.producer_identity import ProducerIdentity
+from tests.effort import tries
 from tests.sending.lifecycle_model import NODES, PARTITIONS, TOPIC, Model, rows_in
 
 # Refusals without an append, also of what was appended before; answers of unknown meaning; ends.
@@ -169,7 +170,7 @@ def test_no_order_of_events_loses_or_doubles_anything() -> None:
     run_state_machine_as_test(
         Lifecycle,
         settings=settings(
-            max_examples=100,
+            max_examples=tries(100),
             stateful_step_count=40,
             deadline=None,
             database=None,
@@ -263,7 +264,7 @@ def _mute(model: Model, chance: random.Random) -> None:
 def test_long_runs_lose_and_double_nothing() -> None:
     """Deep ones; also that they come by what they are for."""
     seen: Counter[str] = Counter()
-    for seed in range(250):
+    for seed in range(tries(250)):
         model = walk(seed)
         deliveries = model.completion.deliveries
         seen["rows"] += len(model.acknowledged)
