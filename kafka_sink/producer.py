@@ -24,7 +24,7 @@ from kafka_sink.accumulator.worker_pools import WorkerPools
 from kafka_sink.backoff import ExponentialBackoff
 from kafka_sink.cluster.circuit_breaker import CircuitBreakManager
 from kafka_sink.cluster.circuit_breaker.loading import load_breaker
-from kafka_sink.cluster.circuit_breaker.manager import BreakerMetrics
+from kafka_sink.cluster.circuit_breaker.mutes import BreakerMetrics
 from kafka_sink.cluster.hints import MetadataSnapshot
 from kafka_sink.cluster.metadata import MetadataCache
 from kafka_sink.coordinator.address import CoordinatorAddress

@@ -9,7 +9,8 @@ from typing import Protocol
 
 from kafka_sink.cluster.circuit_breaker.in_flight import InFlight
 from kafka_sink.cluster.circuit_breaker.interface import PartitionCircuitBreaker
-from kafka_sink.cluster.circuit_breaker.manager import Change, CircuitBreakManager, Mutes
+from kafka_sink.cluster.circuit_breaker.manager import CircuitBreakManager
+from kafka_sink.cluster.circuit_breaker.mutes import Change, Mutes
 from kafka_sink.cluster.circuit_breaker.states import Target
 from kafka_sink.model import PartitionInfo, TopicPartition
 
@@ -20,20 +21,19 @@ _PARTITIONS_NAMED = 5
 class SharedState(Protocol):
     """The coordinator's side of a breaker, as the sender's thread uses it; nothing here blocks."""
 
-    def outcome(self, partition: TopicPartition, records: int, cause: Exception | None) -> None:
+    def outcome(
+        self, node_id: int, partition: TopicPartition, records: int, cause: Exception | None, now_ms: float
+    ) -> None:
         """An attempt has ended."""
 
     def changed(self, change: Change) -> None:
         """This task's breaker muted or unmuted something."""
 
-    def exchange(self, manager: CircuitBreakManager, holds: Callable[[], Collection[Target]]) -> None:
-        """Applies what has come, sends what is due. ``holds``: muted targets that batches here wait for."""
+    def exchange(self, manager: CircuitBreakManager) -> None:
+        """Applies what has come, sends what is due."""
 
     def next_change_ms(self, now_ms: float) -> float:
         """Milliseconds until there is something to send."""
-
-    def close(self) -> None:
-        """The producer is closed."""
 
 
 class BreakerGate:
@@ -47,16 +47,14 @@ class BreakerGate:
         breaker: PartitionCircuitBreaker,
         manager: CircuitBreakManager,
         describe_node: Callable[[int], str],
-        shared: SharedState | None = None,
     ) -> None:
         self.manager = manager
         self._breaker: PartitionCircuitBreaker | None = breaker
         self._describe_node = describe_node
-        self._shared = shared
+        self._shared: SharedState | None = None
+        self._alone = True
         self._in_flight = InFlight()
         self._context = self._in_flight.context
-        # Muted partitions whose batches waited at the sender's last look.
-        self._held: set[TopicPartition] = set()
         breaker.set_circuit_break_manager(manager)
 
     # -- the task's thread --------------------------------------------------------------------------
@@ -70,6 +68,10 @@ class BreakerGate:
     def congested(self) -> frozenset[int]:
         """Brokers that keyless rows avoid for the moment."""
         return self.manager.congested
+
+    def share(self, state: SharedState | None) -> None:
+        """From now on work with a coordinator, or alone. Any thread; holds from the sender's next pass on."""
+        self._shared = state
 
     def explain(self, partition: TopicPartition) -> str | None:
         """See SendObserver."""
@@ -131,8 +133,9 @@ class BreakerGate:
         """See SendObserver."""
         self._in_flight.batch_done(partition)
         self.manager.completed(partition, cause)
-        if self._shared is not None:
-            self._shared.outcome(partition, records, cause)
+        shared = self._shared
+        if shared is not None:
+            shared.outcome(node_id, partition, records, cause, now_ms)
         breaker, context = self._breaker, self._context
         if breaker is None:
             return
@@ -148,26 +151,27 @@ class BreakerGate:
         self._at(now_ms)
         if self._breaker is not None:
             self._ask(self._breaker.on_tick, self._context)
-        if self._shared is not None:
-            self._shared.exchange(self.manager, self._holds)
-        before = self.manager.mutes
+        # The task's thread may put another in its place at any time.
+        shared = self._shared
+        self._tell_changes(shared)
+        if shared is not None:
+            self._alone = False
+            shared.exchange(self.manager)
+        elif not self._alone:
+            self._alone = True
+            self.manager.lose_coordinator()
         mutes = self.manager.refresh()
-        if mutes is not before:
-            self._held.clear()
-        for change in self.manager.take_changes():
-            self._tell(change)
+        self._tell_changes(shared)
         return mutes
 
-    def _holds(self) -> Collection[Target]:
-        targets = set()
-        for partition in self._held:
-            targets.update(self.manager.covering(partition))
-        return targets
+    def _tell_changes(self, shared: SharedState | None) -> None:
+        for change in self.manager.take_changes():
+            if shared is not None and change.own:
+                shared.changed(change)
+            self._tell(change)
 
     def may_probe(self, partition: TopicPartition) -> bool:
         """See SendObserver."""
-        if self._shared is not None:
-            self._held.add(partition)
         return self.manager.may_probe(partition)
 
     def next_change_ms(self, now_ms: float) -> float:
@@ -176,21 +180,16 @@ class BreakerGate:
         if self._breaker is not None:
             told = self._ask(self._breaker.next_tick_ms, self._context)
             delay = min(delay, told) if isinstance(told, float | int) else delay
-        if self._shared is not None:
-            delay = min(delay, self._shared.next_change_ms(now_ms))
-        return delay
+        shared = self._shared
+        return delay if shared is None else min(delay, shared.next_change_ms(now_ms))
 
     def close(self) -> None:
         """See SendObserver."""
-        if self._shared is not None:
-            self._shared.close()
         self.manager.close()
         if self._breaker is not None:
             self._ask(self._breaker.close)
 
     def _tell(self, change: Change) -> None:
-        if self._shared is not None and change.own:
-            self._shared.changed(change)
         # What another task found is that task's to say aloud.
         level = logging.WARNING if change.own else logging.INFO
         done = "muted" if change.muted else "unmuted"

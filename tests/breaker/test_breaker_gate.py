@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Mapping
 
 import pytest
 
@@ -14,8 +14,7 @@ from kafka_sink.cluster.circuit_breaker import (
     PartitionCircuitBreaker,
     ProducerStatusContext,
 )
-from kafka_sink.cluster.circuit_breaker.manager import Change
-from kafka_sink.cluster.circuit_breaker.states import Target
+from kafka_sink.cluster.circuit_breaker.mutes import Change
 from kafka_sink.errors import BrokerRefusedError
 from kafka_sink.model import TopicPartition
 from kafka_sink.sending.breaker_gate import BreakerGate, SharedState
@@ -28,15 +27,13 @@ REPLICAS = BrokerRefusedError("NOT_ENOUGH_REPLICAS", 19)
 class Bench:
     """Brokers 1, 2, 3 lead partitions 0, 1, 2 and broker 1 partition 3 too; a fake clock."""
 
-    def __init__(
-        self, breaker: PartitionCircuitBreaker | None = None, shared: SharedState | None = None
-    ) -> None:
+    def __init__(self, breaker: PartitionCircuitBreaker | None = None) -> None:
         self.cluster = Cluster(t=[1, 2, 3, 1])
         if breaker is None:
             breaker = FailureRateCircuitBreaker()
             breaker.configure({"trigger.message.count": "100"})
         self.manager = CircuitBreakManager(self.cluster, 2_000.0)
-        self.gate = BreakerGate(breaker, self.manager, lambda node: f"host{node}:9092 (id {node})", shared)
+        self.gate = BreakerGate(breaker, self.manager, lambda node: f"host{node}:9092 (id {node})")
         self.now = 0.0
 
     def send(self, partition: TopicPartition, records: int = 100) -> None:
@@ -222,43 +219,46 @@ class Shared:
     """A coordinator's side that writes down what it is told."""
 
     def __init__(self) -> None:
-        self.outcomes: list[tuple[TopicPartition, int, Exception | None]] = []
+        self.outcomes: list[tuple[int, TopicPartition, int, Exception | None]] = []
         self.changes: list[Change] = []
-        self.held: Collection[Target] = ()
-        self.closed = False
+        self.held: list[object] = []
 
-    def outcome(self, partition: TopicPartition, records: int, cause: Exception | None) -> None:
-        self.outcomes.append((partition, records, cause))
+    def outcome(
+        self, node_id: int, partition: TopicPartition, records: int, cause: Exception | None, now_ms: float
+    ) -> None:
+        self.outcomes.append((node_id, partition, records, cause))
 
     def changed(self, change: Change) -> None:
         self.changes.append(change)
 
-    def exchange(self, manager: CircuitBreakManager, holds: Callable[[], Collection[Target]]) -> None:
-        self.held = holds()
+    def exchange(self, manager: CircuitBreakManager) -> None:
+        self.held = list(manager.held())
 
     def next_change_ms(self, now_ms: float) -> float:
         return 250.0
 
-    def close(self) -> None:
-        self.closed = True
 
-
-def test_outcomes_changes_and_what_is_held_go_to_the_coordinator() -> None:
-    shared = Shared()
-    bench = Bench(Recorder(), shared)
+def test_outcomes_and_changes_go_to_the_coordinator_until_it_is_left() -> None:
+    shared: SharedState = Shared()
+    bench = Bench(Recorder())
+    bench.gate.share(shared)
     bench.send(P0, 40)
     bench.answer(P0, REPLICAS, 40)
     bench.gate.muted(bench.now)
-    assert shared.outcomes == [(P0, 40, REPLICAS)]
+    assert isinstance(shared, Shared)
+    assert shared.outcomes == [(1, P0, 40, REPLICAS)]
     assert [(c.target, c.muted, c.own) for c in shared.changes] == [(P0, True, True)]
     assert not shared.held
     bench.gate.may_probe(P0)
     bench.gate.muted(bench.now)
-    assert set(shared.held) == {P0}
+    assert shared.held == [P0]
     assert bench.gate.next_change_ms(bench.now) == 250.0
     bench.manager.take_shared({1: "another task says so"}, {})
     bench.gate.muted(bench.now)
     assert len(shared.changes) == 1, "what came from there is not told there"
+    bench.gate.share(None)
+    bench.gate.muted(bench.now)
+    assert not bench.manager.coordinated
+    assert P3 in bench.gate.mutes
     bench.gate.close()
-    assert shared.closed
     assert not bench.gate.mutes

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from kafka_sink.cluster.circuit_breaker import CircuitBreakManager
+from kafka_sink.cluster.circuit_breaker.mutes import Evidence, Lease
 from kafka_sink.errors import BrokerRefusedError, DeliveryError
 from kafka_sink.model import TopicPartition
 from tests.breaker.breaker_cluster import Cluster
@@ -154,11 +155,11 @@ def test_the_coordinators_mutes_and_leases(manager: CircuitBreakManager) -> None
     assert [(c.target, c.muted, c.own) for c in manager.take_changes()] == [(1, True, False)]
     manager.now_ms = 60_000.0
     assert not manager.may_probe(A0), "no lease"
-    manager.take_shared({1: "another task's"}, {1: 500.0})
+    manager.take_shared({1: "another task's"}, {1: Lease(500.0)})
     assert manager.may_probe(A0)
     manager.now_ms = 60_500.0
     assert not manager.may_probe(A0), "the lease is over"
-    manager.take_shared({1: "another task's"}, {1: 500.0})
+    manager.take_shared({1: "another task's"}, {1: Lease(500.0)})
     manager.sent(A0)
     assert not manager.may_probe(B0)
     manager.take_shared({}, {})
@@ -192,3 +193,58 @@ def test_congested_brokers_are_no_trips(manager: CircuitBreakManager) -> None:
     manager.unmute_congested(1)
     assert not manager.congested
     assert manager.metrics().breaker_trips_total == 0
+
+
+def test_where_no_batch_waits_new_rows_are_the_probe(manager: CircuitBreakManager) -> None:
+    """Catches: a broker that stays muted for ever, as keyless rows avoid it and nothing else goes there."""
+    manager.mute(1)
+    manager.now_ms = 3_999.0
+    assert A0 in manager.refresh()
+    manager.now_ms = 4_000.0
+    assert A0 not in manager.refresh()
+    assert manager.is_muted(1)
+    manager.sent(A0)
+    assert A0 in manager.refresh(), "one probe, then it rests again"
+    manager.completed(A0, None)
+    assert not manager.is_muted(1)
+
+
+def test_while_a_batch_waits_it_is_the_probe(manager: CircuitBreakManager) -> None:
+    manager.mute(1)
+    for now in range(0, 10_000, 1_000):
+        manager.now_ms = float(now)
+        manager.may_probe(B0)
+        assert A0 in manager.refresh()
+    assert manager.held() == [1]
+    manager.now_ms = 10_600.0
+    assert A0 not in manager.refresh()
+    assert manager.held() == []
+
+
+def test_a_leased_trial_opens_at_once_and_ends_with_its_lease(manager: CircuitBreakManager) -> None:
+    manager.take_shared({1: "x", 2: "y"}, {})
+    manager.now_ms = 60_000.0
+    assert A0 in manager.refresh()
+    manager.take_shared({1: "x", 2: "y"}, {1: Lease(500.0, trial=True), 2: Lease(500.0)})
+    mutes = manager.refresh()
+    assert A0 not in mutes
+    assert A1 in mutes, "that lease is for a batch that waits"
+    manager.now_ms = 60_500.0
+    assert A0 in manager.refresh()
+
+
+def test_what_the_coordinator_is_to_hear_of(manager: CircuitBreakManager) -> None:
+    manager.mute(1, "silent", Evidence(silence_ms=700.0))
+    manager.take_shared({2: "another's"}, {})
+    assert [(c.target, c.evidence.silence_ms) for c in manager.own_mutes()] == [(1, 700.0)]
+    manager.now_ms = 2_000.0
+    manager.sent(A0)
+    manager.completed(A0, BrokerRefusedError("NOT_ENOUGH_REPLICAS", 19))
+    assert manager.own_mutes() == []
+    manager.mute(A1)
+    manager.take_shared({}, {})
+    manager.now_ms = 4_000.0
+    manager.sent(A1)
+    manager.completed(A1, BrokerRefusedError("NOT_ENOUGH_REPLICAS", 19))
+    assert manager.take_failures() == [(A1, "NOT_ENOUGH_REPLICAS")]
+    assert manager.take_failures() == []

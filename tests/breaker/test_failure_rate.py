@@ -196,6 +196,22 @@ def test_requests_that_failed_are_no_recovery() -> None:
     assert bench.manager.is_muted(1), "the manager judges probes"
 
 
+def test_requests_that_were_late_before_the_mute_ended_do_not_mute_again() -> None:
+    bench = Bench()
+    bench.batch(P0)
+    bench.send(P0)
+    bench.send(P0)
+    bench.pass_time(bench.now + 5_000)
+    assert bench.manager.is_muted(1)
+    bench.manager.take_shared({1: "shared"}, {})
+    bench.manager.take_shared({}, {})
+    assert not bench.manager.is_muted(1), "another task's batch got through"
+    bench.pass_time(bench.now + 400)
+    assert not bench.manager.is_muted(1)
+    bench.pass_time(bench.now + 400)
+    assert bench.manager.is_muted(1), "but not for this one"
+
+
 def test_where_no_broker_answers_none_is_muted() -> None:
     bench = Bench()
     for partition in (P0, P1):

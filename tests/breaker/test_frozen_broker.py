@@ -96,7 +96,7 @@ def test_keyless_rows_flow_on_while_a_broker_is_frozen(cluster3: LocalBroker) ->
     pauses = [later - earlier for earlier, later in itertools.pairwise(taken)]
     assert max(pauses) < 2.0
     assert result.records == sent[0]
-    assert result.breaker_trips == 1
+    assert result.breaker_trips >= 1
     found = numbers_in(cluster3.bootstrap_servers, topic, PARTITIONS)
     assert sorted(n for numbers in found.values() for n in numbers) == list(range(sent[0]))
     assert all(numbers == sorted(numbers) for numbers in found.values())

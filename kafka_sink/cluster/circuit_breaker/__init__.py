@@ -3,9 +3,11 @@
 from kafka_sink.cluster.circuit_breaker.failure_rate import FailureRateCircuitBreaker
 from kafka_sink.cluster.circuit_breaker.interface import PartitionCircuitBreaker, ProducerStatusContext
 from kafka_sink.cluster.circuit_breaker.manager import CircuitBreakManager
+from kafka_sink.cluster.circuit_breaker.mutes import Evidence
 
 __all__ = [
     "CircuitBreakManager",
+    "Evidence",
     "FailureRateCircuitBreaker",
     "PartitionCircuitBreaker",
     "ProducerStatusContext",

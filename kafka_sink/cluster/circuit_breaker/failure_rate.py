@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from kafka_sink.cluster.circuit_breaker.interface import PartitionCircuitBreaker, ProducerStatusContext
 from kafka_sink.cluster.circuit_breaker.latency import UsualLatency
 from kafka_sink.cluster.circuit_breaker.manager import CircuitBreakManager
+from kafka_sink.cluster.circuit_breaker.mutes import Evidence
 from kafka_sink.cluster.circuit_breaker.verdict import Verdict, answered, judge
 from kafka_sink.cluster.circuit_breaker.windows import OutcomeWindows
 from kafka_sink.errors import ConfigurationError
@@ -37,6 +38,8 @@ class FailureRateCircuitBreaker(PartitionCircuitBreaker):
         self._suspects: dict[int, float] = {}
         self._silent: set[int] = set()
         self._answered_ms: dict[int, float] = {}
+        # When mutes for silence ended: what was asked before is late already, and says nothing new.
+        self._forgiven_ms: dict[int, float] = {}
         # No silence can be long enough before then, whatever is sent and answered meanwhile.
         self._look_at_ms = 0.0
 
@@ -94,9 +97,8 @@ class FailureRateCircuitBreaker(PartitionCircuitBreaker):
         if tripped and not manager.is_muted(topic_partition):
             failures, total = self._windows.counts(topic_partition)
             self._windows.forget(topic_partition)
-            manager.mute(
-                topic_partition, f"{failures} of the last {total} rows failed; last error: {exception}"
-            )
+            reason = f"{failures} of the last {total} rows failed; last error: {exception}"
+            manager.mute(topic_partition, reason, Evidence(counted=True))
             return True
         return changed
 
@@ -120,6 +122,9 @@ class FailureRateCircuitBreaker(PartitionCircuitBreaker):
         awaited = {*context.oldest_request_ms, *context.unreachable_since_ms}
         changed = False
         for node in awaited:
+            if node in self._silent and not manager.is_muted(node):
+                self._silent.discard(node)
+                self._forgiven_ms[node] = context.now
             if self._age_ms(context, node) <= self._limit_ms(context, node):
                 self._suspects.pop(node, None)
                 continue
@@ -130,7 +135,8 @@ class FailureRateCircuitBreaker(PartitionCircuitBreaker):
                 if node in context.oldest_request_ms:
                     self._silent.add(node)
                 if not manager.is_muted(node):
-                    manager.mute(node, self._describe(context, node))
+                    silence = Evidence(silence_ms=self._age_ms(context, node))
+                    manager.mute(node, self._describe(context, node), silence)
                     changed = True
         for node in self._suspects.keys() - awaited:
             del self._suspects[node]
@@ -172,13 +178,12 @@ class FailureRateCircuitBreaker(PartitionCircuitBreaker):
             return self._latency.threshold_ms(node)
         return self._least_ms
 
-    @staticmethod
-    def _age_ms(context: ProducerStatusContext, node: int) -> float:
+    def _age_ms(self, context: ProducerStatusContext, node: int) -> float:
         """Since when nothing came; 0 where nothing is awaited."""
         since = context.oldest_request_ms.get(node)
         if since is None:
             since = context.unreachable_since_ms.get(node, context.now)
-        return context.now - since
+        return context.now - max(since, self._forgiven_ms.get(node, -math.inf))
 
     def _describe(self, context: ProducerStatusContext, node: int) -> str:
         age = self._age_ms(context, node)

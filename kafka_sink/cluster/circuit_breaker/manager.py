@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Protocol
 
+from kafka_sink.cluster.circuit_breaker.mutes import (
+    NOTHING_MUTED,
+    WORD,
+    BreakerMetrics,
+    Change,
+    Evidence,
+    Lease,
+    Mutes,
+)
 from kafka_sink.cluster.circuit_breaker.states import BreakerState, Mute, MuteBook, Target
 from kafka_sink.cluster.circuit_breaker.verdict import Verdict, answered, judge
 from kafka_sink.model import PartitionInfo, TopicMetadata, TopicPartition
+
+# A sender looks at what waits at least once a second.
+_HELD_MS = 1_500.0
 
 
 class Topology(Protocol):
@@ -23,55 +34,6 @@ class Topology(Protocol):
     def topic(self, name: str) -> TopicMetadata | None: ...
 
     def leader(self, partition: TopicPartition) -> PartitionInfo | None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """Something was muted, or unmuted. ``own``: decided here, so that the coordinator is to hear of it."""
-
-    target: Target
-    muted: bool
-    reason: str
-    own: bool
-
-
-@dataclass(frozen=True, slots=True)
-class BreakerMetrics:
-    """``muted-partitions``, ``breaker-trips-total`` and ``probes`` of one producer."""
-
-    muted_partitions: int
-    breaker_trips_total: int
-    probes: int
-
-
-class Mutes:
-    """An immutable view of what rests, for any thread: a broker's partitions follow their leader."""
-
-    __slots__ = ("_leader", "nodes", "partitions")
-
-    def __init__(
-        self,
-        nodes: frozenset[int] = frozenset(),
-        partitions: frozenset[TopicPartition] = frozenset(),
-        leader: Callable[[TopicPartition], PartitionInfo | None] = lambda _: None,
-    ) -> None:
-        self.nodes = nodes
-        self.partitions = partitions
-        self._leader = leader
-
-    def __bool__(self) -> bool:
-        return bool(self.nodes or self.partitions)
-
-    def __contains__(self, partition: object) -> bool:
-        if partition in self.partitions:
-            return True
-        if not self.nodes or not isinstance(partition, TopicPartition):
-            return False
-        info = self._leader(partition)
-        return info is not None and info.leader in self.nodes
-
-
-NOTHING_MUTED = Mutes()
 
 
 class CircuitBreakManager:
@@ -96,6 +58,12 @@ class CircuitBreakManager:
         # Targets that the coordinator's last word had muted; leases it gave to this task, with their ends.
         self._shared: frozenset[Target] = frozenset()
         self._leases: dict[Target, float] = {}
+        self._trial_leases: set[Target] = set()
+        # Mutes that were decided here, probes that failed, when a batch was last seen to wait for a target.
+        self._own: dict[Target, Change] = {}
+        self._failures: list[tuple[Target, str]] = []
+        self._held_ms: dict[Target, float] = {}
+        self._trials: frozenset[Target] = frozenset()
         self._own_trips = 0
         self._muted_count = 0
         self._seen = (-1, -1)
@@ -103,9 +71,14 @@ class CircuitBreakManager:
 
     # -- the KIP's methods --------------------------------------------------------------------------
 
-    def mute(self, target: int | TopicPartition, reason: str = "muted by the breaker class") -> None:
+    def mute(
+        self,
+        target: int | TopicPartition,
+        reason: str = "muted by the breaker class",
+        evidence: Evidence = WORD,
+    ) -> None:
         """Mutes a broker's partitions, whoever they are at any time, or one partition."""
-        self._mute(target, reason, own=True)
+        self._mute(target, reason, evidence, own=True)
 
     def unmute(self, target: int | TopicPartition, reason: str = "unmuted by the breaker class") -> None:
         """Ends a mute."""
@@ -147,6 +120,11 @@ class CircuitBreakManager:
             return info is not None and info.leader in self._book.mutes
         return what in self._book.mutes
 
+    def rests_with_leader(self, partition: TopicPartition) -> bool:
+        """Whether a partition's leader is muted."""
+        info = self._topology.leader(partition)
+        return info is not None and info.leader in self._book.mutes
+
     def mute_congested(self, node_id: int) -> None:
         """Keyless rows avoid a broker until unmute_congested: no trip, no probe, of this producer alone."""
         self.congested |= {node_id}
@@ -170,25 +148,40 @@ class CircuitBreakManager:
 
     # -- the owner: the coordinator's word ------------------------------------------------------------
 
-    def take_shared(self, muted: Mapping[Target, str], leases: Mapping[Target, float]) -> None:
-        """The coordinator's mutes with their reasons, and leases of this task with milliseconds left.
+    def take_shared(self, muted: Mapping[Target, str], leases: Mapping[Target, Lease]) -> None:
+        """The coordinator's mutes with their reasons, and new leases of this task.
 
-        What was muted here and the coordinator has not heard of yet stays muted.
+        What was muted here and the coordinator has not heard of, or does not hold with, stays muted.
         """
         self.coordinated = True
         for target in self._shared - muted.keys():
             if self._book.reset(target):
-                self._note_unmute(target, "another task's probe got through", own=False)
+                self._note_unmute(target, "another task's batch got through", own=False)
         for target, reason in muted.items():
             self._mute(target, reason, own=False)
         self._shared = frozenset(muted)
-        self._leases = {target: self.now_ms + left for target, left in leases.items()}
+        for target, lease in leases.items():
+            self._leases[target] = self.now_ms + lease.left_ms
+            (self._trial_leases.add if lease.trial else self._trial_leases.discard)(target)
 
     def lose_coordinator(self) -> None:
         """From here on this task's own clock decides when to probe."""
         self.coordinated = False
         self._shared = frozenset()
         self._leases.clear()
+
+    def own_mutes(self) -> list[Change]:
+        """Mutes that were decided here."""
+        return list(self._own.values())
+
+    def held(self) -> list[Target]:
+        """Muted targets that batches of this task wait for."""
+        return [target for target in self._book.mutes if self._is_held(target)]
+
+    def take_failures(self) -> list[tuple[Target, str]]:
+        """Probes that failed since the last call, with their errors."""
+        failures, self._failures = self._failures, []
+        return failures
 
     def take_changes(self) -> list[Change]:
         """What changed since the last call."""
@@ -202,9 +195,10 @@ class CircuitBreakManager:
 
         A broker's probe may be of any of its partitions, also one that is muted by itself.
         """
-        info = self._topology.leader(partition)
-        leader = -1 if info is None else info.leader
-        return self._is_due(leader if leader in self._book.mutes else partition)
+        covering = self.covering(partition)
+        for target in covering:
+            self._held_ms[target] = self.now_ms
+        return bool(covering) and self._is_due(covering[0])
 
     def _is_due(self, target: Target) -> bool:
         if self.coordinated and target in self._shared:
@@ -212,6 +206,17 @@ class CircuitBreakManager:
             free = mute is not None and mute.state is BreakerState.OPEN
             return free and self._leases.get(target, -math.inf) > self.now_ms
         return self._book.is_due(target, self.now_ms)
+
+    def _is_held(self, target: Target) -> bool:
+        return self.now_ms - self._held_ms.get(target, -math.inf) <= _HELD_MS
+
+    def _is_on_trial(self, target: Target) -> bool:
+        """Whether a probe may go, and no batch waits that could be it: then a new row must."""
+        if not self._is_due(target) or self._is_held(target):
+            return False
+        if self.coordinated and target in self._shared:
+            return target in self._trial_leases
+        return self._book.is_due(target, self.now_ms - self._book.retry_interval_ms)
 
     def sent(self, partition: TopicPartition) -> None:
         """A batch goes out; the probe, where its partition is muted."""
@@ -244,6 +249,7 @@ class CircuitBreakManager:
                     self._note_unmute(partition, "a probe got through", own=True)
             elif verdict is Verdict.SICK:
                 self._book.fail(target, str(exception), self.now_ms)
+                self._failures.append((target, str(exception)))
             elif mute.state is BreakerState.HALF_OPEN:
                 self._book.expire(target, self.now_ms)
 
@@ -255,19 +261,29 @@ class CircuitBreakManager:
 
     def refresh(self) -> Mutes:
         """Ends lost probes and brings ``mutes`` up to date; returns it."""
+        if not self._book.mutes and self._seen == (self._book.version, self._topology.version):
+            return self.mutes
         self._book.expire_late(self.now_ms)
+        trials = frozenset(target for target in self._book.mutes if self._is_on_trial(target))
         seen = (self._book.version, self._topology.version)
-        if seen != self._seen:
-            self._seen = seen
+        if seen != self._seen or trials != self._trials:
+            self._seen, self._trials = seen, trials
             available = list(self._available()) if self._book.mutes else []
             self._muted_count = available.count(False)
             self.mutes = self._view() if any(available) else NOTHING_MUTED
         return self.mutes
 
     def _view(self) -> Mutes:
+        muted = self._book.mutes.keys() - self._trials
+        # A broker on trial takes rows for any of its partitions, as its probe may be of any.
+        own = (
+            one
+            for one in muted
+            if isinstance(one, TopicPartition) and self._trials.isdisjoint(self.covering(one))
+        )
         return Mutes(
-            frozenset(target for target in self._book.mutes if isinstance(target, int)),
-            frozenset(target for target in self._book.mutes if isinstance(target, TopicPartition)),
+            frozenset(target for target in muted if isinstance(target, int)),
+            frozenset(own),
             self._topology.leader,
         )
 
@@ -295,14 +311,17 @@ class CircuitBreakManager:
 
     # -- inside -------------------------------------------------------------------------------------
 
-    def _mute(self, target: Target, reason: str, *, own: bool) -> None:
+    def _mute(self, target: Target, reason: str, evidence: Evidence = WORD, *, own: bool) -> None:
         if not self._closed and self._book.trip(target, reason, self.now_ms):
-            self._own_trips += own
-            self._changes.append(Change(target, True, reason, own))
+            change = Change(target, True, reason, own, evidence)
+            self._changes.append(change)
+            if own:
+                self._own_trips += 1
+                self._own[target] = change
 
     def _note_unmute(self, target: Target, reason: str, *, own: bool) -> None:
-        self._probes.pop(target, None)
-        self._leases.pop(target, None)
+        for kept in (self._probes, self._leases, self._held_ms, self._own):
+            kept.pop(target, None)
         self._changes.append(Change(target, False, reason, own))
 
     def _led(self, topic: str) -> list[PartitionInfo]:

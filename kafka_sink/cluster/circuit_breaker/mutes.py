@@ -1,0 +1,83 @@
+"""What is said of mutes between manager, sender, partitioner and coordinator: plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kafka_sink.cluster.circuit_breaker.states import Target
+from kafka_sink.model import PartitionInfo, TopicPartition
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What a mute rests on, for whoever weighs the evidence of all tasks. Without any, on the class's word.
+
+    ``silence_ms``: a broker has not answered for so long. ``counted``: outcomes were counted, of which the
+    coordinator is told anyway.
+    """
+
+    silence_ms: float = 0.0
+    counted: bool = False
+
+
+WORD = Evidence()
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Something was muted, or unmuted. ``own``: decided here, so that the coordinator is to hear of it."""
+
+    target: Target
+    muted: bool
+    reason: str
+    own: bool
+    evidence: Evidence = WORD
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """One probe, granted by the coordinator for ``left_ms``. ``trial``: no task holds a batch for the target,
+    so new rows may go to it until one is sent."""
+
+    left_ms: float
+    trial: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BreakerMetrics:
+    """``muted-partitions``, ``breaker-trips-total`` and ``probes`` of one producer."""
+
+    muted_partitions: int
+    breaker_trips_total: int
+    probes: int
+
+
+class Mutes:
+    """An immutable view of what rests, for any thread: a broker's partitions follow their leader."""
+
+    __slots__ = ("_leader", "nodes", "partitions")
+
+    def __init__(
+        self,
+        nodes: frozenset[int] = frozenset(),
+        partitions: frozenset[TopicPartition] = frozenset(),
+        leader: Callable[[TopicPartition], PartitionInfo | None] = lambda _: None,
+    ) -> None:
+        self.nodes = nodes
+        self.partitions = partitions
+        self._leader = leader
+
+    def __bool__(self) -> bool:
+        return bool(self.nodes or self.partitions)
+
+    def __contains__(self, partition: object) -> bool:
+        if partition in self.partitions:
+            return True
+        if not self.nodes or not isinstance(partition, TopicPartition):
+            return False
+        info = self._leader(partition)
+        return info is not None and info.leader in self.nodes
+
+
+NOTHING_MUTED = Mutes()
