@@ -21,6 +21,8 @@ BENCHMARKS = (
     "many_partitions",
     "throughput",
     "frozen_broker",
+    "muted_together",
+    "breaker_cost",
 )
 WITH_JVM_SINK = ("many_topics", "many_partitions", "throughput", "frozen_broker")
 

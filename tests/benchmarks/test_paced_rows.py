@@ -1,0 +1,98 @@
+"""The judge of the frozen broker's benchmark: it must see what is lost, doubled and out of order."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+import pytest
+
+FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
+
+
+def load(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """A benchmark's module, which is a script and imports its neighbours by name."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    monkeypatch.setenv("PYTHONPATH", "")
+    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
+    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, name, module)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def paced_rows(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    return load("paced_rows", monkeypatch)
+
+
+def stored(paced_rows: ModuleType, *rows: tuple[int, int, int]) -> object:
+    """(partition, task, number) in the order of appending."""
+    by_partition = sorted(range(len(rows)), key=lambda place: rows[place][0])
+    columns = np.array([(*rows[place], place) for place in by_partition], dtype=np.int64).T
+    partition, task, number, appended = columns
+    return paced_rows.Stored(partition, task, number, np.zeros_like(task), appended)
+
+
+def counts(found: object) -> tuple[int, int, int]:
+    return found.lost(4), found.doubled(), found.reordered()  # type: ignore[attr-defined]
+
+
+def test_what_is_whole_and_in_order_counts_as_such(paced_rows: ModuleType) -> None:
+    # Tasks and partitions may interleave as they like.
+    assert counts(stored(paced_rows, (1, 0, 1), (0, 1, 0), (0, 0, 0), (1, 1, 1))) == (0, 0, 0)
+
+
+def test_what_is_wrong_is_counted(paced_rows: ModuleType) -> None:
+    assert counts(stored(paced_rows, (0, 0, 0), (0, 0, 1), (0, 0, 2))) == (1, 0, 0)
+    assert counts(stored(paced_rows, (0, 0, 0), (0, 0, 1), (0, 0, 2), (1, 0, 2), (0, 0, 3))) == (0, 1, 0)
+    assert counts(stored(paced_rows, (0, 0, 0), (0, 0, 2), (0, 0, 1), (0, 0, 3))) == (0, 0, 1)
+    # Two rows behind one that came too early.
+    assert counts(stored(paced_rows, (0, 0, 3), (0, 0, 1), (0, 0, 2), (1, 0, 0))) == (0, 0, 2)
+    # A second copy stands behind later rows without being out of order.
+    assert counts(stored(paced_rows, (0, 0, 0), (0, 0, 1), (0, 0, 0), (0, 0, 2), (0, 0, 3))) == (0, 1, 0)
+
+
+def test_the_order_of_a_key_spans_partitions(paced_rows: ModuleType) -> None:
+    later = paced_rows.KEYS
+    found = stored(paced_rows, (0, 0, later), (1, 0, 0), (1, 0, 1))
+    assert found.reordered() == 0  # type: ignore[attr-defined]
+    assert found.reordered_in_key() == 1  # type: ignore[attr-defined]
+
+
+def test_rows_keep_their_pace_and_tell_who_they_are(paced_rows: ModuleType) -> None:
+    source = paced_rows.paced(2_000, 0.2, True)
+    import pyarrow as pa
+
+    batches = list(source(iter([pa.record_batch({"id": pa.array([3], pa.int64())})])))
+    values = [value for batch in batches for value in batch.column(1).to_pylist()]
+    assert len(values) == 400
+    assert all(len(value) == paced_rows.ROW_BYTES for value in values)
+    stamps = np.frombuffer(b"".join(v[: paced_rows._STAMP.itemsize] for v in values), paced_rows._STAMP)
+    assert list(stamps["number"]) == list(range(400))
+    assert set(stamps["task"]) == {3}
+    assert 190 <= int(stamps["offered"][-1] - stamps["offered"][0]) <= 210
+    assert len({key for batch in batches for key in batch.column(0).to_pylist()}) == 400
+
+
+def test_it_is_even_again_when_the_thawed_broker_takes_its_share_of_new_rows(
+    paced_rows: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frozen_broker = load("frozen_broker", monkeypatch)
+    run = SimpleNamespace(thawed=100.0, partitions=(0, 1, 2, 3))
+    offered = np.arange(90.0, 120.0, 0.01)
+    thirds = np.arange(len(offered)) % 3 == 0
+    sick = thirds & (offered >= 103.0)
+    # What waited arrives at once, and is no sign of an even share.
+    late = offered < 100.0
+    appended = np.where(late, 100.1, offered)
+    again = frozen_broker.even_again_s(offered, appended, sick | late, run)
+    assert again is not None
+    assert 2.0 < again < 3.0
+    assert frozen_broker.even_again_s(offered, appended, late, run) is None

@@ -1,0 +1,163 @@
+"""The breaker at its defaults, with a network that flaps, resets and is slow between task and brokers."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator
+
+import pyarrow as pa
+import pytest
+
+from kafka_sink.producer import PRODUCERS, TaskProducer
+from tests.delivery.scripted_cluster import TOPIC, inside, task, written
+from tests.faults.fake_broker import FakeCluster
+from tests.faults.proxy import ProxyCluster
+
+# Partition n is led by broker n.
+PARTITIONS = 3
+PERIOD_S = 3.0
+
+
+@pytest.fixture(autouse=True)
+def _no_producer_outlives_its_test() -> Iterator[None]:
+    yield
+    PRODUCERS.close()
+
+
+@pytest.fixture
+def cluster() -> Iterator[FakeCluster]:
+    with FakeCluster({TOPIC: PARTITIONS}, brokers=PARTITIONS) as running:
+        yield running
+
+
+@pytest.fixture
+def proxies(cluster: FakeCluster) -> Iterator[ProxyCluster]:
+    with ProxyCluster(cluster.bootstrap_servers) as running:
+        yield running
+
+
+class Stream:
+    """Numbered keyless rows, each larger than batch.size, so that partitions take turns."""
+
+    def __init__(self, producer: TaskProducer, cluster: FakeCluster) -> None:
+        self.count = 0
+        self.longest_pause_s = 0.0
+        self._producer = producer
+        self._cluster = cluster
+
+    def send_until(self, condition: Callable[[], object], what: str) -> None:
+        deadline = time.monotonic() + 30
+        while not condition():
+            assert time.monotonic() < deadline, f"never happened: {what}"
+            before = time.monotonic()
+            value = pa.array([b"<%d>" % self.count + b"x" * 2_000], pa.binary())
+            partition = pa.array([None], pa.int32())
+            self._producer.send(pa.record_batch({"value": value, "partition": partition}))
+            self.longest_pause_s = max(self.longest_pause_s, time.monotonic() - before)
+            self.count += 1
+            time.sleep(0.005)
+
+    def send_for(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        self.send_until(lambda: time.monotonic() >= until, "time passes")
+
+    def send_to_all(self) -> None:
+        """Until every broker has answered enough for its usual latency to be known."""
+        self.send_until(lambda: min(self.at(p) for p in range(PARTITIONS)) > 10, "all brokers have answered")
+
+    def at(self, partition: int) -> int:
+        return len(written(self._cluster, partition))
+
+    def assert_all_written_in_order(self) -> None:
+        found = [written(self._cluster, partition) for partition in range(PARTITIONS)]
+        assert sorted(itertools.chain(*found)) == list(range(self.count))
+        assert all(numbers == sorted(numbers) for numbers in found)
+
+
+def muted(producer: TaskProducer) -> object:
+    gate = inside(producer)._gate
+    assert gate is not None
+    return gate.mutes
+
+
+def connected_through(cluster: FakeCluster, proxies: ProxyCluster) -> object:
+    """The scripted cluster as the proxies show it."""
+
+    class Through:
+        bootstrap_servers = proxies.bootstrap_servers
+
+    return Through
+
+
+def test_a_broker_that_is_away_three_seconds_and_back_three_seconds(
+    cluster: FakeCluster, proxies: ProxyCluster
+) -> None:
+    """Catches: a mute that outlasts the absence, one that is missed the second time, rows out of order."""
+    with task(connected_through(cluster, proxies), batch_size=1_024) as producer:  # type: ignore[arg-type]
+        stream = Stream(producer, cluster)
+        stream.send_to_all()
+        for _ in range(2):
+            proxies[0].freeze()
+            went = time.monotonic()
+            stream.send_until(lambda: muted(producer), "the broker is muted")
+            assert time.monotonic() - went < 2.0
+            before = stream.count
+            stream.send_for(PERIOD_S - (time.monotonic() - went))
+            # All that was sent meanwhile went to the other two.
+            stream.send_until(
+                lambda sent=before: stream.at(1) + stream.at(2) > sent / 2, "the healthy brokers go on"
+            )
+            proxies[0].thaw()
+            came = time.monotonic()
+            stream.send_until(lambda: not muted(producer), "the broker is back")
+            assert time.monotonic() - came < 3.0
+            seen = stream.at(0)
+            stream.send_until(lambda had=seen: stream.at(0) > had + 10, "it takes its share again")
+            stream.send_for(PERIOD_S - (time.monotonic() - came))
+        result = producer.finish()
+    assert result.breaker_trips == 2
+    assert stream.longest_pause_s < 1.0
+    stream.assert_all_written_in_order()
+
+
+def test_a_broker_whose_connections_are_reset_and_refused(
+    cluster: FakeCluster, proxies: ProxyCluster
+) -> None:
+    """Catches: probes that never find the broker again, a stall of the healthy partitions."""
+    with task(connected_through(cluster, proxies), batch_size=1_024) as producer:  # type: ignore[arg-type]
+        stream = Stream(producer, cluster)
+        stream.send_to_all()
+        proxies[0].refuse()
+        proxies[0].cut()
+        stream.send_until(lambda: muted(producer), "the broker is muted")
+        healthy = stream.at(1) + stream.at(2)
+        stream.send_until(lambda: stream.at(1) + stream.at(2) > healthy + 100, "the healthy brokers go on")
+        proxies[0].accept()
+        came = time.monotonic()
+        stream.send_until(lambda: not muted(producer), "the broker is back")
+        # One interval and one connection backoff.
+        assert time.monotonic() - came < 5.0
+        result = producer.finish()
+    assert result.breaker_probes >= 1
+    stream.assert_all_written_in_order()
+
+
+def test_a_broker_that_has_become_slow_gets_less_while_it_is(
+    cluster: FakeCluster, proxies: ProxyCluster
+) -> None:
+    """Catches: a slow broker that holds everybody up, or that stays muted once it is quick again."""
+    with task(connected_through(cluster, proxies), batch_size=1_024) as producer:  # type: ignore[arg-type]
+        stream = Stream(producer, cluster)
+        stream.send_to_all()
+        proxies[0].slow(delay_ms=600)
+        stream.send_until(lambda: muted(producer), "the slow broker is muted")
+        sent, at_slow = stream.count, stream.at(0)
+        stream.send_for(4.0)
+        slow, all_of_them = stream.at(0) - at_slow, stream.count - sent
+        assert slow < all_of_them / 6, "half of an even share"
+        proxies[0].slow()
+        stream.send_until(lambda: not muted(producer), "it is quick again")
+        producer.finish()
+    assert stream.longest_pause_s < 1.0
+    stream.assert_all_written_in_order()
