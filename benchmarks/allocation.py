@@ -2,10 +2,12 @@
 
     python benchmarks/allocation.py [--smoke]
 
-A batch is opened, given its 61-byte header and runs of rows (about 4 KiB for 1,000 open partitions), each
-after a reservation, then viewed, trimmed and released: all that the accumulator asks of it. ``scattered``
-are chunks in random order, as an hour of uneven partitions leaves them, ``fresh`` memory that the kernel has
-to back first. Times are the least of many rounds, so that whatever else runs here is left out.
+First memory alone: a batch is opened, given its 61-byte header and runs of rows (about 4 KiB for 1,000 open
+partitions), each after a reservation, then viewed, trimmed and released: all that the accumulator asks of
+it. ``scattered`` are chunks in random order, as an hour of uneven partitions leaves them, ``fresh`` memory
+that the kernel has to back first. Then whole appends: units of 110-byte rows through the accumulator, from
+columns to sealed batches and back to the pool, with as much buffer.memory as ``full`` asks for. Times are the
+least of many rounds, so that whatever else runs here is left out.
 """
 
 from __future__ import annotations
@@ -20,10 +22,14 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = Path(__file__).resolve().parent / "results"
 sys.path.insert(0, str(ROOT))
+
+import numpy as np  # noqa: E402 - after the path, as all others
+import pyarrow as pa  # noqa: E402 - after the path, as all others
 
 from kafka_sink.accumulator.batch_buffer import BufferAllocator  # noqa: E402 - needs the path above
 from kafka_sink.accumulator.buffer_pool import BufferPool  # noqa: E402 - needs the path above
@@ -31,7 +37,16 @@ from kafka_sink.accumulator.chunked_buffer import (  # noqa: E402 - needs the pa
     IncrementalAllocator,
     chunk_size,
 )
+from kafka_sink.accumulator.producer_batch import BatchState  # noqa: E402 - needs the path above
+from kafka_sink.accumulator.record_accumulator import (  # noqa: E402 - needs the path above
+    AccumulatorSettings,
+    RecordAccumulator,
+)
 from kafka_sink.accumulator.single_buffer import FullAllocator  # noqa: E402 - needs the path above
+from kafka_sink.accumulator.unit import Unit  # noqa: E402 - needs the path above
+from kafka_sink.accumulator.unit_appender import UnitAppender  # noqa: E402 - needs the path above
+from kafka_sink.model import CompressionType, TopicPartition  # noqa: E402 - needs the path above
+from kafka_sink.records import encoder  # noqa: E402 - needs the path above
 
 HEADER = bytes(61)
 RUN = 4096
@@ -42,6 +57,8 @@ CASES = (
     *((4096, 1 << 20), (1 << 16, 1 << 20), (1 << 20, 1 << 20)),
     *((4096, 4 << 20), (1 << 20, 4 << 20)),
 )
+# batch.size, partitions, rows for each in a unit, of which there are eight
+APPEND_CASES = ((4 << 20, 1000, 4), (4 << 20, 1000, 30), (4 << 20, 100, 150), (1 << 20, 4, 4000))
 STRATEGIES = ("full", "incremental", "incremental, scattered", "full, fresh", "incremental, fresh")
 
 
@@ -56,10 +73,10 @@ class Row:
     open_at_once: int
 
 
-def allocator_of(strategy: str, batch_size: int) -> tuple[BufferPool, BufferAllocator]:
+def allocator_of(strategy: str, batch_size: int, memory: int = MEMORY) -> tuple[BufferPool, BufferAllocator]:
     full = strategy == "full"
     size = batch_size if full else chunk_size(batch_size)
-    pool = BufferPool(MEMORY, size, clock_ms=lambda: time.monotonic() * 1000)
+    pool = BufferPool(memory, size, clock_ms=lambda: time.monotonic() * 1000)
     return pool, FullAllocator(pool, batch_size) if full else IncrementalAllocator(pool, batch_size)
 
 
@@ -137,26 +154,167 @@ def copy_ns(seconds: float) -> float:
     return least_ns(copy, seconds, 1, lambda: None) / ((1 << 20) // RUN)
 
 
+# -- whole appends ------------------------------------------------------------------------------------
+
+
+@dataclass
+class AppendRow:
+    """``batch_ns`` is a record batch's share from columns to release, ``run_ns`` that of one run of rows."""
+
+    strategy: str
+    batch_size: int
+    partitions: int
+    batch_bytes: float
+    batch_ns: float
+    run_ns: float
+    pool_bytes: int
+
+
+def unit_over(partitions: list[TopicPartition], rows: int) -> Unit:
+    """``rows`` keyed 110-byte rows for each partition."""
+    count = rows * len(partitions)
+    keys = pa.array([b"k%09d" % number for number in range(count)], pa.binary())
+    values = pa.array([b"%0110d" % number for number in range(count)], pa.binary())
+    lengths = encoder.binary_lengths
+    columns = encoder.RecordColumns(keys, (values,), None, lengths(keys), lengths(values), None)
+    starts = list(range(0, count + 1, rows))
+    return Unit(columns, np.zeros(count, dtype=np.int64), partitions, starts)
+
+
+class Appending:
+    """An accumulator without a sender: what it took is settled by hand."""
+
+    def __init__(self, strategy: str, batch_size: int, partitions: int, rows: int, units: int) -> None:
+        # `full` holds a batch.size for each; the kernel backs what is written.
+        memory = max(MEMORY, 2 * partitions * batch_size)
+        settings = AccumulatorSettings(
+            batch_size=batch_size,
+            linger_ms=1e9,
+            max_block_ms=0,
+            delivery_timeout_ms=1e9,
+            buffer_memory=memory,
+            compression=CompressionType.NONE,
+            guarantee_order=False,
+        )
+        self.pool, allocator = allocator_of(strategy, batch_size, memory)
+        self._accumulator = RecordAccumulator(settings, allocator)
+        self._appender = UnitAppender(self._accumulator, None, lambda: 0.0, lambda: None)
+        self._unit = unit_over([TopicPartition("t", number) for number in range(partitions)], rows)
+        self._units = units
+        self.batches = 0
+        self.batch_bytes = 0.0
+
+    def round(self) -> None:
+        for _ in range(self._units):
+            self._appender.append(self._unit, lambda: None)
+        self._appender.flush()
+        accumulator = self._accumulator
+        with accumulator.lock:
+            queues = list({batch.partition: None for batch in accumulator.queued()})
+            queues = [accumulator.queue(partition) for partition in queues]
+        self.batches = size = 0
+        while accumulator.incomplete:
+            for batch in accumulator.drain(0, queues, sys.maxsize, lambda _: True):
+                size += batch.size
+                self.batches += 1
+                batch.move_to(BatchState.IN_FLIGHT)
+                accumulator.finish(batch, BatchState.SUCCEEDED, lambda: None)
+        accumulator.flushing = False
+        self.batch_bytes = size / self.batches
+
+
+def measure_append(strategy: str, batch_size: int, partitions: int, rows: int, seconds: float) -> AppendRow:
+    units = 8
+    appending = Appending(strategy, batch_size, partitions, rows, units)
+    ns = least_ns(appending.round, seconds, 1, lambda: None)
+    return AppendRow(
+        strategy,
+        batch_size,
+        partitions,
+        appending.batch_bytes,
+        ns / appending.batches,
+        ns / units / partitions,
+        appending.pool.metrics().peak_used_bytes,
+    )
+
+
+# -- results ------------------------------------------------------------------------------------------
+
+
+def print_table(first: str, titles: tuple[str, ...], rows: list[Any], group: int) -> None:
+    print(f"\n{first:<22}" + "".join(f"{title:>15}" for title in titles))
+    for number, row in enumerate(rows):
+        if number and not number % group:
+            print()
+        name, *numbers = asdict(row).values()
+        print(f"{name:<22}" + "".join(f"{value:>15,.0f}" for value in numbers))
+
+
+def plot(memory: list[Row], appends: list[AppendRow], conditions: str) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(12, 4.5))
+    groups: tuple[tuple[Any, list[Any], str], ...] = (
+        (left, [row for row in memory if row.strategy in STRATEGIES[:3]], "memory alone"),
+        (right, list(appends), "columns to sealed batches and back"),
+    )
+    for axes, rows, title in groups:
+        names = list(dict.fromkeys(row.strategy for row in rows))
+        width = 0.8 / len(names)
+        for place, name in enumerate(names):
+            mine = [row for row in rows if row.strategy == name]
+            at = [number + place * width for number in range(len(mine))]
+            bars = axes.bar(at, [row.batch_ns / 1000 for row in mine], width, label=name)
+            axes.bar_label(bars, fmt="%.3g", fontsize=6)
+        labels = [
+            f"{row.batch_bytes / 1024:.0f} of\n{row.batch_size >> 10} KiB"
+            + (f"\n{row.partitions} part." if isinstance(row, AppendRow) else "")
+            for row in rows
+            if row.strategy == names[0]
+        ]
+        axes.set_xticks([number + 0.4 - width / 2 for number in range(len(labels))], labels, fontsize=7)
+        axes.set_yscale("log")
+        axes.set_ylabel("µs a record batch")
+        axes.set_title(title, fontsize=9)
+        axes.legend(fontsize=7)
+    figure.suptitle(conditions, fontsize=8)
+    figure.tight_layout()
+    figure.savefig(RESULTS / "allocation.png", dpi=120)
+
+
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    arguments.add_argument("--dry", action="store_true", help="write no files")
     arguments.add_argument("--smoke", action="store_true", help="a moment per case: does it run at all?")
-    seconds = 0.01 if arguments.parse_args().smoke else 0.6
+    options = arguments.parse_args()
+    seconds = 0.01 if options.smoke else 0.6
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     floor = copy_ns(seconds)
-    print(f"Python {platform.python_version()}, {platform.machine()}; 4 KiB are copied in {floor:.0f} ns\n")
+    machine = f"Python {platform.python_version()}, {platform.machine()}"
+    conditions = f"one core, {machine}; 4 KiB are copied in {floor:.0f} ns"
+    print(conditions)
+    memory = [measure(strategy, *case, seconds) for case in CASES for strategy in STRATEGIES]
     titles = ("batch.size", "batch", "ns/batch", "ns/append", "held", "open in 64 MiB")
-    print(f"{'strategy':<22}" + "".join(f"{title:>15}" for title in titles))
-    rows = []
-    for batch_bytes, batch_size in CASES:
-        for strategy in STRATEGIES:
-            row = measure(strategy, batch_bytes, batch_size, seconds)
-            rows.append(row)
-            numbers = list(asdict(row).values())[1:]
-            print(f"{row.strategy:<22}" + "".join(f"{number:>15,.0f}" for number in numbers))
-        print()
-    if seconds > 0.1:
-        RESULTS.mkdir(exist_ok=True)
-        found = {"copy_4096_ns": floor, "rows": [asdict(row) for row in rows]}
-        (RESULTS / "allocation.json").write_text(json.dumps(found, indent=1) + "\n")
+    print_table("strategy", titles, memory, len(STRATEGIES))
+    cases = APPEND_CASES[:1] if options.smoke else APPEND_CASES
+    appends = [measure_append(name, *case, 3 * seconds) for case in cases for name in STRATEGIES[:2]]
+    titles = ("batch.size", "partitions", "batch", "ns/batch", "ns/run", "pool")
+    print_table("whole appends", titles, appends, 2)
+    if options.smoke or options.dry:
+        return
+    RESULTS.mkdir(exist_ok=True)
+    found = {
+        "conditions": conditions,
+        "copy_4096_ns": floor,
+        "rows": [asdict(row) for row in memory],
+        "appends": [asdict(row) for row in appends],
+    }
+    (RESULTS / "allocation.json").write_text(json.dumps(found, indent=1) + "\n")
+    plot(memory, appends, conditions)
 
 
 if __name__ == "__main__":
