@@ -38,6 +38,7 @@ from kafka_sink.local_broker import LocalBroker  # noqa: E402 - needs the path a
 MIB = 1 << 20
 MANY, FEW = 1000, 4
 LARGE_ROW = 30_000
+WARM_ROWS = 100_000
 SETTINGS = {
     "batch.size": str(4 * MIB),
     "linger.ms": "1000",
@@ -149,11 +150,13 @@ def rates(spark: Any, job: Job, folder: str, rows: int, repeats: int) -> dict[st
     return found
 
 
-def memory(spark: Any, job: Job, frame: Any, part: str, codecs: Sequence[str]) -> dict[str, dict[str, float]]:
+def memory(
+    spark: Any, job: Job, warm: Any, frame: Any, part: str, codecs: Sequence[str]
+) -> dict[str, dict[str, float]]:
     """Peaks of the largest worker by codec, in MiB."""
     found: dict[str, dict[str, float]] = {}
     goal = MEMORY_GOALS_MIB[part]
-    job.warm(frame.limit(20_000))
+    job.warm(warm)
     for codec in codecs:
         with WorkerMemory(spark.sparkContext._gateway.proc.pid) as watch:
             took = job.run("kafka-chunked", frame, MANY, {"compression.type": codec})
@@ -194,6 +197,8 @@ def large_rows(spark: Any, rows: int, folder: str) -> Any:
     path = f"{folder}/large-{rows}"
     made = spark.range(0, rows, 1, 2).mapInArrow(windows, "key string, value binary")
     made.write.option("compression", "none").mode("overwrite").parquet(path)
+    # Spark's reader would hold 4,096 rows at a time, and fail for want of heap.
+    spark.conf.set("spark.sql.parquet.columnarReaderBatchSize", "256")
     return spark.read.parquet(path)
 
 
@@ -257,7 +262,8 @@ def run_parts(parts: list[str], rows: int, repeats: int, smoke: bool) -> dict[st
                 else:
                     make = large_rows if part == "large" else throughput.source
                     codecs = CODECS[-1:] if smoke else CODECS
-                    found = memory(spark, job, make(spark, count, folder), part, codecs)
+                    warm = throughput.source(spark, min(count, WARM_ROWS), folder)
+                    found = memory(spark, job, warm, make(spark, count, folder), part, codecs)
                 outcome[part] = {"conditions": conditions, "found": found}
             spark.stop()
     finally:

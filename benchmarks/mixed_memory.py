@@ -1,12 +1,13 @@
 """KAFKA-20576's mixed workload: the memory of one producer over time, incremental against full.
 
-    python benchmarks/mixed_memory.py [--seconds N] [--smoke]
+    python benchmarks/mixed_memory.py [--seconds N] [--delay-ms N] [--smoke]
 
 Topic ``logs``: keyless, 40 MB/s; topic ``events``: keyed, 1,000 partitions, 5,000 rows (0.55 MB) a second;
 110-byte values, batch.size 4 MiB, message limits to match, linger 1 s, no compression, so that bytes are what
-rows make them. Rows come at that pace, or as fast as they are taken where that is slower. ``full`` runs with
-the same 64 MiB and with 8 GiB, where it shows what it would need. Samples every 10 ms, under the
-accumulator's lock. No Spark.
+rows make them. Answers come 50 ms late, as from brokers that write to remote storage, which is what large
+batches are for; --delay-ms 0 leaves that out. Rows come at that pace, or as fast as they are taken where that
+is slower. ``full`` runs with the same 64 MiB and with 8 GiB, where it shows what it would need. Samples every
+10 ms, under the accumulator's lock. No Spark.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ import platform
 import sys
 import time
 from dataclasses import dataclass
-from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,9 @@ RESULTS = Path(__file__).resolve().parent / "results"
 sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
 
 import direct_producer as direct  # noqa: E402 - needs the path above
+import pyarrow as pa  # noqa: E402 - after the path, as all others
 from direct_producer import MIB, VALUE_BYTES, MemoryOverTime, Sample  # noqa: E402 - needs the path above
+from slow_answers import slow_answers  # noqa: E402 - needs the path above
 
 from kafka_sink.accumulator.chunked_buffer import chunk_size  # noqa: E402 - needs the path above
 from kafka_sink.local_broker import LocalBroker  # noqa: E402 - needs the path above
@@ -60,14 +62,15 @@ CASES = (
 
 def pump(producer: Producer, seconds: float) -> None:
     """Hands over what is due every 20 ms, at most one Arrow batch at a time."""
-    batches = cycle(direct.row_batches(8))
+    rows = pa.Table.from_batches(direct.row_batches(20)).combine_chunks().to_batches()[0]
     started = time.monotonic()
     sent = {LOGS: 0, EVENTS: 0}
     while (now := time.monotonic() - started) < seconds:
         for plan, per_second in ((LOGS, LOGS_ROWS_S), (EVENTS, EVENTS_ROWS_S)):
             due = min(int(now * per_second) - sent[plan], direct.BATCH_ROWS)
             if due > 0:
-                producer.send(plan, next(batches).slice(0, due))
+                at = sent[plan] % (rows.num_rows - direct.BATCH_ROWS)
+                producer.send(plan, rows.slice(at, due))
                 sent[plan] += due
         time.sleep(max(0.0, started + now + TICK_S - time.monotonic()))
 
@@ -105,9 +108,9 @@ def told(case: Case, result: TaskResult, samples: list[Sample], seconds: float) 
     }
 
 
-def run(broker: LocalBroker, case: Case, seconds: float) -> dict[str, Any]:
+def run(bootstrap: str, case: Case, seconds: float) -> dict[str, Any]:
     options = direct.options_for(
-        broker.bootstrap_servers,
+        bootstrap,
         buffer_memory=case.memory,
         buffer_memory_allocation_strategy=case.strategy,
         max_block_ms=600_000,
@@ -184,6 +187,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--delay-ms", type=float, default=50.0)
     parser.add_argument("--dry", action="store_true", help="write no files")
     parser.add_argument("--smoke", action="store_true", help="a second each, no files: does it run at all")
     options = parser.parse_args()
@@ -191,14 +195,16 @@ def main() -> None:
     conditions = (
         f"logs: keyless, {LOGS_PARTITIONS} partitions, 40 MB/s; events: keyed, {EVENTS_PARTITIONS:,} "
         f"partitions, {EVENTS_ROWS_S:,} rows/s; {VALUE_BYTES}-byte values, batch.size 4 MiB, linger 1 s, "
-        f"uncompressed, {seconds:.0f} s, Kafka 4.3.0 on the same machine, {os.cpu_count()} cores, "
+        f"uncompressed, answers {options.delay_ms:.0f} ms late, {seconds:.0f} s, "
+        f"Kafka 4.3.0 on the same machine, {os.cpu_count()} cores, "
         f"Python {platform.python_version()}"
     )
     print(conditions, flush=True)
     with LocalBroker() as broker:
         broker.create_topic("logs", LOGS_PARTITIONS, config=direct.ADMITS_8_MIB)
         broker.create_topic("events", EVENTS_PARTITIONS, config=direct.ADMITS_8_MIB)
-        outcome = [run(broker, case, seconds) for case in CASES]
+        with slow_answers(broker.bootstrap_servers, options.delay_ms) as bootstrap:
+            outcome = [run(bootstrap, case, seconds) for case in CASES]
     report(outcome)
     if options.smoke or options.dry:
         return
