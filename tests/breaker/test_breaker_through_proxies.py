@@ -17,6 +17,9 @@ from tests.faults.proxy import ProxyCluster
 # Partition n is led by broker n.
 PARTITIONS = 3
 PERIOD_S = 3.0
+# Full within a second or two of a broker's share: a task that lets a sick broker hold it stalls.
+SMALL = {"batch_size": 1_024, "buffer_memory": 131_072}
+LONGEST_PAUSE_S = 2.0
 
 
 @pytest.fixture(autouse=True)
@@ -65,6 +68,7 @@ class Stream:
     def send_to_all(self) -> None:
         """Until every broker has answered enough for its usual latency to be known."""
         self.send_until(lambda: min(self.at(p) for p in range(PARTITIONS)) > 10, "all brokers have answered")
+        self.longest_pause_s = 0.0
 
     def at(self, partition: int) -> int:
         return len(written(self._cluster, partition))
@@ -94,7 +98,7 @@ def test_a_broker_that_is_away_three_seconds_and_back_three_seconds(
     cluster: FakeCluster, proxies: ProxyCluster
 ) -> None:
     """Catches: a mute that outlasts the absence, one that is missed the second time, rows out of order."""
-    with task(connected_through(cluster, proxies), batch_size=1_024) as producer:  # type: ignore[arg-type]
+    with task(connected_through(cluster, proxies), **SMALL) as producer:  # type: ignore[arg-type]
         stream = Stream(producer, cluster)
         stream.send_to_all()
         for _ in range(2):
@@ -117,7 +121,7 @@ def test_a_broker_that_is_away_three_seconds_and_back_three_seconds(
             stream.send_for(PERIOD_S - (time.monotonic() - came))
         result = producer.finish()
     assert result.breaker_trips == 2
-    assert stream.longest_pause_s < 1.0
+    assert stream.longest_pause_s < LONGEST_PAUSE_S
     stream.assert_all_written_in_order()
 
 
@@ -125,7 +129,7 @@ def test_a_broker_whose_connections_are_reset_and_refused(
     cluster: FakeCluster, proxies: ProxyCluster
 ) -> None:
     """Catches: probes that never find the broker again, a stall of the healthy partitions."""
-    with task(connected_through(cluster, proxies), batch_size=1_024) as producer:  # type: ignore[arg-type]
+    with task(connected_through(cluster, proxies), **SMALL) as producer:  # type: ignore[arg-type]
         stream = Stream(producer, cluster)
         stream.send_to_all()
         proxies[0].refuse()
@@ -147,7 +151,7 @@ def test_a_broker_that_has_become_slow_gets_less_while_it_is(
     cluster: FakeCluster, proxies: ProxyCluster
 ) -> None:
     """Catches: a slow broker that holds everybody up, or that stays muted once it is quick again."""
-    with task(connected_through(cluster, proxies), batch_size=1_024) as producer:  # type: ignore[arg-type]
+    with task(connected_through(cluster, proxies), **SMALL) as producer:  # type: ignore[arg-type]
         stream = Stream(producer, cluster)
         stream.send_to_all()
         proxies[0].slow(delay_ms=600)
@@ -159,5 +163,5 @@ def test_a_broker_that_has_become_slow_gets_less_while_it_is(
         proxies[0].slow()
         stream.send_until(lambda: not muted(producer), "it is quick again")
         producer.finish()
-    assert stream.longest_pause_s < 1.0
+    assert stream.longest_pause_s < LONGEST_PAUSE_S
     stream.assert_all_written_in_order()
