@@ -18,7 +18,7 @@ ROUNDS ?= 100
 SEED ?= 1
 EFFORT ?= 25
 
-.PHONY: help venv java demo test chaos fuzz check format bench docs broker clean
+.PHONY: help venv java demo test full chaos fuzz check format bench docs broker clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -28,6 +28,9 @@ demo: $(STAMP) java  ## write 336,776 real flights to a Kafka started here, read
 
 test: $(STAMP) java  ## run all tests, on real brokers (ARGS="-k name" picks some)
 	@$(BIN)/python -m pytest $(ARGS)
+
+full: $(STAMP) java  ## run all tests under kafka.buffer.memory.allocation.strategy=full
+	@$(BIN)/python -m pytest --allocation-strategy full $(ARGS)
 
 chaos: $(STAMP) java  ## kill, freeze and restart brokers, break connections, check every row (ROUNDS=100 SEED=1)
 	@$(BIN)/python -m tests.chaos --rounds $(ROUNDS) --seed $(SEED) $(ARGS)

@@ -11,18 +11,52 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kafka_sink.local_broker import LocalBroker
+from tests.strategy import forced
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ROOT = Path(__file__).resolve().parent
+STRATEGIES = ("incremental", "full")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--allocation-strategy",
+        choices=STRATEGIES,
+        help="run everything under this buffer.memory.allocation.strategy (default: incremental, and tests "
+        "marked both_strategies under both)",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    forced.install()
+    strategy = config.getoption("--allocation-strategy")
+    if strategy:
+        os.environ[forced.VARIABLE] = strategy
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if metafunc.definition.get_closest_marker("both_strategies") is None:
+        return
+    chosen = metafunc.config.getoption("--allocation-strategy")
+    metafunc.fixturenames.append("allocation_strategy")
+    metafunc.parametrize("allocation_strategy", [chosen] if chosen else STRATEGIES, indirect=True)
+
+
+@pytest.fixture
+def allocation_strategy(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The strategy that every producer made in this test's process gets."""
+    strategy: str = request.param
+    monkeypatch.setenv(forced.VARIABLE, strategy)
+    return strategy
 
 
 @pytest.fixture(scope="session")
 def project_environment() -> dict[str, str]:
     """The environment for subprocesses and Spark: this Python, and this checkout first on the path."""
     environ = dict(os.environ)
-    path = [str(ROOT), *filter(None, environ.get("PYTHONPATH", "").split(os.pathsep))]
+    path = [str(ROOT), forced.FOLDER, *filter(None, environ.get("PYTHONPATH", "").split(os.pathsep))]
     environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(path))
     # Workers otherwise take whatever python3 is on PATH, which need not have pyarrow.
     environ["PYSPARK_PYTHON"] = environ["PYSPARK_DRIVER_PYTHON"] = sys.executable

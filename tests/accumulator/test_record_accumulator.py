@@ -9,10 +9,12 @@ from dataclasses import replace
 import pytest
 
 from kafka_sink.accumulator.buffer_pool import BufferPool
-from kafka_sink.accumulator.chunked_buffer import IncrementalAllocator
 from kafka_sink.accumulator.producer_batch import BatchState, IllegalTransitionError, ProducerBatch
 from kafka_sink.accumulator.record_accumulator import AccumulatorSettings, RecordAccumulator
 from kafka_sink.model import CompressionType, PartitionInfo, TopicPartition
+from tests.strategy import forced
+
+pytestmark = pytest.mark.both_strategies
 
 SETTINGS = AccumulatorSettings(
     batch_size=1_000,
@@ -39,7 +41,7 @@ class Bench:
     def __init__(self, **changes: object) -> None:
         self.pool = BufferPool(1 << 20, 128, clock_ms=lambda: 0.0)
         settings = replace(SETTINGS, **changes)  # type: ignore[arg-type]
-        self.accumulator = RecordAccumulator(settings, IncrementalAllocator(self.pool))
+        self.accumulator = RecordAccumulator(settings, forced.allocator(self.pool, 1_000, 128))
         self.leaders: dict[TopicPartition, int] = {}
 
     def batch(self, partition: TopicPartition, created: float = 0, size: int = 100) -> ProducerBatch:
@@ -116,7 +118,7 @@ def test_somebody_who_waits_for_memory_makes_all_ready(monkeypatch: pytest.Monke
     bench = Bench()
     bench.batch(P[0])
     bench.batch(P[1])
-    monkeypatch.setattr(IncrementalAllocator, "queued", 1)
+    monkeypatch.setattr(BufferPool, "queued", 1)
     assert bench.ready(0)[0] == {0: {0}, 1: {1}}
 
 

@@ -13,7 +13,6 @@ import pytest
 from kafka_sink.accumulator import unit_appender
 from kafka_sink.accumulator.batch_buffer import BatchBuffer
 from kafka_sink.accumulator.buffer_pool import BufferPool
-from kafka_sink.accumulator.chunked_buffer import IncrementalAllocator
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
 from kafka_sink.accumulator.record_accumulator import AccumulatorSettings, RecordAccumulator
 from kafka_sink.accumulator.unit import Unit
@@ -26,6 +25,9 @@ from kafka_sink.rows.columns import extract
 from kafka_sink.rows.ordering import unit_of
 from kafka_sink.rows.partitioner import Partitioner
 from kafka_sink.sending.splitting import split_batch
+from tests.strategy import forced
+
+pytestmark = pytest.mark.both_strategies
 
 PLAN = ColumnPlan.of([("value", "binary"), ("partition", "int")], "t")
 TOPICS = {"t": TopicMetadata("t", None, tuple(PartitionInfo("t", index, 0, 0) for index in range(4)))}
@@ -52,7 +54,7 @@ class Bench:
         compression: CompressionType = CompressionType.NONE,
     ) -> None:
         self.pool = BufferPool(memory, 128, clock_ms=lambda: 0.0)
-        self.allocator = IncrementalAllocator(self.pool, 128)
+        self.allocator = forced.allocator(self.pool, batch_size, 128)
         settings = AccumulatorSettings(
             batch_size=batch_size,
             linger_ms=0,
@@ -196,7 +198,7 @@ def test_a_ratio_that_proved_too_low_is_learnt_anew() -> None:
 
 
 def test_a_batch_that_outgrew_its_estimate_beyond_the_pool_goes_early() -> None:
-    bench = Bench(memory=96 << 10, batch_size=512 << 10, compression=CompressionType.LZ4)
+    bench = Bench(memory=96 << 10, batch_size=64 << 10, compression=CompressionType.LZ4)
     bench.appender._ratios._ratios[("t", CompressionType.LZ4)] = 0.2
     chance = random.Random(5)
     values = [chance.randbytes(1_000) for _ in range(130)]

@@ -30,6 +30,8 @@ from tests.faults.fake_broker import INIT_PRODUCER_ID, METADATA, PRODUCE, FakeCl
 from tests.faults.fake_log import RecordBatch
 from tests.faults.fake_replies import SWALLOWED, Refuse, Reply, error
 
+pytestmark = pytest.mark.both_strategies
+
 
 @pytest.fixture(autouse=True)
 def _no_producer_outlives_its_test() -> Iterator[None]:
@@ -185,6 +187,7 @@ def test_after_the_last_epoch_comes_a_new_id(cluster: FakeCluster) -> None:
         identity.producer_epoch = 2**15 - 1
         cluster.script(PRODUCE, error(45))
         producer.send(rows(5, 5))
+        until(lambda: len(cluster.received(PRODUCE)) >= 2, "the answer that was scripted")
         producer.send(rows(10, 5, partition=1))
         assert producer.finish().records == 15
     assert written(cluster) == list(range(10))

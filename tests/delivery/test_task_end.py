@@ -13,6 +13,7 @@ import pytest
 
 from kafka_sink.accumulator import unit_appender
 from kafka_sink.accumulator.chunked_buffer import IncrementalAllocator
+from kafka_sink.accumulator.single_buffer import FullAllocator
 from kafka_sink.errors import BrokerVersionError, BufferExhaustedError, DeliveryError
 from kafka_sink.network.client import NetworkClient
 from kafka_sink.producer import PRODUCERS, Producer, TaskProducer
@@ -31,6 +32,8 @@ from tests.delivery.scripted_cluster import (
 )
 from tests.faults.fake_broker import INIT_PRODUCER_ID, PRODUCE, FakeCluster
 from tests.faults.fake_replies import Reply, error
+
+pytestmark = pytest.mark.both_strategies
 
 
 @pytest.fixture(autouse=True)
@@ -208,7 +211,8 @@ def test_a_split_without_memory_fails_the_batch_and_not_the_sender(monkeypatch: 
         raise BufferExhaustedError("none left")
 
     with FakeCluster({TOPIC: 1}, max_message_bytes=400) as cluster:
-        monkeypatch.setattr(IncrementalAllocator, "open_overflow", exhausted)
+        for allocator in (IncrementalAllocator, FullAllocator):
+            monkeypatch.setattr(allocator, "open_overflow", exhausted)
         with pytest.raises(DeliveryError, match=r"to t-0 failed.*could not be split: none left.*40 failed"):
             send(cluster, rows(0, 40))
 

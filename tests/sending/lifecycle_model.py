@@ -16,7 +16,6 @@ import pyarrow as pa
 
 from kafka_sink.accumulator import unit_appender
 from kafka_sink.accumulator.buffer_pool import BufferPool
-from kafka_sink.accumulator.chunked_buffer import IncrementalAllocator
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
 from kafka_sink.accumulator.record_accumulator import AccumulatorSettings, RecordAccumulator
 from kafka_sink.accumulator.unit_appender import UnitAppender
@@ -35,6 +34,7 @@ from kafka_sink.sending.produce_requests import ProduceRequests, ProduceTag
 from kafka_sink.sending.producer_identity import ProducerIdentity
 from kafka_sink.sending.settings import SenderSettings
 from tests.faults.fake_log import PartitionLog, parse_batch
+from tests.strategy import forced
 
 TOPIC = "t"
 PARTITIONS = 3
@@ -122,7 +122,7 @@ class Model:
             compression=CompressionType.NONE,
             guarantee_order=False,
         )
-        self.accumulator = RecordAccumulator(settings, IncrementalAllocator(self.pool, 128))
+        self.accumulator = RecordAccumulator(settings, forced.allocator(self.pool, _BATCH_SIZE, 128))
         self.appender = UnitAppender(self.accumulator, None, lambda: self.now, lambda: None)
         backoff = ExponentialBackoff(100, 1_000, lambda: 0.5)
         self.identity = ProducerIdentity(backoff)

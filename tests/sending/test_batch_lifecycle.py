@@ -165,6 +165,7 @@ class Lifecycle(RuleBasedStateMachine):
         self.model.check_end()
 
 
+@pytest.mark.both_strategies
 def test_no_order_of_events_loses_or_doubles_anything() -> None:
     """Shallow runs, which hypothesis varies and shrinks."""
     run_state_machine_as_test(
@@ -261,6 +262,7 @@ def _mute(model: Model, chance: random.Random) -> None:
         model.muted.add(partition)
 
 
+@pytest.mark.both_strategies
 def test_long_runs_lose_and_double_nothing() -> None:
     """Deep ones; also that they come by what they are for."""
     seen: Counter[str] = Counter()
