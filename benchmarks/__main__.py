@@ -23,8 +23,9 @@ BENCHMARKS = (
     "frozen_broker",
     "muted_together",
     "breaker_cost",
+    "moved_leader",
 )
-WITH_JVM_SINK = ("many_topics", "many_partitions", "throughput", "frozen_broker")
+WITH_JVM_SINK = ("many_topics", "many_partitions", "throughput", "frozen_broker", "moved_leader")
 
 
 def main() -> int:

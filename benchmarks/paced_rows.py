@@ -74,13 +74,15 @@ def _fixed(rows: npt.NDArray[np.uint8]) -> pa.Array:
 @dataclass(frozen=True)
 class Stored:
     """All records of a topic, in columns, by partition and offset. Times are Unix milliseconds; ``appended``
-    is the broker's clock at the append, which needs message.timestamp.type=LogAppendTime."""
+    is the broker's clock at the append, which needs message.timestamp.type=LogAppendTime; ``epoch`` is that
+    of the leader that appended."""
 
     partition: npt.NDArray[np.int64]
     task: npt.NDArray[np.int64]
     number: npt.NDArray[np.int64]
     offered: npt.NDArray[np.int64]
     appended: npt.NDArray[np.int64]
+    epoch: npt.NDArray[np.int64]
 
     def doubled(self) -> int:
         """Rows that stand there more than once."""
@@ -154,14 +156,16 @@ def read_back(bootstrap: str, topic: str, partitions: int) -> Stored:
             left -= len(messages)
             if messages:
                 stamps.append(b"".join(one.value()[: _STAMP.itemsize] for one in messages))
-                places.append(np.array([(one.partition(), one.timestamp()[1]) for one in messages]))
+                places.append(
+                    np.array([(one.partition(), one.timestamp()[1], one.leader_epoch()) for one in messages])
+                )
             if time.monotonic() > deadline:
                 raise RuntimeError(f"{left} rows of {topic} could not be read")
     finally:
         consumer.close()
     told = np.frombuffer(b"".join(stamps), dtype=_STAMP)
-    where = np.concatenate(places) if places else np.empty((0, 2), dtype=np.int64)
+    where = np.concatenate(places) if places else np.empty((0, 3), dtype=np.int64)
     order = np.argsort(where[:, 0], kind="stable")
-    columns = [where[:, 0], *(told[name].astype(np.int64) for name in ("task", "number", "offered"))]
-    partition, task, number, offered, appended = (column[order] for column in (*columns, where[:, 1]))
-    return Stored(partition, task, number, offered, appended)
+    task, number, offered = (told[name].astype(np.int64) for name in ("task", "number", "offered"))
+    columns = (where[:, 0], task, number, offered, where[:, 1], where[:, 2])
+    return Stored(*(column[order] for column in columns))
