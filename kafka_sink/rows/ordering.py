@@ -64,7 +64,8 @@ def _view(topic: TopicMetadata, unavailable: Collection[int], muted: Container[T
     led = [info for info in topic.partitions if info.leader >= 0]
     available = tuple(info.partition for info in led if info.leader not in unavailable)
     if muted:
-        resting = tuple(info.partition for info in led if TopicPartition(topic.name, info.partition) in muted)
+        places = (TopicPartition(topic.name, info.partition) for info in topic.partitions)
+        resting = tuple(place.partition for place in places if place in muted)
         others = tuple(partition for partition in available if partition not in resting)
         if resting and others:
             return TopicView(topic.name, len(topic.partitions), others, resting)

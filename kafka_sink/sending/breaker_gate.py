@@ -53,6 +53,8 @@ class BreakerGate:
         self._describe_node = describe_node
         self._shared: SharedState | None = None
         self._alone = True
+        # A broker that is gone for long is in nobody's metadata, and must be named all the same.
+        self._names: dict[int, str] = {}
         self._in_flight = InFlight()
         self._context = self._in_flight.context
         breaker.set_circuit_break_manager(manager)
@@ -91,7 +93,7 @@ class BreakerGate:
         if isinstance(target, TopicPartition):
             info: PartitionInfo | None = self.manager.leader(target)
             return f"{target}" + (
-                f", led by {self._describe_node(info.leader)}" if info and info.leader >= 0 else ""
+                f", led by {self._broker(info.leader)}" if info and info.leader >= 0 else ""
             )
         led = self.manager.muted_partitions_for_node(target) or self.manager.available_partitions_for_node(
             target
@@ -99,7 +101,13 @@ class BreakerGate:
         names = [f"{topic}-{info.partition}" for topic, infos in led.items() for info in infos]
         more = f" and {len(names) - _PARTITIONS_NAMED} more" if len(names) > _PARTITIONS_NAMED else ""
         partitions = f" with {', '.join(names[:_PARTITIONS_NAMED])}{more}" if names else ""
-        return f"broker {self._describe_node(target)}{partitions}"
+        return f"broker {self._broker(target)}{partitions}"
+
+    def _broker(self, node_id: int) -> str:
+        told = self._describe_node(node_id)
+        if told != str(node_id):
+            self._names[node_id] = told
+        return self._names.get(node_id, told)
 
     # -- the sender's thread ------------------------------------------------------------------------
 

@@ -71,6 +71,37 @@ def test_a_brokers_mute_follows_its_partitions(manager: CircuitBreakManager, clu
     assert manager.metrics().muted_partitions == 2
 
 
+def test_partitions_that_lose_their_leader_rest_with_it(
+    manager: CircuitBreakManager, cluster: Cluster
+) -> None:
+    """Found by benchmarks/frozen_broker.py: the cluster takes the leadership from a frozen broker after its
+    session, and keys that were spread went back to partitions that nobody leads."""
+    manager.mute(1, "silent")
+    assert A0 in manager.refresh()
+    cluster.move(A0, -1)
+    cluster.move(B0, 2)
+    mutes = manager.refresh()
+    assert A0 in mutes
+    assert B0 not in mutes, "another broker leads it now"
+    assert TopicPartition("a", 3) not in mutes, "its leader was not muted"
+    assert manager.is_muted(A0)
+    assert manager.mute_of(A0) is not None
+    assert {name: numbers(infos) for name, infos in manager.muted_partitions_for_node(1).items()} == {
+        "a": [0]
+    }
+    # No batch can wait for it, so the broker comes on trial; no row could be the probe there.
+    manager.now_ms = 10_000.0
+    assert A0 in manager.refresh()
+    cluster.move(A0, 1)
+    manager.refresh()
+    assert manager.may_probe(A0)
+    manager.sent(A0)
+    manager.completed(A0, None)
+    assert not manager.refresh()
+    cluster.move(A0, -1)
+    assert not manager.refresh()
+
+
 def test_all_muted_is_as_none_muted(manager: CircuitBreakManager) -> None:
     for node in (1, 2):
         manager.mute(node)

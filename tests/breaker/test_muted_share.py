@@ -16,11 +16,11 @@ from kafka_sink.accumulator.record_accumulator import AccumulatorSettings, Recor
 from kafka_sink.accumulator.unit import Unit
 from kafka_sink.accumulator.unit_appender import UnitAppender
 from kafka_sink.errors import DeliveryError
-from kafka_sink.model import CompressionType, PartitionInfo, TopicMetadata, TopicPartition
+from kafka_sink.model import NO_LEADER, CompressionType, PartitionInfo, TopicMetadata, TopicPartition
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.columns import extract
 from kafka_sink.rows.murmur2 import partitions_for
-from kafka_sink.rows.ordering import unit_of
+from kafka_sink.rows.ordering import _view, unit_of
 from kafka_sink.rows.partitioner import Partitioner
 
 PLAN = ColumnPlan.of([("key", "binary"), ("value", "binary"), ("partition", "int")], "t")
@@ -191,6 +191,13 @@ def test_keys_keep_their_partition_unless_they_are_spread() -> None:
         assert moved == sorted(moved)
         assert moved
     assert all(len(partitions) == 1 for partitions in where.values()), "equal keys stay together"
+
+
+def test_keys_of_a_muted_partition_without_a_leader_are_spread() -> None:
+    infos = [PartitionInfo("t", partition, 1 if partition else NO_LEADER) for partition in range(2)]
+    topic = TopicMetadata("t", None, tuple(infos))
+    view = _view(topic, (), {P[0]})
+    assert (view.available, view.muted) == ((1,), (0,))
 
 
 def test_rows_with_a_partition_column_are_never_spread() -> None:

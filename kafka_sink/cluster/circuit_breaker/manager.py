@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 from kafka_sink.cluster.circuit_breaker.mutes import (
@@ -17,7 +17,7 @@ from kafka_sink.cluster.circuit_breaker.mutes import (
 )
 from kafka_sink.cluster.circuit_breaker.states import BreakerState, Mute, MuteBook, Target
 from kafka_sink.cluster.circuit_breaker.verdict import Verdict, answered, judge
-from kafka_sink.model import PartitionInfo, TopicMetadata, TopicPartition
+from kafka_sink.model import NO_LEADER, PartitionInfo, TopicMetadata, TopicPartition
 
 # A sender looks at what waits at least once a second.
 _HELD_MS = 1_500.0
@@ -64,6 +64,8 @@ class CircuitBreakManager:
         self._failures: list[tuple[Target, str]] = []
         self._held_ms: dict[Target, float] = {}
         self._trials: frozenset[Target] = frozenset()
+        # The muted brokers of partitions that they led when last a leader was known.
+        self._muted_leaders: dict[TopicPartition, int] = {}
         self._own_trips = 0
         self._muted_count = 0
         self._seen = (-1, -1)
@@ -115,15 +117,11 @@ class CircuitBreakManager:
             return what.leader in self._book.mutes or TopicPartition(what.topic, what.partition) in (
                 self._book.mutes
             )
-        if isinstance(what, TopicPartition) and what not in self._book.mutes:
-            info = self._topology.leader(what)
-            return info is not None and info.leader in self._book.mutes
-        return what in self._book.mutes
+        return bool(self.covering(what)) if isinstance(what, TopicPartition) else what in self._book.mutes
 
     def rests_with_leader(self, partition: TopicPartition) -> bool:
         """Whether a partition's leader is muted."""
-        info = self._topology.leader(partition)
-        return info is not None and info.leader in self._book.mutes
+        return self._leader_id(partition) in self._book.mutes
 
     def mute_congested(self, node_id: int) -> None:
         """Keyless rows avoid a broker until unmute_congested: no trip, no probe, of this producer alone."""
@@ -255,9 +253,16 @@ class CircuitBreakManager:
 
     def covering(self, partition: TopicPartition) -> list[Target]:
         """What mutes a partition: its leader before itself."""
-        info = self._topology.leader(partition)
-        candidates: Iterable[Target] = (partition,) if info is None else (info.leader, partition)
+        candidates: tuple[Target, ...] = (self._leader_id(partition), partition)
         return [target for target in candidates if target in self._book.mutes]
+
+    def _leader_id(self, partition: TopicPartition) -> int:
+        """A partition's leader. The cluster takes the leadership from a broker that is gone for long, and
+        where no other can lead, that makes nothing better: then the muted broker that had it last."""
+        info = self._topology.leader(partition)
+        if info is None or info.leader == NO_LEADER:
+            return self._muted_leaders.get(partition, NO_LEADER)
+        return info.leader
 
     def refresh(self) -> Mutes:
         """Ends lost probes and brings ``mutes`` up to date; returns it."""
@@ -268,6 +273,7 @@ class CircuitBreakManager:
         seen = (self._book.version, self._topology.version)
         if seen != self._seen or trials != self._trials:
             self._seen, self._trials = seen, trials
+            self._muted_leaders = dict(self._find_muted_leaders()) if self._book.mutes else {}
             available = list(self._available()) if self._book.mutes else []
             self._muted_count = available.count(False)
             self.mutes = self._view() if any(available) else NOTHING_MUTED
@@ -283,9 +289,25 @@ class CircuitBreakManager:
         )
         return Mutes(
             frozenset(target for target in muted if isinstance(target, int)),
-            frozenset(own),
+            frozenset((*own, *self._leaderless())),
             self._topology.leader,
         )
+
+    def _find_muted_leaders(self) -> Iterator[tuple[TopicPartition, int]]:
+        for name in self._topology.names():
+            found = self._topology.topic(name)
+            for info in () if found is None else found.partitions:
+                partition = TopicPartition(name, info.partition)
+                leader = self._muted_leaders.get(partition, NO_LEADER) if info.leader < 0 else info.leader
+                if leader in self._book.mutes:
+                    yield partition, leader
+
+    def _leaderless(self) -> Iterator[TopicPartition]:
+        """Also while their last leader is on trial: no row could be its probe there."""
+        for partition in self._muted_leaders:
+            info = self._topology.leader(partition)
+            if info is not None and info.leader == NO_LEADER:
+                yield partition
 
     def _available(self) -> Iterator[bool]:
         for name in self._topology.names():
@@ -331,7 +353,12 @@ class CircuitBreakManager:
     def _of_node(self, node_id: int, *, muted: bool) -> dict[str, list[PartitionInfo]]:
         result: dict[str, list[PartitionInfo]] = {}
         for name in self._topology.names():
-            wanted = [i for i in self._led(name) if i.leader == node_id and self.is_muted(i) is muted]
+            found = self._topology.topic(name)
+            wanted = []
+            for info in () if found is None else found.partitions:
+                partition = TopicPartition(name, info.partition)
+                if self._leader_id(partition) == node_id and self.is_muted(partition) is muted:
+                    wanted.append(info)
             if wanted:
                 result[name] = wanted
         return result
