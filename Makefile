@@ -16,7 +16,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Of make chaos and make fuzz.
 ROUNDS ?= 100
 SEED ?= 1
-EFFORT ?= 25
+EFFORT ?= 10
 
 .PHONY: help venv java demo test full chaos fuzz check format bench docs broker clean
 

@@ -6,7 +6,6 @@ The fields of SinkOptions are the table: the parser, the documentation and the r
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -329,14 +328,6 @@ class SinkOptions:
     breaker: tuple[tuple[str, str], ...] = ()
 
     # fmt: on
-
-    @staticmethod
-    def parse(raw: Mapping[str, str]) -> ParsedOptions:
-        """Same as :func:`kafka_sink.options.parse`."""
-        # Here because the parser is built from this module's table.
-        from kafka_sink.options.parse import parse
-
-        return parse(raw)
 
     @property
     def compression_level(self) -> int | None:

@@ -8,7 +8,7 @@ import pytest
 
 from kafka_sink.errors import ConfigurationError
 from kafka_sink.model import CompressionType
-from kafka_sink.options import ParsedOptions, SinkOptions, parse
+from kafka_sink.options import ParsedOptions, parse
 from kafka_sink.options.table import SPECS
 
 SERVERS = {"kafka.bootstrap.servers": "localhost:9092"}
@@ -33,7 +33,6 @@ def test_defaults_need_only_the_servers() -> None:
     for spec in SPECS:
         if not spec.required:
             assert getattr(options, spec.attribute) == spec.default, spec.name
-    assert options == SinkOptions.parse(SERVERS).options
 
 
 def test_keys_come_in_any_case_and_values_with_blanks() -> None:

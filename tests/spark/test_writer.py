@@ -15,7 +15,7 @@ import pytest
 from kafka_sink import application_marks, driver_log
 from kafka_sink.errors import DeliveryError
 from kafka_sink.model import PartitionResult, TaskResult
-from kafka_sink.options import SinkOptions
+from kafka_sink.options import parse
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.units import UNIT_BYTES
 from kafka_sink.writer import (
@@ -29,7 +29,7 @@ from kafka_sink.writer import (
 )
 
 PLAN = ColumnPlan(value=1, topic="t")
-OPTIONS = SinkOptions.parse({"kafka.bootstrap.servers": "h:1", "topic": "t"}).options
+OPTIONS = parse({"kafka.bootstrap.servers": "h:1", "topic": "t"}).options
 
 
 class FakeProducer:
@@ -213,7 +213,7 @@ def test_commit_says_what_was_written(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_the_summary_can_be_switched_off(capsys: pytest.CaptureFixture[str]) -> None:
-    quiet = SinkOptions.parse({"kafka.bootstrap.servers": "h:1", "log.summary": "false"}).options
+    quiet = parse({"kafka.bootstrap.servers": "h:1", "log.summary": "false"}).options
     BatchWriter(SinkWrite(quiet, PLAN)).commit([TaskCommitted(RESULT)])
     assert capsys.readouterr().err == ""
 
