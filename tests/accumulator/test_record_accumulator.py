@@ -315,6 +315,16 @@ def test_closing_gives_all_back_wherever_it_is(end_leases: bool) -> None:
     assert not bench.accumulator.holds_memory
 
 
+def test_the_partitioner_learns_how_many_batches_wait() -> None:
+    bench = Bench()
+    for partition in (P[1], P[4], P[1], TopicPartition("u", 2)):
+        bench.closed(partition)
+    assert bench.accumulator.queued_batches("t", 6) == [0, 2, 0, 0, 1, 0]
+    # A recreated topic may have fewer partitions than what waits was made for.
+    assert bench.accumulator.queued_batches("t", 3) == [0, 2, 0]
+    assert bench.accumulator.queued_batches("v", 2) == [0, 0]
+
+
 def test_unanswered_rows_are_those_that_were_sent() -> None:
     bench = Bench()
     bench.closed(P[0])
