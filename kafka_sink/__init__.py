@@ -5,6 +5,7 @@ Importing this package is cheap: pyspark and the sink itself are loaded on first
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 from kafka_sink.version import __version__
@@ -12,7 +13,17 @@ from kafka_sink.version import __version__
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["__version__", "register"]
+__all__ = ["__version__", "producer_metrics", "register"]
+
+
+def producer_metrics() -> list[dict[str, float]]:
+    """Kafka's producer metrics of each producer in this Python process, of its present or last task.
+
+    In Spark these are the worker processes of the executors; docs/metrics.md tells what each metric means.
+    """
+    # Where no task has run, there is nothing to load for it.
+    producer = sys.modules.get("kafka_sink.producer")
+    return [] if producer is None else producer.LIVING.metrics()
 
 
 def register(spark: SparkSession) -> None:

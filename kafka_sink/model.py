@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -88,6 +89,7 @@ class TaskResult:
 
     ``wire_bytes`` are record batch bytes as sent (compressed, headers included, first attempts only),
     ``raw_bytes`` the same records uncompressed; ``unconfirmed`` counts rows sent with acks=0.
+    ``metrics`` have Kafka's names (docs/metrics.md).
     """
 
     partitions: tuple[PartitionResult, ...] = ()
@@ -105,3 +107,4 @@ class TaskResult:
     flush_ms: float = 0.0
     breaker_trips: int = 0
     breaker_probes: int = 0
+    metrics: Mapping[str, float] = field(default_factory=dict)

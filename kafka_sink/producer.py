@@ -44,6 +44,7 @@ from kafka_sink.rows.partitioner import Partitioner
 from kafka_sink.sending.breaker_gate import BreakerGate
 from kafka_sink.sending.cluster_view import ClusterView, NoHints
 from kafka_sink.sending.producer_identity import ProducerIdentity
+from kafka_sink.sending.producer_metrics import Metrics, Producers, task_metrics
 from kafka_sink.sending.sender import Sender
 from kafka_sink.sending.settings import SenderSettings
 
@@ -59,6 +60,7 @@ def clock_ms() -> float:
 
 
 POOLS = WorkerPools(clock_ms)
+LIVING = Producers()
 
 
 class Producer:
@@ -110,7 +112,9 @@ class Producer:
         )
         self._breaker_before = BreakerMetrics(0, 0, 0)
         self._coordinator: CoordinatorClient | None = None
+        self._memory_before = self._allocator.metrics()
         self._sender.start()
+        LIVING.add(self)
 
     def begin(
         self, coordinator: CoordinatorAddress | None = None, hints: MetadataSnapshot | None = None
@@ -122,6 +126,8 @@ class Producer:
         self._rows = 0
         self._started_ms = clock_ms()
         self._sender.begin()
+        self._allocator.restart_peaks()
+        self._memory_before = self._allocator.metrics()
         self._breaker_before = self.breaker_metrics()
         self._accumulator.flushing = False
         self._appender.encode_ms = self._appender.pool_wait_ms = 0.0
@@ -221,6 +227,7 @@ class Producer:
             flush_ms=now - started,
             breaker_trips=breaker.breaker_trips_total - before.breaker_trips_total,
             breaker_probes=breaker.probes - before.probes,
+            metrics=self.metrics(),
         )
 
     def check(self) -> None:
@@ -231,6 +238,10 @@ class Producer:
             self._sender.deliveries.raise_failure(self._rows, self._accumulator.unanswered_records())
         if ended:
             raise DeliveryError("the sender thread has ended")
+
+    def metrics(self) -> Metrics:
+        """Of the task under way, or of the last one, under Kafka's names: see docs/metrics.md."""
+        return task_metrics(self._allocator.metrics(), self._memory_before, self._sender.deliveries)
 
     def breaker_metrics(self) -> BreakerMetrics:
         """muted-partitions, breaker-trips-total and probes of this producer so far."""
@@ -253,6 +264,7 @@ class Producer:
 
         Called by the task's thread, or once no task is under way.
         """
+        LIVING.discard(self)
         if self._coordinator is not None:
             self._coordinator.close()
         self._allocator.close()

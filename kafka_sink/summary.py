@@ -31,7 +31,7 @@ def summarise(results: Sequence[TaskResult]) -> str:
     ):
         if count:
             line += f", {_count(count, noun)}"
-    return f"{line}; {_times(results)}"
+    return f"{line}; {_times(results)}{_memory(results)}"
 
 
 def _topics(results: Sequence[TaskResult]) -> str:
@@ -58,6 +58,24 @@ def _times(results: Sequence[TaskResult]) -> str:
         if spent >= slowest.elapsed_ms / 10:
             parts.append(f"{spent / 1000:.2f} s {name}")
     return parts[0] if len(parts) == 1 else f"{parts[0]} ({', '.join(parts[1:])})"
+
+
+def _memory(results: Sequence[TaskResult]) -> str:
+    """The most that one task held for rows without an answer, and what `full` would have held."""
+    held = max(_held(result) for result in results)
+    if not held:
+        return ""
+    text = f"; {_size(held)} of memory at most in a task"
+    would = max(_held(result) + int(result.metrics.get("buffer-saved-bytes-max", 0)) for result in results)
+    if would > held:
+        text += f" ({_size(would)} with the strategy 'full')"
+    return text
+
+
+def _held(result: TaskResult) -> int:
+    return int(
+        sum(result.metrics.get(name, 0) for name in ("buffer-used-bytes-max", "buffer-heap-bytes-max"))
+    )
 
 
 def _count(number: int, noun: str) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from kafka_sink.accumulator.pool_metrics import PoolMetrics
+
 # Contiguous bytes; numpy and pyarrow data come as memoryviews.
 Data = bytes | bytearray | memoryview
 
@@ -68,6 +70,12 @@ class BufferAllocator(Protocol):
     def open_overflow(self, projected: int) -> BatchBuffer:
         """For the pieces of a split batch: pool without blocking, then heap. Raises BufferExhaustedError
         at the heap's limit."""
+
+    def metrics(self) -> PoolMetrics:
+        """The pool's, which producers of a worker may share."""
+
+    def restart_peaks(self) -> None:
+        """The pool's peaks start from what is held now."""
 
     def trim_free(self) -> None:
         """Gives free memory back to the system."""

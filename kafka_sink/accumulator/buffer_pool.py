@@ -269,6 +269,12 @@ class BufferPool:
             if self._waiters:
                 self._serve()
 
+    def restart_peaks(self) -> None:
+        """Peaks start from what is held now: a new task begins."""
+        with self._lock:
+            self._peak_used, self._peak_allocated = self._used, self._allocated
+            self._peak_heap, self._peak_full = self._heap, self._full
+
     def trim_free(self) -> None:
         """Gives free memory back to the system: an idle producer holds none."""
         with self._lock:

@@ -13,6 +13,7 @@ import mmap
 from kafka_sink.accumulator.batch_buffer import BatchBuffer, Data
 from kafka_sink.accumulator.buffer_pool import BufferPool, PoolTenant
 from kafka_sink.accumulator.memory_arena import Chunk, ChunkArena
+from kafka_sink.accumulator.pool_metrics import PoolMetrics
 from kafka_sink.errors import BufferOwnershipError
 
 LARGEST_CHUNK = 16384
@@ -341,6 +342,14 @@ class IncrementalAllocator:
         if opened is not None:
             return opened
         return ChunkedBuffer.on_heap(self._pool, arena, projected)
+
+    def metrics(self) -> PoolMetrics:
+        """See BufferAllocator."""
+        return self._pool.metrics()
+
+    def restart_peaks(self) -> None:
+        """See BufferAllocator."""
+        self._pool.restart_peaks()
 
     def trim_free(self) -> None:
         """See BufferAllocator."""

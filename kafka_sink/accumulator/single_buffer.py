@@ -5,6 +5,7 @@ from __future__ import annotations
 from kafka_sink.accumulator.batch_buffer import BatchBuffer, Data
 from kafka_sink.accumulator.buffer_pool import BufferPool, PoolTenant
 from kafka_sink.accumulator.memory_arena import Chunk, ChunkArena
+from kafka_sink.accumulator.pool_metrics import PoolMetrics
 from kafka_sink.errors import BufferOwnershipError
 
 
@@ -153,6 +154,14 @@ class FullAllocator:
             return opened
         arena = ChunkArena(max(projected, 1), kept=False, heap=True)
         return SingleBuffer(self._pool, arena, self._pool.take_heap(arena, 1, arena.size)[0])
+
+    def metrics(self) -> PoolMetrics:
+        """See BufferAllocator."""
+        return self._pool.metrics()
+
+    def restart_peaks(self) -> None:
+        """See BufferAllocator."""
+        self._pool.restart_peaks()
 
     def trim_free(self) -> None:
         """See BufferAllocator."""

@@ -6,6 +6,7 @@ import threading
 
 from kafka_sink.errors import DeliveryError
 from kafka_sink.model import NO_TIMESTAMP, PartitionResult, TopicPartition
+from kafka_sink.records import batch_header
 
 Range = tuple[int, int]
 
@@ -35,6 +36,9 @@ class Deliveries:
         self.raw_bytes = 0
         self.wire_bytes = 0
         self.batches = 0
+        self.largest_batch = 0
+        # The sum over batches of compressed bytes per raw byte, for the average.
+        self.compression_rates = 0.0
         self.requests = 0
         self.retries = 0
         self.splits = 0
@@ -60,6 +64,8 @@ class Deliveries:
             if base_offset >= 0:
                 tally.ranges.append((base_offset, base_offset + records - 1))
             self.batches += 1
+            self.largest_batch = max(self.largest_batch, wire_bytes)
+            self.compression_rates += (wire_bytes - batch_header.SIZE) / raw_bytes if raw_bytes else 1.0
             self.raw_bytes += raw_bytes
             self.wire_bytes += wire_bytes
             if not confirmed:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 import pyarrow as pa
 import pytest
 
+import kafka_sink
 from kafka_sink.accumulator import unit_appender
 from kafka_sink.accumulator.chunked_buffer import IncrementalAllocator
 from kafka_sink.accumulator.single_buffer import FullAllocator
@@ -226,6 +227,29 @@ def test_a_producer_id_serves_the_next_task_while_all_is_well(cluster: FakeClust
     assert written(cluster) == list(range(15))
     assert len(cluster.received(INIT_PRODUCER_ID)) == 1
     assert [batch.base_sequence for batch in cluster.batches(TOPIC, 0)] == [0, 5, 10]
+
+
+def test_metrics_come_with_the_result_and_while_the_producer_lives(
+    cluster: FakeCluster, allocation_strategy: str
+) -> None:
+    assert kafka_sink.producer_metrics() == []
+    with task(cluster, linger_ms=10_000, batch_size=65_536) as producer:
+        producer.send(rows(0, 50))
+        (now,) = kafka_sink.producer_metrics()
+        result = producer.finish()
+    size = len(cluster.batches(TOPIC, 0)[0].data)
+    held = 65_536 if allocation_strategy == "full" else 16_384
+    assert now["buffer-used-bytes"] == held
+    assert (result.metrics["buffer-used-bytes"], result.metrics["buffer-used-bytes-max"]) == (0, held)
+    assert result.metrics["buffer-saved-bytes-max"] == 65_536 - held
+    assert result.metrics["batch-size-avg"] == result.metrics["batch-size-max"] == size
+    assert result.metrics["compression-rate-avg"] == 1.0
+    # At rest nothing is kept for reuse.
+    assert kafka_sink.producer_metrics() == [{**result.metrics, "buffer-allocated-bytes": 0}]
+    second = send(cluster, rows(50, 5), linger_ms=10_000, batch_size=65_536)
+    assert second.metrics["batch-size-avg"] < size
+    PRODUCERS.close()
+    assert kafka_sink.producer_metrics() == []
 
 
 def test_a_producer_with_something_unresolved_is_not_used_again(

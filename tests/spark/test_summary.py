@@ -32,6 +32,17 @@ def test_a_job_of_two_tasks() -> None:
     )
 
 
+def test_memory_of_the_task_that_held_most() -> None:
+    def with_memory(used: int, heap: int, saved: int) -> TaskResult:
+        names = ("buffer-used-bytes-max", "buffer-heap-bytes-max", "buffer-saved-bytes-max")
+        return TaskResult(batches=1, metrics=dict(zip(names, (used, heap, saved), strict=True)))
+
+    tasks = [with_memory(2_000_000, 0, 0), with_memory(3_000_000, 500_000, 60_000_000)]
+    line = summarise(tasks)
+    assert line.endswith("; 3.5 MB of memory at most in a task (63.5 MB with the strategy 'full')")
+    assert summarise(tasks[:1]).endswith("; 2.0 MB of memory at most in a task")
+
+
 def test_nothing_written() -> None:
     assert summarise([]) == "0 rows acknowledged by 0 tasks"
     assert summarise([TaskResult()]) == "0 rows acknowledged by 1 task"

@@ -1,0 +1,129 @@
+"""Metrics by Kafka's names: what they count, where they are, that the page about them names them all."""
+
+from __future__ import annotations
+
+import gc
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import kafka_sink
+from kafka_sink.accumulator.buffer_pool import BufferPool
+from kafka_sink.accumulator.chunked_buffer import IncrementalAllocator
+from kafka_sink.errors import BufferExhaustedError
+from kafka_sink.model import TopicPartition
+from kafka_sink.sending import producer_metrics
+from kafka_sink.sending.deliveries import Deliveries
+from kafka_sink.sending.producer_metrics import Metrics, Producers, task_metrics
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
+KAFKAS = {
+    "buffer-available-bytes",
+    "buffer-total-bytes",
+    "bufferpool-wait-time-total",
+    "bufferpool-wait-ratio",
+    "buffer-exhausted-total",
+    "buffer-exhausted-rate",
+    "batch-size-avg",
+    "batch-size-max",
+    "compression-rate-avg",
+    "batch-split-total",
+    "waiting-threads",
+}
+
+
+class Reporter:
+    """Stands for a producer."""
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+    def metrics(self) -> Metrics:
+        return {"batch-size-avg": self.value}
+
+
+def acknowledge(deliveries: Deliveries, raw: int, wire: int) -> None:
+    deliveries.acknowledged(
+        TopicPartition("t", 0),
+        records=1,
+        raw_bytes=raw,
+        wire_bytes=wire,
+        base_offset=0,
+        log_append_time_ms=-1,
+    )
+
+
+def test_totals_and_averages_are_of_one_task() -> None:
+    now = [0.0]
+    pool = BufferPool(1 << 20, 16_384, clock_ms=lambda: now[0])
+    allocator = IncrementalAllocator(pool, 1 << 19)
+
+    def exhaust() -> None:
+        with pytest.raises(BufferExhaustedError):
+            pool.take(pool.arena(16_384), 64, 0, allocator._tenant)
+
+    held = allocator.try_open(900_000)
+    assert held is not None
+    exhaust()
+    held.release()
+    allocator.restart_peaks()
+    before = pool.metrics()
+    assert before.peak_used_bytes == 0
+    held = allocator.try_open(20_000)
+    assert held is not None
+    exhaust()
+    deliveries = Deliveries()
+    acknowledge(deliveries, 1000, 561)
+    acknowledge(deliveries, 100, 161)
+    deliveries.count(splits=2)
+    found = task_metrics(pool.metrics(), before, deliveries)
+    assert found["buffer-exhausted-total"] == 1
+    assert found["buffer-used-bytes-max"] == 32_768
+    assert found["buffer-saved-bytes-max"] == (1 << 19) - 32_768
+    assert found["buffer-available-bytes"] == (1 << 20) - 32_768
+    assert (found["batch-size-avg"], found["batch-size-max"]) == (361, 561)
+    # The header is not what compression works on.
+    assert found["compression-rate-avg"] == pytest.approx((0.5 + 1.0) / 2)
+    assert found["batch-split-total"] == 2
+
+
+def test_nothing_acknowledged_yet() -> None:
+    pool = BufferPool(1000, 100, clock_ms=lambda: 0.0).metrics()
+    found = task_metrics(pool, pool, Deliveries())
+    assert (found["batch-size-avg"], found["compression-rate-avg"]) == (0.0, 0.0)
+
+
+def test_the_page_names_every_metric_and_no_other() -> None:
+    pool = BufferPool(1000, 100, clock_ms=lambda: 0.0).metrics()
+    names = task_metrics(pool, pool, Deliveries()).keys()
+    assert set(re.findall(r"^\| `([a-z-]+)` \|", PAGE.read_text(), re.MULTILINE)) == names
+    assert names >= KAFKAS
+
+
+def test_producers_that_live_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    living = Producers()
+    first, second, third = Reporter(1), Reporter(2), Reporter(3)
+    for one in (first, second, third):
+        living.add(one)
+    living.discard(second)
+    assert sorted(found["batch-size-avg"] for found in living.metrics()) == [1, 3]
+    del third, one
+    gc.collect()
+    assert len(living.metrics()) == 1
+    # After a fork those of the parent are here too, but not alive.
+    child = os.getpid() + 1
+    monkeypatch.setattr(producer_metrics.os, "getpid", lambda: child)
+    assert living.metrics() == []
+    living.add(first)
+    assert len(living.metrics()) == 1
+
+
+def test_asking_where_no_task_has_run_loads_nothing() -> None:
+    ask = "import sys, kafka_sink; assert kafka_sink.producer_metrics() == []; print('numpy' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == "False"
+    assert "producer_metrics" in kafka_sink.__all__
