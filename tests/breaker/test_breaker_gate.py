@@ -112,6 +112,16 @@ def test_what_is_muted_is_explained_with_broker_partitions_time_and_last_error()
     assert bench.gate.explain(P1) is None
 
 
+def test_a_broker_that_metadata_no_longer_has_is_named_as_before() -> None:
+    bench = Bench()
+    bench.freeze()
+    bench.gate._describe_node = str
+    bench.cluster.move(P0, -1)
+    bench.cluster.move(P3, -1)
+    bench.gate.muted(bench.now)
+    assert "broker host1:9092 (id 1) with t-0, t-3 since" in (bench.gate.explain(P0) or "")
+
+
 def test_a_failing_partition_is_muted_alone_and_a_probe_brings_it_back() -> None:
     bench = Bench()
     bench.send(P0)
