@@ -125,6 +125,14 @@ def whole(broker: LocalBroker, batch_size: int, rows: int) -> tuple[int, int, fl
     return result.batches, result.requests, taken / result.batches
 
 
+def per_batch_ns(calls: list[Calls], per_request: float) -> float:
+    """The breaker's time for so many batches a request: a part per request, and one per batch."""
+    few, many = calls[0], calls[-1]
+    spread = 1 / few.batches_per_request - 1 / many.batches_per_request
+    for_request = (few.breaker_ns - many.breaker_ns) / spread
+    return few.breaker_ns + for_request * (1 / per_request - 1 / few.batches_per_request)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -153,8 +161,7 @@ def main() -> None:
     with LocalBroker() as broker:
         for batch_size in BATCH_SIZES:
             batches, sent, cpu_ns = whole(broker, batch_size, rows)
-            # The dearest case: each batch a request of its own.
-            share = calls[0].breaker_ns / cpu_ns
+            share = per_batch_ns(calls, batches / sent) / cpu_ns
             wholes.append(Whole(batch_size, batches, sent, cpu_ns, share))
             print(f"{batch_size:11,}{batches:9,}{batches / sent:11.1f}{cpu_ns:19,.0f}{share:9.2%}")
     if not options.smoke:

@@ -38,10 +38,10 @@ class Load:
     """Rows per second of all tasks, and seconds of each phase."""
 
     rate: float = 20_000
-    warm: float = 5
+    warm: float = 4
     before: float = 6
     frozen: float = 40
-    after: float = 9
+    after: float = 8
     tasks: int = 2
 
     @property
