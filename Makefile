@@ -13,12 +13,12 @@ export PYSPARK_DRIVER_PYTHON := $(PYSPARK_PYTHON)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-# Of make chaos and make fuzz.
+# Of make chaos, make faults and make fuzz.
 ROUNDS ?= 100
 SEED ?= 1
 EFFORT ?= 10
 
-.PHONY: help venv java demo test full chaos fuzz check format bench docs broker clean
+.PHONY: help venv java demo test full chaos fuzz faults check format bench docs broker clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -49,6 +49,9 @@ check: $(STAMP)  ## ruff, mypy strict, import layers
 format: $(STAMP)  ## let ruff rewrite what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+faults: $(STAMP)  ## ROUNDS of tasks whose coordinator is killed, frozen, flooded (ROUNDS, SEED)
+	@$(BIN)/python -m tests.coordinator.fault_rounds $(ROUNDS) $(SEED)
 
 bench: $(STAMP) $(SPARK41_STAMP) java  ## run the benchmarks against the peers (ARGS="throughput" picks one)
 	@SPARK41_PYTHON=$(abspath $(SPARK41)/bin/python) $(BIN)/python -m benchmarks $(ARGS)

@@ -49,8 +49,13 @@ def happened_within(key: str, seconds: float) -> bool:
         return False
 
 
+def folder() -> str:
+    """Where the markers are; empty where nothing is remembered."""
+    return os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]
+
+
 def _path(key: str) -> str | None:
-    folder = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]
-    if not folder:
+    where = folder()
+    if not where:
         return None
-    return os.path.join(folder, f"kafka-chunked-{hashlib.sha256(key.encode()).hexdigest()[:32]}")
+    return os.path.join(where, f"kafka-chunked-{hashlib.sha256(key.encode()).hexdigest()[:32]}")

@@ -108,13 +108,16 @@ class MetadataCache:
         return tuple(name for name, found in self._topics.items() if found.in_use)
 
     def snapshot(self, now_ms: float, names: Iterable[str] | None = None) -> MetadataSnapshot:
-        """What ``import_snapshot`` of another cache takes: all that is known, or what is of ``names``."""
+        """What ``import_snapshot`` of another cache takes: all that is known, or what is of ``names``.
+
+        Answers that another thread took after ``now_ms`` was read have no age yet.
+        """
         hints = [
-            TopicHint(found.metadata, now_ms - found.observed_ms)
+            TopicHint(found.metadata, max(0.0, now_ms - found.observed_ms))
             for found in map(self._topics.get, self._topics if names is None else names)
             if found is not None and found.metadata is not None
         ]
-        nodes_age_ms = now_ms - self._nodes_ms if self._nodes else 0.0
+        nodes_age_ms = max(0.0, now_ms - self._nodes_ms) if self._nodes else 0.0
         return MetadataSnapshot(tuple(hints), tuple(self._nodes.values()), nodes_age_ms, self.cluster_id)
 
     # -- facts ------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from kafka_sink import driver_log
+from kafka_sink import application_marks, driver_log
 from kafka_sink.backoff import ExponentialBackoff
 from kafka_sink.coordinator.address import CoordinatorAddress
 from kafka_sink.coordinator.messages import MOST_FRAME_BYTES, MOST_HANDSHAKE_BYTES, FrameReader, Session
@@ -31,7 +31,7 @@ _READ_BYTES = 256 * 1024
 _LONGEST_WAIT_S = 3600.0
 
 _warned_lock = threading.Lock()  # guards the set
-_warned: set[CoordinatorAddress] = set()
+_warned: set[str] = set()
 
 
 class Participant(Protocol):
@@ -204,17 +204,22 @@ class CoordinatorClient(threading.Thread):
         elif self._active:
             self._failures += 1
             self._connect_after_ms = now_ms + self._backoff.delay_ms(self._failures)
-            _warn_once(self.address, error)
+            warn_once(self.address, error)
 
 
-def _warn_once(address: CoordinatorAddress, error: Exception) -> None:
+def warn_once(address: CoordinatorAddress, error: Exception) -> None:
+    """Say that this coordinator cannot be used: once on a host, where workers share a folder."""
+    # Planning and tasks may know its host by different names.
+    key = f"coordinator at port {address.rendezvous.port} of {application_marks.folder()}"
     with _warned_lock:
-        if address in _warned:
+        if key in _warned:
             return
-        _warned.add(address)
+        _warned.add(key)
+    if not application_marks.first_time(key):
+        return
     driver_log.warn(
         f"kafka-chunked: the coordinator at {address.host}:{address.rendezvous.port} cannot be used "
-        f"({error}); this worker goes on without it and tries again. If tasks cannot reach the driver, set "
+        f"({error}); writes go on without it, and it is tried again. If tasks cannot reach the driver, set "
         "coordinator.port and coordinator.bind.address, or coordinator.enabled=false"
     )
 

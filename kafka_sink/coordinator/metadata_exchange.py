@@ -94,7 +94,9 @@ class MetadataExchange:
                 self._spoke_ms = now_ms
                 return {"ask": asked}
             self._looked_ms = now_ms
-            used, stale = self._take_use(now_ms), [[name, now_ms - at] for name, at in self._stale.items()]
+            used = self._take_use(now_ms)
+            # The sender may have read its clock after ``now_ms``.
+            stale = [[name, max(0.0, now_ms - at)] for name, at in self._stale.items()]
             self._stale.clear()
             if not used and not stale and now_ms < self._spoke_ms + _HEARTBEAT_MS:
                 return None

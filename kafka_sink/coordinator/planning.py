@@ -11,12 +11,10 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from kafka_sink import application_marks, driver_log
 from kafka_sink.cluster.hints import MetadataSnapshot
 from kafka_sink.coordinator import launcher
 from kafka_sink.coordinator.address import CoordinatorAddress, Rendezvous
-from kafka_sink.coordinator.client import Connection
-from kafka_sink.coordinator.launcher import Meeting
+from kafka_sink.coordinator.client import Connection, warn_once
 from kafka_sink.coordinator.metadata_messages import decode_snapshot
 from kafka_sink.errors import ProtocolError
 from kafka_sink.options import SinkOptions
@@ -47,21 +45,17 @@ def plan(options: SinkOptions, *, is_streaming: bool, environ: Mapping[str, str]
         return Planned()
     if is_streaming and not meeting.is_new:
         return Planned(meeting.rendezvous)
+    address = CoordinatorAddress(meeting.host, meeting.rendezvous)
     try:
-        connection = _connect(meeting)
+        connection = Connection(address, _NEW_SILENCE_MS if meeting.is_new else _SILENCE_MS, _clock_ms)
         try:
             hints = None if options.topic is None else _ask(connection, options.topic)
         finally:
             connection.close()
     except (OSError, ProtocolError) as error:
-        _warn(meeting, error)
+        warn_once(address, error)
         hints = None
     return Planned(meeting.rendezvous, hints)
-
-
-def _connect(meeting: Meeting) -> Connection:
-    silence_ms = _NEW_SILENCE_MS if meeting.is_new else _SILENCE_MS
-    return Connection(CoordinatorAddress(meeting.host, meeting.rendezvous), silence_ms, _clock_ms)
 
 
 def _ask(connection: Connection, topic: str) -> MetadataSnapshot | None:
@@ -73,14 +67,6 @@ def _ask(connection: Connection, topic: str) -> MetadataSnapshot | None:
                 hints = decode_snapshot(heard.body)
                 return hints if any(one.metadata.name == topic for one in hints.topics) else None
     return None
-
-
-def _warn(meeting: Meeting, error: Exception) -> None:
-    if application_marks.first_time(f"coordinator {meeting.rendezvous.port} unusable"):
-        driver_log.warn(
-            f"kafka-chunked: the coordinator at {meeting.host}:{meeting.rendezvous.port} cannot be used at "
-            f"planning ({error}); writes go on without it"
-        )
 
 
 def _clock_ms() -> float:

@@ -342,7 +342,8 @@ class SinkOptions:
 
     def for_tasks(self) -> SinkOptions:
         """The same for all writes that one producer can serve: what only the planning reads is left out."""
-        return dataclasses.replace(self, **{name: _DEFAULTS[name] for name in _OF_PLANNING})
+        unread = {spec.attribute: spec.default for spec in SPECS if spec.attribute in _OF_PLANNING}
+        return dataclasses.replace(self, **unread)
 
     def of_cluster(self) -> dict[str, str]:
         """What is set about a cluster, how to reach it and its breaker, as users write it, secrets included:
@@ -382,15 +383,8 @@ class ParsedOptions:
 SPECS: tuple[OptionSpec, ...] = tuple(
     field.metadata["spec"] for field in dataclasses.fields(SinkOptions) if "spec" in field.metadata
 )
-_DEFAULTS = {spec.attribute: spec.default for spec in SPECS}
 _OF_PLANNING = (
-    "topic",
-    "topic_create",
-    "topic_partitions",
-    "topic_replication_factor",
-    "log_summary",
-    "coordinator_enabled",
-    "coordinator_port",
-    "coordinator_bind_address",
+    *("topic", "topic_create", "topic_partitions", "topic_replication_factor", "log_summary"),
+    *("coordinator_enabled", "coordinator_port", "coordinator_bind_address"),
 )
 _OF_CLUSTER = (METADATA, NETWORK)

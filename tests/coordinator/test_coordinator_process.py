@@ -16,13 +16,14 @@ from pathlib import Path
 
 import pytest
 
-from kafka_sink.coordinator import driver_process, launcher
+from kafka_sink.coordinator import driver_process
 from kafka_sink.coordinator.address import CoordinatorAddress
 from kafka_sink.coordinator.client import Connection
 from kafka_sink.coordinator.driver_process import DriverProcess
 from kafka_sink.coordinator.meeting_place import FOLDER
 from kafka_sink.coordinator.planning import Planned, plan
 from kafka_sink.options import parse
+from tests.coordinator.application import Application
 from tests.coordinator.coordinator_harness import clock_ms, eventually
 from tests.faults.fake_broker import METADATA, FakeCluster
 
@@ -30,38 +31,12 @@ from tests.faults.fake_broker import METADATA, FakeCluster
 PASSWORD = "271828182"
 
 
-class Application:
-    """A driver's JVM, for which ``sleep`` stands in, with its local folder."""
-
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.folder = folder
-        self.driver = subprocess.Popen(["sleep", "600"])
-        found = driver_process._look(self.driver.pid)
-        assert found is not None
-        monkeypatch.setattr(driver_process, "find", lambda: DriverProcess(self.driver.pid, found.started))
-        monkeypatch.setenv("SPARK_LOCAL_DIRS", str(folder))
-        monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
-        self._before = len(launcher._started)
-
-    @property
-    def processes(self) -> list[subprocess.Popen[bytes]]:
-        return launcher._started[self._before :]
-
-    def close(self) -> None:
-        self.driver.kill()
-        self.driver.wait()
-        for process in self.processes:
-            process.kill()
-            process.wait()
-
-
 @pytest.fixture
-def application(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Application]:
+def application(tmp_path: Path) -> Iterator[Application]:
     folder = tmp_path / "blockmgr"
     folder.mkdir()
-    made = Application(folder, monkeypatch)
-    yield made
-    made.close()
+    with Application(folder) as made:
+        yield made
 
 
 @pytest.fixture

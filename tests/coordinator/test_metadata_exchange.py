@@ -1,0 +1,308 @@
+"""Both sides of metadata by themselves: what is said when, with time as an argument and no socket."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from kafka_sink.cluster.hints import MetadataSnapshot
+from kafka_sink.cluster.metadata import MetadataCache, MetadataUpdate
+from kafka_sink.coordinator.handlers import Outgoing, Push, Reply
+from kafka_sink.coordinator.metadata_exchange import MetadataExchange
+from kafka_sink.coordinator.metadata_handler import GIVE_UP_MS, MetadataHandler
+from kafka_sink.coordinator.metadata_messages import decode_snapshot, encode_snapshot
+from kafka_sink.errors import ProtocolError
+from kafka_sink.model import Node, PartitionInfo, TopicMetadata
+from kafka_sink.sending.cluster_view import ClusterView
+
+UNKNOWN, NOT_AUTHORIZED = 3, 29
+NODES = (Node(1, "one", 9092), Node(2, "two", 9092))
+
+
+def metadata(name: str, leader: int = 1, epoch: int = 0) -> TopicMetadata:
+    return TopicMetadata(name, bytes(16), (PartitionInfo(name, 0, leader, epoch),))
+
+
+class Coordinator:
+    """A handler with its view, whose answers the test gives as the fetcher would."""
+
+    def __init__(self, *, auto_create: bool = False) -> None:
+        self.now_ms = 1_000_000.0
+        cache = MetadataCache(
+            max_age_ms=300_000,
+            idle_ms=300_000,
+            retry_backoff_ms=100,
+            retry_backoff_max_ms=1000,
+            random=lambda: 0.5,
+        )
+        self.view = ClusterView(cache, lambda: self.now_ms, lambda: None, lambda: "")
+        self.woken = 0
+        self.handler = MetadataHandler(self.view, lambda: None, self._wake, auto_create=auto_create)
+        self.requests = 0
+
+    def _wake(self) -> None:
+        self.woken += 1
+
+    def hears(self, peer: int, **body: Any) -> list[Outgoing]:
+        self.requests += 1
+        return list(self.handler.on_message(peer, self.requests, body, self.now_ms))
+
+    def answers(self, *topics: TopicMetadata, **errors: int) -> list[Outgoing]:
+        asked = self.view.next_request(self.now_ms)
+        assert asked is not None
+        self.view.on_response(MetadataUpdate(NODES, topics, errors), asked, self.now_ms)
+        self.handler.answered(asked)
+        return list(self.handler.on_time(self.now_ms))
+
+
+def names(outgoing: Iterable[Outgoing]) -> list[tuple[int, list[str]]]:
+    return [(one.peer, sorted(topic[0] for topic in one.body["topics"])) for one in outgoing]
+
+
+def test_all_who_wait_are_told_by_one_answer_and_who_asks_later_at_once() -> None:
+    coordinator = Coordinator()
+    for peer in (1, 2):
+        (reply,) = coordinator.hears(peer, ask=["a", "b"])
+        assert isinstance(reply, Reply)
+        assert not reply.last
+    told = coordinator.answers(metadata("a"), metadata("b"))
+    assert names(told) == [(1, ["a", "b"]), (2, ["a", "b"])]
+    assert all(isinstance(one, Reply) and one.last for one in told)
+    assert coordinator.view.next_request(coordinator.now_ms) is None
+    (reply,) = coordinator.hears(3, ask=["a"])
+    assert isinstance(reply, Reply)
+    assert reply.last
+
+
+def test_a_change_is_pushed_to_those_who_use_the_topic_once() -> None:
+    coordinator = Coordinator()
+    coordinator.hears(1, ask=["a"])
+    coordinator.hears(2, ask=["a"])
+    coordinator.hears(3, ask=["b"])
+    coordinator.answers(metadata("a"), metadata("b"))
+    coordinator.now_ms += 1000
+    coordinator.hears(1, stale=[["a", 0.0]])
+    coordinator.now_ms += 200
+    told = coordinator.answers(metadata("a", leader=2, epoch=1))
+    assert all(isinstance(one, Push) for one in told)
+    assert names(told) == [(1, ["a"]), (2, ["a"])]
+    assert not coordinator.handler.on_time(coordinator.now_ms)
+    coordinator.handler.on_disconnect(2, coordinator.now_ms)
+    coordinator.hears(1, stale=[["a", 0.0]])
+    coordinator.now_ms += 2000
+    assert names(coordinator.answers(metadata("a", leader=1, epoch=2))) == [(1, ["a"])]
+
+
+def test_a_leader_that_is_stale_to_one_task_only_is_told_without_a_request() -> None:
+    coordinator = Coordinator()
+    coordinator.hears(1, ask=["a"])
+    coordinator.answers(metadata("a", epoch=5))
+    coordinator.now_ms += 1000
+    # What the task had was denied two seconds ago, before the coordinator asked.
+    (reply,) = coordinator.hears(1, stale=[["a", 2000.0]])
+    assert names([reply]) == [(1, ["a"])]
+    coordinator.now_ms += 2000
+    assert coordinator.view.next_request(coordinator.now_ms) is None
+
+
+def test_a_task_is_told_to_wait_and_given_up_in_time() -> None:
+    coordinator = Coordinator()
+    coordinator.hears(1, ask=["a"])
+    coordinator.now_ms += 99
+    assert not coordinator.handler.on_time(coordinator.now_ms)
+    assert coordinator.handler.next_change_ms(coordinator.now_ms) == 1
+    coordinator.now_ms += 1
+    (reply,) = coordinator.handler.on_time(coordinator.now_ms)
+    assert isinstance(reply, Reply)
+    assert not reply.last
+    coordinator.now_ms += GIVE_UP_MS
+    (reply,) = coordinator.handler.on_time(coordinator.now_ms)
+    assert isinstance(reply, Reply)
+    assert reply.last
+    assert reply.body["asked"]
+    assert coordinator.handler.next_change_ms(coordinator.now_ms) == math.inf
+
+
+def test_brokers_that_cannot_be_reached_end_the_wait() -> None:
+    coordinator = Coordinator()
+    coordinator.hears(1, ask=["a"])
+    coordinator.handler.failed("nobody listens")
+    (reply,) = coordinator.handler.on_time(coordinator.now_ms)
+    assert isinstance(reply, Reply)
+    assert reply.last
+    (reply,) = coordinator.hears(1, ask=["b"])
+    assert isinstance(reply, Reply)
+    assert reply.last
+
+
+@pytest.mark.parametrize("code", [UNKNOWN, NOT_AUTHORIZED])
+def test_errors_are_told_and_the_next_who_asks_has_it_asked_for_anew(code: int) -> None:
+    coordinator = Coordinator()
+    coordinator.hears(1, ask=["a"])
+    (reply,) = coordinator.answers(a=code)
+    assert reply.body["errors"] == {"a": code}
+    coordinator.now_ms += 60_000
+    assert coordinator.view.next_request(coordinator.now_ms) is None
+    coordinator.hears(1, ask=["a"])
+    assert names(coordinator.answers(metadata("a"))) == [(1, ["a"])]
+
+
+def test_a_topic_that_brokers_may_be_creating_is_waited_for() -> None:
+    coordinator = Coordinator(auto_create=True)
+    coordinator.hears(1, ask=["a"])
+    assert not coordinator.answers(a=UNKNOWN)
+    coordinator.now_ms += 150
+    (reply,) = [one for one in coordinator.answers(metadata("a")) if isinstance(one, Reply) and one.last]
+    assert names([reply]) == [(1, ["a"])]
+
+
+def test_an_answer_that_came_while_a_clock_was_read_has_no_negative_age() -> None:
+    coordinator = Coordinator()
+    coordinator.hears(1, ask=["a"])
+    coordinator.now_ms += 5
+    coordinator.answers(metadata("a"))
+    coordinator.now_ms -= 5
+    (reply,) = coordinator.hears(2, ask=["a"])
+    assert decode_snapshot(reply.body).topics[0].age_ms == 0
+    assert decode_snapshot(reply.body).nodes_age_ms == 0
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"ask": "a"},
+        {"ask": [1]},
+        {"ask": ["a"] * 5001},
+        {"use": {}},
+        {"stale": [["a", -1]]},
+        {"stale": [["a", float("nan")]]},
+        {"stale": [["a"]]},
+        {"stale": 7},
+    ],
+)
+def test_messages_that_make_no_sense_change_nothing(body: dict[str, Any]) -> None:
+    coordinator = Coordinator()
+    with pytest.raises(ProtocolError):
+        coordinator.hears(1, **body)
+    assert coordinator.view.next_request(coordinator.now_ms) is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"topics": [["a", "00", 0, []]]},
+        {"topics": [["a", None, -1, []]]},
+        {"topics": [["a", None, 0, [[1]]]]},
+        {"topics": [[7, None, 0, []]]},
+        {"nodes": [[1, "h", "p", None]]},
+        {"nodes_age": "old"},
+        {"topics": None},
+    ],
+)
+def test_hints_that_make_no_sense_are_refused(change: dict[str, Any]) -> None:
+    (body,) = encode_snapshot(MetadataSnapshot((), NODES, 5.0, "c"))
+    assert decode_snapshot(body) == MetadataSnapshot((), NODES, 5.0, "c")
+    with pytest.raises(ProtocolError):
+        decode_snapshot({**body, **change})
+
+
+class View:
+    """Takes hints and notes how long requests are held back."""
+
+    def __init__(self) -> None:
+        self.taken: list[MetadataSnapshot] = []
+        self.held_until_ms = -math.inf
+
+    def import_hints(self, snapshot: MetadataSnapshot, now_ms: float) -> int:
+        self.taken.append(snapshot)
+        return 1
+
+    def hold(self, until_ms: float) -> None:
+        self.held_until_ms = until_ms
+
+    def release(self, now_ms: float) -> None:
+        self.held_until_ms = now_ms
+
+
+class Task:
+    """The exchange of a task; the test is its client."""
+
+    def __init__(self) -> None:
+        self.now_ms = 0.0
+        self.view = View()
+        self.woken = 0
+        self.exchange = MetadataExchange(self.view, lambda: self.now_ms, 500)
+        self.exchange.attach(self._wake)
+        self.exchange.on_connected(0)
+
+    def _wake(self) -> None:
+        self.woken += 1
+
+    def says(self) -> Any:
+        return self.exchange.next_message(self.now_ms)
+
+
+def test_what_is_asked_goes_at_once_and_use_when_it_is_gathered() -> None:
+    task = Task()
+    assert task.says() == {"use": [], "stale": []}
+    assert task.exchange.ask(["a"])
+    assert task.woken == 1
+    assert task.says() == {"ask": ["a"]}
+    task.exchange.note_use(["a", "b"])
+    assert task.says() is None
+    task.now_ms = 500
+    assert task.says() == {"use": ["b"], "stale": []}
+    task.exchange.note_use(["a", "b"])
+    task.now_ms = 1000
+    assert task.says() is None
+    assert task.exchange.next_message_delay_ms(task.now_ms) == 500
+    task.now_ms = 5500
+    assert task.says() == {"use": [], "stale": []}
+    task.now_ms = 60_001
+    task.exchange.note_use(["a", "b"])
+    assert task.says() == {"use": ["a"], "stale": []}
+
+
+def test_a_stale_leader_is_told_sooner() -> None:
+    task = Task()
+    task.says()
+    task.now_ms = 50
+    task.exchange.report_stale("a")
+    task.exchange.report_stale("b")
+    assert task.woken == 1
+    assert task.exchange.next_message_delay_ms(50) == 50
+    task.now_ms = 100
+    assert task.says() == {"use": [], "stale": [["a", 50], ["b", 50]]}
+
+
+def test_a_leader_found_stale_while_a_clock_was_read_has_no_negative_age() -> None:
+    task = Task()
+    task.now_ms = 7
+    task.exchange.report_stale("a")
+    assert task.exchange.next_message(0) == {"use": [], "stale": [["a", 0]]}
+
+
+def test_requests_are_held_as_long_as_an_answer_is_on_its_way() -> None:
+    task = Task()
+    task.exchange.ask(["a"])
+    task.says()
+    task.exchange.on_reply({"pending": 1}, False, 100)
+    assert task.view.held_until_ms == 300
+    (body,) = encode_snapshot(MetadataSnapshot((), NODES))
+    task.exchange.on_reply({**body, "asked": True}, True, 200)
+    assert task.view.held_until_ms == 200
+    assert task.view.taken
+
+
+def test_who_has_lost_the_coordinator_asks_nobody_until_it_is_back() -> None:
+    task = Task()
+    task.exchange.ask(["a"])
+    task.exchange.on_lost(10)
+    assert task.view.held_until_ms == 10
+    assert not task.exchange.ask(["b"])
+    task.exchange.on_connected(20)
+    assert task.says() == {"use": [], "stale": []}
+    assert task.exchange.ask(["b"])
