@@ -15,6 +15,7 @@ import argparse
 import json
 import os
 import platform
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -167,7 +168,7 @@ def plot(
     all_axes[0, 0].set_ylim(0, 2.5 * steady / 1000)
     all_axes[0, 0].legend(loc="upper left", fontsize=8)
     all_axes[-1, 0].set_xlabel(f"seconds since one of {BROKERS} brokers stopped; grey: it stands still")
-    figure.suptitle(conditions, fontsize=7)
+    figure.suptitle(textwrap.fill(conditions, 150), fontsize=7)
     figure.tight_layout()
     suffix = "" if part == "keyless" else f"_{part}"
     figure.savefig(folder / f"frozen_broker{suffix}.png", dpi=120)
