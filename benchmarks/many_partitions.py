@@ -20,6 +20,7 @@ import shutil
 import statistics
 import sys
 import tempfile
+import textwrap
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -224,7 +225,8 @@ def plot(parts: dict[str, Any]) -> None:
         colours = ["#b0b0b0" if name.startswith("JVM") else "#1f77b4" for name in names]
         bars = axes.barh(names, [values[name] for name in names], color=colours)
         axes.bar_label(bars, fmt="%.0f", padding=3)
-        axes.set_title(told["conditions"], fontsize=7)
+        axes.margins(x=0.08)
+        axes.set_title(textwrap.fill(told["conditions"], 130), fontsize=7)
     figure.tight_layout()
     figure.savefig(RESULTS / "many_partitions.png", dpi=120)
 
