@@ -28,7 +28,8 @@ from kafka_sink.cluster.circuit_breaker.mutes import BreakerMetrics
 from kafka_sink.cluster.hints import MetadataSnapshot
 from kafka_sink.cluster.metadata import MetadataCache
 from kafka_sink.coordinator.address import CoordinatorAddress
-from kafka_sink.coordinator.client import CoordinatorClient
+from kafka_sink.coordinator.breaker_exchange import BreakerExchange
+from kafka_sink.coordinator.client import CoordinatorClient, Participant
 from kafka_sink.coordinator.metadata_exchange import MetadataExchange
 from kafka_sink.errors import DeliveryError, RecordTooLargeError
 from kafka_sink.model import TaskResult
@@ -139,11 +140,19 @@ class Producer:
             known.close()
             self._coordinator = None
             self._cluster.hints = NoHints()
+            if self._gate is not None:
+                self._gate.share(None)
         if address is None:
             return
         if self._coordinator is None:
-            exchange = MetadataExchange(self._cluster, clock_ms, self.options.coordinator_report_interval_ms)
-            self._coordinator = CoordinatorClient(address, [exchange], clock_ms)
+            interval_ms = self.options.coordinator_report_interval_ms
+            exchange = MetadataExchange(self._cluster, clock_ms, interval_ms)
+            participants: list[Participant] = [exchange]
+            if self._gate is not None:
+                shared = BreakerExchange(self._network.wakeup, interval_ms)
+                participants.append(shared)
+                self._gate.share(shared)
+            self._coordinator = CoordinatorClient(address, participants, clock_ms)
             self._cluster.hints = exchange
             self._coordinator.start()
         self._coordinator.resume()

@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from kafka_sink.coordinator.breaker_handler import breaker_handler
 from kafka_sink.coordinator.driver_process import DriverProcess
 from kafka_sink.coordinator.metadata_fetcher import metadata_handler
 from kafka_sink.coordinator.server import CoordinatorServer
@@ -29,7 +30,7 @@ _FIRST_LINE_S = 10.0
 _READ_BYTES = 64 * 1024
 _MOST_LINE_BYTES = 1024 * 1024
 _FILES = 4096
-_HANDLERS = {"metadata": metadata_handler}
+_HANDLERS = {"metadata": metadata_handler, "breaker": breaker_handler}
 
 
 class TellTale:

@@ -16,6 +16,7 @@ import pytest
 
 from kafka_sink.coordinator import metadata_exchange
 from kafka_sink.coordinator.address import CoordinatorAddress
+from kafka_sink.coordinator.breaker_handler import breaker_handler
 from kafka_sink.coordinator.metadata_fetcher import metadata_handler
 from kafka_sink.errors import InvalidRowError, MetadataTimeoutError
 from kafka_sink.model import TopicPartition
@@ -60,7 +61,8 @@ def options_of(cluster: FakeCluster, **options: object) -> SinkOptions:
 
 @contextmanager
 def coordinating(options: SinkOptions) -> Iterator[Serving]:
-    with serving(factories={"metadata": metadata_handler}, options=options) as found:
+    factories = {"metadata": metadata_handler, "breaker": breaker_handler}
+    with serving(factories=factories, options=options) as found:
         yield found
 
 

@@ -1,0 +1,220 @@
+"""A task's side of the shared breaker: outcomes and own mutes go out, everybody's mutes and leases in."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from kafka_sink.cluster.circuit_breaker.manager import CircuitBreakManager
+from kafka_sink.cluster.circuit_breaker.mutes import Change
+from kafka_sink.cluster.circuit_breaker.states import Target
+from kafka_sink.cluster.circuit_breaker.verdict import Verdict, judge
+from kafka_sink.coordinator.breaker_messages import (
+    MOST_MUTES,
+    MOST_OUTCOMES,
+    MOST_TARGETS,
+    MuteReport,
+    News,
+    Outcome,
+    Report,
+    decode_news,
+    encode_report,
+)
+from kafka_sink.model import TopicPartition
+
+# While nothing fails, outcomes only weigh against others' failures: told of seldom, the largest first.
+_HEALTHY_MS = 2_000.0
+_MOST_HEALTHY = 200
+# Between tasks nothing is sent.
+_MOST_WAITING = 4
+
+
+class BreakerExchange:
+    """A Participant of the coordinator's client and the SharedState of a BreakerGate.
+
+    ``wake_sender`` has the sender look at what has come.
+    """
+
+    kind = "breaker"
+
+    def __init__(self, wake_sender: Callable[[], None], report_interval_ms: float) -> None:
+        self._wake_sender = wake_sender
+        self._wake: Callable[[], None] = lambda: None
+        self._interval_ms = report_interval_ms
+        self._lock = threading.Lock()  # guards the next two
+        self._inbox: deque[News | bool] = deque()  # True: connected, False: lost
+        self._outbox: deque[dict[str, Any]] = deque()
+        # The rest belongs to the sender's thread.
+        self._connected = False
+        self._muted: dict[Target, str] = {}
+        self._counts: dict[TopicPartition, list[int]] = {}
+        self._errors: dict[TopicPartition, str] = {}
+        self._answered_ms: dict[int, float] = {}
+        self._changes: list[Change] = []
+        self._failures: list[tuple[Target, str]] = []
+        self._holds: list[Target] = []
+        self._sent_ms = -math.inf
+        self._urgent = False
+
+    # -- SharedState: the sender's thread -----------------------------------------------------------
+
+    def outcome(
+        self, node_id: int, partition: TopicPartition, records: int, cause: Exception | None, now_ms: float
+    ) -> None:
+        """See SharedState."""
+        if not self._connected:
+            return
+        if cause is None:
+            self._answered_ms[node_id] = now_ms
+        verdict = judge(cause)
+        if verdict is Verdict.NEUTRAL:
+            return
+        counts = self._counts.get(partition)
+        if counts is None:
+            counts = self._counts[partition] = [0, 0]
+        counts[verdict is Verdict.SICK] += records
+        if verdict is Verdict.SICK:
+            self._errors[partition] = str(cause)
+
+    def changed(self, change: Change) -> None:
+        """See SharedState."""
+        if self._connected:
+            self._urgent = True
+            # Of what was counted the coordinator makes up its own mind.
+            if not (change.muted and change.evidence.counted):
+                self._changes.append(change)
+
+    def exchange(self, manager: CircuitBreakManager) -> None:
+        """See SharedState."""
+        while self._inbox:
+            with self._lock:
+                news = self._inbox.popleft()
+            self._take(news, manager)
+        if not self._connected:
+            return
+        failures = manager.take_failures()
+        if failures:
+            self._failures += failures
+            self._urgent = True
+        holds = manager.held()[:MOST_TARGETS] if manager.mutes or self._holds or self._muted else []
+        if holds != self._holds:
+            self._holds, self._urgent = holds, True
+        if self._due_ms() > manager.now_ms:
+            return
+        if len(self._outbox) < _MOST_WAITING:
+            self._report(manager)
+        else:
+            self._sent_ms, self._urgent = manager.now_ms, False
+
+    def next_change_ms(self, now_ms: float) -> float:
+        """See SharedState."""
+        return max(0.0, self._due_ms() - now_ms) if self._connected else math.inf
+
+    def _due_ms(self) -> float:
+        if self._urgent:
+            return -math.inf
+        if self._errors or self._holds or self._muted or self._changes or self._failures:
+            return self._sent_ms + self._interval_ms
+        return self._sent_ms + max(self._interval_ms, _HEALTHY_MS) if self._counts else math.inf
+
+    def _take(self, news: News | bool, manager: CircuitBreakManager) -> None:
+        if isinstance(news, bool):
+            self._connected = news
+            self._muted.clear()
+            self._forget()
+            manager.lose_coordinator()
+            # It knows nothing of this task, or has forgotten it.
+            self._changes = [one for one in manager.own_mutes() if not one.evidence.counted] if news else []
+            self._urgent = news
+            return
+        if not self._connected:
+            return
+        if news.whole:
+            self._muted.clear()
+        self._muted.update(news.added)
+        for target in news.removed:
+            self._muted.pop(target, None)
+        manager.take_shared(self._muted, news.leases)
+
+    def _forget(self) -> None:
+        self._counts, self._errors, self._answered_ms = {}, {}, {}
+        self._changes, self._failures, self._holds = [], [], []
+
+    def _report(self, manager: CircuitBreakManager) -> None:
+        now_ms = manager.now_ms
+        told, self._changes = self._changes[:MOST_TARGETS], self._changes[MOST_TARGETS:]
+        failed, self._failures = self._failures[:MOST_TARGETS], self._failures[MOST_TARGETS:]
+        body = encode_report(
+            Report(
+                {node: now_ms - at for node, at in self._answered_ms.items()},
+                self._outcomes(manager),
+                tuple(
+                    MuteReport(one.target, one.reason, one.evidence.silence_ms) for one in told if one.muted
+                ),
+                tuple((one.target, one.reason) for one in told if not one.muted),
+                tuple(failed),
+                tuple(self._holds),
+            )
+        )
+        self._answered_ms = {}
+        self._sent_ms = now_ms
+        self._urgent = bool(self._changes or self._failures)
+        with self._lock:
+            self._outbox.append(body)
+        self._wake()
+
+    def _outcomes(self, manager: CircuitBreakManager) -> tuple[Outcome, ...]:
+        # What fails with its broker says nothing more of the partition.
+        sick = [one for one in self._errors if not manager.rests_with_leader(one)][:MOST_OUTCOMES]
+        healthy = [partition for partition in self._counts if partition not in self._errors]
+        room = min(_MOST_HEALTHY, MOST_OUTCOMES - len(sick))
+        if len(healthy) > room:
+            healthy = sorted(healthy, key=lambda one: self._counts[one][0], reverse=True)[:room]
+        told = tuple(
+            Outcome(one, self._counts[one][0], self._counts[one][1], self._errors.get(one, ""))
+            for one in (*healthy, *sick)
+        )
+        self._counts, self._errors = {}, {}
+        return told
+
+    # -- Participant: the client's thread -----------------------------------------------------------
+
+    def attach(self, wake: Callable[[], None]) -> None:
+        """See Participant."""
+        self._wake = wake
+
+    def next_message(self, now_ms: float) -> Mapping[str, Any] | None:
+        """See Participant."""
+        with self._lock:
+            return self._outbox.popleft() if self._outbox else None
+
+    def next_message_delay_ms(self, now_ms: float) -> float:
+        """See Participant."""
+        return 0.0 if self._outbox else math.inf
+
+    def on_reply(self, body: Mapping[str, Any], last: bool, now_ms: float) -> None:
+        """See Participant."""
+        if body:
+            self.on_push(body, now_ms)
+
+    def on_push(self, body: Mapping[str, Any], now_ms: float) -> None:
+        """See Participant."""
+        self._put(decode_news(body, MOST_MUTES))
+
+    def on_connected(self, now_ms: float) -> None:
+        """See Participant."""
+        self._put(True)
+
+    def on_lost(self, now_ms: float) -> None:
+        """See Participant."""
+        with self._lock:
+            self._outbox.clear()
+        self._put(False)
+
+    def _put(self, news: News | bool) -> None:
+        with self._lock:
+            self._inbox.append(news)
+        self._wake_sender()

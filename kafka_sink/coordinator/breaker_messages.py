@@ -1,0 +1,174 @@
+"""Outcomes, mutes and leases as JSON, and back with everything checked.
+
+A task's report has any of ``answered`` ([broker, milliseconds ago]: its last answer without an error),
+``outcomes`` ([topic, partition, rows written, rows failed, last error]), ``muted`` ([target, reason, ms of
+silence]), ``unmuted`` ([target, reason]), ``failed`` ([target, error] of probes) and ``holds`` (muted
+targets that batches of the task wait for). What is told back has ``whole`` (whether it is all that is muted),
+``added`` ([target, reason]), ``removed`` (targets) and ``leases`` ([target, milliseconds, whether it is a
+trial]). A target is a broker's id or [topic, partition].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from kafka_sink.cluster.circuit_breaker.mutes import Lease
+from kafka_sink.cluster.circuit_breaker.states import Target
+from kafka_sink.errors import ProtocolError
+from kafka_sink.model import TopicPartition
+
+# What is muted beyond that is each task's own matter.
+MOST_MUTES = 5000
+# So many of each in one report keep it below the bound of a frame.
+MOST_OUTCOMES = 700
+MOST_TARGETS = 700
+_MOST_NODES = 10_000
+_MOST_TOPIC = 249
+_MOST_TEXT = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a partition's rows since the report before."""
+
+    partition: TopicPartition
+    written: int
+    failed: int
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class MuteReport:
+    """A mute that a task decided on; ``silence_ms`` 0 where no silence was the reason."""
+
+    target: Target
+    reason: str
+    silence_ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a task tells."""
+
+    answered: Mapping[int, float] = field(default_factory=dict)
+    outcomes: tuple[Outcome, ...] = ()
+    muted: tuple[MuteReport, ...] = ()
+    unmuted: tuple[tuple[Target, str], ...] = ()
+    failed: tuple[tuple[Target, str], ...] = ()
+    holds: tuple[Target, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """What a task is told."""
+
+    whole: bool = False
+    added: Mapping[Target, str] = field(default_factory=dict)
+    removed: tuple[Target, ...] = ()
+    leases: Mapping[Target, Lease] = field(default_factory=dict)
+
+
+def encode_report(report: Report) -> dict[str, Any]:
+    """A body; the caller keeps to MOST_OUTCOMES and MOST_TARGETS."""
+    return {
+        "answered": [[node, ago_ms] for node, ago_ms in report.answered.items()],
+        "outcomes": [[*one.partition, one.written, one.failed, _cut(one.error)] for one in report.outcomes],
+        "muted": [[_encode(one.target), _cut(one.reason), one.silence_ms] for one in report.muted],
+        "unmuted": [[_encode(target), _cut(reason)] for target, reason in report.unmuted],
+        "failed": [[_encode(target), _cut(error)] for target, error in report.failed],
+        "holds": [_encode(target) for target in report.holds],
+    }
+
+
+def decode_report(body: Mapping[str, Any]) -> Report:
+    """Raises ProtocolError."""
+    try:
+        return Report(
+            {_count(node): _ms(ago_ms) for node, ago_ms in _list(body, "answered", _MOST_NODES)},
+            tuple(
+                Outcome(_partition([topic, partition]), _count(written), _count(failed), _text(error))
+                for topic, partition, written, failed, error in _list(body, "outcomes", MOST_OUTCOMES)
+            ),
+            tuple(
+                MuteReport(_target(target), _text(reason), _ms(silence_ms))
+                for target, reason, silence_ms in _list(body, "muted", MOST_TARGETS)
+            ),
+            tuple((_target(target), _text(why)) for target, why in _list(body, "unmuted", MOST_TARGETS)),
+            tuple((_target(target), _text(why)) for target, why in _list(body, "failed", MOST_TARGETS)),
+            tuple(_target(target) for target in _list(body, "holds", MOST_TARGETS)),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise ProtocolError(f"a report on outcomes that is none ({type(error).__name__})") from None
+
+
+def encode_news(news: News) -> dict[str, Any]:
+    """A body."""
+    return {
+        "whole": news.whole,
+        "added": [[_encode(target), _cut(reason)] for target, reason in news.added.items()],
+        "removed": [_encode(target) for target in news.removed],
+        "leases": [[_encode(target), one.left_ms, one.trial] for target, one in news.leases.items()],
+    }
+
+
+def decode_news(body: Mapping[str, Any], most: int) -> News:
+    """``most`` mutes are taken. Raises ProtocolError."""
+    try:
+        return News(
+            bool(body["whole"]),
+            {_target(target): _text(reason) for target, reason in _list(body, "added", most)},
+            tuple(_target(target) for target in _list(body, "removed", most)),
+            {
+                _target(target): Lease(_ms(left_ms), bool(trial))
+                for target, left_ms, trial in _list(body, "leases", most)
+            },
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise ProtocolError(f"a message of mutes that is none ({type(error).__name__})") from None
+
+
+def _encode(target: Target) -> Any:
+    return target if isinstance(target, int) else [target.topic, target.partition]
+
+
+def _target(value: Any) -> Target:
+    return _partition(value) if isinstance(value, list) else _count(value)
+
+
+def _partition(value: Any) -> TopicPartition:
+    topic, partition = value
+    if not isinstance(topic, str) or len(topic) > _MOST_TOPIC:
+        raise ValueError("a topic that is none")
+    return TopicPartition(topic, _count(partition))
+
+
+def _list(body: Mapping[str, Any], name: str, most: int) -> list[Any]:
+    found = body[name]
+    if not isinstance(found, list) or len(found) > most:
+        raise ValueError("a list that is none, or too long")
+    return found
+
+
+def _count(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ValueError("a number that is none")
+    return value
+
+
+def _ms(value: Any) -> float:
+    # Infinities and NaN are no times either.
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e15:
+        raise ValueError("a time that is none")
+    return float(value)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or len(value) > _MOST_TEXT:
+        raise ValueError("a text that is none, or too long")
+    return value
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _MOST_TEXT else text[: _MOST_TEXT - 3] + "..."

@@ -1,0 +1,454 @@
+"""Several tasks and a coordinator at exact times, with the messages as JSON in between, but no sockets."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kafka_sink.cluster.circuit_breaker import CircuitBreakManager, FailureRateCircuitBreaker
+from kafka_sink.cluster.circuit_breaker.mutes import Lease
+from kafka_sink.cluster.circuit_breaker.states import Target
+from kafka_sink.cluster.circuit_breaker.windows import OutcomeWindows
+from kafka_sink.coordinator import breaker_messages
+from kafka_sink.coordinator.breaker_exchange import BreakerExchange
+from kafka_sink.coordinator.breaker_handler import BreakerHandler
+from kafka_sink.coordinator.breaker_messages import (
+    MuteReport,
+    News,
+    Outcome,
+    Report,
+    decode_news,
+    decode_report,
+    encode_news,
+    encode_report,
+)
+from kafka_sink.coordinator.handlers import Outgoing, Push
+from kafka_sink.errors import BrokerRefusedError, ProtocolError
+from kafka_sink.model import TopicPartition
+from kafka_sink.sending.breaker_gate import BreakerGate
+from tests.breaker.breaker_cluster import Cluster
+
+INTERVAL = 2_000.0
+REPLICAS = BrokerRefusedError("NOT_ENOUGH_REPLICAS", 19)
+P0, P1, P2 = (TopicPartition("t", partition) for partition in range(3))
+
+
+class Task:
+    """One task's gate and exchange; ``waiting`` are partitions with a batch in the queue."""
+
+    def __init__(self, job: Job, number: int) -> None:
+        self.job = job
+        self.number = number
+        breaker = FailureRateCircuitBreaker()
+        breaker.configure({"trigger.message.count": "100"})
+        self.manager = CircuitBreakManager(job.cluster, INTERVAL)
+        self.gate = BreakerGate(breaker, self.manager, str)
+        self.exchange = BreakerExchange(lambda: None, 500.0)
+        self.gate.share(self.exchange)
+        self.waiting: set[TopicPartition] = set()
+        self.sent: list[tuple[float, TopicPartition]] = []
+
+    def node(self, partition: TopicPartition) -> int:
+        info = self.job.cluster.leader(partition)
+        assert info is not None
+        return info.leader
+
+    def send(self, partition: TopicPartition, records: int = 100) -> None:
+        now = self.job.now
+        self.sent.append((now, partition))
+        self.gate.on_request(self.node(partition), now)
+        self.gate.on_send(self.node(partition), partition, records, now)
+
+    def answer(self, partition: TopicPartition, cause: Exception | None = None, records: int = 100) -> None:
+        now = self.job.now
+        self.gate.on_request_done(self.node(partition), now)
+        self.gate.on_complete(self.node(partition), partition, records, cause, now)
+
+    def batch(self, partition: TopicPartition, cause: Exception | None = None) -> None:
+        self.send(partition)
+        self.answer(partition, cause)
+
+    def run_pass(self) -> None:
+        mutes = self.gate.muted(self.job.now)
+        for partition in sorted(self.waiting):
+            if partition in mutes and self.gate.may_probe(partition):
+                self.send(partition)
+                self.waiting.discard(partition)
+
+    def muted(self) -> set[Target]:
+        return set(self.manager.mute_targets())
+
+
+class Job:
+    """Broker n leads partition n - 1. Time passes in steps of 10 ms."""
+
+    def __init__(self, tasks: int) -> None:
+        self.now = 1_000.0
+        self.cluster = Cluster(t=[1, 2, 3])
+        self.handler = BreakerHandler(INTERVAL, OutcomeWindows(100, 50), 500.0)
+        self.tasks = [Task(self, number) for number in range(tasks)]
+        self.connected: set[int] = set()
+        for number in range(tasks):
+            self.connect(number)
+
+    def connect(self, number: int) -> None:
+        self.connected.add(number)
+        self.tasks[number].exchange.on_connected(self.now)
+
+    def lose(self, number: int) -> None:
+        self.connected.discard(number)
+        self.handler.on_disconnect(number, self.now)
+        self.tasks[number].exchange.on_lost(self.now)
+
+    def _deliver(self, outgoing: list[Outgoing]) -> None:
+        for one in outgoing:
+            body: Mapping[str, Any] = json.loads(json.dumps(one.body))
+            if one.peer not in self.connected:
+                continue
+            exchange = self.tasks[one.peer].exchange
+            if isinstance(one, Push):
+                exchange.on_push(body, self.now)
+            else:
+                exchange.on_reply(body, one.last, self.now)
+
+    def step(self) -> None:
+        self.now += 10
+        for task in self.tasks:
+            task.run_pass()
+            while (body := task.exchange.next_message(self.now)) is not None:
+                if task.number in self.connected:
+                    message = json.loads(json.dumps(body))
+                    self._deliver(list(self.handler.on_message(task.number, 1, message, self.now)))
+        if self.handler.next_change_ms(self.now) <= 10:
+            self._deliver(list(self.handler.on_time(self.now)))
+
+    def run(self, ms: float) -> None:
+        until = self.now + ms
+        while self.now < until:
+            self.step()
+
+    def mutes(self) -> list[set[Target]]:
+        return [task.muted() for task in self.tasks]
+
+
+def frozen(job: Job) -> None:
+    """Broker 1 is silent to task 0 alone of those that ask it."""
+    first = job.tasks[0]
+    first.batch(P0)
+    job.run(10)
+    first.send(P0)
+    for _ in range(70):
+        job.step()
+        first.batch(P1)
+    assert first.muted() == {1}
+
+
+def test_what_one_task_finds_all_know_at_once_and_its_answer_unmutes_for_all() -> None:
+    job = Job(8)
+    job.run(100)
+    frozen(job)
+    job.run(100)
+    assert job.mutes() == [{1}] * 8
+    assert all("no answer to 1 request(s)" in (t.gate.explain(P0) or "") for t in job.tasks)
+    metrics = [task.manager.metrics() for task in job.tasks]
+    assert [one.breaker_trips_total for one in metrics] == [1] + [0] * 7
+    assert [one.muted_partitions for one in metrics] == [1] * 8
+    job.tasks[0].answer(P0)
+    job.run(100)
+    assert job.mutes() == [set()] * 8
+
+
+def test_the_failures_of_all_tasks_together_trip() -> None:
+    job = Job(4)
+    job.run(100)
+    for task in job.tasks:
+        task.send(P0, 30)
+        task.answer(P0, REPLICAS, 30)
+    assert job.mutes() == [set()] * 4, "30 rows are too few for any of them"
+    job.run(600)
+    assert job.mutes() == [{P0}] * 4
+    assert "120 of the last 120 rows of all tasks failed" in (job.tasks[3].gate.explain(P0) or "")
+
+
+def test_the_successes_of_others_weigh_against_one_tasks_failures() -> None:
+    job = Job(4)
+    job.run(100)
+    for task in job.tasks[1:]:
+        task.batch(P0)
+    job.run(2_500)
+    job.tasks[0].batch(P0, REPLICAS)
+    job.run(1_000)
+    assert job.mutes() == [{P0}, set(), set(), set()], "it rests for the one that cannot write to it"
+    job.tasks[0].waiting = {P0}
+    job.run(2_000)
+    assert job.tasks[0].sent[-1][1] == P0, "and by its own clock it probes"
+
+
+def test_a_silence_that_others_do_not_hear_stays_one_tasks_own() -> None:
+    job = Job(3)
+    job.run(100)
+    first, other = job.tasks[0], job.tasks[1]
+    first.batch(P0)
+    job.run(10)
+    first.send(P0)
+    for _ in range(120):
+        job.step()
+        first.batch(P1)
+        other.batch(P0)
+    # Healthy outcomes are told every two seconds; with those the others' mute ends.
+    for _ in range(250):
+        job.step()
+        first.batch(P1)
+        other.batch(P0)
+    assert other.muted() == set()
+
+
+def test_one_probe_an_interval_for_the_whole_job() -> None:
+    job = Job(8)
+    job.run(100)
+    frozen(job)
+    for task in job.tasks[1:]:
+        task.waiting = {P0}
+    start = job.now
+    for _ in range(2_000):
+        job.step()
+    probes = sorted(at for task in job.tasks for at, partition in task.sent if at > start and partition == P0)
+    assert len(probes) == 7, "every task had one batch, and none was answered"
+    gaps = [later - earlier for earlier, later in itertools.pairwise(probes)]
+    assert min(gaps) >= INTERVAL - 50
+    assert max(gaps) <= INTERVAL + 600
+
+
+def test_a_probes_success_unmutes_for_all_and_a_failure_waits_for_the_next() -> None:
+    job = Job(3)
+    job.run(100)
+    for task in job.tasks:
+        task.send(P0, 50)
+        task.answer(P0, REPLICAS, 50)
+    job.run(600)
+    assert job.mutes() == [{P0}] * 3
+    for task in job.tasks:
+        task.waiting = {P0}
+    tried: list[Task] = []
+
+    def await_probe() -> Task:
+        counts = [len(task.sent) for task in job.tasks]
+        while True:
+            job.step()
+            found = [t for t, count in zip(job.tasks, counts, strict=True) if len(t.sent) > count]
+            assert len(found) <= 1
+            if found:
+                tried.append(found[0])
+                return found[0]
+
+    prober = await_probe()
+    prober.answer(P0, REPLICAS)
+    prober.waiting = {P0}
+    failed = job.now
+    prober = await_probe()
+    assert failed + INTERVAL <= job.now <= failed + INTERVAL + 600
+    prober.answer(P0)
+    job.run(100)
+    assert job.mutes() == [set()] * 3
+    assert tried[0] is not tried[1], "each in turn"
+
+
+def test_when_the_prober_is_gone_another_is_next() -> None:
+    job = Job(2)
+    job.run(100)
+    frozen(job)
+    start = job.now
+    for task in job.tasks:
+        task.waiting = {P0}
+    while all(task.sent[-1:] < [(start, P0)] or task.sent[-1][1] != P0 for task in job.tasks):
+        job.step()
+    prober = next(task for task in job.tasks if task.sent[-1:] > [(start, P0)] and task.sent[-1][1] == P0)
+    job.lose(prober.number)
+    other = job.tasks[1 - prober.number]
+    before, lost = len(other.sent), job.now
+    while len(other.sent) == before:
+        job.step()
+    assert lost + INTERVAL <= job.now <= lost + INTERVAL + 600
+
+
+def test_where_nobody_holds_a_batch_one_task_may_try_a_new_row() -> None:
+    job = Job(3)
+    job.run(100)
+    frozen(job)
+    job.tasks[0].gate.on_request_done(1, job.now)
+    job.tasks[0].gate.on_complete(1, P0, 100, TimeoutError("timed out"), job.now)
+    open_to: list[Task] = []
+    for _ in range(700):
+        job.step()
+        open_to = [task for task in job.tasks if P0 not in task.gate.mutes]
+        if open_to:
+            break
+    assert len(open_to) == 1
+    open_to[0].batch(P0)
+    job.run(100)
+    assert job.mutes() == [set()] * 3
+
+
+def test_without_the_coordinator_each_goes_on_alone_and_tells_it_when_it_is_back() -> None:
+    job = Job(2)
+    job.run(100)
+    job.lose(0)
+    job.run(50)
+    frozen(job)
+    job.run(200)
+    assert job.mutes() == [{1}, set()]
+    job.tasks[0].waiting = {P0}
+    before = len(job.tasks[0].sent)
+    job.run(INTERVAL)
+    assert [p for _, p in job.tasks[0].sent[before:]] == [P0], "its own clock lets a probe through"
+    job.connect(0)
+    job.run(100)
+    assert job.mutes() == [{1}, {1}]
+    job.lose(0)
+    job.lose(1)
+    job.run(100)
+    assert job.mutes() == [{1}, {1}]
+    job.tasks[1].waiting = {P0}
+    job.run(INTERVAL + 100)
+    assert job.tasks[1].sent[-1][1] == P0
+
+
+def test_what_an_own_class_mutes_and_unmutes_holds_for_all() -> None:
+    job = Job(3)
+    job.handler = BreakerHandler(INTERVAL, None, 500.0)
+    job.run(100)
+    job.tasks[2].manager.mute(P1, "my own reason")
+    job.run(100)
+    assert job.mutes() == [{P1}] * 3
+    assert "my own reason" in (job.tasks[0].gate.explain(P1) or "")
+    job.tasks[2].manager.unmute(P1)
+    job.run(100)
+    assert job.mutes() == [set()] * 3
+
+
+def test_a_task_that_comes_later_learns_at_once() -> None:
+    job = Job(2)
+    job.run(100)
+    frozen(job)
+    job.tasks.append(Task(job, 2))
+    job.connect(2)
+    job.run(20)
+    assert job.tasks[2].muted() == {1}
+
+
+def test_mutes_that_nobody_wants_are_forgotten() -> None:
+    job = Job(1)
+    job.run(100)
+    job.tasks[0].manager.mute(P2, "gone")
+    job.run(100)
+    assert job.handler.next_change_ms(job.now) < 10_000
+    job.now += 700_000
+    job.run(100)
+    assert job.mutes() == [set()]
+
+
+def test_between_tasks_reports_do_not_pile_up() -> None:
+    job = Job(1)
+    job.run(100)
+    task = job.tasks[0]
+    task.manager.mute(P2, "x")
+    for _ in range(500):
+        job.now += 500
+        task.run_pass()
+        assert task.gate.next_change_ms(job.now) > 0
+    assert len(task.exchange._outbox) <= 5
+
+
+TARGETS = st.one_of(st.integers(0, 99), st.builds(TopicPartition, st.text(max_size=20), st.integers(0, 99)))
+TEXT = st.text(max_size=20)
+MS = st.floats(0, 1e9)
+REPORTS = st.builds(
+    Report,
+    st.dictionaries(st.integers(0, 99), MS),
+    st.lists(
+        st.builds(
+            Outcome,
+            st.builds(TopicPartition, TEXT, st.integers(0, 99)),
+            st.integers(0, 1 << 40),
+            st.integers(0, 1 << 40),
+            TEXT,
+        )
+    ).map(tuple),
+    st.lists(st.builds(MuteReport, TARGETS, TEXT, MS)).map(tuple),
+    st.lists(st.tuples(TARGETS, TEXT)).map(tuple),
+    st.lists(st.tuples(TARGETS, TEXT)).map(tuple),
+    st.lists(TARGETS).map(tuple),
+)
+
+
+@given(REPORTS)
+def test_reports_survive_the_way(report: Report) -> None:
+    assert decode_report(json.loads(json.dumps(encode_report(report)))) == report
+
+
+@given(
+    st.builds(
+        News,
+        st.booleans(),
+        st.dictionaries(TARGETS, TEXT),
+        st.lists(TARGETS).map(tuple),
+        st.dictionaries(TARGETS, st.builds(Lease, MS, st.booleans())),
+    )
+)
+def test_news_survive_the_way(news: News) -> None:
+    assert decode_news(json.loads(json.dumps(encode_news(news))), 100) == news
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("answered", [[1]]),
+        ("answered", [[1, -5]]),
+        ("answered", [[1, float("nan")]]),
+        ("outcomes", [["t", 0, 1, -1, ""]]),
+        ("outcomes", [["t" * 250, 0, 1, 1, ""]]),
+        ("outcomes", "x"),
+        ("outcomes", [["t", 0, 1, 1, ""]] * (breaker_messages.MOST_OUTCOMES + 1)),
+        ("muted", [[True, "x", 0]]),
+        ("muted", [[["t"], "x", 0]]),
+        ("muted", [[1, "x" * 301, 0]]),
+        ("unmuted", [[1, None]]),
+        ("holds", [None]),
+        ("holds", {}),
+    ],
+)
+def test_what_is_no_report_changes_nothing(name: str, value: object) -> None:
+    handler = BreakerHandler(INTERVAL, OutcomeWindows(1, 50), 500.0)
+    body = encode_report(Report(muted=(MuteReport(1, "x"),)))
+    with pytest.raises(ProtocolError):
+        handler.on_message(0, 1, {**body, name: value}, 0.0)
+    with pytest.raises(ProtocolError):
+        handler.on_message(0, 1, {key: one for key, one in body.items() if key != name}, 0.0)
+    (reply, *_) = handler.on_message(1, 1, encode_report(Report()), 0.0)
+    assert decode_news(reply.body, 10).added == {}
+
+
+def test_long_errors_are_cut() -> None:
+    report = decode_report(encode_report(Report(muted=(MuteReport(1, "x" * 1_000),))))
+    assert len(report.muted[0].reason) == 300
+
+
+def test_a_broker_on_trial_takes_rows_for_partitions_that_are_muted_by_themselves() -> None:
+    job = Job(2)
+    job.run(100)
+    job.tasks[0].manager.mute(1, "x")
+    job.tasks[0].manager.mute(P0, "y")
+    for _ in range(900):
+        job.step()
+        if any(P0 not in task.gate.mutes for task in job.tasks):
+            break
+    (trying,) = [task for task in job.tasks if P0 not in task.gate.mutes]
+    trying.batch(P0)
+    job.run(100)
+    assert job.mutes() == [set(), set()]

@@ -1,0 +1,182 @@
+"""Two producers and a coordinator over loopback: what one of them finds, both know."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+
+import pyarrow as pa
+import pytest
+
+from kafka_sink.cluster.circuit_breaker import (
+    CircuitBreakManager,
+    PartitionCircuitBreaker,
+    ProducerStatusContext,
+)
+from kafka_sink.cluster.circuit_breaker.mutes import Mutes
+from kafka_sink.coordinator.breaker_handler import breaker_handler
+from kafka_sink.coordinator.metadata_fetcher import metadata_handler
+from kafka_sink.model import TopicPartition
+from kafka_sink.options import parse
+from kafka_sink.producer import PRODUCERS, TaskProducer, task_producer
+from kafka_sink.rows.column_plan import ColumnPlan
+from tests.coordinator.coordinator_harness import serving
+from tests.delivery.scripted_cluster import TOPIC, inside, rows, until, written
+from tests.faults.fake_broker import PRODUCE, FakeCluster
+
+BREAKER = "kafka.producer.circuit.breaker."
+INTERVAL_MS = 400
+P0 = TopicPartition(TOPIC, 0)
+
+
+@pytest.fixture(autouse=True)
+def _no_producer_outlives_its_test() -> Iterator[None]:
+    yield
+    PRODUCERS.close()
+
+
+@pytest.fixture
+def cluster() -> Iterator[FakeCluster]:
+    """Broker n leads partition n."""
+    with FakeCluster({TOPIC: 3}, brokers=3) as running:
+        yield running
+
+
+def options_of(cluster: FakeCluster, **breaker: object) -> dict[str, str]:
+    raw = {
+        "kafka.bootstrap.servers": cluster.bootstrap_servers,
+        "topic": TOPIC,
+        "kafka.linger.ms": "0",
+        "kafka.batch.size": "1024",
+        f"{BREAKER}mute.retry.interval": str(INTERVAL_MS),
+        f"{BREAKER}slow.request.min.ms": "200",
+        "coordinator.report.interval.ms": "100",
+    }
+    return raw | {f"{BREAKER}{name.replace('_', '.')}": str(value) for name, value in breaker.items()}
+
+
+@contextmanager
+def job(raw: Mapping[str, str], tasks: int) -> Iterator[tuple[Callable[[], None], list[TaskProducer]]]:
+    """Tasks of one job, and what ends their coordinator."""
+    options = parse(raw).options
+    plan = ColumnPlan.of([("value", "binary"), ("partition", "int")], TOPIC)
+    factories = {"metadata": metadata_handler, "breaker": breaker_handler}
+    with ExitStack() as coordinator, ExitStack() as stack:
+        running = coordinator.enter_context(serving(factories=factories, options=options))
+        producers = [
+            stack.enter_context(task_producer(options, plan, running.address, None)) for _ in range(tasks)
+        ]
+        yield coordinator.close, producers
+
+
+def mutes(producer: TaskProducer) -> Mutes:
+    gate = inside(producer)._gate
+    assert gate is not None
+    return gate.mutes
+
+
+def is_shared(producer: TaskProducer) -> bool:
+    gate = inside(producer)._gate
+    assert gate is not None
+    return gate.manager.coordinated
+
+
+def keyless(producer: TaskProducer, number: int) -> None:
+    value = [b"<%d>" % number + b"x" * 2_000]
+    producer.send(
+        pa.record_batch({"value": pa.array(value, pa.binary()), "partition": pa.array([None], pa.int32())})
+    )
+
+
+def test_a_broker_that_one_task_finds_frozen_rests_for_both(cluster: FakeCluster) -> None:
+    numbers = itertools.count()
+    with job(options_of(cluster), 2) as (_, (first, second)):
+
+        def send_until(condition: Callable[[], object], what: str) -> None:
+            deadline = time.monotonic() + 20
+            while not condition():
+                assert time.monotonic() < deadline, f"never happened: {what}"
+                keyless(first, next(numbers))
+                time.sleep(0.002)
+
+        send_until(lambda: all(written(cluster, p) for p in range(3)), "all partitions have rows")
+        second.send(rows(100_000, 1))
+        until(lambda: 100_000 in written(cluster, 0), "the second is connected, else it could not probe")
+        until(lambda: is_shared(first) and is_shared(second), "both know the coordinator")
+        cluster.freeze(0)
+        send_until(lambda: mutes(first), "the first mutes it")
+        tripped = time.monotonic()
+        until(lambda: P0 in mutes(second), "the second hears of it")
+        assert time.monotonic() - tripped < 1.0
+        assert inside(second).breaker_metrics().breaker_trips_total == 0
+        second.send(rows(100_001, 1))
+        first.send(rows(100_002, 1))
+        began = time.monotonic()
+        time.sleep(4.5 * INTERVAL_MS / 1000)
+        probes = sum(inside(one).breaker_metrics().probes for one in (first, second))
+        assert 1 <= probes <= (time.monotonic() - began) * 1000 / INTERVAL_MS + 2
+        cluster.thaw(0)
+        until(lambda: not mutes(first) and not mutes(second), "it is back for both")
+        for one in (first, second):
+            one.finish()
+    found = sorted(itertools.chain(*(written(cluster, p) for p in range(3))))
+    assert found == [*range(next(numbers)), 100_000, 100_001, 100_002]
+
+
+class MutesAfterFirst(PartitionCircuitBreaker):
+    """Somebody's own class: partition 0 rests once it has taken a batch of exactly seven rows."""
+
+    def configure(self, configs: Mapping[str, str]) -> None:
+        pass
+
+    def set_circuit_break_manager(self, circuit_break_manager: CircuitBreakManager) -> None:
+        self.manager = circuit_break_manager
+
+    def on_send(self, context: ProducerStatusContext) -> bool:
+        return False
+
+    def on_complete(
+        self, context: ProducerStatusContext, topic_partition: TopicPartition, exception: Exception | None
+    ) -> bool:
+        if context.record_count == 7:
+            self.manager.mute(topic_partition, "seven is enough")
+        return context.record_count == 7
+
+
+def test_what_an_own_class_mutes_rests_for_both(cluster: FakeCluster) -> None:
+    raw = options_of(cluster) | {
+        f"{BREAKER}class": f"{__name__}.MutesAfterFirst",
+        f"{BREAKER}mute.retry.interval": "1500",
+    }
+    with job(raw, 2) as (_, (first, second)):
+        first.send(rows(0, 1))
+        second.send(rows(1, 1, partition=1))
+        until(lambda: is_shared(first) and is_shared(second), "both know the coordinator")
+        until(lambda: written(cluster, 0), "a batch of its own")
+        first.send(rows(2, 7))
+        until(lambda: P0 in mutes(second), "the second hears of it")
+        second.send(rows(9, 2))
+        second.finish()
+        until(lambda: not mutes(first), "the second's probe got through")
+        first.finish()
+    assert written(cluster, 0) == [0, *range(2, 11)]
+
+
+def test_a_coordinator_that_is_lost_leaves_each_task_its_own_breaker(cluster: FakeCluster) -> None:
+    with job(options_of(cluster), 2) as (end_coordinator, (first, second)):
+        first.send(rows(0, 1))
+        second.send(rows(1, 1, partition=1))
+        until(lambda: is_shared(first) and is_shared(second), "both know the coordinator")
+        end_coordinator()
+        until(lambda: not is_shared(first) and not is_shared(second), "the coordinator is lost")
+        cluster.freeze(0)
+        first.send(rows(2, 1))
+        until(lambda: P0 in mutes(first), "its own breaker works")
+        assert P0 not in mutes(second)
+        cluster.thaw(0)
+        first.finish()
+        second.finish()
+    assert written(cluster, 0) == [0, 2]
+    assert len(cluster.received(PRODUCE)) >= 3
