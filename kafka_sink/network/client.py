@@ -163,6 +163,11 @@ class NetworkClient:
         link = self._links[node_id]
         return link.in_flight < self._settings.max_in_flight and now_ms >= link.throttled_until_ms
 
+    def is_gone(self, node_id: int) -> bool:
+        """Whether the last try to reach a broker failed, or nobody knows its address (any more)."""
+        link = self._links.get(node_id)
+        return link is None or (link.state is not LinkState.READY and link.last_error is not None)
+
     def throttled_ms(self, node_id: int, now_ms: float) -> float:
         """How long a broker still wants no requests (throttle_time_ms of its answers); 0 where it does."""
         link = self._links.get(node_id)

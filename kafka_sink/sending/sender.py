@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from kafka_sink.accumulator.producer_batch import ProducerBatch
@@ -155,9 +155,10 @@ class Sender(threading.Thread):
         muted = self._observer.muted(now_ms)
         check = self._accumulator.ready(self._cluster.leader, now_ms, muted)
         delay = min(check.next_check_delay_ms, self._observer.next_change_ms(now_ms))
-        for topic in check.unknown_leaders:
+        lacking = check.unknown_leaders | self._led_by_gone(check.nodes) | self._led_by_gone(check.held)
+        for topic in lacking:
             self._cluster.mark_stale(topic, now_ms)
-        if check.unknown_leaders:
+        if lacking:
             delay = min(delay, self._cluster.next_request_delay_ms(now_ms))
         taking = {node for node in check.nodes if self._network.ready(node, now_ms)}
         waiting = check.nodes.keys() - taking
@@ -171,6 +172,12 @@ class Sender(threading.Thread):
         for node, queues in check.held.items():
             delay = min(delay, self._probe(node, queues, now_ms))
         return delay
+
+    def _led_by_gone(self, led: Mapping[int, Sequence[PartitionQueue]]) -> set[str]:
+        """Topics with rows for a broker that cannot be reached: once the cluster misses it others lead, and
+        nothing says so before somebody asks. The metadata's own backoff bounds how often."""
+        gone = (queues for node, queues in led.items() if self._network.is_gone(node))
+        return {queue.partition.topic for queues in gone for queue in queues}
 
     def _unconnected(self, node: int, now_ms: float) -> bool:
         """Whether a broker takes nothing for want of a connection, not for a full window or a throttle."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from scripted_cluster import until
 
 from kafka_sink.errors import DeliveryError, InvalidRowError, MetadataTimeoutError
 from kafka_sink.options import parse
@@ -242,3 +243,24 @@ def test_a_leader_that_stays_away_fails_rows_in_time() -> None:
             producer.send(rows("t"))
             producer.finish()
         assert 3 <= len(asked(cluster)) <= 12
+
+
+@pytest.mark.parametrize("breaker", [{}, {"producer_circuit_breaker_class": "none"}])
+def test_who_leads_after_a_dead_broker_is_asked_until_somebody_does(breaker: dict[str, object]) -> None:
+    """The cluster misses a broker after its session only; till then it names the dead one."""
+    with FakeCluster({"t": 1}, brokers=2) as cluster:
+        cluster.move_leader("t", 0, 1)
+        with writing(cluster.bootstrap_servers, **breaker) as producer:
+            producer.send(rows("t"))
+            until(lambda: written(cluster, "t") == 1, "the first row")
+            cluster.stop(1)
+            before = len(asked(cluster))
+            producer.send(rows("t"))
+            until(lambda: len(asked(cluster)) >= before + 4, "lookups while the dead broker leads")
+            cluster.move_leader("t", 0, 0)
+            moved = time.monotonic()
+            assert producer.finish().records == 2
+        # Lookups back off to a second, 20 % more by jitter.
+        assert time.monotonic() - moved < 2.5
+        assert len(asked(cluster)) <= before + 12
+        assert written(cluster, "t") == 2
