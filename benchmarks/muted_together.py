@@ -3,7 +3,7 @@
     python benchmarks/muted_together.py [--masters local[8],standalone] [--smoke]
 
 A real three-broker cluster, 12 partitions without replicas, eight tasks at a steady rate without keys, one
-broker frozen for 20 s. Each worker process writes down when it mutes the broker, by its own evidence or by
+broker frozen for 16 s. Each worker process writes down when it mutes the broker, by its own evidence or by
 another's, and which of its batches are probes. ``local[8]`` is one JVM with eight Python workers,
 ``standalone`` a master and two workers on loopback addresses of their own with four Python workers each.
 """
@@ -128,7 +128,7 @@ def main() -> None:
     options = parser.parse_args()
     import pyspark
 
-    load = Load(WORKERS * 1000, 6, 0, 20, 8, tasks=WORKERS)
+    load = Load(WORKERS * 1000, 6, 0, 16, 6, tasks=WORKERS)
     masters, variants = options.masters.split(","), list(VARIANTS)
     if options.smoke:
         load, masters, variants = Load(2000, 2, 0, 3, 2, tasks=2), ["local[2]"], ["shared"]
