@@ -111,7 +111,7 @@ class Producer:
             random=random.random,
             spread_keys=options.partitioner_spread_keys_when_muted,
         )
-        self._breaker_before = BreakerMetrics(0, 0, 0)
+        self._breaker_before = BreakerMetrics()
         self._coordinator: CoordinatorClient | None = None
         self._memory_before = self._allocator.metrics()
         self._sender.start()
@@ -219,7 +219,7 @@ class Producer:
             # The last guard of the first invariant; no path is known that leads here.
             raise DeliveryError(f"{self._rows} rows were handed over, but {acknowledged} acknowledged")
         now = clock_ms()
-        breaker, before = self.breaker_metrics(), self._breaker_before
+        breaker = self.breaker_metrics().since(self._breaker_before)
         return TaskResult(
             partitions=deliveries.partitions(),
             records=acknowledged,
@@ -234,8 +234,8 @@ class Producer:
             encode_ms=self._appender.encode_ms,
             pool_wait_ms=self._appender.pool_wait_ms,
             flush_ms=now - started,
-            breaker_trips=breaker.breaker_trips_total - before.breaker_trips_total,
-            breaker_probes=breaker.probes - before.probes,
+            breaker_trips=breaker.breaker_trips_total,
+            breaker_probes=breaker.probes,
             metrics=self.metrics(),
         )
 
@@ -250,11 +250,12 @@ class Producer:
 
     def metrics(self) -> Metrics:
         """Of the task under way, or of the last one, under Kafka's names: see docs/metrics.md."""
-        return task_metrics(self._allocator.metrics(), self._memory_before, self._sender.deliveries)
+        breaker = self.breaker_metrics().since(self._breaker_before)
+        return task_metrics(self._allocator.metrics(), self._memory_before, self._sender.deliveries, breaker)
 
     def breaker_metrics(self) -> BreakerMetrics:
         """muted-partitions, breaker-trips-total and probes of this producer so far."""
-        return BreakerMetrics(0, 0, 0) if self._gate is None else self._gate.manager.metrics()
+        return BreakerMetrics() if self._gate is None else self._gate.manager.metrics()
 
     @property
     def reusable(self) -> bool:

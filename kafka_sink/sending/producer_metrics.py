@@ -8,6 +8,7 @@ from typing import Protocol
 from weakref import WeakSet
 
 from kafka_sink.accumulator.pool_metrics import PoolMetrics
+from kafka_sink.cluster.circuit_breaker.mutes import BreakerMetrics
 from kafka_sink.sending.deliveries import Deliveries
 
 Metrics = dict[str, float]
@@ -19,8 +20,10 @@ class Reporting(Protocol):
     def metrics(self) -> Metrics: ...
 
 
-def task_metrics(pool: PoolMetrics, before: PoolMetrics, deliveries: Deliveries) -> Metrics:
-    """Those of one task: ``before`` is its pool when it began, from which totals count.
+def task_metrics(
+    pool: PoolMetrics, before: PoolMetrics, deliveries: Deliveries, breaker: BreakerMetrics
+) -> Metrics:
+    """Those of one task: ``before`` is its pool when it began, from which totals count; ``breaker``'s do.
 
     Averages are 0.0 before the first acknowledged batch. docs/metrics.md tells what each one means.
     """
@@ -33,7 +36,7 @@ def task_metrics(pool: PoolMetrics, before: PoolMetrics, deliveries: Deliveries)
     values["batch-size-max"] = deliveries.largest_batch
     values["compression-rate-avg"] = deliveries.compression_rates / batches if batches else 0.0
     values["batch-split-total"] = deliveries.splits
-    return values
+    return values | breaker.by_name()
 
 
 class Producers:

@@ -14,6 +14,7 @@ import pytest
 import kafka_sink
 from kafka_sink.accumulator.buffer_pool import BufferPool
 from kafka_sink.accumulator.chunked_buffer import IncrementalAllocator
+from kafka_sink.cluster.circuit_breaker.mutes import BreakerMetrics
 from kafka_sink.errors import BufferExhaustedError
 from kafka_sink.model import TopicPartition
 from kafka_sink.sending import producer_metrics
@@ -80,7 +81,7 @@ def test_totals_and_averages_are_of_one_task() -> None:
     acknowledge(deliveries, 1000, 561)
     acknowledge(deliveries, 100, 161)
     deliveries.count(splits=2)
-    found = task_metrics(pool.metrics(), before, deliveries)
+    found = task_metrics(pool.metrics(), before, deliveries, BreakerMetrics(3, 2, 1))
     assert found["buffer-exhausted-total"] == 1
     assert found["buffer-used-bytes-max"] == 32_768
     assert found["buffer-saved-bytes-max"] == (1 << 19) - 32_768
@@ -89,17 +90,27 @@ def test_totals_and_averages_are_of_one_task() -> None:
     # The header is not what compression works on.
     assert found["compression-rate-avg"] == pytest.approx((0.5 + 1.0) / 2)
     assert found["batch-split-total"] == 2
+    assert (found["muted-partitions"], found["breaker-trips-total"], found["breaker-probes-total"]) == (
+        3,
+        2,
+        1,
+    )
+
+
+def test_what_is_muted_is_as_of_now_and_totals_are_of_one_task() -> None:
+    now, before = BreakerMetrics(4, 7, 9), BreakerMetrics(2, 5, 5)
+    assert now.since(before) == BreakerMetrics(4, 2, 4)
 
 
 def test_nothing_acknowledged_yet() -> None:
     pool = BufferPool(1000, 100, clock_ms=lambda: 0.0).metrics()
-    found = task_metrics(pool, pool, Deliveries())
+    found = task_metrics(pool, pool, Deliveries(), BreakerMetrics())
     assert (found["batch-size-avg"], found["compression-rate-avg"]) == (0.0, 0.0)
 
 
 def test_the_page_names_every_metric_and_no_other() -> None:
     pool = BufferPool(1000, 100, clock_ms=lambda: 0.0).metrics()
-    names = task_metrics(pool, pool, Deliveries()).keys()
+    names = task_metrics(pool, pool, Deliveries(), BreakerMetrics()).keys()
     assert set(re.findall(r"^\| `([a-z-]+)` \|", PAGE.read_text(), re.MULTILINE)) == names
     assert names >= KAFKAS
 

@@ -46,11 +46,24 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class BreakerMetrics:
-    """``muted-partitions``, ``breaker-trips-total`` and ``probes`` of one producer."""
+    """``muted-partitions``, ``breaker-trips-total`` and ``breaker-probes-total`` of one producer."""
 
-    muted_partitions: int
-    breaker_trips_total: int
-    probes: int
+    muted_partitions: int = 0
+    breaker_trips_total: int = 0
+    probes: int = 0
+
+    def since(self, before: BreakerMetrics) -> BreakerMetrics:
+        """Totals counted from then on."""
+        trips = self.breaker_trips_total - before.breaker_trips_total
+        return BreakerMetrics(self.muted_partitions, trips, self.probes - before.probes)
+
+    def by_name(self) -> dict[str, float]:
+        """As docs/metrics.md names them."""
+        return {
+            "muted-partitions": self.muted_partitions,
+            "breaker-trips-total": self.breaker_trips_total,
+            "breaker-probes-total": self.probes,
+        }
 
 
 class Mutes:
