@@ -279,6 +279,8 @@ class Producer:
             self._coordinator.close()
         self._allocator.close()
         self._sender.close(_CLOSE_TIMEOUT_MS)
+        # What the sender gave back stays in a pool that other producers share.
+        self._allocator.trim_free()
 
 
 class TaskProducer:

@@ -12,8 +12,14 @@ from kafka_sink.accumulator.chunked_buffer import IncrementalAllocator
 from kafka_sink.accumulator.single_buffer import FullAllocator
 from kafka_sink.accumulator.worker_pools import WorkerPools
 from kafka_sink.errors import ProducerClosedError
+from tests.strategy import forced
 
 MEMORY = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def _as_the_options_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(forced.VARIABLE, raising=False)
 
 
 def make() -> WorkerPools:
