@@ -18,7 +18,7 @@ ROUNDS ?= 100
 SEED ?= 1
 EFFORT ?= 10
 
-.PHONY: help venv java demo test full chaos fuzz faults check format bench docs broker clean
+.PHONY: help venv java demo test full chaos fuzz faults endurance check format bench docs broker clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,6 +39,10 @@ fuzz: export KAFKA_CHUNKED_TEST_EFFORT := $(EFFORT)
 fuzz: $(STAMP)  ## search for answers and orders of events that harm, longer than make test does (EFFORT=25)
 	@$(BIN)/python -m pytest tests/network tests/delivery/test_hostile_answers.py tests/sending/test_batch_lifecycle.py \
 		-k "fuzz or client_faults or hostile or lifecycle" $(ARGS)
+
+endurance: export KAFKA_CHUNKED_TEST_EFFORT := 25
+endurance: $(STAMP) java  ## 2,000 cycles of producers with faults, 1,000 micro-batches: that nothing is left of them
+	@$(BIN)/python -m pytest -s tests/endurance $(ARGS)
 
 check: $(STAMP)  ## ruff, mypy strict, import layers
 	$(BIN)/ruff check .

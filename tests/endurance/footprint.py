@@ -1,0 +1,65 @@
+"""What a process holds, as Linux tells it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Counts, and resident private bytes (what other processes share is not counted)."""
+
+    threads: int
+    files: int
+    sockets: int
+    private_bytes: int
+
+
+def of_process(pid: int) -> Footprint:
+    """Of a process that runs."""
+    folder = Path(f"/proc/{pid}")
+    open_files = []
+    for entry in (folder / "fd").iterdir():
+        try:
+            open_files.append(os.readlink(entry))
+        except FileNotFoundError:
+            # The listing's own, or closed meanwhile.
+            pass
+    private = sum(
+        int(line.split()[1]) * 1024
+        for line in (folder / "smaps_rollup").read_text().splitlines()
+        if line.startswith("Private_")
+    )
+    return Footprint(
+        threads=len(list((folder / "task").iterdir())),
+        files=len(open_files),
+        sockets=sum(name.startswith("socket:") for name in open_files),
+        private_bytes=private,
+    )
+
+
+def descendants(pid: int) -> dict[int, str]:
+    """Command lines by pid of all processes below one."""
+    parents: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                stat = (entry / "stat").read_text()
+            except OSError:
+                continue
+            parents.setdefault(int(stat.rpartition(")")[2].split()[1]), []).append(int(entry.name))
+    found: dict[int, str] = {}
+    ahead = [pid]
+    while ahead:
+        for child in parents.get(ahead.pop(), []):
+            try:
+                command = (
+                    Path(f"/proc/{child}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                )
+            except OSError:
+                continue
+            found[child] = command
+            ahead.append(child)
+    return found

@@ -1,0 +1,218 @@
+"""Producers that open, send, meet faults and close, over and over, leave nothing behind.
+
+80 cycles and 40 micro-batches in a usual run; ``make endurance`` runs 2,000 and 1,000.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import os
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kafka_sink.errors import BufferExhaustedError, KafkaSinkError
+from kafka_sink.local_broker import LocalBroker
+from kafka_sink.producer import LIVING, POOLS, PRODUCERS, Producer
+from tests.delivery.scripted_cluster import TOPIC, inside, rows, send, sender_threads, task
+from tests.effort import tries
+from tests.endurance import footprint
+from tests.faults.fake_broker import PRODUCE, FakeCluster
+from tests.faults.fake_replies import SWALLOWED, Refuse, error
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming import StreamingQuery
+
+pytestmark = [
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc"),
+    pytest.mark.timeout(1200),
+]
+
+CYCLES_PER_CLUSTER = 20
+CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
+# A producer that is not let go of is hundreds of objects and 100 kB and more.
+OBJECTS_PER_CYCLE = 25
+BYTES_PER_CYCLE = 4096
+# What allocators keep for themselves, whatever the number of cycles.
+SLACK_BYTES = 12 << 20
+
+
+@pytest.fixture(autouse=True)
+def _no_producer_outlives_its_test() -> Iterator[None]:
+    yield
+    PRODUCERS.close()
+
+
+class Cycles:
+    """Tasks of all kinds on scripted clusters, each with the memory pools looked at afterwards."""
+
+    def __init__(self, seed: int) -> None:
+        self.chance = random.Random(seed)
+        self.seen: Counter[str] = Counter()
+        self.kinds: list[Callable[[FakeCluster], None]] = [
+            self.flushes,
+            self.opens_and_closes,
+            self.is_refused_for_a_while,
+            self.loses_connections,
+            self.is_split,
+            self.is_refused_for_good,
+            self.raises,
+            self.runs_out_of_memory,
+        ]
+
+    def run(self, count: int) -> None:
+        for _ in range(-(-count // CYCLES_PER_CLUSTER)):
+            with FakeCluster({TOPIC: 4}, brokers=2, max_message_bytes=40_000) as cluster:
+                for kind in itertools.islice(itertools.cycle(self.kinds), CYCLES_PER_CLUSTER):
+                    kind(cluster)
+                    self.seen[kind.__name__] += 1
+                    self.check()
+                    cluster.requests.clear()
+                PRODUCERS.close()
+        assert sender_threads() == []
+        assert LIVING.metrics() == []
+
+    def check(self) -> None:
+        for pool in list(POOLS._pools.values()):
+            metrics = pool.metrics()
+            assert (metrics.used_bytes, metrics.reserved_bytes, metrics.heap_bytes) == (0, 0, 0)
+            assert (metrics.allocated_bytes, metrics.waiting_threads, metrics.full_strategy_bytes) == (
+                0,
+                0,
+                0,
+            )
+
+    def options(self) -> dict[str, object]:
+        return {"compression_type": self.chance.choice(CODECS), "batch_size": 100_000}
+
+    def some(self) -> list[object]:
+        return [rows(0, self.chance.randrange(1, 300), partition) for partition in range(4)]
+
+    def flushes(self, cluster: FakeCluster) -> None:
+        for _ in range(3):
+            assert send(cluster, *self.some(), **self.options()).records  # type: ignore[arg-type]
+
+    def opens_and_closes(self, cluster: FakeCluster) -> None:
+        PRODUCERS.close()
+        self.flushes(cluster)
+        PRODUCERS.close()
+
+    def is_refused_for_a_while(self, cluster: FakeCluster) -> None:
+        cluster.script(PRODUCE, error(6), error(19), error(5))
+        assert send(cluster, *self.some(), **self.options()).retries  # type: ignore[arg-type]
+
+    def loses_connections(self, cluster: FakeCluster) -> None:
+        cluster.script(PRODUCE, Refuse(disconnect=True), SWALLOWED)
+        assert send(cluster, *self.some(), **self.options()).retries  # type: ignore[arg-type]
+
+    def is_split(self, cluster: FakeCluster) -> None:
+        assert send(cluster, rows(0, 2000), batch_size=200_000, linger_ms=1000).splits
+
+    def is_refused_for_good(self, cluster: FakeCluster) -> None:
+        cluster.script(PRODUCE, error(87))
+        with pytest.raises(KafkaSinkError):
+            send(cluster, *self.some(), **self.options())  # type: ignore[arg-type]
+
+    def raises(self, cluster: FakeCluster) -> None:
+        def run() -> None:
+            with task(cluster, **self.options()) as producer:
+                producer.send(rows(0, 100))
+                raise ValueError("the task's own")
+
+        with pytest.raises(ValueError, match="the task's own"):
+            run()
+
+    def runs_out_of_memory(self, cluster: FakeCluster) -> None:
+        def run() -> None:
+            few = {"buffer_memory": 32_768, "batch_size": 16_384, "max_block_ms": 20}
+            with task(cluster, **few) as producer:
+                # Nobody drains what the task fills.
+                inside(producer)._sender._send_ready = lambda now_ms: 1000.0  # type: ignore[method-assign]
+                for _ in range(1000):
+                    producer.send(rows(0, 500))
+
+        with pytest.raises(BufferExhaustedError):
+            run()
+
+
+def objects_and_footprint() -> tuple[int, footprint.Footprint]:
+    for _ in range(3):
+        gc.collect()
+    return len(gc.get_objects()), footprint.of_process(os.getpid())
+
+
+def test_cycles_leave_nothing_behind() -> None:
+    count = tries(80)
+    cycles = Cycles(seed=1)
+    cycles.run(2 * CYCLES_PER_CLUSTER)
+    objects, before = objects_and_footprint()
+    started = time.monotonic()
+    cycles.run(count)
+    more_objects, after = objects_and_footprint()
+    print(
+        f"{count} cycles in {time.monotonic() - started:.0f} s: objects {objects} -> {more_objects}, "
+        f"threads {before.threads} -> {after.threads}, files {before.files} -> {after.files}, sockets "
+        f"{before.sockets} -> {after.sockets}, private MiB {before.private_bytes / 2**20:.1f} -> "
+        f"{after.private_bytes / 2**20:.1f}"
+    )
+    assert not [found for found in gc.get_objects() if isinstance(found, Producer)]
+    assert len(POOLS._pools) == 0
+    assert (after.threads, after.files, after.sockets) == (before.threads, before.files, before.sockets)
+    assert more_objects - objects < OBJECTS_PER_CYCLE * count
+    assert after.private_bytes - before.private_bytes < SLACK_BYTES + BYTES_PER_CYCLE * count
+    assert min(cycles.seen.values()) >= count // len(cycles.kinds)
+
+
+def python_workers(of: int) -> dict[int, str]:
+    """Spark's, which do the tasks; their daemon is one of them."""
+    return {pid: line for pid, line in footprint.descendants(of).items() if "pyspark.daemon" in line}
+
+
+def test_micro_batches_leave_nothing_behind(spark: SparkSession, broker: LocalBroker, tmp_path: Path) -> None:
+    count = min(tries(40), 1000)
+    broker.create_topic("endurance", 4)
+    frame = (
+        spark.readStream.format("rate-micro-batch")
+        .option("rowsPerBatch", 200)
+        .option("numPartitions", 2)
+        .load()
+    )
+    query = (
+        frame.selectExpr("cast(value as string) as key", "cast(timestamp as string) as value")
+        .writeStream.format("kafka-chunked")
+        .option("kafka.bootstrap.servers", broker.bootstrap_servers)
+        .option("topic", "endurance")
+        .option("log.summary", "false")
+        .option("checkpointLocation", str(tmp_path))
+        .trigger(processingTime="0 seconds")
+        .start()
+    )
+    try:
+        until_batch(query, count // 2)
+        before = {pid: footprint.of_process(pid) for pid in python_workers(os.getpid())}
+        until_batch(query, count)
+        still = python_workers(os.getpid()).keys() & before.keys()
+        after = {pid: footprint.of_process(pid) for pid in still}
+    finally:
+        query.stop()
+    assert after
+    for pid, held in after.items():
+        print(f"worker {pid} after {count // 2} and {count} micro-batches: {before[pid]} {held}")
+        assert (held.threads, held.sockets) <= (before[pid].threads + 1, before[pid].sockets + 1)
+        assert held.private_bytes - before[pid].private_bytes < SLACK_BYTES + 20_000 * count
+
+
+def until_batch(query: StreamingQuery, number: int) -> None:
+    deadline = time.monotonic() + 60 + number
+    while (query.lastProgress or {"batchId": -1})["batchId"] < number:
+        assert query.isActive, query.exception()
+        assert time.monotonic() < deadline, f"micro-batch {number} never came"
+        time.sleep(0.1)
