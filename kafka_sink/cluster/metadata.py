@@ -293,7 +293,11 @@ class MetadataCache:
         return self._in_flight is not None or self._schedule.due_ms(self._answered_ms) <= now_ms
 
     def next_request_delay_ms(self, now_ms: float) -> float:
-        """Until next_request may have something; infinite while a request is under way."""
+        """Until next_request may have something; infinite while a request is under way.
+
+        Forgets topics that were idle for long: else their time, once past, would be due for ever.
+        """
+        self._forget_idle(now_ms)
         if self._in_flight is not None:
             return math.inf
         due = min(self._schedule.due_ms(self._answered_ms), self._idle.first_ms())

@@ -83,6 +83,24 @@ def test_target_size_follows_the_number_of_topics() -> None:
     assert len(asked) == int(9000 / (MAX_AGE / 1000) * 10)
 
 
+def test_what_has_been_idle_does_not_make_the_delay_zero_for_ever() -> None:
+    """A caller that asks first whether anything is wanted would turn in a loop without a pause."""
+    made = MetadataCache(
+        max_age_ms=10 * IDLE,
+        idle_ms=IDLE,
+        retry_backoff_ms=100,
+        retry_backoff_max_ms=1000,
+        random=lambda: 0.5,
+    )
+    made.note_use(["t"], 0)
+    made.on_response(answer(topic("t")), made.next_request(0) or (), 0)
+    made.note_use(["t"], IDLE - 1)
+    for now in (IDLE, IDLE + 1, 2 * IDLE, 2 * IDLE + 1):
+        assert not made.is_wanting(now)
+        assert made.next_request_delay_ms(now) > 0
+    assert made.topic("t") is None
+
+
 def test_idle_topics_are_forgotten() -> None:
     made = filled(3)
     made.note_use(["t00001"], IDLE - 1)
