@@ -262,10 +262,12 @@ def run_parts(parts: list[str], rows: int, repeats: int, smoke: bool) -> dict[st
                 if part == "rates":
                     found = rates(spark, job, folder, count, repeats)
                 else:
-                    make = large_rows if part == "large" else throughput.source
                     codecs = CODECS[-1:] if smoke else CODECS
-                    warm = throughput.source(spark, min(count, WARM_ROWS), folder)
-                    found = memory(spark, job, warm, make(spark, count, folder), part, codecs)
+                    # Made before: to make rows anew is to delete what others of that number read.
+                    data = (large_rows if part == "large" else throughput.source)(spark, count, folder)
+                    is_small = part != "large" and count <= WARM_ROWS
+                    warm = data if is_small else throughput.source(spark, WARM_ROWS, folder)
+                    found = memory(spark, job, warm, data, part, codecs)
                 outcome[part] = {"conditions": conditions, "found": found}
             spark.stop()
     finally:

@@ -23,7 +23,7 @@ from kafka_sink.coordinator.messages import MOST_FRAME_BYTES, MOST_HANDSHAKE_BYT
 from kafka_sink.errors import ProtocolError
 
 # For connection and challenge, and then for the first or next reply to a message. Nobody waits for these: a
-# task that has asked goes on alone after 200 ms (ClusterView).
+# task that has asked goes on alone after a second (ClusterView).
 _SILENCE_MS = 2000.0
 _BACKOFF_MS, _BACKOFF_MAX_MS = 1000.0, 30_000.0
 _AFTER_IDLE_MS = 100.0

@@ -19,7 +19,7 @@ _FINAL_TOPIC_ERRORS = {
 _TOPIC_ERROR_NAMES = {3: "UNKNOWN_TOPIC_OR_PARTITION", 5: "LEADER_NOT_AVAILABLE"}
 _CHECK_MS = 100.0
 # How long brokers are not asked while a source of hints may be about to tell.
-HINT_WAIT_MS = 200.0
+HINT_WAIT_MS = 1000.0
 
 
 class HintSource(Protocol):

@@ -37,7 +37,7 @@ def stored(paced_rows: ModuleType, *rows: tuple[int, int, int]) -> object:
     by_partition = sorted(range(len(rows)), key=lambda place: rows[place][0])
     columns = np.array([(*rows[place], place) for place in by_partition], dtype=np.int64).T
     partition, task, number, appended = columns
-    return paced_rows.Stored(partition, task, number, np.zeros_like(task), appended)
+    return paced_rows.Stored(partition, task, number, np.zeros_like(task), appended, np.zeros_like(task))
 
 
 def counts(found: object) -> tuple[int, int, int]:

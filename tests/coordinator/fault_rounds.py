@@ -36,7 +36,7 @@ from tests.coordinator.coordinator_harness import clock_ms
 from tests.faults.fake_broker import FakeCluster
 
 TASKS, UNITS, NEW_TOPICS = 4, 20, 3
-# The longest that a fault may cost is far below: 200 ms for each unit with new topics, for two seconds.
+# The longest that a fault may cost is far below: a second for each unit with new topics, for two seconds.
 BOUND_S = 30.0
 PLAN = ColumnPlan.of([("topic", "string"), ("value", "binary")], None)
 TOPICS = [f"t{number}" for number in range(UNITS * NEW_TOPICS)]

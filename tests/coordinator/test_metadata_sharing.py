@@ -172,8 +172,8 @@ def test_a_frozen_coordinator_costs_one_warning_and_a_moment(caplog: pytest.LogC
             for topic in topics:
                 producer.send(rows(topic))
             producer.finish()
-            # 200 ms for each unit that has new topics, and no more for any that come later.
-            assert time.monotonic() - started < 2.5
+            # A second for each unit that has new topics, until the client gives up after two.
+            assert time.monotonic() - started < 4
             eventually(lambda: [line for line in caplog.messages if "coordinator" in line])
         assert len([line for line in caplog.messages if "coordinator" in line]) == 1
 

@@ -90,9 +90,10 @@ def test_a_killed_supervisor_leaves_nothing_after_close(folder: Path) -> None:
 
 
 PARENT = """
-import os, sys, time
+import os, signal, sys, time
 from pathlib import Path
 from kafka_sink.local_broker.processes import SupervisedProcesses
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it would be ignored
 folder = Path(sys.argv[1])
 processes = SupervisedProcesses(folder)
 pids = [processes.start(name, ["sleep", "600"], log=folder / "log", cwd=folder) for name in "ab"]
