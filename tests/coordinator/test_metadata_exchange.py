@@ -16,7 +16,7 @@ from kafka_sink.coordinator.metadata_handler import GIVE_UP_MS, MetadataHandler
 from kafka_sink.coordinator.metadata_messages import decode_snapshot, encode_snapshot
 from kafka_sink.errors import ProtocolError
 from kafka_sink.model import Node, PartitionInfo, TopicMetadata
-from kafka_sink.sending.cluster_view import ClusterView
+from kafka_sink.sending.cluster_view import HINT_WAIT_MS, ClusterView
 
 UNKNOWN, NOT_AUTHORIZED = 3, 29
 NODES = (Node(1, "one", 9092), Node(2, "two", 9092))
@@ -290,7 +290,7 @@ def test_requests_are_held_as_long_as_an_answer_is_on_its_way() -> None:
     task.exchange.ask(["a"])
     task.says()
     task.exchange.on_reply({"pending": 1}, False, 100)
-    assert task.view.held_until_ms == 300
+    assert task.view.held_until_ms == 100 + HINT_WAIT_MS
     (body,) = encode_snapshot(MetadataSnapshot((), NODES))
     task.exchange.on_reply({**body, "asked": True}, True, 200)
     assert task.view.held_until_ms == 200
