@@ -38,7 +38,8 @@ from direct_producer import MIB, pool_of  # noqa: E402 - needs the path above
 
 from kafka_sink.local_broker import LocalBroker  # noqa: E402 - needs the path above
 from kafka_sink.model import TaskResult  # noqa: E402 - needs the path above
-from kafka_sink.producer import Producer, TaskProducer  # noqa: E402 - needs the path above
+from kafka_sink.producer import Producer  # noqa: E402 - needs the path above
+from kafka_sink.producer_cache import TaskProducer  # noqa: E402 - needs the path above
 from kafka_sink.rows.column_plan import ColumnPlan  # noqa: E402 - needs the path above
 from kafka_sink.writer import send_units  # noqa: E402 - needs the path above
 

@@ -57,7 +57,7 @@ class SinkWrite:
     def write(self, batches: Iterator[pa.RecordBatch]) -> TaskCommitted:
         """Send all rows; returns once every one is acknowledged. Raises KafkaSinkError."""
         # Not at the top: the driver imports this module for every commit and needs none of it.
-        from kafka_sink.producer import task_producer
+        from kafka_sink.producer_cache import task_producer
 
         with task_producer(
             self.options, self.plan.narrowed(), self._coordinator(), self._hints()

@@ -16,7 +16,7 @@ from kafka_sink.cluster.circuit_breaker import (
 )
 from kafka_sink.errors import DeliveryError
 from kafka_sink.model import TopicPartition
-from kafka_sink.producer import PRODUCERS, TaskProducer
+from kafka_sink.producer_cache import PRODUCERS, TaskProducer
 from tests.delivery.scripted_cluster import TOPIC, attempts, inside, rows, send, task, until, written
 from tests.faults.fake_broker import PRODUCE, FakeCluster
 from tests.faults.fake_replies import error

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pyarrow as pa
 import pytest
 
-from kafka_sink.producer import PRODUCERS, TaskProducer
+from kafka_sink.producer_cache import PRODUCERS, TaskProducer
 from tests.delivery.scripted_cluster import TOPIC, inside, task, written
 from tests.faults.fake_broker import FakeCluster
 from tests.faults.proxy import ProxyCluster

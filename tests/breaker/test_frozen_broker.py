@@ -13,7 +13,7 @@ import pytest
 from kafka_sink.local_broker import LocalBroker
 from kafka_sink.model import TaskResult
 from kafka_sink.options import parse
-from kafka_sink.producer import PRODUCERS, TaskProducer, task_producer
+from kafka_sink.producer_cache import PRODUCERS, TaskProducer, task_producer
 from kafka_sink.rows.column_plan import ColumnPlan
 from tests.delivery.scripted_cluster import inside
 from tests.delivery.test_real_broker import numbers_in

@@ -15,7 +15,7 @@ from confluent_kafka.admin import AdminClient
 from kafka_sink.errors import KafkaSinkError
 from kafka_sink.local_broker import LocalBroker
 from kafka_sink.options import SinkOptions, parse
-from kafka_sink.producer import PRODUCERS, task_producer
+from kafka_sink.producer_cache import PRODUCERS, task_producer
 from kafka_sink.rows.column_plan import ColumnPlan
 from tests.chaos.history import Attempt, Invariant, Record, Violations, check, key_of, value_of
 from tests.chaos.injector import Injector

@@ -12,7 +12,7 @@ import pytest
 from kafka_sink.accumulator.producer_batch import ProducerBatch
 from kafka_sink.accumulator.record_accumulator import PartitionQueue, RecordAccumulator
 from kafka_sink.local_broker import LocalBroker
-from kafka_sink.producer import PRODUCERS
+from kafka_sink.producer_cache import PRODUCERS
 from kafka_sink.sending.batch_completion import BatchCompletion
 from kafka_sink.sending.outcomes import Outcome
 from tests.chaos.history import KEYS, Attempt, Invariant, check

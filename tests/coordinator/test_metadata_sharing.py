@@ -21,7 +21,7 @@ from kafka_sink.coordinator.metadata_fetcher import metadata_handler
 from kafka_sink.errors import InvalidRowError, MetadataTimeoutError
 from kafka_sink.model import TopicPartition
 from kafka_sink.options import SinkOptions, parse
-from kafka_sink.producer import PRODUCERS, TaskProducer, task_producer
+from kafka_sink.producer_cache import PRODUCERS, TaskProducer, task_producer
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.sending import cluster_view
 from kafka_sink.sending.cluster_view import ClusterView

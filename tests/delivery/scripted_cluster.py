@@ -13,7 +13,8 @@ import pyarrow as pa
 
 from kafka_sink.model import TaskResult
 from kafka_sink.options import parse
-from kafka_sink.producer import Producer, TaskProducer, task_producer
+from kafka_sink.producer import Producer
+from kafka_sink.producer_cache import TaskProducer, task_producer
 from kafka_sink.rows.column_plan import ColumnPlan
 from tests.faults.fake_broker import PRODUCE, FakeCluster
 from tests.faults.fake_log import RecordBatch

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from kafka_sink.errors import DeliveryError, RecordTooLargeError
-from kafka_sink.producer import PRODUCERS, TaskProducer
+from kafka_sink.producer_cache import PRODUCERS, TaskProducer
 from tests.delivery.scripted_cluster import (
     ROW,
     SECRET,

@@ -14,7 +14,7 @@ from kafka_sink.errors import DeliveryError, InvalidRowError, MetadataTimeoutErr
 from kafka_sink.local_broker import LocalBroker
 from kafka_sink.model import TaskResult
 from kafka_sink.options import parse
-from kafka_sink.producer import PRODUCERS, task_producer
+from kafka_sink.producer_cache import PRODUCERS, task_producer
 from kafka_sink.rows.column_plan import ColumnPlan
 
 

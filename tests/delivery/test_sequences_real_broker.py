@@ -10,7 +10,7 @@ from confluent_kafka import Consumer, TopicPartition
 
 from kafka_sink.local_broker import LocalBroker
 from kafka_sink.options import parse
-from kafka_sink.producer import PRODUCERS, TaskProducer, task_producer
+from kafka_sink.producer_cache import PRODUCERS, TaskProducer, task_producer
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.sending.producer_identity import ProducerIdentity
 from tests.delivery.scripted_cluster import inside, until

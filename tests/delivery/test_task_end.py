@@ -17,7 +17,8 @@ from kafka_sink.accumulator.chunked_buffer import IncrementalAllocator
 from kafka_sink.accumulator.single_buffer import FullAllocator
 from kafka_sink.errors import BrokerVersionError, BufferExhaustedError, DeliveryError
 from kafka_sink.network.client import NetworkClient
-from kafka_sink.producer import PRODUCERS, Producer, TaskProducer
+from kafka_sink.producer import Producer
+from kafka_sink.producer_cache import PRODUCERS, TaskProducer
 from kafka_sink.sending.batch_completion import BatchCompletion
 from kafka_sink.sending.producer_identity import ProducerIdentity
 from kafka_sink.sending.sender import Sender

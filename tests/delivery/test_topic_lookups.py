@@ -14,7 +14,7 @@ from scripted_cluster import until
 
 from kafka_sink.errors import DeliveryError, InvalidRowError, MetadataTimeoutError
 from kafka_sink.options import parse
-from kafka_sink.producer import PRODUCERS, TaskProducer, task_producer
+from kafka_sink.producer_cache import PRODUCERS, TaskProducer, task_producer
 from kafka_sink.rows.column_plan import ColumnPlan
 from tests.faults.fake_broker import METADATA, FakeCluster
 from tests.faults.fake_replies import error

@@ -20,7 +20,8 @@ import pytest
 
 from kafka_sink.errors import BufferExhaustedError, KafkaSinkError
 from kafka_sink.local_broker import LocalBroker
-from kafka_sink.producer import LIVING, POOLS, PRODUCERS, Producer
+from kafka_sink.producer import LIVING, POOLS, Producer
+from kafka_sink.producer_cache import PRODUCERS
 from tests.delivery.scripted_cluster import TOPIC, inside, rows, send, sender_threads, task
 from tests.effort import tries
 from tests.endurance import footprint

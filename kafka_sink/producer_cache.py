@@ -1,0 +1,117 @@
+"""The producers of a worker process between tasks.
+
+A producer is kept by its options, since Spark reuses workers over tasks and micro-batches: connections,
+metadata and producer id survive. A task that fails discards its producer.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pyarrow as pa
+
+from kafka_sink.cluster.hints import MetadataSnapshot
+from kafka_sink.coordinator.address import CoordinatorAddress
+from kafka_sink.model import TaskResult
+from kafka_sink.options import SinkOptions
+from kafka_sink.producer import Producer
+from kafka_sink.rows.column_plan import ColumnPlan
+
+_CACHED_PRODUCERS = 4
+
+
+class TaskProducer:
+    """A producer and the column plan of one task."""
+
+    def __init__(self, producer: Producer, plan: ColumnPlan) -> None:
+        self._producer = producer
+        self._plan = plan
+
+    def send(self, batch: pa.RecordBatch | pa.Table) -> int:
+        """See Producer.send."""
+        return self._producer.send(self._plan, batch)
+
+    def check(self) -> None:
+        """See Producer.check."""
+        self._producer.check()
+
+    def finish(self) -> TaskResult:
+        """See Producer.finish."""
+        return self._producer.finish()
+
+
+class ProducerCache:
+    """Idle producers of this process, the least recently used dropped first."""
+
+    def __init__(self, most: int = _CACHED_PRODUCERS) -> None:
+        self._most = most
+        self._lock = threading.Lock()  # guards the two below
+        self._idle: OrderedDict[SinkOptions, Producer] = OrderedDict()
+        self._owner = os.getpid()
+
+    def take(self, options: SinkOptions) -> Producer:
+        """An idle producer with these options, or a new one."""
+        with self._lock:
+            if self._owner != os.getpid():
+                # Threads and sockets do not survive a fork.
+                self._idle.clear()
+                self._owner = os.getpid()
+            found = self._idle.pop(options, None)
+        if found is not None and found.reusable:
+            return found
+        if found is not None:
+            # Its sender has ended while it rested.
+            found.close()
+        return Producer(options)
+
+    def put_back(self, producer: Producer) -> None:
+        """A healthy producer rests until its options come again; another one is closed."""
+        if not producer.reusable:
+            producer.close()
+            return
+        producer.rest()
+        with self._lock:
+            replaced = self._idle.pop(producer.options, None)
+            self._idle[producer.options] = producer
+            dropped = [replaced] if replaced is not None else []
+            while len(self._idle) > self._most:
+                dropped.append(self._idle.popitem(last=False)[1])
+        for old in dropped:
+            old.close()
+
+    def close(self) -> None:
+        """Closes all idle producers."""
+        with self._lock:
+            idle = list(self._idle.values())
+            self._idle.clear()
+        for producer in idle:
+            producer.close()
+
+
+PRODUCERS = ProducerCache()
+
+
+@contextmanager
+def task_producer(
+    options: SinkOptions,
+    plan: ColumnPlan,
+    coordinator: CoordinatorAddress | None = None,
+    hints: MetadataSnapshot | None = None,
+) -> Iterator[TaskProducer]:
+    """A producer for one task; an exception inside discards it, so that nothing half-sent lives on.
+
+    ``coordinator``: where to ask for and report metadata. ``hints``: what the driver knew, aged until now.
+    """
+    # One producer serves all topics; what only the planning looks at must not tell producers apart.
+    producer = PRODUCERS.take(options.for_tasks())
+    try:
+        producer.begin(coordinator, hints)
+        yield TaskProducer(producer, plan)
+    except BaseException:
+        producer.close()
+        raise
+    PRODUCERS.put_back(producer)
