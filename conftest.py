@@ -64,6 +64,16 @@ def project_environment() -> dict[str, str]:
     return environ
 
 
+@pytest.fixture(autouse=True)
+def _no_producer_outlives_its_test() -> Iterator[None]:
+    """Workers of a real job end; here producers at rest would go on from test to test."""
+    yield
+    # Most tests need none of it, and are not to load it.
+    cache = sys.modules.get("kafka_sink.producer_cache")
+    if cache is not None:
+        cache.PRODUCERS.close()
+
+
 @pytest.fixture(scope="session")
 def broker() -> Iterator[LocalBroker]:
     """One real broker for the whole run; tests use topics of their own and never stop it."""

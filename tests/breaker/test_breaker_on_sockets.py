@@ -16,7 +16,7 @@ from kafka_sink.cluster.circuit_breaker import (
 )
 from kafka_sink.errors import DeliveryError
 from kafka_sink.model import TopicPartition
-from kafka_sink.producer_cache import PRODUCERS, TaskProducer
+from kafka_sink.producer_cache import TaskProducer
 from tests.delivery.scripted_cluster import TOPIC, attempts, inside, rows, send, task, until, written
 from tests.faults.fake_broker import PRODUCE, FakeCluster
 from tests.faults.fake_replies import error
@@ -26,12 +26,6 @@ BREAKER = "producer_circuit_breaker_"
 QUICK = {f"{BREAKER}slow_request_min_ms": 150, f"{BREAKER}mute_retry_interval": 200}
 PATIENT = {f"{BREAKER}slow_request_min_ms": 0}
 P0 = TopicPartition(TOPIC, 0)
-
-
-@pytest.fixture(autouse=True)
-def _no_producer_outlives_its_test() -> Iterator[None]:
-    yield
-    PRODUCERS.close()
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pyarrow as pa
 import pytest
 
-from kafka_sink.producer_cache import PRODUCERS, TaskProducer
+from kafka_sink.producer_cache import TaskProducer
 from tests.delivery.scripted_cluster import TOPIC, inside, task, written
 from tests.faults.fake_broker import FakeCluster
 from tests.faults.proxy import ProxyCluster
@@ -20,12 +20,6 @@ PERIOD_S = 3.0
 # Full within a second or two of a broker's share: a task that lets a sick broker hold it stalls.
 SMALL = {"batch_size": 1_024, "buffer_memory": 131_072}
 LONGEST_PAUSE_S = 2.0
-
-
-@pytest.fixture(autouse=True)
-def _no_producer_outlives_its_test() -> Iterator[None]:
-    yield
-    PRODUCERS.close()
 
 
 @pytest.fixture

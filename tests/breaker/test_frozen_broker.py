@@ -5,15 +5,14 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pyarrow as pa
-import pytest
 
 from kafka_sink.local_broker import LocalBroker
 from kafka_sink.model import TaskResult
 from kafka_sink.options import parse
-from kafka_sink.producer_cache import PRODUCERS, TaskProducer, task_producer
+from kafka_sink.producer_cache import TaskProducer, task_producer
 from kafka_sink.rows.column_plan import ColumnPlan
 from tests.delivery.scripted_cluster import inside
 from tests.delivery.test_real_broker import numbers_in
@@ -22,12 +21,6 @@ ROWS = 500
 PARTITIONS = 6
 WARM_S = 2.0
 FROZEN_S = 5.0
-
-
-@pytest.fixture(autouse=True)
-def _no_producer_outlives_its_test() -> Iterator[None]:
-    yield
-    PRODUCERS.close()
 
 
 def keyless(number: int) -> pa.RecordBatch:

@@ -20,7 +20,7 @@ from kafka_sink.coordinator.breaker_handler import breaker_handler
 from kafka_sink.coordinator.metadata_fetcher import metadata_handler
 from kafka_sink.model import TopicPartition
 from kafka_sink.options import parse
-from kafka_sink.producer_cache import PRODUCERS, TaskProducer, task_producer
+from kafka_sink.producer_cache import TaskProducer, task_producer
 from kafka_sink.rows.column_plan import ColumnPlan
 from tests.coordinator.coordinator_harness import serving
 from tests.delivery.scripted_cluster import TOPIC, inside, rows, until, written
@@ -29,12 +29,6 @@ from tests.faults.fake_broker import PRODUCE, FakeCluster
 BREAKER = "kafka.producer.circuit.breaker."
 INTERVAL_MS = 400
 P0 = TopicPartition(TOPIC, 0)
-
-
-@pytest.fixture(autouse=True)
-def _no_producer_outlives_its_test() -> Iterator[None]:
-    yield
-    PRODUCERS.close()
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -12,7 +11,6 @@ import pytest
 from kafka_sink.accumulator.producer_batch import ProducerBatch
 from kafka_sink.accumulator.record_accumulator import PartitionQueue, RecordAccumulator
 from kafka_sink.local_broker import LocalBroker
-from kafka_sink.producer_cache import PRODUCERS
 from kafka_sink.sending.batch_completion import BatchCompletion
 from kafka_sink.sending.outcomes import Outcome
 from tests.chaos.history import KEYS, Attempt, Invariant, check
@@ -27,12 +25,6 @@ pytestmark = pytest.mark.chaos
 _ROWS = 2_000
 _SPARK_TASKS = 2
 _PATIENT = {"request.timeout.ms": 2_000, "delivery.timeout.ms": 90_000}
-
-
-@pytest.fixture(autouse=True)
-def _no_producer_outlives_its_test() -> Iterator[None]:
-    yield
-    PRODUCERS.close()
 
 
 @pytest.mark.parametrize("fault", [Fault.KILL, Fault.FREEZE, None], ids=lambda f: f.name if f else "WIRE")

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from kafka_sink.errors import DeliveryError, RecordTooLargeError
-from kafka_sink.producer_cache import PRODUCERS, TaskProducer
+from kafka_sink.producer_cache import TaskProducer
 from tests.delivery.scripted_cluster import (
     ROW,
     SECRET,
@@ -31,12 +31,6 @@ from tests.faults.fake_log import RecordBatch
 from tests.faults.fake_replies import SWALLOWED, Refuse, Reply, error
 
 pytestmark = pytest.mark.both_strategies
-
-
-@pytest.fixture(autouse=True)
-def _no_producer_outlives_its_test() -> Iterator[None]:
-    yield
-    PRODUCERS.close()
 
 
 @pytest.fixture

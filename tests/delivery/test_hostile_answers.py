@@ -53,7 +53,7 @@ BOUND_S = 10.0
 
 
 @pytest.fixture(autouse=True)
-def _no_producer_outlives_its_test() -> Iterator[None]:
+def _no_sender_outlives_its_producer() -> Iterator[None]:
     yield
     PRODUCERS.close()
     assert sender_threads() == []

@@ -14,14 +14,8 @@ from kafka_sink.errors import DeliveryError, InvalidRowError, MetadataTimeoutErr
 from kafka_sink.local_broker import LocalBroker
 from kafka_sink.model import TaskResult
 from kafka_sink.options import parse
-from kafka_sink.producer_cache import PRODUCERS, task_producer
+from kafka_sink.producer_cache import task_producer
 from kafka_sink.rows.column_plan import ColumnPlan
-
-
-@pytest.fixture(autouse=True)
-def _no_producer_outlives_its_test() -> Iterator[None]:
-    yield
-    PRODUCERS.close()
 
 
 def numbered(start: int, count: int, size: int = 100) -> pa.RecordBatch:

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pyarrow as pa
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
 from kafka_sink.local_broker import LocalBroker
 from kafka_sink.options import parse
-from kafka_sink.producer_cache import PRODUCERS, TaskProducer, task_producer
+from kafka_sink.producer_cache import TaskProducer, task_producer
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.sending.producer_identity import ProducerIdentity
 from tests.delivery.scripted_cluster import inside, until
-
-
-@pytest.fixture(autouse=True)
-def _no_producer_outlives_its_test() -> Iterator[None]:
-    yield
-    PRODUCERS.close()
 
 
 def rows(start: int, count: int) -> pa.RecordBatch:

@@ -38,12 +38,6 @@ from tests.faults.fake_replies import Reply, error
 pytestmark = pytest.mark.both_strategies
 
 
-@pytest.fixture(autouse=True)
-def _no_producer_outlives_its_test() -> Iterator[None]:
-    yield
-    PRODUCERS.close()
-
-
 @pytest.fixture
 def cluster() -> Iterator[FakeCluster]:
     with FakeCluster({TOPIC: 4}, brokers=2) as running:

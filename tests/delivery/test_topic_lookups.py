@@ -14,19 +14,13 @@ from scripted_cluster import until
 
 from kafka_sink.errors import DeliveryError, InvalidRowError, MetadataTimeoutError
 from kafka_sink.options import parse
-from kafka_sink.producer_cache import PRODUCERS, TaskProducer, task_producer
+from kafka_sink.producer_cache import TaskProducer, task_producer
 from kafka_sink.rows.column_plan import ColumnPlan
 from tests.faults.fake_broker import METADATA, FakeCluster
 from tests.faults.fake_replies import error
 from tests.faults.proxy import Proxy
 
 NOT_LEADER_OR_FOLLOWER, TOPIC_AUTHORIZATION_FAILED = 6, 29
-
-
-@pytest.fixture(autouse=True)
-def _no_producer_outlives_its_test() -> Iterator[None]:
-    yield
-    PRODUCERS.close()
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,12 +44,6 @@ OBJECTS_PER_CYCLE = 25
 BYTES_PER_CYCLE = 4096
 # What allocators keep for themselves, whatever the number of cycles.
 SLACK_BYTES = 12 << 20
-
-
-@pytest.fixture(autouse=True)
-def _no_producer_outlives_its_test() -> Iterator[None]:
-    yield
-    PRODUCERS.close()
 
 
 class Cycles:
