@@ -147,7 +147,9 @@ def objects_and_footprint() -> tuple[int, footprint.Footprint]:
 def test_cycles_leave_nothing_behind() -> None:
     count = tries(80)
     cycles = Cycles(seed=1)
-    cycles.run(2 * CYCLES_PER_CLUSTER)
+    # What libraries keep for themselves they have then: measured after 40 cycles 2,000 grew by 47 MiB, after
+    # 500 by nothing.
+    cycles.run(max(2 * CYCLES_PER_CLUSTER, count // 4))
     objects, before = objects_and_footprint()
     started = time.monotonic()
     cycles.run(count)
