@@ -2,7 +2,7 @@
 
 Chunks that lie side by side are written and viewed as one piece; a pool that returns and hands out chunks in
 order keeps them so where few partitions are open. On one core (benchmarks/allocation.py, Python 3.11) a
-one-chunk batch costs 3.2 us from open to release (`full`: 2.7), and each 4 KiB appended to a 1 MiB batch
+one-chunk batch costs 3.5 us from open to release (`full`: 2.7), and each 4 KiB appended to a 1 MiB batch
 650 ns with its share of growth, or 930 where no chunks are neighbours (`full`: 285; 156 of each is the copy).
 """
 
