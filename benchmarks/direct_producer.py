@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from dataclasses import dataclass
-from types import TracebackType
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+from sampler import Sampler
 
 from kafka_sink.accumulator.pool_metrics import PoolMetrics
 from kafka_sink.options import SinkOptions, parse
@@ -86,38 +85,25 @@ class Sample:
     writing: bool
 
 
-class MemoryOverTime(threading.Thread):
+class MemoryOverTime(Sampler):
     """Samples a producer's memory while the block runs.
 
     ``writing``: the task was in the middle of a turn, when memory is reserved for rows not yet written.
     """
 
     def __init__(self, producer: Producer, every_s: float = 0.01) -> None:
-        super().__init__(name="memory-over-time", daemon=True)
+        super().__init__("memory-over-time", every_s)
         self.samples: list[Sample] = []
         self._producer = producer
-        self._every_s = every_s
-        self._ended = threading.Event()
+        self._origin = time.monotonic()
 
-    def __enter__(self) -> MemoryOverTime:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._ended.set()
-        self.join()
-
-    def run(self) -> None:
-        """The thread's body."""
-        started = time.monotonic()
+    def sample(self) -> None:
+        """See Sampler."""
         accumulator = self._producer._accumulator
-        while not self._ended.wait(self._every_s):
-            with accumulator.lock:
-                live = list(accumulator._live)
-                writing = any(batch.leased for batch in live)
-                buffered = sum(batch.size for batch in live)
-                pool = pool_of(self._producer)
-            at_s = time.monotonic() - started
-            self.samples.append(Sample(at_s, pool.used_bytes, pool.heap_bytes, buffered, len(live), writing))
+        with accumulator.lock:
+            live = list(accumulator._live)
+            writing = any(batch.leased for batch in live)
+            buffered = sum(batch.size for batch in live)
+            pool = pool_of(self._producer)
+        at_s = time.monotonic() - self._origin
+        self.samples.append(Sample(at_s, pool.used_bytes, pool.heap_bytes, buffered, len(live), writing))

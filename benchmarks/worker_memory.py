@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
+
+from sampler import Sampler
 
 _PROC = Path("/proc")
 _SAMPLE_S = 0.02
@@ -22,7 +22,7 @@ class Peak:
     workers: int = 0
 
 
-class WorkerMemory(threading.Thread):
+class WorkerMemory(Sampler):
     """Samples every Python worker below ``root`` (a process id) while the block runs.
 
     ``peak`` is of the largest worker. Workers are forked by a daemon, whose pages they share until either
@@ -30,36 +30,24 @@ class WorkerMemory(threading.Thread):
     """
 
     def __init__(self, root: int) -> None:
-        super().__init__(name="worker-memory", daemon=True)
+        super().__init__("worker-memory", _SAMPLE_S)
         self.peak = Peak()
         self._root = root
         self._seen: set[int] = set()
-        self._ended = threading.Event()
+        self._workers: list[int] = []
+        self._look_at = 0.0
 
-    def __enter__(self) -> WorkerMemory:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._ended.set()
-        self.join()
-
-    def run(self) -> None:
-        """The thread's body."""
-        workers: list[int] = []
-        look_at = 0.0
-        while not self._ended.wait(_SAMPLE_S):
-            if time.monotonic() >= look_at:
-                workers = python_workers(self._root)
-                self._seen.update(workers)
-                self.peak.workers = len(self._seen)
-                look_at = time.monotonic() + _LOOK_FOR_WORKERS_S
-            for worker in workers:
-                private, resident = memory_of(worker)
-                self.peak.private = max(self.peak.private, private)
-                self.peak.resident = max(self.peak.resident, resident)
+    def sample(self) -> None:
+        """See Sampler."""
+        if time.monotonic() >= self._look_at:
+            self._workers = python_workers(self._root)
+            self._seen.update(self._workers)
+            self.peak.workers = len(self._seen)
+            self._look_at = time.monotonic() + _LOOK_FOR_WORKERS_S
+        for worker in self._workers:
+            private, resident = memory_of(worker)
+            self.peak.private = max(self.peak.private, private)
+            self.peak.resident = max(self.peak.resident, resident)
 
 
 def memory_of(process: int) -> tuple[int, int]:
