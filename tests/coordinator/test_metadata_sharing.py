@@ -26,11 +26,11 @@ from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.sending import cluster_view
 from kafka_sink.sending.cluster_view import ClusterView
 from tests.coordinator.coordinator_harness import Serving, eventually, serving
-from tests.faults.fake_broker import METADATA, FakeCluster
+from tests.faults.fake_broker import METADATA, PRODUCE, FakeCluster
 from tests.faults.fake_replies import error
 
 PLAN = ColumnPlan.of([("topic", "string"), ("value", "binary")], None)
-TOPIC_AUTHORIZATION_FAILED = 29
+NOT_LEADER_OR_FOLLOWER, TOPIC_AUTHORIZATION_FAILED = 6, 29
 
 
 @pytest.fixture(autouse=True)
@@ -103,8 +103,9 @@ def test_what_one_task_needs_is_asked_for_once_and_known_to_all_others() -> None
         assert {written(cluster, topic) for topic in topics} == {3}
 
 
+@pytest.mark.parametrize("is_named", [True, False], ids=["named by the broker", "not named"])
 @pytest.mark.usefixtures("patient")
-def test_a_moved_leader_is_known_to_all_tasks_after_one_task_met_it() -> None:
+def test_a_moved_leader_is_known_to_all_tasks_after_one_task_met_it(is_named: bool) -> None:
     with FakeCluster({"t": 1}, brokers=2) as cluster, coordinating(options_of(cluster)) as found:
         one, two = options_of(cluster, client_id="a"), options_of(cluster, client_id="b")
         with task(one, found.address) as writing, task(two, found.address) as idle:
@@ -112,6 +113,8 @@ def test_a_moved_leader_is_known_to_all_tasks_after_one_task_met_it() -> None:
                 producer.send(rows("t"))
                 producer.finish()
             cluster.move_leader("t", 0, 1)
+            if not is_named:
+                cluster.script(PRODUCE, error(NOT_LEADER_OR_FOLLOWER), node_id=0)
             writing.send(rows("t"))
             writing.finish()
             partition = TopicPartition("t", 0)
@@ -119,6 +122,11 @@ def test_a_moved_leader_is_known_to_all_tasks_after_one_task_met_it() -> None:
             idle.send(rows("t"))
             idle.finish()
         assert written(cluster, "t") == 4
+        asked_by = {api: cluster.received(api) for api in (PRODUCE, METADATA)}
+        told = {name: [one.node_id for one in asked_by[PRODUCE] if one.client_id == name] for name in "ab"}
+        # The first met the old leader; the second never did, and asked no broker who leads.
+        assert told == {"a": [0, 0, 1], "b": [0, 1]}
+        assert "b" not in {one.client_id for one in asked_by[METADATA]}
 
 
 @pytest.mark.usefixtures("patient")
