@@ -2,7 +2,9 @@
 
 ``found`` names port, secret and process (0600, replaced whole); ``pipe`` is the coordinator's stdin, through
 which further clusters with their credentials reach it; whether somebody reads it tells whether it lives. The
-files ``said-...`` are of this coordinator's clusters, ``lock`` is held while any of this changes.
+files ``said-...`` are of this coordinator's clusters, ``lock`` is held while any of this changes. Whoever
+else could write there could send tasks, and what they say, to a coordinator of their own: then nothing in it
+is believed.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import fcntl
 import hmac
 import json
 import os
+import stat
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -49,9 +52,21 @@ class MeetingPlace:
 
     def make(self) -> None:
         """The folder, for nobody but this user. Never its parent: that is Spark's, and goes with it."""
-        self.folder.mkdir(mode=0o700, exist_ok=True)
-        if self.folder.stat().st_uid != os.getuid():
+        try:
+            self.folder.mkdir(mode=0o700)
+        except FileExistsError:
+            self._check()
+
+    def _check(self) -> None:
+        """Nobody but this user could have put anything into the folder."""
+        # No link: what it leads to may be anybody's, and another folder a moment later.
+        found = self.folder.lstat()
+        if not stat.S_ISDIR(found.st_mode):
+            raise PermissionError(errno.EPERM, "not a folder", str(self.folder))
+        if found.st_uid != os.getuid():
             raise PermissionError(errno.EPERM, "another user's", str(self.folder))
+        if found.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+            raise PermissionError(errno.EPERM, "open to other users", str(self.folder))
 
     @contextmanager
     def lock(self, timeout_ms: float) -> Iterator[None]:
@@ -74,8 +89,10 @@ class MeetingPlace:
     # -- the coordinator ----------------------------------------------------------------------------
 
     def found(self) -> Found | None:
-        """The coordinator that was started last, whether it lives or not."""
+        """The coordinator that was started last, whether it lives or not. Raises PermissionError where others
+        could have written that."""
         try:
+            self._check()
             told = json.loads(self._found.read_bytes())
             return Found(int(told["port"]), bytes.fromhex(told["secret"]), str(told["token"]))
         except (FileNotFoundError, KeyError, TypeError, ValueError):
@@ -124,7 +141,7 @@ class MeetingPlace:
         self._write(self._said(found, key), b"")
 
     def _said(self, found: Found, key: str) -> Path:
-        return self.folder / f"said-{found.token}-{key}"
+        return said(self.folder, found.token, key)
 
     def _write(self, path: Path, content: bytes) -> None:
         fresh = path.with_name(path.name + ".new")
@@ -134,6 +151,11 @@ class MeetingPlace:
         finally:
             os.close(handle)
         os.replace(fresh, path)
+
+
+def said(folder: Path, token: str, key: str) -> Path:
+    """The file that tells that a coordinator knows a cluster. It deletes those of clusters that it forgot."""
+    return folder / f"said-{token}-{key}"
 
 
 def line(told: Mapping[str, Any]) -> bytes:

@@ -19,6 +19,7 @@ from typing import Any
 
 from kafka_sink.coordinator.breaker_handler import breaker_handler
 from kafka_sink.coordinator.driver_process import DriverProcess
+from kafka_sink.coordinator.meeting_place import said
 from kafka_sink.coordinator.metadata_fetcher import metadata_handler
 from kafka_sink.coordinator.server import CoordinatorServer
 from kafka_sink.errors import ConfigurationError
@@ -74,8 +75,16 @@ async def _serve(first: dict[str, Any], later: TellTale, rest: list[dict[str, An
 
     driver = DriverProcess(int(first["driver"][0]), str(first["driver"][1]))
     marker = Path(first["marker"])
+
+    def forgotten(key: str) -> None:
+        said(marker.parent, first["token"], key).unlink(missing_ok=True)
+
     server = CoordinatorServer(
-        bytes.fromhex(first["secret"]), _HANDLERS, lambda: time.monotonic() * 1000, look=look
+        bytes.fromhex(first["secret"]),
+        _HANDLERS,
+        lambda: time.monotonic() * 1000,
+        look=look,
+        forgotten=forgotten,
     )
     add(rest)
     listening = socket.socket(fileno=int(first["listening"]))

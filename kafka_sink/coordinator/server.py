@@ -13,8 +13,9 @@ import socket
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from kafka_sink.coordinator.handlers import Cluster, HandlerFactory, Outgoing, Reply
+from kafka_sink.coordinator.handlers import HandlerFactory, Outgoing, Reply
 from kafka_sink.coordinator.messages import MOST_HANDSHAKE_BYTES, FrameReader, Message, Session
+from kafka_sink.coordinator.served_clusters import ServedClusters
 from kafka_sink.errors import ProtocolError
 from kafka_sink.options import SinkOptions
 
@@ -27,7 +28,8 @@ _AFTER_BUG_MS = 1000.0
 @dataclass(frozen=True, slots=True)
 class ServerBounds:
     """Counts, bytes and milliseconds. ``silence_ms``: a connection without any frame for so long is closed;
-    ``frame_ms``: for the rest of a frame once it has begun, and for a peer to take what waits for it."""
+    ``frame_ms``: for the rest of a frame once it has begun, and for a peer to take what waits for it;
+    ``cluster_idle_ms``: a cluster without any connection for so long gives its threads and memory back."""
 
     connections: int = 1024
     unproved: int = 64
@@ -35,6 +37,7 @@ class ServerBounds:
     unfinished_bytes: int = 64 * 1024 * 1024
     unread_bytes: int = 16 * 1024 * 1024
     clusters: int = 64
+    cluster_idle_ms: float = 600_000.0
     challenge_ms: float = 2000.0
     frame_ms: float = 5000.0
     silence_ms: float = 120_000.0
@@ -63,7 +66,7 @@ class CoordinatorServer:
     """Serves clusters that were added, each known by its key. All methods belong to the loop's thread.
 
     ``factories``: kinds of messages. ``look``: called when a peer names an unknown cluster, which may have
-    been announced but not read yet.
+    been announced but not read yet. ``forgotten``: called with the key of a cluster that had to make room.
     """
 
     def __init__(
@@ -73,13 +76,16 @@ class CoordinatorServer:
         clock_ms: Callable[[], float],
         bounds: ServerBounds = ServerBounds(),
         look: Callable[[], None] = lambda: None,
+        forgotten: Callable[[str], None] = lambda key: None,
     ) -> None:
         self._secret = secret
-        self._factories = factories
         self._clock_ms = clock_ms
         self._bounds = bounds
         self._look = look
-        self._clusters: dict[str, Cluster] = {}
+        self._clusters = ServedClusters(
+            factories, self._wake, forgotten, most=bounds.clusters, idle_ms=bounds.cluster_idle_ms
+        )
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._peers: dict[int, _Peer] = {}
         self._count = 0
@@ -93,21 +99,22 @@ class CoordinatorServer:
         return len(self._peers)
 
     def add_cluster(self, key: str, options: SinkOptions) -> None:
-        """Serve another cluster; one that is known stays as it is. Too many: the new one is not served."""
-        if key in self._clusters or len(self._clusters) >= self._bounds.clusters:
+        """Serve another cluster; one that is known stays as it is. Too many: one without tasks makes room."""
+        if not self._clusters.add(key, options, self._clock_ms()):
+            _log.warning("more than %d clusters with tasks: one is not served", self._bounds.clusters)
+
+    def _wake(self, key: str) -> None:
+        """Any thread."""
+        if self._loop is None:
             return
-        loop = asyncio.get_running_loop()
-
-        def wake() -> None:
-            try:
-                loop.call_soon_threadsafe(self._on_time, key)
-            except RuntimeError:
-                pass  # the loop has ended, and with it whoever would want to know
-
-        self._clusters[key] = Cluster({kind: make(options, wake) for kind, make in self._factories.items()})
+        try:
+            self._loop.call_soon_threadsafe(self._on_time, key)
+        except RuntimeError:
+            pass  # the loop has ended, and with it whoever would want to know
 
     async def start(self, listening: socket.socket) -> None:
         """Begin to accept."""
+        self._loop = asyncio.get_running_loop()
         self._server = await asyncio.start_server(
             self._accept, sock=listening, limit=_READ_BYTES, backlog=self._bounds.connections
         )
@@ -123,8 +130,7 @@ class CoordinatorServer:
             task.cancel()
         for timer in self._timers.values():
             timer.cancel()
-        for cluster in self._clusters.values():
-            cluster.close()
+        self._clusters.close()
 
     # -- connections --------------------------------------------------------------------------------
 
@@ -162,8 +168,12 @@ class CoordinatorServer:
         if self._peers.pop(peer.number, None) is None:
             return
         self._unfinished -= peer.unfinished
-        if peer.cluster is not None:
-            self._clusters[peer.cluster].on_disconnect(peer.number, self._clock_ms())
+        if peer.cluster is None:
+            return
+        cluster, now_ms = self._clusters.at_work(peer.cluster), self._clock_ms()
+        self._clusters.leave(peer.cluster, now_ms)
+        if cluster is not None:
+            cluster.on_disconnect(peer.number, now_ms)
 
     async def _converse(self, peer: _Peer) -> None:
         session = peer.session
@@ -172,7 +182,10 @@ class CoordinatorServer:
         peer.writer.write(session.answer_proof(frame))
         peer.frames.most = self._bounds.request_bytes
         while True:
-            message = session.decode(await self._frame(peer))
+            frame = await self._frame(peer)
+            if peer.number not in self._peers:
+                return  # it had to go, while this lay in its buffer: nobody would say that it has gone
+            message = session.decode(frame)
             if peer.cluster is None:
                 self._greet(peer, message)
             else:
@@ -207,7 +220,7 @@ class CoordinatorServer:
             raise ProtocolError("a peer must name its cluster first")
         if key not in self._clusters:
             self._look()
-        if key not in self._clusters:
+        if not self._clusters.enter(key):
             raise ProtocolError("a peer named a cluster that is not served")
         peer.cluster = key
 
@@ -215,13 +228,18 @@ class CoordinatorServer:
         request, kind = message.get("id"), message.get("kind")
         if not isinstance(request, int) or not isinstance(kind, str):
             raise ProtocolError("a message without number or kind")
-        now_ms = self._clock_ms()
-        self._send(self._clusters[key].on_message(kind, peer.number, request, message.get("body"), now_ms))
+        cluster = self._clusters.at_work(key)
+        if cluster is None:
+            raise ProtocolError("a message for a cluster that is at rest")
+        self._send(cluster.on_message(kind, peer.number, request, message.get("body"), self._clock_ms()))
         self._arm(key)
 
     def _on_time(self, key: str) -> None:
+        cluster = self._clusters.at_work(key)
+        if cluster is None:
+            return
         try:
-            self._send(self._clusters[key].on_time(self._clock_ms()))
+            self._send(cluster.on_time(self._clock_ms()))
         except Exception:  # noqa: BLE001 - a bug in one kind must not end or occupy the others
             _log.exception("a handler failed")
             self._arm(key, at_least_ms=_AFTER_BUG_MS)
@@ -229,7 +247,10 @@ class CoordinatorServer:
         self._arm(key)
 
     def _arm(self, key: str, at_least_ms: float = 0.0) -> None:
-        delay_ms = min(self._clusters[key].next_change_ms(self._clock_ms()), _LONGEST_TIMER_MS)
+        cluster = self._clusters.at_work(key)
+        if cluster is None:
+            return
+        delay_ms = min(cluster.next_change_ms(self._clock_ms()), _LONGEST_TIMER_MS)
         delay_ms = max(delay_ms, at_least_ms)
         timer = self._timers.get(key)
         if timer is not None:
@@ -249,7 +270,7 @@ class CoordinatorServer:
             if peer.writer.transport.get_write_buffer_size() > self._bounds.unread_bytes:
                 self._forget(peer)
 
-    # -- peers that do not read ---------------------------------------------------------------------
+    # -- peers that do not read, clusters that nobody uses ------------------------------------------
 
     def _sweep_later(self) -> None:
         asyncio.get_running_loop().call_later(1.0, self._sweep)
@@ -263,4 +284,8 @@ class CoordinatorServer:
                 peer.unread_since_ms = now_ms
             elif now_ms - peer.unread_since_ms > self._bounds.frame_ms:
                 self._forget(peer)
+        for key in self._clusters.rest_idle(now_ms):
+            timer = self._timers.pop(key, None)
+            if timer is not None:
+                timer.cancel()
         self._sweep_later()

@@ -104,11 +104,11 @@ class SinkOptions:
         (`kafka.allow.auto.create.topics` is off unless you set it).""",
     )
     topic_partitions: int = _option(
-        "topic.partitions", values.integer(1, or_value=-1), -1, TARGET, "medium",
+        "topic.partitions", values.integer(1, 100_000, or_value=-1), -1, TARGET, "medium",
         """Partitions of a topic that `topic.create` creates; `-1` is the broker's `num.partitions`.""",
     )
     topic_replication_factor: int = _option(
-        "topic.replication.factor", values.integer(1, 32_767, or_value=-1), -1, TARGET, "medium",
+        "topic.replication.factor", values.integer(1, 10_000, or_value=-1), -1, TARGET, "medium",
         """Replicas of a topic that `topic.create` creates; `-1` is the broker's
         `default.replication.factor`.""",
     )
@@ -351,7 +351,7 @@ class SinkOptions:
         written = {
             spec.name: spec.kind.show(getattr(self, spec.attribute))
             for spec in SPECS
-            if spec.required or (spec.group in _OF_CLUSTER and getattr(self, spec.attribute) != spec.default)
+            if spec.required or (_is_of_cluster(spec) and getattr(self, spec.attribute) != spec.default)
         }
         breaker = {f"{KAFKA_PREFIX}{BREAKER_PREFIX}{name}": text for name, text in self.breaker}
         return written | breaker
@@ -388,3 +388,8 @@ _OF_PLANNING = (
     *("coordinator_enabled", "coordinator_port", "coordinator_bind_address"),
 )
 _OF_CLUSTER = (METADATA, NETWORK)
+
+
+def _is_of_cluster(spec: OptionSpec) -> bool:
+    # How often tasks report tells the coordinator which of them are still there.
+    return spec.group in _OF_CLUSTER or spec.attribute == "coordinator_report_interval_ms"

@@ -241,3 +241,14 @@ def test_addresses_and_names_reach_librdkafka() -> None:
     assert settings["bootstrap.servers"] == "[::1]:9092,h:1"
     assert settings["client.id"] == "me"
     AdminClient(settings)
+
+
+@pytest.mark.parametrize("more", [{"topic_partitions": "100000"}, {"topic_replication_factor": "10000"}])
+def test_the_bounds_of_the_options_are_those_of_the_library(topic: str, more: dict[str, str]) -> None:
+    """Beyond them it raises an error of its own, which names no option."""
+    with FakeCluster({"another": 1}) as cluster:
+        told = options(
+            cluster.bootstrap_servers, topic, topic_create="true", kafka_max_block_ms="300", **more
+        )
+        with pytest.raises((ConfigurationError, MetadataTimeoutError), match=topic):
+            prepare_topic(told)

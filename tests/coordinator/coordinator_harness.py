@@ -39,6 +39,7 @@ class Echo:
         self.heard: list[Mapping[str, Any]] = []
         self.gone: list[int] = []
         self.waiting: list[tuple[int, int]] = []
+        self.closed = 0
 
     def on_message(
         self, peer: int, request: int, body: Mapping[str, Any], now_ms: float
@@ -65,7 +66,7 @@ class Echo:
         return float("inf")
 
     def close(self) -> None:
-        pass
+        self.closed += 1
 
 
 class Serving:

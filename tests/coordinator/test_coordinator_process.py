@@ -118,6 +118,51 @@ def test_a_dead_one_is_replaced(application: Application, cluster: FakeCluster) 
     assert answers(second)
 
 
+def test_a_cluster_that_made_room_for_others_is_told_of_again(
+    application: Application, cluster: FakeCluster
+) -> None:
+    first = planned(cluster)
+    # As many as it serves at once, each of another age: of other settings, hence another cluster.
+    others = [
+        planned(cluster, kafka_metadata_max_age_ms=str(number), is_streaming=True) for number in range(64)
+    ]
+    assert len({one.rendezvous for one in (first, *others)}) == 65
+    folder = application.folder / FOLDER
+    eventually(lambda: len(list(folder.glob("said-*"))) == 64)
+    again = planned(cluster)
+    assert again.rendezvous == first.rendezvous
+    assert again.hints is not None
+    assert len(application.processes) == 1
+
+
+@pytest.mark.parametrize("problem", ["open to all", "a link"])
+def test_a_folder_that_others_could_write_to_is_not_believed(
+    problem: str, application: Application, cluster: FakeCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    planned(cluster)
+    folder = application.folder / FOLDER
+    if problem == "a link":
+        elsewhere = application.folder / "elsewhere"
+        folder.rename(elsewhere)
+        folder.symlink_to(elsewhere)
+    else:
+        folder.chmod(0o770)
+    with caplog.at_level(logging.WARNING):
+        assert planned(cluster) == Planned()
+    assert len(warnings(caplog)) == 1
+    assert str(folder) in warnings(caplog)[0]
+    assert len(application.processes) == 1
+
+
+def test_another_users_folder_is_not_believed(
+    application: Application, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned(cluster)
+    monkeypatch.setattr(os, "getuid", lambda: 12_345)
+    assert planned(cluster) == Planned()
+    assert len(application.processes) == 1
+
+
 def test_a_frozen_one_costs_one_warning_and_a_moment(
     application: Application, cluster: FakeCluster, caplog: pytest.LogCaptureFixture
 ) -> None:

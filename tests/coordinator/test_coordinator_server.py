@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -135,6 +136,32 @@ def test_an_unknown_cluster_is_not_served() -> None:
     with serving() as found, raw(found.port) as peer:
         peer.prove("another")
         assert peer.is_closed()
+
+
+def test_a_cluster_that_nobody_is_connected_for_rests_and_comes_back() -> None:
+    with serving(replace(SHORT, cluster_idle_ms=100)) as found:
+        with raw(found.port) as peer:
+            assert peer.prove().ask({"n": 1}) == {"n": 1}
+            time.sleep(1.3)  # longer than the server's sweep takes to come
+            assert peer.ask({"n": 2}) == {"n": 2}
+            assert not found.echo.closed
+        eventually(lambda: found.echo.closed == 1)
+        assert works(found)
+
+
+def test_what_a_peer_says_after_it_had_to_go_is_not_heard() -> None:
+    """Else a handler would keep it for ever: nobody says a second time that it has gone."""
+    bounds = replace(SHORT, unread_bytes=100_000)
+    with serving(bounds) as found, raw(found.port) as peer:
+        peer.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        peer.prove()
+        message = {"id": 1, "kind": "echo", "body": {"bytes": 3_500_000}}
+        # In one piece, so that the last ones lie there when the first ones are not read.
+        peer.socket.sendall(b"".join(peer.session.encode(message) for _ in range(12)))
+        eventually(lambda: found.connections() == 0 and found.echo.gone)
+        time.sleep(0.1)
+        assert 1 <= len(found.echo.heard) < 12
+        assert len(found.echo.gone) == 1
 
 
 def test_a_peer_that_does_not_read_is_dropped() -> None:

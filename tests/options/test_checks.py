@@ -96,8 +96,10 @@ def test_topic_creation_needs_a_topic_and_is_what_its_settings_need() -> None:
     for name in ("topic.partitions", "topic.replication.factor"):
         with pytest.raises(ConfigurationError, match=rf"'{name}' has no effect without topic\.create=true"):
             parse({**base, "topic": "t", name: "3"})
-        with pytest.raises(ConfigurationError, match=rf"'{name}' is out of bounds"):
-            parse({**base, "topic": "t", "topic.create": "true", name: "0"})
+        # What is above, the library that creates the topic does not take.
+        for refused in ("0", "100001"):
+            with pytest.raises(ConfigurationError, match=rf"'{name}' is out of bounds"):
+                parse({**base, "topic": "t", "topic.create": "true", name: refused})
     found = parse(
         {
             **base,
@@ -116,3 +118,25 @@ def test_with_topic_creation_brokers_create_nothing_unless_told_to() -> None:
     assert not parse(base).options.allow_auto_create_topics
     assert parse({**base, "kafka.allow.auto.create.topics": "true"}).options.allow_auto_create_topics
     assert parse({**base, "topic.create": "false"}).options.allow_auto_create_topics
+
+
+def test_a_coordinator_is_told_all_that_makes_a_cluster_and_nothing_of_a_single_write() -> None:
+    base = {"kafka.bootstrap.servers": "h:1,i:2"}
+    of_cluster = {
+        "kafka.metadata.max.age.ms": "7",
+        "kafka.allow.auto.create.topics": "false",
+        "kafka.client.id": "me",
+        "kafka.request.timeout.ms": "5",
+        # Tells who has gone from who just has nothing to tell.
+        "coordinator.report.interval.ms": "60000",
+        "kafka.producer.circuit.breaker.mute.retry.interval.ms": "9000",
+    }
+    of_the_write = {"topic": "t", "kafka.linger.ms": "0", "coordinator.port": "7", "kafka.batch.size": "100"}
+    told = parse({**base, **of_cluster, **of_the_write}).options.of_cluster()
+    again = parse(told).options
+    assert told == parse({**base, **of_cluster}).options.of_cluster()
+    assert again.coordinator_report_interval_ms == 60_000
+    assert not again.allow_auto_create_topics
+    assert again.metadata_max_age_ms == 7
+    assert again.breaker
+    assert parse(base).options.of_cluster() == {"kafka.bootstrap.servers": "h:1,i:2"}
