@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from kafka_sink.accumulator.pool_metrics import PoolMetrics
@@ -60,9 +61,11 @@ class BufferAllocator(Protocol):
     def try_open(self, projected: int) -> BatchBuffer | None:
         """A new batch's memory, or None when the pool cannot give it now or others wait. Never blocks."""
 
-    def open(self, projected: int, timeout_ms: float) -> BatchBuffer:
-        """Waits in line. Raises BufferExhaustedError after the timeout, RecordTooLargeError at once for
-        more than buffer.memory, ProducerClosedError when closed; nothing stays reserved then."""
+    def open(self, projected: int, timeout_ms: float, watch: Callable[[], None] | None = None) -> BatchBuffer:
+        """Waits in line; ``watch`` is called there at once and now and then, and may raise to end the wait.
+
+        Raises BufferExhaustedError after the timeout, RecordTooLargeError at once for more than
+        buffer.memory, ProducerClosedError when closed; nothing stays reserved then."""
 
     def try_grow(self, buffer: BatchBuffer, projected: int) -> bool:
         """Room for ``projected`` bytes in all, or False with nothing changed. Never blocks."""

@@ -13,6 +13,7 @@ Heap memory (compressed overflow, split batches) is counted apart, bounded, and 
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 
@@ -23,6 +24,8 @@ from kafka_sink.errors import BufferExhaustedError, ProducerClosedError, RecordT
 # Heap memory at most: this share of buffer.memory, but never less than one batch may need.
 _HEAP_SHARE = 4
 _LEAST_HEAP_BYTES = 1 << 20
+# How often whoever waits looks whether that still makes sense.
+_WATCH_MS = 100.0
 
 
 class PoolTenant:
@@ -110,13 +113,20 @@ class BufferPool:
             return self._lend(arena, count, need, full_bytes)
 
     def take(
-        self, arena: ChunkArena, count: int, timeout_ms: float, tenant: PoolTenant, full_bytes: int = 0
+        self,
+        arena: ChunkArena,
+        count: int,
+        timeout_ms: float,
+        tenant: PoolTenant,
+        full_bytes: int = 0,
+        watch: Callable[[], None] | None = None,
     ) -> list[Chunk]:
         """``count`` chunks, waiting in line up to ``timeout_ms`` (what is left of max.block.ms).
 
-        Raises RecordTooLargeError at once for more than the pool ever has, BufferExhaustedError after the
-        timeout, ProducerClosedError when the tenant is closed; nothing stays reserved then, nor when a
-        signal or a task kill interrupts the wait.
+        ``watch`` is called without the lock once the request is in line, and every 100 ms while it waits;
+        what it raises ends the wait. Raises RecordTooLargeError at once for more than the pool ever has,
+        BufferExhaustedError after the timeout, ProducerClosedError when the tenant is closed; nothing stays
+        reserved then, nor when a signal or a task kill interrupts the wait.
         """
         need = count * arena.size
         if need > self.total_bytes:
@@ -135,7 +145,7 @@ class BufferPool:
         chunks = None
         try:
             ahead = self._queue_up(waiter)
-            waiter.turn.acquire(timeout=min(max(timeout_ms, 0.0) / 1000, threading.TIMEOUT_MAX))
+            _await(waiter.turn, min(max(timeout_ms, 0.0) / 1000, threading.TIMEOUT_MAX), watch)
             with self._lock:
                 if tenant.closed:
                     raise ProducerClosedError("the producer was closed while a row waited for memory")
@@ -326,3 +336,16 @@ class BufferPool:
                 full_strategy_bytes=self._full,
                 peak_full_strategy_bytes=self._peak_full,
             )
+
+
+def _await(turn: threading.Lock, timeout_s: float, watch: Callable[[], None] | None) -> None:
+    """Until ``turn`` is free or the time is over."""
+    if watch is None:
+        turn.acquire(timeout=timeout_s)
+        return
+    deadline_s = time.monotonic() + timeout_s
+    while True:
+        watch()
+        left_s = max(0.0, deadline_s - time.monotonic())
+        if turn.acquire(timeout=min(left_s, _WATCH_MS / 1000)) or left_s <= _WATCH_MS / 1000:
+            return

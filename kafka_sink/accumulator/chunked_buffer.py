@@ -9,6 +9,7 @@ one-chunk batch costs 3.5 us from open to release (`full`: 2.7), and each 4 KiB 
 from __future__ import annotations
 
 import mmap
+from collections.abc import Callable
 
 from kafka_sink.accumulator.batch_buffer import BatchBuffer, Data
 from kafka_sink.accumulator.buffer_pool import BufferPool, PoolTenant
@@ -321,12 +322,14 @@ class IncrementalAllocator:
         chunks = self._pool.try_take(arena, -(-projected // arena.size) or 1, full_bytes)
         return None if chunks is None else ChunkedBuffer(self._pool, arena, chunks, full_bytes)
 
-    def open(self, projected: int, timeout_ms: float) -> ChunkedBuffer:
+    def open(
+        self, projected: int, timeout_ms: float, watch: Callable[[], None] | None = None
+    ) -> ChunkedBuffer:
         """See BufferAllocator."""
         arena = self._arena_for(projected)
         full_bytes = max(self._batch_size, projected)
         count = -(-projected // arena.size) or 1
-        chunks = self._pool.take(arena, count, timeout_ms, self._tenant, full_bytes)
+        chunks = self._pool.take(arena, count, timeout_ms, self._tenant, full_bytes, watch)
         return ChunkedBuffer(self._pool, arena, chunks, full_bytes)
 
     def try_grow(self, buffer: BatchBuffer, projected: int) -> bool:

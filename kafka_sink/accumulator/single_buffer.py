@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from kafka_sink.accumulator.batch_buffer import BatchBuffer, Data
 from kafka_sink.accumulator.buffer_pool import BufferPool, PoolTenant
 from kafka_sink.accumulator.memory_arena import Chunk, ChunkArena
@@ -135,10 +137,12 @@ class FullAllocator:
         chunks = self._pool.try_take(arena, 1, arena.size)
         return None if chunks is None else SingleBuffer(self._pool, arena, chunks[0])
 
-    def open(self, projected: int, timeout_ms: float) -> SingleBuffer:
+    def open(
+        self, projected: int, timeout_ms: float, watch: Callable[[], None] | None = None
+    ) -> SingleBuffer:
         """See BufferAllocator."""
         arena = self._arena_for(projected)
-        chunks = self._pool.take(arena, 1, timeout_ms, self._tenant, arena.size)
+        chunks = self._pool.take(arena, 1, timeout_ms, self._tenant, arena.size, watch)
         return SingleBuffer(self._pool, arena, chunks[0])
 
     def try_grow(self, buffer: BatchBuffer, projected: int) -> bool:

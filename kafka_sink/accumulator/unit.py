@@ -16,6 +16,8 @@ _FIRST_SCAN_ROWS = 128
 _SCAN_ROWS = 8192
 # A batch may be older than the unit; its rows' deltas then exceed the unit's own span.
 _LEAST_DELTA_BYTES = 3
+# The widest varint of 64 bits.
+_MOST_DELTA_BYTES = 10
 
 
 class Unit:
@@ -72,6 +74,16 @@ class Unit:
         """Whether ``bound`` holds in a batch with this base timestamp."""
         low, high = self._base_range
         return low <= base_timestamp <= high
+
+    def surplus(self, rows: int, base_timestamp: int) -> int:
+        """Bytes that ``rows`` rows may take beyond their ``bound`` in a batch with this base timestamp.
+
+        Only where it lies so far from the unit's rows that their deltas, and with these the records' lengths,
+        take more bytes than between the unit's own rows.
+        """
+        if self.deltas_are_bounded(base_timestamp):
+            return 0
+        return rows * (_MOST_DELTA_BYTES - self._delta_bytes + 1)
 
     def rows_within(self, start: int, stop: int, limit: int) -> int:
         """First row past ``start`` whose bound exceeds ``limit`` bytes together with its predecessors'.

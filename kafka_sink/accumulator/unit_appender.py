@@ -81,7 +81,7 @@ class UnitAppender:
     def append(self, unit: Unit, check: Callable[[], None]) -> None:
         """Takes all rows of a unit, waiting up to max.block.ms for memory at each refusal.
 
-        ``check`` raises when the task is already lost; it is called between turns. Raises
+        ``check`` raises when the task is already lost; it is called between turns and in waits. Raises
         BufferExhaustedError when no memory came free in time, DeliveryError where rows for a muted partition
         waited for delivery.timeout.ms.
         """
@@ -123,13 +123,21 @@ class UnitAppender:
             if plan.run == stop_run:
                 return
             run, row = plan.run, plan.row
-            granted = (self._wait_for_memory(plan), plan.refused_stop) if plan.refused_bytes else None
+            if plan.refused_bytes:
+                granted = (self._wait_for_memory(plan.refused_bytes, check), plan.refused_stop)
+            else:
+                granted = None
 
-    def _wait_for_memory(self, plan: Plan) -> BatchBuffer:
-        self._wake_sender()
+    def _wait_for_memory(self, needed: int, check: Callable[[], None]) -> BatchBuffer:
+        def watch() -> None:
+            # In line by now: woken before, the sender could find nobody waiting and sleep on through linger.
+            self._wake_sender()
+            # Of a lost task nothing more is sent, so no memory would come free.
+            check()
+
         started = self._clock_ms()
         try:
-            return self._allocator.open(plan.refused_bytes, self._settings.max_block_ms)
+            return self._allocator.open(needed, self._settings.max_block_ms, watch)
         finally:
             self.pool_wait_ms += self._clock_ms() - started
 
@@ -169,7 +177,8 @@ class UnitAppender:
         if tail.state is not BatchState.OPEN:
             return False
         fits = self._rows_that_fit(unit, start, stop, tail)
-        if fits != stop or not self._grow(tail, bound):
+        surplus = unit.surplus(stop - start, tail.base_timestamp)
+        if fits != stop or not self._grow(tail, bound + surplus):
             return False
         self._lease(plan, tail, start, stop)
         return True
@@ -189,7 +198,8 @@ class UnitAppender:
             tail = queue.batches[-1] if queue.batches else None
             if tail is not None and tail.state is BatchState.OPEN and granted is None:
                 fits = self._rows_that_fit(unit, start, stop, tail)
-                if fits > start and self._grow(tail, unit.bound(start, fits)):
+                surplus = unit.surplus(fits - start, tail.base_timestamp)
+                if fits > start and self._grow(tail, unit.bound(start, fits) + surplus):
                     self._lease(plan, tail, start, fits)
                     start = fits
                     if start == stop:

@@ -26,6 +26,7 @@ from hypothesis.stateful import (
     rule,
 )
 
+from kafka_sink.accumulator import buffer_pool
 from kafka_sink.accumulator.buffer_pool import BufferPool, PoolTenant, _Waiter
 from kafka_sink.accumulator.memory_arena import Chunk, ChunkArena
 from kafka_sink.accumulator.pool_metrics import WindowedRate
@@ -404,6 +405,30 @@ def test_memory_that_comes_with_the_timeout_is_taken() -> None:
     assert len(pool.take(arena, 4, 0, tenant)) == 4
     assert pool.metrics().used_bytes == 400
     assert pool.metrics().buffer_exhausted_total == 0
+
+
+def test_whoever_waits_looks_at_once_and_again_whether_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(buffer_pool, "_WATCH_MS", 1.0)
+    pool = WatchedPool(1000)
+    arena, tenant = pool.arena(100), PoolTenant()
+    held = pool.take(arena, 7, 0, tenant)
+    looks: list[int] = []
+
+    def lost() -> None:
+        assert not pool._lock.locked()
+        looks.append(pool.queued)
+        if len(looks) == 3:
+            raise ValueError("lost")
+
+    with pytest.raises(ValueError, match="lost"):
+        pool.take(arena, 4, LONG_MS, tenant, 0, lost)
+    assert looks == [1, 1, 1]
+    with pytest.raises(BufferExhaustedError, match="waited .* of 20 ms"):
+        pool.take(arena, 4, 20, tenant, 0, lambda: looks.append(pool.queued))
+    assert len(looks) > 10
+    # Memory that comes while it looks is taken.
+    assert len(pool.take(arena, 4, LONG_MS, tenant, 0, lambda: pool.give(arena, [held.pop()]))) == 4
+    assert pool.metrics().waiting_threads == 0
 
 
 def test_closing_a_producer_wakes_all_of_its_waiters_and_none_of_another_s() -> None:

@@ -35,13 +35,14 @@ PARTITIONER = Partitioner(sticky_bytes=100, ignore_keys=False, adaptive=False, r
 BATCH_SIZE = 1_024
 
 
-def unit(start: int, partitions: list[int], size: int = 20) -> Unit:
-    """Rows "<start>", "<start + 1>", ... of these partitions."""
+def unit(start: int, partitions: list[int], size: int = 20, timestamp: int = 0) -> Unit:
+    """Rows "<start>", "<start + 1>", ... of these partitions, all at ``timestamp`` (ms)."""
     values = [b"<%d>" % (start + index) + b"x" * size for index in range(len(partitions))]
     batch = pa.record_batch(
         {"value": pa.array(values, pa.binary()), "partition": pa.array(partitions, pa.int32())}
     )
-    return unit_of(extract(PLAN, batch, 0), TOPICS, PARTITIONER, lambda topic, count: [0] * count, 0)
+    rows = extract(PLAN, batch, timestamp)
+    return unit_of(rows, TOPICS, PARTITIONER, lambda topic, count: [0] * count, timestamp)
 
 
 class Bench:
@@ -52,13 +53,14 @@ class Bench:
         memory: int = 1 << 20,
         batch_size: int = BATCH_SIZE,
         compression: CompressionType = CompressionType.NONE,
+        max_block_ms: float = 0,
     ) -> None:
         self.pool = BufferPool(memory, 128, clock_ms=lambda: 0.0)
         self.allocator = forced.allocator(self.pool, batch_size, 128)
         settings = AccumulatorSettings(
             batch_size=batch_size,
             linger_ms=0,
-            max_block_ms=0,
+            max_block_ms=max_block_ms,
             delivery_timeout_ms=10_000,
             buffer_memory=memory,
             compression=compression,
@@ -112,6 +114,19 @@ def test_a_row_larger_than_a_batch_gets_one_of_its_own() -> None:
     bench.append(unit(3, [0]))
     assert [batch.record_count for batch in bench.batches(0)] == [2, 1, 1]
     assert bench.rows(0) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("codec", list(CompressionType), ids=lambda codec: codec.name.lower())
+@pytest.mark.parametrize("later", [-1_700_000_000_000, 90_000_000_000, 9_000_000_000_000])
+def test_units_may_be_any_time_apart(codec: CompressionType, later: int) -> None:
+    """Deltas to the first row of a batch are wider then than between the rows of a unit."""
+    bench = Bench(batch_size=60_000, compression=codec)
+    first = 1_700_000_000_000
+    for start in range(0, 1_200, 300):
+        bench.append(unit(start, [0] * 300, size=0, timestamp=first + later * bool(start)))
+    (batch,) = bench.batches(0)
+    assert (batch.record_count, batch.raw_bytes > 1_200 * 15) == (1_200, True)
+    assert batch.buffer.heap_bytes == 0
 
 
 def test_the_sender_is_woken_for_new_and_full_batches_and_for_leases_it_met() -> None:
@@ -221,12 +236,12 @@ def test_while_it_waits_for_memory_it_holds_no_open_batch_of_that_partition(
     blocked: list[tuple[list[BatchState], bool, int]] = []
     opened = bench.allocator.open
 
-    def watched(projected: int, timeout_ms: float) -> BatchBuffer:
+    def watched(projected: int, timeout_ms: float, watch: Callable[[], None]) -> BatchBuffer:
         states = [batch.state for batch in bench.batches(0)]
         blocked.append((states, any(b.leased for b in bench.accumulator._live), projected))
         for batch in bench.batches(0):
             bench.accumulator.fail(batch, lambda: None)  # as if the sender had been done with it
-        return opened(projected, timeout_ms)
+        return opened(projected, timeout_ms, watch)
 
     monkeypatch.setattr(bench.allocator, "open", watched)
     bench.append(unit(0, [1]))
@@ -250,15 +265,38 @@ def test_rows_that_get_no_memory_in_time_are_refused_and_nothing_is_held_for_the
     assert not any(batch.leased for batch in bench.accumulator._live)
 
 
+def test_the_sender_is_woken_once_the_task_waits_for_memory() -> None:
+    """Woken before, it finds nobody waiting and leaves the batches of others to their linger."""
+    bench = Bench(memory=2_048)
+    queued: list[int] = []
+    bench.appender._wake_sender = lambda: queued.append(bench.allocator.queued)
+    with pytest.raises(BufferExhaustedError):
+        bench.append(unit(0, [0] * 200))
+    assert queued[-1] == 1
+
+
+def test_a_task_that_is_lost_waits_for_no_memory() -> None:
+    bench = Bench(memory=2_048, max_block_ms=60_000)
+
+    def check() -> None:
+        if bench.allocator.queued:
+            raise DeliveryError("lost")
+
+    with pytest.raises(DeliveryError, match="lost"):
+        bench.append(unit(0, [0] * 200), check)
+    assert bench.unowned() == 0
+    assert bench.allocator.queued == 0
+
+
 def test_a_grant_is_given_back_where_the_plan_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory that came after a wait belongs to no batch yet."""
     bench = Bench(memory=2_048)
     opened = bench.allocator.open
 
-    def then_failing(projected: int, timeout_ms: float) -> BatchBuffer:
+    def then_failing(projected: int, timeout_ms: float, watch: Callable[[], None]) -> BatchBuffer:
         for batch in bench.batches(0):
             bench.accumulator.fail(batch, lambda: None)
-        buffer = opened(projected, timeout_ms)
+        buffer = opened(projected, timeout_ms, watch)
         monkeypatch.setattr(bench.appender, "_plan_run", _raising)
         return buffer
 

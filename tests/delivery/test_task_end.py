@@ -213,6 +213,27 @@ def test_a_split_without_memory_fails_the_batch_and_not_the_sender(monkeypatch: 
             send(cluster, rows(0, 40))
 
 
+def test_a_lost_task_does_not_wait_for_memory(cluster: FakeCluster) -> None:
+    """Nothing more of it is sent, so none would come free, and the first cause must be told."""
+    cluster.freeze(1)
+    cluster.script(PRODUCE, error(87, delay_ms=400), node_id=0)
+    started = time.monotonic()
+
+    def run() -> None:
+        with task(cluster, buffer_memory=65_536, batch_size=4_096) as producer:
+            producer.send(rows(0, 5, partition=0))
+            for start in range(5, 805, 200):
+                producer.send(rows(start, 200, partition=1))
+            # More than comes free with the batch that fails.
+            large = pa.array([bytes(30_000)] * 3, pa.binary())
+            producer.send(rows(805, 3, partition=1).set_column(0, "value", large))
+
+    with pytest.raises(DeliveryError, match=r"t-0.*error 87.*5 failed"):
+        run()
+    cluster.thaw(1)
+    assert time.monotonic() - started < 5
+
+
 # -- used again, or not -------------------------------------------------------------------------------
 
 
