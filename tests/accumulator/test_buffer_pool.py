@@ -423,7 +423,7 @@ def test_whoever_waits_looks_at_once_and_again_whether_to_go_on(monkeypatch: pyt
     with pytest.raises(ValueError, match="lost"):
         pool.take(arena, 4, LONG_MS, tenant, 0, lost)
     assert looks == [1, 1, 1]
-    with pytest.raises(BufferExhaustedError, match="waited .* of 20 ms"):
+    with pytest.raises(BufferExhaustedError, match=r"waited .* of 20 ms"):
         pool.take(arena, 4, 20, tenant, 0, lambda: looks.append(pool.queued))
     assert len(looks) > 10
     # Memory that comes while it looks is taken.
