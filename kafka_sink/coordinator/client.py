@@ -92,6 +92,7 @@ class CoordinatorClient(threading.Thread):
         self._closing = False
         self._active = False
         self._connection: Connection | None = None
+        self._has_heard = False
         self._wake_lock = threading.Lock()  # guards _wake_pending and the pair
         self._wake_pending = False
         self._wake_reader, self._wake_writer = socket.socketpair()
@@ -144,7 +145,7 @@ class CoordinatorClient(threading.Thread):
         now_ms = self._clock_ms()
         if self._connection is None and self._active and now_ms >= self._connect_after_ms:
             self._connection = Connection(self.address, self._silence_ms, self._clock_ms)
-            self._failures = 0
+            self._has_heard = False
             now_ms = self._clock_ms()
             for participant in self._participants.values():
                 participant.on_connected(now_ms)
@@ -179,6 +180,8 @@ class CoordinatorClient(threading.Thread):
         now_ms = self._clock_ms()
         if connection.socket in ready:
             for heard in connection.receive(now_ms):
+                # Not sooner: one that does not serve this cluster takes the connection all the same.
+                self._has_heard, self._failures = True, 0
                 participant = self._participants.get(heard.kind)
                 if participant is None:
                     continue
@@ -198,7 +201,8 @@ class CoordinatorClient(threading.Thread):
         now_ms = self._clock_ms()
         for participant in self._participants.values():
             participant.on_lost(now_ms)
-        if connected is not None and connected.is_idle and isinstance(error, ConnectionError):
+        was_resting = connected is not None and connected.is_idle and self._has_heard
+        if was_resting and isinstance(error, ConnectionError):
             # No failure: the server closes idle connections. Where it is gone, connecting will tell.
             self._connect_after_ms = now_ms + _AFTER_IDLE_MS
         elif self._active:

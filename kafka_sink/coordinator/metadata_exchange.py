@@ -6,6 +6,7 @@ import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
 from typing import Any, Protocol
 
 from kafka_sink.cluster.hints import MetadataSnapshot
@@ -71,8 +72,8 @@ class MetadataExchange:
         """See HintSource."""
         with self._lock:
             first = not self._stale
-            if len(self._stale) < MOST_STALE:
-                self._stale.setdefault(topic, self._clock_ms())
+            # As many as the task writes to.
+            self._stale.setdefault(topic, self._clock_ms())
         if first:
             self._wake()
 
@@ -96,8 +97,8 @@ class MetadataExchange:
             self._looked_ms = now_ms
             used = self._take_use(now_ms)
             # The sender may have read its clock after ``now_ms``.
-            stale = [[name, max(0.0, now_ms - at)] for name, at in self._stale.items()]
-            self._stale.clear()
+            told = list(islice(self._stale, MOST_STALE))
+            stale = [[name, max(0.0, now_ms - self._stale.pop(name))] for name in told]
             if not used and not stale and now_ms < self._spoke_ms + _HEARTBEAT_MS:
                 return None
             self._spoke_ms = now_ms

@@ -91,6 +91,8 @@ class MetadataHandler:
         self._failure: str | None = None
         # Topics that somebody was just told not to exist.
         self._missing: set[str] = set()
+        # What is told in one call, by its topics: many tasks write to the same ones.
+        self._encoded: dict[frozenset[str], list[dict[str, Any]]] = {}
 
     # -- the fetching thread ------------------------------------------------------------------------
 
@@ -115,6 +117,7 @@ class MetadataHandler:
         stale = _stale(body.get("stale", []))
         known = self._peers.setdefault(peer, _Peer())
         self._note_answers()
+        self._encoded.clear()
         self._tidy()
         if len(known.topics) + len(asked) + len(used) > _MOST_TOPICS_OF_A_TASK:
             # Told of again within a minute where they are still written to.
@@ -143,6 +146,7 @@ class MetadataHandler:
     def on_time(self, now_ms: float) -> Sequence[Outgoing]:
         """See Handler."""
         self._note_answers()
+        self._encoded.clear()
         replies: list[Outgoing] = []
         waiting: list[_Pending] = []
         for one in self._pending:
@@ -159,7 +163,9 @@ class MetadataHandler:
             waiting.append(one)
         self._pending = waiting
         self._forget_missing()
-        return replies + self._pushes(now_ms)
+        outgoing = replies + self._pushes(now_ms)
+        self._encoded.clear()
+        return outgoing
 
     def _pushes(self, now_ms: float) -> list[Outgoing]:
         """What changed, to tasks that do not wait for an answer, which will tell them."""
@@ -169,9 +175,15 @@ class MetadataHandler:
             if not peer.pending:
                 peer.seen = self._change
             if changed:
-                bodies = encode_snapshot(self._view.snapshot(changed, now_ms))
-                pushes += [Push(number, body) for body in bodies]
+                pushes += [Push(number, body) for body in self._encode(changed, now_ms)]
         return pushes
+
+    def _encode(self, topics: Iterable[str], now_ms: float) -> list[dict[str, Any]]:
+        told = frozenset(topics)
+        bodies = self._encoded.get(told)
+        if bodies is None:
+            bodies = self._encoded[told] = list(encode_snapshot(self._view.snapshot(told, now_ms)))
+        return bodies
 
     def next_change_ms(self, now_ms: float) -> float:
         """See Handler."""
@@ -247,7 +259,7 @@ class MetadataHandler:
             "failure": self._failure,
         }
         self._peers[peer].seen = self._change
-        bodies = [{**body, **facts} for body in encode_snapshot(self._view.snapshot(topics, now_ms))]
+        bodies = [{**body, **facts} for body in self._encode(topics, now_ms)]
         return [Reply(peer, request, body, last and body is bodies[-1]) for body in bodies]
 
 

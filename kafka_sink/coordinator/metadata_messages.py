@@ -4,6 +4,7 @@ of another version all the same."""
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -77,7 +78,8 @@ def names(value: Any) -> list[str]:
     """A list of topic names. Raises ProtocolError."""
     if not isinstance(value, list) or len(value) > MOST_NAMES:
         raise ProtocolError("a list of topics that is none, or too long")
-    return [text(one) for one in value]
+    # Many tasks name the same topics: one string of each is kept.
+    return [sys.intern(text(one)) for one in value]
 
 
 def text(value: Any) -> str:

@@ -33,9 +33,10 @@ class ServerBounds:
 
     connections: int = 1024
     unproved: int = 64
-    request_bytes: int = 1024 * 1024
+    request_bytes: int = 2 * 1024 * 1024
     unfinished_bytes: int = 64 * 1024 * 1024
     unread_bytes: int = 16 * 1024 * 1024
+    unread_bytes_of_all: int = 256 * 1024 * 1024
     clusters: int = 64
     cluster_idle_ms: float = 600_000.0
     challenge_ms: float = 2000.0
@@ -57,6 +58,11 @@ class _Peer:
         self.cluster: str | None = None
         self.unfinished = 0
         self.unread_since_ms: float | None = None
+
+    @property
+    def unread(self) -> int:
+        """Bytes that wait until the peer takes them."""
+        return self.writer.transport.get_write_buffer_size()
 
     def abort(self) -> None:
         self.writer.transport.abort()
@@ -90,6 +96,8 @@ class CoordinatorServer:
         self._peers: dict[int, _Peer] = {}
         self._count = 0
         self._unfinished = 0
+        # Peers that had bytes to read when they were last told something.
+        self._behind: set[_Peer] = set()
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -165,6 +173,7 @@ class CoordinatorServer:
 
     def _forget(self, peer: _Peer) -> None:
         peer.abort()
+        self._behind.discard(peer)
         if self._peers.pop(peer.number, None) is None:
             return
         self._unfinished -= peer.unfinished
@@ -267,8 +276,17 @@ class CoordinatorServer:
             if isinstance(one, Reply):
                 message |= {"id": one.request, "last": one.last}
             peer.writer.write(peer.session.encode(message))
-            if peer.writer.transport.get_write_buffer_size() > self._bounds.unread_bytes:
+            if peer.unread > self._bounds.unread_bytes:
                 self._forget(peer)
+            elif peer.unread:
+                self._behind.add(peer)
+                self._bound_unread()
+
+    def _bound_unread(self) -> None:
+        """Of all that peers have not read, too: who has most of it goes first, and asks brokers itself."""
+        self._behind = {peer for peer in self._behind if peer.unread}
+        while sum(peer.unread for peer in self._behind) > self._bounds.unread_bytes_of_all:
+            self._forget(max(self._behind, key=lambda peer: peer.unread))
 
     # -- peers that do not read, clusters that nobody uses ------------------------------------------
 
@@ -278,7 +296,7 @@ class CoordinatorServer:
     def _sweep(self) -> None:
         now_ms = self._clock_ms()
         for peer in list(self._peers.values()):
-            if not peer.writer.transport.get_write_buffer_size():
+            if not peer.unread:
                 peer.unread_since_ms = None
             elif peer.unread_since_ms is None:
                 peer.unread_since_ms = now_ms

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
@@ -66,6 +67,7 @@ class ClusterView:
         self._wake_sender = wake_sender
         self._lock = threading.Lock()  # guards the cache
         self._updated = threading.Condition(self._lock)
+        self._held_at_most_ms = math.inf
         self.hints: HintSource = NoHints()
 
     # -- the task's thread ------------------------------------------------------------------------
@@ -95,8 +97,10 @@ class ClusterView:
                 if left <= 0:
                     raise MetadataTimeoutError(self._explain(missing, timeout_ms))
                 if not asked and self.hints.ask(missing):
+                    # Brokers must have time to answer, where the source turns out not to.
+                    self._held_at_most_ms = now_ms + timeout_ms / 2
                     # Under the lock: the answer, which ends the wait, comes after it begins.
-                    self._cache.hold_requests(now_ms + HINT_WAIT_MS)
+                    self._hold(now_ms + HINT_WAIT_MS)
                 asked = True
             self._wake_sender()
             check()
@@ -132,9 +136,12 @@ class ClusterView:
         return news
 
     def hold(self, until_ms: float) -> None:
-        """Hints are on their way: brokers are not asked before this time."""
+        """Hints are on their way: brokers are not asked before this time, or half of the waiting task's."""
         with self._lock:
-            self._cache.hold_requests(until_ms)
+            self._hold(until_ms)
+
+    def _hold(self, until_ms: float) -> None:
+        self._cache.hold_requests(min(until_ms, self._held_at_most_ms))
 
     def release(self, now_ms: float) -> None:
         """No hints will come: brokers may be asked."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -300,6 +302,77 @@ def test_a_client_comes_back_to_a_coordinator_that_closed_its_connection() -> No
     bounds = ServerBounds(silence_ms=100)
     with serving(bounds) as found, client_of(found.address) as (_client, talker):
         eventually(lambda: talker.events == ["connected", "lost", "connected"])
+
+
+def test_a_client_that_is_taken_in_and_then_turned_away_comes_back_ever_later() -> None:
+    """Its cluster is not served: each connection is made, and ends before anything was said."""
+    with serving() as found:
+        address = replace(found.address, rendezvous=replace(found.address.rendezvous, cluster="another"))
+        with client_of(address) as (client, talker):
+            eventually(lambda: talker.events.count("lost") >= 2, within_s=4)
+            assert client._failures == 2
+            assert client._connect_after_ms - clock_ms() > 1200
+
+
+def test_who_knows_no_secret_but_saw_a_challenge_is_turned_away() -> None:
+    """A whole conversation, sent again byte by byte to the same coordinator."""
+    with serving() as found:
+        with raw(found.port) as peer:
+            proof = peer.session.answer_greeting(peer.frame())
+            peer.socket.sendall(proof)
+            peer.session.verify_proof(peer.frame())
+            rest = [peer.session.encode({"cluster": KEY})]
+            rest += [peer.session.encode({"id": 1, "kind": "echo", "body": {"n": 1}})]
+            peer.socket.sendall(b"".join(rest))
+            peer.frame()
+        assert len(found.echo.heard) == 1
+        with raw(found.port) as again:
+            again.socket.sendall(b"".join([proof, *rest]))
+            assert again.is_closed()
+        assert len(found.echo.heard) == 1
+
+
+@pytest.mark.parametrize(
+    "says", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n" * 4, bytes(64), b"\0\0\0\x20" + b"x" * 32, None]
+)
+def test_another_process_at_the_coordinators_port_is_not_taken_for_it(says: bytes | None) -> None:
+    """It says nothing and closes, says something else, or (None) whatever it hears."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        address = Serving(other.getsockname()[1]).address
+
+        def serve() -> None:
+            with other.accept()[0] as peer:
+                peer.settimeout(2)
+                if says is not None:
+                    peer.sendall(says)
+                    return
+                peer.sendall(Session(b"another" * 4, "server").greeting())
+                peer.sendall(peer.recv(65536))
+                peer.recv(1)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        with client_of(address, silence_ms=1000) as (_client, talker):
+            eventually(lambda: "lost" in talker.events)
+            assert "connected" not in talker.events
+        thread.join(5)
+
+
+def test_what_nobody_reads_is_bounded_over_all_peers() -> None:
+    bounds = ServerBounds(unread_bytes=64 * 1024 * 1024, unread_bytes_of_all=20_000_000, frame_ms=60_000)
+    with serving(bounds) as found, contextlib.ExitStack() as stack:
+        peers = [stack.enter_context(raw(found.port)) for _ in range(10)]
+        for number, peer in enumerate(peers):
+            peer.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            peer.prove()
+            for _ in range(2 + (number == 3)):
+                peer.tell({"id": 1, "kind": "echo", "body": {"bytes": 3_900_000}})
+        eventually(lambda: found.echo.gone)
+        # Who has most unread goes first; the others stay.
+        eventually(lambda: found.connections() < 10)
+        assert works(found)
+        assert found.connections() >= 2
+        assert 4 in found.echo.gone
 
 
 def test_a_resting_client_does_not_come_back_before_the_next_task(caplog: pytest.LogCaptureFixture) -> None:

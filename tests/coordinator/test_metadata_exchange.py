@@ -11,12 +11,14 @@ import pytest
 from kafka_sink.cluster.hints import MetadataSnapshot
 from kafka_sink.cluster.metadata import MetadataCache, MetadataUpdate
 from kafka_sink.coordinator.handlers import Outgoing, Push, Reply
+from kafka_sink.coordinator.messages import FrameReader, Session
 from kafka_sink.coordinator.metadata_exchange import MetadataExchange
 from kafka_sink.coordinator.metadata_handler import GIVE_UP_MS, MetadataHandler
 from kafka_sink.coordinator.metadata_messages import decode_snapshot, encode_snapshot
-from kafka_sink.errors import ProtocolError
+from kafka_sink.coordinator.server import ServerBounds
+from kafka_sink.errors import MetadataTimeoutError, ProtocolError
 from kafka_sink.model import Node, PartitionInfo, TopicMetadata
-from kafka_sink.sending.cluster_view import HINT_WAIT_MS, ClusterView
+from kafka_sink.sending.cluster_view import HINT_WAIT_MS, ClusterView, NoHints
 
 UNKNOWN, NOT_AUTHORIZED = 3, 29
 NODES = (Node(1, "one", 9092), Node(2, "two", 9092))
@@ -278,6 +280,63 @@ def test_a_stale_leader_is_told_sooner() -> None:
     assert task.says() == {"use": [], "stale": [["a", 50], ["b", 50]]}
 
 
+def test_a_thousand_leaders_and_more_that_move_together_are_all_told() -> None:
+    task = Task()
+    task.says()
+    for number in range(2500):
+        task.exchange.report_stale(f"t{number}")
+    told: list[str] = []
+    for _ in range(3):
+        task.now_ms += task.exchange.next_message_delay_ms(task.now_ms)
+        told += [name for name, _ in task.says()["stale"]]
+    assert task.now_ms <= 300
+    assert told == [f"t{number}" for number in range(2500)]
+    task.now_ms += 100
+    assert task.says() is None
+
+
+def test_the_largest_messages_are_taken_by_the_server() -> None:
+    names = [f"{number:05}".ljust(249, "x") for number in range(20_000)]
+    task = Task()
+    task.exchange.ask(names)
+    task.exchange.note_use(names)
+    for name in names:
+        task.exchange.report_stale(name)
+    client, server = Session(b"s" * 32, "client"), Session(b"s" * 32, "server")
+    reader = FrameReader(ServerBounds().request_bytes)
+    reader.feed(server.greeting())
+    proof = client.answer_greeting(reader.next_frame() or b"")
+    server.answer_proof(proof[4:])
+    client._key = server._key
+    count = 0
+    while count < 8:
+        if (message := task.says()) is None:
+            task.now_ms += 100
+            continue
+        count += 1
+        reader.feed(client.encode({"id": count, "kind": "metadata", "body": message}))
+        assert reader.next_frame() is not None
+
+
+def test_what_many_are_told_is_put_together_once() -> None:
+    """A thousand workers begin with the same two thousand topics, and wait meanwhile."""
+    coordinator = Coordinator()
+    for peer in range(50):
+        coordinator.hears(peer, ask=["a", "b"])
+    looks: list[object] = []
+    snapshot = coordinator.view.snapshot
+    coordinator.view.snapshot = lambda *told: (looks.append(told), snapshot(*told))[1]  # type: ignore[method-assign]
+    told = coordinator.answers(metadata("a"), metadata("b"))
+    assert names(told) == [(peer, ["a", "b"]) for peer in range(50)]
+    assert len(looks) == 1
+    coordinator.now_ms += 1000
+    coordinator.hears(7, stale=[["a", 0.0]])
+    looks.clear()
+    told = coordinator.answers(metadata("a", leader=2, epoch=1))
+    assert len(told) == 50
+    assert len(looks) == 1
+
+
 def test_a_leader_found_stale_while_a_clock_was_read_has_no_negative_age() -> None:
     task = Task()
     task.now_ms = 7
@@ -306,3 +365,27 @@ def test_who_has_lost_the_coordinator_asks_nobody_until_it_is_back() -> None:
     task.exchange.on_connected(20)
     assert task.says() == {"use": [], "stale": []}
     assert task.exchange.ask(["b"])
+
+
+def test_hints_that_are_awaited_leave_half_of_max_block_for_brokers() -> None:
+    """However often the coordinator says that it is at it."""
+
+    class Hopeful(NoHints):
+        def ask(self, topics: Iterable[str]) -> bool:
+            return True
+
+    coordinator = Coordinator()
+    view = coordinator.view
+    view.hints = Hopeful()
+    begun, asked_ms = coordinator.now_ms, math.inf
+
+    def hold_again() -> None:
+        nonlocal asked_ms
+        view.hold(coordinator.now_ms + HINT_WAIT_MS)
+        if view.next_request(coordinator.now_ms):
+            asked_ms = min(asked_ms, coordinator.now_ms)
+        coordinator.now_ms += 50
+
+    with pytest.raises(MetadataTimeoutError):
+        view.await_topics(["a"], 400, hold_again)
+    assert asked_ms - begun == 200

@@ -186,6 +186,15 @@ def test_a_frozen_coordinator_costs_one_warning_and_a_moment(caplog: pytest.LogC
         assert len([line for line in caplog.messages if "coordinator" in line]) == 1
 
 
+def test_a_frozen_coordinator_does_not_use_up_max_block() -> None:
+    with FakeCluster({"t": 1}) as cluster, socket.create_server(("127.0.0.1", 0)) as frozen:
+        address = Serving(frozen.getsockname()[1]).address
+        with task(options_of(cluster, max_block_ms=600), address) as producer:
+            producer.send(rows("t"))
+            producer.finish()
+        assert written(cluster, "t") == 1
+
+
 def test_a_wrong_secret_costs_no_more() -> None:
     with FakeCluster({"t": 1}) as cluster, coordinating(options_of(cluster)) as found:
         wrong = replace(found.address, rendezvous=replace(found.address.rendezvous, secret=b"x" * 32))
