@@ -2,10 +2,9 @@
 
 Pure: facts and the time come in, decisions go out. Times are monotonic milliseconds. Four things bound what
 brokers are asked: one request is under way at a time; a request that fails holds back the next one, whatever
-its topics; an answer that does not help a topic (an error, a partition without a leader, the leader that
-a broker has just denied to be) holds back that topic alone; and topics that have metadata, but are told to be
-stale, are gathered for retry.backoff.ms after the last answer. Waits are retry.backoff.ms, doubled up to
-retry.backoff.max.ms, +-20 %.
+its topics; an answer that does not help a topic holds back that topic alone (``topic_answers``); and topics
+that have metadata, but are told to be stale, are gathered for retry.backoff.ms after the last answer. Waits
+are retry.backoff.ms, doubled up to retry.backoff.max.ms, +-20 %.
 """
 
 from __future__ import annotations
@@ -18,13 +17,9 @@ from kafka_sink.backoff import ExponentialBackoff
 from kafka_sink.cluster.hints import MetadataSnapshot, TopicHint
 from kafka_sink.cluster.refresh_schedule import RefreshSchedule
 from kafka_sink.cluster.timetable import Timetable
+from kafka_sink.cluster.topic_answers import TopicAnswers, lacks_leader
 from kafka_sink.cluster.topic_state import TopicState
 from kafka_sink.model import NO_LEADER, Node, PartitionInfo, TopicMetadata, TopicPartition
-
-_LEADER_NOT_AVAILABLE = 5
-# How often a topic is asked for again only because a partition has no leader: an election takes seconds.
-# After that a partition is offline for good, and rows for it are what asks.
-_ELECTION_TRIES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +223,7 @@ class MetadataCache:
         changed = found.metadata != known
         if found.stale and (changed or observed_ms > found.stale_ms):
             # Not changed, but heard after the mark: what an own answer would have said, too.
-            found.stale = self._lacks_leader(found.metadata or topic)
+            found.stale = lacks_leader(found.metadata or topic, self._nodes)
             found.unhelpful = 0 if changed else found.unhelpful + 1
             attempts = max(found.unhelpful, 1)
             found.not_before_ms = max(found.not_before_ms, observed_ms + self._backoff.delay_ms(attempts))
@@ -332,22 +327,25 @@ class MetadataCache:
         if update.nodes:
             self._nodes_ms = now_ms
             self._know_nodes({node.id: node for node in update.nodes})
-        # One draw of jitter for all topics that wait equally long: they stay in one request.
-        waits: dict[int, float] = {}
+        answers = TopicAnswers(self._nodes, marked, self._backoff, now_ms)
         unanswered = dict.fromkeys(requested)
         for topic in update.topics:
             unanswered.pop(topic.name, None)
-            if topic.partitions:
-                self._learn(topic, topic.name in marked, now_ms, waits)
-            else:
-                self._learn_error(topic.name, _LEADER_NOT_AVAILABLE, now_ms, waits)
+            found = self._topics.get(topic.name)
+            if found is not None:
+                self.version += answers.learn(found, topic)
+                self._schedule.file(topic.name, found)
         for name, code in update.errors.items():
             unanswered.pop(name, None)
-            self._learn_error(name, code, now_ms, waits)
+            found = self._topics.get(name)
+            if found is not None:
+                self.version += answers.learn_error(found, code)
+                self._schedule.file(name, found)
         for name in unanswered:
             found = self._topics.get(name)
             if found is not None:
-                self._settle(name, found, now_ms, waits, helped=False, stale=True)
+                answers.leave_out(found)
+                self._schedule.file(name, found)
 
     def on_failure(self, now_ms: float) -> None:
         """No answer came: the same topics are asked for again after the backoff."""
@@ -359,54 +357,3 @@ class MetadataCache:
             found = self._topics.get(name)
             if found is not None:
                 self._schedule.file(name, found)
-
-    def _learn(self, topic: TopicMetadata, marked: bool, now_ms: float, waits: dict[int, float]) -> None:
-        found = self._topics.get(topic.name)
-        if found is None:
-            return
-        known = found.metadata
-        if not found.take_answer(topic, now_ms):
-            self._settle(topic.name, found, now_ms, waits, helped=False, stale=True)
-            return
-        changed = found.metadata != known
-        self.version += changed
-        electing = self._lacks_leader(found.metadata or topic)
-        # A mark that came while the request was under way may tell of something younger than the answer.
-        unmended = found.stale and marked and not changed
-        helped = not electing and not unmended and (changed or not found.stale)
-        stale = unmended or (electing and found.unhelpful < _ELECTION_TRIES)
-        self._settle(topic.name, found, now_ms, waits, helped=helped, stale=stale)
-
-    def _learn_error(self, name: str, code: int, now_ms: float, waits: dict[int, float]) -> None:
-        """What is known of a topic survives errors that may pass: Produce answers judge it better."""
-        found = self._topics.get(name)
-        if found is None:
-            return
-        self.version += found.error != code
-        found.error, found.error_ms = code, now_ms
-        if found.final:
-            found.metadata = None
-        self._settle(name, found, now_ms, waits, helped=False, stale=found.metadata is not None)
-
-    def _settle(
-        self,
-        name: str,
-        found: TopicState,
-        now_ms: float,
-        waits: dict[int, float],
-        *,
-        helped: bool,
-        stale: bool,
-    ) -> None:
-        """Ends an answer to one topic. ``waits``: backoffs drawn for this answer, by unhelpful answers."""
-        found.stale = stale and found.metadata is not None
-        found.unhelpful = 0 if helped else found.unhelpful + 1
-        attempts = max(found.unhelpful, 1)
-        if attempts not in waits:
-            waits[attempts] = self._backoff.delay_ms(attempts)
-        found.not_before_ms = now_ms + waits[attempts]
-        self._schedule.file(name, found)
-
-    def _lacks_leader(self, topic: TopicMetadata) -> bool:
-        """An answer's brokers are those alive: a leader that is none of them is about to be replaced."""
-        return any(one.leader not in self._nodes for one in topic.partitions)
