@@ -124,7 +124,10 @@ class LocalBroker:
         raise AssertionError("the last attempt returns or raises")
 
     def _open_once(self) -> None:
-        folder = Path(tempfile.mkdtemp(prefix="kafka-chunked-broker-"))
+        try:
+            folder = Path(tempfile.mkdtemp(prefix="kafka-chunked-broker-"))
+        except OSError as error:
+            raise LocalBrokerError(f"no folder for the brokers' data: {error}; TMPDIR moves it") from error
         self._folder = folder
         self._nodes = plan_nodes(folder, self._count, self._port, self._extra_listeners, self._chooser)
         self._write_files()

@@ -100,19 +100,19 @@ def find_jars(
         raise LocalBrokerError(
             f"the Ivy settings file {settings} does not exist (ivy_settings or {IVY_SETTINGS_ENV})"
         )
-    cache = cache_root() if cache is None else cache
-    final = cache / f"kafka-{KAFKA_VERSION}"
-    if final.is_dir():
-        return final
     try:
+        cache = cache_root() if cache is None else cache
+        final = cache / f"kafka-{KAFKA_VERSION}"
+        if final.is_dir():
+            return final
         cache.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
+        with _only_one(cache / f"kafka-{KAFKA_VERSION}.lock", progress):
+            if not final.is_dir():  # the one that held the lock before us may have brought it
+                _download_into(final, java, settings, progress)
+    except (OSError, RuntimeError) as error:  # the latter is pathlib's, of a user without a home
         raise LocalBrokerError(
-            f"cannot create the cache folder {cache}: {error}; XDG_CACHE_HOME moves it"
+            f"cannot use the cache folder {cache or 'in your home'}: {error}; XDG_CACHE_HOME moves it"
         ) from error
-    with _only_one(cache / f"kafka-{KAFKA_VERSION}.lock", progress):
-        if not final.is_dir():  # the one that held the lock before us may have brought it
-            _download_into(final, java, settings, progress)
     return final
 
 

@@ -250,3 +250,31 @@ def test_an_unwritable_cache_is_a_clear_error(ivy: Ivy, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(LocalBrokerError, match="XDG_CACHE_HOME"):
         find_jars(ivy.java, cache=tmp_path / "file" / "cache", progress=silent)
+
+
+@pytest.mark.parametrize("blocked", ["cannot be written to", "is of another user"])
+def test_a_cache_that_is_there_and_unwritable_is_a_clear_error(
+    ivy: Ivy, cache: Path, blocked: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Not by permissions: they do not bind root, as whom containers run this.
+    cache.mkdir()
+    if blocked == "cannot be written to":
+        monkeypatch.setattr(jars_module.tempfile, "mkdtemp", refuse)
+    else:
+        (cache / f"{FINAL}.lock").mkdir()
+    with pytest.raises(LocalBrokerError, match=f"cannot use the cache folder {cache}: .*XDG_CACHE_HOME"):
+        find_jars(ivy.java, cache=cache, progress=silent)
+
+
+def refuse(**_: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def test_a_user_without_a_home_is_told_what_to_set(ivy: Ivy, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nowhere() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", nowhere)
+    with pytest.raises(LocalBrokerError, match=r"home directory.*XDG_CACHE_HOME"):
+        find_jars(ivy.java, progress=silent)

@@ -167,6 +167,15 @@ def test_a_broker_that_cannot_start_shows_its_log() -> None:
         LocalBroker(properties={"log.segment.bytes": "many"}).open()
 
 
+def test_no_room_for_the_data_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(**_: object) -> str:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(broker_module.tempfile, "mkdtemp", full)
+    with pytest.raises(LocalBrokerError, match=r"No space left on device; TMPDIR"):
+        LocalBroker().open()
+
+
 def test_three_brokers_keep_serving_while_one_is_down(cluster3: LocalBroker) -> None:
     topic = f"three-{uuid.uuid4().hex[:8]}"
     cluster3.create_topic(topic, partitions=3)
