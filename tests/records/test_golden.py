@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from java_oracle import Batch, JavaOracle, Row
+from kafka import codec
 
 from kafka_sink.accumulator.buffer_pool import BufferPool
 from kafka_sink.accumulator.chunked_buffer import IncrementalAllocator
@@ -128,6 +129,27 @@ def test_java_reads_every_codec(oracle: JavaOracle, compression: CompressionType
     decoded = oracle.read(encoded)
     assert decoded == batches
     assert {batch.codec for batch in decoded} == {int(compression)}
+
+
+# Those of kafka-python: nothing of them has to do with what compressed.
+DECODERS = {
+    CompressionType.GZIP: codec.gzip_decode,
+    CompressionType.SNAPPY: codec.snappy_decode,
+    CompressionType.LZ4: codec.lz4_decode,
+    CompressionType.ZSTD: codec.zstd_decode,
+}
+
+
+@pytest.mark.parametrize("compression", DECODERS)
+def test_decompressed_bytes_equal_the_uncompressed_ones(compression: CompressionType) -> None:
+    """And with them Java's: these are the batches whose uncompressed bytes are compared with its."""
+    attributes, records = slice(21, 23), slice(batch_header.SIZE, None)
+    for batch in cases(0):
+        plain, packed = encode_batch(batch), encode_batch(batch, compression)
+        assert DECODERS[compression](packed[records]) == plain[records]
+        assert int.from_bytes(packed[attributes], "big") == compression
+        assert int.from_bytes(plain[attributes], "big") == 0
+        assert packed[attributes.stop : records.start] == plain[attributes.stop : records.start]
 
 
 @pytest.mark.parametrize("compression", list(CompressionType))
