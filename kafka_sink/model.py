@@ -88,7 +88,8 @@ class TaskResult:
     """What one Spark task did, as its commit message carries it. Counts are of acknowledged rows.
 
     ``wire_bytes`` are record batch bytes as sent (compressed, headers included, first attempts only),
-    ``raw_bytes`` the same records uncompressed; ``unconfirmed`` counts rows sent with acks=0.
+    ``raw_bytes`` the same records uncompressed; ``unconfirmed`` counts rows sent with acks=0,
+    which are in ``partitions`` and in no other count of rows.
     ``metrics`` have Kafka's names (docs/metrics.md).
     """
 

@@ -204,16 +204,18 @@ class Producer:
                     break
         self.check()
         deliveries = self._sender.deliveries
-        acknowledged = deliveries.records
-        if acknowledged != self._rows:
+        acknowledged, unconfirmed = deliveries.records, deliveries.unconfirmed
+        if acknowledged + unconfirmed != self._rows:
             # The last guard of the first invariant; no path is known that leads here.
-            raise DeliveryError(f"{self._rows} rows were handed over, but {acknowledged} acknowledged")
+            raise DeliveryError(
+                f"{self._rows} rows were handed over, but {acknowledged + unconfirmed} accounted for"
+            )
         now = clock_ms()
         breaker = self.breaker_metrics().since(self._breaker_before)
         return TaskResult(
             partitions=deliveries.partitions(),
             records=acknowledged,
-            unconfirmed=deliveries.unconfirmed,
+            unconfirmed=unconfirmed,
             batches=deliveries.batches,
             raw_bytes=deliveries.raw_bytes,
             wire_bytes=deliveries.wire_bytes,

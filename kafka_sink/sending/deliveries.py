@@ -87,9 +87,9 @@ class Deliveries:
 
     @property
     def records(self) -> int:
-        """Rows acknowledged so far."""
+        """Rows acknowledged so far; those that acks=0 sent unconfirmed are not."""
         with self._lock:
-            return sum(tally.records for tally in self._tallies.values())
+            return sum(tally.records for tally in self._tallies.values()) - self.unconfirmed
 
     @property
     def lost(self) -> bool:
@@ -105,12 +105,13 @@ class Deliveries:
         if failure is None:
             return
         partition, cause = failure
-        acknowledged = self.records
+        acknowledged, unconfirmed = self.records, self.unconfirmed
         where = "" if partition is None else f" to {partition}"
-        never = max(rows - acknowledged - self.failed_records - unanswered, 0)
+        never = max(rows - acknowledged - unconfirmed - self.failed_records - unanswered, 0)
+        told = f"{acknowledged} rows acknowledged, " + (f"{unconfirmed} unconfirmed, " if unconfirmed else "")
         raise DeliveryError(
             f"delivery{where} failed: {cause} "
-            f"[{acknowledged} rows acknowledged, {self.failed_records} failed, "
+            f"[{told}{self.failed_records} failed, "
             f"{unanswered} sent without an answer, {never} never sent]"
         ) from cause
 
