@@ -7,6 +7,7 @@ it runs anew on the driver for every micro-batch.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -15,6 +16,8 @@ from kafka_sink.errors import SchemaError
 
 HEADERS_TYPE = "array<struct<key:string,value:binary>>"
 _TEXT_OR_BYTES = ("string", "binary")
+# Anywhere in a type, as of a field or an element; not a field's name.
+_MONTHS = re.compile(r"(?:^|[:<,])(interval (?:year|month)(?: to month)?)(?:$|[,>])")
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,13 @@ class ColumnPlan:
                 raise SchemaError(
                     f"There are two columns '{name}', and Spark hands over none such to a Python sink: "
                     "rename or drop one."
+                )
+            months = _MONTHS.search(spark_type)
+            if months:
+                # Else pyarrow's "KeyError: 21" in the tasks, whatever the column.
+                raise SchemaError(
+                    f"Column '{name}' has the type {months[1]}, which pyarrow has not, and Spark hands all "
+                    "columns to a Python sink: drop it or cast it to string."
                 )
             found[name] = (index, spark_type)
         topic_column = None if topic is not None else _pick(found, "topic", ("string",))

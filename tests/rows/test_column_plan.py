@@ -130,6 +130,29 @@ def test_two_columns_of_one_name_are_refused() -> None:
         ColumnPlan.of([VALUE, ("other", "int"), ("other", "int")], "t")
 
 
+@pytest.mark.parametrize(
+    "spark_type",
+    [
+        "interval year",
+        "interval year to month",
+        "array<interval month>",
+        "struct<a:int,b:map<int,interval year>>",
+    ],
+)
+def test_intervals_of_months_are_refused_before_tasks_meet_them(spark_type: str) -> None:
+    with pytest.raises(
+        SchemaError, match=r"^Column 'x' has the type interval (year|month)( to month)?, .*cast it"
+    ):
+        ColumnPlan.of([VALUE, ("x", spark_type)], "t")
+
+
+@pytest.mark.parametrize(
+    "spark_type", ["interval day to second", "struct<interval year:int>", "variant", "void"]
+)
+def test_other_columns_may_have_any_other_type(spark_type: str) -> None:
+    assert ColumnPlan.of([("x", spark_type), VALUE], "t").used == (1,)
+
+
 def test_planning_imports_nothing_heavy() -> None:
     script = (
         "import sys, kafka_sink.rows.column_plan, kafka_sink.options;"
