@@ -23,6 +23,8 @@ STREAM_LOOKS_AGAIN_S = 60.0
 # A topic that was just created, here or by somebody else, may take this long to be known to all brokers.
 _PROPAGATION_MS = 5000.0
 _AGAIN_S = 0.1
+_SILENT = "no broker answered"
+_NO_KAFKA = "what answers there is no Kafka broker, or one that expects TLS"
 # librdkafka takes no request timeout below and none above.
 _LEAST_TIMEOUT_MS, _MOST_TIMEOUT_MS = 1.0, 3_600_000.0
 _LEAST_SETUP_MS, _MOST_SETUP_MS = 1000, 2**31 - 1
@@ -143,8 +145,11 @@ class TopicPreparation:
         )
 
     def _no_answer(self, error: KafkaError) -> str:
+        from confluent_kafka import KafkaError
+
         self._admin.poll(0)
-        reasons = "; ".join(self._reasons.values()) or error.str()
+        silent = error.code() in (KafkaError._TRANSPORT, KafkaError._TIMED_OUT)
+        reasons = "; ".join(self._reasons.values()) or (_SILENT if silent else error.str())
         return (
             f"Topic '{self._topic}' could not be looked up at {_brokers(self._options)} within "
             f"kafka.max.block.ms = {self._options.max_block_ms} ms: {reasons}"
@@ -156,7 +161,9 @@ class TopicPreparation:
 
         if error.code() != KafkaError._ALL_BROKERS_DOWN:
             text = error.str().partition(" (after ")[0].replace("/bootstrap", "")
-            self._reasons[text.partition(": ")[0]] = text
+            # That error's own advice is a setting of librdkafka's, and would help nobody.
+            broker, _, what = text.partition(": ")
+            self._reasons[broker] = f"{broker}: {_NO_KAFKA}" if "Invalid response size" in what else text
 
 
 def client_settings(options: SinkOptions) -> dict[str, Any]:

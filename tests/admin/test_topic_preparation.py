@@ -183,10 +183,38 @@ def test_a_broker_that_never_answers_is_given_up(topic: str) -> None:
         address = f"127.0.0.1:{server.getsockname()[1]}"
         begun = time.monotonic()
         with pytest.raises(
-            MetadataTimeoutError, match=rf"{address} within kafka\.max\.block\.ms = 900 ms: \S"
+            MetadataTimeoutError,
+            match=rf"{address} within kafka\.max\.block\.ms = 900 ms: no broker answered",
         ):
             prepare_topic(options(address, topic, kafka_max_block_ms="900"))
         assert 0.8 <= time.monotonic() - begun < 4
+
+
+def test_what_is_no_kafka_is_told_without_settings_that_do_not_exist_here(topic: str) -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=50) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+
+        def refuse() -> None:
+            while True:
+                try:
+                    caller = server.accept()[0]
+                except OSError:
+                    return
+                with caller:
+                    caller.recv(4096)
+                    caller.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+        web = threading.Thread(target=refuse)
+        web.start()
+        try:
+            with pytest.raises(
+                MetadataTimeoutError, match=rf"{address}: .* no Kafka broker, or .* TLS"
+            ) as caught:
+                prepare_topic(options(address, topic, kafka_max_block_ms="900"))
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
+            web.join()
+        assert "receive.message.max.bytes" not in str(caught.value)
 
 
 def test_one_live_broker_of_two_is_enough(broker: LocalBroker, topic: str) -> None:
