@@ -12,6 +12,7 @@ from kafka_sink.model import CompressionType
 INT_MAX = 2**31 - 1
 LONG_MAX = 2**63 - 1
 TOPIC_MAX_LENGTH = 249
+TEXT_MAX_BYTES = 2**15 - 1
 
 _INTEGER = re.compile(r"[+-]?[0-9]+")
 _TOPIC = re.compile(r"[a-zA-Z0-9._-]+")
@@ -88,8 +89,15 @@ def codec() -> Kind:
 
 
 def string() -> Kind:
-    """Any text."""
-    return Kind("string", "any", str)
+    """Any text that fits a string of Kafka's protocol."""
+
+    def parse(text: str) -> str:
+        size = len(text.encode("utf-8", "surrogatepass"))
+        if size > TEXT_MAX_BYTES:
+            raise ValueError(f"has {size} bytes, more than {TEXT_MAX_BYTES}")
+        return text
+
+    return Kind("string", "any", parse)
 
 
 def topic_problem(name: str) -> str | None:
@@ -132,6 +140,8 @@ def _parse_addresses(text: str) -> tuple[Address, ...]:
 
 
 def _parse_address(entry: str) -> Address:
+    if "@" in entry:
+        raise ValueError("has an entry with an @: credentials do not belong in an address")
     scheme = _SCHEME.match(entry)
     if scheme:
         if scheme["scheme"].upper() != "PLAINTEXT":

@@ -81,7 +81,8 @@ def test_servers(text: str, expected: tuple[tuple[str, int], ...]) -> None:
         ("[::1]", "without brackets"),
         ("[localhost]:1", "no IPv6 address"),
         ("a b:1", "not a name"),
-        ("user:password@h:1", "without brackets"),
+        ("user:password@h:1", "credentials do not belong"),
+        ("user:password@h", "credentials do not belong"),
         ("SSL://h:1", "kafka.security.protocol"),
     ],
 )
@@ -122,6 +123,12 @@ def test_wrong_values_name_option_reason_and_value(name: str, text: str, reason:
     assert f"'kafka.{name}'" in message
     assert reason in message
     assert f"got '{text}'" in message
+
+
+def test_a_name_that_no_request_can_hold_is_refused() -> None:
+    assert parsed(client__id="ü" * 16_383).options.client_id == "ü" * 16_383
+    message = refused({**SERVERS, "kafka.client.id": "ü" * 16_384})
+    assert message.startswith("Option 'kafka.client.id' has 32768 bytes, more than 32767")
 
 
 def test_words_become_values() -> None:
