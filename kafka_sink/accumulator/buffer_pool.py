@@ -21,7 +21,7 @@ from kafka_sink.accumulator.memory_arena import Chunk, ChunkArena
 from kafka_sink.accumulator.pool_metrics import PoolMetrics, WindowedRate
 from kafka_sink.errors import BufferExhaustedError, ProducerClosedError, RecordTooLargeError
 
-# Heap memory at most: this share of buffer.memory, but never less than one batch may need.
+# Heap memory at most: this share of buffer.memory, but never less than that; and see admit_batches_of.
 _HEAP_SHARE = 4
 _LEAST_HEAP_BYTES = 1 << 20
 # How often whoever waits looks whether that still makes sense.
@@ -89,6 +89,12 @@ class BufferPool:
         self._exhausted = 0
         self._wait_rate = WindowedRate()
         self._exhausted_rate = WindowedRate()
+
+    def admit_batches_of(self, batch_size: int) -> None:
+        """Lets the heap hold two batches of this size, as growing and splitting one may need, but never more
+        than ``total_bytes``."""
+        with self._lock:
+            self.heap_limit_bytes = max(self.heap_limit_bytes, min(2 * batch_size, self.total_bytes))
 
     def arena(self, size: int) -> ChunkArena:
         """The chunks of a size that is kept for reuse."""
@@ -172,7 +178,7 @@ class BufferPool:
                     f"{need} bytes are needed beyond kafka.buffer.memory = {self.total_bytes}, for "
                     f"compressed data larger than estimated or a batch that was split, but {self._heap} of "
                     f"at most {self.heap_limit_bytes} such bytes are in use; raise kafka.buffer.memory (the "
-                    "limit is a quarter of it)"
+                    "limit is a quarter of it, or two batches where that is more)"
                 )
             chunks = arena.take(count)
             self._heap += need

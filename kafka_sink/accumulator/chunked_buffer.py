@@ -291,6 +291,7 @@ class IncrementalAllocator:
         """``batch_size``: default the pool's poolable size; named where producers share a pool."""
         self._pool = pool
         self._batch_size = max(1, pool.poolable_size if batch_size is None else batch_size)
+        pool.admit_batches_of(self._batch_size)
         largest = chunk_size(self._batch_size)
         smaller = [largest // divisor for divisor in _FINER if largest // divisor >= _SMALLEST_FINER]
         self._arenas = [pool.arena(size) for size in (largest, *smaller)]

@@ -92,6 +92,8 @@ class ChunkArena:
             lent.remove(chunks[0])
             if self.kept:
                 self.free.append(chunks[0])
+            elif lent:
+                _forget_pages(chunks, self.size)
             return
         if not lent.issuperset(chunks):
             raise BufferOwnershipError(f"chunks of {self.size} bytes returned that are not lent out")
@@ -102,6 +104,9 @@ class ChunkArena:
             raise BufferOwnershipError(f"one chunk of {self.size} bytes returned twice in one call")
         if self.kept:
             self.free.extend(reversed(chunks))
+        elif lent:
+            # Their mapping stays while another of its chunks is in use.
+            _forget_pages(chunks, self.size)
 
     @property
     def lent(self) -> int:

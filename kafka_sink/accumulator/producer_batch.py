@@ -46,11 +46,13 @@ class IllegalTransitionError(RuntimeError):
 
 
 def hold_after(codec: BlockCodec | WholeCodec | None, ratio: float, body: int, tail: int) -> int:
-    """Bytes held once ``tail`` raw bytes follow ``body`` final ones: full blocks shrink as estimated."""
+    """Bytes held once ``tail`` raw bytes follow ``body`` final ones: full blocks shrink as estimated,
+    the last one not at all."""
     if not isinstance(codec, BlockCodec):
         return body + tail
     blocks, rest = divmod(tail, codec.block_size)
-    return body + int(blocks * codec.block_size * min(1.0, ratio * CompressionRatios.SAFETY)) + rest
+    packed = int(blocks * codec.block_size * min(1.0, ratio * CompressionRatios.SAFETY))
+    return body + packed + rest + (blocks + 1) * codec.block_overhead + len(codec.epilogue)
 
 
 class ProducerBatch:

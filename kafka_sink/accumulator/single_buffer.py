@@ -117,6 +117,7 @@ class FullAllocator:
         self._pool = pool
         # batch.size = 0 is legal: every record then gets a buffer of its own size.
         self._batch_size = max(1, pool.poolable_size if batch_size is None else batch_size)
+        pool.admit_batches_of(self._batch_size)
         self._arena = pool.arena(self._batch_size)
         self._tenant = PoolTenant()
 

@@ -28,6 +28,8 @@ class BlockCodec(ABC):
     """A frame of independently compressed blocks: prologue, blocks, epilogue."""
 
     block_size: int
+    # Bytes of a block's framing, and by how much incompressible rows make its body larger.
+    block_overhead: int
     prologue: bytes
     epilogue: bytes
 
@@ -50,6 +52,7 @@ class Lz4Codec(BlockCodec):
     """LZ4 frame with independent 64 KiB blocks; brokers refuse linked ones."""
 
     block_size = 64 * 1024
+    block_overhead = 4
     # Magic, FLG (version 1, independent blocks, no checksums), BD (64 KiB), header checksum.
     prologue = bytes.fromhex("04224d18") + bytes([0x60, 0x40, 0x82])
     epilogue = b"\0\0\0\0"
@@ -75,6 +78,8 @@ class SnappyCodec(BlockCodec):
     """Snappy in xerial framing, the form that Kafka's clients read; 32 KiB blocks as in Java."""
 
     block_size = 32 * 1024
+    # 8 bytes of growth is the most that noise with short repetitions was seen to cause.
+    block_overhead = 4 + 12
     prologue = b"\x82SNAPPY\0" + struct.pack(">ii", 1, 1)
     epilogue = b""
 

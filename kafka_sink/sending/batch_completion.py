@@ -241,7 +241,7 @@ class BatchCompletion:
             self._identity.refused(batch)
         retries_left = not outcome.spends_retry or batch.attempts <= self._settings.retries
         if outcome.action is outcomes.Action.SPLIT:
-            self._split(batch, cause)
+            self._split(batch, cause, now_ms)
         elif outcome.action in _AGAIN and retries_left:
             if outcome.action is outcomes.Action.RESTART and self._identity is not None:
                 self._identity.request_restart(batch.partition)
@@ -251,7 +251,7 @@ class BatchCompletion:
         else:
             self._accumulator.finish(batch, BatchState.FAILED, self._record_failure(batch, cause))
 
-    def _split(self, batch: ProducerBatch, cause: Exception) -> None:
+    def _split(self, batch: ProducerBatch, cause: Exception, now_ms: float) -> None:
         """MESSAGE_TOO_LARGE: the records go on in smaller batches with consecutive sequences."""
         if batch.terminal:
             # The answer is late: whoever failed the batch has told the task.
@@ -260,8 +260,10 @@ class BatchCompletion:
         try:
             pieces = split_batch(batch, self._settings.batch_size, self._accumulator.allocator)
         except BufferExhaustedError as error:
-            failure = DeliveryError(f"{cause}; the batch could not be split: {error}")
-            self._accumulator.finish(batch, BatchState.FAILED, self._record_failure(batch, failure))
+            # Memory comes free with other answers; if it never does, delivery.timeout.ms ends this.
+            batch.last_error = DeliveryError(f"{cause}; the batch could not be split: {error}")
+            self.deliveries.count(retries=1)
+            self._accumulator.requeue(batch, now_ms + self._backoff.delay_ms(batch.attempts))
             return
         if self._identity is not None:
             self._identity.replaced(batch, pieces)

@@ -12,8 +12,8 @@ from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
 from kafka_sink.records import batch_header, varint
 from kafka_sink.records.compression import CompressionRatios, decompress
 
-# A record's timestamp delta, and its bytes after the offset delta.
-Record = tuple[int, memoryview]
+# A record's timestamp delta, its bytes after the offset delta, and how many bytes it has in all.
+Record = tuple[int, memoryview, int]
 
 
 def split_batch(batch: ProducerBatch, batch_size: int, allocator: BufferAllocator) -> list[ProducerBatch]:
@@ -25,8 +25,9 @@ def split_batch(batch: ProducerBatch, batch_size: int, allocator: BufferAllocato
     raw = decompress(b"".join(batch.buffer.views(batch_header.SIZE)), batch.compression, batch.raw_bytes)
     records = _records(memoryview(raw), batch.record_count)
     limit = batch_size - batch_header.SIZE
-    if sum(len(body) for _, body in records) <= limit:
-        limit = -(-sum(len(body) for _, body in records) // 2)
+    total = sum(size for _, _, size in records)
+    if total <= limit:
+        limit = -(-total // 2)
     pieces: list[ProducerBatch] = []
     try:
         for group in _groups(records, limit):
@@ -43,24 +44,24 @@ def _groups(records: list[Record], limit: int) -> Iterator[list[Record]]:
     group: list[Record] = []
     size = 0
     for record in records:
-        if group and size + len(record[1]) > limit:
+        if group and size + record[2] > limit:
             yield group
             group, size = [], 0
         group.append(record)
-        size += len(record[1])
+        size += record[2]
     yield group
 
 
 def _records(raw: memoryview, count: int) -> list[Record]:
-    """Per record: its timestamp delta, and its bytes after the offset delta."""
     found = []
     at = 0
     for _ in range(count):
+        begin = at
         length, at = varint.read(raw, at)
         end = at + length
         timestamp, place = varint.read(raw, at + 1)
         _, place = varint.read(raw, place)
-        found.append((timestamp, raw[place:end]))
+        found.append((timestamp, raw[place:end], end - begin))
         at = end
     return found
 
@@ -68,7 +69,7 @@ def _records(raw: memoryview, count: int) -> list[Record]:
 def _piece(parent: ProducerBatch, group: list[Record], allocator: BufferAllocator) -> ProducerBatch:
     base = group[0][0]
     encoded = bytearray()
-    for offset, (timestamp, rest) in enumerate(group):
+    for offset, (timestamp, rest, _) in enumerate(group):
         head = b"\0" + varint.scalar(timestamp - base) + varint.scalar(offset)
         encoded += varint.scalar(len(head) + len(rest)) + head + rest
     # The ratio has just proved wrong, so the piece is reserved for as if nothing shrank.
@@ -95,7 +96,7 @@ def _filled(
     )
     piece.leased = True
     piece.append(
-        memoryview(encoded), len(group), parent.base_timestamp + max(timestamp for timestamp, _ in group)
+        memoryview(encoded), len(group), parent.base_timestamp + max(timestamp for timestamp, _, _ in group)
     )
     piece.move_to(BatchState.CLOSED)
     piece.seal()

@@ -595,6 +595,11 @@ def test_the_heap_has_a_limit_that_names_itself(strategy: Callable[..., Allocato
 def test_the_heap_limit_is_a_quarter_of_the_pool_but_enough_for_a_batch() -> None:
     assert pool_of(64 << 20).heap_limit_bytes == 16 << 20
     assert pool_of(32_768).heap_limit_bytes == 1 << 20
+    pool = pool_of(8 << 20)
+    for batch_size, limit in ((1 << 20, 2 << 20), (3 << 20, 6 << 20), (1 << 20, 6 << 20), (1 << 30, 8 << 20)):
+        FullAllocator(pool, batch_size)
+        IncrementalAllocator(pool, batch_size)
+        assert pool.heap_limit_bytes == limit
 
 
 def test_a_split_batch_takes_the_pool_first_and_the_heap_second(strategy: Callable[..., Allocator]) -> None:

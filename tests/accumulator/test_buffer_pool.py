@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 import random
 import signal
 import sys
@@ -692,6 +693,17 @@ def test_trimmed_memory_leaves_the_process(keep: int) -> None:
         again = pool.try_take(arena, 4096 - 64)
         assert again is not None
         assert {id(chunk.slab) for chunk in again} <= {id(chunk.slab) for chunk in stay}
+
+
+@pytest.mark.parametrize("back", [1, 3])
+def test_unkept_chunks_leave_their_memory_though_others_of_their_mapping_stay(back: int) -> None:
+    arena = ChunkArena(2 * mmap.PAGESIZE, kept=False, heap=True)
+    chunks = arena.take(4)
+    for chunk in chunks:
+        chunk.view[:] = b"\7" * arena.size
+    arena.give(chunks[4 - back :])
+    # Dropped pages read as zeros.
+    assert [chunk.view[0] for chunk in chunks] == [7] * (4 - back) + [0] * back
 
 
 def test_trimmed_chunks_smaller_than_a_page_keep_their_neighbours_bytes() -> None:

@@ -229,6 +229,22 @@ def test_a_batch_that_outgrew_its_estimate_beyond_the_pool_goes_early() -> None:
     assert (bench.pool.metrics().heap_bytes, bench.pool.metrics().used_bytes) == (0, 0)
 
 
+@pytest.mark.parametrize("codec", [CompressionType.LZ4, CompressionType.SNAPPY], ids=lambda c: c.name.lower())
+@pytest.mark.parametrize("blocks", [0, 1, 3])
+def test_what_does_not_shrink_is_reserved_for_with_its_framing(codec: CompressionType, blocks: int) -> None:
+    """At every place in a chunk where a batch may end: a few bytes too few would cost a chunk of heap."""
+    chance = random.Random(7)
+    for size in range(65_536 * blocks + 200, 65_536 * blocks + 330):
+        bench = Bench(memory=1 << 19, batch_size=1 << 18, compression=codec)
+        values = pa.array([chance.randbytes(size)], pa.binary())
+        row = pa.record_batch({"value": values, "partition": pa.array([0], pa.int32())})
+        rest = bench.pool.arena(128)
+        bench.append(unit_of(extract(PLAN, row, 0), TOPICS, PARTITIONER, lambda topic, count: [0] * count, 0))
+        bench.pool.try_take(rest, bench.pool.metrics().buffer_available_bytes // 128)
+        bench.appender.flush()
+        assert bench.pool.metrics().heap_total_bytes == 0
+
+
 def test_while_it_waits_for_memory_it_holds_no_open_batch_of_that_partition(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -202,15 +202,34 @@ def test_a_sender_that_ends_late_gives_everything_back_itself(
     assert_nothing_is_left(cluster, seen[0])
 
 
-def test_a_split_without_memory_fails_the_batch_and_not_the_sender(monkeypatch: pytest.MonkeyPatch) -> None:
-    def exhausted(*_: object) -> None:
-        raise BufferExhaustedError("none left")
+@pytest.mark.parametrize("times", [1, 2, 1_000_000])
+def test_a_split_waits_for_memory_as_long_as_the_batch_may_live(
+    monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    tries: list[int] = []
 
+    def pressed(opened: Callable[..., object]) -> Callable[..., object]:
+        def open_overflow(*arguments: object) -> object:
+            tries.append(1)
+            # Not the first piece: what it holds must go back.
+            if len(tries) % 2 == 0 and len(tries) <= 2 * times:
+                raise BufferExhaustedError("none left")
+            return opened(*arguments)
+
+        return open_overflow
+
+    for allocator in (IncrementalAllocator, FullAllocator):
+        monkeypatch.setattr(allocator, "open_overflow", pressed(allocator.open_overflow))
     with FakeCluster({TOPIC: 1}, max_message_bytes=400) as cluster:
-        for allocator in (IncrementalAllocator, FullAllocator):
-            monkeypatch.setattr(allocator, "open_overflow", exhausted)
-        with pytest.raises(DeliveryError, match=r"to t-0 failed.*could not be split: none left.*40 failed"):
-            send(cluster, rows(0, 40))
+        if times < 1_000_000:
+            result = send(cluster, rows(0, 40))
+            assert written(cluster) == list(range(40))
+            assert (result.retries, result.metrics["buffer-used-bytes"]) == (times, 0)
+            return
+        with pytest.raises(
+            DeliveryError, match=r"timeout\.ms = 600.*could not be split: none left.*40 failed"
+        ):
+            send(cluster, rows(0, 40), request_timeout_ms=500, delivery_timeout_ms=600)
 
 
 def test_a_lost_task_does_not_wait_for_memory(cluster: FakeCluster) -> None:
