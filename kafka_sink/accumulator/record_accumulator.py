@@ -13,6 +13,9 @@ from kafka_sink.accumulator.batch_buffer import BatchBuffer, BufferAllocator
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
 from kafka_sink.model import CompressionType, PartitionInfo, TopicPartition
 
+# What is leased cannot be failed; a lease lasts about so long.
+LEASE_MS = 5.0
+
 
 @dataclass(frozen=True, slots=True)
 class AccumulatorSettings:
@@ -142,7 +145,21 @@ class RecordAccumulator:
         delay = math.inf
         with self.lock:
             hurry = self.flushing or self.allocator.queued > 0
+            # With thousands of partitions nearly all linger, and this loop is what a pass costs.
+            lingers_since = math.inf if hurry else now_ms - self.settings.linger_ms
+            oldest = math.inf
             for queue in self._waiting.values():
+                batches = queue.batches
+                head = batches[0]
+                if (
+                    head.created_ms > lingers_since
+                    and head.state is BatchState.OPEN
+                    and len(batches) == 1
+                    and not head.leased
+                ):
+                    if head.created_ms < oldest:
+                        oldest = head.created_ms
+                    continue
                 wait = self._wait_ms(queue, hurry, now_ms)
                 if wait > 0:
                     delay = min(delay, wait)
@@ -154,6 +171,8 @@ class RecordAccumulator:
                     held.setdefault(info.leader, []).append(queue)
                 else:
                     nodes.setdefault(info.leader, []).append(queue)
+        if oldest < math.inf:
+            delay = min(delay, oldest - lingers_since)
         return ReadyCheck(nodes, held, unknown, delay)
 
     def _wait_ms(self, queue: PartitionQueue, hurry: bool, now_ms: float) -> float:
@@ -335,7 +354,7 @@ class RecordAccumulator:
             return sum(b.record_count for b in self._live if b.attempts and not b.terminal)
 
     def expired(self, now_ms: float) -> tuple[list[ProducerBatch], float]:
-        """Queued batches older than delivery.timeout.ms, and when the next will be (ms from now)."""
+        """Queued batches older than delivery.timeout.ms, and when there may be others (ms from now)."""
         timeout = self.settings.delivery_timeout_ms
         found: list[ProducerBatch] = []
         delay = math.inf
@@ -346,7 +365,9 @@ class RecordAccumulator:
                     if left > 0:
                         delay = min(delay, left)
                         break
-                    if not batch.leased:
+                    if batch.leased:
+                        delay = min(delay, LEASE_MS)
+                    else:
                         found.append(batch)
         return found, delay
 

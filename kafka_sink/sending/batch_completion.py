@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
-from kafka_sink.accumulator.record_accumulator import RecordAccumulator
+from kafka_sink.accumulator.record_accumulator import LEASE_MS, RecordAccumulator
 from kafka_sink.backoff import ExponentialBackoff
 from kafka_sink.errors import BufferExhaustedError, DeliveryError
 from kafka_sink.model import Node, TopicPartition
@@ -50,6 +50,8 @@ class BatchCompletion:
         self._connection_errors = connection_errors
         # Sent and unanswered batches; they expire too, though their memory stays until the answer.
         self._in_flight: dict[int, ProducerBatch] = {}
+        # Looking at each batch in every pass is what passes would cost with thousands of partitions.
+        self._none_expires_before_ms = 0.0
 
     def sent(self, node_id: int, batches: Iterable[ProducerBatch], now_ms: float) -> None:
         """A Produce request with these batches goes out."""
@@ -63,6 +65,8 @@ class BatchCompletion:
 
     def expire(self, now_ms: float) -> float:
         """Fails what delivery.timeout.ms has passed for; returns the milliseconds until the next may."""
+        if now_ms < self._none_expires_before_ms:
+            return self._none_expires_before_ms - now_ms
         expired, delay = self._accumulator.expired(now_ms)
         timeout = self._accumulator.settings.delivery_timeout_ms
         for batch in self._in_flight.values():
@@ -74,7 +78,12 @@ class BatchCompletion:
         for batch in expired:
             last = batch.last_error or self._obstacle(batch.partition)
             muted = self._observer.explain(batch.partition)
-            self._fail(batch, outcomes.expiry(batch.partition, timeout, batch.attempts, last, muted))
+            cause = outcomes.expiry(batch.partition, timeout, batch.attempts, last, muted)
+            if not self._fail(batch, cause) and batch.leased:
+                delay = min(delay, LEASE_MS)
+        # What is appended from now on expires later than all that is here.
+        delay = min(delay, timeout)
+        self._none_expires_before_ms = now_ms + delay
         return delay
 
     def _obstacle(self, partition: TopicPartition) -> str | None:
@@ -87,8 +96,8 @@ class BatchCompletion:
         errors = self._connection_errors()
         return next((f"{node}: {error}" for node, error in errors.items() if node.id == info.leader), None)
 
-    def _fail(self, batch: ProducerBatch, cause: Exception) -> None:
-        self._accumulator.fail(batch, self._record_failure(batch, cause))
+    def _fail(self, batch: ProducerBatch, cause: Exception) -> bool:
+        return self._accumulator.fail(batch, self._record_failure(batch, cause))
 
     def _record_failure(self, batch: ProducerBatch, cause: Exception) -> Callable[[], None]:
         return partial(self.deliveries.failed, batch.partition, batch.record_count, cause)

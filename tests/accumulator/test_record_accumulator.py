@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from kafka_sink.accumulator import record_accumulator
 from kafka_sink.accumulator.buffer_pool import BufferPool
 from kafka_sink.accumulator.producer_batch import BatchState, IllegalTransitionError, ProducerBatch
 from kafka_sink.accumulator.record_accumulator import AccumulatorSettings, RecordAccumulator
@@ -291,7 +292,9 @@ def test_expired_batches_and_the_time_until_the_next() -> None:
     bench.batch(P[0], created=400)
     leased.leased = True
     assert bench.accumulator.expired(9_000) == ([], 1_000)
-    assert bench.accumulator.expired(10_000) == ([old], 400)
+    assert bench.accumulator.expired(10_000) == ([old], record_accumulator.LEASE_MS)
+    leased.leased = False
+    assert bench.accumulator.expired(10_000) == ([old, leased], 400)
 
 
 @pytest.mark.parametrize("end_leases", [False, True])
@@ -337,3 +340,12 @@ def test_unanswered_rows_are_those_that_were_sent() -> None:
     assert bench.accumulator.unanswered_records() == 4
     bench.accumulator.fail(one, nothing)
     assert bench.accumulator.unanswered_records() == 2
+
+
+def test_among_many_that_linger_the_oldest_says_when_to_look_again() -> None:
+    bench = Bench(linger_ms=500)
+    bench.leaders = dict.fromkeys(P, 0)
+    for age, partition in enumerate(P[:3]):
+        bench.batch(partition, created=100 - 10 * age)
+    assert bench.ready(200) == ({}, 380)
+    assert bench.ready(580) == ({0: {2}}, 10)

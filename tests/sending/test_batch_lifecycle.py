@@ -24,7 +24,7 @@ from hypothesis.stateful import (
 
 from kafka_sink.accumulator import producer_batch, record_accumulator
 from kafka_sink.accumulator.producer_batch import BatchState, IllegalTransitionError, ProducerBatch
-from kafka_sink.accumulator.record_accumulator import PartitionQueue, RecordAccumulator
+from kafka_sink.accumulator.record_accumulator import LEASE_MS, PartitionQueue, RecordAccumulator
 from kafka_sink.errors import DeliveryError
 from kafka_sink.model import TopicPartition
 from kafka_sink.records import batch_header
@@ -163,6 +163,16 @@ class Lifecycle(RuleBasedStateMachine):
         if self._going():
             self.model.settle()
         self.model.check_end()
+
+
+def test_what_is_too_old_under_a_lease_fails_once_the_lease_has_ended() -> None:
+    model = Model()
+    model.append([0], 5, lambda: None)
+    model.expire_while_leased()
+    assert not model.completion.deliveries.lost
+    model.now += LEASE_MS
+    model.expire()
+    assert model.completion.deliveries.lost
 
 
 @pytest.mark.both_strategies
