@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
+
+from benchmarks.surroundings import ROOT
 
 BENCHMARKS = (
     "encoder",
@@ -29,7 +30,6 @@ WITH_JVM_SINK = ("many_topics", "many_partitions", "throughput", "frozen_broker"
 
 
 def main() -> int:
-    folder = Path(__file__).resolve().parent
     names = [word for word in sys.argv[1:] if not word.startswith("-")]
     flags = [word for word in sys.argv[1:] if word.startswith("-")]
     unknown = set(names) - set(BENCHMARKS)
@@ -39,12 +39,12 @@ def main() -> int:
     spark41 = os.environ.get("SPARK41_PYTHON")
     for name in names or BENCHMARKS:
         print(f"== {name} ==", flush=True)
-        command = [sys.executable, str(folder / f"{name}.py"), *flags]
+        command = [sys.executable, "-m", f"benchmarks.{name}", *flags]
         if spark41 and name in WITH_JVM_SINK:
             command[0] = spark41
             if name == "throughput":
                 command += ["--beside", sys.executable]
-        done = subprocess.run(command, check=False)
+        done = subprocess.run(command, cwd=ROOT, check=False)
         if done.returncode:
             return done.returncode
     return 0

@@ -1,6 +1,6 @@
 """What a record batch's memory costs, incremental against full: nanoseconds on one core, no broker.
 
-    python benchmarks/allocation.py [--smoke]
+    python -m benchmarks.allocation [--smoke]
 
 First memory alone: a batch is opened, given its 61-byte header and runs of rows (about 4 KiB for 1,000 open
 partitions), each after a reservation, then viewed, trimmed and released: all that the accumulator asks of
@@ -21,32 +21,28 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-RESULTS = Path(__file__).resolve().parent / "results"
-sys.path.insert(0, str(ROOT))
+import numpy as np
+import pyarrow as pa
 
-import numpy as np  # noqa: E402 - after the path, as all others
-import pyarrow as pa  # noqa: E402 - after the path, as all others
-
-from kafka_sink.accumulator.batch_buffer import BufferAllocator  # noqa: E402 - needs the path above
-from kafka_sink.accumulator.buffer_pool import BufferPool  # noqa: E402 - needs the path above
-from kafka_sink.accumulator.chunked_buffer import (  # noqa: E402 - needs the path above
+from benchmarks.surroundings import RESULTS
+from kafka_sink.accumulator.batch_buffer import BufferAllocator
+from kafka_sink.accumulator.buffer_pool import BufferPool
+from kafka_sink.accumulator.chunked_buffer import (
     IncrementalAllocator,
     chunk_size,
 )
-from kafka_sink.accumulator.producer_batch import BatchState  # noqa: E402 - needs the path above
-from kafka_sink.accumulator.record_accumulator import (  # noqa: E402 - needs the path above
+from kafka_sink.accumulator.producer_batch import BatchState
+from kafka_sink.accumulator.record_accumulator import (
     AccumulatorSettings,
     RecordAccumulator,
 )
-from kafka_sink.accumulator.single_buffer import FullAllocator  # noqa: E402 - needs the path above
-from kafka_sink.accumulator.unit import Unit  # noqa: E402 - needs the path above
-from kafka_sink.accumulator.unit_appender import UnitAppender  # noqa: E402 - needs the path above
-from kafka_sink.model import CompressionType, TopicPartition  # noqa: E402 - needs the path above
-from kafka_sink.records import encoder  # noqa: E402 - needs the path above
+from kafka_sink.accumulator.single_buffer import FullAllocator
+from kafka_sink.accumulator.unit import Unit
+from kafka_sink.accumulator.unit_appender import UnitAppender
+from kafka_sink.model import CompressionType, TopicPartition
+from kafka_sink.records import encoder
 
 HEADER = bytes(61)
 RUN = 4096

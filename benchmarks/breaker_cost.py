@@ -1,6 +1,6 @@
 """What the circuit breaker costs when nothing is wrong: nanoseconds per record batch, and its share of all.
 
-    python benchmarks/breaker_cost.py [--smoke]
+    python -m benchmarks.breaker_cost [--smoke]
 
 First the calls alone, on one core: what the sender asks of the breaker for a request of so many batches, with
 the two passes of its loop that a request takes (one sends it, one has its answer). Then a producer writes to
@@ -14,29 +14,23 @@ import argparse
 import json
 import os
 import platform
-import sys
 import time
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-RESULTS = Path(__file__).resolve().parent / "results"
-sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
-
-import direct_producer  # noqa: E402 - needs the path above
-
-from kafka_sink.cluster.circuit_breaker import (  # noqa: E402 - needs the path above
+from benchmarks import direct_producer
+from benchmarks.surroundings import RESULTS
+from kafka_sink.cluster.circuit_breaker import (
     CircuitBreakManager,
     FailureRateCircuitBreaker,
 )
-from kafka_sink.local_broker import LocalBroker  # noqa: E402 - needs the path above
-from kafka_sink.model import TopicPartition  # noqa: E402 - needs the path above
-from kafka_sink.options import parse  # noqa: E402 - needs the path above
-from kafka_sink.producer import Producer  # noqa: E402 - needs the path above
-from kafka_sink.rows.column_plan import ColumnPlan  # noqa: E402 - needs the path above
-from kafka_sink.sending.breaker_gate import BreakerGate  # noqa: E402 - needs the path above
-from kafka_sink.sending.observer import NoObserver, SendObserver  # noqa: E402 - needs the path above
-from tests.breaker.breaker_cluster import Cluster  # noqa: E402 - needs the path above
+from kafka_sink.local_broker import LocalBroker
+from kafka_sink.model import TopicPartition
+from kafka_sink.options import parse
+from kafka_sink.producer import Producer
+from kafka_sink.rows.column_plan import ColumnPlan
+from kafka_sink.sending.breaker_gate import BreakerGate
+from kafka_sink.sending.observer import NoObserver, SendObserver
+from tests.breaker.breaker_cluster import Cluster
 
 NODES = 3
 PARTITIONS = 12

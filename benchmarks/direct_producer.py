@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-from sampler import Sampler
 
+from benchmarks.sampler import Sampler
 from kafka_sink.accumulator.pool_metrics import PoolMetrics
 from kafka_sink.options import SinkOptions, parse
 from kafka_sink.producer import Producer

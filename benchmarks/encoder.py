@@ -1,6 +1,6 @@
 """The encoder alone on one core: ns a record by stage, no broker, no Spark.
 
-    python benchmarks/encoder.py [--smoke]
+    python -m benchmarks.encoder [--smoke]
 
 Units of 32,000 rows, 10-byte keys, 110-byte values, four partitions; the best of many repeats, since
 everything else that runs only adds.
@@ -11,12 +11,8 @@ from __future__ import annotations
 import argparse
 import os
 import platform
-import sys
 import timeit
 from collections.abc import Callable
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import google_crc32c
 import numpy as np

@@ -1,6 +1,6 @@
 """One of three brokers stands still for 40 seconds under a steady load: who goes on, and at what rate.
 
-    python benchmarks/frozen_broker.py [--part=keyless|keyed] [--smoke]
+    python -m benchmarks.frozen_broker [--part=keyless|keyed] [--smoke]
 
 A real three-broker cluster, a topic of 12 partitions without replicas, two Spark tasks that offer rows at a
 fixed rate; each contender at its defaults, one after the other. One broker, not the active controller, gets
@@ -20,15 +20,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import frozen_run
 import numpy as np
 import numpy.typing as npt
-import paced_rows
-from frozen_run import BROKERS, PARTITIONS, Contender, Load, Run, sink
 
+from benchmarks import frozen_run, paced_rows
+from benchmarks.frozen_run import BROKERS, PARTITIONS, Contender, Load, Run, sink
+from benchmarks.surroundings import RESULTS
 from kafka_sink.local_broker import LocalBroker
 
-RESULTS = Path(__file__).resolve().parent / "results"
 JVM_SINK_SPARK = "4.1.1"
 BIN_MS = 500
 GOAL_RATIO = 0.90

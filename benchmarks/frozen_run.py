@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-PATHS = [str(ROOT), str(Path(__file__).resolve().parent)]
-sys.path[:0] = PATHS
-# The workers import the sink and the source's functions from here too.
-os.environ["PYTHONPATH"] = os.pathsep.join([*PATHS, os.environ.get("PYTHONPATH", "")])
-os.environ["PYSPARK_PYTHON"] = sys.executable
-
-import paced_rows  # noqa: E402 - needs the path above
-import peers  # noqa: E402 - needs the path above
-
-from kafka_sink.local_broker import LocalBroker  # noqa: E402 - needs the path above
+from benchmarks import paced_rows, peers
+from benchmarks.surroundings import prepare_workers
+from kafka_sink.local_broker import LocalBroker
 
 PARTITIONS = 12
 BROKERS = 3
@@ -73,6 +62,8 @@ def sink(form: str, options: Mapping[str, str] = MappingProxyType({})) -> Write:
 
 def session(with_jvm_sink: bool, master: str) -> Any:
     from pyspark.sql import SparkSession
+
+    prepare_workers()
 
     builder = (
         SparkSession.builder.master(master)

@@ -1,6 +1,6 @@
 """Keyed rows over 1,000 partitions with batches that could be 4 MiB: rate and memory, against the JVM sink.
 
-    python benchmarks/many_partitions.py [--part rates|memory|large] [--rows N] [--repeats N] [--smoke]
+    python -m benchmarks.many_partitions [--part rates|memory|large] [--rows N] [--repeats N] [--smoke]
 
 ``rates``: 5 million keyed 110-byte rows, batch.size 4 MiB, linger 1 s, buffer.memory 64 MiB, lz4, to a topic
 of 1,000 partitions and to one of 4; the JVM sink with the same settings on 500,000 rows, as is the `full`
@@ -18,23 +18,17 @@ import os
 import platform
 import shutil
 import statistics
-import sys
 import tempfile
 import textwrap
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-PATHS = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parent)]
-sys.path[:0] = PATHS
-
-import throughput  # noqa: E402 - needs the path above
-from throughput import JVM_SINK_SPARK, RESULTS  # noqa: E402 - needs the path above
-from worker_memory import Peak, WorkerMemory  # noqa: E402 - needs the path above
-
-from kafka_sink.local_broker import LocalBroker  # noqa: E402 - needs the path above
+from benchmarks import throughput
+from benchmarks.throughput import JVM_SINK_SPARK, RESULTS
+from benchmarks.worker_memory import Peak, WorkerMemory
+from kafka_sink.local_broker import LocalBroker
 
 MIB = 1 << 20
 MANY, FEW = 1000, 4
@@ -286,7 +280,6 @@ def main() -> None:
     parser.add_argument("--smoke", action="store_true", help="few rows, no files: does it run at all")
     options = parser.parse_args()
     rows, repeats = (4000, 1) if options.smoke else (options.rows, options.repeats)
-    os.environ["PYTHONPATH"] = os.pathsep.join([*PATHS, os.environ.get("PYTHONPATH", "")])
     # What a worker holds is asked of new workers, how fast it is of reused ones.
     groups = [["rates"], ["memory", "large"]]
     if options.part:

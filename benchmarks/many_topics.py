@@ -1,6 +1,6 @@
 """80,000 rows to 2,000 topics in 8 tasks: what is asked of Kafka and how long it takes, against the JVM sink.
 
-    python benchmarks/many_topics.py [--masters local[2],local[16],standalone] [--repeats N] [--out FILE]
+    python -m benchmarks.many_topics [--masters local[2],local[16],standalone] [--repeats N] [--out FILE]
 
 Each run is a Spark application of its own that writes twice: cold, then again. Requests are counted by API in
 runs through a proxy; times are of other runs without one, since a proxy costs more per request than Kafka
@@ -24,32 +24,17 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-RESULTS = Path(__file__).resolve().parent / "results"
-PATHS = [str(ROOT), str(Path(__file__).resolve().parent)]
-sys.path[:0] = PATHS
-
-import peers  # noqa: E402 - needs the path above
-
-from kafka_sink.local_broker import LocalBroker  # noqa: E402 - needs the path above
-from tests.faults.proxy import ProxyCluster  # noqa: E402 - needs the path above
-from tests.standalone.standalone_cluster import StandaloneCluster  # noqa: E402 - needs the path above
+from benchmarks import peers
+from benchmarks.surroundings import RESULTS, environment
+from kafka_sink.local_broker import LocalBroker
+from tests.faults.proxy import ProxyCluster
+from tests.standalone.standalone_cluster import StandaloneCluster
 
 JVM_SINK_SPARK = "4.1.1"
 OURS, JVM = "kafka-chunked", "kafka"
 APIS = {0: "Produce", 3: "Metadata", 22: "InitProducerId"}
 JOB_TIMEOUT_S = 240
 METADATA = 3
-
-
-def environment() -> dict[str, str]:
-    return {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([*PATHS, os.environ.get("PYTHONPATH", "")]),
-        "PYSPARK_PYTHON": sys.executable,
-        "PYSPARK_DRIVER_PYTHON": sys.executable,
-        "SPARK_LOCAL_IP": "127.0.0.1",
-    }
 
 
 # -- one application: a process of its own ------------------------------------------------------------
@@ -94,7 +79,8 @@ def application(
     form: str, bootstrap: str, master: str, size: tuple[int, int, int], counts: Any = None
 ) -> list[tuple[float, Counter[int]]]:
     """(seconds, requests by API) of the cold write and the next."""
-    command = [sys.executable, __file__, "--job", form, bootstrap, master, *map(str, size)]
+    module = [sys.executable, "-m", "benchmarks.many_topics"]
+    command = [*module, "--job", form, bootstrap, master, *map(str, size)]
     outcome: list[tuple[float, Counter[int]]] = []
     before: Counter[int] = Counter()
     with subprocess.Popen(

@@ -1,6 +1,6 @@
 """One hour of a producer with 10,000 topics: what it asks for metadata, in requests and bytes.
 
-    python benchmarks/metadata_simulation.py [--smoke]
+    python -m benchmarks.metadata_simulation [--smoke]
 
 Simulated, hence the same on every machine: the sink's own metadata cache with a clock of numbers, and the
 real encoded sizes of Metadata requests and answers (version 12, three brokers, three partitions a topic,
@@ -16,22 +16,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Protocol
 
-ROOT = Path(__file__).resolve().parents[1]
-RESULTS = Path(__file__).resolve().parent / "results"
-sys.path.insert(0, str(ROOT))
+from kafka.protocol.metadata import MetadataResponse
 
-from kafka.protocol.metadata import MetadataResponse  # noqa: E402 - needs the path above
-
-from kafka_sink.cluster.metadata import MetadataCache, MetadataUpdate  # noqa: E402 - needs the path above
-from kafka_sink.model import Node, PartitionInfo, TopicMetadata  # noqa: E402 - needs the path above
-from kafka_sink.network import requests  # noqa: E402 - needs the path above
+from benchmarks.surroundings import RESULTS
+from kafka_sink.cluster.metadata import MetadataCache, MetadataUpdate
+from kafka_sink.model import Node, PartitionInfo, TopicMetadata
+from kafka_sink.network import requests
 
 TOPICS = 10_000
 SECONDS = 3600

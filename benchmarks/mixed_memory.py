@@ -1,6 +1,6 @@
 """KAFKA-20576's mixed workload: the memory of one producer over time, incremental against full.
 
-    python benchmarks/mixed_memory.py [--seconds N] [--delay-ms N] [--smoke]
+    python -m benchmarks.mixed_memory [--seconds N] [--delay-ms N] [--smoke]
 
 Topic ``logs``: keyless, 40 MB/s; topic ``events``: keyed, 1,000 partitions, 5,000 rows (0.55 MB) a second;
 110-byte values, batch.size 4 MiB, message limits to match, linger 1 s, no compression, so that bytes are what
@@ -16,26 +16,21 @@ import argparse
 import json
 import os
 import platform
-import sys
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-RESULTS = Path(__file__).resolve().parent / "results"
-sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
+import pyarrow as pa
 
-import direct_producer as direct  # noqa: E402 - needs the path above
-import pyarrow as pa  # noqa: E402 - after the path, as all others
-from direct_producer import MIB, VALUE_BYTES, MemoryOverTime, Sample  # noqa: E402 - needs the path above
-from slow_answers import slow_answers  # noqa: E402 - needs the path above
-
-from kafka_sink.accumulator.chunked_buffer import chunk_size  # noqa: E402 - needs the path above
-from kafka_sink.local_broker import LocalBroker  # noqa: E402 - needs the path above
-from kafka_sink.model import TaskResult  # noqa: E402 - needs the path above
-from kafka_sink.producer import Producer  # noqa: E402 - needs the path above
-from kafka_sink.rows.column_plan import ColumnPlan  # noqa: E402 - needs the path above
+from benchmarks import direct_producer as direct
+from benchmarks.direct_producer import MIB, VALUE_BYTES, MemoryOverTime, Sample
+from benchmarks.slow_answers import slow_answers
+from benchmarks.surroundings import RESULTS
+from kafka_sink.accumulator.chunked_buffer import chunk_size
+from kafka_sink.local_broker import LocalBroker
+from kafka_sink.model import TaskResult
+from kafka_sink.producer import Producer
+from kafka_sink.rows.column_plan import ColumnPlan
 
 TICK_S = 0.02
 LOGS = ColumnPlan(value=1, topic="logs")

@@ -1,6 +1,6 @@
 """Leaders move under a steady load, by an election and by a broker's death: how long until rows flow again?
 
-    python benchmarks/moved_leader.py [--part elected,killed] [--only NAME] [--out FILE] [--smoke]
+    python -m benchmarks.moved_leader [--part elected,killed] [--only NAME] [--out FILE] [--smoke]
 
 Three brokers, a topic of 12 partitions with three replicas, four Spark tasks that offer keyed rows at a
 fixed rate, each contender at its defaults. ``elected``: all leaders move to the next broker at once, by a
@@ -28,14 +28,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import frozen_run as scene  # first: it sets the path and the workers' environment
 import numpy as np
-import paced_rows
 
+from benchmarks import frozen_run as scene
+from benchmarks import paced_rows
+from benchmarks.surroundings import RESULTS
 from kafka_sink.local_broker import LocalBroker
 from tests.faults.proxy import ProxyCluster
 
-RESULTS = Path(__file__).resolve().parent / "results"
 PARTITIONS, BROKERS, TASKS = 12, 3, 4
 POLL_S = 0.02
 BIN_MS = 200

@@ -1,6 +1,6 @@
 """Eight worker processes and a broker that freezes: how soon do all know, and how often is it probed.
 
-    python benchmarks/muted_together.py [--masters local[8],standalone] [--smoke]
+    python -m benchmarks.muted_together [--masters local[8],standalone] [--smoke]
 
 A real three-broker cluster, 12 partitions without replicas, eight tasks at a steady rate without keys, one
 broker frozen for 16 s. Each worker process writes down when it mutes the broker, by its own evidence or by
@@ -19,15 +19,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import frozen_run
-import paced_rows
-from frozen_run import BROKERS, PARTITIONS, Contender, Load, Run
-
+from benchmarks import frozen_run, paced_rows
+from benchmarks.frozen_run import BROKERS, PARTITIONS, Contender, Load, Run
+from benchmarks.surroundings import RESULTS
 from kafka_sink.local_broker import LocalBroker
 from kafka_sink.options.breaker import breaker_settings
 from tests.standalone.standalone_cluster import StandaloneCluster
 
-RESULTS = Path(__file__).resolve().parent / "results"
 WORKERS = 8
 INTERVAL_S = breaker_settings({}).mute_retry_interval_ms / 1000
 GOAL_S = 1.0
@@ -90,7 +88,7 @@ def measure(
             for variant in variants:
                 folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kafka-chunked-bench-")))
                 options = {
-                    f"{PREFIX}.class": "recording_breaker.RecordingBreaker",
+                    f"{PREFIX}.class": "benchmarks.recording_breaker.RecordingBreaker",
                     f"{PREFIX}.record.folder": str(folder),
                     **VARIANTS[variant],
                 }

@@ -1,6 +1,6 @@
 """Rate and pool memory of one producer as partitions grow from 1 to 5,000.
 
-    python benchmarks/partition_growth.py [--seconds N] [--partitions 1,10,...] [--folder PATH] [--smoke]
+    python -m benchmarks.partition_growth [--seconds N] [--partitions 1,10,...] [--folder PATH] [--smoke]
 
 Keyed, keyless and explicit-partition rows (110-byte values, lz4, batch.size 4 MiB, linger 1 s, buffer.memory
 64 MiB), as fast as one task takes them; keyed rows also with the `full` strategy and to topics that admit
@@ -19,29 +19,24 @@ import argparse
 import json
 import os
 import platform
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import cycle
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-RESULTS = Path(__file__).resolve().parent / "results"
-sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
+import pyarrow as pa
 
-import direct_producer as direct  # noqa: E402 - needs the path above
-import pyarrow as pa  # noqa: E402 - after the path, as all others
-from direct_producer import MIB, pool_of  # noqa: E402 - needs the path above
-
-from kafka_sink.local_broker import LocalBroker  # noqa: E402 - needs the path above
-from kafka_sink.model import TaskResult  # noqa: E402 - needs the path above
-from kafka_sink.producer import Producer  # noqa: E402 - needs the path above
-from kafka_sink.producer_cache import TaskProducer  # noqa: E402 - needs the path above
-from kafka_sink.rows.column_plan import ColumnPlan  # noqa: E402 - needs the path above
-from kafka_sink.writer import send_units  # noqa: E402 - needs the path above
+from benchmarks import direct_producer as direct
+from benchmarks.direct_producer import MIB, pool_of
+from benchmarks.surroundings import RESULTS
+from kafka_sink.local_broker import LocalBroker
+from kafka_sink.model import TaskResult
+from kafka_sink.producer import Producer
+from kafka_sink.producer_cache import TaskProducer
+from kafka_sink.rows.column_plan import ColumnPlan
+from kafka_sink.writer import send_units
 
 SPLIT_LIMIT = 65_536
 WARM_S = 1.0

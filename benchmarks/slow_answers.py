@@ -1,6 +1,6 @@
 """A proxy in a process of its own whose answers come late, as from brokers that write to remote storage.
 
-    python benchmarks/slow_answers.py HOST:PORT MILLISECONDS
+    python -m benchmarks.slow_answers HOST:PORT MILLISECONDS
 
 It takes as many requests at once as the client sends: a delay, not a throttle. It ends with its standard
 input.
@@ -15,14 +15,11 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT)]
-
-from tests.faults.proxy import RESPONSE, Proxy  # noqa: E402 - needs the path above
+from benchmarks.surroundings import environment
+from tests.faults.proxy import RESPONSE, Proxy
 
 
 class LateProxy(Proxy):
@@ -58,8 +55,10 @@ def slow_answers(bootstrap: str, delay_ms: float) -> Iterator[str]:
     if not delay_ms:
         yield bootstrap
         return
-    command = [sys.executable, __file__, bootstrap, str(delay_ms)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    command = [sys.executable, "-m", "benchmarks.slow_answers", bootstrap, str(delay_ms)]
+    with subprocess.Popen(
+        command, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         assert process.stdin is not None
         try:

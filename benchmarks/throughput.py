@@ -1,6 +1,6 @@
 """Rows per second from a DataFrame to acknowledged in Kafka, against the peers, in one run.
 
-    python benchmarks/throughput.py [--rows N] [--repeats N] [--beside PYTHON] [--smoke]
+    python -m benchmarks.throughput [--rows N] [--repeats N] [--beside PYTHON] [--smoke]
 
 Two million keyed 110-byte rows, lz4, four partitions, local[2], a real broker on the same machine; all on
 one Spark, in an order that turns from round to round, so that neither a drift of the machine nor a
@@ -18,24 +18,15 @@ import platform
 import shutil
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-RESULTS = Path(__file__).resolve().parent / "results"
-PATHS = [str(ROOT), str(Path(__file__).resolve().parent)]
-sys.path[:0] = PATHS
-# The workers import the sink and the peers' functions from here too.
-os.environ["PYTHONPATH"] = os.pathsep.join([*PATHS, os.environ.get("PYTHONPATH", "")])
-os.environ["PYSPARK_PYTHON"] = sys.executable
-
-import peers  # noqa: E402 - needs the path above
-
-from kafka_sink.local_broker import LocalBroker  # noqa: E402 - needs the path above
+from benchmarks import peers
+from benchmarks.surroundings import RESULTS, environment, prepare_workers
+from kafka_sink.local_broker import LocalBroker
 
 PARTITIONS = 4
 JVM_SINK_SPARK = "4.1.1"
@@ -52,6 +43,7 @@ GOALS = (
 def session(with_jvm_sink: bool, settings: Mapping[str, str] | None = None) -> Any:
     from pyspark.sql import SparkSession
 
+    prepare_workers()
     builder = (
         SparkSession.builder.master("local[2]")
         .appName("kafka-chunked throughput")
@@ -178,8 +170,9 @@ def run_beside(python: str, rows: int, repeats: int) -> dict[str, Any]:
     """The same in another interpreter."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run.json"
-        command = [python, __file__, "--rows", str(rows), "--repeats", str(repeats), "--out", str(out)]
-        subprocess.run(command, check=True)
+        command = [python, "-m", "benchmarks.throughput", "--out", str(out)]
+        command += ["--rows", str(rows), "--repeats", str(repeats)]
+        subprocess.run(command, env=environment(python), check=True)
         result: dict[str, Any] = json.loads(out.read_text())
         return result
 

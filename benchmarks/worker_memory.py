@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from sampler import Sampler
+from benchmarks.sampler import Sampler
 
 _PROC = Path("/proc")
 _SAMPLE_S = 0.02

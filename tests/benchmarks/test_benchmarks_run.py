@@ -12,7 +12,6 @@ import pytest
 
 from benchmarks.__main__ import BENCHMARKS
 
-FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 Done = subprocess.CompletedProcess[str]
 
 
@@ -23,7 +22,7 @@ def runs(
     """Those that this run of the tests asks for, two at a time: mostly they wait for a JVM to start."""
 
     def run(name: str) -> Done:
-        command = [sys.executable, str(FOLDER / f"{name}.py"), "--smoke"]
+        command = [sys.executable, "-m", f"benchmarks.{name}", "--smoke"]
         return subprocess.run(
             command, env=project_environment, capture_output=True, text=True, timeout=250, check=False
         )

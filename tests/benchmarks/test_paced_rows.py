@@ -2,37 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import numpy as np
-import pytest
 
-FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
-
-
-def load(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """A benchmark's module, which is a script and imports its neighbours by name."""
-    monkeypatch.syspath_prepend(str(FOLDER))
-    monkeypatch.setenv("PYTHONPATH", "")
-    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
-    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, name, module)
-    spec.loader.exec_module(module)
-    return module
+from benchmarks import frozen_broker, paced_rows
 
 
-@pytest.fixture
-def paced_rows(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    return load("paced_rows", monkeypatch)
-
-
-def stored(paced_rows: ModuleType, *rows: tuple[int, int, int]) -> object:
+def stored(*rows: tuple[int, int, int]) -> paced_rows.Stored:
     """(partition, task, number) in the order of appending."""
     by_partition = sorted(range(len(rows)), key=lambda place: rows[place][0])
     columns = np.array([(*rows[place], place) for place in by_partition], dtype=np.int64).T
@@ -40,33 +17,33 @@ def stored(paced_rows: ModuleType, *rows: tuple[int, int, int]) -> object:
     return paced_rows.Stored(partition, task, number, np.zeros_like(task), appended, np.zeros_like(task))
 
 
-def counts(found: object) -> tuple[int, int, int]:
-    return found.lost(4), found.doubled(), found.reordered()  # type: ignore[attr-defined]
+def counts(found: paced_rows.Stored) -> tuple[int, int, int]:
+    return found.lost(4), found.doubled(), found.reordered()
 
 
-def test_what_is_whole_and_in_order_counts_as_such(paced_rows: ModuleType) -> None:
+def test_what_is_whole_and_in_order_counts_as_such() -> None:
     # Tasks and partitions may interleave as they like.
-    assert counts(stored(paced_rows, (1, 0, 1), (0, 1, 0), (0, 0, 0), (1, 1, 1))) == (0, 0, 0)
+    assert counts(stored((1, 0, 1), (0, 1, 0), (0, 0, 0), (1, 1, 1))) == (0, 0, 0)
 
 
-def test_what_is_wrong_is_counted(paced_rows: ModuleType) -> None:
-    assert counts(stored(paced_rows, (0, 0, 0), (0, 0, 1), (0, 0, 2))) == (1, 0, 0)
-    assert counts(stored(paced_rows, (0, 0, 0), (0, 0, 1), (0, 0, 2), (1, 0, 2), (0, 0, 3))) == (0, 1, 0)
-    assert counts(stored(paced_rows, (0, 0, 0), (0, 0, 2), (0, 0, 1), (0, 0, 3))) == (0, 0, 1)
+def test_what_is_wrong_is_counted() -> None:
+    assert counts(stored((0, 0, 0), (0, 0, 1), (0, 0, 2))) == (1, 0, 0)
+    assert counts(stored((0, 0, 0), (0, 0, 1), (0, 0, 2), (1, 0, 2), (0, 0, 3))) == (0, 1, 0)
+    assert counts(stored((0, 0, 0), (0, 0, 2), (0, 0, 1), (0, 0, 3))) == (0, 0, 1)
     # Two rows behind one that came too early.
-    assert counts(stored(paced_rows, (0, 0, 3), (0, 0, 1), (0, 0, 2), (1, 0, 0))) == (0, 0, 2)
+    assert counts(stored((0, 0, 3), (0, 0, 1), (0, 0, 2), (1, 0, 0))) == (0, 0, 2)
     # A second copy stands behind later rows without being out of order.
-    assert counts(stored(paced_rows, (0, 0, 0), (0, 0, 1), (0, 0, 0), (0, 0, 2), (0, 0, 3))) == (0, 1, 0)
+    assert counts(stored((0, 0, 0), (0, 0, 1), (0, 0, 0), (0, 0, 2), (0, 0, 3))) == (0, 1, 0)
 
 
-def test_the_order_of_a_key_spans_partitions(paced_rows: ModuleType) -> None:
+def test_the_order_of_a_key_spans_partitions() -> None:
     later = paced_rows.KEYS
-    found = stored(paced_rows, (0, 0, later), (1, 0, 0), (1, 0, 1))
-    assert found.reordered() == 0  # type: ignore[attr-defined]
-    assert found.reordered_in_key() == 1  # type: ignore[attr-defined]
+    found = stored((0, 0, later), (1, 0, 0), (1, 0, 1))
+    assert found.reordered() == 0
+    assert found.reordered_in_key() == 1
 
 
-def test_rows_keep_their_pace_and_tell_who_they_are(paced_rows: ModuleType) -> None:
+def test_rows_keep_their_pace_and_tell_who_they_are() -> None:
     source = paced_rows.paced(2_000, 0.2, True)
     import pyarrow as pa
 
@@ -81,10 +58,7 @@ def test_rows_keep_their_pace_and_tell_who_they_are(paced_rows: ModuleType) -> N
     assert len({key for batch in batches for key in batch.column(0).to_pylist()}) == 400
 
 
-def test_it_is_even_again_when_the_thawed_broker_takes_its_share_of_new_rows(
-    paced_rows: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    frozen_broker = load("frozen_broker", monkeypatch)
+def test_it_is_even_again_when_the_thawed_broker_takes_its_share_of_new_rows() -> None:
     run = SimpleNamespace(thawed=100.0, partitions=(0, 1, 2, 3))
     offered = np.arange(90.0, 120.0, 0.01)
     thirds = np.arange(len(offered)) % 3 == 0

@@ -1,0 +1,1 @@
+"""Rates, memory and reactions, measured against the peers: ``python -m benchmarks [NAME ...]``."""
