@@ -27,11 +27,15 @@ def producer_metrics() -> list[dict[str, float]]:
 
 
 def register(spark: SparkSession) -> None:
-    """Make ``format("kafka-chunked")`` known to this session.
+    """Make ``format("kafka-chunked")`` known to this session, and usable in the calling thread.
 
     Only needed where Spark cannot find the installed ``pyspark_kafka_chunked`` module by itself, for instance
-    when the package came to the driver by ``--py-files``.
+    when the package came to the driver by ``--py-files``, and once in each thread other than the one that
+    made the session.
     """
     from kafka_sink.datasource import KafkaChunkedDataSource
 
     spark.dataSource.register(KafkaChunkedDataSource)
+    # Spark looks for Python data sources in the active session only, and a thread has none: it gets one by
+    # this, and by nothing else that is public (checked on PySpark 4.1.1 and 4.3.0).
+    spark.createDataFrame([], "value string")

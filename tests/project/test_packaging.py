@@ -113,7 +113,10 @@ def test_register_hands_over_the_data_source() -> None:
     from kafka_sink.datasource import KafkaChunkedDataSource
 
     registered: list[type] = []
-    kafka_sink.register(SimpleNamespace(dataSource=SimpleNamespace(register=registered.append)))  # type: ignore[arg-type]  # all of a session that is used
+    session = SimpleNamespace(
+        dataSource=SimpleNamespace(register=registered.append), createDataFrame=lambda *_: None
+    )
+    kafka_sink.register(session)  # type: ignore[arg-type]  # all of a session that is used
     assert registered == [KafkaChunkedDataSource]
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from topics import Row, read_topic
 
+from kafka_sink import register
 from kafka_sink.local_broker import LocalBroker
 
 if TYPE_CHECKING:
@@ -167,6 +169,20 @@ def test_refused_at_planning(
     message = failure(lambda: write(spark.sql(query), **options).save())
     assert text in message
     assert "Failed to initialize Python data source writer" in message
+
+
+def test_other_threads_write_once_they_have_registered(
+    spark: SparkSession, broker: LocalBroker, write: Write, topic: str
+) -> None:
+    """Without, Spark does not find the data source there, though it does in this thread."""
+
+    def job(name: str) -> None:
+        register(spark)
+        write(spark.sql(f"SELECT '{name}' AS value"), topic=topic).save()
+
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(job, ("a", "b")))
+    assert values(read_topic(broker, topic)) == [b"a", b"b"]
 
 
 def test_overwrite_is_refused(spark: SparkSession, write: Write) -> None:
