@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -90,6 +92,56 @@ def test_an_installed_wheel_is_found_without_a_register_call(
     done = python(WRITE, environ, tmp_path, broker.bootstrap_servers, str(target))
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip().endswith("written")
+
+
+SHIPPED = """
+import sys
+from pyspark.sql import SparkSession
+import kafka_sink
+spark = SparkSession.builder.getOrCreate()
+kafka_sink.register(spark)
+rows = spark.range(100).selectExpr("cast(id AS string) AS value")
+(rows.write.format("kafka-chunked").mode("append").option("kafka.bootstrap.servers", sys.argv[1])
+ .option("topic", "shipped").save())
+print("driver", kafka_sink.__file__)
+print("worker", spark.sparkContext.parallelize([0], 1).map(lambda _: kafka_sink.__file__).first())
+"""
+
+
+def test_a_wheel_named_zip_can_be_shipped_with_the_job(
+    wheel: Path, broker: LocalBroker, project_environment: dict[str, str], tmp_path: Path
+) -> None:
+    import pyspark
+
+    shipped, job = tmp_path / "kafka_chunked.zip", tmp_path / "job.py"
+    shutil.copy(wheel, shipped)
+    job.write_text(SHIPPED, encoding="utf-8")
+    submit = [str(Path(pyspark.__file__).parent / "bin" / "spark-submit"), "--master", "local[1]"]
+    done = subprocess.run(
+        [
+            *submit,
+            "--conf",
+            "spark.ui.enabled=false",
+            "--py-files",
+            str(shipped),
+            str(job),
+            broker.bootstrap_servers,
+        ],
+        env={**project_environment, "PYTHONPATH": ""},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    # Not those that this environment has installed: neither the driver's nor the tasks'.
+    for where in ("driver", "worker"):
+        assert re.search(
+            rf"^{where} .*kafka_chunked\.zip/kafka_sink/__init__\.py$", done.stdout, re.MULTILINE
+        )
+    assert "100 rows acknowledged" in done.stderr
+    assert "coordinator" not in done.stderr
 
 
 def test_importing_the_package_loads_nothing_heavy(
