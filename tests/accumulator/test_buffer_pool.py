@@ -721,6 +721,28 @@ def test_trimmed_chunks_smaller_than_a_page_keep_their_neighbours_bytes() -> Non
 # -- metrics ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads resident memory as Linux tells it")
+@pytest.mark.parametrize("size", [1024, 1000, 2048])
+def test_chunks_smaller_than_a_page_make_way_for_larger_ones_with_their_pages(size: int) -> None:
+    pool = WatchedPool(16 << 20)
+    small, large = pool.arena(size), pool.arena(16384)
+    chunks = pool.try_take(small, pool.total_bytes // size)
+    assert chunks is not None
+    for chunk in chunks:
+        chunk.view[:] = b"\1" * size
+    full = resident_bytes()
+    # One stays lent, or all mappings could go; the others come back in any order.
+    (stay, *rest) = chunks
+    random.Random(3).shuffle(rest)
+    for at in range(0, len(rest), 5):
+        pool.give(small, rest[at : at + 5])
+    for _ in range(pool.total_bytes // 16384 - 1):
+        (one,) = pool.try_take(large, 1) or []
+        one.view[:] = b"\2" * 16384
+    assert resident_bytes() - full < 4 << 20
+    assert bytes(stay.view) == b"\1" * size
+
+
 def test_a_rate_covers_two_windows_of_thirty_seconds() -> None:
     rate = WindowedRate()
     assert rate.per_second(5_000) == 0

@@ -96,7 +96,7 @@ shapes = st.builds(
     units=st.lists(st.sampled_from([1, 2, 30, 400]), min_size=1, max_size=5).map(tuple),
     value_bytes=st.sampled_from([0, 1, 20, 110, 1500, 4000]),
     random_share=st.sampled_from([0.0, 0.3, 1.0]),
-    times=st.sampled_from(["now", "rising", "any"]),
+    times=st.sampled_from(["now", "rising", "any", "leaping"]),
     drains=st.sampled_from([0.0, 0.3, 1.0]),
     split_every=st.sampled_from([0, 3]),
 )
@@ -104,6 +104,8 @@ shapes = st.builds(
 
 def unit_rows(chance: random.Random, count: int, shape: Shape) -> pa.RecordBatch:
     keys, values, headers, times = [], [], [], []
+    # Units years apart share batches.
+    leap = chance.choice([0, 10**9, 10**12]) if shape.times == "leaping" else 0
     for _ in range(count):
         keys.append(chance.choice([None, b"", b"k%d" % chance.randrange(50)]))
         size = chance.choice([shape.value_bytes, chance.randrange(shape.value_bytes + 1), 0])
@@ -113,7 +115,7 @@ def unit_rows(chance: random.Random, count: int, shape: Shape) -> pa.RecordBatch
         values.append(None if chance.random() < 0.02 else noise + b"ab" * ((size - len(noise)) // 2))
         headers.append([{"key": "h", "value": noise[:9]}] if chance.random() < 0.1 else None)
         late = chance.randrange(10**9) if shape.times == "any" else 0
-        times.append((NOW + (len(times) if shape.times == "rising" else 0) - late) * 1000)
+        times.append((NOW + (len(times) if shape.times == "rising" else 0) - late - leap) * 1000)
     partitions = [chance.choice([None, *range(PARTITIONS)]) for _ in range(count)]
     return pa.record_batch(
         {
