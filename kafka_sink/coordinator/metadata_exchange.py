@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from kafka_sink.cluster.hints import MetadataSnapshot
 from kafka_sink.coordinator.metadata_messages import MOST_NAMES, MOST_STALE, decode_snapshot, in_parts
+from kafka_sink.model import TopicPartition
 from kafka_sink.sending.cluster_view import HINT_WAIT_MS
 
 # A topic in use is told of again after this time, well within the shortest metadata.max.idle.ms that lasts.
@@ -48,6 +49,7 @@ class MetadataExchange:
         self._asks: deque[list[str]] = deque()
         self._asking = 0
         self._stale: dict[str, float] = {}
+        self._leaders: dict[TopicPartition, list[Any]] = {}
         self._told_ms: dict[str, float] = {}
         self._used: dict[str, None] = {}
         self._looked_ms = self._spoke_ms = -math.inf
@@ -77,6 +79,15 @@ class MetadataExchange:
         if first:
             self._wake()
 
+    def report_leader(
+        self, partition: TopicPartition, leader: int, epoch: int, topic_id: bytes | None
+    ) -> None:
+        """See HintSource."""
+        told_id = None if topic_id is None else topic_id.hex()
+        with self._lock:
+            self._leaders[partition] = [partition.topic, told_id, partition.partition, leader, epoch]
+        self.report_stale(partition.topic)
+
     # -- Participant: the client's thread ---------------------------------------------------------
 
     def attach(self, wake: Callable[[], None]) -> None:
@@ -99,10 +110,12 @@ class MetadataExchange:
             # The sender may have read its clock after ``now_ms``.
             told = list(islice(self._stale, MOST_STALE))
             stale = [[name, max(0.0, now_ms - self._stale.pop(name))] for name in told]
-            if not used and not stale and now_ms < self._spoke_ms + _HEARTBEAT_MS:
+            leaders = [self._leaders.pop(one) for one in list(islice(self._leaders, MOST_STALE))]
+            if not used and not stale and not leaders and now_ms < self._spoke_ms + _HEARTBEAT_MS:
                 return None
             self._spoke_ms = now_ms
-            return {"use": used, "stale": stale}
+            report: dict[str, Any] = {"use": used, "stale": stale}
+            return {**report, "leaders": leaders} if leaders else report
 
     def _take_use(self, now_ms: float) -> list[str]:
         used, self._used = self._used, {}
@@ -120,8 +133,8 @@ class MetadataExchange:
             return 0.0 if self._asks else max(0.0, self._report_ms() - now_ms)
 
     def _report_ms(self) -> float:
-        interval_ms = min(self._interval_ms, _GATHER_STALE_MS) if self._stale else self._interval_ms
-        return self._looked_ms + interval_ms
+        in_haste = self._stale or self._leaders
+        return self._looked_ms + (min(self._interval_ms, _GATHER_STALE_MS) if in_haste else self._interval_ms)
 
     def on_reply(self, body: Mapping[str, Any], last: bool, now_ms: float) -> None:
         """See Participant."""

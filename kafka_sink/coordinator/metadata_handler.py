@@ -1,7 +1,8 @@
 """The coordinator's side of metadata: what tasks ask and report, what they are told. Pure but for its view.
 
-A message has any of ``ask`` (topics that a task needs and does not know), ``use`` (topics that it writes to)
-and ``stale`` ([topic, milliseconds ago] that a broker denied). A reply has topics with ages and epochs, and
+A message has any of ``ask`` (topics that a task needs and does not know), ``use`` (topics that it writes to),
+``stale`` ([topic, milliseconds ago] that a broker denied) and ``leaders`` ([topic, topic id, partition,
+leader, epoch] that a broker named when it denied). A reply has topics with ages and epochs, and
 ``errors`` of topics asked for. Of topics that must be fetched first, replies say every 100 ms that they are
 ``pending``; the last one to a message with ``ask`` has ``asked``. What brokers tell of a task's topics after
 that, its age alone too, is pushed.
@@ -17,9 +18,17 @@ from typing import Any, Protocol
 
 from kafka_sink.cluster.hints import MetadataSnapshot
 from kafka_sink.coordinator.handlers import Outgoing, Push, Reply
-from kafka_sink.coordinator.metadata_messages import MOST_STALE, age, encode_snapshot, names, text
+from kafka_sink.coordinator.metadata_messages import (
+    MOST_STALE,
+    NamedLeader,
+    age,
+    encode_snapshot,
+    named_leaders,
+    names,
+    text,
+)
 from kafka_sink.errors import ProtocolError
-from kafka_sink.model import TopicMetadata
+from kafka_sink.model import Node, TopicMetadata, TopicPartition
 
 _PENDING_MS = 100.0
 # A task that has waited so long for what the coordinator fetches had better ask by itself.
@@ -37,6 +46,14 @@ class MetadataView(Protocol):
 
     def note_use(self, topics: Iterable[str], now_ms: float) -> None: ...
     def mark_stale(self, topic: str, now_ms: float) -> None: ...
+    def leader_hint(
+        self,
+        partition: TopicPartition,
+        leader: int,
+        epoch: int,
+        nodes: Iterable[Node],
+        topic_id: bytes | None = None,
+    ) -> bool: ...
     def snapshot(self, names: Iterable[str], now_ms: float) -> MetadataSnapshot: ...
     def topic(self, name: str) -> TopicMetadata | None: ...
     def topic_error(self, name: str) -> int | None: ...
@@ -114,8 +131,9 @@ class MetadataHandler:
     ) -> Sequence[Outgoing]:
         """See Handler."""
         asked, used = names(body.get("ask", [])), names(body.get("use", []))
-        stale = _stale(body.get("stale", []))
+        stale, leaders = _stale(body.get("stale", [])), named_leaders(body.get("leaders", []))
         known = self._peers.setdefault(peer, _Peer())
+        self._take_leaders(leaders)
         self._note_answers()
         self._encoded.clear()
         self._tidy()
@@ -137,6 +155,16 @@ class MetadataHandler:
         until_ms, next_ms = now_ms + GIVE_UP_MS, now_ms + _PENDING_MS
         self._pending.append(_Pending(peer, request, asked, missing, next_ms, until_ms))
         return self._tell(peer, request, told, (), last=False, now_ms=now_ms)
+
+    def _take_leaders(self, leaders: Iterable[NamedLeader]) -> None:
+        """Whoever leads knows it before the broker that is asked next may: by its epoch it stands."""
+        news = dict.fromkeys(
+            one.partition.topic
+            for one in leaders
+            if self._view.leader_hint(one.partition, one.leader, one.epoch, (), one.topic_id)
+        )
+        if news:
+            self.answered(tuple(news))
 
     def on_disconnect(self, peer: int, now_ms: float) -> None:
         """See Handler."""

@@ -6,11 +6,12 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from kafka_sink.cluster.hints import MetadataSnapshot, TopicHint
 from kafka_sink.errors import ProtocolError
-from kafka_sink.model import Node, PartitionInfo, TopicMetadata
+from kafka_sink.model import Node, PartitionInfo, TopicMetadata, TopicPartition
 
 MOST_NAMES = 5000
 MOST_STALE = 1000
@@ -59,15 +60,44 @@ def decode_snapshot(body: Mapping[str, Any]) -> MetadataSnapshot:
         raise ProtocolError(f"a message with metadata that is none ({type(error).__name__})") from None
 
 
-def _decode_topic(name: Any, topic_id: Any, age_ms: Any, leaders: Any) -> TopicHint:
-    found = None if topic_id is None else bytes.fromhex(topic_id)
+@dataclass(frozen=True, slots=True)
+class NamedLeader:
+    """A partition's leader as a broker named it in an answer to a request with this topic id (KIP-951)."""
+
+    partition: TopicPartition
+    leader: int
+    epoch: int
+    topic_id: bytes | None
+
+
+def named_leaders(value: Any) -> list[NamedLeader]:
+    """A list of [topic, topic id, partition, leader, epoch]. Raises ProtocolError."""
+    if not isinstance(value, list) or len(value) > MOST_STALE:
+        raise ProtocolError("a list of leaders that is none, or too long")
+    try:
+        return [
+            NamedLeader(
+                TopicPartition(text(topic), whole(number)), whole(leader), whole(epoch), _id(topic_id)
+            )
+            for topic, topic_id, number, leader, epoch in value
+        ]
+    except (TypeError, ValueError):
+        raise ProtocolError("a list of leaders that is none") from None
+
+
+def _id(value: Any) -> bytes | None:
+    found = None if value is None else bytes.fromhex(value)
     if found is not None and len(found) != _BYTES_OF_ID:
         raise ValueError("a topic id of a wrong length")
+    return found
+
+
+def _decode_topic(name: Any, topic_id: Any, age_ms: Any, leaders: Any) -> TopicHint:
     partitions = tuple(
         PartitionInfo(name, index, whole(leader), whole(epoch))
         for index, (leader, epoch) in enumerate(leaders)
     )
-    return TopicHint(TopicMetadata(text(name), found, partitions), age(age_ms))
+    return TopicHint(TopicMetadata(text(name), _id(topic_id), partitions), age(age_ms))
 
 
 def _decode_node(node_id: Any, host: Any, port: Any, rack: Any) -> Node:

@@ -36,6 +36,11 @@ class HintSource(Protocol):
     def report_stale(self, topic: str) -> None:
         """A broker denied what was known of this topic."""
 
+    def report_leader(
+        self, partition: TopicPartition, leader: int, epoch: int, topic_id: bytes | None
+    ) -> None:
+        """A broker denied what was known of this partition, and named who leads it."""
+
 
 class NoHints:
     """Nobody to ask."""
@@ -48,6 +53,11 @@ class NoHints:
         """See HintSource."""
 
     def report_stale(self, topic: str) -> None:
+        """See HintSource."""
+
+    def report_leader(
+        self, partition: TopicPartition, leader: int, epoch: int, topic_id: bytes | None
+    ) -> None:
         """See HintSource."""
 
 
@@ -209,7 +219,7 @@ class ClusterView:
         with self._lock:
             news = self._cache.leader_hint(partition, leader, epoch, nodes, topic_id=topic_id)
         if news:
-            self.hints.report_stale(partition.topic)
+            self.hints.report_leader(partition, leader, epoch, topic_id)
         return news
 
     def forget_nodes(self) -> None:

@@ -17,7 +17,7 @@ from kafka_sink.coordinator.metadata_handler import GIVE_UP_MS, MetadataHandler
 from kafka_sink.coordinator.metadata_messages import decode_snapshot, encode_snapshot
 from kafka_sink.coordinator.server import ServerBounds
 from kafka_sink.errors import MetadataTimeoutError, ProtocolError
-from kafka_sink.model import Node, PartitionInfo, TopicMetadata
+from kafka_sink.model import Node, PartitionInfo, TopicMetadata, TopicPartition
 from kafka_sink.sending.cluster_view import HINT_WAIT_MS, ClusterView, NoHints
 
 UNKNOWN, NOT_AUTHORIZED = 3, 29
@@ -96,6 +96,35 @@ def test_a_change_is_pushed_to_those_who_use_the_topic_once() -> None:
     coordinator.hears(1, stale=[["a", 0.0]])
     coordinator.now_ms += 2000
     assert names(coordinator.answers(metadata("a", leader=1, epoch=2))) == [(1, ["a"])]
+
+
+def test_a_leader_that_a_broker_named_is_told_to_all_and_stands_against_a_broker_that_lags() -> None:
+    coordinator = Coordinator()
+    coordinator.hears(1, ask=["a"])
+    coordinator.hears(2, ask=["a"])
+    coordinator.answers(metadata("a", epoch=4))
+    coordinator.now_ms += 1000
+    coordinator.woken = 0
+    coordinator.hears(1, stale=[["a", 0.0]], leaders=[["a", bytes(16).hex(), 0, 2, 5]])
+    assert coordinator.woken == 1
+    (push,) = coordinator.handler.on_time(coordinator.now_ms)
+    assert names([push]) == [(2, ["a"])]
+    assert push.body["topics"][0][3] == [[2, 5]]
+    told = coordinator.answers(metadata("a", leader=1, epoch=4))
+    assert {tuple(one.body["topics"][0][3][0]) for one in told} == {(2, 5)}
+
+
+@pytest.mark.parametrize(
+    "named",
+    [["a", bytes(16).hex(), 0, 2, 4], ["a", "01" * 16, 0, 2, 9], ["a", None, 7, 2, 9], ["b", None, 0, 2, 9]],
+)
+def test_a_leader_that_is_no_news_is_told_to_nobody(named: list[Any]) -> None:
+    coordinator = Coordinator()
+    coordinator.hears(1, ask=["a"])
+    coordinator.hears(2, ask=["a"])
+    coordinator.answers(metadata("a", epoch=4))
+    coordinator.hears(1, leaders=[named])
+    assert not coordinator.handler.on_time(coordinator.now_ms)
 
 
 def test_a_leader_that_is_stale_to_one_task_only_is_told_without_a_request() -> None:
@@ -183,6 +212,10 @@ def test_an_answer_that_came_while_a_clock_was_read_has_no_negative_age() -> Non
         {"stale": [["a", float("nan")]]},
         {"stale": [["a"]]},
         {"stale": 7},
+        {"leaders": [["a", None, 0, 1]]},
+        {"leaders": [["a", "00", 0, 1, 1]]},
+        {"leaders": [["a", None, "0", 1, 1]]},
+        {"leaders": {}},
     ],
 )
 def test_messages_that_make_no_sense_change_nothing(body: dict[str, Any]) -> None:
@@ -301,7 +334,7 @@ def test_the_largest_messages_are_taken_by_the_server() -> None:
     task.exchange.ask(names)
     task.exchange.note_use(names)
     for name in names:
-        task.exchange.report_stale(name)
+        task.exchange.report_leader(TopicPartition(name, 123_456), 2**31 - 1, 2**31 - 1, b"i" * 16)
     client, server = Session(b"s" * 32, "client"), Session(b"s" * 32, "server")
     reader = FrameReader(ServerBounds().request_bytes)
     reader.feed(server.greeting())
@@ -335,6 +368,20 @@ def test_what_many_are_told_is_put_together_once() -> None:
     told = coordinator.answers(metadata("a", leader=2, epoch=1))
     assert len(told) == 50
     assert len(looks) == 1
+
+
+def test_a_leader_that_a_broker_named_is_told_with_its_epoch() -> None:
+    task = Task()
+    task.says()
+    task.exchange.report_leader(TopicPartition("a", 3), 2, 7, b"i" * 16)
+    task.exchange.report_leader(TopicPartition("a", 3), 1, 8, b"i" * 16)
+    task.exchange.report_leader(TopicPartition("b", 0), 1, 1, None)
+    assert task.woken == 1
+    task.now_ms = 100
+    leaders = [["a", (b"i" * 16).hex(), 3, 1, 8], ["b", None, 0, 1, 1]]
+    assert task.says() == {"use": [], "stale": [["a", 100], ["b", 100]], "leaders": leaders}
+    task.now_ms = 600
+    assert task.says() is None
 
 
 def test_a_leader_found_stale_while_a_clock_was_read_has_no_negative_age() -> None:

@@ -167,6 +167,45 @@ def test_tasks_go_on_when_the_coordinator_ends(caplog: pytest.LogCaptureFixture)
     assert len([line for line in caplog.messages if "coordinator" in line]) == 1
 
 
+@pytest.mark.usefixtures("patient")
+def test_a_producer_that_lives_on_works_with_the_coordinator_that_took_the_place_of_a_dead_one() -> None:
+    """As in a stream of hours: the next micro-batch is planned with another port and secret."""
+    kept = []
+    with FakeCluster({"t": 1, "u": 1}) as cluster:
+        for topic in ("t", "u"):
+            with coordinating(options_of(cluster)) as found:
+                with task(options_of(cluster, client_id="mine"), found.address) as producer:
+                    producer.send(rows(topic))
+                    producer.finish()
+                    kept.append(producer._producer)
+                eventually(lambda found=found: found.connections() == 1)
+        assert len({id(one) for one in kept}) == 1
+        # Asked by the coordinators, one topic each.
+        assert "mine" not in {one.client_id for one in cluster.received(METADATA)}
+        assert asked(cluster) == [{"t"}, {"u"}]
+
+
+@pytest.mark.usefixtures("patient")
+def test_a_long_task_comes_back_to_a_coordinator_whose_connections_dropped(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with FakeCluster({"t": 1, "u": 1}) as cluster, coordinating(options_of(cluster)) as found:
+        with task(options_of(cluster, client_id="mine"), found.address) as producer:
+            producer.send(rows("t"))
+            client = producer._producer._coordinator
+            eventually(lambda: client is not None and client._has_heard)
+            first = client._connection
+            server = found.server
+            for peer in list(server._peers.values()):
+                server._loop.call_soon_threadsafe(peer.abort)
+            eventually(lambda: client._connection not in (None, first) and client._has_heard)
+            producer.send(rows("u"))
+            producer.finish()
+        assert asked(cluster) == [{"t"}, {"u"}]
+        assert "mine" not in {one.client_id for one in cluster.received(METADATA)}
+    assert not [line for line in caplog.messages if "coordinator" in line]
+
+
 def test_a_frozen_coordinator_costs_one_warning_and_a_moment(caplog: pytest.LogCaptureFixture) -> None:
     topics = {f"t{number}": 1 for number in range(3)}
     with (
