@@ -233,8 +233,9 @@ class MetadataHandler:
 
     def _forget_missing(self) -> None:
         """Brokers are not asked again and again for what nobody waits for; the next who asks has it asked
-        for anew, as it may have been created by then."""
-        if self._missing:
+        for anew, as it may have been created by then. While brokers cannot be reached it is what shows
+        that they are back."""
+        if self._missing and self._failure is None:
             for name in self._missing.difference(*(one.missing for one in self._pending)):
                 self._view.forget(name)
             self._missing.clear()

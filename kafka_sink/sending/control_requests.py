@@ -68,7 +68,8 @@ class ControlRequests:
             return delay
         topics = self._cluster.next_request(now_ms)
         if topics is None:
-            return math.inf
+            # Topics grew old, too few for a request of their own: later, and that is when they become urgent.
+            return self._cluster.next_request_delay_ms(now_ms)
         version = self._network.api_version(node, requests.METADATA, requests.METADATA_VERSIONS)
         body = requests.encode_metadata(version, topics, self._settings.allow_auto_create_topics)
         self._send(node, requests.METADATA, version, body, MetadataTag(topics), now_ms)

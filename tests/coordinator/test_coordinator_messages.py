@@ -67,8 +67,9 @@ def test_frames_cannot_be_repeated_reordered_changed_or_returned() -> None:
         server.decode(first)
     with pytest.raises(ProtocolError):
         server.decode(second[:-2] + b"3}")
+    # Back to where it came from, with the number that is awaited there.
     with pytest.raises(ProtocolError):
-        client.decode(second)
+        client.decode(first)
     assert server.decode(second) == {"n": 2}
 
 

@@ -20,7 +20,7 @@ from kafka_sink.coordinator import driver_process
 from kafka_sink.coordinator.address import CoordinatorAddress
 from kafka_sink.coordinator.client import Connection
 from kafka_sink.coordinator.driver_process import DriverProcess
-from kafka_sink.coordinator.meeting_place import FOLDER
+from kafka_sink.coordinator.meeting_place import FOLDER, Found
 from kafka_sink.coordinator.planning import Planned, plan
 from kafka_sink.options import parse
 from tests.coordinator.application import Application
@@ -29,6 +29,8 @@ from tests.faults.fake_broker import METADATA, FakeCluster
 
 # Stands for a password: it travels to the coordinator as all settings of a cluster do.
 PASSWORD = "271828182"
+# What Spark's daemon and its workers know one another by.
+SPARKS_SECRET = "314159265"
 
 
 @pytest.fixture
@@ -197,7 +199,10 @@ def test_a_taken_port_costs_one_warning(
     assert not application.processes
 
 
-def test_nothing_shows_a_secret(application: Application, cluster: FakeCluster) -> None:
+def test_nothing_shows_a_secret(
+    application: Application, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHON_WORKER_FACTORY_SECRET", SPARKS_SECRET)
     found = planned(cluster, kafka_metadata_max_age_ms=PASSWORD)
     rendezvous = found.rendezvous
     assert rendezvous is not None
@@ -209,7 +214,8 @@ def test_nothing_shows_a_secret(application: Application, cluster: FakeCluster) 
     assert not any(secret in shown.stdout for secret in secrets)
     if sys.platform == "linux":
         environ = Path(f"/proc/{pid}/environ").read_bytes()
-        assert not any(secret.encode() in environ for secret in secrets)
+        assert b"SPARK_LOCAL_DIRS" in environ
+        assert not any(secret.encode() in environ for secret in (*secrets, SPARKS_SECRET))
     folder = application.folder / FOLDER
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     for path in folder.iterdir():
@@ -218,6 +224,21 @@ def test_nothing_shows_a_secret(application: Application, cluster: FakeCluster) 
         if path.is_file():
             assert PASSWORD.encode() not in path.read_bytes()
             assert (rendezvous.secret.hex().encode() in path.read_bytes()) == (path.name == "found")
+
+
+def test_a_clusters_key_gives_no_password_away() -> None:
+    """It goes over the wire and is a file's name: a hash without the secret could be tried out."""
+    settings = parse({"kafka.bootstrap.servers": "h:1"}).options.of_cluster()
+    one, other = (Found(1, bytes([number]) * 32, "token") for number in (1, 2))
+    assert one.key_of(settings) == one.key_of(dict(reversed(settings.items())))
+    assert one.key_of(settings) != other.key_of(settings)
+    assert one.key_of(settings) != one.key_of({**settings, "kafka.client.id": "x"})
+
+
+def test_it_leads_a_session_of_its_own(application: Application, cluster: FakeCluster) -> None:
+    planned(cluster)
+    pid = application.processes[0].pid
+    assert os.getsid(pid) == os.getpgid(pid) == pid
 
 
 def test_another_folder_is_another_application(

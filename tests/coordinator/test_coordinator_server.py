@@ -300,8 +300,11 @@ def test_a_client_takes_no_answer_from_who_does_not_know_the_secret() -> None:
 
 def test_a_client_comes_back_to_a_coordinator_that_closed_its_connection() -> None:
     bounds = ServerBounds(silence_ms=100)
-    with serving(bounds) as found, client_of(found.address) as (_client, talker):
-        eventually(lambda: talker.events == ["connected", "lost", "connected"])
+    with serving(bounds) as found, client_of(found.address) as (client, talker):
+        talker.to_tell.append({"n": 1})
+        client.wake()
+        eventually(lambda: talker.replies)
+        eventually(lambda: talker.events[:3] == ["connected", "lost", "connected"])
 
 
 def test_a_client_that_is_taken_in_and_then_turned_away_comes_back_ever_later() -> None:
@@ -376,8 +379,10 @@ def test_what_nobody_reads_is_bounded_over_all_peers() -> None:
 
 
 def test_a_resting_client_does_not_come_back_before_the_next_task(caplog: pytest.LogCaptureFixture) -> None:
-    with serving(ServerBounds(silence_ms=100)) as found, client_of(found.address) as (client, talker):
-        eventually(lambda: "connected" in talker.events)
+    with serving(ServerBounds(silence_ms=300)) as found, client_of(found.address) as (client, talker):
+        talker.to_tell.append({"n": 1})
+        client.wake()
+        eventually(lambda: talker.replies)
         client.pause()
         eventually(lambda: found.connections() == 0)
         client.resume()

@@ -10,6 +10,7 @@ import pytest
 
 from kafka_sink.cluster.hints import MetadataSnapshot
 from kafka_sink.cluster.metadata import MetadataCache, MetadataUpdate
+from kafka_sink.coordinator import metadata_handler
 from kafka_sink.coordinator.handlers import Outgoing, Push, Reply
 from kafka_sink.coordinator.messages import FrameReader, Session
 from kafka_sink.coordinator.metadata_exchange import MetadataExchange
@@ -41,12 +42,15 @@ class Coordinator:
             random=lambda: 0.5,
         )
         self.view = ClusterView(cache, lambda: self.now_ms, lambda: None, lambda: "")
-        self.woken = 0
-        self.handler = MetadataHandler(self.view, lambda: None, self._wake, auto_create=auto_create)
+        self.woken = self.fetches = 0
+        self.handler = MetadataHandler(self.view, self._fetch, self._wake, auto_create=auto_create)
         self.requests = 0
 
     def _wake(self) -> None:
         self.woken += 1
+
+    def _fetch(self) -> None:
+        self.fetches += 1
 
     def hears(self, peer: int, **body: Any) -> list[Outgoing]:
         self.requests += 1
@@ -139,6 +143,39 @@ def test_a_leader_that_is_stale_to_one_task_only_is_told_without_a_request() -> 
     assert coordinator.view.next_request(coordinator.now_ms) is None
 
 
+def test_the_fetcher_is_woken_for_what_is_to_be_asked_and_only_then() -> None:
+    coordinator = Coordinator()
+    coordinator.hears(1, ask=["a"])
+    assert coordinator.fetches == 1
+    coordinator.answers(metadata("a"))
+    coordinator.now_ms += 1000
+    coordinator.hears(2, ask=["a"], use=["a"])
+    assert coordinator.fetches == 1
+    coordinator.hears(2, stale=[["a", 0.0]])
+    assert coordinator.fetches == 2
+
+
+def test_what_a_task_writes_to_is_bounded_and_so_is_what_is_remembered_of_changes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(metadata_handler, "_MOST_TOPICS_OF_A_TASK", 500)
+    monkeypatch.setattr(metadata_handler, "_MOST_SPARE", 100)
+    coordinator = Coordinator()
+    for part in range(50):
+        used = [f"t{part}-{number}" for number in range(50)]
+        coordinator.hears(1, use=used)
+        asked = coordinator.view.next_request(coordinator.now_ms) or ()
+        coordinator.view.on_response(
+            MetadataUpdate(NODES, tuple(map(metadata, asked))), asked, coordinator.now_ms
+        )
+        coordinator.handler.answered(asked)
+        coordinator.now_ms += 1000
+        assert len(coordinator.handler._peers[1].topics) <= 500
+        # Twice those in use, with some to spare: else it would be sorted out at every message.
+        assert len(coordinator.handler._changes) <= 2 * 500 + 100 + 50
+    assert used[0] in coordinator.handler._peers[1].topics
+
+
 def test_a_task_is_told_to_wait_and_given_up_in_time() -> None:
     coordinator = Coordinator()
     coordinator.hears(1, ask=["a"])
@@ -167,6 +204,26 @@ def test_brokers_that_cannot_be_reached_end_the_wait() -> None:
     (reply,) = coordinator.hears(1, ask=["b"])
     assert isinstance(reply, Reply)
     assert reply.last
+
+
+def test_who_cannot_reach_brokers_goes_on_trying_for_those_whom_it_does_not_keep_waiting() -> None:
+    """Else nothing would be left to ask for, and nothing would ever show that brokers are back."""
+    coordinator = Coordinator()
+    coordinator.handler.failed("nobody listens")
+    (reply,) = coordinator.hears(1, ask=["a"])
+    assert isinstance(reply, Reply)
+    assert reply.last
+    assert coordinator.view.next_request(coordinator.now_ms) == ("a",)
+    coordinator.view.on_failure(coordinator.now_ms)
+    coordinator.now_ms += 60_000
+    assert coordinator.view.next_request(coordinator.now_ms) == ("a",)
+    coordinator.view.on_failure(coordinator.now_ms)
+    coordinator.handler.failed(None)
+    coordinator.handler.on_time(coordinator.now_ms)
+    coordinator.now_ms += 60_000
+    assert coordinator.view.next_request(coordinator.now_ms) is None, "nobody waits for it"
+    coordinator.hears(1, ask=["a"])
+    assert names(coordinator.answers(metadata("a"))) == [(1, ["a"])]
 
 
 @pytest.mark.parametrize("code", [UNKNOWN, NOT_AUTHORIZED])

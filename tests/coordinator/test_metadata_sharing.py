@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -20,6 +21,7 @@ from kafka_sink.coordinator.breaker_handler import breaker_handler
 from kafka_sink.coordinator.metadata_fetcher import metadata_handler
 from kafka_sink.errors import InvalidRowError, MetadataTimeoutError
 from kafka_sink.model import TopicPartition
+from kafka_sink.network import requests
 from kafka_sink.options import SinkOptions, parse
 from kafka_sink.producer_cache import PRODUCERS, TaskProducer, task_producer
 from kafka_sink.rows.column_plan import ColumnPlan
@@ -150,6 +152,7 @@ def test_a_missing_topic_fails_within_max_block() -> None:
             producer.send(rows("missing"))
 
 
+@pytest.mark.usefixtures("patient")
 def test_tasks_go_on_when_the_coordinator_ends(caplog: pytest.LogCaptureFixture) -> None:
     topics = {"t": 1, "u": 1, "v": 1}
     with FakeCluster(topics) as cluster:
@@ -158,9 +161,12 @@ def test_tasks_go_on_when_the_coordinator_ends(caplog: pytest.LogCaptureFixture)
             producer = PRODUCERS.take(options_of(cluster))
             producer.begin(address)
             producer.send(PLAN, rows("t"))
+        ended = time.monotonic()
         producer.send(PLAN, rows("t", "u"))
         producer.send(PLAN, rows("v"))
         producer.finish()
+        # Nobody waits for the dead, as one would for a coordinator that is only busy.
+        assert time.monotonic() - ended < 8
         assert [written(cluster, topic) for topic in topics] == [2, 1, 1]
         eventually(lambda: [line for line in caplog.messages if "coordinator" in line])
         producer.close()
@@ -223,6 +229,44 @@ def test_a_frozen_coordinator_costs_one_warning_and_a_moment(caplog: pytest.LogC
             assert time.monotonic() - started < 4
             eventually(lambda: [line for line in caplog.messages if "coordinator" in line])
         assert len([line for line in caplog.messages if "coordinator" in line]) == 1
+
+
+@pytest.mark.usefixtures("patient")
+def test_tasks_do_not_refresh_what_the_coordinator_does() -> None:
+    topics = {f"t{number}": 1 for number in range(25)}
+    with FakeCluster(topics) as cluster:
+        options = options_of(cluster, metadata_max_age_ms=2000)
+        with coordinating(options) as found:
+            mine = options_of(cluster, metadata_max_age_ms=2000, client_id="mine")
+            with task(mine, found.address) as producer:
+                until = time.monotonic() + 2.6
+                while time.monotonic() < until:
+                    producer.send(rows(*topics))
+                    time.sleep(0.1)
+                producer.finish()
+        # At 0.9 s and 1.8 s; tasks would ask at 2 s for what they were not told of anew.
+        assert len(cluster.received(METADATA)) >= 3
+        assert "mine" not in {one.client_id for one in cluster.received(METADATA)}
+
+
+@pytest.mark.usefixtures("patient")
+def test_an_error_in_the_coordinators_own_thread_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    encode, failures = requests.encode_metadata, iter([True])
+
+    def fail_once(*told: Any) -> bytes:
+        if next(failures, False):
+            raise RuntimeError("a bug")
+        return encode(*told)
+
+    monkeypatch.setattr(requests, "encode_metadata", fail_once)
+    with FakeCluster({"t": 1, "u": 1}) as cluster, coordinating(options_of(cluster)) as found:
+        with task(options_of(cluster, client_id="mine"), found.address) as producer:
+            producer.send(rows("t"))
+            time.sleep(1.5)  # it pauses for a second, 20 % more by jitter
+            producer.send(rows("u"))
+            producer.finish()
+        told = {topic.name: one.client_id for one in cluster.received(METADATA) for topic in one.body.topics}
+        assert told["u"] != "mine"
 
 
 def test_a_frozen_coordinator_does_not_use_up_max_block() -> None:
