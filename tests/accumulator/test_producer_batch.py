@@ -12,8 +12,10 @@ from kafka_sink.accumulator.producer_batch import (
     BatchState,
     IllegalTransitionError,
     ProducerBatch,
+    hold_after,
 )
 from kafka_sink.model import CompressionType, TopicPartition
+from kafka_sink.records.compression import codec_for
 
 
 def pool() -> BufferPool:
@@ -66,3 +68,17 @@ def test_memory_goes_back_once_and_only_when_nothing_refers_to_it(state: BatchSt
 def test_rows_are_taken_only_under_a_lease() -> None:
     with pytest.raises(IllegalTransitionError):
         batch_in(BatchState.OPEN).append(memoryview(b"record"), 1, 0)
+
+
+@pytest.mark.parametrize(("ratio", "share"), [(0.25, 0.25 * 1.05), (1.0, 1.0), (1.3, 1.0)])
+def test_full_blocks_are_reserved_for_as_they_are_expected_to_shrink(ratio: float, share: float) -> None:
+    lz4 = codec_for(CompressionType.LZ4, None)
+    block = 65_536
+    # Four bytes of length for each block, the last one raw, and four at the end of the frame.
+    assert hold_after(lz4, ratio, 68, 3 * block + 100) == 68 + int(3 * block * share) + 100 + 4 * 4 + 4
+    assert hold_after(lz4, ratio, 68, block - 1) == 68 + block - 1 + 4 + 4
+
+
+@pytest.mark.parametrize("codec", [CompressionType.NONE, CompressionType.GZIP, CompressionType.ZSTD])
+def test_what_stays_raw_until_it_is_sealed_is_reserved_for_in_full(codec: CompressionType) -> None:
+    assert hold_after(codec_for(codec, None), 0.25, 61, 300_000) == 300_061
