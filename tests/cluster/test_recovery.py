@@ -19,6 +19,14 @@ def test_an_answer_starts_the_timer_anew() -> None:
     assert recovery.wanted(6000)
 
 
+def test_a_new_start_is_given_time_however_short_the_trigger() -> None:
+    recovery = MetadataRecovery(rebootstrap=True, trigger_ms=0)
+    assert [now for now in range(0, 2500, 100) if recovery.wanted(now)] == [0, 1000, 2000]
+    recovery.satisfied()
+    assert not recovery.wanted(2600), "an answer came, but the last start is no second ago"
+    assert recovery.wanted(3000)
+
+
 def test_it_never_triggers_without_rebootstrap() -> None:
     recovery = MetadataRecovery(rebootstrap=False, trigger_ms=0)
     assert not any(recovery.wanted(now) for now in range(0, 100_000, 1000))
