@@ -1,0 +1,58 @@
+"""Every number that an option takes, at both bounds: rows are delivered, or the task ends and says why."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+from scripted_cluster import TOPIC, rows, send
+
+from kafka_sink.errors import ConfigurationError, KafkaSinkError, MetadataTimeoutError, RecordTooLargeError
+from kafka_sink.options.table import KAFKA_PREFIX, SPECS, OptionSpec
+from kafka_sink.options.values import INT_MAX, LONG_MAX
+from tests.faults.fake_broker import FakeCluster
+
+# What cannot work at its bound, and how the task ends then.
+ENDS: dict[tuple[str, int], type[KafkaSinkError]] = {
+    ("kafka.delivery.timeout.ms", 0): ConfigurationError,
+    ("kafka.buffer.memory", 128): ConfigurationError,
+    ("kafka.max.request.size", 0): RecordTooLargeError,
+    ("kafka.max.block.ms", 0): MetadataTimeoutError,
+    ("kafka.request.timeout.ms", 0): MetadataTimeoutError,
+    ("kafka.socket.connection.setup.timeout.ms", 0): MetadataTimeoutError,
+    ("kafka.socket.connection.setup.timeout.max.ms", 0): MetadataTimeoutError,
+}
+
+
+def bounds(spec: OptionSpec) -> tuple[int, int]:
+    """From the words of docs/options.md: ``>= 1``, ``1 to 9, or -1``."""
+    words = spec.kind.allowed.removesuffix(", or -1").split()
+    if words[0] == ">=":
+        return int(words[1]), INT_MAX if spec.kind.label == "int" else LONG_MAX
+    return int(words[0]), int(words[2])
+
+
+def numbers() -> Iterator[tuple[str, int]]:
+    for spec in SPECS:
+        if spec.name.startswith(KAFKA_PREFIX) and spec.kind.label in ("int", "long"):
+            yield from ((spec.name, value) for value in bounds(spec))
+
+
+@pytest.mark.parametrize(("name", "value"), list(numbers()))
+def test_rows_are_delivered_or_the_task_ends(name: str, value: int) -> None:
+    told: dict[str, object] = {"max.block.ms": 5000, name.removeprefix(KAFKA_PREFIX): value}
+    codec = name.partition("compression.")[2].removesuffix(".level")
+    if codec:
+        told["compression.type"] = codec
+    if ENDS.get((name, value)) is MetadataTimeoutError:
+        told["max.block.ms"] = min(value, 700) if name == "kafka.max.block.ms" else 700
+    started = time.monotonic()
+    with FakeCluster({TOPIC: 1}) as cluster:
+        if (name, value) in ENDS:
+            with pytest.raises(ENDS[name, value]) as caught:
+                send(cluster, rows(0, 50), **told)
+            assert "kafka." in str(caught.value)
+        else:
+            assert send(cluster, rows(0, 50), **told).records == 50
+    assert time.monotonic() - started < 10
