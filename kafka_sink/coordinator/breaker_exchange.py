@@ -20,6 +20,7 @@ from kafka_sink.coordinator.breaker_messages import (
     News,
     Outcome,
     Report,
+    aged,
     decode_news,
     encode_report,
 )
@@ -46,7 +47,7 @@ class BreakerExchange:
         self._interval_ms = report_interval_ms
         self._lock = threading.Lock()  # guards the next two
         self._inbox: deque[News | bool] = deque()  # True: connected, False: lost
-        self._outbox: deque[dict[str, Any]] = deque()
+        self._outbox: deque[tuple[float, Report]] = deque()  # with when it was made
         # The rest belongs to the sender's thread.
         self._connected = False
         self._muted: dict[Target, str] = {}
@@ -83,6 +84,9 @@ class BreakerExchange:
         """See SharedState."""
         if self._connected:
             self._urgent = True
+            if not change.muted:
+                # Else the next message would bring it back, before the coordinator has heard of this.
+                self._muted.pop(change.target, None)
             # Of what was counted the coordinator makes up its own mind.
             if not (change.muted and change.evidence.counted):
                 self._changes.append(change)
@@ -127,7 +131,8 @@ class BreakerExchange:
             self._forget()
             manager.lose_coordinator()
             # It knows nothing of this task, or has forgotten it.
-            self._changes = [one for one in manager.own_mutes() if not one.evidence.counted] if news else []
+            standing = manager.standing_mutes() if news else []
+            self._changes = [one for one in standing if not one.evidence.counted]
             self._urgent = news
             return
         if not self._connected:
@@ -147,23 +152,19 @@ class BreakerExchange:
         now_ms = manager.now_ms
         told, self._changes = self._changes[:MOST_TARGETS], self._changes[MOST_TARGETS:]
         failed, self._failures = self._failures[:MOST_TARGETS], self._failures[MOST_TARGETS:]
-        body = encode_report(
-            Report(
-                {node: now_ms - at for node, at in self._answered_ms.items()},
-                self._outcomes(manager),
-                tuple(
-                    MuteReport(one.target, one.reason, one.evidence.silence_ms) for one in told if one.muted
-                ),
-                tuple((one.target, one.reason) for one in told if not one.muted),
-                tuple(failed),
-                tuple(self._holds),
-            )
+        report = Report(
+            {node: now_ms - at for node, at in self._answered_ms.items()},
+            self._outcomes(manager),
+            tuple(MuteReport(one.target, one.reason, one.evidence.silence_ms) for one in told if one.muted),
+            tuple((one.target, one.reason) for one in told if not one.muted),
+            tuple(failed),
+            tuple(self._holds),
         )
         self._answered_ms = {}
         self._sent_ms = now_ms
         self._urgent = bool(self._changes or self._failures)
         with self._lock:
-            self._outbox.append(body)
+            self._outbox.append((now_ms, report))
         self._wake()
 
     def _outcomes(self, manager: CircuitBreakManager) -> tuple[Outcome, ...]:
@@ -189,7 +190,10 @@ class BreakerExchange:
     def next_message(self, now_ms: float) -> Mapping[str, Any] | None:
         """See Participant."""
         with self._lock:
-            return self._outbox.popleft() if self._outbox else None
+            if not self._outbox:
+                return None
+            made_ms, report = self._outbox.popleft()
+        return encode_report(aged(report, max(0.0, now_ms - made_ms)))
 
     def next_message_delay_ms(self, now_ms: float) -> float:
         """See Participant."""

@@ -32,6 +32,19 @@ _SILENT_INTERVALS = 3
 _LEAST_SILENT_MS = 2_000.0
 # What nobody has wanted to write to for so long is forgotten.
 _FORGET_MS = 600_000.0
+# A mute that others speak against so soon was one task's bad network; its word counts less for a minute.
+_SOON_MS = 1_000.0
+_DOUBT_MS = 60_000.0
+# Tasks tell of answers every 2 s while nothing is muted.
+_TOLD_MS = 3_000.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Silence:
+    """Whose word a broker's mute is; answers to others after this time speak against it."""
+
+    peer: int
+    spoken_against_ms: float
 
 
 @dataclass(slots=True)
@@ -55,7 +68,9 @@ class BreakerHandler:
         self._peers: dict[int, _Peer] = {}
         # By broker, when each task last had an answer; which mutes rest on silence; who probes.
         self._answered: dict[int, dict[int, float]] = {}
-        self._silent: set[Target] = set()
+        self._silent: dict[Target, _Silence] = {}
+        # By task and broker, when a mute on its word was spoken against.
+        self._doubted_ms: dict[tuple[int, Target], float] = {}
         self._owners: dict[Target, int] = {}
         self._added: dict[Target, str] = {}
         self._removed: set[Target] = set()
@@ -74,11 +89,12 @@ class BreakerHandler:
         known.holds = frozenset(report.holds)
         self._book.expire_late(now_ms)
         for node, ago_ms in report.answered.items():
-            self._note_answer(peer, node, now_ms - ago_ms)
+            self._note_answer(peer, node, now_ms - ago_ms, now_ms)
         for outcome in report.outcomes:
             self._weigh(outcome, now_ms)
         for mute in report.muted:
-            self._take(peer, mute, now_ms)
+            # What a task tells first it found before, and others may know better by now.
+            self._take(peer, mute, now_ms, doubtful=first)
         for target, error in report.failed:
             self._on_failure(peer, target, error, now_ms)
         for target, _ in report.unmuted:
@@ -92,6 +108,8 @@ class BreakerHandler:
     def on_disconnect(self, peer: int, now_ms: float) -> None:
         """See Handler."""
         self._peers.pop(peer, None)
+        for one in [one for one in self._doubted_ms if one[0] == peer]:
+            del self._doubted_ms[one]
         for answered in self._answered.values():
             answered.pop(peer, None)
         for target in [target for target, owner in self._owners.items() if owner == peer]:
@@ -127,12 +145,15 @@ class BreakerHandler:
 
     # -- evidence -----------------------------------------------------------------------------------
 
-    def _note_answer(self, peer: int, node: int, at_ms: float) -> None:
+    def _note_answer(self, peer: int, node: int, at_ms: float, now_ms: float) -> None:
         answered = self._answered.setdefault(node, {})
         answered[peer] = max(answered.get(peer, -math.inf), at_ms)
-        mute = self._book.mutes.get(node)
-        if mute is not None and node in self._silent and at_ms > mute.since_ms:
-            self._unmute(node)
+        mute, silence = self._book.mutes.get(node), self._silent.get(node)
+        if mute is None or silence is None or at_ms <= silence.spoken_against_ms:
+            return
+        if peer != silence.peer and at_ms < mute.since_ms + _SOON_MS:
+            self._doubted_ms[silence.peer, node] = now_ms
+        self._unmute(node)
 
     def _weigh(self, outcome: Outcome, now_ms: float) -> None:
         windows, partition = self._windows, outcome.partition
@@ -146,26 +167,33 @@ class BreakerHandler:
             reason = f"{failures} of the last {total} rows of all tasks failed; last error: {outcome.error}"
             self._mute(partition, reason, now_ms)
 
-    def _take(self, peer: int, mute: MuteReport, now_ms: float) -> None:
+    def _take(self, peer: int, mute: MuteReport, now_ms: float, *, doubtful: bool) -> None:
         """A task's own mute holds for all, unless another has had answers in the silence's second half: then
         the way from that one task to the broker is sick, and the mute stays its own."""
-        if mute.silence_ms:
-            answered = self._answered.get(mute.target, {}) if isinstance(mute.target, int) else {}
-            middle = now_ms - mute.silence_ms / 2
-            if any(at > middle for other, at in answered.items() if other != peer):
-                return
-            self._silent.add(mute.target)
-        self._mute(mute.target, mute.reason, now_ms)
+        target = mute.target
+        if not mute.silence_ms:
+            self._mute(target, mute.reason, now_ms)
+            return
+        doubtful |= now_ms - self._doubted_ms.get((peer, target), -math.inf) < _DOUBT_MS
+        answered = self._answered.get(target, {}) if isinstance(target, int) else {}
+        since = now_ms - (max(_TOLD_MS, mute.silence_ms / 2) if doubtful else mute.silence_ms / 2)
+        if any(at > since for other, at in answered.items() if other != peer):
+            return
+        if self._mute(target, mute.reason, now_ms):
+            # Messages take their time, and a last answer must not look as if it had come in the silence.
+            self._silent[target] = _Silence(peer, now_ms - min(mute.silence_ms, _SOON_MS) / 4)
 
-    def _mute(self, target: Target, reason: str, now_ms: float) -> None:
+    def _mute(self, target: Target, reason: str, now_ms: float) -> bool:
         full = len(self._book.mutes) >= MOST_MUTES
-        if not full and self._book.trip(target, reason, now_ms):
-            self._added[target] = reason
-            self._removed.discard(target)
+        if full or not self._book.trip(target, reason, now_ms):
+            return False
+        self._added[target] = reason
+        self._removed.discard(target)
+        return True
 
     def _unmute(self, target: Target) -> None:
         self._owners.pop(target, None)
-        self._silent.discard(target)
+        self._silent.pop(target, None)
         if self._book.reset(target):
             self._removed.add(target)
             self._added.pop(target, None)

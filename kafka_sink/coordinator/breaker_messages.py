@@ -11,7 +11,7 @@ trial]). A target is a broker's id or [topic, partition].
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kafka_sink.cluster.circuit_breaker.mutes import Lease
@@ -27,6 +27,8 @@ MOST_TARGETS = 700
 _MOST_NODES = 10_000
 _MOST_TOPIC = 249
 _MOST_TEXT = 300
+# Outcomes are weighed over the last seconds; what has lain for longer says nothing of those.
+_OLD_MS = 5_000.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,19 @@ class Report:
     unmuted: tuple[tuple[Target, str], ...] = ()
     failed: tuple[tuple[Target, str], ...] = ()
     holds: tuple[Target, ...] = ()
+
+
+def aged(report: Report, waited_ms: float) -> Report:
+    """A report that is sent so long after it was made, as a task's last one is when the next task begins."""
+    return replace(
+        report,
+        answered={node: ago_ms + waited_ms for node, ago_ms in report.answered.items()},
+        outcomes=report.outcomes if waited_ms < _OLD_MS else (),
+        muted=tuple(
+            replace(one, silence_ms=one.silence_ms + waited_ms) if one.silence_ms else one
+            for one in report.muted
+        ),
+    )
 
 
 @dataclass(frozen=True, slots=True)

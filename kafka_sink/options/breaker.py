@@ -74,8 +74,9 @@ BREAKER_OPTIONS: tuple[BreakerOption, ...] = (
         500,
         "A broker is muted when a request to it has had no answer for this long and for "
         "`slow.request.factor` times its usual latency, unless all brokers that are asked are silent; `0` "
-        "never does that. While little is known of a broker, six times this; half of "
-        "`kafka.request.timeout.ms` at most.",
+        "never does that. Before a broker's first answer: that factor of the slowest first answer of others, "
+        "but two to six times this; six times while none has answered. Half of `kafka.request.timeout.ms` "
+        "at most.",
     ),
     BreakerOption(
         "slow.request.factor",

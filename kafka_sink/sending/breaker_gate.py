@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from datetime import datetime, timedelta, timezone
 from typing import Protocol
 
@@ -57,7 +57,8 @@ class BreakerGate:
         self._names: dict[int, str] = {}
         self._in_flight = InFlight()
         self._context = self._in_flight.context
-        breaker.set_circuit_break_manager(manager)
+        manager.awaits = self._in_flight.awaits
+        self._ask(breaker.set_circuit_break_manager, manager)
 
     # -- the task's thread --------------------------------------------------------------------------
 
@@ -154,6 +155,14 @@ class BreakerGate:
         """See SendObserver."""
         self._in_flight.unreachable(nodes, now_ms)
 
+    def on_throttled(self, node_id: int, now_ms: float, throttled_ms: float) -> None:
+        """See SendObserver."""
+        self._in_flight.throttled(node_id, now_ms + throttled_ms)
+
+    def on_waiting(self, partitions: Iterable[TopicPartition]) -> None:
+        """See SendObserver."""
+        self.manager.note_waiting(partitions)
+
     def muted(self, now_ms: float) -> Mutes:
         """See SendObserver."""
         self._at(now_ms)
@@ -210,4 +219,5 @@ class BreakerGate:
         except Exception:  # noqa: BLE001 - a class of the user's may raise anything
             _log.exception("the circuit breaker class failed and is switched off for this producer")
             self._breaker = None
+            self.manager.forget_congested()
             return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Container
+from collections.abc import Collection, Container, Iterable
 from typing import Protocol
 
 from kafka_sink.model import TopicPartition
@@ -31,6 +31,12 @@ class SendObserver(Protocol):
 
     def on_unreachable(self, nodes: Collection[int], now_ms: float) -> None:
         """All brokers that batches wait for and that are not connected."""
+
+    def on_throttled(self, node_id: int, now_ms: float, throttled_ms: float) -> None:
+        """A broker's answer: it holds back for so long what else was sent to it (throttle_time_ms)."""
+
+    def on_waiting(self, partitions: Iterable[TopicPartition]) -> None:
+        """Partitions that are not muted and have batches to send to a broker that takes none now."""
 
     def muted(self, now_ms: float) -> Container[TopicPartition]:
         """Partitions that get no request now; false where there are none. Their batches wait, and expire as
@@ -67,6 +73,12 @@ class NoObserver:
         """See SendObserver."""
 
     def on_unreachable(self, nodes: Collection[int], now_ms: float) -> None:
+        """See SendObserver."""
+
+    def on_throttled(self, node_id: int, now_ms: float, throttled_ms: float) -> None:
+        """See SendObserver."""
+
+    def on_waiting(self, partitions: Iterable[TopicPartition]) -> None:
         """See SendObserver."""
 
     def muted(self, now_ms: float) -> Container[TopicPartition]:

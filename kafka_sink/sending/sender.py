@@ -163,6 +163,8 @@ class Sender(threading.Thread):
         taking = {node for node in check.nodes if self._network.ready(node, now_ms)}
         waiting = check.nodes.keys() - taking
         self.availability.observe(waiting, taking, now_ms)
+        for node in waiting:
+            self._observer.on_waiting(queue.partition for queue in check.nodes[node])
         self._observer.on_unreachable([node for node in waiting if self._unconnected(node, now_ms)], now_ms)
         for node, queues in check.nodes.items():
             if node in taking:
@@ -213,6 +215,8 @@ class Sender(threading.Thread):
 
     def _handle(self, event: NetworkEvent, now_ms: float) -> None:
         if isinstance(event, ResponseReceived):
+            if throttled := self._network.throttled_ms(event.node_id, now_ms):
+                self._observer.on_throttled(event.node_id, now_ms, throttled)
             if isinstance(event.tag, ProduceTag):
                 self._completion.on_response(event, event.tag, now_ms)
                 return

@@ -27,4 +27,6 @@ class Cluster:
 
     def leader(self, partition: TopicPartition) -> PartitionInfo | None:
         found = self.topic(partition.topic)
-        return None if found is None else found.partitions[partition.partition]
+        if found is None or partition.partition >= len(found.partitions):
+            return None
+        return found.partitions[partition.partition]

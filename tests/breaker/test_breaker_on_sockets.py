@@ -19,12 +19,13 @@ from kafka_sink.model import TopicPartition
 from kafka_sink.producer_cache import TaskProducer
 from tests.delivery.scripted_cluster import TOPIC, attempts, inside, rows, send, task, until, written
 from tests.faults.fake_broker import PRODUCE, FakeCluster
-from tests.faults.fake_replies import error
+from tests.faults.fake_replies import OK, Reply, error
 
 BREAKER = "producer_circuit_breaker_"
 # A loaded machine's answers may take a while without anybody being sick.
 QUICK = {f"{BREAKER}slow_request_min_ms": 150, f"{BREAKER}mute_retry_interval": 200}
 PATIENT = {f"{BREAKER}slow_request_min_ms": 0}
+REPEAT = {f"{BREAKER}mute_retry_interval": 200}
 P0 = TopicPartition(TOPIC, 0)
 
 
@@ -132,6 +133,70 @@ def test_keyless_rows_avoid_a_broker_that_refuses_connections(cluster: FakeClust
         result = producer.finish()
     assert result.breaker_probes >= 1
     stream.assert_all_written(cluster)
+
+
+def test_a_throttled_broker_is_not_muted_for_what_it_holds_back(cluster: FakeCluster) -> None:
+    cluster.script(PRODUCE, OK, Reply(delay_ms=100, throttle_ms=1_000), Reply(delay_ms=1_000), node_id=0)
+    with task(cluster, batch_size=1_024, **QUICK) as producer:
+        producer.send(rows(0, 1))
+        until(lambda: written(cluster), "the broker's usual time is known")
+        for start in (1, 2):
+            # The second is on its way when the first one's answer tells of the throttling.
+            producer.send(rows(start, 1))
+            until(lambda sent=start: len(cluster.received(PRODUCE, 0)) > sent, "it is sent")
+        for number in itertools.count(3):
+            producer.send(rows(number, 1, partition=1 + number % 2))
+            time.sleep(0.002)
+            if len(written(cluster)) == 3 and not inside(producer)._sender._network.in_flight(0):
+                break
+        result = producer.finish()
+    assert result.breaker_trips == 0
+
+
+def test_rows_do_not_gather_for_a_frozen_broker_that_owes_an_answer(cluster: FakeCluster) -> None:
+    """Catches: a memory that fills with keyless rows for a broker whose window is full: nothing waits for it
+    that could be the probe, and new rows cannot be sent either."""
+    alone = {"max_in_flight_requests_per_connection": 1, "partitioner_adaptive_partitioning_enable": "false"}
+    with task(cluster, batch_size=1_024, **QUICK, **alone) as producer:
+        producer.send(rows(0, 1))
+        until(lambda: written(cluster), "the broker's usual time is known")
+        cluster.freeze(0)
+        producer.send(rows(1, 1))
+        for number in itertools.count(2):
+            producer.send(rows(number, 1, partition=1 + number % 2))
+            time.sleep(0.002)
+            if mutes(producer):
+                break
+        stream = Keyless(producer)
+        queue = inside(producer)._accumulator.queue(P0)
+        begun = time.monotonic()
+        stream.send_until(lambda: time.monotonic() > begun + 1.5, "time passes")
+        assert stream.count > 100
+        assert not queue.batches
+        cluster.thaw(0)
+        producer.finish()
+
+
+def test_rows_do_not_gather_for_a_broker_on_trial_that_refuses_connections(cluster: FakeCluster) -> None:
+    quiet = {"partitioner_adaptive_partitioning_enable": "false", **PATIENT, **REPEAT}
+    with task(cluster, batch_size=1_024, **quiet) as producer:
+        producer.send(rows(0, 1))
+        producer.send(rows(1, 1, partition=1))
+        until(lambda: written(cluster) and written(cluster, 1), "the cluster is known")
+        gate = inside(producer)._gate
+        assert gate is not None
+        gate.manager.mute(0, "I say so")
+        until(lambda: mutes(producer), "it is muted")
+        cluster.stop(0)
+        stream = Keyless(producer)
+        queue = inside(producer)._accumulator.queue(P0)
+        stream.send_until(lambda: queue.batches, "it is on trial")
+        begun = time.monotonic()
+        stream.send_until(lambda: time.monotonic() > begun + 1.5, "time passes")
+        assert stream.count > 100
+        assert len(queue.batches) < 20
+        cluster.start(0)
+        producer.finish()
 
 
 class MutesPartitionZero(PartitionCircuitBreaker):

@@ -267,12 +267,20 @@ def test_a_leased_trial_opens_at_once_and_ends_with_its_lease(manager: CircuitBr
 def test_what_the_coordinator_is_to_hear_of(manager: CircuitBreakManager) -> None:
     manager.mute(1, "silent", Evidence(silence_ms=700.0))
     manager.take_shared({2: "another's"}, {})
-    assert [(c.target, c.evidence.silence_ms) for c in manager.own_mutes()] == [(1, 700.0)]
+    manager.take_shared({2: "another's", A1: "another's"}, {})
     manager.now_ms = 2_000.0
+    told = [(c.target, c.reason, c.evidence) for c in manager.standing_mutes()]
+    assert told == [
+        (1, "silent", Evidence(silence_ms=2_700.0)),
+        (2, "another's", Evidence(silence_ms=2_000.0)),
+        (A1, "another's", Evidence(counted=True)),
+    ]
+    manager.take_shared({2: "another's"}, {})
     manager.sent(A0)
     manager.completed(A0, BrokerRefusedError("NOT_ENOUGH_REPLICAS", 19))
-    assert manager.own_mutes() == []
+    assert [c.target for c in manager.standing_mutes()] == [2]
     manager.mute(A1)
+    assert manager.standing_mutes()[-1].evidence == Evidence()
     manager.take_shared({}, {})
     manager.now_ms = 4_000.0
     manager.sent(A1)

@@ -243,7 +243,7 @@ def test_the_next_tick_is_when_a_silence_may_be_found() -> None:
     while not bench.manager.is_muted(1):
         bench.at(bench.now + bench.breaker.next_tick_ms(bench.in_flight.context))
         steps += 1
-    assert bench.now <= 3_200, "six times 500 ms for an unknown broker, and the confirmation"
+    assert bench.now <= 1_200, "twice 500 ms for an unknown broker, and the confirmation"
     assert steps <= 3
 
 

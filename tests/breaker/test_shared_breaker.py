@@ -1,22 +1,17 @@
-"""Several tasks and a coordinator at exact times, with the messages as JSON in between, but no sockets."""
+"""What several tasks and a coordinator make of outcomes, mutes and probes, at exact times."""
 
 from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Mapping
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafka_sink.cluster.circuit_breaker import CircuitBreakManager, FailureRateCircuitBreaker
 from kafka_sink.cluster.circuit_breaker.mutes import Lease
-from kafka_sink.cluster.circuit_breaker.states import Target
 from kafka_sink.cluster.circuit_breaker.windows import OutcomeWindows
 from kafka_sink.coordinator import breaker_messages
-from kafka_sink.coordinator.breaker_exchange import BreakerExchange
 from kafka_sink.coordinator.breaker_handler import BreakerHandler
 from kafka_sink.coordinator.breaker_messages import (
     MuteReport,
@@ -28,125 +23,11 @@ from kafka_sink.coordinator.breaker_messages import (
     encode_news,
     encode_report,
 )
-from kafka_sink.coordinator.handlers import Outgoing, Push
 from kafka_sink.errors import BrokerRefusedError, ProtocolError
 from kafka_sink.model import TopicPartition
-from kafka_sink.sending.breaker_gate import BreakerGate
-from tests.breaker.breaker_cluster import Cluster
+from tests.breaker.job_of_tasks import INTERVAL, P0, P1, P2, Job, Task, frozen
 
-INTERVAL = 2_000.0
 REPLICAS = BrokerRefusedError("NOT_ENOUGH_REPLICAS", 19)
-P0, P1, P2 = (TopicPartition("t", partition) for partition in range(3))
-
-
-class Task:
-    """One task's gate and exchange; ``waiting`` are partitions with a batch in the queue."""
-
-    def __init__(self, job: Job, number: int) -> None:
-        self.job = job
-        self.number = number
-        breaker = FailureRateCircuitBreaker()
-        breaker.configure({"trigger.message.count": "100"})
-        self.manager = CircuitBreakManager(job.cluster, INTERVAL)
-        self.gate = BreakerGate(breaker, self.manager, str)
-        self.exchange = BreakerExchange(lambda: None, 500.0)
-        self.gate.share(self.exchange)
-        self.waiting: set[TopicPartition] = set()
-        self.sent: list[tuple[float, TopicPartition]] = []
-
-    def node(self, partition: TopicPartition) -> int:
-        info = self.job.cluster.leader(partition)
-        assert info is not None
-        return info.leader
-
-    def send(self, partition: TopicPartition, records: int = 100) -> None:
-        now = self.job.now
-        self.sent.append((now, partition))
-        self.gate.on_request(self.node(partition), now)
-        self.gate.on_send(self.node(partition), partition, records, now)
-
-    def answer(self, partition: TopicPartition, cause: Exception | None = None, records: int = 100) -> None:
-        now = self.job.now
-        self.gate.on_request_done(self.node(partition), now)
-        self.gate.on_complete(self.node(partition), partition, records, cause, now)
-
-    def batch(self, partition: TopicPartition, cause: Exception | None = None) -> None:
-        self.send(partition)
-        self.answer(partition, cause)
-
-    def run_pass(self) -> None:
-        mutes = self.gate.muted(self.job.now)
-        for partition in sorted(self.waiting):
-            if partition in mutes and self.gate.may_probe(partition):
-                self.send(partition)
-                self.waiting.discard(partition)
-
-    def muted(self) -> set[Target]:
-        return set(self.manager.mute_targets())
-
-
-class Job:
-    """Broker n leads partition n - 1. Time passes in steps of 10 ms."""
-
-    def __init__(self, tasks: int) -> None:
-        self.now = 1_000.0
-        self.cluster = Cluster(t=[1, 2, 3])
-        self.handler = BreakerHandler(INTERVAL, OutcomeWindows(100, 50), 500.0)
-        self.tasks = [Task(self, number) for number in range(tasks)]
-        self.connected: set[int] = set()
-        for number in range(tasks):
-            self.connect(number)
-
-    def connect(self, number: int) -> None:
-        self.connected.add(number)
-        self.tasks[number].exchange.on_connected(self.now)
-
-    def lose(self, number: int) -> None:
-        self.connected.discard(number)
-        self.handler.on_disconnect(number, self.now)
-        self.tasks[number].exchange.on_lost(self.now)
-
-    def _deliver(self, outgoing: list[Outgoing]) -> None:
-        for one in outgoing:
-            body: Mapping[str, Any] = json.loads(json.dumps(one.body))
-            if one.peer not in self.connected:
-                continue
-            exchange = self.tasks[one.peer].exchange
-            if isinstance(one, Push):
-                exchange.on_push(body, self.now)
-            else:
-                exchange.on_reply(body, one.last, self.now)
-
-    def step(self) -> None:
-        self.now += 10
-        for task in self.tasks:
-            task.run_pass()
-            while (body := task.exchange.next_message(self.now)) is not None:
-                if task.number in self.connected:
-                    message = json.loads(json.dumps(body))
-                    self._deliver(list(self.handler.on_message(task.number, 1, message, self.now)))
-        if self.handler.next_change_ms(self.now) <= 10:
-            self._deliver(list(self.handler.on_time(self.now)))
-
-    def run(self, ms: float) -> None:
-        until = self.now + ms
-        while self.now < until:
-            self.step()
-
-    def mutes(self) -> list[set[Target]]:
-        return [task.muted() for task in self.tasks]
-
-
-def frozen(job: Job) -> None:
-    """Broker 1 is silent to task 0 alone of those that ask it."""
-    first = job.tasks[0]
-    first.batch(P0)
-    job.run(10)
-    first.send(P0)
-    for _ in range(70):
-        job.step()
-        first.batch(P1)
-    assert first.muted() == {1}
 
 
 def test_what_one_task_finds_all_know_at_once_and_its_answer_unmutes_for_all() -> None:

@@ -87,7 +87,7 @@ class FailureRateCircuitBreaker(PartitionCircuitBreaker):
         changed = False
         if answered(exception):
             self._answered_ms[node] = context.now
-            self._latency.observe(node, context.now - context.request_sent_ms)
+            self._latency.observe(node, max(0.0, context.now - context.request_sent_ms))
             changed = self._end_silence(manager, context)
         verdict = judge(exception)
         if verdict is Verdict.NEUTRAL:
@@ -179,11 +179,11 @@ class FailureRateCircuitBreaker(PartitionCircuitBreaker):
         return self._least_ms
 
     def _age_ms(self, context: ProducerStatusContext, node: int) -> float:
-        """Since when nothing came; 0 where nothing is awaited."""
+        """Since when nothing came; 0 where nothing is awaited, or not before a throttle's end."""
         since = context.oldest_request_ms.get(node)
         if since is None:
             since = context.unreachable_since_ms.get(node, context.now)
-        return context.now - max(since, self._forgiven_ms.get(node, -math.inf))
+        return max(0.0, context.now - max(since, self._forgiven_ms.get(node, -math.inf)))
 
     def _describe(self, context: ProducerStatusContext, node: int) -> str:
         age = self._age_ms(context, node)

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Collection
 
 from kafka_sink.cluster.circuit_breaker.interface import ProducerStatusContext
+from kafka_sink.cluster.circuit_breaker.states import Target
 from kafka_sink.model import TopicPartition
 
 
@@ -33,7 +34,8 @@ class InFlight:
         self._unreachable.pop(node_id, None)
 
     def request_done(self, node_id: int) -> float:
-        """The oldest request of a broker has its answer, or will have none; returns when it went out."""
+        """The oldest request of a broker has its answer, or will have none; returns when it went out, or when
+        the broker's throttling ended."""
         sent = self._sent[node_id]
         at = sent.popleft()
         if sent:
@@ -42,6 +44,14 @@ class InFlight:
         else:
             del self._sent[node_id], self._requests[node_id], self._oldest[node_id]
         return at
+
+    def throttled(self, node_id: int, until_ms: float) -> None:
+        """The broker reads nothing more of this connection until then (KIP-219), so that what was sent
+        before waits from there on."""
+        sent = self._sent.get(node_id)
+        if sent:
+            self._sent[node_id] = deque(max(at, until_ms) for at in sent)
+            self._oldest[node_id] = self._sent[node_id][0]
 
     def batch_sent(self, partition: TopicPartition) -> None:
         """A batch is in a request."""
@@ -54,6 +64,10 @@ class InFlight:
             self._batches[partition] = left
         else:
             self._batches.pop(partition, None)
+
+    def awaits(self, target: Target) -> bool:
+        """Whether an answer of this broker, or for this partition, is to come."""
+        return target in self._requests or target in self._batches
 
     def unreachable(self, nodes: Collection[int], now_ms: float) -> None:
         """The brokers that batches wait for and that are not connected."""

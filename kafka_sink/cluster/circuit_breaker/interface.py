@@ -23,6 +23,7 @@ class ProducerStatusContext:
     they are: ``node_id``, ``topic_partition`` and ``record_count`` of the batch that the call is about,
     ``request_sent_ms`` when its request went out; ``oldest_request_ms`` when the oldest unanswered request of
     each broker went out; ``unreachable_since_ms`` since when batches wait for a broker without a connection.
+    A request that a throttling broker holds back counts from the throttle's end, which may be to come.
     """
 
     now: float = 0.0
@@ -52,7 +53,8 @@ class PartitionCircuitBreaker(ABC):
 
     @abstractmethod
     def set_circuit_break_manager(self, circuit_break_manager: CircuitBreakManager) -> None:
-        """The manager to mute and unmute with."""
+        """The manager to mute and unmute with. Calls from threads of the class's own hold from the sender's
+        next pass on, which comes within a second."""
 
     @abstractmethod
     def on_send(self, context: ProducerStatusContext) -> bool:

@@ -6,6 +6,8 @@ from __future__ import annotations
 # answers, while its first ones, which are slow, are soon forgotten.
 _WEIGHT_ABOVE, _WEIGHT_BELOW = 0.1, 0.5
 _UNKNOWN_FACTOR = 6
+# Where the first answers of others were quick, a broker that has answered nothing yet gets twice the least.
+_UNKNOWN_LEAST_FACTOR = 2
 # A broker's very first answers tell little: it may have had to make files and connections of its own.
 _FEW_ANSWERS = 5
 
@@ -20,6 +22,7 @@ class UsualLatency:
         self._most_ms = most_ms
         self._means: dict[int, float] = {}
         self._few: dict[int, int] = {}
+        self._slowest_first_ms: float | None = None
 
     def observe(self, node_id: int, latency_ms: float) -> None:
         """An answer. One that was suspicious counts as the threshold: a freeze must not become usual."""
@@ -28,6 +31,7 @@ class UsualLatency:
         if mean is None:
             self._means[node_id] = sample
             self._few[node_id] = 1
+            self._slowest_first_ms = max(sample, self._slowest_first_ms or 0.0)
         else:
             weight = _WEIGHT_ABOVE if sample > mean else _WEIGHT_BELOW
             self._means[node_id] = mean + weight * (sample - mean)
@@ -45,8 +49,15 @@ class UsualLatency:
 
     def threshold_ms(self, node_id: int) -> float:
         """How long an answer may take before its broker is suspicious."""
-        mean, unknown = self._means.get(node_id), _UNKNOWN_FACTOR * self._least_ms
+        mean, unknown = self._means.get(node_id), self._unknown_ms()
         wanted = unknown if mean is None else self._factor * mean
         if node_id in self._few:
             wanted = min(wanted, unknown)
         return max(self._least_ms, min(wanted, self._most_ms))
+
+    def _unknown_ms(self) -> float:
+        """For a broker's first answer, by those of others: brokers that have just started are all slow."""
+        most = _UNKNOWN_FACTOR * self._least_ms
+        if self._slowest_first_ms is None:
+            return most
+        return min(max(self._factor * self._slowest_first_ms, _UNKNOWN_LEAST_FACTOR * self._least_ms), most)

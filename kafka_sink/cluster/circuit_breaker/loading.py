@@ -27,7 +27,7 @@ def load_breaker(options: SinkOptions) -> PartitionCircuitBreaker | None:
         )
     try:
         found = getattr(importlib.import_module(module), name, None)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigurationError(
             f"Option '{option}': module '{module}' cannot be imported: {error!r}"
         ) from error
@@ -46,6 +46,6 @@ def load_breaker(options: SinkOptions) -> PartitionCircuitBreaker | None:
         breaker.configure(given)
     except ConfigurationError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigurationError(f"Option '{option}': '{path}' cannot be configured: {error!r}") from error
     return breaker

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Protocol
 
 from kafka_sink.cluster.circuit_breaker.mutes import (
@@ -14,8 +17,9 @@ from kafka_sink.cluster.circuit_breaker.mutes import (
     Evidence,
     Lease,
     Mutes,
+    standing,
 )
-from kafka_sink.cluster.circuit_breaker.states import BreakerState, Mute, MuteBook, Target
+from kafka_sink.cluster.circuit_breaker.states import BreakerState, Mute, MuteBook, Target, target_of
 from kafka_sink.cluster.circuit_breaker.verdict import Verdict, answered, judge
 from kafka_sink.model import NO_LEADER, PartitionInfo, TopicMetadata, TopicPartition
 
@@ -37,15 +41,18 @@ class Topology(Protocol):
 
 
 class CircuitBreakManager:
-    """Mutes brokers and partitions, and lets probes through. One thread uses it; any may read ``mutes``.
+    """Mutes brokers and partitions, and lets probes through. One thread uses it; any may read ``mutes``, and
+    call the KIP's methods: what another thread mutes or unmutes holds from the owner's next ``refresh`` on.
 
     The KIP's calls take no time, so the owner sets ``now_ms`` before it lets a breaker class act.
-    ``coordinated``: probes go only under a lease of the coordinator's.
+    ``coordinated``: probes go only under a lease of the coordinator's. ``awaits``: whether a target owes an
+    answer, which would tell as much as a probe's.
     """
 
     def __init__(self, topology: Topology, retry_interval_ms: float) -> None:
         self.now_ms = 0.0
         self.coordinated = False
+        self.awaits: Callable[[Target], bool] = lambda _: False
         # What is muted, or nothing where everything is: then the job goes on as if nothing was.
         self.mutes: Mutes = NOTHING_MUTED
         # Brokers that keyless rows avoid for the moment, see mute_congested.
@@ -70,6 +77,9 @@ class CircuitBreakManager:
         self._muted_count = 0
         self._seen = (-1, -1)
         self._closed = False
+        # Who refreshes, and what other threads want muted or unmuted.
+        self._owner: int | None = None
+        self._wanted: deque[partial[None]] = deque()
 
     # -- the KIP's methods --------------------------------------------------------------------------
 
@@ -79,13 +89,23 @@ class CircuitBreakManager:
         reason: str = "muted by the breaker class",
         evidence: Evidence = WORD,
     ) -> None:
-        """Mutes a broker's partitions, whoever they are at any time, or one partition."""
-        self._mute(target, reason, evidence, own=True)
+        """Mutes a broker's partitions, whoever they are at any time, or one. Raises ValueError for others."""
+        target = target_of(target)
+        if self._is_elsewhere():
+            self._wanted.append(partial(self.mute, target, reason, evidence))
+        else:
+            self._mute(target, str(reason), evidence, own=True)
 
     def unmute(self, target: int | TopicPartition, reason: str = "unmuted by the breaker class") -> None:
-        """Ends a mute."""
-        if self._book.reset(target):
-            self._note_unmute(target, reason, own=True)
+        """Ends a mute. Raises ValueError for what cannot be muted."""
+        target = target_of(target)
+        if self._is_elsewhere():
+            self._wanted.append(partial(self.unmute, target, reason))
+        elif self._book.reset(target):
+            self._note_unmute(target, str(reason), own=True)
+
+    def _is_elsewhere(self) -> bool:
+        return self._owner not in (None, threading.get_ident())
 
     def available_partitions_for_topic(self, topic: str) -> list[PartitionInfo]:
         """Partitions with a leader that are not muted."""
@@ -132,6 +152,10 @@ class CircuitBreakManager:
         if node_id in self.congested:
             self.congested -= {node_id}
 
+    def forget_congested(self) -> None:
+        """Nobody is left to end mute_congested."""
+        self.congested = frozenset()
+
     def leader(self, partition: TopicPartition) -> PartitionInfo | None:
         """A partition's leader as far as known."""
         return self._topology.leader(partition)
@@ -168,9 +192,9 @@ class CircuitBreakManager:
         self._shared = frozenset()
         self._leases.clear()
 
-    def own_mutes(self) -> list[Change]:
-        """Mutes that were decided here."""
-        return list(self._own.values())
+    def standing_mutes(self) -> list[Change]:
+        """All that rests, for a coordinator that may have begun anew: brokers by their silence until now."""
+        return [standing(self._own.get(one.target), one, self.now_ms) for one in self._book.mutes.values()]
 
     def held(self) -> list[Target]:
         """Muted targets that batches of this task wait for."""
@@ -198,6 +222,13 @@ class CircuitBreakManager:
             self._held_ms[target] = self.now_ms
         return bool(covering) and self._is_due(covering[0])
 
+    def note_waiting(self, partitions: Iterable[TopicPartition]) -> None:
+        """Batches of these could go but for their brokers, which take none now: a trial's rows are enough."""
+        if self._book.mutes:
+            for partition in partitions:
+                for target in self.covering(partition):
+                    self._held_ms[target] = self.now_ms
+
     def _is_due(self, target: Target) -> bool:
         if self.coordinated and target in self._shared:
             mute = self._book.mutes.get(target)
@@ -209,8 +240,8 @@ class CircuitBreakManager:
         return self.now_ms - self._held_ms.get(target, -math.inf) <= _HELD_MS
 
     def _is_on_trial(self, target: Target) -> bool:
-        """Whether a probe may go, and no batch waits that could be it: then a new row must."""
-        if not self._is_due(target) or self._is_held(target):
+        """Whether a probe may go, and no batch waits that could be it, nor an answer: then a new row must."""
+        if not self._is_due(target) or self._is_held(target) or self.awaits(target):
             return False
         if self.coordinated and target in self._shared:
             return target in self._trial_leases
@@ -266,6 +297,9 @@ class CircuitBreakManager:
 
     def refresh(self) -> Mutes:
         """Ends lost probes and brings ``mutes`` up to date; returns it."""
+        self._owner = threading.get_ident()
+        for _ in range(len(self._wanted)):
+            self._wanted.popleft()()
         if not self._book.mutes and self._seen == (self._book.version, self._topology.version):
             return self.mutes
         self._book.expire_late(self.now_ms)
@@ -344,6 +378,8 @@ class CircuitBreakManager:
     def _note_unmute(self, target: Target, reason: str, *, own: bool) -> None:
         for kept in (self._probes, self._leases, self._held_ms, self._own):
             kept.pop(target, None)
+        # What the coordinator says of it until it hears of this is of the mute before.
+        self._shared -= {target}
         self._changes.append(Change(target, False, reason, own))
 
     def _led(self, topic: str) -> list[PartitionInfo]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kafka_sink.cluster.circuit_breaker.states import Target
+from kafka_sink.cluster.circuit_breaker.states import Mute, Target
 from kafka_sink.model import PartitionInfo, TopicPartition
 
 
@@ -33,6 +33,16 @@ class Change:
     reason: str
     own: bool
     evidence: Evidence = WORD
+
+
+def standing(own: Change | None, mute: Mute, now_ms: float) -> Change:
+    """A mute that goes on, as a coordinator that knows nothing of it is to be told: a broker's by its silence
+    until now. ``own``: what was decided here, None where the mute is another task's."""
+    # Of partitions that others found failing the outcomes to come will tell.
+    evidence = own.evidence if own else Evidence(counted=isinstance(mute.target, TopicPartition))
+    if isinstance(mute.target, int) and (own is None or evidence.silence_ms):
+        evidence = Evidence(silence_ms=evidence.silence_ms + max(1.0, now_ms - mute.since_ms))
+    return Change(mute.target, True, mute.reason, True, evidence)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,35 @@ A target is a broker's id or a partition. Times are monotonic milliseconds of wh
 from __future__ import annotations
 
 import math
+import operator
 from dataclasses import dataclass
 from enum import Enum
+from typing import SupportsIndex
 
 from kafka_sink.model import TopicPartition
 
 Target = int | TopicPartition
+# Kafka's bound of a topic's name.
+_MOST_TOPIC = 249
+
+
+def target_of(value: object) -> Target:
+    """What a class of the user's wants to mute, numbers of numpy made plain. Raises ValueError for what is
+    neither a broker's id nor a TopicPartition."""
+    if isinstance(value, TopicPartition):
+        topic, partition = value
+        if isinstance(topic, str) and len(topic) <= _MOST_TOPIC and (number := _id_of(partition)) is not None:
+            return TopicPartition(topic, number)
+    elif (number := _id_of(value)) is not None:
+        return number
+    raise ValueError(f"{value!r} cannot be muted: a broker's id or a TopicPartition is wanted")
+
+
+def _id_of(value: object) -> int | None:
+    if type(value) is not int and (isinstance(value, bool) or not isinstance(value, SupportsIndex)):
+        return None
+    number = operator.index(value)
+    return number if number >= 0 else None
 
 
 class BreakerState(Enum):

@@ -1,0 +1,203 @@
+"""What looks like a sick broker and is none, and trials that must not let rows in for long; exact times."""
+
+from __future__ import annotations
+
+import pytest
+
+from kafka_sink.cluster.circuit_breaker import CircuitBreakManager, FailureRateCircuitBreaker
+from kafka_sink.cluster.circuit_breaker.latency import UsualLatency
+from kafka_sink.cluster.circuit_breaker.verdict import Verdict, answered, judge
+from kafka_sink.errors import (
+    AuthenticationError,
+    BrokerRefusedError,
+    BrokerVersionError,
+    DeliveryError,
+    ProtocolError,
+)
+from kafka_sink.model import TopicPartition
+from kafka_sink.network.client import RequestTimeoutError
+from kafka_sink.sending.breaker_gate import BreakerGate
+from kafka_sink.sending.outcomes import RULES
+from tests.breaker.breaker_cluster import Cluster
+
+P0, P1, P2 = (TopicPartition("t", partition) for partition in range(3))
+
+
+class Bench:
+    """Broker n leads partition n - 1; a fake clock."""
+
+    def __init__(self) -> None:
+        breaker = FailureRateCircuitBreaker()
+        breaker.configure({})
+        self.manager = CircuitBreakManager(Cluster(t=[1, 2, 3]), 2_000.0)
+        self.gate = BreakerGate(breaker, self.manager, str)
+        self.now = 0.0
+
+    def send(self, partition: TopicPartition) -> None:
+        self.gate.on_request(partition.partition + 1, self.now)
+        self.gate.on_send(partition.partition + 1, partition, 100, self.now)
+
+    def answer(self, partition: TopicPartition) -> None:
+        self.gate.on_request_done(partition.partition + 1, self.now)
+        self.gate.on_complete(partition.partition + 1, partition, 100, None, self.now)
+
+    def batch(self, partition: TopicPartition, latency: float = 10.0) -> None:
+        self.send(partition)
+        self.now += latency
+        self.answer(partition)
+
+    def until_muted(self, node: int, patience: float) -> float:
+        """Brokers 2 and 3 answer; the milliseconds until the node is muted, or the patience."""
+        start = self.now
+        while self.now < start + patience and not self.manager.is_muted(node):
+            self.batch(P1)
+            self.batch(P2)
+            self.gate.muted(self.now)
+        return self.now - start
+
+
+def test_requests_that_a_quota_holds_back_are_no_silence() -> None:
+    """Catches: a mute for a throttled broker, which answers nothing on a connection for throttle_time_ms."""
+    bench = Bench()
+    bench.batch(P0)
+    for _ in range(3):
+        bench.send(P0)
+    bench.now += 10
+    bench.answer(P0)
+    bench.gate.on_throttled(1, bench.now, 3_000.0)
+    assert bench.until_muted(1, 3_300) >= 3_300
+    bench.answer(P0)
+    bench.answer(P0)
+    assert not bench.manager.metrics().breaker_trips_total
+    # Once the time is over, silence is silence again.
+    bench.send(P0)
+    assert 500 < bench.until_muted(1, 5_000) < 700
+
+
+def test_others_are_watched_while_one_is_throttled() -> None:
+    bench = Bench()
+    for partition in (P0, P1, P2):
+        bench.batch(partition)
+    bench.send(P1)
+    bench.send(P1)
+    bench.answer(P1)
+    bench.gate.on_throttled(2, bench.now, 60_000.0)
+    bench.gate.muted(bench.now)
+    bench.now += 1
+    bench.send(P0)
+    start = bench.now
+    while not bench.manager.is_muted(1):
+        assert bench.now < start + 1_000
+        bench.batch(P2)
+        bench.gate.muted(bench.now)
+    bench.gate.on_throttled(3, bench.now, 5.0)
+
+
+def test_a_broker_without_a_first_answer_is_judged_by_the_others_first_ones() -> None:
+    """A broker that freezes before its first answer: one second where the others are quick at once."""
+    bench = Bench()
+    bench.batch(P1, 20.0)
+    bench.send(P0)
+    assert 1_000 <= bench.until_muted(1, 5_000) < 1_200
+
+
+def test_where_first_answers_are_slow_a_slow_first_answer_is_none() -> None:
+    bench = Bench()
+    bench.batch(P1, 450.0)
+    bench.send(P0)
+    assert bench.until_muted(1, 1_900) >= 1_900
+    latency = UsualLatency(500.0, 5.0, 15_000.0)
+    assert latency.threshold_ms(1) == 3_000.0, "nobody has answered yet"
+    latency.observe(1, 20.0)
+    assert latency.threshold_ms(2) == 1_000.0
+    latency.observe(3, 400.0)
+    assert latency.threshold_ms(2) == 2_000.0
+    latency.observe(1, 2_900.0)
+    assert latency.threshold_ms(2) == 2_000.0, "not a first answer"
+    latency.observe(4, 1_900.0)
+    assert latency.threshold_ms(2) == 3_000.0, "as while nothing is known"
+
+
+@pytest.mark.parametrize("pause", [600.0, 5_000.0, 60_000.0])
+def test_a_pause_of_the_client_while_requests_are_out_is_no_silence(pause: float) -> None:
+    """A stop of the process: at its end the answers of all brokers lie in its sockets."""
+    bench = Bench()
+    for partition in (P0, P1, P2):
+        bench.batch(partition)
+        bench.send(partition)
+    bench.gate.muted(bench.now)
+    bench.now += pause
+    bench.gate.muted(bench.now)
+    bench.now += 1
+    for partition in (P1, P2):
+        bench.answer(partition)
+    bench.gate.muted(bench.now)
+    bench.answer(P0)
+    bench.now += 60
+    bench.gate.muted(bench.now)
+    assert not bench.manager.metrics().breaker_trips_total
+
+
+def test_a_producer_at_rest_finds_nobody_silent() -> None:
+    bench = Bench()
+    for partition in (P0, P1, P2):
+        bench.batch(partition)
+    for _ in range(100):
+        bench.now += 60_000
+        bench.gate.muted(bench.now)
+        bench.batch(P1)
+        bench.gate.muted(bench.now)
+    assert not bench.manager.metrics().breaker_trips_total
+
+
+def test_every_answer_of_the_outcome_table_is_judged() -> None:
+    """Only what tells of a broker's or a partition's health may mute."""
+    sick = {7, 19, 20, -1, 56, 13, 89}
+    for code in {*RULES, 29, 32, 87} - {0}:
+        refused = BrokerRefusedError("refused", code)
+        assert judge(refused) is (Verdict.SICK if code in sick else Verdict.NEUTRAL), code
+        assert answered(refused)
+    assert judge(None) is Verdict.HEALTHY
+    for lost in (ConnectionResetError("x"), RequestTimeoutError("x"), ProtocolError("x"), ValueError("x")):
+        assert judge(lost) is Verdict.SICK
+        assert not answered(lost)
+    for other in (AuthenticationError("x"), BrokerVersionError("x"), DeliveryError("left out")):
+        assert judge(other) is Verdict.NEUTRAL
+
+
+def test_a_trial_ends_when_a_batch_waits_that_cannot_be_sent() -> None:
+    """Catches: rows without keys that gather for a frozen broker, whose window is full, as long as it is."""
+    bench = Bench()
+    bench.manager.mute(1, "silent")
+    bench.now = 4_000.0
+    assert P0 not in bench.gate.muted(bench.now), "no batch waits: new rows may come"
+    bench.gate.on_waiting([P0])
+    for _ in range(20):
+        bench.now += 500
+        assert P0 in bench.gate.muted(bench.now)
+        assert bench.gate.may_probe(P0), "it is the probe, once the broker takes it"
+    bench.send(P0)
+    bench.gate.muted(bench.now)
+    assert not bench.gate.may_probe(P0)
+
+
+def test_there_is_no_trial_while_an_answer_is_awaited() -> None:
+    """Catches: rows that gather behind a request that a frozen broker has not answered."""
+    bench = Bench()
+    bench.batch(P0)
+    bench.send(P0)
+    bench.manager.mute(1, "silent")
+    for _ in range(20):
+        bench.now += 500
+        assert P0 in bench.gate.muted(bench.now)
+    bench.gate.on_request_done(1, bench.now)
+    bench.gate.on_complete(1, P0, 100, RequestTimeoutError("x"), bench.now)
+    assert P0 not in bench.gate.muted(bench.now)
+
+
+def test_waiting_for_a_healthy_partition_means_nothing() -> None:
+    bench = Bench()
+    bench.manager.mute(1, "silent")
+    bench.gate.muted(bench.now)
+    bench.gate.on_waiting([P1])
+    assert bench.manager.held() == []

@@ -1,0 +1,239 @@
+"""What a breaker class of the user's may do wrong: it is switched off, and the job goes on."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kafka_sink.cluster.circuit_breaker import (
+    CircuitBreakManager,
+    FailureRateCircuitBreaker,
+    PartitionCircuitBreaker,
+    ProducerStatusContext,
+)
+from kafka_sink.coordinator.breaker_exchange import BreakerExchange
+from kafka_sink.coordinator.breaker_messages import MuteReport, decode_report
+from kafka_sink.model import TopicPartition
+from kafka_sink.sending.breaker_gate import BreakerGate
+from tests.breaker.breaker_cluster import Cluster
+
+P0, P1 = (TopicPartition("t", partition) for partition in range(2))
+CALLS = ("set_circuit_break_manager", "on_send", "on_complete", "on_tick", "next_tick_ms", "close")
+
+
+class Own(PartitionCircuitBreaker):
+    """Calls what the test gives it, at the call that the test names."""
+
+    def __init__(self, at: str, what: Callable[[CircuitBreakManager], object]) -> None:
+        self.at = at
+        self.what = what
+        self.manager: CircuitBreakManager | None = None
+
+    def configure(self, configs: Mapping[str, str]) -> None:
+        pass
+
+    def _act(self, call: str) -> None:
+        if call == self.at and self.manager is not None:
+            self.what(self.manager)
+
+    def set_circuit_break_manager(self, circuit_break_manager: CircuitBreakManager) -> None:
+        self.manager = circuit_break_manager
+        self._act("set_circuit_break_manager")
+
+    def on_send(self, context: ProducerStatusContext) -> bool:
+        self._act("on_send")
+        return False
+
+    def on_complete(
+        self, context: ProducerStatusContext, topic_partition: TopicPartition, exception: Exception | None
+    ) -> bool:
+        self._act("on_complete")
+        return False
+
+    def on_tick(self, context: ProducerStatusContext) -> bool:
+        self._act("on_tick")
+        return False
+
+    def next_tick_ms(self, context: ProducerStatusContext) -> float:
+        self._act("next_tick_ms")
+        return 5.0
+
+    def close(self) -> None:
+        self._act("close")
+
+
+def one_batch(breaker: PartitionCircuitBreaker) -> tuple[BreakerGate, BreakerExchange]:
+    """A batch's way, with the coordinator's side, and the end of the producer."""
+    gate = BreakerGate(breaker, CircuitBreakManager(Cluster(t=[1, 2]), 2_000.0), str)
+    exchange = BreakerExchange(lambda: None, 500.0)
+    exchange.on_connected(0.0)
+    gate.share(exchange)
+    gate.muted(0.0)
+    gate.on_request(1, 1.0)
+    gate.on_send(1, P0, 10, 1.0)
+    gate.next_change_ms(1.0)
+    gate.muted(2.0)
+    gate.on_request_done(1, 3.0)
+    gate.on_complete(1, P0, 10, None, 3.0)
+    gate.muted(4.0)
+    gate.next_change_ms(4.0)
+    return gate, exchange
+
+
+def told(exchange: BreakerExchange) -> list[MuteReport]:
+    """Mutes that go to the coordinator."""
+    found: list[MuteReport] = []
+    while (body := exchange.next_message(5.0)) is not None:
+        found += decode_report(body).muted
+    return found
+
+
+def raises(_: CircuitBreakManager) -> None:
+    raise ZeroDivisionError("of the user's making")
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_class_that_raises_is_switched_off_wherever_it_does(
+    call: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    gate, _ = one_batch(Own(call, raises))
+    gate.close()
+    assert [record.message for record in caplog.records if record.exc_info] == [
+        "the circuit breaker class failed and is switched off for this producer"
+    ]
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "1",
+        None,
+        1.0,
+        True,
+        -1,
+        ("t", 0),
+        TopicPartition("t", -1),
+        TopicPartition("t" * 250, 0),
+        np.float64(1),
+    ],
+)
+def test_what_is_no_target_is_refused_and_reaches_neither_log_nor_coordinator(
+    target: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Catches: a sender that dies of a target it cannot encode, a coordinator that hangs up for it."""
+    gate, exchange = one_batch(Own("on_complete", lambda manager: manager.mute(target)))
+    assert gate.manager.mute_targets() == ()
+    assert not any("muted" in record.message for record in caplog.records)
+    (failure,) = [record for record in caplog.records if record.exc_info]
+    assert failure.exc_info is not None
+    assert "a broker's id or a TopicPartition" in str(failure.exc_info[1])
+    with pytest.raises(ValueError, match="a broker's id or a TopicPartition"):
+        gate.manager.unmute(target)
+    assert told(exchange) == []
+
+
+def test_numbers_of_numpy_are_ids() -> None:
+    gate, exchange = one_batch(Own("on_complete", lambda manager: manager.mute(np.int64(1))))
+    assert P0 in gate.mutes
+    assert gate.manager.mute_targets() == (1,)
+    assert [mute.target for mute in told(exchange)] == [1]
+
+
+def test_a_reason_may_be_anything() -> None:
+    def mute(manager: CircuitBreakManager) -> None:
+        manager.mute(1, ValueError("it smells"))  # type: ignore[arg-type]  # that is the point
+
+    gate, exchange = one_batch(Own("on_complete", mute))
+    assert "it smells" in (gate.explain(P0) or "")
+    assert [mute.reason for mute in told(exchange)] == ["it smells"]
+
+
+def test_brokers_and_partitions_that_nobody_knows_rest_without_harm(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def mute(manager: CircuitBreakManager) -> None:
+        manager.mute(999, "who?")
+        manager.mute(TopicPartition("absent", 7), "where?")
+
+    with caplog.at_level(logging.WARNING, "kafka_sink"):
+        gate, exchange = one_batch(Own("on_complete", mute))
+    assert [record.message for record in caplog.records] == [
+        "circuit breaker: muted broker 999: who?",
+        "circuit breaker: muted absent-7: where?",
+    ]
+    assert P0 not in gate.mutes
+    assert gate.manager.metrics().muted_partitions == 0
+    assert len(told(exchange)) == 2
+    for now in range(0, 60_000, 500):
+        gate.muted(float(now))
+        told(exchange)
+        gate.muted(float(now))
+        assert gate.next_change_ms(float(now)) > 0
+
+
+def test_another_thread_may_mute_and_the_sender_takes_it_up() -> None:
+    """Catches: a book of mutes that grows while the sender walks through it, which ends the sender."""
+    gate, _ = one_batch(Own("", raises))
+
+    def elsewhere(call: Callable[..., None], *arguments: object) -> None:
+        thread = threading.Thread(target=call, args=arguments)
+        thread.start()
+        thread.join()
+
+    elsewhere(gate.manager.mute, 1, "a monitor says so")
+    assert gate.manager.mute_targets() == (), "not under the sender's hands"
+    assert P0 in gate.muted(5.0)
+    assert "a monitor says so" in (gate.explain(P0) or "")
+    elsewhere(gate.manager.unmute, 1)
+    assert P0 in gate.mutes
+    assert P0 not in gate.muted(6.0)
+
+    def many() -> None:
+        for number in range(400):
+            gate.manager.mute(TopicPartition("t", number))
+            gate.manager.unmute(TopicPartition("t", number - 20 if number >= 20 else 0))
+
+    thread = threading.Thread(target=many)
+    thread.start()
+    now = 10.0
+    while thread.is_alive():
+        now += 1
+        gate.muted(now)
+        gate.manager.held()
+    thread.join()
+    gate.muted(now)
+    assert len(gate.manager.mute_targets()) == 20
+
+
+class Congested(FailureRateCircuitBreaker):
+    """The default class, until it fails."""
+
+    broken = False
+
+    def on_complete(
+        self, context: ProducerStatusContext, topic_partition: TopicPartition, exception: Exception | None
+    ) -> bool:
+        if self.broken:
+            raise ZeroDivisionError("of the user's making")
+        return super().on_complete(context, topic_partition, exception)
+
+
+def test_congestion_ends_with_the_class_that_told_of_it() -> None:
+    """Catches: keyless rows that avoid a broker for ever, as nobody is left to say that it has answered."""
+    breaker = Congested()
+    breaker.configure(
+        {"enable.mute.inflight.full": "true", "max.in.flight.requests.per.connection": "1"},
+    )
+    gate = BreakerGate(breaker, CircuitBreakManager(Cluster(t=[1, 2]), 2_000.0), str)
+    gate.on_request(1, 1.0)
+    gate.on_send(1, P0, 10, 1.0)
+    assert gate.congested == {1}
+    breaker.broken = True
+    gate.on_request_done(1, 3.0)
+    gate.on_complete(1, P0, 10, None, 3.0)
+    assert not gate.congested

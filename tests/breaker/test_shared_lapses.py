@@ -1,0 +1,175 @@
+"""What goes amiss between tasks and coordinator: old reports, lost memory, one task's bad network."""
+
+from __future__ import annotations
+
+import itertools
+
+from kafka_sink.cluster.circuit_breaker.windows import OutcomeWindows
+from kafka_sink.coordinator.breaker_exchange import BreakerExchange
+from kafka_sink.coordinator.breaker_handler import BreakerHandler
+from kafka_sink.coordinator.breaker_messages import News, decode_report, encode_news
+from kafka_sink.errors import BrokerRefusedError
+from tests.breaker.job_of_tasks import INTERVAL, P0, P1, P2, Job, frozen
+
+REPLICAS = BrokerRefusedError("NOT_ENOUGH_REPLICAS", 19)
+
+
+def test_answers_of_a_task_that_rested_are_as_old_as_they_are() -> None:
+    """Catches: the report of a task's last answers, sent when the next task begins, as word of a broker that
+    has frozen meanwhile."""
+    job = Job(2)
+    job.run(100)
+    job.tasks[1].batch(P0)
+    job.paused = {1}
+    job.run(5_000)
+    assert job.tasks[1].exchange.next_message_delay_ms(job.now) == 0.0, "a report lies there"
+    frozen(job)
+    # The resting task's report is of two seconds before.
+    job.run(2_500)
+    assert job.tasks[0].muted() == {1}
+    job.paused = set()
+    job.run(200)
+    assert job.mutes() == [{1}, {1}]
+
+
+def test_failures_of_a_task_that_rested_are_not_news() -> None:
+    job = Job(2)
+    job.run(100)
+    task = job.tasks[1]
+    task.send(P0, 60)
+    task.answer(P0, REPLICAS, 60)
+    job.paused = {1}
+    job.run(30_000)
+    job.paused = set()
+    job.run(100)
+    job.tasks[0].send(P0, 60)
+    job.tasks[0].answer(P0, REPLICAS, 60)
+    job.run(2_500)
+    assert job.mutes() == [set(), set()], "60 rows of a hundred, and others half a minute ago"
+
+
+def test_a_silence_that_was_told_late_has_lasted_longer() -> None:
+    job = Job(1)
+    job.run(100)
+    job.paused = {0}
+    frozen(job)
+    job.now += 1_000
+    body = job.tasks[0].exchange.next_message(job.now)
+    while body is not None and not body["muted"]:
+        body = job.tasks[0].exchange.next_message(job.now)
+    assert body is not None
+    (mute,) = decode_report(body).muted
+    assert mute.silence_ms > 1_500
+
+
+def test_what_a_task_unmuted_itself_does_not_come_back_with_the_next_message() -> None:
+    """Catches: a mute and an unmute in the log for nothing, while the coordinator's word is on its way."""
+    job = Job(1)
+    (task,) = job.tasks
+    job.run(10)
+    task.exchange.on_push(encode_news(News(added={1: "x", 2: "y"})), job.now)
+    task.run_pass()
+    assert task.muted() == {1, 2}
+    task.manager.unmute(1, "a probe got through")
+    task.run_pass()
+    task.exchange.on_push(encode_news(News(added={P2: "z"})), job.now)
+    task.run_pass()
+    assert task.muted() == {2, P2}
+    # Muted anew by own evidence: the coordinator's late word is of the mute before.
+    task.manager.mute(1, "again")
+    task.exchange.on_push(encode_news(News(removed=(1,))), job.now)
+    task.run_pass()
+    assert task.muted() == {1, 2, P2}
+
+
+def _probes_of(job: Job, ms: float) -> list[float]:
+    """Runs a job whose tasks all hold batches for partition 0 at any time, none of them answered."""
+    start = job.now
+    while job.now < start + ms:
+        for task in job.tasks:
+            if task.number in job.connected:
+                task.waiting = {P0}
+        job.step()
+    return sorted(at for task in job.tasks for at, partition in task.sent if at > start and partition == P0)
+
+
+def test_a_coordinator_that_begins_anew_hears_of_mutes_whose_finder_is_gone() -> None:
+    """Catches: as many probes an interval as there are tasks, after the coordinator has begun anew."""
+    job = Job(6)
+    job.run(100)
+    frozen(job)
+    job.run(200)
+    assert job.mutes() == [{1}] * 6
+    for task in job.tasks:
+        job.lose(task.number)
+    job.handler = BreakerHandler(INTERVAL, OutcomeWindows(100, 50), 500.0)
+    for number in range(1, 6):
+        job.connect(number)
+    job.run(100)
+    assert job.mutes()[1:] == [{1}] * 5
+    probes = _probes_of(job, 10_000)
+    assert len(probes) in (4, 5)
+    assert min(later - earlier for earlier, later in itertools.pairwise(probes)) >= INTERVAL - 50
+    job.tasks[1].answer(P0)
+    job.run(100)
+    assert job.mutes()[1:] == [set()] * 5
+
+
+def test_a_mute_that_a_task_kept_alone_does_not_come_back_to_those_who_know_better() -> None:
+    """Catches: a healthy broker that rests for all since one task has missed that it is back."""
+    job = Job(3)
+    job.run(100)
+    frozen(job)
+    job.run(200)
+    job.lose(2)
+    job.tasks[0].answer(P0)
+    job.run(100)
+    assert job.mutes() == [set(), set(), {1}]
+    for _ in range(100):
+        job.step()
+        job.tasks[0].batch(P0)
+        job.tasks[1].batch(P0)
+    job.connect(2)
+    for _ in range(100):
+        job.step()
+        assert job.mutes()[:2] == [set(), set()]
+
+
+def test_one_tasks_bad_network_does_not_make_all_mute_and_unmute() -> None:
+    """Catches: a mute by the one task that cannot reach a broker, ended by the answers of the others, found
+    again by the one, and so on, all told to everybody."""
+    job = Job(3)
+    job.run(100)
+    lonely, others = job.tasks[0], job.tasks[1:]
+    lonely.batch(P0)
+    job.run(10)
+    lonely.send(P0)
+    rested = dict.fromkeys((0, 1, 2), 0)
+    for number in range(2_000):
+        job.step()
+        lonely.batch(P1)
+        for task in others:
+            if P0 not in task.gate.mutes:
+                task.batch(P0)
+        if number >= 300:
+            for task in job.tasks:
+                rested[task.number] += bool(task.muted())
+    assert rested[1] == rested[2] == 0
+    assert rested[0] > 1_600
+    assert lonely.manager.metrics().breaker_trips_total <= 3
+
+
+def test_nothing_is_left_of_a_lease_when_its_task_ends() -> None:
+    job = Job(2)
+    job.run(100)
+    frozen(job)
+    job.tasks[1].exchange._outbox.clear()
+    job.tasks[1].waiting = {P0}
+    while not job.handler._owners:
+        job.step()
+    (owner,) = job.handler._owners.values()
+    job.lose(owner)
+    assert not job.handler._owners
+    assert isinstance(job.tasks[owner].exchange, BreakerExchange)
+    job.tasks[owner].run_pass()
+    assert not job.tasks[owner].manager._leases
