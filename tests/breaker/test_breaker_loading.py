@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 from pyspark.sql.types import StringType, StructField, StructType
@@ -46,6 +48,25 @@ class Unfinished(PartitionCircuitBreaker):
     pass
 
 
+class Demanding(Own):
+    """Cannot be made without arguments."""
+
+    def __init__(self, needed: int) -> None:
+        self.needed = needed
+
+
+class Leaving(Own):
+    """Ends the process that configures it."""
+
+    def configure(self, configs: Mapping[str, str]) -> None:
+        sys.exit("cannot work like this")
+
+
+def made() -> Own:
+    """No class, though it gives one."""
+    return Own()
+
+
 def load(**options: str) -> PartitionCircuitBreaker | None:
     named = {PREFIX + name.replace("_", "."): text for name, text in options.items()}
     return load_breaker(parse({"kafka.bootstrap.servers": "b:1", **named}).options)
@@ -74,11 +95,35 @@ def test_an_own_class_gets_its_options() -> None:
         (f"{__name__}.Absent", "has no class 'Absent'"),
         ("kafka_sink.model.Node", "is no subclass of"),
         (f"{__name__}.Unfinished", "cannot be configured: TypeError"),
+        (f"{__name__}.Demanding", "cannot be configured: TypeError.*needed"),
+        (f"{__name__}.Leaving", "cannot be configured: SystemExit.*cannot work like this"),
+        (f"{__name__}.made", "is no subclass of"),
+        (f"{__name__}.Own.configure", "cannot be imported: ModuleNotFoundError"),
+        ("", "must be a dotted path"),
+        (".Own", "must be a dotted path"),
+        ("..Own", "cannot be imported"),
+        ("kafka_sink..Own", "cannot be imported"),
+        ("kafka_sink.model.", "has no class ''"),
+        ("kafka_sink.cluster.circuit_breaker.PartitionCircuitBreaker", "cannot be configured: TypeError"),
     ],
 )
 def test_a_bad_class_is_named_with_the_reason(path: str, reason: str) -> None:
     with pytest.raises(ConfigurationError, match=rf"kafka\.producer\.circuit\.breaker\.class.*{reason}"):
         load(**{"class": path})
+
+
+@pytest.mark.parametrize(
+    "body", ["import sys; sys.exit('not here')", "raise RuntimeError('not here')", "1 +"]
+)
+def test_a_module_that_cannot_be_imported_says_why(
+    body: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches: planning that ends without a word, as the module ends the process."""
+    name = f"breaker_of_{len(body)}"
+    (tmp_path / f"{name}.py").write_text(body)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ConfigurationError, match=rf"module '{name}' cannot be imported: .*(not here|syntax)"):
+        load(**{"class": f"{name}.Own"})
 
 
 def test_what_a_class_refuses_is_told() -> None:

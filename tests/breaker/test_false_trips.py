@@ -138,6 +138,49 @@ def test_a_pause_of_the_client_while_requests_are_out_is_no_silence(pause: float
     assert not bench.manager.metrics().breaker_trips_total
 
 
+def test_each_request_counts_from_its_own_time() -> None:
+    """Catches: a broker that answers all in time, and is muted for the time since it was last idle."""
+    bench = Bench()
+    bench.batch(P0)
+    bench.send(P0)
+    for _ in range(10):
+        start = bench.now
+        bench.until_muted(1, 100)
+        bench.send(P0)
+        bench.until_muted(1, 100)
+        bench.answer(P0)
+        assert bench.now - start < 250
+    assert not bench.manager.metrics().breaker_trips_total
+
+
+def test_a_cluster_of_one_broker_is_never_muted() -> None:
+    breaker = FailureRateCircuitBreaker()
+    breaker.configure({})
+    manager = CircuitBreakManager(Cluster(t=[1, 1]), 2_000.0)
+    gate = BreakerGate(breaker, manager, str)
+    gate.on_request(1, 0.0)
+    gate.on_send(1, P0, 100, 0.0)
+    for now in range(0, 20_000, 50):
+        gate.muted(float(now))
+    assert manager.mute_targets() == ()
+
+
+def test_what_failed_in_a_silence_mutes_nothing_that_is_back() -> None:
+    bench = Bench()
+    bench.batch(P0)
+    bench.send(P0)
+    bench.send(P0)
+    bench.until_muted(1, 1_000)
+    bench.gate.on_request_done(1, bench.now)
+    bench.gate.on_complete(1, P0, 5_000, ConnectionResetError("x"), bench.now)
+    bench.answer(P0)
+    assert not bench.gate.muted(bench.now)
+    bench.send(P0)
+    bench.gate.on_request_done(1, bench.now)
+    bench.gate.on_complete(1, P0, 100, BrokerRefusedError("NOT_ENOUGH_REPLICAS", 19), bench.now)
+    assert not bench.gate.muted(bench.now), "one batch of a hundred rows is too little"
+
+
 def test_a_producer_at_rest_finds_nobody_silent() -> None:
     bench = Bench()
     for partition in (P0, P1, P2):

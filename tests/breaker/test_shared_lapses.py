@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import logging
 
+import pytest
+
+from kafka_sink.cluster.circuit_breaker.mutes import Lease
 from kafka_sink.cluster.circuit_breaker.windows import OutcomeWindows
 from kafka_sink.coordinator.breaker_exchange import BreakerExchange
 from kafka_sink.coordinator.breaker_handler import BreakerHandler
@@ -173,3 +177,71 @@ def test_nothing_is_left_of_a_lease_when_its_task_ends() -> None:
     assert isinstance(job.tasks[owner].exchange, BreakerExchange)
     job.tasks[owner].run_pass()
     assert not job.tasks[owner].manager._leases
+
+
+def test_a_late_word_of_a_former_mute_does_not_end_the_present_one() -> None:
+    job = Job(1)
+    (task,) = job.tasks
+    job.run(10)
+    task.exchange.on_push(encode_news(News(added={1: "x"})), job.now)
+    task.run_pass()
+    task.manager.unmute(1, "a probe got through")
+    task.manager.mute(1, "silent again")
+    task.exchange.on_push(encode_news(News(removed=(1,))), job.now)
+    task.run_pass()
+    assert task.muted() == {1}
+
+
+def test_a_lease_does_not_outlive_its_connection() -> None:
+    job = Job(1)
+    (task,) = job.tasks
+    job.run(10)
+    task.exchange.on_push(encode_news(News(added={1: "x"}, leases={1: Lease(2_000.0)})), job.now)
+    task.run_pass()
+    assert task.gate.may_probe(P0)
+    task.exchange.on_lost(job.now)
+    task.exchange.on_connected(job.now)
+    task.exchange.on_push(encode_news(News(whole=True, added={1: "x"})), job.now)
+    task.run_pass()
+    assert not task.gate.may_probe(P0), "perhaps it is another task's by now"
+
+
+def test_new_rows_are_a_probe_only_after_another_interval() -> None:
+    """Catches: keyless rows of some task on a sick broker as soon as the interval is over, though a task that
+    holds a batch may be about to say so."""
+    job = Job(3)
+    job.run(100)
+    frozen(job)
+    job.tasks[0].answer(P0, TimeoutError("timed out"))
+    muted = job.now
+    while all(P0 in task.gate.mutes for task in job.tasks):
+        job.step()
+    assert 2 * INTERVAL - 200 <= job.now - muted <= 2 * INTERVAL + 600
+
+
+def test_state_changes_are_warnings_of_one_task_and_told_once_by_each(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    job = Job(4)
+    job.run(100)
+    with caplog.at_level(logging.INFO, "kafka_sink"):
+        frozen(job)
+        job.run(3_000)
+        job.tasks[0].answer(P0)
+        job.run(3_000)
+    done = [(one.levelname, one.getMessage().split()[2]) for one in caplog.records]
+    assert sorted(done) == [
+        *[("INFO", "muted")] * 3,
+        *[("INFO", "unmuted")] * 3,
+        ("WARNING", "muted"),
+        ("WARNING", "unmuted"),
+    ]
+
+
+def test_where_an_own_class_decides_the_coordinator_counts_nothing() -> None:
+    job = Job(2)
+    job.handler = BreakerHandler(INTERVAL, None, 500.0)
+    job.run(100)
+    job.tasks[0].batch(P0, REPLICAS)
+    job.run(3_000)
+    assert job.mutes() == [{P0}, set()]
