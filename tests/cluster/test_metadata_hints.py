@@ -61,7 +61,8 @@ def test_a_snapshot_makes_the_same_schedule(age: float, later: float, shift: flo
     assert all(other.topic(name) == own.topic(name) for name in NAMES)
     asked = own.next_request(1000.0 + age + later)
     again = other.next_request(now + later)
-    if abs(age + later - MAX_AGE / 2) > 0.01 and abs(age + later - MAX_AGE) > 0.01 and later < IDLE:
+    # Just at a bound the two clocks' rounding decides.
+    if all(abs(when) > 0.01 for when in (age + later - MAX_AGE / 2, age + later - MAX_AGE, later - IDLE)):
         assert set(again or ()) == set(asked or ())
 
 
