@@ -187,6 +187,29 @@ def test_a_thousand_silent_connections_do_not_keep_a_task_out() -> None:
                 one.close()
 
 
+def test_of_those_that_have_proved_nothing_the_oldest_goes() -> None:
+    with serving(ServerBounds(unproved=3)) as found, contextlib.ExitStack() as stack:
+        oldest, *others = [stack.enter_context(raw(found.port)) for _ in range(4)]
+        eventually(lambda: found.server is not None and found.server._count == 4)
+        for peer in others:
+            assert peer.prove().ask({"n": 1}) == {"n": 1}
+        assert oldest.is_closed()
+        assert found.connections() == 3
+
+
+def test_frames_that_have_begun_are_bounded_over_all_peers() -> None:
+    bounds = ServerBounds(unfinished_bytes=1_000_000)
+    with serving(bounds) as found, raw(found.port) as one, raw(found.port) as other, raw(found.port) as third:
+        for peer in (one, other, third):
+            peer.prove()
+        one.socket.sendall((1_500_000).to_bytes(4, "big") + bytes(600_000))
+        other.socket.sendall((1_500_000).to_bytes(4, "big") + bytes(600_000))
+        # One of the two goes, the bytes that it held with it: the third may send as many.
+        eventually(lambda: found.connections() == 2)
+        filler = "x" * 300_000
+        assert third.ask({"filler": filler}) == {"filler": filler}
+
+
 class Talker:
     """A participant that tells numbers and notes what happens."""
 
