@@ -199,6 +199,40 @@ def test_rows_do_not_gather_for_a_broker_on_trial_that_refuses_connections(clust
         producer.finish()
 
 
+def test_rows_that_keep_their_partition_keep_their_order_through_mutes_and_retries(
+    cluster: FakeCluster,
+) -> None:
+    """Catches: a batch that overtakes another of its partition when a mute begins or ends, with several in
+    flight, refused ones among them."""
+    options = {f"{BREAKER}trigger_message_count": 8, **QUICK}
+    with task(cluster, batch_size=1_024, **options) as producer:
+        numbers = itertools.count()
+
+        def send_until(condition: Callable[[], object], what: str) -> None:
+            deadline = time.monotonic() + 20
+            while not condition():
+                assert time.monotonic() < deadline, f"never happened: {what}"
+                number = next(numbers)
+                producer.send(rows(number, 1))
+                producer.send(rows(number, 1, partition=1))
+                time.sleep(0.001)
+
+        send_until(lambda: len(written(cluster)) > 20, "both brokers are known")
+        for _ in range(2):
+            cluster.freeze(0)
+            send_until(lambda: mutes(producer), "the frozen broker is muted")
+            cluster.thaw(0)
+            send_until(lambda: not mutes(producer), "it is back")
+            cluster.script(PRODUCE, *[OK, error(19), error(19), OK, error(20, append=True)] * 5, node_id=0)
+            done = len(written(cluster))
+            send_until(lambda had=done: len(written(cluster)) > had + 30, "some are refused, some written")
+        result = producer.finish()
+        count = next(numbers)
+    assert written(cluster) == written(cluster, 1) == list(range(count))
+    assert result.breaker_trips >= 2
+    assert result.retries > 0
+
+
 class MutesPartitionZero(PartitionCircuitBreaker):
     """Somebody's own class: partition 0 rests from its first batch on."""
 
