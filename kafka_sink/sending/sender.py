@@ -112,7 +112,7 @@ class Sender(threading.Thread):
             # A lost task is run again by Spark: whatever else of it is sent now, is doubled then.
             delay = min(delay, self._send_ready(now_ms))
         for event in self._network.poll(max(delay, 0.0), now_ms):
-            self._handle(event, self._clock_ms())
+            self._on_event(event, self._clock_ms())
 
     def wakeup(self) -> None:
         """From any thread: something changed."""
@@ -213,7 +213,7 @@ class Sender(threading.Thread):
 
     # -- what the network reports -------------------------------------------------------------------
 
-    def _handle(self, event: NetworkEvent, now_ms: float) -> None:
+    def _on_event(self, event: NetworkEvent, now_ms: float) -> None:
         if isinstance(event, ResponseReceived):
             if throttled := self._network.throttled_ms(event.node_id, now_ms):
                 self._observer.on_throttled(event.node_id, now_ms, throttled)
