@@ -100,13 +100,15 @@ def test_every_split_makes_at_least_two_batches(sizes: tuple[int, ...]) -> None:
 def test_pieces_keep_their_rows_order_and_place() -> None:
     refused = Refused([b"<%d>" % index for index in range(600)])
     refused.batch.ordinal = (7,)
+    refused.batch.created_ms = 4_321.0
     pieces = refused.split()
     data = b"".join(view for piece in pieces for view in piece.buffer.views())
     assert [data.index(b"<%d>" % index) for index in range(600)] == sorted(
         data.index(b"<%d>" % index) for index in range(600)
     )
     assert [piece.ordinal for piece in pieces] == [(7, index) for index in range(len(pieces))]
-    assert {piece.created_ms for piece in pieces} == {refused.batch.created_ms}
+    # delivery.timeout.ms counts from the first row on.
+    assert {piece.created_ms for piece in pieces} == {4_321.0}
 
 
 def test_a_split_that_finds_no_memory_holds_none() -> None:
@@ -121,3 +123,21 @@ def test_a_split_that_finds_no_memory_holds_none() -> None:
     assert refused.batch.state is BatchState.SEALED
     refused.pool.give(refused.pool.arena(128), taken)
     assert len(refused.split()) > 10
+
+
+def test_a_piece_that_cannot_be_made_holds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = Refused([b"v" * 40] * 400)
+    before = refused.held()
+    seal = ProducerBatch.seal
+    sealed: list[ProducerBatch] = []
+
+    def failing(batch: ProducerBatch) -> None:
+        seal(batch)
+        sealed.append(batch)
+        if len(sealed) == 3:
+            raise MemoryError
+
+    monkeypatch.setattr(ProducerBatch, "seal", failing)
+    with pytest.raises(MemoryError):
+        refused.split()
+    assert refused.held() == before
