@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pytest
+from kafka.record.default_records import DefaultRecordBatch
 
 from kafka_sink.accumulator.buffer_pool import BufferPool
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
@@ -31,7 +32,11 @@ class Refused:
     """One batch of these values, as large as need be."""
 
     def __init__(
-        self, values: list[bytes], codec: CompressionType = CompressionType.NONE, **options: int
+        self,
+        values: list[bytes],
+        codec: CompressionType = CompressionType.NONE,
+        times: list[int] | None = None,
+        **options: int,
     ) -> None:
         self.pool = BufferPool(1 << 20, 128, clock_ms=lambda: 0.0, **options)
         self.allocator = forced.allocator(self.pool, 1_000, 128)
@@ -46,9 +51,15 @@ class Refused:
         )
         accumulator = RecordAccumulator(settings, self.allocator)
         appender = UnitAppender(accumulator, codec_for(codec, None), lambda: 0.0, lambda: None)
+        stamps = [stamp * 1_000 for stamp in times or [5] * len(values)]
         rows = extract(
-            ColumnPlan.of([("value", "binary")], "t"),
-            pa.record_batch({"value": pa.array(values, pa.binary())}),
+            ColumnPlan.of([("value", "binary"), ("timestamp", "timestamp")], "t"),
+            pa.record_batch(
+                {
+                    "value": pa.array(values, pa.binary()),
+                    "timestamp": pa.array(stamps, pa.timestamp("us", tz="UTC")),
+                }
+            ),
             5,
         )
         appender.append(unit_of(rows, TOPICS, PARTITIONER, lambda topic, count: [0] * count, 5), lambda: None)
@@ -141,3 +152,19 @@ def test_a_piece_that_cannot_be_made_holds_nothing(monkeypatch: pytest.MonkeyPat
     with pytest.raises(MemoryError):
         refused.split()
     assert refused.held() == before
+
+
+@pytest.mark.parametrize("codec", list(CompressionType), ids=lambda codec: codec.name.lower())
+def test_another_reader_finds_every_row_with_its_timestamp(codec: CompressionType) -> None:
+    """kafka-python's: offsets start anew in each piece, and timestamps count from its first row."""
+    values = [b"%d" % index for index in range(300)]
+    times = [1_700_000_000_000 + (index * 7919) % 4_001 * 1_000 for index in range(300)]
+    found = []
+    for piece in Refused(values, codec, times).split():
+        piece.write_header()
+        data = b"".join(piece.buffer.views())
+        records = list(DefaultRecordBatch(data))
+        assert [record.offset for record in records] == list(range(piece.record_count))
+        assert max(record.timestamp for record in records) == piece.max_timestamp
+        found += [(record.value, record.timestamp) for record in records]
+    assert found == list(zip(values, times, strict=True))
