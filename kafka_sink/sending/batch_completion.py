@@ -79,7 +79,8 @@ class BatchCompletion:
             last = batch.last_error or self._obstacle(batch.partition)
             muted = self._observer.explain(batch.partition)
             cause = outcomes.expiry(batch.partition, timeout, batch.attempts, last, muted)
-            if not self._fail(batch, cause) and batch.leased:
+            if not self._fail(batch, cause) and not batch.terminal:
+                # It was under a lease, which may have ended since.
                 delay = min(delay, LEASE_MS)
         # What is appended from now on expires later than all that is here.
         delay = min(delay, timeout)

@@ -32,7 +32,7 @@ from kafka_sink.sending import outcomes
 from kafka_sink.sending.batch_completion import BatchCompletion
 from kafka_sink.sending.producer_identity import ProducerIdentity
 from tests.effort import tries
-from tests.sending.lifecycle_model import NODES, PARTITIONS, TOPIC, Model, rows_in
+from tests.sending.lifecycle_model import DELIVERY_TIMEOUT_MS, NODES, PARTITIONS, TOPIC, Model, rows_in
 
 # Refusals without an append, also of what was appended before; answers of unknown meaning; ends.
 PASSING = (3, 5, 6, 19, 74)
@@ -173,6 +173,27 @@ def test_what_is_too_old_under_a_lease_fails_once_the_lease_has_ended() -> None:
     model.now += LEASE_MS
     model.expire()
     assert model.completion.deliveries.lost
+
+
+def test_a_lease_that_ends_while_its_batch_expires_does_not_let_it_live_on() -> None:
+    model = Model()
+    model.append([0], 5, lambda: None)
+    model.now += DELIVERY_TIMEOUT_MS + 1
+    batch, fail = next(iter(model.accumulator._live)), model.accumulator.fail
+
+    def leased_until_refused(batch: ProducerBatch, record: Callable[[], None]) -> bool:
+        batch.leased = True
+        failed = fail(batch, record)
+        batch.leased = False
+        return failed
+
+    model.accumulator.fail = leased_until_refused  # type: ignore[method-assign]  # the task's turn, just then
+    model.expire()
+    assert not batch.terminal
+    model.accumulator.fail = fail  # type: ignore[method-assign]  # and its end
+    model.now += LEASE_MS
+    model.expire()
+    assert batch.terminal
 
 
 @pytest.mark.both_strategies
