@@ -246,6 +246,7 @@ class CoordinatorServer:
     def _on_time(self, key: str) -> None:
         cluster = self._clusters.at_work(key)
         if cluster is None:
+            self._timers.pop(key, None)
             return
         try:
             self._send(cluster.on_time(self._clock_ms()))
