@@ -88,7 +88,7 @@ class ChunkArena:
         ]
         self._bare[:0] = carved
         if self._pages is not None:
-            self._pages.bare(carved)
+            self._pages.fresh(carved)
 
     def give(self, chunks: list[Chunk]) -> None:
         """Takes lent chunks back. Raises BufferOwnershipError, changing nothing, if any is not lent.
@@ -167,6 +167,13 @@ class _SharedPages:
             yield page, stop - at
             at = stop
 
+    def fresh(self, chunks: Sequence[Chunk]) -> None:
+        """Chunks of a new mapping, none of whose pages was touched yet."""
+        for chunk in chunks:
+            for page, part in self._parts(chunk):
+                place = id(chunk.slab), page
+                self._bare[place] = self._bare.get(place, 0) + part
+
     def used(self, chunks: Sequence[Chunk]) -> None:
         """Bare chunks are taken."""
         for chunk in chunks:
@@ -177,8 +184,7 @@ class _SharedPages:
         """Chunks hold nothing any more: pages that are all bare now go back to the system."""
         for chunk in chunks:
             for page, part in self._parts(chunk):
-                bare = self._bare.get((id(chunk.slab), page), 0) + part
-                self._bare[id(chunk.slab), page] = bare
+                bare = self._bare[id(chunk.slab), page] = self._bare[id(chunk.slab), page] + part
                 start = page * mmap.PAGESIZE
                 if bare == min(mmap.PAGESIZE, len(chunk.slab) - start):
                     _forget(chunk.slab, start, bare)
