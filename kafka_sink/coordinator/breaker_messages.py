@@ -18,6 +18,7 @@ from kafka_sink.cluster.circuit_breaker.mutes import Lease
 from kafka_sink.cluster.circuit_breaker.states import Target
 from kafka_sink.errors import ProtocolError
 from kafka_sink.model import TopicPartition
+from kafka_sink.options.values import TOPIC_MAX_LENGTH
 
 # What is muted beyond that is each task's own matter.
 MOST_MUTES = 5000
@@ -25,7 +26,6 @@ MOST_MUTES = 5000
 MOST_OUTCOMES = 700
 MOST_TARGETS = 700
 _MOST_NODES = 10_000
-_MOST_TOPIC = 249
 _MOST_TEXT = 300
 # Outcomes are weighed over the last seconds; what has lain for longer says nothing of those.
 _OLD_MS = 5_000.0
@@ -154,7 +154,7 @@ def _target(value: Any) -> Target:
 
 def _partition(value: Any) -> TopicPartition:
     topic, partition = value
-    if not isinstance(topic, str) or len(topic) > _MOST_TOPIC:
+    if not isinstance(topic, str) or len(topic) > TOPIC_MAX_LENGTH:
         raise ValueError("a topic that is none")
     return TopicPartition(topic, _count(partition))
 

@@ -12,18 +12,17 @@ from enum import Enum
 from typing import SupportsIndex
 
 from kafka_sink.model import TopicPartition
+from kafka_sink.options.values import TOPIC_MAX_LENGTH
 
 Target = int | TopicPartition
-# Kafka's bound of a topic's name.
-_MOST_TOPIC = 249
 
 
 def target_of(value: object) -> Target:
     """What a class of the user's wants to mute, numbers of numpy made plain. Raises ValueError for what is
     neither a broker's id nor a TopicPartition."""
     if isinstance(value, TopicPartition):
-        topic, partition = value
-        if isinstance(topic, str) and len(topic) <= _MOST_TOPIC and (number := _id_of(partition)) is not None:
+        topic, number = value.topic, _id_of(value.partition)
+        if isinstance(topic, str) and len(topic) <= TOPIC_MAX_LENGTH and number is not None:
             return TopicPartition(topic, number)
     elif (number := _id_of(value)) is not None:
         return number
