@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from types import TracebackType
 from typing import Any
 
 
-class Sampler(threading.Thread):
+class Sampler(threading.Thread, ABC):
     """Calls ``sample`` every ``every_s`` seconds from the block's begin to its end."""
 
     def __init__(self, name: str, every_s: float) -> None:
@@ -30,6 +31,6 @@ class Sampler(threading.Thread):
         while not self._ended.wait(self._every_s):
             self.sample()
 
+    @abstractmethod
     def sample(self) -> None:
         """One look."""
-        raise NotImplementedError
