@@ -126,8 +126,7 @@ class NetworkClient:
         that may be connected now. The bootstrap addresses stand in when no known broker is usable, unless
         metadata.recovery.strategy is none (KIP-899). Connected brokers that are silent or throttle come last.
         """
-        stand_in = self._settings.rebootstrap or not self._known
-        for candidates in (self._known, self._bootstrap if stand_in else ()):
+        for candidates in self._candidates():
             links = [self._links[node] for node in candidates]
             ready = [link for link in links if link.state is LinkState.READY]
             if ready:
@@ -142,6 +141,11 @@ class NetworkClient:
             if begun:
                 return begun[0].node.id
         return None
+
+    def _candidates(self) -> tuple[Iterable[int], Iterable[int]]:
+        """Brokers to ask for metadata: the known ones, then the bootstrap addresses that may stand in."""
+        stand_in = self._settings.rebootstrap or not self._known
+        return self._known, self._bootstrap if stand_in else ()
 
     def _load(self, link: BrokerLink, now_ms: float) -> tuple[bool, bool, int]:
         silent = link.waiting_ms(now_ms) > _SUSPICIOUS_MS
@@ -183,8 +187,9 @@ class NetworkClient:
         return max(0.0, link.throttled_until_ms - now_ms) or math.inf
 
     def connect_delay_ms(self, now_ms: float) -> float:
-        """Until any broker may be connected to again; infinite where none waits."""
-        idle = (link for link in self._links.values() if link.state is LinkState.IDLE)
+        """Until any broker of ``least_loaded_node`` may be connected to again; infinite where none waits."""
+        links = (self._links[node] for candidates in self._candidates() for node in candidates)
+        idle = (link for link in links if link.state is LinkState.IDLE)
         return max(0.0, min((link.connect_after_ms - now_ms for link in idle), default=math.inf))
 
     def api_version(self, node_id: int, api_key: int, ours: tuple[int, int]) -> int:

@@ -159,7 +159,8 @@ class Sender(threading.Thread):
         for topic in lacking:
             self._cluster.mark_stale(topic, now_ms)
         if lacking:
-            delay = min(delay, self._cluster.next_request_delay_ms(now_ms))
+            # Not the metadata's own delay: a request that is due waits for a broker that takes it.
+            delay = min(delay, self._control.refresh_metadata(now_ms))
         taking = {node for node in check.nodes if self._network.ready(node, now_ms)}
         waiting = check.nodes.keys() - taking
         self.availability.observe(waiting, taking, now_ms)

@@ -1,0 +1,78 @@
+"""How often the sender's thread goes round while there is nothing that it could do."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from scripted_cluster import inside, rows, task, until, written
+
+from kafka_sink.sending.sender import Sender
+from tests.faults.fake_broker import FakeCluster
+
+# Kafka's defaults: what a cluster that is away is tried with.
+BACKOFFS: dict[str, object] = {
+    "retry_backoff_ms": 100,
+    "retry_backoff_max_ms": 1000,
+    "reconnect_backoff_ms": 50,
+    "reconnect_backoff_max_ms": 1000,
+}
+
+
+def count_passes(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Gets an entry for each pass."""
+    passes: list[float] = []
+    run_once = Sender.run_once
+
+    def counted(sender: Sender, now_ms: float) -> None:
+        passes.append(now_ms)
+        run_once(sender, now_ms)
+
+    monkeypatch.setattr(Sender, "run_once", counted)
+    return passes
+
+
+@pytest.mark.parametrize("strategy", ["rebootstrap", "none"])
+def test_a_sender_does_not_spin_while_every_broker_refuses(
+    monkeypatch: pytest.MonkeyPatch, strategy: str
+) -> None:
+    passes = count_passes(monkeypatch)
+    options = {**BACKOFFS, "metadata_recovery_strategy": strategy}
+    with FakeCluster({"t": 1}, brokers=2) as cluster, task(cluster, **options) as producer:
+        producer.send(rows(0, 1))
+        until(lambda: written(cluster), "the first row")
+        cluster.stop(0)
+        cluster.stop(1)
+        producer.send(rows(1, 1))
+        time.sleep(0.3)
+        passes.clear()
+        used = time.process_time()
+        time.sleep(2)
+        went, used = len(passes), time.process_time() - used
+        print(f"{went / 2:.0f} passes a second, {used / 2:.3f} s of processor time a second")
+        cluster.start(0)
+        cluster.start(1)
+        assert producer.finish().records == 2
+    assert went < 2 * 100
+
+
+def test_a_sender_does_not_spin_while_brokers_that_were_lost_take_connections_and_say_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    passes = count_passes(monkeypatch)
+    with FakeCluster({"t": 1}, brokers=2) as cluster, task(cluster, **BACKOFFS) as producer:
+        producer.send(rows(0, 1))
+        until(lambda: written(cluster), "the first row")
+        for node in (0, 1):
+            cluster.freeze(node)
+            cluster.disconnect(node)
+        until(lambda: inside(producer)._network.connection_errors(), "the connections are lost")
+        producer.send(rows(1, 1))
+        time.sleep(0.3)
+        passes.clear()
+        time.sleep(2)
+        went = len(passes)
+        for node in (0, 1):
+            cluster.thaw(node)
+        assert producer.finish().records == 2
+    assert went < 2 * 100
