@@ -346,8 +346,9 @@ class SinkOptions:
         return dataclasses.replace(self, **unread)
 
     def of_cluster(self) -> dict[str, str]:
-        """What is set about a cluster, how to reach it and its breaker, as users write it, secrets included:
-        for a process that is to work with the same cluster. ``parse`` takes it."""
+        """What is set about a cluster, how to reach it, its security and its breaker, as users write it,
+        secrets included: for a process that works with the same cluster. ``parse`` takes it. Writes for which
+        these are equal share what the coordinator knows."""
         written = {
             spec.name: spec.kind.show(getattr(self, spec.attribute))
             for spec in SPECS
@@ -387,9 +388,16 @@ _OF_PLANNING = (
     *("topic", "topic_create", "topic_partitions", "topic_replication_factor", "log_summary"),
     *("coordinator_enabled", "coordinator_port", "coordinator_bind_address"),
 )
-_OF_CLUSTER = (METADATA, NETWORK)
+# What a write does with its rows. Every other group is about the cluster: a new one, such as security, makes
+# a cluster of its own without a change here.
+_GROUPS_OF_WRITES = (TARGET, DELIVERY, BATCHING, COMPRESSION, PARTITIONER, COORDINATOR)
+# Of those groups, what the coordinator's own requests use too, and what tells it which tasks are still there.
+_READ_BY_COORDINATOR = (
+    *("client_id", "request_timeout_ms", "retry_backoff_ms", "retry_backoff_max_ms"),
+    "coordinator_report_interval_ms",
+)
 
 
 def _is_of_cluster(spec: OptionSpec) -> bool:
-    # How often tasks report tells the coordinator which of them are still there.
-    return spec.group in _OF_CLUSTER or spec.attribute == "coordinator_report_interval_ms"
+    named = spec.secret or spec.attribute in _READ_BY_COORDINATOR
+    return named or spec.group not in _GROUPS_OF_WRITES

@@ -108,8 +108,11 @@ def test_an_own_class_gets_its_options() -> None:
     ],
 )
 def test_a_bad_class_is_named_with_the_reason(path: str, reason: str) -> None:
-    with pytest.raises(ConfigurationError, match=rf"kafka\.producer\.circuit\.breaker\.class.*{reason}"):
+    pattern = rf"kafka\.producer\.circuit\.breaker\.class.*{reason}"
+    with pytest.raises(ConfigurationError, match=pattern) as raised:
         load(**{"class": path})
+    # Whole, as the user wrote it: not the module alone.
+    assert f"'{path}'" in str(raised.value)
 
 
 @pytest.mark.parametrize(

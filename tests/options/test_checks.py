@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any, cast
+
 import pytest
 
+from kafka_sink.coordinator.breaker_handler import breaker_handler
+from kafka_sink.coordinator.metadata_fetcher import metadata_handler
 from kafka_sink.errors import ConfigurationError
-from kafka_sink.options import ParsedOptions, parse
+from kafka_sink.options import ParsedOptions, SinkOptions, parse
+from kafka_sink.options.table import (
+    BATCHING,
+    COMPRESSION,
+    COORDINATOR,
+    DELIVERY,
+    PARTITIONER,
+    SPECS,
+    TARGET,
+    _is_of_cluster,
+)
 
 
 def parsed(raw: dict[str, str]) -> ParsedOptions:
@@ -139,4 +154,38 @@ def test_a_coordinator_is_told_all_that_makes_a_cluster_and_nothing_of_a_single_
     assert not again.allow_auto_create_topics
     assert again.metadata_max_age_ms == 7
     assert again.breaker
+    assert (again.client_id, again.request_timeout_ms) == ("me", 5)
     assert parse(base).options.of_cluster() == {"kafka.bootstrap.servers": "h:1,i:2"}
+
+
+def test_security_settings_make_a_cluster_whatever_they_are_called() -> None:
+    """Catches: jobs with different credentials that share one coordinator's connections."""
+    for group in {spec.group for spec in SPECS} | {"Security"}:
+        for secret in (False, True):
+            spec = dataclasses.replace(SPECS[0], attribute="new", group=group, secret=secret)
+            of_write = group in (TARGET, DELIVERY, BATCHING, COMPRESSION, PARTITIONER, COORDINATOR)
+            assert _is_of_cluster(spec) is (not of_write or secret)
+    assert all(_is_of_cluster(spec) for spec in SPECS if spec.secret)
+
+
+# What decides about Produce requests; the coordinator sends none.
+OF_PRODUCE = {
+    *("acks", "batch_size", "max_in_flight_requests_per_connection", "max_request_size", "retries"),
+    *("partitioner_adaptive_partitioning_enable", "partitioner_availability_timeout_ms"),
+}
+
+
+def test_the_key_of_a_cluster_covers_every_option_that_the_coordinator_reads() -> None:
+    """Catches: a coordinator that works for one job with the settings of another."""
+    read: set[str] = set()
+
+    class Recorder:
+        def __getattr__(self, name: str) -> Any:
+            read.add(name)
+            return getattr(parse({"kafka.bootstrap.servers": "127.0.0.1:1"}).options, name)
+
+    for make in (metadata_handler, breaker_handler):
+        make(cast(SinkOptions, Recorder()), lambda: None).close()
+    assert {"client_id", "request_timeout_ms", "retry_backoff_ms"} <= read
+    told = {spec.attribute for spec in SPECS if spec.required or _is_of_cluster(spec)} | {"breaker"}
+    assert read - told - OF_PRODUCE == set()

@@ -25,14 +25,13 @@ def load_breaker(options: SinkOptions) -> PartitionCircuitBreaker | None:
         raise ConfigurationError(
             f"Option '{option}' must be a dotted path such as package.module.Class, got '{path}'"
         )
+    problem = f"Option '{option}': '{path}' cannot be loaded: module '{module}'"
     try:
         found = getattr(importlib.import_module(module), name, None)
     except (Exception, SystemExit) as error:
-        raise ConfigurationError(
-            f"Option '{option}': module '{module}' cannot be imported: {error!r}"
-        ) from error
+        raise ConfigurationError(f"{problem} cannot be imported: {error!r}") from error
     if found is None:
-        raise ConfigurationError(f"Option '{option}': module '{module}' has no class '{name}'")
+        raise ConfigurationError(f"{problem} has no class '{name}'")
     if not (isinstance(found, type) and issubclass(found, PartitionCircuitBreaker)):
         raise ConfigurationError(
             f"Option '{option}': '{path}' is no subclass of "
