@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
+import hmac
 import importlib.util
 import os
 import re
@@ -12,7 +14,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import zipfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -139,26 +140,36 @@ def _download_into(
     try:
         jars = staging / "jars"
         _run_ivy(java, staging, jars, settings, progress)
-        _check(jars)
+        _check(jars, pinned_checksums())
         jars.rename(final)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
     progress(f"Kafka {KAFKA_VERSION} is in {final} ({time.monotonic() - started:.0f} s).")
 
 
-def _check(jars: Path) -> None:
-    """Ivy checks digests while it downloads; this catches a resolver that answers with less."""
-    try:
-        jars_of(jars)
-    except LocalBrokerError as error:
-        raise LocalBrokerError(
-            f"the download brought no Kafka {KAFKA_VERSION}: the Ivy settings answer otherwise"
-        ) from error
-    for jar in jars.glob("*.jar"):
-        if not zipfile.is_zipfile(jar):
+def _check(jars: Path, pinned: Mapping[str, str]) -> None:
+    """Whoever answers for a repository also answers for the digests that Ivy compares: these are ours."""
+    brought = {jar.name: jar for jar in jars.glob("*.jar")}
+    missing = sorted(pinned.keys() - brought.keys())
+    if missing:
+        raise LocalBrokerError(f"the download of Kafka {KAFKA_VERSION} did not bring {', '.join(missing)}")
+    for name, jar in sorted(brought.items()):
+        if name not in pinned:
             raise LocalBrokerError(
-                f"the download brought a damaged {jar.name}; try again, or name another repository"
+                f"the download of Kafka {KAFKA_VERSION} brought {name}, which is no part of it"
             )
+        found = hashlib.sha256(jar.read_bytes()).hexdigest()
+        if not hmac.compare_digest(found, pinned[name]):
+            raise LocalBrokerError(
+                f"the download brought a {name} with another content (SHA-256 {found}, "
+                f"expected {pinned[name]}): try again, or name another repository"
+            )
+
+
+def pinned_checksums() -> dict[str, str]:
+    """SHA-256 by name of every jar of this version, as ``sha256sum`` writes them."""
+    lines = (Path(__file__).parent / "jars.sha256").read_text(encoding="ascii").splitlines()
+    return {name: digest for digest, name in (line.split() for line in lines)}
 
 
 def ivy_jar() -> Path:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import signal
 import subprocess
@@ -20,6 +22,7 @@ from kafka_sink.local_broker.jars import (
     KAFKA_VERSION,
     cache_root,
     find_jars,
+    pinned_checksums,
 )
 from kafka_sink.local_broker.java import Java
 
@@ -53,7 +56,13 @@ class Ivy:
                 jar.writestr("a", "b")
         self.program = folder / "java"
         self.java = Java(str(self.program), 17)
+        self._checksums = {
+            name: hashlib.sha256((self.source / name).read_bytes()).hexdigest() for name in NAMES
+        }
         self.does(BRING)
+
+    def checksums(self) -> dict[str, str]:
+        return self._checksums
 
     def does(self, script: str) -> None:
         self.program.write_text(script, encoding="utf-8")
@@ -69,6 +78,7 @@ def ivy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ivy:
     fake = Ivy(tmp_path)
     monkeypatch.setenv("CALLS", str(fake.calls_file))
     monkeypatch.setenv("SOURCE", str(fake.source))
+    monkeypatch.setattr(jars_module, "pinned_checksums", fake.checksums)
     return fake
 
 
@@ -128,25 +138,44 @@ exit 1
     assert [path.name for path in cache.iterdir()] == [f"{FINAL}.lock"]
 
 
-def test_a_damaged_jar_is_not_cached(ivy: Ivy, cache: Path) -> None:
-    (ivy.source / "zstd-jni.jar").write_text("<html>sign in first</html>")
-    with pytest.raises(LocalBrokerError, match=r"damaged zstd-jni\.jar"):
+def test_a_jar_with_another_content_is_not_cached(ivy: Ivy, cache: Path) -> None:
+    """Catches: a repository that answers with a jar of its own, and with the digest of that."""
+    with zipfile.ZipFile(ivy.source / NAMES[1], "w") as jar:
+        jar.writestr("a", "something else")
+    with pytest.raises(LocalBrokerError, match=rf"a {NAMES[1]} with another content .*, expected"):
+        find_jars(ivy.java, cache=cache, progress=silent)
+    assert not (cache / FINAL).exists()
+
+
+def test_a_jar_that_is_no_part_of_kafka_is_not_cached(ivy: Ivy, cache: Path) -> None:
+    (ivy.source / "extra.jar").write_text("a class that the broker would load")
+    with pytest.raises(LocalBrokerError, match=r"extra\.jar, which is no part of it"):
         find_jars(ivy.java, cache=cache, progress=silent)
     assert not (cache / FINAL).exists()
 
 
 def test_a_download_without_the_server_is_not_cached(ivy: Ivy, cache: Path) -> None:
     (ivy.source / NAMES[0]).unlink()
-    with pytest.raises(LocalBrokerError, match="brought no Kafka"):
+    with pytest.raises(LocalBrokerError, match=f"did not bring {NAMES[0]}"):
         find_jars(ivy.java, cache=cache, progress=silent)
     assert not (cache / FINAL).exists()
 
 
+def test_every_jar_of_the_version_is_pinned() -> None:
+    pinned = pinned_checksums()
+    assert {*NAMES, f"kafka-tools-{KAFKA_VERSION}.jar"} <= pinned.keys()
+    assert len(pinned) == 47
+    assert all(len(bytes.fromhex(digest)) == 32 for digest in pinned.values())
+
+
 DOWNLOAD = """
 import sys
+import json
 from pathlib import Path
+from kafka_sink.local_broker import jars
 from kafka_sink.local_broker.jars import find_jars
 from kafka_sink.local_broker.java import Java
+jars.pinned_checksums = lambda: json.loads(sys.argv[3])
 print(find_jars(Java(sys.argv[1], 17), cache=Path(sys.argv[2])))
 """
 
@@ -155,7 +184,7 @@ def start_download(ivy: Ivy, cache: Path, environ: dict[str, str]) -> subprocess
     environ = {**environ, **{name: os.environ[name] for name in ("CALLS", "SOURCE")}}
     environ.pop(KAFKA_HOME_ENV, None)
     return subprocess.Popen(
-        [sys.executable, "-c", DOWNLOAD, str(ivy.program), str(cache)],
+        [sys.executable, "-c", DOWNLOAD, str(ivy.program), str(cache), json.dumps(ivy.checksums())],
         env=environ,
         text=True,
         stdout=subprocess.PIPE,

@@ -158,6 +158,26 @@ sys.exit(str(heavy) if heavy else 0)
     assert done.returncode == 0, done.stderr
 
 
+def test_production_images_may_leave_the_local_broker_out(
+    project_environment: dict[str, str], tmp_path: Path
+) -> None:
+    shutil.copy(ROOT / "pyspark_kafka_chunked.py", tmp_path)
+    shutil.copytree(
+        ROOT / "kafka_sink", tmp_path / "kafka_sink", ignore=shutil.ignore_patterns("local_broker")
+    )
+    code = """
+import importlib, pkgutil, kafka_sink, pyspark_kafka_chunked
+assert kafka_sink.__file__.startswith(__import__("os").getcwd()), kafka_sink.__file__
+for module in pkgutil.walk_packages(kafka_sink.__path__, "kafka_sink."):
+    if not module.name.endswith("__main__"):
+        importlib.import_module(module.name)
+print(pyspark_kafka_chunked.DefaultSource.name())
+"""
+    environ = {**project_environment, "PYTHONPATH": str(tmp_path)}
+    done = python(code, environ, tmp_path)
+    assert done.stdout.strip() == "kafka-chunked", done.stderr
+
+
 def test_register_hands_over_the_data_source() -> None:
     from types import SimpleNamespace
 
