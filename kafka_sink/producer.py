@@ -31,7 +31,7 @@ from kafka_sink.records import batch_header
 from kafka_sink.records.compression import codec_for
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.columns import extract
-from kafka_sink.rows.ordering import unit_of
+from kafka_sink.rows.ordering import partitions_needed, unit_of
 from kafka_sink.rows.partitioner import Partitioner
 from kafka_sink.sending.breaker_gate import BreakerGate
 from kafka_sink.sending.cluster_view import ClusterView, NoHints
@@ -150,15 +150,18 @@ class Producer:
     def send(self, plan: ColumnPlan, batch: pa.RecordBatch | pa.Table) -> int:
         """Takes a unit of rows; returns when they are accumulated, with the number of partitions they go to.
 
-        Raises InvalidRowError or RecordTooLargeError for rows that cannot be sent, MetadataTimeoutError
-        or BufferExhaustedError after max.block.ms, DeliveryError once earlier rows have failed.
+        Raises InvalidRowError (after max.block.ms for a partition that does not exist) or
+        RecordTooLargeError for rows that cannot be sent, MetadataTimeoutError or BufferExhaustedError after
+        max.block.ms, DeliveryError once earlier rows have failed.
         """
         self.check()
         if batch.num_rows == 0:
             return 0
         now_ms = time.time_ns() // 1_000_000
         rows = extract(plan, batch, now_ms)
-        topics = self._cluster.await_topics(rows.topics, self.options.max_block_ms, self.check)
+        topics = self._cluster.await_topics(
+            rows.topics, self.options.max_block_ms, self.check, partitions_needed(rows)
+        )
         gate, unavailable = self._gate, self._sender.availability.unavailable
         if gate is not None and gate.congested:
             unavailable |= gate.congested

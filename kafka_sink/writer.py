@@ -75,7 +75,14 @@ class SinkWrite:
         return None if host is None or rendezvous is None else CoordinatorAddress(host, rendezvous)
 
     def _hints(self) -> MetadataSnapshot | None:
-        """Aged by the hosts' clocks: they are checked by every answer of a broker all the same."""
+        """Aged by the hosts' clocks: they are checked by every answer of a broker all the same.
+
+        None for an attempt after the first: what was known at planning may be why that one failed (a topic
+        that was recreated, say), and the coordinator has heard of it since.
+        """
+        context = TaskContext.get()
+        if context is not None and context.attemptNumber() > 0:
+            return None
         hints = self.planned.hints
         return None if hints is None else hints.aged(max(0.0, (time.time() - self.planned_at_s) * 1000))
 

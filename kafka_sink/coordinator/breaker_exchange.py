@@ -195,6 +195,9 @@ class BreakerExchange:
             made_ms, report = self._outbox.popleft()
         return encode_report(aged(report, max(0.0, now_ms - made_ms)))
 
+    def hurry(self) -> None:
+        """See Participant. Nothing here waits for more."""
+
     def next_message_delay_ms(self, now_ms: float) -> float:
         """See Participant."""
         return 0.0 if self._outbox else math.inf

@@ -7,6 +7,7 @@ connection is tried again with growing waits.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import random
 import selectors
@@ -44,6 +45,9 @@ class Participant(Protocol):
 
     def next_message(self, now_ms: float) -> Mapping[str, Any] | None:
         """What is to be told now; None when nothing is. Called again until it is None."""
+
+    def hurry(self) -> None:
+        """The task ends: what waits to be told together with more is told by ``next_message`` now."""
 
     def next_message_delay_ms(self, now_ms: float) -> float:
         """Until ``next_message`` may have something by time alone; infinite where a wake-up will tell."""
@@ -91,6 +95,7 @@ class CoordinatorClient(threading.Thread):
         self._connect_after_ms = -math.inf
         self._closing = False
         self._active = False
+        self._leaving = False
         self._connection: Connection | None = None
         self._has_heard = False
         self._wake_lock = threading.Lock()  # guards _wake_pending and the pair
@@ -115,8 +120,10 @@ class CoordinatorClient(threading.Thread):
         self.wake()
 
     def pause(self) -> None:
-        """No task is under way; there is nothing to tell."""
+        """No task is under way; what the last one found out is still told."""
         self._active = False
+        self._leaving = True
+        self.wake()
 
     def close(self) -> None:
         """Lets the thread end; does not wait for it."""
@@ -137,6 +144,9 @@ class CoordinatorClient(threading.Thread):
                     self._lose(error)
         finally:
             if self._connection is not None:
+                # A task that failed knows why, and the attempt that follows it asks the coordinator.
+                with contextlib.suppress(OSError):
+                    self._tell(self._connection, self._clock_ms(), leaving=True)
                 self._connection.close()
             self.close()
             self._wake_reader.close()
@@ -150,11 +160,17 @@ class CoordinatorClient(threading.Thread):
             for participant in self._participants.values():
                 participant.on_connected(now_ms)
         connection = self._connection
-        if connection is not None and self._active:
-            for kind, participant in self._participants.items():
-                while (body := participant.next_message(now_ms)) is not None:
-                    connection.tell(kind, body, now_ms)
+        leaving, self._leaving = self._leaving, False
+        if connection is not None and (self._active or leaving):
+            self._tell(connection, now_ms, leaving=leaving)
         self._wait(connection, now_ms)
+
+    def _tell(self, connection: Connection, now_ms: float, *, leaving: bool) -> None:
+        for kind, participant in self._participants.items():
+            if leaving:
+                participant.hurry()
+            while (body := participant.next_message(now_ms)) is not None:
+                connection.tell(kind, body, now_ms)
 
     def _delay_ms(self, connection: Connection | None, now_ms: float) -> float:
         if not self._active:

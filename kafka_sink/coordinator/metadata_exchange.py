@@ -127,6 +127,12 @@ class MetadataExchange:
             self._told_ms = {name: at for name, at in self._told_ms.items() if at > tell_before_ms}
         return news[:MOST_NAMES]
 
+    def hurry(self) -> None:
+        """See Participant."""
+        with self._lock:
+            if self._stale or self._leaders:
+                self._looked_ms = -math.inf
+
     def next_message_delay_ms(self, now_ms: float) -> float:
         """See Participant."""
         with self._lock:

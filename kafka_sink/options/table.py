@@ -167,8 +167,9 @@ class SinkOptions:
     )
     max_block_ms: int = _option(
         "kafka.max.block.ms", values.integer(0, LONG_MAX), 60_000, DELIVERY, "medium",
-        """How long a task waits for buffer memory, and for the metadata of a topic it has not used yet; and
-        planning for brokers, where `topic` is set.""",
+        """How long a task waits for buffer memory, for the metadata of a topic it has not used yet, and for a
+        partition that rows name and the topic does not have (it may just have been added, or the topic
+        recreated with fewer); and planning for brokers, where `topic` is set.""",
     )
 
     batch_size: int = _option(

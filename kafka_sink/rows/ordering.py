@@ -60,6 +60,19 @@ def unit_of(
     return Unit(columns, timestamps, partitions, [*starts, rows.num_rows])
 
 
+def partitions_needed(rows: RowBatch) -> dict[str, int]:
+    """How many partitions topics must have for the partitions that rows name; without topics of which none
+    is named."""
+    if rows.partition is None:
+        return {}
+    highest = np.full(len(rows.topics), -1, dtype=np.int64)
+    if rows.topic_index is None:
+        highest[0] = rows.partition.max()
+    else:
+        np.maximum.at(highest, rows.topic_index, rows.partition)
+    return {topic: most + 1 for topic, most in zip(rows.topics, highest.tolist(), strict=True) if most >= 0}
+
+
 def _view(topic: TopicMetadata, unavailable: Collection[int], muted: Container[TopicPartition]) -> TopicView:
     led = [info for info in topic.partitions if info.leader >= 0]
     available = tuple(info.partition for info in led if info.leader not in unavailable)

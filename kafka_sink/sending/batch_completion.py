@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -50,6 +50,8 @@ class BatchCompletion:
         self._connection_errors = connection_errors
         # Sent and unanswered batches; they expire too, though their memory stays until the answer.
         self._in_flight: dict[int, ProducerBatch] = {}
+        # Partitions with rows that their topics have no more, and since when.
+        self._missing_since_ms: dict[TopicPartition, float] = {}
         # Looking at each batch in every pass is what passes would cost with thousands of partitions.
         self._none_expires_before_ms = 0.0
 
@@ -87,10 +89,40 @@ class BatchCompletion:
         self._none_expires_before_ms = now_ms + delay
         return delay
 
+    def expire_missing(self, topics: Collection[str], now_ms: float) -> None:
+        """Fails rows of ``topics`` for partitions that have been missing for max.block.ms.
+
+        A topic that is recreated with fewer partitions leaves such rows behind. They may come back, but a
+        task that fails soon is run again, and its rows go to the partitions that there are.
+        """
+        if not topics:
+            self._missing_since_ms.clear()
+            return
+        with self._accumulator.lock:
+            queued = [batch for batch in self._accumulator.queued() if batch.partition.topic in topics]
+        missing = {batch.partition for batch in queued if self._known_count(batch.partition) is not None}
+        since_ms = {one: self._missing_since_ms.get(one, now_ms) for one in missing}
+        self._missing_since_ms = since_ms
+        for batch in queued:
+            if now_ms - since_ms.get(batch.partition, now_ms) >= self._settings.max_block_ms:
+                reason = f"{self._obstacle(batch.partition)}, for kafka.max.block.ms = "
+                cause = DeliveryError(f"{batch.partition}: {reason}{self._settings.max_block_ms:.0f} ms")
+                self._fail(batch, cause)
+
+    def _known_count(self, partition: TopicPartition) -> int | None:
+        """How many partitions the topic has, where this is none of them."""
+        topic = self._cluster.topic(partition.topic)
+        if topic is None or partition.partition < len(topic.partitions):
+            return None
+        return len(topic.partitions)
+
     def _obstacle(self, partition: TopicPartition) -> str | None:
         """Why a batch without an attempt may not have been sent."""
         if self._identity is not None and not self._identity.ready:
             return self._identity.last_error
+        count = self._known_count(partition)
+        if count is not None:
+            return f"the topic has {count} partition(s) and not this one"
         info = self._cluster.leader(partition)
         if info is None or info.leader < 0:
             return "the partition has no leader"

@@ -19,6 +19,7 @@ _FINAL_TOPIC_ERRORS = {
 }
 _TOPIC_ERROR_NAMES = {3: "UNKNOWN_TOPIC_OR_PARTITION", 5: "LEADER_NOT_AVAILABLE"}
 _CHECK_MS = 100.0
+_NO_PARTITIONS: Mapping[str, int] = {}
 # How long brokers are not asked while a source of hints may be about to tell.
 HINT_WAIT_MS = 1000.0
 
@@ -83,40 +84,84 @@ class ClusterView:
     # -- the task's thread ------------------------------------------------------------------------
 
     def await_topics(
-        self, topics: Iterable[str], timeout_ms: float, check: Callable[[], None]
+        self,
+        topics: Iterable[str],
+        timeout_ms: float,
+        check: Callable[[], None],
+        partitions: Mapping[str, int] = _NO_PARTITIONS,
     ) -> dict[str, TopicMetadata]:
         """Metadata of all these topics, asked for in one request for those that are unknown.
 
-        Raises MetadataTimeoutError naming the topics and the last error after ``timeout_ms``
-        (max.block.ms), InvalidRowError for a topic that can never be written.
+        ``partitions``: how many a topic must have for the rows that name theirs. Where it is known with
+        fewer, partitions may have been added since, so newer metadata is waited for, as Kafka's producer
+        does. Raises MetadataTimeoutError naming the topics and the last error after ``timeout_ms``
+        (max.block.ms), InvalidRowError for a topic that can never be written or, after ``timeout_ms``, for a
+        partition that does not exist.
         """
         wanted = tuple(topics)
         deadline = self._clock_ms() + timeout_ms
         self.hints.note_use(wanted)
         asked = False
+        stale: set[str] = set()
         while True:
             with self._lock:
                 now_ms = self._clock_ms()
                 self._cache.note_use(wanted, now_ms)
-                found = {name: self._cache.topic(name) for name in wanted}
-                missing = [name for name, metadata in found.items() if metadata is None]
-                if not missing:
-                    return {name: metadata for name, metadata in found.items() if metadata is not None}
+                missing, short = self._lacking(wanted, partitions)
+                if not missing and not short:
+                    found = {name: self._cache.topic(name) for name in wanted}
+                    break
                 self._raise_final(missing)
                 left = deadline - now_ms
                 if left <= 0:
-                    raise MetadataTimeoutError(self._explain(missing, timeout_ms))
-                if not asked and self.hints.ask(missing):
+                    raise self._lack_error(missing, short, partitions, timeout_ms)
+                if missing and not asked and self.hints.ask(missing):
                     # Brokers must have time to answer, where the source turns out not to.
                     self._held_at_most_ms = now_ms + timeout_ms / 2
                     # Under the lock: the answer, which ends the wait, comes after it begins.
                     self._hold(now_ms + HINT_WAIT_MS)
-                asked = True
+                asked = asked or bool(missing)
+                for name in short:
+                    self._cache.mark_stale(name, now_ms)
+            self._report_stale(set(short) - stale)
+            stale.update(short)
             self._wake_sender()
             check()
             with self._lock:
-                if any(self._cache.topic(name) is None for name in missing):
+                if self._lacking(wanted, partitions) == (missing, short):
                     self._updated.wait(min(left, _CHECK_MS) / 1000)
+        # Once more: the source may have asked before the partitions were there, and others will ask it.
+        self._report_stale(stale)
+        return {name: metadata for name, metadata in found.items() if metadata is not None}
+
+    def _lacking(self, topics: Iterable[str], partitions: Mapping[str, int]) -> tuple[list[str], list[str]]:
+        """Topics without metadata, and those with fewer partitions than rows need."""
+        missing: list[str] = []
+        short: list[str] = []
+        for name in topics:
+            metadata = self._cache.topic(name)
+            if metadata is None:
+                missing.append(name)
+            elif len(metadata.partitions) < partitions.get(name, 0):
+                short.append(name)
+        return missing, short
+
+    def _report_stale(self, topics: Iterable[str]) -> None:
+        for name in topics:
+            self.hints.report_stale(name)
+
+    def _lack_error(
+        self, missing: list[str], short: list[str], partitions: Mapping[str, int], timeout_ms: float
+    ) -> MetadataTimeoutError | InvalidRowError:
+        if missing:
+            return MetadataTimeoutError(self._explain(missing, timeout_ms))
+        metadata = self._cache.topic(short[0])
+        count = 0 if metadata is None else len(metadata.partitions)
+        return InvalidRowError(
+            f"Invalid partition: column 'partition' has {partitions[short[0]] - 1} in a row for topic "
+            f"{short[0]!r}, whose partitions are 0 to {count - 1}, and no other came within "
+            f"kafka.max.block.ms = {timeout_ms:.0f} ms"
+        )
 
     def _raise_final(self, topics: list[str]) -> None:
         for name in topics:

@@ -155,6 +155,7 @@ class Sender(threading.Thread):
         muted = self._observer.muted(now_ms)
         check = self._accumulator.ready(self._cluster.leader, now_ms, muted)
         delay = min(check.next_check_delay_ms, self._observer.next_change_ms(now_ms))
+        self._completion.expire_missing(check.unknown_leaders, now_ms)
         lacking = check.unknown_leaders | self._led_by_gone(check.nodes) | self._led_by_gone(check.held)
         for topic in lacking:
             self._cluster.mark_stale(topic, now_ms)

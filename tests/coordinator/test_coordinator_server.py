@@ -227,6 +227,9 @@ class Talker:
     def next_message(self, now_ms: float) -> Mapping[str, Any] | None:
         return self.to_tell.pop(0) if self.to_tell else None
 
+    def hurry(self) -> None:
+        self.events.append("hurry")
+
     def next_message_delay_ms(self, now_ms: float) -> float:
         return float("inf")
 

@@ -163,7 +163,13 @@ def test_an_unreachable_broker_fails_within_max_block() -> None:
 
 def test_a_partition_out_of_range_is_named(broker: LocalBroker) -> None:
     broker.create_topic("two-parts", 2)
-    parsed = parse({"kafka.bootstrap.servers": broker.bootstrap_servers, "topic": "two-parts"}).options
+    parsed = parse(
+        {
+            "kafka.bootstrap.servers": broker.bootstrap_servers,
+            "topic": "two-parts",
+            "kafka.max.block.ms": "1000",
+        }
+    ).options
     plan = ColumnPlan.of([("value", "binary"), ("partition", "int")], "two-parts")
     batch = pa.record_batch({"value": pa.array([b"a", b"b"]), "partition": pa.array([1, 2], pa.int32())})
     with (

@@ -142,6 +142,11 @@ class FakeCluster:
         with self.lock:
             self._state.create_topic(name, partitions)
 
+    def add_partitions(self, name: str, partitions: int) -> None:
+        """Up to this number; brokers tell of them at once."""
+        with self.lock:
+            self._state.add_partitions(name, partitions)
+
     def delete_topic(self, name: str) -> None:
         """Its data is gone, too."""
         with self.lock:

@@ -55,6 +55,13 @@ class FakeState:
             [(partition % len(self.ports), 0) for partition in range(partitions)],
         )
 
+    def add_partitions(self, name: str, partitions: int) -> None:
+        """Up to this number: empty logs, epochs from 0; leaders go round the brokers."""
+        topic = self.topics[name]
+        for partition in range(len(topic.logs), partitions):
+            topic.logs.append(PartitionLog(self._max_message_bytes))
+            topic.leaders.append((partition % len(self.ports), 0))
+
     def answer(self, node_id: int, api_key: int, version: int, request: Any, reply: Reply) -> Any:
         """kafka-python's response; what the request asks for is done, as far as ``reply`` lets it."""
         if api_key == API_VERSIONS:

@@ -1,0 +1,191 @@
+"""Rows that name a partition which was added to the topic, or is gone with the topic that was recreated."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import AbstractContextManager
+
+import pyarrow as pa
+import pytest
+from confluent_kafka.admin import AdminClient, NewPartitions
+from pyspark import TaskContext
+from scripted_cluster import TOPIC, inside, rows, send, task, until, written
+
+from kafka_sink.cluster.hints import MetadataSnapshot
+from kafka_sink.coordinator.breaker_handler import breaker_handler
+from kafka_sink.coordinator.metadata_fetcher import metadata_handler
+from kafka_sink.coordinator.planning import Planned
+from kafka_sink.errors import DeliveryError, InvalidRowError
+from kafka_sink.local_broker import LocalBroker
+from kafka_sink.options import parse
+from kafka_sink.producer_cache import TaskProducer, task_producer
+from kafka_sink.rows.column_plan import ColumnPlan
+from kafka_sink.rows.columns import extract
+from kafka_sink.rows.ordering import partitions_needed
+from kafka_sink.sending import cluster_view
+from kafka_sink.writer import SinkWrite
+from tests.coordinator.coordinator_harness import serving
+from tests.faults.fake_broker import METADATA, FakeCluster
+
+
+def lookups(cluster: FakeCluster, client_id: str | None = None) -> int:
+    asked = cluster.received(METADATA)
+    return len([one for one in asked if client_id in (None, one.client_id)])
+
+
+def test_a_partition_added_between_two_jobs_is_written() -> None:
+    with FakeCluster({TOPIC: 2}) as cluster:
+        send(cluster, rows(0, 5, partition=1))
+        cluster.add_partitions(TOPIC, 4)
+        assert send(cluster, rows(5, 5, partition=3)).records == 5
+        assert written(cluster, 3) == list(range(5, 10))
+        assert lookups(cluster) == 2
+
+
+def test_a_partition_added_in_mid_job_is_written() -> None:
+    with FakeCluster({TOPIC: 2}) as cluster:
+        with task(cluster) as producer:
+            producer.send(rows(0, 5, partition=1))
+            cluster.add_partitions(TOPIC, 3)
+            producer.send(rows(5, 5, partition=2))
+            assert producer.finish().records == 10
+        assert written(cluster, 2) == list(range(5, 10))
+
+
+def test_a_partition_that_brokers_tell_of_late_is_waited_for() -> None:
+    with FakeCluster({TOPIC: 2}) as cluster, task(cluster, retry_backoff_max_ms=200) as producer:
+        adding = threading.Timer(0.6, cluster.add_partitions, (TOPIC, 3))
+        adding.start()
+        begun = time.monotonic()
+        producer.send(rows(0, 5, partition=2))
+        assert 0.5 < time.monotonic() - begun < 5
+        assert producer.finish().records == 5
+        adding.join()
+
+
+def test_a_partition_that_never_comes_fails_after_max_block_by_name() -> None:
+    with FakeCluster({TOPIC: 2}) as cluster:
+        begun = time.monotonic()
+        wrong = (
+            r"'partition' has 2 in a row for topic 't', whose partitions are 0 to 1.*max\.block\.ms = 900 ms"
+        )
+        options: dict[str, object] = {
+            "max_block_ms": 900,
+            "retry_backoff_ms": 100,
+            "retry_backoff_max_ms": 1000,
+        }
+        with pytest.raises(InvalidRowError, match=wrong), task(cluster, **options) as producer:
+            producer.send(rows(0, 1, partition=2))
+        assert 0.9 <= time.monotonic() - begun < 4
+        # The first, one at once or after 100 ms, and those after 100, 200 and 400 ms.
+        assert 3 <= lookups(cluster) <= 6
+
+
+def test_the_partitions_that_rows_need_are_counted_by_topic() -> None:
+    batch = pa.record_batch(
+        {
+            "topic": pa.array(["a", "b", "a", "c"]),
+            "value": pa.array([b"v"] * 4),
+            "partition": pa.array([0, 7, 3, None], pa.int32()),
+        }
+    )
+    plan = ColumnPlan.of([("topic", "string"), ("value", "binary"), ("partition", "int")], None)
+    assert partitions_needed(extract(plan, batch, 0)) == {"a": 4, "b": 8}
+    assert partitions_needed(extract(plan.of([("value", "binary")], "a"), batch.select(["value"]), 0)) == {}
+    one = ColumnPlan.of([("value", "binary"), ("partition", "int")], "a")
+    assert partitions_needed(extract(one, batch.select(["value", "partition"]), 0)) == {"a": 8}
+
+
+def test_all_tasks_learn_of_a_partition_that_one_task_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task that is run again, in another worker, must not be given the old number of partitions."""
+    monkeypatch.setattr(cluster_view, "HINT_WAIT_MS", 10_000.0)
+    with FakeCluster({TOPIC: 2}) as cluster:
+        raw = {"kafka.bootstrap.servers": cluster.bootstrap_servers, "topic": TOPIC, "kafka.linger.ms": "0"}
+        plan = ColumnPlan.of([("value", "binary"), ("partition", "int")], TOPIC)
+        factories = {"metadata": metadata_handler, "breaker": breaker_handler}
+        with serving(factories=factories, options=parse(raw).options) as found:
+
+            def writing(client_id: str) -> AbstractContextManager[TaskProducer]:
+                options = parse({**raw, "kafka.client.id": client_id}).options
+                return task_producer(options, plan, found.address)
+
+            with writing("earlier") as earlier:
+                earlier.send(rows(0, 5, partition=1))
+                cluster.add_partitions(TOPIC, 3)
+                with writing("missed it") as producer:
+                    producer.send(rows(5, 5, partition=2))
+                    producer.finish()
+                seen = inside(earlier)._cluster
+                until(lambda: len(seen.topic(TOPIC).partitions) == 3, "the coordinator's push")  # type: ignore[union-attr]
+                with writing("run again") as producer:
+                    producer.send(rows(10, 5, partition=2))
+                    producer.finish()
+                earlier.finish()
+        assert lookups(cluster, "earlier") == lookups(cluster, "run again") == 0
+        assert sorted(written(cluster, 2)) == list(range(5, 15))
+
+
+def test_rows_for_a_partition_that_a_recreated_topic_lacks_fail_after_max_block_by_name() -> None:
+    """Not after delivery.timeout.ms: the task that is run again has them in other partitions."""
+    with FakeCluster({TOPIC: 4}) as cluster:
+        options: dict[str, object] = {"max_block_ms": 500, "delivery_timeout_ms": 30_000}
+        begun = time.monotonic()
+        lacks = r"t-3: the topic has 2 partition\(s\) and not this one, for kafka\.max\.block\.ms = 500 ms"
+        with pytest.raises(DeliveryError, match=lacks), task(cluster, **options) as producer:  # noqa: PT012 - finish raises it
+            producer.send(rows(0, 5, partition=3))
+            until(lambda: written(cluster, 3), "the first rows")
+            cluster.create_topic(TOPIC, 2)
+            producer.send(rows(5, 5, partition=3))
+            producer.finish()
+        assert time.monotonic() - begun < 10
+        assert send(cluster, rows(5, 5, partition=1)).records == 5
+
+
+class Attempt:
+    """A task's context, as far as hints are concerned."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def attemptNumber(self) -> int:
+        return self.number
+
+
+def test_an_attempt_after_the_first_takes_no_hints_of_planning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    raw = {"kafka.bootstrap.servers": "127.0.0.1:1", "topic": TOPIC}
+    plan = ColumnPlan.of([("value", "binary")], TOPIC)
+    write = SinkWrite(parse(raw).options, plan, Planned(hints=MetadataSnapshot()))
+    monkeypatch.setattr(TaskContext, "get", lambda: Attempt(0))
+    assert write._hints() is not None
+    monkeypatch.setattr(TaskContext, "get", lambda: Attempt(1))
+    assert write._hints() is None
+
+
+# -- on a real broker ---------------------------------------------------------------------------------
+
+
+def add_partitions(broker: LocalBroker, topic: str, partitions: int) -> None:
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
+    for future in admin.create_partitions([NewPartitions(topic, partitions)]).values():
+        future.result(30)
+
+
+def test_partitions_added_on_a_real_broker_between_jobs_and_in_mid_job(broker: LocalBroker) -> None:
+    topic = "partitions-added"
+    broker.create_topic(topic, 1)
+    options = parse({"kafka.bootstrap.servers": broker.bootstrap_servers, "topic": topic}).options
+    plan = ColumnPlan.of([("value", "binary"), ("partition", "int")], topic)
+    with task_producer(options, plan) as producer:
+        producer.send(rows(0, 10, partition=0))
+        assert producer.finish().records == 10
+    add_partitions(broker, topic, 2)
+    with task_producer(options, plan) as producer:
+        producer.send(rows(10, 10, partition=1))
+        add_partitions(broker, topic, 3)
+        producer.send(rows(20, 10, partition=2))
+        result = producer.finish()
+    ranges = {one.partition: one.offset_ranges for one in result.partitions}
+    assert ranges == {1: ((0, 9),), 2: ((0, 9),)}
