@@ -70,6 +70,9 @@ class BufferAllocator(Protocol):
     def try_grow(self, buffer: BatchBuffer, projected: int) -> bool:
         """Room for ``projected`` bytes in all, or False with nothing changed. Never blocks."""
 
+    def growable_bytes(self, buffer: BatchBuffer) -> int:
+        """By how much a batch could grow now. A hint: the pool may have less a moment later."""
+
     def open_overflow(self, projected: int) -> BatchBuffer:
         """For the pieces of a split batch: pool without blocking, then heap. Raises BufferExhaustedError
         at the heap's limit."""

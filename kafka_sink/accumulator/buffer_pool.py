@@ -314,6 +314,11 @@ class BufferPool:
         return len(self._waiters)
 
     @property
+    def available_bytes(self) -> int:
+        """What a request could get now. Read without the lock: a hint."""
+        return self._grantable - self._used
+
+    @property
     def full_strategy_bytes(self) -> int:
         """What `full` would hold for the same batches. Read without the lock, for estimates."""
         return self._full

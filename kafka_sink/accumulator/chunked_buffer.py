@@ -102,6 +102,13 @@ class ChunkedBuffer:
         """See BatchBuffer."""
         return (len(self._chunks) - self._pooled) * self._step
 
+    @property
+    def growable_bytes(self) -> int:
+        """By how much ``grow`` could make it larger now, as far as can be told without the pool's lock."""
+        if self._heap_arena is not None:
+            return 0
+        return self._pool.available_bytes // self._step * self._step
+
     def write(self, data: Data) -> None:
         """See BatchBuffer."""
         size = self.size
@@ -338,6 +345,12 @@ class IncrementalAllocator:
         if not isinstance(buffer, ChunkedBuffer):
             raise TypeError(f"not a buffer of this allocator: {type(buffer).__name__}")
         return buffer.grow(projected)
+
+    def growable_bytes(self, buffer: BatchBuffer) -> int:
+        """See BufferAllocator."""
+        if not isinstance(buffer, ChunkedBuffer):
+            raise TypeError(f"not a buffer of this allocator: {type(buffer).__name__}")
+        return buffer.growable_bytes
 
     def open_overflow(self, projected: int) -> ChunkedBuffer:
         """See BufferAllocator."""

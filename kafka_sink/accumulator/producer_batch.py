@@ -191,6 +191,17 @@ class ProducerBatch:
         """Bytes the buffer is expected to hold after ``added`` more raw bytes: body and raw tail."""
         return hold_after(self.codec, self.ratio, self._tail_at, self.buffer.size - self._tail_at + added)
 
+    def raw_bytes_within(self, limit: int) -> int:
+        """More raw bytes for which ``projected_hold`` surely stays within ``limit``; may be negative."""
+        tail = self.buffer.size - self._tail_at
+        room = limit - hold_after(self.codec, self.ratio, self._tail_at, 0) - tail
+        if not isinstance(self.codec, BlockCodec):
+            return room
+        # Full blocks shrink, while the last one stays raw.
+        block = self.codec.block_size
+        packed = int(block * min(1.0, self.ratio * CompressionRatios.SAFETY)) + self.codec.block_overhead
+        return max(room, (room + tail - block) // packed * block - tail)
+
     @property
     def observed_ratio(self) -> float:
         """Compressed over raw bytes of a sealed batch."""

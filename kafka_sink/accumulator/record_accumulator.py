@@ -209,7 +209,13 @@ class RecordAccumulator:
                 index = (begin + step) % len(queues)
                 queue = queues[index]
                 head = queue.batches[0] if queue.batches else None
-                if head is None or head.leased or not may_send(head):
+                if head is None:
+                    continue
+                if head.leased:
+                    # Leased since ready() looked: the task must say when it ends.
+                    self.lease_met = True
+                    continue
+                if not may_send(head):
                     continue
                 if taken and size + head.size > max_bytes:
                     self._rotation[node] = index

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from kafka_sink.accumulator.batch_buffer import BatchBuffer, Data
 from kafka_sink.accumulator.buffer_pool import BufferPool, PoolTenant
@@ -10,14 +10,29 @@ from kafka_sink.accumulator.memory_arena import Chunk, ChunkArena
 from kafka_sink.accumulator.pool_metrics import PoolMetrics
 from kafka_sink.errors import BufferOwnershipError
 
+# What a batch may hold beyond its estimated size while its last block is still raw: a 64 KiB block of lz4.
+_RAW_TAIL = 68 << 10
+
 
 class SingleBuffer:
     """One contiguous buffer, from the pool or from the heap, replaced by a larger one when it must grow."""
 
-    __slots__ = ("_arena", "_begin", "_chunk", "_pool", "_released", "_slab", "capacity", "size")
+    __slots__ = (
+        "_arena",
+        "_begin",
+        "_chunk",
+        "_pool",
+        "_released",
+        "_roomier",
+        "_slab",
+        "capacity",
+        "size",
+    )
 
-    def __init__(self, pool: BufferPool, arena: ChunkArena, chunk: Chunk) -> None:
+    def __init__(self, pool: BufferPool, arena: ChunkArena, chunk: Chunk, roomier: ChunkArena) -> None:
+        """``roomier``: buffers that are kept for batches that outgrow batch.size by a little."""
         self._pool = pool
+        self._roomier = roomier
         self._released = False
         self.size = 0
         self._hold(arena, chunk)
@@ -60,14 +75,21 @@ class SingleBuffer:
             return True
         if self._released:
             raise BufferOwnershipError("a batch whose memory was released cannot grow")
-        # Doubling keeps the copies of a growing batch linear in its size.
-        for size in (max(projected, 2 * self.capacity), projected):
-            arena = ChunkArena(size, kept=False)
-            chunks = self._pool.try_take(arena, 1, size)
+        for arena in self._arenas_for(projected):
+            chunks = self._pool.try_take(arena, 1, arena.size)
             if chunks is not None:
                 self._move_to(arena, chunks)
                 return True
         return False
+
+    def _arenas_for(self, projected: int) -> Iterator[ChunkArena]:
+        """Where to move to, best first. Doubling keeps the copies of a growing batch linear in its size."""
+        doubled = 2 * self.capacity
+        if projected <= self._roomier.size < doubled:
+            yield self._roomier
+        else:
+            yield ChunkArena(max(projected, doubled), kept=False)
+        yield ChunkArena(projected, kept=False)
 
     def _move_to(self, arena: ChunkArena, chunks: list[Chunk]) -> None:
         chunk = chunks[0]
@@ -119,6 +141,7 @@ class FullAllocator:
         self._batch_size = max(1, pool.poolable_size if batch_size is None else batch_size)
         pool.admit_batches_of(self._batch_size)
         self._arena = pool.arena(self._batch_size)
+        self._roomier = pool.arena(self._batch_size + _RAW_TAIL)
         self._tenant = PoolTenant()
 
     @property
@@ -136,7 +159,7 @@ class FullAllocator:
     def _try_open(self, projected: int) -> SingleBuffer | None:
         arena = self._arena_for(projected)
         chunks = self._pool.try_take(arena, 1, arena.size)
-        return None if chunks is None else SingleBuffer(self._pool, arena, chunks[0])
+        return None if chunks is None else SingleBuffer(self._pool, arena, chunks[0], self._roomier)
 
     def open(
         self, projected: int, timeout_ms: float, watch: Callable[[], None] | None = None
@@ -144,7 +167,7 @@ class FullAllocator:
         """See BufferAllocator."""
         arena = self._arena_for(projected)
         chunks = self._pool.take(arena, 1, timeout_ms, self._tenant, arena.size, watch)
-        return SingleBuffer(self._pool, arena, chunks[0])
+        return SingleBuffer(self._pool, arena, chunks[0], self._roomier)
 
     def try_grow(self, buffer: BatchBuffer, projected: int) -> bool:
         """See BufferAllocator."""
@@ -152,13 +175,17 @@ class FullAllocator:
             raise TypeError(f"not a buffer of this allocator: {type(buffer).__name__}")
         return buffer.grow(projected)
 
+    def growable_bytes(self, buffer: BatchBuffer) -> int:
+        """Nothing: to grow is to hold two buffers for a while, and a batch.size was there from the start."""
+        return 0
+
     def open_overflow(self, projected: int) -> SingleBuffer:
         """See BufferAllocator."""
         opened = self._try_open(projected)
         if opened is not None:
             return opened
         arena = ChunkArena(max(projected, 1), kept=False, heap=True)
-        return SingleBuffer(self._pool, arena, self._pool.take_heap(arena, 1, arena.size)[0])
+        return SingleBuffer(self._pool, arena, self._pool.take_heap(arena, 1, arena.size)[0], self._roomier)
 
     def metrics(self) -> PoolMetrics:
         """See BufferAllocator."""

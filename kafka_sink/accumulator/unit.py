@@ -97,6 +97,17 @@ class Unit:
         target = self._cumulated[start] + max(limit, 0)
         return int(np.searchsorted(self._cumulated, target, side="right")) - 1
 
+    def exact_hold(self, start: int, stop: int, limit: int) -> int:
+        """Bytes of a new uncompressed batch of rows ``start`` to ``stop``: one, or those for which ``limit``
+        bytes were found to have room. An upper bound, and ``limit`` where that is less."""
+        projected = batch_header.SIZE + self.bound(start, stop)
+        if projected <= limit:
+            return projected
+        if stop - start > 1:
+            return limit
+        size = self.exact_sizes(start, stop, 0, int(self.timestamps[start]))
+        return batch_header.SIZE + int(size[0])
+
     @cached_property
     def _fixed_sizes(self) -> Int64s:
         """Record bytes but for the two deltas and the record's own length."""
@@ -171,6 +182,14 @@ class BatchLimits:
             record_count += end - at
             at = end
         return stop
+
+    def reached(self, *, raw_bytes: int, record_count: int, factor: float) -> bool:
+        """Whether a batch takes no further row, however small (Kafka's isFull)."""
+        return (
+            batch_header.SIZE + raw_bytes * factor >= self.write_limit
+            or record_count >= encoder.MAX_RECORDS_PER_BATCH
+            or (self.raw_limit is not None and raw_bytes >= self.raw_limit)
+        )
 
     def _surely_fit(
         self,

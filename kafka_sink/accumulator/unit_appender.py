@@ -204,6 +204,8 @@ class UnitAppender:
                     start = fits
                     if start == stop:
                         break
+                elif fits > start:
+                    start = self._fill_up(unit, plan, tail, start, fits)
                 # Full, or the pool is exhausted: drainable either way before anything blocks.
                 self._close(plan, tail)
                 continue
@@ -218,6 +220,20 @@ class UnitAppender:
             if start < stop:
                 self._close(plan, batch)
         return start
+
+    def _fill_up(self, unit: Unit, plan: Plan, tail: ProducerBatch, start: int, fits: int) -> int:
+        """Puts as many rows as memory is left for into a batch with room for all up to ``fits``."""
+        rows = fits - start
+        limit = tail.buffer.capacity + self._allocator.growable_bytes(tail.buffer)
+        room = tail.raw_bytes_within(limit) - unit.surplus(rows, tail.base_timestamp)
+        end = min(unit.rows_below(start, room), fits)
+        if end <= start:
+            return start
+        added = unit.bound(start, end) + unit.surplus(end - start, tail.base_timestamp)
+        if not self._grow(tail, added):
+            return start
+        self._lease(plan, tail, start, end)
+        return end
 
     def _new_batch(
         self,
@@ -243,12 +259,11 @@ class UnitAppender:
                 base_timestamp=base_timestamp,
                 factor=self._factor(ratio),
             )
-            projected = self._initial_hold(ratio, unit.bound(start, end))
-            opened = self._allocator.try_open(projected)
+            opened = self._allocator.try_open(self._initial_hold(unit, queue, ratio, start, end))
             if opened is None:
                 share = max(self._settings.buffer_memory // _BLOCKING_SHARE, 1)
-                plan.refused_stop = unit.rows_within(start, end, share)
-                plan.refused_bytes = self._initial_hold(ratio, unit.bound(start, plan.refused_stop))
+                plan.refused_stop = stop = unit.rows_within(start, end, share)
+                plan.refused_bytes = self._initial_hold(unit, queue, ratio, start, stop)
                 return None, start
             buffer = opened
         try:
@@ -286,9 +301,13 @@ class UnitAppender:
     def _factor(self, ratio: float) -> float:
         return 1.0 if self._codec is None else ratio * CompressionRatios.SAFETY
 
-    def _initial_hold(self, ratio: float, added: int) -> int:
+    def _initial_hold(self, unit: Unit, queue: PartitionQueue, ratio: float, start: int, end: int) -> int:
+        """Bytes that a new batch will hold with rows ``start`` to ``end``, which it has room for."""
+        if self._codec is None:
+            limit = self._limits_of(queue.partition.topic).write_limit
+            return unit.exact_hold(start, end, limit)
         prologue = len(self._codec.prologue) if isinstance(self._codec, BlockCodec) else 0
-        return hold_after(self._codec, ratio, batch_header.SIZE + prologue, added)
+        return hold_after(self._codec, ratio, batch_header.SIZE + prologue, unit.bound(start, end))
 
     def _rows_that_fit(self, unit: Unit, start: int, stop: int, batch: ProducerBatch) -> int:
         return self._limits_of(batch.partition.topic).rows_that_fit(
@@ -301,8 +320,17 @@ class UnitAppender:
             factor=self._factor(batch.ratio),
         )
 
+    def _is_full(self, batch: ProducerBatch) -> bool:
+        return self._limits_of(batch.partition.topic).reached(
+            raw_bytes=batch.raw_bytes, record_count=batch.record_count, factor=self._factor(batch.ratio)
+        )
+
     def _grow(self, batch: ProducerBatch, added: int) -> bool:
+        """Memory for rows that the batch has room for, ``added`` bytes at most."""
         projected = batch.projected_hold(added)
+        if self._codec is None:
+            # Uncompressed, what has room stays within the limit by its exact size, not by its upper bound.
+            projected = min(projected, self._limits_of(batch.partition.topic).write_limit)
         return projected <= batch.buffer.capacity or self._allocator.try_grow(batch.buffer, projected)
 
     @staticmethod
@@ -326,8 +354,9 @@ class UnitAppender:
         with accumulator.lock:
             for segment in plan.segments:
                 batch = segment.batch
-                if batch.overflowed and batch.state is BatchState.OPEN:
-                    # It holds memory beyond the pool: it goes early.
+                if batch.state is BatchState.OPEN and (batch.overflowed or self._is_full(batch)):
+                    # What holds memory beyond the pool goes early; a full batch need not wait for a row
+                    # that it does not take.
                     self._close(plan, batch)
                 # What was closed stays leased until it is sealed.
                 batch.leased = batch.state is BatchState.CLOSED

@@ -131,6 +131,15 @@ def test_a_leased_batch_is_left_alone_and_the_task_is_asked_to_wake_the_sender()
     assert bench.accumulator.lease_met
 
 
+def test_a_batch_leased_between_the_look_and_the_drain_asks_for_a_wake_up_too() -> None:
+    bench = Bench()
+    batch = bench.batch(P[0])
+    queues = bench.accumulator.ready(bench.leader, 1_000).nodes[0]
+    batch.leased = True
+    assert bench.accumulator.drain(0, queues, 10_000, anything) == []
+    assert bench.accumulator.lease_met
+
+
 def test_muted_partitions_and_those_without_a_leader_are_left_out() -> None:
     bench = Bench()
     for partition in P[:3]:

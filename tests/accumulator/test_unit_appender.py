@@ -11,10 +11,12 @@ import pyarrow as pa
 import pytest
 
 from kafka_sink.accumulator import unit_appender
-from kafka_sink.accumulator.batch_buffer import BatchBuffer
+from kafka_sink.accumulator.batch_buffer import BatchBuffer, BufferAllocator
 from kafka_sink.accumulator.buffer_pool import BufferPool
+from kafka_sink.accumulator.chunked_buffer import IncrementalAllocator
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
 from kafka_sink.accumulator.record_accumulator import AccumulatorSettings, RecordAccumulator
+from kafka_sink.accumulator.single_buffer import FullAllocator
 from kafka_sink.accumulator.unit import Unit
 from kafka_sink.accumulator.unit_appender import UnitAppender
 from kafka_sink.errors import BufferExhaustedError, DeliveryError
@@ -46,6 +48,15 @@ def unit(start: int, partitions: list[int], size: int = 20, timestamp: int = 0) 
     return unit_of(rows, TOPICS, PARTITIONER, lambda topic, count: [0] * count, timestamp)
 
 
+def half_noise(chance: random.Random, count: int) -> Unit:
+    """Rows of 1,000 bytes for partition 0, half of which shrink to nothing."""
+    values = [chance.randbytes(500) + bytes(500) for _ in range(count)]
+    batch = pa.record_batch(
+        {"value": pa.array(values, pa.binary()), "partition": pa.array([0] * count, pa.int32())}
+    )
+    return unit_of(extract(PLAN, batch, 0), TOPICS, PARTITIONER, lambda topic, count: [0] * count, 0)
+
+
 class Bench:
     """An appender over a pool of ``memory`` bytes in chunks of 128."""
 
@@ -55,12 +66,18 @@ class Bench:
         batch_size: int = BATCH_SIZE,
         compression: CompressionType = CompressionType.NONE,
         max_block_ms: float = 0,
+        strategy: Callable[[BufferPool, int], BufferAllocator] | None = None,
+        linger_ms: float = 0,
     ) -> None:
         self.pool = BufferPool(memory, 128, clock_ms=lambda: 0.0)
-        self.allocator = forced.allocator(self.pool, batch_size, 128)
+        self.allocator = (
+            forced.allocator(self.pool, batch_size, 128)
+            if strategy is None
+            else strategy(self.pool, batch_size)
+        )
         settings = AccumulatorSettings(
             batch_size=batch_size,
-            linger_ms=0,
+            linger_ms=linger_ms,
             max_block_ms=max_block_ms,
             delivery_timeout_ms=10_000,
             buffer_memory=memory,
@@ -141,6 +158,88 @@ def test_the_sender_is_woken_for_new_and_full_batches_and_for_leases_it_met() ->
     assert (bench.wakes, bench.accumulator.lease_met) == (2, False)
     bench.append(unit(3, [0] * 40))
     assert bench.wakes > 2
+
+
+@pytest.mark.parametrize("strategy", [FullAllocator, IncrementalAllocator])
+def test_uncompressed_rows_never_take_more_than_batch_size(
+    strategy: Callable[[BufferPool, int], BufferAllocator],
+) -> None:
+    """Records' upper bounds exceed what the batch has room for by their exact sizes."""
+    # A size that is no multiple of a chunk would be rounded up.
+    bench = Bench(batch_size=8 * 128, strategy=lambda pool, size: strategy(pool, size))
+    for start in range(0, 4_000, 100):
+        bench.append(unit(start, [index % 4 for index in range(100)]))
+    held = [batch.buffer.capacity for batch in bench.accumulator._live]
+    assert len(held) > 100
+    assert max(held) == 8 * 128
+    assert sum(held) == bench.pool.metrics().used_bytes
+
+
+@pytest.mark.parametrize("size", [960, 1_018, 1_019, 1_020, 1_024, 3_000])
+def test_full_takes_batch_size_or_what_its_first_record_needs(size: int) -> None:
+    bench = Bench(strategy=FullAllocator)
+    bench.append(unit(0, [0], size=size))
+    (batch,) = bench.batches(0)
+    assert batch.buffer.capacity == max(BATCH_SIZE, batch.size)
+
+
+def test_full_keeps_the_buffers_of_batches_whose_last_block_is_raw() -> None:
+    """lz4's last block of 64 KiB may not fit where the batch's estimated size does; twice batch.size is more
+    than that takes."""
+    bench = Bench(
+        memory=64 << 20, batch_size=512 << 10, compression=CompressionType.LZ4, strategy=FullAllocator
+    )
+    bench.appender._ratios._ratios[("t", CompressionType.LZ4)] = 0.52
+    chance = random.Random(5)
+    for _ in range(60):
+        bench.append(half_noise(chance, 100))
+    held = [batch.buffer.capacity for batch in bench.accumulator._live]
+    assert max(held) <= (512 + 68) << 10
+    metrics = bench.pool.metrics()
+    assert metrics.heap_bytes == 0
+
+
+def test_a_batch_that_takes_no_further_row_does_not_wait_for_one() -> None:
+    """Its estimate has reached the limit, so it is full (Kafka's isFull); linger would only delay it."""
+    bench = Bench(linger_ms=1_000)
+    bench.append(unit(0, [0], size=BATCH_SIZE * 2))
+    bench.append(unit(1, [1]))
+    assert [batch.state for batch in bench.batches(0)] == [BatchState.SEALED]
+    check = bench.accumulator.ready(lambda p: PartitionInfo("t", p.partition, p.partition, 0), 0)
+    assert list(check.nodes) == [0]
+
+
+def test_rows_that_the_pool_cannot_hold_first_fill_the_batch_that_has_room() -> None:
+    bench = Bench(
+        memory=8 * 128, batch_size=16 * 128, strategy=lambda pool, size: IncrementalAllocator(pool, 128)
+    )
+    bench.append(unit(0, [0, 1]))
+    records = len(bench.rows(0))
+    with pytest.raises(BufferExhaustedError):
+        bench.append(unit(10, [0] * 100))
+    (batch,) = bench.batches(0)
+    assert batch.state is BatchState.SEALED
+    # All memory but the one chunk of partition 1.
+    assert batch.buffer.capacity == 7 * 128
+    assert batch.size > 6 * 128
+    assert bench.rows(0) == [0, *range(10, 10 + batch.record_count - records)]
+
+
+def test_with_lz4_too_rows_first_fill_the_memory_that_is_left() -> None:
+    bench = Bench(
+        memory=512 << 10,
+        batch_size=1 << 20,
+        compression=CompressionType.LZ4,
+        strategy=lambda pool, size: IncrementalAllocator(pool, 4_096),
+    )
+    bench.appender._ratios._ratios[("t", CompressionType.LZ4)] = 0.5
+    bench.append(unit(0, [0]))
+    with pytest.raises(BufferExhaustedError):
+        bench.append(half_noise(random.Random(5), 2_000))
+    batch = bench.batches(0)[0]
+    # What it would hold raw is within the memory, and more where the estimate says that it shrinks.
+    assert batch.raw_bytes > 512 << 10
+    assert batch.buffer.heap_bytes == 0
 
 
 def test_flush_closes_every_open_batch_on_the_tasks_thread() -> None:
