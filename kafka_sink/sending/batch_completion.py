@@ -104,9 +104,11 @@ class BatchCompletion:
         since_ms = {one: self._missing_since_ms.get(one, now_ms) for one in missing}
         self._missing_since_ms = since_ms
         for batch in queued:
-            if now_ms - since_ms.get(batch.partition, now_ms) >= self._settings.max_block_ms:
+            if now_ms - since_ms.get(batch.partition, now_ms) >= self._accumulator.settings.max_block_ms:
                 reason = f"{self._obstacle(batch.partition)}, for kafka.max.block.ms = "
-                cause = DeliveryError(f"{batch.partition}: {reason}{self._settings.max_block_ms:.0f} ms")
+                cause = DeliveryError(
+                    f"{batch.partition}: {reason}{self._accumulator.settings.max_block_ms:.0f} ms"
+                )
                 self._fail(batch, cause)
 
     def _known_count(self, partition: TopicPartition) -> int | None:

@@ -22,7 +22,6 @@ class SenderSettings:
     retries: int
     batch_size: int
     allow_auto_create_topics: bool
-    max_block_ms: float = 60_000.0
     rebootstrap: bool = True
     rebootstrap_trigger_ms: float = 300_000.0
     availability_timeout_ms: float = 0.0
@@ -38,7 +37,6 @@ class SenderSettings:
             retries=options.retries,
             batch_size=options.batch_size,
             allow_auto_create_topics=options.allow_auto_create_topics,
-            max_block_ms=options.max_block_ms,
             rebootstrap=options.metadata_recovery_strategy == "rebootstrap",
             rebootstrap_trigger_ms=options.metadata_recovery_rebootstrap_trigger_ms,
             availability_timeout_ms=(
