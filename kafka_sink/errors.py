@@ -63,5 +63,9 @@ class BufferOwnershipError(KafkaSinkError, RuntimeError):
     """Memory was returned twice, or by somebody who does not own it: a bug of this sink."""
 
 
+class ExecutorDisconnectedError(KafkaSinkError):
+    """Spark's executor hung up while the task was writing: nobody waits for its rows any more."""
+
+
 class ProducerClosedError(KafkaSinkError, RuntimeError):
     """The producer was closed while, or before, a row waited for memory."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import time
 
@@ -40,6 +41,7 @@ from kafka_sink.sending.producer_metrics import Metrics, Producers, task_metrics
 from kafka_sink.sending.sender import Sender
 from kafka_sink.sending.settings import SenderSettings
 
+_log = logging.getLogger(__name__)
 _CLOSE_TIMEOUT_MS = 5000.0
 # How often a waiting task looks whether its sender is still alive.
 _WATCH_MS = 1000.0
@@ -243,6 +245,25 @@ class Producer:
         if ended:
             raise DeliveryError("the sender thread has ended")
 
+    def abandon(self, cause: Exception) -> None:
+        """Stops sending at once and drops what was not sent; from any thread. The task then fails with this
+        cause, wherever it waits, and the producer serves no other."""
+        deliveries = self._sender.deliveries
+        unanswered = self._accumulator.unanswered_records()
+        self._sender.abort(cause)
+        acknowledged = deliveries.records + deliveries.unconfirmed
+        _log.warning(
+            "%s. Sending has stopped: of %d rows %d are acknowledged, %d were sent and have no answer, "
+            "and %d are dropped",
+            cause,
+            self._rows,
+            acknowledged,
+            unanswered,
+            max(0, self._rows - acknowledged - unanswered),
+        )
+        with self._accumulator.lock:
+            self._accumulator.completed.notify_all()
+
     def metrics(self) -> Metrics:
         """Of the task under way, or of the last one, under Kafka's names: see docs/metrics.md."""
         breaker = self.breaker_metrics().since(self._breaker_before)
@@ -264,16 +285,17 @@ class Producer:
         if self._coordinator is not None:
             self._coordinator.pause()
 
-    def close(self) -> None:
+    def close(self, *, abort: bool = False) -> None:
         """Ends the sender and its connections and gives all memory back; never waits for answers.
 
-        Called by the task's thread, or once no task is under way.
+        Called by the task's thread, or once no task is under way. ``abort`` is for a task that failed: Spark
+        runs it again, so what the system holds for the connections is dropped.
         """
         LIVING.discard(self)
         if self._coordinator is not None:
             self._coordinator.close()
         self._allocator.close()
-        self._sender.close(_CLOSE_TIMEOUT_MS)
+        self._sender.close(_CLOSE_TIMEOUT_MS, abort=abort)
         # What the sender gave back stays in a pool that other producers share.
         self._allocator.trim_free()
 

@@ -39,6 +39,10 @@ class TaskProducer:
         """See Producer.check."""
         self._producer.check()
 
+    def abandon(self, cause: Exception) -> None:
+        """See Producer.abandon."""
+        self._producer.abandon(cause)
+
     def finish(self) -> TaskResult:
         """See Producer.finish."""
         return self._producer.finish()
@@ -112,6 +116,6 @@ def task_producer(
         producer.begin(coordinator, hints)
         yield TaskProducer(producer, plan)
     except BaseException:
-        producer.close()
+        producer.close(abort=True)
         raise
     PRODUCERS.put_back(producer)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from queue import Empty, SimpleQueue
@@ -57,12 +57,16 @@ class SinkWrite:
     def write(self, batches: Iterator[pa.RecordBatch]) -> TaskCommitted:
         """Send all rows; returns once every one is acknowledged. Raises KafkaSinkError."""
         # Not at the top: the driver imports this module for every commit and needs none of it.
+        from kafka_sink.executor_connection import executor_socket, watched
         from kafka_sink.producer_cache import task_producer
 
-        with task_producer(
-            self.options, self.plan.narrowed(), self._coordinator(), self._hints()
-        ) as producer:
-            send_units(batches, producer, self.plan, self.options.linger_ms)
+        with (
+            task_producer(self.options, self.plan.narrowed(), self._coordinator(), self._hints()) as producer,
+            watched(executor_socket(), producer.abandon) as check_executor,
+        ):
+            send_units(
+                batches_to_their_end(batches, check_executor), producer, self.plan, self.options.linger_ms
+            )
             result = producer.finish()
         archive_finders.rest()
         return TaskCommitted(result)
@@ -151,6 +155,15 @@ def _results(messages: Sequence[WriterCommitMessage | None]) -> list[TaskResult]
 
 def _label(batch_id: int | None) -> str:
     return "kafka-chunked: " if batch_id is None else f"kafka-chunked, micro-batch {batch_id}: "
+
+
+def batches_to_their_end(
+    batches: Iterator[pa.RecordBatch], check_executor: Callable[[], None]
+) -> Iterator[pa.RecordBatch]:
+    """The batches. Raises ExecutorDisconnectedError where they end because the executor hung up, which
+    PyArrow takes for the end of the rows."""
+    yield from batches
+    check_executor()
 
 
 def send_units(

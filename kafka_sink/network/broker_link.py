@@ -236,6 +236,12 @@ class BrokerLink:
         ready_and_quiet = self.state is LinkState.READY and not self._connection.in_flight
         return ready_and_quiet and now_ms >= self.next_deadline_ms()
 
+    def abort(self) -> None:
+        """Closes the stream and drops what the system has not sent yet. For the end of a producer."""
+        if self.transport is not None:
+            self.transport.abort()
+            self.transport = None
+
     def close(self, now_ms: float, cause: Exception | None) -> list[tuple[InFlight, bool]]:
         """Closes the stream; returns the requests that get no answer and whether a byte had left.
 

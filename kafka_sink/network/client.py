@@ -376,13 +376,19 @@ class NetworkClient:
         if link.transport is not None and link.transport.fileno() in self._selector.get_map():
             self._selector.unregister(link.transport)
 
-    def close(self) -> None:
-        """Closes every socket at once and waits for nothing; requests without an answer stay without one."""
+    def close(self, *, abort: bool = False) -> None:
+        """Closes every socket at once and waits for nothing; requests without an answer stay without one.
+
+        The system still sends what it took from them; ``abort`` drops that, too.
+        """
         with self._wake_lock:
             if self._closed:
                 return
             self._closed = True
         for link in self._links.values():
+            if abort:
+                self._unwatch(link)
+                link.abort()
             self._discard(link)
         self._links.clear()
         self._known.clear()

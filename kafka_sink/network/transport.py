@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import socket
+import struct
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -12,6 +14,8 @@ from kafka_sink.network.events import Buffer
 from kafka_sink.network.settings import NetworkSettings
 
 # What connect() says while it goes on; EWOULDBLOCK is a full backlog of a local address.
+# l_onoff, l_linger: closing resets the connection.
+_NO_LINGER = struct.pack("ii", 1, 0)
 _UNDER_WAY = (0, errno.EINPROGRESS, errno.EWOULDBLOCK)
 
 Address = tuple[socket.AddressFamily, tuple[object, ...]]
@@ -48,6 +52,9 @@ class Transport(Protocol):
 
     def close(self) -> None:
         """Ends the stream without waiting."""
+
+    def abort(self) -> None:
+        """Ends the stream and drops what has not reached the peer."""
 
 
 class PlaintextTransport:
@@ -107,4 +114,10 @@ class PlaintextTransport:
 
     def close(self) -> None:
         """Bytes that the system already holds are still sent; nothing waits for them."""
+        self._socket.close()
+
+    def abort(self) -> None:
+        """Bytes that the system still holds are dropped, and the peer gets a reset."""
+        with contextlib.suppress(OSError):
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
         self._socket.close()

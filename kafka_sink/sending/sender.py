@@ -68,6 +68,7 @@ class Sender(threading.Thread):
         self._control = ControlRequests(settings, cluster, network, identity)
         self._requests = ProduceRequests(settings, cluster, network, identity)
         self._closing = False
+        self._aborting = False
         self._task_ended = False
         self._known_version = -1
 
@@ -95,7 +96,7 @@ class Sender(threading.Thread):
                 _log.exception("the sender stopped on an unexpected error")
                 self.deliveries.failed(None, 0, KafkaSinkError(f"the sender stopped: {error!r}"))
         finally:
-            self._network.close()
+            self._network.close(abort=self._aborting)
             # A task that lives may be writing into what it has leased.
             self._completion.abandon(end_leases=self._task_ended)
             self._observer.close()
@@ -118,11 +119,23 @@ class Sender(threading.Thread):
         """From any thread: something changed."""
         self._network.wakeup()
 
-    def close(self, timeout_ms: float) -> None:
+    def abort(self, cause: Exception) -> None:
+        """Stops sending at once, from any thread; the task fails with this cause unless it had failed before.
+
+        Rows that have not reached a broker are dropped, also those that the system holds for the connections.
+        """
+        self.deliveries.failed(None, 0, cause)
+        self._aborting = True
+        self._closing = True
+        self._network.wakeup()
+
+    def close(self, timeout_ms: float, *, abort: bool = False) -> None:
         """Ends the thread; batches without an answer fail. Called once the task appends no more.
 
-        Where the thread does not end in time it gives everything back when it does.
+        Where the thread does not end in time it gives everything back when it does. ``abort`` drops what the
+        system holds for the connections.
         """
+        self._aborting |= abort
         self._task_ended = True
         self._closing = True
         self._network.wakeup()
@@ -201,6 +214,8 @@ class Sender(threading.Thread):
 
     def _produce(self, node: int, queues: Sequence[PartitionQueue], now_ms: float) -> float:
         """Sends one request; 0 where more may be waiting for the same broker."""
+        if self._aborting:
+            return math.inf
         most = self._settings.max_request_size
         taken = self._accumulator.drain(node, queues, most, partial(self._may_send, now_ms))
         if not taken:

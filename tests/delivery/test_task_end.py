@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,16 +13,21 @@ import pyarrow as pa
 import pytest
 
 import kafka_sink
+from kafka_sink import executor_connection
 from kafka_sink.accumulator import unit_appender
 from kafka_sink.accumulator.chunked_buffer import IncrementalAllocator
 from kafka_sink.accumulator.single_buffer import FullAllocator
-from kafka_sink.errors import BrokerVersionError, BufferExhaustedError, DeliveryError
+from kafka_sink.errors import BrokerVersionError, BufferExhaustedError, DeliveryError, KafkaSinkError
+from kafka_sink.executor_connection import watched
 from kafka_sink.network.client import NetworkClient
+from kafka_sink.options import parse
 from kafka_sink.producer import Producer
 from kafka_sink.producer_cache import PRODUCERS, TaskProducer
+from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.sending.batch_completion import BatchCompletion
 from kafka_sink.sending.producer_identity import ProducerIdentity
 from kafka_sink.sending.sender import Sender
+from kafka_sink.writer import SinkWrite
 from tests.delivery.scripted_cluster import (
     TOPIC,
     inside,
@@ -103,6 +109,71 @@ def test_a_task_that_is_interrupted_leaves_nothing_behind(
         interrupted()
     assert time.monotonic() - started < 5
     assert_nothing_is_left(cluster, seen[0])
+
+
+@pytest.mark.parametrize(
+    "work",
+    [_in_the_wait_for_memory, _in_the_wait_for_answers, _in_the_wait_for_metadata],
+    ids=lambda w: w.__name__,
+)
+def test_a_task_whose_executor_hangs_up_ends_at_once_and_leaves_nothing_behind(
+    cluster: FakeCluster, work: Callable[[FakeCluster, TaskProducer], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    seen: list[Producer] = []
+    jvm, worker = socket.socketpair()
+    hung_up: list[float] = []
+
+    def hang_up() -> None:
+        hung_up.append(time.monotonic())
+        jvm.close()
+
+    def killed() -> None:
+        with (
+            task(cluster, buffer_memory=65_536, batch_size=4_096) as producer,
+            watched(worker.fileno(), producer.abandon),
+        ):
+            seen.append(inside(producer))
+            threading.Timer(0.4, hang_up).start()
+            work(cluster, producer)
+
+    with worker, pytest.raises(DeliveryError, match="Spark's executor closed its connection"):
+        killed()
+    assert time.monotonic() - hung_up[0] < 1
+    assert "Sending has stopped: of" in caplog.text
+    assert_nothing_is_left(cluster, seen[0])
+
+
+def test_what_was_not_sent_when_the_executor_hung_up_is_never_sent(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jvm, worker = socket.socketpair()
+    monkeypatch.setattr(executor_connection, "executor_socket", worker.fileno)
+    first, second = rows(0, 10), rows(10, 10, partition=2)  # both led by the broker that freezes
+    options = parse(
+        {
+            "kafka.bootstrap.servers": cluster.bootstrap_servers,
+            "topic": TOPIC,
+            "kafka.linger.ms": "0",
+            "kafka.max.in.flight.requests.per.connection": "1",
+        }
+    ).options
+    plan = ColumnPlan.of([("value", "binary"), ("partition", "int")], TOPIC)
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        warm = rows(100, 1)
+        yield warm
+        until(lambda: written(cluster) == [100], "a connection that is up")
+        cluster.freeze(0)
+        yield first
+        time.sleep(0.3)
+        yield second
+        jvm.close()  # what a reader takes for the end of the rows
+
+    with worker, pytest.raises(KafkaSinkError, match="Spark's executor closed its connection"):
+        SinkWrite(options, plan).write(batches())
+    cluster.thaw(0)
+    until(lambda: connections(cluster) == 0, "the end of all connections")
+    assert written(cluster, 2) == []
 
 
 def test_a_task_that_dies_while_it_writes_into_batches_leaves_nothing_behind(

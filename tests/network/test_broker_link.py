@@ -53,6 +53,9 @@ class DeafTransport:
     def close(self) -> None:
         """Nothing to do."""
 
+    def abort(self) -> None:
+        """Nothing to do."""
+
 
 @pytest.fixture(autouse=True)
 def _deaf(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,173 @@
+"""The watch on the socket to the executor's JVM, and where that socket is found."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from kafka_sink import executor_connection
+from kafka_sink.errors import ExecutorDisconnectedError
+from kafka_sink.executor_connection import executor_socket, watched
+from kafka_sink.writer import batches_to_their_end
+
+PATIENCE_S = 20
+Pair = tuple[socket.socket, socket.socket]
+
+
+@pytest.fixture(params=["tcp", "unix"])
+def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
+    """The JVM's end and the worker's."""
+    if request.param == "unix":
+        jvm, worker = socket.socketpair(socket.AF_UNIX)
+    else:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            jvm = socket.create_connection(server.getsockname())
+            worker, _ = server.accept()
+    with jvm, worker:
+        yield jvm, worker
+
+
+def close(jvm: socket.socket) -> None:
+    jvm.close()
+
+
+def close_with_an_answer_unread(jvm: socket.socket) -> None:
+    """TCP answers with a reset, then."""
+    jvm.close()
+
+
+def half_close(jvm: socket.socket) -> None:
+    """As BasePythonRunner does where it fails to read the rows it is to pass on."""
+    jvm.shutdown(socket.SHUT_WR)
+
+
+@pytest.mark.parametrize("unread", [b"", b"rows"], ids=["nothing_unread", "rows_unread"])
+@pytest.mark.parametrize("hang_up", [close, close_with_an_answer_unread, half_close])
+def test_a_hang_up_is_noticed_at_once_also_behind_unread_rows(
+    pair: Pair, hang_up: Callable[[socket.socket], None], unread: bytes
+) -> None:
+    jvm, worker = pair
+    noticed = threading.Event()
+    causes: list[Exception] = []
+
+    def note(cause: Exception) -> None:
+        causes.append(cause)
+        noticed.set()
+
+    if hang_up is close_with_an_answer_unread:
+        worker.sendall(b"an answer")
+    with watched(worker.fileno(), note) as check:
+        jvm.sendall(unread)
+        check()
+        assert not noticed.is_set()
+        hang_up(jvm)
+        assert noticed.wait(PATIENCE_S), "the hang-up went unnoticed"
+        with pytest.raises(ExecutorDisconnectedError, match="attempt was killed"):
+            check()
+    assert [type(cause) for cause in causes] == [ExecutorDisconnectedError]
+
+
+def test_a_slow_or_silent_executor_has_not_hung_up(pair: Pair) -> None:
+    jvm, worker = pair
+    causes: list[Exception] = []
+    with watched(worker.fileno(), causes.append) as check:
+        check()
+        jvm.sendall(b"rows")
+        check()
+        assert worker.recv(4) == b"rows"
+        check()
+    assert causes == []
+
+
+def test_the_watch_ends_with_the_task_and_leaves_nothing_open(pair: Pair) -> None:
+    jvm, worker = pair
+    before = set(os.listdir("/dev/fd"))
+    causes: list[Exception] = []
+    with watched(worker.fileno(), causes.append):
+        assert watches()
+    assert not watches()
+    assert set(os.listdir("/dev/fd")) == before
+    jvm.close()
+    assert causes == [], "what comes after the task is none of its business"
+
+
+def test_without_a_socket_nothing_is_watched() -> None:
+    with watched(None, pytest.fail) as check:
+        check()
+
+
+def watches() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "kafka-chunked-executor-watch"]
+
+
+@pytest.mark.parametrize(("ended", "hangs_up"), [(True, False), (True, True), (False, True)])
+def test_rows_end_only_where_spark_said_so(pair: Pair, *, hangs_up: bool, ended: bool) -> None:
+    jvm, worker = pair
+    batch = pa.record_batch({"value": pa.array(["a"])})
+    sink = jvm.makefile("wb")
+    stream = pa.RecordBatchStreamWriter(sink, batch.schema)
+    stream.write_batch(batch)
+    if ended:
+        stream.close()
+    sink.flush()
+    if hangs_up:
+        sink.close()
+        jvm.close()
+    with worker.makefile("rb") as source, watched(worker.fileno(), lambda _: None) as check:
+        batches = batches_to_their_end(iter(pa.ipc.open_stream(source)), check)
+        assert next(batches).num_rows == 1
+        if hangs_up:
+            with pytest.raises(ExecutorDisconnectedError):
+                next(batches)
+        else:
+            assert next(batches, None) is None
+
+
+# -- where the socket is found --------------------------------------------------------------------------
+
+
+def in_a_worker(infile: object) -> int | None:
+    """What a task finds below a function that stands where pyspark.worker.main does."""
+    source = "def main(infile, outfile):\n    return run()\n"
+    names: dict[str, Any] = {"run": lambda: executor_socket()}
+    exec(compile(source, "/spark/python/lib/pyspark.zip/pyspark/worker.py", "exec"), names)
+    found: int | None = names["main"](infile, None)
+    return found
+
+
+def test_a_worker_of_the_daemon_reads_rows_from_its_infile(pair: Pair) -> None:
+    _, worker = pair
+    with os.fdopen(os.dup(worker.fileno()), "rb") as infile:
+        assert in_a_worker(infile) == infile.fileno()
+
+
+def test_a_worker_without_daemon_finds_what_it_connected_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setenv("PYTHON_WORKER_FACTORY_PORT", str(server.getsockname()[1]))
+        with socket.create_connection(server.getsockname()) as worker, worker.makefile("rwb") as infile:
+            assert in_a_worker(infile) == worker.fileno()
+
+
+def test_a_worker_without_daemon_finds_a_unix_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # a path of a Unix socket is short
+    monkeypatch.setenv("PYTHON_WORKER_FACTORY_SOCK_PATH", "s")
+    with socket.socket(socket.AF_UNIX) as server, socket.socket(socket.AF_UNIX) as worker:
+        server.bind("s")
+        server.listen()
+        worker.connect("s")
+        with worker.makefile("rwb") as infile:
+            assert in_a_worker(infile) == worker.fileno()
+
+
+def test_outside_of_a_worker_there_is_none(tmp_path: Path) -> None:
+    assert executor_socket() is None
+    with (tmp_path / "rows").open("wb+") as file:
+        assert in_a_worker(file) is None
+    assert executor_connection._infile_of_worker() is None
