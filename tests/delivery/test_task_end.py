@@ -168,9 +168,13 @@ def test_what_was_not_sent_when_the_executor_hung_up_is_never_sent(
         time.sleep(0.3)
         yield second
         jvm.close()  # what a reader takes for the end of the rows
+        thawing.start()
 
+    # For a task that did not notice, and would wait for answers.
+    thawing = threading.Timer(2.0, cluster.thaw, [0])
     with worker, pytest.raises(KafkaSinkError, match="Spark's executor closed its connection"):
         SinkWrite(options, plan).write(batches())
+    thawing.cancel()
     cluster.thaw(0)
     until(lambda: connections(cluster) == 0, "the end of all connections")
     assert written(cluster, 2) == []

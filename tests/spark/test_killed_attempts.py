@@ -1,0 +1,132 @@
+"""Attempts that Spark kills, through real Spark: nothing arrives once it has let go of them."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+
+from kafka_sink import register
+from kafka_sink.local_broker import LocalBroker
+from tests.faults.proxy import ProxyCluster
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_numbers = itertools.count()
+PATIENCE_S = 60.0
+ROWS = 300_000
+# 600 bytes a row: at the proxy's 1 MB/s far more than a job waits for.
+VALUE = "concat(id, '-', repeat(md5(string(id)), 18))"
+# An executor's JVM that waits for its worker does not notice an interrupt. Then its monitor ends the worker:
+# it looks every 2 s and waits spark.python.task.killTimeout, 2 s more.
+JVM_NOTICES_S = 4.5
+
+
+@pytest.fixture
+def topic(broker: LocalBroker) -> str:
+    name = f"killed-{next(_numbers)}"
+    broker.create_topic(name, 2)
+    return name
+
+
+@pytest.fixture
+def throttled(broker: LocalBroker) -> Iterator[str]:
+    """The broker behind a line of 1 MB/s, with a broker's own receive buffer."""
+    with ProxyCluster(broker.bootstrap_servers) as proxies:
+        listener = proxies[0]._listener
+        assert listener is not None
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 102_400)
+        proxies[0].slow(0.0, 32_768, 32.0)
+        yield proxies.bootstrap_servers
+
+
+class Topic:
+    """How many rows a topic has."""
+
+    def __init__(self, broker: LocalBroker, name: str) -> None:
+        self._consumer = Consumer({"bootstrap.servers": broker.bootstrap_servers, "group.id": "killed"})
+        self._places = [TopicPartition(name, partition) for partition in range(2)]
+
+    def rows(self) -> int:
+        return sum(int(self._consumer.get_watermark_offsets(place, timeout=30)[1]) for place in self._places)
+
+    def reaches(self, count: int) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while self.rows() < count:
+            assert time.monotonic() < deadline, "the rows do not come"
+            time.sleep(0.02)
+
+    def stands_still(self) -> None:
+        """Once the JVM has let go nothing more comes. What the tasks hold would take a minute."""
+        time.sleep(JVM_NOTICES_S)
+        settled = self.rows()
+        time.sleep(3.0)
+        assert self.rows() == settled
+
+
+def test_after_a_cancelled_job_nothing_more_is_written(
+    spark: SparkSession, broker: LocalBroker, topic: str, throttled: str
+) -> None:
+    ended = threading.Event()
+
+    def job() -> None:
+        register(spark)
+        spark.sparkContext.setJobGroup("killed", "", interruptOnCancel=True)
+        frame = spark.range(0, ROWS, 1, 2).selectExpr(f"{VALUE} AS value")
+        options = {"kafka.bootstrap.servers": throttled, "topic": topic, "kafka.compression.type": "none"}
+        try:
+            frame.write.format("kafka-chunked").mode("append").options(**options).save()
+        except Exception:  # noqa: BLE001 - Spark's class for it differs by version
+            ended.set()
+
+    thread = threading.Thread(target=job)
+    thread.start()
+    watched = Topic(broker, topic)
+    watched.reaches(2000)
+    spark.sparkContext.cancelJobGroup("killed")
+    watched.stands_still()
+    thread.join(PATIENCE_S)
+    assert ended.is_set()
+
+
+def test_after_a_stopped_stream_nothing_more_is_written(
+    spark: SparkSession, broker: LocalBroker, topic: str, throttled: str, tmp_path: Path
+) -> None:
+    source = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", ROWS)
+    frame = source.option("numPartitions", 2).load().selectExpr("value AS id").selectExpr(f"{VALUE} AS value")
+    options = {"kafka.bootstrap.servers": throttled, "topic": topic, "kafka.compression.type": "none"}
+    writer = frame.writeStream.format("kafka-chunked").options(**options)
+    query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+    watched = Topic(broker, topic)
+    watched.reaches(2000)
+    query.stop()
+    watched.stands_still()
+
+
+def test_workers_know_their_socket(spark: SparkSession) -> None:
+    """executor_socket rests on how PySpark's worker is written: this says when that changes."""
+
+    def found(batches: Iterator[object]) -> Iterator[object]:
+        import pyarrow as pa
+
+        from kafka_sink.executor_connection import executor_socket
+
+        for _ in batches:
+            descriptor = executor_socket()
+            is_connected = False
+            if descriptor is not None:
+                with socket.socket(fileno=os.dup(descriptor)) as one:
+                    is_connected = bool(one.getpeername() or one.getsockname())
+            yield pa.record_batch({"found": pa.array([is_connected])})
+
+    frame = spark.range(0, 2, 1, 2).mapInArrow(found, "found boolean")
+    assert [row.found for row in frame.collect()] == [True, True]
