@@ -187,6 +187,13 @@ class ProducerBatch:
         """Bytes held now; after seal, bytes on the wire."""
         return self.buffer.size
 
+    @property
+    def estimated_size(self) -> int:
+        """Bytes on the wire, estimated while the batch is not sealed (Kafka's estimatedSizeInBytes)."""
+        if self.codec is None or self.state not in (BatchState.OPEN, BatchState.CLOSED):
+            return self.buffer.size
+        return batch_header.SIZE + int(self.raw_bytes * min(1.0, self.ratio * CompressionRatios.SAFETY))
+
     def projected_hold(self, added: int) -> int:
         """Bytes the buffer is expected to hold after ``added`` more raw bytes: body and raw tail."""
         return hold_after(self.codec, self.ratio, self._tail_at, self.buffer.size - self._tail_at + added)

@@ -195,14 +195,16 @@ class RecordAccumulator:
         queues: Sequence[PartitionQueue],
         max_bytes: int,
         may_send: Callable[[ProducerBatch], bool],
+        filled: int = 0,
     ) -> list[ProducerBatch]:
-        """Takes at most one batch per partition for one broker, up to ``max_bytes`` together.
+        """Takes at most one batch per partition for one broker, up to ``max_bytes`` with the ``filled`` bytes
+        that its request has already.
 
-        Only a first batch may exceed it. The start rotates, so that no partition starves. Batches that
+        Only a first batch may exceed that. The start rotates, so that no partition starves. Batches that
         were still open come back closed but unsealed: sealing takes time and happens outside the lock.
         """
         taken: list[ProducerBatch] = []
-        size = 0
+        size = filled
         with self.lock:
             begin = self._rotation.get(node, 0) % len(queues)
             for step in range(len(queues)):
@@ -217,10 +219,10 @@ class RecordAccumulator:
                     continue
                 if not may_send(head):
                     continue
-                if taken and size + head.size > max_bytes:
+                if size and size + head.estimated_size > max_bytes:
                     self._rotation[node] = index
                     break
-                size += head.size
+                size += head.estimated_size
                 taken.append(self._take(queue, head))
             else:
                 self._rotation[node] = begin + 1
@@ -235,6 +237,13 @@ class RecordAccumulator:
         queue.in_flight += 1
         batch.request_references += 1
         return batch
+
+    def put_back(self, batches: Sequence[ProducerBatch]) -> None:
+        """Undoes ``drain`` for batches that have been sealed since and not been sent."""
+        with self.lock:
+            for batch in batches:
+                self._answered(batch)
+                self._insert(self._queues[batch.partition], batch)
 
     def requeue(self, batch: ProducerBatch, retry_at_ms: float) -> None:
         """Puts a batch back for another attempt, before everything that was appended after it."""

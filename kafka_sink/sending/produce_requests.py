@@ -39,7 +39,7 @@ class ProduceRequests:
         self._identity = identity
 
     def build(self, node: int, taken: Sequence[ProducerBatch], now_ms: float) -> OutboundRequest:
-        """One request for a connected broker; the batches are in flight afterwards.
+        """One request of sealed batches for a connected broker; they are in flight afterwards.
 
         Raises BrokerVersionError where the broker speaks no version of Produce that this sink does.
         """
@@ -72,9 +72,7 @@ class ProduceRequests:
         return OutboundRequest(requests.PRODUCE, version, body, expects_response, timeout, tag)
 
     def _prepare(self, batch: ProducerBatch, now_ms: float) -> None:
-        """Makes a taken batch's bytes final. Only here does it get its sequence."""
-        if batch.state is BatchState.CLOSED:
-            batch.seal()
+        """Makes a sealed batch's header final. Only here does it get its sequence."""
         if self._identity is not None and self._identity.assign(batch):
             batch.header_current = False
         if not batch.header_current:

@@ -32,6 +32,7 @@ from kafka_sink.sending.node_availability import NodeAvailability
 from kafka_sink.sending.observer import NoObserver, SendObserver
 from kafka_sink.sending.produce_requests import ProduceRequests, ProduceTag
 from kafka_sink.sending.producer_identity import ProducerIdentity
+from kafka_sink.sending.request_filling import fill_request
 from kafka_sink.sending.settings import SenderSettings
 
 _log = logging.getLogger(__name__)
@@ -217,7 +218,7 @@ class Sender(threading.Thread):
         if self._aborting:
             return math.inf
         most = self._settings.max_request_size
-        taken = self._accumulator.drain(node, queues, most, partial(self._may_send, now_ms))
+        taken = fill_request(self._accumulator, node, queues, most, partial(self._may_send, now_ms))
         if not taken:
             return math.inf
         request = self._requests.build(node, taken, now_ms)

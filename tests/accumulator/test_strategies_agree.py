@@ -27,6 +27,7 @@ from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.columns import extract
 from kafka_sink.rows.ordering import unit_of
 from kafka_sink.rows.partitioner import Partitioner
+from kafka_sink.sending.request_filling import fill_request
 from kafka_sink.sending.splitting import split_batch
 
 PARTITIONS = 7
@@ -177,12 +178,10 @@ class Run:
         """One Produce request for each broker with something ready; False where none has."""
         check = self.accumulator.ready(lambda p: TOPICS["t"].partitions[p.partition], 1e6)
         for node, queues in sorted(check.nodes.items()):
-            taken = self.accumulator.drain(node, queues, 200_000, lambda batch: True)
+            taken = fill_request(self.accumulator, node, queues, 200_000, lambda batch: True)
             parts = []
             for batch in taken:
                 self.batches += 1
-                if batch.state is BatchState.CLOSED:
-                    batch.seal()
                 number = batch.partition.partition
                 batch.producer_id, batch.producer_epoch = 7, 1
                 batch.base_sequence = self.sequences[number]

@@ -32,6 +32,7 @@ from kafka_sink.sending.batch_completion import BatchCompletion
 from kafka_sink.sending.observer import NoObserver
 from kafka_sink.sending.produce_requests import ProduceRequests, ProduceTag
 from kafka_sink.sending.producer_identity import ProducerIdentity
+from kafka_sink.sending.request_filling import fill_request
 from kafka_sink.sending.settings import SenderSettings
 from tests.faults.fake_log import PartitionLog, parse_batch
 from tests.strategy import forced
@@ -206,8 +207,8 @@ class Model:
         for node, queues in check.nodes.items():
             if sum(request.node == node for request in self.pending) >= 5:
                 continue
-            taken = self.accumulator.drain(
-                node, queues, 4_000, lambda batch: self.identity.may_send(batch, self.now)
+            taken = fill_request(
+                self.accumulator, node, queues, 4_000, lambda batch: self.identity.may_send(batch, self.now)
             )
             if not taken:
                 continue

@@ -1,0 +1,43 @@
+"""As many ready batches as one Produce request takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
+from kafka_sink.accumulator.record_accumulator import PartitionQueue, RecordAccumulator
+from kafka_sink.model import TopicPartition
+
+
+def fill_request(
+    accumulator: RecordAccumulator,
+    node: int,
+    queues: Sequence[PartitionQueue],
+    max_bytes: int,
+    may_send: Callable[[ProducerBatch], bool],
+) -> list[ProducerBatch]:
+    """Sealed batches for one request to a broker, one a partition, up to ``max_bytes`` together.
+
+    Only a first batch may exceed that. Batches that still take rows are chosen by what they are estimated to
+    compress to; once they are sealed, their true size decides whether more fit or the last ones go back.
+    """
+    taken: dict[TopicPartition, ProducerBatch] = {}
+    filled = 0
+
+    def may_go(batch: ProducerBatch) -> bool:
+        return batch.partition not in taken and may_send(batch)
+
+    while filled < max_bytes:
+        more = accumulator.drain(node, queues, max_bytes, may_go, filled)
+        estimated = [batch for batch in more if batch.state is BatchState.CLOSED]
+        for batch in estimated:
+            batch.seal()
+        for at, batch in enumerate(more):
+            if taken and filled + batch.size > max_bytes:
+                accumulator.put_back(more[at:])
+                return list(taken.values())
+            taken[batch.partition] = batch
+            filled += batch.size
+        if not estimated:
+            break
+    return list(taken.values())

@@ -1,0 +1,126 @@
+"""How many batches one Produce request takes."""
+
+from __future__ import annotations
+
+import random
+
+import pyarrow as pa
+import pytest
+
+from kafka_sink.accumulator.buffer_pool import BufferPool
+from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
+from kafka_sink.accumulator.record_accumulator import AccumulatorSettings, RecordAccumulator
+from kafka_sink.accumulator.unit_appender import UnitAppender
+from kafka_sink.model import CompressionType, PartitionInfo, TopicMetadata, TopicPartition
+from kafka_sink.records.compression import codec_for
+from kafka_sink.rows.column_plan import ColumnPlan
+from kafka_sink.rows.columns import extract
+from kafka_sink.rows.ordering import unit_of
+from kafka_sink.rows.partitioner import Partitioner
+from kafka_sink.sending.request_filling import fill_request
+from tests.strategy import forced
+
+pytestmark = pytest.mark.both_strategies
+
+PARTITIONS = 400
+PLAN = ColumnPlan.of([("value", "binary"), ("partition", "int")], "t")
+TOPICS = {"t": TopicMetadata("t", None, tuple(PartitionInfo("t", p, 0, 0) for p in range(PARTITIONS)))}
+PARTITIONER = Partitioner(sticky_bytes=100, ignore_keys=False, adaptive=False, random=lambda: 0.5)
+MAX_REQUEST_BYTES = 1 << 20
+COMPRESSED = [codec for codec in CompressionType if codec is not CompressionType.NONE]
+
+
+class Bench:
+    """Batches that linger, one a partition; all partitions lead on broker 0."""
+
+    def __init__(self, compression: CompressionType, ratio: float = 1.0) -> None:
+        memory = 256 << 20
+        pool = BufferPool(memory, 4_096, clock_ms=lambda: 0.0)
+        settings = AccumulatorSettings(
+            batch_size=512 << 10,
+            linger_ms=20,
+            max_block_ms=0,
+            delivery_timeout_ms=10_000,
+            buffer_memory=memory,
+            compression=compression,
+            guarantee_order=False,
+        )
+        self.accumulator = RecordAccumulator(settings, forced.allocator(pool, 512 << 10, 4_096))
+        codec = codec_for(compression, None)
+        self.appender = UnitAppender(self.accumulator, codec, lambda: 0.0, lambda: None)
+        self.appender._ratios._ratios[("t", compression)] = ratio
+
+    def append(self, values: list[bytes], partitions: list[int]) -> None:
+        batch = pa.record_batch(
+            {"value": pa.array(values, pa.binary()), "partition": pa.array(partitions, pa.int32())}
+        )
+        rows = extract(PLAN, batch, 0)
+        unit = unit_of(rows, TOPICS, PARTITIONER, lambda topic, count: [0] * count, 0)
+        self.appender.append(unit, lambda: None)
+
+    def linger(self, values: list[bytes], each: int) -> None:
+        """``each`` of these values to every partition."""
+        partitions = [partition for partition in range(PARTITIONS) for _ in range(each)]
+        self.append([values[at % len(values)] for at in range(len(partitions))], partitions)
+
+    def request(self) -> list[ProducerBatch]:
+        check = self.accumulator.ready(lambda p: TOPICS["t"].partitions[p.partition], 1_000)
+        if not check.nodes:
+            return []
+        taken = fill_request(self.accumulator, 0, check.nodes[0], MAX_REQUEST_BYTES, lambda batch: True)
+        for batch in taken:
+            batch.move_to(BatchState.IN_FLIGHT)
+        return taken
+
+    def requests(self) -> list[list[ProducerBatch]]:
+        found = []
+        while taken := self.request():
+            found.append(taken)
+        return found
+
+
+def assert_each_once(requests: list[list[ProducerBatch]]) -> None:
+    taken = [batch.partition for request in requests for batch in request]
+    assert sorted(taken) == [TopicPartition("t", partition) for partition in range(PARTITIONS)]
+    for request in requests:
+        assert sum(batch.size for batch in request) <= MAX_REQUEST_BYTES or len(request) == 1
+
+
+@pytest.mark.parametrize("ratio", [1.0, 0.05])
+@pytest.mark.parametrize("codec", COMPRESSED, ids=lambda codec: codec.name.lower())
+def test_batches_that_shrink_fill_one_request_by_their_size_on_the_wire(
+    codec: CompressionType, ratio: float
+) -> None:
+    """Four mebibytes of rows that compress to a tenth or less, whether that is known yet or not."""
+    bench = Bench(codec, ratio)
+    bench.linger([b"%0100d" % number for number in range(100)], 100)
+    requests = bench.requests()
+    assert len(requests) == 1
+    assert_each_once(requests)
+
+
+@pytest.mark.parametrize("codec", COMPRESSED, ids=lambda codec: codec.name.lower())
+def test_an_estimate_that_was_too_low_sends_back_what_exceeds_the_request(codec: CompressionType) -> None:
+    bench = Bench(codec, 0.05)
+    chance = random.Random(5)
+    bench.linger([chance.randbytes(1_000) for _ in range(100)], 10)
+    requests = bench.requests()
+    assert len(requests) > 2
+    assert_each_once(requests)
+    sizes = [sum(batch.size for batch in request) for request in requests[:-1]]
+    assert min(sizes) > MAX_REQUEST_BYTES - 20_000
+
+
+def test_what_is_sent_back_keeps_its_place_and_is_no_longer_in_flight() -> None:
+    bench = Bench(CompressionType.LZ4, 0.05)
+    chance = random.Random(5)
+    noise = [chance.randbytes(1_000) for _ in range(600)]
+    bench.append(noise, [0] * 600)
+    bench.append(noise, [1] * 600)
+    bench.append([b"later"], [1])
+    first = bench.request()
+    assert [batch.partition.partition for batch in first] == [0]
+    queue = bench.accumulator.queue(TopicPartition("t", 1))
+    assert (queue.in_flight, queue.batches[0].request_references) == (0, 0)
+    assert queue.batches[0].state is BatchState.SEALED
+    assert [batch.partition.partition for batch in bench.request()] == [1]
