@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from queue import Empty, SimpleQueue
-from threading import Thread
+from threading import TIMEOUT_MAX, Thread
 from typing import TYPE_CHECKING, Protocol
 
 from pyspark import TaskContext
@@ -229,8 +229,10 @@ class BatchFeeder:
                 return next(self._batches, None)
             self._ask()
         try:
-            timeout = None if timeout_ms == math.inf else max(0.0, timeout_ms / 1000)
-            batch, failure = self._answers.get(timeout=timeout)
+            timeout_s = None
+            if timeout_ms != math.inf:
+                timeout_s = min(max(0.0, timeout_ms / 1000), TIMEOUT_MAX)
+            batch, failure = self._answers.get(timeout=timeout_s)
         except Empty:
             return Late.LATE
         self._is_asked = False

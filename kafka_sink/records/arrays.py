@@ -37,3 +37,27 @@ def indices(rows: npt.NDArray[np.integer]) -> pa.Array:
     """Row numbers below 2^31 as an Arrow array, for ``take``; no copy of 32-bit ones."""
     narrow = np.ascontiguousarray(rows, dtype=np.int32)
     return pa.Array.from_buffers(pa.int32(), len(narrow), [None, pa.py_buffer(narrow)])
+
+
+def with_narrow_offsets(array: pa.Array) -> pa.Array:
+    """A large_string or large_binary array as binary: 32-bit offsets over the same bytes.
+
+    Arrow's own cast keeps the absolute offsets, and so refuses a small slice that begins beyond 2^31. Raises
+    OverflowError where the entries themselves take 2 GiB and more.
+    """
+    offsets = np.zeros(1, dtype=np.int64)
+    if len(array):
+        offsets = np.frombuffer(array.buffers()[1], np.int64, len(array) + 1, array.offset * 8)
+    first, size = int(offsets[0]), int(offsets[-1] - offsets[0])
+    if size > np.iinfo(np.int32).max:
+        raise OverflowError(f"{len(array)} entries take {size} bytes; units stay below 2 GiB")
+    data = array.buffers()[2]
+    return pa.Array.from_buffers(
+        pa.binary(),
+        len(array),
+        [
+            pa.py_buffer(np.packbits(~null_mask(array), bitorder="little")) if array.null_count else None,
+            pa.py_buffer((offsets - first).astype(np.int32)),
+            pa.py_buffer(b"") if data is None else data.slice(first, size),
+        ],
+    )

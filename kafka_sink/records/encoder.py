@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kafka_sink.records import varint
-from kafka_sink.records.arrays import indices, null_mask, numbers
+from kafka_sink.records.arrays import indices, null_mask, numbers, with_narrow_offsets
 
 # Keeps an offset delta within three bytes, so that a record's upper bound stays tight.
 MAX_RECORDS_PER_BATCH = 1 << 20
@@ -286,7 +286,7 @@ def _as_binary(column: pa.Array) -> pa.Array:
     if pa.types.is_binary(column.type):
         return column
     if pa.types.is_large_string(column.type) or pa.types.is_large_binary(column.type):
-        return column.cast(pa.large_binary()).cast(pa.binary())
+        return with_narrow_offsets(column)
     return column.cast(pa.binary())
 
 

@@ -33,9 +33,8 @@ def rows(start: int, count: int, partition: int = 0) -> pa.RecordBatch:
     )
 
 
-@contextmanager
-def task(cluster: FakeCluster, **options: object) -> Iterator[TaskProducer]:
-    """A task's producer; short backoffs, no linger."""
+def task_options(cluster: FakeCluster, **options: object) -> dict[str, str]:
+    """What a user would write; short backoffs, no linger."""
     raw = {
         "kafka.bootstrap.servers": cluster.bootstrap_servers,
         "topic": TOPIC,
@@ -45,9 +44,14 @@ def task(cluster: FakeCluster, **options: object) -> Iterator[TaskProducer]:
         "kafka.reconnect.backoff.ms": "10",
         "kafka.reconnect.backoff.max.ms": "50",
     }
-    raw |= {f"kafka.{name.replace('_', '.')}": str(value) for name, value in options.items()}
+    return raw | {f"kafka.{name.replace('_', '.')}": str(value) for name, value in options.items()}
+
+
+@contextmanager
+def task(cluster: FakeCluster, **options: object) -> Iterator[TaskProducer]:
+    """A task's producer; short backoffs, no linger."""
     plan = ColumnPlan.of([("value", "binary"), ("partition", "int")], TOPIC)
-    with task_producer(parse(raw).options, plan) as producer:
+    with task_producer(parse(task_options(cluster, **options)).options, plan) as producer:
         yield producer
 
 

@@ -1,4 +1,7 @@
-"""Every number that an option takes, at both bounds: rows are delivered, or the task ends and says why."""
+"""Every number that an option takes, at both bounds: rows are delivered, or the task ends and says why.
+
+Through the whole of a task's write, as Spark calls it: the time that rows are held is an option, too.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,14 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from scripted_cluster import TOPIC, rows, send
+from scripted_cluster import TOPIC, rows, task_options
 
 from kafka_sink.errors import ConfigurationError, KafkaSinkError, MetadataTimeoutError, RecordTooLargeError
+from kafka_sink.options import parse
 from kafka_sink.options.table import KAFKA_PREFIX, SPECS, OptionSpec
 from kafka_sink.options.values import INT_MAX, LONG_MAX
+from kafka_sink.rows.column_plan import ColumnPlan
+from kafka_sink.writer import SinkWrite
 from tests.faults.fake_broker import FakeCluster
 
 # What cannot work at its bound, and how the task ends then.
@@ -23,6 +29,13 @@ ENDS: dict[tuple[str, int], type[KafkaSinkError]] = {
     ("kafka.socket.connection.setup.timeout.ms", 0): MetadataTimeoutError,
     ("kafka.socket.connection.setup.timeout.max.ms", 0): MetadataTimeoutError,
 }
+
+
+def write(cluster: FakeCluster, **told: object) -> int:
+    """A task of two batches, the second of which lets the first wait; returns the rows acknowledged."""
+    raw = task_options(cluster, **told)
+    plan = ColumnPlan.of([("value", "binary"), ("partition", "int")], TOPIC)
+    return SinkWrite(parse(raw).options, plan).write(iter([rows(0, 25), rows(25, 25)])).result.records
 
 
 def bounds(spec: OptionSpec) -> tuple[int, int]:
@@ -51,8 +64,8 @@ def test_rows_are_delivered_or_the_task_ends(name: str, value: int) -> None:
     with FakeCluster({TOPIC: 1}) as cluster:
         if (name, value) in ENDS:
             with pytest.raises(ENDS[name, value]) as caught:
-                send(cluster, rows(0, 50), **told)
+                write(cluster, **told)
             assert "kafka." in str(caught.value)
         else:
-            assert send(cluster, rows(0, 50), **told).records == 50
+            assert write(cluster, **told) == 50
     assert time.monotonic() - started < 10

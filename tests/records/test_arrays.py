@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import subprocess
 import sys
 
@@ -11,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kafka_sink.records.arrays import indices, null_mask, numbers
+from kafka_sink.records import encoder
+from kafka_sink.records.arrays import indices, null_mask, numbers, with_narrow_offsets
 
 VALUES = st.lists(st.one_of(st.none(), st.integers(-5, 5)), max_size=70)
 
@@ -99,3 +101,44 @@ assert 'pandas' not in sys.modules, 'pandas was imported'
         check=False,
     )
     assert done.returncode == 0, done.stderr.decode()[-2000:]
+
+
+@pytest.mark.parametrize("kind", [pa.large_string(), pa.large_binary()])
+def test_a_slice_beyond_2_31_bytes_gets_narrow_offsets(kind: pa.DataType) -> None:
+    start = 2**31 + 10
+    with mmap.mmap(-1, start + 16) as memory:  # untouched pages take no memory
+        memory[start : start + 5] = b"abcde"
+        offsets = np.array([0, start, start + 2, start + 2, start + 5], dtype=np.int64)
+        valid = pa.py_buffer(np.packbits([1, 1, 0, 1], bitorder="little"))
+        whole = pa.Array.from_buffers(kind, 4, [valid, pa.py_buffer(offsets), pa.py_buffer(memory)])
+        found = with_narrow_offsets(whole.slice(1))
+        assert found.type == pa.binary()
+        assert found.to_pylist() == [b"ab", None, b"cde"]
+        with pytest.raises(OverflowError, match="4 entries take 2147483663 bytes"):
+            with_narrow_offsets(whole)
+        del found, whole
+
+
+@pytest.mark.parametrize("values", [[], [None], ["", None, "x"], ["a", "bc"]])
+def test_narrow_offsets_keep_the_values(values: list[str | None]) -> None:
+    wanted = [None if value is None else value.encode() for value in values]
+    array = pa.array(["before", *values, "after"], pa.large_string())
+    found = with_narrow_offsets(array.slice(1, len(values)))
+    found.validate(full=True)
+    assert found.to_pylist() == wanted
+
+
+def test_rows_of_a_slice_beyond_2_31_bytes_are_encoded() -> None:
+    start = 2**31
+    with mmap.mmap(-1, start + 8) as memory:
+        memory[start : start + 2] = b"ab"
+        offsets = np.array([0, start, start + 2], dtype=np.int64)
+        whole = pa.Array.from_buffers(
+            pa.large_binary(), 2, [None, pa.py_buffer(offsets), pa.py_buffer(memory)]
+        )
+        value = whole.slice(1)
+        none, two = np.zeros(1, dtype=np.int64), np.array([2], dtype=np.int64)
+        rows = encoder.RecordColumns(None, (value,), None, none, two, None)
+        # length 8, attributes, deltas, no key (-1), value of 2, no headers: zigzag varints
+        assert bytes(encoder.encode(rows, none, none).data) == b"\x10\0\0\0\x01\x04ab\0"
+        del whole, value, rows
