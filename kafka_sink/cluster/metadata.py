@@ -79,8 +79,12 @@ class MetadataCache:
 
     def topic_error(self, name: str) -> int | None:
         """The last error code of a topic without metadata."""
+        return None if self.topic(name) is not None else self.lookup_error(name)
+
+    def lookup_error(self, name: str) -> int | None:
+        """The error code in the last answer of a topic, None where it brought metadata."""
         found = self._topics.get(name)
-        return None if found is None or found.metadata is not None else found.error or None
+        return None if found is None else found.error or None
 
     def leader(self, partition: TopicPartition) -> PartitionInfo | None:
         """The partition as last heard of; None for an unknown topic or partition.
@@ -151,7 +155,8 @@ class MetadataCache:
         """An answer says that the metadata is old (NOT_LEADER_OR_FOLLOWER and its like): refresh soon.
 
         Soon is after the backoff that follows the topic's last answer: the same answer would come again at
-        once (franz-go #1413). A leader hint with a newer epoch needs no refresh, so no mark either.
+        once (franz-go #1413). A leader hint with a newer epoch needs no refresh, so no mark either. A topic
+        with a final error is asked for once more, after its backoff.
         """
         found = self._topics.get(topic)
         if found is None or found.used_ms + self._idle_ms <= now_ms:
@@ -161,6 +166,9 @@ class MetadataCache:
         found.used_ms = now_ms
         found.in_use = True
         if found.metadata is None:
+            if found.final and not found.retry:
+                found.retry = True
+                self._schedule.file(topic, found)
             return
         in_flight = self._in_flight is not None and topic in self._in_flight
         if in_flight:

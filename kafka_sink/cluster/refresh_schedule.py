@@ -32,7 +32,7 @@ class RefreshSchedule:
         """Puts a topic where its state belongs; nowhere when it has to wait for nothing."""
         if state.metadata is None:
             self.drop(name)
-            if state.in_use and not state.final:
+            if state.in_use and (state.retry or not state.final):
                 self._missing.put(name, state.not_before_ms)
             return
         for table in (self._missing, self._aging, self._fresh if state.stale else self._stale):

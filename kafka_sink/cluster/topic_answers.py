@@ -55,11 +55,9 @@ class TopicAnswers:
         return changed
 
     def learn_error(self, found: TopicState, code: int) -> bool:
-        """What is known of a topic survives errors that may pass: Produce answers judge it better."""
+        """What is known of a topic survives errors, of rights too: Produce answers judge it better."""
         changed = found.error != code
-        found.error, found.error_ms = code, self._now_ms
-        if found.final:
-            found.metadata = None
+        found.error, found.error_ms, found.retry = code, self._now_ms, False
         self.leave_out(found)
         return changed
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from kafka_sink.cluster.topic_merge import Incarnations, Verdict, merge
 from kafka_sink.model import TopicMetadata
 
-# No retry mends these: the name is invalid, or the principal may not see the topic.
+# The name is invalid, or the principal may not see the topic. A broker that has not loaded its authorizer's
+# rules yet says so, too: what was known of a topic outlives it, and rows that wait have it asked again.
 _FINAL_ERRORS = frozenset({17, 29})
 
 
@@ -26,6 +27,8 @@ class TopicState:
     stale_ms: float = -math.inf
     error: int = 0
     error_ms: float = -math.inf
+    # Rows wait for it in spite of a final error.
+    retry: bool = False
     # Answers in a row that did not help, and the end of the wait after the last one.
     unhelpful: int = 0
     not_before_ms: float = -math.inf
@@ -33,8 +36,8 @@ class TopicState:
 
     @property
     def final(self) -> bool:
-        """Whether its last error is one that asking again does not mend."""
-        return self.error in _FINAL_ERRORS
+        """Whether nothing is known but an error that asking again hardly mends."""
+        return self.metadata is None and self.error in _FINAL_ERRORS
 
     def take_answer(self, told: TopicMetadata, now_ms: float) -> bool:
         """Merges a broker's answer; False where it speaks of a former topic of this name."""
@@ -47,7 +50,7 @@ class TopicState:
                 return False
             self.metadata = merge(known, told, later=True) if verdict is Verdict.SAME else told
         self.observed_ms = now_ms
-        self.error = 0
+        self.error, self.retry = 0, False
         return True
 
     def take_hint(self, told: TopicMetadata, observed_ms: float) -> bool:
@@ -65,5 +68,5 @@ class TopicState:
             self.incarnations.judge(known.topic_id, told.topic_id)
             self.metadata = told
         self.observed_ms = max(self.observed_ms, observed_ms)
-        self.error = 0
+        self.error, self.retry = 0, False
         return True

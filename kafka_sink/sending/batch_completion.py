@@ -79,6 +79,8 @@ class BatchCompletion:
                 delay = min(delay, left)
         for batch in expired:
             last = batch.last_error or self._obstacle(batch.partition)
+            if refused := self._cluster.describe_lookup_error(batch.partition.topic):
+                last = f"{last}; the topic's metadata: {refused}"
             muted = self._observer.explain(batch.partition)
             cause = outcomes.expiry(batch.partition, timeout, batch.attempts, last, muted)
             if not self._fail(batch, cause) and not batch.terminal:

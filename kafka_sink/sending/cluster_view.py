@@ -12,12 +12,12 @@ from kafka_sink.cluster.metadata import MetadataCache, MetadataUpdate
 from kafka_sink.errors import InvalidRowError, MetadataTimeoutError
 from kafka_sink.model import Node, PartitionInfo, TopicMetadata, TopicPartition
 
-# Error codes of a Metadata response that no waiting mends.
+# Error codes of a Metadata response for which no task waits.
 _FINAL_TOPIC_ERRORS = {
-    17: "the topic name is invalid",
+    17: "the topic name is invalid (INVALID_TOPIC_EXCEPTION)",
     29: "not authorized to access the topic (TOPIC_AUTHORIZATION_FAILED)",
 }
-_TOPIC_ERROR_NAMES = {3: "UNKNOWN_TOPIC_OR_PARTITION", 5: "LEADER_NOT_AVAILABLE"}
+_TOPIC_ERRORS = {**_FINAL_TOPIC_ERRORS, 3: "UNKNOWN_TOPIC_OR_PARTITION", 5: "LEADER_NOT_AVAILABLE"}
 _CHECK_MS = 100.0
 _NO_PARTITIONS: Mapping[str, int] = {}
 # How long brokers are not asked while a source of hints may be about to tell.
@@ -172,7 +172,7 @@ class ClusterView:
     def _explain(self, missing: list[str], timeout_ms: float) -> str:
         shown = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
         errors = {self._cache.topic_error(name) for name in missing} - {None}
-        told = ", ".join(_TOPIC_ERROR_NAMES.get(code or 0, f"error {code}") for code in errors) or "no answer"
+        told = ", ".join(_TOPIC_ERRORS.get(code or 0, f"error {code}") for code in errors) or "no answer"
         return (
             f"no metadata for topic {shown} within kafka.max.block.ms = {timeout_ms:.0f} ms "
             f"({told}; brokers: {self._describe_brokers()}). "
@@ -222,6 +222,12 @@ class ClusterView:
         """The last error code of a topic without metadata."""
         with self._lock:
             return self._cache.topic_error(name)
+
+    def describe_lookup_error(self, name: str) -> str | None:
+        """What brokers said when they were last asked for this topic, None where they told of it."""
+        with self._lock:
+            code = self._cache.lookup_error(name)
+        return None if code is None else _TOPIC_ERRORS.get(code, f"error {code}")
 
     # -- the sender's thread ----------------------------------------------------------------------
 

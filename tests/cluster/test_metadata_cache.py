@@ -6,6 +6,8 @@ import math
 import sys
 from collections.abc import Callable
 
+import pytest
+
 from kafka_sink.cluster.metadata import MetadataCache, MetadataUpdate
 from kafka_sink.model import Node, PartitionInfo, TopicMetadata, TopicPartition
 
@@ -348,3 +350,35 @@ def test_wanting_is_waiting_for_an_answer_or_for_the_backoff() -> None:
     made.next_request(1100)
     made.on_response(answer(topic("t00000")), asked, 1100)
     assert not made.is_wanting(1100)
+
+
+@pytest.mark.parametrize("code", [17, 29])
+def test_one_refusal_in_a_refresh_leaves_what_is_known(code: int) -> None:
+    """A broker that has not loaded its authorizer's rules refuses what it allows a second later."""
+    made = filled(1)
+    made.mark_stale("t00000", 1000)
+    asked = made.next_request(1000) or ()
+    made.on_response(answer(t00000=code), asked, 1000)
+    assert made.topic("t00000") is not None
+    assert made.topic_error("t00000") is None
+    assert made.lookup_error("t00000") == code
+    assert made.next_request(1099) is None
+    assert made.next_request(1100) == ("t00000",)
+    made.on_response(answer(topic("t00000", 2, 1)), ("t00000",), 1110)
+    assert made.lookup_error("t00000") is None
+
+
+def test_a_refused_topic_is_asked_for_again_while_rows_wait() -> None:
+    made = cache()
+    made.note_use(["secret"], 0)
+    now, waits = 0.0, []
+    for _ in range(5):
+        asked = made.next_request(now) or ()
+        made.on_response(answer(secret=29), asked, now)
+        assert made.next_request_delay_ms(now) > 10_000
+        made.mark_stale("secret", now)
+        waits.append(made.next_request_delay_ms(now))
+        now += waits[-1]
+    assert waits == [100, 200, 400, 800, 1000]
+    made.on_response(answer(topic("secret")), made.next_request(now) or (), now)
+    assert made.topic("secret") is not None

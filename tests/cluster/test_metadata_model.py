@@ -35,13 +35,15 @@ class Known:
     refreshed: float = 0.0
     stale: bool = False
     denied_at: float | None = None
+    denied_but_wanted: bool = False
     bad_answers: int = 0
     wait_until: float = -math.inf
     marked_in_flight: bool = False
 
     @property
     def urgent(self) -> bool:
-        return self.stale or (self.epoch is None and self.denied_at is None)
+        denied = self.denied_at is not None and not self.denied_but_wanted
+        return self.stale or (self.epoch is None and not denied)
 
 
 @dataclass
@@ -69,6 +71,7 @@ class Model:
             return
         known.used = now
         if known.epoch is None:
+            known.denied_but_wanted = known.denied_at is not None
             return
         known.marked_in_flight = self.in_flight is not None and name in self.in_flight
         if not known.stale and now > known.wait_until + BACKOFF_MAX:
@@ -123,8 +126,8 @@ class Model:
                 known.epoch = (known.epoch or 0) + (said == NEWER_EPOCH)
                 known.leaderless = said == LEADERLESS
                 known.refreshed, known.denied_at = now, None
-            elif said == FORBIDDEN:
-                known.epoch, known.denied_at = None, now
+            elif said == FORBIDDEN and known.epoch is None:
+                known.denied_at, known.denied_but_wanted = now, False
             changed = before != (known.epoch, known.leaderless)
             answered = said in (OK, NEWER_EPOCH, LEADERLESS)
             unmended = answered and was_stale and name in marked and not changed

@@ -16,11 +16,11 @@ from kafka_sink.errors import DeliveryError, InvalidRowError, MetadataTimeoutErr
 from kafka_sink.options import parse
 from kafka_sink.producer_cache import TaskProducer, task_producer
 from kafka_sink.rows.column_plan import ColumnPlan
-from tests.faults.fake_broker import METADATA, FakeCluster
+from tests.faults.fake_broker import METADATA, PRODUCE, FakeCluster
 from tests.faults.fake_replies import error
 from tests.faults.proxy import Proxy
 
-NOT_LEADER_OR_FOLLOWER, TOPIC_AUTHORIZATION_FAILED = 6, 29
+NOT_LEADER_OR_FOLLOWER, INVALID_TOPIC, TOPIC_AUTHORIZATION_FAILED = 6, 17, 29
 
 
 @contextmanager
@@ -258,3 +258,32 @@ def test_who_leads_after_a_dead_broker_is_asked_until_somebody_does(breaker: dic
         assert time.monotonic() - moved < 2.5
         assert len(asked(cluster)) <= before + 12
         assert written(cluster, "t") == 2
+
+
+@pytest.mark.parametrize("code", [INVALID_TOPIC, TOPIC_AUTHORIZATION_FAILED])
+def test_one_refused_refresh_does_not_hold_rows_until_delivery_timeout(code: int) -> None:
+    with FakeCluster({"t": 1}, brokers=2) as cluster, writing(cluster.bootstrap_servers) as producer:
+        producer.send(rows("t"))
+        until(lambda: written(cluster, "t") == 1, "the first row")
+        cluster.script(PRODUCE, error(NOT_LEADER_OR_FOLLOWER))
+        cluster.script(METADATA, error(code))
+        begun = time.monotonic()
+        producer.send(rows("t"))
+        assert producer.finish().records == 2
+        assert time.monotonic() - begun < 5
+
+
+def test_rows_that_no_metadata_comes_for_fail_naming_the_refusal() -> None:
+    with FakeCluster({"t": 1}, brokers=2) as cluster:
+        options = {"delivery_timeout_ms": 1500, "request_timeout_ms": 1000}
+        refused = r"delivery\.timeout\.ms = 1500.*TOPIC_AUTHORIZATION_FAILED"
+        with (  # noqa: PT012 - either may raise it
+            pytest.raises(DeliveryError, match=refused),
+            writing(cluster.bootstrap_servers, **options) as producer,
+        ):
+            producer.send(rows("t"))
+            until(lambda: written(cluster, "t") == 1, "the first row")
+            cluster.script(METADATA, *[error(TOPIC_AUTHORIZATION_FAILED)] * 100)
+            cluster.stop(0)
+            producer.send(rows("t"))
+            producer.finish()
