@@ -35,7 +35,7 @@ from kafka_sink.rows.columns import extract
 from kafka_sink.rows.ordering import partitions_needed, unit_of
 from kafka_sink.rows.partitioner import Partitioner
 from kafka_sink.sending.breaker_gate import BreakerGate
-from kafka_sink.sending.cluster_view import ClusterView, NoHints
+from kafka_sink.sending.cluster_view import HINT_WAIT_MS, ClusterView, NoHints
 from kafka_sink.sending.producer_identity import ProducerIdentity
 from kafka_sink.sending.producer_metrics import Metrics, Producers, task_metrics
 from kafka_sink.sending.sender import Sender
@@ -105,6 +105,7 @@ class Producer:
         )
         self._breaker_before = BreakerMetrics()
         self._coordinator: CoordinatorClient | None = None
+        self._shared_breaker: BreakerExchange | None = None
         self._memory_before = self._allocator.metrics()
         self._sender.start()
         LIVING.add(self)
@@ -144,9 +145,14 @@ class Producer:
                 shared = BreakerExchange(self._network.wakeup, interval_ms)
                 participants.append(shared)
                 self._gate.share(shared)
+                self._shared_breaker = shared
             self._coordinator = CoordinatorClient(address, participants, clock_ms)
             self._cluster.hints = exchange
             self._coordinator.start()
+        elif self._shared_breaker is not None and self._coordinator.is_connecting:
+            self._shared_breaker.expect()
+        if self._gate is not None:
+            self._gate.begin()
         self._coordinator.resume()
 
     def send(self, plan: ColumnPlan, batch: pa.RecordBatch | pa.Table) -> int:
@@ -165,6 +171,10 @@ class Producer:
             rows.topics, self.options.max_block_ms, self.check, partitions_needed(rows)
         )
         gate, unavailable = self._gate, self._sender.availability.unavailable
+        if gate is not None:
+            gate.await_mutes(self._started_ms + HINT_WAIT_MS - clock_ms(), self.check)
+            if gate.mutes and self._partitioner.chooses(rows.key, rows.partition):
+                gate.note_free_rows(rows.topics)
         if gate is not None and gate.congested:
             unavailable |= gate.congested
         unit = unit_of(

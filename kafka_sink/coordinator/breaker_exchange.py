@@ -57,8 +57,15 @@ class BreakerExchange:
         self._changes: list[Change] = []
         self._failures: list[tuple[Target, str]] = []
         self._holds: list[Target] = []
+        self._wants: list[Target] = []
         self._sent_ms = -math.inf
         self._urgent = False
+        # False while a connection, or its first answer, is on its way. Any thread may read it.
+        self.has_heard = False
+
+    def expect(self) -> None:
+        """A connection is about to be made, or made again. The task's thread."""
+        self.has_heard = False
 
     # -- SharedState: the sender's thread -----------------------------------------------------------
 
@@ -103,9 +110,11 @@ class BreakerExchange:
         if failures:
             self._failures += failures
             self._urgent = True
-        holds = manager.held()[:MOST_TARGETS] if manager.mutes or self._holds or self._muted else []
-        if holds != self._holds:
-            self._holds, self._urgent = holds, True
+        resting = bool(manager.mutes or self._holds or self._wants or self._muted)
+        holds = manager.held()[:MOST_TARGETS] if resting else []
+        wants = manager.wanted()[:MOST_TARGETS] if resting else []
+        if (holds, wants) != (self._holds, self._wants):
+            self._holds, self._wants, self._urgent = holds, wants, True
         if self._due_ms() > manager.now_ms:
             return
         if len(self._outbox) < _MOST_WAITING:
@@ -127,6 +136,8 @@ class BreakerExchange:
     def _take(self, news: News | bool, manager: CircuitBreakManager) -> None:
         if isinstance(news, bool):
             self._connected = news
+            if not news:
+                self.has_heard = True
             self._muted.clear()
             self._forget()
             manager.lose_coordinator()
@@ -139,6 +150,7 @@ class BreakerExchange:
             return
         if news.whole:
             self._muted.clear()
+            self.has_heard = True
         self._muted.update(news.added)
         for target in news.removed:
             self._muted.pop(target, None)
@@ -146,7 +158,7 @@ class BreakerExchange:
 
     def _forget(self) -> None:
         self._counts, self._errors, self._answered_ms = {}, {}, {}
-        self._changes, self._failures, self._holds = [], [], []
+        self._changes, self._failures, self._holds, self._wants = [], [], [], []
 
     def _report(self, manager: CircuitBreakManager) -> None:
         now_ms = manager.now_ms
@@ -159,6 +171,7 @@ class BreakerExchange:
             tuple((one.target, one.reason) for one in told if not one.muted),
             tuple(failed),
             tuple(self._holds),
+            tuple(self._wants),
         )
         self._answered_ms = {}
         self._sent_ms = now_ms

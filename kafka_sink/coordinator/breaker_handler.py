@@ -19,6 +19,7 @@ from kafka_sink.coordinator.breaker_messages import (
     encode_news,
 )
 from kafka_sink.coordinator.handlers import Outgoing, Push, Reply
+from kafka_sink.model import TopicPartition
 from kafka_sink.options.breaker import DEFAULT_CLASS, breaker_settings, value_of
 
 if TYPE_CHECKING:
@@ -49,9 +50,11 @@ class _Silence:
 
 @dataclass(slots=True)
 class _Peer:
-    """A task: muted targets that it holds batches for, its last report, its last lease."""
+    """A task: muted targets that it holds batches for, muted partitions that it has rows for, its last
+    report, its last lease."""
 
     holds: frozenset[Target] = frozenset()
+    wants: frozenset[Target] = frozenset()
     spoke_ms: float = 0.0
     leased_ms: float = -math.inf
 
@@ -86,7 +89,7 @@ class BreakerHandler:
         first = peer not in self._peers
         known = self._peers.setdefault(peer, _Peer())
         known.spoke_ms = now_ms
-        known.holds = frozenset(report.holds)
+        known.holds, known.wants = frozenset(report.holds), frozenset(report.wants)
         self._book.expire_late(now_ms)
         for node, ago_ms in report.answered.items():
             self._note_answer(peer, node, now_ms - ago_ms, now_ms)
@@ -207,7 +210,9 @@ class BreakerHandler:
 
     def _forget(self, now_ms: float) -> None:
         for target, mute in list(self._book.mutes.items()):
-            if now_ms - mute.since_ms > _FORGET_MS and not self._holders(target, now_ms):
+            # A broker is probed as long as there are tasks, whether they have rows for it or not.
+            is_partition = isinstance(target, TopicPartition)
+            if is_partition and now_ms - mute.since_ms > _FORGET_MS and not self._holders(target, now_ms):
                 self._unmute(target)
 
     # -- probes -------------------------------------------------------------------------------------
@@ -232,16 +237,22 @@ class BreakerHandler:
         return [Push(peer, encode_news(News(leases=granted))) for peer, granted in leases.items()]
 
     def _candidate(self, target: Target, mute: Mute, now_ms: float) -> tuple[int, bool] | None:
-        """Who may probe: of the tasks that hold a batch the one whose last lease is longest ago; where there
-        is none for another interval, any task, with a new row."""
+        """Who may probe, and whether with a new row: of those that can, whose last lease is longest ago.
+
+        Any task can probe a broker, as that takes no row. A partition takes a batch: a task that holds one,
+        or where there is none for another interval, one whose rows could go there.
+        """
         if not self._book.is_due(target, now_ms):
             return None
-        if holders := self._holders(target, now_ms):
-            return min(holders, key=lambda peer: self._peers[peer].leased_ms), False
-        awake = self._awake(now_ms)
-        if not awake or now_ms < mute.retry_at_ms + self._book.retry_interval_ms:
+        awake, trial = self._awake(now_ms), False
+        if isinstance(target, TopicPartition):
+            able = [peer for peer in awake if target in self._peers[peer].holds]
+            if not able and now_ms >= mute.retry_at_ms + self._book.retry_interval_ms:
+                able, trial = [peer for peer in awake if target in self._peers[peer].wants], True
+            awake = able
+        if not awake:
             return None
-        return min(awake, key=lambda peer: self._peers[peer].leased_ms), True
+        return min(awake, key=lambda peer: self._peers[peer].leased_ms), trial
 
 
 def breaker_handler(options: SinkOptions, wake: Callable[[], None]) -> Handler:

@@ -2,10 +2,10 @@
 
 A task's report has any of ``answered`` ([broker, milliseconds ago]: its last answer without an error),
 ``outcomes`` ([topic, partition, rows written, rows failed, last error]), ``muted`` ([target, reason, ms of
-silence]), ``unmuted`` ([target, reason]), ``failed`` ([target, error] of probes) and ``holds`` (muted
-targets that batches of the task wait for). What is told back has ``whole`` (whether it is all that is muted),
-``added`` ([target, reason]), ``removed`` (targets) and ``leases`` ([target, milliseconds, whether it is a
-trial]). A target is a broker's id or [topic, partition].
+silence]), ``unmuted`` ([target, reason]), ``failed`` ([target, error] of probes), ``holds`` (muted targets
+that batches of the task wait for) and ``wants`` (muted partitions that rows of it could go to). What is told
+back has ``whole`` (whether it is all that is muted), ``added`` ([target, reason]), ``removed`` (targets) and
+``leases`` ([target, milliseconds, whether it is a trial]). A target is a broker's id or [topic, partition].
 """
 
 from __future__ import annotations
@@ -60,6 +60,7 @@ class Report:
     unmuted: tuple[tuple[Target, str], ...] = ()
     failed: tuple[tuple[Target, str], ...] = ()
     holds: tuple[Target, ...] = ()
+    wants: tuple[Target, ...] = ()
 
 
 def aged(report: Report, waited_ms: float) -> Report:
@@ -94,6 +95,7 @@ def encode_report(report: Report) -> dict[str, Any]:
         "unmuted": [[_encode(target), _cut(reason)] for target, reason in report.unmuted],
         "failed": [[_encode(target), _cut(error)] for target, error in report.failed],
         "holds": [_encode(target) for target in report.holds],
+        "wants": [_encode(target) for target in report.wants],
     }
 
 
@@ -113,6 +115,7 @@ def decode_report(body: Mapping[str, Any]) -> Report:
             tuple((_target(target), _text(why)) for target, why in _list(body, "unmuted", MOST_TARGETS)),
             tuple((_target(target), _text(why)) for target, why in _list(body, "failed", MOST_TARGETS)),
             tuple(_target(target) for target in _list(body, "holds", MOST_TARGETS)),
+            tuple(_target(target) for target in _list(body, "wants", MOST_TARGETS)),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ProtocolError(f"a report on outcomes that is none ({type(error).__name__})") from None

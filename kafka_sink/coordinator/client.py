@@ -114,6 +114,11 @@ class CoordinatorClient(threading.Thread):
                 self._wake_pending = True
                 self._wake_writer.send(b"\0")
 
+    @property
+    def is_connecting(self) -> bool:
+        """Whether there is no connection and one will be tried for at once. Any thread."""
+        return self._connection is None and self._clock_ms() >= self._connect_after_ms
+
     def resume(self) -> None:
         """A task begins."""
         self._active = True

@@ -319,7 +319,7 @@ class NetworkClient:
             was_ready = link.state is LinkState.READY
             answered = link.next_answer(now_ms)
             if link.state is LinkState.READY and not was_ready:
-                self._events.append(NodeConnected(link.node.id))
+                self._events.append(NodeConnected(link.node.id, now_ms - link.connecting_since_ms))
             while answered is not None:
                 self._answered(link, answered, now_ms)
                 answered = link.next_answer(now_ms)

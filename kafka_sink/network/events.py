@@ -50,9 +50,10 @@ class RequestFailed:
 
 @dataclass(frozen=True, slots=True)
 class NodeConnected:
-    """A broker's versions are known; requests may be sent."""
+    """A broker's versions are known; requests may be sent. ``setup_ms``: since connecting began."""
 
     node_id: int
+    setup_ms: float
 
 
 @dataclass(frozen=True, slots=True)

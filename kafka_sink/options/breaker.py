@@ -43,8 +43,9 @@ BREAKER_OPTIONS: tuple[BreakerOption, ...] = (
         "mute.retry.interval",
         values.integer(1, LONG_MAX),
         2_000,
-        "Milliseconds from a mute, or from a failed probe, to the next probe: one batch that may go all the "
-        "same. Its success ends the mute. With the coordinator, one probe per interval for the whole job.",
+        "Milliseconds from a mute, or from a failed probe, to the next probe: of a broker a request without "
+        "rows, of a partition one batch. Its success ends the mute. With the coordinator, one probe per "
+        "interval for the whole job.",
         of_default_class=False,
     ),
     BreakerOption(

@@ -64,6 +64,12 @@ class Partitioner:
         self._random = random
         self._sticky: dict[str, _Sticky] = {}
 
+    def chooses(self, key: pa.Array | None, explicit: Int32s | None) -> bool:
+        """Whether ``assign`` is free to choose the partition of any of these rows."""
+        if explicit is not None and not bool((explicit < 0).any()):
+            return False
+        return key is None or self._ignore_keys or self._spread_keys or key.null_count > 0
+
     def assign(
         self,
         key: pa.Array | None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Collection, Iterable
 from datetime import datetime, timedelta, timezone
 from typing import Protocol
@@ -16,6 +17,7 @@ from kafka_sink.model import PartitionInfo, TopicPartition
 
 _log = logging.getLogger(__name__)
 _PARTITIONS_NAMED = 5
+_CHECK_MS = 50.0
 
 
 class SharedState(Protocol):
@@ -35,6 +37,10 @@ class SharedState(Protocol):
     def next_change_ms(self, now_ms: float) -> float:
         """Milliseconds until there is something to send."""
 
+    @property
+    def has_heard(self) -> bool:
+        """Whether all that is muted is known here, or nobody is there who would tell. Any thread."""
+
 
 class BreakerGate:
     """A SendObserver. The task's thread may read ``mutes``, ``congested`` and ``explain``.
@@ -53,6 +59,8 @@ class BreakerGate:
         self._describe_node = describe_node
         self._shared: SharedState | None = None
         self._alone = True
+        # Set by the sender's thread once ``mutes`` has what the coordinator told at first.
+        self._is_current = threading.Event()
         # A broker that is gone for long is in nobody's metadata, and must be named all the same.
         self._names: dict[int, str] = {}
         self._in_flight = InFlight()
@@ -75,6 +83,29 @@ class BreakerGate:
     def share(self, state: SharedState | None) -> None:
         """From now on work with a coordinator, or alone. Any thread; holds from the sender's next pass on."""
         self._shared = state
+
+    def begin(self) -> None:
+        """A new task: what others have muted meanwhile is to be known before its rows get partitions."""
+        self._is_current.clear()
+
+    def await_mutes(self, timeout_ms: float, check: Callable[[], None]) -> None:
+        """Returns once ``mutes`` has what the coordinator knows, after ``timeout_ms`` in any case.
+
+        ``check`` raises when the task is lost.
+        """
+        shared = self._shared
+        left_ms = timeout_ms
+        while shared is not None and left_ms > 0 and not self._is_current.is_set():
+            check()
+            self._is_current.wait(min(left_ms, _CHECK_MS) / 1000)
+            left_ms -= _CHECK_MS
+        # One that is late is not waited for again; what it tells holds from then on.
+        self._is_current.set()
+
+    def note_free_rows(self, topics: Iterable[str]) -> None:
+        """The task has rows of these topics that choose their partition freely."""
+        if self.manager.mutes:
+            self.manager.note_free_rows(topics)
 
     def explain(self, partition: TopicPartition) -> str | None:
         """See SendObserver."""
@@ -155,6 +186,11 @@ class BreakerGate:
         """See SendObserver."""
         self._in_flight.unreachable(nodes, now_ms)
 
+    def on_connected(self, node_id: int, setup_ms: float, now_ms: float) -> None:
+        """See SendObserver."""
+        self._at(now_ms)
+        self.manager.connected(node_id)
+
     def on_throttled(self, node_id: int, now_ms: float, throttled_ms: float) -> None:
         """See SendObserver."""
         self._in_flight.throttled(node_id, now_ms + throttled_ms)
@@ -179,6 +215,8 @@ class BreakerGate:
             self.manager.lose_coordinator()
         mutes = self.manager.refresh()
         self._tell_changes(shared)
+        if not self._is_current.is_set() and shared is not None and shared.has_heard:
+            self._is_current.set()
         return mutes
 
     def _tell_changes(self, shared: SharedState | None) -> None:
@@ -186,6 +224,20 @@ class BreakerGate:
             if shared is not None and change.own:
                 shared.changed(change)
             self._tell(change)
+
+    def brokers_to_probe(self) -> Collection[int]:
+        """See SendObserver."""
+        return self.manager.brokers_to_probe()
+
+    def on_probe(self, node_id: int, now_ms: float) -> None:
+        """See SendObserver."""
+        self._at(now_ms)
+        self.manager.probe_sent(node_id)
+
+    def on_probe_done(self, node_id: int, cause: Exception | None, now_ms: float) -> None:
+        """See SendObserver."""
+        self._at(now_ms)
+        self.manager.probe_done(node_id, cause)
 
     def may_probe(self, partition: TopicPartition) -> bool:
         """See SendObserver."""

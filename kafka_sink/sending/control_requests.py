@@ -12,6 +12,7 @@ from kafka_sink.network import requests
 from kafka_sink.network.client import NetworkClient, OutboundRequest, RequestFailed, ResponseReceived
 from kafka_sink.sending.cluster_view import ClusterView
 from kafka_sink.sending.settings import SenderSettings
+from kafka_sink.version import __version__
 
 if TYPE_CHECKING:
     # The coordinator has none, and needs nothing of the batches that it deals with.
@@ -31,6 +32,11 @@ class MetadataTag:
 @dataclass(frozen=True, slots=True)
 class ProducerIdTag:
     """Marks an InitProducerId request."""
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerProbeTag:
+    """Marks the request without rows that asks whether a muted broker answers."""
 
 
 class ControlRequests:
@@ -89,6 +95,20 @@ class ControlRequests:
         identity.requested()
         self._send(node, api, version, body, ProducerIdTag(), now_ms)
         return math.inf
+
+    def probe(self, node: int, now_ms: float) -> float | None:
+        """Asks one broker for its API versions, the one request that every broker answers to anybody at once.
+
+        It goes where Produce requests go, behind those without an answer, so that its answer speaks for them.
+        None where it went; else milliseconds until the broker may be connected to again.
+        """
+        if not self._network.ready_for_any(node, now_ms):
+            return self._network.ready_delay_ms(node, now_ms)
+        api = requests.API_VERSIONS
+        version = self._network.api_version(node, api, requests.API_VERSIONS_VERSIONS)
+        body = requests.encode_api_versions(version, __version__)
+        self._send(node, api, version, body, BrokerProbeTag(), now_ms)
+        return None
 
     def _node_to_ask(self, now_ms: float) -> tuple[int | None, float]:
         """A broker that takes a request now, else None and when to look again."""

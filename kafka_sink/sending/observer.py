@@ -32,6 +32,9 @@ class SendObserver(Protocol):
     def on_unreachable(self, nodes: Collection[int], now_ms: float) -> None:
         """All brokers that batches wait for and that are not connected."""
 
+    def on_connected(self, node_id: int, setup_ms: float, now_ms: float) -> None:
+        """A connection is ready, so long after it was begun: the broker has answered its first request."""
+
     def on_throttled(self, node_id: int, now_ms: float, throttled_ms: float) -> None:
         """A broker's answer: it holds back for so long what else was sent to it (throttle_time_ms)."""
 
@@ -41,6 +44,15 @@ class SendObserver(Protocol):
     def muted(self, now_ms: float) -> Container[TopicPartition]:
         """Partitions that get no request now; false where there are none. Their batches wait, and expire as
         others do."""
+
+    def brokers_to_probe(self) -> Collection[int]:
+        """Muted brokers that are to be sent a request without rows now."""
+
+    def on_probe(self, node_id: int, now_ms: float) -> None:
+        """Such a request goes to a broker."""
+
+    def on_probe_done(self, node_id: int, cause: Exception | None, now_ms: float) -> None:
+        """It was answered, or with a ``cause`` will not be."""
 
     def may_probe(self, partition: TopicPartition) -> bool:
         """Whether one batch of a muted partition may go all the same."""
@@ -75,6 +87,9 @@ class NoObserver:
     def on_unreachable(self, nodes: Collection[int], now_ms: float) -> None:
         """See SendObserver."""
 
+    def on_connected(self, node_id: int, setup_ms: float, now_ms: float) -> None:
+        """See SendObserver."""
+
     def on_throttled(self, node_id: int, now_ms: float, throttled_ms: float) -> None:
         """See SendObserver."""
 
@@ -84,6 +99,16 @@ class NoObserver:
     def muted(self, now_ms: float) -> Container[TopicPartition]:
         """See SendObserver."""
         return ()
+
+    def brokers_to_probe(self) -> Collection[int]:
+        """See SendObserver."""
+        return ()
+
+    def on_probe(self, node_id: int, now_ms: float) -> None:
+        """See SendObserver."""
+
+    def on_probe_done(self, node_id: int, cause: Exception | None, now_ms: float) -> None:
+        """See SendObserver."""
 
     def may_probe(self, partition: TopicPartition) -> bool:
         """See SendObserver."""

@@ -9,16 +9,18 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from functools import partial
 
 from kafka_sink.accumulator.producer_batch import ProducerBatch
 from kafka_sink.accumulator.record_accumulator import PartitionQueue, RecordAccumulator
 from kafka_sink.backoff import ExponentialBackoff
 from kafka_sink.errors import KafkaSinkError
+from kafka_sink.model import TopicPartition
 from kafka_sink.network.client import (
     NetworkClient,
     NetworkEvent,
+    NodeConnected,
     NodeDisconnected,
     RequestFailed,
     ResponseReceived,
@@ -26,7 +28,7 @@ from kafka_sink.network.client import (
 from kafka_sink.sending import outcomes
 from kafka_sink.sending.batch_completion import BatchCompletion
 from kafka_sink.sending.cluster_view import ClusterView
-from kafka_sink.sending.control_requests import ControlRequests
+from kafka_sink.sending.control_requests import BrokerProbeTag, ControlRequests
 from kafka_sink.sending.deliveries import Deliveries
 from kafka_sink.sending.node_availability import NodeAvailability
 from kafka_sink.sending.observer import NoObserver, SendObserver
@@ -107,12 +109,15 @@ class Sender(threading.Thread):
         delay = min(_LONGEST_POLL_MS, self._completion.expire(now_ms))
         self._completion.restart_sequences()
         self._refresh_nodes()
+        # Also before there is a producer id: a task's first rows wait for what the coordinator has muted.
+        muted = self._observer.muted(now_ms)
+        delay = min(delay, self._observer.next_change_ms(now_ms), self._probe_brokers(now_ms))
         delay = min(delay, self._control.refresh_metadata(now_ms))
         if self._identity is not None and not self._identity.ready:
             delay = min(delay, self._control.refresh_producer_id(now_ms))
         elif not self.deliveries.lost:
             # A lost task is run again by Spark: whatever else of it is sent now, is doubled then.
-            delay = min(delay, self._send_ready(now_ms))
+            delay = min(delay, self._send_ready(now_ms, muted))
         for event in self._network.poll(max(delay, 0.0), now_ms):
             self._on_event(event, self._clock_ms())
 
@@ -165,10 +170,9 @@ class Sender(threading.Thread):
 
     # -- produce ----------------------------------------------------------------------------------
 
-    def _send_ready(self, now_ms: float) -> float:
-        muted = self._observer.muted(now_ms)
+    def _send_ready(self, now_ms: float, muted: Container[TopicPartition]) -> float:
         check = self._accumulator.ready(self._cluster.leader, now_ms, muted)
-        delay = min(check.next_check_delay_ms, self._observer.next_change_ms(now_ms))
+        delay = check.next_check_delay_ms
         self._completion.expire_missing(check.unknown_leaders, now_ms)
         lacking = check.unknown_leaders | self._led_by_gone(check.nodes) | self._led_by_gone(check.held)
         for topic in lacking:
@@ -201,8 +205,19 @@ class Sender(threading.Thread):
         """Whether a broker takes nothing for want of a connection, not for a full window or a throttle."""
         return not self._network.in_flight(node) and not self._network.throttled_ms(node, now_ms)
 
+    def _probe_brokers(self, now_ms: float) -> float:
+        """Asks muted brokers whether they answer, with no rows."""
+        delay = math.inf
+        for node in self._observer.brokers_to_probe():
+            wait = self._control.probe(node, now_ms)
+            if wait is None:
+                self._observer.on_probe(node, now_ms)
+            else:
+                delay = min(delay, wait)
+        return delay
+
     def _probe(self, node: int, queues: Sequence[PartitionQueue], now_ms: float) -> float:
-        """Sends one batch of a muted broker's or partition's where the breaker wants one."""
+        """Sends one batch of a muted partition's where the breaker wants one."""
         for queue in queues:
             if not self._observer.may_probe(queue.partition):
                 continue
@@ -238,16 +253,23 @@ class Sender(threading.Thread):
             if isinstance(event.tag, ProduceTag):
                 self._completion.on_response(event, event.tag, now_ms)
                 return
+            if isinstance(event.tag, BrokerProbeTag):
+                self._observer.on_probe_done(event.node_id, None, now_ms)
+                return
             failure = self._control.on_response(event, now_ms)
             if failure is not None:
                 self._completion.fail_all(failure)
         elif isinstance(event, RequestFailed):
             if isinstance(event.tag, ProduceTag):
                 self._completion.on_failure(event, event.tag, now_ms)
+            elif isinstance(event.tag, BrokerProbeTag):
+                self._observer.on_probe_done(event.node_id, event.cause, now_ms)
             else:
                 self._control.on_failure(event, now_ms)
             if outcomes.is_final(event.cause):
                 self._completion.fail_all(event.cause)
+        elif isinstance(event, NodeConnected):
+            self._observer.on_connected(event.node_id, event.setup_ms, now_ms)
         elif isinstance(event, NodeDisconnected):
             self._on_disconnect(event)
 

@@ -21,7 +21,10 @@ P0, P1, P2 = (TopicPartition("t", partition) for partition in range(3))
 
 
 class Task:
-    """One task's gate and exchange; ``waiting`` are partitions with a batch in the queue."""
+    """One task's gate and exchange; ``waiting`` are partitions with a batch in the queue.
+
+    ``probed`` are the brokers asked without rows; ``answering`` those that answer that at once.
+    """
 
     def __init__(self, job: Job, number: int) -> None:
         self.job = job
@@ -34,6 +37,8 @@ class Task:
         self.gate.share(self.exchange)
         self.waiting: set[TopicPartition] = set()
         self.sent: list[tuple[float, TopicPartition]] = []
+        self.probed: list[tuple[float, int]] = []
+        self.answering: set[int] = set()
 
     def node(self, partition: TopicPartition) -> int:
         info = self.job.cluster.leader(partition)
@@ -57,6 +62,11 @@ class Task:
 
     def run_pass(self) -> None:
         mutes = self.gate.muted(self.job.now)
+        for node in self.gate.brokers_to_probe():
+            self.probed.append((self.job.now, node))
+            self.gate.on_probe(node, self.job.now)
+            if node in self.answering:
+                self.gate.on_probe_done(node, None, self.job.now)
         for partition in sorted(self.waiting):
             if partition in mutes and self.gate.may_probe(partition):
                 self.send(partition)

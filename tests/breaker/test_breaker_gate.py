@@ -232,6 +232,7 @@ class Shared:
         self.outcomes: list[tuple[int, TopicPartition, int, Exception | None]] = []
         self.changes: list[Change] = []
         self.held: list[object] = []
+        self.has_heard = True
 
     def outcome(
         self, node_id: int, partition: TopicPartition, records: int, cause: Exception | None, now_ms: float

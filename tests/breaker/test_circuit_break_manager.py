@@ -89,14 +89,14 @@ def test_partitions_that_lose_their_leader_rest_with_it(
     assert {name: numbers(infos) for name, infos in manager.muted_partitions_for_node(1).items()} == {
         "a": [0]
     }
-    # No batch can wait for it, so the broker comes on trial; no row could be the probe there.
     manager.now_ms = 10_000.0
     assert A0 in manager.refresh()
+    assert numbers(manager.muted_partitions_for_topic("a")) == [0]
+    assert manager.metrics().muted_partitions == 1
     cluster.move(A0, 1)
     manager.refresh()
-    assert manager.may_probe(A0)
-    manager.sent(A0)
-    manager.completed(A0, None)
+    manager.probe_sent(1)
+    manager.probe_done(1, None)
     assert not manager.refresh()
     cluster.move(A0, -1)
     assert not manager.refresh()
@@ -116,17 +116,59 @@ def test_all_muted_is_as_none_muted(manager: CircuitBreakManager) -> None:
 def test_one_probe_then_success_unmutes(manager: CircuitBreakManager) -> None:
     manager.mute(1, "slow")
     manager.now_ms = 1_999.0
-    assert not manager.may_probe(A0)
+    assert manager.brokers_to_probe() == []
     manager.now_ms = 2_000.0
-    assert manager.may_probe(A0)
-    assert manager.may_probe(B0)
-    manager.sent(B0)
-    assert not manager.may_probe(A0), "one at a time"
+    assert manager.brokers_to_probe() == [1]
+    assert not manager.may_probe(A0), "no row goes to a broker that may be dead"
+    manager.probe_sent(1)
+    assert manager.brokers_to_probe() == []
     manager.completed(A0, None)
     assert manager.is_muted(1), "not the probe: sent before"
-    manager.completed(B0, None)
+    manager.probe_done(1, None)
     assert not manager.is_muted(1)
     assert manager.metrics().probes == 1
+
+
+def test_a_broker_owes_one_probe_at_a_time(manager: CircuitBreakManager) -> None:
+    """Catches: a frozen broker that finds a request for each interval of its freeze when it is back."""
+    manager.mute(1)
+    for now in range(2_000, 60_000, 500):
+        manager.now_ms = float(now)
+        manager.refresh()
+        for node in manager.brokers_to_probe():
+            manager.probe_sent(node)
+    assert manager.metrics().probes == 1
+    manager.probe_done(1, TimeoutError("request timed out"))
+    assert manager.take_failures() == [(1, "request timed out")]
+    manager.refresh()
+    assert manager.brokers_to_probe() == [1]
+    manager.connected(1)
+    assert not manager.is_muted(1), "a new connection's first answer tells as much"
+
+
+def test_no_row_goes_to_a_muted_broker_however_long_it_is_muted(manager: CircuitBreakManager) -> None:
+    """Catches: keyless rows that are let through to a dead broker as its probe, and fail their task after
+    delivery.timeout.ms."""
+    manager.mute(1)
+    manager.mute(A0)
+    for now in range(0, 600_000, 250):
+        manager.now_ms = float(now)
+        manager.note_free_rows(["a", "b"])
+        mutes = manager.refresh()
+        assert A0 in mutes
+        assert B0 in mutes
+        assert not manager.may_probe(A0)
+
+
+def test_mutes_hold_before_any_metadata_is_known() -> None:
+    """Catches: a task's first rows that ignore what the coordinator has told."""
+    cluster = Cluster()
+    manager = CircuitBreakManager(cluster, 2_000.0)
+    manager.take_shared({1: "another task's"}, {})
+    mutes = manager.refresh()
+    cluster.leaders["a"] = [1, 2]
+    assert A0 in mutes
+    assert A1 not in mutes
 
 
 def test_a_failed_probe_waits_an_interval(manager: CircuitBreakManager) -> None:
@@ -149,8 +191,8 @@ def test_any_answer_tells_that_a_broker_is_back(manager: CircuitBreakManager) ->
     manager.mute(1)
     manager.mute(A0)
     manager.now_ms = 2_000.0
-    manager.sent(A0)
-    manager.completed(A0, BrokerRefusedError("NOT_LEADER", 6))
+    manager.probe_sent(1)
+    manager.probe_done(1, BrokerRefusedError("throttled", 89))
     assert not manager.is_muted(1)
     assert manager.is_muted(A0), "of the partition it says nothing"
     assert manager.may_probe(A0), "so the next batch may go at once"
@@ -162,40 +204,38 @@ def test_any_answer_tells_that_a_broker_is_back(manager: CircuitBreakManager) ->
 def test_an_answer_after_the_probes_time_counts(manager: CircuitBreakManager) -> None:
     manager.mute(1)
     manager.now_ms = 2_000.0
-    manager.sent(A0)
+    manager.probe_sent(1)
     manager.now_ms = 4_000.0
     manager.refresh()
-    assert manager.may_probe(B0)
-    manager.completed(A0, None)
+    manager.probe_done(1, None)
     assert not manager.is_muted(1)
-
-
-def test_a_brokers_probe_may_be_of_a_partition_muted_by_itself(manager: CircuitBreakManager) -> None:
-    manager.mute(1)
-    manager.now_ms = 1_000.0
-    manager.mute(A0)
-    manager.now_ms = 2_000.0
-    assert manager.may_probe(A0)
-    manager.sent(A0)
-    manager.completed(A0, None)
-    assert not manager.refresh()
 
 
 def test_the_coordinators_mutes_and_leases(manager: CircuitBreakManager) -> None:
-    manager.take_shared({1: "another task's"}, {})
-    assert [(c.target, c.muted, c.own) for c in manager.take_changes()] == [(1, True, False)]
+    muted = {1: "another task's", A1: "another task's"}
+    manager.take_shared(muted, {})
+    assert [(c.target, c.muted, c.own) for c in manager.take_changes()] == [
+        (1, True, False),
+        (A1, True, False),
+    ]
     manager.now_ms = 60_000.0
-    assert not manager.may_probe(A0), "no lease"
-    manager.take_shared({1: "another task's"}, {1: Lease(500.0)})
-    assert manager.may_probe(A0)
+    assert manager.brokers_to_probe() == [], "no lease"
+    assert not manager.may_probe(A1), "no lease"
+    manager.take_shared(muted, {1: Lease(500.0), A1: Lease(500.0)})
+    assert manager.brokers_to_probe() == [1]
+    assert manager.may_probe(A1)
     manager.now_ms = 60_500.0
-    assert not manager.may_probe(A0), "the lease is over"
-    manager.take_shared({1: "another task's"}, {1: Lease(500.0)})
-    manager.sent(A0)
-    assert not manager.may_probe(B0)
+    assert manager.brokers_to_probe() == [], "the lease is over"
+    assert not manager.may_probe(A1), "the lease is over"
+    manager.take_shared(muted, {1: Lease(500.0), A1: Lease(500.0)})
+    manager.probe_sent(1)
+    assert manager.brokers_to_probe() == []
+    manager.sent(A1)
+    assert not manager.may_probe(A1)
     manager.take_shared({}, {})
     assert not manager.is_muted(1)
-    assert [(c.target, c.muted, c.own) for c in manager.take_changes()] == [(1, False, False)]
+    changes = [(c.target, c.muted, c.own) for c in manager.take_changes()]
+    assert sorted(changes, key=str) == [(1, False, False), (A1, False, False)]
 
 
 def test_own_mutes_stay_until_the_coordinator_has_heard_of_them(manager: CircuitBreakManager) -> None:
@@ -210,10 +250,10 @@ def test_own_mutes_stay_until_the_coordinator_has_heard_of_them(manager: Circuit
 def test_without_the_coordinator_the_own_clock_rules(manager: CircuitBreakManager) -> None:
     manager.take_shared({1: "another task's"}, {})
     manager.now_ms = 10_000.0
-    assert not manager.may_probe(A0)
+    assert manager.brokers_to_probe() == []
     manager.lose_coordinator()
     assert manager.is_muted(1)
-    assert manager.may_probe(A0)
+    assert manager.brokers_to_probe() == [1]
 
 
 def test_congested_brokers_are_no_trips(manager: CircuitBreakManager) -> None:
@@ -226,37 +266,48 @@ def test_congested_brokers_are_no_trips(manager: CircuitBreakManager) -> None:
     assert manager.metrics().breaker_trips_total == 0
 
 
-def test_where_no_batch_waits_new_rows_are_the_probe(manager: CircuitBreakManager) -> None:
-    """Catches: a broker that stays muted for ever, as keyless rows avoid it and nothing else goes there."""
-    manager.mute(1)
+def test_where_no_batch_waits_new_rows_are_a_partitions_probe(manager: CircuitBreakManager) -> None:
+    """Catches: a partition that stays muted for ever, as keyless rows avoid it and none else go there."""
+    manager.mute(A0)
     manager.now_ms = 3_999.0
     assert A0 in manager.refresh()
     manager.now_ms = 4_000.0
     assert A0 not in manager.refresh()
-    assert manager.is_muted(1)
+    assert manager.is_muted(A0)
     manager.sent(A0)
     assert A0 in manager.refresh(), "one probe, then it rests again"
     manager.completed(A0, None)
-    assert not manager.is_muted(1)
+    assert not manager.is_muted(A0)
 
 
 def test_while_a_batch_waits_it_is_the_probe(manager: CircuitBreakManager) -> None:
-    manager.mute(1)
+    manager.mute(A0)
     for now in range(0, 10_000, 1_000):
         manager.now_ms = float(now)
-        manager.may_probe(B0)
+        manager.may_probe(A0)
         assert A0 in manager.refresh()
-    assert manager.held() == [1]
+    assert manager.held() == [A0]
     manager.now_ms = 10_600.0
     assert A0 not in manager.refresh()
     assert manager.held() == []
 
 
+def test_a_task_wants_the_partitions_that_its_free_rows_avoid(manager: CircuitBreakManager) -> None:
+    manager.mute(A0)
+    manager.mute(B0)
+    manager.note_free_rows(["a"])
+    assert manager.wanted() == [A0]
+    manager.may_probe(A0)
+    assert manager.wanted() == [], "a batch waits for it"
+    manager.now_ms = 2_000.0
+    assert manager.wanted() == [], "that was long ago"
+
+
 def test_a_leased_trial_opens_at_once_and_ends_with_its_lease(manager: CircuitBreakManager) -> None:
-    manager.take_shared({1: "x", 2: "y"}, {})
+    manager.take_shared({A0: "x", A1: "y"}, {})
     manager.now_ms = 60_000.0
     assert A0 in manager.refresh()
-    manager.take_shared({1: "x", 2: "y"}, {1: Lease(500.0, trial=True), 2: Lease(500.0)})
+    manager.take_shared({A0: "x", A1: "y"}, {A0: Lease(500.0, trial=True), A1: Lease(500.0)})
     mutes = manager.refresh()
     assert A0 not in mutes
     assert A1 in mutes, "that lease is for a batch that waits"

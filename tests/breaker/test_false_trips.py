@@ -209,9 +209,9 @@ def test_every_answer_of_the_outcome_table_is_judged() -> None:
 
 
 def test_a_trial_ends_when_a_batch_waits_that_cannot_be_sent() -> None:
-    """Catches: rows without keys that gather for a frozen broker, whose window is full, as long as it is."""
+    """Catches: rows without keys that gather for a sick partition whose broker's window is full."""
     bench = Bench()
-    bench.manager.mute(1, "silent")
+    bench.manager.mute(P0, "failing")
     bench.now = 4_000.0
     assert P0 not in bench.gate.muted(bench.now), "no batch waits: new rows may come"
     bench.gate.on_waiting([P0])
@@ -225,16 +225,17 @@ def test_a_trial_ends_when_a_batch_waits_that_cannot_be_sent() -> None:
 
 
 def test_there_is_no_trial_while_an_answer_is_awaited() -> None:
-    """Catches: rows that gather behind a request that a frozen broker has not answered."""
+    """Catches: rows that gather behind a batch that has no answer yet."""
     bench = Bench()
     bench.batch(P0)
     bench.send(P0)
-    bench.manager.mute(1, "silent")
+    bench.manager.mute(P0, "failing")
     for _ in range(20):
         bench.now += 500
         assert P0 in bench.gate.muted(bench.now)
     bench.gate.on_request_done(1, bench.now)
     bench.gate.on_complete(1, P0, 100, RequestTimeoutError("x"), bench.now)
+    bench.manager.unmute(1)
     assert P0 not in bench.gate.muted(bench.now)
 
 

@@ -87,14 +87,11 @@ def test_what_a_task_unmuted_itself_does_not_come_back_with_the_next_message() -
 
 
 def _probes_of(job: Job, ms: float) -> list[float]:
-    """Runs a job whose tasks all hold batches for partition 0 at any time, none of them answered."""
+    """When brokers are probed; nobody answers."""
     start = job.now
-    while job.now < start + ms:
-        for task in job.tasks:
-            if task.number in job.connected:
-                task.waiting = {P0}
-        job.step()
-    return sorted(at for task in job.tasks for at, partition in task.sent if at > start and partition == P0)
+    job.run(ms)
+    connected = [task for task in job.tasks if task.number in job.connected]
+    return sorted(at for task in connected for at, _ in task.probed if at > start)
 
 
 def test_a_coordinator_that_begins_anew_hears_of_mutes_whose_finder_is_gone() -> None:
@@ -114,7 +111,7 @@ def test_a_coordinator_that_begins_anew_hears_of_mutes_whose_finder_is_gone() ->
     probes = _probes_of(job, 10_000)
     assert len(probes) in (4, 5)
     assert min(later - earlier for earlier, later in itertools.pairwise(probes)) >= INTERVAL - 50
-    job.tasks[1].answer(P0)
+    job.tasks[1].gate.on_probe_done(1, None, job.now)
     job.run(100)
     assert job.mutes()[1:] == [set()] * 5
 
@@ -196,25 +193,29 @@ def test_a_lease_does_not_outlive_its_connection() -> None:
     job = Job(1)
     (task,) = job.tasks
     job.run(10)
-    task.exchange.on_push(encode_news(News(added={1: "x"}, leases={1: Lease(2_000.0)})), job.now)
+    task.exchange.on_push(encode_news(News(added={P0: "x"}, leases={P0: Lease(2_000.0)})), job.now)
     task.run_pass()
     assert task.gate.may_probe(P0)
     task.exchange.on_lost(job.now)
     task.exchange.on_connected(job.now)
-    task.exchange.on_push(encode_news(News(whole=True, added={1: "x"})), job.now)
+    task.exchange.on_push(encode_news(News(whole=True, added={P0: "x"})), job.now)
     task.run_pass()
     assert not task.gate.may_probe(P0), "perhaps it is another task's by now"
 
 
 def test_new_rows_are_a_probe_only_after_another_interval() -> None:
-    """Catches: keyless rows of some task on a sick broker as soon as the interval is over, though a task that
-    holds a batch may be about to say so."""
+    """Catches: keyless rows of some task on a sick partition as soon as the interval is over, though a task
+    that holds a batch may be about to say so."""
     job = Job(3)
     job.run(100)
-    frozen(job)
-    job.tasks[0].answer(P0, TimeoutError("timed out"))
+    for task in job.tasks:
+        task.send(P0)
+        task.answer(P0, REPLICAS)
+    while not all(P0 in task.gate.mutes for task in job.tasks):
+        job.step()
     muted = job.now
     while all(P0 in task.gate.mutes for task in job.tasks):
+        job.tasks[1].gate.note_free_rows(["t"])
         job.step()
     assert 2 * INTERVAL - 200 <= job.now - muted <= 2 * INTERVAL + 600
 

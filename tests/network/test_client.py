@@ -46,7 +46,7 @@ def driver(cluster: FakeCluster) -> Iterator[Driver]:
 
 
 def test_connecting_is_told_and_versions_are_known(driver: Driver) -> None:
-    assert driver.of(NodeConnected) == [NodeConnected(-1)]
+    assert [event.node_id for event in driver.of(NodeConnected)] == [-1]
     assert driver.client.api_version(-1, requests.PRODUCE, (3, 13)) == 13
     assert driver.client.api_version(-1, requests.PRODUCE, (3, 9)) == 9
     with pytest.raises(BrokerVersionError, match="speaks Produce in versions 3 to 13, this sink in 14 to 15"):

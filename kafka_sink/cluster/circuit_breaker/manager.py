@@ -1,4 +1,7 @@
-"""Who is muted, and which batch may probe (KIP-693's CircuitBreakManager)."""
+"""Who is muted, and what may probe (KIP-693's CircuitBreakManager).
+
+A broker's probe is a request without rows; only a partition's needs a batch.
+"""
 
 from __future__ import annotations
 
@@ -66,10 +69,14 @@ class CircuitBreakManager:
         self._shared: frozenset[Target] = frozenset()
         self._leases: dict[Target, float] = {}
         self._trial_leases: set[Target] = set()
+        # Brokers that owe the answer to a probe; one request at a time, however long it takes.
+        self._probed_nodes: set[int] = set()
         # Mutes that were decided here, probes that failed, when a batch was last seen to wait for a target.
         self._own: dict[Target, Change] = {}
         self._failures: list[tuple[Target, str]] = []
         self._held_ms: dict[Target, float] = {}
+        # When the task last had rows of a topic that choose their partition freely. Written by its thread.
+        self._free_rows_ms: dict[str, float] = {}
         self._trials: frozenset[Target] = frozenset()
         # The muted brokers of partitions that they led when last a leader was known.
         self._muted_leaders: dict[TopicPartition, int] = {}
@@ -112,8 +119,10 @@ class CircuitBreakManager:
         return [info for info in self._led(topic) if not self.is_muted(info)]
 
     def muted_partitions_for_topic(self, topic: str) -> list[PartitionInfo]:
-        """Partitions that are muted."""
-        return [info for info in self._led(topic) if self.is_muted(info)]
+        """Partitions that are muted, by themselves or with the broker that leads them, or led them last."""
+        found = self._topology.topic(topic)
+        infos = () if found is None else found.partitions
+        return [info for info in infos if self.is_muted(TopicPartition(topic, info.partition))]
 
     def available_partitions_for_node(self, node_id: int) -> dict[str, list[PartitionInfo]]:
         """By topic, the partitions that a broker leads and that are not muted."""
@@ -200,6 +209,19 @@ class CircuitBreakManager:
         """Muted targets that batches of this task wait for."""
         return [target for target in self._book.mutes if self._is_held(target)]
 
+    def wanted(self) -> list[Target]:
+        """Muted partitions that no batch of this task waits for, but rows of it might go to."""
+        partitions = [target for target in self._book.mutes if isinstance(target, TopicPartition)]
+        return [one for one in partitions if self._has_free_rows(one) and not self._is_held(one)]
+
+    def note_free_rows(self, topics: Iterable[str]) -> None:
+        """The task has rows of these topics that may go to any partition. The task's thread."""
+        for topic in topics:
+            self._free_rows_ms[topic] = self.now_ms
+
+    def _has_free_rows(self, target: TopicPartition) -> bool:
+        return self.now_ms - self._free_rows_ms.get(target.topic, -math.inf) <= _HELD_MS
+
     def take_failures(self) -> list[tuple[Target, str]]:
         """Probes that failed since the last call, with their errors."""
         failures, self._failures = self._failures, []
@@ -212,15 +234,47 @@ class CircuitBreakManager:
 
     # -- the owner: probes ----------------------------------------------------------------------------
 
-    def may_probe(self, partition: TopicPartition) -> bool:
-        """Whether a batch of this muted partition may go now, as the probe of what mutes it.
+    def brokers_to_probe(self) -> list[int]:
+        """Muted brokers that are to be sent a request without rows now."""
+        if not self._book.mutes:
+            return []
+        return [
+            target
+            for target in self._book.mutes
+            if isinstance(target, int) and target not in self._probed_nodes and self._is_due(target)
+        ]
 
-        A broker's probe may be of any of its partitions, also one that is muted by itself.
-        """
+    def probe_sent(self, node_id: int) -> None:
+        """A request without rows goes to a broker."""
+        self._probed_nodes.add(node_id)
+        self._begin_probe(node_id)
+
+    def probe_done(self, node_id: int, cause: Exception | None) -> None:
+        """The request without rows has its answer, or will have none. A late answer counts too."""
+        self._probed_nodes.discard(node_id)
+        if answered(cause):
+            self.connected(node_id)
+            return
+        mute = self._book.mutes.get(node_id)
+        if mute is None:
+            return
+        mute.last_error = str(cause)
+        self._book.fail(node_id, str(cause), self.now_ms)
+        self._failures.append((node_id, str(cause)))
+
+    def connected(self, node_id: int) -> None:
+        """A broker has answered a request without rows, also the first one of a new connection."""
+        if self._is_due(node_id):
+            self._begin_probe(node_id)
+        if self._book.succeed(node_id):
+            self._note_unmute(node_id, "it answers again", own=True)
+
+    def may_probe(self, partition: TopicPartition) -> bool:
+        """Whether a batch of this partition, which is muted by itself, may go now as its probe."""
         covering = self.covering(partition)
         for target in covering:
             self._held_ms[target] = self.now_ms
-        return bool(covering) and self._is_due(covering[0])
+        return covering == [partition] and self._is_due(partition)
 
     def note_waiting(self, partitions: Iterable[TopicPartition]) -> None:
         """Batches of these could go but for their brokers, which take none now: a trial's rows are enough."""
@@ -240,7 +294,10 @@ class CircuitBreakManager:
         return self.now_ms - self._held_ms.get(target, -math.inf) <= _HELD_MS
 
     def _is_on_trial(self, target: Target) -> bool:
-        """Whether a probe may go, and no batch waits that could be it, nor an answer: then a new row must."""
+        """Whether a partition's probe may go, and no batch waits that could be it, nor an answer: then a new
+        row must."""
+        if not isinstance(target, TopicPartition) or self.rests_with_leader(target):
+            return False
         if not self._is_due(target) or self._is_held(target) or self.awaits(target):
             return False
         if self.coordinated and target in self._shared:
@@ -251,10 +308,15 @@ class CircuitBreakManager:
         """A batch goes out; the probe, where its partition is muted."""
         if self._book.mutes:
             for target in self.covering(partition):
+                # A broker's too: where all are muted batches go out as if none was.
                 if self._is_due(target):
-                    self._book.probe(target, self.now_ms)
+                    self._begin_probe(target)
                     self._probes[target] = partition
-                    self._leases.pop(target, None)
+
+    def _begin_probe(self, target: Target) -> None:
+        self._book.probe(target, self.now_ms)
+        self._leases.pop(target, None)
+        self._trial_leases.discard(target)
 
     def completed(self, partition: TopicPartition, exception: Exception | None) -> None:
         """An attempt has ended; decides on what it was the probe of."""
@@ -308,19 +370,14 @@ class CircuitBreakManager:
         if seen != self._seen or trials != self._trials:
             self._seen, self._trials = seen, trials
             self._muted_leaders = dict(self._find_muted_leaders()) if self._book.mutes else {}
-            available = list(self._available()) if self._book.mutes else []
-            self._muted_count = available.count(False)
-            self.mutes = self._view() if any(available) else NOTHING_MUTED
+            self._muted_count, known, available = self._count() if self._book.mutes else (0, 0, 0)
+            # Of a cluster of which nothing is known yet, the mutes are known all the same.
+            self.mutes = self._view() if self._book.mutes and (available or not known) else NOTHING_MUTED
         return self.mutes
 
     def _view(self) -> Mutes:
         muted = self._book.mutes.keys() - self._trials
-        # A broker on trial takes rows for any of its partitions, as its probe may be of any.
-        own = (
-            one
-            for one in muted
-            if isinstance(one, TopicPartition) and self._trials.isdisjoint(self.covering(one))
-        )
+        own = (one for one in muted if isinstance(one, TopicPartition))
         return Mutes(
             frozenset(target for target in muted if isinstance(target, int)),
             frozenset((*own, *self._leaderless())),
@@ -337,16 +394,24 @@ class CircuitBreakManager:
                     yield partition, leader
 
     def _leaderless(self) -> Iterator[TopicPartition]:
-        """Also while their last leader is on trial: no row could be its probe there."""
+        """Partitions that a muted broker led until it lost them, and that nobody leads."""
         for partition in self._muted_leaders:
             info = self._topology.leader(partition)
             if info is not None and info.leader == NO_LEADER:
                 yield partition
 
-    def _available(self) -> Iterator[bool]:
+    def _count(self) -> tuple[int, int, int]:
+        """Muted, known and available partitions; one without a leader that nothing mutes is neither."""
+        muted = known = available = 0
         for name in self._topology.names():
-            for info in self._led(name):
-                yield not self.is_muted(info)
+            found = self._topology.topic(name)
+            for info in () if found is None else found.partitions:
+                known += 1
+                if self.is_muted(TopicPartition(name, info.partition)):
+                    muted += 1
+                elif info.leader >= 0:
+                    available += 1
+        return muted, known, available
 
     def next_change_ms(self) -> float:
         """Milliseconds until a probe may go, or one counts as lost; infinite where nothing is muted."""

@@ -47,8 +47,8 @@ def standing(own: Change | None, mute: Mute, now_ms: float) -> Change:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """One probe, granted by the coordinator for ``left_ms``. ``trial``: no task holds a batch for the target,
-    so new rows may go to it until one is sent."""
+    """One probe, granted by the coordinator for ``left_ms``. ``trial``: no task holds a batch for the
+    partition, so new rows may go to it until one is sent."""
 
     left_ms: float
     trial: bool = False
