@@ -20,7 +20,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 
 from kafka_sink import archive_finders, driver_log
 from kafka_sink.cluster.hints import MetadataSnapshot
-from kafka_sink.coordinator.address import CoordinatorAddress
+from kafka_sink.coordinator.address import CoordinatorAddress, without_brackets
 from kafka_sink.coordinator.planning import Planned
 from kafka_sink.errors import DeliveryError
 from kafka_sink.model import TaskResult
@@ -73,10 +73,11 @@ class SinkWrite:
 
     def _coordinator(self) -> CoordinatorAddress | None:
         """Where this task finds it: the driver's host is known in tasks, not where writes are planned."""
-        context = TaskContext.get()
-        host = None if context is None else context.getLocalProperty("spark.driver.host")
-        rendezvous = self.planned.rendezvous
-        return None if host is None or rendezvous is None else CoordinatorAddress(host, rendezvous)
+        context, rendezvous = TaskContext.get(), self.planned.rendezvous
+        if context is None or rendezvous is None:
+            return None
+        host = rendezvous.host or context.getLocalProperty("spark.driver.host")
+        return None if host is None else CoordinatorAddress(without_brackets(host), rendezvous)
 
     def _hints(self) -> MetadataSnapshot | None:
         """Aged by the hosts' clocks: they are checked by every answer of a broker all the same.

@@ -17,10 +17,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from kafka_sink import application_marks, driver_log
 from kafka_sink.backoff import ExponentialBackoff
 from kafka_sink.coordinator.address import CoordinatorAddress
 from kafka_sink.coordinator.messages import MOST_FRAME_BYTES, MOST_HANDSHAKE_BYTES, FrameReader, Session
+from kafka_sink.coordinator.warnings import warn_of_no_coordinator
 from kafka_sink.errors import ProtocolError
 
 # For connection and challenge, and then for the first or next reply to a message. Nobody waits for these: a
@@ -30,9 +30,6 @@ _BACKOFF_MS, _BACKOFF_MAX_MS = 1000.0, 30_000.0
 _AFTER_IDLE_MS = 100.0
 _READ_BYTES = 256 * 1024
 _LONGEST_WAIT_S = 3600.0
-
-_warned_lock = threading.Lock()  # guards the set
-_warned: set[str] = set()
 
 
 class Participant(Protocol):
@@ -234,18 +231,12 @@ class CoordinatorClient(threading.Thread):
 
 def warn_once(address: CoordinatorAddress, error: Exception) -> None:
     """Say that this coordinator cannot be used: once on a host, where workers share a folder."""
-    # Planning and tasks may know its host by different names.
-    key = f"coordinator at port {address.rendezvous.port} of {application_marks.folder()}"
-    with _warned_lock:
-        if key in _warned:
-            return
-        _warned.add(key)
-    if not application_marks.first_time(key):
-        return
-    driver_log.warn(
-        f"kafka-chunked: the coordinator at {address.host}:{address.rendezvous.port} cannot be used "
-        f"({error}); writes go on without it, and it is tried again. If tasks cannot reach the driver, set "
-        "coordinator.port and coordinator.bind.address, or coordinator.enabled=false"
+    where = f"{address.host}:{address.rendezvous.port}"
+    warn_of_no_coordinator(
+        f"the coordinator at {where} cannot be used ({error}); it is tried again. If tasks cannot reach the "
+        "driver, set coordinator.port and coordinator.bind.address, or coordinator.enabled=false",
+        # Planning and tasks may know its host by different names.
+        about=f"port {address.rendezvous.port}",
     )
 
 

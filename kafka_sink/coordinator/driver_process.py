@@ -24,6 +24,10 @@ class DriverProcess:
         found = _look(self.pid)
         return found is not None and found.started == self.started and not found.zombie
 
+    def arguments(self) -> list[str]:
+        """Its command line; empty where that cannot be read."""
+        return _proc_arguments(self.pid) if sys.platform == "linux" else _ps("args=", self.pid).split()
+
 
 @dataclass(frozen=True, slots=True)
 class _Found:
@@ -62,19 +66,31 @@ def _from_proc(pid: int) -> _Found | None:
     return _Found(int(fields[1]), fields[19], fields[0] in "ZX", head.partition("(")[2])
 
 
+def _proc_arguments(pid: int) -> list[str]:
+    try:
+        with open(f"/proc/{pid}/cmdline", encoding="utf-8", errors="replace") as file:
+            return file.read().split("\0")
+    except OSError:
+        return []
+
+
 def _from_ps(pid: int) -> _Found | None:
+    fields = _ps("ppid=,stat=,lstart=,comm=", pid).split()
+    if len(fields) < 8:
+        return None
+    # lstart is five words: Sat Nov 21 07:14:03 2026
+    return _Found(int(fields[0]), " ".join(fields[2:7]), "Z" in fields[1], os.path.basename(fields[7]))
+
+
+def _ps(columns: str, pid: int) -> str:
     try:
         done = subprocess.run(
-            ["ps", "-o", "ppid=,stat=,lstart=,comm=", "-p", str(pid)],
+            ["ps", "-ww", "-o", columns, "-p", str(pid)],
             capture_output=True,
             text=True,
             timeout=_PS_TIMEOUT_S,
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
-        return None
-    fields = done.stdout.split()
-    if len(fields) < 8:
-        return None
-    # lstart is five words: Sat Nov 21 07:14:03 2026
-    return _Found(int(fields[0]), " ".join(fields[2:7]), "Z" in fields[1], os.path.basename(fields[7]))
+        return ""
+    return done.stdout

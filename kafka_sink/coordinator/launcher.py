@@ -6,27 +6,38 @@ a process in a session of its own. Where it cannot be had the write is planned w
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from kafka_sink import application_marks, driver_log
+from kafka_sink import application_marks
 from kafka_sink.coordinator import driver_process
 from kafka_sink.coordinator.address import Rendezvous
+from kafka_sink.coordinator.driver_conf import spark_conf
 from kafka_sink.coordinator.driver_process import DriverProcess
-from kafka_sink.coordinator.meeting_place import Found, MeetingPlace, line, write_all
+from kafka_sink.coordinator.meeting_place import Found, MeetingPlace, Starts, line, write_all
 from kafka_sink.coordinator.messages import SECRET_BYTES
+from kafka_sink.coordinator.placement import Placement, is_enabled, placement
+from kafka_sink.coordinator.warnings import UNAVAILABLE, warn_of_no_coordinator
 from kafka_sink.options import SinkOptions
 
 _LOCK_MS = 2000.0
+# A new process must import its parts before it reads; one that runs reads within milliseconds.
+_NEW_READS_MS, _READS_MS = 5000.0, 1000.0
 _BACKLOG = 1024
-_ANY = ("", "0.0.0.0", "::")
-# A secret of Spark's that a child of its worker has no use for.
-_NOT_INHERITED = ("PYTHON_WORKER_FACTORY_SECRET", "PYTHON_DAEMON_KILL_WORKER_ON_FLUSH_FAILURE")
+# One that ended is started again at once, one that keeps ending after ever longer pauses.
+_PAUSE_S, _LONGEST_PAUSE_S = 10.0, 600.0
+# What went wrong is not tried again with every micro-batch.
+_AFTER_FAILURE_S = 10.0
+# Variables of Spark's for one worker or one session. The process is of the whole application: some are
+# secrets that it has no use for, others name what ends before it.
+_NOT_INHERITED = ("SPARK_", "PYSPARK_", "_PYSPARK_", "PYTHON_WORKER_", "PYTHON_DAEMON_")
 # Kept, so that Popen does not complain about children that outlive it.
 _started: list[subprocess.Popen[bytes]] = []
 
@@ -46,54 +57,95 @@ class Meeting:
 def meet(options: SinkOptions, environ: Mapping[str, str] = os.environ) -> Meeting | None:
     """The application's coordinator, told of this job's cluster; None, with one warning, where it cannot be.
 
-    Costs file look-ups where it runs and knows the cluster. Never raises for what is wrong with processes or
-    files.
+    Costs file look-ups where it runs and knows the cluster. Raises ConfigurationError for a setting of the
+    administrator's that makes no sense, nothing for what is wrong with processes or files.
     """
     local_dirs = environ.get("SPARK_LOCAL_DIRS", "")
-    if not options.coordinator_enabled or not local_dirs:
+    if not local_dirs or not is_enabled(options, environ):
         return None
     try:
-        return _meet(options, MeetingPlace(local_dirs), environ)
+        return _meet(options, local_dirs, environ)
     except (OSError, TimeoutError) as error:
-        if application_marks.first_time(f"no coordinator: {error}"):
-            driver_log.warn(
-                f"kafka-chunked: no coordinator could be started ({error}); each task asks by itself. "
-                "Set coordinator.port or coordinator.bind.address where an address is in use or not this "
-                "host's, or coordinator.enabled=false"
-            )
+        application_marks.remember(UNAVAILABLE)
+        warn_of_no_coordinator(
+            f"no coordinator could be started ({error}). Set coordinator.port or coordinator.bind.address "
+            "where an address is in use or not this host's, or coordinator.enabled=false"
+        )
         return None
 
 
-def _meet(options: SinkOptions, place: MeetingPlace, environ: Mapping[str, str]) -> Meeting | None:
+def _meet(options: SinkOptions, local_dirs: str, environ: Mapping[str, str]) -> Meeting | None:
     cluster = options.of_cluster()
-    address = options.coordinator_bind_address or environ.get("SPARK_LOCAL_IP", "")
-    host = address if address not in _ANY else "localhost"
+    place = MeetingPlace.of(local_dirs)
     found = place.found()
     if found is not None and place.lives():
         key = found.key_of(cluster)
         if place.knows(found, key):
-            return Meeting(Rendezvous(found.port, key, found.secret), host, is_new=False)
-    place.make()
+            return _meeting(found, key, is_new=False)
+    if application_marks.happened_within(UNAVAILABLE, _AFTER_FAILURE_S):
+        return None
+    driver = driver_process.find()
+    if driver is None:
+        return None
+    conf = spark_conf(driver.arguments(), environ)
+    if not is_enabled(options, environ, conf):
+        return None
+    where = placement(options, environ, conf)
+    place = MeetingPlace.make(local_dirs)
     with place.lock(_LOCK_MS):
         found = place.found()
         is_new = found is None or not place.lives()
         if found is None or is_new:
-            driver = driver_process.find()
-            if driver is None:
-                return None
-            found = _start(address, options.coordinator_port, place, driver, environ)
+            _count_start(place, time.time())
+            found = _start(where, place, driver, environ, found)
         key = found.key_of(cluster)
         if not place.knows(found, key):
-            place.tell(found, key, cluster)
-    return Meeting(Rendezvous(found.port, key, found.secret), host, is_new)
+            place.tell(found, key, cluster, _NEW_READS_MS if is_new else _READS_MS)
+    return _meeting(found, key, is_new=is_new)
+
+
+def _meeting(found: Found, key: str, *, is_new: bool) -> Meeting:
+    where = Placement(found.address, found.port)
+    host = where.address if where.is_loopback else ""
+    return Meeting(Rendezvous(found.port, key, found.secret, host), where.local_host, is_new)
+
+
+def pause_s(starts: int) -> float:
+    """How long after the last start the next may be, where the process has ended so often after a short
+    life."""
+    return 0.0 if starts < 2 else min(_PAUSE_S * math.pow(2, min(starts, 30) - 2), _LONGEST_PAUSE_S)
+
+
+def _count_start(place: MeetingPlace, now_s: float) -> None:
+    """Raises TimeoutError where the process keeps ending and was started a short time ago."""
+    starts = place.starts()
+    # Both by the wall clock, which processes share. A time to come is of a clock that was put back.
+    if 0 <= now_s - starts.last_s < pause_s(starts.count):
+        log = place.folder / "log"
+        raise TimeoutError(
+            f"its process has ended {starts.count} times, see {log}; it is started again later"
+        )
+    place.note_starts(Starts(starts.count + 1, now_s))
 
 
 def _start(
-    address: str, port: int, place: MeetingPlace, driver: DriverProcess, environ: Mapping[str, str]
+    where: Placement,
+    place: MeetingPlace,
+    driver: DriverProcess,
+    environ: Mapping[str, str],
+    before: Found | None,
 ) -> Found:
-    """The port is bound here, so that it is known, and tasks can connect to it, before the process serves."""
-    with _listen(address, port) as listening:
-        found = Found(listening.getsockname()[1], secrets.token_bytes(SECRET_BYTES), secrets.token_hex(8))
+    """The port is bound here, so that it is known, and tasks can connect to it, before the process serves.
+
+    One that ended is followed by one with its port and secret, so that tasks under way find it.
+    """
+    with _listen(where, before) as listening:
+        found = Found(
+            listening.getsockname()[1],
+            before.secret if before is not None else secrets.token_bytes(SECRET_BYTES),
+            secrets.token_hex(8),
+            where.address,
+        )
         place.publish(found)
         pipe = place.open_new_pipe()
         try:
@@ -104,36 +156,38 @@ def _start(
                 "marker": str(place.folder / "found"),
                 "listening": listening.fileno(),
             }
-            write_all(pipe, line(first))
+            write_all(pipe, line(first), _READS_MS)
             _spawn(place, pipe, listening, environ)
         finally:
             os.close(pipe)
     return found
 
 
-def _listen(address: str, port: int) -> socket.socket:
-    if address:
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        return socket.create_server((address, port), family=family, backlog=_BACKLOG)
-    if socket.has_dualstack_ipv6():
+def _listen(where: Placement, before: Found | None) -> socket.socket:
+    if before is not None and not where.port and before.address == where.address:
         try:
-            return socket.create_server(
-                ("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=_BACKLOG
-            )
+            return _bound(where.address, before.port)
         except OSError:
-            pass  # compiled in, and switched off on this host
-    return socket.create_server(("", port), backlog=_BACKLOG)
+            pass  # another process has it by now
+    return _bound(where.address, where.port)
+
+
+def _bound(address: str, port: int) -> socket.socket:
+    family = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0][0]
+    # An address that stands for all stands for those of IPv4, too.
+    dual = address == "::" and socket.has_dualstack_ipv6()
+    return socket.create_server((address, port), family=family, dualstack_ipv6=dual, backlog=_BACKLOG)
 
 
 def _spawn(place: MeetingPlace, pipe: int, listening: socket.socket, environ: Mapping[str, str]) -> None:
-    inherited = {name: value for name, value in environ.items() if name not in _NOT_INHERITED}
-    # Where this worker found the package, in archives that Spark shipped, too.
-    inherited["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    inherited = {name: value for name, value in environ.items() if not name.startswith(_NOT_INHERITED)}
+    # Where this worker found the package, in archives that Spark shipped, too. It runs in another folder.
+    inherited["PYTHONPATH"] = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
     flags = os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
     log = os.open(place.folder / "log", flags, 0o600)
     try:
         process = subprocess.Popen(
-            [sys.executable, "-m", "kafka_sink.coordinator"],
+            [os.path.abspath(sys.executable), "-m", "kafka_sink.coordinator"],
             stdin=pipe,
             stdout=log,
             stderr=log,

@@ -14,6 +14,7 @@ import fcntl
 import hmac
 import json
 import os
+import select
 import stat
 import time
 from collections.abc import Iterator, Mapping
@@ -24,15 +25,18 @@ from typing import Any
 
 FOLDER = "kafka-chunked-coordinator"
 _LOCK_POLL_S = 0.005
+_FILE_MS = 1000.0
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A coordinator that was started; ``token`` tells it from others that were."""
+    """A coordinator that was started; ``token`` tells it from others that were, ``address`` is what it
+    listens on."""
 
     port: int
     secret: bytes = field(repr=False)
     token: str
+    address: str
 
     def key_of(self, options: Mapping[str, str]) -> str:
         """The key of a cluster with these options. They hold passwords, which a plain hash would give away
@@ -41,16 +45,52 @@ class Found:
         return hmac.digest(self.secret, text.encode(), "sha256").hex()[:32]
 
 
-class MeetingPlace:
-    """``local_dirs``: SPARK_LOCAL_DIRS of the driver. All methods raise OSError where the folder is gone."""
+@dataclass(frozen=True, slots=True)
+class Starts:
+    """How often a coordinator was started without a long life since, and when last (seconds, wall clock)."""
 
-    def __init__(self, local_dirs: str) -> None:
-        self.parent = Path(local_dirs.split(",")[0])
+    count: int = 0
+    last_s: float = 0.0
+
+
+class MeetingPlace:
+    """In one of Spark's local folders. All methods raise OSError where the folder is gone."""
+
+    def __init__(self, parent: str) -> None:
+        self.parent = Path(parent)
         self.folder = self.parent / FOLDER
         self.pipe = self.folder / "pipe"
         self._found = self.folder / "found"
+        self._starts = starts_file(self.folder)
 
-    def make(self) -> None:
+    @classmethod
+    def of(cls, local_dirs: str) -> MeetingPlace:
+        """Where a coordinator was started in any of SPARK_LOCAL_DIRS; else in the first of them."""
+        places = [cls(parent) for parent in local_dirs.split(",")]
+        return next((place for place in places if os.path.lexists(place.folder)), places[0])
+
+    @classmethod
+    def make(cls, local_dirs: str) -> MeetingPlace:
+        """The one that is there already, else a new one in the first of the folders that can be written to.
+        Raises OSError where none can."""
+        place = cls.of(local_dirs)
+        problem: OSError | None = None
+        for parent in dict.fromkeys((str(place.parent), *local_dirs.split(","))):
+            place = cls(parent)
+            try:
+                place._make()
+            except PermissionError as error:
+                # One that others could write to is an attack, or a mistake to be seen, and no full disk.
+                if os.path.lexists(place.folder):
+                    raise
+                problem = error
+            except OSError as error:
+                problem = error
+            else:
+                return place
+        raise problem or FileNotFoundError(errno.ENOENT, "no folder", local_dirs)
+
+    def _make(self) -> None:
         """The folder, for nobody but this user. Never its parent: that is Spark's, and goes with it."""
         try:
             self.folder.mkdir(mode=0o700)
@@ -94,14 +134,34 @@ class MeetingPlace:
         try:
             self._check()
             told = json.loads(self._found.read_bytes())
-            return Found(int(told["port"]), bytes.fromhex(told["secret"]), str(told["token"]))
+            secret = bytes.fromhex(told["secret"])
+            return Found(int(told["port"]), secret, str(told["token"]), str(told["address"]))
         except (FileNotFoundError, KeyError, TypeError, ValueError):
             return None
 
     def publish(self, found: Found) -> None:
-        """Only under the lock."""
-        told = {"port": found.port, "secret": found.secret.hex(), "token": found.token}
+        """Only under the lock. What was said to those before it is forgotten."""
+        told = {
+            "port": found.port,
+            "secret": found.secret.hex(),
+            "token": found.token,
+            "address": found.address,
+        }
+        for path in self.folder.glob("said-*"):
+            path.unlink(missing_ok=True)
         self._write(self._found, json.dumps(told).encode())
+
+    def starts(self) -> Starts:
+        """How often it was started. The coordinator deletes the file once it has lived for long."""
+        try:
+            count, last_s = json.loads(self._starts.read_bytes())
+            return Starts(int(count), float(last_s))
+        except (FileNotFoundError, TypeError, ValueError):
+            return Starts()
+
+    def note_starts(self, starts: Starts) -> None:
+        """Only under the lock."""
+        self._write(self._starts, json.dumps([starts.count, starts.last_s]).encode())
 
     def lives(self) -> bool:
         """Whether a coordinator reads the pipe."""
@@ -129,13 +189,13 @@ class MeetingPlace:
         """Whether this coordinator was told of the cluster."""
         return self._said(found, key).exists()
 
-    def tell(self, found: Found, key: str, options: Mapping[str, str]) -> None:
-        """Give the coordinator another cluster. Raises OSError where it does not live, BlockingIOError where
-        it does not read. Only under the lock."""
+    def tell(self, found: Found, key: str, options: Mapping[str, str], timeout_ms: float) -> None:
+        """Give the coordinator another cluster. Raises OSError where it does not live, TimeoutError where it
+        does not read in time. Only under the lock."""
         handle = self._open_pipe()
         try:
             # A line that another process could not finish ends here.
-            write_all(handle, b"\n" + line({"cluster": key, "options": dict(options)}))
+            write_all(handle, b"\n" + line({"cluster": key, "options": dict(options)}), timeout_ms)
         finally:
             os.close(handle)
         self._write(self._said(found, key), b"")
@@ -147,7 +207,7 @@ class MeetingPlace:
         fresh = path.with_name(path.name + ".new")
         handle = os.open(fresh, os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
-            write_all(handle, content)
+            write_all(handle, content, _FILE_MS)
         finally:
             os.close(handle)
         os.replace(fresh, path)
@@ -163,7 +223,22 @@ def line(told: Mapping[str, Any]) -> bytes:
     return json.dumps(told).encode() + b"\n"
 
 
-def write_all(handle: int, content: bytes) -> None:
-    """Raises BlockingIOError where a pipe is full."""
+def write_all(handle: int, content: bytes, timeout_ms: float) -> None:
+    """To a file, or to a pipe that may hold less than ``content``: its reader takes that piece by piece.
+
+    Raises TimeoutError where a pipe stays full for so long, BrokenPipeError where nobody reads it.
+    """
+    until = time.monotonic() + timeout_ms / 1000
     while content:
-        content = content[os.write(handle, content) :]
+        try:
+            content = content[os.write(handle, content) :]
+        except BlockingIOError:
+            left_s = until - time.monotonic()
+            if left_s <= 0:
+                raise TimeoutError(f"the coordinator read nothing for {timeout_ms:.0f} ms") from None
+            select.select([], [handle], [], left_s)
+
+
+def starts_file(folder: Path) -> Path:
+    """The file that counts how often a coordinator was started."""
+    return folder / "starts"

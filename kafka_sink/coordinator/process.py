@@ -19,7 +19,7 @@ from typing import Any
 
 from kafka_sink.coordinator.breaker_handler import breaker_handler
 from kafka_sink.coordinator.driver_process import DriverProcess
-from kafka_sink.coordinator.meeting_place import said
+from kafka_sink.coordinator.meeting_place import said, starts_file
 from kafka_sink.coordinator.metadata_fetcher import metadata_handler
 from kafka_sink.coordinator.server import CoordinatorServer
 from kafka_sink.errors import ConfigurationError
@@ -29,7 +29,10 @@ _log = logging.getLogger(__name__)
 _WATCH_S = 1.0
 _FIRST_LINE_S = 10.0
 _READ_BYTES = 64 * 1024
-_MOST_LINE_BYTES = 1024 * 1024
+# Certificates travel in options, and a bundle of them has hundreds of kilobytes.
+_MOST_LINE_BYTES = 16 * 1024 * 1024
+# A life that is no sign of a process that keeps ending.
+_LONG_LIFE_S = 600.0
 _FILES = 4096
 _HANDLERS = {"metadata": metadata_handler, "breaker": breaker_handler}
 
@@ -39,17 +42,18 @@ class TellTale:
 
     def __init__(self, handle: int) -> None:
         self._handle = handle
-        self._held = b""
+        self._held: list[bytes] = []
+        self._held_bytes = 0
 
     def lines(self) -> list[dict[str, Any]]:
         """What is whole by now. What is no JSON is half of a line that somebody died over: left out."""
-        try:
-            while data := os.read(self._handle, _READ_BYTES):
-                self._held += data
-        except BlockingIOError:
-            pass
-        *whole, self._held = self._held.split(b"\n")
-        self._held = self._held[-_MOST_LINE_BYTES:]
+        data = self._read()
+        if b"\n" not in data:
+            self._hold(data)
+            return []
+        *whole, rest = b"".join((*self._held, data)).split(b"\n")
+        self._held, self._held_bytes = [], 0
+        self._hold(rest)
         told = []
         for one in filter(None, whole):
             try:
@@ -59,6 +63,22 @@ class TellTale:
             if isinstance(message, dict):
                 told.append(message)
         return told
+
+    def _read(self) -> bytes:
+        pieces = []
+        try:
+            while data := os.read(self._handle, _READ_BYTES):
+                pieces.append(data)
+        except BlockingIOError:
+            pass
+        return b"".join(pieces)
+
+    def _hold(self, data: bytes) -> None:
+        """Of a line that is too long nothing is understood: its end is no JSON."""
+        if self._held_bytes + len(data) > _MOST_LINE_BYTES:
+            self._held, self._held_bytes = [], 0
+        self._held.append(data)
+        self._held_bytes += len(data)
 
 
 async def _serve(first: dict[str, Any], later: TellTale, rest: list[dict[str, Any]]) -> None:
@@ -89,7 +109,9 @@ async def _serve(first: dict[str, Any], later: TellTale, rest: list[dict[str, An
     add(rest)
     listening = socket.socket(fileno=int(first["listening"]))
     await server.start(listening)
-    asyncio.get_running_loop().add_reader(0, look)
+    loop = asyncio.get_running_loop()
+    loop.add_reader(0, look)
+    loop.call_later(_LONG_LIFE_S, lambda: starts_file(marker.parent).unlink(missing_ok=True))
     while driver.is_alive() and _is_current(marker, first["token"]):
         await asyncio.sleep(_WATCH_S)
     server.close()

@@ -308,17 +308,21 @@ class SinkOptions:
     coordinator_enabled: bool = _option(
         "coordinator.enabled", values.boolean(), True, COORDINATOR, "medium",
         """Run one process on the driver's host that asks for metadata once for all tasks. Without it, or
-        where tasks cannot reach it, each task asks by itself.""",
+        where tasks cannot reach it, each task asks by itself. An administrator switches it off for all jobs
+        by `KAFKA_CHUNKED_COORDINATOR_ENABLED=false` in the driver's environment, or by
+        `spark.kafka-chunked.coordinator.enabled=false` in Spark's configuration.""",
     )
     coordinator_port: int = _option(
         "coordinator.port", values.integer(0, 65_535), 0, COORDINATOR, "medium",
         """Port that the coordinator listens on; `0` takes a free one. The first write of an application
-        decides.""",
+        decides. `KAFKA_CHUNKED_COORDINATOR_PORT` or `spark.kafka-chunked.coordinator.port` wins over it.""",
     )
     coordinator_bind_address: str = _option(
         "coordinator.bind.address", values.string(), "", COORDINATOR, "medium",
-        """Address that the coordinator listens on; empty is SPARK_LOCAL_IP where that is set, else all. Tasks
-        find it at `spark.driver.host`.""",
+        """Address that the coordinator listens on; empty is what the driver listens on:
+        `spark.driver.bindAddress`, `spark.driver.host`, SPARK_LOCAL_IP or this host's own, the first that is
+        known. Tasks find it at `spark.driver.host`. `KAFKA_CHUNKED_COORDINATOR_BIND_ADDRESS` or
+        `spark.kafka-chunked.coordinator.bind.address` wins over it.""",
     )
     coordinator_report_interval_ms: int = _option(
         "coordinator.report.interval.ms", values.integer(50, 60_000), 500, COORDINATOR, "low",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import socket
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -257,6 +258,7 @@ def test_a_stream_looks_again_after_an_error(topic: str, application: Path) -> N
 
 
 def test_where_nothing_can_be_remembered_nothing_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", "/nor/here")
     for folder in ("", "/nowhere/at/all"):
         monkeypatch.setenv("SPARK_LOCAL_DIRS", folder)
         application_marks.remember("x")

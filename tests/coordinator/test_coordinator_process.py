@@ -10,18 +10,21 @@ import socket
 import stat
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from kafka_sink.coordinator import driver_process
+from kafka_sink.coordinator import driver_process, launcher
 from kafka_sink.coordinator.address import CoordinatorAddress
 from kafka_sink.coordinator.client import Connection
+from kafka_sink.coordinator.driver_conf import spark_conf
 from kafka_sink.coordinator.driver_process import DriverProcess
 from kafka_sink.coordinator.meeting_place import FOLDER, Found
 from kafka_sink.coordinator.planning import Planned, plan
+from kafka_sink.errors import ConfigurationError
 from kafka_sink.options import parse
 from tests.coordinator.application import Application
 from tests.coordinator.coordinator_harness import clock_ms, eventually
@@ -55,7 +58,8 @@ def planned(cluster: FakeCluster, *, is_streaming: bool = False, **options: str)
 
 def answers(found: Planned) -> bool:
     assert found.rendezvous is not None
-    connection = Connection(CoordinatorAddress("127.0.0.1", found.rendezvous), 5000, clock_ms)
+    host = found.rendezvous.host or "127.0.0.1"
+    connection = Connection(CoordinatorAddress(host, found.rendezvous), 5000, clock_ms)
     try:
         connection.tell("metadata", {}, clock_ms())
         return bool(connection.receive(clock_ms())[0].last)
@@ -116,8 +120,10 @@ def test_a_dead_one_is_replaced(application: Application, cluster: FakeCluster) 
     application.processes[0].wait()
     second = planned(cluster)
     assert len(application.processes) == 2
-    assert first.rendezvous != second.rendezvous
     assert answers(second)
+    # Tasks under way connect to where the first one was.
+    assert first.rendezvous == second.rendezvous
+    assert answers(first)
 
 
 def test_a_cluster_that_made_room_for_others_is_told_of_again(
@@ -214,7 +220,7 @@ def test_nothing_shows_a_secret(
     assert not any(secret in shown.stdout for secret in secrets)
     if sys.platform == "linux":
         environ = Path(f"/proc/{pid}/environ").read_bytes()
-        assert b"SPARK_LOCAL_DIRS" in environ
+        assert b"PATH=" in environ
         assert not any(secret.encode() in environ for secret in (*secrets, SPARKS_SECRET))
     folder = application.folder / FOLDER
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
@@ -229,7 +235,7 @@ def test_nothing_shows_a_secret(
 def test_a_clusters_key_gives_no_password_away() -> None:
     """It goes over the wire and is a file's name: a hash without the secret could be tried out."""
     settings = parse({"kafka.bootstrap.servers": "h:1"}).options.of_cluster()
-    one, other = (Found(1, bytes([number]) * 32, "token") for number in (1, 2))
+    one, other = (Found(1, bytes([number]) * 32, "token", "::1") for number in (1, 2))
     assert one.key_of(settings) == one.key_of(dict(reversed(settings.items())))
     assert one.key_of(settings) != other.key_of(settings)
     assert one.key_of(settings) != one.key_of({**settings, "kafka.client.id": "x"})
@@ -281,3 +287,215 @@ def test_a_process_is_known_by_its_start_too() -> None:
     assert DriverProcess(os.getpid(), found.started).is_alive()
     assert not DriverProcess(os.getpid(), "another time").is_alive()
     eventually(lambda: driver_process._look(2**22 + 1) is None)
+
+
+def test_one_that_keeps_ending_is_started_ever_later_with_one_warning(
+    application: Application,
+    cluster: FakeCluster,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Catches: a process started anew, and waited for, by every micro-batch."""
+    monkeypatch.setattr(launcher, "_AFTER_FAILURE_S", 0.0)
+    now_s = [1_000_000.0]
+    monkeypatch.setattr(launcher.time, "time", lambda: now_s[0])
+    started_at: list[float] = []
+    with caplog.at_level(logging.WARNING):
+        for _ in range(60):
+            before = len(application.processes)
+            planned(cluster, is_streaming=True)
+            for process in application.processes[before:]:
+                started_at.append(now_s[0] - 1_000_000)
+                process.kill()
+                process.wait()
+            now_s[0] += 5
+    assert started_at == [0, 5, 15, 35, 75, 155]
+    assert len(warnings(caplog)) == 1
+    assert "has ended 2 times" in warnings(caplog)[0]
+    assert str(application.folder / FOLDER / "log") in warnings(caplog)[0]
+
+
+def test_pauses_between_starts_double_up_to_ten_minutes() -> None:
+    assert [launcher.pause_s(starts) for starts in (0, 1, 2, 3, 4, 8, 9, 10_000)] == [
+        *(0, 0, 10, 20, 40, 600, 600, 600)
+    ]
+
+
+def test_options_larger_than_a_pipe_reach_it(application: Application, cluster: FakeCluster) -> None:
+    """Catches: a bundle of certificates in an option, for which the pipe has no room at once."""
+    bundle = "-----BEGIN CERTIFICATE-----" * 30_000
+    own_class = {
+        "kafka_producer_circuit_breaker_class": "tests.breaker.test_breaker_loading.Own",
+        "kafka_producer_circuit_breaker_bundle": bundle,
+    }
+    for size in (70_000, len(bundle)):
+        found = planned(cluster, **{**own_class, "kafka_producer_circuit_breaker_bundle": bundle[:size]})
+        assert answers(found)
+        assert found.hints is not None
+    assert len(application.processes) == 1
+
+
+def test_one_that_reads_nothing_costs_one_warning_and_a_moment(
+    application: Application, cluster: FakeCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    planned(cluster)
+    application.processes[0].send_signal(signal.SIGSTOP)
+    options = {
+        "kafka_producer_circuit_breaker_class": "tests.breaker.test_breaker_loading.Own",
+        "kafka_producer_circuit_breaker_bundle": "x" * 200_000,
+    }
+    with caplog.at_level(logging.WARNING):
+        started = time.monotonic()
+        for _ in range(5):
+            assert planned(cluster, **options) == Planned()
+        assert time.monotonic() - started < 2.5
+    assert len(warnings(caplog)) == 1
+
+
+def test_the_first_of_sparks_folders_that_can_be_written_to_is_used(
+    application: Application,
+    cluster: FakeCluster,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", f"/proc/none,{application.folder}")
+    first, second = planned(cluster), planned(cluster)
+    assert first.rendezvous is not None
+    assert first.rendezvous == second.rendezvous
+    assert (application.folder / FOLDER).is_dir()
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", "/proc/none,/proc/nor/this")
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            assert planned(cluster) == Planned()
+    assert len(warnings(caplog)) == 1
+    assert len(application.processes) == 1
+
+
+def test_relative_paths_are_those_of_the_planning_worker(
+    application: Application, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches: a coordinator that does not find the package, as it runs in another folder."""
+    root = Path(__file__).parents[2]
+    monkeypatch.chdir(root / "tests")
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    others = [entry for entry in sys.path if Path(entry or ".").resolve() != root]
+    monkeypatch.setattr(sys, "path", ["", "..", *others])
+    assert answers(planned(cluster))
+    if sys.platform == "linux":
+        environ = Path(f"/proc/{application.processes[0].pid}/environ").read_bytes().split(b"\0")
+        (path,) = [one.partition(b"=")[2].decode() for one in environ if one.startswith(b"PYTHONPATH=")]
+        assert path.split(os.pathsep)[:2] == [str(root / "tests"), str(root)]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads another process's environment from /proc")
+def test_it_has_nothing_of_the_session_that_planned_first(
+    application: Application, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPARK_JOB_ARTIFACT_UUID", "one-session-of-several")
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy:1")
+    planned(cluster)
+    environ = Path(f"/proc/{application.processes[0].pid}/environ").read_bytes()
+    assert b"one-session" not in environ
+    assert b"HTTPS_PROXY=http://proxy:1" in environ
+
+
+def listens_on(found: Planned) -> str:
+    """The address that the coordinator's socket is bound to, from /proc/net: hexadecimal."""
+    assert found.rendezvous is not None
+    suffix = f":{found.rendezvous.port:04X}"
+    for table in ("tcp", "tcp6"):
+        for row in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            _, local, _, state, *_ = row.split()
+            if local.endswith(suffix) and state == "0A":
+                return local.removesuffix(suffix)
+    raise AssertionError("nobody listens")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="finds listening sockets in /proc")
+@pytest.mark.parametrize(
+    ("conf", "environ", "expected"),
+    [
+        (["--conf", "spark.driver.bindAddress=127.0.0.5"], {"SPARK_LOCAL_IP": "127.0.0.1"}, "0500007F"),
+        (["--conf", "spark.driver.host=127.0.0.6"], {}, "0600007F"),
+        ([], {"SPARK_LOCAL_IP": "[::1]"}, "00000000000000000000000001000000"),
+        ([], {"KAFKA_CHUNKED_COORDINATOR_BIND_ADDRESS": "127.0.0.7"}, "0700007F"),
+    ],
+)
+def test_it_listens_where_the_driver_does(
+    conf: list[str],
+    environ: dict[str, str],
+    expected: str,
+    application: Application,
+    cluster: FakeCluster,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Catches: one that listens on all addresses, and one that cannot be had where hosts have IPv6 only."""
+    monkeypatch.delenv("SPARK_LOCAL_IP")
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(DriverProcess, "arguments", lambda self: ["java", *conf, "pyspark-shell"])
+    found = planned(cluster)
+    assert found.hints is not None
+    assert listens_on(found) == expected
+    # Nobody elsewhere could reach it, so tasks are told where it is.
+    assert found.rendezvous is not None
+    assert found.rendezvous.host
+
+
+@pytest.mark.parametrize("by", ["environment", "Spark's configuration"])
+def test_an_administrator_switches_it_off_for_all_jobs(
+    by: str, application: Application, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conf = ["-c", "spark.kafka-chunked.coordinator.enabled=false"]
+    if by == "environment":
+        monkeypatch.setenv("KAFKA_CHUNKED_COORDINATOR_ENABLED", "false")
+    else:
+        monkeypatch.setattr(DriverProcess, "arguments", lambda self: ["java", *conf])
+    assert planned(cluster, coordinator_enabled="true") == Planned()
+    assert not application.processes
+    assert not (application.folder / FOLDER).exists()
+
+
+def test_an_administrator_fixes_the_port_for_all_jobs(
+    application: Application, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    monkeypatch.setenv("KAFKA_CHUNKED_COORDINATOR_PORT", str(port))
+    found = planned(cluster, coordinator_port="1")
+    assert found.rendezvous is not None
+    assert found.rendezvous.port == port
+
+
+def test_an_administrators_mistake_is_named(
+    application: Application, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KAFKA_CHUNKED_COORDINATOR_ENABLED", "flase")
+    with pytest.raises(
+        ConfigurationError, match="'KAFKA_CHUNKED_COORDINATOR_ENABLED' is neither true nor false, got 'flase'"
+    ):
+        planned(cluster)
+
+
+def test_sparks_configuration_is_read_as_spark_reads_it(tmp_path: Path) -> None:
+    (tmp_path / "spark-defaults.conf").write_text(
+        "# a comment\n\nspark.driver.host  from.defaults\nspark.kafka-chunked.coordinator.port=7\n"
+        "spark.kafka-chunked.coordinator.enabled : false\nspark.hadoop.secret hidden\n"
+    )
+    of_file = {
+        "spark.driver.host": "from.defaults",
+        "spark.kafka-chunked.coordinator.port": "7",
+        "spark.kafka-chunked.coordinator.enabled": "false",
+    }
+    environ = {"SPARK_CONF_DIR": str(tmp_path)}
+    assert spark_conf(["java"], environ) == of_file
+    (tmp_path / "conf").mkdir()
+    other = tmp_path / "other.properties"
+    other.write_text("spark.driver.bindAddress=0.0.0.0\n")
+    named = ["java", "--properties-file", str(other)]
+    assert spark_conf(named, environ) == {"spark.driver.bindAddress": "0.0.0.0"}
+    given = ["java", "-Dspark.driver.host=a", "-Dother=b", "X", "--conf", "spark.driver.host=c", "--conf=x=y"]
+    assert spark_conf(given, environ) == {**of_file, "spark.driver.host": "c"}
+    assert spark_conf([], {"SPARK_HOME": "/nowhere"}) == {}

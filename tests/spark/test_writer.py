@@ -5,14 +5,18 @@ from __future__ import annotations
 import logging
 import math
 import pickle
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
-from kafka_sink import application_marks, driver_log
+from kafka_sink import application_marks, driver_log, writer
+from kafka_sink.coordinator.address import Rendezvous
+from kafka_sink.coordinator.planning import Planned
 from kafka_sink.errors import DeliveryError
 from kafka_sink.model import PartitionResult, TaskResult
 from kafka_sink.options import parse
@@ -255,12 +259,54 @@ def test_a_users_own_logging_is_left_alone(
     assert capsys.readouterr().err == ""
 
 
-def test_once_per_application(tmp_path: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_once_per_application(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARK_LOCAL_DIRS", f"{tmp_path},/elsewhere")
     assert application_marks.first_time("a")
     assert application_marks.first_time("b")
     assert not application_marks.first_time("a")
-    monkeypatch.setenv("SPARK_LOCAL_DIRS", "/does/not/exist")
-    assert application_marks.first_time("a")
     monkeypatch.delenv("SPARK_LOCAL_DIRS")
     assert application_marks.first_time("a")
+    assert application_marks.first_time("a")
+
+
+@pytest.mark.parametrize("local_dirs", ["/proc/none,{}", "/proc/none,/proc/nor/this"])
+def test_once_per_application_where_sparks_first_folder_cannot_be_written_to(
+    local_dirs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches: a warning for every micro-batch."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", local_dirs.format(tmp_path))
+    assert application_marks.first_time("a")
+    assert not application_marks.first_time("a")
+    assert not application_marks.happened_within("b", 60)
+    application_marks.remember("b")
+    assert application_marks.happened_within("b", 60)
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", "/proc/another/application")
+    assert application_marks.first_time("a")
+    assert not application_marks.happened_within("b", 60)
+
+
+@pytest.mark.parametrize(
+    ("of_driver", "of_rendezvous", "expected"),
+    [
+        ("[2001:db8::7]", "", "2001:db8::7"),
+        ("driver.example", "", "driver.example"),
+        ("driver.example", "127.0.0.1", "127.0.0.1"),
+    ],
+)
+def test_tasks_find_the_coordinator_of_any_driver_host(
+    of_driver: str, of_rendezvous: str, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches: brackets, which Spark writes around IPv6 addresses and sockets do not take."""
+
+    class Context:
+        @staticmethod
+        def getLocalProperty(name: str) -> str | None:
+            return {"spark.driver.host": of_driver}.get(name)
+
+    monkeypatch.setattr(writer.TaskContext, "get", Context)
+    options = parse({"kafka.bootstrap.servers": "h:1", "topic": "t"}).options
+    planned = Planned(Rendezvous(7, "key", b"secret", of_rendezvous))
+    found = SinkWrite(options, ColumnPlan.of([("value", "string")], "t"), planned)._coordinator()
+    assert found is not None
+    assert found.host == expected
