@@ -29,8 +29,8 @@ class BatchBuffer(Protocol):
 
     def write_growing(self, data: Data) -> bool:
         """Appends and grows as needed: pool without blocking, then heap. True when heap was needed now:
-        the caller then closes the batch early. Raises BufferExhaustedError, changing nothing, where the
-        heap's limit is reached too."""
+        the caller then closes the batch early. What is written here was reserved, so it may exceed the heap's
+        limit; nothing new is reserved then until others have returned theirs."""
 
     def truncate(self, size: int) -> None:
         """Forgets what was written past ``size``; the memory stays."""
@@ -57,6 +57,10 @@ class BufferAllocator(Protocol):
     @property
     def queued(self) -> int:
         """Requests that wait for memory."""
+
+    @property
+    def overdrawn(self) -> bool:
+        """Whether reserved rows took more heap than its limit, so that no new ones may be reserved."""
 
     def try_open(self, projected: int) -> BatchBuffer | None:
         """A new batch's memory, or None when the pool cannot give it now or others wait. Never blocks."""

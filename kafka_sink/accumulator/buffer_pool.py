@@ -7,7 +7,8 @@ back. Allocation is lazy. At every moment outside the lock:
     used + reserved <= total                reserved: gathered by waiters, not lent yet
     a request waits  =>  used + reserved = total        so that none can be overtaken
 
-Heap memory (compressed overflow, split batches) is counted apart, bounded, and never enters the pool.
+Heap memory (compressed overflow, split batches) is counted apart and never enters the pool. Rows that are
+already reserved may exceed its limit; requests then wait until it is kept again, also where memory is free.
 """
 
 from __future__ import annotations
@@ -144,7 +145,7 @@ class BufferPool:
         with self._lock:
             if tenant.closed:
                 raise ProducerClosedError("the producer is closed and opens no more batches")
-            if self._used + need <= self._grantable:
+            if self._used + need <= self._grantable and not self.overdrawn:
                 return self._lend(arena, count, need, full_bytes)
         waiter = _Waiter(need, tenant)
         started_ms = self._clock_ms()
@@ -169,15 +170,21 @@ class BufferPool:
                     self._withdraw(waiter)
                     self._serve()
 
-    def take_heap(self, arena: ChunkArena, count: int, full_bytes: int = 0) -> list[Chunk]:
-        """Memory beyond the pool, from a heap arena. Raises BufferExhaustedError at ``heap_limit_bytes``."""
+    def take_heap(
+        self, arena: ChunkArena, count: int, full_bytes: int = 0, *, reserved: bool = False
+    ) -> list[Chunk]:
+        """Memory beyond the pool, from a heap arena.
+
+        ``reserved``: for rows that are reserved and encoded, which cannot wait; new requests then do. Else
+        raises BufferExhaustedError at ``heap_limit_bytes``.
+        """
         need = count * arena.size
         with self._lock:
-            if self._heap + need > self.heap_limit_bytes:
+            if not reserved and self._heap + need > self.heap_limit_bytes:
                 raise BufferExhaustedError(
-                    f"{need} bytes are needed beyond kafka.buffer.memory = {self.total_bytes}, for "
-                    f"compressed data larger than estimated or a batch that was split, but {self._heap} of "
-                    f"at most {self.heap_limit_bytes} such bytes are in use; raise kafka.buffer.memory (the "
+                    f"{need} bytes are needed beyond kafka.buffer.memory = {self.total_bytes} for a batch "
+                    f"that was split, but {self._heap} of at most {self.heap_limit_bytes} such bytes, also "
+                    "for compressed data larger than estimated, are in use; raise kafka.buffer.memory (the "
                     "limit is a quarter of it, or two batches where that is more)"
                 )
             chunks = arena.take(count)
@@ -226,7 +233,7 @@ class BufferPool:
     def _serve(self) -> None:
         """Gives what is available to the longest waiter; the next gets something once that one is whole."""
         waiters = self._waiters
-        while waiters:
+        while waiters and not self.overdrawn:
             waiter = waiters[0]
             grant = min(waiter.need - waiter.gathered, self._grantable - self._used)
             waiter.gathered += grant
@@ -252,11 +259,17 @@ class BufferPool:
         self._exhausted += 1
         self._exhausted_rate.record(1, now_ms)
         free = self._grantable - self._used + waiter.gathered
+        overdraft = ""
+        if self.overdrawn:
+            overdraft = (
+                f", but compressed data larger than estimated takes {self._heap} bytes beyond it, more than "
+                f"the {self.heap_limit_bytes} that may be"
+            )
         return BufferExhaustedError(
             f"no memory for a record batch within kafka.max.block.ms: waited {now_ms - started_ms:.0f} of "
             f"{timeout_ms:.0f} ms behind {ahead} other requests for {waiter.need} bytes, of which "
             f"{waiter.gathered} were gathered; {free} of kafka.buffer.memory = {self.total_bytes} bytes are "
-            "free. The brokers take rows more slowly than the task makes them, or do not answer"
+            f"free{overdraft}. The brokers take rows more slowly than the task makes them, or do not answer"
         )
 
     def _note_wait(self, started_ms: float) -> None:
@@ -278,10 +291,10 @@ class BufferPool:
             self._full -= full_bytes
             if arena.heap:
                 self._heap -= returned
-                return
-            self._used -= returned
-            if not arena.kept:
-                self._allocated -= returned
+            else:
+                self._used -= returned
+                if not arena.kept:
+                    self._allocated -= returned
             if self._waiters:
                 self._serve()
 
@@ -312,6 +325,11 @@ class BufferPool:
     def queued(self) -> int:
         """Waiting requests, of all producers. Read without the lock: a hint that is right a moment later."""
         return len(self._waiters)
+
+    @property
+    def overdrawn(self) -> bool:
+        """Whether reserved rows took more heap than its limit. Without the lock a hint."""
+        return self._heap > self.heap_limit_bytes
 
     @property
     def available_bytes(self) -> int:

@@ -171,7 +171,7 @@ class ChunkedBuffer:
         projected = self.size + len(data)
         overflow = projected > self.capacity and not self.grow(projected)
         if overflow:
-            self._grow_on_heap(projected)
+            self._grow_on_heap(projected, reserved=True)
         self.write(data)
         return overflow
 
@@ -200,11 +200,11 @@ class ChunkedBuffer:
             self._reach(before)
         return True
 
-    def _grow_on_heap(self, projected: int) -> None:
+    def _grow_on_heap(self, projected: int, *, reserved: bool) -> None:
         missing = -(-(projected - self.capacity) // self._step)
         more = max(0, projected - self._full_bytes)
         arena = self._heap_arena or ChunkArena(self._step, kept=False, heap=True)
-        self._chunks += self._pool.take_heap(arena, missing, more)
+        self._chunks += self._pool.take_heap(arena, missing, more, reserved=reserved)
         self._heap_arena = arena
         self._full_bytes += more
         self.capacity += missing * self._step
@@ -213,7 +213,7 @@ class ChunkedBuffer:
     def on_heap(cls, pool: BufferPool, arena: ChunkArena, projected: int) -> ChunkedBuffer:
         """A buffer that holds no pool memory. Raises BufferExhaustedError at the heap's limit."""
         buffer = cls(pool, arena, [], 0)
-        buffer._grow_on_heap(projected)
+        buffer._grow_on_heap(projected, reserved=False)
         return buffer
 
     def truncate(self, size: int) -> None:
@@ -310,6 +310,11 @@ class IncrementalAllocator:
         """See BufferAllocator."""
         return self._pool.queued
 
+    @property
+    def overdrawn(self) -> bool:
+        """See BufferAllocator."""
+        return self._pool.overdrawn
+
     def _arena_for(self, projected: int) -> ChunkArena:
         """The chunks for a new batch."""
         arenas = self._arenas
@@ -321,7 +326,7 @@ class IncrementalAllocator:
 
     def try_open(self, projected: int) -> ChunkedBuffer | None:
         """See BufferAllocator."""
-        if self._tenant.closed:
+        if self._tenant.closed or self._pool.overdrawn:
             return None
         return self._try_open(self._arena_for(projected), projected)
 

@@ -65,7 +65,7 @@ class SingleBuffer:
         overflow = projected > self.capacity and not self.grow(projected)
         if overflow:
             arena = ChunkArena(projected, kept=False, heap=True)
-            self._move_to(arena, self._pool.take_heap(arena, 1, projected))
+            self._move_to(arena, self._pool.take_heap(arena, 1, projected, reserved=True))
         self.write(data)
         return overflow
 
@@ -149,12 +149,19 @@ class FullAllocator:
         """See BufferAllocator."""
         return self._pool.queued
 
+    @property
+    def overdrawn(self) -> bool:
+        """See BufferAllocator."""
+        return self._pool.overdrawn
+
     def _arena_for(self, projected: int) -> ChunkArena:
         return self._arena if projected <= self._batch_size else ChunkArena(projected, kept=False)
 
     def try_open(self, projected: int) -> SingleBuffer | None:
         """See BufferAllocator."""
-        return None if self._tenant.closed else self._try_open(projected)
+        if self._tenant.closed or self._pool.overdrawn:
+            return None
+        return self._try_open(projected)
 
     def _try_open(self, projected: int) -> SingleBuffer | None:
         arena = self._arena_for(projected)

@@ -331,6 +331,8 @@ class UnitAppender:
         if self._codec is None:
             # Uncompressed, what has room stays within the limit by its exact size, not by its upper bound.
             projected = min(projected, self._limits_of(batch.partition.topic).write_limit)
+        if self._allocator.overdrawn:
+            return False
         return projected <= batch.buffer.capacity or self._allocator.try_grow(batch.buffer, projected)
 
     @staticmethod

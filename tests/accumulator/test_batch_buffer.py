@@ -163,10 +163,7 @@ class Machine:
     def write_growing(self, batch: Batch, call: Call) -> None:
         data = self.data(call.length)
         heap = batch.buffer.heap_bytes
-        try:
-            used_heap = batch.buffer.write_growing(data)
-        except BufferExhaustedError:
-            return
+        used_heap = batch.buffer.write_growing(data)
         batch.model += data
         assert used_heap == (batch.buffer.heap_bytes > heap) or isinstance(batch.buffer, SingleBuffer)
 
@@ -578,18 +575,44 @@ def test_unused_heap_chunks_go_back_at_close_as_pool_chunks_do() -> None:
     assert pool.metrics().used_bytes == 128
 
 
-def test_the_heap_has_a_limit_that_names_itself(strategy: Callable[..., Allocator]) -> None:
+def test_the_heap_has_a_limit_for_split_batches_that_names_itself(strategy: Callable[..., Allocator]) -> None:
     pool = pool_of(BATCH, BATCH, heap=1000)
     allocator = strategy(pool)
     buffer = opened(allocator, BATCH)
-    buffer.write(b"abc")
     with pytest.raises(BufferExhaustedError, match=r"beyond kafka\.buffer\.memory = 400.* at most 1000 such"):
-        buffer.write_growing(bytes(2000))
-    assert content(buffer) == b"abc"
-    with pytest.raises(BufferExhaustedError, match=r"at most 1000 such"):
         allocator.open_overflow(2000)
     buffer.release()
     assert_idle(pool)
+
+
+def test_reserved_rows_may_exceed_the_heaps_limit_and_nothing_new_is_reserved_then(
+    strategy: Callable[..., Allocator],
+) -> None:
+    pool = pool_of(2 * BATCH, BATCH, heap=1000)
+    allocator = strategy(pool)
+    buffer, other = opened(allocator, BATCH), opened(allocator, BATCH)
+    buffer.write(b"abc")
+    assert buffer.write_growing(bytes(2000))
+    assert content(buffer) == b"abc" + bytes(2000)
+    assert allocator.overdrawn
+    # There is memory in the pool, but the heap comes first.
+    other.release()
+    assert allocator.try_open(10) is None
+    with pytest.raises(BufferExhaustedError, match=r"takes \d+ bytes beyond it, more than the 1000 that may"):
+        allocator.open(10, 0)
+    with pytest.raises(BufferExhaustedError, match=r"at most 1000 such"):
+        allocator.open_overflow(3000)
+    # Whoever waits gets its memory as soon as the limit is kept again.
+    waited = allocator.open(10, 60_000, buffer_releaser(buffer))
+    assert not allocator.overdrawn
+    waited.release()
+    assert_idle(pool)
+
+
+def buffer_releaser(buffer: BatchBuffer) -> Callable[[], None]:
+    """Releases it once, when called."""
+    left = [buffer]
+    return lambda: left.pop().release() if left else None
 
 
 def test_the_heap_limit_is_a_quarter_of_the_pool_but_enough_for_a_batch() -> None:

@@ -27,6 +27,7 @@ from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.columns import extract
 from kafka_sink.rows.ordering import unit_of
 from kafka_sink.rows.partitioner import Partitioner
+from kafka_sink.sending.request_filling import fill_request
 from kafka_sink.sending.splitting import split_batch
 from tests.strategy import forced
 
@@ -68,8 +69,9 @@ class Bench:
         max_block_ms: float = 0,
         strategy: Callable[[BufferPool, int], BufferAllocator] | None = None,
         linger_ms: float = 0,
+        heap: int | None = None,
     ) -> None:
-        self.pool = BufferPool(memory, 128, clock_ms=lambda: 0.0)
+        self.pool = BufferPool(memory, 128, clock_ms=lambda: 0.0, heap_limit_bytes=heap)
         self.allocator = (
             forced.allocator(self.pool, batch_size, 128)
             if strategy is None
@@ -100,6 +102,16 @@ class Bench:
     def rows(self, partition: int) -> list[int]:
         data = b"".join(view for batch in self.batches(partition) for view in batch.buffer.views())
         return [int(number) for number in re.findall(rb"<(\d+)>", data)]
+
+    def answer(self) -> None:
+        """The broker takes all that is ready."""
+        while ready := self.accumulator.ready(
+            lambda p: PartitionInfo("t", p.partition, p.partition, 0), 1e6
+        ).nodes:
+            for node, queues in ready.items():
+                for batch in fill_request(self.accumulator, node, queues, 1 << 30, lambda batch: True):
+                    batch.move_to(BatchState.IN_FLIGHT)
+                    self.accumulator.finish(batch, BatchState.SUCCEEDED, lambda: None)
 
     def unowned(self) -> int:
         """Bytes lent out that no batch holds."""
@@ -345,6 +357,60 @@ def test_a_batch_that_outgrew_its_estimate_beyond_the_pool_goes_early() -> None:
     assert bench.pool.metrics().heap_bytes == batch.buffer.heap_bytes
     bench.accumulator.fail(batch, lambda: None)
     assert (bench.pool.metrics().heap_bytes, bench.pool.metrics().used_bytes) == (0, 0)
+
+
+def noise(count: int, partitions: int = 1, size: int = 1_000) -> Unit:
+    """Rows that do not shrink."""
+    chance = random.Random(5)
+    values = [chance.randbytes(size) for _ in range(count)]
+    numbers = pa.array([number % partitions for number in range(count)], pa.int32())
+    batch = pa.record_batch({"value": pa.array(values, pa.binary()), "partition": numbers})
+    return unit_of(extract(PLAN, batch, 0), TOPICS, PARTITIONER, lambda topic, count: [0] * count, 0)
+
+
+def test_rows_that_turn_incompressible_wait_for_answers_and_do_not_fail_the_task() -> None:
+    """The heap's limit is reached in the middle of an append; answers bring memory back."""
+    bench = Bench(
+        memory=192 << 10,
+        batch_size=64 << 10,
+        compression=CompressionType.LZ4,
+        max_block_ms=60_000,
+        heap=128 << 10,
+    )
+    bench.appender._ratios._ratios[("t", CompressionType.LZ4)] = 0.05
+    peak = 0
+
+    def answer() -> None:
+        nonlocal peak
+        peak = max(peak, bench.pool.metrics().heap_bytes)
+        if bench.allocator.queued:
+            bench.answer()
+
+    unit = noise(2_000, 4)
+    bench.append(unit, answer)
+    # Beyond the limit by what was reserved already, a turn's rows at most.
+    limit = bench.pool.heap_limit_bytes
+    assert limit < peak < limit + unit.bound(0, len(unit))
+    bench.appender.flush()
+    bench.answer()
+    metrics = bench.pool.metrics()
+    assert (metrics.heap_bytes, metrics.used_bytes, bench.accumulator.incomplete) == (0, 0, 0)
+
+
+def test_to_seal_a_batch_takes_the_heap_that_it_needs() -> None:
+    """The sender seals too: it cannot wait for memory that only it can bring back."""
+    heap_bytes = 0
+    for size in range(1_000, 1_128, 4):
+        bench = Bench(memory=8 << 10, batch_size=4 << 10, compression=CompressionType.GZIP, heap=0)
+        bench.append(noise(3, size=size))
+        bench.pool.heap_limit_bytes = 0
+        while bench.allocator.try_open(64) is not None:
+            pass
+        bench.appender.flush()
+        (batch,) = bench.batches(0)
+        assert batch.state is BatchState.SEALED
+        heap_bytes += batch.buffer.heap_bytes
+    assert heap_bytes > 0
 
 
 @pytest.mark.parametrize("codec", [CompressionType.LZ4, CompressionType.SNAPPY], ids=lambda c: c.name.lower())
