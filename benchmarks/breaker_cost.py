@@ -78,14 +78,14 @@ def calls_ns(observer: SendObserver, per_request: int, requests: int, rounds: in
             node = number % NODES
             observer.muted(now)
             observer.next_change_ms(now)
-            observer.on_unreachable((), now)
+            observer.on_unreachable((), (), now)
             observer.on_request(node, now)
             for partition in places[node]:
                 observer.on_send(node, partition, ROWS_A_BATCH, now)
             now += LATENCY_MS
             observer.muted(now)
             observer.next_change_ms(now)
-            observer.on_unreachable((), now)
+            observer.on_unreachable((), (), now)
             observer.on_request_done(node, now)
             for partition in places[node]:
                 observer.on_complete(node, partition, ROWS_A_BATCH, None, now)

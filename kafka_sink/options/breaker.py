@@ -77,7 +77,8 @@ BREAKER_OPTIONS: tuple[BreakerOption, ...] = (
         "`slow.request.factor` times its usual latency, unless all brokers that are asked are silent; `0` "
         "never does that. Before a broker's first answer: that factor of the slowest first answer of others, "
         "but two to six times this; six times while none has answered. Half of `kafka.request.timeout.ms` "
-        "at most.",
+        "at most. While a connection is being made: that factor of the time that this broker's last one took "
+        "(or the slowest of others), four times this at least; where it was refused or lost, this.",
     ),
     BreakerOption(
         "slow.request.factor",

@@ -182,13 +182,14 @@ class BreakerGate:
         context.node_id, context.topic_partition, context.record_count = node_id, partition, records
         self._ask(breaker.on_complete, context, partition, cause)
 
-    def on_unreachable(self, nodes: Collection[int], now_ms: float) -> None:
+    def on_unreachable(self, nodes: Collection[int], failing: Collection[int], now_ms: float) -> None:
         """See SendObserver."""
-        self._in_flight.unreachable(nodes, now_ms)
+        self._in_flight.unreachable(nodes, failing, now_ms)
 
     def on_connected(self, node_id: int, setup_ms: float, now_ms: float) -> None:
         """See SendObserver."""
         self._at(now_ms)
+        self._in_flight.connected(node_id, setup_ms)
         self.manager.connected(node_id)
 
     def on_throttled(self, node_id: int, now_ms: float, throttled_ms: float) -> None:

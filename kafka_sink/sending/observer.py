@@ -29,8 +29,9 @@ class SendObserver(Protocol):
     ) -> None:
         """An attempt has ended; ``cause`` is None where the broker has the batch."""
 
-    def on_unreachable(self, nodes: Collection[int], now_ms: float) -> None:
-        """All brokers that batches wait for and that are not connected."""
+    def on_unreachable(self, nodes: Collection[int], failing: Collection[int], now_ms: float) -> None:
+        """All brokers that batches wait for and that are not connected; ``failing`` are those among them
+        whose last connection, or try to make one, came to a bad end."""
 
     def on_connected(self, node_id: int, setup_ms: float, now_ms: float) -> None:
         """A connection is ready, so long after it was begun: the broker has answered its first request."""
@@ -84,7 +85,7 @@ class NoObserver:
     ) -> None:
         """See SendObserver."""
 
-    def on_unreachable(self, nodes: Collection[int], now_ms: float) -> None:
+    def on_unreachable(self, nodes: Collection[int], failing: Collection[int], now_ms: float) -> None:
         """See SendObserver."""
 
     def on_connected(self, node_id: int, setup_ms: float, now_ms: float) -> None:

@@ -185,7 +185,9 @@ class Sender(threading.Thread):
         self.availability.observe(waiting, taking, now_ms)
         for node in waiting:
             self._observer.on_waiting(queue.partition for queue in check.nodes[node])
-        self._observer.on_unreachable([node for node in waiting if self._unconnected(node, now_ms)], now_ms)
+        unreachable = [node for node in waiting if self._unconnected(node, now_ms)]
+        failing = [node for node in unreachable if self._network.is_gone(node)]
+        self._observer.on_unreachable(unreachable, failing, now_ms)
         for node, queues in check.nodes.items():
             if node in taking:
                 delay = min(delay, self._produce(node, queues, now_ms))

@@ -176,11 +176,42 @@ def test_an_unreachable_broker_is_muted() -> None:
     bench = Bench()
     bench.batch(P0)
     for _ in range(40):
-        bench.in_flight.unreachable({1}, bench.now)
+        bench.in_flight.unreachable({1}, {1}, bench.now)
         bench.batch(P1)
         bench.at(bench.now + 10)
     assert bench.manager.is_muted(1)
     assert "could not be reached" in bench.manager.take_changes()[0].reason
+
+
+def _muted_after_connecting_for(bench: Bench, patience: float) -> float | None:
+    """Broker 2's partition is written to while broker 1 is being connected to."""
+    start = bench.now
+    while bench.now < start + patience:
+        bench.in_flight.unreachable({1}, (), bench.now)
+        bench.batch(P1)
+        bench.at(bench.now + 10)
+        if bench.manager.is_muted(1):
+            return bench.now - start
+    return None
+
+
+@pytest.mark.parametrize("known", [{}, {-1: 5.0, 2: 8.0}, {-1: 5.0, 2: 900.0}])
+def test_a_slow_connection_setup_is_no_silence(known: dict[int, float]) -> None:
+    """Catches: brokers that need 0.9 s for TLS and SASL and are muted after 0.55 s."""
+    bench = Bench()
+    for node, setup_ms in known.items():
+        bench.in_flight.connected(node, setup_ms)
+    assert _muted_after_connecting_for(bench, 950.0) is None
+
+
+def test_a_connection_that_takes_far_longer_than_usual_is_a_silence() -> None:
+    unknown, quick, slow = Bench(), Bench(), Bench()
+    quick.in_flight.connected(2, 8.0)
+    slow.in_flight.connected(2, 8.0)
+    slow.in_flight.connected(1, 900.0)
+    found = [_muted_after_connecting_for(bench, 10_000.0) for bench in (unknown, quick, slow)]
+    assert found == pytest.approx([3_060, 2_060, 4_560], abs=60)
+    assert "no connection to it was ready within 30" in unknown.manager.take_changes()[0].reason
 
 
 def test_requests_that_failed_are_no_recovery() -> None:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 from kafka_sink.cluster.circuit_breaker.interface import PartitionCircuitBreaker, ProducerStatusContext
-from kafka_sink.cluster.circuit_breaker.latency import UsualLatency
+from kafka_sink.cluster.circuit_breaker.latency import UsualLatency, setup_threshold_ms
 from kafka_sink.cluster.circuit_breaker.manager import CircuitBreakManager
 from kafka_sink.cluster.circuit_breaker.mutes import Evidence
 from kafka_sink.cluster.circuit_breaker.verdict import Verdict, answered, judge
@@ -32,7 +32,8 @@ class FailureRateCircuitBreaker(PartitionCircuitBreaker):
         self._windows = OutcomeWindows(1, 100)
         self._latency = UsualLatency(0.0, 1.0, 0.0)
         self._notices_silence = False
-        self._least_ms = 0.0
+        self._least_ms = self._most_ms = 0.0
+        self._factor = 1.0
         self._mutes_full = False
         # Since when a silence is suspicious; brokers found silent by this producer.
         self._suspects: dict[int, float] = {}
@@ -54,8 +55,9 @@ class FailureRateCircuitBreaker(PartitionCircuitBreaker):
         )
         self._least_ms = value_of("slow.request.min.ms", given)
         self._notices_silence = self._least_ms > 0
-        most_ms = float(configs.get(_REQUEST_TIMEOUT, "30000")) / 2
-        self._latency = UsualLatency(self._least_ms, value_of("slow.request.factor", given), most_ms)
+        self._most_ms = float(configs.get(_REQUEST_TIMEOUT, "30000")) / 2
+        self._factor = value_of("slow.request.factor", given)
+        self._latency = UsualLatency(self._least_ms, self._factor, self._most_ms)
         self._mutes_full = value_of("enable.mute.inflight.full", given)
         if self._mutes_full and configs.get(_MAX_IN_FLIGHT) != "1":
             raise ConfigurationError(
@@ -176,7 +178,9 @@ class FailureRateCircuitBreaker(PartitionCircuitBreaker):
     def _limit_ms(self, context: ProducerStatusContext, node: int) -> float:
         if node in context.oldest_request_ms:
             return self._latency.threshold_ms(node)
-        return self._least_ms
+        if node in context.failing_connections:
+            return self._least_ms
+        return setup_threshold_ms(context.setup_ms, node, self._least_ms, self._factor, self._most_ms)
 
     def _age_ms(self, context: ProducerStatusContext, node: int) -> float:
         """Since when nothing came; 0 where nothing is awaited, or not before a throttle's end."""
@@ -188,7 +192,9 @@ class FailureRateCircuitBreaker(PartitionCircuitBreaker):
     def _describe(self, context: ProducerStatusContext, node: int) -> str:
         age = self._age_ms(context, node)
         if node not in context.oldest_request_ms:
-            return f"it could not be reached for {age:.0f} ms"
+            if node in context.failing_connections:
+                return f"it could not be reached for {age:.0f} ms"
+            return f"no connection to it was ready within {age:.0f} ms"
         usual = self._latency.usual_ms(node)
         known = "" if usual is None else f", where {usual:.0f} ms are usual"
         count = context.in_flight_requests.get(node, 1)

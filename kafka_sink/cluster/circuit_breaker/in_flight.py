@@ -19,11 +19,15 @@ class InFlight:
         self._batches: dict[TopicPartition, int] = {}
         self._oldest: dict[int, float] = {}
         self._unreachable: dict[int, float] = {}
+        self._failing: set[int] = set()
+        self._setup_ms: dict[int, float] = {}
         self.context = ProducerStatusContext(
             in_flight_requests=self._requests,
             in_flight_batches=self._batches,
             oldest_request_ms=self._oldest,
             unreachable_since_ms=self._unreachable,
+            failing_connections=self._failing,
+            setup_ms=self._setup_ms,
         )
 
     def request_sent(self, node_id: int, now_ms: float) -> None:
@@ -69,8 +73,14 @@ class InFlight:
         """Whether an answer of this broker, or for this partition, is to come."""
         return target in self._requests or target in self._batches
 
-    def unreachable(self, nodes: Collection[int], now_ms: float) -> None:
-        """The brokers that batches wait for and that are not connected."""
+    def connected(self, node_id: int, setup_ms: float) -> None:
+        """A connection is ready, so long after it was begun."""
+        self._setup_ms[node_id] = setup_ms
+
+    def unreachable(self, nodes: Collection[int], failing: Collection[int], now_ms: float) -> None:
+        """The brokers that batches wait for and that are not connected, and which of them have failed."""
+        self._failing.clear()
+        self._failing.update(failing)
         for node in [one for one in self._unreachable if one not in nodes]:
             del self._unreachable[node]
         for node in nodes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -22,7 +22,10 @@ class ProducerStatusContext:
     ``in_flight_batches`` by partition. The others are this sink's, as the KIP's calls do not tell for whom
     they are: ``node_id``, ``topic_partition`` and ``record_count`` of the batch that the call is about,
     ``request_sent_ms`` when its request went out; ``oldest_request_ms`` when the oldest unanswered request of
-    each broker went out; ``unreachable_since_ms`` since when batches wait for a broker without a connection.
+    each broker went out; ``unreachable_since_ms`` since when batches wait for a broker without a connection;
+    ``failing_connections`` those of them whose last connection came to a bad end, where others are still
+    being connected to; ``setup_ms`` how long each broker's last connection took from its begin to its first
+    answer (bootstrap addresses have ids below zero).
     A request that a throttling broker holds back counts from the throttle's end, which may be to come.
     """
 
@@ -35,6 +38,8 @@ class ProducerStatusContext:
     request_sent_ms: float = 0.0
     oldest_request_ms: Mapping[int, float] = field(default_factory=dict)
     unreachable_since_ms: Mapping[int, float] = field(default_factory=dict)
+    failing_connections: Set[int] = field(default_factory=set)
+    setup_ms: Mapping[int, float] = field(default_factory=dict)
 
 
 class PartitionCircuitBreaker(ABC):

@@ -1,6 +1,8 @@
-"""How long a broker usually takes to answer, and from when on a silence is suspicious. Pure."""
+"""How long a broker usually takes to answer or to connect, and from when on that is suspicious. Pure."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 # Weight of the newest answer in the mean: a broker that has become slow for good is usual after some tens of
 # answers, while its first ones, which are slow, are soon forgotten.
@@ -10,6 +12,9 @@ _UNKNOWN_FACTOR = 6
 _UNKNOWN_LEAST_FACTOR = 2
 # A broker's very first answers tell little: it may have had to make files and connections of its own.
 _FEW_ANSWERS = 5
+# TLS and SASL take round trips and cryptography that requests do not: 0.9 s has been seen where requests take
+# milliseconds, and a broker that is asked by all tasks of a stage at once takes longer for some.
+_SETUP_LEAST_FACTOR = 4
 
 
 class UsualLatency:
@@ -61,3 +66,18 @@ class UsualLatency:
         if self._slowest_first_ms is None:
             return most
         return min(max(self._factor * self._slowest_first_ms, _UNKNOWN_LEAST_FACTOR * self._least_ms), most)
+
+
+def setup_threshold_ms(
+    setup_ms: Mapping[int, float], node_id: int, least_ms: float, factor: float, most_ms: float
+) -> float:
+    """How long a connection may take to be made before its broker is suspicious.
+
+    ``setup_ms`` are the last times by broker. A broker that has not been connected to is judged by the
+    slowest of the others, as all use the same security protocol.
+    """
+    own = setup_ms.get(node_id)
+    if own is None:
+        own = max(setup_ms.values(), default=None)
+    wanted = _UNKNOWN_FACTOR * least_ms if own is None else factor * own
+    return max(_SETUP_LEAST_FACTOR * least_ms, min(wanted, most_ms))
