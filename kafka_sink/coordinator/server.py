@@ -13,6 +13,7 @@ import socket
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+from kafka_sink.coordinator.connection_log import ConnectionLog, Dropped
 from kafka_sink.coordinator.handlers import HandlerFactory, Outgoing, Reply
 from kafka_sink.coordinator.messages import MOST_HANDSHAKE_BYTES, FrameReader, Message, Session
 from kafka_sink.coordinator.served_clusters import ServedClusters
@@ -56,6 +57,7 @@ class _Peer:
         self.session = Session(secret, "server")
         self.frames = FrameReader(MOST_HANDSHAKE_BYTES)
         self.cluster: str | None = None
+        self.source = str((writer.get_extra_info("peername") or ("unknown",))[0])
         self.unfinished = 0
         self.unread_since_ms: float | None = None
 
@@ -98,6 +100,7 @@ class CoordinatorServer:
         self._unfinished = 0
         # Peers that had bytes to read when they were last told something.
         self._behind: set[_Peer] = set()
+        self._log = ConnectionLog()
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -147,6 +150,7 @@ class CoordinatorServer:
         peer = _Peer(self._count, reader, writer, self._secret)
         self._make_room()
         if len(self._peers) >= self._bounds.connections:
+            self._log.note(Dropped.FULL, peer.source)
             peer.abort()
             return
         self._peers[peer.number] = peer
@@ -155,8 +159,15 @@ class CoordinatorServer:
             self._tasks.add(task)
         try:
             await self._converse(peer)
-        except (ProtocolError, OSError, EOFError, TimeoutError, asyncio.TimeoutError) as error:
+        except (TimeoutError, asyncio.TimeoutError):
+            # Later on it has only been silent for long, as the worker of an idle application is.
+            if not peer.session.established:
+                self._log.note(Dropped.NO_PROOF, peer.source)
+        except (OSError, EOFError):
+            pass  # the peer has gone
+        except ProtocolError as error:
             _log.debug("connection %d ended: %s", peer.number, error)
+            self._log.note(Dropped.NONSENSE if peer.session.established else Dropped.WRONG_PROOF, peer.source)
         except asyncio.CancelledError:
             pass  # the server closes
         finally:
@@ -169,7 +180,11 @@ class CoordinatorServer:
         unproved = [peer for peer in self._peers.values() if not peer.session.established]
         full = len(self._peers) >= self._bounds.connections
         if unproved and (full or len(unproved) >= self._bounds.unproved):
-            self._forget(unproved[0])
+            self._drop(unproved[0], Dropped.MADE_ROOM)
+
+    def _drop(self, peer: _Peer, why: Dropped) -> None:
+        self._log.note(why, peer.source)
+        self._forget(peer)
 
     def _forget(self, peer: _Peer) -> None:
         peer.abort()
@@ -278,7 +293,7 @@ class CoordinatorServer:
                 message |= {"id": one.request, "last": one.last}
             peer.writer.write(peer.session.encode(message))
             if peer.unread > self._bounds.unread_bytes:
-                self._forget(peer)
+                self._drop(peer, Dropped.UNREAD)
             elif peer.unread:
                 self._behind.add(peer)
                 self._bound_unread()
@@ -287,7 +302,7 @@ class CoordinatorServer:
         """Of all that peers have not read, too: who has most of it goes first, and asks brokers itself."""
         self._behind = {peer for peer in self._behind if peer.unread}
         while sum(peer.unread for peer in self._behind) > self._bounds.unread_bytes_of_all:
-            self._forget(max(self._behind, key=lambda peer: peer.unread))
+            self._drop(max(self._behind, key=lambda peer: peer.unread), Dropped.UNREAD)
 
     # -- peers that do not read, clusters that nobody uses ------------------------------------------
 
@@ -302,7 +317,10 @@ class CoordinatorServer:
             elif peer.unread_since_ms is None:
                 peer.unread_since_ms = now_ms
             elif now_ms - peer.unread_since_ms > self._bounds.frame_ms:
-                self._forget(peer)
+                self._drop(peer, Dropped.UNREAD)
+        line = self._log.line(now_ms)
+        if line is not None:
+            _log.warning("%s", line)
         for key in self._clusters.rest_idle(now_ms):
             timer = self._timers.pop(key, None)
             if timer is not None:

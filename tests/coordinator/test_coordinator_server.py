@@ -414,3 +414,21 @@ def test_a_resting_client_does_not_come_back_before_the_next_task(caplog: pytest
         client.resume()
         eventually(lambda: talker.events.count("connected") == 2, within_s=0.9)
     assert not [line for line in caplog.messages if "coordinator" in line]
+
+
+@pytest.mark.parametrize(
+    ("secret", "expected"), [(b"wrong" * 6, "did not prove that they know"), (None, "proved nothing in time")]
+)
+def test_refused_proofs_and_dropped_connections_are_logged(
+    secret: bytes | None, expected: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING), serving(SHORT) as found:
+        with raw(found.port) as peer:
+            if secret is not None:
+                peer.session = Session(secret, "client")
+                peer.socket.sendall(peer.session.answer_greeting(peer.frame()))
+            assert peer.is_closed()
+        assert works(found)
+        eventually(lambda: any(expected in line for line in caplog.messages))
+    (line,) = [line for line in caplog.messages if "refused or dropped" in line]
+    assert "127.0.0.1" in line
