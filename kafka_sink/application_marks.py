@@ -1,7 +1,7 @@
-"""What planning remembers from one micro-batch to the next, whose processes may all be new.
+"""What planning and tasks remember in an application whose processes may all be new each time.
 
-Markers are empty files in a folder of Spark's that lives as long as the application. Where SPARK_LOCAL_DIRS
-names none, nothing is remembered.
+Markers are files, most of them empty, in a folder of Spark's that lives as long as the application. Where
+SPARK_LOCAL_DIRS names none, nothing is remembered.
 """
 
 from __future__ import annotations
@@ -9,7 +9,10 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
+import threading
 import time
+
+_LONGEST_NOTE = 1 << 20
 
 
 def first_time(key: str) -> bool:
@@ -46,6 +49,32 @@ def happened_within(key: str, seconds: float) -> bool:
         # Both by the wall clock, which processes share. A time to come is of a clock that was put back.
         return found.st_uid == os.getuid() and 0 <= time.time() - found.st_mtime <= seconds
     return False
+
+
+def note(key: str, text: str) -> None:
+    """What ``noted_within`` asks for; replaces what was noted before."""
+    for path in _paths(key):
+        draft = f"{path}-{os.getpid()}-{threading.get_ident()}"
+        try:
+            with open(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
+                file.write(text)
+            os.replace(draft, path)
+        except OSError:
+            continue  # the next folder may take it
+        return
+
+
+def noted_within(key: str, seconds: float) -> str | None:
+    """What was noted in the Spark application on this host, no longer ago than that."""
+    if not happened_within(key, seconds):
+        return None
+    for path in _paths(key):
+        try:
+            with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW)) as file:
+                return file.read(_LONGEST_NOTE)
+        except (OSError, ValueError):
+            continue
+    return None
 
 
 def folder() -> str:

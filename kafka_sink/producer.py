@@ -8,6 +8,7 @@ import time
 
 import pyarrow as pa
 
+from kafka_sink.accumulator.batch_size_limits import BatchSizeLimits
 from kafka_sink.accumulator.muted_share import MutedShare
 from kafka_sink.accumulator.record_accumulator import AccumulatorSettings, RecordAccumulator
 from kafka_sink.accumulator.unit import Unit
@@ -68,7 +69,11 @@ class Producer:
         self._allocator = POOLS.allocator(
             options.buffer_memory_allocation_strategy, options.buffer_memory, options.batch_size
         )
-        self._accumulator = RecordAccumulator(_accumulator_settings(options), self._allocator)
+        self._accumulator = RecordAccumulator(
+            _accumulator_settings(options),
+            self._allocator,
+            BatchSizeLimits(options.batch_size, repr(options.bootstrap_servers)),
+        )
         cache = MetadataCache(
             max_age_ms=options.metadata_max_age_ms,
             idle_ms=options.metadata_max_idle_ms,

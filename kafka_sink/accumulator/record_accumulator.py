@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from kafka_sink.accumulator.batch_buffer import BatchBuffer, BufferAllocator
+from kafka_sink.accumulator.batch_size_limits import BatchSizeLimits
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
 from kafka_sink.model import CompressionType, PartitionInfo, TopicPartition
 
@@ -46,11 +47,9 @@ class PartitionQueue:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A batch that was too large for its broker: ``size`` bytes with its header, ``ratio`` compressed per
-    raw byte."""
+    """A batch that was too large for its broker: ``ratio`` compressed bytes per raw byte."""
 
     topic: str
-    size: int
     ratio: float
 
 
@@ -70,8 +69,15 @@ class ReadyCheck:
 class RecordAccumulator:
     """Queues of batches by partition. ``lock`` guards queues, batch states and counters."""
 
-    def __init__(self, settings: AccumulatorSettings, allocator: BufferAllocator) -> None:
+    def __init__(
+        self,
+        settings: AccumulatorSettings,
+        allocator: BufferAllocator,
+        limits: BatchSizeLimits | None = None,
+    ) -> None:
+        """``limits``: what was learnt about the topics before; default nothing."""
         self.settings = settings
+        self.limits = BatchSizeLimits(settings.batch_size) if limits is None else limits
         self.allocator = allocator
         self.lock = threading.Lock()
         # Signalled when batches reach a final state; the flushing task waits on it.
@@ -79,7 +85,7 @@ class RecordAccumulator:
         self.flushing = False
         # Whether the sender has passed over a leased batch, so that the task must wake it afterwards.
         self.lease_met = False
-        # Split batches that the task has not learnt from yet.
+        # Batches too large for their brokers that the task has not learnt from yet.
         self.refusals: list[Refusal] = []
         self._queues: dict[TopicPartition, PartitionQueue] = {}
         # Queues that hold batches, so that a check costs what is buffered, not what was ever written.
@@ -273,7 +279,6 @@ class RecordAccumulator:
             self._answered(parent)
             first = parent.move_to(BatchState.SPLIT)
             if first:
-                self.refusals.append(Refusal(parent.partition.topic, parent.size, parent.observed_ratio))
                 queue = self._queues[parent.partition]
                 for piece in pieces:
                     self._insert(queue, piece)
@@ -284,6 +289,13 @@ class RecordAccumulator:
                     piece.buffer.release()
             self._release(parent)
             return first
+
+    def refused(self, batch: ProducerBatch, *, costs_task: bool = False) -> None:
+        """A batch, whose memory is still there, was too large for its broker."""
+        refusal = Refusal(batch.partition.topic, batch.observed_ratio)
+        self.limits.refused(refusal.topic, batch.size, costs_task=costs_task)
+        with self.lock:
+            self.refusals.append(refusal)
 
     def finish(self, batch: ProducerBatch, state: BatchState, record: Callable[[], None]) -> bool:
         """A request's answer settles its batch; False where it had failed before (a late answer).

@@ -72,7 +72,7 @@ class UnitAppender:
         batch_size = self._settings.batch_size
         whole = isinstance(codec, WholeCodec)
         self._limits = BatchLimits(batch_size, max(batch_size, _WHOLE_RAW_LIMIT) if whole else None)
-        # Those of topics whose brokers refused a batch within batch.size.
+        # By topic; lower ones where brokers refused a batch within batch.size.
         self._topic_limits: dict[str, BatchLimits] = {}
         self._clock_ms = clock_ms
         self._wake_sender = wake_sender
@@ -285,18 +285,22 @@ class UnitAppender:
         return batch, end
 
     def _learn_from_refusals(self) -> None:
-        """As Kafka's producer does, starts over with the estimate that proved too low. And where a broker
-        refused what was within the limit, its own is lower: batches of half the size from now on, since
-        each that must be split costs a walk over its records."""
+        """As Kafka's producer does, starts over with the estimate that proved too low; and takes over the
+        topic's limit, which may be lower now."""
         for refusal in self._accumulator.refusals:
             self._ratios.relearn(refusal.topic, self._settings.compression, refusal.ratio)
-            limits = self._limits_of(refusal.topic)
-            if refusal.size <= limits.write_limit:
-                self._topic_limits[refusal.topic] = BatchLimits(refusal.size // 2, limits.raw_limit)
+            self._topic_limits.pop(refusal.topic, None)
         self._accumulator.refusals.clear()
 
     def _limits_of(self, topic: str) -> BatchLimits:
-        return self._topic_limits.get(topic, self._limits) if self._topic_limits else self._limits
+        found = self._topic_limits.get(topic)
+        if found is None:
+            limit = self._accumulator.limits.of(topic)
+            found = self._limits
+            if limit != found.write_limit:
+                found = BatchLimits(limit, found.raw_limit)
+            self._topic_limits[topic] = found
+        return found
 
     def _factor(self, ratio: float) -> float:
         return 1.0 if self._codec is None else ratio * CompressionRatios.SAFETY

@@ -283,6 +283,8 @@ class BatchCompletion:
         batch.last_error = outcome.cause
         if outcome.refresh:
             self._cluster.mark_stale(batch.partition.topic, now_ms)
+        if outcome.too_large:
+            self._accumulator.refused(batch, costs_task=outcome.action is outcomes.Action.FAIL)
         if self._identity is not None:
             self._identity.refused(batch)
         retries_left = not outcome.spends_retry or batch.attempts <= self._settings.retries

@@ -77,7 +77,8 @@ class Attempt:
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """``possibly_written``: from now on the batch keeps its sequence and is never split. ``immediate``
-    skips the backoff; ``cause`` is the error if this was the last attempt."""
+    skips the backoff; ``cause`` is the error if this was the last attempt. ``too_large``: smaller batches
+    may pass."""
 
     action: Action
     cause: Exception | None = None
@@ -85,6 +86,7 @@ class Outcome:
     immediate: bool = False
     possibly_written: bool = False
     spends_retry: bool = True
+    too_large: bool = False
 
 
 Rule = Callable[[Attempt, Exception], Outcome]
@@ -117,9 +119,9 @@ def _fail(attempt: Attempt, cause: Exception) -> Outcome:
 
 def _too_large(attempt: Attempt, cause: Exception) -> Outcome:
     if attempt.record_count > 1 and not attempt.possibly_written:
-        return Outcome(Action.SPLIT, cause, spends_retry=False)
+        return Outcome(Action.SPLIT, cause, spends_retry=False, too_large=True)
     if attempt.record_count > 1:
-        return Outcome(Action.FAIL, cause)
+        return Outcome(Action.FAIL, cause, too_large=True)
     return Outcome(
         Action.FAIL,
         RecordTooLargeError(

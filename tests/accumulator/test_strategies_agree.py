@@ -197,6 +197,7 @@ class Run:
     def answer(self, batch: ProducerBatch) -> None:
         every = self.shape.split_every
         if every and self.batches % every == 0 and batch.record_count > 1:
+            self.accumulator.refused(batch)
             self.accumulator.put_pieces(batch, split_batch(batch, self.shape.batch_size, self.allocator))
             return
         self.sequences[batch.partition.partition] += batch.record_count
@@ -221,6 +222,6 @@ def test_the_runs_above_are_of_many_kinds() -> None:
     run = Run(shape, CompressionType.LZ4, incremental)
     wire = run.everything()
     assert run.batches > 2 * PARTITIONS
-    assert run.accumulator.refusals or run.appender._topic_limits
+    assert run.accumulator.limits.of("t") < run.shape.batch_size or run.accumulator.refusals
     assert max(map(len, wire)) > 2 * 64 * 1024
     assert sum(TopicPartition("t", p) in run.accumulator._queues for p in range(PARTITIONS)) == PARTITIONS

@@ -277,6 +277,7 @@ def refuse(bench: Bench, partition: int = 0) -> int:
         batch.seal()
     batch.move_to(BatchState.IN_FLIGHT)
     size = batch.size
+    accumulator.refused(batch)
     accumulator.put_pieces(batch, split_batch(batch, bench.accumulator.settings.batch_size, bench.allocator))
     return size
 
@@ -339,7 +340,7 @@ def test_a_ratio_that_proved_too_low_is_learnt_anew() -> None:
     assert refuse(bench) > 100_000
     bench.append(unit(0, [0]))
     assert ratios.estimate("t", CompressionType.LZ4) >= 1.0
-    assert not bench.appender._topic_limits
+    assert bench.appender._limits_of("t").write_limit == 100_000
 
 
 def test_a_batch_that_outgrew_its_estimate_beyond_the_pool_goes_early() -> None:

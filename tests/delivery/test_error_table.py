@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -116,6 +117,25 @@ def test_too_large_after_an_attempt_in_doubt_is_not_split(cluster: FakeCluster) 
     with pytest.raises(DeliveryError, match=r"t-0: .*error 10.*\[0 rows acknowledged, 10 failed"):
         send(cluster, rows(0, 10))
     assert len(attempts(cluster)) == 2
+
+
+def test_a_bad_network_before_a_small_limit_costs_some_attempts_and_not_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every attempt's first batch meets a broken connection. One that may have been written is not split when
+    it turns out to be too large; so what that taught must reach the next attempt, in another process."""
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
+    with FakeCluster({TOPIC: 1}, max_message_bytes=20_000) as cluster:
+        failures = 0
+        for _ in range(4):
+            cluster.script(PRODUCE, Refuse())
+            try:
+                result = send(cluster, rows(0, 8_000))
+                break
+            except DeliveryError:
+                failures += 1
+        assert failures < 4
+        assert (result.records, result.splits) == (8_000, 0)
 
 
 def test_too_large_after_a_deposed_leader_had_it_is_not_split(cluster: FakeCluster) -> None:

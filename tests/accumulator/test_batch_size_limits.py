@@ -1,0 +1,74 @@
+"""What brokers take is remembered beyond the producer that learnt it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kafka_sink import application_marks
+from kafka_sink.accumulator.batch_size_limits import BatchSizeLimits
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
+
+
+def test_a_refused_size_is_halved_and_what_was_larger_before_changes_nothing() -> None:
+    limits = BatchSizeLimits(1_000)
+    assert limits.of("t") == 1_000
+    limits.refused("t", 900)
+    assert (limits.of("t"), limits.of("u")) == (450, 1_000)
+    limits.refused("t", 900)
+    assert limits.of("t") == 450
+    limits.refused("t", 450)
+    assert limits.of("t") == 225
+
+
+def test_a_refusal_that_costs_a_task_lowers_the_limit_further() -> None:
+    """Spark allows four attempts: with halves, batches of 512 KiB would still be of 64 KiB in the last."""
+    limits = BatchSizeLimits(512 << 10)
+    for _ in range(3):
+        limits.refused("t", limits.of("t"), costs_task=True)
+    assert limits.of("t") == 1 << 10
+    limits = BatchSizeLimits(1)
+    limits.refused("t", 1, costs_task=True)
+    assert limits.of("t") == 1
+
+
+def test_the_next_producer_begins_with_what_was_learnt_of_its_cluster() -> None:
+    BatchSizeLimits(1_000, "a").refused("t", 900)
+    assert BatchSizeLimits(1_000, "a").of("t") == 450
+    assert BatchSizeLimits(400, "a").of("t") == 400
+    assert BatchSizeLimits(1_000, "b").of("t") == 1_000
+    assert BatchSizeLimits(1_000).of("t") == 1_000
+
+
+def test_what_two_workers_learn_is_kept_together() -> None:
+    one, two = BatchSizeLimits(1_000, "a"), BatchSizeLimits(1_000, "a")
+    one.refused("t", 900)
+    two.refused("u", 800)
+    two.refused("t", 1_000)
+    kept = BatchSizeLimits(1_000, "a")
+    assert (kept.of("t"), kept.of("u")) == (450, 400)
+
+
+def test_after_an_hour_batch_size_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    BatchSizeLimits(1_000, "a").refused("t", 900)
+    now = application_marks.time.time()
+    monkeypatch.setattr(application_marks.time, "time", lambda: now + 3_601)
+    assert BatchSizeLimits(1_000, "a").of("t") == 1_000
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "7", '{"t": "9"}', '{"t": true}', '{"t": 0}', "\0"])
+def test_a_file_that_says_something_else_is_not_believed(text: str) -> None:
+    application_marks.note("batch size limits of a", text)
+    assert BatchSizeLimits(1_000, "a").of("t") == 1_000
+
+
+def test_without_a_folder_nothing_is_kept_and_nothing_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", "")
+    limits = BatchSizeLimits(1_000, "a")
+    limits.refused("t", 900)
+    assert (limits.of("t"), BatchSizeLimits(1_000, "a").of("t")) == (450, 1_000)
