@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from kafka_sink.model import Node, TopicMetadata
@@ -9,10 +10,18 @@ from kafka_sink.model import Node, TopicMetadata
 
 @dataclass(frozen=True, slots=True)
 class TopicHint:
-    """A topic as a broker told it ``age_ms`` ago. Ids and epochs are in the metadata."""
+    """A topic as a broker told it ``age_ms`` ago. Ids and epochs are in the metadata.
+
+    ``replaced_age_ms``: how long ago a topic without id was found to be recreated; infinite where it was not.
+    """
 
     metadata: TopicMetadata
     age_ms: float
+    replaced_age_ms: float = math.inf
+
+    def aged(self, by_ms: float) -> TopicHint:
+        """The same, ``by_ms`` later."""
+        return TopicHint(self.metadata, self.age_ms + by_ms, self.replaced_age_ms + by_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,5 +38,5 @@ class MetadataSnapshot:
 
     def aged(self, by_ms: float) -> MetadataSnapshot:
         """The same, ``by_ms`` later."""
-        topics = tuple(TopicHint(one.metadata, one.age_ms + by_ms) for one in self.topics)
+        topics = tuple(one.aged(by_ms) for one in self.topics)
         return MetadataSnapshot(topics, self.nodes, self.nodes_age_ms + by_ms, self.cluster_id)

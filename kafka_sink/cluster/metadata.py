@@ -112,7 +112,9 @@ class MetadataCache:
         Answers that another thread took after ``now_ms`` was read have no age yet.
         """
         hints = [
-            TopicHint(found.metadata, max(0.0, now_ms - found.observed_ms))
+            TopicHint(
+                found.metadata, max(0.0, now_ms - found.observed_ms), max(0.0, now_ms - found.replaced_ms)
+            )
             for found in map(self._topics.get, self._topics if names is None else names)
             if found is not None and found.metadata is not None
         ]
@@ -211,7 +213,9 @@ class MetadataCache:
         self.version += 1
         return True
 
-    def import_hint(self, topic: TopicMetadata, age_ms: float, now_ms: float) -> bool:
+    def import_hint(
+        self, topic: TopicMetadata, age_ms: float, now_ms: float, replaced_age_ms: float = math.inf
+    ) -> bool:
         """Another cache of the same cluster heard this of a topic ``age_ms`` ago; True where that was news.
 
         Merged as an own answer of that time would have been: higher epochs win, another topic id only where
@@ -223,7 +227,8 @@ class MetadataCache:
         if found is None:
             found = TopicState(now_ms, in_use=False)
         known = found.metadata
-        if not topic.partitions or not found.take_hint(topic, observed_ms):
+        replaced_ms = now_ms - replaced_age_ms
+        if not topic.partitions or not found.take_hint(topic, observed_ms, replaced_ms):
             return False
         if topic.name not in self._topics:
             self._topics[topic.name] = found
@@ -253,7 +258,9 @@ class MetadataCache:
             # Leaders that it names must be reachable; brokers that both know are where ours says.
             self._know_nodes(nodes | self._nodes)
         self.cluster_id = self.cluster_id or snapshot.cluster_id
-        return sum(self.import_hint(one.metadata, one.age_ms, now_ms) for one in snapshot.topics)
+        return sum(
+            self.import_hint(one.metadata, one.age_ms, now_ms, one.replaced_age_ms) for one in snapshot.topics
+        )
 
     def hold_requests(self, until_ms: float) -> None:
         """Someone else has been asked, and may tell more cheaply: no request before this time.

@@ -42,10 +42,11 @@ class TopicAnswers:
         if not told.partitions:
             return self.learn_error(found, LEADER_NOT_AVAILABLE)
         known = found.metadata
-        if not found.take_answer(told, self._now_ms):
-            self.leave_out(found)
-            return False
+        accepted = found.take_answer(told, self._now_ms)
         changed = found.metadata != known
+        if not accepted:
+            self.leave_out(found)
+            return changed
         electing = lacks_leader(found.metadata or told, self._nodes)
         # A mark that came while the request was under way may tell of something younger than the answer.
         unmended = found.stale and told.name in self._marked and not changed

@@ -41,12 +41,16 @@ class Incarnations:
     former: tuple[bytes, ...] = ()
     refused: int = 0
 
-    def judge(self, known: bytes | None, told: bytes | None) -> Verdict:
-        """Decides on an answer, and remembers it. Brokers before 2.8 tell no ids (None)."""
-        if told == known or told is None:
+    def judge(self, known: bytes | None, told: bytes | None, *, goes_back: bool = False) -> Verdict:
+        """Decides on an answer, and remembers it.
+
+        Brokers before 2.8 tell no ids (None). There ``goes_back`` says that the answer has lower epochs than
+        are known, which a topic that was recreated has, too; it is believed as a former id is.
+        """
+        if not goes_back and (told == known or told is None):
             self.refused = 0
             return Verdict.SAME
-        if told in self.former:
+        if goes_back or told in self.former:
             self.refused += 1
             if self.refused < _ANSWERS_THAT_CONVINCE:
                 return Verdict.FORMER
@@ -74,6 +78,19 @@ def merge(known: TopicMetadata, told: TopicMetadata, *, later: bool) -> TopicMet
         more = ()
     topic_id = known.topic_id if told.topic_id is None else told.topic_id
     return TopicMetadata(known.name, topic_id, (*partitions, *more))
+
+
+def goes_back(known: TopicMetadata, told: TopicMetadata) -> bool:
+    """Whether ``told`` has a lower epoch of some partition, of a topic that has no id.
+
+    Brokers before 2.8 tell none, so this is a broker that lags or a topic that was recreated.
+    """
+    if known.topic_id is not None or told.topic_id is not None:
+        return False
+    return any(
+        UNKNOWN_EPOCH != new.leader_epoch < old.leader_epoch
+        for old, new in zip(known.partitions, told.partitions, strict=False)
+    )
 
 
 def _newer(known: PartitionInfo, told: PartitionInfo, later: bool) -> PartitionInfo:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from kafka_sink.cluster.topic_merge import Incarnations, Verdict, merge
+from kafka_sink.cluster.topic_merge import Incarnations, Verdict, goes_back, merge
 from kafka_sink.model import TopicMetadata
 
 # The name is invalid, or the principal may not see the topic. A broker that has not loaded its authorizer's
@@ -33,6 +33,8 @@ class TopicState:
     unhelpful: int = 0
     not_before_ms: float = -math.inf
     incarnations: Incarnations = field(default_factory=Incarnations)
+    # When a topic without id was found to be recreated: what was observed before is of another topic.
+    replaced_ms: float = -math.inf
 
     @property
     def final(self) -> bool:
@@ -40,25 +42,37 @@ class TopicState:
         return self.metadata is None and self.error in _FINAL_ERRORS
 
     def take_answer(self, told: TopicMetadata, now_ms: float) -> bool:
-        """Merges a broker's answer; False where it speaks of a former topic of this name."""
+        """Merges a broker's answer; False where it speaks of a former topic of this name, or may."""
         known = self.metadata
         if known is None:
             self.metadata = told
         else:
-            verdict = self.incarnations.judge(known.topic_id, told.topic_id)
+            back = goes_back(known, told)
+            verdict = self.incarnations.judge(known.topic_id, told.topic_id, goes_back=back)
             if verdict is Verdict.FORMER:
+                if back:
+                    # Of some partitions it may know more all the same.
+                    self.metadata = merge(known, told, later=False)
                 return False
             self.metadata = merge(known, told, later=True) if verdict is Verdict.SAME else told
-        self.observed_ms = now_ms
-        self.error, self.retry = 0, False
+            if back:
+                self.replaced_ms = now_ms
+        self._observed(now_ms)
         return True
 
-    def take_hint(self, told: TopicMetadata, observed_ms: float) -> bool:
-        """Merges what another cache observed; False where ours is later and cannot be reconciled."""
+    def take_hint(self, told: TopicMetadata, observed_ms: float, replaced_ms: float) -> bool:
+        """Merges what another cache observed; False where ours is later and cannot be reconciled.
+
+        ``replaced_ms``: as here, in the other cache.
+        """
         known = self.metadata
         if self.final and observed_ms <= self.error_ms:
             return False
         if known is None:
+            self.metadata = told
+        elif told.topic_id is None and known.topic_id is None and observed_ms <= self.replaced_ms:
+            return False
+        elif told.topic_id is None and known.topic_id is None and replaced_ms > self.observed_ms:
             self.metadata = told
         elif told.topic_id is None or known.topic_id is None or told.topic_id == known.topic_id:
             self.metadata = merge(known, told, later=observed_ms > self.observed_ms)
@@ -67,6 +81,10 @@ class TopicState:
                 return False
             self.incarnations.judge(known.topic_id, told.topic_id)
             self.metadata = told
-        self.observed_ms = max(self.observed_ms, observed_ms)
-        self.error, self.retry = 0, False
+        self.replaced_ms = max(self.replaced_ms, replaced_ms)
+        self._observed(max(self.observed_ms, observed_ms))
         return True
+
+    def _observed(self, at_ms: float) -> None:
+        self.observed_ms = at_ms
+        self.error, self.retry = 0, False

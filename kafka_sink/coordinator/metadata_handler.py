@@ -2,17 +2,18 @@
 
 A message has any of ``ask`` (topics that a task needs and does not know), ``use`` (topics that it writes to),
 ``stale`` ([topic, milliseconds ago] that a broker denied) and ``leaders`` ([topic, topic id, partition,
-leader, epoch] that a broker named when it denied). A reply has topics with ages and epochs, and
-``errors`` of topics asked for. Of topics that must be fetched first, replies say every 100 ms that they are
-``pending``; the last one to a message with ``ask`` has ``asked``. What brokers tell of a task's topics after
-that, its age alone too, is pushed.
+leader, epoch] that a broker named when it denied). What a task says of a topic is a reason to ask the
+brokers and told to nobody: one task that errs, or lies, must not mislead all others. A reply has topics with
+ages and epochs, and ``errors`` of topics asked for. Of topics that must be fetched first, replies say every
+100 ms that they are ``pending``; the last one to a message with ``ask`` has ``asked``. What brokers tell of a
+task's topics after that, its age alone too, is pushed.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -28,7 +29,7 @@ from kafka_sink.coordinator.metadata_messages import (
     text,
 )
 from kafka_sink.errors import ProtocolError
-from kafka_sink.model import Node, TopicMetadata, TopicPartition
+from kafka_sink.model import PartitionInfo, TopicMetadata, TopicPartition
 
 _PENDING_MS = 100.0
 # A task that has waited so long for what the coordinator fetches had better ask by itself.
@@ -37,6 +38,9 @@ _MOST_TOPICS_OF_A_TASK = 50_000
 # Numbers of changes to keep, beyond twice those of topics in use, before they are sorted out.
 _MOST_SPARE = 10_000
 _MOST_PENDING = 64
+# Leaders that tasks named and brokers have not confirmed, and the answers that refute one.
+_MOST_CLAIMS = 10_000
+_ANSWERS_THAT_REFUTE = 5
 # Errors that asking again may mend: the topic is being created, or its leader elected.
 _PASSING = frozenset({3, 5})
 
@@ -46,14 +50,7 @@ class MetadataView(Protocol):
 
     def note_use(self, topics: Iterable[str], now_ms: float) -> None: ...
     def mark_stale(self, topic: str, now_ms: float) -> None: ...
-    def leader_hint(
-        self,
-        partition: TopicPartition,
-        leader: int,
-        epoch: int,
-        nodes: Iterable[Node],
-        topic_id: bytes | None = None,
-    ) -> bool: ...
+    def leader(self, partition: TopicPartition) -> PartitionInfo | None: ...
     def snapshot(self, names: Iterable[str], now_ms: float) -> MetadataSnapshot: ...
     def topic(self, name: str) -> TopicMetadata | None: ...
     def topic_error(self, name: str) -> int | None: ...
@@ -81,6 +78,14 @@ class _Peer:
     pending: int = 0
 
 
+@dataclass(slots=True)
+class _Claim:
+    """A leader epoch that a task says a broker named; ``answers_left`` without it refute it."""
+
+    epoch: int
+    answers_left: int = _ANSWERS_THAT_REFUTE
+
+
 class MetadataHandler:
     """See Handler. ``view`` is refreshed by others, who say so with ``answered``.
 
@@ -103,6 +108,7 @@ class MetadataHandler:
         self._fresh: set[str] = set()
         self._fresh_after = 0
         self._tidy_at = _MOST_SPARE
+        self._claims: dict[TopicPartition, _Claim] = {}
         # From the fetching thread: append and popleft of a deque are atomic.
         self._answered: deque[tuple[str, ...]] = deque()
         self._failure: str | None = None
@@ -133,8 +139,7 @@ class MetadataHandler:
         asked, used = names(body.get("ask", [])), names(body.get("use", []))
         stale, leaders = _stale(body.get("stale", [])), named_leaders(body.get("leaders", []))
         known = self._peers.setdefault(peer, _Peer())
-        self._take_leaders(leaders)
-        self._note_answers()
+        self._note_answers(now_ms)
         self._encoded.clear()
         self._tidy()
         if len(known.topics) + len(asked) + len(used) > _MOST_TOPICS_OF_A_TASK:
@@ -144,7 +149,7 @@ class MetadataHandler:
         self._view.note_use(known.topics.intersection((*asked, *used)), now_ms)
         newer = [topic for topic, ago_ms in stale.items() if not self._mark(topic, ago_ms, now_ms)]
         missing = {name for name in asked if not self._is_answered(name)}
-        if missing or len(newer) < len(stale):
+        if self._take_leaders(leaders, now_ms) or missing or len(newer) < len(stale):
             self._fetch()
         told = dict.fromkeys([*asked, *newer, *self._changed(known)])
         if not missing or self._failure is not None or known.pending >= _MOST_PENDING:
@@ -156,15 +161,40 @@ class MetadataHandler:
         self._pending.append(_Pending(peer, request, asked, missing, next_ms, until_ms))
         return self._tell(peer, request, told, (), last=False, now_ms=now_ms)
 
-    def _take_leaders(self, leaders: Iterable[NamedLeader]) -> None:
-        """Whoever leads knows it before the broker that is asked next may: by its epoch it stands."""
-        news = dict.fromkeys(
-            one.partition.topic
-            for one in leaders
-            if self._view.leader_hint(one.partition, one.leader, one.epoch, (), one.topic_id)
-        )
-        if news:
-            self.answered(tuple(news))
+    def _take_leaders(self, leaders: Iterable[NamedLeader], now_ms: float) -> bool:
+        """Whether any is news that brokers are to be asked about."""
+        news = False
+        for one in leaders:
+            known = self._view.leader(one.partition)
+            topic = self._view.topic(one.partition.topic)
+            if known is None or topic is None or one.epoch <= known.leader_epoch:
+                continue
+            other_topic = None not in (one.topic_id, topic.topic_id) and one.topic_id != topic.topic_id
+            claim = self._claims.get(one.partition)
+            if other_topic or (claim is None and len(self._claims) >= _MOST_CLAIMS):
+                continue
+            if claim is None or one.epoch > claim.epoch:
+                self._claims[one.partition] = _Claim(one.epoch)
+            self._view.mark_stale(one.partition.topic, now_ms)
+            news = True
+        return news
+
+    def _check_claims(self, answered: Collection[str], now_ms: float) -> None:
+        """The broker that was asked may lag behind the one that named a leader: others are asked, each time
+        later, until one confirms it or enough have not."""
+        again = False
+        for partition, claim in list(self._claims.items()):
+            if partition.topic not in answered:
+                continue
+            known = self._view.leader(partition)
+            claim.answers_left -= 1
+            if known is None or known.leader_epoch >= claim.epoch or not claim.answers_left:
+                del self._claims[partition]
+                continue
+            self._view.mark_stale(partition.topic, now_ms)
+            again = True
+        if again:
+            self._fetch()
 
     def on_disconnect(self, peer: int, now_ms: float) -> None:
         """See Handler."""
@@ -173,7 +203,7 @@ class MetadataHandler:
 
     def on_time(self, now_ms: float) -> Sequence[Outgoing]:
         """See Handler."""
-        self._note_answers()
+        self._note_answers(now_ms)
         self._encoded.clear()
         replies: list[Outgoing] = []
         waiting: list[_Pending] = []
@@ -222,7 +252,7 @@ class MetadataHandler:
 
     # -- what is told -------------------------------------------------------------------------------
 
-    def _note_answers(self) -> None:
+    def _note_answers(self, now_ms: float) -> None:
         if self._answered:
             self._fresh, self._fresh_after = set(), self._change
         while self._answered:
@@ -230,6 +260,8 @@ class MetadataHandler:
             topics = self._answered.popleft()
             self._fresh.update(topics)
             self._changes.update(dict.fromkeys(topics, self._change))
+            if self._claims:
+                self._check_claims(frozenset(topics), now_ms)
 
     def _forget_missing(self) -> None:
         """Brokers are not asked again and again for what nobody waits for; the next who asks has it asked
@@ -244,6 +276,7 @@ class MetadataHandler:
         if len(self._changes) > self._tidy_at:
             used = set().union(*(one.topics for one in self._peers.values()))
             self._changes = {name: change for name, change in self._changes.items() if name in used}
+            self._claims = {where: claim for where, claim in self._claims.items() if where.topic in used}
             self._tidy_at = 2 * len(self._changes) + _MOST_SPARE
 
     def _changed(self, peer: _Peer) -> list[str]:

@@ -43,7 +43,8 @@ def _encode_topic(hint: TopicHint) -> list[Any]:
     topic = hint.metadata
     topic_id = None if topic.topic_id is None else topic.topic_id.hex()
     leaders = [[one.leader, one.leader_epoch] for one in topic.partitions]
-    return [topic.name, topic_id, hint.age_ms, leaders]
+    encoded = [topic.name, topic_id, hint.age_ms, leaders]
+    return encoded if math.isinf(hint.replaced_age_ms) else [*encoded, hint.replaced_age_ms]
 
 
 def decode_snapshot(body: Mapping[str, Any]) -> MetadataSnapshot:
@@ -77,7 +78,7 @@ def named_leaders(value: Any) -> list[NamedLeader]:
     try:
         return [
             NamedLeader(
-                TopicPartition(text(topic), whole(number)), whole(leader), whole(epoch), _id(topic_id)
+                TopicPartition(text(topic), _int32(number)), _int32(leader), _int32(epoch), _id(topic_id)
             )
             for topic, topic_id, number, leader, epoch in value
         ]
@@ -92,12 +93,15 @@ def _id(value: Any) -> bytes | None:
     return found
 
 
-def _decode_topic(name: Any, topic_id: Any, age_ms: Any, leaders: Any) -> TopicHint:
+def _decode_topic(
+    name: Any, topic_id: Any, age_ms: Any, leaders: Any, replaced_age_ms: Any = None
+) -> TopicHint:
     partitions = tuple(
-        PartitionInfo(name, index, whole(leader), whole(epoch))
+        PartitionInfo(name, index, _int32(leader), _int32(epoch))
         for index, (leader, epoch) in enumerate(leaders)
     )
-    return TopicHint(TopicMetadata(text(name), _id(topic_id), partitions), age(age_ms))
+    replaced = math.inf if replaced_age_ms is None else age(replaced_age_ms)
+    return TopicHint(TopicMetadata(text(name), _id(topic_id), partitions), age(age_ms), replaced)
 
 
 def _decode_node(node_id: Any, host: Any, port: Any, rack: Any) -> Node:
@@ -124,6 +128,13 @@ def whole(value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool):
         raise ProtocolError("a number that is none")
     return value
+
+
+def _int32(value: Any) -> int:
+    """A number as Kafka's protocol has it: no epoch is larger. Raises ProtocolError."""
+    if not -(2**31) <= whole(value) < 2**31:
+        raise ProtocolError("a number of more than 32 bits")
+    return int(value)
 
 
 def age(value: Any) -> float:

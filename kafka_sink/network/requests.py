@@ -6,6 +6,7 @@ kafka-python encodes and decodes; its objects do not leave this module.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from kafka.protocol.api_header import RequestHeader
@@ -43,6 +44,9 @@ _REQUESTS: dict[int, Any] = {
     API_VERSIONS: ApiVersionsRequest,
     INIT_PRODUCER_ID: InitProducerIdRequest,
 }
+# Before that (Kafka 2.4) brokers tell wrong epochs while partitions are reassigned; Kafka's own clients leave
+# them out, too (KAFKA-9212).
+_FIRST_RELIABLE_EPOCHS = 9
 REBOOTSTRAP_REQUIRED = 129
 _LEADER_NOT_AVAILABLE = 5
 _NO_TOPIC_ID = bytes(16)
@@ -131,10 +135,13 @@ def encode_metadata(version: int, topics: tuple[str, ...], allow_auto_create: bo
 
 def decode_metadata(version: int, payload: bytes) -> MetadataAnswer:
     """``payload`` with its header. Raises ProtocolError."""
-    return read_response(MetadataResponse, version, payload, _metadata)
+    reliable_epochs = version >= _FIRST_RELIABLE_EPOCHS
+    return read_response(
+        MetadataResponse, version, payload, partial(_metadata, reliable_epochs=reliable_epochs)
+    )
 
 
-def _metadata(response: Any) -> MetadataAnswer:
+def _metadata(response: Any, *, reliable_epochs: bool) -> MetadataAnswer:
     nodes = tuple(Node(int(b.node_id), str(b.host), int(b.port), b.rack) for b in response.brokers)
     topics = []
     errors: dict[str, int] = {}
@@ -144,7 +151,7 @@ def _metadata(response: Any) -> MetadataAnswer:
         if topic.error_code:
             errors[topic.name] = int(topic.error_code)
             continue
-        metadata = _topic(topic)
+        metadata = _topic(topic, reliable_epochs)
         if metadata is None:
             errors[topic.name] = _LEADER_NOT_AVAILABLE
         else:
@@ -156,7 +163,7 @@ def _metadata(response: Any) -> MetadataAnswer:
     )
 
 
-def _topic(topic: Any) -> TopicMetadata | None:
+def _topic(topic: Any, reliable_epochs: bool) -> TopicMetadata | None:
     """None where partitions are missing: rows would go to partitions that the topic may not have."""
     partitions = sorted(topic.partitions, key=lambda partition: int(partition.partition_index))
     if not partitions or [p.partition_index for p in partitions] != list(range(len(partitions))):
@@ -165,12 +172,12 @@ def _topic(topic: Any) -> TopicMetadata | None:
     return TopicMetadata(
         name=str(topic.name),
         topic_id=None if topic_id == _NO_TOPIC_ID else topic_id,
-        partitions=tuple(_partition(str(topic.name), partition) for partition in partitions),
+        partitions=tuple(_partition(str(topic.name), partition, reliable_epochs) for partition in partitions),
     )
 
 
-def _partition(topic: str, partition: Any) -> PartitionInfo:
-    epoch = partition.leader_epoch
+def _partition(topic: str, partition: Any, reliable_epochs: bool) -> PartitionInfo:
+    epoch = partition.leader_epoch if reliable_epochs else None
     leaderless = partition.error_code == _LEADER_NOT_AVAILABLE
     return PartitionInfo(
         topic,

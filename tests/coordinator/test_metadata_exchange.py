@@ -102,20 +102,59 @@ def test_a_change_is_pushed_to_those_who_use_the_topic_once() -> None:
     assert names(coordinator.answers(metadata("a", leader=1, epoch=2))) == [(1, ["a"])]
 
 
-def test_a_leader_that_a_broker_named_is_told_to_all_and_stands_against_a_broker_that_lags() -> None:
+def claimed(epoch: int) -> Coordinator:
+    """Two tasks use a topic with epoch 4; then one names leader 2 with this epoch."""
     coordinator = Coordinator()
     coordinator.hears(1, ask=["a"])
     coordinator.hears(2, ask=["a"])
     coordinator.answers(metadata("a", epoch=4))
     coordinator.now_ms += 1000
-    coordinator.woken = 0
-    coordinator.hears(1, stale=[["a", 0.0]], leaders=[["a", bytes(16).hex(), 0, 2, 5]])
-    assert coordinator.woken == 1
-    (push,) = coordinator.handler.on_time(coordinator.now_ms)
-    assert names([push]) == [(2, ["a"])]
-    assert push.body["topics"][0][3] == [[2, 5]]
-    told = coordinator.answers(metadata("a", leader=1, epoch=4))
+    coordinator.fetches = 0
+    told = coordinator.hears(1, stale=[["a", 0.0]], leaders=[["a", bytes(16).hex(), 0, 2, epoch]])
+    assert not names(told)[0][1]
+    assert not coordinator.handler.on_time(coordinator.now_ms), "nobody is told what one task says"
+    assert coordinator.fetches == 1
+    return coordinator
+
+
+def test_a_leader_that_a_task_named_is_asked_for_until_a_broker_that_lags_confirms_it() -> None:
+    coordinator = claimed(epoch=5)
+    for _ in range(3):
+        told = coordinator.answers(metadata("a", leader=1, epoch=4))
+        assert {tuple(one.body["topics"][0][3][0]) for one in told} == {(1, 4)}
+        coordinator.now_ms += coordinator.view.next_request_delay_ms(coordinator.now_ms)
+    told = coordinator.answers(metadata("a", leader=2, epoch=5))
+    assert names(told) == [(1, ["a"]), (2, ["a"])]
     assert {tuple(one.body["topics"][0][3][0]) for one in told} == {(2, 5)}
+    coordinator.now_ms += 2000
+    assert coordinator.view.next_request(coordinator.now_ms) is None
+
+
+def test_one_task_that_errs_does_not_mislead_the_others() -> None:
+    """Its epoch, taken as it is, would outlive all that brokers say."""
+    coordinator = claimed(epoch=2**31 - 1)
+    begun, answers = coordinator.now_ms, 0
+    while coordinator.view.next_request_delay_ms(coordinator.now_ms) < 60_000:
+        coordinator.now_ms += coordinator.view.next_request_delay_ms(coordinator.now_ms)
+        told = coordinator.answers(metadata("a", leader=1, epoch=4))
+        assert {tuple(one.body["topics"][0][3][0]) for one in told} == {(1, 4)}
+        answers += 1
+    assert answers <= 6
+    assert coordinator.now_ms - begun < 5000
+    assert coordinator.view.topic("a") == metadata("a", leader=1, epoch=4)
+
+
+def test_a_task_that_errs_all_the_time_costs_a_request_a_second() -> None:
+    coordinator = claimed(epoch=5)
+    begun, answers = coordinator.now_ms, 0
+    while coordinator.now_ms < begun + 20_000:
+        epoch = 6 + int(coordinator.now_ms - begun)
+        coordinator.hears(1, leaders=[["a", bytes(16).hex(), 0, 2, epoch]])
+        if coordinator.view.next_request_delay_ms(coordinator.now_ms) == 0:
+            coordinator.answers(metadata("a", leader=1, epoch=4))
+            answers += 1
+        coordinator.now_ms += 50
+    assert answers < 25
 
 
 @pytest.mark.parametrize(
@@ -273,6 +312,8 @@ def test_an_answer_that_came_while_a_clock_was_read_has_no_negative_age() -> Non
         {"leaders": [["a", "00", 0, 1, 1]]},
         {"leaders": [["a", None, "0", 1, 1]]},
         {"leaders": {}},
+        {"leaders": [["a", None, 0, 1, 2**40]]},
+        {"leaders": [["a", None, 2**31, 1, 1]]},
     ],
 )
 def test_messages_that_make_no_sense_change_nothing(body: dict[str, Any]) -> None:
@@ -289,6 +330,8 @@ def test_messages_that_make_no_sense_change_nothing(body: dict[str, Any]) -> Non
         {"topics": [["a", None, -1, []]]},
         {"topics": [["a", None, 0, [[1]]]]},
         {"topics": [[7, None, 0, []]]},
+        {"topics": [["a", None, 0, [[1, 2**40]]]]},
+        {"topics": [["a", None, 0, [[1, 1]], -5]]},
         {"nodes": [[1, "h", "p", None]]},
         {"nodes_age": "old"},
         {"topics": None},

@@ -287,3 +287,22 @@ def test_rows_that_no_metadata_comes_for_fail_naming_the_refusal() -> None:
             cluster.stop(0)
             producer.send(rows("t"))
             producer.finish()
+
+
+@pytest.mark.parametrize("newest_metadata", [9, 8, 5], ids=["2.4 to 2.7", "2.1 to 2.3", "1.0"])
+def test_a_topic_recreated_on_brokers_without_topic_ids_is_written(newest_metadata: int) -> None:
+    """Its epochs start at 0 again, and nothing but that tells it from the one before."""
+    versions = {METADATA: (0, newest_metadata), PRODUCE: (3, 8)}
+    with FakeCluster({"t": 1}, brokers=2, versions=versions) as cluster:
+        for node in (1, 0, 1):
+            cluster.move_leader("t", 0, node)
+        options: dict[str, object] = {"delivery_timeout_ms": 20_000, "request_timeout_ms": 5000}
+        with writing(cluster.bootstrap_servers, **options) as producer:
+            producer.send(rows("t"))
+            until(lambda: written(cluster, "t") == 1, "the first row")
+            cluster.create_topic("t", 1)
+            begun = time.monotonic()
+            producer.send(rows("t"))
+            assert producer.finish().records == 2
+        assert time.monotonic() - begun < 8
+        assert written(cluster, "t") == 1

@@ -99,7 +99,8 @@ def test_metadata_as_our_own_values(version: int) -> None:
         error_code=0, name="t", topic_id=topic_id, partitions=[partition(1, leader_id=2), partition(0)]
     )
     answer = answer_of(version, topic)
-    epoch = 5 if version >= 7 else -1
+    # Before Kafka 2.4 epochs are there from version 7 on, and wrong while partitions are reassigned.
+    epoch = 5 if version >= 9 else -1
     assert answer.update.nodes == (Node(1, "b1", 9093, "r"),)
     assert answer.update.cluster_id == "c"
     assert answer.throttle_time_ms == 6
