@@ -18,7 +18,7 @@ ROUNDS ?= 100
 SEED ?= 1
 EFFORT ?= 10
 
-.PHONY: help venv java demo test full chaos fuzz faults endurance check format bench docs broker clean
+.PHONY: help venv java demo test full chaos fuzz faults matrix endurance check format bench docs broker clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -56,6 +56,9 @@ format: $(STAMP)  ## let ruff rewrite what it can
 
 faults: $(STAMP)  ## ROUNDS of tasks whose coordinator is killed, frozen, flooded (ROUNDS, SEED)
 	@$(BIN)/python -m tests.coordinator.fault_rounds $(ROUNDS) $(SEED)
+
+matrix: $(STAMP) java  ## try Python 3.10 to 3.14, PySpark 4.1 to the newest, brokers from 2.1 on (ARGS="--only brokers")
+	@$(BIN)/python -m tests.matrix $(ARGS)
 
 bench: $(STAMP) $(SPARK41_STAMP) java  ## run the benchmarks against the peers (ARGS="throughput" picks one)
 	@SPARK41_PYTHON=$(abspath $(SPARK41)/bin/python) $(BIN)/python -m benchmarks $(ARGS)

@@ -1,0 +1,221 @@
+"""One broker of any Apache Kafka release since 2.1 on 127.0.0.1, with its ZooKeeper where it needs one.
+
+``kafka_sink.local_broker`` runs one recent release with everything that tests want; this runs the others, for
+checking what the sink claims about them. Jars come from Maven Central through the Ivy that PySpark ships.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+
+from kafka_sink.local_broker.jars import cache_root, ivy_jar
+from kafka_sink.local_broker.java import find_java
+from kafka_sink.local_broker.node_config import HOST, TOOL_FLAGS, free_port, random_id
+from kafka_sink.local_broker.processes import SupervisedProcesses
+
+_START_S = 90.0
+_POLL_S = 0.1
+# ZooKeeper's client before 3.5.8 cannot connect on Java 14 and newer (ZOOKEEPER-3779), and Kafka before 2.4
+# ships 3.4. 3.5's client serves the same API.
+_ZOOKEEPER_FOR_JAVA_17 = "3.5.10"
+_LOG4J1 = """log4j.rootLogger=WARN, out
+log4j.appender.out=org.apache.log4j.ConsoleAppender
+log4j.appender.out.layout=org.apache.log4j.PatternLayout
+log4j.appender.out.layout.ConversionPattern=%d %p %c %m%n
+"""
+
+
+@dataclass(frozen=True)
+class Release:
+    """A released Kafka and what it needs: ``zookeeper`` is the version to run, None for KRaft."""
+
+    version: str
+    scala: str
+    zookeeper: str | None
+
+
+RELEASES = (
+    Release("2.1.1", "2.12", _ZOOKEEPER_FOR_JAVA_17),
+    Release("2.8.2", "2.13", _ZOOKEEPER_FOR_JAVA_17),
+    Release("3.9.1", "2.13", None),
+)
+
+
+class ReleasedKafka:
+    """One broker of a release, for as long as a ``with`` block runs; its data is deleted at the end.
+
+    ``properties``: Kafka's own, they win over the defaults here. Raises RuntimeError, with the end of its
+    log, where the broker does not start within 90 s.
+    """
+
+    def __init__(self, release: Release, properties: Mapping[str, str] | None = None) -> None:
+        self._release = release
+        self._properties = dict(properties or {})
+        self._folder = Path(tempfile.mkdtemp(prefix="released-kafka-"))
+        self._processes: SupervisedProcesses | None = None
+        taken: set[int] = set()
+        chooser = random.Random()
+        self._port, self._second_port = free_port(taken, chooser), free_port(taken, chooser)
+
+    @property
+    def bootstrap_servers(self) -> str:
+        return f"{HOST}:{self._port}"
+
+    def __enter__(self) -> ReleasedKafka:
+        jars = _jars(self._release)
+        self._processes = SupervisedProcesses(self._folder)
+        (self._folder / "log4j.properties").write_text(_LOG4J1, encoding="ascii")
+        properties = self._folder / "server.properties"
+        properties.write_text("".join(f"{k}={v}\n" for k, v in self._server().items()), encoding="utf-8")
+        try:
+            if self._release.zookeeper:
+                self._start(
+                    "zookeeper",
+                    jars,
+                    "org.apache.zookeeper.server.ZooKeeperServerMain",
+                    str(self._second_port),
+                    str(self._folder / "zookeeper"),
+                )
+                self._await_port(self._second_port, "zookeeper")
+            else:
+                self._format(jars, properties)
+            self._start("broker", jars, "kafka.Kafka", str(properties))
+            self._await_broker()
+        except BaseException:
+            self._processes.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._processes is not None:
+            self._processes.close()
+
+    def _server(self) -> dict[str, str]:
+        values = {
+            "log.dirs": str(self._folder / "data"),
+            "num.partitions": "4",
+            "offsets.topic.replication.factor": "1",
+            "offsets.topic.num.partitions": "4",
+            "transaction.state.log.replication.factor": "1",
+            "transaction.state.log.min.isr": "1",
+            "transaction.state.log.num.partitions": "4",
+            "group.initial.rebalance.delay.ms": "0",
+            "log.retention.ms": "-1",
+            "log.cleaner.dedupe.buffer.size": str(8 * 1024 * 1024),
+        }
+        if self._release.zookeeper:
+            values["broker.id"] = "0"
+            values["zookeeper.connect"] = f"{HOST}:{self._second_port}"
+            values["listeners"] = f"PLAINTEXT://{HOST}:{self._port}"
+        else:
+            values["process.roles"] = "broker,controller"
+            values["node.id"] = "0"
+            values["controller.quorum.voters"] = f"0@{HOST}:{self._second_port}"
+            values["controller.listener.names"] = "CONTROLLER"
+            values["listeners"] = f"PLAINTEXT://{HOST}:{self._port},CONTROLLER://{HOST}:{self._second_port}"
+            values["advertised.listeners"] = f"PLAINTEXT://{HOST}:{self._port}"
+            values["listener.security.protocol.map"] = "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT"
+        return values | self._properties
+
+    def _format(self, jars: Path, properties: Path) -> None:
+        command = [find_java().path, *TOOL_FLAGS, "-cp", f"{jars}/*", "kafka.tools.StorageTool"]
+        command += ["format", "-t", random_id(), "-c", str(properties)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        if done.returncode:
+            raise RuntimeError(f"formatting failed: {done.stderr or done.stdout}")
+
+    def _start(self, name: str, jars: Path, main_class: str, *arguments: str) -> None:
+        assert self._processes is not None
+        argv = [
+            find_java().path,
+            *("-Xmx512m", "-XX:+UseSerialGC", "-Djava.awt.headless=true"),
+            *("-Dzookeeper.admin.enableServer=false", "-Dzookeeper.4lw.commands.whitelist=*"),
+            f"-Dlog4j.configuration=file:{self._folder / 'log4j.properties'}",
+            *("-cp", f"{jars}/*", main_class, *arguments),
+        ]
+        self._processes.start(name, argv, log=self._folder / f"{name}.log", cwd=self._folder)
+
+    def _await_port(self, port: int, name: str) -> None:
+        deadline = time.monotonic() + _START_S
+        while True:
+            self._check(name, deadline)
+            with contextlib.suppress(OSError), socket.create_connection((HOST, port), 1):
+                return
+            time.sleep(_POLL_S)
+
+    def _await_broker(self) -> None:
+        self._await_port(self._port, "broker")
+        deadline = time.monotonic() + _START_S
+        while True:
+            self._check("broker", deadline)
+            admin = AdminClient({"bootstrap.servers": self.bootstrap_servers, "log_level": 0})
+            with contextlib.suppress(KafkaException):
+                if admin.list_topics(timeout=5).brokers:
+                    return
+            time.sleep(_POLL_S)
+
+    def _check(self, name: str, deadline: float) -> None:
+        assert self._processes is not None
+        if self._processes.is_running(name) and time.monotonic() < deadline:
+            return
+        log = (self._folder / f"{name}.log").read_text(encoding="utf-8", errors="replace")
+        raise RuntimeError(f"{name} of Kafka {self._release.version} did not start: {log[-2000:]}")
+
+
+def _jars(release: Release) -> Path:
+    """The folder with the release's jars, downloaded once per user."""
+    final = cache_root() / f"matrix-kafka-{release.version}"
+    if final.is_dir():
+        return final
+    final.parent.mkdir(parents=True, exist_ok=True)
+    staging = Path(tempfile.mkdtemp(prefix=f"{final.name}.part-", dir=final.parent))
+    try:
+        module = staging / "ivy.xml"
+        module.write_text(_ivy_module(release), encoding="utf-8")
+        command = [find_java().path, "-jar", str(ivy_jar()), "-ivy", str(module), "-confs", "default"]
+        command += ["-retrieve", f"{staging}/jars/[artifact]-[revision](-[classifier]).[ext]"]
+        command += ["-cache", str(staging / "cache")]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+        if done.returncode:
+            raise RuntimeError(f"Kafka {release.version} could not be downloaded: {done.stdout[-2000:]}")
+        (staging / "jars").rename(final)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    return final
+
+
+def _ivy_module(release: Release) -> str:
+    dependencies = [("org.apache.kafka", f"kafka_{release.scala}", release.version)]
+    dependencies.append(("org.slf4j", "slf4j-log4j12", "1.7.36"))
+    overridden = ""
+    if release.zookeeper:
+        dependencies.append(("org.apache.zookeeper", "zookeeper", release.zookeeper))
+        overridden = f'<override org="org.apache.zookeeper" rev="{release.zookeeper}"/>'
+    lines = "\n".join(
+        f'    <dependency org="{organisation}" name="{name}" rev="{revision}" conf="default->default"/>'
+        for organisation, name, revision in dependencies
+    )
+    return f"""<ivy-module version="2.0">
+  <info organisation="kafka-chunked" module="matrix"/>
+  <configurations><conf name="default"/></configurations>
+  <dependencies>
+{lines}
+    {overridden}
+  </dependencies>
+</ivy-module>
+"""
