@@ -138,13 +138,15 @@ class Producer:
             known.close()
             self._coordinator = None
             self._cluster.hints = NoHints()
+            self._cluster.share_refreshes(False)
             if self._gate is not None:
                 self._gate.share(None)
         if address is None:
             return
         if self._coordinator is None:
             interval_ms = self.options.coordinator_report_interval_ms
-            exchange = MetadataExchange(self._cluster, clock_ms, interval_ms)
+            idle_ms = self.options.metadata_max_idle_ms
+            exchange = MetadataExchange(self._cluster, clock_ms, interval_ms, idle_ms)
             participants: list[Participant] = [exchange]
             if self._gate is not None:
                 shared = BreakerExchange(self._network.wakeup, interval_ms)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from kafka_sink.backoff import ExponentialBackoff
 from kafka_sink.cluster.hints import MetadataSnapshot, TopicHint
-from kafka_sink.cluster.refresh_schedule import RefreshSchedule
+from kafka_sink.cluster.refresh_schedule import NON_URGENT_SHARE, RefreshSchedule
 from kafka_sink.cluster.timetable import Timetable
 from kafka_sink.cluster.topic_answers import TopicAnswers, lacks_leader
 from kafka_sink.cluster.topic_state import TopicState
@@ -49,6 +49,7 @@ class MetadataCache:
         retry_backoff_ms: float,
         retry_backoff_max_ms: float,
         random: Callable[[], float],
+        non_urgent_share: float = NON_URGENT_SHARE,
     ) -> None:
         self.version = 0
         self.cluster_id: str | None = None
@@ -60,7 +61,7 @@ class MetadataCache:
         self._topics: dict[str, TopicState] = {}
         self._nodes: dict[int, Node] = {}
         self._nodes_ms = -math.inf
-        self._schedule = RefreshSchedule(max_age_ms, retry_backoff_ms)
+        self._schedule = RefreshSchedule(max_age_ms, retry_backoff_ms, non_urgent_share)
         # When each topic would be idle if it was not used any more; used topics are put later when met.
         self._idle = Timetable()
         self._in_flight: frozenset[str] | None = None
@@ -268,6 +269,10 @@ class MetadataCache:
         A time that has passed lets requests go again.
         """
         self._held_until_ms = until_ms
+
+    def share_refreshes(self, shared: bool) -> None:
+        """Whether somebody else refreshes topics before they are over-aged, and tells."""
+        self._schedule.shared = shared
 
     def forget_nodes(self) -> None:
         """The brokers known are not to be relied on any more (re-bootstrap): no partition has a leader

@@ -8,23 +8,29 @@ from kafka_sink.cluster.topic_state import TopicState
 # A refresh about every ten seconds when many topics are cached, but never fewer than 20 topics each.
 _REFRESH_PERIOD_S = 10
 _LEAST_FETCH_SIZE = 20
-_NON_URGENT_SHARE = 0.5
+NON_URGENT_SHARE = 0.5
 
 
 class RefreshSchedule:
     """Topics in use that no request is under way for, each in one of four timetables. Times are ms.
 
     ``gather_ms``: urgent topics that have metadata wait so long after an answer, and a request takes along
-    urgent topics whose own wait ends within that time.
+    urgent topics whose own wait ends within that time. ``non_urgent_share`` of max.age makes a topic
+    non-urgent (KIP-526: half). While ``shared``, another cache refreshes topics before they are over-aged and
+    tells this one: none is refreshed here for being non-urgent.
     """
 
-    def __init__(self, max_age_ms: float, gather_ms: float) -> None:
+    def __init__(
+        self, max_age_ms: float, gather_ms: float, non_urgent_share: float = NON_URGENT_SHARE
+    ) -> None:
+        self.shared = False
         # Metadata that is over-aged as it comes (max.age 0 is allowed) is still not fetched in a tight loop.
         self._max_age_ms = max(max_age_ms, gather_ms, 1.0)
         self._gather_ms = gather_ms
+        self._non_urgent_ms = self._max_age_ms * non_urgent_share
         # Urgent without metadata and urgent with it, by the end of their waits.
         self._missing, self._stale = Timetable(), Timetable()
-        # Younger and older than half of max.age, by when a broker told them.
+        # Fresh and non-urgent, by when a broker told them.
         self._fresh, self._aging = Timetable(), Timetable()
         self._with_metadata: set[str] = set()
 
@@ -53,12 +59,12 @@ class RefreshSchedule:
 
     def due_ms(self, answered_ms: float) -> float:
         """When ``choose`` may have something. ``answered_ms``: when the last answer came."""
-        if len(self._aging) >= self._target_size():
+        if self._makes_request():
             return self._aging.first_ms()
         return min(
             self._urgent_ms(answered_ms),
             self._aging.first_ms() + self._max_age_ms,
-            self._fresh.first_ms() + self._max_age_ms * _NON_URGENT_SHARE,
+            self._fresh.first_ms() + self._non_urgent_ms,
         )
 
     def choose(self, answered_ms: float, now_ms: float) -> tuple[str, ...]:
@@ -66,12 +72,12 @@ class RefreshSchedule:
 
         They are in none of the timetables until they are filed again.
         """
-        for name, observed_ms in self._fresh.take_until(now_ms - self._max_age_ms * _NON_URGENT_SHARE):
+        for name, observed_ms in self._fresh.take_until(now_ms - self._non_urgent_ms):
             self._aging.put(name, observed_ms)
         target = self._target_size()
         over_aged_ms = now_ms - self._max_age_ms
         if self._urgent_ms(answered_ms) > now_ms and self._aging.first_ms() > over_aged_ms:
-            return self._oldest(target) if len(self._aging) >= target else ()
+            return self._oldest(target) if self._makes_request() else ()
         # A request goes anyway, so it takes along urgent topics whose wait is nearly over: else topics
         # whose waits began apart would be asked for one request each, for ever.
         soon_ms = now_ms + self._gather_ms
@@ -79,8 +85,12 @@ class RefreshSchedule:
         urgent += self._aging.take_until(over_aged_ms)
         return (*(name for name, _ in urgent), *self._oldest(target - len(urgent)))
 
+    def _makes_request(self) -> bool:
+        """Whether there are enough non-urgent topics for a request of their own."""
+        return not self.shared and len(self._aging) >= self._target_size()
+
     def _oldest(self, most: int) -> tuple[str, ...]:
-        return tuple(name for name, _ in self._aging.take(most))
+        return () if self.shared else tuple(name for name, _ in self._aging.take(most))
 
     def _urgent_ms(self, answered_ms: float) -> float:
         stale_ms = max(self._stale.first_ms(), answered_ms + self._gather_ms)

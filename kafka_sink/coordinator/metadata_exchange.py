@@ -10,12 +10,16 @@ from itertools import islice
 from typing import Any, Protocol
 
 from kafka_sink.cluster.hints import MetadataSnapshot
-from kafka_sink.coordinator.metadata_messages import MOST_NAMES, MOST_STALE, decode_snapshot, in_parts
+from kafka_sink.coordinator.metadata_messages import (
+    MOST_NAMES,
+    MOST_STALE,
+    decode_snapshot,
+    in_parts,
+    use_interval_ms,
+)
 from kafka_sink.model import TopicPartition
 from kafka_sink.sending.cluster_view import HINT_WAIT_MS
 
-# A topic in use is told of again after this time, well within the shortest metadata.max.idle.ms that lasts.
-_TELL_USE_MS = 60_000.0
 # A moved leader is told of at once, together with those that moved with it.
 _GATHER_STALE_MS = 100.0
 # With nothing to tell, so often is asked whether the coordinator still answers.
@@ -28,6 +32,7 @@ class HintSink(Protocol):
     def import_hints(self, snapshot: MetadataSnapshot, now_ms: float) -> int: ...
     def hold(self, until_ms: float) -> None: ...
     def release(self, now_ms: float) -> None: ...
+    def share_refreshes(self, shared: bool) -> None: ...
 
 
 class MetadataExchange:
@@ -39,11 +44,14 @@ class MetadataExchange:
 
     kind = "metadata"
 
-    def __init__(self, view: HintSink, clock_ms: Callable[[], float], report_interval_ms: float) -> None:
+    def __init__(
+        self, view: HintSink, clock_ms: Callable[[], float], report_interval_ms: float, idle_ms: float
+    ) -> None:
         self._view = view
         self._clock_ms = clock_ms
         self._wake: Callable[[], None] = lambda: None
-        self._interval_ms = report_interval_ms
+        self._use_interval_ms = use_interval_ms(idle_ms)
+        self._interval_ms = min(report_interval_ms, self._use_interval_ms)
         self._lock = threading.Lock()  # guards all below
         self._reachable = True
         self._asks: deque[list[str]] = deque()
@@ -119,7 +127,7 @@ class MetadataExchange:
 
     def _take_use(self, now_ms: float) -> list[str]:
         used, self._used = self._used, {}
-        tell_before_ms = now_ms - _TELL_USE_MS
+        tell_before_ms = now_ms - self._use_interval_ms
         news = [name for name in used if self._told_ms.get(name, -math.inf) < tell_before_ms]
         self._used.update(dict.fromkeys(news[MOST_NAMES:]))
         self._told_ms.update(dict.fromkeys(news[:MOST_NAMES], now_ms))
@@ -168,6 +176,7 @@ class MetadataExchange:
             self._asking = 0
             self._told_ms.clear()
             self._looked_ms = self._spoke_ms = -math.inf
+        self._view.share_refreshes(True)
 
     def on_lost(self, now_ms: float) -> None:
         """See Participant."""
@@ -175,4 +184,5 @@ class MetadataExchange:
             self._reachable = False
             self._asks.clear()
             self._asking = 0
+        self._view.share_refreshes(False)
         self._view.release(now_ms)

@@ -10,8 +10,10 @@ from collections.abc import Callable
 
 from kafka_sink.backoff import ExponentialBackoff
 from kafka_sink.cluster.metadata import MetadataCache
+from kafka_sink.cluster.refresh_schedule import NON_URGENT_SHARE
 from kafka_sink.coordinator.handlers import Handler
 from kafka_sink.coordinator.metadata_handler import MetadataHandler
+from kafka_sink.coordinator.metadata_messages import coordinator_idle_ms
 from kafka_sink.network.client import (
     NetworkClient,
     NetworkSettings,
@@ -27,9 +29,9 @@ from kafka_sink.sending.settings import SenderSettings
 
 _log = logging.getLogger(__name__)
 _LONGEST_POLL_MS = 1000.0
-# Tasks refresh topics past half of metadata.max.age.ms, where enough of them are. Told of before that, they
-# need not.
-_SHARE_OF_AGE = 0.45
+# Before tasks find a topic over-aged, with time for the answer to come and be pushed. Non-urgent topics begin
+# at half of metadata.max.age.ms, as KIP-526 says; tasks leave those to the coordinator.
+_SHARE_OF_AGE = 0.9
 _RESTART_MS, _RESTART_MAX_MS = 1000.0, 60_000.0
 
 
@@ -48,10 +50,11 @@ class MetadataFetcher(threading.Thread):
         self._network = NetworkClient(NetworkSettings.from_options(options), clock_ms)
         cache = MetadataCache(
             max_age_ms=options.metadata_max_age_ms * _SHARE_OF_AGE,
-            idle_ms=options.metadata_max_idle_ms,
+            idle_ms=coordinator_idle_ms(options.metadata_max_idle_ms),
             retry_backoff_ms=options.retry_backoff_ms,
             retry_backoff_max_ms=options.retry_backoff_max_ms,
             random=random.random,
+            non_urgent_share=NON_URGENT_SHARE / _SHARE_OF_AGE,
         )
         self.view = ClusterView(cache, clock_ms, self.wake, self._describe)
         self._handler: MetadataHandler | None = None

@@ -18,6 +18,19 @@ MOST_STALE = 1000
 # So many partitions in one message keep it far below the bound of a frame.
 _MOST_PARTITIONS = 50_000
 _BYTES_OF_ID = 16
+# A topic in use is told of again after this time, sooner where metadata.max.idle.ms is short.
+_TELL_USE_MS = 60_000.0
+
+
+def use_interval_ms(idle_ms: float) -> float:
+    """How often a task tells of a topic that it uses, where metadata.max.idle.ms is ``idle_ms``."""
+    return min(_TELL_USE_MS, idle_ms / 3)
+
+
+def coordinator_idle_ms(idle_ms: float) -> float:
+    """After how long a topic is idle that no task tells of: of a use just after one that was told the
+    coordinator hears an interval later, and that may wait as long to be reported with others."""
+    return idle_ms + 2 * use_interval_ms(idle_ms)
 
 
 def encode_snapshot(snapshot: MetadataSnapshot) -> Iterator[dict[str, Any]]:

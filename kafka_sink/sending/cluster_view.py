@@ -203,6 +203,12 @@ class ClusterView:
         self.hold(now_ms)
         self._wake_sender()
 
+    def share_refreshes(self, shared: bool) -> None:
+        """Whether a source of hints refreshes the topics in use."""
+        with self._lock:
+            self._cache.share_refreshes(shared)
+        self._wake_sender()
+
     def note_use(self, topics: Iterable[str], now_ms: float) -> None:
         """These topics are written to; unknown ones are to be asked for."""
         with self._lock:

@@ -382,3 +382,23 @@ def test_a_refused_topic_is_asked_for_again_while_rows_wait() -> None:
     assert waits == [100, 200, 400, 800, 1000]
     made.on_response(answer(topic("secret")), made.next_request(now) or (), now)
     assert made.topic("secret") is not None
+
+
+def test_non_urgent_topics_are_left_to_another_cache_that_refreshes_them() -> None:
+    made = filled(50)
+    made.share_refreshes(True)
+    names = [f"t{number:05}" for number in range(50)]
+    for now in range(0, int(MAX_AGE), 10_000):
+        made.note_use(names, now)
+        assert made.next_request(now) is None
+        assert made.next_request_delay_ms(now) > 0
+    made.note_use(["new"], MAX_AGE - 1)
+    assert made.next_request(MAX_AGE - 1) == ("new",)
+    made.on_response(answer(topic("new")), ("new",), MAX_AGE - 1)
+    assert set(made.next_request(MAX_AGE) or ()) == set(names), "unless it fails to"
+    lost = filled(50)
+    lost.share_refreshes(True)
+    lost.note_use(names, MAX_AGE * 0.6)
+    assert lost.next_request(MAX_AGE * 0.6) is None
+    lost.share_refreshes(False)
+    assert len(lost.next_request(MAX_AGE * 0.6) or ()) == 20

@@ -15,7 +15,7 @@ from kafka_sink.coordinator.handlers import Outgoing, Push, Reply
 from kafka_sink.coordinator.messages import FrameReader, Session
 from kafka_sink.coordinator.metadata_exchange import MetadataExchange
 from kafka_sink.coordinator.metadata_handler import GIVE_UP_MS, MetadataHandler
-from kafka_sink.coordinator.metadata_messages import decode_snapshot, encode_snapshot
+from kafka_sink.coordinator.metadata_messages import coordinator_idle_ms, decode_snapshot, encode_snapshot
 from kafka_sink.coordinator.server import ServerBounds
 from kafka_sink.errors import MetadataTimeoutError, ProtocolError
 from kafka_sink.model import Node, PartitionInfo, TopicMetadata, TopicPartition
@@ -32,11 +32,11 @@ def metadata(name: str, leader: int = 1, epoch: int = 0) -> TopicMetadata:
 class Coordinator:
     """A handler with its view, whose answers the test gives as the fetcher would."""
 
-    def __init__(self, *, auto_create: bool = False) -> None:
+    def __init__(self, *, auto_create: bool = False, idle_ms: float = 300_000) -> None:
         self.now_ms = 1_000_000.0
         cache = MetadataCache(
             max_age_ms=300_000,
-            idle_ms=300_000,
+            idle_ms=coordinator_idle_ms(idle_ms),
             retry_backoff_ms=100,
             retry_backoff_max_ms=1000,
             random=lambda: 0.5,
@@ -350,6 +350,7 @@ class View:
     def __init__(self) -> None:
         self.taken: list[MetadataSnapshot] = []
         self.held_until_ms = -math.inf
+        self.shared = False
 
     def import_hints(self, snapshot: MetadataSnapshot, now_ms: float) -> int:
         self.taken.append(snapshot)
@@ -361,15 +362,18 @@ class View:
     def release(self, now_ms: float) -> None:
         self.held_until_ms = now_ms
 
+    def share_refreshes(self, shared: bool) -> None:
+        self.shared = shared
+
 
 class Task:
     """The exchange of a task; the test is its client."""
 
-    def __init__(self) -> None:
+    def __init__(self, idle_ms: float = 300_000) -> None:
         self.now_ms = 0.0
         self.view = View()
         self.woken = 0
-        self.exchange = MetadataExchange(self.view, lambda: self.now_ms, 500)
+        self.exchange = MetadataExchange(self.view, lambda: self.now_ms, 500, idle_ms)
         self.exchange.attach(self._wake)
         self.exchange.on_connected(0)
 
@@ -536,3 +540,41 @@ def test_hints_that_are_awaited_leave_half_of_max_block_for_brokers() -> None:
     with pytest.raises(MetadataTimeoutError):
         view.await_topics(["a"], 400, hold_again)
     assert asked_ms - begun == 200
+
+
+@pytest.mark.parametrize("idle_ms", [5_000, 20_000, 300_000])
+@pytest.mark.parametrize("pause", [0.01, 0.2, 0.34, 0.7, 0.99])
+def test_a_topic_in_use_is_never_forgotten_by_the_coordinator(idle_ms: float, pause: float) -> None:
+    """``pause``: from one use to the next, as a part of metadata.max.idle.ms."""
+    coordinator, task = Coordinator(idle_ms=idle_ms), Task(idle_ms)
+    begun = coordinator.now_ms
+    task.exchange.ask(["a"])
+    coordinator.hears(1, **task.says())
+    coordinator.answers(metadata("a"))
+    use_ms = 0.0
+    messages = 0
+    while task.now_ms < 5 * idle_ms:
+        if task.now_ms >= use_ms:
+            task.exchange.note_use(["a"])
+            use_ms += pause * idle_ms
+        said = task.says()
+        coordinator.now_ms = begun + task.now_ms
+        if said is not None:
+            messages += bool(said["use"])
+            coordinator.hears(1, **said)
+        coordinator.view.next_request_delay_ms(coordinator.now_ms)
+        assert coordinator.view.topic("a") is not None, f"forgotten at {task.now_ms} ms"
+        task.now_ms += 50
+    assert messages <= 5 * 15, "a task need not tell of each use"
+    coordinator.now_ms += 2 * idle_ms
+    coordinator.view.next_request_delay_ms(coordinator.now_ms)
+    assert coordinator.view.topic("a") is None
+
+
+def test_refreshing_is_left_to_the_coordinator_while_it_is_there() -> None:
+    task = Task()
+    assert task.view.shared
+    task.exchange.on_lost(10)
+    assert not task.view.shared
+    task.exchange.on_connected(20)
+    assert task.view.shared
