@@ -17,11 +17,13 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 ROUNDS ?= 100
 SEED ?= 1
 EFFORT ?= 10
+# Of make check-pythons: the oldest and the newest that the project runs on.
+PYTHONS ?= python3.10 python3.13
 
-.PHONY: help venv java demo test full chaos fuzz faults matrix endurance check format bench docs broker clean
+.PHONY: help venv java demo test full chaos fuzz faults matrix endurance check check-pythons pins format bench docs broker clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(STAMP) java  ## write 336,776 real flights to a Kafka started here, read them back, compare
 	@$(BIN)/python examples/flights.py
@@ -44,11 +46,25 @@ endurance: export KAFKA_CHUNKED_TEST_EFFORT := 25
 endurance: $(STAMP) java  ## 2,000 cycles of producers with faults, 1,000 micro-batches: that nothing is left of them
 	@$(BIN)/python -m pytest -s tests/endurance $(ARGS)
 
-check: $(STAMP)  ## ruff, mypy strict, import layers
+check: $(STAMP)  ## ruff, mypy strict, import layers, names in docs
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m pytest -q -p no:cacheprovider tests/project/test_names_in_docs.py
+
+check-pythons:  ## make check on the oldest and the newest Python (PYTHONS="python3.10 python3.13")
+	@for python in $(PYTHONS); do \
+		if command -v "$$python" >/dev/null; then \
+			$(MAKE) --no-print-directory check PYTHON="$$python" VENV="$(VENV)-$$(basename $$python)" || exit 1; \
+		else \
+			echo "error: there is no $$python here; name others, as in PYTHONS=\"python3.11\"" >&2; exit 1; \
+		fi; \
+	done
+
+pins: $(STAMP)  ## renew constraints.txt: the newest versions of all that the checks and tests run with
+	$(BIN)/uv pip compile --universal --python-version 3.10 --extra dev --upgrade --no-annotate \
+		--custom-compile-command "make pins" pyproject.toml -o constraints.txt
 
 format: $(STAMP)  ## let ruff rewrite what it can
 	$(BIN)/ruff check --fix .
@@ -79,10 +95,10 @@ clean:  ## delete the virtual environment and what the tools leave behind
 	rm -rf $(VENV) $(SPARK41) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
 
-$(STAMP): pyproject.toml
+$(STAMP): pyproject.toml constraints.txt
 	@tools/setup_venv.sh "$(PYTHON)" "$(VENV)"
 	@touch $@
 
-$(SPARK41_STAMP): pyproject.toml
+$(SPARK41_STAMP): pyproject.toml constraints.txt
 	@tools/setup_venv.sh "$(PYTHON)" "$(SPARK41)" pyspark==4.1.1
 	@touch $@

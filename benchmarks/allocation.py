@@ -210,7 +210,7 @@ class Appending:
             queues = [accumulator.queue(partition) for partition in queues]
         self.batches = size = 0
         while accumulator.incomplete:
-            for batch in accumulator.drain(0, queues, sys.maxsize, lambda _: True):
+            for batch in accumulator.drain(0, queues, sys.maxsize, lambda _: True):  # type: ignore[arg-type]
                 size += batch.size
                 self.batches += 1
                 batch.move_to(BatchState.IN_FLIGHT)

@@ -14,13 +14,14 @@ from pathlib import PurePath
 
 # pyspark.zip, py4j-0.10.9.9-src.zip, spark-core_2.13-4.1.1.jar
 _SPARKS_ARCHIVES = ("pyspark", "py4j-", "spark-core_")
+# From 3.12 on a zipimporter only notes that its directory is to be read when it is next asked.
+_READS_AT_ONCE = sys.version_info < (3, 12)
 
 
 def rest() -> None:
     """Forget the finders of Spark's archives; the next import that needs one makes it anew, from zipimport's
     own cache. Called when a worker is about to go idle. Archives of the user's are left alone."""
-    if sys.version_info >= (3, 12):
-        # There a zipimporter only notes that its directory is to be read when it is next asked.
+    if not _READS_AT_ONCE:
         return
     for path, finder in list(sys.path_importer_cache.items()):
         # Folders within an archive, such as pyspark.zip/pyspark/sql, have finders of their own.

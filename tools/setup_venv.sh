@@ -1,6 +1,6 @@
 #!/bin/sh
 # setup_venv.sh PYTHON FOLDER [REQUIREMENT ...]: a virtual environment with this project, editable, and all that its
-# development needs; REQUIREMENTs may fix versions.
+# development needs, in the versions of constraints.txt; a REQUIREMENT may fix another version of a package.
 set -eu
 python=$1
 venv=$2
@@ -28,5 +28,11 @@ fi
 echo "Setting up $venv (once; PySpark alone is 450 MB, so some minutes on a slow line) ..."
 "$python" -m venv "$venv"
 "$venv/bin/python" -m pip install --quiet --upgrade pip
-"$venv/bin/python" -m pip install --quiet --progress-bar off --editable '.[dev]' "$@"
+constraints="$venv/constraints.txt"
+cat constraints.txt > "$constraints"
+for requirement in "$@"; do
+    sed "/^${requirement%%[=<>~!]*}==/d" "$constraints" > "$constraints.rest"
+    cat "$constraints.rest" > "$constraints"
+done
+"$venv/bin/python" -m pip install --quiet --progress-bar off --constraint "$constraints" --editable '.[dev]' "$@"
 echo "$venv is ready."

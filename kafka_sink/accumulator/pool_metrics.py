@@ -43,7 +43,7 @@ class WindowedRate:
 class PoolMetrics:
     """One moment of a pool: bytes, nanoseconds and counts.
 
-    ``used`` is lent out; ``reserved`` is promised to waiters, who gather it; ``allocated`` is used plus
+    ``used_bytes`` are lent out; ``reserved_bytes`` are promised to waiters; ``allocated_bytes`` are used plus
     free memory that is kept for reuse; ``available`` is total minus used minus reserved. ``heap_*`` is
     outside of all these. ``full_strategy_*`` is what `full` would hold for the same open batches, so that
     ``saved_*`` is what the incremental strategy spares; 0 under `full`.

@@ -35,7 +35,6 @@ class AccumulatorSettings:
 class PartitionQueue:
     """One partition's batches, oldest first; the last may be open. Guarded by the accumulator's lock.
 
-    ``guarded`` holds a partition back while a batch of it is in flight and order asks for that.
     ``retry_at_ms`` is when the first batch's backoff has passed.
     """
 

@@ -56,7 +56,7 @@ class LocalBroker:
     and from every method whose broker does not do as told.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is a choice of the caller, by its name
         self,
         brokers: int = 1,
         port: int | None = None,

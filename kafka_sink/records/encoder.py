@@ -152,7 +152,7 @@ def _interleave(rows: RecordColumns, prefix: pa.Array, middle: pa.Array | None) 
     and the index, where take and then binary_join_element_wise were 76).
     """
     count = len(rows)
-    here = np.arange(count, dtype=np.int32)
+    here: npt.NDArray[np.int32] = np.arange(count, dtype=np.int32)
     there = here if rows.order is None else rows.order
     sources: list[pa.Array] = [prefix]
     places = [here]

@@ -140,6 +140,6 @@ def _write_varints(matrix: npt.NDArray[np.uint8], at: int, item: Column) -> None
             if index + 1 < item.narrowest:
                 septet |= 0x80
             else:
-                septet |= np.greater(item.widths, index + 1).view(np.uint8) << 7
+                septet |= np.greater(item.widths, index + 1).view(np.uint8) << np.uint8(7)
             numbers = numbers >> numbers.dtype.type(7)
         matrix[:, at + index] = septet

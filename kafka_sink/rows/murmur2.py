@@ -90,7 +90,7 @@ def _hash_block(offsets: Offsets, data: Bytes, nulls: Bools | None, hashes: UInt
     # A copy, because a key's last round reads 16 bytes whatever is left of it.
     raw = np.empty(last - first + _ROUND, dtype=np.uint8)
     raw[: last - first] = data[first:last]
-    rounds = np.ndarray((last - first + 1,), "V16", raw.data, strides=(1,))
+    rounds: npt.NDArray[np.void] = np.ndarray((last - first + 1,), "V16", raw.data, strides=(1,))
     at = np.subtract(offsets[:-1], first, dtype=np.int64)
     left = np.subtract(offsets[1:], offsets[:-1], dtype=np.int32, casting="same_kind")
     if nulls is not None:
@@ -155,7 +155,7 @@ def _later_rounds(
     hashes: UInt32s, raw: Bytes, rounds: npt.NDArray[np.void], at: Int64s, left: Int32s
 ) -> None:
     """All rounds after the first, over the keys that have bytes left."""
-    rows = np.arange(len(left))
+    rows: npt.NDArray[np.signedinteger[Any]] = np.arange(len(left))
     part = hashes
     while True:
         going = np.flatnonzero(left > _ROUND)

@@ -89,6 +89,7 @@ class Partitioner:
                     f"({wrong} of {len(explicit)} rows are out of range)"
                 )
         keyed = None if self._ignore_keys else key
+        result: Int32s
         if keyed is None:
             result = np.full(len(sizes), NO_PARTITION, dtype=np.int32)
         else:

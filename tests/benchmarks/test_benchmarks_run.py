@@ -30,7 +30,7 @@ def runs(
     here = [item for item in request.session.items if item.path == Path(__file__)]
     names = [item.callspec.params["name"] for item in here if isinstance(item, pytest.Function)]
     with ThreadPoolExecutor(2) as pool:
-        yield {name: pool.submit(run, name) for name in names}
+        yield {name: pool.submit(run, name) for name in names}  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)

@@ -66,7 +66,7 @@ def test_it_is_even_again_when_the_thawed_broker_takes_its_share_of_new_rows() -
     # What waited arrives at once, and is no sign of an even share.
     late = offered < 100.0
     appended = np.where(late, 100.1, offered)
-    again = frozen_broker.even_again_s(offered, appended, sick | late, run)
+    again = frozen_broker.even_again_s(offered, appended, sick | late, run)  # type: ignore[arg-type]
     assert again is not None
     assert 2.0 < again < 3.0
-    assert frozen_broker.even_again_s(offered, appended, late, run) is None
+    assert frozen_broker.even_again_s(offered, appended, late, run) is None  # type: ignore[arg-type]

@@ -138,7 +138,7 @@ def test_what_is_no_target_is_refused_and_reaches_neither_log_nor_coordinator(
 
 
 def test_numbers_of_numpy_are_ids() -> None:
-    gate, exchange = one_batch(Own("on_complete", lambda manager: manager.mute(np.int64(1))))
+    gate, exchange = one_batch(Own("on_complete", lambda manager: manager.mute(np.int64(1))))  # type: ignore[arg-type]
     assert P0 in gate.mutes
     assert gate.manager.mute_targets() == (1,)
     assert [mute.target for mute in told(exchange)] == [1]

@@ -239,6 +239,6 @@ def read(bootstrap_servers: str, topic: str, partitions: int) -> Iterator[Record
                 if message.error() is not None:
                     raise RuntimeError(str(message.error()))
                 reached[message.partition()] = message.offset() + 1
-                yield Record(message.partition(), message.offset(), message.key(), message.value())
+                yield Record(message.partition(), message.offset(), message.key(), message.value())  # type: ignore[arg-type]
     finally:
         consumer.close()

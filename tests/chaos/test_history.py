@@ -125,7 +125,7 @@ def test_rows_of_different_keys_may_change_places() -> None:
 )
 def test_what_nobody_sent_is_found(change: dict[str, bytes | None]) -> None:
     attempts, log = history()
-    assert Invariant.OURS in broken(attempts, [*log, log[5]._replace(offset=9999)._replace(**change)])
+    assert Invariant.OURS in broken(attempts, [*log, log[5]._replace(offset=9999)._replace(**change)])  # type: ignore[arg-type]
 
 
 def test_a_key_in_two_partitions_is_found() -> None:

@@ -295,7 +295,7 @@ def test_what_one_tells_is_pushed_to_others() -> None:
 
 def test_a_participant_with_a_bug_costs_its_connection_and_no_task(caplog: pytest.LogCaptureFixture) -> None:
     with serving() as found, client_of(found.address) as (client, talker):
-        talker.replies = None  # type: ignore[assignment] - so that on_reply raises what nobody expects
+        talker.replies = None  # type: ignore[assignment]  # on_reply raises
         talker.to_tell.append({"n": 1})
         client.wake()
         eventually(lambda: "lost" in talker.events)

@@ -39,7 +39,7 @@ def mixed_records(seed: int) -> list[Record]:
         kind = chance.random()
         value = b"%d:" % number + chance.randbytes(chance.randrange(200))
         if kind < 0.02:
-            value = None
+            value = None  # type: ignore[assignment]
         elif kind < 0.04:
             value = b""
         elif number == 17_000:
@@ -100,7 +100,7 @@ def read(broker: LocalBroker, topic: str) -> dict[int, list[Record]]:
             for message in messages:
                 assert message.error() is None, message.error()
                 headers = tuple((name, value) for name, value in message.headers() or ())
-                record = Record(message.key(), message.value(), message.timestamp()[1], headers)
+                record = Record(message.key(), message.value(), message.timestamp()[1], headers)  # type: ignore[arg-type]
                 found[message.partition()].append(record)
     finally:
         consumer.close()

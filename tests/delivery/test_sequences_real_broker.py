@@ -25,7 +25,7 @@ def numbers(broker: LocalBroker, topic: str, count: int) -> list[int]:
         end = consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=20)[1]
         assert end == count
         consumer.assign([TopicPartition(topic, 0, 0)])
-        return [int(message.value()) for message in consumer.consume(count, timeout=30)]
+        return [int(message.value()) for message in consumer.consume(count, timeout=30)]  # type: ignore[arg-type]
     finally:
         consumer.close()
 

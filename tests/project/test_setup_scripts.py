@@ -35,10 +35,13 @@ class Machine:
     def has_java(self, banner: str) -> None:
         self.has("java", f"echo '{banner}' >&2")
 
-    def runs(self, script: str, *args: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    def runs(
+        self, script: str, *args: str, folder: Path | None = None, **environ: str
+    ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [str(self.bin / "sh"), str(ROOT / "tools" / script), *args],
             env={"PATH": str(self.bin), "CALLS": str(self.calls), **environ},
+            cwd=folder,
             capture_output=True,
             text=True,
             timeout=60,
@@ -137,11 +140,29 @@ def test_a_python_without_venv_is_told_how_to_get_it(machine: Machine, tmp_path:
     assert "sudo apt-get install -y python3-venv" in done.stderr
 
 
+def test_an_environment_gets_the_pinned_versions_but_where_another_is_asked_for(
+    machine: Machine, tmp_path: Path
+) -> None:
+    venv = tmp_path / "venv"
+    (venv / "bin").mkdir(parents=True)
+    program = venv / "bin" / "python"
+    program.write_text('#!/bin/sh\necho "$@" >> "$CALLS"\n', encoding="utf-8")
+    program.chmod(0o755)
+    machine.has("goodpython", "exit 0")
+    done = machine.runs("setup_venv.sh", "goodpython", str(venv), "pyspark==4.1.1", folder=ROOT)
+    assert done.returncode == 0, done.stderr
+    installs = machine.calls.read_text().splitlines()[-1]
+    assert f"--constraint {venv}/constraints.txt --editable .[dev] pyspark==4.1.1" in installs
+    pinned = (venv / "constraints.txt").read_text().splitlines()
+    assert any(line.startswith("mypy==") for line in pinned)
+    assert not any(line.startswith("pyspark==") for line in pinned)
+
+
 def test_make_help_lists_every_target() -> None:
     make = shutil.which("make")
     assert make is not None
     done = subprocess.run([make, "help"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
-    listed = re.findall(r"^  make ([a-z]+) +\S", done.stdout, re.MULTILINE)
+    listed = re.findall(r"^  make ([a-z-]+) +\S", done.stdout, re.MULTILINE)
     phony = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert phony is not None
     assert sorted(listed) == sorted(phony.group(1).split())

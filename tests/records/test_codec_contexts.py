@@ -20,7 +20,7 @@ def test_all_batches_of_a_thread_share_one_zstd_context(monkeypatch: pytest.Monk
 
     def counted(**options: int) -> zstandard.ZstdCompressor:
         made.append(options)
-        return compressor(**options)
+        return compressor(**options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(zstandard, "ZstdCompressor", counted)
     codec = codec_for(CompressionType.ZSTD, None)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from datetime import datetime, timezone
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -89,7 +90,7 @@ def test_an_empty_batch() -> None:
     assert read(**columns, topic=pa.array([], pa.string())).topics == ()
 
 
-def listed(array: np.ndarray | None) -> list[int]:
+def listed(array: npt.NDArray[np.integer] | None) -> list[int]:
     assert array is not None
     return list(array.tolist())
 

@@ -48,8 +48,8 @@ partitions = st.integers(0, PARTITIONS - 1)
 STEPS: dict[str, Callable[[Model], None]] = {
     "nothing": lambda model: None,
     "send": Model.send,
-    "arrive": lambda model: [model.arrive(node, 0, append=True) for node in range(NODES)] and None,
-    "respond": lambda model: [model.respond(node) for node in range(NODES)] and None,
+    "arrive": lambda model: [model.arrive(node, 0, append=True) for node in range(NODES)] and None,  # type: ignore[dict-item]
+    "respond": lambda model: [model.respond(node) for node in range(NODES)] and None,  # type: ignore[dict-item]
     "cut": lambda model: model.disconnect(0, unread="lost"),
     "expire": lambda model: setattr(model, "now", model.now + 4_000) or model.expire(),
     "fail all": Model.fail_all,
@@ -73,7 +73,7 @@ class Lifecycle(RuleBasedStateMachine):
         steps=st.lists(st.sampled_from(sorted(set(STEPS) - {"fail all"})), max_size=3),
     )
     def append(self, rows: list[int], size: int, steps: list[str]) -> None:
-        self.model.append(rows, size, lambda: [STEPS[step](self.model) for step in steps] and None)
+        self.model.append(rows, size, lambda: [STEPS[step](self.model) for step in steps] and None)  # type: ignore[arg-type]
 
     @precondition(_going)
     @rule()
@@ -277,8 +277,8 @@ def _append(model: Model, chance: random.Random, step: Callable[[], Any] | None 
     if step is None:
         steps = [partial(STEPS[chance.choice(names)], model) for _ in range(chance.randrange(3))]
     else:
-        steps = [step]
-    model.append(rows, chance.choice([5, 60, 300]), lambda: [one() for one in steps] and None)
+        steps = [step]  # type: ignore[list-item]
+    model.append(rows, chance.choice([5, 60, 300]), lambda: [one() for one in steps] and None)  # type: ignore[arg-type]
 
 
 def _move_leader(model: Model, chance: random.Random) -> None:

@@ -50,7 +50,7 @@ def test_only_sparks_archives_lose_their_finders_folders_in_them_too(
 ) -> None:
     before = zip_finders()
     assert {"pyspark", "users"} <= before
-    monkeypatch.setattr(sys, "version_info", (3, 11, 7))
+    monkeypatch.setattr(archive_finders, "_READS_AT_ONCE", True)
     archive_finders.rest()
     assert zip_finders() == before - {"pyspark", "py4j-0.10.9.9-src", "spark-core_2.13-4.1.1"}
     assert importlib.reload(sys.modules["found_in_pyspa.inner"]).VALUE == 7, "imports from them go on"
@@ -59,6 +59,6 @@ def test_only_sparks_archives_lose_their_finders_folders_in_them_too(
 @pytest.mark.usefixtures("on_path")
 def test_from_python_3_12_on_nothing_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     before = dict(sys.path_importer_cache)
-    monkeypatch.setattr(sys, "version_info", (3, 12, 0))
+    monkeypatch.setattr(archive_finders, "_READS_AT_ONCE", False)
     archive_finders.rest()
     assert sys.path_importer_cache == before

@@ -8,7 +8,7 @@ from kafka_sink.summary import summarise
 
 def wrote(*partitions: tuple[str, int, int], **values: float) -> TaskResult:
     parts = tuple(PartitionResult(topic, number, rows, 1, 10, ()) for topic, number, rows in partitions)
-    return TaskResult(parts, records=sum(rows for _, _, rows in partitions), **values)  # type: ignore[arg-type] - numbers
+    return TaskResult(parts, records=sum(rows for _, _, rows in partitions), **values)  # type: ignore[arg-type]  # numbers
 
 
 def test_a_job_of_two_tasks() -> None:

@@ -46,7 +46,7 @@ def read_topic(broker: LocalBroker, topic: str) -> list[Row]:
                 assert message.error() is None, message.error()
                 headers = tuple((name, value) for name, value in message.headers() or ())
                 rows.append(
-                    Row(message.partition(), message.key(), message.value(), message.timestamp()[1], headers)
+                    Row(message.partition(), message.key(), message.value(), message.timestamp()[1], headers)  # type: ignore[arg-type]
                 )
         return rows
     finally:

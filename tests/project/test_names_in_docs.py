@@ -1,0 +1,118 @@
+"""What pages and docstrings name is there: files, folders, classes, functions, parameters, attributes."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "kafka_sink"
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+MODULES = sorted(PACKAGE.rglob("*.py"))
+# Between single backticks in pages: a path with an ending or a slash at its end.
+_PATH = re.compile(r"`([A-Za-z_][\w./-]*(?:\.py|\.json|\.md|\.toml|/))(?:`|:)")
+# Between double backticks in docstrings: a lone identifier, called or not, perhaps an attribute of one.
+_NAME = re.compile(r"``([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)(?:\(\))?``")
+_SEE = re.compile(r"\b[Ss]ee (?:the )?([A-Z]\w+)(?:\.(\w+))?\.")
+# Of other projects: named, and nowhere in this package's code.
+_OTHERS = frozenset(
+    {
+        *("CommonClientConfigs", "DumpLogSegments", "KafkaWriter", "ProducerConfig", "validate"),
+        *("invalidate_caches", "pyspark_kafka_chunked", "sha256sum", "to_numpy", "writeStream"),
+    }
+)
+
+
+def identifiers() -> frozenset[str]:
+    """Every word of the package's code, with the words inside its texts and its modules' names."""
+    found = set(dir(builtins))
+    for path in MODULES:
+        found.update(path.relative_to(PACKAGE).with_suffix("").parts)
+        tree = ast.parse(path.read_text())
+        docstrings = {id(node) for node in _docstring_nodes(tree)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+                found.update(re.findall(r"\w+", node.value))
+            found.update(
+                value
+                for field in ("name", "id", "attr", "arg", "asname")
+                if isinstance(value := getattr(node, field, None), str)
+            )
+            if isinstance(node, ast.alias | ast.ImportFrom):
+                path_of = getattr(node, "name", None) or getattr(node, "module", None) or ""
+                found.update(path_of.split("."))
+    return frozenset(found)
+
+
+def _docstring_nodes(tree: ast.AST) -> Iterator[ast.Constant]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.body:
+            first = node.body[0]
+            if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
+                yield first.value
+
+
+def docstrings(path: Path) -> Iterator[tuple[int, str]]:
+    for node in _docstring_nodes(ast.parse(path.read_text())):
+        if isinstance(node.value, str):
+            yield node.lineno, node.value
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_that_a_page_names_are_there(page: Path) -> None:
+    missing = [
+        name
+        for name in _PATH.findall(page.read_text())
+        if not any((base / name).exists() for base in (ROOT, PACKAGE, ROOT / "docs", ROOT / "benchmarks"))
+    ]
+    assert not missing
+
+
+def test_names_in_docstrings_are_there() -> None:
+    known = identifiers() | _OTHERS
+    missing = [
+        f"{path.relative_to(ROOT)}:{line}: {name}"
+        for path in MODULES
+        for line, text in docstrings(path)
+        for name in _NAME.findall(text)
+        if not set(name.split(".")) <= known
+    ]
+    assert not missing
+
+
+def test_classes_that_docstrings_send_to_are_there() -> None:
+    classes = {
+        node.name: {item.name for item in node.body if isinstance(item, ast.FunctionDef)}
+        for path in MODULES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+    }
+    missing = [
+        f"{path.relative_to(ROOT)}:{line}: {name}.{method}"
+        for path in MODULES
+        for line, text in docstrings(path)
+        for name, method in _SEE.findall(text)
+        if name not in classes or (method and method not in classes[name])
+    ]
+    assert not missing
+
+
+def test_the_map_of_the_design_page_is_the_tree() -> None:
+    page = (ROOT / "docs" / "design.md").read_text()
+    table = page.split("## Map of the files")[1].split("\n## ")[0]
+    named = set()
+    for row in re.findall(r"^\| (`[^|]*) \|", table, re.MULTILINE):
+        first, *others = re.findall(r"`([^`]+)`", row)
+        folder = first.rpartition("/")[0] if not first.endswith("/") else first.rstrip("/").rpartition("/")[0]
+        named.add(first)
+        named.update(other if "/" in other or not folder else f"{folder}/{other}" for other in others)
+    folders = {f"kafka_sink/{path.parent.name}/" for path in PACKAGE.glob("*/*.py")}
+    tree = folders | {f"kafka_sink/{path.name}" for path in PACKAGE.glob("*.py") if path.stem != "__init__"}
+    ours = {name for name in named if name.startswith("kafka_sink/")}
+    assert ours == tree
+    assert not [name for name in named if not (ROOT / name).exists()]
