@@ -80,9 +80,7 @@ def outcome_of(stored: paced_rows.Stored, run: Run, load: Load, keyed: bool) -> 
     frozen = _rate(appended, run.froze + reaction, run.thawed)
     healthy = ~sick & (appended >= run.froze) & (appended < run.thawed)
     waits = (appended - stored.offered / 1000)[healthy]
-    edges: npt.NDArray[np.float64] = np.arange(
-        run.froze - load.before, run.thawed + load.after + BIN_MS / 1000, BIN_MS / 1000
-    )
+    edges = np.arange(run.froze - load.before, run.thawed + load.after + BIN_MS / 1000, BIN_MS / 1000)
     return {
         "ratio": frozen / before if before else 0.0,
         "rows_per_second_before": before,
