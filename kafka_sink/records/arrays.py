@@ -45,7 +45,7 @@ def with_narrow_offsets(array: pa.Array) -> pa.Array:
     Arrow's own cast keeps the absolute offsets, and so refuses a small slice that begins beyond 2^31. Raises
     OverflowError where the entries themselves take 2 GiB and more.
     """
-    offsets = np.zeros(1, dtype=np.int64)
+    offsets: npt.NDArray[np.int64] = np.zeros(1, dtype=np.int64)
     if len(array):
         offsets = np.frombuffer(array.buffers()[1], np.int64, len(array) + 1, array.offset * 8)
     first, size = int(offsets[0]), int(offsets[-1] - offsets[0])
