@@ -20,7 +20,7 @@ EFFORT ?= 10
 # Of make check-pythons: the oldest and the newest that the project runs on.
 PYTHONS ?= python3.10 python3.13
 
-.PHONY: help venv java demo test full chaos fuzz faults matrix endurance check check-pythons pins format bench docs broker clean
+.PHONY: help venv java demo test full full-sample chaos fuzz faults matrix endurance check check-pythons pins format bench docs broker clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -33,6 +33,11 @@ test: $(STAMP) java  ## run all tests, on real brokers (ARGS="-k name" picks som
 
 full: $(STAMP) java  ## run all tests under kafka.buffer.memory.allocation.strategy=full
 	@$(BIN)/python -m pytest --allocation-strategy full $(ARGS)
+
+# One way through every layer that the strategy can reach: rows in and out of a real broker, and of Spark's workers.
+full-sample: $(STAMP) java  ## a sample of make full, short enough for every change
+	@$(BIN)/python -m pytest --allocation-strategy full -m "not both_strategies" \
+		tests/delivery/test_round_trip.py tests/spark/test_batch.py $(ARGS)
 
 chaos: $(STAMP) java  ## kill, freeze and restart brokers, break connections, check every row (ROUNDS=100 SEED=1)
 	@$(BIN)/python -m tests.chaos --rounds $(ROUNDS) --seed $(SEED) $(ARGS)

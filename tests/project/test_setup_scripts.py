@@ -171,7 +171,7 @@ def test_make_help_lists_every_target() -> None:
 
 def test_ci_runs_check_and_all_tests() -> None:
     lines = (ROOT / ".ci" / "run").read_text().splitlines()
-    assert lines[-2:] == ["make check", "make test"]
+    assert lines[-3:] == ["make check", "make full-sample", "make test"]
     assert "set -euo pipefail" in lines
 
 
