@@ -348,7 +348,7 @@ class BufferPool:
             return PoolMetrics(
                 buffer_total_bytes=self.total_bytes,
                 buffer_available_bytes=self._grantable - self._used,
-                bufferpool_wait_time_total=self._wait_ns,
+                bufferpool_wait_time_ns_total=self._wait_ns,
                 bufferpool_wait_ratio=self._wait_rate.per_second(now_ms) / 1e9,
                 buffer_exhausted_total=self._exhausted,
                 buffer_exhausted_rate=self._exhausted_rate.per_second(now_ms),

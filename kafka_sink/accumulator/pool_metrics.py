@@ -51,7 +51,7 @@ class PoolMetrics:
 
     buffer_total_bytes: int
     buffer_available_bytes: int
-    bufferpool_wait_time_total: int
+    bufferpool_wait_time_ns_total: int
     bufferpool_wait_ratio: float
     buffer_exhausted_total: int
     buffer_exhausted_rate: float
@@ -83,7 +83,7 @@ class PoolMetrics:
         return {
             "buffer-total-bytes": self.buffer_total_bytes,
             "buffer-available-bytes": self.buffer_available_bytes,
-            "bufferpool-wait-time-total": self.bufferpool_wait_time_total,
+            "bufferpool-wait-time-ns-total": self.bufferpool_wait_time_ns_total,
             "bufferpool-wait-ratio": self.bufferpool_wait_ratio,
             "buffer-exhausted-total": self.buffer_exhausted_total,
             "buffer-exhausted-rate": self.buffer_exhausted_rate,

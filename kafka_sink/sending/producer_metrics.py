@@ -29,7 +29,7 @@ def task_metrics(
     """
     values: Metrics = dict(pool.by_kafka_name())
     began = before.by_kafka_name()
-    for name in ("bufferpool-wait-time-total", "buffer-exhausted-total", "buffer-heap-bytes-total"):
+    for name in ("bufferpool-wait-time-ns-total", "buffer-exhausted-total", "buffer-heap-bytes-total"):
         values[name] -= began[name]
     batches = deliveries.batches
     values["batch-size-avg"] = deliveries.wire_bytes / batches if batches else 0.0

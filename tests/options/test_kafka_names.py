@@ -1,0 +1,88 @@
+"""What claims to be Kafka's, against the kafka-clients jar: options, defaults, metrics, error codes."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from kafka_names import KafkaNames, read_names
+
+from kafka_sink.accumulator.buffer_pool import BufferPool
+from kafka_sink.cluster.circuit_breaker.mutes import BreakerMetrics
+from kafka_sink.local_broker import LocalBroker
+from kafka_sink.options import foreign
+from kafka_sink.options.table import KAFKA_PREFIX, SPECS, OptionSpec
+from kafka_sink.sending import outcomes
+from kafka_sink.sending.deliveries import Deliveries
+from kafka_sink.sending.producer_metrics import task_metrics
+
+# Options behind the prefix that Kafka 4.3 does not have, and where their names come from.
+NOT_IN_THE_JAR = {
+    "allow.auto.create.topics": "Kafka's consumer",
+    "auto.include.jmx.reporter": "Kafka before 4.0",
+    "buffer.memory.allocation.strategy": "KAFKA-20576",
+    "metadata.evict.ms": "KIP-526, before it became metadata.max.idle.ms",
+    "partitioner.spread.keys.when.muted": "this sink",
+}
+# Metrics that Kafka's producer does not have.
+OUR_METRICS = {
+    "breaker-probes-total",
+    "breaker-trips-total",
+    "buffer-allocated-bytes",
+    "buffer-allocated-bytes-max",
+    "buffer-heap-bytes",
+    "buffer-heap-bytes-max",
+    "buffer-heap-bytes-total",
+    "buffer-saved-bytes",
+    "buffer-saved-bytes-max",
+    "buffer-used-bytes",
+    "buffer-used-bytes-max",
+    "muted-partitions",
+}
+
+
+@pytest.fixture(scope="module")
+def names(broker: LocalBroker) -> KafkaNames:
+    return read_names(broker)
+
+
+def prefixed() -> list[OptionSpec]:
+    return [spec for spec in SPECS if spec.name.startswith(KAFKA_PREFIX)]
+
+
+def test_every_option_of_the_jar_is_known_and_no_other_claims_to_be_kafkas(names: KafkaNames) -> None:
+    ours = {name.removeprefix(KAFKA_PREFIX) for spec in prefixed() for name in (spec.name, *spec.aliases)}
+    known = ours | set(foreign.WITHOUT_EFFECT) | set(foreign.REFUSED) | set(foreign.SECURITY_DEFAULTS)
+    assert {name for name in names.options if not name.startswith("internal.")} <= known
+    assert known - set(names.options) == set(NOT_IN_THE_JAR)
+
+
+def test_defaults_that_are_called_kafkas_are(names: KafkaNames) -> None:
+    found = {spec.name.removeprefix(KAFKA_PREFIX): _shown(spec) for spec in prefixed()}
+    wanted = {name: default for name, default in names.options.items() if name in found}
+    assert {name: found[name] for name in wanted} == wanted
+
+
+def test_defaults_of_options_that_are_refused_or_without_effect(names: KafkaNames) -> None:
+    found = {name: default for name, (default, _) in foreign.REFUSED.items()}
+    found |= {**foreign.WITHOUT_EFFECT, **foreign.SECURITY_DEFAULTS}
+    shared = found.keys() & names.options.keys() - {"key.serializer", "value.serializer"}
+    assert [name for name in shared if not foreign.same_setting(found[name], names.options[name])] == []
+
+
+def _shown(spec: OptionSpec) -> str:
+    default = spec.kafka_default
+    return "" if default in (None, ()) else spec.kind.show(default)
+
+
+def test_metrics_are_kafkas_or_ours(names: KafkaNames) -> None:
+    pool = BufferPool(1000, 100, clock_ms=lambda: 0.0).metrics()
+    found = task_metrics(pool, pool, Deliveries(), BreakerMetrics()).keys()
+    assert found - names.metrics == OUR_METRICS
+
+
+def test_error_codes_have_kafkas_names(names: KafkaNames) -> None:
+    codes = {name[1:]: code for name, code in vars(outcomes).items() if re.fullmatch("_[A-Z]+_[A-Z_]+", name)}
+    codes = {name: code for name, code in codes.items() if isinstance(code, int)}
+    assert len(codes) > 10
+    assert {name: names.errors.get(code) for name, code in codes.items()} == {name: name for name in codes}

@@ -1,0 +1,37 @@
+// Prints the names that Kafka's producer has: "option <name>\t<default>", "metric <name>", "error <code> <name>".
+// Run as a source file with Kafka's jars on the class path.
+
+import java.util.Map;
+import java.util.TreeSet;
+import org.apache.kafka.clients.producer.KafkaProducer;
+import org.apache.kafka.clients.producer.ProducerConfig;
+import org.apache.kafka.common.MetricName;
+import org.apache.kafka.common.config.ConfigDef;
+import org.apache.kafka.common.protocol.Errors;
+import org.apache.kafka.common.serialization.ByteArraySerializer;
+
+public class KafkaNames {
+    public static void main(String[] arguments) {
+        for (ConfigDef.ConfigKey key : ProducerConfig.configDef().configKeys().values()) {
+            boolean none = key.defaultValue == ConfigDef.NO_DEFAULT_VALUE || key.defaultValue == null;
+            String value = none ? "" : ConfigDef.convertToString(key.defaultValue, key.type);
+            System.out.println("option " + key.name + "\t" + value);
+        }
+        // It has registered its metrics once it is made; nothing needs to listen.
+        Map<String, Object> settings = Map.of(ProducerConfig.BOOTSTRAP_SERVERS_CONFIG, "127.0.0.1:1");
+        TreeSet<String> metrics = new TreeSet<>();
+        try (var producer =
+                new KafkaProducer<>(settings, new ByteArraySerializer(), new ByteArraySerializer())) {
+            for (MetricName metric : producer.metrics().keySet()) {
+                if (metric.group().equals("producer-metrics")) {
+                    metrics.add(metric.name());
+                }
+            }
+            producer.close(java.time.Duration.ZERO);
+        }
+        metrics.forEach(name -> System.out.println("metric " + name));
+        for (Errors error : Errors.values()) {
+            System.out.println("error " + error.code() + " " + error.name());
+        }
+    }
+}

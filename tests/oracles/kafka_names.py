@@ -1,0 +1,40 @@
+"""The names in the kafka-clients jar: options with their defaults, producer metrics, error codes."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from kafka_sink.local_broker import LocalBroker
+
+
+@dataclass(frozen=True)
+class KafkaNames:
+    """``options`` by name, with the default as Kafka writes it ("" for none); ``errors`` by code."""
+
+    options: dict[str, str]
+    metrics: frozenset[str]
+    errors: dict[int, str]
+
+
+def read_names(broker: LocalBroker) -> KafkaNames:
+    """Asks the classes that the broker runs on."""
+    source = Path(__file__).with_name("KafkaNames.java")
+    command = [broker.java, "-cp", broker.classpath, str(source)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    options: dict[str, str] = {}
+    metrics: set[str] = set()
+    errors: dict[int, str] = {}
+    for line in done.stdout.splitlines():
+        kind, _, rest = line.partition(" ")
+        if kind == "option":
+            name, _, default = rest.partition("\t")
+            options[name] = default
+        elif kind == "metric":
+            metrics.add(rest)
+        elif kind == "error":
+            code, _, name = rest.partition(" ")
+            errors[int(code)] = name
+    return KafkaNames(options, frozenset(metrics), errors)
