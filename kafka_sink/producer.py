@@ -102,7 +102,7 @@ class Producer:
             self._gate,
         )
         self._partitioner = Partitioner(
-            sticky_bytes=options.batch_size,
+            room=self._appender.batch_room,
             ignore_keys=options.partitioner_ignore_keys,
             adaptive=options.partitioner_adaptive_partitioning_enable,
             random=random.random,

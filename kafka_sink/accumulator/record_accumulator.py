@@ -110,6 +110,12 @@ class RecordAccumulator:
         self._live.add(batch)
         self._incomplete += 1
 
+    def open_batch(self, partition: TopicPartition) -> ProducerBatch | None:
+        """The partition's batch that still takes rows, if it has one."""
+        queue = self._waiting.get(partition)
+        tail = queue.batches[-1] if queue is not None else None
+        return tail if tail is not None and tail.state is BatchState.OPEN else None
+
     def open_batches(self) -> list[ProducerBatch]:
         """Batches that still take rows."""
         tails = (queue.batches[-1] for queue in self._waiting.values())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -130,6 +131,14 @@ class Unit:
         return sizes
 
 
+class BatchRoom(NamedTuple):
+    """Uncompressed bytes of records: what a partition's open batch still takes by the estimate of what they
+    shrink to, None where none is open; and what a new batch takes."""
+
+    open: float | None
+    new: float
+
+
 class BatchLimits:
     """How full a batch may get: ``write_limit`` bytes estimated, ``raw_limit`` raw bytes held."""
 
@@ -190,6 +199,13 @@ class BatchLimits:
             or record_count >= encoder.MAX_RECORDS_PER_BATCH
             or (self.raw_limit is not None and raw_bytes >= self.raw_limit)
         )
+
+    def room(self, *, raw_bytes: int, factor: float, row_bytes: float) -> float:
+        """Bytes of rows of about ``row_bytes`` that a batch still takes: see rows_that_fit."""
+        limit = (self.write_limit - batch_header.SIZE - row_bytes) / factor + row_bytes
+        if self.raw_limit is not None:
+            limit = min(limit, self.raw_limit)
+        return max(0.0, limit - raw_bytes)
 
     def _surely_fit(
         self,

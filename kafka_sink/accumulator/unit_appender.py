@@ -17,7 +17,8 @@ from kafka_sink.accumulator.batch_buffer import BatchBuffer
 from kafka_sink.accumulator.muted_share import MutedShare
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch, hold_after
 from kafka_sink.accumulator.record_accumulator import PartitionQueue, RecordAccumulator
-from kafka_sink.accumulator.unit import BatchLimits, Unit
+from kafka_sink.accumulator.unit import BatchLimits, BatchRoom, Unit
+from kafka_sink.model import TopicPartition
 from kafka_sink.records import batch_header, encoder
 from kafka_sink.records.compression import BlockCodec, CompressionRatios, WholeCodec
 
@@ -399,6 +400,18 @@ class UnitAppender:
         for segment, end, max_timestamp in zip(segments, ends, latest, strict=True):
             segment.batch.append(encoded.data[at:end], segment.stop - segment.start, max_timestamp)
             at = end
+
+    def batch_room(self, partition: TopicPartition, row_bytes: float) -> BatchRoom:
+        """How many bytes of such rows the partition's batches take before they are full."""
+        limits = self._limits_of(partition.topic)
+        ratio = self._ratios.estimate(partition.topic, self._settings.compression)
+        new = limits.room(raw_bytes=0, factor=self._factor(ratio), row_bytes=row_bytes)
+        with self._accumulator.lock:
+            tail = self._accumulator.open_batch(partition)
+            if tail is None:
+                return BatchRoom(None, new)
+            factor = self._factor(tail.ratio)
+            return BatchRoom(limits.room(raw_bytes=tail.raw_bytes, factor=factor, row_bytes=row_bytes), new)
 
     def flush(self) -> None:
         """Closes and seals every open batch on the task's thread; the sender drains them meanwhile."""

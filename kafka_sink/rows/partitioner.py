@@ -11,7 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from kafka_sink.accumulator.unit import BatchRoom
 from kafka_sink.errors import InvalidRowError
+from kafka_sink.model import TopicPartition
 from kafka_sink.records.arrays import null_mask
 from kafka_sink.rows.columns import NO_PARTITION
 from kafka_sink.rows.murmur2 import partitions_for
@@ -35,29 +37,40 @@ class TopicView:
 QueueLoads = Callable[[str, int], Sequence[int]]
 
 
+# What a partition's batches still take of rows of a size.
+Room = Callable[[TopicPartition, float], BatchRoom]
+# A batch's worth counts as given from this share on: estimates are not exact to the row.
+_ENOUGH = 0.9
+_MOST = 2.0
+
+
 @dataclass(slots=True)
 class _Sticky:
+    """``given`` is how much went to the partition since it was chosen, in batches."""
+
     partition: int
-    bytes: int
+    given: float = 0.0
 
 
 class Partitioner:
     """Keeps each topic's sticky partition between units. Used by one task thread.
 
-    ``sticky_bytes`` go to a partition before the next is chosen (batch.size, as in Kafka).
+    A partition gets a batch's worth of rows, by the estimate of what they compress to, and then up to that
+    batch's end, but never more than two batches' worth (Kafka's BuiltInPartitioner). ``room`` tells where
+    batches end.
     ``spread_keys`` is partitioner.spread.keys.when.muted.
     """
 
     def __init__(
         self,
         *,
-        sticky_bytes: int,
+        room: Room,
         ignore_keys: bool,
         adaptive: bool,
         random: Callable[[], float],
         spread_keys: bool = False,
     ) -> None:
-        self._sticky_bytes = sticky_bytes
+        self._room = room
         self._spread_keys = spread_keys
         self._ignore_keys = ignore_keys
         self._adaptive = adaptive
@@ -78,7 +91,7 @@ class Partitioner:
         topic: TopicView,
         loads: QueueLoads,
     ) -> Int32s:
-        """Partitions of rows of one topic. ``sizes`` are the rows' bytes, ``explicit`` the partition
+        """Partitions of rows of one topic. ``sizes`` are their records' bytes, ``explicit`` the partition
         column (-1 where null). Raises InvalidRowError for a partition that the topic does not have."""
         if explicit is not None:
             wrong = int(np.count_nonzero(explicit >= topic.partition_count))
@@ -107,25 +120,33 @@ class Partitioner:
         return result
 
     def _assign_sticky(self, sizes: Int64s, topic: TopicView, loads: QueueLoads) -> Int32s:
-        """One step per switch: as many rows as reach ``sticky_bytes`` stay together."""
+        """One step per switch: the rows up to a batch's end stay together."""
         result = np.empty(len(sizes), dtype=np.int32)
         cumulated = np.cumsum(sizes)
+        row_bytes = float(cumulated[-1]) / len(sizes)
         choices = topic.available or tuple(range(topic.partition_count))
         state = self._sticky.get(topic.name)
         if state is None or state.partition not in choices:
-            state = self._sticky[topic.name] = _Sticky(self._choose(choices, topic, loads, None), 0)
+            state = self._sticky[topic.name] = _Sticky(self._choose(choices, topic, loads, None))
+        ended: set[int] = set()
         at, before = 0, 0
         while at < len(sizes):
-            room = self._sticky_bytes - state.bytes
-            # The row that crosses the limit still belongs to this partition.
-            end = min(int(np.searchsorted(cumulated, before + room, side="left")) + 1, len(sizes))
-            result[at:end] = state.partition
-            state.bytes += int(cumulated[end - 1]) - before
-            before = int(cumulated[end - 1])
-            at = end
-            if state.bytes >= self._sticky_bytes:
+            room = self._room(TopicPartition(topic.name, state.partition), row_bytes)
+            if state.partition in ended:
+                # The rows before it in this unit fill the batch that is open.
+                room = BatchRoom(None, room.new)
+            limit = before + _bytes_to_give(state.given, room)
+            end = int(np.searchsorted(cumulated, limit, side="right"))
+            if end == at and not state.given:
+                end = at + 1  # A row larger than a batch.
+            if end > at:
+                result[at:end] = state.partition
+                state.given += (int(cumulated[end - 1]) - before) / max(room.new, 1.0)
+                before, at = int(cumulated[end - 1]), end
+            if at < len(sizes):
+                ended.add(state.partition)
                 state.partition = self._choose(choices, topic, loads, state.partition)
-                state.bytes = 0
+                state.given = 0.0
         return result
 
     def _choose(
@@ -141,6 +162,16 @@ class Partitioner:
         longest = max(queued[choice] for choice in choices)
         weights = list(accumulate(longest + 1 - queued[choice] for choice in choices))
         return choices[bisect_right(weights, self._random() * weights[-1])]
+
+
+def _bytes_to_give(given: float, room: BatchRoom) -> float:
+    """Bytes up to the first end of a batch by which a partition has had a batch's worth, 0 where it has."""
+    if room.open is None and given >= _ENOUGH:
+        return 0.0
+    to_end = room.new if room.open is None else room.open
+    if given * room.new + to_end < _ENOUGH * room.new:
+        to_end += room.new
+    return max(0.0, min(to_end, (_MOST - given) * room.new))
 
 
 def _spread(result: Int32s, keyed: pa.Array, topic: TopicView) -> None:

@@ -19,6 +19,7 @@ from kafka_sink.accumulator.chunked_buffer import IncrementalAllocator, chunk_si
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
 from kafka_sink.accumulator.record_accumulator import AccumulatorSettings, RecordAccumulator
 from kafka_sink.accumulator.single_buffer import FullAllocator
+from kafka_sink.accumulator.unit import BatchRoom
 from kafka_sink.accumulator.unit_appender import UnitAppender
 from kafka_sink.model import CompressionType, PartitionInfo, TopicMetadata, TopicPartition
 from kafka_sink.network.produce import produce_body
@@ -153,7 +154,7 @@ class Run:
         )
         self.appender = UnitAppender(self.accumulator, codec_for(codec, None), lambda: 0.0, lambda: None)
         self.partitioner = Partitioner(
-            sticky_bytes=1000, ignore_keys=False, adaptive=True, random=self.chance.random
+            room=lambda *_: BatchRoom(None, 1000), ignore_keys=False, adaptive=True, random=self.chance.random
         )
         self.sequences = dict.fromkeys(range(PARTITIONS), 0)
         self.wire: Wire = []

@@ -17,7 +17,7 @@ from kafka_sink.accumulator.chunked_buffer import IncrementalAllocator
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
 from kafka_sink.accumulator.record_accumulator import AccumulatorSettings, RecordAccumulator
 from kafka_sink.accumulator.single_buffer import FullAllocator
-from kafka_sink.accumulator.unit import Unit
+from kafka_sink.accumulator.unit import BatchRoom, Unit
 from kafka_sink.accumulator.unit_appender import UnitAppender
 from kafka_sink.errors import BufferExhaustedError, DeliveryError
 from kafka_sink.model import CompressionType, PartitionInfo, TopicMetadata, TopicPartition
@@ -35,7 +35,9 @@ pytestmark = pytest.mark.both_strategies
 
 PLAN = ColumnPlan.of([("value", "binary"), ("partition", "int")], "t")
 TOPICS = {"t": TopicMetadata("t", None, tuple(PartitionInfo("t", index, 0, 0) for index in range(4)))}
-PARTITIONER = Partitioner(sticky_bytes=100, ignore_keys=False, adaptive=False, random=lambda: 0.5)
+PARTITIONER = Partitioner(
+    room=lambda *_: BatchRoom(None, 100), ignore_keys=False, adaptive=False, random=lambda: 0.5
+)
 BATCH_SIZE = 1_024
 
 

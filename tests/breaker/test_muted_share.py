@@ -13,7 +13,7 @@ from kafka_sink.accumulator.buffer_pool import BufferPool
 from kafka_sink.accumulator.chunked_buffer import IncrementalAllocator
 from kafka_sink.accumulator.muted_share import MutedShare
 from kafka_sink.accumulator.record_accumulator import AccumulatorSettings, RecordAccumulator
-from kafka_sink.accumulator.unit import Unit
+from kafka_sink.accumulator.unit import BatchRoom, Unit
 from kafka_sink.accumulator.unit_appender import UnitAppender
 from kafka_sink.errors import DeliveryError
 from kafka_sink.model import NO_LEADER, CompressionType, PartitionInfo, TopicMetadata, TopicPartition
@@ -39,7 +39,11 @@ def unit(
     size: int = 100,
 ) -> Unit:
     partitioner = Partitioner(
-        sticky_bytes=200, ignore_keys=False, adaptive=False, random=lambda: 0.5, spread_keys=spread
+        room=lambda *_: BatchRoom(None, 200),
+        ignore_keys=False,
+        adaptive=False,
+        random=lambda: 0.5,
+        spread_keys=spread,
     )
     values = [b"<%d>" % number + b"x" * size for number in range(len(partitions))]
     batch = pa.record_batch(

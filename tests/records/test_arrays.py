@@ -51,6 +51,7 @@ from kafka_sink.model import PartitionInfo, TopicMetadata
 from kafka_sink.records import encoder
 from kafka_sink.rows import columns, ordering, units
 from kafka_sink.rows.column_plan import ColumnPlan
+from kafka_sink.accumulator.unit import BatchRoom
 from kafka_sink.rows.partitioner import Partitioner
 import numpy as np
 
@@ -64,7 +65,8 @@ reader = pa.ipc.open_stream(sys.stdin.buffer)
 plan = ColumnPlan.of([(f.name, t) for f, t in zip(reader.schema, (
     'string', 'binary', 'string', 'array<struct<key:string,value:binary>>', 'timestamp'))], None)
 builder = units.UnitBuilder(plan.sized, linger_ms=0)
-partitioner = Partitioner(sticky_bytes=99, ignore_keys=False, adaptive=True, random=lambda: 0.5)
+room = BatchRoom(None, 99)
+partitioner = Partitioner(room=lambda *_: room, ignore_keys=False, adaptive=True, random=lambda: 0.5)
 for batch in reader:
     for unit_rows in [*builder.offer(batch, 0.0), *builder.drain()]:
         rows = columns.extract(plan, unit_rows, 5)

@@ -4,21 +4,55 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Iterable
+from itertools import groupby
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
+from kafka_sink.accumulator.unit import BatchRoom
 from kafka_sink.errors import InvalidRowError
+from kafka_sink.model import TopicPartition
 from kafka_sink.rows.murmur2 import partitions_for
 from kafka_sink.rows.partitioner import Partitioner, TopicView
 
 SIZES = np.full(1000, 100, dtype=np.int64)
 
 
-def partitioner(*, ignore_keys: bool = False, adaptive: bool = False, seed: int = 1) -> Partitioner:
+class Batches:
+    """Open batches by partition: they take what rows of a given size fill them with, and close when full."""
+
+    def __init__(self, size: float = 5000) -> None:
+        self.size = size
+        self.open: dict[int, float] = {}
+
+    def room(self, partition: TopicPartition, row_bytes: float) -> BatchRoom:
+        held = self.open.get(partition.partition)
+        return BatchRoom(None if held is None else self.size - held, self.size)
+
+    def append(self, partitions: Iterable[int], row_bytes: float) -> None:
+        for partition in partitions:
+            held = self.open.get(partition, 0.0) + row_bytes
+            if held > self.size:
+                held = row_bytes
+            self.open[partition] = held
+            if held == self.size:
+                del self.open[partition]
+
+
+def partitioner(
+    *,
+    ignore_keys: bool = False,
+    adaptive: bool = False,
+    seed: int = 1,
+    batches: Batches | None = None,
+) -> Partitioner:
     return Partitioner(
-        sticky_bytes=5000, ignore_keys=ignore_keys, adaptive=adaptive, random=random.Random(seed).random
+        room=(batches or Batches()).room,
+        ignore_keys=ignore_keys,
+        adaptive=adaptive,
+        random=random.Random(seed).random,
     )
 
 
@@ -48,11 +82,49 @@ def test_a_partition_out_of_range_is_refused_with_its_count() -> None:
         partitioner().assign(None, explicit, SIZES, view(), idle)
 
 
-def test_keyless_rows_stick_for_a_batch_and_state_survives_calls() -> None:
-    one = partitioner()
-    found = np.concatenate([one.assign(None, None, SIZES[:130], view(), idle) for _ in range(10)])
-    changes = np.flatnonzero(np.diff(found)) + 1
-    assert changes.tolist() == list(range(50, 1300, 50)), "50 rows of 100 bytes make 5000"
+def runs(found: Iterable[int]) -> list[int]:
+    """How many rows in a row went to one partition."""
+    return [len(list(group)) for _, group in groupby(found)]
+
+
+def test_keyless_rows_stick_to_the_end_of_a_batch_over_calls() -> None:
+    batches = Batches()
+    one = partitioner(batches=batches)
+    found: list[int] = []
+    for _ in range(10):
+        chosen = one.assign(None, None, SIZES[:130], view(), idle).tolist()
+        batches.append(chosen, 100)
+        found += chosen
+    assert runs(found) == [50] * 26, "50 rows of 100 bytes make 5000"
+
+
+def test_a_batch_that_was_begun_is_filled_before_one_of_its_own() -> None:
+    batches = Batches()
+    batches.open = dict.fromkeys(range(4), 4000.0)
+    found = partitioner(batches=batches).assign(None, None, SIZES[:240], view(), idle)
+    assert runs(found)[:2] == [60, 60], "10 rows fill the open batch, 50 more are a batch's worth"
+
+
+def test_a_batch_that_is_nearly_empty_is_a_batchs_worth() -> None:
+    batches = Batches()
+    batches.open = dict.fromkeys(range(4), 100.0)
+    found = partitioner(batches=batches).assign(None, None, SIZES[:196], view(), idle)
+    assert runs(found)[:2] == [49, 49]
+
+
+def test_rows_whose_batches_go_before_they_are_full_move_on_within_two_batches_worth() -> None:
+    batches = Batches()
+    one = partitioner(batches=batches)
+    found: list[int] = []
+    for _ in range(400):
+        found += one.assign(None, None, SIZES[:7], view(), idle).tolist()
+        batches.open.clear()  # linger is over
+    assert 45 <= min(runs(found)[:-1]) <= max(runs(found)) <= 100
+
+
+def test_rows_larger_than_a_batch_get_one_each() -> None:
+    found = partitioner(batches=Batches(50)).assign(None, None, SIZES[:20], view(), idle)
+    assert runs(found) == [1] * 20
 
 
 def test_keyless_rows_spread_evenly() -> None:

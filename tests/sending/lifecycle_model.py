@@ -18,6 +18,7 @@ from kafka_sink.accumulator import unit_appender
 from kafka_sink.accumulator.buffer_pool import BufferPool
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
 from kafka_sink.accumulator.record_accumulator import AccumulatorSettings, RecordAccumulator
+from kafka_sink.accumulator.unit import BatchRoom
 from kafka_sink.accumulator.unit_appender import UnitAppender
 from kafka_sink.backoff import ExponentialBackoff
 from kafka_sink.errors import BufferExhaustedError, DeliveryError
@@ -141,7 +142,10 @@ class Model:
         )
         self.requests = ProduceRequests(sender, self.metadata, Versions(), self.identity)  # type: ignore[arg-type]
         self.partitioner = Partitioner(
-            sticky_bytes=_BATCH_SIZE, ignore_keys=False, adaptive=False, random=lambda: 0.5
+            room=lambda *_: BatchRoom(None, _BATCH_SIZE),
+            ignore_keys=False,
+            adaptive=False,
+            random=lambda: 0.5,
         )
         names = [TopicPartition(TOPIC, index) for index in range(PARTITIONS)]
         self.logs = {partition: PartitionLog(self.max_message_bytes) for partition in names}

@@ -10,6 +10,7 @@ import pytest
 from kafka_sink.accumulator.buffer_pool import BufferPool
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
 from kafka_sink.accumulator.record_accumulator import AccumulatorSettings, RecordAccumulator
+from kafka_sink.accumulator.unit import BatchRoom
 from kafka_sink.accumulator.unit_appender import UnitAppender
 from kafka_sink.model import CompressionType, PartitionInfo, TopicMetadata, TopicPartition
 from kafka_sink.records.compression import codec_for
@@ -25,7 +26,9 @@ pytestmark = pytest.mark.both_strategies
 PARTITIONS = 400
 PLAN = ColumnPlan.of([("value", "binary"), ("partition", "int")], "t")
 TOPICS = {"t": TopicMetadata("t", None, tuple(PartitionInfo("t", p, 0, 0) for p in range(PARTITIONS)))}
-PARTITIONER = Partitioner(sticky_bytes=100, ignore_keys=False, adaptive=False, random=lambda: 0.5)
+PARTITIONER = Partitioner(
+    room=lambda *_: BatchRoom(None, 100), ignore_keys=False, adaptive=False, random=lambda: 0.5
+)
 MAX_REQUEST_BYTES = 1 << 20
 COMPRESSED = [codec for codec in CompressionType if codec is not CompressionType.NONE]
 

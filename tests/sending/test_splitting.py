@@ -9,6 +9,7 @@ from kafka.record.default_records import DefaultRecordBatch
 from kafka_sink.accumulator.buffer_pool import BufferPool
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
 from kafka_sink.accumulator.record_accumulator import AccumulatorSettings, RecordAccumulator
+from kafka_sink.accumulator.unit import BatchRoom
 from kafka_sink.accumulator.unit_appender import UnitAppender
 from kafka_sink.errors import BufferExhaustedError
 from kafka_sink.model import CompressionType, PartitionInfo, TopicMetadata, TopicPartition
@@ -25,7 +26,9 @@ pytestmark = pytest.mark.both_strategies
 
 BATCH_SIZE = 1_000
 TOPICS = {"t": TopicMetadata("t", None, (PartitionInfo("t", 0, 0, 0),))}
-PARTITIONER = Partitioner(sticky_bytes=100, ignore_keys=False, adaptive=False, random=lambda: 0.5)
+PARTITIONER = Partitioner(
+    room=lambda *_: BatchRoom(None, 100), ignore_keys=False, adaptive=False, random=lambda: 0.5
+)
 
 
 class Refused:
