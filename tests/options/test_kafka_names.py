@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 
 import pytest
-from kafka_names import KafkaNames, read_names
 
 from kafka_sink.accumulator.buffer_pool import BufferPool
 from kafka_sink.cluster.circuit_breaker.mutes import BreakerMetrics
@@ -15,6 +14,7 @@ from kafka_sink.options.table import KAFKA_PREFIX, SPECS, OptionSpec
 from kafka_sink.sending import outcomes
 from kafka_sink.sending.deliveries import Deliveries
 from kafka_sink.sending.producer_metrics import task_metrics
+from tests.oracles.kafka_names import KafkaNames, read_names
 
 # Options behind the prefix that Kafka 4.3 does not have, and where their names come from.
 NOT_IN_THE_JAR = {
