@@ -31,6 +31,10 @@ class MetadataTimeoutError(KafkaSinkError, TimeoutError):
     """A topic's metadata did not arrive within max.block.ms."""
 
 
+class ClusterChangedError(KafkaSinkError):
+    """Brokers answer for another cluster than the one that this producer has written to."""
+
+
 class ProtocolError(KafkaSinkError):
     """A broker's bytes are not a valid answer; the connection is closed."""
 

@@ -57,18 +57,18 @@ class ProducerCache:
         self._idle: OrderedDict[SinkOptions, Producer] = OrderedDict()
         self._owner = os.getpid()
 
-    def take(self, options: SinkOptions) -> Producer:
-        """An idle producer with these options, or a new one."""
+    def take(self, options: SinkOptions, *, new: bool = False) -> Producer:
+        """An idle producer with these options, or a new one; ``new``: surely a new one."""
         with self._lock:
             if self._owner != os.getpid():
                 # Threads and sockets do not survive a fork.
                 self._idle.clear()
                 self._owner = os.getpid()
             found = self._idle.pop(options, None)
-        if found is not None and found.reusable:
+        if found is not None and found.reusable and not new:
             return found
         if found is not None:
-            # Its sender has ended while it rested.
+            # Not wanted, or its sender has ended while it rested.
             found.close()
         return Producer(options)
 
@@ -105,13 +105,17 @@ def task_producer(
     plan: ColumnPlan,
     coordinator: CoordinatorAddress | None = None,
     hints: MetadataSnapshot | None = None,
+    *,
+    again: bool = False,
 ) -> Iterator[TaskProducer]:
     """A producer for one task; an exception inside discards it, so that nothing half-sent lives on.
 
     ``coordinator``: where to ask for and report metadata. ``hints``: what the driver knew, aged until now.
+    ``again``: an attempt before this one failed. What a producer at rest knows may be as wrong as what that
+    one knew (a cluster that was replaced, say), so it gets a new one.
     """
     # One producer serves all topics; what only the planning looks at must not tell producers apart.
-    producer = PRODUCERS.take(options.for_tasks())
+    producer = PRODUCERS.take(options.for_tasks(), new=again)
     try:
         producer.begin(coordinator, hints)
         yield TaskProducer(producer, plan)

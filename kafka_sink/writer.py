@@ -61,7 +61,13 @@ class SinkWrite:
         from kafka_sink.producer_cache import task_producer
 
         with (
-            task_producer(self.options, self.plan.narrowed(), self._coordinator(), self._hints()) as producer,
+            task_producer(
+                self.options,
+                self.plan.narrowed(),
+                self._coordinator(),
+                self._hints(),
+                again=self._is_run_again(),
+            ) as producer,
             watched(executor_socket(), producer.abandon) as check_executor,
         ):
             send_units(
@@ -85,11 +91,13 @@ class SinkWrite:
         None for an attempt after the first: what was known at planning may be why that one failed (a topic
         that was recreated, say), and the coordinator has heard of it since.
         """
-        context = TaskContext.get()
-        if context is not None and context.attemptNumber() > 0:
-            return None
-        hints = self.planned.hints
+        hints = None if self._is_run_again() else self.planned.hints
         return None if hints is None else hints.aged(max(0.0, (time.time() - self.planned_at_s) * 1000))
+
+    def _is_run_again(self) -> bool:
+        """Whether an attempt of this task failed before."""
+        context = TaskContext.get()
+        return context is not None and context.attemptNumber() > 0
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batch_id: int | None = None) -> None:
         """Check that every task reported, and say what was written. Raises DeliveryError if one did not."""

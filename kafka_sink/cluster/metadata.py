@@ -53,6 +53,8 @@ class MetadataCache:
     ) -> None:
         self.version = 0
         self.cluster_id: str | None = None
+        # Rows were sent: from then on another cluster's answers are not taken.
+        self.pinned = False
         self._max_age_ms = max_age_ms
         self._idle_ms = idle_ms
         self._backoff_ms = retry_backoff_ms
@@ -245,11 +247,26 @@ class MetadataCache:
         self.version += changed
         return changed
 
+    def is_other_cluster(self, cluster_id: str | None) -> bool:
+        """Whether this is surely not the cluster that is known: one id or the other may be unknown."""
+        return None not in (cluster_id, self.cluster_id) and cluster_id != self.cluster_id
+
+    def _start_over(self) -> None:
+        """Nothing that is known is of the cluster that answers now; topics in use are asked for anew."""
+        used = [(name, found.used_ms) for name, found in self._topics.items() if found.in_use]
+        for name in list(self._topics):
+            self.forget(name)
+        for name, used_ms in used:
+            self._admit(name, used_ms)
+        self.forget_nodes()
+
     def import_snapshot(self, snapshot: MetadataSnapshot, now_ms: float) -> int:
         """Takes another cache's topics as import_hint does, and its brokers where they are later than ours.
 
-        Returns how many topics were news. The caller sees to it that both are of the same cluster.
+        Returns how many topics were news: none of another cluster's, whose brokers have the same ids.
         """
+        if self.is_other_cluster(snapshot.cluster_id):
+            return 0
         nodes = {node.id: node for node in snapshot.nodes}
         observed_ms = now_ms - max(snapshot.nodes_age_ms, 0.0)
         if nodes and observed_ms > self._nodes_ms:
@@ -333,11 +350,18 @@ class MetadataCache:
 
     # -- answers ----------------------------------------------------------------------------------
 
-    def on_response(self, update: MetadataUpdate, requested: Collection[str], now_ms: float) -> None:
+    def on_response(self, update: MetadataUpdate, requested: Collection[str], now_ms: float) -> bool:
         """Merges an answer. Topics that it does not help stay urgent, each with its own backoff.
 
-        Topics that are no longer in use by now are left out.
+        Topics that are no longer in use by now are left out. True where the answer is another cluster's
+        (bootstrap.servers leads elsewhere now): it replaces all that was known. Raises ValueError, and
+        changes nothing, for such an answer to a cache that is ``pinned``; on_failure ends the request then.
         """
+        switched = self.is_other_cluster(update.cluster_id)
+        if switched:
+            if self.pinned:
+                raise ValueError(f"an answer of cluster {update.cluster_id}, not {self.cluster_id}")
+            self._start_over()
         marked, self._marked_in_flight = self._marked_in_flight, set()
         self._in_flight = None
         self._failures = 0
@@ -366,6 +390,7 @@ class MetadataCache:
             if found is not None:
                 answers.leave_out(found)
                 self._schedule.file(name, found)
+        return switched
 
     def on_failure(self, now_ms: float) -> None:
         """No answer came: the same topics are asked for again after the backoff."""

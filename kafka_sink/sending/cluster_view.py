@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -9,9 +10,10 @@ from typing import Protocol
 
 from kafka_sink.cluster.hints import MetadataSnapshot
 from kafka_sink.cluster.metadata import MetadataCache, MetadataUpdate
-from kafka_sink.errors import InvalidRowError, MetadataTimeoutError
+from kafka_sink.errors import ClusterChangedError, InvalidRowError, MetadataTimeoutError
 from kafka_sink.model import Node, PartitionInfo, TopicMetadata, TopicPartition
 
+_log = logging.getLogger(__name__)
 # Error codes of a Metadata response for which no task waits.
 _FINAL_TOPIC_ERRORS = {
     17: "the topic name is invalid (INVALID_TOPIC_EXCEPTION)",
@@ -247,11 +249,28 @@ class ClusterView:
         with self._lock:
             return self._cache.next_request_delay_ms(now_ms)
 
-    def on_response(self, update: MetadataUpdate, requested: tuple[str, ...], now_ms: float) -> None:
-        """Merges an answer and wakes the waiting task."""
+    def pin(self) -> None:
+        """Rows are sent: the cluster must not change any more."""
+        if not self._cache.pinned:
+            with self._lock:
+                self._cache.pinned = True
+
+    def on_response(self, update: MetadataUpdate, requested: tuple[str, ...], now_ms: float) -> bool:
+        """Merges an answer and wakes the waiting task. True where another cluster answered, which nothing
+        had been sent to. Raises ClusterChangedError where rows had been sent; the answer is dropped."""
         with self._lock:
-            self._cache.on_response(update, requested, now_ms)
+            known = self._cache.cluster_id
+            if self._cache.pinned and self._cache.is_other_cluster(update.cluster_id):
+                self._cache.on_failure(now_ms)
+                raise ClusterChangedError(
+                    f"kafka.bootstrap.servers leads to cluster {update.cluster_id} now, and rows were sent "
+                    f"to cluster {known}: nothing more is sent. Run the write again for the new cluster"
+                )
+            switched = self._cache.on_response(update, requested, now_ms)
             self._updated.notify_all()
+        if switched:
+            _log.warning("brokers answer for cluster %s instead of %s", update.cluster_id, known)
+        return switched
 
     def on_failure(self, now_ms: float) -> None:
         """A request got no answer; the cache backs off."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kafka_sink.cluster.recovery import MetadataRecovery
-from kafka_sink.errors import KafkaSinkError
+from kafka_sink.errors import ClusterChangedError, KafkaSinkError
 from kafka_sink.network import requests
 from kafka_sink.network.client import NetworkClient, OutboundRequest, RequestFailed, ResponseReceived
 from kafka_sink.sending.cluster_view import ClusterView
@@ -31,7 +31,9 @@ class MetadataTag:
 
 @dataclass(frozen=True, slots=True)
 class ProducerIdTag:
-    """Marks an InitProducerId request."""
+    """Marks an InitProducerId request. An answer to an earlier ``generation`` is of another cluster."""
+
+    generation: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +95,7 @@ class ControlRequests:
         version = self._network.api_version(node, api, requests.INIT_PRODUCER_ID_VERSIONS)
         body = requests.encode_init_producer_id(version, identity.producer_id, identity.producer_epoch)
         identity.requested()
-        self._send(node, api, version, body, ProducerIdTag(), now_ms)
+        self._send(node, api, version, body, self._identity_tag(), now_ms)
         return math.inf
 
     def probe(self, node: int, now_ms: float) -> float | None:
@@ -129,8 +131,15 @@ class ControlRequests:
         tag = event.tag
         if isinstance(tag, MetadataTag):
             self._recovery.satisfied()
-            self._cluster.on_response(requests.metadata_update(event.response), tag.topics, now_ms)
-        elif isinstance(tag, ProducerIdTag) and self._identity is not None:
+            update = requests.metadata_update(event.response)
+            try:
+                switched = self._cluster.on_response(update, tag.topics, now_ms)
+            except ClusterChangedError as error:
+                return error
+            if switched and self._identity is not None:
+                # Another producer of the cluster that answers now may have this id.
+                self._identity.forget()
+        elif self._identity is not None and tag == self._identity_tag():
             return self._identity.on_response(requests.init_producer_id(event.response), now_ms)
         return None
 
@@ -138,5 +147,8 @@ class ControlRequests:
         """No answer will come."""
         if isinstance(event.tag, MetadataTag):
             self._cluster.on_failure(now_ms)
-        elif isinstance(event.tag, ProducerIdTag) and self._identity is not None:
+        elif self._identity is not None and event.tag == self._identity_tag():
             self._identity.on_failure(now_ms, event.cause)
+
+    def _identity_tag(self) -> ProducerIdTag:
+        return ProducerIdTag(0 if self._identity is None else self._identity.generation)

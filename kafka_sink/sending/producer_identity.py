@@ -52,6 +52,8 @@ class ProducerIdentity:
     def __init__(self, backoff: ExponentialBackoff) -> None:
         self.producer_id, self.producer_epoch = _NOBODY
         self.last_error: str | None = None
+        # Rises when the id is given up.
+        self.generation = 0
         self._backoff = backoff
         self._failures = 0
         self._not_before_ms = 0.0
@@ -100,6 +102,14 @@ class ProducerIdentity:
         self._failures += 1
         self.last_error = f"no producer id yet: {cause}"
         self._not_before_ms = now_ms + self._backoff.delay_ms(self._failures)
+
+    def forget(self) -> None:
+        """Gives up an id that nothing was written with, or a request for one: it is of another cluster."""
+        if self._sequences:
+            raise KafkaSinkError("a producer id that was written with is kept")
+        self.producer_id, self.producer_epoch = _NOBODY
+        self.generation += 1
+        self._requested = False
 
     # -- sequences --------------------------------------------------------------------------------
 

@@ -238,6 +238,7 @@ class Sender(threading.Thread):
         taken = fill_request(self._accumulator, node, queues, most, partial(self._may_send, now_ms))
         if not taken:
             return math.inf
+        self._cluster.pin()
         request = self._requests.build(node, taken, now_ms)
         self._completion.sent(node, taken, now_ms)
         self._network.send(node, request, now_ms)

@@ -165,3 +165,49 @@ def test_a_topic_found_to_be_recreated_without_ids_is_told_on_with_that_news() -
     third.import_snapshot(second.snapshot(now + 20), now + 20)
     third.import_snapshot(old.aged(20.0), now + 30)
     assert leader(third) == (2, 0)
+
+
+def of_cluster(name: str, *topics: TopicMetadata, nodes: tuple[Node, ...] = NODES) -> MetadataUpdate:
+    return MetadataUpdate(nodes, topics, {}, name)
+
+
+def test_hints_of_another_cluster_are_refused() -> None:
+    """Its brokers have the same ids: rows for one cluster would go to the other's."""
+    made, other = told(("t00",), 0.0), cache()
+    other.note_use(["t00"], 1000.0)
+    other.next_request(1000.0)
+    elsewhere = (Node(1, "elsewhere", 1),)
+    other.on_response(of_cluster("other", topic("t00", 1, 9), nodes=elsewhere), ("t00",), 1000.0)
+    before = made.snapshot(2000.0)
+    assert made.import_snapshot(other.snapshot(2000.0), 2000.0) == 0
+    assert made.snapshot(2000.0) == before
+    assert made.nodes() == {node.id: node for node in NODES}
+
+
+def test_another_clusters_answer_replaces_all_that_was_known_before_rows_were_sent() -> None:
+    made = told(("t00", "t01"), 0.0)
+    made.mark_stale("t00", 1000.0)
+    assert made.next_request(1000.0) == ("t00",)
+    elsewhere = (Node(1, "elsewhere", 1),)
+    answer = of_cluster("other", topic("t00", 1, 0, b"n" * 16), nodes=elsewhere)
+    assert made.on_response(answer, ("t00",), 1001.0)
+    assert made.cluster_id == "other"
+    assert made.nodes() == {1: elsewhere[0]}
+    assert made.topic("t01") is None
+    assert leader(made) == (1, 0)
+    assert made.next_request(1001.0) == ("t01",)
+    assert not made.on_response(of_cluster("other", topic("t01")), ("t01",), 1002.0)
+
+
+def test_another_clusters_answer_is_refused_once_rows_were_sent() -> None:
+    made = told(("t00",), 0.0)
+    made.pinned = True
+    made.mark_stale("t00", 1000.0)
+    assert made.next_request(1000.0)
+    before = made.snapshot(2000.0)
+    with pytest.raises(ValueError, match="cluster other, not cluster"):
+        made.on_response(of_cluster("other", topic("t00", 1, 9)), ("t00",), 1001.0)
+    made.on_failure(1001.0)
+    assert made.snapshot(2000.0) == before
+    assert made.next_request(1101.0) == ("t00",)
+    assert not made.on_response(MetadataUpdate(NODES, (topic("t00"),), {}, None), ("t00",), 1102.0)

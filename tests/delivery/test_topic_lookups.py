@@ -12,7 +12,9 @@ import pyarrow as pa
 import pytest
 from scripted_cluster import until
 
+from kafka_sink.cluster.hints import MetadataSnapshot, TopicHint
 from kafka_sink.errors import DeliveryError, InvalidRowError, MetadataTimeoutError
+from kafka_sink.model import Node, PartitionInfo, TopicMetadata
 from kafka_sink.options import parse
 from kafka_sink.producer_cache import TaskProducer, task_producer
 from kafka_sink.rows.column_plan import ColumnPlan
@@ -306,3 +308,66 @@ def test_a_topic_recreated_on_brokers_without_topic_ids_is_written(newest_metada
             assert producer.finish().records == 2
         assert time.monotonic() - begun < 8
         assert written(cluster, "t") == 1
+
+
+def test_a_bootstrap_name_that_leads_to_another_cluster_fails_the_task_and_mixes_nothing() -> None:
+    with (
+        FakeCluster({"t": 1}, brokers=2, cluster_id="old") as old,
+        FakeCluster({"t": 1, "u": 1}, brokers=2, cluster_id="new") as new,
+        Proxy(("127.0.0.1", old.port(0))) as entrance,
+    ):
+        moved = r"bootstrap\.servers leads to cluster new now.*cluster old"
+        with (  # noqa: PT012 - either may raise it
+            pytest.raises(DeliveryError, match=moved),
+            writing(entrance.address) as producer,
+        ):
+            producer.send(rows("t"))
+            until(lambda: written(old, "t") == 1, "the first row")
+            entrance.target = ("127.0.0.1", new.port(0))
+            entrance.cut()
+            old.stop(0)
+            old.stop(1)
+            producer.send(rows("t"))
+            producer.finish()
+        assert not new.received(PRODUCE)
+        with writing(entrance.address) as producer:
+            producer.send(rows("t", "u"))
+            assert producer.finish().records == 2
+        assert written(new, "t") == written(new, "u") == 1
+
+
+def test_a_producer_that_was_hinted_the_former_cluster_starts_over_with_the_one_that_answers() -> None:
+    with (
+        FakeCluster({"t": 1}, brokers=2, cluster_id="old") as old,
+        FakeCluster({"t": 1}, brokers=1, cluster_id="new") as new,
+    ):
+        options = parse({"kafka.bootstrap.servers": new.bootstrap_servers, "kafka.linger.ms": "0"}).options
+        plan = ColumnPlan.of([("topic", "string"), ("value", "binary")], None)
+        nodes = tuple(Node(number, "127.0.0.1", old.port(number)) for number in (0, 1))
+        known = TopicMetadata("t", b"i" * 16, (PartitionInfo("t", 0, 0, 7), PartitionInfo("t", 1, 1, 7)))
+        hints = MetadataSnapshot((TopicHint(known, 0.0),), nodes, 0.0, "old")
+        old.stop(0)
+        old.stop(1)
+        with task_producer(options, plan, hints=hints) as producer:
+            producer.send(rows("t"))
+            # The row may have been put into the second partition, which the topic does not have there.
+            until(lambda: producer._producer._cluster.topic("t").topic_id != b"i" * 16, "the new cluster")  # type: ignore[union-attr]
+            producer.send(rows("t"))
+            until(lambda: written(new, "t") >= 1, "rows in the new cluster")
+        ids = {batch.producer_id for batch in new.batches("t", 0)}
+        assert ids <= set(range(1000, 1010))
+        assert not old.received(PRODUCE)
+
+
+def test_a_task_that_is_run_again_gets_a_new_producer() -> None:
+    """One at rest may know as little as the one that failed."""
+    with FakeCluster({"t": 1}) as cluster:
+        options = parse({"kafka.bootstrap.servers": cluster.bootstrap_servers}).options
+        plan = ColumnPlan.of([("topic", "string"), ("value", "binary")], None)
+        made = []
+        for again in (False, False, True):
+            with task_producer(options, plan, again=again) as producer:
+                made.append(producer._producer)
+        assert made[0] is made[1]
+        assert made[2] is not made[1]
+        assert not made[1]._sender.is_alive()

@@ -80,6 +80,7 @@ class FakeCluster:
         brokers: int = 1,
         versions: Mapping[int, tuple[int, int]] | None = None,
         max_message_bytes: int = 1_048_588,
+        cluster_id: str = "fake",
     ) -> None:
         self.lock = threading.RLock()  # guards all below but the threads and the closed flag
         self.requests: list[Received] = []
@@ -88,7 +89,7 @@ class FakeCluster:
         self._closed = threading.Event()
         self._nodes = [self._listen(node_id, 0) for node_id in range(brokers)]
         ports = [node.port for node in self._nodes]
-        self._state = FakeState(ports, {**VERSIONS, **(versions or {})}, max_message_bytes)
+        self._state = FakeState(ports, {**VERSIONS, **(versions or {})}, max_message_bytes, cluster_id)
         for name, partitions in (topics or {}).items():
             self.create_topic(name, partitions)
 

@@ -39,8 +39,13 @@ class FakeState:
     """A cluster's state. ``ports`` are the brokers' by id. Not thread-safe: the caller brings the lock."""
 
     def __init__(
-        self, ports: list[int], versions: Mapping[int, tuple[int, int]], max_message_bytes: int
+        self,
+        ports: list[int],
+        versions: Mapping[int, tuple[int, int]],
+        max_message_bytes: int,
+        cluster_id: str = "fake",
     ) -> None:
+        self.cluster_id = cluster_id
         self.ports = ports
         self.versions = versions
         self.topics: dict[str, FakeTopic] = {}
@@ -97,7 +102,7 @@ class FakeState:
             version=version,
             throttle_time_ms=reply.throttle_ms,
             brokers=brokers,
-            cluster_id="fake",
+            cluster_id=self.cluster_id,
             controller_id=0,
             topics=[self._topic_metadata(version, name, reply.error) for name in asked],
         )
