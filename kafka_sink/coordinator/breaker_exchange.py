@@ -11,7 +11,8 @@ from typing import Any
 from kafka_sink.cluster.circuit_breaker.manager import CircuitBreakManager
 from kafka_sink.cluster.circuit_breaker.mutes import Change
 from kafka_sink.cluster.circuit_breaker.states import Target
-from kafka_sink.cluster.circuit_breaker.verdict import Verdict, judge
+from kafka_sink.cluster.circuit_breaker.verdict import Verdict, answered, judge
+from kafka_sink.cluster.circuit_breaker.windows import OutcomeWindows
 from kafka_sink.coordinator.breaker_messages import (
     MOST_MUTES,
     MOST_OUTCOMES,
@@ -26,9 +27,8 @@ from kafka_sink.coordinator.breaker_messages import (
 )
 from kafka_sink.model import TopicPartition
 
-# While nothing fails, outcomes only weigh against others' failures: told of seldom, the largest first.
+# While nothing fails, what is told can wait: rows sent, and who answers.
 _HEALTHY_MS = 2_000.0
-_MOST_HEALTHY = 200
 # Between tasks nothing is sent.
 _MOST_WAITING = 4
 
@@ -51,8 +51,14 @@ class BreakerExchange:
         # The rest belongs to the sender's thread.
         self._connected = False
         self._muted: dict[Target, str] = {}
-        self._counts: dict[TopicPartition, list[int]] = {}
-        self._errors: dict[TopicPartition, str] = {}
+        self._windows = OutcomeWindows(0, 100)
+        self._rows = 0
+        # Partitions with failures that have not been told: whether a broker refused, and the last error.
+        self._errors: dict[TopicPartition, tuple[bool, str]] = {}
+        # What the coordinator wants to know: partitions, and brokers that a probe without rows has asked.
+        self._asked: dict[TopicPartition, None] = {}
+        # When rows may go where the coordinator no longer mutes.
+        self._release_ms: dict[Target, float] = {}
         self._answered_ms: dict[int, float] = {}
         self._changes: list[Change] = []
         self._failures: list[tuple[Target, str]] = []
@@ -70,7 +76,13 @@ class BreakerExchange:
     # -- SharedState: the sender's thread -----------------------------------------------------------
 
     def outcome(
-        self, node_id: int, partition: TopicPartition, records: int, cause: Exception | None, now_ms: float
+        self,
+        node_id: int,
+        partition: TopicPartition,
+        records: int,
+        cause: Exception | None,
+        sent_ms: float,
+        now_ms: float,
     ) -> None:
         """See SharedState."""
         if not self._connected:
@@ -80,12 +92,17 @@ class BreakerExchange:
         verdict = judge(cause)
         if verdict is Verdict.NEUTRAL:
             return
-        counts = self._counts.get(partition)
-        if counts is None:
-            counts = self._counts[partition] = [0, 0]
-        counts[verdict is Verdict.SICK] += records
-        if verdict is Verdict.SICK:
-            self._errors[partition] = str(cause)
+        sick = verdict is Verdict.SICK
+        self._rows += records
+        self._windows.record(partition, records, failed=sick, sent_ms=sent_ms, now_ms=now_ms)
+        if sick:
+            self._errors[partition] = answered(cause), str(cause)
+
+    def probed(self, node_id: int, now_ms: float) -> None:
+        """See SharedState."""
+        if self._connected:
+            self._answered_ms[node_id] = now_ms
+            self._urgent = True
 
     def changed(self, change: Change) -> None:
         """See SharedState."""
@@ -94,6 +111,7 @@ class BreakerExchange:
             if not change.muted:
                 # Else the next message would bring it back, before the coordinator has heard of this.
                 self._muted.pop(change.target, None)
+                self._release_ms.pop(change.target, None)
             # Of what was counted the coordinator makes up its own mind.
             if not (change.muted and change.evidence.counted):
                 self._changes.append(change)
@@ -106,6 +124,7 @@ class BreakerExchange:
             self._take(news, manager)
         if not self._connected:
             return
+        self._release(manager)
         failures = manager.take_failures()
         if failures:
             self._failures += failures
@@ -124,14 +143,16 @@ class BreakerExchange:
 
     def next_change_ms(self, now_ms: float) -> float:
         """See SharedState."""
-        return max(0.0, self._due_ms() - now_ms) if self._connected else math.inf
+        if not self._connected:
+            return math.inf
+        return max(0.0, min([self._due_ms(), *self._release_ms.values()]) - now_ms)
 
     def _due_ms(self) -> float:
         if self._urgent:
             return -math.inf
         if self._errors or self._holds or self._muted or self._changes or self._failures:
             return self._sent_ms + self._interval_ms
-        return self._sent_ms + max(self._interval_ms, _HEALTHY_MS) if self._counts else math.inf
+        return self._sent_ms + max(self._interval_ms, _HEALTHY_MS) if self._rows else math.inf
 
     def _take(self, news: News | bool, manager: CircuitBreakManager) -> None:
         if isinstance(news, bool):
@@ -150,14 +171,34 @@ class BreakerExchange:
             return
         if news.whole:
             self._muted.clear()
+            self._release_ms.clear()
             self.has_heard = True
         self._muted.update(news.added)
-        for target in news.removed:
-            self._muted.pop(target, None)
+        for target in news.added:
+            self._release_ms.pop(target, None)
+        for target, delay_ms in news.removed.items():
+            self._release_ms[target] = manager.now_ms + delay_ms
+        for asked in news.asks:
+            if isinstance(asked, TopicPartition):
+                self._asked[asked] = None
+                self._urgent = True
+            else:
+                manager.ask_broker(asked)
+        self._release(manager)
         manager.take_shared(self._muted, news.leases)
 
+    def _release(self, manager: CircuitBreakManager) -> None:
+        """Lets go what the coordinator no longer mutes, at this task's turn."""
+        due = [target for target, at_ms in self._release_ms.items() if at_ms <= manager.now_ms]
+        for target in due:
+            del self._release_ms[target]
+            self._muted.pop(target, None)
+        if due:
+            manager.take_shared(self._muted, {})
+
     def _forget(self) -> None:
-        self._counts, self._errors, self._answered_ms = {}, {}, {}
+        self._rows, self._errors, self._answered_ms = 0, {}, {}
+        self._asked, self._release_ms = {}, {}
         self._changes, self._failures, self._holds, self._wants = [], [], [], []
 
     def _report(self, manager: CircuitBreakManager) -> None:
@@ -166,6 +207,7 @@ class BreakerExchange:
         failed, self._failures = self._failures[:MOST_TARGETS], self._failures[MOST_TARGETS:]
         report = Report(
             {node: now_ms - at for node, at in self._answered_ms.items()},
+            self._rows,
             self._outcomes(manager),
             tuple(MuteReport(one.target, one.reason, one.evidence.silence_ms) for one in told if one.muted),
             tuple((one.target, one.reason) for one in told if not one.muted),
@@ -173,26 +215,25 @@ class BreakerExchange:
             tuple(self._holds),
             tuple(self._wants),
         )
-        self._answered_ms = {}
+        self._rows, self._answered_ms = 0, {}
         self._sent_ms = now_ms
-        self._urgent = bool(self._changes or self._failures)
+        self._urgent = bool(self._changes or self._failures or self._errors or self._asked)
         with self._lock:
             self._outbox.append((now_ms, report))
         self._wake()
 
     def _outcomes(self, manager: CircuitBreakManager) -> tuple[Outcome, ...]:
-        # What fails with its broker says nothing more of the partition.
-        sick = [one for one in self._errors if not manager.rests_with_leader(one)][:MOST_OUTCOMES]
-        healthy = [partition for partition in self._counts if partition not in self._errors]
-        room = min(_MOST_HEALTHY, MOST_OUTCOMES - len(sick))
-        if len(healthy) > room:
-            healthy = sorted(healthy, key=lambda one: self._counts[one][0], reverse=True)[:room]
-        told = tuple(
-            Outcome(one, self._counts[one][0], self._counts[one][1], self._errors.get(one, ""))
-            for one in (*healthy, *sick)
-        )
-        self._counts, self._errors = {}, {}
-        return told
+        """Those that fail and those asked for; what finds no room in a report is in the next."""
+        told: list[Outcome] = []
+        while (self._errors or self._asked) and len(told) < MOST_OUTCOMES:
+            partition = next(iter(self._errors or self._asked))
+            self._asked.pop(partition, None)
+            refused, error = self._errors.pop(partition, (False, ""))
+            # What fails with its broker says nothing more of the partition.
+            if not (error and manager.rests_with_leader(partition)):
+                failed, total = self._windows.recent(partition, manager.now_ms)
+                told.append(Outcome(partition, total - failed, failed, refused, error))
+        return tuple(one for one in told if one.written or one.failed)
 
     # -- Participant: the client's thread -----------------------------------------------------------
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kafka_sink.cluster.circuit_breaker.mutes import Lease
 from kafka_sink.cluster.circuit_breaker.states import BreakerState, Mute, MuteBook, Target
-from kafka_sink.cluster.circuit_breaker.windows import OutcomeWindows
 from kafka_sink.coordinator.breaker_messages import (
     MOST_MUTES,
     MuteReport,
@@ -18,6 +18,7 @@ from kafka_sink.coordinator.breaker_messages import (
     decode_report,
     encode_news,
 )
+from kafka_sink.coordinator.breaker_votes import PartitionVotes
 from kafka_sink.coordinator.handlers import Outgoing, Push, Reply
 from kafka_sink.model import TopicPartition
 from kafka_sink.options.breaker import DEFAULT_CLASS, breaker_settings, value_of
@@ -38,6 +39,10 @@ _SOON_MS = 1_000.0
 _DOUBT_MS = 60_000.0
 # Tasks tell of answers every 2 s while nothing is muted.
 _TOLD_MS = 3_000.0
+# So long has a task that is asked to get an answer of a broker that another has no evidence against.
+_ASK_MS = 1_000.0
+# After a mute rows come back from one task, then two more, four, and so on, a step apart.
+_RAMP_STEP_MS = 100.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +51,15 @@ class _Silence:
 
     peer: int
     spoken_against_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Claim:
+    """A broker that a task would have muted without evidence, while another is asked."""
+
+    peer: int
+    reason: str
+    until_ms: float
 
 
 @dataclass(slots=True)
@@ -60,13 +74,21 @@ class _Peer:
 
 
 class BreakerHandler:
-    """See Handler. ``windows`` is None where a class of the user's decides instead."""
+    """See Handler. ``votes`` is None where a class of the user's decides instead of failure rates.
+
+    ``random`` gives [0, 1) for jitter.
+    """
 
     def __init__(
-        self, retry_interval_ms: float, windows: OutcomeWindows | None, report_interval_ms: float
+        self,
+        retry_interval_ms: float,
+        votes: PartitionVotes | None,
+        report_interval_ms: float,
+        random: Callable[[], float] = random.random,
     ) -> None:
         self._book = MuteBook(retry_interval_ms)
-        self._windows = windows
+        self._votes = votes
+        self._random = random
         self._quiet_ms = max(_SILENT_INTERVALS * report_interval_ms, _LEAST_SILENT_MS)
         self._peers: dict[int, _Peer] = {}
         # By broker, when each task last had an answer; which mutes rest on silence; who probes.
@@ -75,6 +97,12 @@ class BreakerHandler:
         # By task and broker, when a mute on its word was spoken against.
         self._doubted_ms: dict[tuple[int, Target], float] = {}
         self._owners: dict[Target, int] = {}
+        # Tasks that found a mute or were to probe it: what they say of its end is first-hand.
+        self._witnesses: dict[Target, set[int]] = {}
+        self._claims: dict[int, _Claim] = {}
+        # What tasks are to be asked with the next messages.
+        self._asks: dict[int, list[Target]] = {}
+        self._asked_ms: dict[int, float] = {}
         self._added: dict[Target, str] = {}
         self._removed: set[Target] = set()
         self._told_ms = -math.inf
@@ -93,15 +121,14 @@ class BreakerHandler:
         self._book.expire_late(now_ms)
         for node, ago_ms in report.answered.items():
             self._note_answer(peer, node, now_ms - ago_ms, now_ms)
-        for outcome in report.outcomes:
-            self._weigh(outcome, now_ms)
+        self._weigh(peer, report.rows, report.outcomes, now_ms)
         for mute in report.muted:
             # What a task tells first it found before, and others may know better by now.
             self._take(peer, mute, now_ms, doubtful=first)
         for target, error in report.failed:
             self._on_failure(peer, target, error, now_ms)
         for target, _ in report.unmuted:
-            self._unmute(target)
+            self._take_unmute(peer, target, now_ms)
         answer: dict[str, Any] = {}
         if first:
             reasons = {target: mute.reason for target, mute in self._book.mutes.items()}
@@ -115,6 +142,10 @@ class BreakerHandler:
             del self._doubted_ms[one]
         for answered in self._answered.values():
             answered.pop(peer, None)
+        if self._votes is not None:
+            self._votes.leave(peer)
+        for witnesses in self._witnesses.values():
+            witnesses.discard(peer)
         for target in [target for target, owner in self._owners.items() if owner == peer]:
             # Perhaps its probe is on its way: the next waits as after a failure.
             self._on_failure(peer, target, "", now_ms)
@@ -123,19 +154,51 @@ class BreakerHandler:
         """See Handler."""
         self._book.expire_late(now_ms)
         self._forget(now_ms)
+        self._judge(now_ms)
+        self._end_claims(now_ms)
         outgoing: list[Outgoing] = []
         if (self._added or self._removed) and now_ms - self._told_ms >= _GATHER_MS:
-            news = encode_news(News(added=self._added, removed=tuple(self._removed)))
-            outgoing += [Push(peer, news) for peer in self._peers]
-            self._added, self._removed = {}, set()
+            outgoing += self._tell_all()
             self._told_ms = now_ms
+        asks, self._asks = self._asks, {}
+        outgoing += [Push(peer, encode_news(News(asks=tuple(asked)))) for peer, asked in asks.items()]
         return outgoing + self._lease_all(now_ms)
+
+    def _tell_all(self) -> list[Outgoing]:
+        """What was muted, at once; what no longer is, to one task after the other: hundreds that wait would
+        else all send to a broker that has just come back."""
+        added, removed = self._added, self._removed
+        self._added, self._removed = {}, set()
+        if not removed:
+            news = encode_news(News(added=added))
+            return [Push(peer, news) for peer in self._peers]
+        # Those that have rows for it go first: whether the others let go at all makes no difference yet.
+        order = sorted(
+            self._peers,
+            key=lambda peer: (removed.isdisjoint(self._peers[peer].holds), self._random()),
+        )
+        return [
+            Push(peer, encode_news(News(added=added, removed=dict.fromkeys(removed, self._delay_ms(turn)))))
+            for turn, peer in enumerate(order)
+        ]
+
+    def _delay_ms(self, turn: int) -> float:
+        if turn == 0:
+            return 0.0
+        step = (turn + 1).bit_length() - 2 + self._random()
+        return min(step * _RAMP_STEP_MS, self._book.retry_interval_ms)
 
     def next_change_ms(self, now_ms: float) -> float:
         """See Handler."""
         delay = self._book.next_change_ms(now_ms)
         if self._added or self._removed:
             delay = min(delay, self._told_ms + _GATHER_MS - now_ms)
+        if self._asks:
+            return 0.0
+        delay = min([delay, *(claim.until_ms - now_ms for claim in self._claims.values())])
+        heard_ms = None if self._votes is None else self._votes.next_change_ms(now_ms)
+        if heard_ms is not None:
+            delay = min(delay, heard_ms)
         for mute in self._book.mutes.values():
             if mute.state is BreakerState.OPEN:
                 trial_ms = mute.retry_at_ms + self._book.retry_interval_ms
@@ -151,6 +214,10 @@ class BreakerHandler:
     def _note_answer(self, peer: int, node: int, at_ms: float, now_ms: float) -> None:
         answered = self._answered.setdefault(node, {})
         answered[peer] = max(answered.get(peer, -math.inf), at_ms)
+        claim = self._claims.get(node)
+        if claim is not None and claim.peer != peer and at_ms > claim.until_ms - _ASK_MS:
+            del self._claims[node]
+            self._doubted_ms[claim.peer, node] = now_ms
         mute, silence = self._book.mutes.get(node), self._silent.get(node)
         if mute is None or silence is None or at_ms <= silence.spoken_against_ms:
             return
@@ -158,45 +225,109 @@ class BreakerHandler:
             self._doubted_ms[silence.peer, node] = now_ms
         self._unmute(node)
 
-    def _weigh(self, outcome: Outcome, now_ms: float) -> None:
-        windows, partition = self._windows, outcome.partition
-        if windows is None:
+    def _weigh(self, peer: int, rows: int, outcomes: Sequence[Outcome], now_ms: float) -> None:
+        if self._votes is not None:
+            self._votes.add_rows(rows)
+            for outcome in outcomes:
+                self._votes.vote(peer, outcome, now_ms)
+
+    def _judge(self, now_ms: float) -> None:
+        """Mutes partitions that fail by the votes of all who write to them, once those have been asked."""
+        votes = self._votes
+        if votes is None:
             return
-        windows.forget_idle(now_ms)
-        tripped = windows.record(partition, outcome.written, outcome.failed, now_ms)
-        if tripped and partition not in self._book.mutes:
-            failures, total = windows.counts(partition)
-            windows.forget(partition)
-            reason = f"{failures} of the last {total} rows of all tasks failed; last error: {outcome.error}"
-            self._mute(partition, reason, now_ms)
+        for partition in votes.suspects(now_ms):
+            if partition in self._book.mutes:
+                continue
+            unheard = votes.unheard(partition, self._awake(now_ms))
+            if not unheard or votes.is_heard(partition, now_ms):
+                self._mute(partition, votes.describe(partition), now_ms)
+                votes.forget(partition)
+            elif votes.ask(partition, now_ms):
+                for peer in unheard:
+                    self._asks.setdefault(peer, []).append(partition)
 
     def _take(self, peer: int, mute: MuteReport, now_ms: float, *, doubtful: bool) -> None:
-        """A task's own mute holds for all, unless another has had answers in the silence's second half: then
-        the way from that one task to the broker is sick, and the mute stays its own."""
+        """What a task has muted is a reason to ask, not a truth. By its silence a broker rests for all, while
+        another task asks it; unless others have had answers in the silence's second half: then the way from
+        that one task is sick, and the mute stays its own."""
         target = mute.target
-        if not mute.silence_ms:
-            self._mute(target, mute.reason, now_ms)
+        if isinstance(target, TopicPartition):
+            self._take_partition(peer, target, mute.reason, now_ms)
             return
-        doubtful |= now_ms - self._doubted_ms.get((peer, target), -math.inf) < _DOUBT_MS
-        answered = self._answered.get(target, {}) if isinstance(target, int) else {}
-        since = now_ms - (max(_TOLD_MS, mute.silence_ms / 2) if doubtful else mute.silence_ms / 2)
+        silence_ms = mute.silence_ms
+        doubted = now_ms - self._doubted_ms.get((peer, target), -math.inf) < _DOUBT_MS
+        since = now_ms - (max(_TOLD_MS, silence_ms / 2) if doubtful or doubted else silence_ms / 2)
+        answered = self._answered.get(target, {})
         if any(at > since for other, at in answered.items() if other != peer):
             return
-        if self._mute(target, mute.reason, now_ms):
+        # The next leases are for others: they see whether it is the broker, or the way from this task.
+        self._peers[peer].leased_ms = now_ms
+        asked = self._ask_another(peer, target, now_ms)
+        if not silence_ms and asked:
+            if not doubted and target not in self._book.mutes:
+                self._claims.setdefault(target, _Claim(peer, mute.reason, now_ms + _ASK_MS))
+            return
+        if self._mute(target, mute.reason, now_ms, peer):
             # Messages take their time, and a last answer must not look as if it had come in the silence.
-            self._silent[target] = _Silence(peer, now_ms - min(mute.silence_ms, _SOON_MS) / 4)
+            self._silent[target] = _Silence(peer, now_ms - min(silence_ms, _SOON_MS) / 4)
 
-    def _mute(self, target: Target, reason: str, now_ms: float) -> bool:
+    def _take_partition(self, peer: int, target: TopicPartition, reason: str, now_ms: float) -> None:
+        """A class of the user's says so. Another task that holds a batch for it tries at once, and where that
+        succeeds the first is not believed for a minute."""
+        if now_ms - self._doubted_ms.get((peer, target), -math.inf) < _DOUBT_MS:
+            return
+        if self._mute(target, reason, now_ms, peer):
+            self._silent[target] = _Silence(peer, now_ms)
+            if len(self._awake(now_ms)) > 1:
+                self._book.mutes[target].retry_at_ms = now_ms
+
+    def _ask_another(self, peer: int, node: int, now_ms: float) -> bool:
+        """Has another task ask a broker, with no rows; False where there is none."""
+        others = [other for other in self._awake(now_ms) if other != peer]
+        if not others:
+            return False
+        if now_ms - self._asked_ms.get(node, -math.inf) < _ASK_MS:
+            return True
+        self._asked_ms[node] = now_ms
+        chosen = min(others, key=lambda other: self._peers[other].leased_ms)
+        self._peers[chosen].leased_ms = now_ms
+        self._asks.setdefault(chosen, []).append(node)
+        return True
+
+    def _end_claims(self, now_ms: float) -> None:
+        for node in [node for node, claim in self._claims.items() if claim.until_ms <= now_ms]:
+            claim = self._claims.pop(node)
+            if self._mute(node, claim.reason, now_ms, claim.peer):
+                self._silent[node] = _Silence(claim.peer, now_ms)
+
+    def _mute(self, target: Target, reason: str, now_ms: float, finder: int | None = None) -> bool:
         full = len(self._book.mutes) >= MOST_MUTES
         if full or not self._book.trip(target, reason, now_ms):
             return False
         self._added[target] = reason
         self._removed.discard(target)
+        self._witnesses[target] = set() if finder is None else {finder}
         return True
+
+    def _take_unmute(self, peer: int, target: Target, now_ms: float) -> None:
+        """Who found a mute, or had a lease in it, knows that it is over. What another says is a reason to
+        probe at once."""
+        silence, mute = self._silent.get(target), self._book.mutes.get(target)
+        if mute is None:
+            self._claims.pop(target, None) if isinstance(target, int) else None
+        elif peer in self._witnesses.get(target, ()):
+            soon = now_ms - mute.since_ms < 2 * self._book.retry_interval_ms
+            if isinstance(target, TopicPartition) and silence is not None and silence.peer != peer and soon:
+                self._doubted_ms[silence.peer, target] = now_ms
+            self._unmute(target)
+        elif mute.state is BreakerState.OPEN:
+            mute.retry_at_ms = now_ms
 
     def _unmute(self, target: Target) -> None:
         self._owners.pop(target, None)
         self._silent.pop(target, None)
+        self._witnesses.pop(target, None)
         if self._book.reset(target):
             self._removed.add(target)
             self._added.pop(target, None)
@@ -232,6 +363,7 @@ class BreakerHandler:
             peer, trial = found
             self._book.probe(target, now_ms)
             self._owners[target] = peer
+            self._witnesses.setdefault(target, set()).add(peer)
             self._peers[peer].leased_ms = now_ms
             leases.setdefault(peer, {})[target] = Lease(self._book.retry_interval_ms, trial)
         return [Push(peer, encode_news(News(leases=granted))) for peer, granted in leases.items()]
@@ -259,11 +391,11 @@ def breaker_handler(options: SinkOptions, wake: Callable[[], None]) -> Handler:
     """The handler of one cluster; its evidence is weighed by the default class's options."""
     given = dict(options.breaker)
     settings = breaker_settings(given)
-    windows = None
+    votes = None
     if settings.class_path == DEFAULT_CLASS:
-        windows = OutcomeWindows(
+        votes = PartitionVotes(
             value_of("trigger.message.count", given), value_of("trigger.failure.perc", given)
         )
     return BreakerHandler(
-        settings.mute_retry_interval_ms, windows, float(options.coordinator_report_interval_ms)
+        settings.mute_retry_interval_ms, votes, float(options.coordinator_report_interval_ms)
     )

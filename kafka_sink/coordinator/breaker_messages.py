@@ -1,11 +1,14 @@
 """Outcomes, mutes and leases as JSON, and back with everything checked.
 
 A task's report has any of ``answered`` ([broker, milliseconds ago]: its last answer without an error),
-``outcomes`` ([topic, partition, rows written, rows failed, last error]), ``muted`` ([target, reason, ms of
-silence]), ``unmuted`` ([target, reason]), ``failed`` ([target, error] of probes), ``holds`` (muted targets
-that batches of the task wait for) and ``wants`` (muted partitions that rows of it could go to). What is told
-back has ``whole`` (whether it is all that is muted), ``added`` ([target, reason]), ``removed`` (targets) and
-``leases`` ([target, milliseconds, whether it is a trial]). A target is a broker's id or [topic, partition].
+``rows`` (how many it has sent since the report before), ``outcomes`` ([topic, partition, batches written,
+batches failed, whether a broker refused them, last error] of the last seconds, of partitions that fail it or
+that it was asked about), ``muted`` ([target, reason, ms of silence]), ``unmuted`` ([target, reason]),
+``failed`` ([target, error] of probes), ``holds`` (muted targets that batches of the task wait for) and
+``wants`` (muted partitions that rows of it could go to). What is told back has ``whole`` (whether it is all
+that is muted), ``added`` ([target, reason]), ``removed`` ([target, ms until its rows may go there]),
+``leases`` ([target, milliseconds, whether it is a trial]) and ``asks`` (targets: of a broker whether it
+answers, of a partition its outcomes). A target is a broker's id or [topic, partition].
 """
 
 from __future__ import annotations
@@ -33,11 +36,12 @@ _OLD_MS = 5_000.0
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a partition's rows since the report before."""
+    """What became of a partition's batches in the last seconds; ``refused``: by an answer of the broker's."""
 
     partition: TopicPartition
     written: int
     failed: int
+    refused: bool = False
     error: str = ""
 
 
@@ -55,6 +59,7 @@ class Report:
     """What a task tells."""
 
     answered: Mapping[int, float] = field(default_factory=dict)
+    rows: int = 0
     outcomes: tuple[Outcome, ...] = ()
     muted: tuple[MuteReport, ...] = ()
     unmuted: tuple[tuple[Target, str], ...] = ()
@@ -82,15 +87,19 @@ class News:
 
     whole: bool = False
     added: Mapping[Target, str] = field(default_factory=dict)
-    removed: tuple[Target, ...] = ()
+    removed: Mapping[Target, float] = field(default_factory=dict)
     leases: Mapping[Target, Lease] = field(default_factory=dict)
+    asks: tuple[Target, ...] = ()
 
 
 def encode_report(report: Report) -> dict[str, Any]:
     """A body; the caller keeps to MOST_OUTCOMES and MOST_TARGETS."""
     return {
         "answered": [[node, ago_ms] for node, ago_ms in report.answered.items()],
-        "outcomes": [[*one.partition, one.written, one.failed, _cut(one.error)] for one in report.outcomes],
+        "rows": report.rows,
+        "outcomes": [
+            [*one.partition, one.written, one.failed, one.refused, _cut(one.error)] for one in report.outcomes
+        ],
         "muted": [[_encode(one.target), _cut(one.reason), one.silence_ms] for one in report.muted],
         "unmuted": [[_encode(target), _cut(reason)] for target, reason in report.unmuted],
         "failed": [[_encode(target), _cut(error)] for target, error in report.failed],
@@ -104,9 +113,18 @@ def decode_report(body: Mapping[str, Any]) -> Report:
     try:
         return Report(
             {_count(node): _ms(ago_ms) for node, ago_ms in _list(body, "answered", _MOST_NODES)},
+            _count(body["rows"]),
             tuple(
-                Outcome(_partition([topic, partition]), _count(written), _count(failed), _text(error))
-                for topic, partition, written, failed, error in _list(body, "outcomes", MOST_OUTCOMES)
+                Outcome(
+                    _partition([topic, partition]),
+                    _count(written),
+                    _count(failed),
+                    bool(refused),
+                    _text(error),
+                )
+                for topic, partition, written, failed, refused, error in _list(
+                    body, "outcomes", MOST_OUTCOMES
+                )
             ),
             tuple(
                 MuteReport(_target(target), _text(reason), _ms(silence_ms))
@@ -126,8 +144,9 @@ def encode_news(news: News) -> dict[str, Any]:
     return {
         "whole": news.whole,
         "added": [[_encode(target), _cut(reason)] for target, reason in news.added.items()],
-        "removed": [_encode(target) for target in news.removed],
+        "removed": [[_encode(target), delay_ms] for target, delay_ms in news.removed.items()],
         "leases": [[_encode(target), one.left_ms, one.trial] for target, one in news.leases.items()],
+        "asks": [_encode(target) for target in news.asks],
     }
 
 
@@ -137,11 +156,12 @@ def decode_news(body: Mapping[str, Any], most: int) -> News:
         return News(
             bool(body["whole"]),
             {_target(target): _text(reason) for target, reason in _list(body, "added", most)},
-            tuple(_target(target) for target in _list(body, "removed", most)),
+            {_target(target): _ms(delay_ms) for target, delay_ms in _list(body, "removed", most)},
             {
                 _target(target): Lease(_ms(left_ms), bool(trial))
                 for target, left_ms, trial in _list(body, "leases", most)
             },
+            tuple(_target(target) for target in _list(body, "asks", most)),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ProtocolError(f"a message of mutes that is none ({type(error).__name__})") from None

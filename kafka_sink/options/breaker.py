@@ -19,6 +19,24 @@ DEFAULT_CLASS = "kafka_sink.cluster.circuit_breaker.FailureRateCircuitBreaker"
 SWITCHED_OFF = "none"
 
 
+# A probe's answer takes a round trip, to another continent three tenths of a second: with less than this
+# every probe would be given up before it could come.
+_LEAST_RETRY_INTERVAL_MS = 100
+
+
+def _retry_interval() -> Kind:
+    kind = values.integer(_LEAST_RETRY_INTERVAL_MS, LONG_MAX)
+
+    def parse(text: str) -> int:
+        try:
+            return int(kind.parse(text))
+        except ValueError as problem:
+            reason = ": a probe's answer takes a round trip" if "bounds" in str(problem) else ""
+            raise ValueError(f"{problem}{reason}") from None
+
+    return Kind(kind.label, kind.allowed, parse)
+
+
 @dataclass(frozen=True)
 class BreakerOption:
     """One option; ``of_default_class``: another class may give the name its own meaning."""
@@ -41,7 +59,7 @@ BREAKER_OPTIONS: tuple[BreakerOption, ...] = (
     ),
     BreakerOption(
         "mute.retry.interval",
-        values.integer(1, LONG_MAX),
+        _retry_interval(),
         2_000,
         "Milliseconds from a mute, or from a failed probe, to the next probe: of a broker a request without "
         "rows, of a partition one batch. Its success ends the mute. With the coordinator, one probe per "
@@ -61,13 +79,16 @@ BREAKER_OPTIONS: tuple[BreakerOption, ...] = (
         "trigger.message.count",
         values.integer(1, LONG_MAX),
         1_000,
-        "Least number of rows sent to a partition in the last 10 s before failures may mute it.",
+        "Least number of rows sent, in all, before failures may mute a partition; with the coordinator, by "
+        "all tasks together.",
     ),
     BreakerOption(
         "trigger.failure.perc",
         values.integer(1, 100),
         50,
-        "Share of these rows, in percent, whose batches failed, from which on the partition is muted.",
+        "Share of a partition's batches of the last 10 s, in percent, from which on it is muted where they "
+        "fail; three must have failed, each sent after the failure before was known. With the coordinator, "
+        "also the share of the tasks that write to it.",
     ),
     BreakerOption(
         "slow.request.min.ms",

@@ -24,9 +24,18 @@ class SharedState(Protocol):
     """The coordinator's side of a breaker, as the sender's thread uses it; nothing here blocks."""
 
     def outcome(
-        self, node_id: int, partition: TopicPartition, records: int, cause: Exception | None, now_ms: float
+        self,
+        node_id: int,
+        partition: TopicPartition,
+        records: int,
+        cause: Exception | None,
+        sent_ms: float,
+        now_ms: float,
     ) -> None:
-        """An attempt has ended."""
+        """An attempt, sent at ``sent_ms``, has ended."""
+
+    def probed(self, node_id: int, now_ms: float) -> None:
+        """A broker that the coordinator asked about has answered a request without rows."""
 
     def changed(self, change: Change) -> None:
         """This task's breaker muted or unmuted something."""
@@ -175,7 +184,7 @@ class BreakerGate:
         self.manager.completed(partition, cause)
         shared = self._shared
         if shared is not None:
-            shared.outcome(node_id, partition, records, cause, now_ms)
+            shared.outcome(node_id, partition, records, cause, self._context.request_sent_ms, now_ms)
         breaker, context = self._breaker, self._context
         if breaker is None:
             return
@@ -238,7 +247,8 @@ class BreakerGate:
     def on_probe_done(self, node_id: int, cause: Exception | None, now_ms: float) -> None:
         """See SendObserver."""
         self._at(now_ms)
-        self.manager.probe_done(node_id, cause)
+        if self.manager.probe_done(node_id, cause) and self._shared is not None:
+            self._shared.probed(node_id, now_ms)
 
     def may_probe(self, partition: TopicPartition) -> bool:
         """See SendObserver."""

@@ -26,7 +26,7 @@ class Cluster:
         return TopicMetadata(name, None, tuple(PartitionInfo(name, i, n) for i, n in enumerate(found)))
 
     def leader(self, partition: TopicPartition) -> PartitionInfo | None:
-        found = self.topic(partition.topic)
-        if found is None or partition.partition >= len(found.partitions):
+        found = self.leaders.get(partition.topic, [])
+        if partition.partition >= len(found):
             return None
-        return found.partitions[partition.partition]
+        return PartitionInfo(partition.topic, partition.partition, found[partition.partition])

@@ -8,9 +8,9 @@ from typing import Any
 
 from kafka_sink.cluster.circuit_breaker import CircuitBreakManager, FailureRateCircuitBreaker
 from kafka_sink.cluster.circuit_breaker.states import Target
-from kafka_sink.cluster.circuit_breaker.windows import OutcomeWindows
 from kafka_sink.coordinator.breaker_exchange import BreakerExchange
 from kafka_sink.coordinator.breaker_handler import BreakerHandler
+from kafka_sink.coordinator.breaker_votes import PartitionVotes
 from kafka_sink.coordinator.handlers import Outgoing, Push
 from kafka_sink.model import TopicPartition
 from kafka_sink.sending.breaker_gate import BreakerGate
@@ -60,6 +60,11 @@ class Task:
         self.send(partition)
         self.answer(partition, cause)
 
+    def fail(self, partition: TopicPartition, cause: Exception, times: int = 3) -> None:
+        """Batches that fail one after the other."""
+        for _ in range(times):
+            self.batch(partition, cause)
+
     def run_pass(self) -> None:
         mutes = self.gate.muted(self.job.now)
         for node in self.gate.brokers_to_probe():
@@ -82,7 +87,7 @@ class Job:
     def __init__(self, tasks: int) -> None:
         self.now = 1_000.0
         self.cluster = Cluster(t=[1, 2, 3])
-        self.handler = BreakerHandler(INTERVAL, OutcomeWindows(100, 50), 500.0)
+        self.handler = BreakerHandler(INTERVAL, PartitionVotes(100, 50), 500.0, lambda: 0.5)
         self.tasks = [Task(self, number) for number in range(tasks)]
         self.connected: set[int] = set()
         # Their clients send nothing, as between tasks.

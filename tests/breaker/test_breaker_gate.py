@@ -124,8 +124,9 @@ def test_a_broker_that_metadata_no_longer_has_is_named_as_before() -> None:
 
 def test_a_failing_partition_is_muted_alone_and_a_probe_brings_it_back() -> None:
     bench = Bench()
-    bench.send(P0)
-    bench.answer(P0, REPLICAS)
+    for _ in range(3):
+        bench.send(P0)
+        bench.answer(P0, REPLICAS)
     mutes = bench.gate.muted(bench.now)
     assert P0 in mutes
     assert P3 not in mutes
@@ -235,9 +236,18 @@ class Shared:
         self.has_heard = True
 
     def outcome(
-        self, node_id: int, partition: TopicPartition, records: int, cause: Exception | None, now_ms: float
+        self,
+        node_id: int,
+        partition: TopicPartition,
+        records: int,
+        cause: Exception | None,
+        sent_ms: float,
+        now_ms: float,
     ) -> None:
         self.outcomes.append((node_id, partition, records, cause))
+
+    def probed(self, node_id: int, now_ms: float) -> None:
+        pass
 
     def changed(self, change: Change) -> None:
         self.changes.append(change)

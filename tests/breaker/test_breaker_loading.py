@@ -138,6 +138,7 @@ def test_what_a_class_refuses_is_told() -> None:
     ("option", "text", "reason"),
     [
         ("mute.retry.interval", "0", "out of bounds"),
+        ("mute.retry.interval", "5", "a probe's answer takes a round trip, got '5'"),
         ("muted.buffer.memory.perc", "half", "not a whole number"),
         ("trigger.message.cuont", "1", "Did you mean"),
     ],

@@ -71,7 +71,7 @@ class Keyless:
 def test_a_partition_that_fails_rests_and_its_batches_go_in_order_once_a_probe_is_through(
     cluster: FakeCluster,
 ) -> None:
-    cluster.script(PRODUCE, *[error(19)] * 3, node_id=0)
+    cluster.script(PRODUCE, *[error(19)] * 5, node_id=0)
     options = {f"{BREAKER}trigger_message_count": 1, f"{BREAKER}mute_retry_interval": 150, **PATIENT}
     with task(cluster, retry_backoff_ms=1, retry_backoff_max_ms=1, **options) as producer:
         producer.send(rows(0, 10))
@@ -81,14 +81,14 @@ def test_a_partition_that_fails_rests_and_its_batches_go_in_order_once_a_probe_i
             producer.send(rows(start, 10))
             producer.send(rows(start, 10, partition=1))
         until(lambda: written(cluster, 1) == list(range(10, 50)), "others go on")
-        until(lambda: len(cluster.received(PRODUCE, 0)) >= 4, "the last probe")
+        until(lambda: len(cluster.received(PRODUCE, 0)) >= 6, "the last probe")
         result = producer.finish()
     assert time.monotonic() - before > 0.4, "two more probes failed, each an interval apart"
     assert written(cluster, 0) == list(range(50))
     assert result.breaker_trips == 1
     assert result.breaker_probes == 3
     sent = [batch for batch in attempts(cluster) if batch.base_sequence == 0]
-    assert len(sent) >= 4
+    assert len(sent) >= 6
 
 
 def test_expired_rows_name_broker_partitions_time_and_last_error(cluster: FakeCluster) -> None:
@@ -99,7 +99,7 @@ def test_expired_rows_name_broker_partitions_time_and_last_error(cluster: FakeCl
     told = str(failed.value)
     assert "the circuit breaker has muted t-0, led by 127.0.0.1:" in told
     assert "(id 0) since " in told
-    assert "rows failed; last error: t-0: NotEnoughReplicasError" in told
+    assert "batches failed; last error: t-0: NotEnoughReplicasError" in told
     assert told.count("last error") == 1
 
 

@@ -67,24 +67,67 @@ class Bench:
         return self.answer(partition, error, records)
 
 
-def test_failures_are_weighted_by_rows() -> None:
+def test_batches_are_counted_whatever_their_rows() -> None:
     bench = Bench(trigger_message_count="1000", trigger_failure_perc="50")
-    for _ in range(6):
-        assert not bench.batch(P0, records=100)
-    assert not bench.batch(P0, REPLICAS, records=399), "399 of 999: too few rows"
-    assert not bench.batch(P0, REPLICAS, records=200), "599 of 1199 are below half"
-    assert bench.batch(P0, REPLICAS, records=2)
+    for rows in (10_000, 10_000, 10_000, 10_000):
+        assert not bench.batch(P0, records=rows)
+    for _ in range(3):
+        assert not bench.batch(P0, REPLICAS, records=1), "fewer than half"
+    assert bench.batch(P0, REPLICAS, records=1)
     assert bench.manager.is_muted(P0)
     assert not bench.manager.is_muted(P1)
     change = bench.manager.take_changes()[0]
-    assert change.reason == "601 of the last 1201 rows failed; last error: NOT_ENOUGH_REPLICAS"
+    assert change.reason == "4 of the last 8 batches failed; last error: NOT_ENOUGH_REPLICAS"
+
+
+def test_nothing_is_judged_before_so_many_rows_were_sent() -> None:
+    bench = Bench(trigger_message_count="1000")
+    for _ in range(9):
+        assert not bench.batch(P0, REPLICAS, records=100)
+    assert bench.batch(P0, REPLICAS, records=100)
+
+
+def test_a_slow_stream_that_always_fails_is_muted() -> None:
+    """Catches: 50 rows a second that all fail for ten minutes, and trip nothing, as no ten seconds have a
+    thousand rows."""
+    bench = Bench()
+    while not bench.manager.is_muted(P0):
+        assert bench.now < 25_000
+        bench.batch(P0, REPLICAS, records=50)
+        bench.at(bench.now + 990)
+
+
+def test_failures_far_apart_count_where_nothing_succeeds_in_between() -> None:
+    bench = Bench(trigger_message_count="1")
+    for _ in range(2):
+        assert not bench.batch(P0, REPLICAS)
+        bench.at(bench.now + 30_000)
+    assert bench.batch(P0, REPLICAS)
+
+
+def test_one_lost_connection_mutes_nothing_whatever_was_on_its_way() -> None:
+    """Catches: a reset with a batch of a thousand rows that mutes its partition."""
+    bench = Bench()
+    for _ in range(5):
+        bench.send(P0, 1_000)
+    bench.at(bench.now + 10)
+    for _ in range(5):
+        assert not bench.answer(P0, ConnectionResetError("reset"), 1_000)
+        bench.at(bench.now + 1)
+    for _ in range(5):
+        bench.batch(P0, records=1_000)
+    assert not bench.manager.take_changes()
 
 
 def test_old_failures_are_forgotten() -> None:
-    bench = Bench(trigger_message_count="100", trigger_failure_perc="50")
-    bench.batch(P0, REPLICAS, records=99)
+    bench = Bench(trigger_message_count="1", trigger_failure_perc="50")
+    for _ in range(2):
+        bench.batch(P0, REPLICAS)
+    bench.batch(P0)
     bench.at(bench.now + 10_000)
-    assert not bench.batch(P0, REPLICAS, records=99)
+    assert not bench.batch(P0, REPLICAS)
+    assert not bench.batch(P0, REPLICAS)
+    assert bench.batch(P0, REPLICAS)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +144,8 @@ def test_what_is_not_the_brokers_health_does_not_count(error: Exception) -> None
 @pytest.mark.parametrize("error", [ConnectionResetError("reset"), TimeoutError("no answer"), REPLICAS])
 def test_what_is_the_brokers_health_counts(error: Exception) -> None:
     bench = Bench(trigger_message_count="1000")
-    bench.batch(P0, error, records=1000)
+    for _ in range(3):
+        bench.batch(P0, error, records=1000)
     assert bench.manager.is_muted(P0)
 
 
@@ -303,23 +347,26 @@ def test_bad_options_name_themselves() -> None:
         Bench(trigger_failure_perc="101")
 
 
-outcomes = st.lists(
-    st.tuples(st.sampled_from([0, 400, 2_600, 5_000, 11_000]), st.integers(0, 300), st.booleans())
-)
+outcomes = st.lists(st.tuples(st.sampled_from([1, 400, 2_600, 5_000, 11_000]), st.booleans()))
 
 
 @given(outcomes)
-def test_windows_against_a_list_of_everything(story: list[tuple[int, int, bool]]) -> None:
-    windows = OutcomeWindows(100, 50)
+def test_windows_against_a_list_of_everything(story: list[tuple[int, bool]]) -> None:
+    """Of batches that are sent one after the other."""
+    windows = OutcomeWindows(0, 50)
     now, seen = 0.0, []
-    for passed, rows, bad in story:
-        now += passed
-        tripped = windows.record(P0, 0 if bad else rows, rows if bad else 0, now)
-        seen.append((now, rows, bad))
+    for passed, bad in story:
+        sent, now = now, now + passed
+        tripped = windows.record(P0, 1, failed=bad, sent_ms=sent, now_ms=now)
+        seen.append((now, bad))
         start = (now // 5_000 - 1) * 5_000
-        recent = [(count, failed) for at, count, failed in seen if at >= start]
-        total, failures = sum(r for r, _ in recent), sum(r for r, failed in recent if failed)
+        recent = [failed for at, failed in seen if at >= start]
+        streak = 0
+        for _, failed in seen:
+            streak = streak + 1 if failed else 0
+        failures = max(sum(recent), streak)
+        total = failures + recent.count(False)
         assert windows.counts(P0) == (failures, total)
-        assert tripped == (bad and rows > 0 and total >= 100 and 2 * failures >= total)
-    windows.forget_idle(now + 10_000)
-    assert windows.counts(P0) == (0, 0)
+        assert tripped == (bad and failures >= 3 and 2 * failures >= total)
+    windows.forget(P0)
+    assert windows.recent(P0, now) == (0, 0)

@@ -8,10 +8,10 @@ import logging
 import pytest
 
 from kafka_sink.cluster.circuit_breaker.mutes import Lease
-from kafka_sink.cluster.circuit_breaker.windows import OutcomeWindows
 from kafka_sink.coordinator.breaker_exchange import BreakerExchange
 from kafka_sink.coordinator.breaker_handler import BreakerHandler
 from kafka_sink.coordinator.breaker_messages import News, decode_report, encode_news
+from kafka_sink.coordinator.breaker_votes import PartitionVotes
 from kafka_sink.errors import BrokerRefusedError
 from tests.breaker.job_of_tasks import INTERVAL, P0, P1, P2, Job, frozen
 
@@ -81,7 +81,7 @@ def test_what_a_task_unmuted_itself_does_not_come_back_with_the_next_message() -
     assert task.muted() == {2, P2}
     # Muted anew by own evidence: the coordinator's late word is of the mute before.
     task.manager.mute(1, "again")
-    task.exchange.on_push(encode_news(News(removed=(1,))), job.now)
+    task.exchange.on_push(encode_news(News(removed={1: 0.0})), job.now)
     task.run_pass()
     assert task.muted() == {1, 2, P2}
 
@@ -103,7 +103,7 @@ def test_a_coordinator_that_begins_anew_hears_of_mutes_whose_finder_is_gone() ->
     assert job.mutes() == [{1}] * 6
     for task in job.tasks:
         job.lose(task.number)
-    job.handler = BreakerHandler(INTERVAL, OutcomeWindows(100, 50), 500.0)
+    job.handler = BreakerHandler(INTERVAL, PartitionVotes(100, 50), 500.0)
     for number in range(1, 6):
         job.connect(number)
     job.run(100)
@@ -112,7 +112,7 @@ def test_a_coordinator_that_begins_anew_hears_of_mutes_whose_finder_is_gone() ->
     assert len(probes) in (4, 5)
     assert min(later - earlier for earlier, later in itertools.pairwise(probes)) >= INTERVAL - 50
     job.tasks[1].gate.on_probe_done(1, None, job.now)
-    job.run(100)
+    job.run(600)
     assert job.mutes()[1:] == [set()] * 5
 
 
@@ -184,7 +184,7 @@ def test_a_late_word_of_a_former_mute_does_not_end_the_present_one() -> None:
     task.run_pass()
     task.manager.unmute(1, "a probe got through")
     task.manager.mute(1, "silent again")
-    task.exchange.on_push(encode_news(News(removed=(1,))), job.now)
+    task.exchange.on_push(encode_news(News(removed={1: 0.0})), job.now)
     task.run_pass()
     assert task.muted() == {1}
 
@@ -209,8 +209,7 @@ def test_new_rows_are_a_probe_only_after_another_interval() -> None:
     job = Job(3)
     job.run(100)
     for task in job.tasks:
-        task.send(P0)
-        task.answer(P0, REPLICAS)
+        task.fail(P0, REPLICAS)
     while not all(P0 in task.gate.mutes for task in job.tasks):
         job.step()
     muted = job.now
@@ -243,6 +242,6 @@ def test_where_an_own_class_decides_the_coordinator_counts_nothing() -> None:
     job = Job(2)
     job.handler = BreakerHandler(INTERVAL, None, 500.0)
     job.run(100)
-    job.tasks[0].batch(P0, REPLICAS)
+    job.tasks[0].fail(P0, REPLICAS)
     job.run(3_000)
     assert job.mutes() == [{P0}, set()]

@@ -22,10 +22,12 @@ _REQUEST_TIMEOUT = "request.timeout.ms"
 
 
 class FailureRateCircuitBreaker(PartitionCircuitBreaker):
-    """Mutes a partition once trigger.failure.perc of at least trigger.message.count rows have failed within
-    ten seconds, and a broker whose oldest request has no answer far beyond its usual latency while others
-    answer, or that batches wait for and that cannot be reached. The manager's probes end the mutes; the
-    answers that a silent broker owed do so too."""
+    """Mutes a partition once trigger.failure.perc of its batches, three at least, have failed within ten
+    seconds or without a success in between, after trigger.message.count rows in all.
+
+    Mutes a broker whose oldest request has no answer far beyond its usual latency while others answer, or
+    that batches wait for and that cannot be reached. The manager's probes end the mutes; the answers that a
+    silent broker owed do so too."""
 
     def __init__(self) -> None:
         self._manager: CircuitBreakManager | None = None
@@ -94,12 +96,17 @@ class FailureRateCircuitBreaker(PartitionCircuitBreaker):
         verdict = judge(exception)
         if verdict is Verdict.NEUTRAL:
             return changed
-        failed = context.record_count if verdict is Verdict.SICK else 0
-        tripped = self._windows.record(topic_partition, context.record_count - failed, failed, context.now)
+        tripped = self._windows.record(
+            topic_partition,
+            context.record_count,
+            failed=verdict is Verdict.SICK,
+            sent_ms=context.request_sent_ms,
+            now_ms=context.now,
+        )
         if tripped and not manager.is_muted(topic_partition):
             failures, total = self._windows.counts(topic_partition)
             self._windows.forget(topic_partition)
-            reason = f"{failures} of the last {total} rows failed; last error: {exception}"
+            reason = f"{failures} of the last {total} batches failed; last error: {exception}"
             manager.mute(topic_partition, reason, Evidence(counted=True))
             return True
         return changed

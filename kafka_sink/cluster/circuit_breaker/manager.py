@@ -71,6 +71,9 @@ class CircuitBreakManager:
         self._trial_leases: set[Target] = set()
         # Brokers that owe the answer to a probe; one request at a time, however long it takes.
         self._probed_nodes: set[int] = set()
+        # Brokers that the coordinator asks about, muted or not: to be asked, and asked.
+        self._questions: set[int] = set()
+        self._questioned: set[int] = set()
         # Mutes that were decided here, probes that failed, when a batch was last seen to wait for a target.
         self._own: dict[Target, Change] = {}
         self._failures: list[tuple[Target, str]] = []
@@ -200,6 +203,8 @@ class CircuitBreakManager:
         self.coordinated = False
         self._shared = frozenset()
         self._leases.clear()
+        self._questions.clear()
+        self._questioned.clear()
 
     def standing_mutes(self) -> list[Change]:
         """All that rests, for a coordinator that may have begun anew: brokers by their silence until now."""
@@ -235,32 +240,42 @@ class CircuitBreakManager:
     # -- the owner: probes ----------------------------------------------------------------------------
 
     def brokers_to_probe(self) -> list[int]:
-        """Muted brokers that are to be sent a request without rows now."""
-        if not self._book.mutes:
+        """Brokers that are to be sent a request without rows now: muted ones, and those in doubt."""
+        if not self._book.mutes and not self._questions:
             return []
-        return [
-            target
-            for target in self._book.mutes
-            if isinstance(target, int) and target not in self._probed_nodes and self._is_due(target)
-        ]
+        due = [target for target in self._book.mutes if isinstance(target, int) and self._is_due(target)]
+        return [node for node in {*due, *self._questions} if node not in self._probed_nodes]
+
+    def ask_broker(self, node_id: int) -> None:
+        """The coordinator wants to know whether a broker answers this task."""
+        self._questions.add(node_id)
 
     def probe_sent(self, node_id: int) -> None:
         """A request without rows goes to a broker."""
         self._probed_nodes.add(node_id)
-        self._begin_probe(node_id)
+        if node_id in self._questions:
+            self._questions.discard(node_id)
+            self._questioned.add(node_id)
+        if self._is_due(node_id):
+            self._begin_probe(node_id)
 
-    def probe_done(self, node_id: int, cause: Exception | None) -> None:
-        """The request without rows has its answer, or will have none. A late answer counts too."""
+    def probe_done(self, node_id: int, cause: Exception | None) -> bool:
+        """The request without rows has its answer, or will have none. A late answer counts too.
+
+        True where the answer is what the coordinator asked for.
+        """
         self._probed_nodes.discard(node_id)
+        was_asked = node_id in self._questioned
+        self._questioned.discard(node_id)
         if answered(cause):
             self.connected(node_id)
-            return
+            return was_asked
         mute = self._book.mutes.get(node_id)
-        if mute is None:
-            return
-        mute.last_error = str(cause)
-        self._book.fail(node_id, str(cause), self.now_ms)
-        self._failures.append((node_id, str(cause)))
+        if mute is not None:
+            mute.last_error = str(cause)
+            self._book.fail(node_id, str(cause), self.now_ms)
+            self._failures.append((node_id, str(cause)))
+        return False
 
     def connected(self, node_id: int) -> None:
         """A broker has answered a request without rows, also the first one of a new connection."""

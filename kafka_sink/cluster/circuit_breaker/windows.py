@@ -1,19 +1,34 @@
-"""Outcomes of the last seconds by partition, weighted by rows: the evidence of the failure rate."""
+"""Outcomes by partition: the evidence of the failure rate. Pure.
+
+Rows, batches or tasks? Rows decide from when on anything is judged, as in KIP-693. Batches decide the rate: a
+batch fails as a whole, so one of a thousand rows is no more evidence than one of ten, and a slow stream's
+failures count as much as a fast one's. Of what is in flight together one success and one failure count, since
+a lost connection fails all of it for one reason. Tasks are counted by the coordinator.
+"""
 
 from __future__ import annotations
+
+import math
 
 from kafka_sink.model import TopicPartition
 
 # The present half and the one before it: what is looked at spans five to ten seconds.
 _HALF_MS = 5_000.0
+# One lost connection, and another when the batches are sent again, may be a restart.
+LEAST_FAILURES = 3
+# Failures with no success in between count for so long, however slowly they come.
+_STREAK_MS = 600_000.0
 
 
 class _Window:
-    __slots__ = ("failed", "failed_before", "half", "ok", "ok_before")
+    __slots__ = ("failed", "failed_before", "failed_ms", "half", "ok", "ok_before", "ok_ms", "streak")
 
     def __init__(self, half: int) -> None:
         self.half = half
         self.ok = self.failed = self.ok_before = self.failed_before = 0
+        self.ok_ms = self.failed_ms = -math.inf
+        # Failures since the last success.
+        self.streak = 0
 
     def turn(self, half: int) -> None:
         if half == self.half:
@@ -23,6 +38,19 @@ class _Window:
         self.ok = self.failed = 0
         self.half = half
 
+    def succeed(self, sent_ms: float, now_ms: float) -> None:
+        self.streak = 0
+        if sent_ms >= self.ok_ms:
+            self.ok_ms = now_ms
+            self.ok += 1
+
+    def fail(self, sent_ms: float, now_ms: float) -> None:
+        # What was sent before the last failure was known had failed together with it.
+        if sent_ms >= self.failed_ms:
+            self.streak = self.streak + 1 if now_ms - self.failed_ms < _STREAK_MS else 1
+            self.failed_ms = now_ms
+            self.failed += 1
+
 
 class OutcomeWindows:
     """``trigger_count`` and ``trigger_perc`` are the KIP's trigger.message.count and trigger.failure.perc."""
@@ -30,37 +58,42 @@ class OutcomeWindows:
     def __init__(self, trigger_count: int, trigger_perc: int) -> None:
         self._trigger_count = trigger_count
         self._trigger_perc = trigger_perc
+        self._rows = 0
         self._windows: dict[TopicPartition, _Window] = {}
 
-    def record(self, partition: TopicPartition, ok: int, failed: int, now_ms: float) -> bool:
-        """Counts rows; True where some failed and the failures now exceed the threshold."""
+    def record(
+        self, partition: TopicPartition, rows: int, *, failed: bool, sent_ms: float, now_ms: float
+    ) -> bool:
+        """An attempt of a batch has ended; True where it failed and failures now exceed the threshold."""
+        self._rows += rows
         half = int(now_ms // _HALF_MS)
         window = self._windows.get(partition)
         if window is None:
             window = self._windows[partition] = _Window(half)
         window.turn(half)
-        window.ok += ok
-        window.failed += failed
         if not failed:
+            window.succeed(sent_ms, now_ms)
             return False
+        window.fail(sent_ms, now_ms)
         failures, total = self.counts(partition)
-        return total >= self._trigger_count and failures * 100 >= self._trigger_perc * total
+        enough = self._rows >= self._trigger_count and failures >= LEAST_FAILURES
+        return enough and failures * 100 >= self._trigger_perc * total
 
     def counts(self, partition: TopicPartition) -> tuple[int, int]:
-        """Failed and all rows of the present window."""
+        """Failures, and failures and successes, of the last seconds."""
         window = self._windows.get(partition)
         if window is None:
             return 0, 0
-        failures = window.failed + window.failed_before
+        failures = max(window.failed + window.failed_before, window.streak)
         return failures, failures + window.ok + window.ok_before
+
+    def recent(self, partition: TopicPartition, now_ms: float) -> tuple[int, int]:
+        """As ``counts``, where nothing may have been recorded for a while."""
+        window = self._windows.get(partition)
+        if window is not None:
+            window.turn(int(now_ms // _HALF_MS))
+        return self.counts(partition)
 
     def forget(self, partition: TopicPartition) -> None:
         """Starts a partition's counts anew."""
         self._windows.pop(partition, None)
-
-    def forget_idle(self, now_ms: float) -> None:
-        """Drops what is too old to matter."""
-        half = int(now_ms // _HALF_MS)
-        old = [one for one, window in self._windows.items() if half > window.half + 1]
-        for partition in old:
-            del self._windows[partition]
