@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
+import pyarrow as pa
 import pytest
 
 from kafka_sink.coordinator.address import CoordinatorAddress
@@ -17,7 +18,7 @@ from kafka_sink.local_broker import LocalBroker
 from kafka_sink.options import SinkOptions, parse
 from kafka_sink.producer_cache import PRODUCERS, TaskProducer, task_producer
 from kafka_sink.rows.column_plan import ColumnPlan
-from tests.breaker.test_shared_producers import keyless, mutes
+from tests.breaker.test_shared_producers import mutes
 from tests.coordinator.coordinator_harness import serving
 from tests.delivery.scripted_cluster import TOPIC, until, written
 from tests.delivery.test_real_broker import numbers_in
@@ -26,6 +27,12 @@ from tests.faults.fake_broker import FakeCluster
 BREAKER = "kafka.producer.circuit.breaker."
 PARTITIONS = 3
 ROWS = 12
+
+
+def keyless(producer: TaskProducer, number: int) -> None:
+    """A row larger than batch.size, so that partitions take turns; both readers find its number."""
+    value = pa.array([b"%d:<%d>" % (number, number) + b"x" * 2_000], pa.binary())
+    producer.send(pa.record_batch({"value": value, "partition": pa.array([None], pa.int32())}))
 
 
 @contextmanager
