@@ -326,7 +326,7 @@ def _breaker_gate(options: SinkOptions, cluster: ClusterView) -> BreakerGate | N
     def describe(node_id: int) -> str:
         return str(cluster.nodes().get(node_id, node_id))
 
-    return BreakerGate(breaker, CircuitBreakManager(cluster, interval_ms), describe)
+    return BreakerGate(breaker, CircuitBreakManager(cluster, interval_ms), describe, cluster.mark_stale)
 
 
 def _muted_share(options: SinkOptions, accumulator: RecordAccumulator, gate: BreakerGate) -> MutedShare:

@@ -172,6 +172,10 @@ class NetworkClient:
         link = self._links.get(node_id)
         return link is None or (link.state is not LinkState.READY and link.last_error is not None)
 
+    def knows(self, node_id: int) -> bool:
+        """Whether a broker's address is known."""
+        return node_id in self._links
+
     def throttled_ms(self, node_id: int, now_ms: float) -> float:
         """How long a broker still wants no requests (throttle_time_ms of its answers); 0 where it does."""
         link = self._links.get(node_id)

@@ -62,10 +62,12 @@ class BreakerGate:
         breaker: PartitionCircuitBreaker,
         manager: CircuitBreakManager,
         describe_node: Callable[[int], str],
+        mark_stale: Callable[[str, float], None] = lambda topic, now_ms: None,
     ) -> None:
         self.manager = manager
         self._breaker: PartitionCircuitBreaker | None = breaker
         self._describe_node = describe_node
+        self._mark_stale = mark_stale
         self._shared: SharedState | None = None
         self._alone = True
         # Set by the sender's thread once ``mutes`` has what the coordinator told at first.
@@ -95,7 +97,10 @@ class BreakerGate:
 
     def begin(self) -> None:
         """A new task: what others have muted meanwhile is to be known before its rows get partitions."""
-        self._is_current.clear()
+        shared = self._shared
+        # Between tasks the sender goes on taking what is told; it does not pass by for a task that begins.
+        if shared is None or not shared.has_heard:
+            self._is_current.clear()
 
     def await_mutes(self, timeout_ms: float, check: Callable[[], None]) -> None:
         """Returns once ``mutes`` has what the coordinator knows, after ``timeout_ms`` in any case.
@@ -249,6 +254,10 @@ class BreakerGate:
         self._at(now_ms)
         if self.manager.probe_done(node_id, cause) and self._shared is not None:
             self._shared.probed(node_id, now_ms)
+        # A broker that was out for long leads nothing until it is asked for anew: rows without keys keep away
+        # from partitions without a leader, and so nobody else would ask.
+        for topic in self.manager.leaderless_topics():
+            self._mark_stale(topic, now_ms)
 
     def may_probe(self, partition: TopicPartition) -> bool:
         """See SendObserver."""

@@ -214,6 +214,10 @@ class Sender(threading.Thread):
             wait = self._control.probe(node, now_ms)
             if wait is None:
                 self._observer.on_probe(node, now_ms)
+            elif not self._network.knows(node):
+                # The cluster has given it up, and nobody knows its address before it is back.
+                self._observer.on_probe(node, now_ms)
+                self._observer.on_probe_done(node, ConnectionError("the cluster misses it"), now_ms)
             else:
                 delay = min(delay, wait)
         return delay

@@ -259,6 +259,48 @@ class Shared:
         return 250.0
 
 
+def test_a_task_does_not_wait_for_mutes_that_are_known() -> None:
+    """Catches: a second of waiting at the begin of each task, until the sender happens to pass by."""
+    bench = Bench(Recorder())
+    shared = Shared()
+    bench.gate.share(shared)
+    bench.gate.begin()
+    bench.gate.muted(0.0)
+
+    def check() -> None:
+        pytest.fail("waits")
+
+    bench.gate.begin()
+    bench.gate.await_mutes(10_000.0, check)
+    shared.has_heard = False
+    bench.gate.begin()
+    asked = []
+    bench.gate.await_mutes(120.0, lambda: asked.append(True))
+    assert len(asked) == 3, "a bounded time"
+    bench.gate.await_mutes(10_000.0, check)
+
+
+def test_topics_without_a_leader_are_asked_for_when_a_broker_is_probed() -> None:
+    """Catches: partitions of a broker that was out for long, and is back, that get no rows before their
+    metadata is five minutes old."""
+    bench = Bench()
+    stale: list[str] = []
+    bench.gate._mark_stale = lambda topic, now_ms: stale.append(topic)
+    bench.freeze()
+    bench.cluster.move(P0, -1)
+    bench.cluster.leaders["other"] = [2]
+    bench.pass_time(2_100)
+    assert bench.gate.brokers_to_probe() == [1]
+    bench.gate.on_probe(1, bench.now)
+    bench.gate.on_probe_done(1, ConnectionError("the cluster misses it"), bench.now)
+    assert stale == ["t"]
+    assert bench.gate.brokers_to_probe() == [], "once an interval"
+    bench.pass_time(2_100)
+    bench.gate.on_probe(1, bench.now)
+    bench.gate.on_probe_done(1, None, bench.now)
+    assert stale == ["t", "t"]
+
+
 def test_outcomes_and_changes_go_to_the_coordinator_until_it_is_left() -> None:
     shared: SharedState = Shared()
     bench = Bench(Recorder())

@@ -284,6 +284,11 @@ class CircuitBreakManager:
         if self._book.succeed(node_id):
             self._note_unmute(node_id, "it answers again", own=True)
 
+    def leaderless_topics(self) -> list[str]:
+        """Topics with a partition that nobody leads."""
+        found = ((name, self._topology.topic(name)) for name in self._topology.names())
+        return [name for name, topic in found if topic and any(info.leader < 0 for info in topic.partitions)]
+
     def may_probe(self, partition: TopicPartition) -> bool:
         """Whether a batch of this partition, which is muted by itself, may go now as its probe."""
         covering = self.covering(partition)
