@@ -77,6 +77,10 @@ class BufferAllocator(Protocol):
     def growable_bytes(self, buffer: BatchBuffer) -> int:
         """By how much a batch could grow now. A hint: the pool may have less a moment later."""
 
+    @property
+    def moves_to_grow(self) -> bool:
+        """Whether a batch that outgrows its first buffer moves to a larger one."""
+
     def open_overflow(self, projected: int) -> BatchBuffer:
         """For the pieces of a split batch: pool without blocking, then heap. Raises BufferExhaustedError
         at the heap's limit."""

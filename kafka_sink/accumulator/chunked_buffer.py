@@ -357,6 +357,11 @@ class IncrementalAllocator:
             raise TypeError(f"not a buffer of this allocator: {type(buffer).__name__}")
         return buffer.growable_bytes
 
+    @property
+    def moves_to_grow(self) -> bool:
+        """See BufferAllocator."""
+        return False
+
     def open_overflow(self, projected: int) -> ChunkedBuffer:
         """See BufferAllocator."""
         arena = self._arena_for(projected)

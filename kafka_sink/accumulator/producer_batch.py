@@ -8,7 +8,7 @@ from enum import Enum
 from kafka_sink.accumulator.batch_buffer import BatchBuffer
 from kafka_sink.model import CompressionType, TopicPartition
 from kafka_sink.records import batch_header
-from kafka_sink.records.compression import BlockCodec, CompressionRatios, WholeCodec
+from kafka_sink.records.compression import PACKER, BlockCodec, CompressionRatios, WholeCodec, unpack
 
 
 class BatchState(Enum):
@@ -45,10 +45,10 @@ class IllegalTransitionError(RuntimeError):
     """A batch was asked to move where its state does not lead; nothing was changed."""
 
 
-def hold_after(codec: BlockCodec | WholeCodec | None, ratio: float, body: int, tail: int) -> int:
-    """Bytes held once ``tail`` raw bytes follow ``body`` final ones: full blocks shrink as estimated,
-    the last one not at all."""
-    if not isinstance(codec, BlockCodec):
+def hold_after(codec: BlockCodec | None, ratio: float, body: int, tail: int) -> int:
+    """Bytes held once ``tail`` raw bytes follow ``body`` others: full blocks of ``codec`` shrink as
+    estimated, the last one not at all, nor does anything without a codec."""
+    if codec is None:
         return body + tail
     blocks, rest = divmod(tail, codec.block_size)
     packed = int(blocks * codec.block_size * min(1.0, ratio * CompressionRatios.SAFETY))
@@ -58,9 +58,11 @@ def hold_after(codec: BlockCodec | WholeCodec | None, ratio: float, body: int, t
 class ProducerBatch:
     """Rows of one partition that share one V2 batch.
 
-    The buffer holds [header][compressed body][raw tail]: with a block codec the tail is at most one
-    block, with a whole-batch codec all is tail until the batch is sealed, uncompressed there is no
-    difference. The task's thread owns the batch while it is leased or open, the sender afterwards.
+    The buffer holds [header][body][raw tail]. With a block codec the body is compressed and the tail at
+    most one block. With a whole-batch codec all is tail until the batch is sealed; with ``packing`` the
+    body is PACKER's blocks, unpacked when the batch is sealed, and the tail at most one such block.
+    Uncompressed there is no difference. The task's thread owns the batch while it is leased or open, the
+    sender afterwards.
     """
 
     def __init__(
@@ -99,6 +101,10 @@ class ProducerBatch:
         self.header_current = False
         self.last_error: Exception | None = None
         self.codec = codec
+        self.packing = False
+        self._expected_packed_ratio = 1.0
+        # What the accumulator counted of this batch's raw tail while it is open.
+        self.counted_raw = 0
         self._released = False
         buffer.write(bytes(batch_header.SIZE))
         if isinstance(codec, BlockCodec):
@@ -114,10 +120,11 @@ class ProducerBatch:
         """
         if not self.leased:
             raise IllegalTransitionError(f"append to a batch of {self.partition} that is {self.state.value}")
-        if isinstance(self.codec, BlockCodec):
-            self._append_blocks(self.codec, records)
-        else:
+        blocks = self._blocks
+        if blocks is None:
             self.buffer.write(records)
+        else:
+            self._append_blocks(blocks, records)
         self.raw_bytes += len(records)
         self.record_count += count
         self.max_timestamp = max(self.max_timestamp, max_timestamp)
@@ -125,7 +132,9 @@ class ProducerBatch:
     def _append_blocks(self, codec: BlockCodec, records: memoryview) -> None:
         """Compresses every block that fills and keeps the rest raw, at fixed raw offsets."""
         at = 0
-        tail = self.buffer.size - self._tail_at
+        tail = self.raw_tail
+        if tail >= codec.block_size:
+            tail = self._pack_tail(codec)
         while tail + len(records) - at >= codec.block_size:
             piece = records[at : at + codec.block_size - tail]
             at += len(piece)
@@ -137,6 +146,17 @@ class ProducerBatch:
             self._write_block(codec, block)
         if at < len(records):
             self.overflowed |= self.buffer.write_growing(records[at:])
+
+    def _pack_tail(self, codec: BlockCodec) -> int:
+        """Makes blocks of what was held raw before the batch began to pack; returns the bytes left raw."""
+        raw = memoryview(b"".join(self.buffer.views(self._tail_at)))
+        self.buffer.truncate(self._tail_at)
+        whole = len(raw) // codec.block_size * codec.block_size
+        for at in range(0, whole, codec.block_size):
+            self._write_block(codec, raw[at : at + codec.block_size])
+        self.overflowed |= self.buffer.write_growing(raw[whole:])
+        self.buffer.trim()
+        return len(raw) - whole
 
     def _write_block(self, codec: BlockCodec, block: bytes | memoryview) -> None:
         framing, body = codec.compress_block(block)
@@ -156,11 +176,21 @@ class ProducerBatch:
                 self._write_block(self.codec, joined)
             self.buffer.write_growing(self.codec.epilogue)
         elif self.codec is not None:
-            packed = self.codec.compress(b"".join(self.buffer.views(self._tail_at)))
-            self.buffer.truncate(self._tail_at)
+            packed = self.codec.compress(self._raw_records())
+            self.buffer.truncate(batch_header.SIZE)
             self.buffer.write_growing(packed)
         self.buffer.trim()
         self.move_to(BatchState.SEALED)
+
+    def _raw_records(self) -> bytes | bytearray:
+        """All records, joined; of a batch with a whole-batch codec."""
+        tail = b"".join(self.buffer.views(self._tail_at))
+        if self._tail_at == batch_header.SIZE:
+            return tail
+        raw = bytearray(self.raw_bytes)
+        done = unpack(b"".join(self.buffer.views(batch_header.SIZE, self._tail_at)), raw)
+        raw[done:] = tail
+        return raw
 
     def write_header(self, *, transactional: bool = False) -> None:
         """Writes the header over its reserved place, with the sequence that the batch has now."""
@@ -194,20 +224,49 @@ class ProducerBatch:
             return self.buffer.size
         return batch_header.SIZE + int(self.raw_bytes * min(1.0, self.ratio * CompressionRatios.SAFETY))
 
+    @property
+    def _blocks(self) -> BlockCodec | None:
+        """What compresses or packs blocks while the batch fills."""
+        if isinstance(self.codec, BlockCodec):
+            return self.codec
+        return PACKER if self.packing else None
+
+    def pack(self, expected_ratio: float) -> None:
+        """From the next append on the batch keeps its records in blocks of PACKER, which are expected to
+        shrink to this share."""
+        self.packing = True
+        self._expected_packed_ratio = expected_ratio
+
+    @property
+    def packed_ratio(self) -> float:
+        """What PACKER's blocks have shrunk to, or are expected to."""
+        packed = self._tail_at - batch_header.SIZE
+        return packed / (self.raw_bytes - self.raw_tail) if packed else self._expected_packed_ratio
+
+    @property
+    def _block_ratio(self) -> float:
+        """What blocks are expected to shrink to."""
+        return self.packed_ratio if self.packing else self.ratio
+
+    @property
+    def raw_tail(self) -> int:
+        """Bytes held raw."""
+        return self.buffer.size - self._tail_at
+
     def projected_hold(self, added: int) -> int:
         """Bytes the buffer is expected to hold after ``added`` more raw bytes: body and raw tail."""
-        return hold_after(self.codec, self.ratio, self._tail_at, self.buffer.size - self._tail_at + added)
+        return hold_after(self._blocks, self._block_ratio, self._tail_at, self.raw_tail + added)
 
     def raw_bytes_within(self, limit: int) -> int:
         """More raw bytes for which ``projected_hold`` surely stays within ``limit``; may be negative."""
-        tail = self.buffer.size - self._tail_at
-        room = limit - hold_after(self.codec, self.ratio, self._tail_at, 0) - tail
-        if not isinstance(self.codec, BlockCodec):
+        blocks, tail = self._blocks, self.raw_tail
+        room = limit - hold_after(blocks, self._block_ratio, self._tail_at, 0) - tail
+        if blocks is None:
             return room
         # Full blocks shrink, while the last one stays raw.
-        block = self.codec.block_size
-        packed = int(block * min(1.0, self.ratio * CompressionRatios.SAFETY)) + self.codec.block_overhead
-        return max(room, (room + tail - block) // packed * block - tail)
+        size = blocks.block_size
+        packed = int(size * min(1.0, self._block_ratio * CompressionRatios.SAFETY)) + blocks.block_overhead
+        return max(room, (room + tail - size) // packed * size - tail)
 
     @property
     def observed_ratio(self) -> float:

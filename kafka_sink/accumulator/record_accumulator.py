@@ -86,6 +86,8 @@ class RecordAccumulator:
         self.lease_met = False
         # Batches too large for their brokers that the task has not learnt from yet.
         self.refusals: list[Refusal] = []
+        # Bytes that open batches of a whole-batch codec hold raw.
+        self.open_raw_bytes = 0
         self._queues: dict[TopicPartition, PartitionQueue] = {}
         # Queues that hold batches, so that a check costs what is buffered, not what was ever written.
         self._waiting: dict[TopicPartition, PartitionQueue] = {}
@@ -115,6 +117,16 @@ class RecordAccumulator:
         queue = self._waiting.get(partition)
         tail = queue.batches[-1] if queue is not None else None
         return tail if tail is not None and tail.state is BatchState.OPEN else None
+
+    def count_raw(self, batch: ProducerBatch) -> None:
+        """What an open batch holds raw has changed."""
+        self.open_raw_bytes += batch.raw_tail - batch.counted_raw
+        batch.counted_raw = batch.raw_tail
+
+    def uncount_raw(self, batch: ProducerBatch) -> None:
+        """A batch is no longer open."""
+        self.open_raw_bytes -= batch.counted_raw
+        batch.counted_raw = 0
 
     def open_batches(self) -> list[ProducerBatch]:
         """Batches that still take rows."""
@@ -245,6 +257,7 @@ class RecordAccumulator:
             del self._waiting[queue.partition]
         if batch.state is BatchState.OPEN:
             batch.move_to(BatchState.CLOSED)
+            self.uncount_raw(batch)
         queue.in_flight += 1
         batch.request_references += 1
         return batch
@@ -362,6 +375,7 @@ class RecordAccumulator:
         self.completed.notify_all()
 
     def _release(self, batch: ProducerBatch) -> None:
+        self.uncount_raw(batch)
         if batch.release_if_unused():
             self._live.discard(batch)
 

@@ -186,6 +186,11 @@ class FullAllocator:
         """Nothing: to grow is to hold two buffers for a while, and a batch.size was there from the start."""
         return 0
 
+    @property
+    def moves_to_grow(self) -> bool:
+        """See BufferAllocator."""
+        return True
+
     def open_overflow(self, projected: int) -> SingleBuffer:
         """See BufferAllocator."""
         opened = self._try_open(projected)

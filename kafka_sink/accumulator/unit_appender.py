@@ -20,13 +20,15 @@ from kafka_sink.accumulator.record_accumulator import PartitionQueue, RecordAccu
 from kafka_sink.accumulator.unit import BatchLimits, BatchRoom, Unit
 from kafka_sink.model import TopicPartition
 from kafka_sink.records import batch_header, encoder
-from kafka_sink.records.compression import BlockCodec, CompressionRatios, WholeCodec
+from kafka_sink.records.compression import PACKER, BlockCodec, CompressionRatios, WholeCodec
 
 # A refused reservation waits for at most this share of the pool: small grants come sooner, and the
 # batch grows on without blocking once memory is free again.
 _BLOCKING_SHARE = 16
 # A whole-batch codec joins a batch's raw rows once, outside the pool: that copy must stay small.
 _WHOLE_RAW_LIMIT = 4 << 20
+# The share of the pool, as a divisor, that open batches of such a codec may hold raw; beyond it they pack.
+_RAW_SHARE = 2
 
 
 @dataclass(slots=True)
@@ -48,6 +50,8 @@ class Plan:
     opened: bool = False
     run: int = 0
     row: int = 0
+    # Bytes for batches of a whole-batch codec that do not pack.
+    raw_bytes: int = 0
     refused_bytes: int = 0
     refused_stop: int = 0
 
@@ -71,8 +75,11 @@ class UnitAppender:
         self._ratios = CompressionRatios()
         self._codec = codec
         batch_size = self._settings.batch_size
-        whole = isinstance(codec, WholeCodec)
-        self._limits = BatchLimits(batch_size, max(batch_size, _WHOLE_RAW_LIMIT) if whole else None)
+        self._whole = isinstance(codec, WholeCodec)
+        self._limits = BatchLimits(batch_size, max(batch_size, _WHOLE_RAW_LIMIT) if self._whole else None)
+        # What packed rows of a topic shrank to last.
+        self._packed_ratios: dict[str, float] = {}
+        self._open_raw_limit = self._settings.buffer_memory // _RAW_SHARE
         # By topic; lower ones where brokers refused a batch within batch.size.
         self._topic_limits: dict[str, BatchLimits] = {}
         self._clock_ms = clock_ms
@@ -179,7 +186,7 @@ class UnitAppender:
             return False
         fits = self._rows_that_fit(unit, start, stop, tail)
         surplus = unit.surplus(stop - start, tail.base_timestamp)
-        if fits != stop or not self._grow(tail, bound + surplus):
+        if fits != stop or not self._grow(plan, tail, bound + surplus):
             return False
         self._lease(plan, tail, start, stop)
         return True
@@ -200,7 +207,7 @@ class UnitAppender:
             if tail is not None and tail.state is BatchState.OPEN and granted is None:
                 fits = self._rows_that_fit(unit, start, stop, tail)
                 surplus = unit.surplus(fits - start, tail.base_timestamp)
-                if fits > start and self._grow(tail, unit.bound(start, fits) + surplus):
+                if fits > start and self._grow(plan, tail, unit.bound(start, fits) + surplus):
                     self._lease(plan, tail, start, fits)
                     start = fits
                     if start == stop:
@@ -231,7 +238,7 @@ class UnitAppender:
         if end <= start:
             return start
         added = unit.bound(start, end) + unit.surplus(end - start, tail.base_timestamp)
-        if not self._grow(tail, added):
+        if not self._grow(plan, tail, added):
             return start
         self._lease(plan, tail, start, end)
         return end
@@ -260,11 +267,11 @@ class UnitAppender:
                 base_timestamp=base_timestamp,
                 factor=self._factor(ratio),
             )
-            opened = self._allocator.try_open(self._initial_hold(unit, queue, ratio, start, end))
+            opened = self._allocator.try_open(self._initial_hold(unit, plan, queue, ratio, start, end))
             if opened is None:
                 share = max(self._settings.buffer_memory // _BLOCKING_SHARE, 1)
                 plan.refused_stop = stop = unit.rows_within(start, end, share)
-                plan.refused_bytes = self._initial_hold(unit, queue, ratio, start, stop)
+                plan.refused_bytes = self._initial_hold(unit, plan, queue, ratio, start, stop)
                 return None, start
             buffer = opened
         try:
@@ -283,6 +290,10 @@ class UnitAppender:
             raise
         self._accumulator.enqueue(queue, batch)
         plan.opened = True
+        if self._whole and batch_header.SIZE + unit.bound(start, end) > buffer.capacity:
+            batch.pack(self._packed_ratio(queue.partition.topic))
+        else:
+            plan.raw_bytes += unit.bound(start, end)
         return batch, end
 
     def _learn_from_refusals(self) -> None:
@@ -306,13 +317,22 @@ class UnitAppender:
     def _factor(self, ratio: float) -> float:
         return 1.0 if self._codec is None else ratio * CompressionRatios.SAFETY
 
-    def _initial_hold(self, unit: Unit, queue: PartitionQueue, ratio: float, start: int, end: int) -> int:
+    def _initial_hold(
+        self, unit: Unit, plan: Plan, queue: PartitionQueue, ratio: float, start: int, end: int
+    ) -> int:
         """Bytes that a new batch will hold with rows ``start`` to ``end``, which it has room for."""
         if self._codec is None:
             limit = self._limits_of(queue.partition.topic).write_limit
             return unit.exact_hold(start, end, limit)
-        prologue = len(self._codec.prologue) if isinstance(self._codec, BlockCodec) else 0
-        return hold_after(self._codec, ratio, batch_header.SIZE + prologue, unit.bound(start, end))
+        added = unit.bound(start, end)
+        if isinstance(self._codec, BlockCodec):
+            return hold_after(self._codec, ratio, batch_header.SIZE + len(self._codec.prologue), added)
+        raw = batch_header.SIZE + added
+        if not self._must_pack(plan, added, raw, self._settings.batch_size):
+            return raw
+        return min(
+            raw, hold_after(PACKER, self._packed_ratio(queue.partition.topic), batch_header.SIZE, added)
+        )
 
     def _rows_that_fit(self, unit: Unit, start: int, stop: int, batch: ProducerBatch) -> int:
         return self._limits_of(batch.partition.topic).rows_that_fit(
@@ -330,26 +350,42 @@ class UnitAppender:
             raw_bytes=batch.raw_bytes, record_count=batch.record_count, factor=self._factor(batch.ratio)
         )
 
-    def _grow(self, batch: ProducerBatch, added: int) -> bool:
+    def _grow(self, plan: Plan, batch: ProducerBatch, added: int) -> bool:
         """Memory for rows that the batch has room for, ``added`` bytes at most."""
+        raw = self._whole and not batch.packing
+        if raw and self._must_pack(plan, added, batch.projected_hold(added), batch.buffer.capacity):
+            batch.pack(self._packed_ratio(batch.partition.topic))
         projected = batch.projected_hold(added)
         if self._codec is None:
             # Uncompressed, what has room stays within the limit by its exact size, not by its upper bound.
             projected = min(projected, self._limits_of(batch.partition.topic).write_limit)
         if self._allocator.overdrawn:
             return False
-        return projected <= batch.buffer.capacity or self._allocator.try_grow(batch.buffer, projected)
+        if projected > batch.buffer.capacity and not self._allocator.try_grow(batch.buffer, projected):
+            return False
+        if not batch.packing:
+            plan.raw_bytes += added
+        return True
+
+    def _packed_ratio(self, topic: str) -> float:
+        return self._packed_ratios.get(topic, 1.0)
+
+    def _must_pack(self, plan: Plan, added: int, projected: int, capacity: int) -> bool:
+        """Whether a batch of a whole-batch codec must no longer hold its rows raw: because all open batches
+        together hold enough, or because it would outgrow the batch.size that `full` gave it."""
+        held = self._accumulator.open_raw_bytes + plan.raw_bytes + added
+        return held > self._open_raw_limit or (self._allocator.moves_to_grow and projected > capacity)
 
     @staticmethod
     def _lease(plan: Plan, batch: ProducerBatch, start: int, stop: int) -> None:
         batch.leased = True
         plan.segments.append(Segment(batch, start, stop, batch.record_count))
 
-    @staticmethod
-    def _close(plan: Plan, batch: ProducerBatch) -> None:
+    def _close(self, plan: Plan, batch: ProducerBatch) -> None:
         """No more rows; the task seals it after this turn's rows are in, so it stays leased till then."""
         batch.leased = True
         batch.move_to(BatchState.CLOSED)
+        self._accumulator.uncount_raw(batch)
         plan.full.append(batch)
 
     # -- outside the lock: encode, write, seal ----------------------------------------------------
@@ -365,6 +401,10 @@ class UnitAppender:
                     # What holds memory beyond the pool goes early; a full batch need not wait for a row
                     # that it does not take.
                     self._close(plan, batch)
+                if batch.packing:
+                    self._packed_ratios[batch.partition.topic] = batch.packed_ratio
+                if self._whole and batch.state is BatchState.OPEN:
+                    accumulator.count_raw(batch)
                 # What was closed stays leased until it is sealed.
                 batch.leased = batch.state is BatchState.CLOSED
             # The sender sleeps until what it knew of is due: it must hear of a batch that is new, and of one

@@ -1,8 +1,9 @@
 """The codecs, with no context per partition.
 
 lz4 and snappy frames are made of independent blocks, so a batch compresses block by block while it
-fills; zstd and gzip batches stay raw and are compressed once, at close. Blocks are cut at fixed raw
-offsets and every codec is used in one mode only, so equal rows give equal bytes.
+fills; zstd and gzip batches are compressed once, at close, from the same raw bytes whether these were kept
+as they are or packed meanwhile. Blocks are cut at fixed raw offsets and every codec is used in one mode
+only, so equal rows give equal bytes.
 """
 
 from __future__ import annotations
@@ -41,10 +42,10 @@ class BlockCodec(ABC):
 class WholeCodec:
     """Compresses a batch's records section in one go.
 
-    ``raw_limit`` bounds the raw bytes that a batch may hold, since they are joined for compression.
+    Where memory is short, raw bytes that wait for that are kept in blocks of ``PACKER``.
     """
 
-    def __init__(self, compress: Callable[[bytes], bytes]) -> None:
+    def __init__(self, compress: Callable[[bytes | bytearray], bytes]) -> None:
         self.compress = compress
 
 
@@ -56,22 +57,44 @@ class Lz4Codec(BlockCodec):
     # Magic, FLG (version 1, independent blocks, no checksums), BD (64 KiB), header checksum.
     prologue = bytes.fromhex("04224d18") + bytes([0x60, 0x40, 0x82])
     epilogue = b"\0\0\0\0"
-    _STORED = 0x80000000
+    STORED = 0x80000000
 
-    def __init__(self, level: int) -> None:
+    def __init__(self, level: int, acceleration: int = 1) -> None:
         self._level = level
+        self._acceleration = acceleration
 
     def compress_block(self, raw: bytes | memoryview) -> tuple[bytes, bytes | memoryview]:
         if self._level == LZ4_DEFAULT_LEVEL:
             # Java's default level also means the fast compressor, not level 9 of the high one.
-            packed = lz4.block.compress(raw, store_size=False)
+            packed = lz4.block.compress(raw, mode="fast", acceleration=self._acceleration, store_size=False)
         else:
             packed = lz4.block.compress(
                 raw, mode="high_compression", compression=self._level, store_size=False
             )
         if len(packed) >= len(raw):
-            return struct.pack("<I", len(raw) | self._STORED), raw
+            return struct.pack("<I", len(raw) | self.STORED), raw
         return struct.pack("<I", len(packed)), packed
+
+
+# With 120-byte JSON rows: 0.36 of the size for 75 ns a row, and 36 to unpack it (lz4's default: 0.34 for 112;
+# zstd itself takes 510, gzip 1,270).
+PACKER = Lz4Codec(LZ4_DEFAULT_LEVEL, acceleration=4)
+
+
+def unpack(packed: bytes, raw: bytearray) -> int:
+    """Writes what ``PACKER`` made these blocks of, all of them full, to the start of ``raw``; returns how
+    many bytes that is."""
+    at = done = 0
+    while at < len(packed):
+        (size,) = struct.unpack_from("<I", packed, at)
+        body = memoryview(packed)[at + 4 : at + 4 + (size & ~Lz4Codec.STORED)]
+        at += 4 + len(body)
+        block = body
+        if not size & Lz4Codec.STORED:
+            block = lz4.block.decompress(body, uncompressed_size=Lz4Codec.block_size)
+        raw[done : done + len(block)] = block
+        done += len(block)
+    return done
 
 
 class SnappyCodec(BlockCodec):
@@ -103,7 +126,7 @@ def zstd_codec(level: int) -> WholeCodec:
 
     contexts = threading.local()
 
-    def compress(raw: bytes) -> bytes:
+    def compress(raw: bytes | bytearray) -> bytes:
         if not hasattr(contexts, "compressor"):
             contexts.compressor = zstandard.ZstdCompressor(level=level)
         packed: bytes = contexts.compressor.compress(raw)

@@ -134,7 +134,11 @@ class Run:
     """One task: units are appended, the sender drains now and then, every request's bytes are kept."""
 
     def __init__(
-        self, shape: Shape, codec: CompressionType, strategy: Callable[..., BufferAllocator]
+        self,
+        shape: Shape,
+        codec: CompressionType,
+        strategy: Callable[..., BufferAllocator],
+        open_raw_limit: int = POOL_BYTES,
     ) -> None:
         self.chance = random.Random(shape.seed)
         self.shape = shape
@@ -153,6 +157,7 @@ class Run:
             self.allocator,
         )
         self.appender = UnitAppender(self.accumulator, codec_for(codec, None), lambda: 0.0, lambda: None)
+        self.appender._open_raw_limit = open_raw_limit
         self.partitioner = Partitioner(
             room=lambda *_: BatchRoom(None, 1000), ignore_keys=False, adaptive=True, random=self.chance.random
         )
@@ -215,6 +220,9 @@ def test_the_wire_is_the_same_whatever_holds_the_batches(
         expected = Run(shape, codec, full).everything()
         for strategy in (incremental, scattered, finest):
             assert Run(shape, codec, strategy).everything() == expected, strategy.__name__
+        if codec in (CompressionType.GZIP, CompressionType.ZSTD):
+            for open_raw_limit in (0, 100_000):
+                assert Run(shape, codec, incremental, open_raw_limit).everything() == expected
 
 
 def test_the_runs_above_are_of_many_kinds() -> None:

@@ -22,7 +22,7 @@ from kafka_sink.accumulator.unit_appender import UnitAppender
 from kafka_sink.errors import BufferExhaustedError, DeliveryError
 from kafka_sink.model import CompressionType, PartitionInfo, TopicMetadata, TopicPartition
 from kafka_sink.records import batch_header
-from kafka_sink.records.compression import codec_for
+from kafka_sink.records.compression import codec_for, decompress
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.columns import extract
 from kafka_sink.rows.ordering import unit_of
@@ -254,6 +254,51 @@ def test_with_lz4_too_rows_first_fill_the_memory_that_is_left() -> None:
     # What it would hold raw is within the memory, and more where the estimate says that it shrinks.
     assert batch.raw_bytes > 512 << 10
     assert batch.buffer.heap_bytes == 0
+
+
+@pytest.mark.parametrize("codec", [CompressionType.GZIP, CompressionType.ZSTD], ids=lambda c: c.name.lower())
+def test_open_batches_hold_half_of_the_pool_raw_at_most_and_are_not_closed_for_it(
+    codec: CompressionType,
+) -> None:
+    """Without that each could hold 4 MiB raw, and few would fill the pool. Here four hold 8 MB of rows."""
+    bench = Bench(
+        memory=4 << 20,
+        batch_size=1 << 20,
+        compression=codec,
+        strategy=lambda pool, size: IncrementalAllocator(pool, 4_096),
+    )
+    bench.appender._ratios._ratios[("t", codec)] = 0.2
+    appended = 0
+    for start in range(0, 8_000, 400):
+        one = unit(start, [index % 4 for index in range(400)], size=1_000)
+        bench.append(one)
+        appended += len(one)
+        held = [batch.raw_tail for batch in bench.accumulator._live]
+        assert bench.accumulator.open_raw_bytes == sum(held)
+        assert sum(held) <= (2 << 20) + len(held) * 65_536
+    assert [len(bench.batches(partition)) for partition in range(4)] == [1] * 4
+    assert sum(batch.raw_bytes for batch in bench.accumulator._live) > 7 << 20
+    assert bench.pool.metrics().used_bytes < 3 << 20
+    assert bench.pool.metrics().heap_bytes == 0
+    bench.appender.flush()
+    assert bench.accumulator.open_raw_bytes == 0
+    for partition in range(4):
+        (batch,) = bench.batches(partition)
+        raw = decompress(b"".join(batch.buffer.views(batch_header.SIZE)), codec, batch.raw_bytes)
+        numbers = [int(number) for number in re.findall(rb"<(\d+)>", raw)]
+        assert numbers == list(range(partition, 8_000, 4))
+
+
+@pytest.mark.parametrize("codec", [CompressionType.GZIP, CompressionType.ZSTD], ids=lambda c: c.name.lower())
+def test_full_keeps_to_batch_size_while_packed_rows_fit_into_it(codec: CompressionType) -> None:
+    bench = Bench(memory=4 << 20, batch_size=256 << 10, compression=codec, strategy=FullAllocator)
+    bench.appender._ratios._ratios[("t", codec)] = 0.1
+    bench.appender._packed_ratios["t"] = 0.1
+    for start in range(0, 1_200, 100):
+        bench.append(unit(start, [0] * 100, size=1_000))
+    (batch,) = bench.batches(0)
+    assert batch.raw_bytes > 1_200_000
+    assert batch.buffer.capacity == 256 << 10
 
 
 def test_flush_closes_every_open_batch_on_the_tasks_thread() -> None:
