@@ -17,6 +17,9 @@ class Dropped(Enum):
     MADE_ROOM = "had proved nothing yet and made room for others"
     FULL = "were refused, as all connections are in use by tasks"
     NONSENSE = "sent what is no message of a served cluster"
+    TOO_MANY = "were more than one address may make in a second"
+    HELD_BACK = "sent more messages than allowed, and were read from later"
+    STALLED = "did not finish a frame in time"
     UNREAD = "did not read what they were sent"
 
 

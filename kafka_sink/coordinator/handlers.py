@@ -7,7 +7,9 @@ earlier ones that say that it is still under way. Any peer that has spoken may b
 
 from __future__ import annotations
 
+import json
 import math
+from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -16,6 +18,29 @@ from kafka_sink.errors import ProtocolError
 
 if TYPE_CHECKING:
     from kafka_sink.options import SinkOptions
+
+
+class SharedBody(dict[str, Any]):
+    """A body, or most of one, that many are told: its JSON is made once."""
+
+    __slots__ = ("_tail", "made_ms")
+
+    def __init__(self, body: Mapping[str, Any], made_ms: float) -> None:
+        super().__init__(body)
+        self.made_ms = made_ms
+        self._tail: bytes | None = None
+
+    @property
+    def tail(self) -> bytes:
+        """The JSON without its first brace, and the brace that ends the message that it is in."""
+        if self._tail is None:
+            self._tail = json.dumps(self, separators=(",", ":")).encode()[1:] + b"}"
+        return self._tail
+
+
+def with_facts(facts: Mapping[str, Any], shared: SharedBody) -> Mapping[str, Any]:
+    """A body of what one peer is told, and what it is told as others are."""
+    return ChainMap(dict(facts), shared)
 
 
 @dataclass(frozen=True, slots=True)

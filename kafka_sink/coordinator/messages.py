@@ -51,6 +51,14 @@ class FrameReader:
         """Bytes that are not yet a frame that was taken."""
         return len(self._held)
 
+    @property
+    def has_frame(self) -> bool:
+        """Whether ``next_frame`` has one."""
+        if len(self._held) < _LENGTH.size:
+            return False
+        (length,) = _LENGTH.unpack_from(self._held)
+        return bool(len(self._held) >= _LENGTH.size + length)
+
     def feed(self, data: bytes) -> None:
         """Takes bytes as they came."""
         self._held += data
@@ -136,12 +144,17 @@ class Session:
 
     def encode(self, message: Message) -> bytes:
         """A frame with the next number. Raises ProtocolError, and changes nothing, where it is too large."""
-        payload = _dump(message)
-        if _TAG_BYTES + len(payload) > MOST_FRAME_BYTES:
-            raise ProtocolError(f"a message of {len(payload)} bytes is more than {MOST_FRAME_BYTES}")
-        tag = self._tag(self._ours, self._sent, payload)
+        return b"".join(self.encode_parts(_dump(message), b""))
+
+    def encode_parts(self, start: bytes, rest: bytes) -> tuple[bytes, bytes]:
+        """A frame whose payload comes in two parts, the second of which is returned as it is: no copy is made
+        of what many are told. Raises as ``encode``."""
+        length = len(start) + len(rest)
+        if _TAG_BYTES + length > MOST_FRAME_BYTES:
+            raise ProtocolError(f"a message of {length} bytes is more than {MOST_FRAME_BYTES}")
+        tag = self._tag(self._ours, self._sent, start, rest)
         self._sent += 1
-        return _LENGTH.pack(_TAG_BYTES + len(payload)) + tag + payload
+        return _LENGTH.pack(_TAG_BYTES + length) + tag + start, rest
 
     def decode(self, frame: bytes) -> Message:
         """The message of a frame that is the next, whole and from who knows the secret."""
@@ -151,11 +164,16 @@ class Session:
         self._received += 1
         return _load(payload)
 
-    def _tag(self, role: str, number: int, payload: bytes) -> bytes:
+    def _tag(self, role: str, number: int, payload: bytes, rest: bytes = b"") -> bytes:
         if self._key is None:
             raise ProtocolError("the challenge is not over")
         head = role.encode() + b"\0" + _NUMBER.pack(number)
-        return hmac.digest(self._key, head + payload, "sha256")[:_TAG_BYTES]
+        if not rest:
+            return hmac.digest(self._key, head + payload, "sha256")[:_TAG_BYTES]
+        digest = hmac.new(self._key, head, "sha256")
+        digest.update(payload)
+        digest.update(rest)
+        return digest.digest()[:_TAG_BYTES]
 
 
 def _frame(tag: bytes, message: Message) -> bytes:

@@ -1,73 +1,64 @@
 """The coordinator's sockets: who may speak, how much and how long. What is said is the handlers' matter.
 
-One asyncio loop. Bounds: connections, of which those that have proved nothing are the first to go; the bytes
-of one frame and of all unfinished ones; the time for the challenge, for the rest of a frame that has begun,
-and for a peer to read what it is sent.
+One asyncio loop. Bounds: connections, of which those that have proved nothing are the first to go; new ones
+of one address in a second; the bytes of one frame and of all that wait; messages in a second; the time for
+the challenge, for the rest of a frame that has begun, and for a peer to read what it is sent.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import socket
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from kafka_sink.coordinator.connection_log import ConnectionLog, Dropped
 from kafka_sink.coordinator.handlers import HandlerFactory, Outgoing, Reply
-from kafka_sink.coordinator.messages import MOST_HANDSHAKE_BYTES, FrameReader, Message, Session
+from kafka_sink.coordinator.messages import Message, Session
+from kafka_sink.coordinator.peer_connection import PeerConnection
 from kafka_sink.coordinator.served_clusters import ServedClusters
 from kafka_sink.errors import ProtocolError
 from kafka_sink.options import SinkOptions
 
 _log = logging.getLogger(__name__)
-_READ_BYTES = 64 * 1024
 _LONGEST_TIMER_MS = 60_000.0
 _AFTER_BUG_MS = 1000.0
+_SWEEP_MS = 1000.0
+# In one turn of the loop: so much is accepted and written before others have theirs.
+_ACCEPT_AT_ONCE = 128
+_WRITE_AT_ONCE = 1024 * 1024
+_PEER_AT_ONCE = 256 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class ServerBounds:
     """Counts, bytes and milliseconds. ``silence_ms``: a connection without any frame for so long is closed;
     ``frame_ms``: for the rest of a frame once it has begun, and for a peer to take what waits for it;
-    ``cluster_idle_ms``: a cluster without any connection for so long gives its threads and memory back."""
+    ``cluster_idle_ms``: a cluster without any connection for so long gives its threads and memory back;
+    ``new_of_one_address``: connections in a second; ``unread_bytes_of_all`` leaves out what many are told,
+    of which there is one copy."""
 
-    connections: int = 1024
-    unproved: int = 64
+    connections: int = 10_000
+    unproved: int = 256
+    new_of_one_address: int = 2_000
+    messages_per_s: float = 500.0
     request_bytes: int = 2 * 1024 * 1024
-    unfinished_bytes: int = 64 * 1024 * 1024
+    unfinished_bytes: int = 32 * 1024 * 1024
     unread_bytes: int = 16 * 1024 * 1024
-    unread_bytes_of_all: int = 256 * 1024 * 1024
+    unread_bytes_of_all: int = 32 * 1024 * 1024
     clusters: int = 64
     cluster_idle_ms: float = 600_000.0
     challenge_ms: float = 2000.0
     frame_ms: float = 5000.0
     silence_ms: float = 120_000.0
 
-
-class _Peer:
-    """One connection."""
-
-    def __init__(
-        self, number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes
-    ) -> None:
-        self.number = number
-        self.reader = reader
-        self.writer = writer
-        self.session = Session(secret, "server")
-        self.frames = FrameReader(MOST_HANDSHAKE_BYTES)
-        self.cluster: str | None = None
-        self.source = str((writer.get_extra_info("peername") or ("unknown",))[0])
-        self.unfinished = 0
-        self.unread_since_ms: float | None = None
-
     @property
-    def unread(self) -> int:
-        """Bytes that wait until the peer takes them."""
-        return self.writer.transport.get_write_buffer_size()
-
-    def abort(self) -> None:
-        self.writer.transport.abort()
+    def sweep_ms(self) -> float:
+        """How often connections are looked at for times that are over."""
+        return min(_SWEEP_MS, self.challenge_ms / 4, self.frame_ms / 4, self.silence_ms / 4)
 
 
 class CoordinatorServer:
@@ -95,14 +86,20 @@ class CoordinatorServer:
         )
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timers: dict[str, asyncio.TimerHandle] = {}
-        self._peers: dict[int, _Peer] = {}
+        self._listening: socket.socket | None = None
+        self._peers: dict[int, PeerConnection] = {}
+        # Those that have proved nothing yet, the oldest first, and how many of them each address has.
+        self._unproved: dict[int, PeerConnection] = {}
+        self._unproved_of: Counter[str] = Counter()
+        self._new_of: Counter[str] = Counter()
         self._count = 0
         self._unfinished = 0
-        # Peers that had bytes to read when they were last told something.
-        self._behind: set[_Peer] = set()
+        # Peers with something to write, in turn; those that have not read all they were sent.
+        self._to_write: deque[PeerConnection] = deque()
+        self._writing = False
+        self._behind: set[PeerConnection] = set()
         self._log = ConnectionLog()
-        self._server: asyncio.Server | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._opening: set[asyncio.Task[object]] = set()
 
     @property
     def connections(self) -> int:
@@ -126,71 +123,95 @@ class CoordinatorServer:
     async def start(self, listening: socket.socket) -> None:
         """Begin to accept."""
         self._loop = asyncio.get_running_loop()
-        self._server = await asyncio.start_server(
-            self._accept, sock=listening, limit=_READ_BYTES, backlog=self._bounds.connections
-        )
+        listening.setblocking(False)
+        self._listening = listening
+        self._loop.add_reader(listening.fileno(), self._accept)
         self._sweep_later()
 
     def close(self) -> None:
         """End all connections and handlers."""
-        if self._server is not None:
-            self._server.close()
-        for peer in list(self._peers.values()):
-            peer.abort()
-        for task in self._tasks:
+        if self._listening is not None and self._loop is not None:
+            self._loop.remove_reader(self._listening.fileno())
+        for task in self._opening:
             task.cancel()
+        for peer in list(self._peers.values()):
+            self._forget(peer)
         for timer in self._timers.values():
             timer.cancel()
         self._clusters.close()
 
     # -- connections --------------------------------------------------------------------------------
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._count += 1
-        peer = _Peer(self._count, reader, writer, self._secret)
-        self._make_room()
-        if len(self._peers) >= self._bounds.connections:
-            self._log.note(Dropped.FULL, peer.source)
-            peer.abort()
-            return
-        self._peers[peer.number] = peer
-        task = asyncio.current_task()
-        if task is not None:
-            self._tasks.add(task)
-        try:
-            await self._converse(peer)
-        except (TimeoutError, asyncio.TimeoutError):
-            # Later on it has only been silent for long, as the worker of an idle application is.
-            if not peer.session.established:
-                self._log.note(Dropped.NO_PROOF, peer.source)
-        except (OSError, EOFError):
-            pass  # the peer has gone
-        except ProtocolError as error:
-            _log.debug("connection %d ended: %s", peer.number, error)
-            self._log.note(Dropped.NONSENSE if peer.session.established else Dropped.WRONG_PROOF, peer.source)
-        except asyncio.CancelledError:
-            pass  # the server closes
-        finally:
-            if task is not None:
-                self._tasks.discard(task)
-            self._forget(peer)
+    def _accept(self) -> None:
+        assert self._listening is not None
+        for _ in range(_ACCEPT_AT_ONCE):
+            try:
+                sock, address = self._listening.accept()
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError as error:
+                # Out of files, most likely: those that wait are accepted when some have gone.
+                _log.warning("a connection could not be accepted: %s", error)
+                return
+            source = str(address[0])
+            why = self._refusal(source)
+            if why is not None:
+                self._log.note(why, source)
+                sock.close()
+            else:
+                self._open(sock, source)
 
-    def _make_room(self) -> None:
-        """Of those that have proved nothing the oldest goes: who knows the secret proves it at once."""
-        unproved = [peer for peer in self._peers.values() if not peer.session.established]
+    def _refusal(self, source: str) -> Dropped | None:
+        """Cheap, as a flood comes through here. None where the connection is taken, for which one that has
+        proved nothing may have to go: of the address that has most of them the oldest."""
+        self._new_of[source] += 1
+        if self._new_of[source] > self._bounds.new_of_one_address:
+            return Dropped.TOO_MANY
         full = len(self._peers) >= self._bounds.connections
-        if unproved and (full or len(unproved) >= self._bounds.unproved):
-            self._drop(unproved[0], Dropped.MADE_ROOM)
+        if full and not self._unproved:
+            return Dropped.FULL
+        if full or len(self._unproved) >= self._bounds.unproved:
+            ((worst, _),) = self._unproved_of.most_common(1)
+            self._drop(
+                next(peer for peer in self._unproved.values() if peer.source == worst), Dropped.MADE_ROOM
+            )
+        return None
 
-    def _drop(self, peer: _Peer, why: Dropped) -> None:
+    def _open(self, sock: socket.socket, source: str) -> None:
+        assert self._loop is not None
+        sock.setblocking(False)
+        self._count += 1
+        peer = PeerConnection(self._count, source, Session(self._secret, "server"), self, self._clock_ms())
+        peer.allowance = self._bounds.messages_per_s
+        self._peers[peer.number] = self._unproved[peer.number] = peer
+        self._unproved_of[source] += 1
+        task: asyncio.Task[object] = self._loop.create_task(
+            self._loop.connect_accepted_socket(lambda: peer, sock)
+        )
+        self._opening.add(task)
+        task.add_done_callback(self._opening.discard)
+
+    def on_opened(self, peer: PeerConnection) -> None:
+        """See Owner."""
+        if peer.is_gone:
+            peer.transport.abort()
+        else:
+            peer.transport.write(peer.session.greeting())
+
+    def on_closed(self, peer: PeerConnection) -> None:
+        """See Owner."""
+        self._forget(peer)
+
+    def _drop(self, peer: PeerConnection, why: Dropped) -> None:
         self._log.note(why, peer.source)
         self._forget(peer)
 
-    def _forget(self, peer: _Peer) -> None:
+    def _forget(self, peer: PeerConnection) -> None:
         peer.abort()
         self._behind.discard(peer)
         if self._peers.pop(peer.number, None) is None:
             return
+        self._no_longer_unproved(peer)
         self._unfinished -= peer.unfinished
         if peer.cluster is None:
             return
@@ -199,46 +220,85 @@ class CoordinatorServer:
         if cluster is not None:
             cluster.on_disconnect(peer.number, now_ms)
 
-    async def _converse(self, peer: _Peer) -> None:
-        session = peer.session
-        peer.writer.write(session.greeting())
-        frame = await asyncio.wait_for(self._frame(peer), self._bounds.challenge_ms / 1000)
-        peer.writer.write(session.answer_proof(frame))
-        peer.frames.most = self._bounds.request_bytes
-        while True:
-            frame = await self._frame(peer)
-            if peer.number not in self._peers:
-                return  # it had to go, while this lay in its buffer: nobody would say that it has gone
-            message = session.decode(frame)
-            if peer.cluster is None:
-                self._greet(peer, message)
-            else:
-                self._dispatch(peer, peer.cluster, message)
+    def _no_longer_unproved(self, peer: PeerConnection) -> None:
+        if self._unproved.pop(peer.number, None) is not None:
+            self._unproved_of[peer.source] -= 1
+            if not self._unproved_of[peer.source]:
+                del self._unproved_of[peer.source]
 
-    async def _frame(self, peer: _Peer) -> bytes:
-        begun_ms: float | None = None
-        while (frame := peer.frames.next_frame()) is None:
-            begun_ms = begun_ms or (self._clock_ms() if peer.unfinished else None)
-            left_ms = self._bounds.silence_ms
-            if begun_ms is not None:
-                left_ms = max(0.0, begun_ms + self._bounds.frame_ms - self._clock_ms())
-            data = await asyncio.wait_for(peer.reader.read(_READ_BYTES), left_ms / 1000)
-            if not data:
-                raise EOFError("the peer has closed")
-            peer.frames.feed(data)
-            self._hold(peer, peer.unfinished + len(data))
-        self._hold(peer, peer.frames.held)
-        return frame
+    # -- bytes --------------------------------------------------------------------------------------
 
-    def _hold(self, peer: _Peer, unfinished: int) -> None:
-        self._unfinished += unfinished - peer.unfinished
-        peer.unfinished = unfinished
+    def on_bytes(self, peer: PeerConnection, data: bytes) -> None:
+        """See Owner."""
+        if peer.is_gone:
+            return
+        peer.frames.feed(data)
+        peer.heard_ms = self._clock_ms()
+        self._handle(peer)
+
+    def _handle(self, peer: PeerConnection) -> None:
+        """All frames that are whole, as far as the rate allows; the rest a moment later."""
+        try:
+            while not peer.is_gone and (not peer.frames.has_frame or self._may_speak(peer)):
+                frame = peer.frames.next_frame()
+                if frame is None:
+                    break
+                self._take(peer, frame)
+            self._note_unfinished(peer)
+        except ProtocolError as error:
+            _log.debug("connection %d ended: %s", peer.number, error)
+            self._drop(peer, Dropped.NONSENSE if peer.session.established else Dropped.WRONG_PROOF)
+
+    def _may_speak(self, peer: PeerConnection) -> bool:
+        """A bucket of a second's messages."""
+        rate, now_ms = self._bounds.messages_per_s, self._clock_ms()
+        peer.allowance = min(rate, peer.allowance + rate * (now_ms - peer.allowed_ms) / 1000)
+        peer.allowed_ms = now_ms
+        if peer.allowance >= 1:
+            return True
+        if not peer.is_paused:
+            assert self._loop is not None
+            self._log.note(Dropped.HELD_BACK, peer.source)
+            peer.is_paused = True
+            peer.transport.pause_reading()
+            self._loop.call_later(max(1.0, 0.1 * rate) / rate, self._resume, peer)
+        return False
+
+    def _resume(self, peer: PeerConnection) -> None:
+        if not peer.is_gone:
+            peer.is_paused = False
+            peer.transport.resume_reading()
+            self._handle(peer)
+
+    def _note_unfinished(self, peer: PeerConnection) -> None:
+        held = 0 if peer.is_gone else peer.frames.held
+        self._unfinished += held - peer.unfinished
+        peer.unfinished = held
+        if not held or peer.is_paused:
+            peer.begun_ms = math.inf
+        elif peer.begun_ms == math.inf:
+            peer.begun_ms = self._clock_ms()
         if self._unfinished > self._bounds.unfinished_bytes:
             raise ProtocolError("too many unfinished frames")
 
+    def _take(self, peer: PeerConnection, frame: bytes) -> None:
+        peer.allowance -= 1
+        peer.begun_ms = math.inf
+        session = peer.session
+        if not session.established:
+            peer.transport.write(session.answer_proof(frame))
+            peer.frames.most = self._bounds.request_bytes
+            self._no_longer_unproved(peer)
+            return
+        message = session.decode(frame)
+        if peer.cluster is None:
+            self._greet(peer, message)
+        else:
+            self._dispatch(peer, peer.cluster, message)
+
     # -- messages -----------------------------------------------------------------------------------
 
-    def _greet(self, peer: _Peer, message: Message) -> None:
+    def _greet(self, peer: PeerConnection, message: Message) -> None:
         key = message.get("cluster")
         if not isinstance(key, str):
             raise ProtocolError("a peer must name its cluster first")
@@ -248,7 +308,7 @@ class CoordinatorServer:
             raise ProtocolError("a peer named a cluster that is not served")
         peer.cluster = key
 
-    def _dispatch(self, peer: _Peer, key: str, message: Message) -> None:
+    def _dispatch(self, peer: PeerConnection, key: str, message: Message) -> None:
         request, kind = message.get("id"), message.get("kind")
         if not isinstance(request, int) or not isinstance(kind, str):
             raise ProtocolError("a message without number or kind")
@@ -277,46 +337,91 @@ class CoordinatorServer:
             return
         delay_ms = min(cluster.next_change_ms(self._clock_ms()), _LONGEST_TIMER_MS)
         delay_ms = max(delay_ms, at_least_ms)
-        timer = self._timers.get(key)
+        timer, loop = self._timers.get(key), asyncio.get_running_loop()
+        when = loop.time() + delay_ms / 1000
         if timer is not None:
+            # One that comes sooner than needed sets the next: cheaper than a new timer for each message.
+            if not timer.cancelled() and loop.time() < timer.when() <= when and not at_least_ms:
+                return
             timer.cancel()
-        loop = asyncio.get_running_loop()
-        self._timers[key] = loop.call_later(delay_ms / 1000, self._on_time, key)
+        self._timers[key] = loop.call_at(when, self._on_time, key)
 
     def _send(self, outgoing: Iterable[tuple[str, Outgoing]]) -> None:
         for kind, one in outgoing:
             peer = self._peers.get(one.peer)
-            if peer is None or peer.writer.is_closing():
+            if peer is None:
                 continue
-            message: Message = {"kind": kind, "body": one.body}
+            head: Message = {"kind": kind}
             if isinstance(one, Reply):
-                message |= {"id": one.request, "last": one.last}
-            peer.writer.write(peer.session.encode(message))
+                head |= {"id": one.request, "last": one.last}
+            was_behind = peer.is_behind
+            peer.enqueue(head, one.body)
+            if not was_behind and peer.is_behind:
+                self._to_write.append(peer)
             if peer.unread > self._bounds.unread_bytes:
                 self._drop(peer, Dropped.UNREAD)
-            elif peer.unread:
+        self._write()
+
+    def on_writable(self, peer: PeerConnection) -> None:
+        """See Owner."""
+        if not peer.is_gone and peer.is_behind:
+            self._to_write.append(peer)
+            self._write()
+
+    def _write(self) -> None:
+        """Peers in turn, and not too much at once: others are to be heard in between."""
+        if self._writing:
+            return
+        left = _WRITE_AT_ONCE
+        while self._to_write and left > 0:
+            peer = self._to_write.popleft()
+            if peer.is_gone:
+                continue
+            try:
+                left -= peer.flush(min(left, _PEER_AT_ONCE))
+            except ProtocolError:
+                _log.exception("a message that is too large")
+                self._forget(peer)
+                continue
+            if peer.is_behind:
+                self._to_write.append(peer)
+            if peer.unread:
                 self._behind.add(peer)
-                self._bound_unread()
+        self._bound_unread()
+        if self._to_write and self._loop is not None:
+            self._writing = True
+            self._loop.call_soon(self._write_on)
+
+    def _write_on(self) -> None:
+        self._writing = False
+        self._write()
 
     def _bound_unread(self) -> None:
         """Of all that peers have not read, too: who has most of it goes first, and asks brokers itself."""
         self._behind = {peer for peer in self._behind if peer.unread}
-        while sum(peer.unread for peer in self._behind) > self._bounds.unread_bytes_of_all:
-            self._drop(max(self._behind, key=lambda peer: peer.unread), Dropped.UNREAD)
+        while sum(peer.held for peer in self._behind) > self._bounds.unread_bytes_of_all:
+            self._drop(max(self._behind, key=lambda peer: peer.held), Dropped.UNREAD)
 
-    # -- peers that do not read, clusters that nobody uses ------------------------------------------
+    # -- times that are over, clusters that nobody uses ---------------------------------------------
 
     def _sweep_later(self) -> None:
-        asyncio.get_running_loop().call_later(1.0, self._sweep)
+        asyncio.get_running_loop().call_later(self._bounds.sweep_ms / 1000, self._sweep)
 
     def _sweep(self) -> None:
-        now_ms = self._clock_ms()
+        now_ms, bounds = self._clock_ms(), self._bounds
+        self._new_of.clear()
+        for peer in [one for one in self._unproved.values() if now_ms - one.opened_ms > bounds.challenge_ms]:
+            self._drop(peer, Dropped.NO_PROOF)
         for peer in list(self._peers.values()):
-            if not peer.unread:
-                peer.unread_since_ms = None
-            elif peer.unread_since_ms is None:
+            if now_ms - peer.begun_ms > bounds.frame_ms:
+                self._drop(peer, Dropped.STALLED)
+            elif now_ms - peer.heard_ms > bounds.silence_ms:
+                self._forget(peer)  # its application is idle; it comes back when it has something to say
+            elif not peer.unread:
+                peer.unread_since_ms = math.inf
+            elif peer.unread_since_ms == math.inf:
                 peer.unread_since_ms = now_ms
-            elif now_ms - peer.unread_since_ms > self._bounds.frame_ms:
+            elif now_ms - peer.unread_since_ms > bounds.frame_ms:
                 self._drop(peer, Dropped.UNREAD)
         line = self._log.line(now_ms)
         if line is not None:
