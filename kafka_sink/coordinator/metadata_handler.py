@@ -6,7 +6,7 @@ leader, epoch] that a broker named when it denied). What a task says of a topic 
 brokers and told to nobody: one task that errs, or lies, must not mislead all others. A reply has topics with
 ages and epochs, and ``errors`` of topics asked for. Of topics that must be fetched first, replies say every
 100 ms that they are ``pending``; the last one to a message with ``ask`` has ``asked``. What brokers tell of a
-task's topics after that, its age alone too, is pushed.
+task's topics after that, its age alone too, is pushed. ``waited``: all ages are so many milliseconds older.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from kafka_sink.cluster.hints import MetadataSnapshot
-from kafka_sink.coordinator.handlers import Outgoing, Push, Reply
+from kafka_sink.coordinator.handlers import Outgoing, Push, Reply, SharedBody, with_facts
 from kafka_sink.coordinator.metadata_messages import (
     MOST_STALE,
     NamedLeader,
@@ -38,6 +38,9 @@ _MOST_TOPICS_OF_A_TASK = 50_000
 # Numbers of changes to keep, beyond twice those of topics in use, before they are sorted out.
 _MOST_SPARE = 10_000
 _MOST_PENDING = 64
+# Different answers that are kept encoded, and for how long at most.
+_MOST_ENCODED = 64
+_ENCODED_MS = 10_000.0
 # Leaders that tasks named and brokers have not confirmed, and the answers that refute one.
 _MOST_CLAIMS = 10_000
 _ANSWERS_THAT_REFUTE = 5
@@ -73,7 +76,7 @@ class _Pending:
 class _Peer:
     """A task: the topics it writes to, and the last change that it was told."""
 
-    topics: set[str] = field(default_factory=set)
+    topics: frozenset[str] = frozenset()
     seen: int = 0
     pending: int = 0
 
@@ -114,8 +117,11 @@ class MetadataHandler:
         self._failure: str | None = None
         # Topics that somebody was just told not to exist.
         self._missing: set[str] = set()
-        # What is told in one call, by its topics: many tasks write to the same ones.
-        self._encoded: dict[frozenset[str], list[dict[str, Any]]] = {}
+        # Many tasks write to the same topics: one set of each, what changed of it, and what is told of it.
+        self._sets: dict[frozenset[str], frozenset[str]] = {}
+        self._changed_of: dict[tuple[int, frozenset[str]], frozenset[str]] = {}
+        self._encoded: dict[frozenset[str], list[SharedBody]] = {}
+        self._encoded_at: tuple[int, int] = (-1, -1)
 
     # -- the fetching thread ------------------------------------------------------------------------
 
@@ -140,18 +146,13 @@ class MetadataHandler:
         stale, leaders = _stale(body.get("stale", [])), named_leaders(body.get("leaders", []))
         known = self._peers.setdefault(peer, _Peer())
         self._note_answers(now_ms)
-        self._encoded.clear()
         self._tidy()
-        if len(known.topics) + len(asked) + len(used) > _MOST_TOPICS_OF_A_TASK:
-            # Told of again within a minute where they are still written to.
-            known.topics.clear()
-        known.topics.update(asked, used)
-        self._view.note_use(known.topics.intersection((*asked, *used)), now_ms)
+        self._note_topics(known, asked, used, now_ms)
         newer = [topic for topic, ago_ms in stale.items() if not self._mark(topic, ago_ms, now_ms)]
         missing = {name for name in asked if not self._is_answered(name)}
         if self._take_leaders(leaders, now_ms) or missing or len(newer) < len(stale):
             self._fetch()
-        told = dict.fromkeys([*asked, *newer, *self._changed(known)])
+        told = self._changed(known).union(asked, newer)
         if not missing or self._failure is not None or known.pending >= _MOST_PENDING:
             replies = self._tell(peer, request, told, asked, last=True, now_ms=now_ms)
             self._forget_missing()
@@ -160,6 +161,17 @@ class MetadataHandler:
         until_ms, next_ms = now_ms + GIVE_UP_MS, now_ms + _PENDING_MS
         self._pending.append(_Pending(peer, request, asked, missing, next_ms, until_ms))
         return self._tell(peer, request, told, (), last=False, now_ms=now_ms)
+
+    def _note_topics(self, peer: _Peer, asked: list[str], used: list[str], now_ms: float) -> None:
+        named = frozenset((*asked, *used))
+        if not named:
+            return
+        if not named <= peer.topics:
+            many = len(peer.topics) + len(named) > _MOST_TOPICS_OF_A_TASK
+            # Told of again within a minute where they are still written to.
+            topics = named if many else peer.topics | named
+            peer.topics = self._sets.setdefault(topics, topics)
+        self._view.note_use(named, now_ms)
 
     def _take_leaders(self, leaders: Iterable[NamedLeader], now_ms: float) -> bool:
         """Whether any is news that brokers are to be asked about."""
@@ -204,7 +216,6 @@ class MetadataHandler:
     def on_time(self, now_ms: float) -> Sequence[Outgoing]:
         """See Handler."""
         self._note_answers(now_ms)
-        self._encoded.clear()
         replies: list[Outgoing] = []
         waiting: list[_Pending] = []
         for one in self._pending:
@@ -212,7 +223,7 @@ class MetadataHandler:
             if not one.missing or now_ms >= one.until_ms or self._failure is not None:
                 peer = self._peers[one.peer]
                 peer.pending -= 1
-                told = dict.fromkeys([*one.asked, *self._changed(peer)])
+                told = self._changed(peer).union(one.asked)
                 replies += self._tell(one.peer, one.request, told, one.asked, last=True, now_ms=now_ms)
                 continue
             if now_ms >= one.next_ms:
@@ -221,27 +232,36 @@ class MetadataHandler:
             waiting.append(one)
         self._pending = waiting
         self._forget_missing()
-        outgoing = replies + self._pushes(now_ms)
-        self._encoded.clear()
-        return outgoing
+        return replies + self._pushes(now_ms)
 
     def _pushes(self, now_ms: float) -> list[Outgoing]:
         """What changed, to tasks that do not wait for an answer, which will tell them."""
         pushes: list[Outgoing] = []
         for number, peer in self._peers.items():
-            changed = [] if peer.pending else self._changed(peer)
-            if not peer.pending:
-                peer.seen = self._change
+            if peer.pending or peer.seen == self._change:
+                continue
+            changed = self._changed(peer)
+            peer.seen = self._change
             if changed:
-                pushes += [Push(number, body) for body in self._encode(changed, now_ms)]
+                pushes += [Push(number, body) for body in self._bodies(changed, {}, now_ms)]
         return pushes
 
-    def _encode(self, topics: Iterable[str], now_ms: float) -> list[dict[str, Any]]:
-        told = frozenset(topics)
-        bodies = self._encoded.get(told)
-        if bodies is None:
-            bodies = self._encoded[told] = list(encode_snapshot(self._view.snapshot(told, now_ms)))
-        return bodies
+    def _bodies(
+        self, topics: Iterable[str], facts: Mapping[str, Any], now_ms: float
+    ) -> list[Mapping[str, Any]]:
+        """Bodies with these topics and facts. What stands in them of topics is encoded once for all that are
+        told the same, until something changes; ``waited`` is how much older it is by now."""
+        told = topics if isinstance(topics, frozenset) else frozenset(topics)
+        # Of a change that was not noted yet the view knows already.
+        state = (self._change, len(self._answered))
+        if self._encoded_at != state or len(self._encoded) >= _MOST_ENCODED:
+            self._encoded.clear()
+            self._encoded_at = state
+        shared = self._encoded.get(told)
+        if shared is None or now_ms - shared[0].made_ms > _ENCODED_MS:
+            snapshot = self._view.snapshot(told, now_ms)
+            shared = self._encoded[told] = [SharedBody(one, now_ms) for one in encode_snapshot(snapshot)]
+        return [with_facts({**facts, "waited": max(0.0, now_ms - one.made_ms)}, one) for one in shared]
 
     def next_change_ms(self, now_ms: float) -> float:
         """See Handler."""
@@ -255,6 +275,7 @@ class MetadataHandler:
     def _note_answers(self, now_ms: float) -> None:
         if self._answered:
             self._fresh, self._fresh_after = set(), self._change
+            self._changed_of.clear()
         while self._answered:
             self._change += 1
             topics = self._answered.popleft()
@@ -278,13 +299,22 @@ class MetadataHandler:
             self._changes = {name: change for name, change in self._changes.items() if name in used}
             self._claims = {where: claim for where, claim in self._claims.items() if where.topic in used}
             self._tidy_at = 2 * len(self._changes) + _MOST_SPARE
+        if len(self._sets) > 2 * len(self._peers) + _MOST_ENCODED:
+            self._sets = {one.topics: one.topics for one in self._peers.values()}
 
-    def _changed(self, peer: _Peer) -> list[str]:
+    def _changed(self, peer: _Peer) -> frozenset[str]:
         if peer.seen == self._change:
-            return []
-        if peer.seen >= self._fresh_after:
-            return list(self._fresh & peer.topics)
-        return [name for name in peer.topics if self._changes.get(name, 0) > peer.seen]
+            return frozenset()
+        # A set hashes its names once, and knows then what it hashes to.
+        key = (peer.seen, peer.topics)
+        changed = self._changed_of.get(key)
+        if changed is None:
+            if peer.seen >= self._fresh_after:
+                changed = peer.topics & self._fresh
+            else:
+                changed = frozenset(one for one in peer.topics if self._changes.get(one, 0) > peer.seen)
+            changed = self._changed_of[key] = self._sets.get(changed, changed)
+        return changed
 
     def _is_answered(self, name: str) -> bool:
         """Whether there is metadata, or an error that waiting does not mend."""
@@ -321,7 +351,7 @@ class MetadataHandler:
             "failure": self._failure,
         }
         self._peers[peer].seen = self._change
-        bodies = [{**body, **facts} for body in self._encode(topics, now_ms)]
+        bodies = self._bodies(topics, facts, now_ms)
         return [Reply(peer, request, body, last and body is bodies[-1]) for body in bodies]
 
 

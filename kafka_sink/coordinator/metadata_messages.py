@@ -64,12 +64,14 @@ def decode_snapshot(body: Mapping[str, Any]) -> MetadataSnapshot:
     """Raises ProtocolError."""
     try:
         nodes_age = body["nodes_age"]
-        return MetadataSnapshot(
+        snapshot = MetadataSnapshot(
             tuple(_decode_topic(*topic) for topic in body["topics"]),
             tuple(_decode_node(*node) for node in body["nodes"]),
             math.inf if nodes_age is None else age(nodes_age),
             None if body["cluster_id"] is None else text(body["cluster_id"]),
         )
+        waited_ms = age(body.get("waited", 0))
+        return snapshot.aged(waited_ms) if waited_ms else snapshot
     except (KeyError, TypeError, ValueError) as error:
         raise ProtocolError(f"a message with metadata that is none ({type(error).__name__})") from None
 

@@ -101,7 +101,8 @@ class PeerConnection(asyncio.Protocol):
     @property
     def is_behind(self) -> bool:
         """Whether something waits in the queue and could be written now."""
-        return self._is_writable and bool(self._queue or self._pieces)
+        is_open = self._is_writable and self._transport is not None and not self._transport.is_closing()
+        return is_open and bool(self._queue or self._pieces)
 
     def enqueue(self, head: Mapping[str, Any], body: Mapping[str, Any]) -> None:
         """A message; ``flush`` sends it. ``head`` is all but the body."""
