@@ -236,16 +236,16 @@ def test_a_frozen_coordinator_costs_one_warning_and_a_moment(caplog: pytest.LogC
 def test_tasks_do_not_refresh_what_the_coordinator_does() -> None:
     topics = {f"t{number}": 1 for number in range(25)}
     with FakeCluster(topics) as cluster:
-        options = options_of(cluster, metadata_max_age_ms=2000)
+        options = options_of(cluster, metadata_max_age_ms=4000)
         with coordinating(options) as found:
-            mine = options_of(cluster, metadata_max_age_ms=2000, client_id="mine")
+            mine = options_of(cluster, metadata_max_age_ms=4000, client_id="mine")
             with task(mine, found.address) as producer:
-                until = time.monotonic() + 2.6
+                until = time.monotonic() + 4.6
                 while time.monotonic() < until:
                     producer.send(rows(*topics))
                     time.sleep(0.1)
                 producer.finish()
-        # At 1.8 s; tasks would ask at 2 s for what they were not told of anew.
+        # At 3.6 s; tasks would ask at 4 s for what they were not told of anew.
         assert len(cluster.received(METADATA)) >= 2
         assert "mine" not in {one.client_id for one in cluster.received(METADATA)}
 
