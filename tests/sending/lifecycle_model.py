@@ -61,6 +61,9 @@ class Metadata:
     def topic(self, name: str) -> TopicMetadata | None:
         return None
 
+    def describe_lookup_error(self, name: str) -> str | None:
+        return None
+
     def described(self) -> TopicMetadata:
         return TopicMetadata(
             TOPIC,
