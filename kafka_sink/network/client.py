@@ -13,7 +13,7 @@ import random
 import selectors
 import socket
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from kafka_sink.errors import BrokerVersionError, KafkaSinkError
 from kafka_sink.model import Node
@@ -70,6 +70,8 @@ class NetworkClient:
         self._random = random
         self._selector = selectors.DefaultSelector()
         self._events: list[NetworkEvent] = []
+        # Brokers that are asked for metadata only where there is no other.
+        self.avoided: Collection[int] = ()
         self._receive_buffer = memoryview(bytearray(_RECEIVE_BYTES))
         self._wake_lock = threading.Lock()  # guards _wake_pending, _closed and the pair's one byte
         self._wake_pending = False
@@ -145,7 +147,8 @@ class NetworkClient:
     def _candidates(self) -> tuple[Iterable[int], Iterable[int]]:
         """Brokers to ask for metadata: the known ones, then the bootstrap addresses that may stand in."""
         stand_in = self._settings.rebootstrap or not self._known
-        return self._known, self._bootstrap if stand_in else ()
+        others = [node for node in self._known if node not in self.avoided] if self.avoided else ()
+        return others or self._known, self._bootstrap if stand_in else ()
 
     def _load(self, link: BrokerLink, now_ms: float) -> tuple[bool, bool, int]:
         silent = link.waiting_ms(now_ms) > _SUSPICIOUS_MS

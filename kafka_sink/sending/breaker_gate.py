@@ -240,6 +240,11 @@ class BreakerGate:
                 shared.changed(change)
             self._tell(change)
 
+    @property
+    def muted_brokers(self) -> Collection[int]:
+        """See SendObserver."""
+        return self.manager.mutes.nodes
+
     def brokers_to_probe(self) -> Collection[int]:
         """See SendObserver."""
         return self.manager.brokers_to_probe()

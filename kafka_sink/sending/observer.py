@@ -46,6 +46,10 @@ class SendObserver(Protocol):
         """Partitions that get no request now; false where there are none. Their batches wait, and expire as
         others do."""
 
+    @property
+    def muted_brokers(self) -> Collection[int]:
+        """Brokers that rest, as of the last call of ``muted``."""
+
     def brokers_to_probe(self) -> Collection[int]:
         """Muted brokers that are to be sent a request without rows now."""
 
@@ -98,6 +102,11 @@ class NoObserver:
         """See SendObserver."""
 
     def muted(self, now_ms: float) -> Container[TopicPartition]:
+        """See SendObserver."""
+        return ()
+
+    @property
+    def muted_brokers(self) -> Collection[int]:
         """See SendObserver."""
         return ()
 

@@ -111,6 +111,7 @@ class Sender(threading.Thread):
         self._refresh_nodes()
         # Also before there is a producer id: a task's first rows wait for what the coordinator has muted.
         muted = self._observer.muted(now_ms)
+        self._network.avoided = self._observer.muted_brokers
         delay = min(delay, self._observer.next_change_ms(now_ms), self._probe_brokers(now_ms))
         delay = min(delay, self._control.refresh_metadata(now_ms))
         if self._identity is not None and not self._identity.ready:

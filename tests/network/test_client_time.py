@@ -142,6 +142,16 @@ def test_an_attempt_that_hangs_does_not_hold_the_others_up() -> None:
         cluster.thaw(0)
 
 
+def test_metadata_is_not_asked_of_a_muted_broker_while_there_are_others() -> None:
+    """Catches: a second that every third new producer loses on a broker that the job knows to be dead."""
+    with FakeCluster({"t": 1}, brokers=2) as cluster, Driver(cluster.bootstrap_servers) as driver:
+        driver.client.set_nodes(Node(i, "127.0.0.1", cluster.port(i)) for i in range(2))
+        driver.client.avoided = frozenset({0})
+        assert {driver.client.least_loaded_node(driver.clock.now) for _ in range(20)} == {1}
+        driver.client.avoided = frozenset({0, 1})
+        assert {driver.client.least_loaded_node(driver.clock.now) for _ in range(50)} == {0, 1}
+
+
 def test_metadata_goes_to_the_least_loaded_and_not_to_the_silent() -> None:
     with FakeCluster({"t": 1}, brokers=2) as cluster, Driver(cluster.bootstrap_servers) as driver:
         driver.client.set_nodes(Node(i, "127.0.0.1", cluster.port(i)) for i in range(2))
