@@ -102,6 +102,8 @@ class ProducerBatch:
         self.last_error: Exception | None = None
         self.codec = codec
         self.packing = False
+        # What compresses or packs blocks while the batch fills.
+        self._blocks = codec if isinstance(codec, BlockCodec) else None
         self._expected_packed_ratio = 1.0
         # What the accumulator counted of this batch's raw tail while it is open.
         self.counted_raw = 0
@@ -224,17 +226,11 @@ class ProducerBatch:
             return self.buffer.size
         return batch_header.SIZE + int(self.raw_bytes * min(1.0, self.ratio * CompressionRatios.SAFETY))
 
-    @property
-    def _blocks(self) -> BlockCodec | None:
-        """What compresses or packs blocks while the batch fills."""
-        if isinstance(self.codec, BlockCodec):
-            return self.codec
-        return PACKER if self.packing else None
-
     def pack(self, expected_ratio: float) -> None:
         """From the next append on the batch keeps its records in blocks of PACKER, which are expected to
         shrink to this share."""
         self.packing = True
+        self._blocks = PACKER
         self._expected_packed_ratio = expected_ratio
 
     @property
@@ -255,7 +251,10 @@ class ProducerBatch:
 
     def projected_hold(self, added: int) -> int:
         """Bytes the buffer is expected to hold after ``added`` more raw bytes: body and raw tail."""
-        return hold_after(self._blocks, self._block_ratio, self._tail_at, self.raw_tail + added)
+        size, blocks = self.buffer.size, self._blocks
+        if blocks is None:
+            return size + added
+        return hold_after(blocks, self._block_ratio, self._tail_at, size - self._tail_at + added)
 
     def raw_bytes_within(self, limit: int) -> int:
         """More raw bytes for which ``projected_hold`` surely stays within ``limit``; may be negative."""

@@ -120,8 +120,9 @@ class RecordAccumulator:
 
     def count_raw(self, batch: ProducerBatch) -> None:
         """What an open batch holds raw has changed."""
-        self.open_raw_bytes += batch.raw_tail - batch.counted_raw
-        batch.counted_raw = batch.raw_tail
+        held = batch.raw_tail
+        self.open_raw_bytes += held - batch.counted_raw
+        batch.counted_raw = held
 
     def uncount_raw(self, batch: ProducerBatch) -> None:
         """A batch is no longer open."""

@@ -72,6 +72,7 @@ class UnitAppender:
         self._accumulator = accumulator
         self._settings = accumulator.settings
         self._allocator = accumulator.allocator
+        self._moves_to_grow = self._allocator.moves_to_grow
         self._ratios = CompressionRatios()
         self._codec = codec
         batch_size = self._settings.batch_size
@@ -352,10 +353,11 @@ class UnitAppender:
 
     def _grow(self, plan: Plan, batch: ProducerBatch, added: int) -> bool:
         """Memory for rows that the batch has room for, ``added`` bytes at most."""
-        raw = self._whole and not batch.packing
-        if raw and self._must_pack(plan, added, batch.projected_hold(added), batch.buffer.capacity):
-            batch.pack(self._packed_ratio(batch.partition.topic))
         projected = batch.projected_hold(added)
+        raw = self._whole and not batch.packing
+        if raw and self._must_pack(plan, added, projected, batch.buffer.capacity):
+            batch.pack(self._packed_ratio(batch.partition.topic))
+            projected = batch.projected_hold(added)
         if self._codec is None:
             # Uncompressed, what has room stays within the limit by its exact size, not by its upper bound.
             projected = min(projected, self._limits_of(batch.partition.topic).write_limit)
@@ -363,7 +365,7 @@ class UnitAppender:
             return False
         if projected > batch.buffer.capacity and not self._allocator.try_grow(batch.buffer, projected):
             return False
-        if not batch.packing:
+        if raw and not batch.packing:
             plan.raw_bytes += added
         return True
 
@@ -374,7 +376,7 @@ class UnitAppender:
         """Whether a batch of a whole-batch codec must no longer hold its rows raw: because all open batches
         together hold enough, or because it would outgrow the batch.size that `full` gave it."""
         held = self._accumulator.open_raw_bytes + plan.raw_bytes + added
-        return held > self._open_raw_limit or (self._allocator.moves_to_grow and projected > capacity)
+        return held > self._open_raw_limit or (self._moves_to_grow and projected > capacity)
 
     @staticmethod
     def _lease(plan: Plan, batch: ProducerBatch, start: int, stop: int) -> None:
