@@ -71,5 +71,9 @@ class ExecutorDisconnectedError(KafkaSinkError):
     """Spark's executor hung up while the task was writing: nobody waits for its rows any more."""
 
 
+class WriteOverError(KafkaSinkError):
+    """The driver committed or aborted the write while this attempt was at work: nobody waits for its rows."""
+
+
 class ProducerClosedError(KafkaSinkError, RuntimeError):
     """The producer was closed while, or before, a row waited for memory."""

@@ -24,6 +24,7 @@ from kafka_sink.coordinator.address import CoordinatorAddress
 from kafka_sink.coordinator.breaker_exchange import BreakerExchange
 from kafka_sink.coordinator.client import CoordinatorClient, Participant
 from kafka_sink.coordinator.metadata_exchange import MetadataExchange
+from kafka_sink.coordinator.write_exchange import WriteExchange
 from kafka_sink.errors import DeliveryError, RecordTooLargeError
 from kafka_sink.model import TaskResult
 from kafka_sink.network.client import NetworkClient, NetworkSettings
@@ -111,14 +112,19 @@ class Producer:
         self._breaker_before = BreakerMetrics()
         self._coordinator: CoordinatorClient | None = None
         self._shared_breaker: BreakerExchange | None = None
+        self._writes = WriteExchange(self.abandon)
         self._memory_before = self._allocator.metrics()
         self._sender.start()
         LIVING.add(self)
 
     def begin(
-        self, coordinator: CoordinatorAddress | None = None, hints: MetadataSnapshot | None = None
+        self,
+        coordinator: CoordinatorAddress | None = None,
+        hints: MetadataSnapshot | None = None,
+        write: str | None = None,
     ) -> None:
-        """A new task: its counts start at zero. ``hints``: what the driver knew, aged until now."""
+        """A new task: its counts start at zero. ``hints``: what the driver knew, aged until now. ``write``
+        names what it belongs to; the coordinator tells when that is over."""
         if hints is not None:
             self._cluster.import_hints(hints, clock_ms())
         self._join(coordinator)
@@ -130,6 +136,7 @@ class Producer:
         self._breaker_before = self.breaker_metrics()
         self._accumulator.flushing = False
         self._appender.encode_ms = self._appender.pool_wait_ms = 0.0
+        self._writes.begin(write)
 
     def _join(self, address: CoordinatorAddress | None) -> None:
         """Work with the coordinator at this address from now on, or with none."""
@@ -147,7 +154,8 @@ class Producer:
             interval_ms = self.options.coordinator_report_interval_ms
             idle_ms = self.options.metadata_max_idle_ms
             exchange = MetadataExchange(self._cluster, clock_ms, interval_ms, idle_ms)
-            participants: list[Participant] = [exchange]
+            self._writes = WriteExchange(self.abandon)
+            participants: list[Participant] = [exchange, self._writes]
             if self._gate is not None:
                 shared = BreakerExchange(self._network.wakeup, interval_ms)
                 participants.append(shared)
@@ -298,6 +306,7 @@ class Producer:
 
     def rest(self) -> None:
         """Between tasks: connections and metadata stay, free memory goes back to the system."""
+        self._writes.end()
         self._allocator.trim_free()
         if self._coordinator is not None:
             self._coordinator.pause()
@@ -309,6 +318,7 @@ class Producer:
         runs it again, so what the system holds for the connections is dropped.
         """
         LIVING.discard(self)
+        self._writes.end()
         if self._coordinator is not None:
             self._coordinator.close()
         self._allocator.close()

@@ -106,18 +106,19 @@ def task_producer(
     coordinator: CoordinatorAddress | None = None,
     hints: MetadataSnapshot | None = None,
     *,
+    write: str | None = None,
     again: bool = False,
 ) -> Iterator[TaskProducer]:
     """A producer for one task; an exception inside discards it, so that nothing half-sent lives on.
 
-    ``coordinator``: where to ask for and report metadata. ``hints``: what the driver knew, aged until now.
+    ``coordinator``: where to ask for and report metadata. ``hints``, ``write``: see Producer.begin.
     ``again``: an attempt before this one failed. What a producer at rest knows may be as wrong as what that
     one knew (a cluster that was replaced, say), so it gets a new one.
     """
     # One producer serves all topics; what only the planning looks at must not tell producers apart.
     producer = PRODUCERS.take(options.for_tasks(), new=again)
     try:
-        producer.begin(coordinator, hints)
+        producer.begin(coordinator, hints, write)
         yield TaskProducer(producer, plan)
     except BaseException:
         producer.close(abort=True)

@@ -7,6 +7,7 @@ is pickled is options and a plan: no socket, thread, lock or random id, as Spark
 from __future__ import annotations
 
 import math
+import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -31,6 +32,9 @@ from kafka_sink.summary import summarise
 if TYPE_CHECKING:
     import pyarrow as pa
 
+# Spark's local property of the tasks of a micro-batch.
+_BATCH_ID = "streaming.sql.batchId"
+
 
 class Sends(Protocol):
     """The part of a producer that takes rows."""
@@ -53,8 +57,10 @@ class SinkWrite:
     plan: ColumnPlan
     planned: Planned = field(default_factory=Planned)
     planned_at_s: float = field(default_factory=time.time)
+    # Made at planning, the same in tasks and at commit.
+    name: str = field(default_factory=lambda: secrets.token_hex(8))
 
-    def write(self, batches: Iterator[pa.RecordBatch]) -> TaskCommitted:
+    def write(self, batches: Iterator[pa.RecordBatch], *, is_streaming: bool = False) -> TaskCommitted:
         """Send all rows; returns once every one is acknowledged. Raises KafkaSinkError."""
         # Not at the top: the driver imports this module for every commit and needs none of it.
         from kafka_sink.executor_connection import executor_socket, watched
@@ -67,6 +73,7 @@ class SinkWrite:
                 self._coordinator(),
                 self._hints(),
                 again=self._is_run_again(),
+                write=self._name_in_task(is_streaming=is_streaming),
             ) as producer,
             watched(executor_socket(), producer.abandon) as check_executor,
         ):
@@ -85,6 +92,22 @@ class SinkWrite:
         host = rendezvous.host or context.getLocalProperty("spark.driver.host")
         return None if host is None else CoordinatorAddress(without_brackets(host), rendezvous)
 
+    def _name_in_task(self, *, is_streaming: bool) -> str:
+        # A batch write in foreachBatch has the property, too.
+        context = TaskContext.get() if is_streaming else None
+        return self._name_of(None if context is None else context.getLocalProperty(_BATCH_ID))
+
+    def _name_of(self, batch_id: int | str | None) -> str:
+        """With the micro-batch: a stream that kept its plan must not end the next one's tasks."""
+        return self.name if batch_id is None else f"{self.name}/{batch_id}"
+
+    def _end_attempts(self, batch_id: int | None) -> None:
+        """Attempts that are still at work are to end: superseded copies, tasks of a cancelled job."""
+        if self.planned.driver_address is not None:
+            from kafka_sink.coordinator.write_exchange import tell_over
+
+            tell_over(self.planned.driver_address, self._name_of(batch_id))
+
     def _hints(self) -> MetadataSnapshot | None:
         """Aged by the hosts' clocks: they are checked by every answer of a broker all the same.
 
@@ -101,6 +124,7 @@ class SinkWrite:
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batch_id: int | None = None) -> None:
         """Check that every task reported, and say what was written. Raises DeliveryError if one did not."""
+        self._end_attempts(batch_id)
         results = _results(messages)
         missing = len(messages) - len(results)
         if missing:
@@ -118,6 +142,7 @@ class SinkWrite:
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batch_id: int | None = None) -> None:
         """Say what a failed job has written all the same; Kafka keeps it."""
+        self._end_attempts(batch_id)
         results = _results(messages)
         unfinished = len(messages) - len(results)
         line = f"{_label(batch_id)}aborted, {unfinished} of {len(messages)} tasks did not finish"
@@ -149,7 +174,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         self.planned = planned
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return self.planned.write(iterator)
+        return self.planned.write(iterator, is_streaming=True)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         self.planned.commit(messages, batchId)

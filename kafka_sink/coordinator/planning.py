@@ -32,6 +32,8 @@ class Planned:
 
     rendezvous: Rendezvous | None = None
     hints: MetadataSnapshot | None = None
+    # Where the coordinator is for the driver.
+    driver_address: CoordinatorAddress | None = None
 
 
 def plan(options: SinkOptions, *, is_streaming: bool, environ: Mapping[str, str] = os.environ) -> Planned:
@@ -43,9 +45,9 @@ def plan(options: SinkOptions, *, is_streaming: bool, environ: Mapping[str, str]
     meeting = launcher.meet(options, environ)
     if meeting is None:
         return Planned()
-    if is_streaming and not meeting.is_new:
-        return Planned(meeting.rendezvous)
     address = CoordinatorAddress(meeting.host, meeting.rendezvous)
+    if is_streaming and not meeting.is_new:
+        return Planned(meeting.rendezvous, driver_address=address)
     try:
         connection = Connection(address, _NEW_SILENCE_MS if meeting.is_new else _SILENCE_MS, _clock_ms)
         try:
@@ -55,7 +57,7 @@ def plan(options: SinkOptions, *, is_streaming: bool, environ: Mapping[str, str]
     except (OSError, ProtocolError) as error:
         warn_once(address, error)
         hints = None
-    return Planned(meeting.rendezvous, hints)
+    return Planned(meeting.rendezvous, hints, address)
 
 
 def _ask(connection: Connection, topic: str) -> MetadataSnapshot | None:

@@ -22,6 +22,7 @@ from kafka_sink.coordinator.driver_process import DriverProcess
 from kafka_sink.coordinator.meeting_place import said, starts_file
 from kafka_sink.coordinator.metadata_fetcher import metadata_handler
 from kafka_sink.coordinator.server import CoordinatorServer
+from kafka_sink.coordinator.write_handler import write_handler
 from kafka_sink.errors import ConfigurationError
 from kafka_sink.options import parse
 
@@ -34,7 +35,7 @@ _MOST_LINE_BYTES = 16 * 1024 * 1024
 # A life that is no sign of a process that keeps ending.
 _LONG_LIFE_S = 600.0
 _FILES = 4096
-_HANDLERS = {"metadata": metadata_handler, "breaker": breaker_handler}
+_HANDLERS = {"metadata": metadata_handler, "breaker": breaker_handler, "writes": write_handler}
 
 
 class TellTale:

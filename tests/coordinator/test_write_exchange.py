@@ -1,0 +1,94 @@
+"""Attempts end when the driver says that their write is over."""
+
+from __future__ import annotations
+
+import pytest
+
+from kafka_sink.coordinator.address import CoordinatorAddress, Rendezvous
+from kafka_sink.coordinator.client import CoordinatorClient
+from kafka_sink.coordinator.handlers import Push, Reply
+from kafka_sink.coordinator.planning import Planned
+from kafka_sink.coordinator.write_exchange import WriteExchange, tell_over
+from kafka_sink.coordinator.write_handler import _MOST_OVER, WriteHandler, write_handler
+from kafka_sink.errors import ProtocolError, WriteOverError
+from kafka_sink.options import parse
+from kafka_sink.rows.column_plan import ColumnPlan
+from kafka_sink.writer import SinkWrite
+from tests.coordinator.coordinator_harness import SECRET, clock_ms, eventually, serving
+
+
+def test_tasks_of_a_write_that_is_over_are_told_and_no_others() -> None:
+    handler = WriteHandler()
+    assert handler.on_message(1, 7, {"writing": "a"}, 0) == [Reply(1, 7, {})]
+    handler.on_message(2, 1, {"writing": "a"}, 0)
+    handler.on_message(3, 1, {"writing": "b"}, 0)
+    handler.on_message(4, 1, {"writing": "a"}, 0)
+    handler.on_message(4, 2, {"writing": "b"}, 0)
+    handler.on_disconnect(2, 0)
+    assert handler.on_message(9, 1, {"over": "a"}, 0) == [Reply(9, 1, {}), Push(1, {"over": "a"})]
+
+
+def test_an_attempt_that_begins_after_its_write_is_over_is_told_at_once() -> None:
+    handler = WriteHandler()
+    handler.on_message(9, 1, {"over": "a"}, 0)
+    assert handler.on_message(1, 1, {"writing": "a"}, 0) == [Reply(1, 1, {"over": "a"})]
+    assert handler.on_message(1, 2, {"writing": "a/1"}, 0) == [Reply(1, 2, {})], "the next micro-batch"
+
+
+def test_what_is_over_is_remembered_within_a_bound() -> None:
+    handler = WriteHandler()
+    for number in range(_MOST_OVER + 1):
+        handler.on_message(9, number, {"over": str(number)}, 0)
+    assert handler.on_message(1, 1, {"writing": "0"}, 0) == [Reply(1, 1, {})]
+    assert len(handler._over) == _MOST_OVER
+
+
+@pytest.mark.parametrize("body", [{}, {"writing": 3}, {"over": None}, {"over": ""}, {"writing": "x" * 201}])
+def test_what_makes_no_sense_is_refused(body: dict[str, object]) -> None:
+    with pytest.raises(ProtocolError):
+        WriteHandler().on_message(1, 1, body, 0)
+
+
+def test_a_task_at_work_is_ended_by_the_commit_on_the_driver() -> None:
+    causes: list[Exception] = []
+    with serving(factories={"writes": write_handler}) as server:
+        exchange = WriteExchange(causes.append)
+        client = CoordinatorClient(server.address, [exchange], clock_ms)
+        client.start()
+        client.resume()
+        options = parse({"kafka.bootstrap.servers": "h:1", "topic": "t", "log.summary": "false"}).options
+        other, mine = (
+            SinkWrite(options, ColumnPlan(value=0, topic="t"), Planned(driver_address=server.address))
+            for _ in range(2)
+        )
+        exchange.begin(mine._name_in_task(is_streaming=False))
+        eventually(lambda: server.connections() and not exchange._to_tell)
+        other.commit([])
+        mine.commit([])
+        eventually(lambda: causes)
+        assert isinstance(causes[0], WriteOverError)
+        exchange.end()
+        client.close()
+        client.join(5)
+
+
+def test_a_task_that_has_ended_is_left_alone() -> None:
+    causes: list[Exception] = []
+    exchange = WriteExchange(causes.append)
+    exchange.begin("a")
+    assert exchange.next_message(0) == {"writing": "a"}
+    assert exchange.next_message(0) is None
+    exchange.on_push({"over": "b"}, 0)
+    exchange.end()
+    exchange.on_push({"over": "a"}, 0)
+    assert causes == []
+    exchange.on_connected(0)
+    assert exchange.next_message(0) is None
+    exchange.begin("c")
+    exchange.next_message(0)
+    exchange.on_connected(0)
+    assert exchange.next_message(0) == {"writing": "c"}, "a new coordinator is told, too"
+
+
+def test_a_driver_without_coordinator_goes_on() -> None:
+    tell_over(CoordinatorAddress("127.0.0.1", Rendezvous(1, "key", SECRET)), "a")
