@@ -24,6 +24,7 @@ from kafka_sink.coordinator.driver_conf import spark_conf
 from kafka_sink.coordinator.driver_process import DriverProcess
 from kafka_sink.coordinator.meeting_place import FOLDER, Found
 from kafka_sink.coordinator.planning import Planned, plan
+from kafka_sink.coordinator.write_exchange import tell_over
 from kafka_sink.errors import ConfigurationError
 from kafka_sink.options import parse
 from tests.coordinator.application import Application
@@ -179,12 +180,28 @@ def test_a_frozen_one_costs_one_warning_and_a_moment(
         application.processes[0].send_signal(signal.SIGSTOP)
         started = time.monotonic()
         for _ in range(3):
-            assert planned(cluster) == Planned(first.rendezvous)
+            assert planned(cluster) == Planned(first.rendezvous, None, first.driver_address)
         assert time.monotonic() - started < 3
         assert len(warnings(caplog)) == 1
         application.processes[0].send_signal(signal.SIGCONT)
         assert planned(cluster).hints is not None
     assert len(application.processes) == 1
+
+
+def test_the_process_tells_attempts_that_their_write_is_over(
+    application: Application, cluster: FakeCluster
+) -> None:
+    address = planned(cluster).driver_address
+    assert address is not None
+    tell_over(address, "a")
+    connection = Connection(address, 5000.0, lambda: 0.0)
+    connection.tell("writes", {"writing": "a"}, 0.0)
+    assert [heard.body for heard in connection.receive(0.0)] == [{"over": "a"}]
+    connection.tell("writes", {"writing": "b"}, 0.0)
+    assert [heard.body for heard in connection.receive(0.0)] == [{}]
+    tell_over(address, "b")
+    assert [(heard.body, heard.last) for heard in connection.receive(0.0)] == [({"over": "b"}, None)]
+    connection.close()
 
 
 def test_it_can_be_switched_off(application: Application, cluster: FakeCluster) -> None:
