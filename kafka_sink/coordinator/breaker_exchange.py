@@ -64,6 +64,8 @@ class BreakerExchange:
         self._failures: list[tuple[Target, str]] = []
         self._holds: list[Target] = []
         self._wants: list[Target] = []
+        # Of these two what the coordinator was told last.
+        self._told: tuple[list[Target], list[Target]] = [], []
         self._sent_ms = -math.inf
         self._urgent = False
         # False while a connection, or its first answer, is on its way. Any thread may read it.
@@ -200,6 +202,7 @@ class BreakerExchange:
         self._rows, self._errors, self._answered_ms = 0, {}, {}
         self._asked, self._release_ms = {}, {}
         self._changes, self._failures, self._holds, self._wants = [], [], [], []
+        self._told = [], []
 
     def _report(self, manager: CircuitBreakManager) -> None:
         now_ms = manager.now_ms
@@ -212,9 +215,10 @@ class BreakerExchange:
             tuple(MuteReport(one.target, one.reason, one.evidence.silence_ms) for one in told if one.muted),
             tuple((one.target, one.reason) for one in told if not one.muted),
             tuple(failed),
-            tuple(self._holds),
-            tuple(self._wants),
+            tuple(self._holds) if self._holds != self._told[0] else None,
+            tuple(self._wants) if self._wants != self._told[1] else None,
         )
+        self._told = self._holds, self._wants
         self._rows, self._answered_ms = 0, {}
         self._sent_ms = now_ms
         self._urgent = bool(self._changes or self._failures or self._errors or self._asked)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kafka_sink.cluster.circuit_breaker.mutes import Lease
-from kafka_sink.cluster.circuit_breaker.states import BreakerState, Mute, MuteBook, Target
+from kafka_sink.cluster.circuit_breaker.states import BreakerState, MuteBook, Target
 from kafka_sink.coordinator.breaker_messages import (
     MOST_MUTES,
     MuteReport,
@@ -19,7 +19,7 @@ from kafka_sink.coordinator.breaker_messages import (
     encode_news,
 )
 from kafka_sink.coordinator.breaker_votes import PartitionVotes
-from kafka_sink.coordinator.handlers import Outgoing, Push, Reply
+from kafka_sink.coordinator.handlers import Outgoing, Push, Reply, SharedBody
 from kafka_sink.model import TopicPartition
 from kafka_sink.options.breaker import DEFAULT_CLASS, breaker_settings, value_of
 
@@ -43,6 +43,8 @@ _TOLD_MS = 3_000.0
 _ASK_MS = 1_000.0
 # After a mute rows come back from one task, then two more, four, and so on, a step apart.
 _RAMP_STEP_MS = 100.0
+# Fewer tasks than this are compared with one another.
+_FEW = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +107,12 @@ class BreakerHandler:
         self._asked_ms: dict[int, float] = {}
         self._added: dict[Target, str] = {}
         self._removed: set[Target] = set()
-        self._told_ms = -math.inf
+        self._told_ms = self._judged_ms = -math.inf
+        self._is_judged = True
+        # Who holds batches, or has rows, for what is muted; when time alone brings something to do.
+        self._holders_of: dict[Target, set[int]] = {}
+        self._wanters_of: dict[Target, set[int]] = {}
+        self._due_ms = -math.inf
 
     # -- Handler ------------------------------------------------------------------------------------
 
@@ -116,9 +123,16 @@ class BreakerHandler:
         report = decode_report(body)
         first = peer not in self._peers
         known = self._peers.setdefault(peer, _Peer())
+        wakes = now_ms - known.spoke_ms > self._quiet_ms
         known.spoke_ms = now_ms
-        known.holds, known.wants = frozenset(report.holds), frozenset(report.wants)
-        self._book.expire_late(now_ms)
+        if report.holds is not None:
+            before, known.holds = known.holds, frozenset(report.holds)
+            _index(self._holders_of, peer, before, known.holds)
+        if report.wants is not None:
+            before, known.wants = known.wants, frozenset(report.wants)
+            _index(self._wanters_of, peer, before, known.wants)
+        if now_ms >= self._due_ms:
+            self._book.expire_late(now_ms)
         for node, ago_ms in report.answered.items():
             self._note_answer(peer, node, now_ms - ago_ms, now_ms)
         self._weigh(peer, report.rows, report.outcomes, now_ms)
@@ -133,11 +147,25 @@ class BreakerHandler:
         if first:
             reasons = {target: mute.reason for target, mute in self._book.mutes.items()}
             answer = encode_news(News(whole=True, added=reasons))
-        return [Reply(peer, request, answer), *self.on_time(now_ms)]
+        reply = Reply(peer, request, answer)
+        # Most reports change nothing: these are not to cost a look at every mute.
+        if wakes or report.is_news or self._has_news or now_ms >= self._due_ms:
+            return [reply, *self.on_time(now_ms)]
+        return [reply]
+
+    @property
+    def _has_news(self) -> bool:
+        """Whether something is to be told, or asked, or weighed."""
+        votes = self._votes is not None and self._votes.is_open
+        return bool(self._added or self._removed or self._asks or votes)
 
     def on_disconnect(self, peer: int, now_ms: float) -> None:
         """See Handler."""
-        self._peers.pop(peer, None)
+        known = self._peers.pop(peer, None)
+        if known is not None:
+            _index(self._holders_of, peer, known.holds, frozenset())
+            _index(self._wanters_of, peer, known.wants, frozenset())
+        self._due_ms = -math.inf
         for one in [one for one in self._doubted_ms if one[0] == peer]:
             del self._doubted_ms[one]
         for answered in self._answered.values():
@@ -162,7 +190,9 @@ class BreakerHandler:
             self._told_ms = now_ms
         asks, self._asks = self._asks, {}
         outgoing += [Push(peer, encode_news(News(asks=tuple(asked)))) for peer, asked in asks.items()]
-        return outgoing + self._lease_all(now_ms)
+        outgoing += self._lease_all(now_ms)
+        self._due_ms = now_ms + self._next_change_ms(now_ms)
+        return outgoing
 
     def _tell_all(self) -> list[Outgoing]:
         """What was muted, at once; what no longer is, to one task after the other: hundreds that wait would
@@ -170,7 +200,7 @@ class BreakerHandler:
         added, removed = self._added, self._removed
         self._added, self._removed = {}, set()
         if not removed:
-            news = encode_news(News(added=added))
+            news = SharedBody(encode_news(News(added=added)), 0.0)
             return [Push(peer, news) for peer in self._peers]
         # Those that have rows for it go first: whether the others let go at all makes no difference yet.
         order = sorted(
@@ -190,6 +220,9 @@ class BreakerHandler:
 
     def next_change_ms(self, now_ms: float) -> float:
         """See Handler."""
+        return max(0.0, self._due_ms - now_ms)
+
+    def _next_change_ms(self, now_ms: float) -> float:
         delay = self._book.next_change_ms(now_ms)
         if self._added or self._removed:
             delay = min(delay, self._told_ms + _GATHER_MS - now_ms)
@@ -198,7 +231,9 @@ class BreakerHandler:
         delay = min([delay, *(claim.until_ms - now_ms for claim in self._claims.values())])
         heard_ms = None if self._votes is None else self._votes.next_change_ms(now_ms)
         if heard_ms is not None:
-            delay = min(delay, heard_ms)
+            delay = min(delay, max(heard_ms, self._judged_ms + _GATHER_MS - now_ms))
+        if not self._is_judged:
+            delay = min(delay, self._judged_ms + _GATHER_MS - now_ms)
         for mute in self._book.mutes.values():
             if mute.state is BreakerState.OPEN:
                 trial_ms = mute.retry_at_ms + self._book.retry_interval_ms
@@ -228,6 +263,7 @@ class BreakerHandler:
     def _weigh(self, peer: int, rows: int, outcomes: Sequence[Outcome], now_ms: float) -> None:
         if self._votes is not None:
             self._votes.add_rows(rows)
+            self._is_judged &= not self._votes.is_open and not outcomes
             for outcome in outcomes:
                 self._votes.vote(peer, outcome, now_ms)
 
@@ -236,6 +272,12 @@ class BreakerHandler:
         votes = self._votes
         if votes is None:
             return
+        if now_ms - self._judged_ms < _GATHER_MS:
+            # All votes are looked at, so not for each that comes.
+            self._is_judged = not votes.is_open
+            return
+        if votes.is_open:
+            self._judged_ms, self._is_judged = now_ms, True
         for partition in votes.suspects(now_ms):
             if partition in self._book.mutes:
                 continue
@@ -349,15 +391,23 @@ class BreakerHandler:
     # -- probes -------------------------------------------------------------------------------------
 
     def _holders(self, target: Target, now_ms: float) -> list[int]:
-        return [peer for peer in self._awake(now_ms) if target in self._peers[peer].holds]
+        return [peer for peer in self._holders_of.get(target, ()) if self._is_awake(peer, now_ms)]
+
+    def _is_awake(self, peer: int, now_ms: float) -> bool:
+        return now_ms - self._peers[peer].spoke_ms <= self._quiet_ms
 
     def _awake(self, now_ms: float) -> list[int]:
-        return [peer for peer, known in self._peers.items() if now_ms - known.spoke_ms <= self._quiet_ms]
+        return [peer for peer in self._peers if self._is_awake(peer, now_ms)]
 
     def _lease_all(self, now_ms: float) -> list[Outgoing]:
+        due = [target for target in self._book.mutes if self._book.is_due(target, now_ms)]
+        if not due:
+            return []
+        # By their last lease, the one longest ago first; who gets one goes to the end.
+        order = dict.fromkeys(sorted(self._awake(now_ms), key=lambda peer: self._peers[peer].leased_ms))
         leases: dict[int, dict[Target, Lease]] = {}
-        for target, mute in self._book.mutes.items():
-            found = self._candidate(target, mute, now_ms)
+        for target in due:
+            found = self._candidate(target, order, now_ms)
             if found is None:
                 continue
             peer, trial = found
@@ -365,26 +415,46 @@ class BreakerHandler:
             self._owners[target] = peer
             self._witnesses.setdefault(target, set()).add(peer)
             self._peers[peer].leased_ms = now_ms
+            del order[peer]
+            order[peer] = None
             leases.setdefault(peer, {})[target] = Lease(self._book.retry_interval_ms, trial)
         return [Push(peer, encode_news(News(leases=granted))) for peer, granted in leases.items()]
 
-    def _candidate(self, target: Target, mute: Mute, now_ms: float) -> tuple[int, bool] | None:
-        """Who may probe, and whether with a new row: of those that can, whose last lease is longest ago.
+    def _candidate(self, target: Target, order: Mapping[int, None], now_ms: float) -> tuple[int, bool] | None:
+        """Who may probe, and whether with a new row: of those that can, the first in ``order``.
 
         Any task can probe a broker, as that takes no row. A partition takes a batch: a task that holds one,
         or where there is none for another interval, one whose rows could go there.
         """
-        if not self._book.is_due(target, now_ms):
+        if not isinstance(target, TopicPartition):
+            first = next(iter(order), None)
+            return None if first is None else (first, False)
+        first = self._first(order, self._holders_of.get(target, set()))
+        if first is not None:
+            return first, False
+        if now_ms < self._book.mutes[target].retry_at_ms + self._book.retry_interval_ms:
             return None
-        awake, trial = self._awake(now_ms), False
-        if isinstance(target, TopicPartition):
-            able = [peer for peer in awake if target in self._peers[peer].holds]
-            if not able and now_ms >= mute.retry_at_ms + self._book.retry_interval_ms:
-                able, trial = [peer for peer in awake if target in self._peers[peer].wants], True
-            awake = able
-        if not awake:
-            return None
-        return min(awake, key=lambda peer: self._peers[peer].leased_ms), trial
+        first = self._first(order, self._wanters_of.get(target, set()))
+        return None if first is None else (first, True)
+
+    def _first(self, order: Mapping[int, None], able: set[int]) -> int | None:
+        """Of few the order is looked up, of many one comes soon."""
+        if len(able) > _FEW:
+            return next((peer for peer in order if peer in able), None)
+        awake = [peer for peer in able if peer in order]
+        return min(awake, key=lambda peer: (self._peers[peer].leased_ms, peer), default=None)
+
+
+def _index(
+    index: dict[Target, set[int]], peer: int, before: frozenset[Target], now: frozenset[Target]
+) -> None:
+    """Notes of a peer that it has left some targets and come to others."""
+    for target in before - now:
+        index[target].discard(peer)
+        if not index[target]:
+            del index[target]
+    for target in now - before:
+        index.setdefault(target, set()).add(peer)
 
 
 def breaker_handler(options: SinkOptions, wake: Callable[[], None]) -> Handler:

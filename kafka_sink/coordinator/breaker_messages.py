@@ -5,10 +5,10 @@ A task's report has any of ``answered`` ([broker, milliseconds ago]: its last an
 batches failed, whether a broker refused them, last error] of the last seconds, of partitions that fail it or
 that it was asked about), ``muted`` ([target, reason, ms of silence]), ``unmuted`` ([target, reason]),
 ``failed`` ([target, error] of probes), ``holds`` (muted targets that batches of the task wait for) and
-``wants`` (muted partitions that rows of it could go to). What is told back has ``whole`` (whether it is all
-that is muted), ``added`` ([target, reason]), ``removed`` ([target, ms until its rows may go there]),
-``leases`` ([target, milliseconds, whether it is a trial]) and ``asks`` (targets: of a broker whether it
-answers, of a partition its outcomes). A target is a broker's id or [topic, partition].
+``wants`` (muted partitions that rows of it could go to); these two only where they changed. What is told back
+has ``whole`` (whether it is all that is muted), ``added`` ([target, reason]), ``removed`` ([target, ms until
+its rows may go there]), ``leases`` ([target, milliseconds, whether it is a trial]) and ``asks`` (targets: of
+a broker whether it answers, of a partition its outcomes). A target is a broker's id or [topic, partition].
 """
 
 from __future__ import annotations
@@ -64,8 +64,14 @@ class Report:
     muted: tuple[MuteReport, ...] = ()
     unmuted: tuple[tuple[Target, str], ...] = ()
     failed: tuple[tuple[Target, str], ...] = ()
-    holds: tuple[Target, ...] = ()
-    wants: tuple[Target, ...] = ()
+    holds: tuple[Target, ...] | None = None
+    wants: tuple[Target, ...] | None = None
+
+    @property
+    def is_news(self) -> bool:
+        """Whether it tells more than that the task is there, and who answers it."""
+        told = self.outcomes or self.muted or self.unmuted or self.failed
+        return bool(told) or self.holds is not None or self.wants is not None
 
 
 def aged(report: Report, waited_ms: float) -> Report:
@@ -94,7 +100,7 @@ class News:
 
 def encode_report(report: Report) -> dict[str, Any]:
     """A body; the caller keeps to MOST_OUTCOMES and MOST_TARGETS."""
-    return {
+    body: dict[str, Any] = {
         "answered": [[node, ago_ms] for node, ago_ms in report.answered.items()],
         "rows": report.rows,
         "outcomes": [
@@ -103,9 +109,12 @@ def encode_report(report: Report) -> dict[str, Any]:
         "muted": [[_encode(one.target), _cut(one.reason), one.silence_ms] for one in report.muted],
         "unmuted": [[_encode(target), _cut(reason)] for target, reason in report.unmuted],
         "failed": [[_encode(target), _cut(error)] for target, error in report.failed],
-        "holds": [_encode(target) for target in report.holds],
-        "wants": [_encode(target) for target in report.wants],
     }
+    told = {name: value for name, value in body.items() if value}
+    for name, targets in (("holds", report.holds), ("wants", report.wants)):
+        if targets is not None:
+            told[name] = [_encode(target) for target in targets]
+    return told
 
 
 def decode_report(body: Mapping[str, Any]) -> Report:
@@ -113,7 +122,7 @@ def decode_report(body: Mapping[str, Any]) -> Report:
     try:
         return Report(
             {_count(node): _ms(ago_ms) for node, ago_ms in _list(body, "answered", _MOST_NODES)},
-            _count(body["rows"]),
+            _count(body.get("rows", 0)),
             tuple(
                 Outcome(
                     _partition([topic, partition]),
@@ -132,8 +141,8 @@ def decode_report(body: Mapping[str, Any]) -> Report:
             ),
             tuple((_target(target), _text(why)) for target, why in _list(body, "unmuted", MOST_TARGETS)),
             tuple((_target(target), _text(why)) for target, why in _list(body, "failed", MOST_TARGETS)),
-            tuple(_target(target) for target in _list(body, "holds", MOST_TARGETS)),
-            tuple(_target(target) for target in _list(body, "wants", MOST_TARGETS)),
+            _targets(body, "holds"),
+            _targets(body, "wants"),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ProtocolError(f"a report on outcomes that is none ({type(error).__name__})") from None
@@ -141,13 +150,14 @@ def decode_report(body: Mapping[str, Any]) -> Report:
 
 def encode_news(news: News) -> dict[str, Any]:
     """A body."""
-    return {
+    body: dict[str, Any] = {
         "whole": news.whole,
         "added": [[_encode(target), _cut(reason)] for target, reason in news.added.items()],
         "removed": [[_encode(target), delay_ms] for target, delay_ms in news.removed.items()],
         "leases": [[_encode(target), one.left_ms, one.trial] for target, one in news.leases.items()],
         "asks": [_encode(target) for target in news.asks],
     }
+    return {name: value for name, value in body.items() if value or name == "whole"}
 
 
 def decode_news(body: Mapping[str, Any], most: int) -> News:
@@ -182,8 +192,12 @@ def _partition(value: Any) -> TopicPartition:
     return TopicPartition(topic, _count(partition))
 
 
+def _targets(body: Mapping[str, Any], name: str) -> tuple[Target, ...] | None:
+    return tuple(_target(one) for one in _list(body, name, MOST_TARGETS)) if name in body else None
+
+
 def _list(body: Mapping[str, Any], name: str, most: int) -> list[Any]:
-    found = body[name]
+    found = body.get(name, [])
     if not isinstance(found, list) or len(found) > most:
         raise ValueError("a list that is none, or too long")
     return found

@@ -48,6 +48,11 @@ class PartitionVotes:
         # When the other tasks were asked for theirs.
         self._asked_ms: dict[TopicPartition, float] = {}
 
+    @property
+    def is_open(self) -> bool:
+        """Whether there are votes to be weighed."""
+        return bool(self._votes)
+
     def add_rows(self, rows: int) -> None:
         """A task has sent so many more."""
         self._rows += rows
