@@ -20,7 +20,7 @@ EFFORT ?= 10
 # Of make check-pythons: the oldest and the newest that the project runs on.
 PYTHONS ?= python3.10 python3.13
 
-.PHONY: help venv java demo test full full-sample chaos fuzz faults matrix endurance check check-pythons pins format bench docs broker clean
+.PHONY: help venv java demo test full full-sample chaos fuzz faults matrix endurance check check-pythons pins format bench scale docs broker clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -83,6 +83,9 @@ matrix: $(STAMP) java  ## try Python 3.10 to 3.14, PySpark 4.1 to the newest, br
 
 bench: $(STAMP) $(SPARK41_STAMP) java  ## run the benchmarks against the peers (ARGS="throughput" picks one)
 	@SPARK41_PYTHON=$(abspath $(SPARK41)/bin/python) $(BIN)/python -m benchmarks $(ARGS)
+
+scale: $(STAMP)  ## what the coordinator costs with thousands of modelled tasks (ARGS="1000x12" picks a case)
+	@$(BIN)/python -m benchmarks.coordinator_scale $(ARGS)
 
 docs: $(STAMP)  ## generate docs/options.md from the options table
 	$(BIN)/python -m kafka_sink.options > docs/options.md.part

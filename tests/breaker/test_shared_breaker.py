@@ -217,7 +217,7 @@ def test_without_the_coordinator_each_goes_on_alone_and_tells_it_when_it_is_back
 
 def test_what_an_own_class_mutes_and_unmutes_holds_for_all() -> None:
     job = Job(3)
-    job.handler = BreakerHandler(INTERVAL, None, 500.0)
+    job.handler = BreakerHandler(INTERVAL, None, 500.0, lambda: 0.5)
     job.run(100)
     job.tasks[2].manager.mute(P1, "my own reason")
     job.run(100)

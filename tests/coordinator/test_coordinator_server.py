@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import socket
 import threading
@@ -16,7 +17,9 @@ import pytest
 
 from kafka_sink.coordinator.address import CoordinatorAddress
 from kafka_sink.coordinator.client import CoordinatorClient
+from kafka_sink.coordinator.handlers import SharedBody, with_facts
 from kafka_sink.coordinator.messages import MOST_FRAME_BYTES, FrameReader, Session
+from kafka_sink.coordinator.peer_connection import encode_message
 from kafka_sink.coordinator.server import ServerBounds
 from tests.coordinator.coordinator_harness import KEY, SECRET, Serving, clock_ms, eventually, serving
 
@@ -432,3 +435,82 @@ def test_refused_proofs_and_dropped_connections_are_logged(
         eventually(lambda: any(expected in line for line in caplog.messages))
     (line,) = [line for line in caplog.messages if "refused or dropped" in line]
     assert "127.0.0.1" in line
+
+
+def test_a_flood_from_one_address_keeps_no_task_of_another_out() -> None:
+    """Catches: connections that have proved nothing and go by age alone, whoever made them."""
+    bounds = ServerBounds(unproved=8, challenge_ms=60_000)
+    with serving(bounds) as found, contextlib.ExitStack() as stack:
+        slow = stack.enter_context(raw(found.port))
+        flood = [
+            stack.enter_context(
+                socket.create_connection(("127.0.0.1", found.port), 5, source_address=("127.0.0.2", 0))
+            )
+            for _ in range(100)
+        ]
+        eventually(lambda: found.server is not None and found.server._count == 101)
+        assert found.connections() == 8
+        assert slow.prove().ask({"n": 1}) == {"n": 1}
+        assert flood
+
+
+def test_one_address_makes_only_so_many_connections_in_a_second(caplog: pytest.LogCaptureFixture) -> None:
+    bounds = ServerBounds(new_of_one_address=20, challenge_ms=60_000)
+    with caplog.at_level(logging.WARNING), serving(bounds) as found, contextlib.ExitStack() as stack:
+        for _ in range(200):
+            stack.enter_context(
+                socket.create_connection(("127.0.0.1", found.port), 5, source_address=("127.0.0.2", 0))
+            )
+        assert works(found)
+        assert found.connections() <= 60
+        eventually(lambda: any("more than one address may make" in line for line in caplog.messages))
+
+
+def test_a_task_is_never_dropped_for_who_has_proved_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    bounds = ServerBounds(connections=3)
+    with caplog.at_level(logging.WARNING), serving(bounds) as found, contextlib.ExitStack() as stack:
+        tasks = [stack.enter_context(raw(found.port)).prove() for _ in range(3)]
+        for task in tasks:
+            assert task.ask({"n": 1}) == {"n": 1}
+        for _ in range(5):
+            assert stack.enter_context(raw(found.port)).is_closed()
+        for task in tasks:
+            assert task.ask({"n": 2}) == {"n": 2}
+        eventually(lambda: any("all connections are in use by tasks" in line for line in caplog.messages))
+
+
+def test_a_peer_that_sends_too_much_is_read_from_later_and_loses_nothing() -> None:
+    bounds = ServerBounds(messages_per_s=50.0)
+    with serving(bounds) as found, raw(found.port) as peer:
+        peer.prove()
+        started = time.monotonic()
+        messages = [{"id": number, "kind": "echo", "body": {"n": number}} for number in range(100)]
+        peer.socket.sendall(b"".join(peer.session.encode(one) for one in messages))
+        told = [peer.session.decode(peer.frame())["body"]["n"] for _ in messages]
+        assert told == list(range(100))
+        assert time.monotonic() - started > 0.8
+
+
+def test_what_many_are_told_is_held_once() -> None:
+    """Catches: a copy of all topics' metadata for each of a thousand tasks that do not read."""
+    shared = SharedBody({"topics": ["x" * 1000] * 1000}, 0.0)
+    parts = [
+        encode_message({"kind": "metadata", "id": number}, with_facts({"n": number}, shared))
+        for number in range(3)
+    ]
+    assert len({id(rest) for _, rest in parts}) == 1
+    for number, (start, rest) in enumerate(parts):
+        assert len(start) < 100
+        assert json.loads(start + rest) == {
+            "kind": "metadata",
+            "id": number,
+            "body": {"n": number, "topics": ["x" * 1000] * 1000},
+        }
+    for body in (
+        {},
+        {"a": 1},
+        SharedBody({}, 0.0),
+        with_facts({}, shared),
+        with_facts({"a": 1}, SharedBody({}, 0.0)),
+    ):
+        assert json.loads(b"".join(encode_message({"kind": "x"}, body))) == {"kind": "x", "body": dict(body)}
