@@ -78,6 +78,7 @@ class UnitAppender:
         batch_size = self._settings.batch_size
         self._whole = isinstance(codec, WholeCodec)
         self._limits = BatchLimits(batch_size, max(batch_size, _WHOLE_RAW_LIMIT) if self._whole else None)
+        self._lowest_limit = batch_size
         # What packed rows of a topic shrank to last.
         self._packed_ratios: dict[str, float] = {}
         self._open_raw_limit = self._settings.buffer_memory // _RAW_SHARE
@@ -312,6 +313,7 @@ class UnitAppender:
             found = self._limits
             if limit != found.write_limit:
                 found = BatchLimits(limit, found.raw_limit)
+                self._lowest_limit = min(self._lowest_limit, limit)
             self._topic_limits[topic] = found
         return found
 
@@ -347,6 +349,9 @@ class UnitAppender:
         )
 
     def _is_full(self, batch: ProducerBatch) -> bool:
+        # Most batches are far from it: runs are short where partitions are many.
+        if 2 * batch.raw_bytes < self._lowest_limit:
+            return False
         return self._limits_of(batch.partition.topic).reached(
             raw_bytes=batch.raw_bytes, record_count=batch.record_count, factor=self._factor(batch.ratio)
         )
@@ -359,6 +364,8 @@ class UnitAppender:
             batch.pack(self._packed_ratio(batch.partition.topic))
             projected = batch.projected_hold(added)
         if self._codec is None:
+            if projected <= batch.buffer.capacity:
+                return True
             # Uncompressed, what has room stays within the limit by its exact size, not by its upper bound.
             projected = min(projected, self._limits_of(batch.partition.topic).write_limit)
         if self._allocator.overdrawn:
