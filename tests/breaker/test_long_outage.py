@@ -139,7 +139,5 @@ def test_keyless_tasks_outlive_a_frozen_broker_of_three(cluster3: LocalBroker) -
             cluster3.thaw(victim)
         assert count > 10
         tasks.run()
-    found = [
-        n for numbers in numbers_in(cluster3.bootstrap_servers, topic, PARTITIONS).values() for n in numbers
-    ]
-    assert set(tasks.acknowledged) <= found
+    by_partition = numbers_in(cluster3.bootstrap_servers, topic, PARTITIONS)
+    assert set(tasks.acknowledged) <= {number for numbers in by_partition.values() for number in numbers}
