@@ -1,8 +1,10 @@
-"""One broker's connection and its life: resolve, connect, shake hands, negotiate, be ready, and again."""
+"""One broker's connection and its life: resolve, prepare, connect, shake hands, negotiate, log in, be ready,
+and again."""
 
 from __future__ import annotations
 
 import math
+import ssl
 from collections.abc import Callable
 from enum import Enum
 
@@ -11,31 +13,60 @@ from kafka_sink.network.connection import Answered, Connection, InFlight, Phase
 from kafka_sink.network.events import OutboundRequest
 from kafka_sink.network.resolver import Lookup, start_lookup
 from kafka_sink.network.settings import NetworkSettings
+from kafka_sink.network.tls_transport import TlsTransport
 from kafka_sink.network.transport import Address, PlaintextTransport, Transport
+from kafka_sink.security.preparation import Preparation, Security
+from kafka_sink.security.sasl import SaslExchange
 
 _JITTER = 0.2
 _MOST_DOUBLINGS = 30
 
 
 class LinkState(Enum):
-    """HANDSHAKING is TLS's; NEGOTIATING is ApiVersions and, one day, SASL."""
+    """PREPARING reads TLS files and fetches tokens; HANDSHAKING is TLS's, NEGOTIATING is ApiVersions,
+    AUTHENTICATING is SASL; REAUTHENTICATING is SASL again, with requests still in flight."""
 
     IDLE = "idle"
     RESOLVING = "resolving"
+    PREPARING = "preparing"
     CONNECTING = "connecting"
     HANDSHAKING = "handshaking"
     NEGOTIATING = "negotiating"
+    AUTHENTICATING = "authenticating"
     READY = "ready"
+    REAUTHENTICATING = "reauthenticating"
 
 
 _MOVES: dict[LinkState, frozenset[LinkState]] = {
-    LinkState.IDLE: frozenset({LinkState.RESOLVING, LinkState.CONNECTING}),
-    LinkState.RESOLVING: frozenset({LinkState.CONNECTING, LinkState.IDLE}),
+    LinkState.IDLE: frozenset({LinkState.RESOLVING, LinkState.PREPARING, LinkState.CONNECTING}),
+    LinkState.RESOLVING: frozenset({LinkState.PREPARING, LinkState.CONNECTING, LinkState.IDLE}),
+    LinkState.PREPARING: frozenset({LinkState.CONNECTING, LinkState.IDLE}),
     LinkState.CONNECTING: frozenset({LinkState.HANDSHAKING, LinkState.IDLE}),
     LinkState.HANDSHAKING: frozenset({LinkState.NEGOTIATING, LinkState.IDLE}),
-    LinkState.NEGOTIATING: frozenset({LinkState.READY, LinkState.IDLE}),
-    LinkState.READY: frozenset({LinkState.IDLE}),
+    LinkState.NEGOTIATING: frozenset({LinkState.AUTHENTICATING, LinkState.READY, LinkState.IDLE}),
+    LinkState.AUTHENTICATING: frozenset({LinkState.READY, LinkState.IDLE}),
+    LinkState.READY: frozenset({LinkState.REAUTHENTICATING, LinkState.IDLE}),
+    LinkState.REAUTHENTICATING: frozenset({LinkState.READY, LinkState.IDLE}),
 }
+# The step of a connection that did not come about, in words for messages.
+_STEPS = {
+    LinkState.RESOLVING: "looking up its name",
+    LinkState.PREPARING: "fetching its login or reading TLS files",
+    LinkState.CONNECTING: "connecting by TCP",
+    LinkState.HANDSHAKING: "the TLS handshake",
+    LinkState.NEGOTIATING: "asking for its API versions",
+    LinkState.AUTHENTICATING: "the SASL login",
+}
+_STATE_OF = {
+    Phase.NEGOTIATING: LinkState.NEGOTIATING,
+    Phase.AUTHENTICATING: LinkState.AUTHENTICATING,
+    Phase.READY: LinkState.READY,
+    Phase.REAUTHENTICATING: LinkState.REAUTHENTICATING,
+}
+_TALKING = frozenset(_STATE_OF.values())
+# Share of a session after which to log in again, and what is added at random (as Java's client, KIP-368).
+_SESSION_SHARE, _SESSION_JITTER = 0.85, 0.10
+_RENEW_AGAIN_MS = 1000.0
 
 
 class RequestTimeoutError(TimeoutError):
@@ -49,7 +80,12 @@ class BrokerLink:
     """
 
     def __init__(
-        self, node: Node, settings: NetworkSettings, random: Callable[[], float], notify: Callable[[], None]
+        self,
+        node: Node,
+        settings: NetworkSettings,
+        random: Callable[[], float],
+        notify: Callable[[], None],
+        security: Security | None = None,
     ) -> None:
         self.node = node
         self.state = LinkState.IDLE
@@ -61,16 +97,21 @@ class BrokerLink:
         self._settings = settings
         self._random = random
         self._notify = notify
-        self._connection = self._new_connection()
+        self._security = security if security is not None and security.needs_preparation else None
+        self._preparation: Preparation | None = None
+        self._connection = self._new_connection(None)
+        self._renew_at_ms = math.inf
+        self._session_end_ms = math.inf
+        self._heard_since_ready = False
         self._lookup: Lookup | None = None
         self._addresses: list[Address] = []
         self._failures = 0
         self._setup_deadline_ms = math.inf
         self._last_used_ms = 0.0
 
-    def _new_connection(self) -> Connection:
+    def _new_connection(self, exchange: SaslExchange | None) -> Connection:
         settings = self._settings
-        return Connection(settings.client_id, str(self.node), settings.request_timeout_ms)
+        return Connection(settings.client_id, str(self.node), settings.request_timeout_ms, exchange)
 
     def _move_to(self, state: LinkState) -> None:
         if state not in _MOVES[self.state]:
@@ -96,7 +137,7 @@ class BrokerLink:
             settings.connection_setup_timeout_ms, settings.connection_setup_timeout_max_ms
         )
         if self._addresses:
-            self._connect()
+            self._prepare()
             return
         self._move_to(LinkState.RESOLVING)
         if self._lookup is None:
@@ -113,11 +154,36 @@ class BrokerLink:
         if lookup.error is not None:
             raise lookup.error
         self._addresses = list(lookup.addresses)
-        self._connect()
+        self._prepare()
 
-    def _connect(self) -> None:
+    def _prepare(self) -> None:
+        if self._security is None:
+            self._connect(None)
+            return
+        self._move_to(LinkState.PREPARING)
+        if self._preparation is None or self._preparation.done:
+            # What an earlier try did not wait for may be too old by now.
+            self._preparation = self._security.begin(self.node.host, self._notify)
+        self.prepared()
+
+    def prepared(self) -> None:
+        """Goes on where TLS context and login are there. Raises AuthenticationError or OSError where they
+        cannot be had."""
+        preparation = self._preparation
+        if self.state is not LinkState.PREPARING or preparation is None or not preparation.done:
+            return
+        self._preparation = None
+        if preparation.error is not None:
+            raise preparation.error
+        self._connection = self._new_connection(preparation.exchange)
+        self._connect(preparation.context)
+
+    def _connect(self, context: ssl.SSLContext | None) -> None:
         address = self._addresses.pop(0)
-        self.transport = PlaintextTransport(address, self._settings)
+        if context is None:
+            self.transport = PlaintextTransport(address, self._settings)
+        else:
+            self.transport = TlsTransport(address, self._settings, context, self.node.host, str(self.node))
         self._move_to(LinkState.CONNECTING)
 
     def writable(self, now_ms: float) -> None:
@@ -138,6 +204,11 @@ class BrokerLink:
     def api_versions(self) -> dict[int, tuple[int, int]]:
         """The broker's versions by API key; empty before it is ready."""
         return self._connection.api_versions
+
+    @property
+    def is_made(self) -> bool:
+        """Ready, or only logging in again."""
+        return self.state in (LinkState.READY, LinkState.REAUTHENTICATING)
 
     @property
     def in_flight(self) -> int:
@@ -165,6 +236,8 @@ class BrokerLink:
     def flush(self) -> list[InFlight]:
         """Writes until the stream is full; returns requests that are done by being written."""
         outgoing = self._connection.outgoing
+        if self.transport is not None and self.state in _TALKING:
+            self.transport.flush()
         while self.transport is not None and outgoing.pending:
             sent = self.transport.send(outgoing.next_buffers())
             if sent == 0:
@@ -175,29 +248,74 @@ class BrokerLink:
     def receive(self, buffer: memoryview, now_ms: float) -> bool:
         """Reads what is there, once; false where nothing is. Raises ConnectionResetError at the end."""
         self._shake_hands(now_ms)
-        if self.transport is None or self.state not in (LinkState.NEGOTIATING, LinkState.READY):
+        if self.transport is None or self.state not in _TALKING:
             return False
         count = self.transport.receive_into(buffer)
         if count is None:
             return False
         if count == 0:
-            raise ConnectionResetError(f"{self.node} closed the connection")
+            raise ConnectionResetError(f"{self.node} closed the connection{self._closed_because()}")
         self._connection.receive(buffer[:count])
         return True
 
     def next_answer(self, now_ms: float) -> Answered | None:
         """The next answer; negotiation's own make the link ready. Raises as Connection.next_answer."""
         answered = self._connection.next_answer(now_ms)
-        if self.state is LinkState.NEGOTIATING and self._connection.phase is Phase.READY:
-            self._move_to(LinkState.READY)
-            self._failures = 0
-            self._addresses = []
-            self.last_error = None
-            self._last_used_ms = now_ms
+        state = _STATE_OF[self._connection.phase]
+        if state is not self.state and self.state in _TALKING:
+            self._move_to(state)
+            if state is LinkState.READY:
+                self._became_ready(now_ms)
+        if answered is not None:
+            self._heard_since_ready = True
         if answered is not None:
             self._last_used_ms = now_ms
             self.throttled_until_ms = max(self.throttled_until_ms, now_ms + answered.throttle_ms)
         return answered
+
+    def _became_ready(self, now_ms: float) -> None:
+        self._failures = 0
+        self._addresses = []
+        self.last_error = None
+        self._last_used_ms = now_ms
+        session = self._connection.session_ms
+        if session:
+            share = _SESSION_SHARE + _SESSION_JITTER * self._random()
+            self._renew_at_ms = now_ms + session * share
+            self._session_end_ms = now_ms + session
+
+    def _closed_because(self) -> str:
+        """What a broker that closes a connection without a word may have wanted."""
+        tls, sasl = self._settings.security.tls, self._settings.security.sasl
+        if self.state is LinkState.NEGOTIATING:
+            if tls is None:
+                return "; if that goes on, it may expect TLS (kafka.security.protocol=SSL or SASL_SSL)"
+            return "; if that goes on, it may want a client certificate (kafka.ssl.keystore.location)"
+        if self.state is LinkState.AUTHENTICATING:
+            return " during the login; its log says why"
+        if sasl is None and not self._heard_since_ready and self.in_flight:
+            return "; if that goes on, it may want a login (kafka.security.protocol=SASL_SSL)"
+        return ""
+
+    def login_is_due(self, now_ms: float) -> bool:
+        """Whether ``renew_login`` may have something to do."""
+        return self.state is LinkState.READY and now_ms >= self._renew_at_ms
+
+    def renew_login(self, now_ms: float) -> None:
+        """Logs in again in time (KIP-368); where that cannot be prepared, the session is used to its end."""
+        if not self.login_is_due(now_ms) or self._security is None:
+            return
+        if self._preparation is None:
+            self._preparation = self._security.begin(self.node.host, self._notify)
+        if not self._preparation.done:
+            return
+        preparation, self._preparation = self._preparation, None
+        if preparation.error is not None or preparation.exchange is None:
+            self._renew_at_ms = now_ms + _RENEW_AGAIN_MS
+            return
+        self._renew_at_ms = math.inf
+        self._connection.log_in_again(preparation.exchange, now_ms)
+        self._move_to(LinkState.REAUTHENTICATING)
 
     # -- bounds and closing -----------------------------------------------------------------------
 
@@ -207,34 +325,46 @@ class BrokerLink:
             return math.inf
         oldest = self._connection.oldest()
         answer_by = math.inf if oldest is None else oldest.sent_at_ms + oldest.request.timeout_ms
+        if self.state is LinkState.REAUTHENTICATING:
+            return answer_by
         if self.state is not LinkState.READY:
             return min(answer_by, self._setup_deadline_ms)
+        login_by = self._session_end_ms if self._preparation is not None else self._renew_at_ms
+        login_by = min(login_by, self._session_end_ms)
         if oldest is not None:
-            return answer_by
+            return min(answer_by, login_by)
         idle = self._settings.connections_max_idle_ms
-        return math.inf if idle < 0 else self._last_used_ms + idle
+        return min(login_by, math.inf if idle < 0 else self._last_used_ms + idle)
 
     def overdue(self, now_ms: float) -> Exception | None:
         """Why the connection must be closed now, if it must; None too for one that is merely idle."""
         if self.state is LinkState.IDLE or now_ms < self.next_deadline_ms():
             return None
-        if self.state is not LinkState.READY:
+        if self.state in _STEPS:
             waited = now_ms - self.connecting_since_ms
             return TimeoutError(
-                f"{self.node} was not ready {waited:.0f} ms after connecting began ({self.state.value}); "
-                "kafka.socket.connection.setup.timeout.ms sets this bound"
+                f"{self.node} was not ready {waited:.0f} ms after connecting began: {self.step} did not end "
+                f"({self.state.value}); kafka.socket.connection.setup.timeout.ms sets this bound"
             )
+        if now_ms >= self._session_end_ms and self.state is LinkState.READY:
+            return ConnectionError(f"the login at {self.node} ran out before it could be renewed")
         oldest = self._connection.oldest()
-        if oldest is None:
+        if oldest is None or now_ms < oldest.sent_at_ms + oldest.request.timeout_ms:
             return None
         return RequestTimeoutError(
             f"{self.node} did not answer within kafka.request.timeout.ms = {oldest.request.timeout_ms:.0f} ms"
         )
 
+    @property
+    def step(self) -> str:
+        """What a connection that is not ready yet is at, in words; empty for other states."""
+        return _STEPS.get(self.state, "")
+
     def idle_too_long(self, now_ms: float) -> bool:
         """Ready, nothing in flight, and connections.max.idle.ms has passed."""
         ready_and_quiet = self.state is LinkState.READY and not self._connection.in_flight
-        return ready_and_quiet and now_ms >= self.next_deadline_ms()
+        idle = self._settings.connections_max_idle_ms
+        return ready_and_quiet and idle >= 0 and now_ms >= self._last_used_ms + idle
 
     def abort(self) -> None:
         """Closes the stream and drops what the system has not sent yet. For the end of a producer."""
@@ -252,7 +382,9 @@ class BrokerLink:
             self.transport.close()
             self.transport = None
         lost = self._connection.abandon()
-        self._connection = self._new_connection()
+        self._connection = self._new_connection(None)
+        self._renew_at_ms = self._session_end_ms = math.inf
+        self._heard_since_ready = False
         if cause is not None:
             self.last_error = cause
             self._back_off(now_ms)

@@ -29,6 +29,7 @@ from kafka_sink.network.events import (
     ResponseReceived,
 )
 from kafka_sink.network.settings import NetworkSettings
+from kafka_sink.security.preparation import Security
 
 __all__ = [
     "NetworkClient",
@@ -66,6 +67,7 @@ class NetworkClient:
         random: Callable[[], float] = random.random,
     ) -> None:
         self._settings = settings
+        self._security = Security(settings.security)
         self._clock_ms = clock_ms
         self._random = random
         self._selector = selectors.DefaultSelector()
@@ -89,7 +91,7 @@ class NetworkClient:
             self._links[node.id] = self._new_link(node)
 
     def _new_link(self, node: Node) -> BrokerLink:
-        return BrokerLink(node, self._settings, self._random, self.wakeup)
+        return BrokerLink(node, self._settings, self._random, self.wakeup, self._security)
 
     # -- nodes ------------------------------------------------------------------------------------
 
@@ -295,12 +297,20 @@ class NetworkClient:
         """What comes due by time, and look-ups that another thread has finished."""
         if link.state is LinkState.RESOLVING:
             self._advance(link, now_ms, link.resolved)
+        if link.state is LinkState.PREPARING:
+            self._advance(link, now_ms, link.prepared)
+        if link.login_is_due(now_ms):
+            self._advance(link, now_ms, lambda: self._renew(link, now_ms))
         if link.idle_too_long(now_ms):
             self._discard(link)
             return
         cause = link.overdue(now_ms)
         if cause is not None:
             self._drop(link, cause)
+
+    def _renew(self, link: BrokerLink, now_ms: float) -> None:
+        link.renew_login(now_ms)
+        self._flush(link)
 
     def _advance(self, link: BrokerLink, now_ms: float, step: Callable[[], None]) -> None:
         """One step of a link; what goes wrong in it ends the connection and nothing else."""
@@ -323,9 +333,9 @@ class NetworkClient:
 
     def _read(self, link: BrokerLink, now_ms: float) -> None:
         while link.receive(self._receive_buffer, now_ms):
-            was_ready = link.state is LinkState.READY
+            was_made = link.is_made
             answered = link.next_answer(now_ms)
-            if link.state is LinkState.READY and not was_ready:
+            if link.is_made and not was_made:
                 self._events.append(NodeConnected(link.node.id, now_ms - link.connecting_since_ms))
             while answered is not None:
                 self._answered(link, answered, now_ms)

@@ -1,5 +1,7 @@
 """One broker connection without its socket: bytes in, answers out; requests in, buffers out.
 
+It begins with ApiVersions, then the login where there is one (``authentication``), and is ready then.
+
 Kafka answers in order, so requests wait in a queue, and anything else than the answer to the oldest one
 is a ProtocolError, after which the connection is closed and everything in flight fails.
 """
@@ -14,10 +16,12 @@ from enum import Enum
 from typing import Any
 
 from kafka_sink.errors import BrokerVersionError, ProtocolError
-from kafka_sink.network import produce, requests
+from kafka_sink.network import authentication, produce, requests
+from kafka_sink.network.authentication import LoggedIn, Login, LoginRequest
 from kafka_sink.network.events import Buffer, OutboundRequest
 from kafka_sink.network.outgoing import Outgoing
 from kafka_sink.network.wire import correlation_id
+from kafka_sink.security.sasl import SaslExchange
 from kafka_sink.version import __version__
 
 _LENGTH = struct.Struct(">i")
@@ -29,6 +33,8 @@ _DECODERS: dict[int, Callable[[int, bytes], Any]] = {
     requests.METADATA: requests.decode_metadata,
     requests.API_VERSIONS: requests.decode_api_versions,
     requests.INIT_PRODUCER_ID: requests.decode_init_producer_id,
+    requests.SASL_HANDSHAKE: authentication.decode_handshake,
+    requests.SASL_AUTHENTICATE: authentication.decode_authenticate,
 }
 # The largest answer that is believed, by API. Decoding turns a byte into as many as fifty, so the bounds
 # follow what brokers send: 100,000 partitions make a Metadata answer of 5 MiB, and only the errors of
@@ -38,8 +44,13 @@ MAX_FRAME_BYTES: dict[int, int] = {
     requests.METADATA: 100 * _MIB,
     requests.API_VERSIONS: _MIB,
     requests.INIT_PRODUCER_ID: 64 * 1024,
+    requests.SASL_HANDSHAKE: 64 * 1024,
+    # Kerberos' tickets may be some 64 KiB.
+    requests.SASL_AUTHENTICATE: 256 * 1024,
 }
 _SHORTEST_FRAME = 4
+# How a TLS listener answers what is no TLS: a record of type alert, version 3.x.
+_TLS_ALERT = b"\x15\x03"
 # Versions from which brokers answer first and ask the client to hold back (KIP-219); before, they waited.
 _NEEDED = {requests.PRODUCE: produce.VERSIONS, requests.METADATA: requests.METADATA_VERSIONS}
 _FIRST_CLIENT_THROTTLED = {
@@ -51,10 +62,18 @@ _FIRST_CLIENT_THROTTLED = {
 
 
 class Phase(Enum):
-    """What the connection is at. SASL will stand between the two, as it does on the wire."""
+    """What the connection is at. While it logs in again, requests sent before are still answered."""
 
     NEGOTIATING = "negotiating"
+    AUTHENTICATING = "authenticating"
     READY = "ready"
+    REAUTHENTICATING = "reauthenticating"
+
+
+class _Own(Enum):
+    """Marks the connection's own requests, of which nobody else hears."""
+
+    REQUEST = "own request"
 
 
 @dataclass(slots=True)
@@ -84,10 +103,17 @@ class Connection:
     ``submit`` and write what ``outgoing`` holds. After a ProtocolError only ``abandon`` is of use.
     """
 
-    def __init__(self, client_id: str, name: str, request_timeout_ms: float) -> None:
+    def __init__(
+        self, client_id: str, name: str, request_timeout_ms: float, exchange: SaslExchange | None = None
+    ) -> None:
         self.outgoing = Outgoing()
         self.phase = Phase.NEGOTIATING
         self.api_versions: dict[int, tuple[int, int]] = {}
+        # When the last login was, and for how long it holds; 0 for one that does not run out.
+        self.logged_in_at_ms = 0.0
+        self.session_ms = 0
+        self._exchange = exchange
+        self._login: Login | None = None
         self._client_id = client_id
         self._name = name
         self._request_timeout_ms = request_timeout_ms
@@ -106,7 +132,8 @@ class Connection:
     def _ask_versions(self, version: int, now_ms: float) -> None:
         body = [requests.encode_api_versions(version, __version__)]
         timeout = self._request_timeout_ms
-        self._queue(OutboundRequest(requests.API_VERSIONS, version, body, True, timeout, None), now_ms)
+        request = OutboundRequest(requests.API_VERSIONS, version, body, True, timeout, _Own.REQUEST)
+        self._queue(request, now_ms)
 
     def submit(self, request: OutboundRequest, now_ms: float) -> None:
         """Queues a request. Raises ValueError, and changes nothing, before the connection is ready."""
@@ -151,9 +178,10 @@ class Connection:
     def next_answer(self, now_ms: float) -> Answered | None:
         """The next complete answer, None where bytes are missing.
 
-        Negotiation's own answers are acted upon and not returned. Raises ProtocolError for what no broker
-        sends, BrokerVersionError where the broker takes no Produce requests. A request whose answer cannot
-        be read stays in flight, for ``abandon`` to report.
+        Answers to the connection's own requests are acted upon and not returned. Raises ProtocolError for
+        what no broker sends, BrokerVersionError where the broker takes no Produce requests,
+        AuthenticationError where it refuses the login. A request whose answer cannot be read stays in flight,
+        for ``abandon`` to report.
         """
         while True:
             payload = self._next_payload()
@@ -166,8 +194,11 @@ class Connection:
             except ProtocolError as error:
                 raise ProtocolError(f"{self._name}: {error}") from error
             self._awaiting.popleft()
-            if self.phase is Phase.NEGOTIATING:
-                self._on_versions(request.api_version, response, now_ms)
+            if request.tag is _Own.REQUEST:
+                if request.api_key == requests.API_VERSIONS:
+                    self._on_versions(request.api_version, response, now_ms)
+                else:
+                    self._on_login_answer(response, now_ms)
                 continue
             throttled = request.api_version >= _FIRST_CLIENT_THROTTLED[request.api_key]
             return Answered(entry, response, max(0, response.throttle_time_ms) if throttled else 0)
@@ -183,6 +214,11 @@ class Connection:
         (size,) = _LENGTH.unpack_from(received)
         most = MAX_FRAME_BYTES[self._awaiting[0].request.api_key]
         if not _SHORTEST_FRAME <= size <= most:
+            if bytes(received[:2]) == _TLS_ALERT:
+                raise ProtocolError(
+                    f"{self._name} expects TLS: set kafka.security.protocol=SSL or SASL_SSL, or use the "
+                    "port of a listener in clear"
+                )
             raise ProtocolError(
                 f"{self._name} sent an answer of {size} bytes where {_SHORTEST_FRAME} to {most} are sane: "
                 "no Kafka broker, or one that expects TLS"
@@ -222,18 +258,52 @@ class Connection:
                     f"in {oldest} to {newest}; Apache Kafka 2.1 or later is needed"
                 )
         self.api_versions = answer.ranges
-        self.phase = Phase.READY
+        if self._exchange is None:
+            self.phase = Phase.READY
+            return
+        self.phase = Phase.AUTHENTICATING
+        self._begin_login(self._exchange, now_ms)
+
+    # -- the login --------------------------------------------------------------------------------
+
+    def log_in_again(self, exchange: SaslExchange, now_ms: float) -> None:
+        """Begins a new login behind all requests in flight. Raises ValueError, and changes nothing, where the
+        connection is not ready."""
+        if self.phase is not Phase.READY:
+            raise ValueError(f"{self._name} is not ready for another login")
+        self.phase = Phase.REAUTHENTICATING
+        self._begin_login(exchange, now_ms)
+
+    def _begin_login(self, exchange: SaslExchange, now_ms: float) -> None:
+        self._login = Login(exchange, self._name, self.api_versions)
+        self._ask_for_login(self._login.begin(), now_ms)
+
+    def _ask_for_login(self, request: LoginRequest, now_ms: float) -> None:
+        body, timeout = [request.body], self._request_timeout_ms
+        self._queue(
+            OutboundRequest(request.api_key, request.api_version, body, True, timeout, _Own.REQUEST), now_ms
+        )
+
+    def _on_login_answer(self, answer: Any, now_ms: float) -> None:
+        assert self._login is not None
+        following = self._login.on_answer(answer)
+        if isinstance(following, LoggedIn):
+            self._exchange = self._login = None
+            self.logged_in_at_ms, self.session_ms = now_ms, following.session_ms
+            self.phase = Phase.READY
+            return
+        self._ask_for_login(following, now_ms)
 
     # -- the end ----------------------------------------------------------------------------------
 
     def abandon(self) -> list[tuple[InFlight, bool]]:
         """Everything in flight, in the order it was handed over, and whether bytes of it had left.
 
-        Negotiation's own requests are left out. A broker acts on whole requests only; that one byte counts
+        The connection's own requests are left out. A broker acts on whole requests only; that one byte counts
         as possibly sent errs on the safe side.
         """
         lost = sorted((*self._awaiting, *self._unanswered), key=lambda entry: entry.begin)
         self._awaiting.clear()
         self._unanswered.clear()
-        negotiated = self.phase is Phase.READY
-        return [(entry, entry.begin < self.outgoing.written_bytes) for entry in lost if negotiated]
+        written = self.outgoing.written_bytes
+        return [(entry, entry.begin < written) for entry in lost if entry.request.tag is not _Own.REQUEST]

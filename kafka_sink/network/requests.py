@@ -17,6 +17,7 @@ from kafka.protocol.metadata import (
     MetadataResponse,
 )
 from kafka.protocol.producer import InitProducerIdRequest, InitProducerIdResponse, ProduceRequest
+from kafka.protocol.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
 
 from kafka_sink.cluster.metadata import MetadataUpdate
 from kafka_sink.model import NO_LEADER, UNKNOWN_EPOCH, Node, PartitionInfo, TopicMetadata
@@ -24,8 +25,10 @@ from kafka_sink.network.wire import read_response
 
 PRODUCE = 0
 METADATA = 3
+SASL_HANDSHAKE = 17
 API_VERSIONS = 18
 INIT_PRODUCER_ID = 22
+SASL_AUTHENTICATE = 36
 
 # Version 4 is the first that can forbid auto-creation; 10 brings topic ids.
 METADATA_VERSIONS = (4, int(MetadataRequest.max_version))
@@ -35,14 +38,18 @@ API_VERSIONS_VERSIONS = (0, int(ApiVersionsRequest.max_version))
 API_NAMES = {
     PRODUCE: "Produce",
     METADATA: "Metadata",
+    SASL_HANDSHAKE: "SaslHandshake",
     API_VERSIONS: "ApiVersions",
     INIT_PRODUCER_ID: "InitProducerId",
+    SASL_AUTHENTICATE: "SaslAuthenticate",
 }
 _REQUESTS: dict[int, Any] = {
     PRODUCE: ProduceRequest,
     METADATA: MetadataRequest,
+    SASL_HANDSHAKE: SaslHandshakeRequest,
     API_VERSIONS: ApiVersionsRequest,
     INIT_PRODUCER_ID: InitProducerIdRequest,
+    SASL_AUTHENTICATE: SaslAuthenticateRequest,
 }
 # Before that (Kafka 2.4) brokers tell wrong epochs while partitions are reassigned; Kafka's own clients leave
 # them out, too (KAFKA-9212).

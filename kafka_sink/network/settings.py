@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from kafka_sink.security.settings import SecuritySettings
 
 if TYPE_CHECKING:
     from kafka_sink.options import SinkOptions
@@ -30,10 +32,14 @@ class NetworkSettings:
     receive_buffer_bytes: int
     canonical_bootstrap: bool = False
     rebootstrap: bool = True
+    security: SecuritySettings = field(default_factory=SecuritySettings)
 
     @classmethod
     def from_options(cls, options: SinkOptions) -> NetworkSettings:
-        """Taken as they are, but for an empty client.id, which gets this package's name."""
+        """Taken as they are, but for an empty client.id, which gets this package's name.
+
+        Raises ConfigurationError as SecuritySettings.from_options.
+        """
         return cls(
             bootstrap_servers=tuple(options.bootstrap_servers),
             client_id=options.client_id or "kafka-chunked",
@@ -48,4 +54,5 @@ class NetworkSettings:
             receive_buffer_bytes=options.receive_buffer_bytes,
             rebootstrap=options.metadata_recovery_strategy == "rebootstrap",
             canonical_bootstrap=options.client_dns_lookup == "resolve_canonical_bootstrap_servers_only",
+            security=SecuritySettings.from_options(options),
         )

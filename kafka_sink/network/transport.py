@@ -1,4 +1,4 @@
-"""Non-blocking byte streams to a broker: a plain socket now, with the shape that TLS asks for."""
+"""Non-blocking byte streams to a broker: what each can do, and the one in clear."""
 
 from __future__ import annotations
 
@@ -29,8 +29,11 @@ class Transport(Protocol):
     selector can see. What ``send`` has taken counts as written, though TLS may still hold it.
     """
 
-    wants_write: bool
-    buffered: bool
+    @property
+    def wants_write(self) -> bool: ...
+
+    @property
+    def buffered(self) -> bool: ...
 
     def fileno(self) -> int:
         """For the selector."""
@@ -43,6 +46,9 @@ class Transport(Protocol):
 
         TLS raises AuthenticationError where a certificate is refused.
         """
+
+    def flush(self) -> None:
+        """Writes what was taken before and is still held."""
 
     def send(self, buffers: Sequence[Buffer]) -> int:
         """Writes as much as fits now of at most 1,024 buffers; returns bytes, 0 where none fits."""
@@ -97,6 +103,9 @@ class PlaintextTransport:
     def handshake(self) -> bool:
         """Nothing to do: TCP's own is over."""
         return True
+
+    def flush(self) -> None:
+        """Nothing is held."""
 
     def send(self, buffers: Sequence[Buffer]) -> int:
         """One scatter-gather write, without a joined copy."""

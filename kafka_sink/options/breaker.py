@@ -12,8 +12,9 @@ from typing import Any
 
 from kafka_sink.errors import ConfigurationError
 from kafka_sink.options import values
-from kafka_sink.options.table import BREAKER_PREFIX, HIDDEN, KAFKA_PREFIX
+from kafka_sink.options.table import BREAKER_PREFIX, KAFKA_PREFIX
 from kafka_sink.options.values import LONG_MAX, Kind
+from kafka_sink.secret import HIDDEN
 
 DEFAULT_CLASS = "kafka_sink.cluster.circuit_breaker.FailureRateCircuitBreaker"
 SWITCHED_OFF = "none"

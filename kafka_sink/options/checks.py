@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from kafka_sink.errors import ConfigurationError
-from kafka_sink.options.table import SPECS
+from kafka_sink.options.table import SECURITY, SPECS
 from kafka_sink.options.values import INT_MAX
 
 # A broker remembers the last five batches of a producer per partition; with more in flight it could not tell
@@ -140,7 +140,75 @@ def _topic_creation(values: Values, given: Mapping[str, Any]) -> list[str]:
     return []
 
 
+def _unused_security(values: Values, given: Mapping[str, Any]) -> list[str]:
+    """Whoever sets a password or a truststore wants them used; Java leaves them out in silence."""
+    protocol = _get(values, "security_protocol")
+    changed = [spec for spec in SPECS if spec.group == SECURITY and given.get(spec.attribute, spec.default)
+               != spec.default]  # fmt: skip
+    tls = [spec.name for spec in changed if "ssl." in spec.name]
+    login = [spec.name for spec in changed if "sasl." in spec.name]
+    unused = [*(tls if not protocol.endswith("SSL") else ()), *(login if "SASL" not in protocol else ())]
+    if not unused:
+        return []
+    wanted = "SASL_SSL" if login or "SASL" in protocol else "SSL"
+    raise ConfigurationError(
+        f"Option '{unused[0]}' has no effect with kafka.security.protocol={protocol}: set "
+        f"kafka.security.protocol={wanted}, or remove {', '.join(unused)}"
+    )
+
+
+def _verification(values: Values, _: Mapping[str, Any]) -> list[str]:
+    if not _get(values, "enable_ssl_certificate_verification"):
+        raise ConfigurationError(
+            "Option 'kafka.enable.ssl.certificate.verification' cannot be false: name the authority that "
+            "signed the brokers' certificates, or their own certificate, in kafka.ssl.truststore.location"
+        )
+    warnings = []
+    if _get(values, "ssl_endpoint_identification_algorithm") in ("", "none"):
+        warnings.append(
+            "kafka.ssl.endpoint.identification.algorithm is switched off: any host with a certificate of a "
+            "trusted authority can pass for a broker"
+        )
+    if _get(values, "security_protocol") == "SASL_PLAINTEXT":
+        mechanism = _get(values, "sasl_mechanism")
+        what = "password or token" if mechanism in ("PLAIN", "OAUTHBEARER") else "proof of the login"
+        warnings.append(f"kafka.security.protocol=SASL_PLAINTEXT sends rows and the {what} in clear")
+    return warnings
+
+
+_EVENT_HUBS = ".servicebus.windows.net"
+# Azure's limits: requests of 1,046,528 bytes, connections and metadata unused for 240 s.
+_EVENT_HUBS_MOST: Mapping[str, int] = {
+    "max_request_size": 1_000_000,
+    "batch_size": 1_000_000,
+    "connections_max_idle_ms": 180_000,
+    "metadata_max_age_ms": 180_000,
+}
+
+
+def _event_hubs(values: Values, given: Mapping[str, Any]) -> list[str]:
+    """Its limits are below the defaults; what was not set is adapted."""
+    if not any(host.lower().endswith(_EVENT_HUBS) for host, _ in _get(values, "bootstrap_servers")):
+        return []
+    warnings, adapted = [], []
+    for attribute, most in _EVENT_HUBS_MOST.items():
+        name, value = f"kafka.{attribute.replace('_', '.')}", _get(values, attribute)
+        if 0 <= value <= most:
+            continue
+        if attribute in given:
+            warnings.append(f"{name}={value} is beyond what Azure Event Hubs takes: set {most} or less")
+        else:
+            values[attribute] = most
+            adapted.append(f"{name}={most}")
+    if adapted:
+        warnings.append(f"for Azure Event Hubs these are set: {', '.join(adapted)}")
+    return warnings
+
+
 _RULES: tuple[Callable[[Values, Mapping[str, Any]], list[str]], ...] = (
+    _event_hubs,
+    _unused_security,
+    _verification,
     _idempotence,
     _unconfirmed,
     _delivery_timeout,

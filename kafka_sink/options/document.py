@@ -80,14 +80,16 @@ def _breaker() -> Iterator[str]:
 
 def _others() -> Iterator[str]:
     yield "## Kafka options without effect\n"
-    yield "They concern Kafka's Java client. One warning per job names those that are set.\n"
-    yield ", ".join(f"`kafka.{name}`" for name in foreign.WITHOUT_EFFECT) + "\n"
+    yield "They change nothing about what is sent. One warning per job names those that are set.\n"
+    yield "| Option | Why |"
+    yield "|---|---|"
+    yield from (f"| `kafka.{name}` | {reason} |" for name, (_, reason) in foreign.WITHOUT_EFFECT.items())
+    yield ""
     yield "## Kafka options that are refused\n"
     yield "Accepted only with Kafka's default: without what they ask for, a job is not what it seems.\n"
     yield "| Option | Why |"
     yield "|---|---|"
     yield from (f"| `kafka.{name}` | {reason} |" for name, (_, reason) in foreign.REFUSED.items())
-    yield f"| `kafka.sasl.*`, `kafka.ssl.*` | {foreign.SECURITY_REASON} |"
     yield ""
     yield "## Unknown options\n"
     yield (

@@ -8,19 +8,47 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-# Options about the JVM client itself: they change nothing about what is sent. One warning names those set.
-WITHOUT_EFFECT: Mapping[str, str] = {
-    "enable.metrics.push": "true",
-    "interceptor.classes": "",
-    "metric.reporters": "org.apache.kafka.common.metrics.JmxReporter",
-    "metrics.num.samples": "2",
-    "metrics.recording.level": "INFO",
-    "metrics.sample.window.ms": "30000",
+_JVM = "is about the Java client itself"
+_TICKETS = "Kerberos tickets are taken from the ticket cache, or by keytab, when a connection needs one"
+_OPENSSL = "OpenSSL does in Python what this chooses in Java"
+_BROKER_SIDE = "is for the checks that brokers make of a token"
+
+# (Kafka's default, why it has no effect). They change nothing about what is sent, or to whom: one warning
+# names those set to something else.
+WITHOUT_EFFECT: Mapping[str, tuple[str, str]] = {
+    "enable.metrics.push": ("true", _JVM),
+    "interceptor.classes": ("", _JVM),
+    "metric.reporters": ("org.apache.kafka.common.metrics.JmxReporter", _JVM),
+    "metrics.num.samples": ("2", _JVM),
+    "metrics.recording.level": ("INFO", _JVM),
+    "metrics.sample.window.ms": ("30000", _JVM),
     # Named by jobs written for clients older than 4.0, where they were still options or had become inert.
-    "auto.include.jmx.reporter": "true",
+    "auto.include.jmx.reporter": ("true", _JVM),
+    "sasl.kerberos.kinit.cmd": ("/usr/bin/kinit", _TICKETS),
+    "sasl.kerberos.min.time.before.relogin": ("60000", _TICKETS),
+    "sasl.kerberos.ticket.renew.jitter": ("0.05", _TICKETS),
+    "sasl.kerberos.ticket.renew.window.factor": ("0.8", _TICKETS),
+    "sasl.oauthbearer.clock.skew.seconds": ("30", _BROKER_SIDE),
+    "sasl.oauthbearer.expected.audience": ("", _BROKER_SIDE),
+    "sasl.oauthbearer.expected.issuer": ("", _BROKER_SIDE),
+    "sasl.oauthbearer.jwks.endpoint.refresh.ms": ("3600000", _BROKER_SIDE),
+    "sasl.oauthbearer.jwks.endpoint.retry.backoff.max.ms": ("10000", _BROKER_SIDE),
+    "sasl.oauthbearer.jwks.endpoint.retry.backoff.ms": ("100", _BROKER_SIDE),
+    "sasl.oauthbearer.jwks.endpoint.url": ("", _BROKER_SIDE),
+    "sasl.oauthbearer.scope.claim.name": ("scope", _BROKER_SIDE),
+    "sasl.oauthbearer.sub.claim.name": ("sub", _BROKER_SIDE),
+    "ssl.keymanager.algorithm": ("SunX509", _OPENSSL),
+    "ssl.secure.random.implementation": ("", _OPENSSL),
+    "ssl.trustmanager.algorithm": ("PKIX", _OPENSSL),
 }
 
 _JVM_CLASS = "names a Java class, which cannot run in this sink"
+
+_OAUTH = "org.apache.kafka.common.security.oauthbearer"
+_NO_ASSERTION = (
+    "is not supported: tokens are fetched by client credentials, read from a file, or come from a function "
+    "of yours (sasl.oauthbearer.token.provider)"
+)
 
 # Options whose loss would change where rows go, who can read them on the way, or what is guaranteed: refused.
 REFUSED: Mapping[str, tuple[str, str]] = {
@@ -31,8 +59,23 @@ REFUSED: Mapping[str, tuple[str, str]] = {
         f"{_JVM_CLASS}: compute the partition yourself and give it as the column 'partition'",
     ),
     "config.providers": ("", "is not supported: give the values themselves"),
-    "security.protocol": ("PLAINTEXT", "is not supported yet: only PLAINTEXT connections are"),
     "security.providers": ("", _JVM_CLASS),
+    "sasl.login.class": ("", _JVM_CLASS),
+    "sasl.oauthbearer.assertion.algorithm": ("RS256", _NO_ASSERTION),
+    "sasl.oauthbearer.assertion.claim.aud": ("", _NO_ASSERTION),
+    "sasl.oauthbearer.assertion.claim.exp.seconds": ("300", _NO_ASSERTION),
+    "sasl.oauthbearer.assertion.claim.iss": ("", _NO_ASSERTION),
+    "sasl.oauthbearer.assertion.claim.jti.include": ("false", _NO_ASSERTION),
+    "sasl.oauthbearer.assertion.claim.nbf.seconds": ("60", _NO_ASSERTION),
+    "sasl.oauthbearer.assertion.claim.sub": ("", _NO_ASSERTION),
+    "sasl.oauthbearer.assertion.file": ("", _NO_ASSERTION),
+    "sasl.oauthbearer.assertion.private.key.file": ("", _NO_ASSERTION),
+    "sasl.oauthbearer.assertion.private.key.passphrase": ("", _NO_ASSERTION),
+    "sasl.oauthbearer.assertion.template.file": ("", _NO_ASSERTION),
+    "sasl.oauthbearer.jwt.retriever.class": (f"{_OAUTH}.DefaultJwtRetriever", _JVM_CLASS),
+    "sasl.oauthbearer.jwt.validator.class": (f"{_OAUTH}.DefaultJwtValidator", _JVM_CLASS),
+    "ssl.engine.factory.class": ("", _JVM_CLASS),
+    "ssl.provider": ("", f"{_JVM_CLASS}: remove it"),
     "transactional.id": ("", "is not supported yet: rows are written without transactions"),
     "transaction.timeout.ms": ("60000", "is not supported yet: rows are written without transactions"),
     "transaction.two.phase.commit.enable": (
@@ -40,77 +83,6 @@ REFUSED: Mapping[str, tuple[str, str]] = {
         "is not supported yet: rows are written without transactions",
     ),
 }
-
-_OAUTH = "org.apache.kafka.common.security.oauthbearer"
-
-# ssl.* and sasl.* have no effect on PLAINTEXT connections; set, they say that something else was wanted.
-SECURITY_DEFAULTS: Mapping[str, str] = {
-    "sasl.client.callback.handler.class": "",
-    "sasl.jaas.config": "",
-    "sasl.kerberos.kinit.cmd": "/usr/bin/kinit",
-    "sasl.kerberos.min.time.before.relogin": "60000",
-    "sasl.kerberos.service.name": "",
-    "sasl.kerberos.ticket.renew.jitter": "0.05",
-    "sasl.kerberos.ticket.renew.window.factor": "0.8",
-    "sasl.login.callback.handler.class": "",
-    "sasl.login.class": "",
-    "sasl.login.connect.timeout.ms": "",
-    "sasl.login.read.timeout.ms": "",
-    "sasl.login.refresh.buffer.seconds": "300",
-    "sasl.login.refresh.min.period.seconds": "60",
-    "sasl.login.refresh.window.factor": "0.8",
-    "sasl.login.refresh.window.jitter": "0.05",
-    "sasl.login.retry.backoff.max.ms": "10000",
-    "sasl.login.retry.backoff.ms": "100",
-    "sasl.mechanism": "GSSAPI",
-    "sasl.oauthbearer.assertion.algorithm": "RS256",
-    "sasl.oauthbearer.assertion.claim.aud": "",
-    "sasl.oauthbearer.assertion.claim.exp.seconds": "300",
-    "sasl.oauthbearer.assertion.claim.iss": "",
-    "sasl.oauthbearer.assertion.claim.jti.include": "false",
-    "sasl.oauthbearer.assertion.claim.nbf.seconds": "60",
-    "sasl.oauthbearer.assertion.claim.sub": "",
-    "sasl.oauthbearer.assertion.file": "",
-    "sasl.oauthbearer.assertion.private.key.file": "",
-    "sasl.oauthbearer.assertion.private.key.passphrase": "",
-    "sasl.oauthbearer.assertion.template.file": "",
-    "sasl.oauthbearer.client.credentials.client.id": "",
-    "sasl.oauthbearer.client.credentials.client.secret": "",
-    "sasl.oauthbearer.clock.skew.seconds": "30",
-    "sasl.oauthbearer.expected.audience": "",
-    "sasl.oauthbearer.expected.issuer": "",
-    "sasl.oauthbearer.header.urlencode": "false",
-    "sasl.oauthbearer.jwks.endpoint.refresh.ms": "3600000",
-    "sasl.oauthbearer.jwks.endpoint.retry.backoff.max.ms": "10000",
-    "sasl.oauthbearer.jwks.endpoint.retry.backoff.ms": "100",
-    "sasl.oauthbearer.jwks.endpoint.url": "",
-    "sasl.oauthbearer.jwt.retriever.class": f"{_OAUTH}.DefaultJwtRetriever",
-    "sasl.oauthbearer.jwt.validator.class": f"{_OAUTH}.DefaultJwtValidator",
-    "sasl.oauthbearer.scope": "",
-    "sasl.oauthbearer.scope.claim.name": "scope",
-    "sasl.oauthbearer.sub.claim.name": "sub",
-    "sasl.oauthbearer.token.endpoint.url": "",
-    "ssl.cipher.suites": "",
-    "ssl.enabled.protocols": "TLSv1.2,TLSv1.3",
-    "ssl.endpoint.identification.algorithm": "https",
-    "ssl.engine.factory.class": "",
-    "ssl.key.password": "",
-    "ssl.keymanager.algorithm": "SunX509",
-    "ssl.keystore.certificate.chain": "",
-    "ssl.keystore.key": "",
-    "ssl.keystore.location": "",
-    "ssl.keystore.password": "",
-    "ssl.keystore.type": "JKS",
-    "ssl.protocol": "TLSv1.3",
-    "ssl.provider": "",
-    "ssl.secure.random.implementation": "",
-    "ssl.trustmanager.algorithm": "PKIX",
-    "ssl.truststore.certificates": "",
-    "ssl.truststore.location": "",
-    "ssl.truststore.password": "",
-    "ssl.truststore.type": "JKS",
-}
-SECURITY_REASON = "is not supported yet: only PLAINTEXT connections are"
 
 # Set by people who want a guarantee; dropped in silence they would get a job without it.
 GUARANTEES = ("security.protocol", "transactional.id")
@@ -121,8 +93,6 @@ SPARK_OWN = frozenset({"path", "paths", "checkpointlocation", "queryname"})
 
 def refusal(name: str) -> tuple[str, str] | None:
     """(Kafka's default, why it is refused) of an option that this sink refuses, or None."""
-    if name in SECURITY_DEFAULTS:
-        return SECURITY_DEFAULTS[name], SECURITY_REASON
     if name.startswith("config.providers."):
         return REFUSED["config.providers"]
     return REFUSED.get(name)

@@ -11,13 +11,14 @@ from kafka_sink.options import foreign
 from kafka_sink.options.checks import settle
 from kafka_sink.options.table import (
     BREAKER_PREFIX,
-    HIDDEN,
     KAFKA_PREFIX,
     SPECS,
     OptionSpec,
     ParsedOptions,
     SinkOptions,
 )
+from kafka_sink.options.values import schemes
+from kafka_sink.secret import HIDDEN
 
 _BY_NAME: Mapping[str, OptionSpec] = {name: spec for spec in SPECS for name in (spec.name, *spec.aliases)}
 _SINK_NAMES = [name for name in _BY_NAME if not name.startswith(KAFKA_PREFIX)]
@@ -25,7 +26,6 @@ _KAFKA_NAMES = [
     *(name.removeprefix(KAFKA_PREFIX) for name in _BY_NAME if name.startswith(KAFKA_PREFIX)),
     *foreign.WITHOUT_EFFECT,
     *foreign.REFUSED,
-    *foreign.SECURITY_DEFAULTS,
 ]
 
 
@@ -49,7 +49,7 @@ def parse(raw: Mapping[str, str]) -> ParsedOptions:
         elif kafka_name.startswith(BREAKER_PREFIX) and kafka_name != BREAKER_PREFIX:
             breaker.append((kafka_name.removeprefix(BREAKER_PREFIX), text))
         elif kafka_name in foreign.WITHOUT_EFFECT or kafka_name.startswith("metrics.context."):
-            if not foreign.same_setting(text, foreign.WITHOUT_EFFECT.get(kafka_name, "")):
+            if not foreign.same_setting(text, foreign.WITHOUT_EFFECT.get(kafka_name, ("", ""))[0]):
                 ineffective.append(name)
         else:
             _refuse(kafka_name, text)
@@ -64,6 +64,7 @@ def parse(raw: Mapping[str, str]) -> ParsedOptions:
         }
     )
     options = SinkOptions(**settled, breaker=tuple(sorted(breaker)))
+    _check_schemes(settings["bootstrap_servers"][1], options)
     return ParsedOptions(options, (*_about_ignored(ineffective, stray), *warnings))
 
 
@@ -113,7 +114,8 @@ def _refuse(kafka_name: str, text: str) -> None:
 def _refuse_lost_guarantees(stray: list[str]) -> None:
     """A guarantee asked for under a name that nobody reads would be missing in silence."""
     for name in stray:
-        if name in foreign.GUARANTEES or name in foreign.SECURITY_DEFAULTS:
+        security = name.startswith(("ssl.", "sasl.")) and name in _KAFKA_NAMES
+        if name in foreign.GUARANTEES or security:
             raise ConfigurationError(
                 f"Option '{name}' has no effect without its prefix (it is a Kafka option: 'kafka.{name}'), "
                 "and the job would run without what it asks for"
@@ -127,6 +129,15 @@ def _require(settings: Mapping[str, tuple[str, str]], stray: list[str]) -> None:
             near = get_close_matches(wanted, stray, n=1, cutoff=0.7)
             hint = f" (found '{near[0]}': the name is '{spec.name}')" if near else ""
             raise ConfigurationError(f"Option '{spec.name}' must be specified{hint}")
+
+
+def _check_schemes(addresses: str, options: SinkOptions) -> None:
+    """Java drops the protocol in front of an address, and would send in clear what was meant for TLS."""
+    if others := schemes(addresses) - {options.security_protocol}:
+        raise ConfigurationError(
+            f"Option 'kafka.bootstrap.servers' names the protocol {sorted(others)[0]} in front of an "
+            f"address, but kafka.security.protocol is {options.security_protocol}"
+        )
 
 
 def _about_ignored(ineffective: list[str], stray: list[str]) -> list[str]:

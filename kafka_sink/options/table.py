@@ -12,10 +12,10 @@ from typing import Any
 from kafka_sink.model import CompressionType
 from kafka_sink.options import values
 from kafka_sink.options.values import INT_MAX, LONG_MAX, Address, Kind
+from kafka_sink.secret import HIDDEN, Secret
 
 KAFKA_PREFIX = "kafka."
 BREAKER_PREFIX = "producer.circuit.breaker."
-HIDDEN = "[hidden]"
 
 TARGET = "The job"
 DELIVERY = "Delivery"
@@ -24,6 +24,7 @@ COMPRESSION = "Compression"
 METADATA = "Metadata"
 PARTITIONER = "Partitioner"
 NETWORK = "Connections"
+SECURITY = "Security"
 COORDINATOR = "Coordinator"
 
 
@@ -203,7 +204,7 @@ class SinkOptions:
         """Largest request, and largest uncompressed record. A single batch may exceed it.""",
     )
 
-    compression_type: CompressionType = _option(  # noqa: RUF009 - it returns a dataclasses.field
+    compression_type: CompressionType = _option(
         "kafka.compression.type", values.codec(), CompressionType.NONE, COMPRESSION, "high",
         """Codec of the record batches.""",
     )
@@ -303,6 +304,195 @@ class SinkOptions:
         "kafka.socket.connection.setup.timeout.max.ms", values.integer(0, LONG_MAX), 30_000, NETWORK,
         "medium",
         """Longest that a connection may take to be made.""",
+    )
+
+    security_protocol: str = _option(
+        "kafka.security.protocol", values.words(*values.PROTOCOLS, any_case=True), "PLAINTEXT", SECURITY,
+        "high",
+        """How to speak to brokers: in clear or by TLS, with a login (SASL) or without.""",
+    )
+    ssl_truststore_type: str = _option(
+        "kafka.ssl.truststore.type", values.words("JKS", "PKCS12", "PEM", any_case=True), "JKS", SECURITY,
+        "medium",
+        """Format of `kafka.ssl.truststore.location`. As in Java, `JKS` and `PKCS12` both read a PKCS12 file,
+        which `keytool` writes since Java 9; a file that really is JKS is refused with the command that
+        converts it.""",
+    )
+    ssl_truststore_location: str = _option(
+        "kafka.ssl.truststore.location", values.text(), "", SECURITY, "high",
+        """File with the certificates of the authorities that are trusted, on the driver's host and on all
+        executors'. Neither this nor one of its alternatives set: those that the system trusts.""",
+    )
+    ssl_truststore_password: Secret | None = _option(
+        "kafka.ssl.truststore.password", values.secret(), None, SECURITY, "high",
+        """Password of a PKCS12 truststore.""", secret=True,
+    )
+    ssl_truststore_certificates: str = _option(
+        "kafka.ssl.truststore.certificates", values.text(), "", SECURITY, "high",
+        """Trusted certificates themselves, as PEM, with `kafka.ssl.truststore.type=PEM` (KIP-651).""",
+        aliases=("kafka.ssl.ca.pem",), secret=True,
+    )
+    ssl_ca_location: str = _option(
+        "kafka.ssl.ca.location", values.text(), "", SECURITY, "medium",
+        """A PEM file of trusted certificates, under librdkafka's name.""", kafka_default="",
+    )
+    ssl_keystore_type: str = _option(
+        "kafka.ssl.keystore.type", values.words("JKS", "PKCS12", "PEM", any_case=True), "JKS", SECURITY,
+        "medium",
+        """Format of `kafka.ssl.keystore.location`; see `kafka.ssl.truststore.type`.""",
+    )
+    ssl_keystore_location: str = _option(
+        "kafka.ssl.keystore.location", values.text(), "", SECURITY, "high",
+        """File with this client's private key and certificate chain, for brokers that want one (mutual TLS).
+        A PEM file holds both.""",
+    )
+    ssl_keystore_password: Secret | None = _option(
+        "kafka.ssl.keystore.password", values.secret(), None, SECURITY, "high",
+        """Password of a PKCS12 keystore.""", secret=True,
+    )
+    ssl_keystore_key: Secret | None = _option(
+        "kafka.ssl.keystore.key", values.secret(), None, SECURITY, "high",
+        """Private key itself, as PEM (PKCS#8 or older forms), with `kafka.ssl.keystore.type=PEM`.""",
+        aliases=("kafka.ssl.key.pem",), secret=True,
+    )
+    ssl_keystore_certificate_chain: str = _option(
+        "kafka.ssl.keystore.certificate.chain", values.text(), "", SECURITY, "high",
+        """Certificate chain of that key itself, as PEM, this client's own first.""",
+        aliases=("kafka.ssl.certificate.pem",), secret=True,
+    )
+    ssl_key_password: Secret | None = _option(
+        "kafka.ssl.key.password", values.secret(), None, SECURITY, "high",
+        """Password of an encrypted private key.""", secret=True,
+    )
+    ssl_key_location: str = _option(
+        "kafka.ssl.key.location", values.text(), "", SECURITY, "medium",
+        """A PEM file with the private key, under librdkafka's name.""",
+    )
+    ssl_certificate_location: str = _option(
+        "kafka.ssl.certificate.location", values.text(), "", SECURITY, "medium",
+        """A PEM file with the certificate chain of that key, under librdkafka's name.""",
+    )
+    ssl_endpoint_identification_algorithm: str = _option(
+        "kafka.ssl.endpoint.identification.algorithm", values.words("https", "none", "", any_case=True),
+        "https", SECURITY, "high",
+        """Whether a broker's certificate must be for the name or IP address that is connected to: `https`.
+        Empty (librdkafka: `none`) switches that check off, and anyone with a certificate of a trusted
+        authority may then pass for a broker.""",
+    )
+    ssl_enabled_protocols: tuple[str, ...] = _option(
+        "kafka.ssl.enabled.protocols", values.names(), ("TLSv1.2", "TLSv1.3"), SECURITY, "medium",
+        """Versions of TLS that may be spoken: `TLSv1.2`, `TLSv1.3`.""",
+    )
+    ssl_protocol: str = _option(
+        "kafka.ssl.protocol", values.words("TLSv1.3", "TLSv1.2", "TLS", any_case=True), "TLSv1.3", SECURITY,
+        "low",
+        """The newest version of TLS that may be spoken.""",
+    )
+    ssl_cipher_suites: tuple[str, ...] = _option(
+        "kafka.ssl.cipher.suites", values.names(), (), SECURITY, "low",
+        """Cipher suites that may be used, under Java's or OpenSSL's names; empty: those that OpenSSL takes
+        for secure. A broker that chooses another suite of TLS 1.3 is refused after the handshake, as Python
+        cannot offer fewer of those.""",
+    )
+    enable_ssl_certificate_verification: bool = _option(
+        "kafka.enable.ssl.certificate.verification", values.boolean(), True, SECURITY, "low",
+        """librdkafka's name. `false` is refused: without it TLS protects from nobody.""",
+    )
+    sasl_mechanism: str = _option(
+        "kafka.sasl.mechanism", values.words("GSSAPI", "PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512",
+        "OAUTHBEARER", "AWS_MSK_IAM", any_case=True), "GSSAPI", SECURITY, "high",
+        """How to log in.""", aliases=("kafka.sasl.mechanisms",),
+    )
+    sasl_jaas_config: Secret | None = _option(
+        "kafka.sasl.jaas.config", values.secret(), None, SECURITY, "high",
+        """Login module with its credentials as Java clients have it:
+        `org.apache.kafka.common.security.plain.PlainLoginModule required username="u" password="p";`.
+        `ScramLoginModule`, `OAuthBearerLoginModule`, `IAMLoginModule` and `Krb5LoginModule` are known, too,
+        with or without Databricks' prefix `kafkashaded.`""", secret=True,
+    )
+    sasl_username: str = _option(
+        "kafka.sasl.username", values.text(), "", SECURITY, "high",
+        """User for PLAIN and SCRAM, in place of `kafka.sasl.jaas.config`.""",
+    )
+    sasl_password: Secret | None = _option(
+        "kafka.sasl.password", values.secret(), None, SECURITY, "high",
+        """That user's password.""", secret=True,
+    )
+    sasl_client_callback_handler_class: str = _option(
+        "kafka.sasl.client.callback.handler.class", values.text(), "", SECURITY, "medium",
+        """`software.amazon.msk.auth.iam.IAMClientCallbackHandler` is taken, and does what AWS_MSK_IAM does
+        anyway. Other Java classes are refused.""",
+    )
+    sasl_login_callback_handler_class: str = _option(
+        "kafka.sasl.login.callback.handler.class", values.text(), "", SECURITY, "medium",
+        """Kafka's `OAuthBearerLoginCallbackHandler` is taken. Other Java classes are refused.""",
+    )
+    sasl_login_connect_timeout_ms: int = _option(
+        "kafka.sasl.login.connect.timeout.ms", values.integer(1), 10_000, SECURITY, "low",
+        """How long to wait for a connection to the token endpoint. Kafka sets no bound.""",
+        kafka_default=None,
+    )
+    sasl_login_read_timeout_ms: int = _option(
+        "kafka.sasl.login.read.timeout.ms", values.integer(1), 10_000, SECURITY, "low",
+        """How long to wait for its answer. Kafka sets no bound.""", kafka_default=None,
+    )
+    sasl_login_retry_backoff_ms: int = _option(
+        "kafka.sasl.login.retry.backoff.ms", values.integer(0, LONG_MAX), 100, SECURITY, "low",
+        """Wait before the token endpoint is asked again; doubles with each failure.""",
+    )
+    sasl_login_retry_backoff_max_ms: int = _option(
+        "kafka.sasl.login.retry.backoff.max.ms", values.integer(0, LONG_MAX), 10_000, SECURITY, "low",
+        """Longest such wait. The last failure is reported when the connection's own bound is over.""",
+    )
+    sasl_login_refresh_window_factor: float = _option(
+        "kafka.sasl.login.refresh.window.factor", values.real(0.5, 1.0), 0.8, SECURITY, "low",
+        """Share of a token's lifetime after which a new one is fetched.""",
+    )
+    sasl_login_refresh_window_jitter: float = _option(
+        "kafka.sasl.login.refresh.window.jitter", values.real(0.0, 0.25), 0.05, SECURITY, "low",
+        """Largest share of the lifetime that is added to it at random.""",
+    )
+    sasl_login_refresh_min_period_seconds: int = _option(
+        "kafka.sasl.login.refresh.min.period.seconds", values.integer(0, 900), 60, SECURITY, "low",
+        """Least age at which a token is renewed, unless it would run out.""",
+    )
+    sasl_login_refresh_buffer_seconds: int = _option(
+        "kafka.sasl.login.refresh.buffer.seconds", values.integer(0, 3600), 300, SECURITY, "low",
+        """Renew no later than this before a token runs out, where its lifetime allows.""",
+    )
+    sasl_oauthbearer_token_endpoint_url: str = _option(
+        "kafka.sasl.oauthbearer.token.endpoint.url", values.text(), "", SECURITY, "medium",
+        """Where OAUTHBEARER fetches tokens by client credentials (KIP-768); `file:///path` reads the token
+        from a file instead, anew when it changes.""",
+    )
+    sasl_oauthbearer_client_credentials_client_id: str = _option(
+        "kafka.sasl.oauthbearer.client.credentials.client.id", values.text(), "", SECURITY, "medium",
+        """Client id for the token endpoint; or `clientId` in `kafka.sasl.jaas.config`.""",
+        aliases=("kafka.sasl.oauthbearer.client.id",),
+    )
+    sasl_oauthbearer_client_credentials_client_secret: Secret | None = _option(
+        "kafka.sasl.oauthbearer.client.credentials.client.secret", values.secret(), None, SECURITY, "medium",
+        """Its secret; or `clientSecret` in `kafka.sasl.jaas.config`.""",
+        aliases=("kafka.sasl.oauthbearer.client.secret",), secret=True,
+    )
+    sasl_oauthbearer_scope: str = _option(
+        "kafka.sasl.oauthbearer.scope", values.text(), "", SECURITY, "medium",
+        """Scope to ask for; or `scope` in `kafka.sasl.jaas.config`.""",
+    )
+    sasl_oauthbearer_header_urlencode: bool = _option(
+        "kafka.sasl.oauthbearer.header.urlencode", values.boolean(), False, SECURITY, "low",
+        """URL-encode id and secret before they go into the Authorization header (RFC 6749, 2.3.1).""",
+    )
+    sasl_oauthbearer_token_provider: str = _option(
+        "sasl.oauthbearer.token.provider", values.text(), "", SECURITY, "medium",
+        """Dotted path of a Python function without parameters that returns a token for OAUTHBEARER, as text,
+        or as a pair of the token and when it expires, in seconds since 1970. Executors and driver must be
+        able to import it.""",
+    )
+    sasl_kerberos_service_name: str = _option(
+        "kafka.sasl.kerberos.service.name", values.text(), "", SECURITY, "medium",
+        """Kerberos' name of the brokers' service, usually `kafka`; or `serviceName` in
+        `kafka.sasl.jaas.config`.""",
     )
 
     coordinator_enabled: bool = _option(

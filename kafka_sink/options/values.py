@@ -8,15 +8,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from kafka_sink.model import CompressionType
+from kafka_sink.secret import Secret
 
 INT_MAX = 2**31 - 1
 LONG_MAX = 2**63 - 1
 TOPIC_MAX_LENGTH = 249
 TEXT_MAX_BYTES = 2**15 - 1
+PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 
 _INTEGER = re.compile(r"[+-]?[0-9]+")
 _TOPIC = re.compile(r"[a-zA-Z0-9._-]+")
-_SCHEME = re.compile(r"(?P<scheme>[A-Za-z_]+)://")
+_SCHEME = re.compile(r"\s*(?P<scheme>[A-Za-z_]+)://")
 _HOST = re.compile(r"[0-9a-zA-Z._%-]+")
 _IPV6 = re.compile(r"[0-9a-fA-F:.]+(%[0-9a-zA-Z._-]+)?")
 
@@ -66,14 +68,15 @@ def boolean() -> Kind:
 
 def choice(values: Mapping[str, Any], *, any_case: bool = False) -> Kind:
     """One of the given words, mapped to its value."""
-    names = ", ".join(values)
+    names = ", ".join(name or "(empty)" for name in values)
     written = {value: name for name, value in reversed(list(values.items()))}
+    taken = {name.lower(): value for name, value in values.items()} if any_case else values
 
     def parse(text: str) -> Any:
         word = text.lower() if any_case else text
-        if word not in values:
+        if word not in taken:
             raise ValueError(f"is not one of {names}")
-        return values[word]
+        return taken[word]
 
     return Kind("string", names + (" (any case)" if any_case else ""), parse, lambda value: written[value])
 
@@ -98,6 +101,43 @@ def string() -> Kind:
         return text
 
     return Kind("string", "any", parse)
+
+
+def text() -> Kind:
+    """Any text, however long."""
+    return Kind("string", "any", str)
+
+
+def secret() -> Kind:
+    """A text that is never shown."""
+    return Kind("password", "any", Secret, lambda value: value.reveal())
+
+
+def names() -> Kind:
+    """Comma-separated names, none where the text is empty; who uses them says which there are."""
+
+    def parse(text: str) -> tuple[str, ...]:
+        entries = [entry.strip() for entry in text.split(",")] if text else []
+        if not all(entries):
+            raise ValueError("has an empty entry between its commas")
+        return tuple(entries)
+
+    return Kind("list", "comma-separated", parse, ",".join)
+
+
+def real(low: float, high: float) -> Kind:
+    """A number from ``low`` to ``high``."""
+
+    def parse(text: str) -> float:
+        try:
+            number = float(text)
+        except ValueError:
+            raise ValueError("is not a number") from None
+        if not low <= number <= high:
+            raise ValueError(f"is out of bounds (allowed: {low} to {high})")
+        return number
+
+    return Kind("double", f"{low} to {high}", parse)
 
 
 def topic_problem(name: str) -> str | None:
@@ -125,8 +165,14 @@ def topic() -> Kind:
     return Kind("string", "a legal topic name", parse)
 
 
+def schemes(text: str) -> set[str]:
+    """Protocols named in front of addresses (``SSL://host:port``), in upper case."""
+    found = (_SCHEME.match(entry) for entry in text.split(","))
+    return {match["scheme"].upper() for match in found if match}
+
+
 def addresses() -> Kind:
-    """``host:port,host:port``; IPv6 in brackets. Kafka's ``PLAINTEXT://`` in front is taken and dropped."""
+    """``host:port,host:port``; IPv6 in brackets. A protocol in front (``SSL://``) is taken and dropped."""
     return Kind("list", "host:port, comma-separated; IPv6 as [::1]:9092", _parse_addresses, _show_addresses)
 
 
@@ -144,8 +190,8 @@ def _parse_address(entry: str) -> Address:
         raise ValueError("has an entry with an @: credentials do not belong in an address")
     scheme = _SCHEME.match(entry)
     if scheme:
-        if scheme["scheme"].upper() != "PLAINTEXT":
-            raise ValueError("names a protocol in front of an address (kafka.security.protocol sets it)")
+        if scheme["scheme"].upper() not in PROTOCOLS:
+            raise ValueError("has an entry with an unknown protocol in front of its address")
         entry = entry[scheme.end() :]
     host, colon, port_text = entry.rpartition(":")
     if not colon or not host:

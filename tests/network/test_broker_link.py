@@ -17,9 +17,13 @@ from kafka_sink.network.connection import Phase
 from tests.network.network_harness import SETTINGS, metadata_request
 
 ALLOWED = {
-    ("idle", "resolving"), ("idle", "connecting"), ("resolving", "connecting"), ("resolving", "idle"),
+    ("idle", "resolving"), ("idle", "preparing"), ("idle", "connecting"), ("resolving", "preparing"),
+    ("resolving", "connecting"), ("resolving", "idle"), ("preparing", "connecting"), ("preparing", "idle"),
     ("connecting", "handshaking"), ("connecting", "idle"), ("handshaking", "negotiating"),
-    ("handshaking", "idle"), ("negotiating", "ready"), ("negotiating", "idle"), ("ready", "idle"),
+    ("handshaking", "idle"), ("negotiating", "authenticating"), ("negotiating", "ready"),
+    ("negotiating", "idle"), ("authenticating", "ready"), ("authenticating", "idle"),
+    ("ready", "reauthenticating"), ("ready", "idle"), ("reauthenticating", "ready"),
+    ("reauthenticating", "idle"),
 }  # fmt: skip
 
 
@@ -41,6 +45,9 @@ class DeafTransport:
     def handshake(self) -> bool:
         """Nothing to do."""
         return True
+
+    def flush(self) -> None:
+        """Nothing to do."""
 
     def send(self, buffers: Any) -> int:
         """All of it."""

@@ -21,6 +21,13 @@ NOT_IN_KAFKA = {
     "buffer.memory.allocation.strategy",
     "allow.auto.create.topics",
     "auto.include.jmx.reporter",
+    # librdkafka's names, and the two that Spark users of PLAIN and SCRAM know from it.
+    "ssl.ca.location",
+    "ssl.key.location",
+    "ssl.certificate.location",
+    "enable.ssl.certificate.verification",
+    "sasl.username",
+    "sasl.password",
 }
 
 LIST_CONFIGS = """
@@ -63,7 +70,7 @@ def kafka_configs(broker: LocalBroker, tmp_path_factory: pytest.TempPathFactory)
 
 def test_every_producer_option_of_kafka_has_its_place(kafka_configs: dict[str, str]) -> None:
     ours = {spec.name.removeprefix("kafka.") for spec in SPECS if spec.name.startswith("kafka.")}
-    places = [ours, set(foreign.WITHOUT_EFFECT), set(foreign.REFUSED), set(foreign.SECURITY_DEFAULTS)]
+    places = [ours, set(foreign.WITHOUT_EFFECT), set(foreign.REFUSED)]
     assert sum(map(len, places)) == len(set().union(*places)), "an option stands in two places"
     assert set().union(*places) - NOT_IN_KAFKA == set(kafka_configs)
 
@@ -74,7 +81,7 @@ def test_defaults_called_kafkas_are_kafkas(kafka_configs: dict[str, str]) -> Non
         if name in kafka_configs and not spec.required:
             shown = "" if spec.kafka_default in (None, "") else spec.kind.show(spec.kafka_default)
             assert shown == kafka_configs[name], name
-    for name, default in {**foreign.WITHOUT_EFFECT, **foreign.SECURITY_DEFAULTS}.items():
+    for name, (default, _) in foreign.WITHOUT_EFFECT.items():
         if name in kafka_configs:
             assert foreign.same_setting(kafka_configs[name].strip("[]"), default), name
     for name, (default, _) in foreign.REFUSED.items():

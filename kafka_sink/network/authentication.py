@@ -1,0 +1,166 @@
+"""The login on a connection: SaslHandshake, SaslAuthenticate as often as the mechanism wants (KIP-152), and
+both again before the session ends (KIP-368). Answers in, requests out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from kafka.protocol.sasl import (
+    SaslAuthenticateRequest,
+    SaslAuthenticateResponse,
+    SaslHandshakeRequest,
+    SaslHandshakeResponse,
+)
+
+from kafka_sink.errors import AuthenticationError
+from kafka_sink.network.events import Buffer
+from kafka_sink.network.requests import SASL_AUTHENTICATE, SASL_HANDSHAKE
+from kafka_sink.network.wire import read_response
+from kafka_sink.security.sasl import SaslExchange
+
+# Version 0 of the handshake is followed by bytes without frames, which brokers before 1.0 want.
+HANDSHAKE_VERSIONS = (1, int(SaslHandshakeRequest.max_version))
+AUTHENTICATE_VERSIONS = (0, int(SaslAuthenticateRequest.max_version))
+_UNSUPPORTED_MECHANISM, _ILLEGAL_STATE, _FAILED = 33, 34, 58
+# Of what a broker says, which comes from the network.
+_MOST_CHARACTERS = 300
+
+
+@dataclass(frozen=True, slots=True)
+class HandshakeAnswer:
+    """``mechanisms``: those that the broker offers."""
+
+    error_code: int
+    mechanisms: tuple[str, ...]
+    throttle_time_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class AuthenticateAnswer:
+    """``session_ms`` 0: the login does not run out."""
+
+    error_code: int
+    error_message: str
+    auth_bytes: bytes
+    session_ms: int
+    throttle_time_ms: int = 0
+
+    def __repr__(self) -> str:
+        return f"AuthenticateAnswer({self.error_code})"
+
+
+@dataclass(frozen=True, slots=True)
+class LoginRequest:
+    """What to send next. The body is a view, which does not print what it holds."""
+
+    api_key: int
+    api_version: int
+    body: Buffer
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedIn:
+    """The login is over; ``session_ms`` as in AuthenticateAnswer."""
+
+    session_ms: int
+
+
+class Login:
+    """One login on one connection. Raises AuthenticationError, which names broker and mechanism."""
+
+    def __init__(self, exchange: SaslExchange, name: str, versions: dict[int, tuple[int, int]]) -> None:
+        self._exchange = exchange
+        self._name = name
+        self._versions = versions
+
+    def begin(self) -> LoginRequest:
+        """The first request."""
+        version = self._version(SASL_HANDSHAKE, HANDSHAKE_VERSIONS)
+        self._version(SASL_AUTHENTICATE, AUTHENTICATE_VERSIONS)
+        request = SaslHandshakeRequest(version=version, mechanism=self._exchange.mechanism)
+        return LoginRequest(SASL_HANDSHAKE, version, bytes(request.encode(version=version)))
+
+    def on_answer(self, answer: HandshakeAnswer | AuthenticateAnswer) -> LoginRequest | LoggedIn:
+        """What comes after an answer."""
+        if isinstance(answer, HandshakeAnswer):
+            self._check_handshake(answer)
+            return self._authenticate(self._exchange.first())
+        if answer.error_code:
+            raise AuthenticationError(self._refusal(answer))
+        try:
+            following = self._exchange.respond(answer.auth_bytes)
+        except AuthenticationError as error:
+            problem = str(error)
+        else:
+            return LoggedIn(answer.session_ms) if following is None else self._authenticate(following)
+        raise AuthenticationError(f"login at {self._name} failed: {problem}")
+
+    def _version(self, api: int, ours: tuple[int, int]) -> int:
+        low, high = self._versions.get(api, (0, -1))
+        version = min(high, ours[1])
+        if version < max(low, ours[0]):
+            raise AuthenticationError(
+                f"login at {self._name} failed: it offers no SASL: use its SASL listener's port, or "
+                "kafka.security.protocol=PLAINTEXT or SSL"
+            )
+        return version
+
+    def _authenticate(self, data: bytes) -> LoginRequest:
+        version = self._version(SASL_AUTHENTICATE, AUTHENTICATE_VERSIONS)
+        body = SaslAuthenticateRequest(version=version, auth_bytes=data).encode(version=version)
+        return LoginRequest(SASL_AUTHENTICATE, version, memoryview(bytes(body)))
+
+    def _check_handshake(self, answer: HandshakeAnswer) -> None:
+        if answer.error_code == 0:
+            return
+        mechanism = self._exchange.mechanism
+        if answer.error_code == _UNSUPPORTED_MECHANISM:
+            offered = ", ".join(answer.mechanisms)[:_MOST_CHARACTERS] or "none"
+            problem = f"it does not offer {mechanism} but {offered}: set kafka.sasl.mechanism to one of these"
+        elif answer.error_code == _ILLEGAL_STATE:
+            problem = (
+                "its listener takes no login: use its SASL listener's port, or "
+                "kafka.security.protocol=PLAINTEXT or SSL"
+            )
+        else:
+            problem = f"it answered the SASL handshake with error {answer.error_code}"
+        raise AuthenticationError(f"login at {self._name} failed: {problem}")
+
+    def _refusal(self, answer: AuthenticateAnswer) -> str:
+        mechanism = self._exchange.mechanism
+        said = f" ({answer.error_message})" if answer.error_message else ""
+        remedy = {
+            "OAUTHBEARER": "check the token's issuer, audience and lifetime",
+            "AWS_MSK_IAM": "check that the role may kafka-cluster:Connect to this cluster",
+            "GSSAPI": "check the principal, and kafka.sasl.kerberos.service.name",
+        }.get(mechanism, "check the user name and the password")
+        code = "" if answer.error_code == _FAILED else f", error {answer.error_code}"
+        refused = f"it refuses the credentials for SASL {mechanism}{code}{said}"
+        return f"login at {self._name} failed: {refused}: {remedy}"
+
+
+def decode_handshake(version: int, payload: bytes) -> HandshakeAnswer:
+    """``payload`` with its header. Raises ProtocolError."""
+    return read_response(SaslHandshakeResponse, version, payload, _handshake)
+
+
+def _handshake(response: Any) -> HandshakeAnswer:
+    return HandshakeAnswer(int(response.error_code), tuple(str(name) for name in response.mechanisms or ()))
+
+
+def decode_authenticate(version: int, payload: bytes) -> AuthenticateAnswer:
+    """``payload`` with its header. Raises ProtocolError."""
+    return read_response(SaslAuthenticateResponse, version, payload, _authenticate)
+
+
+def _authenticate(response: Any) -> AuthenticateAnswer:
+    message = str(response.error_message or "")
+    printable = "".join(char if char.isprintable() else " " for char in message[:_MOST_CHARACTERS])
+    return AuthenticateAnswer(
+        int(response.error_code),
+        printable,
+        bytes(response.auth_bytes or b""),
+        max(0, int(response.session_lifetime_ms or 0)),
+    )

@@ -1,0 +1,253 @@
+"""TLS over a non-blocking socket. The record layer itself is bytes in, bytes out (``TlsStream``)."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Sequence
+from typing import Any
+
+from kafka_sink.errors import AuthenticationError
+from kafka_sink.network.events import Buffer
+from kafka_sink.network.settings import NetworkSettings
+from kafka_sink.network.transport import Address, PlaintextTransport
+from kafka_sink.security.cipher_suites import TLS13_SUITES, split_suites
+from kafka_sink.security.tls_errors import explain, is_final
+
+# One record of TLS holds 16 KiB: what is smaller is joined up to that, for each record costs.
+_RECORD_BYTES = 16 * 1024
+# Encrypted bytes that may wait for the socket; more would only be held twice.
+_MOST_HELD_BYTES = 256 * 1024
+_READ_BYTES = 128 * 1024
+
+
+class TlsStream:
+    """One connection's TLS without its socket.
+
+    Raises AuthenticationError for what another try would not change, ConnectionError for what it may.
+
+    ``host``: for the certificate and for SNI. ``suites``: those that may be used, by OpenSSL's names; none
+    stands for all that the context allows.
+    """
+
+    def __init__(self, context: ssl.SSLContext, host: str, address: str, suites: Sequence[str] = ()) -> None:
+        self._incoming = ssl.MemoryBIO()
+        self._outgoing = ssl.MemoryBIO()
+        self._host = host
+        self._address = address
+        self._suites = suites
+        # OpenSSL takes a final dot as part of the name; certificates have none.
+        name = host.rstrip(".")
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_hostname=name)
+        self.established = False
+
+    @property
+    def produced(self) -> int:
+        """Bytes for the peer that ``take`` would give."""
+        return self._outgoing.pending
+
+    @property
+    def unread(self) -> bool:
+        """Whether bytes of the peer's are held that ``read`` has not given yet."""
+        return self._incoming.pending > 0 or (self.established and self._tls.pending() > 0)
+
+    def feed(self, data: memoryview) -> None:
+        """Bytes of the peer's, in pieces of any size."""
+        self._incoming.write(data)
+
+    def feed_end(self) -> None:
+        """No more will come."""
+        self._incoming.write_eof()
+
+    def take(self) -> bytes:
+        """Bytes for the peer."""
+        return self._outgoing.read()
+
+    def handshake(self) -> bool:
+        """Goes on with it; True once it is done."""
+        if self.established:
+            return True
+        try:
+            self._tls.do_handshake()
+        except ssl.SSLWantReadError:
+            return False
+        except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
+            raise ConnectionResetError(self._cut_short()) from None
+        except ssl.SSLError as error:
+            failure = self._failure(error, "TLS handshake with")
+        else:
+            self._check_suite()
+            self.established = True
+            return True
+        raise failure
+
+    def _failure(self, error: ssl.SSLError, step: str) -> Exception:
+        text = f"{step} {self._address} failed: {explain(error, self._host)}"
+        return AuthenticationError(text) if is_final(error) else ConnectionError(text)
+
+    def _check_suite(self) -> None:
+        used = self._tls.cipher()
+        if self._suites and (used is None or used[0] not in self._suites):
+            raise AuthenticationError(
+                f"TLS handshake with {self._address} failed: the broker chose the cipher suite "
+                f"{used[0] if used else 'none'}, which kafka.ssl.cipher.suites does not name"
+            )
+
+    def _cut_short(self) -> str:
+        return (
+            f"{self._address} closed the connection in the TLS handshake; if that goes on, it is no TLS "
+            "listener (kafka.security.protocol), or wants a client certificate (kafka.ssl.keystore.location)"
+        )
+
+    def write(self, data: Buffer) -> None:
+        """Encrypts all of it."""
+        try:
+            self._tls.write(data)
+        except ssl.SSLError as error:
+            failure = self._failure(error, "TLS with")
+        else:
+            return
+        raise failure
+
+    def read(self, buffer: memoryview) -> int | None:
+        """Bytes decrypted into ``buffer``, 0 at the end of the stream, None where none are whole yet."""
+        try:
+            # With a buffer it returns how many bytes are in it.
+            count: Any = self._tls.read(len(buffer), buffer)
+            return int(count)
+        except ssl.SSLWantReadError:
+            return None
+        except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
+            return 0
+        except ssl.SSLError as error:
+            # With TLS 1.3 a broker says only now that it does not accept the client's certificate.
+            failure = self._failure(error, "TLS with")
+        raise failure
+
+    def close(self) -> None:
+        """Says goodbye, without waiting for the peer's."""
+        try:
+            self._tls.unwrap()
+        except (ssl.SSLError, ValueError, OSError):
+            pass  # the peer has not said it yet, or nothing was established
+
+
+class TlsTransport:
+    """A TLS connection to a broker. See Transport; raises AuthenticationError besides OSError."""
+
+    def __init__(
+        self,
+        address: Address,
+        settings: NetworkSettings,
+        context: ssl.SSLContext,
+        host: str,
+        name: str,
+    ) -> None:
+        tls = settings.security.tls
+        suites = [] if tls is None else [suite for part in split_suites(tls.cipher_suites) for suite in part]
+        restricts_newest = any(suite not in suites for suite in TLS13_SUITES)
+        self._stream = TlsStream(context, host, name, suites if suites and restricts_newest else ())
+        self._socket = PlaintextTransport(address, settings)
+        self._held = memoryview(b"")
+        self._scratch = memoryview(bytearray(_READ_BYTES))
+        self.buffered = False
+
+    @property
+    def wants_write(self) -> bool:
+        """Whether encrypted bytes wait for the socket."""
+        return bool(self._held) or self._stream.produced > 0
+
+    def fileno(self) -> int:
+        """For the selector."""
+        return self._socket.fileno()
+
+    def connected(self) -> None:
+        """Raises OSError where the connect failed."""
+        self._socket.connected()
+
+    def handshake(self) -> bool:
+        """Goes on; True once it is done. Raises as TlsStream.handshake."""
+        if self._stream.established:
+            self.flush()
+            return True
+        self._receive()
+        try:
+            done = self._stream.handshake()
+        except AuthenticationError:
+            self._flush_the_last()
+            raise
+        self.flush()
+        return done
+
+    def _flush_the_last(self) -> None:
+        """An alert, or a goodbye."""
+        try:
+            self.flush()
+        except OSError:
+            pass  # a peer that is gone does not need it
+
+    def _receive(self) -> int | None:
+        """Bytes fed from the socket, 0 at its end, None where there are none now."""
+        count = self._socket.receive_into(self._scratch)
+        if count == 0:
+            self._stream.feed_end()
+        elif count is not None:
+            self._stream.feed(self._scratch[:count])
+        return count
+
+    def flush(self) -> None:
+        """Writes encrypted bytes as far as the socket takes them."""
+        while self.wants_write:
+            if not self._held:
+                self._held = memoryview(self._stream.take())
+            sent = self._socket.send([self._held])
+            if sent == 0:
+                return
+            self._held = self._held[sent:]
+
+    def send(self, buffers: Sequence[Buffer]) -> int:
+        """Encrypts as much as may wait for the socket; what is taken counts as written."""
+        taken = 0
+        self.flush()
+        for piece in _records(buffers):
+            if len(self._held) + self._stream.produced >= _MOST_HELD_BYTES:
+                break
+            self._stream.write(piece)
+            taken += len(piece)
+        self.flush()
+        return taken
+
+    def receive_into(self, buffer: memoryview) -> int | None:
+        """One read of decrypted bytes."""
+        while (count := self._stream.read(buffer)) is None:
+            if self._receive() is None:
+                self.buffered = False
+                return None
+        # A message of TLS itself, such as a key update, may ask for an answer.
+        self.flush()
+        self.buffered = self._stream.unread
+        return count
+
+    def close(self) -> None:
+        """Says goodbye as far as the socket takes it at once."""
+        self._stream.close()
+        self._flush_the_last()
+        self._socket.close()
+
+
+def _records(buffers: Sequence[Buffer]) -> list[Buffer]:
+    """Small buffers joined up to the size of a record; large ones as they are, OpenSSL cuts them."""
+    pieces: list[Buffer] = []
+    small: list[Buffer] = []
+    size = 0
+    for buffer in filter(len, buffers):
+        if size + len(buffer) > _RECORD_BYTES and small:
+            pieces.append(b"".join(small))
+            small, size = [], 0
+        if len(buffer) >= _RECORD_BYTES:
+            pieces.append(buffer)
+        else:
+            small.append(buffer)
+            size += len(buffer)
+    if small:
+        pieces.append(b"".join(small))
+    return pieces

@@ -1,0 +1,124 @@
+"""Amazon MSK's IAM login: credentials by botocore, signature by kafka-python."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from typing import Any
+
+from kafka_sink.errors import AuthenticationError
+from kafka_sink.security.sasl import SaslExchange, driven_by
+from kafka_sink.security.settings import IamSettings
+from kafka_sink.security.token import TokenUnavailableError
+
+# b-1.name.abc123.c2.kafka.eu-west-1.amazonaws.com, boot-x.c1.kafka-serverless.eu-west-1.amazonaws.com
+_REGION = re.compile(r"\.kafka(?:-serverless)?\.(?P<region>[a-z0-9-]+)\.amazonaws\.com(?:\.cn)?$")
+_SESSION_NAME = "kafka-chunked"
+
+
+class IamLogin:
+    """One set of options. botocore renews credentials by itself, and may go to the network for them."""
+
+    def __init__(self, settings: IamSettings) -> None:
+        self._settings = settings
+        self._lock = (
+            threading.Lock()
+        )  # guards the session and its credentials: botocore's are not for threads
+        self._credentials: Any = None
+        self._default_region = ""
+
+    def exchange(self, host: str) -> SaslExchange:
+        """A login for one broker; blocks while credentials are fetched.
+
+        Raises AuthenticationError where there are none or no region is known, TokenUnavailableError where
+        AWS cannot be reached.
+        """
+        from kafka.net.sasl.msk import AwsMskIamClient
+
+        with self._lock:
+            frozen = self._frozen()
+            region = region_of(host) or self._default_region
+        if not region:
+            raise AuthenticationError(
+                f"AWS_MSK_IAM: the AWS region of {host} is not known: set AWS_DEFAULT_REGION"
+            )
+        client = AwsMskIamClient(
+            host=host,
+            access_key=frozen.access_key,
+            secret_key=frozen.secret_key,
+            region=region,
+            token=frozen.token,
+        )
+        return driven_by("AWS_MSK_IAM", _Iam(client))
+
+    def _frozen(self) -> Any:
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        try:
+            if self._credentials is None:
+                self._credentials = self._find()
+            return self._credentials.get_frozen_credentials()
+        except ClientError as error:
+            code = error.response.get("Error", {}).get("Code", "an error")
+            problem: Exception = AuthenticationError(f"AWS_MSK_IAM: AWS refuses the credentials: {code}")
+        except BotoCoreError as error:
+            problem = TokenUnavailableError(f"AWS_MSK_IAM: no credentials: {type(error).__name__}")
+        raise problem
+
+    def _find(self) -> Any:
+        from botocore.session import Session
+
+        session = Session(profile=self._settings.profile or None)
+        self._default_region = session.get_config_variable("region") or os.environ.get("AWS_REGION", "")
+        credentials = session.get_credentials()
+        if credentials is None:
+            raise AuthenticationError(
+                "AWS_MSK_IAM: there are no AWS credentials here: set AWS_ACCESS_KEY_ID and "
+                "AWS_SECRET_ACCESS_KEY for driver and executors, give the hosts a role, or name a "
+                "profile (awsProfileName) in kafka.sasl.jaas.config"
+            )
+        return self._assumed(session, credentials) if self._settings.role_arn else credentials
+
+    def _assumed(self, session: Any, source: Any) -> Any:
+        from botocore.credentials import AssumeRoleCredentialFetcher, DeferredRefreshableCredentials
+
+        settings = self._settings
+        extra = {"RoleSessionName": settings.role_session_name or _SESSION_NAME}
+        if settings.role_external_id:
+            extra["ExternalId"] = settings.role_external_id
+
+        def client(*args: Any, **kwargs: Any) -> Any:
+            region = settings.sts_region or self._default_region or None
+            return session.create_client(*args, **{**kwargs, "region_name": region})
+
+        fetcher = AssumeRoleCredentialFetcher(
+            client_creator=client, source_credentials=source, role_arn=settings.role_arn, extra_args=extra
+        )
+        return DeferredRefreshableCredentials(refresh_using=fetcher.fetch_credentials, method="assume-role")
+
+
+class _Iam:
+    """kafka-python's mechanism finds credentials by itself when it is asked for bytes; this has them."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        self._answer: bytes | None = None
+
+    def auth_bytes(self) -> bytes:
+        return bytes(self._client.first_message())
+
+    def receive(self, challenge: bytes) -> None:
+        self._answer = challenge
+
+    def is_done(self) -> bool:
+        return self._answer is not None
+
+    def is_authenticated(self) -> bool:
+        return bool(self._answer)
+
+
+def region_of(host: str) -> str:
+    """The region in an MSK broker's name; empty where it is a name of another kind."""
+    match = _REGION.search(host.lower())
+    return match["region"] if match else ""

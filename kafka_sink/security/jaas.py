@@ -1,0 +1,167 @@
+"""Login modules out of ``sasl.jaas.config``, read as Kafka's Java client reads them.
+
+Java takes the text apart with a StreamTokenizer: a word starts with a letter (or ``_``, ``$``) and goes on
+with letters, digits, ``.`` and ``-``; a value with anything else in it is quoted with ``"`` or ``'``;
+backslash escapes in quotes are those of Java's string literals; a slash outside of quotes begins a comment.
+Source: ``org.apache.kafka.common.security.JaasConfig`` of kafka-clients 4.3, ``java.io.StreamTokenizer``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from kafka_sink.errors import ConfigurationError
+from kafka_sink.secret import Secret
+
+# Databricks ships Kafka's classes under this name, and its users write it into their options.
+_SHADED = "kafkashaded."
+_FLAGS = ("required", "requisite", "sufficient", "optional")
+_ESCAPES = {"a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
+_OPTION = "Option 'kafka.sasl.jaas.config'"
+_EXAMPLE = (
+    'as in: org.apache.kafka.common.security.plain.PlainLoginModule required username="u" password="p";'
+)
+
+
+@dataclass(frozen=True)
+class LoginModule:
+    """One entry: the class without Databricks' prefix, and its options, whose values may be secret."""
+
+    name: str
+    options: dict[str, Secret]
+
+    def get(self, name: str) -> str | None:
+        """An option's text, None where it is not given."""
+        found = self.options.get(name)
+        return None if found is None else found.reveal()
+
+
+class _Token(NamedTuple):
+    """A word or quoted text where ``text`` is not None, else the one character ``symbol``."""
+
+    text: str | None
+    symbol: str
+
+    def __repr__(self) -> str:
+        return "token"
+
+
+def parse_jaas(config: Secret) -> LoginModule:
+    """The one login module. Raises ConfigurationError, which shows none of the values."""
+    tokens = _tokens(config.reveal())
+    modules = []
+    at = 0
+    while at < len(tokens):
+        module, at = _entry(tokens, at)
+        modules.append(module)
+    if len(modules) != 1:
+        found = "no login module" if not modules else f"{len(modules)} login modules"
+        raise ConfigurationError(f"{_OPTION} has {found} where one is wanted, {_EXAMPLE}")
+    return modules[0]
+
+
+def _entry(tokens: list[_Token], at: int) -> tuple[LoginModule, int]:
+    name = tokens[at].text
+    if name is None:
+        raise ConfigurationError(f"{_OPTION} does not begin with a login module, {_EXAMPLE}")
+    flag = tokens[at + 1].text if at + 1 < len(tokens) else None
+    if flag is None or flag.lower() not in _FLAGS:
+        raise ConfigurationError(
+            f"{_OPTION} lacks the control flag after the login module ({', '.join(_FLAGS)}), {_EXAMPLE}"
+        )
+    at += 2
+    options: dict[str, Secret] = {}
+    while at < len(tokens) and tokens[at].symbol != ";":
+        found = _option(tokens[at : at + 3])
+        if found is None:
+            # Not what stands there: it may be the end of a password with a quote in it.
+            after = f"after {next(reversed(options))}" if options else "the first one"
+            raise ConfigurationError(
+                f'{_OPTION}: an option of the login module ({after}) is not name="value". Quote values, and '
+                "write a quote or a backslash inside of them with a backslash before it"
+            )
+        options[found[0]] = found[1]
+        at += 3
+    if at >= len(tokens):
+        raise ConfigurationError(f"{_OPTION} does not end with a semicolon, {_EXAMPLE}")
+    return LoginModule(name.removeprefix(_SHADED), options), at + 1
+
+
+def _option(tokens: list[_Token]) -> tuple[str, Secret] | None:
+    """``name = value`` of three tokens; here, so that no frame of an error's traceback holds a value."""
+    if len(tokens) < 3 or tokens[0].text is None or tokens[1].symbol != "=" or tokens[2].text is None:
+        return None
+    return tokens[0].text, Secret(tokens[2].text)
+
+
+def _tokens(text: str) -> list[_Token]:
+    tokens: list[_Token] = []
+    at = 0
+    while True:
+        at = _skip_blank(text, at)
+        if at >= len(text):
+            return tokens
+        char = text[at]
+        if char in "\"'":
+            value, at = _quoted(text, at)
+            tokens.append(_Token(value, ""))
+        elif _begins_word(char):
+            end = at
+            while end < len(text) and (_begins_word(text[end]) or text[end] in "0123456789.-"):
+                end += 1
+            tokens.append(_Token(text[at:end], ""))
+            at = end
+        elif char in "0123456789.":
+            # Java makes a number of it, which has no text.
+            while at < len(text) and text[at] in "0123456789.":
+                at += 1
+            tokens.append(_Token(None, "0"))
+        else:
+            tokens.append(_Token(None, char))
+            at += 1
+
+
+def _begins_word(char: str) -> bool:
+    return (char.isascii() and char.isalpha()) or char in "_$" or ord(char) >= 160
+
+
+def _skip_blank(text: str, at: int) -> int:
+    """Past white space and comments."""
+    while at < len(text):
+        if text[at] <= " ":
+            at += 1
+        elif text.startswith("/*", at):
+            end = text.find("*/", at + 2)
+            at = len(text) if end < 0 else end + 2
+        elif text[at] == "/":
+            ends = [end for end in (text.find("\n", at), text.find("\r", at)) if end >= 0]
+            at = min(ends, default=len(text))
+        else:
+            break
+    return at
+
+
+def _quoted(text: str, at: int) -> tuple[str, int]:
+    """A quoted text, which a line's end closes as well, and the place behind it."""
+    quote = text[at]
+    at += 1
+    value = []
+    while at < len(text) and text[at] not in (quote, "\n", "\r"):
+        char = text[at]
+        at += 1
+        if char == "\\" and at < len(text):
+            char, at = _escaped(text, at)
+        value.append(char)
+    return "".join(value), at + (at < len(text) and text[at] == quote)
+
+
+def _escaped(text: str, at: int) -> tuple[str, int]:
+    char = text[at]
+    if char in "01234567":
+        most = 3 if char <= "3" else 2
+        end = at + 1
+        while end < len(text) and end - at < most and text[end] in "01234567":
+            end += 1
+        return chr(int(text[at:end], 8)), end
+    return _ESCAPES.get(char, char), at + 1

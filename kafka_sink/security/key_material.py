@@ -1,0 +1,189 @@
+"""Certificates and private keys out of PEM texts and PKCS12 stores."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kafka_sink.errors import ConfigurationError
+from kafka_sink.secret import Secret
+from kafka_sink.security import pem
+from kafka_sink.security.settings import Store
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
+    from cryptography.x509 import Certificate
+
+_JKS_MAGIC = (b"\xfe\xed\xfe\xed", b"\xce\xce\xce\xce")
+# DER: a sequence with a length of several bytes, or of unknown length.
+_PKCS12_MAGIC = (b"\x30\x82", b"\x30\x83", b"\x30\x80", b"\x30\x81")
+_ENCRYPTED_PROBLEM = (
+    "wrong kafka.ssl.key.password, or encrypted in a way that is not supported (openssl pkcs8 -topk8 "
+    "converts it)"
+)
+_KEY_LABELS = (
+    *("PRIVATE KEY", "ENCRYPTED PRIVATE KEY"),
+    *("RSA PRIVATE KEY", "EC PRIVATE KEY", "DSA PRIVATE KEY"),
+)
+
+
+@dataclass(frozen=True)
+class ClientKey:
+    """A private key as PKCS#8 PEM without a password, and its chain as PEM, its own certificate first."""
+
+    key: Secret
+    chain: bytes
+
+
+def read_trust(store: Store) -> list[bytes]:
+    """Trusted certificates in DER. Raises ConfigurationError where the store holds none or cannot be read."""
+    from cryptography.hazmat.primitives.serialization import Encoding
+
+    data = _bytes(store)
+    if _is_pem(store, data):
+        certificates = _pem_certificates(store, data)
+    else:
+        _, _, certificates = _pkcs12(store, data, "truststore")
+    if not certificates:
+        raise ConfigurationError(f"{_named(store)} holds no certificate")
+    return [certificate.public_bytes(Encoding.DER) for certificate in certificates]
+
+
+def read_key(store: Store) -> ClientKey:
+    """A key with its chain. Raises ConfigurationError, also where the two do not belong together."""
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+    data = _bytes(store)
+    if _is_pem(store, data):
+        key = _pem_key(store, data)
+        chain_store = store.chain or store
+        chain = _pem_certificates(chain_store, data if store.chain is None else _bytes(store.chain))
+    else:
+        chain_store = store
+        key, own, others = _pkcs12(store, data, "keystore")
+        chain = ([own] if own is not None else []) + others
+    if key is None:
+        raise ConfigurationError(f"{_named(store)} holds no private key")
+    if not chain:
+        raise ConfigurationError(
+            f"{_named(chain_store)} holds no certificate of the private key; add its certificate chain"
+        )
+    if key.public_key() != chain[0].public_key():
+        raise ConfigurationError(
+            f"{_named(chain_store)}: the first certificate is not that of the private key in {store.option}"
+        )
+    text = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode("ascii")
+    return ClientKey(Secret(text), b"".join(one.public_bytes(Encoding.PEM) for one in chain))
+
+
+def _named(store: Store) -> str:
+    where = f" = {store.location}" if store.location else ""
+    return f"Option '{store.option}'{where}"
+
+
+def _bytes(store: Store) -> bytes:
+    if store.text is not None:
+        return store.text.reveal().encode()
+    try:
+        return Path(store.location).read_bytes()
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise ConfigurationError(f"{_named(store)} cannot be read: {reason}") from None
+
+
+def _is_pem(store: Store, data: bytes) -> bool:
+    """Raises ConfigurationError where the bytes are not of the kind that the option says."""
+    if data.startswith(_JKS_MAGIC):
+        what = store.option.split(".")[2] if store.option.count(".") > 2 else "store"
+        raise ConfigurationError(
+            f"{_named(store)} is a JKS store, which only Java reads. Convert it once with: keytool "
+            f"-importkeystore -srckeystore {store.location} -destkeystore {store.location}.p12 "
+            f"-deststoretype PKCS12; then name that file, and set kafka.ssl.{what}.type=PKCS12"
+        )
+    looks_like_pem = b"-----BEGIN " in data
+    if store.kind == "PEM":
+        if not looks_like_pem:
+            other = "; it looks like PKCS12: set the type to that" if data.startswith(_PKCS12_MAGIC) else ""
+            raise ConfigurationError(f"{_named(store)} is no PEM{other}")
+        return True
+    if looks_like_pem:
+        raise ConfigurationError(f"{_named(store)} is PEM, but its type is {store.kind}: set the type to PEM")
+    return False
+
+
+# -- PEM --------------------------------------------------------------------------------------------
+
+
+def _blocks(store: Store, data: bytes) -> list[pem.Block]:
+    try:
+        return pem.blocks(data)
+    except ValueError as problem:
+        raise ConfigurationError(f"{_named(store)} is no PEM: {problem}") from None
+
+
+def _pem_certificates(store: Store, data: bytes) -> list[Certificate]:
+    from cryptography.x509 import load_pem_x509_certificate
+
+    labels = ("CERTIFICATE", "X509 CERTIFICATE", "TRUSTED CERTIFICATE")
+    try:
+        return [load_pem_x509_certificate(one.pem) for one in _blocks(store, data) if one.label in labels]
+    except ValueError:
+        raise ConfigurationError(f"{_named(store)} holds a certificate that cannot be read") from None
+
+
+def _pem_key(store: Store, data: bytes) -> PrivateKeyTypes | None:
+    found = next((one for one in _blocks(store, data) if one.label in _KEY_LABELS), None)
+    return None if found is None else _load_key(store, found)
+
+
+def _load_key(store: Store, block: pem.Block) -> PrivateKeyTypes:
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    is_encrypted = block.label == "ENCRYPTED PRIVATE KEY" or b"ENCRYPTED" in block.pem[:100]
+    given = store.key_password
+    if is_encrypted and given is None:
+        raise ConfigurationError(f"{_named(store)}: the private key is encrypted; set kafka.ssl.key.password")
+    try:
+        # A password for a key that needs none is no mistake that harms.
+        password = given.reveal().encode() if is_encrypted and given is not None else None
+        return load_pem_private_key(block.pem, password)
+    except UnsupportedAlgorithm as error:
+        problem = f"its kind is not supported ({error})"
+    except (ValueError, TypeError):
+        problem = _ENCRYPTED_PROBLEM if is_encrypted else "it is no valid key"
+    finally:
+        password = None
+    raise ConfigurationError(f"{_named(store)}: the private key cannot be read: {problem}")
+
+
+# -- PKCS12 -----------------------------------------------------------------------------------------
+
+
+def _pkcs12(
+    store: Store, data: bytes, what: str
+) -> tuple[PrivateKeyTypes | None, Certificate | None, list[Certificate]]:
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.serialization.pkcs12 import load_key_and_certificates
+
+    password = None if store.password is None else Secret(store.password.reveal())
+    try:
+        revealed = None if password is None else password.reveal().encode()
+        key, own, others = load_key_and_certificates(data, revealed)
+    except UnsupportedAlgorithm as error:
+        problem = f"it is encrypted in a way that is not supported ({error})"
+    except ValueError:
+        if not data.startswith(_PKCS12_MAGIC):
+            problem = f"it is neither PKCS12 nor PEM (its type is {store.kind})"
+        elif password is None:
+            problem = f"it needs kafka.ssl.{what}.password"
+        else:
+            problem = f"wrong kafka.ssl.{what}.password, or the file is damaged"
+    else:
+        if what == "truststore":
+            return None, None, ([own] if own is not None else []) + others
+        return key, own, others
+    finally:
+        revealed = None
+    raise ConfigurationError(f"{_named(store)} cannot be read: {problem}")

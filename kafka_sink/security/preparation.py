@@ -1,0 +1,92 @@
+"""What a connection needs before it is made, found off the sender's thread: TLS context and SASL exchange.
+
+Files are read, tokens and tickets fetched: each may take seconds. A thread that hangs is a daemon and ends
+with the process, and its connection asks for no second one meanwhile.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import threading
+from collections.abc import Callable
+
+from kafka_sink.errors import AuthenticationError, KafkaSinkError
+from kafka_sink.security import kerberos, sasl
+from kafka_sink.security.aws import IamLogin
+from kafka_sink.security.sasl import SaslExchange
+from kafka_sink.security.settings import SaslSettings, SecuritySettings
+from kafka_sink.security.tls_context import TlsContexts
+from kafka_sink.security.token_source import token_source
+
+
+class Preparation:
+    """Under way until ``done``, which is set last, after ``error`` or the other two."""
+
+    def __init__(self) -> None:
+        self.done = False
+        self.error: Exception | None = None
+        self.context: ssl.SSLContext | None = None
+        self.exchange: SaslExchange | None = None
+
+
+class Security:
+    """The security of one set of options: made once, asked for each connection."""
+
+    def __init__(self, settings: SecuritySettings) -> None:
+        self.settings = settings
+        self._contexts = None if settings.tls is None else TlsContexts(settings.tls)
+        iam = None if settings.sasl is None else settings.sasl.iam
+        self._iam = None if iam is None else IamLogin(iam)
+
+    @property
+    def needs_preparation(self) -> bool:
+        """False where connections are in clear and without a login."""
+        return self.settings.tls is not None or self.settings.sasl is not None
+
+    def check(self) -> None:
+        """Reads all files once. Raises ConfigurationError."""
+        if self._contexts is not None:
+            self._contexts.current()
+
+    def begin(self, host: str, notify: Callable[[], None]) -> Preparation:
+        """Starts to prepare a connection to this host; ``notify`` is called, on another thread, when it is
+        done."""
+        preparation = Preparation()
+        arguments = (preparation, host, notify)
+        threading.Thread(
+            target=self._run, args=arguments, name=f"kafka-chunked-login-{host}", daemon=True
+        ).start()
+        return preparation
+
+    def _run(self, preparation: Preparation, host: str, notify: Callable[[], None]) -> None:
+        try:
+            if self._contexts is not None:
+                preparation.context = self._contexts.current()
+            if self.settings.sasl is not None:
+                preparation.exchange = self._exchange(self.settings.sasl, host)
+        except KafkaSinkError as error:
+            # Executors have files, packages and roles of their own, which the driver cannot check.
+            preparation.error = AuthenticationError(f"{error} (on host {socket.gethostname()})")
+        except OSError as error:
+            preparation.error = error
+        except Exception as error:  # noqa: BLE001 - nobody else would learn why this connection never comes
+            preparation.error = AuthenticationError(
+                f"preparing the login failed with {type(error).__name__} (on host {socket.gethostname()})"
+            )
+        finally:
+            preparation.done = True
+            notify()
+
+    def _exchange(self, settings: SaslSettings, host: str) -> SaslExchange:
+        if settings.tokens is not None:
+            token = token_source(settings.tokens).get()
+            return sasl.oauthbearer(token.text, dict(settings.tokens.extensions))
+        if self._iam is not None:
+            return self._iam.exchange(host)
+        if settings.kerberos is not None:
+            return kerberos.exchange(settings.kerberos, host)
+        assert settings.password is not None
+        if settings.mechanism == "PLAIN":
+            return sasl.plain(settings.username, settings.password)
+        return sasl.scram(settings.mechanism, settings.username, settings.password)

@@ -1,0 +1,121 @@
+"""SASL exchanges as bytes in, bytes out, through kafka-python's mechanisms.
+
+A mechanism is made with all it needs, off the sender's thread; from then on nothing in it blocks.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from kafka.net.sasl.abc import SaslMechanism
+from kafka.net.sasl.oauth import AbstractTokenProvider, SaslMechanismOAuth
+from kafka.net.sasl.plain import SaslMechanismPlain
+from kafka.net.sasl.scram import SaslMechanismScram
+
+from kafka_sink.errors import AuthenticationError
+from kafka_sink.secret import Secret
+
+# RFC 5802; Java refuses fewer, too: a forged broker would get a proof from which passwords are soon guessed.
+_LEAST_ITERATIONS = 4096
+_ITERATIONS = re.compile(rb"(?:^|,)i=([0-9]{1,9})(?:,|$)")
+
+
+class SaslExchange(Protocol):
+    """One login on one connection. Raises AuthenticationError for what no broker should answer."""
+
+    mechanism: str
+
+    def first(self) -> bytes:
+        """What the client begins with."""
+
+    def respond(self, challenge: bytes) -> bytes | None:
+        """The answer to a broker's challenge; None where the exchange is over."""
+
+
+class MechanismExchange:
+    """A mechanism of kafka-python's."""
+
+    def __init__(self, mechanism: str, driven: SaslMechanism) -> None:
+        self.mechanism = mechanism
+        self._driven = driven
+
+    def __repr__(self) -> str:
+        return f"MechanismExchange({self.mechanism})"
+
+    def first(self) -> bytes:
+        """See SaslExchange."""
+        return bytes(self._driven.auth_bytes())
+
+    def respond(self, challenge: bytes) -> bytes | None:
+        """See SaslExchange."""
+        try:
+            self._driven.receive(challenge)
+            if not self._driven.is_done():
+                return bytes(self._driven.auth_bytes())
+            is_authenticated = bool(self._driven.is_authenticated())
+        except Exception as error:  # noqa: BLE001 - KeyError, ValueError, binascii.Error ... of a wrong answer
+            problem = type(error).__name__
+        else:
+            if is_authenticated:
+                return None
+            problem = "not authenticated"
+        # Raised outside of the handler: the cause's frames hold passwords.
+        raise AuthenticationError(
+            f"SASL {self.mechanism}: the broker's answer is not one of this mechanism ({problem}); it does "
+            "not know the password, or is no Kafka broker"
+        )
+
+
+class ScramExchange(MechanismExchange):
+    """As kafka-python's, with a least number of iterations."""
+
+    def respond(self, challenge: bytes) -> bytes | None:
+        """See SaslExchange."""
+        iterations = _ITERATIONS.search(challenge)
+        if iterations is not None and int(iterations[1]) < _LEAST_ITERATIONS:
+            raise AuthenticationError(
+                f"SASL {self.mechanism}: the broker asks for {int(iterations[1])} iterations; fewer than "
+                f"{_LEAST_ITERATIONS} are not safe"
+            )
+        return super().respond(challenge)
+
+
+def plain(username: str, password: Secret) -> SaslExchange:
+    """RFC 4616."""
+    driven = SaslMechanismPlain(sasl_plain_username=username, sasl_plain_password=password.reveal())
+    return MechanismExchange("PLAIN", driven)
+
+
+def scram(mechanism: str, username: str, password: Secret) -> SaslExchange:
+    """RFC 5802, without its preparation of strings, as in Java's client."""
+    driven = SaslMechanismScram(
+        sasl_plain_username=username.replace("=", "=3D").replace(",", "=2C"),
+        sasl_plain_password=password.reveal(),
+        sasl_mechanism=mechanism,
+    )
+    return ScramExchange(mechanism, driven)
+
+
+class _GivenToken(AbstractTokenProvider):  # type: ignore[misc]  # kafka-python has no annotations
+    def __init__(self, token: Secret, extensions: Mapping[str, str]) -> None:
+        self._token = token
+        self._extensions = dict(extensions)
+
+    def token(self) -> str:
+        return self._token.reveal()
+
+    def extensions(self) -> dict[str, str]:
+        return self._extensions
+
+
+def oauthbearer(token: Secret, extensions: Mapping[str, str]) -> SaslExchange:
+    """RFC 7628 with a token that was fetched before."""
+    driven = SaslMechanismOAuth(sasl_oauth_token_provider=_GivenToken(token, extensions))
+    return MechanismExchange("OAUTHBEARER", driven)
+
+
+def driven_by(mechanism: str, driven: Any) -> SaslExchange:
+    """Any other mechanism with kafka-python's interface."""
+    return MechanismExchange(mechanism, driven)

@@ -1,0 +1,402 @@
+"""What the security options say together, as values; files are not looked at yet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from kafka_sink.errors import ConfigurationError
+from kafka_sink.secret import Secret
+from kafka_sink.security.jaas import LoginModule, parse_jaas
+
+if TYPE_CHECKING:
+    from kafka_sink.options import SinkOptions
+
+_KAFKA_MODULES = "org.apache.kafka.common.security"
+# Login module -> the mechanisms that it is for.
+_MECHANISMS_OF = {
+    f"{_KAFKA_MODULES}.plain.PlainLoginModule": ("PLAIN",),
+    f"{_KAFKA_MODULES}.scram.ScramLoginModule": ("SCRAM-SHA-256", "SCRAM-SHA-512"),
+    f"{_KAFKA_MODULES}.oauthbearer.OAuthBearerLoginModule": ("OAUTHBEARER",),
+    "software.amazon.msk.auth.iam.IAMLoginModule": ("AWS_MSK_IAM",),
+    "com.sun.security.auth.module.Krb5LoginModule": ("GSSAPI",),
+}
+_IAM_HANDLER = "software.amazon.msk.auth.iam.IAMClientCallbackHandler"
+_OAUTH_HANDLERS = (
+    f"{_KAFKA_MODULES}.oauthbearer.OAuthBearerLoginCallbackHandler",
+    f"{_KAFKA_MODULES}.oauthbearer.secured.OAuthBearerLoginCallbackHandler",
+)
+_PROTOCOLS = ("TLSv1.2", "TLSv1.3")
+_JAAS = "Option 'kafka.sasl.jaas.config'"
+
+
+@dataclass(frozen=True)
+class Store:
+    """A file, or PEM text, with certificates or a key. ``option`` names it in messages."""
+
+    option: str
+    kind: str
+    location: str = ""
+    text: Secret | None = None
+    password: Secret | None = None
+    # Only of a key whose certificate chain stands elsewhere.
+    chain: Store | None = None
+    key_password: Secret | None = None
+
+
+@dataclass(frozen=True)
+class TlsSettings:
+    """``trust`` None: the system's authorities. ``cipher_suites`` empty: OpenSSL's own choice."""
+
+    trust: Store | None = None
+    key: Store | None = None
+    check_host: bool = True
+    protocols: tuple[str, ...] = _PROTOCOLS
+    cipher_suites: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class TokenSettings:
+    """Where OAUTHBEARER's tokens come from: ``provider`` (a dotted path) or ``url``. Times in seconds."""
+
+    provider: str = ""
+    url: str = ""
+    client_id: str = ""
+    client_secret: Secret | None = None
+    scope: str = ""
+    urlencode: bool = False
+    extensions: tuple[tuple[str, str], ...] = ()
+    tls: TlsSettings = field(default_factory=TlsSettings)
+    connect_timeout_s: float = 10.0
+    read_timeout_s: float = 10.0
+    retry_backoff_s: float = 0.1
+    retry_backoff_max_s: float = 10.0
+    refresh_factor: float = 0.8
+    refresh_jitter: float = 0.05
+    refresh_min_s: float = 60.0
+    refresh_buffer_s: float = 300.0
+
+
+@dataclass(frozen=True)
+class IamSettings:
+    """Options of Amazon's login module; empty where AWS's usual chain of credentials decides."""
+
+    profile: str = ""
+    role_arn: str = ""
+    role_session_name: str = ""
+    role_external_id: str = ""
+    sts_region: str = ""
+
+
+@dataclass(frozen=True)
+class KerberosSettings:
+    """``keytab`` empty: the ticket cache of the user that runs the worker."""
+
+    service_name: str
+    principal: str = ""
+    keytab: str = ""
+
+
+@dataclass(frozen=True)
+class SaslSettings:
+    """A mechanism, and what it needs."""
+
+    mechanism: str
+    username: str = ""
+    password: Secret | None = None
+    tokens: TokenSettings | None = None
+    iam: IamSettings | None = None
+    kerberos: KerberosSettings | None = None
+
+
+@dataclass(frozen=True)
+class SecuritySettings:
+    """``tls`` None: in clear. ``sasl`` None: no login. Hashable; secrets in it hide themselves."""
+
+    protocol: str = "PLAINTEXT"
+    tls: TlsSettings | None = None
+    sasl: SaslSettings | None = None
+
+    @classmethod
+    def from_options(cls, options: SinkOptions) -> SecuritySettings:
+        """Raises ConfigurationError where options contradict each other or name what cannot be used."""
+        protocol = options.security_protocol
+        return cls(
+            protocol,
+            _tls(options) if protocol.endswith("SSL") else None,
+            _sasl(options) if protocol.startswith("SASL") else None,
+        )
+
+
+# -- TLS --------------------------------------------------------------------------------------------
+
+
+def _tls(options: SinkOptions) -> TlsSettings:
+    enabled = options.ssl_enabled_protocols or _PROTOCOLS
+    for version in enabled:
+        if version.lower() not in (known.lower() for known in _PROTOCOLS):
+            raise ConfigurationError(
+                f"Option 'kafka.ssl.enabled.protocols' names {version!r}; TLSv1.2 and TLSv1.3 are allowed"
+            )
+    newest = _PROTOCOLS[:1] if options.ssl_protocol == "TLSv1.2" else _PROTOCOLS
+    chosen = tuple(v for v in newest if v.lower() in (one.lower() for one in enabled))
+    if not chosen:
+        raise ConfigurationError(
+            f"kafka.ssl.protocol={options.ssl_protocol} leaves none of kafka.ssl.enabled.protocols="
+            f"{','.join(enabled)}"
+        )
+    return TlsSettings(
+        _trust(options),
+        _key(options),
+        options.ssl_endpoint_identification_algorithm == "https",
+        chosen,
+        options.ssl_cipher_suites,
+    )
+
+
+def _only_one(given: dict[str, object]) -> str | None:
+    """The name of the one that is set. Raises ConfigurationError for more."""
+    names = [f"kafka.{name}" for name, value in given.items() if value]
+    if len(names) > 1:
+        raise ConfigurationError(f"Options {' and '.join(names)} say the same in different ways: give one")
+    return names[0] if names else None
+
+
+def _trust(options: SinkOptions) -> Store | None:
+    name = _only_one(
+        {
+            "ssl.truststore.location": options.ssl_truststore_location,
+            "ssl.truststore.certificates": options.ssl_truststore_certificates,
+            "ssl.ca.location": options.ssl_ca_location,
+        }
+    )
+    if name is None:
+        _no_password(options.ssl_truststore_password, "truststore")
+        return None
+    if options.ssl_truststore_certificates:
+        return Store(name, "PEM", text=Secret(options.ssl_truststore_certificates))
+    if options.ssl_ca_location:
+        return Store(name, "PEM", options.ssl_ca_location)
+    kind = options.ssl_truststore_type
+    return Store(name, kind, options.ssl_truststore_location, password=options.ssl_truststore_password)
+
+
+def _key(options: SinkOptions) -> Store | None:
+    name = _only_one(
+        {
+            "ssl.keystore.location": options.ssl_keystore_location,
+            "ssl.keystore.key": options.ssl_keystore_key,
+            "ssl.key.location": options.ssl_key_location,
+        }
+    )
+    chain_name = _only_one(
+        {
+            "ssl.keystore.certificate.chain": options.ssl_keystore_certificate_chain,
+            "ssl.certificate.location": options.ssl_certificate_location,
+        }
+    )
+    if name is None:
+        _no_password(options.ssl_keystore_password or options.ssl_key_password, "key or keystore")
+        if chain_name is not None:
+            raise ConfigurationError(
+                f"Option '{chain_name}' gives a certificate without its private key: set "
+                "kafka.ssl.keystore.key"
+            )
+        return None
+    if options.ssl_keystore_location:
+        if chain_name is not None:
+            raise ConfigurationError(f"Option '{chain_name}' has no effect beside {name}, which holds both")
+        return Store(
+            name,
+            options.ssl_keystore_type,
+            options.ssl_keystore_location,
+            password=options.ssl_keystore_password,
+            key_password=options.ssl_key_password,
+        )
+    if chain_name is None:
+        raise ConfigurationError(
+            f"Option '{name}' gives a private key without its certificate: set "
+            "kafka.ssl.keystore.certificate.chain"
+        )
+    text = options.ssl_keystore_certificate_chain
+    chain = Store(chain_name, "PEM", options.ssl_certificate_location, Secret(text) if text else None)
+    return Store(
+        name,
+        "PEM",
+        options.ssl_key_location,
+        options.ssl_keystore_key,
+        chain=chain,
+        key_password=options.ssl_key_password,
+    )
+
+
+def _no_password(password: Secret | None, what: str) -> None:
+    if password is not None:
+        raise ConfigurationError(f"a password is given for a {what}, but no {what} that it opens")
+
+
+# -- SASL -------------------------------------------------------------------------------------------
+
+
+def _sasl(options: SinkOptions) -> SaslSettings:
+    mechanism = options.sasl_mechanism
+    module = None if options.sasl_jaas_config is None else parse_jaas(options.sasl_jaas_config)
+    if module is not None:
+        _check_module(module, mechanism)
+    _check_handlers(options, mechanism)
+    if mechanism == "OAUTHBEARER":
+        return SaslSettings(mechanism, tokens=_tokens(options, module))
+    if mechanism == "AWS_MSK_IAM":
+        if options.security_protocol != "SASL_SSL":
+            raise ConfigurationError("AWS_MSK_IAM needs kafka.security.protocol=SASL_SSL")
+        return SaslSettings(mechanism, iam=_iam(module))
+    if mechanism == "GSSAPI":
+        return SaslSettings(mechanism, kerberos=_kerberos(options, module))
+    return _password_login(options, module)
+
+
+def _check_module(module: LoginModule, mechanism: str) -> None:
+    mechanisms = _MECHANISMS_OF.get(module.name)
+    if mechanisms is None:
+        known = ", ".join(name.rpartition(".")[2] for name in _MECHANISMS_OF)
+        raise ConfigurationError(f"{_JAAS} names the login module {module.name}; known are {known}")
+    if mechanism not in mechanisms:
+        raise ConfigurationError(
+            f"{_JAAS} names {module.name.rpartition('.')[2]}, but kafka.sasl.mechanism is {mechanism}"
+            f"{' by default' if mechanism == 'GSSAPI' else ''}: set kafka.sasl.mechanism={mechanisms[0]}"
+            + "".join(f" or {other}" for other in mechanisms[1:])
+        )
+
+
+def _check_handlers(options: SinkOptions, mechanism: str) -> None:
+    client, login = options.sasl_client_callback_handler_class, options.sasl_login_callback_handler_class
+    allowed_client = (_IAM_HANDLER,) if mechanism == "AWS_MSK_IAM" else ()
+    allowed_login = _OAUTH_HANDLERS if mechanism == "OAUTHBEARER" else ()
+    for side, given, allowed in (("client", client, allowed_client), ("login", login, allowed_login)):
+        if given and given.removeprefix("kafkashaded.") not in allowed:
+            raise ConfigurationError(
+                f"Option 'kafka.sasl.{side}.callback.handler.class' names a Java class, which cannot run "
+                "in this sink: remove it; sasl.oauthbearer.token.provider takes a Python function for OAUTHBEARER"
+            )
+
+
+def _password_login(options: SinkOptions, module: LoginModule | None) -> SaslSettings:
+    mechanism, username, password = options.sasl_mechanism, options.sasl_username, options.sasl_password
+    if module is not None:
+        if username or password is not None:
+            raise ConfigurationError(
+                "kafka.sasl.jaas.config and kafka.sasl.username or kafka.sasl.password are given: give one"
+            )
+        if (module.get("tokenauth") or "").lower() == "true":
+            raise ConfigurationError(f"{_JAAS}: tokenauth (delegation tokens) is not supported")
+        username, password = module.get("username") or "", module.options.get("password")
+    if not username or password is None:
+        where = _JAAS if module is not None else "kafka.sasl.username and kafka.sasl.password"
+        raise ConfigurationError(
+            f"kafka.sasl.mechanism={mechanism} needs a username and a password: "
+            + (f"{where} lacks one" if module is not None else f"set kafka.sasl.jaas.config, or {where}")
+        )
+    return SaslSettings(mechanism, username, password)
+
+
+def _tokens(options: SinkOptions, module: LoginModule | None) -> TokenSettings:
+    provider, url = options.sasl_oauthbearer_token_provider, options.sasl_oauthbearer_token_endpoint_url
+    if provider and url:
+        raise ConfigurationError(
+            "sasl.oauthbearer.token.provider and kafka.sasl.oauthbearer.token.endpoint.url are given: give "
+            "one"
+        )
+    if not provider and not url:
+        raise ConfigurationError(
+            "kafka.sasl.mechanism=OAUTHBEARER needs kafka.sasl.oauthbearer.token.endpoint.url, or "
+            "sasl.oauthbearer.token.provider: unsecured tokens, Java's default, are not supported"
+        )
+    login = module or LoginModule("", {})
+    client_id = options.sasl_oauthbearer_client_credentials_client_id or login.get("clientId") or ""
+    client_secret = options.sasl_oauthbearer_client_credentials_client_secret
+    client_secret = client_secret or login.options.get("clientSecret")
+    scheme = url.partition("://")[0].lower()
+    if url and (scheme not in ("https", "http", "file") or "@" in url):
+        raise ConfigurationError(
+            "Option 'kafka.sasl.oauthbearer.token.endpoint.url' must begin with https://, http:// or file:// "
+            "and hold no credentials"
+        )
+    if scheme in ("https", "http") and (not client_id or client_secret is None):
+        raise ConfigurationError(
+            "kafka.sasl.mechanism=OAUTHBEARER needs a client id and a secret: set "
+            "kafka.sasl.oauthbearer.client.credentials.client.id and .client.secret, or clientId and "
+            "clientSecret in kafka.sasl.jaas.config"
+        )
+    return TokenSettings(
+        provider,
+        url,
+        client_id,
+        client_secret,
+        options.sasl_oauthbearer_scope or login.get("scope") or "",
+        options.sasl_oauthbearer_header_urlencode,
+        _extensions(login),
+        _endpoint_tls(login),
+        options.sasl_login_connect_timeout_ms / 1000,
+        options.sasl_login_read_timeout_ms / 1000,
+        options.sasl_login_retry_backoff_ms / 1000,
+        options.sasl_login_retry_backoff_max_ms / 1000,
+        options.sasl_login_refresh_window_factor,
+        options.sasl_login_refresh_window_jitter,
+        options.sasl_login_refresh_min_period_seconds,
+        options.sasl_login_refresh_buffer_seconds,
+    )
+
+
+def _extensions(login: LoginModule) -> tuple[tuple[str, str], ...]:
+    """SASL extensions (KIP-342), such as Confluent Cloud's logicalCluster and identityPoolId."""
+    prefix = "extension_"
+    found = []
+    for name in login.options:
+        if not name.startswith(prefix):
+            continue
+        key, value = name.removeprefix(prefix), login.get(name) or ""
+        if not key.isalpha() or not key.isascii() or key == "auth" or not value.isascii() or "\1" in value:
+            raise ConfigurationError(f"{_JAAS}: {name} is no SASL extension (letters only, and not auth)")
+        found.append((key, value))
+    return tuple(found)
+
+
+def _endpoint_tls(login: LoginModule) -> TlsSettings:
+    """Trust for the token endpoint: Java takes it from the login module's options, not from Kafka's."""
+    location = login.get("ssl.truststore.location")
+    certificates = login.options.get("ssl.truststore.certificates")
+    if location is None and certificates is None:
+        return TlsSettings()
+    kind = (login.get("ssl.truststore.type") or "JKS").upper()
+    option = "kafka.sasl.jaas.config (ssl.truststore.location)"
+    password = login.options.get("ssl.truststore.password")
+    return TlsSettings(Store(option, kind, location or "", certificates, password))
+
+
+def _iam(module: LoginModule | None) -> IamSettings:
+    login = module or LoginModule("", {})
+    for name in ("awsRoleAccessKeyId", "awsRoleSecretAccessKey", "awsRoleSessionToken"):
+        if name in login.options:
+            raise ConfigurationError(f"{_JAAS}: {name} is not supported; name a profile in awsProfileName")
+    return IamSettings(
+        login.get("awsProfileName") or "",
+        login.get("awsRoleArn") or "",
+        login.get("awsRoleSessionName") or "",
+        login.get("awsRoleExternalId") or "",
+        login.get("awsStsRegion") or "",
+    )
+
+
+def _kerberos(options: SinkOptions, module: LoginModule | None) -> KerberosSettings:
+    login = module or LoginModule("", {})
+    service = options.sasl_kerberos_service_name or login.get("serviceName")
+    if not service:
+        raise ConfigurationError(
+            "kafka.sasl.mechanism=GSSAPI (the default) needs kafka.sasl.kerberos.service.name, usually "
+            "kafka; for another login set kafka.sasl.mechanism"
+        )
+    by_keytab = (login.get("useKeyTab") or "").lower() == "true"
+    keytab = login.get("keyTab") or ""
+    if by_keytab and not keytab:
+        raise ConfigurationError(f"{_JAAS} has useKeyTab=true without keyTab")
+    return KerberosSettings(service, login.get("principal") or "", keytab if by_keytab else "")

@@ -1,0 +1,123 @@
+"""Tokens by OAuth 2.0 client credentials (RFC 6749, 4.4; KIP-768)."""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import json
+import ssl
+import time
+from typing import Any
+from urllib.parse import quote_plus, urlencode, urlsplit
+
+from kafka_sink.errors import AuthenticationError
+from kafka_sink.secret import Secret
+from kafka_sink.security.settings import TokenSettings
+from kafka_sink.security.tls_context import TlsContexts
+from kafka_sink.security.tls_errors import explain
+from kafka_sink.security.token import Token, TokenUnavailableError, from_text
+
+_MOST_BYTES = 1024 * 1024
+# What RFC 6749 and proxies answer to those who should not ask again.
+_REFUSALS = (400, 401, 403, 404, 405)
+# Of an error's own words, which come from the network.
+_MOST_CHARACTERS = 200
+
+
+class TokenEndpoint:
+    """Asks with a connection of its own each time: it happens once in a token's life.
+
+    Redirections are not followed, as the secret would go along, nor are proxies of the environment used.
+    """
+
+    def __init__(self, settings: TokenSettings) -> None:
+        self._settings = settings
+        self._contexts = TlsContexts(settings.tls)
+        parts = urlsplit(settings.url)
+        self._secure = parts.scheme.lower() == "https"
+        self._host = parts.hostname or ""
+        self._port = parts.port or (443 if self._secure else 80)
+        self._path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        self._shown = f"{self._host}:{self._port}{parts.path}"
+
+    def fetch(self) -> Token:
+        """Raises AuthenticationError where the endpoint refuses, TokenUnavailableError else."""
+        try:
+            status, body = self._ask()
+        except ssl.SSLError as error:
+            problem: Exception = AuthenticationError(
+                f"OAUTHBEARER: TLS with the token endpoint {self._shown} failed: {explain(error, self._host)}"
+            )
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            reason = str(error) or type(error).__name__
+            problem = TokenUnavailableError(
+                f"the token endpoint {self._shown} cannot be reached: {reason[:_MOST_CHARACTERS]}"
+            )
+        else:
+            return self._read(status, body)
+        raise problem
+
+    def _ask(self) -> tuple[int, bytes]:
+        settings = self._settings
+        if self._secure:
+            context = self._contexts.current()
+            connection: http.client.HTTPConnection = http.client.HTTPSConnection(
+                self._host, self._port, timeout=settings.connect_timeout_s, context=context
+            )
+        else:
+            connection = http.client.HTTPConnection(
+                self._host, self._port, timeout=settings.connect_timeout_s
+            )
+        try:
+            connection.connect()
+            connection.sock.settimeout(settings.read_timeout_s)
+            form = {"grant_type": "client_credentials"}
+            if settings.scope:
+                form["scope"] = settings.scope
+            headers = {
+                "Accept": "application/json",
+                "Cache-Control": "no-cache",
+                "Content-Type": "application/x-www-form-urlencoded",
+                "Authorization": f"Basic {self._credentials()}",
+            }
+            connection.request("POST", self._path, urlencode(form), headers)
+            response = connection.getresponse()
+            return response.status, response.read(_MOST_BYTES)
+        finally:
+            connection.close()
+
+    def _credentials(self) -> str:
+        settings = self._settings
+        secret = settings.client_secret or Secret("")
+        pair = (settings.client_id, secret.reveal())
+        if settings.urlencode:
+            pair = (quote_plus(pair[0]), quote_plus(pair[1]))
+        return base64.b64encode(":".join(pair).encode()).decode("ascii")
+
+    def _read(self, status: int, body: bytes) -> Token:
+        answer = _json(body)
+        if status != 200:
+            words = [str(answer[name]) for name in ("error", "error_description") if answer.get(name)]
+            text = f"the token endpoint {self._shown} answered {status}"
+            text += f" ({': '.join(words)[:_MOST_CHARACTERS]})" if words else ""
+            if status in _REFUSALS:
+                raise AuthenticationError(
+                    f"OAUTHBEARER: {text}: check client id, client secret, scope and URL"
+                )
+            raise TokenUnavailableError(text)
+        token = answer.get("access_token")
+        if not isinstance(token, str):
+            raise AuthenticationError(f"OAUTHBEARER: the token endpoint {self._shown} gave no access_token")
+        found = from_text(token)
+        lifetime = answer.get("expires_in")
+        if found.expires_at_s is None and isinstance(lifetime, int | float):
+            return Token(found.text, time.time() + float(lifetime))
+        return found
+
+
+def _json(body: bytes) -> dict[str, Any]:
+    try:
+        answer = json.loads(body)
+    except (ValueError, RecursionError):
+        return {}
+    return answer if isinstance(answer, dict) else {}

@@ -1,0 +1,127 @@
+"""OAUTHBEARER's tokens: fetched once per worker, kept, and renewed before they run out."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from kafka_sink.errors import AuthenticationError
+from kafka_sink.security.settings import TokenSettings
+from kafka_sink.security.token import Token, TokenUnavailableError, from_text
+from kafka_sink.security.token_endpoint import TokenEndpoint
+from kafka_sink.security.token_provider import load
+
+_UNKNOWN_LIFETIME_S = 300.0
+_TRIES = 3
+
+
+Fetch = Callable[[], Token]
+
+
+class TokenSource:
+    """The token of one set of options. Any thread; one at a time fetches, the others wait for it.
+
+    ``wall_clock_s`` is seconds since 1970, as tokens have it; ``wait`` sleeps between tries.
+    """
+
+    def __init__(
+        self,
+        settings: TokenSettings,
+        fetch: Fetch,
+        wall_clock_s: Callable[[], float] = time.time,
+        wait: Callable[[float], None] = time.sleep,
+        random: Callable[[], float] = random.random,
+    ) -> None:
+        self._settings = settings
+        self._fetch = fetch
+        self._wall_clock_s = wall_clock_s
+        self._wait = wait
+        self._random = random
+        self._lock = threading.Lock()  # guards the three below
+        self._token: Token | None = None
+        self._refresh_at_s = 0.0
+        self._expires_at_s = 0.0
+
+    def get(self) -> Token:
+        """A token that is valid. Blocks while it is fetched.
+
+        Raises AuthenticationError where the endpoint refuses, TokenUnavailableError where it cannot be
+        reached and the token at hand, if any, has run out.
+        """
+        with self._lock:
+            if self._token is not None and self._wall_clock_s() < self._refresh_at_s:
+                return self._token
+            try:
+                self._keep(self._fetched())
+            except (TokenUnavailableError, AuthenticationError):
+                if self._token is None or self._wall_clock_s() >= self._expires_at_s:
+                    raise
+            assert self._token is not None
+            return self._token
+
+    def _fetched(self) -> Token:
+        settings = self._settings
+        backoff = settings.retry_backoff_s
+        for left in reversed(range(_TRIES)):
+            try:
+                return self._fetch()
+            except TokenUnavailableError:
+                if not left:
+                    raise
+            self._wait(backoff)
+            backoff = min(backoff * 2, max(settings.retry_backoff_max_s, settings.retry_backoff_s))
+        raise AssertionError("the last try returns or raises")
+
+    def _keep(self, token: Token) -> None:
+        """As Java's login thread reckons: a share of the lifetime, a buffer before its end, a least age."""
+        settings, now = self._settings, self._wall_clock_s()
+        expires = now + _UNKNOWN_LIFETIME_S if token.expires_at_s is None else token.expires_at_s
+        lifetime = expires - now
+        if lifetime <= 0:
+            raise AuthenticationError("OAUTHBEARER: the token that was fetched has run out already")
+        refresh = now + lifetime * (settings.refresh_factor + settings.refresh_jitter * self._random())
+        if lifetime > settings.refresh_buffer_s + settings.refresh_min_s:
+            refresh = min(refresh, expires - settings.refresh_buffer_s)
+            refresh = max(refresh, now + settings.refresh_min_s)
+        self._token, self._refresh_at_s, self._expires_at_s = token, min(refresh, expires), expires
+
+
+_lock = threading.Lock()
+_sources: dict[TokenSettings, TokenSource] = {}
+_owner = os.getpid()
+
+
+def token_source(settings: TokenSettings) -> TokenSource:
+    """The one of this process. Raises AuthenticationError where the provider cannot be imported."""
+    global _owner
+    with _lock:
+        if _owner != os.getpid():
+            # A lock of the parent's may have been held when this process was forked.
+            _sources.clear()
+            _owner = os.getpid()
+        source = _sources.get(settings)
+        if source is None:
+            source = _sources[settings] = TokenSource(settings, _fetch_of(settings))
+        return source
+
+
+def _fetch_of(settings: TokenSettings) -> Fetch:
+    if settings.provider:
+        return load(settings.provider)
+    if settings.url.lower().startswith("file:"):
+        path = unquote(urlsplit(settings.url).path)
+        return lambda: from_text(_read_file(path))
+    return TokenEndpoint(settings).fetch
+
+
+def _read_file(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is no token"
+    raise TokenUnavailableError(f"the token file {path} cannot be read: {reason}")

@@ -1,0 +1,186 @@
+"""A real broker with a listener for each kind of security; certificates, users and tokens made here."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import padding, rsa
+
+from kafka_sink.local_broker import LocalBroker
+from tests.security.certificates import Authority, Identity
+
+# Every character that somebody's parser stumbles over.
+PASSWORD = "p'a\"s,s\\w=o;r d#/*ä€*/ "
+USER = "ali=ce,"
+ISSUER, AUDIENCE = "https://issuer.test", "kafka"
+_MODULES = "org.apache.kafka.common.security"
+# Listener -> security protocol. The numbers of a session's length are in seconds.
+LISTENERS = {
+    "TLS": "SSL",
+    "MUTUAL": "SSL",
+    "WRONGHOST": "SSL",
+    "EXPIRED": "SSL",
+    "SASL": "SASL_SSL",
+    "SHORT": "SASL_SSL",
+    "CLEARSASL": "SASL_PLAINTEXT",
+}
+
+
+def jaas_quoted(text: str) -> str:
+    """As a value in a JAAS text is quoted."""
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def plain_jaas(user: str = USER, password: str = PASSWORD, module: str = "plain.PlainLoginModule") -> str:
+    """What a Spark user has in kafka.sasl.jaas.config."""
+    pair = f"username={jaas_quoted(user)} password={jaas_quoted(password)}"
+    return f"{_MODULES}.{module} required {pair};"
+
+
+class TokenIssuer:
+    """Signs JWTs that the broker accepts."""
+
+    def __init__(self) -> None:
+        self._key = rsa.generate_private_key(65537, 2048)
+
+    def jwks(self) -> str:
+        numbers = self._key.public_key().public_numbers()
+        key = {
+            "kty": "RSA",
+            "kid": "k1",
+            "alg": "RS256",
+            "use": "sig",
+            "n": _base64(numbers.n.to_bytes(256, "big")),
+            "e": _base64(numbers.e.to_bytes(3, "big")),
+        }
+        return json.dumps({"keys": [key]})
+
+    def token(self, subject: str = "carol", lifetime_s: float = 300, **claims: Any) -> str:
+        now = time.time()
+        head = {"alg": "RS256", "kid": "k1", "typ": "JWT"}
+        body = {
+            "iss": ISSUER,
+            "aud": AUDIENCE,
+            "sub": subject,
+            "iat": int(now) - 1,
+            "exp": int(now + lifetime_s),
+            "scope": "kafka",
+            **claims,
+        }
+        signed = ".".join(_base64(json.dumps(part).encode()) for part in (head, body))
+        signature = self._key.sign(signed.encode(), padding.PKCS1v15(), hashes.SHA256())
+        return f"{signed}.{_base64(signature)}"
+
+
+def _base64(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
+
+
+@dataclass
+class Secured:
+    """The broker with all that a client needs."""
+
+    broker: LocalBroker
+    folder: Path
+    authority: Authority
+    client: Identity
+    tokens: TokenIssuer = field(repr=False)
+
+    def bootstrap(self, listener: str) -> str:
+        return self.broker.bootstrap_for(listener)
+
+    @property
+    def trust(self) -> str:
+        return str(self.folder / "authority.pem")
+
+    def options(self, listener: str, **more: str) -> dict[str, str]:
+        """Options that reach this listener, but for a login; names in ``more`` with underscores for dots."""
+        given = {
+            "kafka.bootstrap.servers": self.bootstrap(listener),
+            "kafka.security.protocol": LISTENERS[listener],
+        }
+        if LISTENERS[listener].endswith("SSL"):
+            given |= {"kafka.ssl.truststore.type": "PEM", "kafka.ssl.truststore.location": self.trust}
+        return given | {f"kafka.{name.replace('_', '.')}": text for name, text in more.items()}
+
+
+def _properties(folder: Path, sessions_ms: int) -> Mapping[str, object]:
+    handler = f"{_MODULES}.oauthbearer.OAuthBearerValidatorCallbackHandler"
+    values: dict[str, object] = {
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "super.users": "User:ANONYMOUS;User:admin",
+        "allow.everyone.if.no.acl.found": "true",
+        "listener.name.mutual.ssl.client.auth": "required",
+        "listener.name.mutual.ssl.truststore.type": "PEM",
+        "listener.name.mutual.ssl.truststore.location": folder / "authority.pem",
+        "listener.name.short.connections.max.reauth.ms": sessions_ms,
+    }
+    keys = {"wronghost": "wronghost.pem", "expired": "expired.pem"}
+    for name in (one.lower() for one, protocol in LISTENERS.items() if protocol.endswith("SSL")):
+        values[f"listener.name.{name}.ssl.keystore.type"] = "PEM"
+        values[f"listener.name.{name}.ssl.keystore.location"] = folder / keys.get(name, "server.pem")
+    for name in (one.lower() for one, protocol in LISTENERS.items() if protocol.startswith("SASL")):
+        prefix = f"listener.name.{name}"
+        values |= {
+            f"{prefix}.sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-256,SCRAM-SHA-512,OAUTHBEARER",
+            f"{prefix}.plain.sasl.jaas.config": f"{_MODULES}.plain.PlainLoginModule required "
+            f"user_bob={jaas_quoted(PASSWORD)} {jaas_quoted('user_' + USER)}={jaas_quoted(PASSWORD)};",
+            f"{prefix}.scram-sha-256.sasl.jaas.config": f"{_MODULES}.scram.ScramLoginModule required;",
+            f"{prefix}.scram-sha-512.sasl.jaas.config": f"{_MODULES}.scram.ScramLoginModule required;",
+            f"{prefix}.oauthbearer.sasl.jaas.config": (
+                f"{_MODULES}.oauthbearer.OAuthBearerLoginModule required;"
+            ),
+            f"{prefix}.oauthbearer.sasl.server.callback.handler.class": handler,
+            f"{prefix}.oauthbearer.sasl.oauthbearer.jwks.endpoint.url": (folder / "jwks.json").as_uri(),
+            f"{prefix}.oauthbearer.sasl.oauthbearer.expected.audience": AUDIENCE,
+            f"{prefix}.oauthbearer.sasl.oauthbearer.expected.issuer": ISSUER,
+        }
+    return values
+
+
+@contextmanager
+def secured_broker(folder: Path, *, sessions_ms: int = 3000, brokers: int = 1) -> Iterator[Secured]:
+    """The broker runs within the block; ``sessions_ms`` is how long a login on listener SHORT holds."""
+    authority = Authority()
+    authority.pem_file(folder / "authority.pem")
+    authority.issue("server", "127.0.0.1", "localhost").pem_file(folder / "server.pem")
+    authority.issue("other", "elsewhere.test").pem_file(folder / "wronghost.pem")
+    expired = authority.issue("old", "127.0.0.1", starts_in_days=-10, ends_in_days=-2)
+    expired.pem_file(folder / "expired.pem")
+    tokens = TokenIssuer()
+    (folder / "jwks.json").write_text(tokens.jwks())
+    urls = (folder / "jwks.json").as_uri()
+    with LocalBroker(
+        brokers=brokers,
+        properties=_properties(folder, sessions_ms),
+        extra_listeners=LISTENERS,
+        java_options=[f"-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls={urls}"],
+    ) as broker:
+        _make_scram_users(broker)
+        yield Secured(broker, folder, authority, authority.issue("dave"), tokens)
+
+
+def _make_scram_users(broker: LocalBroker) -> None:
+    from confluent_kafka.admin import (
+        AdminClient,
+        ScramCredentialInfo,
+        ScramMechanism,
+        UserScramCredentialUpsertion,
+    )
+
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers, "log_level": 0})
+    changes = [
+        UserScramCredentialUpsertion(USER, ScramCredentialInfo(mechanism, 4096), PASSWORD.strip().encode())
+        for mechanism in (ScramMechanism.SCRAM_SHA_256, ScramMechanism.SCRAM_SHA_512)
+    ]
+    for change in changes:
+        for done in admin.alter_user_scram_credentials([change]).values():
+            done.result(30)
