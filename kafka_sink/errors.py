@@ -35,6 +35,10 @@ class ClusterChangedError(KafkaSinkError):
     """Brokers answer for another cluster than the one that this producer has written to."""
 
 
+class BrokersUnreachableError(KafkaSinkError, ConnectionError):
+    """No broker could be connected to: each address with the step that failed and what to change."""
+
+
 class ProtocolError(KafkaSinkError):
     """A broker's bytes are not a valid answer; the connection is closed."""
 

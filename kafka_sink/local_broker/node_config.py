@@ -160,9 +160,20 @@ def server_properties(
 
 
 def format_properties(values: Mapping[str, str]) -> str:
-    """As Java reads it: backslashes doubled, line ends escaped."""
-    lines = (f"{name}={value}".replace("\\", "\\\\").replace("\n", "\\n") for name, value in values.items())
+    """As Java reads it: backslashes doubled, line ends escaped, a name ends at its first bare ``=``."""
+    lines = (_escaped(name).replace("=", "\\=") + "=" + _escaped(value) for name, value in values.items())
     return "\n".join(lines) + "\n"
+
+
+def _escaped(text: str) -> str:
+    """Java takes the file for Latin-1, so the rest of Unicode goes in as UTF-16 escapes."""
+    text = text.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
+    return "".join(char if " " <= char <= "~" else _utf16(char) for char in text)
+
+
+def _utf16(char: str) -> str:
+    data = char.encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{data[at : at + 2].hex()}" for at in range(0, len(data), 2))
 
 
 def random_id() -> str:

@@ -94,6 +94,7 @@ class BrokerLink:
         self.connecting_since_ms = 0.0
         self.throttled_until_ms = 0.0
         self.last_error: Exception | None = None
+        self.failed_step = ""
         self._settings = settings
         self._random = random
         self._notify = notify
@@ -386,7 +387,7 @@ class BrokerLink:
         self._renew_at_ms = self._session_end_ms = math.inf
         self._heard_since_ready = False
         if cause is not None:
-            self.last_error = cause
+            self.last_error, self.failed_step = cause, self.step
             self._back_off(now_ms)
         if self.state is not LinkState.IDLE:
             self._move_to(LinkState.IDLE)

@@ -14,6 +14,7 @@ import selectors
 import socket
 import threading
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
 
 from kafka_sink.errors import BrokerVersionError, KafkaSinkError
 from kafka_sink.model import Node
@@ -32,6 +33,7 @@ from kafka_sink.network.settings import NetworkSettings
 from kafka_sink.security.preparation import Security
 
 __all__ = [
+    "ConnectionStep",
     "NetworkClient",
     "NetworkEvent",
     "NetworkSettings",
@@ -51,6 +53,16 @@ _SUSPICIOUS_MS = 1000.0
 _LONGEST_WAIT_MS = 3_600_000.0
 # Brokers that a message names.
 _MOST_NAMED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionStep:
+    """``step``: what went wrong where there is an ``error``, else what is under way; empty for neither."""
+
+    node: Node
+    is_made: bool
+    step: str
+    error: Exception | None
 
 
 class NetworkClient:
@@ -226,6 +238,15 @@ class NetworkClient:
         """Why brokers that are not connected are not: the last error of each, for messages."""
         links = list(self._links.values())
         return {link.node: link.last_error for link in links if link.last_error is not None}
+
+    def connection_steps(self) -> list[ConnectionStep]:
+        """How far the connections to all brokers have come, bootstrap addresses first."""
+        return [
+            ConnectionStep(
+                link.node, link.is_made, link.failed_step if link.last_error else link.step, link.last_error
+            )
+            for link in self._links.values()
+        ]
 
     def describe_brokers(self) -> str:
         """For messages, from any thread: the brokers known, else the bootstrap addresses, and the last

@@ -33,6 +33,7 @@ _DECODERS: dict[int, Callable[[int, bytes], Any]] = {
     requests.METADATA: requests.decode_metadata,
     requests.API_VERSIONS: requests.decode_api_versions,
     requests.INIT_PRODUCER_ID: requests.decode_init_producer_id,
+    requests.CREATE_TOPICS: requests.decode_create_topic,
     requests.SASL_HANDSHAKE: authentication.decode_handshake,
     requests.SASL_AUTHENTICATE: authentication.decode_authenticate,
 }
@@ -44,6 +45,7 @@ MAX_FRAME_BYTES: dict[int, int] = {
     requests.METADATA: 100 * _MIB,
     requests.API_VERSIONS: _MIB,
     requests.INIT_PRODUCER_ID: 64 * 1024,
+    requests.CREATE_TOPICS: _MIB,
     requests.SASL_HANDSHAKE: 64 * 1024,
     # Kerberos' tickets may be some 64 KiB.
     requests.SASL_AUTHENTICATE: 256 * 1024,
@@ -57,6 +59,7 @@ _FIRST_CLIENT_THROTTLED = {
     requests.PRODUCE: 6,
     requests.METADATA: 6,
     requests.API_VERSIONS: 2,
+    requests.CREATE_TOPICS: 3,
     requests.INIT_PRODUCER_ID: 1,
 }
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from kafka.protocol.admin.topics import CreateTopicsRequest, CreateTopicsResponse
 from kafka.protocol.api_header import RequestHeader
 from kafka.protocol.metadata import (
     ApiVersionsRequest,
@@ -27,12 +28,16 @@ PRODUCE = 0
 METADATA = 3
 SASL_HANDSHAKE = 17
 API_VERSIONS = 18
+CREATE_TOPICS = 19
 INIT_PRODUCER_ID = 22
 SASL_AUTHENTICATE = 36
 
 # Version 4 is the first that can forbid auto-creation; 10 brings topic ids.
 METADATA_VERSIONS = (4, int(MetadataRequest.max_version))
 INIT_PRODUCER_ID_VERSIONS = (0, int(InitProducerIdRequest.max_version))
+CREATE_TOPICS_VERSIONS = (2, int(CreateTopicsRequest.max_version))
+# The first that leaves numbers of partitions and replicas to the broker (KIP-464).
+CREATE_TOPICS_BY_DEFAULTS = 4
 API_VERSIONS_VERSIONS = (0, int(ApiVersionsRequest.max_version))
 
 API_NAMES = {
@@ -40,6 +45,7 @@ API_NAMES = {
     METADATA: "Metadata",
     SASL_HANDSHAKE: "SaslHandshake",
     API_VERSIONS: "ApiVersions",
+    CREATE_TOPICS: "CreateTopics",
     INIT_PRODUCER_ID: "InitProducerId",
     SASL_AUTHENTICATE: "SaslAuthenticate",
 }
@@ -48,6 +54,7 @@ _REQUESTS: dict[int, Any] = {
     METADATA: MetadataRequest,
     SASL_HANDSHAKE: SaslHandshakeRequest,
     API_VERSIONS: ApiVersionsRequest,
+    CREATE_TOPICS: CreateTopicsRequest,
     INIT_PRODUCER_ID: InitProducerIdRequest,
     SASL_AUTHENTICATE: SaslAuthenticateRequest,
 }
@@ -57,6 +64,9 @@ _FIRST_RELIABLE_EPOCHS = 9
 REBOOTSTRAP_REQUIRED = 129
 _LEADER_NOT_AVAILABLE = 5
 _NO_TOPIC_ID = bytes(16)
+# AclOperation.WRITE is 4: a bit in what brokers answer.
+_WRITE_OPERATION = 1 << 4
+_OPERATIONS_UNKNOWN = -(2**31)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +80,16 @@ class ApiVersionsAnswer:
 
 @dataclass(frozen=True, slots=True)
 class MetadataAnswer:
-    """A Metadata answer; ``error_code`` is of the whole (version 13: 129 is REBOOTSTRAP_REQUIRED)."""
+    """A Metadata answer; ``error_code`` is of the whole (version 13: 129 is REBOOTSTRAP_REQUIRED).
+
+    ``unwritable``: topics that this client may not write to, where that was asked for (KIP-430).
+    """
 
     update: MetadataUpdate
     error_code: int = 0
     throttle_time_ms: int = 0
+    controller_id: int = -1
+    unwritable: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +140,13 @@ def _api_versions(response: Any) -> ApiVersionsAnswer:
 # -- Metadata -------------------------------------------------------------------------------------
 
 
-def encode_metadata(version: int, topics: tuple[str, ...], allow_auto_create: bool) -> bytes:
-    """Metadata of these topics only; of none, just the brokers. Versions as in METADATA_VERSIONS."""
+def encode_metadata(
+    version: int, topics: tuple[str, ...], allow_auto_create: bool, operations: bool = False
+) -> bytes:
+    """Metadata of these topics only; of none, just the brokers. Versions as in METADATA_VERSIONS.
+
+    ``operations``: ask, too, what this client may do with them (KIP-430, from version 8 on).
+    """
     rows = [
         MetadataRequest.MetadataRequestTopic(version=version, topic_id=None, name=name) for name in topics
     ]
@@ -135,7 +155,7 @@ def encode_metadata(version: int, topics: tuple[str, ...], allow_auto_create: bo
         topics=rows,
         allow_auto_topic_creation=allow_auto_create,
         include_cluster_authorized_operations=False,
-        include_topic_authorized_operations=False,
+        include_topic_authorized_operations=operations,
     )
     return bytes(request.encode(version=version))
 
@@ -167,7 +187,14 @@ def _metadata(response: Any, *, reliable_epochs: bool) -> MetadataAnswer:
         MetadataUpdate(nodes, tuple(topics), errors, response.cluster_id),
         int(response.error_code or 0),
         int(response.throttle_time_ms or 0),
+        -1 if response.controller_id is None else int(response.controller_id),
+        tuple(str(topic.name) for topic in response.topics if _is_unwritable(topic)),
     )
+
+
+def _is_unwritable(topic: Any) -> bool:
+    operations = int(getattr(topic, "authorized_operations", None) or _OPERATIONS_UNKNOWN)
+    return operations != _OPERATIONS_UNKNOWN and not operations & _WRITE_OPERATION
 
 
 def _topic(topic: Any, reliable_epochs: bool) -> TopicMetadata | None:
@@ -197,6 +224,45 @@ def _partition(topic: str, partition: Any, reliable_epochs: bool) -> PartitionIn
 def metadata_update(answer: MetadataAnswer) -> MetadataUpdate:
     """What a Metadata answer says of brokers and topics; topics with an error have no metadata."""
     return answer.update
+
+
+# -- CreateTopics -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class CreateTopicAnswer:
+    """The answer about the one topic that was asked for; ``error_message`` is the broker's own."""
+
+    error_code: int
+    error_message: str = ""
+    throttle_time_ms: int = 0
+
+
+def encode_create_topic(
+    version: int, name: str, partitions: int, replication_factor: int, timeout_ms: int
+) -> bytes:
+    """One topic; -1 leaves a number to the broker. Versions as in CREATE_TOPICS_VERSIONS."""
+    topic = CreateTopicsRequest.CreatableTopic(
+        version=version,
+        name=name,
+        num_partitions=partitions,
+        replication_factor=replication_factor,
+        assignments=[],
+        configs=[],
+    )
+    request = CreateTopicsRequest(version=version, topics=[topic], timeout_ms=timeout_ms, validate_only=False)
+    return bytes(request.encode(version=version))
+
+
+def decode_create_topic(version: int, payload: bytes) -> CreateTopicAnswer:
+    """``payload`` with its header. Raises ProtocolError."""
+    return read_response(CreateTopicsResponse, version, payload, _create_topic)
+
+
+def _create_topic(response: Any) -> CreateTopicAnswer:
+    (topic,) = response.topics
+    throttle = int(response.throttle_time_ms or 0)
+    return CreateTopicAnswer(int(topic.error_code), str(topic.error_message or ""), throttle)
 
 
 # -- InitProducerId -------------------------------------------------------------------------------

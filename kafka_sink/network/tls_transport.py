@@ -233,6 +233,10 @@ class TlsTransport:
         self._flush_the_last()
         self._socket.close()
 
+    def abort(self) -> None:
+        """Drops what was encrypted, too: records cut short are nothing to the peer."""
+        self._socket.abort()
+
 
 def _records(buffers: Sequence[Buffer]) -> list[Buffer]:
     """Small buffers joined up to the size of a record; large ones as they are, OpenSSL cuts them."""

@@ -276,7 +276,7 @@ def _check_handlers(options: SinkOptions, mechanism: str) -> None:
         if given and given.removeprefix("kafkashaded.") not in allowed:
             raise ConfigurationError(
                 f"Option 'kafka.sasl.{side}.callback.handler.class' names a Java class, which cannot run "
-                "in this sink: remove it; sasl.oauthbearer.token.provider takes a Python function for OAUTHBEARER"
+                "in this sink: remove it; for OAUTHBEARER sasl.oauthbearer.token.provider takes a function"
             )
 
 

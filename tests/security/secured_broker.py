@@ -18,7 +18,7 @@ from kafka_sink.local_broker import LocalBroker
 from tests.security.certificates import Authority, Identity
 
 # Every character that somebody's parser stumbles over.
-PASSWORD = "p'a\"s,s\\w=o;r d#/*ä€*/ "
+PASSWORD = "p'a\"s,s\\w=o;r d#/*ä€*/"
 USER = "ali=ce,"
 ISSUER, AUDIENCE = "https://issuer.test", "kafka"
 _MODULES = "org.apache.kafka.common.security"
@@ -178,7 +178,7 @@ def _make_scram_users(broker: LocalBroker) -> None:
 
     admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers, "log_level": 0})
     changes = [
-        UserScramCredentialUpsertion(USER, ScramCredentialInfo(mechanism, 4096), PASSWORD.strip().encode())
+        UserScramCredentialUpsertion(USER, ScramCredentialInfo(mechanism, 4096), PASSWORD.encode())
         for mechanism in (ScramMechanism.SCRAM_SHA_256, ScramMechanism.SCRAM_SHA_512)
     ]
     for change in changes:

@@ -1,0 +1,188 @@
+"""The topic that the options name is looked up, or created, until it is known what became of it."""
+
+from __future__ import annotations
+
+import math
+import time
+
+from kafka.errors import for_code
+
+from kafka_sink import driver_log
+from kafka_sink.errors import ConfigurationError, MetadataTimeoutError
+from kafka_sink.network import requests
+from kafka_sink.network.requests import CreateTopicAnswer, MetadataAnswer, ProducerIdAnswer
+from kafka_sink.options import SinkOptions
+from kafka_sink.planning_client import PlanningClient
+
+# A topic that was just created, here or by somebody else, may take this long to be known to all brokers.
+_PROPAGATION_MS = 5000.0
+_AGAIN_S = 0.1
+_LONGEST_ASK_MS = 3_600_000.0
+_UNKNOWN_TOPIC, _LEADER_NOT_AVAILABLE, _TIMED_OUT, _ALREADY_EXISTS, _NOT_CONTROLLER = 3, 5, 7, 36, 41
+_TOPIC_UNAUTHORISED, _CLUSTER_UNAUTHORISED = 29, 31
+
+
+class TopicPreparation:
+    """One look-up of one topic, or of brokers alone, repeated until it is known what became of it."""
+
+    def __init__(self, options: SinkOptions, client: PlanningClient) -> None:
+        self._options = options
+        self._topic = options.topic
+        self._client = client
+        self._brokers = options.redacted()["kafka.bootstrap.servers"]
+        self._started = time.monotonic()
+        self._is_missing = False
+        self._controller = -1
+
+    def run(self) -> None:
+        """Returns when all is well; raises as ``prepare_topic``."""
+        answer = self._metadata()
+        self._client.use_advertised(answer.update.nodes)
+        if self._topic is not None:
+            self._settle(self._topic, answer)
+        self._check_idempotence()
+
+    def _settle(self, topic: str, answer: MetadataAnswer | None) -> None:
+        while True:
+            code = _TIMED_OUT if answer is None else answer.update.errors.get(topic, 0)
+            if answer is not None and topic in answer.unwritable:
+                raise ConfigurationError(
+                    f"Option 'topic': this login may not write to '{topic}': grant it WRITE (brokers: "
+                    f"{self._brokers})"
+                )
+            if code in (0, _LEADER_NOT_AVAILABLE):
+                return  # without leaders it exists, and waiting for them is the tasks' business
+            if code == _UNKNOWN_TOPIC:
+                if self._options.topic_create:
+                    self._create(topic)
+                    return
+                self._is_missing = True
+            elif not for_code(code).retriable:
+                remedy = ": grant this login DESCRIBE and WRITE" if code == _TOPIC_UNAUTHORISED else ""
+                raise ConfigurationError(
+                    f"Option 'topic': '{topic}' cannot be used: {_named(code)}{remedy} (brokers: "
+                    f"{self._brokers})"
+                )
+            if self._is_missing and self._left_ms(_PROPAGATION_MS) <= 0:
+                raise ConfigurationError(self._missing())
+            if self._left_ms() <= 0:
+                raise MetadataTimeoutError(self._no_answer(_named(code)))
+            time.sleep(_AGAIN_S)
+            answer = self._ask_metadata()
+
+    def _metadata(self) -> MetadataAnswer:
+        while (answer := self._ask_metadata()) is None:
+            if self._left_ms() <= 0:
+                raise MetadataTimeoutError(self._no_answer("no broker answered"))
+        return answer
+
+    def _ask_metadata(self) -> MetadataAnswer | None:
+        """Lets brokers create the topic where the options do."""
+        topics = () if self._topic is None else (self._topic,)
+        create = self._options.allow_auto_create_topics
+        found: MetadataAnswer | None = self._client.ask(
+            self._client.connect(),
+            requests.METADATA,
+            requests.METADATA_VERSIONS,
+            lambda version: requests.encode_metadata(version, topics, create, operations=version >= 8),
+            self._ask_ms(_PROPAGATION_MS if self._is_missing else math.inf),
+        )
+        if found is not None:
+            self._controller = found.controller_id
+        return found
+
+    def _create(self, topic: str) -> None:
+        """Where somebody else was quicker, theirs is taken."""
+        while True:
+            node = self._controller if self._client.reach(self._controller) else self._client.connect()
+            answer = self._ask_creation(node, topic)
+            code = _TIMED_OUT if answer is None else answer.error_code
+            if code in (0, _ALREADY_EXISTS):
+                if not code:
+                    driver_log.report(f"kafka-chunked: topic '{topic}' is created")
+                return
+            if answer is not None and not for_code(code).retriable and code != _NOT_CONTROLLER:
+                remedy = (
+                    "Grant this login CREATE on the topic or the cluster, or create it beforehand"
+                    if code in (_TOPIC_UNAUTHORISED, _CLUSTER_UNAUTHORISED)
+                    else "Change topic.partitions or topic.replication.factor, or create it beforehand"
+                )
+                said = f" ({answer.error_message})" if answer.error_message else ""
+                raise ConfigurationError(
+                    f"topic.create=true, but topic '{topic}' could not be created: {_named(code)}{said}. "
+                    f"{remedy} (brokers: {self._brokers})"
+                )
+            if self._left_ms() <= 0:
+                raise MetadataTimeoutError(self._no_answer(_named(code)))
+            time.sleep(_AGAIN_S)
+            self._ask_metadata()
+
+    def _ask_creation(self, node: int, topic: str) -> CreateTopicAnswer | None:
+        options, milliseconds = self._options, int(self._ask_ms())
+        oldest, newest = requests.CREATE_TOPICS_VERSIONS
+        if -1 in (options.topic_partitions, options.topic_replication_factor):
+            oldest = requests.CREATE_TOPICS_BY_DEFAULTS
+        answer: CreateTopicAnswer | None = self._client.ask(
+            node,
+            requests.CREATE_TOPICS,
+            (oldest, newest),
+            lambda version: requests.encode_create_topic(
+                version, topic, options.topic_partitions, options.topic_replication_factor, milliseconds
+            ),
+            milliseconds,
+        )
+        return answer
+
+    def _check_idempotence(self) -> None:
+        """Brokers refuse producer ids to logins that may neither write idempotently nor to any topic."""
+        if not self._options.enable_idempotence:
+            # Still, tasks connect to these addresses.
+            self._client.connect()
+            return
+        answer: ProducerIdAnswer | None = self._client.ask(
+            self._client.connect(),
+            requests.INIT_PRODUCER_ID,
+            requests.INIT_PRODUCER_ID_VERSIONS,
+            lambda version: requests.encode_init_producer_id(version, -1, -1),
+            self._ask_ms(_PROPAGATION_MS),
+        )
+        # Anything else may pass, and tasks ask again.
+        if answer is not None and answer.error_code == _CLUSTER_UNAUTHORISED:
+            raise ConfigurationError(
+                f"this login may not write idempotently ({_named(answer.error_code)}): grant it "
+                "IDEMPOTENT_WRITE on the cluster or WRITE on the topic, or set "
+                f"kafka.enable.idempotence=false (brokers: {self._brokers})"
+            )
+
+    # -- bounds and messages ------------------------------------------------------------------------
+
+    def _left_ms(self, bound_ms: float = math.inf) -> float:
+        passed_ms = (time.monotonic() - self._started) * 1000
+        return min(bound_ms, self._options.max_block_ms) - passed_ms
+
+    def _ask_ms(self, bound_ms: float = math.inf) -> float:
+        return min(max(self._left_ms(bound_ms), 1.0), self._options.request_timeout_ms, _LONGEST_ASK_MS)
+
+    def _missing(self) -> str:
+        because = (
+            "brokers did not create it by themselves (auto.create.topics.enable)"
+            if self._options.allow_auto_create_topics
+            else "kafka.allow.auto.create.topics=false"
+        )
+        return (
+            f"Option 'topic': there is no topic '{self._topic}' at {self._brokers}, and {because}. "
+            "Create it, set topic.create=true, or correct 'topic' or 'kafka.bootstrap.servers'"
+        )
+
+    def _no_answer(self, last: str) -> str:
+        what = f"Topic '{self._topic}'" if self._topic is not None else "The cluster"
+        return (
+            f"{what} could not be looked up at {self._brokers} within kafka.max.block.ms = "
+            f"{self._options.max_block_ms} ms: {self._client.reasons() or last}"
+        )
+
+
+def _named(code: int) -> str:
+    """Kafka's name of an error, as words: TOPIC_AUTHORIZATION_FAILED is 'topic authorization failed'."""
+    name = getattr(for_code(code), "message", None) or f"error {code}"
+    return str(name).replace("_", " ").lower()

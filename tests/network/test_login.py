@@ -1,0 +1,228 @@
+"""The login in the connection's state machine: whole, byte by byte, refused, repeated, and cut."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import pytest
+from kafka.protocol.metadata import ApiVersionsResponse, MetadataResponse
+from kafka.protocol.sasl import SaslAuthenticateResponse, SaslHandshakeResponse
+
+from kafka_sink.errors import AuthenticationError, KafkaSinkError, ProtocolError
+from kafka_sink.network import requests
+from kafka_sink.network.connection import Connection, Phase
+from kafka_sink.secret import Secret
+from kafka_sink.security import sasl
+from tests.faults.fake_state import framed
+from tests.network.network_harness import metadata_request
+
+RANGES = {0: (3, 12), 3: (4, 12), 17: (0, 1), 18: (0, 3), 22: (0, 4), 36: (0, 2)}
+SECRET = "hunter2-not-to-be-seen"
+
+
+class Broker:
+    """Answers what a connection has sent, request by request."""
+
+    def __init__(self, rounds: int = 1, session_ms: int = 0, **refusals: Any) -> None:
+        self.rounds = rounds
+        self.session_ms = session_ms
+        self.refusals = refusals
+        self.asked: list[int] = []
+        self.said: list[bytes] = []
+
+    def answer(self, data: bytes) -> bytes:
+        answers, at = b"", 0
+        while at < len(data):
+            (size,) = struct.unpack_from(">i", data, at)
+            frame = data[at + 4 : at + 4 + size]
+            at += 4 + size
+            api, version, correlation = struct.unpack_from(">hhi", frame)
+            self.asked.append(api)
+            answers += framed(self._response(api, version, frame), correlation)
+        return answers
+
+    def _response(self, api: int, version: int, frame: bytes) -> Any:
+        if api == requests.API_VERSIONS:
+            rows = [
+                ApiVersionsResponse.ApiVersion(api_key=key, min_version=low, max_version=high)
+                for key, (low, high) in {**RANGES, **self.refusals.get("ranges", {})}.items()
+            ]
+            return ApiVersionsResponse(version=version, error_code=0, api_keys=rows)
+        if api == requests.SASL_HANDSHAKE:
+            code = self.refusals.get("handshake", 0)
+            return SaslHandshakeResponse(version=version, error_code=code, mechanisms=["PLAIN", "GSSAPI"])
+        if api == requests.SASL_AUTHENTICATE:
+            self.said.append(frame)
+            code = self.refusals.get("authenticate", 0)
+            message = "Authentication failed: wrong\x1b[31m" if code else None
+            data = self.refusals.get("data", b"")
+            return SaslAuthenticateResponse(
+                version=version, error_code=code, error_message=message, auth_bytes=data,
+                session_lifetime_ms=self.session_ms,
+            )  # fmt: skip
+        return MetadataResponse(version=version, brokers=[], topics=[], cluster_id="c", controller_id=-1)
+
+
+def connection(exchange: sasl.SaslExchange | None = None) -> Connection:
+    exchange = exchange or sasl.plain("user", Secret(SECRET))
+    return Connection("me", "host:1", 1000.0, exchange)
+
+
+def sent(one: Connection) -> bytes:
+    data = b"".join(bytes(buffer) for buffer in one.outgoing.next_buffers())
+    one.outgoing.advance(len(data))
+    return data
+
+
+def talk(one: Connection, broker: Broker, *, piece: int = 1 << 20, until: int = 1 << 30) -> list[Any]:
+    """Both sides until nobody has anything to say; the broker's bytes come in pieces."""
+    answers: list[Any] = []
+    while data := sent(one):
+        reply = broker.answer(data)
+        for at in range(0, min(len(reply), until), piece):
+            one.receive(reply[at : min(at + piece, until)])
+            while (answered := one.next_answer(5.0)) is not None:
+                answers.append(answered.response)
+    return answers
+
+
+@pytest.mark.parametrize("piece", [1, 2, 3, 7, 1 << 20])
+def test_a_login_comes_before_the_first_request_however_bytes_are_split(piece: int) -> None:
+    one, broker = connection(), Broker()
+    one.start(0.0)
+    with pytest.raises(ValueError, match="not ready"):
+        one.submit(metadata_request("t"), 0.0)
+    talk(one, broker, piece=piece)
+    assert one.phase is Phase.READY
+    assert broker.asked == [18, 17, 36]
+    assert f"\0user\0{SECRET}".encode() in broker.said[0]
+    one.submit(metadata_request("t"), 0.0)
+    assert len(talk(one, broker, piece=piece)) == 1
+
+
+def test_without_a_login_nothing_of_it_is_sent() -> None:
+    one, broker = Connection("me", "host:1", 1000.0), Broker()
+    one.start(0.0)
+    talk(one, broker)
+    assert one.phase is Phase.READY
+    assert broker.asked == [18]
+
+
+@pytest.mark.parametrize(
+    ("refusals", "problem"),
+    [
+        ({"handshake": 33}, "it does not offer PLAIN but PLAIN, GSSAPI"),
+        ({"handshake": 34}, "its listener takes no login"),
+        ({"handshake": 77}, "error 77"),
+        (
+            {"authenticate": 58},
+            r"refuses the credentials for SASL PLAIN \(Authentication failed: wrong \[31m\)",
+        ),
+        ({"authenticate": 13}, "error 13"),
+        ({"data": b"?"}, "not one of this mechanism"),
+        ({"ranges": {17: (0, 0)}}, "offers no SASL"),
+        ({"ranges": {36: (5, 9)}}, "offers no SASL"),
+    ],
+)
+def test_each_refusal_says_what_to_change_and_no_request_follows(
+    refusals: dict[str, Any], problem: str
+) -> None:
+    one, broker = connection(), Broker(**refusals)
+    one.start(0.0)
+    with pytest.raises(AuthenticationError, match=problem) as caught:
+        talk(one, broker)
+    assert "host:1" in str(caught.value)
+    assert one.phase is not Phase.READY
+    assert one.abandon() == []
+    assert SECRET not in repr(vars(one)) + str(caught.value)
+
+
+def test_a_new_login_goes_behind_what_is_in_flight_and_requests_wait_for_it() -> None:
+    one, broker = connection(), Broker(session_ms=60_000)
+    one.start(0.0)
+    talk(one, broker)
+    assert one.session_ms == 60_000
+    one.submit(metadata_request("t", tag="before"), 1.0)
+    one.log_in_again(sasl.plain("user", Secret("second")), 1.0)
+    assert one.phase is Phase.REAUTHENTICATING
+    with pytest.raises(ValueError, match="not ready"):
+        one.submit(metadata_request("t"), 1.0)
+    with pytest.raises(ValueError, match="not ready for another login"):
+        one.log_in_again(sasl.plain("user", Secret("third")), 1.0)
+    assert len(talk(one, broker, piece=1)) == 1
+    assert broker.asked == [18, 17, 36, 3, 17, 36]
+    assert one.phase is Phase.READY
+    assert one.logged_in_at_ms == 5.0
+
+
+def test_a_connection_lost_in_a_second_login_reports_the_requests_of_others_only() -> None:
+    one, broker = connection(), Broker()
+    one.start(0.0)
+    talk(one, broker)
+    one.submit(metadata_request("t", tag="mine"), 1.0)
+    one.log_in_again(sasl.plain("user", Secret("second")), 1.0)
+    sent(one)
+    assert [(entry.request.tag, left) for entry, left in one.abandon()] == [("mine", True)]
+
+
+def test_cut_at_every_byte_a_login_is_neither_over_nor_reported() -> None:
+    whole = Broker()
+    one = connection()
+    one.start(0.0)
+    total = 0
+    while data := sent(one):
+        reply = whole.answer(data)
+        total += len(reply)
+        one.receive(reply)
+        assert one.next_answer(0.0) is None
+    for cut in range(total):
+        one, broker = connection(), Broker()
+        one.start(0.0)
+        seen = 0
+        while data := sent(one):
+            reply = broker.answer(data)
+            part = reply[: max(0, cut - seen)]
+            seen += len(reply)
+            one.receive(part)
+            assert one.next_answer(0.0) is None
+            if len(part) < len(reply):
+                break
+        assert one.phase in (Phase.NEGOTIATING, Phase.AUTHENTICATING)
+        assert one.abandon() == []
+
+
+@pytest.mark.parametrize("at", range(3))
+@pytest.mark.parametrize("junk", [b"\xff" * 40, b"\0" * 40, b"HTTP/1.1 400 Bad Request\r\n\r\n"])
+def test_garbage_in_a_login_is_a_protocol_error(at: int, junk: bytes) -> None:
+    one, broker = connection(), Broker()
+    one.start(0.0)
+    for _ in range(at):
+        one.receive(broker.answer(sent(one)))
+        one.next_answer(0.0)
+    sent(one)
+    one.receive(junk)
+    with pytest.raises(ProtocolError):
+        one.next_answer(0.0)
+
+
+def test_scram_refuses_fewer_iterations_than_are_safe() -> None:
+    exchange = sasl.scram("SCRAM-SHA-256", "us=er,", Secret(SECRET))
+    first = exchange.first()
+    assert first.startswith(b"n,,n=us=3Der=2C,r=")
+    nonce = first.partition(b"r=")[2]
+    challenge = b"r=" + nonce + b"x,s=c2FsdA==,i=%d"
+    with pytest.raises(AuthenticationError, match="4096"):
+        exchange.respond(challenge % 100)
+    assert exchange.respond(challenge % 4096) is not None
+    with pytest.raises(AuthenticationError, match="does not know the password") as caught:
+        exchange.respond(b"v=" + b"AAAA")
+    assert caught.value.__context__ is None or SECRET not in repr(caught.value.__context__)
+
+
+@pytest.mark.parametrize("junk", [b"", b"\xff\xfe", b"r=", b"r=x,s=!,i=4096", b"e=other-error", b"a" * 70000])
+def test_scram_never_raises_anything_else(junk: bytes) -> None:
+    exchange = sasl.scram("SCRAM-SHA-512", "u", Secret(SECRET))
+    exchange.first()
+    with pytest.raises(KafkaSinkError):
+        exchange.respond(junk)

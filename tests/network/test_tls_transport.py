@@ -1,0 +1,351 @@
+"""TLS as bytes in, bytes out, against Python's own server side: split at every byte, cut, and refused."""
+
+from __future__ import annotations
+
+import select
+import socket
+import ssl
+import threading
+from pathlib import Path
+
+import pytest
+
+from kafka_sink.errors import AuthenticationError
+from kafka_sink.network.settings import NetworkSettings
+from kafka_sink.network.tls_transport import TlsStream, TlsTransport
+from kafka_sink.secret import Secret
+from kafka_sink.security.settings import SecuritySettings, Store, TlsSettings
+from kafka_sink.security.tls_context import make_context
+from tests.network.network_harness import SETTINGS
+from tests.security.certificates import Authority, Identity
+
+HOST = "broker.test"
+VERSIONS = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_3}
+
+
+@pytest.fixture(scope="module")
+def authority() -> Authority:
+    return Authority()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("tls")
+
+
+class Server:
+    """The broker's side, without a socket."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        folder: Path,
+        *,
+        versions: tuple[str, ...] = ("TLSv1.2", "TLSv1.3"),
+        clients: Authority | None = None,
+        ciphers: str = "",
+    ) -> None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version, context.maximum_version = VERSIONS[versions[0]], VERSIONS[versions[-1]]
+        context.load_cert_chain(identity.pem_file(folder / "server.pem"))
+        if clients is not None:
+            context.verify_mode = ssl.CERT_REQUIRED
+            context.load_verify_locations(cadata=clients.pem.decode())
+        if ciphers:
+            context.set_ciphers(ciphers)
+        self.context = context
+        self.incoming, self.outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self.tls = context.wrap_bio(self.incoming, self.outgoing, server_side=True)
+        self.established = False
+        self.failure: ssl.SSLError | None = None
+
+    def step(self, data: bytes) -> bytes:
+        self.incoming.write(data)
+        if not self.established and self.failure is None:
+            try:
+                self.tls.do_handshake()
+                self.established = True
+            except ssl.SSLWantReadError:
+                pass
+            except ssl.SSLError as error:
+                self.failure = error
+        return self.outgoing.read()
+
+
+def settings(authority: Authority, **changes: object) -> TlsSettings:
+    trust = Store("kafka.ssl.truststore.certificates", "PEM", text=Secret(authority.pem.decode()))
+    return TlsSettings(**{"trust": trust, **changes})  # type: ignore[arg-type]
+
+
+def stream(given: TlsSettings, host: str = HOST) -> TlsStream:
+    return TlsStream(make_context(given), host, f"{host}:9093")
+
+
+def shake(client: TlsStream, server: Server, *, piece: int = 1 << 20, most: int = 1 << 30) -> None:
+    """Both sides until nobody has anything to say; the server's bytes come in pieces, ``most`` of them."""
+    given = 0
+    client.handshake()
+    while data := client.take():
+        reply = server.step(data)
+        for at in range(0, len(reply), piece):
+            part = reply[at : at + piece][: max(0, most - given)]
+            given += len(part)
+            client.feed(memoryview(part))
+            client.handshake()
+
+
+def received(client: TlsStream) -> bytes:
+    buffer = bytearray(1 << 16)
+    data = b""
+    while (count := client.read(memoryview(buffer))) is not None and count:
+        data += buffer[:count]
+    return data
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("piece", [1, 5, 1000, 1 << 20])
+def test_a_handshake_and_data_however_they_are_split(
+    authority: Authority, folder: Path, version: str, piece: int
+) -> None:
+    server = Server(authority.issue("s", HOST), folder, versions=(version,))
+    client = stream(settings(authority))
+    shake(client, server, piece=piece)
+    assert client.established
+    assert server.established
+    client.write(b"question" * 5000)
+    server.step(client.take())
+    assert (
+        server.tls.read(1 << 16) + server.tls.read(1 << 16) + server.tls.read(1 << 16) == b"question" * 5000
+    )
+    server.tls.write(b"answer" * 3000)
+    data, reply = b"", server.step(b"")
+    for at in range(0, len(reply), piece):
+        client.feed(memoryview(reply[at : at + piece]))
+        data += received(client)
+    assert data == b"answer" * 3000
+    assert not client.unread
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_cut_at_every_byte_a_handshake_is_a_lost_connection_that_may_be_tried_again(
+    authority: Authority, folder: Path, version: str
+) -> None:
+    identity = authority.issue("s", HOST)
+    given = settings(authority)
+    whole, counted = Server(identity, folder, versions=(version,)), 0
+    client = stream(given)
+    client.handshake()
+    while data := client.take():
+        reply = whole.step(data)
+        counted += len(reply)
+        client.feed(memoryview(reply))
+        client.handshake()
+    for cut in range(0, counted, 7):
+        client = stream(given)
+        shake(client, Server(identity, folder, versions=(version,)), most=cut)
+        if client.established:
+            break  # what is left are session tickets
+        client.feed_end()
+        with pytest.raises(ConnectionResetError, match=r"broker\.test:9093 closed the connection in the TLS"):
+            client.handshake()
+
+
+@pytest.mark.parametrize("at", [0, 3, 11, 60, 200, 600])
+def test_garbage_in_a_handshake_is_an_error_of_the_connection(
+    authority: Authority, folder: Path, at: int
+) -> None:
+    client = stream(settings(authority))
+    client.handshake()
+    reply = bytearray(Server(authority.issue("s", HOST), folder).step(client.take()))
+    reply[at : at + 4] = b"\xff\x00\xff\x00"
+    client.feed(memoryview(bytes(reply)))
+    problem = ""
+    try:
+        client.handshake()
+    except (AuthenticationError, ConnectionError) as error:
+        problem = str(error)
+    assert not client.established
+    assert not problem or "broker.test:9093" in problem
+
+
+def test_bytes_damaged_on_the_way_are_no_reason_to_give_up(authority: Authority, folder: Path) -> None:
+    server = Server(authority.issue("s", HOST), folder)
+    client = stream(settings(authority))
+    shake(client, server)
+    received(client)
+    server.tls.write(b"answer")
+    damaged = bytearray(server.step(b""))
+    damaged[-1] ^= 1
+    client.feed(memoryview(bytes(damaged)))
+    with pytest.raises(ConnectionError, match="TLS with"):
+        client.read(memoryview(bytearray(100)))
+
+
+def refusal(client: TlsStream, server: Server) -> str:
+    with pytest.raises(AuthenticationError) as caught:
+        shake(client, server)
+    return str(caught.value)
+
+
+def test_each_refusal_of_the_brokers_certificate_says_what_to_change(
+    authority: Authority, folder: Path
+) -> None:
+    named = Server(authority.issue("s", "other.test", "10.0.0.1"), folder)
+    text = refusal(stream(settings(authority)), named)
+    assert "is not for broker.test" in text
+    assert "advertised.listeners" in text
+    by_address = Server(authority.issue("s", HOST), folder)
+    assert "is not for 10.0.0.2" in refusal(stream(settings(authority), "10.0.0.2"), by_address)
+    old = Server(authority.issue("s", HOST, starts_in_days=-9, ends_in_days=-1), folder)
+    assert "has expired" in refusal(stream(settings(authority)), old)
+    early = Server(authority.issue("s", HOST, starts_in_days=2), folder)
+    assert "not yet valid" in refusal(stream(settings(authority)), early)
+    foreign = Server(Authority("Somebody else").issue("s", HOST), folder)
+    assert "kafka.ssl.truststore.location" in refusal(stream(settings(authority)), foreign)
+    assert "not of a trusted authority" in refusal(
+        stream(settings(authority, trust=None)), Server(authority.issue("s", HOST), folder)
+    )
+
+
+def test_an_address_and_a_name_in_the_certificate_are_enough(authority: Authority, folder: Path) -> None:
+    identity = authority.issue("s", HOST, "10.0.0.1", "::1", "*.wild.test")
+    for host in (HOST, "10.0.0.1", "::1", "a.wild.test", f"{HOST}."):
+        shake(client := stream(settings(authority), host), Server(identity, folder))
+        assert client.established, host
+
+
+def test_the_check_of_names_can_be_switched_off_and_nothing_else_with_it(
+    authority: Authority, folder: Path
+) -> None:
+    given = settings(authority, check_host=False)
+    shake(client := stream(given), Server(authority.issue("s", "other.test"), folder))
+    assert client.established
+    foreign = Server(Authority("Somebody else").issue("s", HOST), folder)
+    assert "not of a trusted authority" in refusal(stream(given), foreign)
+
+
+def test_a_brokers_own_certificate_in_the_truststore_is_enough(authority: Authority, folder: Path) -> None:
+    identity = authority.issue("s", HOST)
+    own = Secret(
+        identity.chain_pem.decode().split("-----END CERTIFICATE-----")[0] + "-----END CERTIFICATE-----\n"
+    )
+    trust = Store("kafka.ssl.truststore.certificates", "PEM", text=own)
+    shake(client := stream(TlsSettings(trust=trust)), Server(identity, folder))
+    assert client.established
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [("TLSv1.2", "TLSv1.3"), ("TLSv1.3", "TLSv1.2")])
+def test_no_version_in_common_is_no_connection(
+    authority: Authority, folder: Path, ours: str, theirs: str
+) -> None:
+    server = Server(authority.issue("s", HOST), folder, versions=(theirs,))
+    assert "kafka.ssl.enabled.protocols" in refusal(stream(settings(authority, protocols=(ours,))), server)
+
+
+def test_cipher_suites_are_those_that_were_named(authority: Authority, folder: Path) -> None:
+    older = ("TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384",)
+    shake(
+        client := stream(settings(authority, cipher_suites=older)), Server(authority.issue("s", HOST), folder)
+    )
+    assert client._tls.cipher() == ("ECDHE-ECDSA-AES256-GCM-SHA384", "TLSv1.2", 256)
+    other = Server(
+        authority.issue("s", HOST), folder, ciphers="ECDHE-ECDSA-CHACHA20-POLY1305", versions=("TLSv1.2",)
+    )
+    assert "cipher suite" in refusal(stream(settings(authority, cipher_suites=older)), other)
+    context = make_context(settings(authority, cipher_suites=("TLS_CHACHA20_POLY1305_SHA256",)))
+    picky = TlsStream(context, HOST, f"{HOST}:9093", ("TLS_CHACHA20_POLY1305_SHA256",))
+    assert "TLS_AES_256_GCM_SHA384, which kafka.ssl.cipher.suites does not name" in refusal(
+        picky, Server(authority.issue("s", HOST), folder)
+    )
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_client_certificate_is_sent_where_it_is_wanted_and_missed_with_its_option(
+    authority: Authority, folder: Path, version: str
+) -> None:
+    identity = authority.issue("s", HOST)
+
+    def server(clients: Authority = authority) -> Server:
+        return Server(identity, folder, versions=(version,), clients=clients)
+
+    key = Store("kafka.ssl.keystore.location", "PEM", str(authority.issue("c").pem_file(folder / "c.pem")))
+    asking = server()
+    shake(client := stream(settings(authority, key=key)), asking)
+    assert asking.established
+    for one, given in (
+        (server(), settings(authority)),
+        (server(Authority("Other")), settings(authority, key=key)),
+    ):
+        client = stream(given)
+        with pytest.raises((AuthenticationError, ConnectionError)) as caught:
+            _until_refused(client, one)
+        assert "certificate" in str(caught.value), caught.value
+        assert "kafka.ssl.keystore" in str(caught.value)
+
+
+def _until_refused(client: TlsStream, server: Server) -> None:
+    shake(client, server)
+    client.read(memoryview(bytearray(100)))  # TLS 1.3 says so only now
+
+
+def test_what_is_no_tls_is_told(authority: Authority) -> None:
+    client = stream(settings(authority))
+    client.handshake()
+    client.feed(memoryview(b"HTTP/1.1 400 Bad Request\r\n\r\n"))
+    with pytest.raises(AuthenticationError, match="does not speak TLS"):
+        client.handshake()
+
+
+# -- over sockets -----------------------------------------------------------------------------------
+
+
+def test_a_slow_reader_gets_everything_and_nothing_blocks(authority: Authority, folder: Path) -> None:
+    server = Server(authority.issue("s", "127.0.0.1"), folder)
+    given = settings(authority)
+    total = 8 * 1024 * 1024
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        got: list[int] = []
+
+        def serve() -> None:
+            with server.context.wrap_socket(listener.accept()[0], server_side=True) as peer:
+                while sum(got) < total and (data := peer.recv(1 << 20)):
+                    got.append(len(data))
+                peer.sendall(b"done")
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        transport = _transport(listener, given)
+        chunk = memoryview(bytes(16_384))
+        small = b"x" * 61
+        left = total
+        while left:
+            buffers = [small, chunk, small, chunk][: 4 if left > 100_000 else 1]
+            buffers = [buffer[:left] for buffer in buffers]
+            sent = transport.send(buffers)
+            left -= sent
+            if not sent:
+                assert transport.wants_write
+                select.select([], [transport], [], 10)
+        while transport.wants_write:
+            select.select([], [transport], [], 10)
+            transport.flush()
+        buffer = memoryview(bytearray(100))
+        while (count := transport.receive_into(buffer)) is None:
+            select.select([transport], [], [], 10)
+        assert bytes(buffer[:count]) == b"done"
+        transport.close()
+        thread.join()
+    assert sum(got) == total
+
+
+def _transport(listener: socket.socket, given: TlsSettings) -> TlsTransport:
+    import dataclasses
+
+    network: NetworkSettings = dataclasses.replace(SETTINGS, security=SecuritySettings("SSL", given))
+    address = (socket.AF_INET, listener.getsockname())
+    transport = TlsTransport(address, network, make_context(given), "127.0.0.1", "127.0.0.1")
+    select.select([], [transport], [], 10)
+    transport.connected()
+    while not transport.handshake():
+        select.select([transport], [], [], 10)
+    return transport

@@ -1,0 +1,197 @@
+"""Keys and certificates of every common form, and what is said of those that cannot be used."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import ssl
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.serialization import Encoding
+
+from kafka_sink.errors import ConfigurationError
+from kafka_sink.secret import Secret
+from kafka_sink.security.key_material import read_key, read_trust
+from kafka_sink.security.settings import Store, TlsSettings
+from kafka_sink.security.tls_context import TlsContexts, make_context
+from tests.security.certificates import Authority, Identity
+
+PASSWORD = Secret("pass, 'word\"")
+# openssl's options for PKCS#8, of what it writes by default through what it calls legacy.
+ENCRYPTIONS = (
+    "-v2 aes-256-cbc",
+    "-v2 aes-128-cbc -v2prf hmacWithSHA1",
+    "-v2 aes-256-cbc -v2prf hmacWithSHA512",
+    "-v2 des3",
+    "-scrypt",
+    "-v1 PBE-SHA1-3DES",
+    "-v1 PBE-SHA1-RC2-40",
+    "-v1 PBE-MD5-DES",
+)
+
+
+@pytest.fixture(scope="module")
+def authority() -> Authority:
+    return Authority()
+
+
+@pytest.fixture(scope="module")
+def client(authority: Authority) -> Identity:
+    return authority.issue("client")
+
+
+def location(path: Path, kind: str = "PEM", **more: Secret | None) -> Store:
+    return Store("kafka.ssl.keystore.location", kind, str(path), **more)  # type: ignore[arg-type]
+
+
+def problem(store: Store, *, trust: bool = False) -> str:
+    read: Callable[[Store], object] = read_trust if trust else read_key
+    with pytest.raises(ConfigurationError) as caught:
+        read(store)
+    assert PASSWORD.reveal() not in str(caught.value)
+    assert caught.value.__cause__ is None
+    return str(caught.value)
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl writes the keys")
+@pytest.mark.parametrize("encryption", ENCRYPTIONS)
+def test_encrypted_pkcs8_of_every_common_kind_is_read(
+    client: Identity, tmp_path: Path, encryption: str
+) -> None:
+    (tmp_path / "key.pem").write_bytes(client.key_pem())
+    command = ["openssl", "pkcs8", "-topk8", "-in", "key.pem", "-out", "out.pem", *encryption.split()]
+    command += ["-passout", "env:PW", "-provider", "default", "-provider", "legacy"]
+    made = subprocess.run(
+        command, cwd=tmp_path, env={**os.environ, "PW": PASSWORD.reveal()}, capture_output=True, check=False
+    )
+    if made.returncode:
+        pytest.skip(f"this openssl does not write {encryption}")
+    path = tmp_path / "both.pem"
+    path.write_bytes((tmp_path / "out.pem").read_bytes() + client.chain_pem)
+    assert read_key(location(path, key_password=PASSWORD)).key.reveal().encode() == client.key_pem()
+    assert "wrong kafka.ssl.key.password" in problem(location(path, key_password=Secret("no")))
+    assert "set kafka.ssl.key.password" in problem(location(path))
+
+
+def test_a_key_and_chain_given_inline_with_spaces_for_line_ends(client: Identity) -> None:
+    chain = Store("kafka.ssl.keystore.certificate.chain", "PEM", text=_flat(client.chain_pem))
+    key = Store(
+        "kafka.ssl.keystore.key",
+        "PEM",
+        text=_flat(client.key_pem("k")),
+        chain=chain,
+        key_password=Secret("k"),
+    )
+    made = read_key(key)
+    assert made.key.reveal().encode() == client.key_pem()
+    assert made.chain == client.chain_pem
+    make_context(TlsSettings(key=key))
+
+
+def _flat(pem: bytes) -> Secret:
+    return Secret(pem.decode().replace("\n", " "))
+
+
+@pytest.mark.parametrize("kind", ["PKCS12", "JKS"])
+def test_pkcs12_is_read_whatever_java_calls_it(
+    authority: Authority, client: Identity, tmp_path: Path, kind: str
+) -> None:
+    store = location(client.pkcs12_file(tmp_path / "key.p12", PASSWORD.reveal()), kind, password=PASSWORD)
+    assert read_key(store).chain == client.chain_pem
+    trust = location(authority.pkcs12_file(tmp_path / "t.p12", PASSWORD.reveal()), kind, password=PASSWORD)
+    assert read_trust(trust) == [authority.certificate.public_bytes(Encoding.DER)]
+    wrong = location(tmp_path / "t.p12", kind, password=Secret("no"))
+    assert "wrong kafka.ssl.truststore.password" in problem(wrong, trust=True)
+    assert "needs kafka.ssl.keystore.password" in problem(location(tmp_path / "key.p12", kind))
+
+
+@pytest.mark.skipif(shutil.which("keytool") is None, reason="keytool comes with Java")
+def test_keytools_own_stores_are_read_and_jks_is_refused_with_the_line_that_converts_it(
+    authority: Authority, tmp_path: Path
+) -> None:
+    authority.pem_file(tmp_path / "ca.pem")
+    for kind in ("PKCS12", "JKS"):
+        command = [
+            "keytool",
+            "-importcert",
+            "-noprompt",
+            "-file",
+            "ca.pem",
+            "-alias",
+            "ca",
+            "-storepass:env",
+            "PW",
+        ]
+        command += ["-keystore", f"{kind}.store", "-storetype", kind]
+        subprocess.run(
+            command, cwd=tmp_path, env={**os.environ, "PW": "secret1"}, capture_output=True, check=True
+        )
+    given = Secret("secret1")
+    assert len(read_trust(location(tmp_path / "PKCS12.store", "JKS", password=given))) == 1
+    text = problem(location(tmp_path / "JKS.store", "JKS", password=given), trust=True)
+    assert f"keytool -importkeystore -srckeystore {tmp_path}/JKS.store -destkeystore" in text
+    assert "kafka.ssl.keystore.type=PKCS12" in text
+
+
+def test_what_cannot_be_used_says_why(authority: Authority, client: Identity, tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    assert "cannot be read: No such file" in problem(location(path))
+    path.write_bytes(client.key_pem())
+    assert "no certificate" in problem(location(path))
+    path.write_bytes(client.chain_pem)
+    assert "no private key" in problem(location(path))
+    path.write_bytes(client.key_pem() + authority.pem)
+    assert "not that of the private key" in problem(location(path))
+    assert "its type is PKCS12: set the type to PEM" in problem(location(path, "PKCS12"))
+    path.write_bytes(b"nothing of the kind")
+    assert "is no PEM" in problem(location(path), trust=True)
+    assert "neither PKCS12 nor PEM" in problem(location(path, "PKCS12"))
+    path.write_bytes(client.key_pem())
+    assert "holds no certificate" in problem(location(path), trust=True)
+    client.pkcs12_file(path, "x")
+    assert "looks like PKCS12" in problem(location(path))
+
+
+def test_renewed_files_are_used_by_new_connections_and_damaged_ones_are_not(
+    authority: Authority, tmp_path: Path
+) -> None:
+    path = tmp_path / "client.pem"
+    authority.issue("one").pem_file(path)
+    made: list[ssl.SSLContext] = []
+
+    def make(settings: TlsSettings) -> ssl.SSLContext:
+        made.append(make_context(settings))
+        return made[-1]
+
+    contexts = TlsContexts(TlsSettings(key=location(path)), make)
+    first = contexts.current()
+    assert contexts.current() is first
+    authority.issue("two").pem_file(path)
+    os.utime(path, ns=(1, 1))
+    second = contexts.current()
+    assert second is not first
+    path.write_bytes(b"half a fil")
+    assert contexts.current() is second
+    path.unlink()
+    assert contexts.current() is second
+    authority.issue("three").pem_file(path)
+    assert contexts.current() not in (first, second)
+
+
+def test_no_key_touches_a_disk(client: Identity, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    (tmp_path / "tmp").mkdir()
+    opened: list[str] = []
+    real = ssl.SSLContext.load_cert_chain
+
+    def watch(self: ssl.SSLContext, certificate: str, key: str) -> None:
+        opened.extend([certificate, key])
+        real(self, certificate, key)
+
+    monkeypatch.setattr(ssl.SSLContext, "load_cert_chain", watch)
+    make_context(TlsSettings(key=location(client.pem_file(tmp_path / "c.pem"))))
+    assert all(path.startswith("/dev/fd/") for path in opened)
+    assert list((tmp_path / "tmp").iterdir()) == []

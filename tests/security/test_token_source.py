@@ -1,0 +1,265 @@
+"""Tokens: fetched once, renewed in time, kept while nobody answers; endpoint, functions and files."""
+
+from __future__ import annotations
+
+import base64
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kafka_sink.errors import AuthenticationError
+from kafka_sink.secret import Secret
+from kafka_sink.security.settings import TokenSettings
+from kafka_sink.security.token import Token, TokenUnavailableError, from_text, jwt_expiry
+from kafka_sink.security.token_endpoint import TokenEndpoint
+from kafka_sink.security.token_provider import load
+from kafka_sink.security.token_source import TokenSource, token_source
+from tests.security.secured_broker import TokenIssuer
+
+SECRET = "s3cr:t/+ ü"
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1_000_000.0
+        self.waits: list[float] = []
+
+    def __call__(self) -> float:
+        return self.now
+
+    def wait(self, seconds: float) -> None:
+        self.waits.append(seconds)
+        self.now += seconds
+
+
+def source(results: list[Any], clock: Clock, **changes: Any) -> TokenSource:
+    def fetch() -> Token:
+        found = results.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return Token(Secret(f"token-{found}"), clock.now + found)
+
+    return TokenSource(TokenSettings(**changes), fetch, clock, clock.wait, lambda: 0.0)
+
+
+def test_a_token_is_fetched_once_and_renewed_after_its_share_of_life() -> None:
+    clock = Clock()
+    tokens = source([1000.0, 1001.0], clock)
+    first = tokens.get()
+    clock.now += 699  # 80 % of 1,000 s are less than 300 s before its end
+    assert tokens.get() is first
+    clock.now += 2
+    assert tokens.get().text == Secret("token-1001.0")
+
+
+def test_a_short_token_is_renewed_by_its_share_alone() -> None:
+    clock = Clock()
+    tokens = source([10.0, 11.0], clock)
+    first = tokens.get()
+    clock.now += 7.9
+    assert tokens.get() is first
+    clock.now += 0.2
+    assert tokens.get() is not first
+
+
+def test_while_no_new_one_can_be_had_the_old_serves_until_it_runs_out() -> None:
+    clock = Clock()
+    away = [TokenUnavailableError("away")] * 3
+    tokens = source([100.0, *away, *away, AuthenticationError("no"), *away], clock)
+    first = tokens.get()
+    for _ in range(3):
+        clock.now = 1_000_000.0 + 85
+        assert tokens.get() is first
+    clock.now = 1_000_000.0 + 100
+    with pytest.raises(TokenUnavailableError, match="away"):
+        tokens.get()
+
+
+def test_tries_wait_longer_each_time_and_a_refusal_is_final() -> None:
+    clock = Clock()
+    away = TokenUnavailableError("away")
+    assert source([away, away, 60.0], clock).get().text == Secret("token-60.0")
+    assert clock.waits == [0.1, 0.2]
+    with pytest.raises(AuthenticationError):
+        source([AuthenticationError("no"), 60.0], clock).get()
+    with pytest.raises(AuthenticationError, match="run out already"):
+        source([-1.0], clock).get()
+
+
+def test_all_that_want_a_token_at_once_share_one_fetch() -> None:
+    fetched = []
+    begin = threading.Barrier(8)
+
+    def fetch() -> Token:
+        fetched.append(1)
+        return Token(Secret("t"), None)
+
+    tokens = TokenSource(TokenSettings(), fetch)
+
+    def run() -> None:
+        begin.wait()
+        tokens.get()
+
+    threads = [threading.Thread(target=run) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert fetched == [1]
+    settings = TokenSettings(provider="tests.security.providers.fixed")
+    assert token_source(settings) is token_source(TokenSettings(provider="tests.security.providers.fixed"))
+
+
+def test_what_a_jwt_says_of_its_end() -> None:
+    assert jwt_expiry(TokenIssuer().token(exp=123)) == 123.0
+    for text in ("", "a.b", "a.b.c", f"a.{base64.b64encode(b'[]').decode()}.c", "a." + "W" * 9000 + ".c"):
+        assert jwt_expiry(text) is None
+
+
+@pytest.mark.parametrize("text", ["", "a\nb", "ü", "x" * 300_000])
+def test_what_is_no_token_is_refused_without_being_shown(text: str) -> None:
+    with pytest.raises(AuthenticationError) as caught:
+        from_text(text)
+    assert not text or text not in str(caught.value)
+
+
+# -- functions of the user's ------------------------------------------------------------------------
+
+
+def test_functions_give_tokens_as_text_or_with_their_end() -> None:
+    assert load("tests.security.providers.fixed")().text == Secret("fixed-token")
+    assert load("tests.security.providers.with_end")() == Token(Secret("ending-token"), 2e9)
+
+
+@pytest.mark.parametrize(
+    ("path", "problem"),
+    [
+        ("nowhere", "not module.function"),
+        ("tests.security.nowhere.f", "cannot be imported"),
+        ("tests.security.providers.missing", "cannot be imported"),
+        ("tests.security.providers.NUMBER", "not a function"),
+    ],
+)
+def test_functions_that_are_not_there(path: str, problem: str) -> None:
+    with pytest.raises(AuthenticationError, match=problem):
+        load(path)
+
+
+def test_what_a_function_raises_or_returns_is_not_shown() -> None:
+    with pytest.raises(TokenUnavailableError, match="raised RuntimeError") as caught:
+        load("tests.security.providers.failing")()
+    assert "hunter2" not in str(caught.value)
+    assert caught.value.__context__ is None
+    with pytest.raises(AuthenticationError, match="neither a text"):
+        load("tests.security.providers.wrong")()
+
+
+# -- the endpoint -----------------------------------------------------------------------------------
+
+
+class Endpoint:
+    """Answers token requests with what a test says; keeps the requests."""
+
+    def __init__(self) -> None:
+        self.answer: tuple[int, bytes] = (200, b"{}")
+        self.headers: dict[str, str] = {}
+        self.requests: list[tuple[str, dict[str, str], str]] = []
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"])).decode()
+                outer.requests.append((self.path, dict(self.headers), body))
+                status, answer = outer.answer
+                self.send_response(status)
+                for name, value in outer.headers.items():
+                    self.send_header(name, value)
+                self.end_headers()
+                self.wfile.write(answer)
+
+            def log_message(self, *_: Any) -> None:
+                """Nothing: tests look at the requests."""
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.thread = threading.Thread(target=self.server.serve_forever, daemon=True)
+        self.thread.start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server.server_port}/oauth/token?a=b"
+
+
+@pytest.fixture
+def endpoint() -> Iterator[Endpoint]:
+    made = Endpoint()
+    yield made
+    made.server.shutdown()
+    made.server.server_close()
+
+
+def asking(endpoint: Endpoint, **changes: Any) -> TokenEndpoint:
+    given = {"url": endpoint.url, "client_id": "me", "client_secret": Secret(SECRET), "read_timeout_s": 2.0}
+    return TokenEndpoint(TokenSettings(**{**given, **changes}))
+
+
+def test_it_is_asked_as_rfc_6749_has_it(endpoint: Endpoint) -> None:
+    endpoint.answer = (200, json.dumps({"access_token": "opaque", "expires_in": 60}).encode())
+    found = asking(endpoint, scope="kafka read").fetch()
+    assert found.text == Secret("opaque")
+    assert found.expires_at_s is not None
+    path, headers, body = endpoint.requests[0]
+    assert path == "/oauth/token?a=b"
+    assert body == "grant_type=client_credentials&scope=kafka+read"
+    assert headers["Authorization"] == "Basic " + base64.b64encode(f"me:{SECRET}".encode()).decode()
+    asking(endpoint, urlencode=True).fetch()
+    sent = base64.b64decode(endpoint.requests[1][1]["Authorization"].partition(" ")[2])
+    assert sent == b"me:s3cr%3At%2F%2B+%C3%BC"
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "kind", "problem"),
+    [
+        (
+            401,
+            b'{"error": "invalid_client"}',
+            AuthenticationError,
+            "answered 401 .invalid_client.*client secret",
+        ),
+        (400, b"<html>", AuthenticationError, "answered 400: check"),
+        (503, b"", TokenUnavailableError, "answered 503"),
+        (302, b"", TokenUnavailableError, "answered 302"),
+        (200, b"{}", AuthenticationError, "no access_token"),
+        (200, b"[" * 100_000, AuthenticationError, "no access_token"),
+        (200, b'{"access_token": 5}', AuthenticationError, "no access_token"),
+        (200, b'{"access_token": ""}', AuthenticationError, "no token"),
+    ],
+)
+def test_each_answer_of_the_endpoint(
+    endpoint: Endpoint, status: int, body: bytes, kind: type[Exception], problem: str
+) -> None:
+    endpoint.answer, endpoint.headers = (status, body), {"Location": endpoint.url}
+    with pytest.raises(kind, match=problem) as caught:
+        asking(endpoint).fetch()
+    assert SECRET not in str(caught.value)
+    assert len(endpoint.requests) == 1, "a redirection was followed"
+
+
+def test_an_endpoint_that_is_not_there_may_come_back() -> None:
+    settings = TokenSettings(url="http://127.0.0.1:1/x", client_id="me", client_secret=Secret(SECRET))
+    with pytest.raises(TokenUnavailableError, match=r"127\.0\.0\.1:1/x cannot be reached: .*refused"):
+        TokenEndpoint(settings).fetch()
+
+
+def test_a_file_is_read_anew(tmp_path: Path) -> None:
+    path = tmp_path / "tok en"
+    path.write_text("one\n")
+    tokens = token_source(TokenSettings(url=path.as_uri(), refresh_factor=0.5))
+    assert tokens.get().text == Secret("one")
+    missing = token_source(TokenSettings(url=(tmp_path / "none").as_uri(), retry_backoff_s=0))
+    with pytest.raises(TokenUnavailableError, match="cannot be read"):
+        missing.get()
