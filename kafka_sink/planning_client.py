@@ -68,7 +68,11 @@ class PlanningClient:
         self._network.close()
 
     def connect(self) -> int:
-        """A broker that takes requests: tries all addresses at once, waits CONNECT_BOUND_MS at most."""
+        """A broker that takes requests: tries all addresses at once, waits CONNECT_BOUND_MS at most.
+
+        Raises ConfigurationError for files of keys and certificates that cannot be used.
+        """
+        self._network.check_security()
         nodes = self._advertised[:_MOST_TRIED] or self._bootstrap
         begun = clock_ms()
         until = begun + min(CONNECT_BOUND_MS, self._options.max_block_ms)

@@ -105,6 +105,10 @@ class NetworkClient:
     def _new_link(self, node: Node) -> BrokerLink:
         return BrokerLink(node, self._settings, self._random, self.wakeup, self._security)
 
+    def check_security(self) -> None:
+        """Reads the TLS files at once, where there are any. Raises ConfigurationError."""
+        self._security.check()
+
     # -- nodes ------------------------------------------------------------------------------------
 
     def set_nodes(self, nodes: Iterable[Node]) -> None:

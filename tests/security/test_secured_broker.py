@@ -1,0 +1,424 @@
+"""A real broker with TLS, mutual TLS and each mechanism: rows arrive, and planning names each mistake."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from kafka_sink.admin import prepare_topic
+from kafka_sink.errors import (
+    AuthenticationError,
+    BrokersUnreachableError,
+    ConfigurationError,
+    KafkaSinkError,
+)
+from kafka_sink.options import SinkOptions, parse
+from kafka_sink.producer import Producer
+from kafka_sink.rows.column_plan import ColumnPlan
+from tests.security.certificates import Authority
+from tests.security.secured_broker import PASSWORD, USER, Secured, jaas_quoted, plain_jaas, secured_broker
+
+OAUTH_MODULE = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule"
+# Planning says what is wrong within this.
+BOUND_S = 10.0
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+    with secured_broker(tmp_path_factory.mktemp("secured")) as running:
+        yield running
+
+
+def options(raw: dict[str, str], topic: str = "secured") -> SinkOptions:
+    return parse({"topic": topic, "topic.create": "true", **raw}).options
+
+
+def write(given: SinkOptions, rows: int = 1000) -> int:
+    """Plans as the data source does, then writes as a task does; rows acknowledged."""
+    prepare_topic(given)
+    producer = Producer(given)
+    plan = ColumnPlan.of([("value", "string")], given.topic).narrowed()
+    try:
+        producer.begin()
+        producer.send(plan, pa.record_batch([pa.array(["x" * 50] * rows)], names=["value"]))
+        return producer.finish().records
+    finally:
+        producer.close()
+
+
+def mutual(secured: Secured) -> dict[str, str]:
+    path = secured.client.pkcs12_file(secured.folder / "client.p12", "key, word")
+    return secured.options(
+        "MUTUAL",
+        ssl_keystore_type="PKCS12",
+        ssl_keystore_location=str(path),
+        ssl_keystore_password="key, word",
+    )
+
+
+def by_token(secured: Secured) -> dict[str, str]:
+    path = secured.folder / "token"
+    path.write_text(secured.tokens.token())
+    return secured.options(
+        "SASL",
+        sasl_mechanism="OAUTHBEARER",
+        sasl_oauthbearer_token_endpoint_url=path.as_uri(),
+        sasl_jaas_config=f"kafkashaded.{OAUTH_MODULE} required extension_logicalCluster='lkc-1';",
+    )
+
+
+def scram(secured: Secured, mechanism: str) -> dict[str, str]:
+    jaas = plain_jaas(module="scram.ScramLoginModule")
+    return secured.options("SASL", sasl_mechanism=mechanism, sasl_jaas_config=jaas)
+
+
+WAYS: dict[str, Callable[[Secured], dict[str, str]]] = {
+    "TLS": lambda secured: secured.options("TLS"),
+    "TLS 1.2": lambda secured: secured.options("TLS", ssl_enabled_protocols="TLSv1.2"),
+    "TLS, any name": lambda secured: secured.options("WRONGHOST", ssl_endpoint_identification_algorithm=""),
+    "mutual TLS": mutual,
+    "PLAIN": lambda secured: secured.options(
+        "SASL", sasl_mechanism="PLAIN", sasl_username="bob", sasl_password=PASSWORD
+    ),
+    "PLAIN in clear": lambda secured: secured.options(
+        "CLEARSASL", sasl_mechanism="plain", sasl_jaas_config=plain_jaas("bob")
+    ),
+    "SCRAM-SHA-256": lambda secured: scram(secured, "SCRAM-SHA-256"),
+    "SCRAM-SHA-512": lambda secured: scram(secured, "SCRAM-SHA-512"),
+    "OAUTHBEARER": by_token,
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_rows_arrive_and_topics_are_created(secured: Secured, way: str) -> None:
+    topic = "way-" + "".join(char if char.isalnum() else "-" for char in way)
+    assert write(options(WAYS[way](secured), topic)) == 1000
+
+
+MISTAKES: dict[str, tuple[Callable[[Secured], dict[str, str]], type[KafkaSinkError], str]] = {
+    "unknown name": (
+        lambda secured: {"kafka.bootstrap.servers": "no-such-host.invalid:9092"},
+        BrokersUnreachableError,
+        r"no-such-host\.invalid:9092: looking up its name failed: cannot resolve",
+    ),
+    "nobody listens": (
+        lambda secured: {"kafka.bootstrap.servers": "127.0.0.1:1"},
+        BrokersUnreachableError,
+        r"127\.0\.0\.1:1: connecting by TCP failed: Connection refused .*check host and port",
+    ),
+    "TLS to a listener in clear": (
+        lambda secured: {
+            **secured.options("TLS"), "kafka.bootstrap.servers": secured.broker.bootstrap_servers,
+        },
+        BrokersUnreachableError,
+        r"TLS handshake; if that goes on, it is no TLS listener \(kafka\.security\.protocol\)",
+    ),
+    "clear to a TLS listener": (
+        lambda secured: {"kafka.bootstrap.servers": secured.bootstrap("TLS")},
+        BrokersUnreachableError,
+        r"expects TLS: set kafka\.security\.protocol=SSL",
+    ),
+    "clear to a SASL listener": (
+        lambda secured: {"kafka.bootstrap.servers": secured.bootstrap("CLEARSASL")},
+        BrokersUnreachableError,
+        r"may want a login \(kafka\.security\.protocol",
+    ),
+    "TLS without the login": (
+        lambda secured: {**secured.options("TLS"), "kafka.bootstrap.servers": secured.bootstrap("SASL")},
+        BrokersUnreachableError,
+        r"may want a login \(kafka\.security\.protocol=SASL_SSL\)",
+    ),
+    "unknown authority": (
+        lambda secured: {
+            **secured.options("TLS"),
+            "kafka.ssl.truststore.location": str(Authority().pem_file(secured.folder / "other.pem")),
+        },
+        AuthenticationError,
+        r"not of a trusted authority .*kafka\.ssl\.truststore\.location",
+    ),
+    "wrong host": (
+        lambda secured: secured.options("WRONGHOST"),
+        AuthenticationError,
+        r"certificate is not for 127\.0\.0\.1 .*advertised\.listeners",
+    ),
+    "expired certificate": (
+        lambda secured: secured.options("EXPIRED"),
+        AuthenticationError,
+        "has expired",
+    ),
+    "client certificate wanted": (
+        lambda secured: secured.options("MUTUAL"),
+        AuthenticationError,
+        r"certificate.*kafka\.ssl\.keystore\.location",
+    ),
+    "mechanism not offered": (
+        lambda secured: secured.options("SASL", sasl_kerberos_service_name="kafka")
+        | {"kafka.sasl.mechanism": "AWS_MSK_IAM", "kafka.sasl.kerberos.service.name": ""},
+        AuthenticationError,
+        r"does not offer AWS_MSK_IAM but .*PLAIN.*: set kafka\.sasl\.mechanism",
+    ),
+    "wrong password": (
+        lambda secured: secured.options(
+            "SASL", sasl_mechanism="PLAIN", sasl_jaas_config=plain_jaas("bob", "no")
+        ),
+        AuthenticationError,
+        r"refuses the credentials for SASL PLAIN .*check the user name and the password",
+    ),
+    "wrong SCRAM password": (
+        lambda secured: secured.options(
+            "SASL", sasl_mechanism="SCRAM-SHA-512", sasl_username=USER, sasl_password="no"
+        ),
+        AuthenticationError,
+        r"refuses the credentials for SASL SCRAM-SHA-512",
+    ),
+    "login where none is taken": (
+        lambda secured: {
+            **secured.options("SASL", sasl_mechanism="PLAIN", sasl_username="bob", sasl_password="x"),
+            "kafka.bootstrap.servers": secured.bootstrap("TLS"),
+        },
+        AuthenticationError,
+        r"its listener takes no login",
+    ),
+    "missing file": (
+        lambda secured: {**secured.options("TLS"), "kafka.ssl.truststore.location": "/nowhere/ca.pem"},
+        ConfigurationError,
+        r"kafka\.ssl\.truststore\.location' = /nowhere/ca\.pem cannot be read: No such file",
+    ),
+    "wrong key password": (
+        lambda secured: {**mutual(secured), "kafka.ssl.keystore.password": "no"},
+        ConfigurationError,
+        r"wrong kafka\.ssl\.keystore\.password",
+    ),
+    "key without its certificate": (
+        lambda secured: secured.options(
+            "MUTUAL", ssl_keystore_type="PEM", ssl_keystore_key=secured.client.key_pem().decode()
+        ),
+        ConfigurationError,
+        r"without its certificate: set kafka\.ssl\.keystore\.certificate\.chain",
+    ),
+    "JAAS without a module": (
+        lambda secured: secured.options(
+            "SASL", sasl_mechanism="PLAIN", sasl_jaas_config='username="bob" password="x";'
+        ),
+        ConfigurationError,
+        r"kafka\.sasl\.jaas\.config.*control flag",
+    ),
+    "JAAS of another mechanism": (
+        lambda secured: secured.options("SASL", sasl_jaas_config=plain_jaas()),
+        ConfigurationError,
+        r"PlainLoginModule, but kafka\.sasl\.mechanism is GSSAPI by default: set .*=PLAIN",
+    ),
+    "expired token": (
+        lambda secured: {
+            **by_token(secured),
+            "kafka.sasl.oauthbearer.token.endpoint.url": _token_file(secured, exp=1),
+        },
+        AuthenticationError,
+        "has run out already",
+    ),
+    "token for somebody else": (
+        lambda secured: {
+            **by_token(secured),
+            "kafka.sasl.oauthbearer.token.endpoint.url": _token_file(secured, aud="other"),
+        },
+        AuthenticationError,
+        "check the token's issuer, audience and lifetime",
+    ),
+}  # fmt: skip
+
+
+def _token_file(secured: Secured, **claims: object) -> str:
+    path = secured.folder / f"token-{'-'.join(claims)}"
+    path.write_text(secured.tokens.token(**claims))  # type: ignore[arg-type]
+    return path.as_uri()
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_each_mistake_has_its_own_message_at_planning_in_its_bound(
+    secured: Secured, mistake: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("AWS_ACCESS_KEY_ID", "AKIDEXAMPLE"), ("AWS_SECRET_ACCESS_KEY", "x")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-west-1")
+    make, kind, pattern = MISTAKES[mistake]
+    begun = time.monotonic()
+    with pytest.raises(kind, match=pattern) as caught:
+        prepare_topic(options(make(secured), "never"))
+    assert time.monotonic() - begun < BOUND_S
+    for secret in (PASSWORD, jaas_quoted(PASSWORD), "key, word", secured.client.key_pem().decode()[60:120]):
+        assert secret not in str(caught.value)
+
+
+def test_one_good_address_of_several_is_enough_and_all_bad_ones_are_named_in_time(secured: Secured) -> None:
+    given = secured.options("TLS")
+    with socket.create_server(("127.0.0.1", 0), backlog=5) as silent:
+        mute = f"127.0.0.1:{silent.getsockname()[1]}"
+        bad = f"127.0.0.1:1,{mute},{secured.broker.bootstrap_servers}"
+        good = {**given, "kafka.bootstrap.servers": f"{bad},{secured.bootstrap('TLS')}"}
+        begun = time.monotonic()
+        prepare_topic(options(good))
+        assert time.monotonic() - begun < 5
+        with pytest.raises(BrokersUnreachableError) as caught:
+            prepare_topic(options({**given, "kafka.bootstrap.servers": bad}))
+        assert time.monotonic() - begun < BOUND_S + 5
+    text = str(caught.value)
+    assert "127.0.0.1:1: connecting by TCP failed: Connection refused" in text
+    assert f"{mute}: the TLS handshake did not end" in text
+    assert "it is no TLS listener" in text
+
+
+def test_rights_that_are_missing_are_named(secured: Secured) -> None:
+    from confluent_kafka.admin import (
+        AclBinding,
+        AclOperation,
+        AclPermissionType,
+        AdminClient,
+        ResourcePatternType,
+        ResourceType,
+    )
+
+    admin = AdminClient({"bootstrap.servers": secured.broker.bootstrap_servers, "log_level": 0})
+    secured.broker.create_topic("readable", 1)
+    acls = [
+        AclBinding(
+            kind, name, ResourcePatternType.LITERAL, "User:bob", "*", operation, AclPermissionType.DENY
+        )
+        for kind, name, operation in (
+            (ResourceType.TOPIC, "readable", AclOperation.WRITE),
+            (ResourceType.TOPIC, "hidden", AclOperation.ALL),
+            (ResourceType.TOPIC, "uncreatable", AclOperation.CREATE),
+        )
+    ]
+    for done in admin.create_acls(acls).values():
+        done.result(30)
+    secured.broker.create_topic("hidden", 1)
+    given = WAYS["PLAIN"](secured)
+    with pytest.raises(ConfigurationError, match="may not write to 'readable': grant it WRITE"):
+        _until_denied(options(given, "readable"))
+    with pytest.raises(ConfigurationError, match="'hidden' cannot be used: topic authorization failed"):
+        prepare_topic(options(given, "hidden"))
+
+
+def _until_denied(given: SinkOptions) -> None:
+    """Brokers learn of ACLs some time after they are made."""
+    for _ in range(50):
+        prepare_topic(given)
+        time.sleep(0.1)
+
+
+def test_logins_are_renewed_before_they_run_out(secured: Secured) -> None:
+    """KIP-368: the broker closes a connection whose login ran out; none is lost here over four sessions."""
+    given = options(
+        secured.options("SHORT", sasl_mechanism="PLAIN", sasl_username="bob", sasl_password=PASSWORD), "short"
+    )
+    prepare_topic(given)
+    producer = Producer(given)
+    plan = ColumnPlan.of([("value", "string")], "short").narrowed()
+    rows, begun = 0, time.monotonic()
+    try:
+        producer.begin()
+        while time.monotonic() - begun < 12.5:
+            producer.send(plan, pa.record_batch([pa.array(["x" * 50] * 100)], names=["value"]))
+            rows += 100
+            time.sleep(0.05)
+        result = producer.finish()
+        made = {link.connecting_since_ms for link in producer._network._links.values() if link.is_made}
+        assert made
+        assert max(made) < (begun + 3) * 1000, "a connection was made anew"
+    finally:
+        producer.close()
+    assert result.records == rows
+    assert result.retries == 0
+
+
+def test_connections_cut_anywhere_in_handshake_and_login_are_made_anew(secured: Secured) -> None:
+    """A proxy cuts after so many bytes from the broker; the next connection goes through."""
+    for count in (1, 5, 100, 500, 900, 1200, 1300, 1400, 1500, 1600):
+        given = WAYS["SCRAM-SHA-256"](secured)
+        port = int(secured.bootstrap("SASL").rpartition(":")[2])
+        with CuttingProxy(port, count) as proxy:
+            prepare_topic(options({**given, "kafka.bootstrap.servers": f"127.0.0.1:{proxy.port}"}, "cut"))
+            assert proxy.cut == 1, count
+
+
+class CuttingProxy:
+    """Forwards to a port of this host; the first connection ends after ``count`` bytes from the broker."""
+
+    def __init__(self, port: int, count: int) -> None:
+        self._target, self._count = port, count
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self.cut = 0
+
+    def __enter__(self) -> CuttingProxy:
+        import threading
+
+        threading.Thread(target=self._accept, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    def _accept(self) -> None:
+        import threading
+
+        while True:
+            try:
+                client = self._listener.accept()[0]
+            except OSError:
+                return
+            broker = socket.create_connection(("127.0.0.1", self._target))
+            most = self._count if not self.cut else 1 << 62
+            self.cut = 1
+            for source, sink, limit in ((client, broker, 1 << 62), (broker, client, most)):
+                threading.Thread(target=_pump, args=(source, sink, limit), daemon=True).start()
+
+
+def _pump(source: socket.socket, sink: socket.socket, limit: int) -> None:
+    try:
+        while limit > 0 and (data := source.recv(min(limit, 65536))):
+            sink.sendall(data)
+            limit -= len(data)
+    except OSError:
+        pass
+    for side in (source, sink):
+        try:
+            side.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+
+
+def test_rows_survive_a_broker_that_is_restarted(secured: Secured) -> None:
+    given = options({**WAYS["SCRAM-SHA-512"](secured), "kafka.delivery.timeout.ms": "60000"}, "restarted")
+    prepare_topic(given)
+    producer = Producer(given)
+    plan = ColumnPlan.of([("value", "string")], "restarted").narrowed()
+    rows = pa.record_batch([pa.array(["x" * 50] * 500)], names=["value"])
+    try:
+        producer.begin()
+        producer.send(plan, rows)
+        secured.broker.kill(0)
+        producer.send(plan, rows)
+        secured.broker.start(0)
+        producer.send(plan, rows)
+        assert producer.finish().records == 1500
+    finally:
+        producer.close()
+
+
+def test_renewed_certificates_on_disk_are_used_by_new_connections(secured: Secured, tmp_path: Path) -> None:
+    path = tmp_path / "client.pem"
+    Authority("Not trusted").issue("dave").pem_file(path)
+    given = secured.options("MUTUAL", ssl_keystore_type="PEM", ssl_keystore_location=str(path))
+    with pytest.raises(AuthenticationError, match="keystore"):
+        prepare_topic(options(given))
+    secured.client.pem_file(path)
+    os.utime(path, ns=(1, 1))
+    assert write(options(given, "renewed")) == 1000
