@@ -87,9 +87,11 @@ bench: $(STAMP) $(SPARK41_STAMP) java  ## run the benchmarks against the peers (
 scale: $(STAMP)  ## what the coordinator costs with thousands of modelled tasks (ARGS="1000x12" picks a case)
 	@$(BIN)/python -m benchmarks.coordinator_scale $(ARGS)
 
-docs: $(STAMP)  ## generate docs/options.md from the options table
+docs: $(STAMP)  ## generate docs/options.md and docs/migration.md from the options table
 	$(BIN)/python -m kafka_sink.options > docs/options.md.part
 	@mv docs/options.md.part docs/options.md
+	$(BIN)/python -m kafka_sink.options migration > docs/migration.md.part
+	@mv docs/migration.md.part docs/migration.md
 
 broker: $(STAMP) java  ## run a Kafka on this machine until Ctrl-C (ARGS="--brokers 3 --port 9092")
 	@$(BIN)/python -m kafka_sink.local_broker $(ARGS)

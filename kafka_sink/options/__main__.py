@@ -1,7 +1,10 @@
-"""``python -m kafka_sink.options`` prints the options page."""
+"""``python -m kafka_sink.options [migration]`` prints the options page, or that for jobs that move here."""
 
 from __future__ import annotations
 
-from kafka_sink.options.document import document
+import sys
 
-print(document(), end="")
+from kafka_sink.options.document import document
+from kafka_sink.options.migration import migration
+
+print(migration() if sys.argv[1:] == ["migration"] else document(), end="")

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-_JVM = "is about the Java client itself"
+_JVM = "it is about the Java client itself"
 _TICKETS = "Kerberos tickets are taken from the ticket cache, or by keytab, when a connection needs one"
-_OPENSSL = "OpenSSL does in Python what this chooses in Java"
-_BROKER_SIDE = "is for the checks that brokers make of a token"
+_OPENSSL = "OpenSSL does what this chooses in Java"
+_BROKER_SIDE = "it is for the checks that brokers make of a token"
 
 # (Kafka's default, why it has no effect). They change nothing about what is sent, or to whom: one warning
 # names those set to something else.
@@ -88,7 +88,7 @@ REFUSED: Mapping[str, tuple[str, str]] = {
 GUARANTEES = ("security.protocol", "transactional.id")
 
 # What Spark itself, or .save(path), puts among a sink's options, and Spark's Kafka sink ignores.
-SPARK_OWN = frozenset({"path", "paths", "checkpointlocation", "queryname"})
+SPARK_OWN = frozenset({"path", "paths", "checkpointlocation", "queryname", "includeheaders"})
 
 
 def refusal(name: str) -> tuple[str, str] | None:

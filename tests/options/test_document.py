@@ -10,6 +10,7 @@ import pytest
 
 from kafka_sink.local_broker import LocalBroker
 from kafka_sink.options import foreign
+from kafka_sink.options.migration import fate, migration
 from kafka_sink.options.table import SPECS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -58,6 +59,10 @@ def test_page_is_current() -> None:
     )
 
 
+def test_the_page_for_moving_jobs_is_current() -> None:
+    assert (ROOT / "docs" / "migration.md").read_text() == migration(), "run: make docs"
+
+
 @pytest.fixture(scope="module")
 def kafka_configs(broker: LocalBroker, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Names and defaults of all options of the real producer, as text."""
@@ -73,6 +78,14 @@ def test_every_producer_option_of_kafka_has_its_place(kafka_configs: dict[str, s
     places = [ours, set(foreign.WITHOUT_EFFECT), set(foreign.REFUSED)]
     assert sum(map(len, places)) == len(set().union(*places)), "an option stands in two places"
     assert set().union(*places) - NOT_IN_KAFKA == set(kafka_configs)
+
+
+def test_the_page_for_moving_jobs_has_every_option_of_kafkas_producer(
+    kafka_configs: dict[str, str],
+) -> None:
+    page = migration()
+    for name in kafka_configs:
+        assert f"| `{name}` | {fate(name)} |" in page, name
 
 
 def test_defaults_called_kafkas_are_kafkas(kafka_configs: dict[str, str]) -> None:
