@@ -69,6 +69,11 @@ def connection(exchange: sasl.SaslExchange | None = None) -> Connection:
     return Connection("me", "host:1", 1000.0, exchange)
 
 
+def phase_of(one: Connection) -> Phase:
+    """Through a call: mypy takes an attribute that was looked at for unchanged."""
+    return one.phase
+
+
 def sent(one: Connection) -> bytes:
     data = b"".join(bytes(buffer) for buffer in one.outgoing.next_buffers())
     one.outgoing.advance(len(data))
@@ -145,14 +150,14 @@ def test_a_new_login_goes_behind_what_is_in_flight_and_requests_wait_for_it() ->
     assert one.session_ms == 60_000
     one.submit(metadata_request("t", tag="before"), 1.0)
     one.log_in_again(sasl.plain("user", Secret("second")), 1.0)
-    assert one.phase is Phase.REAUTHENTICATING
+    assert phase_of(one) is Phase.REAUTHENTICATING
     with pytest.raises(ValueError, match="not ready"):
         one.submit(metadata_request("t"), 1.0)
     with pytest.raises(ValueError, match="not ready for another login"):
         one.log_in_again(sasl.plain("user", Secret("third")), 1.0)
     assert len(talk(one, broker, piece=1)) == 1
     assert broker.asked == [18, 17, 36, 3, 17, 36]
-    assert one.phase is Phase.READY
+    assert phase_of(one) is Phase.READY
     assert one.logged_in_at_ms == 5.0
 
 
