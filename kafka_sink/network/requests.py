@@ -64,9 +64,8 @@ _FIRST_RELIABLE_EPOCHS = 9
 REBOOTSTRAP_REQUIRED = 129
 _LEADER_NOT_AVAILABLE = 5
 _NO_TOPIC_ID = bytes(16)
-# AclOperation.WRITE is 4: a bit in what brokers answer.
-_WRITE_OPERATION = 1 << 4
-_OPERATIONS_UNKNOWN = -(2**31)
+# AclOperation.WRITE.
+_WRITE_OPERATION = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,8 +192,9 @@ def _metadata(response: Any, *, reliable_epochs: bool) -> MetadataAnswer:
 
 
 def _is_unwritable(topic: Any) -> bool:
-    operations = int(getattr(topic, "authorized_operations", None) or _OPERATIONS_UNKNOWN)
-    return operations != _OPERATIONS_UNKNOWN and not operations & _WRITE_OPERATION
+    # The numbers of the operations; None where the broker was not asked, or does not say.
+    operations = getattr(topic, "authorized_operations", None)
+    return operations is not None and _WRITE_OPERATION not in operations
 
 
 def _topic(topic: Any, reliable_epochs: bool) -> TopicMetadata | None:

@@ -142,3 +142,16 @@ def test_an_unknown_id_without_a_name_is_skipped() -> None:
 def test_the_error_of_the_whole_answer() -> None:
     assert answer_of(13, error_code=129).error_code == requests.REBOOTSTRAP_REQUIRED
     assert answer_of(12, error_code=129).error_code == 0
+
+
+@pytest.mark.parametrize(("operations", "unwritable"), [(None, ()), ({3, 4}, ()), ({3, 8}, ("t",))])
+def test_topics_that_may_not_be_written_to_are_named(
+    operations: set[int] | None, unwritable: tuple[str, ...]
+) -> None:
+    row = MetadataResponse.MetadataResponseTopic(
+        error_code=0, name="t", topic_id=uuid.UUID(int=7), partitions=[], authorized_operations=operations
+    )
+    response = MetadataResponse(version=13, brokers=[], topics=[row], cluster_id="c", controller_id=4)
+    answer = requests.decode_metadata(13, framed(response, 1)[4:])
+    assert answer.unwritable == unwritable
+    assert answer.controller_id == 4

@@ -21,8 +21,20 @@ NOT_IN_THE_JAR = {
     "allow.auto.create.topics": "Kafka's consumer",
     "auto.include.jmx.reporter": "Kafka before 4.0",
     "buffer.memory.allocation.strategy": "KAFKA-20576",
+    "enable.ssl.certificate.verification": "librdkafka",
     "metadata.evict.ms": "KIP-526, before it became metadata.max.idle.ms",
     "partitioner.spread.keys.when.muted": "this sink",
+    "sasl.mechanisms": "librdkafka",
+    "sasl.oauthbearer.client.id": "librdkafka",
+    "sasl.oauthbearer.client.secret": "librdkafka",
+    "sasl.password": "librdkafka",
+    "sasl.username": "librdkafka",
+    "ssl.ca.location": "librdkafka",
+    "ssl.ca.pem": "librdkafka",
+    "ssl.certificate.location": "librdkafka",
+    "ssl.certificate.pem": "librdkafka",
+    "ssl.key.location": "librdkafka",
+    "ssl.key.pem": "librdkafka",
 }
 # Metrics that Kafka's producer does not have.
 OUR_METRICS = {
@@ -52,7 +64,7 @@ def prefixed() -> list[OptionSpec]:
 
 def test_every_option_of_the_jar_is_known_and_no_other_claims_to_be_kafkas(names: KafkaNames) -> None:
     ours = {name.removeprefix(KAFKA_PREFIX) for spec in prefixed() for name in (spec.name, *spec.aliases)}
-    known = ours | set(foreign.WITHOUT_EFFECT) | set(foreign.REFUSED) | set(foreign.SECURITY_DEFAULTS)
+    known = ours | set(foreign.WITHOUT_EFFECT) | set(foreign.REFUSED)
     assert {name for name in names.options if not name.startswith("internal.")} <= known
     assert known - set(names.options) == set(NOT_IN_THE_JAR)
 
@@ -64,8 +76,7 @@ def test_defaults_that_are_called_kafkas_are(names: KafkaNames) -> None:
 
 
 def test_defaults_of_options_that_are_refused_or_without_effect(names: KafkaNames) -> None:
-    found = {name: default for name, (default, _) in foreign.REFUSED.items()}
-    found |= {**foreign.WITHOUT_EFFECT, **foreign.SECURITY_DEFAULTS}
+    found = {name: default for name, (default, _) in (foreign.REFUSED | foreign.WITHOUT_EFFECT).items()}
     shared = found.keys() & names.options.keys() - {"key.serializer", "value.serializer"}
     assert [name for name in shared if not foreign.same_setting(found[name], names.options[name])] == []
 
