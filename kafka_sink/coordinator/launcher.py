@@ -30,7 +30,7 @@ from kafka_sink.options import SinkOptions
 _LOCK_MS = 2000.0
 # A new process must import its parts before it reads; one that runs reads within milliseconds.
 _NEW_READS_MS, _READS_MS = 5000.0, 1000.0
-_BACKLOG = 1024
+_BACKLOG = 4096
 # One that ended is started again at once, one that keeps ending after ever longer pauses.
 _PAUSE_S, _LONGEST_PAUSE_S = 10.0, 600.0
 # What went wrong is not tried again with every micro-batch.
@@ -97,7 +97,7 @@ def _meet(options: SinkOptions, local_dirs: str, environ: Mapping[str, str]) -> 
         is_new = found is None or not place.lives()
         if found is None or is_new:
             _count_start(place, time.time())
-            found = _start(where, place, driver, environ, found)
+            found = _start(where, place, driver, environ, found, _bounds(options))
         key = found.key_of(cluster)
         if not place.knows(found, key):
             place.tell(found, key, cluster, _NEW_READS_MS if is_new else _READS_MS)
@@ -134,6 +134,7 @@ def _start(
     driver: DriverProcess,
     environ: Mapping[str, str],
     before: Found | None,
+    bounds: Mapping[str, int],
 ) -> Found:
     """The port is bound here, so that it is known, and tasks can connect to it, before the process serves.
 
@@ -155,12 +156,21 @@ def _start(
                 "driver": [driver.pid, driver.started],
                 "marker": str(place.folder / "found"),
                 "listening": listening.fileno(),
+                "bounds": bounds,
             }
             write_all(pipe, line(first), _READS_MS)
             _spawn(place, pipe, listening, environ)
         finally:
             os.close(pipe)
     return found
+
+
+def _bounds(options: SinkOptions) -> dict[str, int]:
+    return {
+        "connections": options.coordinator_max_connections,
+        "buffer_memory": options.coordinator_buffer_memory,
+        "messages_per_s": options.coordinator_max_messages_per_second,
+    }
 
 
 def _listen(where: Placement, before: Found | None) -> socket.socket:

@@ -21,7 +21,7 @@ from kafka_sink.coordinator.breaker_handler import breaker_handler
 from kafka_sink.coordinator.driver_process import DriverProcess
 from kafka_sink.coordinator.meeting_place import said, starts_file
 from kafka_sink.coordinator.metadata_fetcher import metadata_handler
-from kafka_sink.coordinator.server import CoordinatorServer
+from kafka_sink.coordinator.server import CoordinatorServer, ServerBounds
 from kafka_sink.coordinator.write_handler import write_handler
 from kafka_sink.errors import ConfigurationError
 from kafka_sink.options import parse
@@ -34,7 +34,10 @@ _READ_BYTES = 64 * 1024
 _MOST_LINE_BYTES = 16 * 1024 * 1024
 # A life that is no sign of a process that keeps ending.
 _LONG_LIFE_S = 600.0
-_FILES = 4096
+# Of one peer.
+_UNREAD_BYTES = 16 * 1024 * 1024
+# Of brokers, of logs, of what Python opens.
+_OTHER_FILES = 1000
 _HANDLERS = {"metadata": metadata_handler, "breaker": breaker_handler, "writes": write_handler}
 
 
@@ -104,6 +107,7 @@ async def _serve(first: dict[str, Any], later: TellTale, rest: list[dict[str, An
         bytes.fromhex(first["secret"]),
         _HANDLERS,
         lambda: time.monotonic() * 1000,
+        _bounds(first["bounds"]),
         look=look,
         forgotten=forgotten,
     )
@@ -116,6 +120,29 @@ async def _serve(first: dict[str, Any], later: TellTale, rest: list[dict[str, An
     while driver.is_alive() and _is_current(marker, first["token"]):
         await asyncio.sleep(_WATCH_S)
     server.close()
+
+
+def _bounds(told: dict[str, Any]) -> ServerBounds:
+    """Each connection is an open file, of which the system allows so many."""
+    connections, memory = int(told["connections"]), int(told["buffer_memory"])
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = connections + _OTHER_FILES
+    if hard != resource.RLIM_INFINITY and wanted > hard:
+        connections = max(1, hard - _OTHER_FILES)
+        _log.warning(
+            "at most %d connections, not coordinator.max.connections=%s: the process may open %d files",
+            *(connections, told["connections"], hard),
+        )
+        wanted = hard
+    if soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return ServerBounds(
+        connections=connections,
+        unfinished_bytes=memory,
+        unread_bytes=min(_UNREAD_BYTES, memory),
+        unread_bytes_of_all=memory,
+        messages_per_s=float(told["messages_per_s"]),
+    )
 
 
 def _is_current(marker: Path, token: str) -> bool:
@@ -131,10 +158,6 @@ def main() -> int:
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     # The driver's terminal is not ours: Ctrl-C there interrupts a job, not the application.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < _FILES:
-        wanted = _FILES if hard == resource.RLIM_INFINITY else min(_FILES, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
     stdin = TellTale(0)
     deadline = time.monotonic() + _FIRST_LINE_S
     while not (lines := stdin.lines()):

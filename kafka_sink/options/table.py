@@ -519,6 +519,22 @@ class SinkOptions:
         """How long a task gathers what it tells the coordinator. Leaders that moved are told at once.""",
     )
 
+    coordinator_max_connections: int = _option(
+        "coordinator.max.connections", values.integer(1, 100_000), 10_000, COORDINATOR, "low",
+        """Most connections of tasks to the coordinator; one for each Python worker that writes. Tasks beyond
+        that work alone, and its log says so. The limit of open files of its process bounds them, too. The
+        first write of an application decides about this and the next two.""",
+    )
+    coordinator_buffer_memory: int = _option(
+        "coordinator.buffer.memory", values.integer(1_048_576, LONG_MAX), 33_554_432, COORDINATOR, "low",
+        """Most bytes that the coordinator holds of messages half received, and as many of messages that tasks
+        have not read yet; who holds most loses its connection. What many tasks are told counts once.""",
+    )
+    coordinator_max_messages_per_second: int = _option(
+        "coordinator.max.messages.per.second", values.integer(10, 1_000_000), 500, COORDINATOR, "low",
+        """Most messages of one connection in a second; further ones are read later.""",
+    )
+
     # Not a row of the table: the breaker class judges what stands under kafka.producer.circuit.breaker.
     breaker: tuple[tuple[str, str], ...] = ()
 
@@ -581,7 +597,8 @@ SPECS: tuple[OptionSpec, ...] = tuple(
 )
 _OF_PLANNING = (
     *("topic", "topic_create", "topic_partitions", "topic_replication_factor", "log_summary"),
-    *("coordinator_enabled", "coordinator_port", "coordinator_bind_address"),
+    *("coordinator_enabled", "coordinator_port", "coordinator_bind_address", "coordinator_max_connections"),
+    *("coordinator_buffer_memory", "coordinator_max_messages_per_second"),
 )
 # What a write does with its rows. Every other group is about the cluster: a new one, such as security, makes
 # a cluster of its own without a change here.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -84,7 +85,7 @@ def test_the_first_write_starts_it_and_the_next_find_it(
         assert [hint.metadata.name for hint in one.hints.topics] == ["t"]
     assert len(cluster.received(METADATA)) == 1
     stream = planned(cluster, is_streaming=True)
-    assert stream == Planned(first.rendezvous)
+    assert (stream.rendezvous, stream.hints) == (first.rendezvous, None)
 
 
 def test_it_serves_several_clusters(application: Application, cluster: FakeCluster) -> None:
@@ -516,3 +517,28 @@ def test_sparks_configuration_is_read_as_spark_reads_it(tmp_path: Path) -> None:
     given = ["java", "-Dspark.driver.host=a", "-Dother=b", "X", "--conf", "spark.driver.host=c", "--conf=x=y"]
     assert spark_conf(given, environ) == {**of_file, "spark.driver.host": "c"}
     assert spark_conf([], {"SPARK_HOME": "/nowhere"}) == {}
+
+
+def test_bounds_are_options_and_the_limit_of_open_files_is_logged(
+    application: Application, cluster: FakeCluster
+) -> None:
+    found = planned(cluster, coordinator_max_connections="100000", coordinator_max_messages_per_second="10")
+    assert answers(found)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= limits[1] < 101_000:
+        log = application.folder / FOLDER / "log"
+        eventually(lambda: "coordinator.max.connections=100000" in log.read_text())
+    other = planned(cluster, coordinator_max_connections="7")
+    assert other.rendezvous == found.rendezvous
+
+
+def test_connections_beyond_the_option_are_refused(application: Application, cluster: FakeCluster) -> None:
+    found = planned(cluster, coordinator_max_connections="2")
+    assert found.rendezvous is not None
+    address = CoordinatorAddress("127.0.0.1", found.rendezvous)
+    connections = [Connection(address, 5000, clock_ms) for _ in range(2)]
+    with pytest.raises(OSError, match=r"closed the connection|reset by peer"):
+        Connection(address, 5000, clock_ms)
+    connections.pop().close()
+    eventually(lambda: answers(found))
+    connections.pop().close()
