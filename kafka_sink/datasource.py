@@ -5,6 +5,7 @@ Runs on the driver, for streaming anew for every micro-batch, so it imports noth
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, NoReturn
 
 from pyspark.sql.datasource import DataSource
@@ -16,12 +17,14 @@ from kafka_sink.coordinator.planning import plan
 from kafka_sink.errors import ConfigurationError
 from kafka_sink.options import parse
 from kafka_sink.rows.column_plan import ColumnPlan
+from kafka_sink.transactions import planning as transactions
 from kafka_sink.writer import BatchWriter, SinkWrite, StreamWriter
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader
     from pyspark.sql.types import StructType
 
+_COMMIT_MODULE = "python_streaming_sink_runner"
 _READ = "kafka-chunked only writes. Read with Spark's own source: format('kafka') of spark-sql-kafka-0-10"
 
 
@@ -62,7 +65,11 @@ class KafkaChunkedDataSource(DataSource):
         columns = [(field.name, field.dataType.simpleString()) for field in schema.fields]
         columns_plan = ColumnPlan.of(columns, parsed.options.topic)
         prepare_topic(parsed.options, is_streaming=is_streaming)
-        planned = SinkWrite(parsed.options, columns_plan, plan(parsed.options, is_streaming=is_streaming))
+        in_transactions = transactions.plan(
+            parsed.options, self.options, is_streaming=is_streaming, for_tasks=not _only_commits()
+        )
+        coordinator = plan(parsed.options, is_streaming=is_streaming)
+        planned = SinkWrite(parsed.options, columns_plan, coordinator, transactions=in_transactions)
         archive_finders.rest()
         return planned
 
@@ -74,3 +81,12 @@ class KafkaChunkedDataSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         raise ConfigurationError(_READ)
+
+
+def _only_commits() -> bool:
+    """Whether this process makes a stream's writer just to call its commit or abort.
+
+    Spark tells a data source nothing about it, but runs a module of its own for it. Where that has another
+    name one day, each commit takes the query over from its own tasks, and fails saying so.
+    """
+    return any(_COMMIT_MODULE in argument for argument in sys.argv)

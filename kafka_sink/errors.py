@@ -63,6 +63,14 @@ class BrokerRefusedError(DeliveryError):
         self.error_code = error_code
 
 
+class TransactionError(DeliveryError):
+    """The transactions of a batch could not be committed; readers of committed rows see none of it."""
+
+
+class IncompleteBatchError(TransactionError):
+    """A batch was decided, and some of its transactions ended otherwise: readers see a part of it."""
+
+
 class LocalBrokerError(KafkaSinkError):
     """The embedded broker could not be fetched, started or stopped."""
 

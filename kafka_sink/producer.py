@@ -38,7 +38,7 @@ from kafka_sink.rows.ordering import partitions_needed, unit_of
 from kafka_sink.rows.partitioner import Partitioner
 from kafka_sink.sending.breaker_gate import BreakerGate
 from kafka_sink.sending.cluster_view import HINT_WAIT_MS, ClusterView, NoHints
-from kafka_sink.sending.producer_identity import ProducerIdentity
+from kafka_sink.sending.producer_identity import ProducerIdentity, TransactionalIdentity
 from kafka_sink.sending.producer_metrics import Metrics, Producers, task_metrics
 from kafka_sink.sending.sender import Sender
 from kafka_sink.sending.settings import SenderSettings
@@ -92,12 +92,13 @@ class Producer:
             None if self._gate is None else _muted_share(options, self._accumulator, self._gate),
         )
         backoff = ExponentialBackoff(options.retry_backoff_ms, options.retry_backoff_max_ms, random.random)
+        self._identity = _identity(options, backoff)
         self._sender = Sender(
             SenderSettings.from_options(options),
             self._accumulator,
             self._cluster,
             self._network,
-            ProducerIdentity(backoff) if options.enable_idempotence else None,
+            self._identity,
             backoff,
             clock_ms,
             self._gate,
@@ -130,6 +131,8 @@ class Producer:
         self._join(coordinator)
         self._rows = 0
         self._started_ms = clock_ms()
+        if isinstance(self._identity, TransactionalIdentity):
+            self._identity.leave()
         self._sender.begin()
         self._allocator.restart_peaks()
         self._memory_before = self._allocator.metrics()
@@ -137,6 +140,15 @@ class Producer:
         self._accumulator.flushing = False
         self._appender.encode_ms = self._appender.pool_wait_ms = 0.0
         self._writes.begin(write)
+
+    def begin_transaction(self, transactional_id: str, producer_id: int, epoch: int) -> None:
+        """The rows from now on are in this transaction. Before the first row of a task only.
+
+        Raises ValueError for a producer without delivery.guarantee=exactly-once.
+        """
+        if not isinstance(self._identity, TransactionalIdentity):
+            raise ValueError("this producer writes without transactions")
+        self._identity.adopt(transactional_id, producer_id, epoch)
 
     def _join(self, address: CoordinatorAddress | None) -> None:
         """Work with the coordinator at this address from now on, or with none."""
@@ -325,6 +337,12 @@ class Producer:
         self._sender.close(_CLOSE_TIMEOUT_MS, abort=abort)
         # What the sender gave back stays in a pool that other producers share.
         self._allocator.trim_free()
+
+
+def _identity(options: SinkOptions, backoff: ExponentialBackoff) -> ProducerIdentity | None:
+    if options.delivery_guarantee == "exactly-once":
+        return TransactionalIdentity(backoff)
+    return ProducerIdentity(backoff) if options.enable_idempotence else None
 
 
 def _breaker_gate(options: SinkOptions, cluster: ClusterView) -> BreakerGate | None:

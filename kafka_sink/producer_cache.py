@@ -35,6 +35,10 @@ class TaskProducer:
         """See Producer.send."""
         return self._producer.send(self._plan, batch)
 
+    def begin_transaction(self, transactional_id: str, producer_id: int, epoch: int) -> None:
+        """See Producer.begin_transaction."""
+        self._producer.begin_transaction(transactional_id, producer_id, epoch)
+
     def check(self) -> None:
         """See Producer.check."""
         self._producer.check()

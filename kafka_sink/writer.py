@@ -23,14 +23,20 @@ from kafka_sink import archive_finders, driver_log
 from kafka_sink.cluster.hints import MetadataSnapshot
 from kafka_sink.coordinator.address import CoordinatorAddress, without_brackets
 from kafka_sink.coordinator.planning import Planned
-from kafka_sink.errors import DeliveryError
+from kafka_sink.errors import DeliveryError, KafkaSinkError
 from kafka_sink.model import TaskResult
 from kafka_sink.options import SinkOptions
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.summary import summarise
+from kafka_sink.transactions import planning as transactions
+from kafka_sink.transactions.batch import Duty, TaskReport
+from kafka_sink.transactions.decision import BatchIdentity
+from kafka_sink.transactions.planning import PlannedTransactions
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from kafka_sink.transactions.attempt import TaskAttempt
 
 # Spark's local property of the tasks of a micro-batch.
 _BATCH_ID = "streaming.sql.batchId"
@@ -44,9 +50,13 @@ class Sends(Protocol):
 
 @dataclass(frozen=True)
 class TaskCommitted(WriterCommitMessage):
-    """A task's commit message: every row it was given is acknowledged."""
+    """A task's commit message: every row it was given is acknowledged.
+
+    ``report``: with delivery.guarantee=exactly-once, the transaction that the rows wait in.
+    """
 
     result: TaskResult
+    report: TaskReport | None = None
 
 
 @dataclass(frozen=True)
@@ -59,9 +69,24 @@ class SinkWrite:
     planned_at_s: float = field(default_factory=time.time)
     # Made at planning, the same in tasks and at commit.
     name: str = field(default_factory=lambda: secrets.token_hex(8))
+    transactions: PlannedTransactions | None = None
 
     def write(self, batches: Iterator[pa.RecordBatch], *, is_streaming: bool = False) -> TaskCommitted:
         """Send all rows; returns once every one is acknowledged. Raises KafkaSinkError."""
+        if self.transactions is None:
+            written = TaskCommitted(self._send(batches, is_streaming=is_streaming))
+        else:
+            written = self._write_in_transaction(batches, self.transactions, is_streaming=is_streaming)
+        archive_finders.rest()
+        return written
+
+    def _send(
+        self,
+        batches: Iterator[pa.RecordBatch],
+        attempt: TaskAttempt | None = None,
+        *,
+        is_streaming: bool,
+    ) -> TaskResult:
         # Not at the top: the driver imports this module for every commit and needs none of it.
         from kafka_sink.executor_connection import executor_socket, watched
         from kafka_sink.producer_cache import task_producer
@@ -77,12 +102,41 @@ class SinkWrite:
             ) as producer,
             watched(executor_socket(), producer.abandon) as check_executor,
         ):
-            send_units(
-                batches_to_their_end(batches, check_executor), producer, self.plan, self.options.linger_ms
+            rows = batches_to_their_end(batches, check_executor)
+            if attempt is not None:
+                rows = attempt.rows(rows, producer)
+            send_units(rows, producer, self.plan, self.options.linger_ms)
+            return producer.finish()
+
+    def _write_in_transaction(
+        self, batches: Iterator[pa.RecordBatch], planned: PlannedTransactions, *, is_streaming: bool
+    ) -> TaskCommitted:
+        """As ``write``; the rows wait in a transaction until the batch is decided."""
+        from kafka_sink.transactions.attempt import TaskAttempt
+
+        context = TaskContext.get()
+        if context is None or planned.handover is None:
+            raise DeliveryError("a write with delivery.guarantee=exactly-once runs in Spark's tasks only")
+        with transactions.client_of(self.options) as client:
+            attempt = TaskAttempt(
+                client,
+                planned.scope,
+                planned.handover,
+                planned.batch or _micro_batch(context),
+                context.partitionId(),
+                context.attemptNumber(),
+                self.plan.used,
+                self.options.max_block_ms,
             )
-            result = producer.finish()
-        archive_finders.rest()
-        return TaskCommitted(result)
+            if attempt.duty is not Duty.WRITE:
+                attempt.drain(batches)
+                return TaskCommitted(TaskResult(), attempt.finish())
+            try:
+                result = self._send(batches, attempt, is_streaming=is_streaming)
+                return TaskCommitted(result, attempt.finish())
+            except BaseException:
+                attempt.abort()
+                raise
 
     def _coordinator(self) -> CoordinatorAddress | None:
         """Where this task finds it: the driver's host is known in tasks, not where writes are planned."""
@@ -136,19 +190,43 @@ class SinkWrite:
             # In Trigger.Continuous Spark logs the exception, records no progress and lets the query stand.
             driver_log.error(_label(batch_id) + problem)
             raise DeliveryError(problem)
+        outcome = ""
+        if self.transactions is not None:
+            reports = [message.report for message in messages if isinstance(message, TaskCommitted)]
+            committed = transactions.commit(
+                self.options, self.transactions, [report for report in reports if report is not None]
+            )
+            outcome = f"; {committed}"
         if self.options.log_summary:
-            driver_log.report(_label(batch_id) + summarise(results))
+            driver_log.report(_label(batch_id) + summarise(results) + outcome)
         archive_finders.rest()
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batch_id: int | None = None) -> None:
-        """Say what a failed job has written all the same; Kafka keeps it."""
+        """Say what a failed job has written all the same; Kafka keeps it, but for open transactions."""
         self._end_attempts(batch_id)
+        if self.transactions is not None:
+            self._abort_transactions(self.transactions, len(messages), batch_id)
+            return
         results = _results(messages)
         unfinished = len(messages) - len(results)
         line = f"{_label(batch_id)}aborted, {unfinished} of {len(messages)} tasks did not finish"
         if results:
             line += f"; Kafka keeps what the others wrote: {summarise(results)}"
         driver_log.warn(line)
+
+    def _abort_transactions(self, planned: PlannedTransactions, tasks: int, batch_id: int | None) -> None:
+        label = _label(batch_id)
+        try:
+            aborted = transactions.abort(self.options, planned)
+        except KafkaSinkError as error:
+            # Spark has an error already, which this is not to replace.
+            driver_log.warn(
+                f"{label}the batch of {tasks} tasks failed, and what it had open could not be aborted: "
+                f"{error}. The next run does that, or brokers after kafka.transaction.timeout.ms; until "
+                "then readers of committed rows wait"
+            )
+        else:
+            driver_log.warn(f"{label}the batch of {tasks} tasks failed; {aborted} open transactions aborted")
 
 
 class BatchWriter(DataSourceArrowWriter):
@@ -185,6 +263,15 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
 def _results(messages: Sequence[WriterCommitMessage | None]) -> list[TaskResult]:
     return [message.result for message in messages if isinstance(message, TaskCommitted)]
+
+
+def _micro_batch(context: TaskContext) -> BatchIdentity:
+    """Raises DeliveryError where Spark does not say which micro-batch this is."""
+    query = context.getLocalProperty("sql.streaming.queryId")
+    number = context.getLocalProperty(_BATCH_ID)
+    if query is None or number is None:
+        raise DeliveryError("Spark does not tell the task its query and micro-batch")
+    return BatchIdentity(query, int(number))
 
 
 def _label(batch_id: int | None) -> str:

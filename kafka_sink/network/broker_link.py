@@ -212,6 +212,11 @@ class BrokerLink:
         return self.state in (LinkState.READY, LinkState.REAUTHENTICATING)
 
     @property
+    def features(self) -> dict[str, int]:
+        """The feature levels that the cluster has finalized; empty before it is ready."""
+        return self._connection.features
+
+    @property
     def in_flight(self) -> int:
         """Requests handed over and not done."""
         return self._connection.in_flight

@@ -229,6 +229,10 @@ class NetworkClient:
             )
         return version
 
+    def feature_level(self, node_id: int, name: str) -> int:
+        """The level of a feature that a connected broker's cluster has finalized (KIP-584), 0 without it."""
+        return self._links[node_id].features.get(name, 0)
+
     def in_flight(self, node_id: int) -> int:
         """Requests handed over and not done."""
         link = self._links.get(node_id)

@@ -16,7 +16,7 @@ from enum import Enum
 from typing import Any
 
 from kafka_sink.errors import BrokerVersionError, ProtocolError
-from kafka_sink.network import authentication, produce, requests
+from kafka_sink.network import authentication, produce, requests, transaction_requests
 from kafka_sink.network.authentication import LoggedIn, Login, LoginRequest
 from kafka_sink.network.events import Buffer, OutboundRequest
 from kafka_sink.network.outgoing import Outgoing
@@ -36,6 +36,12 @@ _DECODERS: dict[int, Callable[[int, bytes], Any]] = {
     requests.CREATE_TOPICS: requests.decode_create_topic,
     requests.SASL_HANDSHAKE: authentication.decode_handshake,
     requests.SASL_AUTHENTICATE: authentication.decode_authenticate,
+    transaction_requests.FIND_COORDINATOR: transaction_requests.decode_find_coordinator,
+    transaction_requests.END_TXN: transaction_requests.decode_end_txn,
+    transaction_requests.TXN_OFFSET_COMMIT: transaction_requests.decode_txn_offset_commit,
+    transaction_requests.OFFSET_FETCH: transaction_requests.decode_offset_fetch,
+    transaction_requests.DESCRIBE_TRANSACTIONS: transaction_requests.decode_describe_transactions,
+    transaction_requests.LIST_TRANSACTIONS: transaction_requests.decode_list_transactions,
 }
 # The largest answer that is believed, by API. Decoding turns a byte into as many as fifty, so the bounds
 # follow what brokers send: 100,000 partitions make a Metadata answer of 5 MiB, and only the errors of
@@ -49,6 +55,13 @@ MAX_FRAME_BYTES: dict[int, int] = {
     requests.SASL_HANDSHAKE: 64 * 1024,
     # Kerberos' tickets may be some 64 KiB.
     requests.SASL_AUTHENTICATE: 256 * 1024,
+    transaction_requests.FIND_COORDINATOR: 16 * _MIB,
+    transaction_requests.END_TXN: 64 * 1024,
+    transaction_requests.TXN_OFFSET_COMMIT: 16 * _MIB,
+    # 4 KiB for each of thousands of progress marks.
+    transaction_requests.OFFSET_FETCH: 100 * _MIB,
+    transaction_requests.DESCRIBE_TRANSACTIONS: 100 * _MIB,
+    transaction_requests.LIST_TRANSACTIONS: 100 * _MIB,
 }
 _SHORTEST_FRAME = 4
 # How a TLS listener answers what is no TLS: a record of type alert, version 3.x.
@@ -61,6 +74,12 @@ _FIRST_CLIENT_THROTTLED = {
     requests.API_VERSIONS: 2,
     requests.CREATE_TOPICS: 3,
     requests.INIT_PRODUCER_ID: 1,
+    transaction_requests.FIND_COORDINATOR: 2,
+    transaction_requests.END_TXN: 1,
+    transaction_requests.TXN_OFFSET_COMMIT: 1,
+    transaction_requests.OFFSET_FETCH: 4,
+    transaction_requests.DESCRIBE_TRANSACTIONS: 0,
+    transaction_requests.LIST_TRANSACTIONS: 0,
 }
 
 
@@ -117,6 +136,7 @@ class Connection:
         self.session_ms = 0
         self._exchange = exchange
         self._login: Login | None = None
+        self.features: dict[str, int] = {}
         self._client_id = client_id
         self._name = name
         self._request_timeout_ms = request_timeout_ms
@@ -261,6 +281,7 @@ class Connection:
                     f"in {oldest} to {newest}; Apache Kafka 2.1 or later is needed"
                 )
         self.api_versions = answer.ranges
+        self.features = answer.features
         if self._exchange is None:
             self.phase = Phase.READY
             return

@@ -5,7 +5,7 @@ kafka-python encodes and decodes; its objects do not leave this module.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -22,6 +22,7 @@ from kafka.protocol.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
 
 from kafka_sink.cluster.metadata import MetadataUpdate
 from kafka_sink.model import NO_LEADER, UNKNOWN_EPOCH, Node, PartitionInfo, TopicMetadata
+from kafka_sink.network import transaction_requests
 from kafka_sink.network.wire import read_response
 
 PRODUCE = 0
@@ -48,6 +49,7 @@ API_NAMES = {
     CREATE_TOPICS: "CreateTopics",
     INIT_PRODUCER_ID: "InitProducerId",
     SASL_AUTHENTICATE: "SaslAuthenticate",
+    **transaction_requests.NAMES,
 }
 _REQUESTS: dict[int, Any] = {
     PRODUCE: ProduceRequest,
@@ -57,6 +59,7 @@ _REQUESTS: dict[int, Any] = {
     CREATE_TOPICS: CreateTopicsRequest,
     INIT_PRODUCER_ID: InitProducerIdRequest,
     SASL_AUTHENTICATE: SaslAuthenticateRequest,
+    **transaction_requests.REQUESTS,
 }
 # Before that (Kafka 2.4) brokers tell wrong epochs while partitions are reassigned; Kafka's own clients leave
 # them out, too (KAFKA-9212).
@@ -70,11 +73,15 @@ _WRITE_OPERATION = 4
 
 @dataclass(frozen=True, slots=True)
 class ApiVersionsAnswer:
-    """The broker's version range by API key; ranges of version 0's answer where ``error_code`` is set."""
+    """The broker's version range by API key; ranges of version 0's answer where ``error_code`` is set.
+
+    ``features`` are the levels that the cluster has finalized (KIP-584).
+    """
 
     error_code: int
     ranges: dict[int, tuple[int, int]]
     throttle_time_ms: int = 0
+    features: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +140,8 @@ def decode_api_versions(version: int, payload: bytes) -> ApiVersionsAnswer:
 
 def _api_versions(response: Any) -> ApiVersionsAnswer:
     ranges = {int(api.api_key): (int(api.min_version), int(api.max_version)) for api in response.api_keys}
-    return ApiVersionsAnswer(int(response.error_code), ranges, int(response.throttle_time_ms or 0))
+    features = {str(one.name): int(one.max_version_level) for one in response.finalized_features or ()}
+    return ApiVersionsAnswer(int(response.error_code), ranges, int(response.throttle_time_ms or 0), features)
 
 
 # -- Metadata -------------------------------------------------------------------------------------
@@ -268,14 +276,21 @@ def _create_topic(response: Any) -> CreateTopicAnswer:
 # -- InitProducerId -------------------------------------------------------------------------------
 
 
-def encode_init_producer_id(version: int, producer_id: int, producer_epoch: int) -> bytes:
+def encode_init_producer_id(
+    version: int,
+    producer_id: int,
+    producer_epoch: int,
+    transactional_id: str | None = None,
+    # Read for transactional producers only; Kafka's own client sends the largest value.
+    transaction_timeout_ms: int = 2**31 - 1,
+) -> bytes:
     """Asks for a producer id. Without a transactional id a broker ignores the id and epoch given here and
-    answers with a new id and epoch 0 each time (TransactionCoordinator.handleInitProducerId)."""
+    answers with a new id and epoch 0 each time (TransactionCoordinator.handleInitProducerId). With one it
+    fences whoever had it, and ends what that had open."""
     request = InitProducerIdRequest(
         version=version,
-        transactional_id=None,
-        # Read for transactional producers only; Kafka's own client sends the largest value.
-        transaction_timeout_ms=2**31 - 1,
+        transactional_id=transactional_id,
+        transaction_timeout_ms=transaction_timeout_ms,
         producer_id=producer_id,
         producer_epoch=producer_epoch,
     )

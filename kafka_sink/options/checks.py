@@ -18,6 +18,12 @@ IDEMPOTENT_IN_FLIGHT = 5
 LARGEST_CHUNK = 16_384
 
 Values = dict[str, Any]
+_OF_TRANSACTIONS = {
+    "transactional_id_prefix": "transactional.id.prefix",
+    "transaction_progress_topic": "transaction.progress.topic",
+    "txn_app_id": "txnAppId",
+    "txn_version": "txnVersion",
+}
 _DEFAULTS: Mapping[str, Any] = {spec.attribute: spec.default for spec in SPECS}
 
 
@@ -57,6 +63,28 @@ def _idempotence(values: Values, given: Mapping[str, Any]) -> list[str]:
     values["enable_idempotence"] = False
     because = f"kafka.enable.idempotence is off because of {against} (it needs {needs})"
     return [f"{because}: a retry may double rows or change their order"]
+
+
+def _exactly_once(values: Values, given: Mapping[str, Any]) -> list[str]:
+    """After the rule about idempotence, which may have switched it off."""
+    if _get(values, "delivery_guarantee") != "exactly-once":
+        for attribute, name in _OF_TRANSACTIONS.items():
+            if attribute in given:
+                raise ConfigurationError(
+                    f"Option '{name}' has no effect without delivery.guarantee=exactly-once, and the job "
+                    "would run without what it asks for"
+                )
+        return []
+    if _get(values, "acks") != -1:
+        raise ConfigurationError("delivery.guarantee=exactly-once needs kafka.acks=all")
+    if not _get(values, "enable_idempotence"):
+        raise ConfigurationError(
+            "delivery.guarantee=exactly-once needs idempotence: kafka.enable.idempotence=true, "
+            f"kafka.retries above 0 and at most {IDEMPOTENT_IN_FLIGHT} requests in flight"
+        )
+    if (_get(values, "txn_app_id") == "") != (_get(values, "txn_version") == -1):
+        raise ConfigurationError("Options 'txnAppId' and 'txnVersion' are given together or not at all")
+    return []
 
 
 def _unconfirmed(values: Values, _: Mapping[str, Any]) -> list[str]:
@@ -210,6 +238,7 @@ _RULES: tuple[Callable[[Values, Mapping[str, Any]], list[str]], ...] = (
     _unused_security,
     _verification,
     _idempotence,
+    _exactly_once,
     _unconfirmed,
     _delivery_timeout,
     _memory,

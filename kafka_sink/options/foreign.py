@@ -76,11 +76,13 @@ REFUSED: Mapping[str, tuple[str, str]] = {
     "sasl.oauthbearer.jwt.validator.class": (f"{_OAUTH}.DefaultJwtValidator", _JVM_CLASS),
     "ssl.engine.factory.class": ("", _JVM_CLASS),
     "ssl.provider": ("", f"{_JVM_CLASS}: remove it"),
-    "transactional.id": ("", "is not supported yet: rows are written without transactions"),
-    "transaction.timeout.ms": ("60000", "is not supported yet: rows are written without transactions"),
+    "transactional.id": (
+        "",
+        "is not supported: set delivery.guarantee=exactly-once and transactional.id.prefix",
+    ),
     "transaction.two.phase.commit.enable": (
         "false",
-        "is not supported yet: rows are written without transactions",
+        "is not supported: brokers have not finished it (KIP-939)",
     ),
 }
 

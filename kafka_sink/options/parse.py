@@ -20,7 +20,9 @@ from kafka_sink.options.table import (
 from kafka_sink.options.values import schemes
 from kafka_sink.secret import HIDDEN
 
-_BY_NAME: Mapping[str, OptionSpec] = {name: spec for spec in SPECS for name in (spec.name, *spec.aliases)}
+_BY_NAME: Mapping[str, OptionSpec] = {
+    name.lower(): spec for spec in SPECS for name in (spec.name, *spec.aliases)
+}
 _SINK_NAMES = [name for name in _BY_NAME if not name.startswith(KAFKA_PREFIX)]
 _KAFKA_NAMES = [
     *(name.removeprefix(KAFKA_PREFIX) for name in _BY_NAME if name.startswith(KAFKA_PREFIX)),

@@ -6,6 +6,7 @@ The fields of SinkOptions are the table: the parser, the documentation and the r
 from __future__ import annotations
 
 import dataclasses
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,7 @@ BREAKER_PREFIX = "producer.circuit.breaker."
 
 TARGET = "The job"
 DELIVERY = "Delivery"
+TRANSACTIONS = "Exactly once"
 BATCHING = "Batches and memory"
 COMPRESSION = "Compression"
 METADATA = "Metadata"
@@ -51,6 +53,7 @@ class OptionSpec:
 
 
 _SAME = object()
+_CAMEL_CASE = re.compile(r"(?<=[a-z])([A-Z])")
 
 
 def _option(
@@ -68,7 +71,7 @@ def _option(
 ) -> Any:
     spec = OptionSpec(
         name,
-        name.removeprefix(KAFKA_PREFIX).replace(".", "_"),
+        _CAMEL_CASE.sub(r"_\1", name.removeprefix(KAFKA_PREFIX).replace(".", "_")).lower(),
         kind,
         default,
         group,
@@ -171,6 +174,42 @@ class SinkOptions:
         """How long a task waits for buffer memory, for the metadata of a topic it has not used yet, and for a
         partition that rows name and the topic does not have (it may just have been added, or the topic
         recreated with fewer); and planning for brokers, where `topic` is set.""",
+    )
+
+    delivery_guarantee: str = _option(
+        "delivery.guarantee", values.words("at-least-once", "exactly-once"), "at-least-once", TRANSACTIONS,
+        "high",
+        """`exactly-once`: readers with `isolation.level=read_committed` see each row of a batch once,
+        whatever fails and is run again, and of a failed batch nothing. Rows are written in transactions,
+        which brokers of Kafka 4.0 or later are needed for: docs/exactly-once.md.""",
+    )
+    transactional_id_prefix: str = _option(
+        "transactional.id.prefix", values.string(), "", TRANSACTIONS, "high",
+        """What the transactional ids and the groups that progress is recorded under begin with. No two
+        running queries or jobs may have the same. Empty: derived from a query's checkpoint location, from
+        `txnAppId`, or else from the application.""",
+    )
+    transaction_progress_topic: str | None = _option(
+        "transaction.progress.topic", values.topic(), None, TRANSACTIONS, "medium",
+        """Topic that progress is recorded for, as offsets; nothing is written to it. Without it the one that
+        `topic` names; needed where rows name their topics. It must live as long as the progress is to.""",
+    )
+    transaction_timeout_ms: int = _option(
+        "kafka.transaction.timeout.ms", values.integer(1), 900_000, TRANSACTIONS, "high",
+        """How long a transaction may be open: from a task's first row until its batch is decided, and then
+        until a driver that died is back. Brokers abort it after that, and until then it holds up readers of
+        committed rows. At most the brokers' `transaction.max.timeout.ms`, whose default this is.""",
+        kafka_default=60_000,
+    )
+    txn_app_id: str = _option(
+        "txnAppId", values.string(), "", TRANSACTIONS, "medium",
+        """Name of the application that writes version `txnVersion`, for `df.write` and `foreachBatch`: a
+        version that was written before is not written again. Of each topic by itself.""",
+    )
+    txn_version: int = _option(
+        "txnVersion", values.integer(0, LONG_MAX, or_value=-1), -1, TRANSACTIONS, "medium",
+        """Version that a job writes, larger than that of the job before. In `foreachBatch` the batch's
+        id.""",
     )
 
     batch_size: int = _option(
@@ -599,6 +638,7 @@ _OF_PLANNING = (
     *("topic", "topic_create", "topic_partitions", "topic_replication_factor", "log_summary"),
     *("coordinator_enabled", "coordinator_port", "coordinator_bind_address", "coordinator_max_connections"),
     *("coordinator_buffer_memory", "coordinator_max_messages_per_second"),
+    *("transactional_id_prefix", "transaction_progress_topic", "txn_app_id", "txn_version"),
 )
 # What a write does with its rows. Every other group is about the cluster: a new one, such as security, makes
 # a cluster of its own without a change here.

@@ -239,6 +239,7 @@ class BatchCompletion:
                 is_next_expected=self._identity.is_next(batch),
                 last_acknowledged_offset=self._identity.last_acknowledged_offset(batch.partition),
                 restarted=self._identity.restarted(batch.partition),
+                transactional=self._identity.transactional_id is not None,
             )
         self._apply(batch, node_id, outcomes.classify_response(attempt), now_ms)
 

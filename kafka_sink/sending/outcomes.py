@@ -55,7 +55,8 @@ class Attempt:
 
     ``possibly_written`` is of earlier attempts; ``base_offset`` beside an error means that the leader had
     appended the batch before things went wrong. ``is_next_expected``: every earlier batch of the partition
-    is acknowledged. ``restarted``: its sequence is of a restart.
+    is acknowledged. ``restarted``: its sequence is of a restart. ``transactional``: the epoch is the
+    transaction's, and sequences cannot start anew under another.
     """
 
     partition: TopicPartition
@@ -67,6 +68,7 @@ class Attempt:
     possibly_written: bool = False
     idempotent: bool = True
     is_next_expected: bool = False
+    transactional: bool = False
     leader_hint_newer: bool = False
     base_offset: int = -1
     log_start_offset: int = -1
@@ -150,6 +152,8 @@ def _unknown_producer_id(attempt: Attempt, cause: Exception) -> Outcome:
 
 def _restart(attempt: Attempt, cause: Exception) -> Outcome:
     """Renumbering what may have been written could write it twice."""
+    if attempt.transactional:
+        return Outcome(Action.FAIL, cause, possibly_written=attempt.possibly_written)
     if attempt.possibly_written:
         return Outcome(
             Action.FAIL,

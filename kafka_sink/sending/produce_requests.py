@@ -63,7 +63,7 @@ class ProduceRequests:
             version,
             self._settings.acks,
             int(self._settings.request_timeout_ms),
-            self._settings.transactional_id,
+            None if self._identity is None else self._identity.transactional_id,
             [(name, topic_id, parts) for name, (topic_id, parts) in topics.items()],
         )
         tag = ProduceTag(node, {batch.partition: batch for batch in taken}, names)
@@ -76,7 +76,9 @@ class ProduceRequests:
         if self._identity is not None and self._identity.assign(batch):
             batch.header_current = False
         if not batch.header_current:
-            batch.write_header(transactional=self._settings.transactional_id is not None)
+            batch.write_header(
+                transactional=self._identity is not None and self._identity.transactional_id is not None
+            )
         batch.move_to(BatchState.IN_FLIGHT)
         batch.attempts += 1
         batch.last_attempt_ms = now_ms

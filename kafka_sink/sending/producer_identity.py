@@ -49,6 +49,8 @@ class _Sequence:
 class ProducerIdentity:
     """Used by the sender's thread only. Times are milliseconds."""
 
+    transactional_id: str | None = None
+
     def __init__(self, backoff: ExponentialBackoff) -> None:
         self.producer_id, self.producer_epoch = _NOBODY
         self.last_error: str | None = None
@@ -235,6 +237,34 @@ class ProducerIdentity:
     def settled(self) -> bool:
         """Whether every sequence is acknowledged: only then may another task go on with the id."""
         return not self._to_restart and not any(s.unacknowledged for s in self._sequences.values())
+
+
+class TransactionalIdentity(ProducerIdentity):
+    """The id and epoch of one transaction, which somebody else got: it never asks for another one.
+
+    Nor does it start sequences anew: an epoch of its own making would be fenced. ``adopt`` is called by the
+    task's thread while nothing is queued.
+    """
+
+    def adopt(self, transactional_id: str, producer_id: int, epoch: int) -> None:
+        """Write with these from now on."""
+        self.leave()
+        self.transactional_id = transactional_id
+        self.producer_epoch = epoch
+        # Last, as it makes the identity ready.
+        self.producer_id = producer_id
+
+    def leave(self) -> None:
+        """Write nothing until the next transaction."""
+        self.producer_id, self.producer_epoch = _NOBODY
+        self.transactional_id = None
+        self._sequences.clear()
+
+    def may_request(self, now_ms: float) -> bool:
+        return False
+
+    def retry_delay_ms(self, now_ms: float) -> float:
+        return math.inf
 
 
 def _named(code: int) -> str:

@@ -25,7 +25,6 @@ class SenderSettings:
     rebootstrap: bool = True
     rebootstrap_trigger_ms: float = 300_000.0
     availability_timeout_ms: float = 0.0
-    transactional_id: str | None = None
 
     @classmethod
     def from_options(cls, options: SinkOptions) -> SenderSettings:

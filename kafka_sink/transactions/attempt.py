@@ -1,0 +1,109 @@
+"""A task attempt with a producer and connections: its transaction begins with its first row."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+import pyarrow as pa
+
+from kafka_sink.errors import KafkaSinkError
+from kafka_sink.transactions import task
+from kafka_sink.transactions.batch import Duty, Handover, TaskReport
+from kafka_sink.transactions.client import TransactionClient
+from kafka_sink.transactions.decision import BatchIdentity, Part
+from kafka_sink.transactions.digest import RunningDigest
+from kafka_sink.transactions.operations import ProducerEpoch
+from kafka_sink.transactions.scope import Scope
+
+# For an attempt that failed: what stays open after it, the driver ends.
+_ABORT_MS = 5000.0
+
+
+class WritesInTransaction(Protocol):
+    """The part of a producer that is told whose transaction its rows are in."""
+
+    def begin_transaction(self, transactional_id: str, producer_id: int, epoch: int) -> None: ...
+
+
+class TaskAttempt:
+    """One attempt of one task. Used by the task's thread, and by the one that reads its rows."""
+
+    def __init__(
+        self,
+        client: TransactionClient,
+        scope: Scope,
+        handover: Handover,
+        batch: BatchIdentity,
+        task: int,
+        slot: int,
+        columns: Sequence[int],
+        timeout_ms: float,
+    ) -> None:
+        self.duty = handover.duty(batch, task)
+        # The thread that reads may be about to begin while the task's thread gives up.
+        self._lock = threading.Lock()  # guards the client and the producer
+        self._client = client
+        self._scope = scope
+        self._handover = handover
+        self._batch = batch
+        self._task = task
+        self._slot = slot
+        self._digest = RunningDigest(columns)
+        self._timeout_ms = timeout_ms
+        self._producer: ProducerEpoch | None = None
+
+    def rows(
+        self, batches: Iterator[pa.RecordBatch], writes: WritesInTransaction
+    ) -> Iterator[pa.RecordBatch]:
+        """The same batches, counted; the transaction begins before the first row."""
+        for batch in batches:
+            if batch.num_rows:
+                self._begin(writes)
+            self._digest.update(batch)
+            yield batch
+
+    def drain(self, batches: Iterator[pa.RecordBatch]) -> None:
+        """Take the rows and write none; Spark wants them taken."""
+        for batch in batches:
+            if self.duty is Duty.COMPARE:
+                self._digest.update(batch)
+
+    def _begin(self, writes: WritesInTransaction) -> None:
+        with self._lock:
+            if self._producer is None:
+                steps = task.begin(self._scope, self._handover.claim, self._task, self._slot)
+                self._producer = self._client.run(steps, self._timeout_ms)
+                name = self._scope.task_id(self._task, self._slot)
+                writes.begin_transaction(name, *self._producer)
+
+    def finish(self) -> TaskReport:
+        """Once all rows are acknowledged. Raises TransactionError."""
+        part = None
+        digest = self._digest.result()
+        if self._producer is not None:
+            steps = task.finish(
+                self._scope, self._handover.claim, self._batch, self._task, self._slot, self._producer
+            )
+            self._client.run(steps, self._timeout_ms)
+            part = Part(self._task, self._slot, self._producer, digest)
+        return TaskReport(
+            self._handover.claim,
+            self._batch,
+            self._task,
+            self.duty,
+            digest,
+            part,
+            is_repair=self._handover.incomplete is not None,
+        )
+
+    def abort(self) -> None:
+        """After a failure: as soon as it can, so that readers do not wait. Never raises KafkaSinkError."""
+        with self._lock:
+            if self._producer is None:
+                return
+            try:
+                self._client.run(task.abort(self._scope, self._task, self._slot, self._producer), _ABORT_MS)
+            except KafkaSinkError:
+                pass  # the driver's abort, the next run or the broker's timeout ends it

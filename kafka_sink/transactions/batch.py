@@ -1,0 +1,158 @@
+"""One batch from planning to commit: what tasks are handed, what they report, what the commit makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from kafka_sink.errors import IncompleteBatchError, TransactionError
+from kafka_sink.transactions import driver
+from kafka_sink.transactions.decision import BatchIdentity, Decision, Part, RowsDigest
+from kafka_sink.transactions.driver import Committed, Ownership, incomplete
+from kafka_sink.transactions.operations import ProducerEpoch, Steps
+from kafka_sink.transactions.scope import Scope
+
+
+class Duty(Enum):
+    """What a task does with its rows. COMPARE: they are written, and show whether the tasks are the same."""
+
+    WRITE = "write"
+    SKIP = "skip"
+    COMPARE = "compare"
+
+
+@dataclass(frozen=True, slots=True)
+class Incomplete:
+    """A decided batch of which readers see a part; ``problem`` says so to the user."""
+
+    batch: BatchIdentity
+    missing: frozenset[int]
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
+class Handover:
+    """What planning gives to tasks: the claim that the decision needs, and what was written before."""
+
+    claim: ProducerEpoch
+    progress: Mapping[str, int]
+    incomplete: Incomplete | None = None
+
+    @classmethod
+    def of(cls, ownership: Ownership) -> Handover:
+        """The part of ownership that tasks need: a decision may name thousands of transactions."""
+        decision = ownership.decision
+        if decision is None:
+            return cls(ownership.claim, {})
+        if ownership.missing == {part.task for part in decision.parts}:
+            # Readers see none of it: as if it had not been decided, so that tasks may be others now.
+            return cls(ownership.claim, decision.progress_before())
+        broken = None
+        if ownership.missing:
+            problem = incomplete(decision, ownership.missing)
+            broken = Incomplete(decision.batch, ownership.missing, problem)
+        return cls(ownership.claim, decision.progress, broken)
+
+    def duty(self, batch: BatchIdentity, task: int) -> Duty:
+        """Raises IncompleteBatchError where another batch must be completed first."""
+        if self.incomplete is not None:
+            if batch != self.incomplete.batch:
+                raise IncompleteBatchError(self.incomplete.problem)
+            return Duty.WRITE if task in self.incomplete.missing else Duty.COMPARE
+        written = self.progress.get(batch.writer, -1)
+        return Duty.SKIP if written >= batch.number else Duty.WRITE
+
+
+@dataclass(frozen=True, slots=True)
+class TaskReport:
+    """What a task that is done tells the commit. ``part`` is None where it began no transaction.
+
+    ``is_repair``: the batch was decided, and just the tasks that are missing write.
+    """
+
+    claim: ProducerEpoch
+    batch: BatchIdentity
+    task: int
+    duty: Duty
+    digest: RowsDigest
+    part: Part | None
+    is_repair: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BatchOutcome:
+    """``was_written_before``: nothing was written now. Counts are of transactions."""
+
+    was_written_before: bool = False
+    committed: int = 0
+    aborted: int = 0
+    repaired: bool = False
+
+    def __str__(self) -> str:
+        if self.was_written_before:
+            return "the batch was written before, and nothing is written again"
+        text = f"{self.committed:,} transactions committed"
+        if self.repaired:
+            text += " to complete the batch"
+        if self.aborted:
+            text += f", {self.aborted:,} of other attempts aborted"
+        return text
+
+
+def commit(scope: Scope, reports: Sequence[TaskReport], *, records_empty: bool) -> Steps[BatchOutcome]:
+    """Decide and complete the batch that these tasks have written.
+
+    ``records_empty``: a batch without rows counts as written, too. Raises TransactionError where nothing is
+    committed, IncompleteBatchError where a part is.
+    """
+    if not reports:
+        return BatchOutcome()
+    claim, batch, is_repair = _agreed(reports)
+    parts = [report.part for report in reports if report.part is not None]
+    duties = {report.duty for report in reports}
+    if not parts and not records_empty and duties == {Duty.WRITE}:
+        return BatchOutcome()
+    previous = yield from driver.read_decision(scope)
+    if Duty.SKIP in duties:
+        if previous is None or not previous.covers(batch):
+            raise TransactionError(f"{batch} was written before according to planning, and now it was not")
+        return BatchOutcome(was_written_before=True)
+    if is_repair:
+        committed = yield from _repair(scope, claim, batch, previous, reports)
+        return BatchOutcome(committed=committed.committed, aborted=committed.aborted, repaired=True)
+    committed = yield from driver.decide(scope, claim, previous, batch, len(reports), parts)
+    return BatchOutcome(committed=committed.committed, aborted=committed.aborted)
+
+
+def _agreed(reports: Sequence[TaskReport]) -> tuple[ProducerEpoch, BatchIdentity, bool]:
+    tasks = {report.task for report in reports}
+    if len(tasks) != len(reports):
+        raise TransactionError("two tasks report the same partition of the job")
+    agreed = {(report.claim, report.batch, report.is_repair) for report in reports}
+    if len(agreed) != 1:
+        raise TransactionError("tasks of different runs report to one commit")
+    return agreed.pop()
+
+
+def _repair(
+    scope: Scope,
+    claim: ProducerEpoch,
+    batch: BatchIdentity,
+    previous: Decision | None,
+    reports: Sequence[TaskReport],
+) -> Steps[Committed]:
+    if previous is None or previous.batch != batch:
+        raise TransactionError(f"the decision of {batch} is gone")
+    changed = len(reports) != previous.tasks or any(
+        report.digest != previous.digest_of(report.task) for report in reports
+    )
+    if changed:
+        missing = [report.task for report in reports if report.duty is Duty.WRITE]
+        raise IncompleteBatchError(
+            f"{incomplete(previous, missing)}. This run split the rows into other tasks ({len(reports)} "
+            f"where there were {previous.tasks}) or had other rows, so it cannot tell which ones are "
+            "missing: nothing was written"
+        )
+    parts = [report.part for report in reports if report.part is not None]
+    return (yield from driver.repair(scope, claim, previous, parts))

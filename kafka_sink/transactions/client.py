@@ -1,0 +1,516 @@
+"""Runs protocol steps against brokers, on the caller's thread, over the project's own connections.
+
+It finds coordinators, repeats what may pass and requests whose answer was lost, and sends operations of one
+step at the same time. What is left are the answers that the protocol decides by, and errors that no
+repetition mends.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from kafka.errors import for_code
+
+from kafka_sink.backoff import ExponentialBackoff
+from kafka_sink.errors import BrokerVersionError, ConfigurationError, DeliveryError
+from kafka_sink.model import Node
+from kafka_sink.network import requests, transaction_requests
+from kafka_sink.network.client import NetworkClient, NetworkSettings, OutboundRequest, RequestFailed
+from kafka_sink.network.events import NodeDisconnected, ResponseReceived
+from kafka_sink.options import SinkOptions
+from kafka_sink.sending.outcomes import is_final
+from kafka_sink.transactions.operations import (
+    OPEN,
+    Describe,
+    Described,
+    EndTransaction,
+    FetchOffsets,
+    InitProducer,
+    ListOpen,
+    OffsetKey,
+    Operation,
+    ProducerEpoch,
+    RecordOffsets,
+    Refused,
+    Steps,
+)
+from kafka_sink.transactions.scope import task_id_pattern
+
+Result = TypeVar("Result")
+# InitProducerId from 6 on is two-phase commit's (KIP-939), which brokers have not finished.
+_INIT_PRODUCER_ID_VERSIONS = (3, 5)
+_FEATURE, _NEEDED_LEVEL = "transaction.version", 2
+_LONGEST_POLL_MS = 100.0
+_MOST_LIST_ATTEMPTS = 3
+_LIST_TIMEOUT_MS = 3000.0
+_GROUP_KEY, _TRANSACTION_KEY = True, False
+
+# https://kafka.apache.org/protocol#protocol_error_codes
+_NONE = 0
+_UNKNOWN_TOPIC = 3
+_COORDINATOR_MOVED = frozenset({15, 16})  # COORDINATOR_NOT_AVAILABLE, NOT_COORDINATOR
+# REQUEST_TIMED_OUT, NETWORK_EXCEPTION, COORDINATOR_LOAD_IN_PROGRESS, NOT_ENOUGH_REPLICAS (and _AFTER_APPEND),
+# CONCURRENT_TRANSACTIONS, KAFKA_STORAGE_ERROR, UNSTABLE_OFFSET_COMMIT, THROTTLING_QUOTA_EXCEEDED
+_MAY_PASS = frozenset({7, 13, 14, 19, 20, 51, 56, 88, 89})
+# INVALID_PRODUCER_EPOCH, INVALID_TXN_STATE, INVALID_PRODUCER_ID_MAPPING, PRODUCER_FENCED,
+# TRANSACTION_ABORTABLE
+_REFUSALS = frozenset({47, 48, 49, 90, 120})
+_TRANSACTIONAL_ID_NOT_FOUND = 105
+_ADVICE = {
+    53: "grant Write and Describe on the transactional ids that begin with transactional.id.prefix",
+    30: "grant Read on the groups that begin with transactional.id.prefix",
+    29: "grant Read on the topic that progress is recorded for (transaction.progress.topic)",
+    50: "kafka.transaction.timeout.ms is above the brokers' transaction.max.timeout.ms: lower it",
+    3: "the topic that progress is recorded for (transaction.progress.topic) is not there",
+    12: "the brokers' offset.metadata.max.bytes is below Kafka's default of 4096",
+}
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    """One request of an operation. ``key`` names its coordinator; without one it goes to ``node``."""
+
+    operation: Operation
+    index: int
+    api: int
+    versions: tuple[int, int]
+    encode: Callable[[int], bytes]
+    take: Callable[[Any], bool]
+    key: tuple[bool, str] | None = None
+    node: int | None = None
+    attempts: int = 0
+    not_before_ms: float = 0.0
+    is_sent: bool = False
+    last_error: str = ""
+
+
+@dataclass(slots=True)
+class _Step:
+    """The operations of one step: calls that are not done, and what was answered."""
+
+    answers: list[Any]
+    calls: list[_Call] = field(default_factory=list)
+
+
+# What the coordinators' own look-up is tagged with is the kind of key, what the brokers' is this.
+_NODES = object()
+_EMPTY: dict[type, Callable[[], Any]] = {Describe: dict, FetchOffsets: dict, ListOpen: list}
+
+
+def _nothing() -> None:
+    return None
+
+
+def _refused(code: int) -> Refused:
+    return Refused(for_code(code).__name__)
+
+
+class TransactionClient:
+    """One thread at a time. ``close`` it, or keep it for the next batch: its connections are the costly
+    part."""
+
+    def __init__(self, options: SinkOptions) -> None:
+        self._options = options
+        self._network = NetworkClient(NetworkSettings.from_options(options), _clock_ms)
+        backoff_ms = min(options.retry_backoff_ms, 20)
+        self._backoff = ExponentialBackoff(backoff_ms, options.retry_backoff_max_ms, random.random)
+        self._coordinators: dict[tuple[bool, str], int] = {}
+        self._nodes: dict[int, Node] = {}
+        self._asked_nodes = False
+        self._asked_coordinators = False
+        self._not_before_ms = 0.0
+        self._failures = 0
+        self._deadline_ms = 0.0
+        self._last_error = "no broker answered"
+
+    # -- for the caller ---------------------------------------------------------------------------
+
+    def run(self, steps: Steps[Result], timeout_ms: float) -> Result:
+        """Run protocol code to its end.
+
+        Raises what it raises, DeliveryError after ``timeout_ms``, ConfigurationError where rights or settings
+        are in the way, BrokerVersionError where the cluster lacks transaction protocol 2.
+        """
+        self._deadline_ms = _clock_ms() + timeout_ms
+        try:
+            wanted = next(steps)
+            while True:
+                wanted = steps.send(self._execute(wanted))
+        except StopIteration as stop:
+            result: Result = stop.value
+            return result
+
+    def partitions(self, topic: str, timeout_ms: float) -> int:
+        """How many partitions a topic has, 0 where it is not there. Raises DeliveryError after the time."""
+        self._deadline_ms = _clock_ms() + timeout_ms
+        found: list[int] = []
+
+        def encode(version: int) -> bytes:
+            return requests.encode_metadata(version, (topic,), False)
+
+        def take(answer: requests.MetadataAnswer) -> bool:
+            code = answer.update.errors.get(topic, _NONE)
+            if code not in (_NONE, _UNKNOWN_TOPIC):
+                return self._again(call, for_code(code).__name__)
+            found.append(next((len(one.partitions) for one in answer.update.topics), 0))
+            return True
+
+        self._connect()
+        call = _Call(ListOpen(""), 0, requests.METADATA, requests.METADATA_VERSIONS, encode, take)
+        call.node = next(iter(self._nodes))
+        self._finish(_Step([None], [call]))
+        return found[0]
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._network.close()
+
+    # -- a step -----------------------------------------------------------------------------------
+
+    def _execute(self, operations: tuple[Operation, ...]) -> tuple[Any, ...]:
+        self._connect()
+        step = _Step([_EMPTY.get(type(operation), _nothing)() for operation in operations])
+        for index, operation in enumerate(operations):
+            step.calls += self._calls(step, index, operation)
+        self._finish(step)
+        return tuple(step.answers)
+
+    def _finish(self, step: _Step) -> None:
+        while step.calls:
+            now_ms = _clock_ms()
+            if now_ms > self._deadline_ms:
+                self._give_up(step)
+            self._look_up(step, now_ms)
+            wait = self._send_due(step, now_ms)
+            self._poll(step, wait)
+
+    def _give_up(self, step: _Step) -> None:
+        reasons = sorted({call.last_error for call in step.calls if call.last_error}) or [self._last_error]
+        what = requests.API_NAMES[step.calls[0].api]
+        raise DeliveryError(
+            f"{what} was not answered as it must be within the time allowed: {'; '.join(reasons)} (brokers: "
+            f"{self._network.describe_brokers()})"
+        )
+
+    def _send_due(self, step: _Step, now_ms: float) -> float:
+        """Sends what may go; returns how long nothing else is to be done."""
+        wait = _LONGEST_POLL_MS
+        for call in step.calls:
+            node = call.node if call.key is None else self._coordinators.get(call.key)
+            if call.is_sent or node is None:
+                continue
+            if now_ms < call.not_before_ms:
+                wait = min(wait, call.not_before_ms - now_ms)
+            elif self._network.ready_for_any(node, now_ms):
+                version = self._network.api_version(node, call.api, call.versions)
+                timeout = min(self._options.request_timeout_ms, max(self._deadline_ms - now_ms, 1.0))
+                if call.key is None:
+                    timeout = min(timeout, _LIST_TIMEOUT_MS)
+                body = [call.encode(version)]
+                call.is_sent = True
+                self._network.send(
+                    node, OutboundRequest(call.api, version, body, True, timeout, call), now_ms
+                )
+            else:
+                wait = min(wait, self._network.ready_delay_ms(node, now_ms))
+        return wait
+
+    def _poll(self, step: _Step, wait_ms: float) -> None:
+        now_ms = _clock_ms()
+        for event in self._network.poll(wait_ms, now_ms):
+            if isinstance(event, NodeDisconnected):
+                self._last_error = str(event.cause)
+                self._forget(event.node_id)
+                self._on_gone(step, event.node_id)
+                if is_final(event.cause):
+                    raise event.cause
+            elif isinstance(event, RequestFailed):
+                self._on_failure(event)
+            elif isinstance(event, ResponseReceived):
+                self._on_response(step, event)
+
+    def _on_gone(self, step: _Step, node_id: int) -> None:
+        """Only lists are of one broker: what it coordinates is elsewhere soon, and is listed next time."""
+        for call in [one for one in step.calls if one.key is None and one.node == node_id]:
+            self._again(call, self._last_error)
+            if call.attempts >= _MOST_LIST_ATTEMPTS:
+                step.calls.remove(call)
+
+    def _on_failure(self, event: RequestFailed) -> None:
+        self._last_error = str(event.cause)
+        if isinstance(event.tag, _Call):
+            self._again(event.tag, str(event.cause))
+        else:
+            self._asked_nodes = self._asked_coordinators = False
+            self._back_off()
+
+    def _on_response(self, step: _Step, event: ResponseReceived) -> None:
+        if isinstance(event.tag, _Call):
+            # One of an earlier step, whose time was over, is nobody's by now.
+            if event.tag in step.calls and event.tag.take(event.response):
+                step.calls.remove(event.tag)
+        elif isinstance(event.response, requests.MetadataAnswer):
+            self._asked_nodes = False
+            self._nodes = {node.id: node for node in event.response.update.nodes}
+            self._network.set_nodes(self._nodes.values())
+        elif isinstance(event.response, transaction_requests.CoordinatorsAnswer):
+            self._on_coordinators(event.tag, event.response)
+
+    def _again(self, call: _Call, reason: str, *, elsewhere: bool = False) -> bool:
+        """To be sent once more; false, as its operation is not done."""
+        call.attempts += 1
+        call.is_sent = False
+        call.last_error = reason
+        call.not_before_ms = _clock_ms() + self._backoff.delay_ms(call.attempts)
+        if elsewhere and call.key is not None:
+            self._coordinators.pop(call.key, None)
+        return False
+
+    def _judge(self, call: _Call, code: int) -> bool:
+        """Whether an answer is final; false where it is to be repeated. Raises where it is hopeless."""
+        if code == _NONE or code in _REFUSALS:
+            return True
+        name = for_code(code).__name__
+        if code in _COORDINATOR_MOVED:
+            return self._again(call, name, elsewhere=True)
+        if code in _MAY_PASS:
+            return self._again(call, name)
+        advice = _ADVICE.get(code)
+        what = f"{requests.API_NAMES[call.api]} is refused: {name} (error {code})"
+        if advice:
+            raise ConfigurationError(f"{what}; {advice}")
+        raise DeliveryError(what)
+
+    # -- brokers and coordinators -----------------------------------------------------------------
+
+    def _connect(self) -> None:
+        """Until a broker has said which others there are."""
+        while not self._nodes:
+            now_ms = _clock_ms()
+            if now_ms > self._deadline_ms:
+                raise DeliveryError(
+                    f"no broker answered within the time allowed: {self._network.describe_brokers()}"
+                )
+            self._poll(_Step([]), self._ask_nodes(now_ms))
+
+    def _ask_nodes(self, now_ms: float) -> float:
+        if self._asked_nodes or now_ms < self._not_before_ms:
+            return _LONGEST_POLL_MS
+        node = self._any_node(now_ms)
+        if node is None:
+            return 10.0
+        self._require_protocol(node)
+        version = self._network.api_version(node, requests.METADATA, requests.METADATA_VERSIONS)
+        body = [requests.encode_metadata(version, (), False)]
+        timeout = self._options.request_timeout_ms
+        request = OutboundRequest(requests.METADATA, version, body, True, timeout, _NODES)
+        self._asked_nodes = True
+        self._network.send(node, request, now_ms)
+        return _LONGEST_POLL_MS
+
+    def _any_node(self, now_ms: float) -> int | None:
+        node = self._network.least_loaded_node(now_ms)
+        return node if node is not None and self._network.ready_for_any(node, now_ms) else None
+
+    def _require_protocol(self, node: int) -> None:
+        level = self._network.feature_level(node, _FEATURE)
+        if level < _NEEDED_LEVEL:
+            raise BrokerVersionError(
+                f"delivery.guarantee=exactly-once needs brokers of Apache Kafka 4.0 or later whose feature "
+                f"{_FEATURE} is at {_NEEDED_LEVEL} (KIP-890); here it is at {level}. Raise it by "
+                f"kafka-features.sh upgrade --feature {_FEATURE}={_NEEDED_LEVEL}, or use "
+                "delivery.guarantee=at-least-once"
+            )
+
+    def _look_up(self, step: _Step, now_ms: float) -> None:
+        """Asks for coordinators that are not known, those of one kind at a time."""
+        missing = [call.key for call in step.calls if call.key and call.key not in self._coordinators]
+        if not missing or self._asked_coordinators or now_ms < self._not_before_ms:
+            return
+        node = self._any_node(now_ms)
+        if node is None:
+            return
+        of_groups = missing[0][0]
+        keys = list(dict.fromkeys(name for kind, name in missing if kind is of_groups))
+        api = transaction_requests.FIND_COORDINATOR
+        version = self._network.api_version(node, api, transaction_requests.FIND_COORDINATOR_VERSIONS)
+        body = [transaction_requests.encode_find_coordinator(version, keys, of_groups=of_groups)]
+        timeout = self._options.request_timeout_ms
+        self._asked_coordinators = True
+        self._network.send(node, OutboundRequest(api, version, body, True, timeout, of_groups), now_ms)
+
+    def _on_coordinators(self, of_groups: object, answer: transaction_requests.CoordinatorsAnswer) -> None:
+        self._asked_coordinators = False
+        is_new = False
+        for name, found in answer.found.items():
+            if found.node is not None:
+                self._coordinators[bool(of_groups), name] = found.node.id
+                is_new |= found.node.id not in self._nodes
+                self._nodes.setdefault(found.node.id, found.node)
+            elif found.error_code in _COORDINATOR_MOVED or found.error_code in _MAY_PASS:
+                self._last_error = f"the coordinator of '{name}' is not known: {found.error_code}"
+                self._back_off()
+            else:
+                reason = for_code(found.error_code).__name__
+                advice = _ADVICE.get(found.error_code, found.error_message or "")
+                raise ConfigurationError(f"'{name}' may not be used: {reason}; {advice}")
+        if is_new:
+            self._network.set_nodes(self._nodes.values())
+
+    def _back_off(self) -> None:
+        self._failures += 1
+        self._not_before_ms = _clock_ms() + self._backoff.delay_ms(min(self._failures, 6))
+
+    def _forget(self, node_id: int) -> None:
+        """A broker is gone: what it coordinated may be elsewhere, and other brokers may be there."""
+        self._coordinators = {key: node for key, node in self._coordinators.items() if node != node_id}
+        self._asked_nodes = False
+        self._back_off()
+        if node_id in self._nodes and len(self._nodes) > 1:
+            self._ask_nodes(max(_clock_ms(), self._not_before_ms))
+
+    # -- operations -------------------------------------------------------------------------------
+
+    def _calls(self, step: _Step, index: int, operation: Operation) -> list[_Call]:
+        match operation:
+            case InitProducer():
+                return [self._init(step, index, operation)]
+            case EndTransaction():
+                return [self._end(step, index, operation)]
+            case RecordOffsets():
+                return [self._record(step, index, operation)]
+            case FetchOffsets():
+                return [self._fetch(step, index, operation, group) for group in operation.groups]
+            case Describe():
+                return [self._describe(step, index, operation, one) for one in operation.transactional_ids]
+            case ListOpen():
+                return [self._list(step, index, operation, node) for node in list(self._nodes)]
+
+    def _init(self, step: _Step, index: int, operation: InitProducer) -> _Call:
+        name, timeout = operation.transactional_id, self._options.transaction_timeout_ms
+
+        def encode(version: int) -> bytes:
+            return requests.encode_init_producer_id(version, -1, -1, name, timeout)
+
+        def take(answer: requests.ProducerIdAnswer) -> bool:
+            # Fenced here says that somebody else is taking the id over at this moment.
+            if answer.error_code in _REFUSALS:
+                return self._again(call, for_code(answer.error_code).__name__)
+            if not self._judge(call, answer.error_code):
+                return False
+            step.answers[index] = ProducerEpoch(answer.producer_id, answer.producer_epoch)
+            return True
+
+        api = requests.INIT_PRODUCER_ID
+        call = _Call(
+            operation, index, api, _INIT_PRODUCER_ID_VERSIONS, encode, take, (_TRANSACTION_KEY, name)
+        )
+        return call
+
+    def _end(self, step: _Step, index: int, operation: EndTransaction) -> _Call:
+        name, producer = operation.transactional_id, operation.producer
+
+        def encode(version: int) -> bytes:
+            return transaction_requests.encode_end_txn(version, name, *producer, commit=operation.commit)
+
+        def take(answer: transaction_requests.EndTxnAnswer) -> bool:
+            if not self._judge(call, answer.error_code):
+                return False
+            step.answers[index] = (
+                _refused(answer.error_code)
+                if answer.error_code
+                else ProducerEpoch(answer.producer_id, answer.producer_epoch)
+            )
+            return True
+
+        api, versions = transaction_requests.END_TXN, transaction_requests.END_TXN_VERSIONS
+        call = _Call(operation, index, api, versions, encode, take, (_TRANSACTION_KEY, name))
+        return call
+
+    def _record(self, step: _Step, index: int, operation: RecordOffsets) -> _Call:
+        offsets = {partition: (0, text) for partition, text in operation.entries}
+
+        def encode(version: int) -> bytes:
+            name, producer, group = operation.transactional_id, operation.producer, operation.group
+            return transaction_requests.encode_txn_offset_commit(version, name, *producer, group, offsets)
+
+        def take(answer: transaction_requests.TxnOffsetCommitAnswer) -> bool:
+            code = next((one for one in answer.errors.values() if one), _NONE)
+            if not self._judge(call, code):
+                return False
+            step.answers[index] = _refused(code) if code else None
+            return True
+
+        api, versions = (
+            transaction_requests.TXN_OFFSET_COMMIT,
+            transaction_requests.TXN_OFFSET_COMMIT_VERSIONS,
+        )
+        call = _Call(operation, index, api, versions, encode, take, (_GROUP_KEY, operation.group))
+        return call
+
+    def _fetch(self, step: _Step, index: int, operation: FetchOffsets, group: str) -> _Call:
+        def encode(version: int) -> bytes:
+            return transaction_requests.encode_offset_fetch(version, (group,), stable=operation.stable)
+
+        def take(answer: transaction_requests.OffsetFetchAnswer) -> bool:
+            code, offsets = answer.groups.get(group, (_NONE, {}))
+            code = code or next((one.error_code for one in offsets.values() if one.error_code), _NONE)
+            if not self._judge(call, code):
+                return False
+            step.answers[index] |= {
+                OffsetKey(group, partition): one.metadata
+                for partition, one in offsets.items()
+                if one.offset >= 0
+            }
+            return True
+
+        api, versions = transaction_requests.OFFSET_FETCH, transaction_requests.OFFSET_FETCH_VERSIONS
+        call = _Call(operation, index, api, versions, encode, take, (_GROUP_KEY, group))
+        return call
+
+    def _describe(self, step: _Step, index: int, operation: Describe, name: str) -> _Call:
+        def encode(version: int) -> bytes:
+            return transaction_requests.encode_describe_transactions(version, (name,))
+
+        def take(answer: transaction_requests.DescribeTransactionsAnswer) -> bool:
+            one = answer.transactions[name]
+            if one.error_code == _TRANSACTIONAL_ID_NOT_FOUND:
+                return True
+            if not self._judge(call, one.error_code):
+                return False
+            producer = ProducerEpoch(one.producer_id, one.producer_epoch)
+            step.answers[index][name] = Described(one.state, producer, one.started_ms, one.partitions)
+            return True
+
+        api = transaction_requests.DESCRIBE_TRANSACTIONS
+        versions = transaction_requests.DESCRIBE_TRANSACTIONS_VERSIONS
+        call = _Call(operation, index, api, versions, encode, take, (_TRANSACTION_KEY, name))
+        return call
+
+    def _list(self, step: _Step, index: int, operation: ListOpen, node: int) -> _Call:
+        pattern = task_id_pattern(operation.prefix)
+
+        def encode(version: int) -> bytes:
+            return transaction_requests.encode_list_transactions(version, (OPEN,), pattern)
+
+        def take(answer: transaction_requests.ListTransactionsAnswer) -> bool:
+            if not self._judge(call, answer.error_code):
+                return False
+            step.answers[index] += [name for name in answer.states if re.match(pattern, name)]
+            return True
+
+        api, versions = (
+            transaction_requests.LIST_TRANSACTIONS,
+            transaction_requests.LIST_TRANSACTIONS_VERSIONS,
+        )
+        call = _Call(operation, index, api, versions, encode, take, node=node)
+        return call
+
+
+def _clock_ms() -> float:
+    return time.monotonic() * 1000

@@ -1,0 +1,244 @@
+"""The driver's side: who owns a prefix, what was decided, and the one decision a batch.
+
+All of it hangs on the driver's own transactional id. Planning takes it over, which fences every earlier
+driver; the decision is a transaction under it, begun with the epoch that planning got. So a decision is
+written by the driver that planned the batch, with nobody in between, or not at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from kafka_sink.errors import IncompleteBatchError, TransactionError
+from kafka_sink.model import TopicPartition
+from kafka_sink.transactions import decision as records
+from kafka_sink.transactions.decision import BatchIdentity, Decision, Part
+from kafka_sink.transactions.operations import (
+    OPEN,
+    Described,
+    EndTransaction,
+    ListOpen,
+    ProducerEpoch,
+    RecordOffsets,
+    Refused,
+    Steps,
+    describe,
+    fetch_offsets,
+    init_producer,
+)
+from kafka_sink.transactions.scope import Scope
+
+_NAMED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Ownership:
+    """What planning found and took. ``claim`` is the driver's id, which the decision needs.
+
+    ``missing``: tasks of ``decision`` whose transactions ended without being committed. ``completed`` and
+    ``aborted`` count transactions that an earlier driver had left open.
+    """
+
+    claim: ProducerEpoch
+    decision: Decision | None = None
+    missing: frozenset[int] = frozenset()
+    completed: int = 0
+    aborted: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """What became of a batch: transactions committed, and others of the prefix that were open and aborted."""
+
+    committed: int
+    aborted: int
+
+
+def take_over(scope: Scope) -> Steps[Ownership]:
+    """Fence other drivers of the prefix, complete what was decided, abort everything else that is open."""
+    claim = yield from init_producer(scope.driver_id)
+    decision = yield from read_decision(scope)
+    undone: tuple[Part, ...] = ()
+    if decision is not None:
+        undone = yield from unmarked(scope, decision)
+        yield from _end(scope, undone)
+    aborted = yield from abort_open(scope, claim)
+    missing: tuple[Part, ...] = ()
+    if decision is not None and undone:
+        # Now that nothing else is open, what is pending is about to become visible.
+        missing = yield from unmarked(scope, decision, stable=True)
+    return Ownership(
+        claim,
+        decision,
+        frozenset(part.task for part in missing),
+        completed=len(undone) - len(missing),
+        aborted=aborted,
+    )
+
+
+def read_decision(scope: Scope) -> Steps[Decision | None]:
+    """The latest decision under the prefix. Raises ProtocolError for one that cannot be read."""
+    texts = list((yield from fetch_offsets(*scope.decision_groups(1), stable=True)).values())
+    head = records.newest_head(texts)
+    if head is None:
+        return None
+    groups = records.written_scope(scope, head).decision_groups(head.chunks)
+    if len(groups) > 1:
+        texts = list((yield from fetch_offsets(*groups, stable=True)).values())
+    return records.decode(texts)
+
+
+def decide(
+    scope: Scope,
+    claim: ProducerEpoch,
+    previous: Decision | None,
+    batch: BatchIdentity,
+    tasks: int,
+    parts: Iterable[Part],
+) -> Steps[Committed]:
+    """Decide a batch that was not decided before, and commit its transactions.
+
+    ``previous`` is the decision that planning found. Raises TransactionError where nothing was decided or
+    nobody knows, IncompleteBatchError where it was and some transactions had ended by then.
+    """
+    decision = records.next_decision(previous, batch, tasks, parts)
+    return (yield from _decide(scope, claim, decision, decision.parts))
+
+
+def repair(
+    scope: Scope, claim: ProducerEpoch, previous: Decision, written: Iterable[Part]
+) -> Steps[Committed]:
+    """Commit tasks of a decided batch that were written anew, as their first transactions were lost."""
+    parts = tuple(written)
+    return (yield from _decide(scope, claim, records.repaired(previous, parts), parts))
+
+
+def forget(scope: Scope, claim: ProducerEpoch, decision: Decision) -> Steps[None]:
+    """Record that a batch was not decided, so that the next run writes all of it; what readers see stays."""
+    forgotten = replace(
+        decision,
+        number=decision.number + 1,
+        batch=BatchIdentity(f"forgotten {decision.batch.writer}", decision.batch.number),
+        parts=(),
+        progress=decision.progress_before(),
+    )
+    yield from _record(scope, claim, forgotten)
+    (ended,) = yield (EndTransaction(scope.driver_id, claim, commit=True),)
+    if isinstance(ended, Refused):
+        raise TransactionError(f"{OTHER_DRIVER} ({ended.error})")
+
+
+def _decide(
+    scope: Scope, claim: ProducerEpoch, decision: Decision, parts: tuple[Part, ...]
+) -> Steps[Committed]:
+    yield from _require_open(scope, decision.batch, parts)
+    yield from _record(scope, claim, decision)
+    (ended,) = yield (EndTransaction(scope.driver_id, claim, commit=True),)
+    if isinstance(ended, Refused):
+        raise TransactionError(
+            f"whether {decision.batch} was decided is not known ({ended.error}), as {OTHER_DRIVER}. "
+            "The next run finds out, and completes it or writes it anew"
+        )
+    refused = yield from _end(scope, parts)
+    aborted = yield from abort_open(scope, ended)
+    if refused:
+        lost = yield from unmarked(scope, decision, stable=True)
+        if lost:
+            raise IncompleteBatchError(incomplete(decision, [part.task for part in lost]))
+    return Committed(len(parts), aborted)
+
+
+def _require_open(scope: Scope, batch: BatchIdentity, parts: tuple[Part, ...]) -> Steps[None]:
+    """Nothing is decided of which a part is lost already."""
+    ids = {scope.task_id(part.task, part.slot): part for part in parts}
+    found = yield from describe(*ids)
+    lost = [part.task for name, part in ids.items() if not _is_open(found.get(name), part.producer)]
+    if lost:
+        raise TransactionError(
+            f"{batch} is not committed: the transactions of {_tasks(lost)} are no longer open. They were "
+            "open for longer than kafka.transaction.timeout.ms, or another run took "
+            f"transactional.id.prefix '{scope.prefix}' over"
+        )
+
+
+def _is_open(found: Described | None, producer: ProducerEpoch) -> bool:
+    return found is not None and found.state == OPEN and found.producer == producer
+
+
+def _record(scope: Scope, claim: ProducerEpoch, decision: Decision) -> Steps[None]:
+    """Put the decision into the driver's transaction."""
+    groups: dict[str, list[tuple[TopicPartition, str]]] = {}
+    for index, text in enumerate(records.encode(decision, scope.partitions)):
+        key = scope.decision_key(index)
+        groups.setdefault(key.group, []).append((key.partition, text))
+    answers = yield tuple(
+        RecordOffsets(scope.driver_id, claim, group, tuple(entries)) for group, entries in groups.items()
+    )
+    for answer in answers:
+        if isinstance(answer, Refused):
+            raise TransactionError(
+                f"{decision.batch} is not committed: {OTHER_DRIVER} ({answer.error}; "
+                f"transactional.id.prefix '{scope.prefix}')"
+            )
+
+
+def _end(scope: Scope, parts: tuple[Part, ...]) -> Steps[list[Part]]:
+    """Commit decided transactions; returns those for which Kafka refuses it, which says nothing yet."""
+    if not parts:
+        return []
+    answers = yield tuple(
+        EndTransaction(scope.task_id(part.task, part.slot), part.producer, commit=True) for part in parts
+    )
+    return [part for part, answer in zip(parts, answers, strict=True) if isinstance(answer, Refused)]
+
+
+def unmarked(scope: Scope, decision: Decision, *, stable: bool = False) -> Steps[tuple[Part, ...]]:
+    """The parts without a mark. A mark is in the transaction of its rows, and becomes visible with them."""
+    if not decision.parts:
+        return ()
+    tasks = max(part.task for part in decision.parts) + 1
+    marks = set((yield from fetch_offsets(*scope.mark_groups(tasks), stable=stable)).values())
+    return tuple(part for part in decision.parts if decision.batch.mark(part.task) not in marks)
+
+
+def abort_open(scope: Scope, claim: ProducerEpoch) -> Steps[int]:
+    """Abort what the prefix's tasks have open; returns how many. Decided transactions are ended before.
+
+    Raises TransactionError where another driver took over. The order makes it safe: transactions are looked
+    at first and the driver's id after that. If that is unchanged, no later driver's tasks had begun when
+    their transactions were looked at, and what they begin later has other epochs, which are not aborted here.
+    """
+    (names,) = yield (ListOpen(scope.prefix),)
+    if not names:
+        return 0
+    found = yield from describe(*names)
+    driver = yield from describe(scope.driver_id)
+    if scope.driver_id not in driver or driver[scope.driver_id].producer != claim:
+        raise TransactionError(f"{OTHER_DRIVER} (transactional.id.prefix '{scope.prefix}')")
+    still_open = [(name, one.producer) for name, one in found.items() if one.state == OPEN]
+    if not still_open:
+        return 0
+    answers = yield tuple(EndTransaction(name, producer, commit=False) for name, producer in still_open)
+    return sum(not isinstance(answer, Refused) for answer in answers)
+
+
+def incomplete(decision: Decision, tasks: Iterable[int]) -> str:
+    """What to say of a batch that readers see a part of."""
+    lost = sorted(tasks)
+    rows = sum(decision.digest_of(task).rows for task in lost)
+    return (
+        f"{decision.batch} was decided, but the transactions of {_tasks(lost)} ({rows} rows of "
+        f"{sum(part.digest.rows for part in decision.parts)}) were ended before they could be committed: "
+        "nobody completed the batch within kafka.transaction.timeout.ms. Run the job again: with the same "
+        "tasks it writes just these rows. See 'A batch is incomplete' in docs/exactly-once.md"
+    )
+
+
+OTHER_DRIVER = "another driver has taken the transactional ids over"
+
+
+def _tasks(tasks: list[int]) -> str:
+    named = ", ".join(map(str, tasks[:_NAMED]))
+    more = f" and {len(tasks) - _NAMED} more" if len(tasks) > _NAMED else ""
+    return f"task{'s' if len(tasks) > 1 else ''} {named}{more}"

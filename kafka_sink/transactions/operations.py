@@ -1,0 +1,127 @@
+"""What the protocol asks of Kafka, and the answers: plain values.
+
+Protocol code is generators (``Steps``): they yield a tuple of operations that may run at the same time, and
+are sent their answers in the same order. Who runs them retries what may pass and repeats requests whose
+answer was lost; each of these operations may be repeated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
+
+from kafka_sink.model import TopicPartition
+
+Result = TypeVar("Result")
+# DescribeTransactions' name for a transaction that was begun and not ended.
+OPEN = "Ongoing"
+
+
+class ProducerEpoch(NamedTuple):
+    """Who may write under a transactional id: any other epoch is fenced."""
+
+    producer_id: int
+    epoch: int
+
+
+class OffsetKey(NamedTuple):
+    """Where progress is recorded: an offset that a group without members has committed."""
+
+    group: str
+    partition: TopicPartition
+
+
+@dataclass(frozen=True, slots=True)
+class InitProducer:
+    """Take over a transactional id: fences whoever had it and aborts what is open. Answer: ProducerEpoch."""
+
+    transactional_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Describe:
+    """Answer: a mapping from id to Described, without the ids that Kafka does not know."""
+
+    transactional_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """``state`` as Kafka names it; ``started_ms`` by the broker's clock, -1 where nothing is open."""
+
+    state: str
+    producer: ProducerEpoch
+    started_ms: int = -1
+    partitions: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RecordOffsets:
+    """Put offsets of one group into a transaction; ``entries`` pair a partition with its metadata text.
+
+    Answer: None, or Refused.
+    """
+
+    transactional_id: str
+    producer: ProducerEpoch
+    group: str
+    entries: tuple[tuple[TopicPartition, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EndTransaction:
+    """Answer: the ProducerEpoch that the next transaction has, or Refused. Raises the epoch."""
+
+    transactional_id: str
+    producer: ProducerEpoch
+    commit: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FetchOffsets:
+    """All that groups have committed. ``stable`` waits for offsets whose transaction is not ended.
+
+    Answer: a mapping from OffsetKey to the metadata text.
+    """
+
+    groups: tuple[str, ...]
+    stable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ListOpen:
+    """Answer: the ids with an open transaction that a task with this prefix may have begun."""
+
+    prefix: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Kafka's error that says that a transaction is not, or no longer, the asker's."""
+
+    error: str
+
+
+Operation = InitProducer | Describe | RecordOffsets | EndTransaction | FetchOffsets | ListOpen
+Steps = Generator[tuple[Operation, ...], tuple[Any, ...], Result]
+
+
+def init_producer(transactional_id: str) -> Steps[ProducerEpoch]:
+    """One InitProducer."""
+    (answer,) = yield (InitProducer(transactional_id),)
+    return ProducerEpoch(*answer)
+
+
+def describe(*transactional_ids: str) -> Steps[Mapping[str, Described]]:
+    """One Describe; asks nothing where there are no ids."""
+    if not transactional_ids:
+        return {}
+    (answer,) = yield (Describe(transactional_ids),)
+    return dict(answer)
+
+
+def fetch_offsets(*groups: str, stable: bool) -> Steps[Mapping[OffsetKey, str]]:
+    """One FetchOffsets."""
+    (answer,) = yield (FetchOffsets(groups, stable),)
+    return dict(answer)

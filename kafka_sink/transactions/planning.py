@@ -1,0 +1,205 @@
+"""The driver's side of a write: planning takes the prefix over, the commit decides, an abort cleans up."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from kafka_sink import application_marks, driver_log
+from kafka_sink.errors import ConfigurationError
+from kafka_sink.options import SinkOptions
+from kafka_sink.transactions import batch as batches
+from kafka_sink.transactions import driver
+from kafka_sink.transactions.batch import BatchOutcome, Handover, TaskReport
+from kafka_sink.transactions.client import TransactionClient
+from kafka_sink.transactions.decision import BatchIdentity
+from kafka_sink.transactions.operations import ProducerEpoch, describe
+from kafka_sink.transactions.scope import Scope
+
+EXACTLY_ONCE = "exactly-once"
+_NAME_DIGITS = 16
+
+
+@dataclass(frozen=True)
+class PlannedTransactions:
+    """What a write in transactions is given. ``batch`` is None where tasks know it: that of a micro-batch.
+
+    ``handover`` is None on the writer that only commits: there tasks' reports have it.
+    """
+
+    scope: Scope
+    batch: BatchIdentity | None = None
+    handover: Handover | None = None
+
+
+def plan(
+    options: SinkOptions, raw: Mapping[str, str], *, is_streaming: bool, for_tasks: bool
+) -> PlannedTransactions | None:
+    """Take over what the write is to use; None without delivery.guarantee=exactly-once.
+
+    ``for_tasks`` is false where Spark makes a writer only to commit with. Raises ConfigurationError for what
+    cannot hold, BrokerVersionError, DeliveryError where brokers do not answer.
+    """
+    if options.delivery_guarantee != EXACTLY_ONCE:
+        return None
+    prefix = _prefix(options, raw, is_streaming=is_streaming)
+    topic = options.transaction_progress_topic or options.topic
+    if topic is None:
+        raise ConfigurationError(
+            "delivery.guarantee=exactly-once needs transaction.progress.topic, as rows name their topics: "
+            "progress is recorded as offsets of that topic"
+        )
+    batch = None if is_streaming else _job(options)
+    with _client(options) as client:
+        partitions = client.partitions(topic, options.max_block_ms)
+        if not partitions:
+            raise ConfigurationError(f"the topic '{topic}', which progress is recorded for, is not there")
+        scope = Scope(prefix, topic, partitions)
+        if not for_tasks:
+            return PlannedTransactions(scope, batch)
+        ownership = client.run(driver.take_over(scope), options.max_block_ms)
+    _report_takeover(scope, ownership)
+    _remember_claim(scope, ownership.claim)
+    return PlannedTransactions(scope, batch, Handover.of(ownership))
+
+
+def commit(options: SinkOptions, planned: PlannedTransactions, reports: Sequence[TaskReport]) -> BatchOutcome:
+    """Decide and complete a batch. Raises TransactionError, IncompleteBatchError, DeliveryError."""
+    records_empty = planned.batch is not None and bool(options.txn_app_id)
+    with _client(options) as client:
+        steps = batches.commit(planned.scope, reports, records_empty=records_empty)
+        return client.run(steps, options.delivery_timeout_ms)
+
+
+def abort(options: SinkOptions, planned: PlannedTransactions) -> int:
+    """End what a failed batch has left, or complete it where it was decided; returns how many were aborted.
+
+    Where another driver has taken over, that is its business. Raises as ``plan``.
+    """
+    claim = _remembered_claim(planned)
+    scope = planned.scope
+    with _client(options) as client:
+        found = client.run(describe(scope.driver_id), options.max_block_ms)
+        present = found.get(scope.driver_id)
+        if claim is None or present is None or not _is_ours(present.producer, claim):
+            return 0
+        ownership = client.run(driver.take_over(scope), options.max_block_ms)
+    _remember_claim(scope, ownership.claim)
+    return ownership.aborted
+
+
+def _is_ours(present: ProducerEpoch, claim: ProducerEpoch) -> bool:
+    """As planning left it, or as this batch's decision did."""
+    return present.producer_id == claim.producer_id and present.epoch - claim.epoch in (0, 1)
+
+
+# -- names ----------------------------------------------------------------------------------------
+
+
+def _prefix(options: SinkOptions, raw: Mapping[str, str], *, is_streaming: bool) -> str:
+    if is_streaming and options.txn_app_id:
+        raise ConfigurationError(
+            "txnAppId and txnVersion are for df.write and foreachBatch: a query has its batches' ids"
+        )
+    if options.transactional_id_prefix:
+        return options.transactional_id_prefix
+    if options.txn_app_id:
+        return f"kafka-chunked-{_digits(options.txn_app_id, options.topic or '')}"
+    if not is_streaming:
+        return f"kafka-chunked-{_digits(application_marks.folder(), uuid.uuid4().hex)}"
+    checkpoint = raw.get("checkpointlocation") or raw.get("checkpointLocation")
+    if not checkpoint:
+        raise ConfigurationError(
+            "delivery.guarantee=exactly-once needs transactional.id.prefix, or the option "
+            "checkpointLocation, which it is derived from"
+        )
+    return f"kafka-chunked-{_digits(checkpoint.rstrip('/'))}"
+
+
+def _digits(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:_NAME_DIGITS]
+
+
+def _job(options: SinkOptions) -> BatchIdentity:
+    if options.txn_app_id:
+        return BatchIdentity(f"{options.txn_app_id}/{options.topic or ''}", options.txn_version)
+    return BatchIdentity(f"job {uuid.uuid4().hex}", 0)
+
+
+# -- the claim between the processes of an application ---------------------------------------------
+
+
+def _claim_file(scope: Scope) -> str | None:
+    """Only an abort without any task's report reads it, to know whether the prefix is still this driver's."""
+    folder = application_marks.folder()
+    return os.path.join(folder, f"kafka-chunked-claim-{_digits(scope.prefix)}") if folder else None
+
+
+def _remember_claim(scope: Scope, claim: ProducerEpoch) -> None:
+    path = _claim_file(scope)
+    if path is None:
+        return
+    try:
+        part = f"{path}.{os.getpid()}"
+        with open(os.open(part, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600), "w", encoding="ascii") as file:
+            json.dump(list(claim), file)
+        os.replace(part, path)
+    except OSError:
+        pass  # it costs that readers wait for a failed batch until the next one
+
+
+def _remembered_claim(planned: PlannedTransactions) -> ProducerEpoch | None:
+    if planned.handover is not None:
+        return planned.handover.claim
+    path = _claim_file(planned.scope)
+    try:
+        with open(path or "", encoding="ascii") as file:
+            producer_id, epoch = json.load(file)
+    except (OSError, ValueError):
+        return None
+    return ProducerEpoch(int(producer_id), int(epoch))
+
+
+def _report_takeover(scope: Scope, ownership: driver.Ownership) -> None:
+    if ownership.completed or ownership.aborted:
+        driver_log.warn(
+            f"kafka-chunked: an earlier run with transactional.id.prefix '{scope.prefix}' had left "
+            f"transactions open: {ownership.completed} completed, as their batch was decided, and "
+            f"{ownership.aborted} aborted"
+        )
+    if ownership.decision is not None and ownership.missing:
+        driver_log.error(f"kafka-chunked: {driver.incomplete(ownership.decision, ownership.missing)}")
+
+
+# -- connections ----------------------------------------------------------------------------------
+
+_kept: dict[SinkOptions, TransactionClient] = {}
+_keeper = os.getpid()
+
+
+@contextmanager
+def _client(options: SinkOptions) -> Iterator[TransactionClient]:
+    """This process's client for a cluster; one whose run failed is not used again."""
+    global _keeper
+    if _keeper != os.getpid():
+        # Sockets are not shared with the process that this one was forked from.
+        _kept.clear()
+        _keeper = os.getpid()
+    key = replace(options.for_tasks(), delivery_guarantee="at-least-once")
+    client = _kept.pop(key, None) or TransactionClient(options)
+    try:
+        yield client
+    except BaseException:
+        client.close()
+        raise
+    while len(_kept) >= 2:
+        _kept.pop(next(iter(_kept))).close()
+    _kept[key] = client
+
+
+client_of = _client

@@ -1,0 +1,329 @@
+"""Spark's side as values: drivers, task attempts and the network between them and Kafka.
+
+Every message is delivered at a moment of its own, or never, or a second time much later; actors crash or
+freeze between any two of them. What happens next is the choice of whoever explores (a random walk, or all
+ways).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+from typing import Any
+
+from kafka_sink.errors import IncompleteBatchError, TransactionError
+from kafka_sink.transactions import batch as batches
+from kafka_sink.transactions import driver, task
+from kafka_sink.transactions.batch import Duty, Handover, TaskReport
+from kafka_sink.transactions.decision import BatchIdentity, Part, RowsDigest
+from kafka_sink.transactions.scope import Scope
+from tests.transactions.kafka_model import Kafka, NotYet, Produce, Row
+
+SCOPE = Scope("q", "t", 2)
+Choose = Callable[[int], int]
+Body = Generator[Any, Any, Any]
+# Steps of a run without faults; one that waits for ever counts as never done.
+_LONGEST_RUN = 300
+
+
+@dataclass
+class Faults:
+    """How many of each may still happen."""
+
+    crashes: int = 1
+    drivers: int = 1
+    late_copies: int = 1
+    timeouts: int = 0
+    late_attempts: int = 1
+    layout_changes: int = 0
+
+
+@dataclass
+class Actor:
+    """A process: its code, and the operations that it waits for. ``answers`` fill up in any order."""
+
+    name: str
+    body: Body
+    waiting: dict[int, Any] = field(default_factory=dict)
+    answers: dict[int, Any] = field(default_factory=dict)
+    awaits_tasks: list[Actor] | None = None
+    done: bool = False
+    result: Any = None
+    error: Exception | None = None
+    children: list[Actor] = field(default_factory=list)
+
+
+@dataclass
+class Settings:
+    """``layouts``: rows of each task, by layout. ``patience``: how much likelier than a fault each other
+    event is. The callables are the protocol, which tests replace by wrong ones."""
+
+    layouts: tuple[tuple[tuple[int, ...], ...], ...] = (((0, 1), (2,)),)
+    count: int = 2
+    faults: Faults = field(default_factory=Faults)
+    patience: int = 1
+    take_over: Callable[..., Any] = driver.take_over
+    begin: Callable[..., Any] = task.begin
+    finish: Callable[..., Any] = task.finish
+    commit: Callable[..., Any] = batches.commit
+    handover: Callable[..., Handover] = Handover.of
+    slot_of: Callable[[int], int] = lambda attempt: attempt
+
+
+class World:
+    """One run. ``commit_log`` is Spark's: the batches that it will not run again."""
+
+    def __init__(self, settings: Settings, choose: Choose) -> None:
+        self.settings = settings
+        self.faults = settings.faults
+        self.choose = choose
+        self.kafka = Kafka()
+        self.commit_log = 0
+        self.layout = 0
+        self.actors: list[Actor] = []
+        self.copies: list[Any] = []
+        self.lost_after_decision = False
+        self.loud: list[Exception] = []
+        self.trace: list[str] = []
+        self._serial = 0
+        self.start_driver()
+
+    # -- actors -----------------------------------------------------------------------------------
+
+    def start_driver(self) -> None:
+        actor = Actor("driver", None)  # type: ignore[arg-type]
+        actor.body = self._driver(actor)
+        self._start(actor)
+
+    def _start(self, actor: Actor) -> None:
+        actor.name = f"{actor.name}#{self._serial}"
+        self._serial += 1
+        self.actors.append(actor)
+        self._advance(actor, None)
+
+    def _driver(self, me: Actor) -> Body:
+        while self.commit_log < self.settings.count:
+            number = self.commit_log
+            rows = self.settings.layouts[self.layout]
+            ownership = yield from self.settings.take_over(SCOPE)
+            handover = self.settings.handover(ownership)
+            attempts = [
+                self._spawn(me, handover, number, index, 0, rows[index]) for index in range(len(rows))
+            ]
+            reports = yield attempts
+            yield from self.settings.commit(SCOPE, reports, records_empty=False)
+            # Spark's own commit log refuses what another driver of the checkpoint has written.
+            if self.commit_log != number:
+                return
+            self.commit_log = number + 1
+
+    def _spawn(
+        self, parent: Actor, handover: Handover, number: int, index: int, attempt: int, rows: tuple[int, ...]
+    ) -> Actor:
+        actor = Actor(f"task{index}.{attempt}", self._task(handover, number, index, attempt, rows))
+        actor.spec = (handover, number, index, attempt, rows)  # type: ignore[attr-defined]
+        parent.children.append(actor)
+        self._start(actor)
+        return actor
+
+    def _task(self, handover: Handover, number: int, index: int, attempt: int, rows: tuple[int, ...]) -> Body:
+        batch = BatchIdentity("query", number)
+        duty = handover.duty(batch, index)
+        digest = RowsDigest(len(rows), len(rows), hash(rows) & 0xFFFF)
+        part = None
+        slot = self.settings.slot_of(attempt)
+        if duty is Duty.WRITE and rows:
+            producer = yield from self.settings.begin(SCOPE, handover.claim, index, slot)
+            name = SCOPE.task_id(index, slot)
+            (taken,) = yield (Produce(name, producer, tuple((number, row) for row in rows)),)
+            if not taken:
+                raise TransactionError("fenced")
+            yield from self.settings.finish(SCOPE, handover.claim, batch, index, slot, producer)
+            part = Part(index, slot, producer, digest)
+        return TaskReport(
+            handover.claim, batch, index, duty, digest, part, is_repair=handover.incomplete is not None
+        )
+
+    def _advance(self, actor: Actor, sent: Any) -> None:
+        """Runs an actor's code to its next operations."""
+        try:
+            wanted = actor.body.send(sent)
+        except StopIteration as stop:
+            actor.done, actor.result = True, stop.value
+            return
+        except (TransactionError, IncompleteBatchError) as error:
+            actor.done, actor.error = True, error
+            if isinstance(error, IncompleteBatchError):
+                self.loud.append(error)
+            return
+        if isinstance(wanted, list):
+            actor.awaits_tasks = wanted
+        else:
+            actor.waiting = dict(enumerate(wanted))
+            actor.answers = {}
+            if not wanted:
+                self._advance(actor, ())
+
+    # -- what can happen --------------------------------------------------------------------------
+
+    def moves(self) -> list[tuple[str, Callable[[], None]]]:
+        """All that can happen now; first what goes on, then faults."""
+        found: list[tuple[str, Callable[[], None]]] = []
+        for actor in self.actors:
+            if actor.done:
+                continue
+            found += [
+                (f"{actor.name}: {operation}", lambda a=actor, i=index: self._deliver(a, i))
+                for index, operation in actor.waiting.items()
+            ]
+            if actor.awaits_tasks is not None and self._tasks_over(actor):
+                found.append((f"{actor.name}: tasks over", lambda a=actor: self._collect(a)))
+        found += [
+            (f"markers of {name}", lambda n=name: self.kafka.write_markers(n))
+            for name in self.kafka.pending_markers()
+        ]
+        return found
+
+    def fault_moves(self) -> list[tuple[str, Callable[[], None]]]:
+        """Faults that are left."""
+        found: list[tuple[str, Callable[[], None]]] = []
+        faults = self.faults
+        for actor in [a for a in self.actors if not a.done]:
+            if faults.crashes:
+                found.append((f"crash {actor.name}", lambda a=actor: self._crash(a)))
+            if faults.late_copies:
+                found += [(f"copy {op}", lambda o=op: self._copy(o)) for op in actor.waiting.values()]
+            if faults.late_attempts and actor.awaits_tasks:
+                found += [
+                    (f"another {c.name}", lambda a=actor, c=c: self._retry(a, c)) for c in actor.awaits_tasks
+                ]
+        for index, operation in enumerate(self.copies):
+            found.append((f"late {operation}", lambda i=index: self._late(i)))
+        if faults.drivers:
+            found.append(("another driver", self._another_driver))
+        if faults.timeouts:
+            found += [(f"timeout of {n}", lambda n=n: self._time_out(n)) for n in self.kafka.open()]
+        if faults.layout_changes:
+            found.append(("other layout", self._change_layout))
+        return found
+
+    def step(self) -> bool:
+        """One thing happens; false where nothing is left to do."""
+        moves, faults = self.moves(), self.fault_moves()
+        if not moves and not [f for f in faults if f[0].startswith("late")]:
+            return False
+        options = moves * self.settings.patience + faults
+        label, act = options[self.choose(len(options))]
+        self.trace.append(label)
+        act()
+        return True
+
+    def _deliver(self, actor: Actor, index: int) -> None:
+        try:
+            actor.answers[index] = self.kafka.execute(actor.waiting[index])
+        except NotYet:
+            self.trace[-1] += " (not yet)"
+            return
+        del actor.waiting[index]
+        if not actor.waiting:
+            self._advance(actor, tuple(actor.answers[i] for i in sorted(actor.answers)))
+
+    def _tasks_over(self, actor: Actor) -> bool:
+        """Every partition has an attempt that succeeded, or one of them has none left that could."""
+        partitions = {child.spec[2] for child in actor.awaits_tasks or ()}  # type: ignore[attr-defined]
+        alive = [c for c in actor.awaits_tasks or () if not c.done or c.error is None]
+        lost = partitions - {c.spec[2] for c in alive}  # type: ignore[attr-defined]
+        done = {c.spec[2] for c in actor.awaits_tasks or () if c.done and c.error is None}  # type: ignore[attr-defined]
+        return bool(lost) or done == partitions
+
+    def _collect(self, actor: Actor) -> None:
+        won: dict[int, TaskReport] = {}
+        attempts = actor.awaits_tasks or []
+        for child in attempts:
+            if child.done and child.error is None:
+                won.setdefault(child.spec[2], child.result)  # type: ignore[attr-defined]
+        actor.awaits_tasks = None
+        if len(won) < len({c.spec[2] for c in attempts}):  # type: ignore[attr-defined]
+            actor.done, actor.error = True, TransactionError("the job failed")
+            return
+        self._advance(actor, [won[index] for index in sorted(won)])
+
+    def _crash(self, actor: Actor) -> None:
+        """Gone, while what it has sent may still arrive."""
+        self.faults.crashes -= 1
+        actor.done, actor.error = True, TransactionError("crashed")
+        self.copies += list(actor.waiting.values())
+        actor.waiting = {}
+
+    def _copy(self, operation: Any) -> None:
+        self.faults.late_copies -= 1
+        self.copies.append(operation)
+
+    def _late(self, index: int) -> None:
+        operation = self.copies.pop(index)
+        try:
+            self.kafka.execute(operation)
+        except NotYet:
+            pass
+
+    def _retry(self, parent: Actor, child: Actor) -> None:
+        """Spark starts another attempt, whether the first is over or not."""
+        self.faults.late_attempts -= 1
+        handover, number, index, _, rows = child.spec  # type: ignore[attr-defined]
+        attempt = 1 + max(c.spec[3] for c in parent.awaits_tasks or ())  # type: ignore[attr-defined]
+        fresh = self._spawn(parent, handover, number, index, attempt, rows)
+        (parent.awaits_tasks or []).append(fresh)
+
+    def _another_driver(self) -> None:
+        self.faults.drivers -= 1
+        self.start_driver()
+
+    def _time_out(self, name: str) -> None:
+        self.faults.timeouts -= 1
+        self.kafka.time_out(name)
+
+    def _change_layout(self) -> None:
+        self.faults.layout_changes -= 1
+        self.layout = (self.layout + 1) % len(self.settings.layouts)
+
+    # -- the end ----------------------------------------------------------------------------------
+
+    def quiet_end(self) -> None:
+        """All actors are gone; then drivers run without faults until the batches are done or one says why
+        not."""
+        for actor in self.actors:
+            actor.done = True
+        for _ in range(2 + 2 * self.settings.count):
+            if self.commit_log >= self.settings.count:
+                break
+            self.start_driver()
+            for _ in range(_LONGEST_RUN):
+                moves = self.moves()
+                if not moves:
+                    break
+                label, act = moves[0]
+                self.trace.append(f"end: {label}")
+                act()
+                if label.endswith("(not yet)") or self.trace[-1].endswith("(not yet)"):
+                    for name in self.kafka.pending_markers():
+                        self.kafka.write_markers(name)
+        for name in self.kafka.pending_markers():
+            self.kafka.write_markers(name)
+
+    def is_stuck(self) -> bool:
+        """Whether the last run said that a batch is incomplete, and why it cannot complete it."""
+        last = [actor for actor in self.actors if actor.name.startswith("driver")][-1]
+        return isinstance(last.error, IncompleteBatchError)
+
+    def expected(self) -> set[Row]:
+        """The rows of the batches that Spark will not run again."""
+        rows = {row for layout in self.settings.layouts for one in layout for row in one}
+        return {(number, row) for number in range(self.commit_log) for row in rows}
+
+    def doubled(self) -> list[Row]:
+        """Rows that readers see more than once."""
+        return [row for row, count in self.kafka.visible.items() if count > 1]
+
+    def lost(self) -> list[Row]:
+        """Rows of batches in the commit log that no reader sees nor ever will."""
+        return sorted(self.expected() - set(self.kafka.visible))

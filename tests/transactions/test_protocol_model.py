@@ -1,0 +1,221 @@
+"""Exactly once, over random and over all orders of events of a small model."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kafka_sink.transactions import batch as batches
+from kafka_sink.transactions import driver, task
+from kafka_sink.transactions.batch import Handover
+from kafka_sink.transactions.operations import EndTransaction, Steps, init_producer
+from tests.effort import EFFORT
+from tests.transactions.spark_model import Faults, Settings, World
+
+WALKS = 800 * EFFORT
+_LONGEST = 400
+LAYOUTS = (((0, 1), (2,)), ((0,), (1, 2)), ((0, 1, 2),))
+
+
+def walk(settings: Settings, seed: int) -> World:
+    """One random order of events, which prefers what goes on to faults."""
+    chance = random.Random(seed)
+    faults = replace(settings.faults)
+    world = World(
+        replace(settings, faults=faults, patience=1 + seed % 12), lambda count: chance.randrange(count)
+    )
+    for _ in range(_LONGEST):
+        if not world.step():
+            break
+    world.quiet_end()
+    return world
+
+
+def problems(settings: Settings, walks: int, *, stop: bool = False) -> list[str]:
+    """What went wrong in which walk."""
+    found = []
+    for seed in range(walks):
+        world = walk(settings, seed)
+        if world.doubled():
+            found.append(f"seed {seed}: doubled {world.doubled()}")
+        if world.lost():
+            found.append(f"seed {seed}: lost {world.lost()}")
+        if world.commit_log < settings.count and not world.is_stuck():
+            found.append(f"seed {seed}: never done")
+        if found and stop:
+            return found
+    return found
+
+
+CRASHES = Faults(crashes=2, drivers=1, late_copies=1, late_attempts=1)
+SETTINGS = {
+    "crashes, zombies and speculation": Settings(faults=CRASHES),
+    "two drivers": Settings(faults=Faults(crashes=0, drivers=2, late_copies=2, late_attempts=2)),
+    "timeouts": Settings(faults=replace(CRASHES, timeouts=2)),
+    "other tasks after a restart": Settings(
+        layouts=LAYOUTS, faults=replace(CRASHES, late_copies=0, layout_changes=2)
+    ),
+    "timeouts and other tasks": Settings(
+        layouts=LAYOUTS, faults=replace(CRASHES, timeouts=2, layout_changes=1)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_no_order_of_events_loses_or_doubles_a_row(name: str) -> None:
+    assert problems(SETTINGS[name], WALKS) == []
+
+
+def test_a_batch_stays_incomplete_only_where_tasks_changed() -> None:
+    """With the same tasks every run ends with all batches written."""
+    for name in ("crashes, zombies and speculation", "two drivers", "timeouts"):
+        stuck = [seed for seed in range(WALKS) if walk(SETTINGS[name], seed).is_stuck()]
+        assert stuck == [], name
+
+
+def test_the_model_reaches_what_it_is_for() -> None:
+    """Decisions that another run completes, batches written before, repairs, loud errors."""
+    seen: set[str] = set()
+
+    def commit(*args: Any, **named: Any) -> Steps[Any]:
+        outcome = yield from batches.commit(*args, **named)
+        seen.update(name for name in ("was_written_before", "repaired", "aborted") if getattr(outcome, name))
+        return outcome
+
+    def take_over(scope: Any) -> Steps[Any]:
+        ownership = yield from driver.take_over(scope)
+        seen.update(name for name in ("completed", "aborted", "missing") if getattr(ownership, name))
+        return ownership
+
+    hard = SETTINGS["timeouts and other tasks"]
+    for seed in range(WALKS):
+        if walk(replace(hard, commit=commit, take_over=take_over), seed).loud:
+            seen.add("loud")
+    assert seen == {"was_written_before", "repaired", "aborted", "completed", "missing", "loud"}
+
+
+# -- wrong protocols, which the model must tell from the right one ---------------------------------
+
+
+def without_completing(scope: Any) -> Steps[Any]:
+    """Planning aborts what an earlier driver has decided."""
+    claim = yield from init_producer(scope.driver_id)
+    decision = yield from driver.read_decision(scope)
+    yield from driver.abort_open(scope, claim)
+    return driver.Ownership(claim, decision)
+
+
+def without_taking_over(scope: Any) -> Steps[Any]:
+    """Planning looks, and fences nobody: it shares the driver's epoch with an older driver."""
+    known = yield from driver.describe(scope.driver_id)
+    if scope.driver_id not in known:
+        return (yield from driver.take_over(scope))
+    claim = known[scope.driver_id].producer
+    decision = yield from driver.read_decision(scope)
+    if decision is not None:
+        yield from driver._end(scope, decision.parts)
+    yield from driver.abort_open(scope, claim)
+    return driver.Ownership(claim, decision)
+
+
+def commits_without_deciding(scope: Any, reports: Any, **_: Any) -> Steps[Any]:
+    """As most sinks do: the driver commits one transaction after the other."""
+    for report in reports:
+        if report.part is not None:
+            name = scope.task_id(report.task, report.part.slot)
+            yield (EndTransaction(name, report.part.producer, commit=True),)
+
+
+def forgets_progress(ownership: Any) -> Handover:
+    """Tasks write a batch that was decided once more."""
+    return Handover(ownership.claim, {})
+
+
+def forgets_what_is_missing(ownership: Any) -> Handover:
+    """Tasks believe that what was decided is written."""
+    return Handover.of(replace(ownership, missing=frozenset()))
+
+
+def repairs_whatever_the_tasks_are(scope: Any, reports: Any, **named: Any) -> Steps[Any]:
+    """The rows that tasks were given are not compared."""
+    previous = yield from driver.read_decision(scope)
+    if previous is not None and reports:
+        reports = [replace(report, digest=previous.digest_of(report.task)) for report in reports]
+        reports = [replace(report, is_repair=report.is_repair) for report in reports]
+        if reports[0].is_repair:
+            parts = [report.part for report in reports if report.part is not None]
+            return (yield from driver.repair(scope, reports[0].claim, previous, parts))
+    return (yield from batches.commit(scope, reports, **named))
+
+
+def begins_without_asking(scope: Any, claim: Any, index: int, slot: int) -> Steps[Any]:
+    """A late attempt takes its slot over, whoever is the driver by now."""
+    return (yield from init_producer(scope.task_id(index, slot)))
+
+
+def leaves_no_mark(scope: Any, claim: Any, batch: Any, index: int, slot: int, producer: Any) -> Steps[None]:
+    """Nothing tells a transaction that was committed from one that timed out."""
+    yield from task._require_owner(scope, claim)
+
+
+WRONG = {
+    "planning aborts decided transactions": {"take_over": without_completing},
+    "planning fences nobody": {"take_over": without_taking_over},
+    "no decision": {"commit": commits_without_deciding},
+    "progress forgotten": {"handover": forgets_progress},
+    "missing tasks forgotten": {"handover": forgets_what_is_missing},
+    "repair of other tasks": {"commit": repairs_whatever_the_tasks_are},
+    "no mark": {"finish": leaves_no_mark},
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_protocol_is_found_out(name: str) -> None:
+    wrong: dict[str, Any] = WRONG[name]
+    assert any(problems(replace(one, **wrong), WALKS, stop=True) for one in SETTINGS.values())
+
+
+def in_all_orders(settings: Settings, most: int) -> Iterator[World]:
+    """Every order of events, by running each anew up to its last choice that has another way."""
+    taken: list[int] = []
+    for _ in range(most):
+        widths: list[int] = []
+
+        def choose(count: int, widths: list[int] = widths) -> int:
+            widths.append(count)
+            if len(widths) > len(taken):
+                taken.append(0)
+            return taken[len(widths) - 1]
+
+        world = World(replace(settings, faults=replace(settings.faults)), choose)
+        while world.step():
+            pass
+        world.quiet_end()
+        yield world
+        del taken[len(widths) :]
+        while taken and taken[-1] + 1 >= widths[len(taken) - 1]:
+            taken.pop()
+        if not taken:
+            return
+        taken[-1] += 1
+    raise AssertionError(f"more than {most} orders")
+
+
+SMALL = Settings(
+    layouts=(((0,),),), count=1, faults=Faults(crashes=1, drivers=0, late_copies=0, late_attempts=0)
+)
+
+
+@pytest.mark.parametrize("faults", [SMALL.faults, replace(SMALL.faults, timeouts=1)])
+def test_all_orders_of_one_task_with_one_crash(faults: Faults) -> None:
+    count = 0
+    for world in in_all_orders(replace(SMALL, faults=faults), 200_000):
+        assert not world.doubled(), world.trace
+        assert not world.lost(), world.trace
+        assert world.commit_log == 1, world.trace
+        count += 1
+    assert count > 10
