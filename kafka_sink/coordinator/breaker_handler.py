@@ -189,7 +189,13 @@ class BreakerHandler:
             outgoing += self._tell_all()
             self._told_ms = now_ms
         asks, self._asks = self._asks, {}
-        outgoing += [Push(peer, encode_news(News(asks=tuple(asked)))) for peer, asked in asks.items()]
+        # Most are asked the same.
+        bodies: dict[tuple[Target, ...], SharedBody] = {}
+        for peer, asked in asks.items():
+            key = tuple(asked)
+            if key not in bodies:
+                bodies[key] = SharedBody(encode_news(News(asks=key)), 0.0)
+            outgoing.append(Push(peer, bodies[key]))
         outgoing += self._lease_all(now_ms)
         self._due_ms = now_ms + self._next_change_ms(now_ms)
         return outgoing
@@ -278,15 +284,15 @@ class BreakerHandler:
             return
         if votes.is_open:
             self._judged_ms, self._is_judged = now_ms, True
-        for partition in votes.suspects(now_ms):
-            if partition in self._book.mutes:
-                continue
-            unheard = votes.unheard(partition, self._awake(now_ms))
-            if not unheard or votes.is_heard(partition, now_ms):
+        suspects = [one for one in votes.suspects(now_ms) if one not in self._book.mutes]
+        awake = self._awake(now_ms) if suspects else []
+        for partition in suspects:
+            all_heard = votes.heard(partition) >= len(awake) and not votes.unheard(partition, awake)
+            if all_heard or votes.is_heard(partition, now_ms):
                 self._mute(partition, votes.describe(partition), now_ms)
                 votes.forget(partition)
             elif votes.ask(partition, now_ms):
-                for peer in unheard:
+                for peer in votes.unheard(partition, awake):
                     self._asks.setdefault(peer, []).append(partition)
 
     def _take(self, peer: int, mute: MuteReport, now_ms: float, *, doubtful: bool) -> None:

@@ -6,6 +6,7 @@ reach a broker, or says what is not so, is outvoted by those that write there, h
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from kafka_sink.cluster.circuit_breaker.windows import LEAST_FAILURES
@@ -19,6 +20,8 @@ _HEAR_MS = 400.0
 _LATE_MS = 20.0
 # A partition that was found well is not asked about again sooner.
 _AGAIN_MS = 2_000.0
+# How often old votes are looked for.
+_EXPIRE_MS = 1_000.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,20 @@ class _Vote:
         return self.outcome.refused or self.outcome.failed >= LEAST_FAILURES
 
 
+@dataclass(slots=True)
+class _Tally:
+    """Of a partition's votes: how many say that it fails, and how much that weighs."""
+
+    failing: int = 0
+    weight: int = 0
+
+    def count(self, vote: _Vote | None, perc: int, sign: int) -> None:
+        if vote is not None and vote.fails(perc):
+            self.failing += sign
+            if vote.weighs:
+                self.weight += sign * min(vote.outcome.failed, LEAST_FAILURES)
+
+
 class PartitionVotes:
     """``trigger_count`` rows must have been sent by all tasks together before anything counts;
     ``trigger_perc`` of a task's batches, and of the tasks that write to a partition, must fail."""
@@ -45,6 +62,8 @@ class PartitionVotes:
         self._trigger_perc = trigger_perc
         self._rows = 0
         self._votes: dict[TopicPartition, dict[int, _Vote]] = {}
+        self._tallies: dict[TopicPartition, _Tally] = {}
+        self._expired_ms = -math.inf
         # When the other tasks were asked for theirs.
         self._asked_ms: dict[TopicPartition, float] = {}
 
@@ -59,34 +78,51 @@ class PartitionVotes:
 
     def vote(self, peer: int, outcome: Outcome, now_ms: float) -> None:
         """A task's counts of the last seconds, in place of what it said before."""
-        self._votes.setdefault(outcome.partition, {})[peer] = _Vote(outcome, now_ms)
+        votes = self._votes.setdefault(outcome.partition, {})
+        tally = self._tallies.setdefault(outcome.partition, _Tally())
+        tally.count(votes.get(peer), self._trigger_perc, -1)
+        votes[peer] = _Vote(outcome, now_ms)
+        tally.count(votes[peer], self._trigger_perc, 1)
 
     def leave(self, peer: int) -> None:
         """A task is gone."""
-        for votes in self._votes.values():
-            votes.pop(peer, None)
+        for partition in list(self._votes):
+            self._withdraw(partition, peer)
+
+    def _withdraw(self, partition: TopicPartition, peer: int) -> None:
+        vote = self._votes[partition].pop(peer, None)
+        self._tallies[partition].count(vote, self._trigger_perc, -1)
+        if not self._votes[partition]:
+            self.forget(partition)
 
     def forget(self, partition: TopicPartition) -> None:
         """Starts anew, as after a mute."""
         self._votes.pop(partition, None)
+        self._tallies.pop(partition, None)
         self._asked_ms.pop(partition, None)
 
     def suspects(self, now_ms: float) -> list[TopicPartition]:
         """Partitions that fail by what is known, be it little."""
-        for partition, votes in list(self._votes.items()):
-            for peer in [peer for peer, vote in votes.items() if now_ms - vote.at_ms > _VALID_MS]:
-                del votes[peer]
-            if not votes:
-                self.forget(partition)
+        if now_ms - self._expired_ms >= _EXPIRE_MS:
+            self._expired_ms = now_ms
+            self._expire(now_ms)
         if self._rows < self._trigger_count:
             return []
         return [partition for partition in self._votes if self._exceeds(partition)]
 
+    def _expire(self, now_ms: float) -> None:
+        for partition, votes in list(self._votes.items()):
+            for peer in [peer for peer, vote in votes.items() if now_ms - vote.at_ms > _VALID_MS]:
+                self._withdraw(partition, peer)
+
     def _exceeds(self, partition: TopicPartition) -> bool:
-        votes = self._votes[partition].values()
-        failing = [vote for vote in votes if vote.fails(self._trigger_perc)]
-        weight = sum(min(vote.outcome.failed, LEAST_FAILURES) for vote in failing if vote.weighs)
-        return weight >= LEAST_FAILURES and len(failing) * 100 >= self._trigger_perc * len(votes)
+        tally = self._tallies[partition]
+        share = tally.failing * 100 >= self._trigger_perc * len(self._votes[partition])
+        return tally.weight >= LEAST_FAILURES and share
+
+    def heard(self, partition: TopicPartition) -> int:
+        """How many tasks have said how they fare."""
+        return len(self._votes.get(partition, {}))
 
     def unheard(self, partition: TopicPartition, peers: list[int]) -> list[int]:
         """Of these tasks the ones that have not said how they fare."""
