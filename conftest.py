@@ -44,6 +44,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize("allocation_strategy", [chosen] if chosen else STRATEGIES, indirect=True)
 
 
+@pytest.fixture(autouse=True)
+def _strategy_of_marked_tests(request: pytest.FixtureRequest) -> None:
+    """Parametrization alone does not set a fixture up that a test does not ask for."""
+    if request.node.get_closest_marker("both_strategies") is not None:
+        request.getfixturevalue("allocation_strategy")
+
+
 @pytest.fixture
 def allocation_strategy(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """The strategy that every producer made in this test's process gets."""

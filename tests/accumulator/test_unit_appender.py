@@ -449,7 +449,13 @@ def test_to_seal_a_batch_takes_the_heap_that_it_needs() -> None:
     """The sender seals too: it cannot wait for memory that only it can bring back."""
     heap_bytes = 0
     for size in range(1_000, 1_128, 4):
-        bench = Bench(memory=8 << 10, batch_size=4 << 10, compression=CompressionType.GZIP, heap=0)
+        bench = Bench(
+            memory=8 << 10,
+            batch_size=4 << 10,
+            compression=CompressionType.GZIP,
+            heap=0,
+            strategy=lambda pool, size: IncrementalAllocator(pool, 128),
+        )
         bench.append(noise(3, size=size))
         bench.pool.heap_limit_bytes = 0
         while bench.allocator.try_open(64) is not None:
