@@ -20,7 +20,7 @@ EFFORT ?= 10
 # Of make check-pythons: the oldest and the newest that the project runs on.
 PYTHONS ?= python3.10 python3.13
 
-.PHONY: help venv java demo test full full-sample chaos fuzz faults matrix endurance check check-pythons pins format bench scale docs broker clean
+.PHONY: help venv java demo test full full-sample chaos fuzz faults matrix endurance check check-pythons pins format audit bench scale docs broker clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -70,6 +70,9 @@ check-pythons:  ## make check on the oldest and the newest Python (PYTHONS="pyth
 pins: $(STAMP)  ## renew constraints.txt: the newest versions of all that the checks and tests run with
 	$(BIN)/uv pip compile --universal --python-version 3.10 --extra dev --upgrade --no-annotate \
 		--custom-compile-command "make pins" pyproject.toml -o constraints.txt
+
+audit: $(STAMP)  ## look up known holes of all dependencies (asks the network)
+	$(BIN)/pip-audit --strict --disable-pip --no-deps -r constraints.txt
 
 format: $(STAMP)  ## let ruff rewrite what it can
 	$(BIN)/ruff check --fix .

@@ -25,8 +25,9 @@ BENCHMARKS = (
     "muted_together",
     "breaker_cost",
     "moved_leader",
+    "tls",
 )
-WITH_JVM_SINK = ("many_topics", "many_partitions", "throughput", "frozen_broker", "moved_leader")
+WITH_JVM_SINK = ("many_topics", "many_partitions", "throughput", "frozen_broker", "moved_leader", "tls")
 
 
 def main() -> int:
