@@ -642,7 +642,7 @@ _OF_PLANNING = (
 )
 # What a write does with its rows. Every other group is about the cluster: a new one, such as security, makes
 # a cluster of its own without a change here.
-_GROUPS_OF_WRITES = (TARGET, DELIVERY, BATCHING, COMPRESSION, PARTITIONER, COORDINATOR)
+_GROUPS_OF_WRITES = (TARGET, DELIVERY, TRANSACTIONS, BATCHING, COMPRESSION, PARTITIONER, COORDINATOR)
 # Of those groups, what the coordinator's own requests use too, and what tells it which tasks are still there.
 _READ_BY_COORDINATOR = (
     *("client_id", "request_timeout_ms", "retry_backoff_ms", "retry_backoff_max_ms"),

@@ -1,0 +1,289 @@
+"""The protocol on a real broker: drivers that die between any two steps, late tasks, timeouts."""
+
+from __future__ import annotations
+
+import io
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+
+from kafka_sink.errors import BrokerVersionError, ConfigurationError, IncompleteBatchError, TransactionError
+from kafka_sink.local_broker import LocalBroker
+from kafka_sink.options import SinkOptions, parse
+from kafka_sink.producer_cache import task_producer
+from kafka_sink.rows.column_plan import ColumnPlan
+from kafka_sink.transactions import __main__ as command
+from kafka_sink.transactions import batch, driver, task
+from kafka_sink.transactions.attempt import TaskAttempt
+from kafka_sink.transactions.batch import Handover, TaskReport
+from kafka_sink.transactions.client import TransactionClient
+from kafka_sink.transactions.decision import BatchIdentity, next_decision
+from kafka_sink.transactions.operations import EndTransaction, ListOpen, Steps
+from kafka_sink.transactions.scope import Scope
+
+_PATIENCE_MS = 60_000.0
+_PARTITIONS = 2
+_PLAN = ColumnPlan.of([("value", "binary")], None)
+_numbers = iter(range(1000))
+
+
+@dataclass
+class Job:
+    """A topic and a prefix of their own, and the steps of a driver by hand."""
+
+    options: SinkOptions
+    client: TransactionClient
+    scope: Scope
+
+    def run(self, steps: Steps[Any]) -> Any:
+        return self.client.run(steps, _PATIENCE_MS)
+
+    def take_over(self) -> Handover:
+        return Handover.of(self.run(driver.take_over(self.scope)))
+
+    def attempt(self, handover: Handover, number: int, index: int, slot: int = 0) -> TaskAttempt:
+        identity = BatchIdentity("query", number)
+        return TaskAttempt(self.client, self.scope, handover, identity, index, slot, [0], _PATIENCE_MS)
+
+    def write(
+        self, handover: Handover, number: int, index: int, rows: list[str], slot: int = 0
+    ) -> TaskReport:
+        """A task, as the writer runs it."""
+        attempt = self.attempt(handover, number, index, slot)
+        batches = iter([pa.record_batch({"value": pa.array([row.encode() for row in rows], pa.binary())})])
+        plan = ColumnPlan.of([("value", "binary")], self.scope.topic)
+        with task_producer(self.options, plan) as producer:
+            for one in attempt.rows(batches, producer):
+                producer.send(one)
+            producer.finish()
+        return attempt.finish()
+
+    def commit(self, *reports: TaskReport) -> Any:
+        return self.run(batch.commit(self.scope, reports, records_empty=False))
+
+    def decide_only(self, handover: Handover, *reports: TaskReport) -> None:
+        """What a driver has done that dies between its decision and the first transaction's end."""
+
+        def steps() -> Steps[None]:
+            previous = yield from driver.read_decision(self.scope)
+            parts = [report.part for report in reports if report.part is not None]
+            decision = next_decision(previous, reports[0].batch, len(reports), parts)
+            yield from driver._record(self.scope, handover.claim, decision)
+            yield (EndTransaction(self.scope.driver_id, handover.claim, commit=True),)
+
+        self.run(steps())
+
+    def open(self) -> list[str]:
+        def steps() -> Steps[list[str]]:
+            (names,) = yield (ListOpen(self.scope.prefix),)
+            return list(names)
+
+        return self.run(steps())
+
+    def read(self) -> list[str]:
+        """What readers of committed rows see now."""
+        servers = ",".join(f"{host}:{port}" for host, port in self.options.bootstrap_servers)
+        consumer = Consumer(
+            {
+                "bootstrap.servers": servers,
+                "group.id": "reader",
+                "enable.auto.commit": False,
+                "isolation.level": "read_committed",
+                "enable.partition.eof": True,
+            }
+        )
+        consumer.assign([TopicPartition(self.scope.topic, part, 0) for part in range(_PARTITIONS)])
+        rows, ends = [], 0
+        while ends < _PARTITIONS:
+            message = consumer.poll(10)
+            assert message is not None
+            if message.error() is not None:
+                ends += 1
+            else:
+                rows.append(message.value().decode())
+        consumer.close()
+        return sorted(rows)
+
+    def await_rows(self, expected: list[str]) -> None:
+        """Markers are written a moment after a commit is answered."""
+        deadline = time.monotonic() + 20
+        while (rows := self.read()) != expected:
+            assert time.monotonic() < deadline, rows
+            time.sleep(0.05)
+
+
+@pytest.fixture
+def job(broker: LocalBroker) -> Iterator[Callable[..., Job]]:
+    clients = []
+    topic = f"exactly-once-{next(_numbers)}"
+    broker.create_topic(topic, _PARTITIONS)
+
+    def make(**options: str) -> Job:
+        raw = {
+            "kafka.bootstrap.servers": broker.bootstrap_servers,
+            "topic": topic,
+            "delivery.guarantee": "exactly-once",
+            **options,
+        }
+        parsed = parse(raw).options
+        clients.append(TransactionClient(parsed))
+        return Job(parsed, clients[-1], Scope(f"prefix-{topic}", topic, _PARTITIONS))
+
+    yield make
+    for client in clients:
+        client.close()
+
+
+def test_rows_are_visible_once_their_batch_is_committed_and_not_before(job: Callable[..., Job]) -> None:
+    run = job()
+    for number in range(2):
+        handover = run.take_over()
+        reports = [run.write(handover, number, index, [f"{number}-{index}"]) for index in range(3)]
+        assert len(run.read()) == 3 * number
+        assert run.commit(*reports).committed == 3
+        run.await_rows(sorted(f"{n}-{index}" for n in range(number + 1) for index in range(3)))
+    assert run.open() == []
+
+
+def test_what_a_dead_driver_had_decided_is_completed_by_the_next(job: Callable[..., Job]) -> None:
+    run, later = job(), job()
+    handover = run.take_over()
+    reports = [run.write(handover, 0, index, [f"0-{index}"]) for index in range(3)]
+    run.decide_only(handover, *reports)
+    assert run.read() == []
+    found = later.run(driver.take_over(later.scope))
+    assert (found.completed, found.aborted, found.missing) == (3, 0, frozenset())
+    later.await_rows(["0-0", "0-1", "0-2"])
+    again = Handover.of(found)
+    assert again.duty(BatchIdentity("query", 0), 0).value == "skip"
+
+
+def test_what_was_not_decided_is_aborted_by_the_next_driver(job: Callable[..., Job]) -> None:
+    run, later = job(), job()
+    handover = run.take_over()
+    reports = [run.write(handover, 0, index, [f"lost-{index}"]) for index in range(2)]
+    assert later.run(driver.take_over(later.scope)).aborted == 2
+    assert run.open() == []
+    with pytest.raises(TransactionError):
+        run.commit(*reports)
+    assert run.read() == []
+
+
+def test_of_two_drivers_only_the_later_decides(job: Callable[..., Job]) -> None:
+    first, second = job(), job()
+    older = first.take_over()
+    reports = [first.write(older, 0, 0, ["older"])]
+    newer = second.take_over()
+    with pytest.raises(TransactionError, match="comes too late"):
+        first.write(older, 0, 1, ["older"])
+    ours = second.write(newer, 0, 0, ["newer"])
+    with pytest.raises(TransactionError):
+        first.commit(*reports)
+    second.commit(ours)
+    second.await_rows(["newer"])
+
+
+def test_an_attempt_that_lost_is_aborted_with_the_commit_of_the_other(job: Callable[..., Job]) -> None:
+    run = job()
+    handover = run.take_over()
+    run.write(handover, 0, 0, ["slow attempt"], slot=0)
+    won = run.write(handover, 0, 0, ["quick attempt"], slot=1)
+    assert run.commit(won).aborted == 1
+    run.await_rows(["quick attempt"])
+    with pytest.raises(TransactionError, match="comes too late"):
+        run.write(handover, 0, 0, ["late attempt"], slot=2)
+    assert run.open() == []
+
+
+def test_nothing_is_decided_of_which_a_transaction_timed_out(job: Callable[..., Job]) -> None:
+    run = job(**{"kafka.transaction.timeout.ms": "1000"})
+    handover = run.take_over()
+    report = run.write(handover, 0, 0, ["late"])
+    _await_end(run)
+    with pytest.raises(TransactionError, match=r"kafka\.transaction\.timeout\.ms"):
+        run.commit(report)
+    assert run.read() == []
+
+
+def _await_end(run: Job) -> None:
+    """Brokers look for timeouts every 10 s."""
+    deadline = time.monotonic() + 40
+    while run.open():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+def test_what_timed_out_after_the_decision_is_written_again_and_only_that(job: Callable[..., Job]) -> None:
+    run = job()
+    handover = run.take_over()
+    reports = [run.write(handover, 0, index, [f"0-{index}"]) for index in range(3)]
+    run.decide_only(handover, *reports)
+    # As a broker's timeout does.
+    lost = reports[1].part
+    assert lost is not None
+    run.run(task.abort(run.scope, 1, 0, lost.producer))
+
+    broken = run.take_over()
+    assert broken.incomplete is not None
+    assert broken.incomplete.missing == {1}
+    run.await_rows(["0-0", "0-2"])
+    with pytest.raises(IncompleteBatchError, match="task 1"):
+        broken.duty(BatchIdentity("query", 1), 0)
+    mended = [run.write(broken, 0, 1, ["0-1"])]
+    for index in (0, 2):
+        attempt = run.attempt(broken, 0, index)
+        attempt.drain(iter([pa.record_batch({"value": pa.array([f"0-{index}".encode()], pa.binary())})]))
+        mended.append(attempt.finish())
+    assert run.commit(*mended).repaired
+    run.await_rows(["0-0", "0-1", "0-2"])
+    assert run.take_over().duty(BatchIdentity("query", 0), 1).value == "skip"
+
+
+def test_a_batch_that_cannot_be_repaired_is_an_error_until_somebody_resolves_it(
+    job: Callable[..., Job], broker: LocalBroker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = job()
+    handover = run.take_over()
+    reports = [run.write(handover, 0, index, [f"0-{index}"]) for index in range(2)]
+    run.decide_only(handover, *reports)
+    part = reports[1].part
+    assert part is not None
+    run.run(task.abort(run.scope, 1, 0, part.producer))
+    broken = run.take_over()
+    other = run.attempt(broken, 0, 0)
+    other.drain(iter([pa.record_batch({"value": pa.array([b"other", b"rows"], pa.binary())})]))
+    with pytest.raises(IncompleteBatchError, match="other tasks"):
+        run.commit(other.finish(), run.write(broken, 0, 1, ["0-1"]))
+    run.await_rows(["0-0"])
+
+    arguments = ["--bootstrap-servers", broker.bootstrap_servers, "--prefix", run.scope.prefix]
+    arguments += ["--topic", run.scope.topic]
+    out = io.StringIO()
+    assert command.main(["list", *arguments], out) == 0
+    assert "1 of them not committed" in out.getvalue()
+    assert "1 transactions open" in out.getvalue()
+    assert command.main(["complete", *arguments], out) == 2
+    assert command.main(["rewrite", *arguments], out) == 0
+    assert "is forgotten" in out.getvalue()
+    assert run.open() == []
+    assert run.take_over().duty(BatchIdentity("query", 0), 0).value == "write"
+
+
+def test_a_timeout_above_the_brokers_limit_is_refused_saying_so(job: Callable[..., Job]) -> None:
+    run = job(**{"kafka.transaction.timeout.ms": "900001"})
+    with pytest.raises(ConfigurationError, match=r"transaction\.max\.timeout\.ms"):
+        run.take_over()
+
+
+def test_a_cluster_without_transaction_protocol_2_is_refused_saying_so(
+    job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = job()
+    monkeypatch.setattr(run.client._network, "feature_level", lambda node, name: 1)
+    with pytest.raises(BrokerVersionError, match=r"transaction\.version"):
+        run.take_over()
