@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 
 import pyarrow as pa
 import pytest
+from confluent_kafka.admin import AdminClient
 
 from kafka_sink.coordinator.address import CoordinatorAddress
 from kafka_sink.coordinator.breaker_handler import breaker_handler
@@ -121,6 +122,12 @@ def test_tasks_that_begin_in_an_outage_put_no_row_on_the_dead_broker() -> None:
     assert all(found.count(number) == 1 for number in tasks.acknowledged)
 
 
+def leaders(client: AdminClient, topic: str) -> list[bool]:
+    """Of each partition whether it has one."""
+    found = client.list_topics(topic, timeout=10).topics[topic].partitions
+    return [one.leader >= 0 for one in found.values()]
+
+
 @pytest.mark.timeout(180)
 def test_keyless_tasks_outlive_a_frozen_broker_of_three(cluster3: LocalBroker) -> None:
     """The same with a stopped process: a broker that the cluster gives up only when its session ends."""
@@ -139,5 +146,7 @@ def test_keyless_tasks_outlive_a_frozen_broker_of_three(cluster3: LocalBroker) -
             cluster3.thaw(victim)
         assert count > 10
         tasks.run()
+    client = AdminClient({"bootstrap.servers": cluster3.bootstrap_servers})
+    until(lambda: leaders(client, topic) == [True] * PARTITIONS, "the thawed broker is back in the cluster")
     by_partition = numbers_in(cluster3.bootstrap_servers, topic, PARTITIONS)
     assert set(tasks.acknowledged) <= {number for numbers in by_partition.values() for number in numbers}
