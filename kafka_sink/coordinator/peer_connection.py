@@ -48,7 +48,7 @@ class PeerConnection(asyncio.Protocol):
         self._is_writable = True
         self._queue: deque[tuple[bytes, bytes]] = deque()
         self._pieces: deque[memoryview] = deque()
-        self._queued = self._held = 0
+        self._queued = self._held = self._own_pieces = 0
 
     # -- asyncio ------------------------------------------------------------------------------------
 
@@ -92,7 +92,7 @@ class PeerConnection(asyncio.Protocol):
     @property
     def held(self) -> int:
         """Bytes of memory that wait for this peer alone."""
-        return self._held + self._buffered
+        return self._held + self._own_pieces + self._buffered
 
     @property
     def _buffered(self) -> int:
@@ -104,12 +104,13 @@ class PeerConnection(asyncio.Protocol):
         is_open = self._is_writable and self._transport is not None and not self._transport.is_closing()
         return is_open and bool(self._queue or self._pieces)
 
-    def enqueue(self, head: Mapping[str, Any], body: Mapping[str, Any]) -> None:
-        """A message; ``flush`` sends it. ``head`` is all but the body."""
+    def enqueue(self, head: Mapping[str, Any], body: Mapping[str, Any]) -> int:
+        """A message; ``flush`` sends it. ``head`` is all but the body. Returns how many bytes it takes."""
         start, shared = encode_message(head, body)
         self._queue.append((start, shared))
         self._queued += len(start) + len(shared)
         self._held += len(start)
+        return len(start)
 
     def flush(self, most: int) -> int:
         """Writes up to ``most`` bytes and a piece, as long as the peer takes them; returns how many."""
@@ -122,6 +123,8 @@ class PeerConnection(asyncio.Protocol):
                 self._pieces.appendleft(piece[_PIECE_BYTES:])
                 piece = piece[:_PIECE_BYTES]
             self._queued -= len(piece)
+            # What is this peer's alone comes first.
+            self._own_pieces = max(0, self._own_pieces - len(piece))
             written += len(piece)
             self.transport.write(piece)
         return written
@@ -132,6 +135,7 @@ class PeerConnection(asyncio.Protocol):
         self._held -= len(start)
         head, rest = self.session.encode_parts(start, shared)
         self._queued += len(head) - len(start)
+        self._own_pieces = len(head)
         if len(head) + len(rest) <= _PIECE_BYTES:
             self._pieces.append(memoryview(head + rest))  # one call to the system
         else:
@@ -142,7 +146,7 @@ class PeerConnection(asyncio.Protocol):
         self.is_gone = True
         self._queue.clear()
         self._pieces.clear()
-        self._queued = self._held = 0
+        self._queued = self._held = self._own_pieces = 0
         if self._transport is not None:
             self._transport.abort()
 

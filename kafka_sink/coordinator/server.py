@@ -30,6 +30,7 @@ _SWEEP_MS = 1000.0
 # In one turn of the loop: so much is accepted and written before others have theirs.
 _ACCEPT_AT_ONCE = 128
 _WRITE_AT_ONCE = 1024 * 1024
+_CHECKS_OF_UNREAD = 16
 _PEER_AT_ONCE = 256 * 1024
 
 
@@ -98,6 +99,8 @@ class CoordinatorServer:
         self._to_write: deque[PeerConnection] = deque()
         self._writing = False
         self._behind: set[PeerConnection] = set()
+        # Bytes for single peers since all of them were last counted: not for each message, of thousands.
+        self._grown_bytes = 0
         self._log = ConnectionLog()
         self._opening: set[asyncio.Task[object]] = set()
 
@@ -355,7 +358,7 @@ class CoordinatorServer:
             if isinstance(one, Reply):
                 head |= {"id": one.request, "last": one.last}
             was_behind = peer.is_behind
-            peer.enqueue(head, one.body)
+            self._grown_bytes += peer.enqueue(head, one.body)
             if not was_behind and peer.is_behind:
                 self._to_write.append(peer)
             if peer.unread > self._bounds.unread_bytes:
@@ -387,7 +390,8 @@ class CoordinatorServer:
                 self._to_write.append(peer)
             if peer.unread:
                 self._behind.add(peer)
-        self._bound_unread()
+        if self._grown_bytes >= self._bounds.unread_bytes_of_all // _CHECKS_OF_UNREAD:
+            self._bound_unread()
         if self._to_write and self._loop is not None:
             self._writing = True
             self._loop.call_soon(self._write_on)
@@ -398,6 +402,7 @@ class CoordinatorServer:
 
     def _bound_unread(self) -> None:
         """Of all that peers have not read, too: who has most of it goes first, and asks brokers itself."""
+        self._grown_bytes = 0
         self._behind = {peer for peer in self._behind if peer.unread}
         while sum(peer.held for peer in self._behind) > self._bounds.unread_bytes_of_all:
             self._drop(max(self._behind, key=lambda peer: peer.held), Dropped.UNREAD)
