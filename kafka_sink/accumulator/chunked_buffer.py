@@ -2,8 +2,8 @@
 
 Chunks that lie side by side are written and viewed as one piece; a pool that returns and hands out chunks in
 order keeps them so where few partitions are open. On one core (benchmarks/allocation.py, Python 3.11) a
-one-chunk batch costs 3.5 us from open to release (`full`: 2.7), and each 4 KiB appended to a 1 MiB batch
-650 ns with its share of growth, or 930 where no chunks are neighbours (`full`: 285; 156 of each is the copy).
+one-chunk batch costs 3.1 us from open to release (`full`: 2.4), and each 4 KiB appended to a 1 MiB batch
+600 ns with its share of growth, or 840 where no chunks are neighbours (`full`: 255; 130 of each is the copy).
 """
 
 from __future__ import annotations
