@@ -18,7 +18,7 @@ from kafka_sink.options.table import (
     SinkOptions,
 )
 from kafka_sink.options.values import schemes
-from kafka_sink.secret import HIDDEN
+from kafka_sink.secret import HIDDEN, Secret
 
 _BY_NAME: Mapping[str, OptionSpec] = {
     name.lower(): spec for spec in SPECS for name in (spec.name, *spec.aliases)
@@ -38,10 +38,14 @@ def parse(raw: Mapping[str, str]) -> ParsedOptions:
     ConfigurationError naming the option, what is wrong with it and, for an unknown one, the nearest known.
     No value of a secret, refused or unknown option appears in an error or a warning.
     """
-    given = _lowered(raw)
+    # From here on values hide themselves: error trackers collect the local variables of every frame.
+    given, doubled = _lowered(raw)
+    del raw
+    if doubled:
+        raise ConfigurationError(f"Option '{doubled}' is given twice with different values")
     plain = {name: text for name, text in given.items() if not name.startswith(KAFKA_PREFIX)}
     breaker, ineffective = [], []
-    settings: dict[str, tuple[str, str]] = {}
+    settings: dict[str, tuple[str, Secret]] = {}
     for name, text in given.items():
         kafka_name = name.removeprefix(KAFKA_PREFIX)
         if name in _BY_NAME:
@@ -51,7 +55,7 @@ def parse(raw: Mapping[str, str]) -> ParsedOptions:
         elif kafka_name.startswith(BREAKER_PREFIX) and kafka_name != BREAKER_PREFIX:
             breaker.append((kafka_name.removeprefix(BREAKER_PREFIX), text))
         elif kafka_name in foreign.WITHOUT_EFFECT or kafka_name.startswith("metrics.context."):
-            if not foreign.same_setting(text, foreign.WITHOUT_EFFECT.get(kafka_name, ("", ""))[0]):
+            if not foreign.same_setting(text.reveal(), foreign.WITHOUT_EFFECT.get(kafka_name, ("", ""))[0]):
                 ineffective.append(name)
         else:
             _refuse(kafka_name, text)
@@ -65,45 +69,47 @@ def parse(raw: Mapping[str, str]) -> ParsedOptions:
             if spec.attribute in settings
         }
     )
-    options = SinkOptions(**settled, breaker=tuple(sorted(breaker)))
-    _check_schemes(settings["bootstrap_servers"][1], options)
+    options = SinkOptions(**settled, breaker=tuple(sorted((name, text.reveal()) for name, text in breaker)))
+    _check_schemes(settings["bootstrap_servers"][1].reveal(), options)
     return ParsedOptions(options, (*_about_ignored(ineffective, stray), *warnings))
 
 
-def _lowered(raw: Mapping[str, str]) -> dict[str, str]:
-    given: dict[str, str] = {}
+def _lowered(raw: Mapping[str, str]) -> tuple[dict[str, Secret], str]:
+    """Stripped values by lower-case names, and a name that has two values, if any."""
+    given: dict[str, Secret] = {}
+    doubled = ""
     for key, text in raw.items():
-        name = key.strip().lower()
-        if name in given and given[name] != text:
-            raise ConfigurationError(f"Option '{name}' is given twice with different values")
-        given[name] = text
-    return given
+        name, value = key.strip().lower(), Secret(text.strip())
+        if given.setdefault(name, value) != value:
+            doubled = name
+    return given, doubled
 
 
-def _note(settings: dict[str, tuple[str, str]], spec: OptionSpec, name: str, text: str) -> None:
+def _note(settings: dict[str, tuple[str, Secret]], spec: OptionSpec, name: str, text: Secret) -> None:
     """Remember one implemented option; two names of the same option may only agree."""
     earlier = settings.get(spec.attribute)
-    if earlier and earlier[1].strip() != text.strip():
+    if earlier and earlier[1] != text:
         raise ConfigurationError(f"Options '{earlier[0]}' and '{name}' are the same option: give only one")
     settings[spec.attribute] = (name, text)
 
 
-def _convert(spec: OptionSpec, name: str, text: str) -> Any:
+def _convert(spec: OptionSpec, name: str, text: Secret) -> Any:
     try:
-        return spec.kind.parse(text.strip())
-    except ValueError as problem:
-        # An @ in an address list is somebody's password. The cause would show the value in a traceback, too.
-        shown = HIDDEN if spec.secret or "@" in text else f"'{text.strip()}'"
-        raise ConfigurationError(f"Option '{name}' {problem}, got {shown}") from None
+        return spec.kind.parse(text.reveal())
+    except ValueError as error:
+        problem = str(error)
+    # An @ in an address list is somebody's password. With its cause a traceback would show the value.
+    shown = HIDDEN if spec.secret or "@" in text.reveal() else f"'{text.reveal()}'"
+    raise ConfigurationError(f"Option '{name}' {problem}, got {shown}")
 
 
-def _refuse(kafka_name: str, text: str) -> None:
+def _refuse(kafka_name: str, text: Secret) -> None:
     """Raise for a kafka.* option that is unknown, or known and set to what this sink does not do."""
     refusal = foreign.refusal(kafka_name)
     if refusal:
         default, reason = refusal
         serializer = kafka_name in ("key.serializer", "value.serializer")
-        if serializer or not foreign.same_setting(text, default):
+        if serializer or not foreign.same_setting(text.reveal(), default):
             raise ConfigurationError(f"Kafka option '{kafka_name}' {reason}")
         return
     nearest = get_close_matches(kafka_name, _KAFKA_NAMES, n=1, cutoff=0.6)
@@ -124,7 +130,7 @@ def _refuse_lost_guarantees(stray: list[str]) -> None:
             )
 
 
-def _require(settings: Mapping[str, tuple[str, str]], stray: list[str]) -> None:
+def _require(settings: Mapping[str, tuple[str, Secret]], stray: list[str]) -> None:
     for spec in SPECS:
         if spec.required and spec.attribute not in settings:
             wanted = spec.name.removeprefix(KAFKA_PREFIX)

@@ -366,8 +366,8 @@ class SinkOptions:
         "kafka.ssl.truststore.password", values.secret(), None, SECURITY, "high",
         """Password of a PKCS12 truststore.""", secret=True,
     )
-    ssl_truststore_certificates: str = _option(
-        "kafka.ssl.truststore.certificates", values.text(), "", SECURITY, "high",
+    ssl_truststore_certificates: Secret | None = _option(
+        "kafka.ssl.truststore.certificates", values.secret(), None, SECURITY, "high",
         """Trusted certificates themselves, as PEM, with `kafka.ssl.truststore.type=PEM` (KIP-651).""",
         aliases=("kafka.ssl.ca.pem",), secret=True,
     )
@@ -394,8 +394,8 @@ class SinkOptions:
         """Private key itself, as PEM (PKCS#8 or older forms), with `kafka.ssl.keystore.type=PEM`.""",
         aliases=("kafka.ssl.key.pem",), secret=True,
     )
-    ssl_keystore_certificate_chain: str = _option(
-        "kafka.ssl.keystore.certificate.chain", values.text(), "", SECURITY, "high",
+    ssl_keystore_certificate_chain: Secret | None = _option(
+        "kafka.ssl.keystore.certificate.chain", values.secret(), None, SECURITY, "high",
         """Certificate chain of that key itself, as PEM, this client's own first.""",
         aliases=("kafka.ssl.certificate.pem",), secret=True,
     )

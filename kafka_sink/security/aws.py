@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import threading
@@ -34,6 +35,11 @@ class IamLogin:
         Raises AuthenticationError where there are none or no region is known, TokenUnavailableError where
         AWS cannot be reached.
         """
+        if importlib.util.find_spec("botocore") is None:
+            raise AuthenticationError(
+                "AWS_MSK_IAM needs the package botocore: pip install 'kafka-chunked[msk]' for driver and "
+                "executors"
+            )
         from kafka.net.sasl.msk import AwsMskIamClient
 
         with self._lock:

@@ -174,7 +174,7 @@ def _trust(options: SinkOptions) -> Store | None:
         _no_password(options.ssl_truststore_password, "truststore")
         return None
     if options.ssl_truststore_certificates:
-        return Store(name, "PEM", text=Secret(options.ssl_truststore_certificates))
+        return Store(name, "PEM", text=options.ssl_truststore_certificates)
     if options.ssl_ca_location:
         return Store(name, "PEM", options.ssl_ca_location)
     kind = options.ssl_truststore_type
@@ -218,8 +218,8 @@ def _key(options: SinkOptions) -> Store | None:
             f"Option '{name}' gives a private key without its certificate: set "
             "kafka.ssl.keystore.certificate.chain"
         )
-    text = options.ssl_keystore_certificate_chain
-    chain = Store(chain_name, "PEM", options.ssl_certificate_location, Secret(text) if text else None)
+    chain_text = options.ssl_keystore_certificate_chain
+    chain = Store(chain_name, "PEM", options.ssl_certificate_location, chain_text)
     return Store(
         name,
         "PEM",

@@ -1,0 +1,130 @@
+"""AWS_MSK_IAM without AWS: botocore's own signature, and credentials from where AWS users have them."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+pytest.importorskip("botocore")
+
+from botocore import auth as botocore_auth
+from botocore.awsrequest import AWSRequest
+from botocore.credentials import Credentials
+
+from kafka_sink.errors import AuthenticationError
+from kafka_sink.security.aws import IamLogin, region_of
+from kafka_sink.security.settings import IamSettings
+
+HOST = "b-1.demo.abc123.c2.kafka.eu-west-1.amazonaws.com"
+KEY, SECRET_KEY = "AKIDEXAMPLE", "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY"
+
+
+@pytest.fixture(autouse=True)
+def _no_credentials_of_this_host(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_DEFAULT_REGION", "AWS_REGION"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+
+
+def sent(login: IamLogin, host: str = HOST) -> dict[str, str]:
+    message: dict[str, str] = json.loads(login.exchange(host).first())
+    return message
+
+
+def botocores(message: dict[str, str], token: str | None, region: str = "eu-west-1") -> str:
+    """The signature that botocore makes for the same moment."""
+    moment = datetime.datetime.strptime(message["x-amz-date"], "%Y%m%dT%H%M%SZ")
+    signer = botocore_auth.SigV4QueryAuth(
+        Credentials(KEY, SECRET_KEY, token), "kafka-cluster", region, expires=900
+    )
+    request = AWSRequest("GET", f"https://{HOST}/", params={"Action": "kafka-cluster:Connect"})
+    request.context["timestamp"] = message["x-amz-date"]
+    now = getattr(botocore_auth, "get_current_datetime", None)
+    patch = pytest.MonkeyPatch()
+    if now is not None:
+        patch.setattr(botocore_auth, "get_current_datetime", lambda *_, **__: moment)
+    try:
+        signer.add_auth(request)
+    finally:
+        patch.undo()
+    return parse_qs(urlsplit(request.url).query)["X-Amz-Signature"][0]
+
+
+@pytest.mark.parametrize("token", [None, "FwoGZXIvYXdzE//token=="])
+def test_the_signature_is_the_one_that_botocore_makes(
+    monkeypatch: pytest.MonkeyPatch, token: str | None
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
+    if token is not None:
+        monkeypatch.setenv("AWS_SESSION_TOKEN", token)
+    message = sent(IamLogin(IamSettings()))
+    assert message["version"] == "2020_10_22"
+    assert message["host"] == HOST
+    assert message["action"] == "kafka-cluster:Connect"
+    assert message.get("x-amz-security-token") == token
+    assert "/eu-west-1/kafka-cluster/aws4_request" in message["x-amz-credential"]
+    assert message["x-amz-signature"] == botocores(message, token)
+    assert SECRET_KEY not in json.dumps(message)
+
+
+def test_a_profile_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "credentials").write_text(
+        "[kafka]\naws_access_key_id = OTHER\naws_secret_access_key = x\nregion = us-east-2\n"
+    )
+    message = sent(IamLogin(IamSettings(profile="kafka")), "localhost")
+    assert message["x-amz-credential"].startswith("OTHER/")
+    assert "/us-east-2/" in message["x-amz-credential"]
+    assert message["host"] == "localhost"
+
+
+def test_without_credentials_or_region_it_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID", raising=False)
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY", raising=False)
+    with pytest.raises(AuthenticationError, match="there are no AWS credentials here: set AWS_ACCESS_KEY_ID"):
+        IamLogin(IamSettings()).exchange(HOST)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
+    with pytest.raises(AuthenticationError, match="set AWS_DEFAULT_REGION"):
+        IamLogin(IamSettings()).exchange("localhost")
+
+
+def test_without_botocore_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(AuthenticationError, match=r"kafka-chunked\[msk\]"):
+        IamLogin(IamSettings()).exchange(HOST)
+
+
+@pytest.mark.parametrize(
+    ("host", "region"),
+    [
+        (HOST, "eu-west-1"),
+        ("boot-x1.c3.kafka-serverless.us-east-1.amazonaws.com", "us-east-1"),
+        ("b-1.x.c1.kafka.cn-north-1.amazonaws.com.cn", "cn-north-1"),
+        ("localhost", ""),
+        ("kafka.eu-west-1.amazonaws.com.evil.test", ""),
+    ],
+)
+def test_the_region_is_in_the_brokers_name(host: str, region: str) -> None:
+    assert region_of(host) == region
+
+
+def test_an_answer_ends_the_exchange_and_an_empty_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
+    login = IamLogin(IamSettings())
+    exchange = login.exchange(HOST)
+    exchange.first()
+    assert exchange.respond(b'{"version":"2020_10_22","request-id":"1"}') is None
+    exchange = login.exchange(HOST)
+    exchange.first()
+    with pytest.raises(AuthenticationError):
+        exchange.respond(b"")

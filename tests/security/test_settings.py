@@ -1,0 +1,281 @@
+"""From options to settings: contradictions are refused with what to set instead; secrets stay hidden."""
+
+from __future__ import annotations
+
+import pickle
+import traceback
+from typing import Any
+
+import pytest
+
+from kafka_sink.errors import ConfigurationError
+from kafka_sink.network.client import NetworkSettings
+from kafka_sink.options import parse
+from kafka_sink.options.table import SPECS
+from kafka_sink.secret import HIDDEN, Secret
+from kafka_sink.security.settings import SecuritySettings
+from tests.security.secured_broker import plain_jaas
+
+SECRET = "hunter2"
+SCRAM = plain_jaas(password=SECRET, module="scram.ScramLoginModule")
+OAUTH = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule required"
+IAM = "software.amazon.msk.auth.iam.IAMLoginModule required"
+TOKENS = {"sasl.mechanism": "OAUTHBEARER", "sasl.oauthbearer.token.endpoint.url": "https://issuer/token"}
+
+
+def settings(protocol: str, raw: dict[str, str]) -> SecuritySettings:
+    prefixed = {name if name.startswith("sasl.oauthbearer.token.provider") else f"kafka.{name}": text
+                for name, text in raw.items()}  # fmt: skip
+    given = {"kafka.bootstrap.servers": "h:1", "kafka.security.protocol": protocol, **prefixed}
+    return SecuritySettings.from_options(parse(given).options)
+
+
+@pytest.mark.parametrize("protocol", ["PLAINTEXT", "plaintext"])
+def test_in_clear_nothing_is_needed(protocol: str) -> None:
+    assert settings(protocol, {}) == SecuritySettings()
+
+
+@pytest.mark.parametrize("protocol", ["ssl", "SSL", "Ssl"])
+def test_protocols_are_taken_in_any_case(protocol: str) -> None:
+    found = settings(protocol, {})
+    assert found.protocol == "SSL"
+    assert found.tls is not None
+    assert found.tls.trust is None
+    assert found.tls.check_host
+
+
+def test_names_of_librdkafka_mean_the_same() -> None:
+    found = settings(
+        "SASL_SSL",
+        {
+            "ssl.ca.location": "/ca.pem",
+            "ssl.key.location": "/k.pem",
+            "ssl.certificate.location": "/c.pem",
+            "ssl.key.password": SECRET,
+            "ssl.endpoint.identification.algorithm": "none",
+            "enable.ssl.certificate.verification": "true",
+            "sasl.mechanisms": "PLAIN",
+            "sasl.username": "u",
+            "sasl.password": SECRET,
+        },
+    )
+    assert found.tls is not None
+    assert found.tls.trust is not None
+    assert found.tls.trust.location == "/ca.pem"
+    assert found.tls.key is not None
+    assert found.tls.key.chain is not None
+    assert found.tls.key.chain.location == "/c.pem"
+    assert not found.tls.check_host
+    assert found.sasl is not None
+    assert found.sasl.password == Secret(SECRET)
+
+
+def test_tokens_by_options_and_by_jaas() -> None:
+    jaas = f"{OAUTH} clientId='me' clientSecret='{SECRET}' scope='s' extension_logicalCluster='lkc-1';"
+    found = settings("SASL_SSL", {**TOKENS, "sasl.jaas.config": jaas}).sasl
+    assert found is not None
+    assert found.tokens is not None
+    assert (found.tokens.client_id, found.tokens.scope) == ("me", "s")
+    assert found.tokens.client_secret == Secret(SECRET)
+    assert found.tokens.extensions == (("logicalCluster", "lkc-1"),)
+    options = {
+        "sasl.oauthbearer.client.credentials.client.id": "other",
+        "sasl.oauthbearer.client.credentials.client.secret": SECRET,
+    }
+    found = settings("SASL_SSL", {**TOKENS, **options}).sasl
+    assert found is not None
+    assert found.tokens is not None
+    assert found.tokens.client_id == "other"
+
+
+def test_iam_with_and_without_jaas() -> None:
+    handler = {"sasl.client.callback.handler.class": "software.amazon.msk.auth.iam.IAMClientCallbackHandler"}
+    bare = settings("SASL_SSL", {"sasl.mechanism": "AWS_MSK_IAM"}).sasl
+    with_jaas = {"sasl.mechanism": "AWS_MSK_IAM", "sasl.jaas.config": f"{IAM};", **handler}
+    assert settings("SASL_SSL", with_jaas).sasl == bare
+    role = f'{IAM} awsRoleArn="arn:aws:iam::1:role/r" awsStsRegion="eu-west-1" awsProfileName="p";'
+    found = settings("SASL_SSL", {"sasl.mechanism": "AWS_MSK_IAM", "sasl.jaas.config": role}).sasl
+    assert found is not None
+    assert found.iam is not None
+    assert (found.iam.role_arn, found.iam.sts_region, found.iam.profile) == (
+        "arn:aws:iam::1:role/r", "eu-west-1", "p",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("protocol", "raw", "problem"),
+    [
+        ("TLS", {}, "security.protocol' is not one of"),
+        ("PLAINTEXT", {"ssl.truststore.location": "/x"}, "set kafka.security.protocol=SSL, or remove"),
+        ("PLAINTEXT", {"sasl.jaas.config": SCRAM}, "set kafka.security.protocol=SASL_SSL, or remove"),
+        ("SSL", {"sasl.mechanism": "PLAIN"}, "set kafka.security.protocol=SASL_SSL"),
+        ("SASL_PLAINTEXT", {"ssl.ca.location": "/x"}, "set kafka.security.protocol=SASL_SSL"),
+        ("SSL", {"enable.ssl.certificate.verification": "false"}, "cannot be false"),
+        ("SSL", {"ssl.endpoint.identification.algorithm": "off"}, "is not one of https"),
+        ("SSL", {"ssl.enabled.protocols": "TLSv1.2,TLSv1.1"}, "TLSv1.2 and TLSv1.3 are allowed"),
+        ("SSL", {"ssl.protocol": "SSLv3"}, "is not one of TLSv1.3"),
+        ("SSL", {"ssl.protocol": "TLSv1.2", "ssl.enabled.protocols": "TLSv1.3"}, "leaves none of"),
+        ("SSL", {"ssl.truststore.type": "BCFKS"}, "is not one of JKS, PKCS12, PEM"),
+        ("SSL", {"ssl.truststore.password": SECRET}, "no truststore that it opens"),
+        ("SSL", {"ssl.ca.location": "/x", "ssl.truststore.location": "/y"}, "give one"),
+        ("SSL", {"ssl.keystore.key": SECRET}, "without its certificate"),
+        ("SSL", {"ssl.keystore.certificate.chain": "x"}, "without its private key"),
+        ("SSL", {"ssl.engine.factory.class": "x.Y"}, "names a Java class"),
+        ("SASL_SSL", {}, "needs kafka.sasl.kerberos.service.name"),
+        ("SASL_SSL", {"sasl.mechanism": "DIGEST-MD5"}, "is not one of GSSAPI"),
+        ("SASL_SSL", {"sasl.mechanism": "PLAIN"}, "needs a username and a password"),
+        ("SASL_SSL", {"sasl.mechanism": "PLAIN", "sasl.username": "u"}, "needs a username and a password"),
+        (
+            "SASL_SSL",
+            {"sasl.mechanism": "PLAIN", "sasl.jaas.config": SCRAM},
+            "set kafka.sasl.mechanism=SCRAM",
+        ),
+        (
+            "SASL_SSL",
+            {"sasl.jaas.config": SCRAM},
+            "GSSAPI by default: set kafka.sasl.mechanism=SCRAM-SHA-256 or",
+        ),
+        (
+            "SASL_SSL",
+            {"sasl.mechanism": "SCRAM-SHA-256", "sasl.jaas.config": SCRAM, "sasl.username": "u"},
+            "give one",
+        ),
+        (
+            "SASL_SSL",
+            {"sasl.mechanism": "PLAIN", "sasl.jaas.config": "my.Module required;"},
+            "known are Plain",
+        ),
+        (
+            "SASL_SSL",
+            {
+                "sasl.mechanism": "SCRAM-SHA-256",
+                "sasl.jaas.config": SCRAM.replace(";", " tokenauth=true;"),
+            },
+            "delegation tokens",
+        ),
+        ("SASL_SSL", {"sasl.mechanism": "OAUTHBEARER"}, "needs kafka.sasl.oauthbearer.token.endpoint.url"),
+        ("SASL_SSL", TOKENS, "needs a client id and a secret"),
+        (
+            "SASL_SSL",
+            {**TOKENS, "sasl.oauthbearer.token.endpoint.url": f"https://u:{SECRET}@h/"},
+            "hold no credentials",
+        ),
+        ("SASL_SSL", {**TOKENS, "sasl.oauthbearer.token.provider": "a.b"}, "give one"),
+        ("SASL_SSL", {**TOKENS, "sasl.login.callback.handler.class": "my.Handler"}, "names a Java class"),
+        (
+            "SASL_SSL",
+            {
+                **TOKENS,
+                "sasl.jaas.config": f"{OAUTH} clientId='c' clientSecret='{SECRET}' extension_auth='x';",
+            },
+            "no SASL extension",
+        ),
+        ("SASL_PLAINTEXT", {"sasl.mechanism": "AWS_MSK_IAM"}, "needs kafka.security.protocol=SASL_SSL"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_what_to_set(protocol: str, raw: dict[str, str], problem: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        settings(protocol, raw)
+    assert problem in str(caught.value), caught.value
+    assert SECRET not in str(caught.value)
+    assert caught.value.__cause__ is None
+
+
+@pytest.mark.parametrize("servers", ["SSL://h:1", "h:1,SASL_SSL://i:2"])
+def test_a_protocol_in_front_of_an_address_must_be_the_one_that_is_spoken(servers: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"but kafka\.security\.protocol is PLAINTEXT"):
+        parse({"kafka.bootstrap.servers": servers})
+    given = {"kafka.bootstrap.servers": "SSL://h:1", "kafka.security.protocol": "SSL"}
+    assert parse(given).options.bootstrap_servers == (("h", 1),)
+
+
+def test_event_hubs_gets_what_it_takes_unless_told_otherwise() -> None:
+    hubs = {"kafka.bootstrap.servers": "ns.servicebus.windows.net:9093"}
+    parsed = parse(hubs)
+    options = parsed.options
+    assert options.max_request_size < 1_046_528
+    assert 0 < options.connections_max_idle_ms < 240_000
+    assert options.metadata_max_age_ms < 240_000
+    (warning,) = parsed.warnings
+    assert "kafka.max.request.size=1000000" in warning
+    own = parse({**hubs, "kafka.connections.max.idle.ms": "-1"})
+    assert own.options.connections_max_idle_ms == -1
+    assert any("kafka.connections.max.idle.ms=-1 is beyond" in text for text in own.warnings)
+
+
+def test_weak_settings_are_warned_of() -> None:
+    def warnings(protocol: str, **more: str) -> str:
+        given = {"kafka.bootstrap.servers": "h:1", "kafka.security.protocol": protocol}
+        return " ".join(
+            parse({**given, **{f"kafka.{k.replace('_', '.')}": v for k, v in more.items()}}).warnings
+        )
+
+    assert "can pass for a broker" in warnings("SSL", ssl_endpoint_identification_algorithm="")
+    clear = warnings("SASL_PLAINTEXT", sasl_mechanism="PLAIN", sasl_username="u", sasl_password=SECRET)
+    assert "password or token in clear" in clear
+
+
+# -- secrets ----------------------------------------------------------------------------------------
+
+
+def secret_options() -> dict[str, str]:
+    wanted = {"kafka.bootstrap.servers": "h:1", "kafka.security.protocol": "SASL_SSL"}
+    return wanted | {spec.name: f"{SECRET}-{index}" for index, spec in enumerate(SPECS) if spec.secret}
+
+
+def test_no_secret_shows_in_options_settings_or_what_holds_them() -> None:
+    options = parse(secret_options()).options
+    shown = [repr(options), str(options.redacted()), repr(vars(options)), f"{options.sasl_password}"]
+    full = settings("SASL_SSL", {"sasl.mechanism": "PLAIN", "sasl.username": "u", "sasl.password": SECRET})
+    shown += [repr(full), str(full.sasl)]
+    network = NetworkSettings.from_options(
+        parse(
+            {
+                "kafka.bootstrap.servers": "h:1",
+                "kafka.security.protocol": "SASL_SSL",
+                "kafka.sasl.mechanism": "SCRAM-SHA-512",
+                "kafka.sasl.jaas.config": SCRAM,
+            }
+        ).options
+    )
+    shown.append(repr(network))
+    for text in shown:
+        assert SECRET not in text
+    assert pickle.loads(pickle.dumps(options)) == options
+    assert options.of_cluster()["kafka.sasl.password"].startswith(SECRET)
+
+
+def test_secrets_show_as_hidden_and_compare() -> None:
+    one = Secret(SECRET)
+    assert {repr(one), str(one), f"{one}", f"{one!r:>3}"} == {HIDDEN}
+    assert one == Secret(SECRET)
+    assert one != Secret("other")
+    assert one != SECRET
+    assert len({one, Secret(SECRET)}) == 1
+    assert pickle.loads(pickle.dumps(one)).reveal() == SECRET
+
+
+def test_no_frame_of_a_refusal_holds_a_secret() -> None:
+    """Tracebacks with local variables are what error trackers collect."""
+
+    def refused(raw: dict[str, str]) -> list[dict[str, Any]]:
+        try:
+            SecuritySettings.from_options(parse(raw).options)
+        except ConfigurationError as error:
+            frames = traceback.walk_tb(error.__traceback__)
+            return [f.f_locals for f, _ in frames if "/kafka_sink/" in f.f_code.co_filename]
+        raise AssertionError("nothing was refused")
+
+    base = {"kafka.bootstrap.servers": "h:1", "kafka.security.protocol": "SASL_SSL"}
+    for more in (
+        {
+            "kafka.sasl.mechanism": "PLAIN",
+            "kafka.sasl.jaas.config": f'PlainLoginModule required password="{SECRET}"',
+        },
+        {"kafka.sasl.mechanism": "PLAIN", "kafka.sasl.jaas.config": SCRAM},
+        {"kafka.sasl.password": SECRET, "kafka.linger.ms": "x"},
+        {"kafka.sasl.password": SECRET, "kafka.acks": "0", "kafka.enable.idempotence": "true"},
+        {"kafka.ssl.keystore.key": SECRET, "kafka.nonsense": "1"},
+    ):
+        for local in refused({**base, **more}):
+            assert SECRET not in repr(local)
