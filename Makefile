@@ -42,6 +42,9 @@ full-sample: $(STAMP) java  ## a sample of make full, short enough for every cha
 chaos: $(STAMP) java  ## kill, freeze and restart brokers, break connections, check every row (ROUNDS=100 SEED=1)
 	@$(BIN)/python -m tests.chaos --rounds $(ROUNDS) --seed $(SEED) $(ARGS)
 
+exactly-once: $(STAMP) java  ## kill drivers, workers, brokers of queries that write exactly once, check every row (ROUNDS, SEED)
+	@$(BIN)/python -m tests.exactly_once --rounds $(ROUNDS) --seed $(SEED) $(ARGS)
+
 fuzz: export KAFKA_CHUNKED_TEST_EFFORT := $(EFFORT)
 fuzz: $(STAMP)  ## search for answers and orders of events that harm, longer than make test does (EFFORT=25)
 	@$(BIN)/python -m pytest tests/network tests/delivery/test_hostile_answers.py tests/sending/test_batch_lifecycle.py \

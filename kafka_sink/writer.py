@@ -10,7 +10,7 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from queue import Empty, SimpleQueue
 from threading import TIMEOUT_MAX, Thread
@@ -133,7 +133,9 @@ class SinkWrite:
                 return TaskCommitted(TaskResult(), attempt.finish())
             try:
                 result = self._send(batches, attempt, is_streaming=is_streaming)
-                return TaskCommitted(result, attempt.finish())
+                report = attempt.finish()
+                measured = replace(result, metrics={**result.metrics, **attempt.metrics})
+                return TaskCommitted(measured, report)
             except BaseException:
                 attempt.abort()
                 raise

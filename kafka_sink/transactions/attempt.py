@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
@@ -53,6 +54,8 @@ class TaskAttempt:
         self._digest = RunningDigest(columns)
         self._timeout_ms = timeout_ms
         self._producer: ProducerEpoch | None = None
+        # Kafka's names; they add to the producer's.
+        self.metrics: dict[str, float] = {}
 
     def rows(
         self, batches: Iterator[pa.RecordBatch], writes: WritesInTransaction
@@ -74,7 +77,9 @@ class TaskAttempt:
         with self._lock:
             if self._producer is None:
                 steps = task.begin(self._scope, self._handover.claim, self._task, self._slot)
+                began = time.monotonic_ns()
                 self._producer = self._client.run(steps, self._timeout_ms)
+                self.metrics["txn-init-time-ns-total"] = time.monotonic_ns() - began
                 name = self._scope.task_id(self._task, self._slot)
                 writes.begin_transaction(name, *self._producer)
 
@@ -86,7 +91,9 @@ class TaskAttempt:
             steps = task.finish(
                 self._scope, self._handover.claim, self._batch, self._task, self._slot, self._producer
             )
+            began = time.monotonic_ns()
             self._client.run(steps, self._timeout_ms)
+            self.metrics["txn-send-offsets-time-ns-total"] = time.monotonic_ns() - began
             part = Part(self._task, self._slot, self._producer, digest)
         return TaskReport(
             self._handover.claim,

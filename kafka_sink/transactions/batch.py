@@ -82,12 +82,16 @@ class TaskReport:
 
 @dataclass(frozen=True, slots=True)
 class BatchOutcome:
-    """``was_written_before``: nothing was written now. Counts are of transactions."""
+    """``was_written_before``: nothing was written now. Counts are of transactions.
+
+    ``began_ms``: when the first one began, by a broker's clock; -1 where there was none.
+    """
 
     was_written_before: bool = False
     committed: int = 0
     aborted: int = 0
     repaired: bool = False
+    began_ms: int = -1
 
     def __str__(self) -> str:
         if self.was_written_before:
@@ -120,9 +124,14 @@ def commit(scope: Scope, reports: Sequence[TaskReport], *, records_empty: bool) 
         return BatchOutcome(was_written_before=True)
     if is_repair:
         committed = yield from _repair(scope, claim, batch, previous, reports)
-        return BatchOutcome(committed=committed.committed, aborted=committed.aborted, repaired=True)
+        return BatchOutcome(
+            committed=committed.committed,
+            aborted=committed.aborted,
+            repaired=True,
+            began_ms=committed.began_ms,
+        )
     committed = yield from driver.decide(scope, claim, previous, batch, len(reports), parts)
-    return BatchOutcome(committed=committed.committed, aborted=committed.aborted)
+    return BatchOutcome(committed=committed.committed, aborted=committed.aborted, began_ms=committed.began_ms)
 
 
 def _agreed(reports: Sequence[TaskReport]) -> tuple[ProducerEpoch, BatchIdentity, bool]:

@@ -49,10 +49,14 @@ class Ownership:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """What became of a batch: transactions committed, and others of the prefix that were open and aborted."""
+    """What became of a batch: transactions committed, and others of the prefix that were open and aborted.
+
+    ``began_ms``: when the first of them began, by a broker's clock; -1 where there was none.
+    """
 
     committed: int
     aborted: int
+    began_ms: int = -1
 
 
 def take_over(scope: Scope) -> Steps[Ownership]:
@@ -132,7 +136,7 @@ def forget(scope: Scope, claim: ProducerEpoch, decision: Decision) -> Steps[None
 def _decide(
     scope: Scope, claim: ProducerEpoch, decision: Decision, parts: tuple[Part, ...]
 ) -> Steps[Committed]:
-    yield from _require_open(scope, decision.batch, parts)
+    began_ms = yield from _require_open(scope, decision.batch, parts)
     yield from _record(scope, claim, decision)
     (ended,) = yield (EndTransaction(scope.driver_id, claim, commit=True),)
     if isinstance(ended, Refused):
@@ -146,11 +150,11 @@ def _decide(
         lost = yield from unmarked(scope, decision, stable=True)
         if lost:
             raise IncompleteBatchError(incomplete(decision, [part.task for part in lost]))
-    return Committed(len(parts), aborted)
+    return Committed(len(parts), aborted, began_ms)
 
 
-def _require_open(scope: Scope, batch: BatchIdentity, parts: tuple[Part, ...]) -> Steps[None]:
-    """Nothing is decided of which a part is lost already."""
+def _require_open(scope: Scope, batch: BatchIdentity, parts: tuple[Part, ...]) -> Steps[int]:
+    """Nothing is decided of which a part is lost already. Returns when the first one began."""
     ids = {scope.task_id(part.task, part.slot): part for part in parts}
     found = yield from describe(*ids)
     lost = [part.task for name, part in ids.items() if not _is_open(found.get(name), part.producer)]
@@ -160,6 +164,7 @@ def _require_open(scope: Scope, batch: BatchIdentity, parts: tuple[Part, ...]) -
             "open for longer than kafka.transaction.timeout.ms, or another run took "
             f"transactional.id.prefix '{scope.prefix}' over"
         )
+    return min((found[name].started_ms for name in ids), default=-1)
 
 
 def _is_open(found: Described | None, producer: ProducerEpoch) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,6 +24,8 @@ from kafka_sink.transactions.scope import Scope
 
 EXACTLY_ONCE = "exactly-once"
 _NAME_DIGITS = 16
+# Share of the timeout from which on somebody should know.
+_LONG_OPEN = 0.5
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,16 @@ def commit(options: SinkOptions, planned: PlannedTransactions, reports: Sequence
     records_empty = planned.batch is not None and bool(options.txn_app_id)
     with _client(options) as client:
         steps = batches.commit(planned.scope, reports, records_empty=records_empty)
-        return client.run(steps, options.delivery_timeout_ms)
+        outcome = client.run(steps, options.delivery_timeout_ms)
+    # By two clocks, so it is for warning only.
+    open_ms = time.time() * 1000 - outcome.began_ms
+    if outcome.began_ms >= 0 and open_ms > _LONG_OPEN * options.transaction_timeout_ms:
+        driver_log.warn(
+            f"kafka-chunked: the batch's first transaction was open for {open_ms / 1000:.0f} s, and brokers "
+            f"end one after kafka.transaction.timeout.ms = {options.transaction_timeout_ms} ms: raise that, "
+            "or make batches smaller"
+        )
+    return outcome
 
 
 def abort(options: SinkOptions, planned: PlannedTransactions) -> int:

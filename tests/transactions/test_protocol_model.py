@@ -16,7 +16,7 @@ from kafka_sink.transactions.operations import EndTransaction, Steps, init_produ
 from tests.effort import EFFORT
 from tests.transactions.spark_model import Faults, Settings, World
 
-WALKS = 800 * EFFORT
+WALKS = 400 * EFFORT
 _LONGEST = 400
 LAYOUTS = (((0, 1), (2,)), ((0,), (1, 2)), ((0, 1, 2),))
 
@@ -44,7 +44,8 @@ def problems(settings: Settings, walks: int, *, stop: bool = False) -> list[str]
             found.append(f"seed {seed}: doubled {world.doubled()}")
         if world.lost():
             found.append(f"seed {seed}: lost {world.lost()}")
-        if world.commit_log < settings.count and not world.is_stuck():
+        # A batch may stay incomplete only where its tasks have changed.
+        if world.commit_log < settings.count and not (world.is_stuck() and len(settings.layouts) > 1):
             found.append(f"seed {seed}: never done")
         if found and stop:
             return found
@@ -68,13 +69,6 @@ SETTINGS = {
 @pytest.mark.parametrize("name", SETTINGS)
 def test_no_order_of_events_loses_or_doubles_a_row(name: str) -> None:
     assert problems(SETTINGS[name], WALKS) == []
-
-
-def test_a_batch_stays_incomplete_only_where_tasks_changed() -> None:
-    """With the same tasks every run ends with all batches written."""
-    for name in ("crashes, zombies and speculation", "two drivers", "timeouts"):
-        stuck = [seed for seed in range(WALKS) if walk(SETTINGS[name], seed).is_stuck()]
-        assert stuck == [], name
 
 
 def test_the_model_reaches_what_it_is_for() -> None:
@@ -162,21 +156,27 @@ def leaves_no_mark(scope: Any, claim: Any, batch: Any, index: int, slot: int, pr
     yield from task._require_owner(scope, claim)
 
 
-WRONG = {
-    "planning aborts decided transactions": {"take_over": without_completing},
-    "planning fences nobody": {"take_over": without_taking_over},
-    "no decision": {"commit": commits_without_deciding},
-    "progress forgotten": {"handover": forgets_progress},
-    "missing tasks forgotten": {"handover": forgets_what_is_missing},
-    "repair of other tasks": {"commit": repairs_whatever_the_tasks_are},
-    "no mark": {"finish": leaves_no_mark},
+_CRASHES, _DRIVERS, _TIMEOUTS, _OTHER_TASKS = (
+    "crashes, zombies and speculation",
+    "two drivers",
+    "timeouts",
+    "timeouts and other tasks",
+)
+WRONG: dict[str, tuple[str, dict[str, Any]]] = {
+    "planning aborts decided transactions": (_CRASHES, {"take_over": without_completing}),
+    "planning fences nobody": (_DRIVERS, {"take_over": without_taking_over}),
+    "no decision": (_CRASHES, {"commit": commits_without_deciding}),
+    "progress forgotten": (_CRASHES, {"handover": forgets_progress}),
+    "missing tasks forgotten": (_TIMEOUTS, {"handover": forgets_what_is_missing}),
+    "repair of other tasks": (_OTHER_TASKS, {"commit": repairs_whatever_the_tasks_are}),
+    "no mark": (_TIMEOUTS, {"finish": leaves_no_mark}),
 }
 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_protocol_is_found_out(name: str) -> None:
-    wrong: dict[str, Any] = WRONG[name]
-    assert any(problems(replace(one, **wrong), WALKS, stop=True) for one in SETTINGS.values())
+    setting, wrong = WRONG[name]
+    assert problems(replace(SETTINGS[setting], **wrong), 4 * WALKS, stop=True)
 
 
 def in_all_orders(settings: Settings, most: int) -> Iterator[World]:

@@ -28,7 +28,7 @@ from kafka_sink.transactions.scope import Scope
 
 _PATIENCE_MS = 60_000.0
 _PARTITIONS = 2
-_PLAN = ColumnPlan.of([("value", "binary")], None)
+
 _numbers = iter(range(1000))
 
 

@@ -1,0 +1,60 @@
+"""``python -m tests.exactly_once --rounds 100 --seed 1``: rounds of kills, a line for each, and what they
+came to."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections import Counter
+
+from kafka_sink.local_broker import LocalBroker
+from tests.exactly_once.rounds import CLUSTER_PROPERTIES, Fault, Report, Round, Zygote
+
+
+def main() -> int:
+    """0 where no row was lost or doubled; with at-least-once, where the rounds have found doubled ones."""
+    parser = argparse.ArgumentParser(prog="python -m tests.exactly_once", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=1, help="of the first round; the next ones follow")
+    parser.add_argument("--minutes", type=float, default=0, help="start no further round after that long")
+    parser.add_argument("--guarantee", choices=("exactly-once", "at-least-once"), default="exactly-once")
+    arguments = parser.parse_args()
+    # Before there is a thread.
+    zygote = Zygote()
+    reports: list[Report] = []
+    began = time.monotonic()
+    try:
+        with LocalBroker(brokers=3, properties=CLUSTER_PROPERTIES) as cluster:
+            for seed in range(arguments.seed, arguments.seed + arguments.rounds):
+                if arguments.minutes and time.monotonic() - began > arguments.minutes * 60:
+                    break
+                reports.append(Round(cluster, zygote, seed, arguments.guarantee).run())
+                print(reports[-1], flush=True)
+    finally:
+        zygote.close()
+    print(summary(reports, arguments.guarantee, time.monotonic() - began))
+    if arguments.guarantee == "at-least-once":
+        return 0 if any(report.doubled for report in reports) else 1
+    return 1 if any(report.is_broken for report in reports) else 0
+
+
+def summary(reports: list[Report], guarantee: str, wall_s: float) -> str:
+    """What all rounds came to."""
+    faults: Counter[Fault] = Counter()
+    for report in reports:
+        faults.update(report.faults)
+    kinds = ", ".join(f"{count} x {fault.value}" for fault, count in faults.most_common())
+    lost, doubled = (sum(getattr(report, name) for report in reports) for name in ("lost", "doubled"))
+    return (
+        f"{len(reports)} rounds with {guarantee}: {sum(report.rows for report in reports):,} rows, {lost} "
+        f"lost, {doubled} doubled, in {sum(report.is_broken for report in reports)} rounds; "
+        f"{sum(report.runs for report in reports)} runs of the query, "
+        f"{sum(report.loud for report in reports)} of which ended with an incomplete batch, "
+        f"{sum(report.unfinished for report in reports)} rounds unfinished.\n"
+        f"{sum(faults.values())} faults: {kinds}.\n3 brokers, replication 3, {wall_s:.0f} s in all."
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

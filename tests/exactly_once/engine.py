@@ -1,0 +1,299 @@
+"""A micro-batch engine in Python processes, as Spark runs a query: quick to start, and to kill at any moment.
+
+The driver plans, hands tasks to worker processes, collects their reports, commits, and writes a commit log
+of its own, in that order. Sink code is the real one from planning to commit; Spark is left out, which
+tests/exactly_once/spark_job.py has.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from kafka_sink.errors import IncompleteBatchError, KafkaSinkError
+from kafka_sink.options import SinkOptions, parse
+from kafka_sink.producer_cache import task_producer
+from kafka_sink.rows.column_plan import ColumnPlan
+from kafka_sink.transactions import planning
+from kafka_sink.transactions.attempt import TaskAttempt
+from kafka_sink.transactions.batch import Duty
+from kafka_sink.transactions.client import TransactionClient
+from kafka_sink.transactions.decision import BatchIdentity
+from kafka_sink.transactions.operations import EndTransaction, Operation
+
+DONE, FAILED, INCOMPLETE, OTHER_DRIVER = 0, 1, 3, 4
+_QUERY = "query"
+_MOST_FAILURES = 4
+_ROWS_A_BATCH = 100
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One run of the query. ``die_before_commit`` kills the driver before it commits the so-manyth
+    transaction."""
+
+    bootstrap_servers: str
+    topic: str
+    checkpoint: str
+    guarantee: str
+    batches: int
+    rows: int
+    tasks: int
+    seed: int
+    die_before_commit: int = 0
+    pause_ms: float = 5.0
+    options: dict[str, str] = field(default_factory=dict)
+
+    def sink_options(self) -> SinkOptions:
+        raw = {
+            "kafka.bootstrap.servers": self.bootstrap_servers,
+            "topic": self.topic,
+            "delivery.guarantee": self.guarantee,
+            "kafka.request.timeout.ms": "5000",
+            "kafka.delivery.timeout.ms": "60000",
+            **self.options,
+        }
+        return parse(raw).options
+
+    @property
+    def commits(self) -> Path:
+        return Path(self.checkpoint) / "commits"
+
+
+def committed(settings: Settings) -> int:
+    """The first batch that the commit log does not have."""
+    numbers = [int(path.name) for path in settings.commits.iterdir() if path.name.isdigit()]
+    return max(numbers, default=-1) + 1
+
+
+# -- the driver -----------------------------------------------------------------------------------
+
+
+def drive(settings: Settings) -> int:
+    """Runs batches until all are done; returns the exit code."""
+    options = settings.sink_options()
+    chance = random.Random(settings.seed)
+    if settings.die_before_commit:
+        _die_before_commit(settings.die_before_commit)
+    pool = Workers(settings)
+    try:
+        while (number := committed(settings)) < settings.batches:
+            _batch(settings, options, pool, number, chance)
+    except IncompleteBatchError as error:
+        print(f"    driver: {error}", file=sys.stderr, flush=True)
+        return INCOMPLETE
+    except FileExistsError:
+        return OTHER_DRIVER
+    except (KafkaSinkError, TaskFailedError) as error:
+        print(f"    driver: {error}", file=sys.stderr, flush=True)
+        return FAILED
+    return DONE
+
+
+def _batch(
+    settings: Settings, options: SinkOptions, pool: Workers, number: int, chance: random.Random
+) -> None:
+    raw = {"checkpointlocation": settings.checkpoint}
+    planned = planning.plan(options, raw, is_streaming=True, for_tasks=True)
+    try:
+        reports = pool.run(planned, number, chance)
+        if planned is not None:
+            planning.commit(options, planned, reports)
+    except Exception:
+        if planned is not None:
+            try:
+                planning.abort(options, planned)
+            except KafkaSinkError:
+                pass
+        raise
+    time.sleep(chance.random() * 0.05)
+    # As Spark's log, it refuses what another driver has written.
+    part = settings.commits / f".{number}.{os.getpid()}"
+    part.write_text(json.dumps({"rows": settings.rows}))
+    os.link(part, settings.commits / str(number))
+
+
+def _die_before_commit(count: int) -> None:
+    """Replaces how this process ends transactions: one after the other, and it is gone before the last
+    one."""
+    execute = TransactionClient._execute
+    left = count
+
+    def dying(self: TransactionClient, operations: tuple[Operation, ...]) -> tuple[Any, ...]:
+        nonlocal left
+        answers: list[Any] = []
+        of_tasks = [
+            one
+            for one in operations
+            if isinstance(one, EndTransaction) and one.commit and "-task-" in one.transactional_id
+        ]
+        if not of_tasks:
+            return execute(self, operations)
+        for operation in operations:
+            left -= 1
+            if left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            answers += execute(self, (operation,))
+        return tuple(answers)
+
+    TransactionClient._execute = dying  # type: ignore[method-assign]
+
+
+class TaskFailedError(Exception):
+    """A task failed as often as Spark lets one."""
+
+
+@dataclass(eq=False)
+class Worker:
+    """A worker process and the task that it runs."""
+
+    pid: int
+    pipe: Connection
+    task: tuple[int, int] | None = None
+
+
+class Workers:
+    """Processes that run tasks. They outlive their driver until they find out, as executors do."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._idle: list[Worker] = []
+        self._busy: list[Worker] = []
+
+    def _take(self) -> Worker:
+        if self._idle:
+            return self._idle.pop()
+        ours, theirs = Pipe()
+        pid = os.fork()
+        if pid == 0:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            ours.close()
+            for other in self._busy:
+                other.pipe.close()
+            os._exit(_work(self._settings, theirs))
+        theirs.close()
+        return Worker(pid, ours)
+
+    def run(self, planned: Any, number: int, chance: random.Random) -> list[Any]:
+        """Every task's report; attempts that lose go on in the background."""
+        reports: dict[int, Any] = {}
+        attempts = dict.fromkeys(range(self._settings.tasks), 0)
+        for task in attempts:
+            self._start(planned, number, task, attempts)
+        while len(reports) < self._settings.tasks:
+            ready = wait([worker.pipe for worker in self._busy], timeout=0.2)
+            for worker in [one for one in self._busy if one.pipe in ready]:
+                self._take_result(worker, planned, number, attempts, reports)
+            undone = [task for task in attempts if task not in reports]
+            if undone and chance.random() < 0.04:
+                self._start(planned, number, chance.choice(undone), attempts)
+        return [reports[task] for task in sorted(reports)] if planned is not None else []
+
+    def _start(self, planned: Any, number: int, task: int, attempts: dict[int, int]) -> None:
+        if attempts[task] > _MOST_FAILURES:
+            raise TaskFailedError(f"task {task} of batch {number}")
+        worker = self._take()
+        worker.task = (number, task)
+        worker.pipe.send((planned, number, task, attempts[task]))
+        attempts[task] += 1
+        self._busy.append(worker)
+
+    def _take_result(
+        self, worker: Worker, planned: Any, number: int, attempts: dict[int, int], reports: dict[int, Any]
+    ) -> None:
+        self._busy.remove(worker)
+        assert worker.task is not None
+        batch, task = worker.task
+        try:
+            report = worker.pipe.recv()
+        except (EOFError, OSError):
+            os.waitpid(worker.pid, 0)
+            report = "the worker died"
+        else:
+            self._idle.append(worker)
+        if batch != number:
+            return
+        if isinstance(report, str):
+            if task not in reports:
+                self._start(planned, number, task, attempts)
+        else:
+            reports.setdefault(task, report)
+
+
+# -- a worker -------------------------------------------------------------------------------------
+
+
+def _work(settings: Settings, pipe: Connection) -> int:
+    options = settings.sink_options()
+    while True:
+        try:
+            planned, number, task, attempt = pipe.recv()
+        except (EOFError, OSError):
+            return 0
+        try:
+            report = _task(settings, options, planned, number, task, attempt)
+        except Exception as error:  # noqa: BLE001 - a failed task is told, whatever it was
+            report = f"{type(error).__name__}: {error}"
+        try:
+            pipe.send(report)
+        except OSError:
+            return 0
+
+
+def _task(
+    settings: Settings, options: SinkOptions, planned: Any, number: int, task: int, attempt: int
+) -> Any:
+    plan = ColumnPlan.of([("value", "binary")], settings.topic)
+    batches = _rows(settings, number, task)
+    if planned is None:
+        with task_producer(options, plan) as producer:
+            for one in batches:
+                producer.send(one)
+            return producer.finish()
+    with planning.client_of(options) as client:
+        ours = TaskAttempt(
+            client,
+            planned.scope,
+            planned.handover,
+            BatchIdentity(_QUERY, number),
+            task,
+            attempt,
+            [0],
+            options.max_block_ms,
+        )
+        if ours.duty is not Duty.WRITE:
+            ours.drain(batches)
+            return ours.finish()
+        try:
+            with task_producer(options, plan) as producer:
+                for one in ours.rows(batches, producer):
+                    producer.send(one)
+                producer.finish()
+            return ours.finish()
+        except BaseException:
+            ours.abort()
+            raise
+
+
+def _rows(settings: Settings, number: int, task: int) -> Iterator[pa.RecordBatch]:
+    """A contiguous part of the batch's rows for each task, a little at a time."""
+    chance = random.Random(f"{settings.seed} {number} {task} {os.getpid()} {time.monotonic_ns()}")
+    first, last = (settings.rows * at // settings.tasks for at in (task, task + 1))
+    for start in range(first, last, _ROWS_A_BATCH):
+        values = [
+            b"%d" % (number * settings.rows + row) for row in range(start, min(last, start + _ROWS_A_BATCH))
+        ]
+        time.sleep(chance.random() * settings.pause_ms / 1000)
+        yield pa.record_batch({"value": pa.array(values, pa.binary())})

@@ -1,0 +1,397 @@
+"""Rounds of kills: a query on three real brokers, faults at drawn moments, and what readers of committed
+rows see."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from confluent_kafka import Consumer, KafkaException, TopicPartition
+
+from kafka_sink.local_broker import LocalBroker
+from tests.exactly_once import engine
+from tests.exactly_once.engine import Settings
+
+PARTITIONS = 3
+CLUSTER_PROPERTIES = {
+    "broker.session.timeout.ms": 3000,
+    "replica.lag.time.max.ms": 5000,
+    # How often brokers look for transactions whose time is over: 10 s by default.
+    "transaction.abort.timed.out.transaction.cleanup.interval.ms": 1000,
+}
+_PATIENCE_S = 240.0
+_MOST_RUNS = 30
+
+
+class Fault(Enum):
+    """What a round does to the query, from its first start on."""
+
+    KILL_DRIVER = "driver killed"
+    KILL_JOB = "driver and workers killed"
+    KILL_WORKER = "worker killed"
+    FREEZE_DRIVER = "driver frozen"
+    FREEZE_WORKER = "worker frozen"
+    DIE_IN_COMMIT = "driver killed between two EndTxns"
+    LOSE_COMMIT = "last commit file deleted"
+    SECOND_DRIVER = "second driver on the checkpoint"
+    OTHER_TASKS = "restarted with other tasks"
+    KILL_BROKER = "broker killed"
+    FREEZE_BROKER = "broker frozen"
+    OUTLAST_TIMEOUT = "driver away for longer than the transaction timeout after a decision"
+
+
+# Kills of brokers take longest to heal.
+_WEIGHTS = {fault: 1 if "BROKER" in fault.name else 3 for fault in Fault}
+
+
+class Zygote:
+    """Starts drivers: a process that was forked before any thread was there, with everything loaded."""
+
+    def __init__(self) -> None:
+        self._pipe, theirs = Pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            self._pipe.close()
+            _serve(theirs)
+            os._exit(0)
+        theirs.close()
+
+    def start(self, settings: Settings) -> int:
+        """The driver's pid, which is its process group too."""
+        self._pipe.send(settings)
+        return int(self._pipe.recv())
+
+    def exit_code(self, pid: int) -> int | None:
+        """None while it runs; below 0 for a signal."""
+        self._pipe.send(pid)
+        code: int | None = self._pipe.recv()
+        return code
+
+    def close(self) -> None:
+        """Ends the zygote; its drivers are ended by then."""
+        self._pipe.close()
+        os.waitpid(self.pid, 0)
+
+
+def _serve(pipe: Connection) -> None:
+    codes: dict[int, int] = {}
+    while True:
+        try:
+            asked = pipe.recv()
+        except EOFError:
+            return
+        if isinstance(asked, Settings):
+            pid = os.fork()
+            if pid == 0:
+                os.setsid()
+                pipe.close()
+                code = 70
+                try:
+                    code = engine.drive(asked)
+                finally:
+                    os._exit(code)
+            pipe.send(pid)
+            continue
+        if asked not in codes:
+            found, status = os.waitpid(asked, os.WNOHANG)
+            if found:
+                codes[asked] = os.waitstatus_to_exitcode(status)
+        pipe.send(codes.get(asked))
+
+
+@dataclass
+class Report:
+    """What a round did and found; ``lost`` and ``doubled`` count rows for readers of committed rows."""
+
+    seed: int
+    faults: Counter[Fault] = field(default_factory=Counter)
+    runs: int = 0
+    rows: int = 0
+    lost: int = 0
+    doubled: int = 0
+    loud: int = 0
+    unfinished: bool = False
+    seconds: float = 0.0
+
+    @property
+    def is_broken(self) -> bool:
+        return bool(self.lost or self.doubled or self.unfinished)
+
+    def __str__(self) -> str:
+        faults = ", ".join(f"{fault.value} x {count}" for fault, count in self.faults.items())
+        verdict = f"BROKEN: {self.lost} lost, {self.doubled} doubled" if self.is_broken else "ok"
+        if self.unfinished:
+            verdict += ", never finished"
+        loud = f", {self.loud} runs said that a batch is incomplete" if self.loud else ""
+        counts = f"{self.rows} rows, {self.runs} runs, {self.seconds:.1f} s{loud}"
+        return f"seed {self.seed} [{faults}] {counts}: {verdict}"
+
+
+class Round:
+    """One topic, one checkpoint, faults drawn from the seed."""
+
+    def __init__(self, cluster: LocalBroker, zygote: Zygote, seed: int, guarantee: str) -> None:
+        self._cluster = cluster
+        self._zygote = zygote
+        self._chance = random.Random(seed)
+        self._report = Report(seed)
+        self._topic = f"rounds-{guarantee[:2]}-{seed}-{os.getpid()}"
+        self._checkpoint = Path(tempfile.mkdtemp(prefix="exactly-once-"))
+        (self._checkpoint / "commits").mkdir()
+        kinds = list(Fault)
+        count = self._chance.randint(1, 4)
+        self._faults = self._chance.choices(kinds, [_WEIGHTS[one] for one in kinds], k=count)
+        self._times_out = Fault.OUTLAST_TIMEOUT in self._faults
+        self._settings = Settings(
+            cluster.bootstrap_servers,
+            self._topic,
+            str(self._checkpoint),
+            guarantee,
+            batches=self._chance.randint(3, 6),
+            rows=self._chance.choice((60, 600, 3000)),
+            tasks=self._chance.randint(1, 4),
+            seed=seed,
+            options={"kafka.transaction.timeout.ms": "4000"}
+            if self._times_out and guarantee == "exactly-once"
+            else {},
+        )
+        self._drivers: list[int] = []
+        self._frozen: list[int] = []
+        self._down: list[tuple[float, Callable[[], None]]] = []
+
+    def run(self) -> Report:
+        """Runs the query under faults, then without, and reads the topic."""
+        began = time.monotonic()
+        self._cluster.create_topic(self._topic, PARTITIONS, config={"min.insync.replicas": 2})
+        try:
+            for fault in self._faults:
+                self._ensure_running()
+                self._pause(self._chance.random() * 1.5)
+                self._strike(fault)
+                self._report.faults[fault] += 1
+            self._heal(wait=True)
+            self._finish()
+        finally:
+            self._heal(wait=True)
+            for pid in self._drivers:
+                self._kill_group(pid)
+        self._check()
+        shutil.rmtree(self._checkpoint, ignore_errors=True)
+        self._report.seconds = time.monotonic() - began
+        return self._report
+
+    # -- the query --------------------------------------------------------------------------------
+
+    def _start(self, **changes: object) -> int:
+        self._report.runs += 1
+        settings = replace(self._settings, seed=self._chance.randrange(1 << 30), **changes)  # type: ignore[arg-type]
+        pid = self._zygote.start(settings)
+        self._drivers.append(pid)
+        return pid
+
+    def _running(self) -> list[int]:
+        alive = []
+        for pid in self._drivers:
+            code = self._zygote.exit_code(pid)
+            if code is None:
+                alive.append(pid)
+            elif code == engine.INCOMPLETE:
+                self._report.loud += 1
+        self._drivers = alive
+        return alive
+
+    def _ensure_running(self) -> int:
+        alive = self._running()
+        return alive[-1] if alive else self._start()
+
+    def _finish(self) -> None:
+        deadline = time.monotonic() + _PATIENCE_S
+        while engine.committed(self._settings) < self._settings.batches:
+            if time.monotonic() > deadline or self._report.runs > _MOST_RUNS:
+                self._report.unfinished = True
+                return
+            self._ensure_running()
+            time.sleep(0.1)
+
+    # -- faults -----------------------------------------------------------------------------------
+
+    def _pause(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            self._heal()
+            time.sleep(min(left, 0.05))
+
+    def _strike(self, fault: Fault) -> None:
+        driver = self._ensure_running()
+        if fault is Fault.KILL_DRIVER:
+            # Its workers go on with what they are at, as executors that lost their driver.
+            self._signal(driver, signal.SIGKILL)
+        elif fault is Fault.KILL_JOB:
+            self._kill_group(driver)
+        elif fault is Fault.KILL_WORKER:
+            self._signal(self._worker_of(driver), signal.SIGKILL)
+        elif fault in (Fault.FREEZE_DRIVER, Fault.FREEZE_WORKER):
+            victim = driver if fault is Fault.FREEZE_DRIVER else self._worker_of(driver)
+            self._freeze(victim)
+            if fault is Fault.FREEZE_DRIVER and self._chance.random() < 0.7:
+                self._pause(self._chance.random())
+                self._start()
+        elif fault is Fault.DIE_IN_COMMIT:
+            self._restart(die_before_commit=self._chance.randint(1, 2 * self._settings.tasks))
+            self._await_end(8)
+        elif fault is Fault.LOSE_COMMIT:
+            self._kill_group(driver)
+            self._await_end(5)
+            self._lose_commit()
+        elif fault is Fault.SECOND_DRIVER:
+            self._start()
+        elif fault is Fault.OTHER_TASKS and not self._times_out:
+            self._kill_group(driver)
+            self._settings = replace(self._settings, tasks=self._chance.randint(1, 5))
+        elif fault is Fault.OUTLAST_TIMEOUT:
+            self._restart(die_before_commit=self._chance.randint(1, 2 * self._settings.tasks))
+            self._await_end(8)
+            self._pause(6)
+        elif fault in (Fault.KILL_BROKER, Fault.FREEZE_BROKER):
+            self._strike_broker(fault)
+
+    def _restart(self, **changes: object) -> None:
+        for pid in self._running():
+            self._kill_group(pid)
+        self._await_end(5)
+        self._start(**changes)
+
+    def _await_end(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while self._running() and time.monotonic() < until:
+            self._heal()
+            time.sleep(0.02)
+
+    def _lose_commit(self) -> None:
+        done = engine.committed(self._settings)
+        if done:
+            (self._settings.commits / str(done - 1)).unlink()
+
+    def _worker_of(self, driver: int) -> int:
+        children = _children(driver)
+        return self._chance.choice(children) if children else driver
+
+    def _freeze(self, pid: int) -> None:
+        if self._signal(pid, signal.SIGSTOP):
+            self._frozen.append(pid)
+            until = time.monotonic() + 0.3 + self._chance.random() * 4
+            self._down.append((until, lambda: self._thaw(pid)))
+
+    def _thaw(self, pid: int) -> None:
+        if pid in self._frozen:
+            self._frozen.remove(pid)
+            self._signal(pid, signal.SIGCONT)
+
+    def _strike_broker(self, fault: Fault) -> None:
+        broker = self._chance.randrange(3)
+        if not self._cluster.is_running(broker) or any("broker" in str(act) for _, act in self._down):
+            return
+        until = time.monotonic() + 0.5 + self._chance.random() * 6
+        if fault is Fault.KILL_BROKER:
+            self._cluster.kill(broker)
+            self._down.append((until, _BrokerHealing(lambda: self._cluster.start(broker))))
+        else:
+            self._cluster.freeze(broker)
+            self._down.append((until, _BrokerHealing(lambda: self._cluster.thaw(broker))))
+
+    def _heal(self, *, wait: bool = False) -> None:
+        """What was to be down until now comes back; with ``wait`` everything does."""
+        due = [one for one in self._down if wait or one[0] <= time.monotonic()]
+        self._down = [one for one in self._down if one not in due]
+        for _, act in due:
+            act()
+
+    def _signal(self, pid: int, number: signal.Signals) -> bool:
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            return False
+        return True
+
+    def _kill_group(self, driver: int) -> None:
+        try:
+            os.killpg(driver, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+
+    # -- the check --------------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        total = self._settings.batches * self._settings.rows
+        if self._report.unfinished:
+            total = engine.committed(self._settings) * self._settings.rows
+        seen = Counter(_read(self._cluster.bootstrap_servers, self._topic))
+        self._report.rows = total
+        self._report.lost = sum(1 for row in range(total) if not seen[row])
+        self._report.doubled = sum(count - 1 for count in seen.values() if count > 1)
+
+
+@dataclass
+class _BrokerHealing:
+    """Named, so that one broker is down at a time."""
+
+    act: Callable[[], None]
+
+    def __call__(self) -> None:
+        self.act()
+
+    def __str__(self) -> str:
+        return "broker"
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        text = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii")
+    except OSError:
+        return []
+    return [int(one) for one in text.split()]
+
+
+def _read(bootstrap_servers: str, topic: str) -> list[int]:
+    """All rows that readers of committed rows see, once no transaction holds them up."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap_servers,
+            "group.id": "rounds",
+            "enable.auto.commit": False,
+            "isolation.level": "read_committed",
+            "enable.partition.eof": True,
+            "log_level": 0,
+        }
+    )
+    consumer.assign([TopicPartition(topic, partition, 0) for partition in range(PARTITIONS)])
+    rows: list[int] = []
+    ended: set[int] = set()
+    deadline = time.monotonic() + 60
+    try:
+        while len(ended) < PARTITIONS:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{topic} could not be read to its end")
+            message = consumer.poll(1)
+            if message is None:
+                continue
+            if message.error() is None:
+                rows.append(int(message.value()))
+            elif message.error().name() == "_PARTITION_EOF":
+                ended.add(message.partition())
+            elif not message.error().retriable():
+                raise KafkaException(message.error())
+    finally:
+        consumer.close()
+    return rows

@@ -1,0 +1,191 @@
+"""``delivery.guarantee=exactly-once`` through real Spark: jobs, queries, foreachBatch, and what failed ones
+leave."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+
+from kafka_sink.local_broker import LocalBroker
+from kafka_sink.options import parse
+from kafka_sink.transactions.client import TransactionClient
+from kafka_sink.transactions.operations import ListOpen, Steps
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.readwriter import DataFrameWriter
+
+_numbers = itertools.count()
+_PARTITIONS = 3
+Job = Callable[..., "DataFrameWriter"]
+
+
+@pytest.fixture
+def topic(broker: LocalBroker) -> str:
+    name = f"spark-exactly-once-{next(_numbers)}"
+    broker.create_topic(name, _PARTITIONS)
+    return name
+
+
+@pytest.fixture
+def job(broker: LocalBroker, topic: str) -> Job:
+    def writer(frame: DataFrame, **options: str) -> DataFrameWriter:
+        return (
+            frame.selectExpr("cast(id as string) value")
+            .write.format("kafka-chunked")
+            .mode("append")
+            .option("kafka.bootstrap.servers", broker.bootstrap_servers)
+            .option("topic", topic)
+            .option("delivery.guarantee", "exactly-once")
+            .options(**options)
+        )
+
+    return writer
+
+
+@pytest.fixture(autouse=True)
+def _no_query_is_left(spark: SparkSession) -> Iterator[None]:
+    yield
+    for query in spark.streams.active:
+        query.stop()
+
+
+def committed(broker: LocalBroker, topic: str) -> list[int]:
+    """What readers of committed rows see, once markers are written."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": broker.bootstrap_servers,
+            "group.id": "reader",
+            "enable.auto.commit": False,
+            "isolation.level": "read_committed",
+            "enable.partition.eof": True,
+        }
+    )
+    consumer.assign([TopicPartition(topic, partition, 0) for partition in range(_PARTITIONS)])
+    rows, ended = [], 0
+    while ended < _PARTITIONS:
+        message = consumer.poll(10)
+        assert message is not None
+        if message.error() is not None:
+            ended += 1
+        else:
+            rows.append(int(message.value()))
+    consumer.close()
+    return sorted(rows)
+
+
+def await_rows(broker: LocalBroker, topic: str, expected: list[int]) -> None:
+    deadline = time.monotonic() + 30
+    while (rows := committed(broker, topic)) != expected:
+        assert len(rows) <= len(expected), Counter(rows).most_common(3)
+        assert time.monotonic() < deadline, f"{len(rows)} of {len(expected)}"
+        time.sleep(0.1)
+
+
+def open_transactions(broker: LocalBroker, prefix: str) -> list[str]:
+    client = TransactionClient(parse({"kafka.bootstrap.servers": broker.bootstrap_servers}).options)
+
+    def steps() -> Steps[list[str]]:
+        (names,) = yield (ListOpen(prefix),)
+        return list(names)
+
+    try:
+        return client.run(steps(), 30_000)
+    finally:
+        client.close()
+
+
+def test_a_job_that_is_run_again_under_its_version_writes_nothing(
+    spark: SparkSession, job: Job, broker: LocalBroker, topic: str
+) -> None:
+    job(spark.range(1000).repartition(3), txnAppId="nightly", txnVersion="1").save()
+    # However its rows are split by then.
+    job(spark.range(1000).repartition(5), txnAppId="nightly", txnVersion="1").save()
+    job(spark.range(1000, 2000), txnAppId="nightly", txnVersion="2").save()
+    job(spark.range(1000), txnAppId="nightly", txnVersion="1").save()
+    await_rows(broker, topic, list(range(2000)))
+
+
+def test_of_a_job_that_fails_readers_see_nothing_and_nothing_stays_open(
+    spark: SparkSession, job: Job, broker: LocalBroker, topic: str
+) -> None:
+    failing = spark.range(0, 1000, 1, 4).selectExpr("if(id = 999, raise_error('no'), id) id")
+    with pytest.raises(Exception, match="no"):
+        job(failing, **{"transactional.id.prefix": f"failing-{topic}"}).save()
+    assert open_transactions(broker, f"failing-{topic}") == []
+    assert committed(broker, topic) == []
+    job(spark.range(10), **{"transactional.id.prefix": f"failing-{topic}"}).save()
+    await_rows(broker, topic, list(range(10)))
+
+
+def test_for_each_batch_writes_a_batch_that_is_run_again_once(
+    spark: SparkSession, job: Job, broker: LocalBroker, topic: str
+) -> None:
+    for version in (0, 0, 1, 1):
+        frame = spark.range(version * 100, version * 100 + 100)
+        job(frame, txnAppId="query", txnVersion=str(version)).save()
+    await_rows(broker, topic, list(range(200)))
+
+
+def test_a_query_whose_last_commit_is_lost_and_whose_tasks_change_writes_each_row_once(
+    spark: SparkSession, broker: LocalBroker, topic: str, tmp_path: Path
+) -> None:
+    checkpoint = tmp_path / "checkpoint"
+
+    def run(tasks: int, until: int) -> None:
+        query = (
+            spark.readStream.format("rate-micro-batch")
+            .option("rowsPerBatch", 500)
+            .option("numPartitions", tasks)
+            .load()
+            .selectExpr("cast(value as string) value")
+            .writeStream.format("kafka-chunked")
+            .option("kafka.bootstrap.servers", broker.bootstrap_servers)
+            .option("topic", topic)
+            .option("delivery.guarantee", "exactly-once")
+            .option("checkpointLocation", str(checkpoint))
+            .start()
+        )
+        deadline = time.monotonic() + 120
+        while not (checkpoint / "commits" / str(until)).exists():
+            assert query.isActive, query.exception()
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        query.stop()
+
+    def last_commit() -> int:
+        return max(int(name) for name in os.listdir(checkpoint / "commits") if name.isdigit())
+
+    run(2, 2)
+    lost = last_commit()
+    for name in (str(lost), f".{lost}.crc"):
+        (checkpoint / "commits" / name).unlink(missing_ok=True)
+    run(3, lost + 2)
+    rows = committed(broker, topic)
+    assert rows == list(range(len(rows)))
+    assert len(rows) % 500 == 0
+    assert len(rows) >= (lost + 3) * 500
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"kafka.acks": "1"}, "needs kafka.acks=all"),
+        ({"kafka.enable.idempotence": "false"}, "needs idempotence"),
+        ({"txnAppId": "a"}, "txnVersion"),
+        ({"kafka.transaction.timeout.ms": "86400000"}, "transaction.max.timeout.ms"),
+    ],
+)
+def test_what_cannot_hold_is_refused_when_the_write_is_planned(
+    spark: SparkSession, job: Job, options: dict[str, str], reason: str
+) -> None:
+    with pytest.raises(Exception, match=reason):
+        job(spark.range(1), **options).save()
