@@ -18,7 +18,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 # Between single backticks in pages: a path with an ending or a slash at its end.
 _PATH = re.compile(r"`([A-Za-z_][\w./-]*(?:\.py|\.json|\.md|\.toml|/))(?:`|:)")
 # Between double backticks in docstrings: a lone identifier, called or not, perhaps an attribute of one.
-_NAME = re.compile(r"``([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)(?:\(\))?``")
+_NAME = re.compile(r"``(?!TLS_)([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)(?:\(\))?``")
 _SEE = re.compile(r"\b[Ss]ee (?:the )?([A-Z]\w+)(?:\.(\w+))?\.")
 # Of other projects: named, and nowhere in this package's code.
 _OTHERS = frozenset(
@@ -26,6 +26,8 @@ _OTHERS = frozenset(
         *("CommonClientConfigs", "DumpLogSegments", "KafkaWriter", "ProducerConfig", "validate"),
         *(
             "invalidate_caches",
+            "JaasConfig",
+            "StreamTokenizer",
             "pyspark_kafka_chunked",
             "shutdownOutput",
             "sha256sum",
