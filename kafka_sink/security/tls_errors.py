@@ -28,7 +28,7 @@ _REASONS = {
     "SSLV3_ALERT_BAD_CERTIFICATE": "the broker refuses this client's certificate, or wants one: "
     + _REMEDY_KEY,
     "SSLV3_ALERT_CERTIFICATE_UNKNOWN": "the broker refuses this client's certificate: its authority is not "
-    "one that the broker trusts, it has expired, or it is missing",
+    "one that the broker trusts, it has expired, or it is missing: check kafka.ssl.keystore.location",
     "TLSV1_ALERT_UNKNOWN_CA": "the broker does not trust the authority of this client's certificate in "
     "kafka.ssl.keystore",
     "SSLV3_ALERT_CERTIFICATE_EXPIRED": "this client's certificate in kafka.ssl.keystore has expired",

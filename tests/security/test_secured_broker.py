@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -269,7 +270,7 @@ def test_one_good_address_of_several_is_enough_and_all_bad_ones_are_named_in_tim
         assert time.monotonic() - begun < BOUND_S + 5
     text = str(caught.value)
     assert "127.0.0.1:1: connecting by TCP failed: Connection refused" in text
-    assert f"{mute}: the TLS handshake did not end" in text
+    assert re.search(f"{mute}: (the TLS handshake|connecting by TCP) did not end", text), text
     assert "it is no TLS listener" in text
 
 
@@ -287,12 +288,11 @@ def test_rights_that_are_missing_are_named(secured: Secured) -> None:
     secured.broker.create_topic("readable", 1)
     acls = [
         AclBinding(
-            kind, name, ResourcePatternType.LITERAL, "User:bob", "*", operation, AclPermissionType.DENY
+            ResourceType.TOPIC, name, ResourcePatternType.LITERAL, "User:bob", "*", operation, permission
         )
-        for kind, name, operation in (
-            (ResourceType.TOPIC, "readable", AclOperation.WRITE),
-            (ResourceType.TOPIC, "hidden", AclOperation.ALL),
-            (ResourceType.TOPIC, "uncreatable", AclOperation.CREATE),
+        for name, operation, permission in (
+            ("readable", AclOperation.READ, AclPermissionType.ALLOW),
+            ("hidden", AclOperation.ALL, AclPermissionType.DENY),
         )
     ]
     for done in admin.create_acls(acls).values():
@@ -374,11 +374,18 @@ class CuttingProxy:
                 client = self._listener.accept()[0]
             except OSError:
                 return
-            broker = socket.create_connection(("127.0.0.1", self._target))
             most = self._count if not self.cut else 1 << 62
             self.cut = 1
-            for source, sink, limit in ((client, broker, 1 << 62), (broker, client, most)):
-                threading.Thread(target=_pump, args=(source, sink, limit), daemon=True).start()
+            threading.Thread(target=self._forward, args=(client, most), daemon=True).start()
+
+    def _forward(self, client: socket.socket, most: int) -> None:
+        import threading
+
+        with client, socket.create_connection(("127.0.0.1", self._target)) as broker:
+            back = threading.Thread(target=_pump, args=(broker, client, most))
+            back.start()
+            _pump(client, broker, 1 << 62)
+            back.join()
 
 
 def _pump(source: socket.socket, sink: socket.socket, limit: int) -> None:
