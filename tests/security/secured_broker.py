@@ -20,6 +20,9 @@ from tests.security.certificates import Authority, Identity
 # Every character that somebody's parser stumbles over.
 PASSWORD = "p'a\"s,s\\w=o;r d#/*ä€*/"
 USER = "ali=ce,"
+# As Azure Event Hubs has them.
+CONNECTION_STRING_USER = "$ConnectionString"
+CONNECTION_STRING = "Endpoint=sb://x.test/;SharedAccessKeyName=k;SharedAccessKey=q+/w=="
 ISSUER, AUDIENCE = "https://issuer.test", "kafka"
 _MODULES = "org.apache.kafka.common.security"
 # Listener -> security protocol. The numbers of a session's length are in seconds.
@@ -132,7 +135,8 @@ def _properties(folder: Path, sessions_ms: int) -> Mapping[str, object]:
         values |= {
             f"{prefix}.sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-256,SCRAM-SHA-512,OAUTHBEARER",
             f"{prefix}.plain.sasl.jaas.config": f"{_MODULES}.plain.PlainLoginModule required "
-            f"user_bob={jaas_quoted(PASSWORD)} {jaas_quoted('user_' + USER)}={jaas_quoted(PASSWORD)};",
+            f"user_bob={jaas_quoted(PASSWORD)} {jaas_quoted('user_' + USER)}={jaas_quoted(PASSWORD)} "
+            f"{jaas_quoted('user_' + CONNECTION_STRING_USER)}={jaas_quoted(CONNECTION_STRING)};",
             f"{prefix}.scram-sha-256.sasl.jaas.config": f"{_MODULES}.scram.ScramLoginModule required;",
             f"{prefix}.scram-sha-512.sasl.jaas.config": f"{_MODULES}.scram.ScramLoginModule required;",
             f"{prefix}.oauthbearer.sasl.jaas.config": (

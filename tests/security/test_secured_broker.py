@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import socket
+import ssl
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,7 +24,17 @@ from kafka_sink.options import SinkOptions, parse
 from kafka_sink.producer import Producer
 from kafka_sink.rows.column_plan import ColumnPlan
 from tests.security.certificates import Authority
-from tests.security.secured_broker import PASSWORD, USER, Secured, jaas_quoted, plain_jaas, secured_broker
+from tests.security.secured_broker import (
+    CONNECTION_STRING,
+    CONNECTION_STRING_USER,
+    PASSWORD,
+    USER,
+    Secured,
+    jaas_quoted,
+    plain_jaas,
+    secured_broker,
+)
+from tests.security.token_server import TokenServer
 
 OAUTH_MODULE = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule"
 # Planning says what is wrong within this.
@@ -92,14 +103,53 @@ WAYS: dict[str, Callable[[Secured], dict[str, str]]] = {
     ),
     "SCRAM-SHA-256": lambda secured: scram(secured, "SCRAM-SHA-256"),
     "SCRAM-SHA-512": lambda secured: scram(secured, "SCRAM-SHA-512"),
-    "OAUTHBEARER": by_token,
+    "OAUTHBEARER from a file": by_token,
+    "OAUTHBEARER from a function": lambda secured: {
+        **secured.options("SASL", sasl_mechanism="OAUTHBEARER"),
+        "sasl.oauthbearer.token.provider": "tests.security.providers.from_file",
+    },
+    "a connection string": lambda secured: secured.options(
+        "SASL",
+        sasl_mechanism="PLAIN",
+        sasl_username=CONNECTION_STRING_USER,
+        sasl_password=CONNECTION_STRING,
+    ),
 }
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_rows_arrive_and_topics_are_created(secured: Secured, way: str) -> None:
+def test_rows_arrive_and_topics_are_created(
+    secured: Secured, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "token").write_text(secured.tokens.token())
+    monkeypatch.setenv("TEST_TOKEN_FILE", str(tmp_path / "token"))
     topic = "way-" + "".join(char if char.isalnum() else "-" for char in way)
     assert write(options(WAYS[way](secured), topic)) == 1000
+
+
+def test_tokens_come_from_an_endpoint_once_for_all_connections(secured: Secured) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(secured.folder / "server.pem")
+    with TokenServer(context) as server:
+        server.gives(secured.tokens.token, lifetime_s=300)
+        trust = f"ssl.truststore.type=PEM ssl.truststore.location={jaas_quoted(secured.trust)}"
+        jaas = f"{OAUTH_MODULE} required clientId='me' clientSecret={jaas_quoted(PASSWORD)} {trust};"
+        raw = secured.options(
+            "SASL",
+            sasl_mechanism="OAUTHBEARER",
+            sasl_oauthbearer_token_endpoint_url=server.url,
+            sasl_jaas_config=jaas,
+        )
+        for number in range(3):
+            assert write(options(raw, f"endpoint-{number}")) == 1000
+        assert len(server.requests) == 1
+        untrusting = {**raw, "kafka.sasl.jaas.config": jaas.replace(trust, "")}
+        with pytest.raises(AuthenticationError, match=r"TLS with the token endpoint .*trusted authority"):
+            prepare_topic(options(untrusting))
+        server.answer = lambda: (401, b'{"error": "invalid_client"}')
+        other = {**raw, "kafka.sasl.jaas.config": jaas.replace("'me'", "'you'")}
+        with pytest.raises(AuthenticationError, match=r"answered 401 \(invalid_client\): check client id"):
+            prepare_topic(options(other))
 
 
 MISTAKES: dict[str, tuple[Callable[[Secured], dict[str, str]], type[KafkaSinkError], str]] = {

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import base64
-import json
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,7 @@ from kafka_sink.security.token_endpoint import TokenEndpoint
 from kafka_sink.security.token_provider import load
 from kafka_sink.security.token_source import TokenSource, token_source
 from tests.security.secured_broker import TokenIssuer
+from tests.security.token_server import TokenServer
 
 SECRET = "s3cr:t/+ ü"
 
@@ -162,53 +161,19 @@ def test_what_a_function_raises_or_returns_is_not_shown() -> None:
 # -- the endpoint -----------------------------------------------------------------------------------
 
 
-class Endpoint:
-    """Answers token requests with what a test says; keeps the requests."""
-
-    def __init__(self) -> None:
-        self.answer: tuple[int, bytes] = (200, b"{}")
-        self.headers: dict[str, str] = {}
-        self.requests: list[tuple[str, dict[str, str], str]] = []
-        outer = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"])).decode()
-                outer.requests.append((self.path, dict(self.headers), body))
-                status, answer = outer.answer
-                self.send_response(status)
-                for name, value in outer.headers.items():
-                    self.send_header(name, value)
-                self.end_headers()
-                self.wfile.write(answer)
-
-            def log_message(self, *_: Any) -> None:
-                """Nothing: tests look at the requests."""
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.thread = threading.Thread(target=self.server.serve_forever, daemon=True)
-        self.thread.start()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server.server_port}/oauth/token?a=b"
-
-
 @pytest.fixture
-def endpoint() -> Iterator[Endpoint]:
-    made = Endpoint()
-    yield made
-    made.server.shutdown()
-    made.server.server_close()
+def endpoint() -> Iterator[TokenServer]:
+    with TokenServer() as server:
+        yield server
 
 
-def asking(endpoint: Endpoint, **changes: Any) -> TokenEndpoint:
+def asking(endpoint: TokenServer, **changes: Any) -> TokenEndpoint:
     given = {"url": endpoint.url, "client_id": "me", "client_secret": Secret(SECRET), "read_timeout_s": 2.0}
     return TokenEndpoint(TokenSettings(**{**given, **changes}))
 
 
-def test_it_is_asked_as_rfc_6749_has_it(endpoint: Endpoint) -> None:
-    endpoint.answer = (200, json.dumps({"access_token": "opaque", "expires_in": 60}).encode())
+def test_it_is_asked_as_rfc_6749_has_it(endpoint: TokenServer) -> None:
+    endpoint.gives(lambda: "opaque")
     found = asking(endpoint, scope="kafka read").fetch()
     assert found.text == Secret("opaque")
     assert found.expires_at_s is not None
@@ -240,9 +205,9 @@ def test_it_is_asked_as_rfc_6749_has_it(endpoint: Endpoint) -> None:
     ],
 )
 def test_each_answer_of_the_endpoint(
-    endpoint: Endpoint, status: int, body: bytes, kind: type[Exception], problem: str
+    endpoint: TokenServer, status: int, body: bytes, kind: type[Exception], problem: str
 ) -> None:
-    endpoint.answer, endpoint.headers = (status, body), {"Location": endpoint.url}
+    endpoint.answer, endpoint.headers = lambda: (status, body), {"Location": endpoint.url}
     with pytest.raises(kind, match=problem) as caught:
         asking(endpoint).fetch()
     assert SECRET not in str(caught.value)

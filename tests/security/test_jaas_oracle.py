@@ -1,0 +1,85 @@
+"""The same texts read by Kafka's own client: the same modules and options, or refused by both."""
+
+from __future__ import annotations
+
+import base64
+import random
+import subprocess
+from pathlib import Path
+
+from kafka_sink.errors import ConfigurationError
+from kafka_sink.local_broker import LocalBroker
+from kafka_sink.secret import Secret
+from kafka_sink.security.jaas import parse_jaas
+from tests.security.secured_broker import PASSWORD, jaas_quoted, plain_jaas
+
+SOURCE = Path(__file__).with_name("JaasOracle.java")
+MODULE = "org.apache.kafka.common.security.plain.PlainLoginModule"
+PIECES = (
+    *(MODULE, " required ", " optional ", "a", "b=", "c = ", '"x y"', "'q'", "word", "9", "1.5", "-", "-a"),
+    *(
+        ";",
+        " ",
+        "\n",
+        "=",
+        "/",
+        "//",
+        "/*",
+        "*/",
+        "\\",
+        '"',
+        "'",
+        '"\\""',
+        "\\n",
+        "ü",
+        "€",
+        "$",
+        "_",
+        ".",
+        "@",
+    ),
+    *('"\\101\\7\\400"', "user-name", "a.b", "k=v", 'k="v"', "\t", "\x01", "#", ","),
+)
+
+
+def encoded(text: str) -> str:
+    return base64.b64encode(text.encode()).decode()
+
+
+def ours(text: str) -> str:
+    try:
+        module = parse_jaas(Secret(text))
+    except ConfigurationError:
+        return "refused"
+    pairs = sorted((name, value.reveal()) for name, value in module.options.items())
+    return " ".join([encoded(module.name), *(f"{encoded(name)}={encoded(value)}" for name, value in pairs)])
+
+
+def texts() -> list[str]:
+    chosen = random.Random(7)
+    made = [
+        plain_jaas("u", PASSWORD),
+        f"{MODULE} required;",
+        "",
+        ";",
+        f"{MODULE} required a={jaas_quoted('')};",
+    ]
+    for _ in range(3000):
+        middle = "".join(chosen.choice(PIECES) for _ in range(chosen.randrange(1, 9)))
+        made.append(f"{MODULE} required {middle};" if chosen.random() < 0.8 else middle)
+    return made
+
+
+def test_every_text_is_read_as_kafkas_client_reads_it(broker: LocalBroker) -> None:
+    given = texts()
+    command = [broker.java, "-cp", broker.classpath, str(SOURCE)]
+    lines = "\n".join(map(encoded, given)) + "\n"
+    done = subprocess.run(command, input=lines, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    theirs = done.stdout.splitlines()
+    assert len(theirs) == len(given)
+    different = [
+        (text, mine, its) for text, its in zip(given, theirs, strict=True) if (mine := ours(text)) != its
+    ]
+    assert different == []
+    assert sum(line != "refused" for line in theirs) > 100
