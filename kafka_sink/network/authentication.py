@@ -24,6 +24,8 @@ from kafka_sink.security.sasl import SaslExchange
 HANDSHAKE_VERSIONS = (1, int(SaslHandshakeRequest.max_version))
 AUTHENTICATE_VERSIONS = (0, int(SaslAuthenticateRequest.max_version))
 _UNSUPPORTED_MECHANISM, _ILLEGAL_STATE, _FAILED = 33, 34, 58
+# Kerberos takes four, SCRAM two.
+_MOST_ROUNDS = 16
 # Of what a broker says, which comes from the network.
 _MOST_CHARACTERS = 300
 
@@ -74,6 +76,7 @@ class Login:
         self._exchange = exchange
         self._name = name
         self._versions = versions
+        self._rounds = 0
 
     def begin(self) -> LoginRequest:
         """The first request."""
@@ -108,6 +111,9 @@ class Login:
         return version
 
     def _authenticate(self, data: bytes) -> LoginRequest:
+        self._rounds += 1
+        if self._rounds > _MOST_ROUNDS:
+            raise AuthenticationError(f"login at {self._name} failed: it goes on with challenges")
         version = self._version(SASL_AUTHENTICATE, AUTHENTICATE_VERSIONS)
         body = SaslAuthenticateRequest(version=version, auth_bytes=data).encode(version=version)
         return LoginRequest(SASL_AUTHENTICATE, version, memoryview(bytes(body)))

@@ -6,6 +6,8 @@ import struct
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from kafka.protocol.metadata import ApiVersionsResponse, MetadataResponse
 from kafka.protocol.sasl import SaslAuthenticateResponse, SaslHandshakeResponse
 
@@ -14,6 +16,7 @@ from kafka_sink.network import requests
 from kafka_sink.network.connection import Connection, Phase
 from kafka_sink.secret import Secret
 from kafka_sink.security import sasl
+from tests.effort import tries
 from tests.faults.fake_state import framed
 from tests.network.network_harness import metadata_request
 
@@ -231,3 +234,57 @@ def test_scram_never_raises_anything_else(junk: bytes) -> None:
     exchange.first()
     with pytest.raises(KafkaSinkError):
         exchange.respond(junk)
+
+
+@given(st.binary(max_size=200))
+@settings(max_examples=tries(200), deadline=None)
+@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "OAUTHBEARER"])
+def test_any_challenge_is_answered_or_refused_and_never_shows_the_secret(
+    mechanism: str, challenge: bytes
+) -> None:
+    exchange = _exchange(mechanism)
+    exchange.first()
+    problem = ""
+    try:
+        for _ in range(3):
+            if exchange.respond(challenge) is None:
+                break
+    except KafkaSinkError as error:
+        problem = str(error)
+    assert SECRET not in problem
+
+
+def _exchange(mechanism: str) -> sasl.SaslExchange:
+    if mechanism == "PLAIN":
+        return sasl.plain("u", Secret(SECRET))
+    if mechanism == "OAUTHBEARER":
+        return sasl.oauthbearer(Secret(SECRET), {})
+    return sasl.scram(mechanism, "u", Secret(SECRET))
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.binary(max_size=60)), max_size=6))
+@settings(max_examples=tries(200), deadline=None)
+def test_any_bytes_at_any_point_of_a_login_are_errors_of_this_package(
+    pieces: list[tuple[int, bytes]],
+) -> None:
+    one, broker = connection(sasl.scram("SCRAM-SHA-512", "u", Secret(SECRET))), Broker()
+    one.start(0.0)
+    problem = ""
+    try:
+        for answers, junk in pieces:
+            for _ in range(answers):
+                if data := sent(one):
+                    one.receive(broker.answer(data))
+                one.next_answer(0.0)
+            one.receive(junk)
+            one.next_answer(0.0)
+    except KafkaSinkError as error:
+        problem = str(error)
+    assert SECRET not in problem
+
+
+def test_a_broker_that_goes_on_with_challenges_is_left() -> None:
+    one, broker = connection(sasl.oauthbearer(Secret(SECRET), {})), Broker(data=b"{}")
+    one.start(0.0)
+    with pytest.raises(AuthenticationError, match="goes on with challenges"):
+        talk(one, broker)

@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from kafka.protocol.admin.topics import CreateTopicsResponse
 from kafka.protocol.metadata import ApiVersionsResponse, MetadataResponse
 from kafka.protocol.producer import InitProducerIdResponse, ProduceResponse
+from kafka.protocol.sasl import SaslAuthenticateResponse, SaslHandshakeResponse
 
 from kafka_sink.errors import ProtocolError
-from kafka_sink.network import produce, requests
+from kafka_sink.network import authentication, produce, requests
 from tests.effort import tries
 from tests.faults.fake_state import framed
 
@@ -24,6 +26,9 @@ DECODERS: dict[str, tuple[Callable[[int, bytes], Any], range, type]] = {
     "metadata": (requests.decode_metadata, range(4, 14), requests.MetadataAnswer),
     "api_versions": (requests.decode_api_versions, range(5), requests.ApiVersionsAnswer),
     "init_producer_id": (requests.decode_init_producer_id, range(7), requests.ProducerIdAnswer),
+    "create_topics": (requests.decode_create_topic, range(2, 8), requests.CreateTopicAnswer),
+    "sasl_handshake": (authentication.decode_handshake, range(1, 2), authentication.HandshakeAnswer),
+    "sasl_authenticate": (authentication.decode_authenticate, range(3), authentication.AuthenticateAnswer),
 }
 CASES = [(name, version) for name, (_, versions, _) in DECODERS.items() for version in versions]
 
@@ -66,6 +71,17 @@ def valid(name: str, version: int) -> bytes:
     elif name == "api_versions":
         rows = [ApiVersionsResponse.ApiVersion(api_key=key, min_version=0, max_version=9) for key in range(3)]
         response = ApiVersionsResponse(version=version, error_code=0, api_keys=rows)
+    elif name == "create_topics":
+        made = CreateTopicsResponse.CreatableTopicResult(
+            name="topic", topic_id=uuid.UUID(int=7), error_code=38, error_message="why", configs=[]
+        )
+        response = CreateTopicsResponse(version=version, topics=[made], throttle_time_ms=3)
+    elif name == "sasl_handshake":
+        response = SaslHandshakeResponse(version=version, error_code=33, mechanisms=["PLAIN", "GSSAPI"])
+    elif name == "sasl_authenticate":
+        response = SaslAuthenticateResponse(
+            version=version, error_code=58, error_message="why", auth_bytes=b"bytes", session_lifetime_ms=9
+        )
     else:
         response = InitProducerIdResponse(version=version, error_code=0, producer_id=5, producer_epoch=1)
     return framed(response, 1)[4:]
