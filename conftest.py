@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kafka_sink.local_broker import LocalBroker
-from tests.strategy import forced
+from tests.support.strategy import forced
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -10,7 +10,7 @@ from __future__ import annotations
 __all__: list[str] = []
 
 try:
-    from kafka_sink.datasource import KafkaChunkedDataSource as DefaultSource
+    from kafka_sink.spark.datasource import KafkaChunkedDataSource as DefaultSource
 
     __all__ += ["DefaultSource"]
 except Exception as failure:  # noqa: BLE001 - whatever it is, other data sources must stay usable

@@ -38,11 +38,11 @@ from kafka_sink.accumulator.record_accumulator import (
     AccumulatorSettings,
     RecordAccumulator,
 )
+from kafka_sink.accumulator.record_appender import RecordAppender
 from kafka_sink.accumulator.single_buffer import FullAllocator
-from kafka_sink.accumulator.unit import Unit
-from kafka_sink.accumulator.unit_appender import UnitAppender
 from kafka_sink.model import CompressionType, TopicPartition
 from kafka_sink.records import encoder
+from kafka_sink.records.ordered_rows import OrderedRows
 
 HEADER = bytes(61)
 RUN = 4096
@@ -166,7 +166,7 @@ class AppendRow:
     pool_bytes: int
 
 
-def unit_over(partitions: list[TopicPartition], rows: int) -> Unit:
+def unit_over(partitions: list[TopicPartition], rows: int) -> OrderedRows:
     """``rows`` keyed 110-byte rows for each partition."""
     count = rows * len(partitions)
     keys = pa.array([b"k%09d" % number for number in range(count)], pa.binary())
@@ -174,7 +174,7 @@ def unit_over(partitions: list[TopicPartition], rows: int) -> Unit:
     lengths = encoder.binary_lengths
     columns = encoder.RecordColumns(keys, (values,), None, lengths(keys), lengths(values), None)
     starts = list(range(0, count + 1, rows))
-    return Unit(columns, np.zeros(count, dtype=np.int64), partitions, starts)
+    return OrderedRows(columns, np.zeros(count, dtype=np.int64), partitions, starts)
 
 
 class Appending:
@@ -194,7 +194,7 @@ class Appending:
         )
         self.pool, allocator = allocator_of(strategy, batch_size, memory)
         self._accumulator = RecordAccumulator(settings, allocator)
-        self._appender = UnitAppender(self._accumulator, None, lambda: 0.0, lambda: None)
+        self._appender = RecordAppender(self._accumulator, None, lambda: 0.0, lambda: None)
         self._unit = unit_over([TopicPartition("t", number) for number in range(partitions)], rows)
         self._units = units
         self.batches = 0
@@ -230,7 +230,7 @@ def measure_append(strategy: str, batch_size: int, partitions: int, rows: int, s
         appending.batch_bytes,
         ns / appending.batches,
         ns / units / partitions,
-        appending.pool.metrics().peak_used_bytes,
+        appending.pool.metrics().max_used_bytes,
     )
 
 

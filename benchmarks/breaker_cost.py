@@ -19,18 +19,18 @@ from dataclasses import asdict, dataclass
 
 from benchmarks import direct_producer
 from benchmarks.surroundings import RESULTS
-from kafka_sink.cluster.circuit_breaker import (
+from kafka_sink.breaker import (
     CircuitBreakManager,
     FailureRateCircuitBreaker,
 )
+from kafka_sink.breaker.producer_breaker import ProducerBreaker
+from kafka_sink.breaker.send_policy import NoSendPolicy, SendPolicy
 from kafka_sink.local_broker import LocalBroker
 from kafka_sink.model import TopicPartition
 from kafka_sink.options import parse
 from kafka_sink.producer import Producer
 from kafka_sink.rows.column_plan import ColumnPlan
-from kafka_sink.sending.breaker_gate import BreakerGate
-from kafka_sink.sending.observer import NoObserver, SendObserver
-from tests.breaker.breaker_cluster import Cluster
+from tests.support.breaker_cluster import Cluster
 
 NODES = 3
 PARTITIONS = 12
@@ -58,14 +58,14 @@ class Whole:
     breaker_share: float
 
 
-def gate() -> BreakerGate:
+def gate() -> ProducerBreaker:
     cluster = Cluster(**{TOPIC: [partition % NODES for partition in range(PARTITIONS)]})
     breaker = FailureRateCircuitBreaker()
     breaker.configure({})
-    return BreakerGate(breaker, CircuitBreakManager(cluster, 2_000.0), str)
+    return ProducerBreaker(breaker, CircuitBreakManager(cluster, 2_000.0), str)
 
 
-def calls_ns(observer: SendObserver, per_request: int, requests: int, rounds: int) -> float:
+def calls_ns(observer: SendPolicy, per_request: int, requests: int, rounds: int) -> float:
     """Nanoseconds per batch, of the best round."""
     places = [
         [TopicPartition(TOPIC, node + NODES * number) for number in range(per_request)]
@@ -146,7 +146,7 @@ def main() -> None:
         found = Calls(
             per_request,
             calls_ns(gate(), per_request, requests, rounds),
-            calls_ns(NoObserver(), per_request, requests, rounds),
+            calls_ns(NoSendPolicy(), per_request, requests, rounds),
         )
         calls.append(found)
         print(f"{per_request:18}{found.breaker_ns:22,.0f}{found.none_ns:15,.0f}", flush=True)

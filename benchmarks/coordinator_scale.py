@@ -4,7 +4,7 @@
 
 The coordinator's own server runs in a process of its own, its brokers are scripted. Tasks are modelled in
 another process: each has a connection, proves the secret, and tells as often and as much as a real task does
-(``BreakerExchange``, ``MetadataExchange``), of the worst kind: all its partitions are written in each
+(``BreakerChannel``, ``MetadataChannel``), of the worst kind: all its partitions are written in each
 interval, and it holds batches for all that is muted. Bodies are encoded once, so that the model costs less
 than what it measures. In each case first nothing is wrong, then a broker is muted on one task's word, or
 partitions on their failures. Figures of the server: processor time in percent of a core, the 99th percentile
@@ -34,11 +34,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.surroundings import RESULTS, ROOT, environment
-from kafka_sink.coordinator.breaker_messages import MuteReport, Report, encode_report
-from kafka_sink.coordinator.messages import MOST_FRAME_BYTES, FrameReader, Session
-from kafka_sink.coordinator.metadata_messages import in_parts
+from kafka_sink.coordinator.wire.breaker_messages import BreakerReport, MuteReport, encode_report
+from kafka_sink.coordinator.wire.metadata_messages import in_parts
+from kafka_sink.coordinator.wire.session import MAX_FRAME_BYTES, FrameReader, Session
 from kafka_sink.model import TopicPartition
-from tests.faults.fake_broker import FakeCluster
+from tests.support.fake_broker import FakeCluster
 
 SECRET = bytes(range(32))
 KEY = "modelled"
@@ -104,7 +104,7 @@ class Task:
     number: int
     sock: socket.socket
     session: Session = field(default_factory=lambda: Session(SECRET, "client"))
-    frames: FrameReader = field(default_factory=lambda: FrameReader(MOST_FRAME_BYTES))
+    frames: FrameReader = field(default_factory=lambda: FrameReader(MAX_FRAME_BYTES))
     unsent: bytearray = field(default_factory=bytearray)
     asked: dict[int, float] = field(default_factory=dict)
     count: int = 0
@@ -274,7 +274,7 @@ class Model:
         self.at(time.monotonic() + interval_ms / 1000, lambda: self._report(task))
 
     def _body(self, task: Task, nodes: list[int]) -> dict[str, Any]:
-        body = encode_report(Report(dict.fromkeys(nodes, 5.0), 400 * len(self.partitions)))
+        body = encode_report(BreakerReport(dict.fromkeys(nodes, 5.0), 400 * len(self.partitions)))
         if task.number in self.failing and not task.muted:
             body["outcomes"] = [
                 [topic, index, 0, 5, True, "NOT_ENOUGH_REPLICAS"] for topic, index in self.sick
@@ -303,7 +303,7 @@ class Model:
             return started
         self.run(2.5)  # so long nobody has had an answer from it
         started = time.monotonic()
-        report = Report(muted=(MuteReport(SICK, "silent", 2000.0),))
+        report = BreakerReport(muted=(MuteReport(SICK, "silent", 2000.0),))
         self.tell(self.tasks[0], "breaker", encode_report(report))
         return started
 
@@ -342,8 +342,8 @@ def _head(frame: bytes) -> dict[str, Any] | None:
 
 
 def serve(fd: int, bootstrap: str) -> None:
-    from kafka_sink.coordinator.process import _HANDLERS
-    from kafka_sink.coordinator.server import CoordinatorServer, ServerBounds
+    from kafka_sink.coordinator.server.process import _HANDLERS
+    from kafka_sink.coordinator.server.server import CoordinatorServer, ServerBounds
     from kafka_sink.options import parse
 
     async def main() -> None:

@@ -27,8 +27,8 @@ from typing import Any
 from benchmarks import peers
 from benchmarks.surroundings import RESULTS, environment
 from kafka_sink.local_broker import LocalBroker
-from tests.faults.proxy import ProxyCluster
-from tests.standalone.standalone_cluster import StandaloneCluster
+from tests.support.proxy import ProxyCluster
+from tests.support.standalone_cluster import StandaloneCluster
 
 JVM_SINK_SPARK = "4.1.1"
 OURS, JVM = "kafka-chunked", "kafka"

@@ -24,8 +24,8 @@ from typing import Any, Protocol
 from kafka.protocol.metadata import MetadataResponse
 
 from benchmarks.surroundings import RESULTS
-from kafka_sink.cluster.metadata import MetadataCache, MetadataUpdate
-from kafka_sink.model import Node, PartitionInfo, TopicMetadata
+from kafka_sink.metadata.cache import MetadataCache
+from kafka_sink.model import MetadataUpdate, Node, PartitionInfo, TopicMetadata
 from kafka_sink.network import requests
 
 TOPICS = 10_000

@@ -34,7 +34,7 @@ from benchmarks import frozen_run as scene
 from benchmarks import paced_rows
 from benchmarks.surroundings import RESULTS
 from kafka_sink.local_broker import LocalBroker
-from tests.faults.proxy import ProxyCluster
+from tests.support.proxy import ProxyCluster
 
 PARTITIONS, BROKERS, TASKS = 12, 3, 4
 POLL_S = 0.02

@@ -24,7 +24,7 @@ from benchmarks.frozen_run import BROKERS, PARTITIONS, Contender, Load, Run
 from benchmarks.surroundings import RESULTS
 from kafka_sink.local_broker import LocalBroker
 from kafka_sink.options.breaker import breaker_settings
-from tests.standalone.standalone_cluster import StandaloneCluster
+from tests.support.standalone_cluster import StandaloneCluster
 
 WORKERS = 8
 INTERVAL_S = breaker_settings({}).mute_retry_interval_ms / 1000

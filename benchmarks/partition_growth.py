@@ -36,7 +36,7 @@ from kafka_sink.model import TaskResult
 from kafka_sink.producer import Producer
 from kafka_sink.producer_cache import TaskProducer
 from kafka_sink.rows.column_plan import ColumnPlan
-from kafka_sink.writer import send_units
+from kafka_sink.spark.writer import send_tables
 
 SPLIT_LIMIT = 65_536
 WARM_S = 1.0
@@ -88,7 +88,7 @@ def paced(batches: list[pa.RecordBatch], seconds: float) -> Iterator[pa.RecordBa
 
 def write(producer: Producer, plan: ColumnPlan, batches: list[pa.RecordBatch], seconds: float) -> TaskResult:
     producer.begin()
-    send_units(paced(batches, seconds), TaskProducer(producer, plan.narrowed()), plan, direct.LINGER_MS)
+    send_tables(paced(batches, seconds), TaskProducer(producer, plan.narrowed()), plan, direct.LINGER_MS)
     return producer.finish()
 
 
@@ -113,8 +113,8 @@ def run(broker: LocalBroker, case: Case, partitions: int, seconds: float) -> Row
         case.name,
         partitions,
         result.records / result.elapsed_ms * 1000,
-        pool.peak_used_bytes / MIB,
-        pool.peak_heap_bytes / MIB,
+        pool.max_used_bytes / MIB,
+        pool.max_heap_bytes / MIB,
         result.wire_bytes / max(1, result.batches),
         result.requests,
         warm.retries + result.retries,

@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from kafka_sink.cluster.circuit_breaker import (
+from kafka_sink.breaker import (
     CircuitBreakManager,
     FailureRateCircuitBreaker,
     ProducerStatusContext,
@@ -17,7 +17,7 @@ from kafka_sink.cluster.circuit_breaker import (
 
 FOLDER = "record.folder"
 # State changes are logged there once each, with those that other tasks found.
-_LOGGER = "kafka_sink.sending.breaker_gate"
+_LOGGER = "kafka_sink.breaker.producer_breaker"
 
 
 class _Notes(logging.Handler):

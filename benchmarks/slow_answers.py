@@ -19,7 +19,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from benchmarks.surroundings import environment
-from tests.faults.proxy import RESPONSE, Proxy
+from tests.support.proxy import RESPONSE, Proxy
 
 
 class LateProxy(Proxy):

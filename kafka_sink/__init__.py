@@ -23,7 +23,7 @@ def producer_metrics() -> list[dict[str, float]]:
     """
     # Where no task has run, there is nothing to load for it.
     producer = sys.modules.get("kafka_sink.producer")
-    return [] if producer is None else producer.LIVING.metrics()
+    return [] if producer is None else producer.LIVE_PRODUCERS.metrics()
 
 
 def register(spark: SparkSession) -> None:
@@ -33,7 +33,7 @@ def register(spark: SparkSession) -> None:
     when the package came to the driver by ``--py-files``, and once in each thread other than the one that
     made the session.
     """
-    from kafka_sink.datasource import KafkaChunkedDataSource
+    from kafka_sink.spark.datasource import KafkaChunkedDataSource
 
     spark.dataSource.register(KafkaChunkedDataSource)
     # Spark looks for Python data sources in the active session only, and a thread has none: it gets one by

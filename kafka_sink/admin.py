@@ -5,7 +5,7 @@ This module is imported for every micro-batch, so what speaks to brokers is load
 
 from __future__ import annotations
 
-from kafka_sink import application_marks
+from kafka_sink import application_markers
 from kafka_sink.options import SinkOptions
 
 # A stream looks again once this long has passed, so that a restart in the same application finds out what
@@ -22,11 +22,11 @@ def prepare_topic(options: SinkOptions, *, is_streaming: bool = False) -> None:
     nothing where this was done within the last minute.
     """
     done = f"topic {options.topic} is on {options.redacted()['kafka.bootstrap.servers']}"
-    if is_streaming and application_marks.happened_within(done, STREAM_LOOKS_AGAIN_S):
+    if is_streaming and application_markers.happened_within(done, STREAM_LOOKS_AGAIN_S):
         return
     from kafka_sink.planning_client import PlanningClient
     from kafka_sink.topic_preparation import TopicPreparation
 
     with PlanningClient(options) as client:
         TopicPreparation(options, client).run()
-    application_marks.remember(done)
+    application_markers.remember(done)

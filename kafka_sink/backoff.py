@@ -8,14 +8,14 @@ _JITTER = 0.2
 
 
 class ExponentialBackoff:
-    """``base_ms`` doubled at each attempt up to ``most_ms``, +-20 % (KIP-580)."""
+    """``base_ms`` doubled at each attempt up to ``max_ms``, +-20 % (KIP-580)."""
 
-    def __init__(self, base_ms: float, most_ms: float, random: Callable[[], float]) -> None:
+    def __init__(self, base_ms: float, max_ms: float, random: Callable[[], float]) -> None:
         self._base_ms = base_ms
-        self._most_ms = max(most_ms, base_ms)
+        self._max_ms = max(max_ms, base_ms)
         self._random = random
 
     def delay_ms(self, attempts: int) -> float:
         """The wait after ``attempts`` attempts."""
-        grown = min(self._base_ms * (1 << min(max(attempts - 1, 0), 30)), self._most_ms)
+        grown = min(self._base_ms * (1 << min(max(attempts - 1, 0), 30)), self._max_ms)
         return grown * (1 - _JITTER + 2 * _JITTER * self._random())

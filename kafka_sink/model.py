@@ -109,3 +109,13 @@ class TaskResult:
     breaker_trips: int = 0
     breaker_probes: int = 0
     metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataUpdate:
+    """One Metadata answer; ``errors`` are error codes of topics that came without metadata."""
+
+    nodes: tuple[Node, ...]
+    topics: tuple[TopicMetadata, ...]
+    errors: Mapping[str, int] = field(default_factory=dict)
+    cluster_id: str | None = None

@@ -31,9 +31,9 @@ from kafka_sink.options import SinkOptions
 CONNECT_BOUND_MS = 9_000.0
 _POLL_MS = 100.0
 # Brokers of a cluster that are tried; one that answers is enough.
-_MOST_TRIED = 5
+_MAX_TRIED = 5
 # A broker that closes connections this often at the first request will go on to.
-_MOST_CUT = 3
+_MAX_CUT = 3
 _FINAL = (AuthenticationError, BrokerVersionError)
 _REMEDIES = {
     errno.ECONNREFUSED: "nothing listens there: check host and port",
@@ -73,7 +73,7 @@ class PlanningClient:
         Raises ConfigurationError for files of keys and certificates that cannot be used.
         """
         self._network.check_security()
-        nodes = self._advertised[:_MOST_TRIED] or self._bootstrap
+        nodes = self._advertised[:_MAX_TRIED] or self._bootstrap
         begun = clock_ms()
         until = begun + min(CONNECT_BOUND_MS, self._options.max_block_ms)
         while True:
@@ -135,7 +135,7 @@ class PlanningClient:
         if isinstance(cause, AuthenticationError):
             raise AuthenticationError(str(cause)) from None
         self._cut += isinstance(cause, ConnectionResetError)
-        if self._cut >= _MOST_CUT:
+        if self._cut >= _MAX_CUT:
             raise self._unreachable(self._steps(self._advertised or self._bootstrap), None)
 
     def reasons(self) -> str:

@@ -9,37 +9,37 @@ import time
 import pyarrow as pa
 
 from kafka_sink.accumulator.batch_size_limits import BatchSizeLimits
-from kafka_sink.accumulator.muted_share import MutedShare
+from kafka_sink.accumulator.muted_memory_limit import MutedMemoryLimit
 from kafka_sink.accumulator.record_accumulator import AccumulatorSettings, RecordAccumulator
-from kafka_sink.accumulator.unit import Unit
-from kafka_sink.accumulator.unit_appender import UnitAppender
+from kafka_sink.accumulator.record_appender import RecordAppender
 from kafka_sink.accumulator.worker_pools import WorkerPools
 from kafka_sink.backoff import ExponentialBackoff
-from kafka_sink.cluster.circuit_breaker import CircuitBreakManager
-from kafka_sink.cluster.circuit_breaker.loading import load_breaker
-from kafka_sink.cluster.circuit_breaker.mutes import BreakerMetrics
-from kafka_sink.cluster.hints import MetadataSnapshot
-from kafka_sink.cluster.metadata import MetadataCache
-from kafka_sink.coordinator.address import CoordinatorAddress
-from kafka_sink.coordinator.breaker_exchange import BreakerExchange
-from kafka_sink.coordinator.client import CoordinatorClient, Participant
-from kafka_sink.coordinator.metadata_exchange import MetadataExchange
-from kafka_sink.coordinator.write_exchange import WriteExchange
+from kafka_sink.breaker import CircuitBreakManager
+from kafka_sink.breaker.loading import load_breaker
+from kafka_sink.breaker.producer_breaker import ProducerBreaker
+from kafka_sink.breaker.values import BreakerMetrics
+from kafka_sink.coordinator.tasks.breaker_channel import BreakerChannel
+from kafka_sink.coordinator.tasks.client import Channel, CoordinatorClient
+from kafka_sink.coordinator.tasks.metadata_channel import MetadataChannel
+from kafka_sink.coordinator.tasks.write_channel import WriteChannel
+from kafka_sink.coordinator.wire.address import CoordinatorAddress
 from kafka_sink.errors import DeliveryError, RecordTooLargeError
+from kafka_sink.metadata.cache import MetadataCache
+from kafka_sink.metadata.cluster_metadata import HINT_WAIT_MS, ClusterMetadata, NoHints
+from kafka_sink.metadata.snapshot import MetadataSnapshot
 from kafka_sink.model import TaskResult
 from kafka_sink.network.client import NetworkClient, NetworkSettings
 from kafka_sink.options import SinkOptions
 from kafka_sink.options.breaker import breaker_settings
 from kafka_sink.records import batch_header
 from kafka_sink.records.compression import codec_for
+from kafka_sink.records.ordered_rows import OrderedRows
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.columns import extract
-from kafka_sink.rows.ordering import partitions_needed, unit_of
+from kafka_sink.rows.ordering import ordered_rows_of, partitions_needed
 from kafka_sink.rows.partitioner import Partitioner
-from kafka_sink.sending.breaker_gate import BreakerGate
-from kafka_sink.sending.cluster_view import HINT_WAIT_MS, ClusterView, NoHints
 from kafka_sink.sending.producer_identity import ProducerIdentity, TransactionalIdentity
-from kafka_sink.sending.producer_metrics import Metrics, Producers, task_metrics
+from kafka_sink.sending.producer_metrics import LiveProducers, Metrics, task_metrics
 from kafka_sink.sending.sender import Sender
 from kafka_sink.sending.settings import SenderSettings
 
@@ -55,7 +55,7 @@ def clock_ms() -> float:
 
 
 POOLS = WorkerPools(clock_ms)
-LIVING = Producers()
+LIVE_PRODUCERS = LiveProducers()
 
 
 class Producer:
@@ -82,14 +82,14 @@ class Producer:
             retry_backoff_max_ms=options.retry_backoff_max_ms,
             random=random.random,
         )
-        self._cluster = ClusterView(cache, clock_ms, self._network.wakeup, self._network.describe_brokers)
+        self._cluster = ClusterMetadata(cache, clock_ms, self._network.wakeup, self._network.describe_brokers)
         self._gate = _breaker_gate(options, self._cluster)
-        self._appender = UnitAppender(
+        self._appender = RecordAppender(
             self._accumulator,
             codec,
             clock_ms,
             self._network.wakeup,
-            None if self._gate is None else _muted_share(options, self._accumulator, self._gate),
+            None if self._gate is None else _muted_memory_limit(options, self._accumulator, self._gate),
         )
         backoff = ExponentialBackoff(options.retry_backoff_ms, options.retry_backoff_max_ms, random.random)
         self._identity = _identity(options, backoff)
@@ -112,11 +112,11 @@ class Producer:
         )
         self._breaker_before = BreakerMetrics()
         self._coordinator: CoordinatorClient | None = None
-        self._shared_breaker: BreakerExchange | None = None
-        self._writes = WriteExchange(self.abandon)
+        self._shared_breaker: BreakerChannel | None = None
+        self._writes = WriteChannel(self.abandon)
         self._memory_before = self._allocator.metrics()
         self._sender.start()
-        LIVING.add(self)
+        LIVE_PRODUCERS.add(self)
 
     def begin(
         self,
@@ -134,7 +134,7 @@ class Producer:
         if isinstance(self._identity, TransactionalIdentity):
             self._identity.leave()
         self._sender.begin()
-        self._allocator.restart_peaks()
+        self._allocator.restart_maxima()
         self._memory_before = self._allocator.metrics()
         self._breaker_before = self.breaker_metrics()
         self._accumulator.flushing = False
@@ -165,11 +165,11 @@ class Producer:
         if self._coordinator is None:
             interval_ms = self.options.coordinator_report_interval_ms
             idle_ms = self.options.metadata_max_idle_ms
-            exchange = MetadataExchange(self._cluster, clock_ms, interval_ms, idle_ms)
-            self._writes = WriteExchange(self.abandon)
-            participants: list[Participant] = [exchange, self._writes]
+            exchange = MetadataChannel(self._cluster, clock_ms, interval_ms, idle_ms)
+            self._writes = WriteChannel(self.abandon)
+            participants: list[Channel] = [exchange, self._writes]
             if self._gate is not None:
-                shared = BreakerExchange(self._network.wakeup, interval_ms)
+                shared = BreakerChannel(self._network.wakeup, interval_ms)
                 participants.append(shared)
                 self._gate.share(shared)
                 self._shared_breaker = shared
@@ -204,7 +204,7 @@ class Producer:
                 gate.note_free_rows(rows.topics)
         if gate is not None and gate.congested:
             unavailable |= gate.congested
-        unit = unit_of(
+        unit = ordered_rows_of(
             rows,
             topics,
             self._partitioner,
@@ -218,7 +218,7 @@ class Producer:
         self._appender.append(unit, self.check)
         return len(unit.partitions)
 
-    def _check_sizes(self, unit: Unit) -> None:
+    def _check_sizes(self, unit: OrderedRows) -> None:
         largest = unit.largest_bound + batch_header.SIZE
         options = self.options
         for limit, name in (
@@ -329,7 +329,7 @@ class Producer:
         Called by the task's thread, or once no task is under way. ``abort`` is for a task that failed: Spark
         runs it again, so what the system holds for the connections is dropped.
         """
-        LIVING.discard(self)
+        LIVE_PRODUCERS.discard(self)
         self._writes.end()
         if self._coordinator is not None:
             self._coordinator.close()
@@ -345,7 +345,7 @@ def _identity(options: SinkOptions, backoff: ExponentialBackoff) -> ProducerIden
     return ProducerIdentity(backoff) if options.enable_idempotence else None
 
 
-def _breaker_gate(options: SinkOptions, cluster: ClusterView) -> BreakerGate | None:
+def _breaker_gate(options: SinkOptions, cluster: ClusterMetadata) -> ProducerBreaker | None:
     breaker = load_breaker(options)
     if breaker is None:
         return None
@@ -354,13 +354,15 @@ def _breaker_gate(options: SinkOptions, cluster: ClusterView) -> BreakerGate | N
     def describe(node_id: int) -> str:
         return str(cluster.nodes().get(node_id, node_id))
 
-    return BreakerGate(breaker, CircuitBreakManager(cluster, interval_ms), describe, cluster.mark_stale)
+    return ProducerBreaker(breaker, CircuitBreakManager(cluster, interval_ms), describe, cluster.mark_stale)
 
 
-def _muted_share(options: SinkOptions, accumulator: RecordAccumulator, gate: BreakerGate) -> MutedShare:
+def _muted_memory_limit(
+    options: SinkOptions, accumulator: RecordAccumulator, gate: ProducerBreaker
+) -> MutedMemoryLimit:
     share = breaker_settings(dict(options.breaker)).muted_buffer_perc
     limit = options.buffer_memory * share // 100
-    return MutedShare(accumulator, limit, lambda: gate.mutes, gate.explain, clock_ms)
+    return MutedMemoryLimit(accumulator, limit, lambda: gate.mutes, gate.explain, clock_ms)
 
 
 def _accumulator_settings(options: SinkOptions) -> AccumulatorSettings:

@@ -14,8 +14,8 @@ from contextlib import contextmanager
 
 import pyarrow as pa
 
-from kafka_sink.cluster.hints import MetadataSnapshot
-from kafka_sink.coordinator.address import CoordinatorAddress
+from kafka_sink.coordinator.wire.address import CoordinatorAddress
+from kafka_sink.metadata.snapshot import MetadataSnapshot
 from kafka_sink.model import TaskResult
 from kafka_sink.options import SinkOptions
 from kafka_sink.producer import Producer
@@ -55,8 +55,8 @@ class TaskProducer:
 class ProducerCache:
     """Idle producers of this process, the least recently used dropped first."""
 
-    def __init__(self, most: int = _CACHED_PRODUCERS) -> None:
-        self._most = most
+    def __init__(self, max_idle: int = _CACHED_PRODUCERS) -> None:
+        self._max_idle = max_idle
         self._lock = threading.Lock()  # guards the two below
         self._idle: OrderedDict[SinkOptions, Producer] = OrderedDict()
         self._owner = os.getpid()
@@ -86,7 +86,7 @@ class ProducerCache:
             replaced = self._idle.pop(producer.options, None)
             self._idle[producer.options] = producer
             dropped = [replaced] if replaced is not None else []
-            while len(self._idle) > self._most:
+            while len(self._idle) > self._max_idle:
                 dropped.append(self._idle.popitem(last=False)[1])
         for old in dropped:
             old.close()

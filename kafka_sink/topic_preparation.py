@@ -17,7 +17,7 @@ from kafka_sink.planning_client import PlanningClient
 # A topic that was just created, here or by somebody else, may take this long to be known to all brokers.
 _PROPAGATION_MS = 5000.0
 _AGAIN_S = 0.1
-_LONGEST_ASK_MS = 3_600_000.0
+_MAX_ASK_MS = 3_600_000.0
 _UNKNOWN_TOPIC, _LEADER_NOT_AVAILABLE, _TIMED_OUT, _ALREADY_EXISTS, _NOT_CONTROLLER = 3, 5, 7, 36, 41
 _TOPIC_UNAUTHORISED, _CLUSTER_UNAUTHORISED = 29, 31
 
@@ -161,7 +161,7 @@ class TopicPreparation:
         return min(bound_ms, self._options.max_block_ms) - passed_ms
 
     def _ask_ms(self, bound_ms: float = math.inf) -> float:
-        return min(max(self._left_ms(bound_ms), 1.0), self._options.request_timeout_ms, _LONGEST_ASK_MS)
+        return min(max(self._left_ms(bound_ms), 1.0), self._options.request_timeout_ms, _MAX_ASK_MS)
 
     def _missing(self) -> str:
         because = (

@@ -88,7 +88,7 @@ class BufferAllocator(Protocol):
     def metrics(self) -> PoolMetrics:
         """The pool's, which producers of a worker may share."""
 
-    def restart_peaks(self) -> None:
+    def restart_maxima(self) -> None:
         """The pool's peaks start from what is held now."""
 
     def trim_free(self) -> None:

@@ -6,7 +6,7 @@ import contextlib
 import json
 import threading
 
-from kafka_sink import application_marks
+from kafka_sink import application_markers
 
 # How long a limit is believed that another producer learnt: an administrator may have raised it since.
 _BELIEVED_S = 3600.0
@@ -47,10 +47,10 @@ class BatchSizeLimits:
             kept = self._kept()
             for name, limit in self._by_topic.items():
                 kept[name] = min(limit, kept.get(name, limit))
-            application_marks.note(self._key, json.dumps(kept))
+            application_markers.note(self._key, json.dumps(kept))
 
     def _kept(self) -> dict[str, int]:
-        text = None if self._key is None else application_marks.noted_within(self._key, _BELIEVED_S)
+        text = None if self._key is None else application_markers.noted_within(self._key, _BELIEVED_S)
         found: object = None
         with contextlib.suppress(ValueError):
             found = json.loads(text or "null")

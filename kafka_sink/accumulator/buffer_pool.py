@@ -24,12 +24,12 @@ from kafka_sink.errors import BufferExhaustedError, ProducerClosedError, RecordT
 
 # Heap memory at most: this share of buffer.memory, but never less than that; and see admit_batches_of.
 _HEAP_SHARE = 4
-_LEAST_HEAP_BYTES = 1 << 20
+_MIN_HEAP_BYTES = 1 << 20
 # How often whoever waits looks whether that still makes sense.
 _WATCH_MS = 100.0
 
 
-class PoolTenant:
+class PoolClient:
     """One producer of a pool; closing it wakes only its own waiters. The pool's lock guards ``closed``."""
 
     __slots__ = ("closed",)
@@ -46,7 +46,7 @@ class _Waiter:
 
     __slots__ = ("gathered", "need", "tenant", "turn")
 
-    def __init__(self, need: int, tenant: PoolTenant) -> None:
+    def __init__(self, need: int, tenant: PoolClient) -> None:
         self.need = need
         self.tenant = tenant
         self.gathered = 0
@@ -73,7 +73,7 @@ class BufferPool:
         self.total_bytes = total_bytes
         self.poolable_size = poolable_size
         if heap_limit_bytes is None:
-            heap_limit_bytes = max(total_bytes // _HEAP_SHARE, _LEAST_HEAP_BYTES)
+            heap_limit_bytes = max(total_bytes // _HEAP_SHARE, _MIN_HEAP_BYTES)
         self.heap_limit_bytes = heap_limit_bytes
         self._clock_ms = clock_ms
         self._lock = threading.Lock()  # guards everything below, and all arenas
@@ -124,7 +124,7 @@ class BufferPool:
         arena: ChunkArena,
         count: int,
         timeout_ms: float,
-        tenant: PoolTenant,
+        tenant: PoolClient,
         full_bytes: int = 0,
         watch: Callable[[], None] | None = None,
     ) -> list[Chunk]:
@@ -298,7 +298,7 @@ class BufferPool:
             if self._waiters:
                 self._serve()
 
-    def restart_peaks(self) -> None:
+    def restart_maxima(self) -> None:
         """Peaks start from what is held now: a new task begins."""
         with self._lock:
             self._peak_used, self._peak_allocated = self._used, self._allocated
@@ -310,7 +310,7 @@ class BufferPool:
             for arena in self._arenas.values():
                 self._allocated -= arena.discard_free() * arena.size
 
-    def close_tenant(self, tenant: PoolTenant) -> None:
+    def close_tenant(self, tenant: PoolClient) -> None:
         """Wakes a producer's waiters with ProducerClosedError; what they gathered goes to the others."""
         with self._lock:
             tenant.closed = True
@@ -354,16 +354,16 @@ class BufferPool:
                 buffer_exhausted_rate=self._exhausted_rate.per_second(now_ms),
                 waiting_threads=len(self._waiters),
                 allocated_bytes=self._allocated,
-                peak_allocated_bytes=self._peak_allocated,
+                max_allocated_bytes=self._peak_allocated,
                 used_bytes=self._used,
-                peak_used_bytes=self._peak_used,
+                max_used_bytes=self._peak_used,
                 reserved_bytes=self.total_bytes - self._grantable,
                 free_bytes=self._allocated - self._used,
                 heap_bytes=self._heap,
-                peak_heap_bytes=self._peak_heap,
+                max_heap_bytes=self._peak_heap,
                 heap_total_bytes=self._heap_total,
                 full_strategy_bytes=self._full,
-                peak_full_strategy_bytes=self._peak_full,
+                max_full_strategy_bytes=self._peak_full,
             )
 
 

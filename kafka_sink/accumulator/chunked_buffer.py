@@ -12,24 +12,24 @@ import mmap
 from collections.abc import Callable
 
 from kafka_sink.accumulator.batch_buffer import BatchBuffer, Data
-from kafka_sink.accumulator.buffer_pool import BufferPool, PoolTenant
+from kafka_sink.accumulator.buffer_pool import BufferPool, PoolClient
 from kafka_sink.accumulator.memory_arena import Chunk, ChunkArena
 from kafka_sink.accumulator.pool_metrics import PoolMetrics
 from kafka_sink.errors import BufferOwnershipError
 
-LARGEST_CHUNK = 16384
+MAX_CHUNK = 16384
 # A chunk always holds the 61-byte batch header.
-SMALLEST_CHUNK = 128
+MIN_CHUNK = 128
 # Where many batches are open their chunks are this much smaller, but never below 1 KiB.
 _FINER = (4, 16)
-_SMALLEST_FINER = 1024
+_MIN_FINER = 1024
 # The share of the pool, as a divisor, that one chunk for each open batch may take.
 _SHARE_OF_CHUNKS = 4
 
 
 def chunk_size(batch_size: int) -> int:
     """Bytes of a chunk for a batch.size."""
-    return max(SMALLEST_CHUNK, min(LARGEST_CHUNK, batch_size))
+    return max(MIN_CHUNK, min(MAX_CHUNK, batch_size))
 
 
 def _joined(chunks: list[Chunk], step: int) -> list[memoryview]:
@@ -300,10 +300,10 @@ class IncrementalAllocator:
         self._batch_size = max(1, pool.poolable_size if batch_size is None else batch_size)
         pool.admit_batches_of(self._batch_size)
         largest = chunk_size(self._batch_size)
-        smaller = [largest // divisor for divisor in _FINER if largest // divisor >= _SMALLEST_FINER]
+        smaller = [largest // divisor for divisor in _FINER if largest // divisor >= _MIN_FINER]
         self._arenas = [pool.arena(size) for size in (largest, *smaller)]
         self._share = pool.total_bytes // _SHARE_OF_CHUNKS
-        self._tenant = PoolTenant()
+        self._tenant = PoolClient()
 
     @property
     def queued(self) -> int:
@@ -374,9 +374,9 @@ class IncrementalAllocator:
         """See BufferAllocator."""
         return self._pool.metrics()
 
-    def restart_peaks(self) -> None:
+    def restart_maxima(self) -> None:
         """See BufferAllocator."""
-        self._pool.restart_peaks()
+        self._pool.restart_maxima()
 
     def trim_free(self) -> None:
         """See BufferAllocator."""

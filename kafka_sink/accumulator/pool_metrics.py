@@ -57,16 +57,16 @@ class PoolMetrics:
     buffer_exhausted_rate: float
     waiting_threads: int
     allocated_bytes: int
-    peak_allocated_bytes: int
+    max_allocated_bytes: int
     used_bytes: int
-    peak_used_bytes: int
+    max_used_bytes: int
     reserved_bytes: int
     free_bytes: int
     heap_bytes: int
-    peak_heap_bytes: int
+    max_heap_bytes: int
     heap_total_bytes: int
     full_strategy_bytes: int
-    peak_full_strategy_bytes: int
+    max_full_strategy_bytes: int
 
     @property
     def saved_bytes(self) -> int:
@@ -74,9 +74,9 @@ class PoolMetrics:
         return max(0, self.full_strategy_bytes - self.used_bytes - self.heap_bytes)
 
     @property
-    def peak_saved_bytes(self) -> int:
+    def max_saved_bytes(self) -> int:
         """The most that `full` would have held, minus the most that was held."""
-        return max(0, self.peak_full_strategy_bytes - self.peak_used_bytes - self.peak_heap_bytes)
+        return max(0, self.max_full_strategy_bytes - self.max_used_bytes - self.max_heap_bytes)
 
     def by_kafka_name(self) -> dict[str, int | float]:
         """Kafka's producer-metrics names, and ours in the same manner for what Kafka has none."""
@@ -89,12 +89,12 @@ class PoolMetrics:
             "buffer-exhausted-rate": self.buffer_exhausted_rate,
             "waiting-threads": self.waiting_threads,
             "buffer-allocated-bytes": self.allocated_bytes,
-            "buffer-allocated-bytes-max": self.peak_allocated_bytes,
+            "buffer-allocated-bytes-max": self.max_allocated_bytes,
             "buffer-used-bytes": self.used_bytes,
-            "buffer-used-bytes-max": self.peak_used_bytes,
+            "buffer-used-bytes-max": self.max_used_bytes,
             "buffer-heap-bytes": self.heap_bytes,
-            "buffer-heap-bytes-max": self.peak_heap_bytes,
+            "buffer-heap-bytes-max": self.max_heap_bytes,
             "buffer-heap-bytes-total": self.heap_total_bytes,
             "buffer-saved-bytes": self.saved_bytes,
-            "buffer-saved-bytes-max": self.peak_saved_bytes,
+            "buffer-saved-bytes-max": self.max_saved_bytes,
         }

@@ -45,7 +45,7 @@ class IllegalTransitionError(RuntimeError):
     """A batch was asked to move where its state does not lead; nothing was changed."""
 
 
-def hold_after(codec: BlockCodec | None, ratio: float, body: int, tail: int) -> int:
+def projected_size(codec: BlockCodec | None, ratio: float, body: int, tail: int) -> int:
     """Bytes held once ``tail`` raw bytes follow ``body`` others: full blocks of ``codec`` shrink as
     estimated, the last one not at all, nor does anything without a codec."""
     if codec is None:
@@ -249,17 +249,17 @@ class ProducerBatch:
         """Bytes held raw."""
         return self.buffer.size - self._tail_at
 
-    def projected_hold(self, added: int) -> int:
+    def projected_size_with(self, added: int) -> int:
         """Bytes the buffer is expected to hold after ``added`` more raw bytes: body and raw tail."""
         size, blocks = self.buffer.size, self._blocks
         if blocks is None:
             return size + added
-        return hold_after(blocks, self._block_ratio, self._tail_at, size - self._tail_at + added)
+        return projected_size(blocks, self._block_ratio, self._tail_at, size - self._tail_at + added)
 
     def raw_bytes_within(self, limit: int) -> int:
-        """More raw bytes for which ``projected_hold`` surely stays within ``limit``; may be negative."""
+        """More raw bytes for which ``projected_size_with`` surely stays within ``limit``; may be negative."""
         blocks, tail = self._blocks, self.raw_tail
-        room = limit - hold_after(blocks, self._block_ratio, self._tail_at, 0) - tail
+        room = limit - projected_size(blocks, self._block_ratio, self._tail_at, 0) - tail
         if blocks is None:
             return room
         # Full blocks shrink, while the last one stays raw.

@@ -45,7 +45,7 @@ class PartitionQueue:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class TooLargeBatch:
     """A batch that was too large for its broker: ``ratio`` compressed bytes per raw byte."""
 
     topic: str
@@ -83,9 +83,9 @@ class RecordAccumulator:
         self.completed = threading.Condition(self.lock)
         self.flushing = False
         # Whether the sender has passed over a leased batch, so that the task must wake it afterwards.
-        self.lease_met = False
+        self.leased_batch_skipped = False
         # Batches too large for their brokers that the task has not learnt from yet.
-        self.refusals: list[Refusal] = []
+        self.too_large_batches: list[TooLargeBatch] = []
         # Bytes that open batches of a whole-batch codec hold raw.
         self.open_raw_bytes = 0
         self._queues: dict[TopicPartition, PartitionQueue] = {}
@@ -203,7 +203,7 @@ class RecordAccumulator:
         """Until the head batch may go; infinite while something else must happen first."""
         head = queue.batches[0]
         if head.leased:
-            self.lease_met = True
+            self.leased_batch_skipped = True
             return math.inf
         if self.settings.guarantee_order and queue.in_flight:
             return math.inf
@@ -239,7 +239,7 @@ class RecordAccumulator:
                     continue
                 if head.leased:
                     # Leased since ready() looked: the task must say when it ends.
-                    self.lease_met = True
+                    self.leased_batch_skipped = True
                     continue
                 if not may_send(head):
                     continue
@@ -270,7 +270,7 @@ class RecordAccumulator:
                 self._answered(batch)
                 self._insert(self._queues[batch.partition], batch)
 
-    def requeue(self, batch: ProducerBatch, retry_at_ms: float) -> None:
+    def reenqueue(self, batch: ProducerBatch, retry_at_ms: float) -> None:
         """Puts a batch back for another attempt, before everything that was appended after it."""
         with self.lock:
             self._answered(batch)
@@ -291,7 +291,7 @@ class RecordAccumulator:
         queue.batches.insert(place, batch)
         self._waiting[queue.partition] = queue
 
-    def put_pieces(self, parent: ProducerBatch, pieces: Sequence[ProducerBatch]) -> bool:
+    def reenqueue_split(self, parent: ProducerBatch, pieces: Sequence[ProducerBatch]) -> bool:
         """Replaces a batch that was too large by its pieces, in its place; False, with the pieces'
         memory given back, where it had failed before."""
         with self.lock:
@@ -311,10 +311,10 @@ class RecordAccumulator:
 
     def refused(self, batch: ProducerBatch, *, costs_task: bool = False) -> None:
         """A batch, whose memory is still there, was too large for its broker."""
-        refusal = Refusal(batch.partition.topic, batch.observed_ratio)
+        refusal = TooLargeBatch(batch.partition.topic, batch.observed_ratio)
         self.limits.refused(refusal.topic, batch.size, costs_task=costs_task)
         with self.lock:
-            self.refusals.append(refusal)
+            self.too_large_batches.append(refusal)
 
     def finish(self, batch: ProducerBatch, state: BatchState, record: Callable[[], None]) -> bool:
         """A request's answer settles its batch; False where it had failed before (a late answer).

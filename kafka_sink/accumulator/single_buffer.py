@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from kafka_sink.accumulator.batch_buffer import BatchBuffer, Data
-from kafka_sink.accumulator.buffer_pool import BufferPool, PoolTenant
+from kafka_sink.accumulator.buffer_pool import BufferPool, PoolClient
 from kafka_sink.accumulator.memory_arena import Chunk, ChunkArena
 from kafka_sink.accumulator.pool_metrics import PoolMetrics
 from kafka_sink.errors import BufferOwnershipError
@@ -142,7 +142,7 @@ class FullAllocator:
         pool.admit_batches_of(self._batch_size)
         self._arena = pool.arena(self._batch_size)
         self._roomier = pool.arena(self._batch_size + _RAW_TAIL)
-        self._tenant = PoolTenant()
+        self._tenant = PoolClient()
 
     @property
     def queued(self) -> int:
@@ -203,9 +203,9 @@ class FullAllocator:
         """See BufferAllocator."""
         return self._pool.metrics()
 
-    def restart_peaks(self) -> None:
+    def restart_maxima(self) -> None:
         """See BufferAllocator."""
-        self._pool.restart_peaks()
+        self._pool.restart_maxima()
 
     def trim_free(self) -> None:
         """See BufferAllocator."""

@@ -2,7 +2,7 @@
 
 import sys
 
-from kafka_sink.coordinator.process import main
+from kafka_sink.coordinator.server.process import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -25,9 +25,9 @@ HANDSHAKE_VERSIONS = (1, int(SaslHandshakeRequest.max_version))
 AUTHENTICATE_VERSIONS = (0, int(SaslAuthenticateRequest.max_version))
 _UNSUPPORTED_MECHANISM, _ILLEGAL_STATE, _FAILED = 33, 34, 58
 # Kerberos takes four, SCRAM two.
-_MOST_ROUNDS = 16
+_MAX_ROUNDS = 16
 # Of what a broker says, which comes from the network.
-_MOST_CHARACTERS = 300
+_MAX_CHARACTERS = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class Login:
 
     def _authenticate(self, data: bytes) -> LoginRequest:
         self._rounds += 1
-        if self._rounds > _MOST_ROUNDS:
+        if self._rounds > _MAX_ROUNDS:
             raise AuthenticationError(f"login at {self._name} failed: it goes on with challenges")
         version = self._version(SASL_AUTHENTICATE, AUTHENTICATE_VERSIONS)
         body = SaslAuthenticateRequest(version=version, auth_bytes=data).encode(version=version)
@@ -123,7 +123,7 @@ class Login:
             return
         mechanism = self._exchange.mechanism
         if answer.error_code == _UNSUPPORTED_MECHANISM:
-            offered = ", ".join(answer.mechanisms)[:_MOST_CHARACTERS] or "none"
+            offered = ", ".join(answer.mechanisms)[:_MAX_CHARACTERS] or "none"
             problem = f"it does not offer {mechanism} but {offered}: set kafka.sasl.mechanism to one of these"
         elif answer.error_code == _ILLEGAL_STATE:
             problem = (
@@ -163,7 +163,7 @@ def decode_authenticate(version: int, payload: bytes) -> AuthenticateAnswer:
 
 def _authenticate(response: Any) -> AuthenticateAnswer:
     message = str(response.error_message or "")
-    printable = "".join(char if char.isprintable() else " " for char in message[:_MOST_CHARACTERS])
+    printable = "".join(char if char.isprintable() else " " for char in message[:_MAX_CHARACTERS])
     return AuthenticateAnswer(
         int(response.error_code),
         printable,

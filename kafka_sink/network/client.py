@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from kafka_sink.errors import BrokerVersionError, KafkaSinkError
 from kafka_sink.model import Node
 from kafka_sink.network import requests
-from kafka_sink.network.broker_link import BrokerLink, LinkState, RequestTimeoutError
-from kafka_sink.network.connection import Answered
+from kafka_sink.network.broker_connection import BrokerConnection, ConnectionState, RequestTimeoutError
+from kafka_sink.network.broker_protocol import CompletedRequest
 from kafka_sink.network.events import (
     NetworkEvent,
     NodeConnected,
@@ -50,9 +50,9 @@ _RECEIVE_BYTES = 128 * 1024
 # A broker that has been silent for this long is not the one to ask for metadata, if there is another.
 _SUSPICIOUS_MS = 1000.0
 # epoll's longest wait is an int of milliseconds.
-_LONGEST_WAIT_MS = 3_600_000.0
+_MAX_WAIT_MS = 3_600_000.0
 # Brokers that a message names.
-_MOST_NAMED = 5
+_MAX_NAMED = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,15 +95,15 @@ class NetworkClient:
         self._wake_writer.setblocking(False)
         self._selector.register(self._wake_reader, selectors.EVENT_READ, None)
         self._known: dict[int, Node] = {}
-        self._links: dict[int, BrokerLink] = {}
+        self._connections: dict[int, BrokerConnection] = {}
         self._bootstrap: list[int] = []
         for index, (host, port) in enumerate(settings.bootstrap_servers):
             node = Node(-index - 1, host, port)
             self._bootstrap.append(node.id)
-            self._links[node.id] = self._new_link(node)
+            self._connections[node.id] = self._new_connection(node)
 
-    def _new_link(self, node: Node) -> BrokerLink:
-        return BrokerLink(node, self._settings, self._random, self.wakeup, self._security)
+    def _new_connection(self, node: Node) -> BrokerConnection:
+        return BrokerConnection(node, self._settings, self._random, self.wakeup, self._security)
 
     def check_security(self) -> None:
         """Reads the TLS files at once, where there are any. Raises ConfigurationError."""
@@ -116,28 +116,35 @@ class NetworkClient:
         to a broker that is gone is closed once nothing is in flight on it."""
         self._known = {node.id: node for node in nodes}
         for node in self._known.values():
-            link = self._links.get(node.id)
-            if link is not None and (link.node.host, link.node.port) != (node.host, node.port):
-                if link.state is not LinkState.IDLE:
-                    self._drop(link, ConnectionError(f"broker {node.id} moved to {node.host}:{node.port}"))
-                link = None
-            if link is None:
-                self._links[node.id] = self._new_link(node)
-        for node_id in [id_ for id_ in self._links if id_ >= 0 and id_ not in self._known]:
-            link = self._links[node_id]
-            if not link.in_flight:
-                self._discard(link)
-                del self._links[node_id]
+            connection = self._connections.get(node.id)
+            if connection is not None and (connection.node.host, connection.node.port) != (
+                node.host,
+                node.port,
+            ):
+                if connection.state is not ConnectionState.IDLE:
+                    self._drop(
+                        connection, ConnectionError(f"broker {node.id} moved to {node.host}:{node.port}")
+                    )
+                connection = None
+            if connection is None:
+                self._connections[node.id] = self._new_connection(node)
+        for node_id in [id_ for id_ in self._connections if id_ >= 0 and id_ not in self._known]:
+            connection = self._connections[node_id]
+            if not connection.in_flight:
+                self._discard(connection)
+                del self._connections[node_id]
 
     def rebootstrap(self) -> None:
         """The known brokers do not answer: all connections are closed, and the bootstrap addresses, whose
         names are looked up anew, are asked for others (KIP-1102)."""
         self._known = {}
-        for link in list(self._links.values()):
-            if link.state is not LinkState.IDLE:
-                self._drop(link, ConnectionError(f"{link.node} is given up for the bootstrap addresses"))
-            if link.node.id >= 0:
-                del self._links[link.node.id]
+        for connection in list(self._connections.values()):
+            if connection.state is not ConnectionState.IDLE:
+                self._drop(
+                    connection, ConnectionError(f"{connection.node} is given up for the bootstrap addresses")
+                )
+            if connection.node.id >= 0:
+                del self._connections[connection.node.id]
 
     def least_loaded_node(self, now_ms: float) -> int | None:
         """A broker to ask for metadata, None while all wait for a reconnect.
@@ -147,13 +154,15 @@ class NetworkClient:
         metadata.recovery.strategy is none (KIP-899). Connected brokers that are silent or throttle come last.
         """
         for candidates in self._candidates():
-            links = [self._links[node] for node in candidates]
-            ready = [link for link in links if link.state is LinkState.READY]
+            connections = [self._connections[node] for node in candidates]
+            ready = [connection for connection in connections if connection.state is ConnectionState.READY]
             if ready:
-                return min(ready, key=lambda link: self._load(link, now_ms)).node.id
-            startable = [link for link in links if link.may_connect(now_ms)]
-            begun = [link for link in links if link.state is not LinkState.IDLE]
-            lively = [link for link in begun if now_ms - link.connecting_since_ms < _SUSPICIOUS_MS]
+                return min(ready, key=lambda connection: self._load(connection, now_ms)).node.id
+            startable = [connection for connection in connections if connection.may_connect(now_ms)]
+            begun = [connection for connection in connections if connection.state is not ConnectionState.IDLE]
+            lively = [
+                connection for connection in begun if now_ms - connection.connecting_since_ms < _SUSPICIOUS_MS
+            ]
             if lively:
                 return lively[0].node.id
             if startable:
@@ -168,92 +177,101 @@ class NetworkClient:
         others = [node for node in self._known if node not in self.avoided] if self.avoided else ()
         return others or self._known, self._bootstrap if stand_in else ()
 
-    def _load(self, link: BrokerLink, now_ms: float) -> tuple[bool, bool, int]:
-        silent = link.waiting_ms(now_ms) > _SUSPICIOUS_MS
-        return silent, now_ms < link.throttled_until_ms, link.in_flight
+    def _load(self, connection: BrokerConnection, now_ms: float) -> tuple[bool, bool, int]:
+        silent = connection.waiting_ms(now_ms) > _SUSPICIOUS_MS
+        return silent, now_ms < connection.throttled_until_ms, connection.in_flight
 
     def ready_for_any(self, node_id: int, now_ms: float) -> bool:
         """Connected, and starts to connect where not; the in-flight window does not matter."""
-        link = self._links.get(node_id)
-        if link is None:
+        connection = self._connections.get(node_id)
+        if connection is None:
             return False
-        if link.may_connect(now_ms):
-            self._advance(link, now_ms, lambda: link.open(now_ms))
-        return link.state is LinkState.READY
+        if connection.may_connect(now_ms):
+            self._advance(connection, now_ms, lambda: connection.open(now_ms))
+        return connection.state is ConnectionState.READY
 
     def ready(self, node_id: int, now_ms: float) -> bool:
         """As ready_for_any, with room in the in-flight window and no throttling (KIP-219)."""
         if not self.ready_for_any(node_id, now_ms):
             return False
-        link = self._links[node_id]
-        return link.in_flight < self._settings.max_in_flight and now_ms >= link.throttled_until_ms
+        connection = self._connections[node_id]
+        return connection.in_flight < self._settings.max_in_flight and now_ms >= connection.throttled_until_ms
 
     def is_gone(self, node_id: int) -> bool:
         """Whether the last try to reach a broker failed, or nobody knows its address (any more)."""
-        link = self._links.get(node_id)
-        return link is None or (link.state is not LinkState.READY and link.last_error is not None)
+        connection = self._connections.get(node_id)
+        return connection is None or (
+            connection.state is not ConnectionState.READY and connection.last_error is not None
+        )
 
     def knows(self, node_id: int) -> bool:
         """Whether a broker's address is known."""
-        return node_id in self._links
+        return node_id in self._connections
 
     def throttled_ms(self, node_id: int, now_ms: float) -> float:
         """How long a broker still wants no requests (throttle_time_ms of its answers); 0 where it does."""
-        link = self._links.get(node_id)
-        return 0.0 if link is None else max(0.0, link.throttled_until_ms - now_ms)
+        connection = self._connections.get(node_id)
+        return 0.0 if connection is None else max(0.0, connection.throttled_until_ms - now_ms)
 
     def ready_delay_ms(self, node_id: int, now_ms: float) -> float:
         """Until ``ready`` may change by time alone; infinite where an event must come first."""
-        link = self._links.get(node_id)
-        if link is None:
+        connection = self._connections.get(node_id)
+        if connection is None:
             return math.inf
-        if link.state is LinkState.IDLE:
-            return max(0.0, link.connect_after_ms - now_ms)
-        return max(0.0, link.throttled_until_ms - now_ms) or math.inf
+        if connection.state is ConnectionState.IDLE:
+            return max(0.0, connection.connect_after_ms - now_ms)
+        return max(0.0, connection.throttled_until_ms - now_ms) or math.inf
 
     def connect_delay_ms(self, now_ms: float) -> float:
         """Until any broker of ``least_loaded_node`` may be connected to again; infinite where none waits."""
-        links = (self._links[node] for candidates in self._candidates() for node in candidates)
-        idle = (link for link in links if link.state is LinkState.IDLE)
-        return max(0.0, min((link.connect_after_ms - now_ms for link in idle), default=math.inf))
+        connections = (self._connections[node] for candidates in self._candidates() for node in candidates)
+        idle = (connection for connection in connections if connection.state is ConnectionState.IDLE)
+        return max(0.0, min((connection.connect_after_ms - now_ms for connection in idle), default=math.inf))
 
     def api_version(self, node_id: int, api_key: int, ours: tuple[int, int]) -> int:
         """The newest version both sides speak. Raises BrokerVersionError where there is none."""
-        link = self._links[node_id]
-        low, high = link.api_versions.get(api_key, (0, -1))
+        connection = self._connections[node_id]
+        low, high = connection.api_versions.get(api_key, (0, -1))
         version = min(high, ours[1])
         if version < max(low, ours[0]):
             raise BrokerVersionError(
-                f"broker {link.node} speaks {requests.API_NAMES.get(api_key, api_key)} in versions {low} to "
+                f"broker {connection.node} speaks {requests.API_NAMES.get(api_key, api_key)} in versions {low} to "  # noqa: E501
                 f"{high}, this sink in {ours[0]} to {ours[1]}; Apache Kafka 2.1 or later is needed"
             )
         return version
 
     def feature_level(self, node_id: int, name: str) -> int:
         """The level of a feature that a connected broker's cluster has finalized (KIP-584), 0 without it."""
-        return self._links[node_id].features.get(name, 0)
+        return self._connections[node_id].features.get(name, 0)
 
     def in_flight(self, node_id: int) -> int:
         """Requests handed over and not done."""
-        link = self._links.get(node_id)
-        return 0 if link is None else link.in_flight
+        connection = self._connections.get(node_id)
+        return 0 if connection is None else connection.in_flight
 
     def bootstrap_nodes(self) -> list[Node]:
         """The addresses of bootstrap.servers."""
-        return [self._links[node].node for node in self._bootstrap]
+        return [self._connections[node].node for node in self._bootstrap]
 
     def connection_errors(self) -> dict[Node, Exception]:
         """Why brokers that are not connected are not: the last error of each, for messages."""
-        links = list(self._links.values())
-        return {link.node: link.last_error for link in links if link.last_error is not None}
+        connections = list(self._connections.values())
+        return {
+            connection.node: connection.last_error
+            for connection in connections
+            if connection.last_error is not None
+        }
 
     def connection_steps(self) -> list[ConnectionStep]:
         """How far the connections to all brokers have come, bootstrap addresses first."""
         return [
             ConnectionStep(
-                link.node, link.is_made, link.failed_step if link.last_error else link.step, link.last_error
+                connection.node,
+                connection.is_made,
+                connection.failed_step if connection.last_error else connection.step,
+                connection.last_error,
             )
-            for link in self._links.values()
+            for connection in self._connections.values()
         ]
 
     def describe_brokers(self) -> str:
@@ -264,9 +282,9 @@ class NetworkClient:
         shown = [
             f"{node.host}:{node.port}"
             + next((f" ({error})" for at, error in errors.items() if _same(at, node)), "")
-            for node in nodes[:_MOST_NAMED]
+            for node in nodes[:_MAX_NAMED]
         ]
-        more = f" and {len(nodes) - _MOST_NAMED} more" if len(nodes) > _MOST_NAMED else ""
+        more = f" and {len(nodes) - _MAX_NAMED} more" if len(nodes) > _MAX_NAMED else ""
         return ", ".join(shown) + more
 
     # -- I/O --------------------------------------------------------------------------------------
@@ -277,25 +295,27 @@ class NetworkClient:
         Raises ValueError, and changes nothing, where the link is not ready. A broken stream is told by
         the next poll.
         """
-        link = self._links.get(node_id)
-        if link is None:
+        connection = self._connections.get(node_id)
+        if connection is None:
             raise ValueError(f"no broker {node_id} is known")
-        link.submit(request, now_ms)
-        self._advance(link, now_ms, lambda: self._flush(link))
+        connection.submit(request, now_ms)
+        self._advance(connection, now_ms, lambda: self._flush(connection))
 
     def poll(self, timeout_ms: float, now_ms: float) -> list[NetworkEvent]:
         """Waits up to ``timeout_ms`` for sockets, deadlines or a wake-up; returns all that happened."""
-        deadline = min((link.next_deadline_ms() for link in self._links.values()), default=math.inf)
-        wait = 0.0 if self._events else max(0.0, min(timeout_ms, deadline - now_ms, _LONGEST_WAIT_MS))
+        deadline = min(
+            (connection.next_deadline_ms() for connection in self._connections.values()), default=math.inf
+        )
+        wait = 0.0 if self._events else max(0.0, min(timeout_ms, deadline - now_ms, _MAX_WAIT_MS))
         for key, mask in self._selector.select(wait / 1000):
-            link = key.data
-            if link is None:
+            connection = key.data
+            if connection is None:
                 self._take_wakeup()
             else:
-                self._serve(link, mask)
+                self._serve(connection, mask)
         now_ms = self._clock_ms()
-        for link in list(self._links.values()):
-            self._check(link, now_ms)
+        for connection in list(self._connections.values()):
+            self._check(connection, now_ms)
         events, self._events = self._events, []
         return events
 
@@ -315,112 +335,114 @@ class NetworkClient:
             self._wake_pending = False
             self._wake_reader.recv(1)
 
-    def _serve(self, link: BrokerLink, mask: int) -> None:
+    def _serve(self, connection: BrokerConnection, mask: int) -> None:
         now_ms = self._clock_ms()
         if mask & selectors.EVENT_WRITE:
-            self._advance(link, now_ms, lambda: self._write(link, now_ms))
+            self._advance(connection, now_ms, lambda: self._write(connection, now_ms))
         if mask & selectors.EVENT_READ:
-            self._advance(link, now_ms, lambda: self._read(link, now_ms))
+            self._advance(connection, now_ms, lambda: self._read(connection, now_ms))
 
-    def _check(self, link: BrokerLink, now_ms: float) -> None:
+    def _check(self, connection: BrokerConnection, now_ms: float) -> None:
         """What comes due by time, and look-ups that another thread has finished."""
-        if link.state is LinkState.RESOLVING:
-            self._advance(link, now_ms, link.resolved)
-        if link.state is LinkState.PREPARING:
-            self._advance(link, now_ms, link.prepared)
-        if link.login_is_due(now_ms):
-            self._advance(link, now_ms, lambda: self._renew(link, now_ms))
-        if link.idle_too_long(now_ms):
-            self._discard(link)
+        if connection.state is ConnectionState.RESOLVING:
+            self._advance(connection, now_ms, connection.resolved)
+        if connection.state is ConnectionState.PREPARING:
+            self._advance(connection, now_ms, connection.prepared)
+        if connection.login_is_due(now_ms):
+            self._advance(connection, now_ms, lambda: self._renew(connection, now_ms))
+        if connection.idle_too_long(now_ms):
+            self._discard(connection)
             return
-        cause = link.overdue(now_ms)
+        cause = connection.overdue(now_ms)
         if cause is not None:
-            self._drop(link, cause)
+            self._drop(connection, cause)
 
-    def _renew(self, link: BrokerLink, now_ms: float) -> None:
-        link.renew_login(now_ms)
-        self._flush(link)
+    def _renew(self, connection: BrokerConnection, now_ms: float) -> None:
+        connection.renew_login(now_ms)
+        self._flush(connection)
 
-    def _advance(self, link: BrokerLink, now_ms: float, step: Callable[[], None]) -> None:
+    def _advance(self, connection: BrokerConnection, now_ms: float, step: Callable[[], None]) -> None:
         """One step of a link; what goes wrong in it ends the connection and nothing else."""
-        before = link.transport
+        before = connection.transport
         try:
             step()
         except (OSError, KafkaSinkError) as error:
-            self._drop(link, error)
+            self._drop(connection, error)
             return
-        self._watch(link, new=before is None)
+        self._watch(connection, new=before is None)
 
-    def _write(self, link: BrokerLink, now_ms: float) -> None:
-        link.writable(now_ms)
-        self._flush(link)
+    def _write(self, connection: BrokerConnection, now_ms: float) -> None:
+        connection.writable(now_ms)
+        self._flush(connection)
 
-    def _flush(self, link: BrokerLink) -> None:
-        for entry in link.flush():
+    def _flush(self, connection: BrokerConnection) -> None:
+        for entry in connection.flush():
             latency = self._clock_ms() - entry.sent_at_ms
-            self._events.append(ResponseReceived(link.node.id, entry.request.tag, None, latency))
+            self._events.append(ResponseReceived(connection.node.id, entry.request.tag, None, latency))
 
-    def _read(self, link: BrokerLink, now_ms: float) -> None:
-        while link.receive(self._receive_buffer, now_ms):
-            was_made = link.is_made
-            answered = link.next_answer(now_ms)
-            if link.is_made and not was_made:
-                self._events.append(NodeConnected(link.node.id, now_ms - link.connecting_since_ms))
+    def _read(self, connection: BrokerConnection, now_ms: float) -> None:
+        while connection.receive(self._receive_buffer, now_ms):
+            was_made = connection.is_made
+            answered = connection.next_answer(now_ms)
+            if connection.is_made and not was_made:
+                self._events.append(
+                    NodeConnected(connection.node.id, now_ms - connection.connecting_since_ms)
+                )
             while answered is not None:
-                self._answered(link, answered, now_ms)
-                answered = link.next_answer(now_ms)
-            if link.transport is None or not link.transport.buffered:
+                self._answered(connection, answered, now_ms)
+                answered = connection.next_answer(now_ms)
+            if connection.transport is None or not connection.transport.buffered:
                 break
-        self._flush(link)
+        self._flush(connection)
 
-    def _answered(self, link: BrokerLink, answered: Answered, now_ms: float) -> None:
+    def _answered(self, connection: BrokerConnection, answered: CompletedRequest, now_ms: float) -> None:
         entry, response = answered.entry, answered.response
         tag = entry.request.tag
         if isinstance(response, requests.MetadataAnswer) and response.error_code:
             if response.error_code == requests.REBOOTSTRAP_REQUIRED and self._settings.rebootstrap:
                 self._known = {}
-            cause = KafkaSinkError(f"{link.node} answered Metadata with error {response.error_code}")
-            self._events.append(RequestFailed(link.node.id, tag, cause, possibly_sent=True))
+            cause = KafkaSinkError(f"{connection.node} answered Metadata with error {response.error_code}")
+            self._events.append(RequestFailed(connection.node.id, tag, cause, possibly_sent=True))
             return
         latency = now_ms - entry.sent_at_ms
-        self._events.append(ResponseReceived(link.node.id, tag, response, latency))
+        self._events.append(ResponseReceived(connection.node.id, tag, response, latency))
 
-    def _watch(self, link: BrokerLink, *, new: bool) -> None:
+    def _watch(self, connection: BrokerConnection, *, new: bool) -> None:
         """Tells the selector what to look for; only when that changed, for each costs a system call."""
-        if link.transport is None:
+        if connection.transport is None:
             return
-        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if link.wants_write else 0)
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.wants_write else 0)
         if new:
-            self._selector.register(link.transport, events, link)
-        elif self._selector.get_key(link.transport).events != events:
-            self._selector.modify(link.transport, events, link)
+            self._selector.register(connection.transport, events, connection)
+        elif self._selector.get_key(connection.transport).events != events:
+            self._selector.modify(connection.transport, events, connection)
 
     # -- the end ----------------------------------------------------------------------------------
 
-    def _discard(self, link: BrokerLink) -> None:
+    def _discard(self, connection: BrokerConnection) -> None:
         """Closes a link that nobody waits for; no failure, hence no backoff."""
-        self._unwatch(link)
-        link.close(self._clock_ms(), None)
+        self._unwatch(connection)
+        connection.close(self._clock_ms(), None)
 
-    def _drop(self, link: BrokerLink, cause: Exception) -> None:
+    def _drop(self, connection: BrokerConnection, cause: Exception) -> None:
         """Closes a broken link; its requests fail, told apart by whether a byte of them had left."""
-        node_id = link.node.id
+        node_id = connection.node.id
         _log.log(
-            logging.INFO if link.state is LinkState.READY else logging.DEBUG,
+            logging.INFO if connection.state is ConnectionState.READY else logging.DEBUG,
             "connection to %s lost (%s): %s",
-            link.node,
-            link.state.value,
+            connection.node,
+            connection.state.value,
             cause,
         )
-        self._unwatch(link)
-        for entry, possibly_sent in link.close(self._clock_ms(), cause):
+        self._unwatch(connection)
+        for entry, possibly_sent in connection.close(self._clock_ms(), cause):
             self._events.append(RequestFailed(node_id, entry.request.tag, cause, possibly_sent))
         self._events.append(NodeDisconnected(node_id, cause))
 
-    def _unwatch(self, link: BrokerLink) -> None:
+    def _unwatch(self, connection: BrokerConnection) -> None:
         # A transport whose constructor failed, or that was never registered, is not there.
-        if link.transport is not None and link.transport.fileno() in self._selector.get_map():
-            self._selector.unregister(link.transport)
+        if connection.transport is not None and connection.transport.fileno() in self._selector.get_map():
+            self._selector.unregister(connection.transport)
 
     def close(self, *, abort: bool = False) -> None:
         """Closes every socket at once and waits for nothing; requests without an answer stay without one.
@@ -431,12 +453,12 @@ class NetworkClient:
             if self._closed:
                 return
             self._closed = True
-        for link in self._links.values():
+        for connection in self._connections.values():
             if abort:
-                self._unwatch(link)
-                link.abort()
-            self._discard(link)
-        self._links.clear()
+                self._unwatch(connection)
+                connection.abort()
+            self._discard(connection)
+        self._connections.clear()
         self._known.clear()
         self._selector.close()
         self._wake_reader.close()

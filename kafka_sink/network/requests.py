@@ -20,8 +20,7 @@ from kafka.protocol.metadata import (
 from kafka.protocol.producer import InitProducerIdRequest, InitProducerIdResponse, ProduceRequest
 from kafka.protocol.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
 
-from kafka_sink.cluster.metadata import MetadataUpdate
-from kafka_sink.model import NO_LEADER, UNKNOWN_EPOCH, Node, PartitionInfo, TopicMetadata
+from kafka_sink.model import NO_LEADER, UNKNOWN_EPOCH, MetadataUpdate, Node, PartitionInfo, TopicMetadata
 from kafka_sink.network import transaction_requests
 from kafka_sink.network.wire import read_response
 

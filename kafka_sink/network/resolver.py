@@ -11,7 +11,7 @@ import socket
 import threading
 from collections.abc import Callable
 
-from kafka_sink.network.transport import Address
+from kafka_sink.network.transport import SocketAddress
 
 
 class Lookup:
@@ -19,7 +19,7 @@ class Lookup:
 
     def __init__(self) -> None:
         self.done = False
-        self.addresses: list[Address] = []
+        self.addresses: list[SocketAddress] = []
         self.error: OSError | None = None
 
 
@@ -56,7 +56,7 @@ def _run(lookup: Lookup, host: str, port: int, canonical: bool, notify: Callable
         notify()
 
 
-def _resolve(host: str, port: int, flags: int) -> list[Address]:
+def _resolve(host: str, port: int, flags: int) -> list[SocketAddress]:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
     except UnicodeError:

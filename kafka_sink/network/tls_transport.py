@@ -9,14 +9,14 @@ from typing import Any
 from kafka_sink.errors import AuthenticationError
 from kafka_sink.network.events import Buffer
 from kafka_sink.network.settings import NetworkSettings
-from kafka_sink.network.transport import Address, PlaintextTransport
+from kafka_sink.network.transport import PlaintextTransport, SocketAddress
 from kafka_sink.security.cipher_suites import TLS13_SUITES, split_suites
 from kafka_sink.security.tls_errors import explain, is_final
 
 # One record of TLS holds 16 KiB: what is smaller is joined up to that, for each record costs.
 _RECORD_BYTES = 16 * 1024
 # Encrypted bytes that may wait for the socket; more would only be held twice.
-_MOST_HELD_BYTES = 256 * 1024
+_MAX_HELD_BYTES = 256 * 1024
 _READ_BYTES = 128 * 1024
 
 
@@ -136,7 +136,7 @@ class TlsTransport:
 
     def __init__(
         self,
-        address: Address,
+        address: SocketAddress,
         settings: NetworkSettings,
         context: ssl.SSLContext,
         host: str,
@@ -209,7 +209,7 @@ class TlsTransport:
         taken = 0
         self.flush()
         for piece in _records(buffers):
-            if len(self._held) + self._stream.produced >= _MOST_HELD_BYTES:
+            if len(self._held) + self._stream.produced >= _MAX_HELD_BYTES:
                 break
             self._stream.write(piece)
             taken += len(piece)

@@ -18,7 +18,7 @@ from kafka_sink.network.settings import NetworkSettings
 _NO_LINGER = struct.pack("ii", 1, 0)
 _UNDER_WAY = (0, errno.EINPROGRESS, errno.EWOULDBLOCK)
 
-Address = tuple[socket.AddressFamily, tuple[object, ...]]
+SocketAddress = tuple[socket.AddressFamily, tuple[object, ...]]
 
 
 class Transport(Protocol):
@@ -69,7 +69,7 @@ class PlaintextTransport:
     wants_write = False
     buffered = False
 
-    def __init__(self, address: Address, settings: NetworkSettings) -> None:
+    def __init__(self, address: SocketAddress, settings: NetworkSettings) -> None:
         family, place = address
         self._socket = socket.socket(family, socket.SOCK_STREAM)
         try:

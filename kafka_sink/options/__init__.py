@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from kafka_sink.options.parse import parse
 from kafka_sink.options.table import OptionSpec, ParsedOptions, SinkOptions
-from kafka_sink.options.values import Address, topic_problem
+from kafka_sink.options.values import HostPort, topic_problem
 
-__all__ = ["Address", "OptionSpec", "ParsedOptions", "SinkOptions", "parse", "topic_problem"]
+__all__ = ["HostPort", "OptionSpec", "ParsedOptions", "SinkOptions", "parse", "topic_problem"]

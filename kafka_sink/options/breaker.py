@@ -16,17 +16,17 @@ from kafka_sink.options.table import BREAKER_PREFIX, KAFKA_PREFIX
 from kafka_sink.options.values import LONG_MAX, Kind
 from kafka_sink.secret import HIDDEN
 
-DEFAULT_CLASS = "kafka_sink.cluster.circuit_breaker.FailureRateCircuitBreaker"
+DEFAULT_CLASS = "kafka_sink.breaker.FailureRateCircuitBreaker"
 SWITCHED_OFF = "none"
 
 
 # A probe's answer takes a round trip, to another continent three tenths of a second: with less than this
 # every probe would be given up before it could come.
-_LEAST_RETRY_INTERVAL_MS = 100
+_MIN_RETRY_INTERVAL_MS = 100
 
 
 def _retry_interval() -> Kind:
-    kind = values.integer(_LEAST_RETRY_INTERVAL_MS, LONG_MAX)
+    kind = values.integer(_MIN_RETRY_INTERVAL_MS, LONG_MAX)
 
     def parse(text: str) -> int:
         try:

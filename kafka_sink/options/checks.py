@@ -15,7 +15,7 @@ from kafka_sink.options.values import INT_MAX
 # A broker remembers the last five batches of a producer per partition; with more in flight it could not tell
 # a repeated one from a new one.
 IDEMPOTENT_IN_FLIGHT = 5
-LARGEST_CHUNK = 16_384
+MAX_CHUNK = 16_384
 
 Values = dict[str, Any]
 _OF_TRANSACTIONS = {
@@ -97,14 +97,14 @@ def _unconfirmed(values: Values, _: Mapping[str, Any]) -> list[str]:
 
 def _delivery_timeout(values: Values, given: Mapping[str, Any]) -> list[str]:
     linger, request = _get(values, "linger_ms"), _get(values, "request_timeout_ms")
-    delivery, least = _get(values, "delivery_timeout_ms"), min(linger + request, INT_MAX)
-    if delivery >= least:
+    delivery, minimum = _get(values, "delivery_timeout_ms"), min(linger + request, INT_MAX)
+    if delivery >= minimum:
         return []
     sum_text = f"kafka.linger.ms ({linger}) + kafka.request.timeout.ms ({request})"
     if "delivery_timeout_ms" in given:
         raise ConfigurationError(f"kafka.delivery.timeout.ms ({delivery}) must be at least {sum_text}")
-    values["delivery_timeout_ms"] = least
-    return [f"kafka.delivery.timeout.ms is raised from its default {delivery} to {least}: {sum_text}"]
+    values["delivery_timeout_ms"] = minimum
+    return [f"kafka.delivery.timeout.ms is raised from its default {delivery} to {minimum}: {sum_text}"]
 
 
 def _memory(values: Values, _: Mapping[str, Any]) -> list[str]:
@@ -113,7 +113,7 @@ def _memory(values: Values, _: Mapping[str, Any]) -> list[str]:
     sizes = f"kafka.batch.size ({batch}) is larger than kafka.buffer.memory ({buffer})"
     if batch > buffer and strategy == "full":
         raise ConfigurationError(f"{sizes}: with the allocation strategy 'full' no batch could be opened")
-    chunk = min(LARGEST_CHUNK, batch)
+    chunk = min(MAX_CHUNK, batch)
     if chunk > buffer:
         raise ConfigurationError(f"kafka.buffer.memory ({buffer}) does not hold one chunk of {chunk} bytes")
     if batch > buffer:
@@ -142,12 +142,12 @@ def _capped(attribute: str, limit: str) -> Callable[[Values, Mapping[str, Any]],
     """The rule that one time is no longer than another that bounds it."""
 
     def rule(values: Values, _: Mapping[str, Any]) -> list[str]:
-        value, most = _get(values, attribute), _get(values, limit)
-        if value <= most:
+        value, maximum = _get(values, attribute), _get(values, limit)
+        if value <= maximum:
             return []
-        values[attribute] = most
+        values[attribute] = maximum
         name, limit_name = (f"kafka.{part.replace('_', '.')}" for part in (attribute, limit))
-        return [f"{name} ({value}) is larger than {limit_name} ({most}): it is {most} throughout"]
+        return [f"{name} ({value}) is larger than {limit_name} ({maximum}): it is {maximum} throughout"]
 
     return rule
 
@@ -219,15 +219,15 @@ def _event_hubs(values: Values, given: Mapping[str, Any]) -> list[str]:
     if not any(host.lower().endswith(_EVENT_HUBS) for host, _ in _get(values, "bootstrap_servers")):
         return []
     warnings, adapted = [], []
-    for attribute, most in _EVENT_HUBS_MOST.items():
+    for attribute, maximum in _EVENT_HUBS_MOST.items():
         name, value = f"kafka.{attribute.replace('_', '.')}", _get(values, attribute)
-        if 0 <= value <= most:
+        if 0 <= value <= maximum:
             continue
         if attribute in given:
-            warnings.append(f"{name}={value} is beyond what Azure Event Hubs takes: set {most} or less")
+            warnings.append(f"{name}={value} is beyond what Azure Event Hubs takes: set {maximum} or less")
         else:
-            values[attribute] = most
-            adapted.append(f"{name}={most}")
+            values[attribute] = maximum
+            adapted.append(f"{name}={maximum}")
     if adapted:
         warnings.append(f"for Azure Event Hubs these are set: {', '.join(adapted)}")
     return warnings

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import groupby
 
-from kafka_sink.options import foreign
+from kafka_sink.options import unsupported
 from kafka_sink.options.breaker import BREAKER_OPTIONS
 from kafka_sink.options.table import BREAKER_PREFIX, KAFKA_PREFIX, SPECS, OptionSpec
 
@@ -83,13 +83,13 @@ def _others() -> Iterator[str]:
     yield "They change nothing about what is sent. One warning per job names those that are set.\n"
     yield "| Option | Why |"
     yield "|---|---|"
-    yield from (f"| `kafka.{name}` | {reason} |" for name, (_, reason) in foreign.WITHOUT_EFFECT.items())
+    yield from (f"| `kafka.{name}` | {reason} |" for name, (_, reason) in unsupported.WITHOUT_EFFECT.items())
     yield ""
     yield "## Kafka options that are refused\n"
     yield "Accepted only with Kafka's default: without what they ask for, a job is not what it seems.\n"
     yield "| Option | Why |"
     yield "|---|---|"
-    yield from (f"| `kafka.{name}` | {reason} |" for name, (_, reason) in foreign.REFUSED.items())
+    yield from (f"| `kafka.{name}` | {reason} |" for name, (_, reason) in unsupported.REFUSED.items())
     yield ""
     yield "## Unknown options\n"
     yield (

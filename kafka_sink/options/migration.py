@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kafka_sink.options import foreign
+from kafka_sink.options import unsupported
 from kafka_sink.options.table import KAFKA_PREFIX, SPECS, OptionSpec
 
 _INTRODUCTION = """\
@@ -55,9 +55,9 @@ def fate(name: str) -> str:
     spec = _BY_NAME.get(name)
     if spec is not None:
         return _honoured(spec)
-    if name in foreign.WITHOUT_EFFECT:
-        return f"accepted without effect: {foreign.WITHOUT_EFFECT[name][1]}"
-    default, reason = foreign.REFUSED[name]
+    if name in unsupported.WITHOUT_EFFECT:
+        return f"accepted without effect: {unsupported.WITHOUT_EFFECT[name][1]}"
+    default, reason = unsupported.REFUSED[name]
     instead = f", unless it is Kafka's default `{default}`" if default else ""
     return f"refused{instead}: it {reason}"
 
@@ -97,7 +97,7 @@ def _producer() -> Iterator[str]:
     yield "All under `kafka.`; what they mean is in [options.md](options.md).\n"
     yield "| Option | Here |"
     yield "|---|---|"
-    names = sorted({*foreign.WITHOUT_EFFECT, *foreign.REFUSED, *_BY_NAME})
+    names = sorted({*unsupported.WITHOUT_EFFECT, *unsupported.REFUSED, *_BY_NAME})
     yield from (f"| `{name}` | {fate(name)} |" for name in names)
     yield ""
 

@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from kafka_sink.errors import ConfigurationError
-from kafka_sink.options import foreign
+from kafka_sink.options import unsupported
 from kafka_sink.options.checks import settle
 from kafka_sink.options.table import (
     BREAKER_PREFIX,
@@ -26,8 +26,8 @@ _BY_NAME: Mapping[str, OptionSpec] = {
 _SINK_NAMES = [name for name in _BY_NAME if not name.startswith(KAFKA_PREFIX)]
 _KAFKA_NAMES = [
     *(name.removeprefix(KAFKA_PREFIX) for name in _BY_NAME if name.startswith(KAFKA_PREFIX)),
-    *foreign.WITHOUT_EFFECT,
-    *foreign.REFUSED,
+    *unsupported.WITHOUT_EFFECT,
+    *unsupported.REFUSED,
 ]
 
 
@@ -54,12 +54,14 @@ def parse(raw: Mapping[str, str]) -> ParsedOptions:
             continue
         elif kafka_name.startswith(BREAKER_PREFIX) and kafka_name != BREAKER_PREFIX:
             breaker.append((kafka_name.removeprefix(BREAKER_PREFIX), text))
-        elif kafka_name in foreign.WITHOUT_EFFECT or kafka_name.startswith("metrics.context."):
-            if not foreign.same_setting(text.reveal(), foreign.WITHOUT_EFFECT.get(kafka_name, ("", ""))[0]):
+        elif kafka_name in unsupported.WITHOUT_EFFECT or kafka_name.startswith("metrics.context."):
+            if not unsupported.same_setting(
+                text.reveal(), unsupported.WITHOUT_EFFECT.get(kafka_name, ("", ""))[0]
+            ):
                 ineffective.append(name)
         else:
             _refuse(kafka_name, text)
-    stray = [name for name in plain if name not in _BY_NAME and name not in foreign.SPARK_OWN]
+    stray = [name for name in plain if name not in _BY_NAME and name not in unsupported.SPARK_OWN]
     _refuse_lost_guarantees(stray)
     _require(settings, stray)
     settled, warnings = settle(
@@ -105,11 +107,11 @@ def _convert(spec: OptionSpec, name: str, text: Secret) -> Any:
 
 def _refuse(kafka_name: str, text: Secret) -> None:
     """Raise for a kafka.* option that is unknown, or known and set to what this sink does not do."""
-    refusal = foreign.refusal(kafka_name)
+    refusal = unsupported.refusal(kafka_name)
     if refusal:
         default, reason = refusal
         serializer = kafka_name in ("key.serializer", "value.serializer")
-        if serializer or not foreign.same_setting(text.reveal(), default):
+        if serializer or not unsupported.same_setting(text.reveal(), default):
             raise ConfigurationError(f"Kafka option '{kafka_name}' {reason}")
         return
     nearest = get_close_matches(kafka_name, _KAFKA_NAMES, n=1, cutoff=0.6)
@@ -123,7 +125,7 @@ def _refuse_lost_guarantees(stray: list[str]) -> None:
     """A guarantee asked for under a name that nobody reads would be missing in silence."""
     for name in stray:
         security = name.startswith(("ssl.", "sasl.")) and name in _KAFKA_NAMES
-        if name in foreign.GUARANTEES or security:
+        if name in unsupported.GUARANTEES or security:
             raise ConfigurationError(
                 f"Option '{name}' has no effect without its prefix (it is a Kafka option: 'kafka.{name}'), "
                 "and the job would run without what it asks for"

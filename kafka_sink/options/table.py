@@ -12,7 +12,7 @@ from typing import Any
 
 from kafka_sink.model import CompressionType
 from kafka_sink.options import values
-from kafka_sink.options.values import INT_MAX, LONG_MAX, Address, Kind
+from kafka_sink.options.values import INT_MAX, LONG_MAX, HostPort, Kind
 from kafka_sink.secret import HIDDEN, Secret
 
 KAFKA_PREFIX = "kafka."
@@ -116,7 +116,7 @@ class SinkOptions:
         """Replicas of a topic that `topic.create` creates; `-1` is the broker's
         `default.replication.factor`.""",
     )
-    bootstrap_servers: tuple[Address, ...] = _option(
+    bootstrap_servers: tuple[HostPort, ...] = _option(
         "kafka.bootstrap.servers", values.addresses(), (), TARGET, "high",
         """Brokers to ask first. Name more than one, so that a dead one does not stop a job from starting.""",
         required=True,

@@ -22,7 +22,7 @@ _SCHEME = re.compile(r"\s*(?P<scheme>[A-Za-z_]+)://")
 _HOST = re.compile(r"[0-9a-zA-Z._%-]+")
 _IPV6 = re.compile(r"[0-9a-fA-F:.]+(%[0-9a-zA-Z._-]+)?")
 
-Address = tuple[str, int]
+HostPort = tuple[str, int]
 
 
 @dataclass(frozen=True)
@@ -176,7 +176,7 @@ def addresses() -> Kind:
     return Kind("list", "host:port, comma-separated; IPv6 as [::1]:9092", _parse_addresses, _show_addresses)
 
 
-def _parse_addresses(text: str) -> tuple[Address, ...]:
+def _parse_addresses(text: str) -> tuple[HostPort, ...]:
     entries = [entry.strip() for entry in text.split(",")]
     if not text:
         raise ValueError("is empty")
@@ -185,7 +185,7 @@ def _parse_addresses(text: str) -> tuple[Address, ...]:
     return tuple(dict.fromkeys(_parse_address(entry) for entry in entries))
 
 
-def _parse_address(entry: str) -> Address:
+def _parse_address(entry: str) -> HostPort:
     if "@" in entry:
         raise ValueError("has an entry with an @: credentials do not belong in an address")
     scheme = _SCHEME.match(entry)
@@ -209,5 +209,5 @@ def _parse_address(entry: str) -> Address:
     return host, int(port_text)
 
 
-def _show_addresses(pairs: tuple[Address, ...]) -> str:
+def _show_addresses(pairs: tuple[HostPort, ...]) -> str:
     return ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in pairs)

@@ -24,7 +24,7 @@ MAX_RECORDS_PER_BATCH = 1 << 20
 # Attributes (1) + offset delta (3).
 _FIXED_UPPER_BYTES = 1 + 3
 
-_LARGEST_JOIN = int(np.iinfo(np.int32).max)
+_MAX_JOIN = int(np.iinfo(np.int32).max)
 _ZERO = varint.same(0)
 _ONE_ZERO_BYTE = pa.Array.from_buffers(
     pa.binary(), 1, [None, pa.py_buffer(np.array([0, 1], dtype=np.int32)), pa.py_buffer(b"\0")]
@@ -137,7 +137,7 @@ def encode(rows: RecordColumns, offset_deltas: Int64s, timestamp_deltas: Int64s)
         return EncodedRecords(memoryview(b""), np.zeros(0, dtype=np.int64))
     sizes, prefix, middle = _number_columns(rows, offset_deltas, timestamp_deltas)
     ends = np.cumsum(sizes, dtype=np.int64)
-    if ends[-1] > _LARGEST_JOIN:
+    if ends[-1] > _MAX_JOIN:
         raise OverflowError(f"a unit of {count} rows encodes to {ends[-1]} bytes; units stay below 2 GiB")
     joined = _interleave(rows, prefix, middle)
     # Without headers a record's last byte, its header count of 0, stands before the next record's prefix.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-_LARGEST_NARROW = (1 << 31) - 1
+_MAX_NARROW = (1 << 31) - 1
 _NO_NUMBERS = np.zeros(0, dtype=np.uint32)
 
 Unsigned = npt.NDArray[np.uint64] | npt.NDArray[np.uint32]
@@ -43,7 +43,7 @@ def column(values: npt.NDArray[np.int64]) -> Column:
     if low == high:
         return same(low)
     numbers: Unsigned
-    if low >= -_LARGEST_NARROW // 2 and high <= _LARGEST_NARROW // 2:
+    if low >= -_MAX_NARROW // 2 and high <= _MAX_NARROW // 2:
         # Half the memory traffic; nearly every column of every unit.
         narrow = values.astype(np.int32)
         numbers = ((narrow << 1) ^ (narrow >> 31)).view(np.uint32)

@@ -7,10 +7,10 @@ from collections.abc import Collection, Container, Mapping
 import numpy as np
 import numpy.typing as npt
 
-from kafka_sink.accumulator.unit import Unit
 from kafka_sink.model import TopicMetadata, TopicPartition
 from kafka_sink.records import encoder
 from kafka_sink.records.arrays import indices
+from kafka_sink.records.ordered_rows import OrderedRows
 from kafka_sink.rows.columns import RowBatch, lengths
 from kafka_sink.rows.partitioner import Partitioner, QueueLoads, TopicView
 
@@ -21,7 +21,7 @@ _DELTA_BYTES = 3
 _RADIX_LIMIT = 1 << 15
 
 
-def unit_of(
+def ordered_rows_of(
     rows: RowBatch,
     topics: Mapping[str, TopicMetadata],
     partitioner: Partitioner,
@@ -29,7 +29,7 @@ def unit_of(
     now_ms: int,
     unavailable: Collection[int] = (),
     muted: Container[TopicPartition] = (),
-) -> Unit:
+) -> OrderedRows:
     """Assigns partitions and orders the rows by them; rows of one partition keep their order.
 
     ``now_ms`` is the wall clock, the timestamp of rows without one. Keyless rows keep away from partitions
@@ -62,7 +62,7 @@ def unit_of(
         TopicPartition(views[topic].name, slot - int(bases[topic]))
         for topic, slot in zip(topic_of.tolist(), slots[starts].tolist(), strict=True)
     ]
-    return Unit(columns, timestamps, partitions, [*starts, rows.num_rows])
+    return OrderedRows(columns, timestamps, partitions, [*starts, rows.num_rows])
 
 
 def partitions_needed(rows: RowBatch) -> dict[str, int]:

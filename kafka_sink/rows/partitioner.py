@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from kafka_sink.accumulator.unit import BatchRoom
+from kafka_sink.accumulator.batch_limits import BatchRoom
 from kafka_sink.errors import InvalidRowError
 from kafka_sink.model import TopicPartition
 from kafka_sink.records.arrays import null_mask

@@ -18,7 +18,7 @@ from kafka_sink.errors import AuthenticationError
 from kafka_sink.secret import Secret
 
 # RFC 5802; Java refuses fewer, too: a forged broker would get a proof from which passwords are soon guessed.
-_LEAST_ITERATIONS = 4096
+_MIN_ITERATIONS = 4096
 _ITERATIONS = re.compile(rb"(?:^|,)i=([0-9]{1,9})(?:,|$)")
 
 
@@ -74,10 +74,10 @@ class ScramExchange(MechanismExchange):
     def respond(self, challenge: bytes) -> bytes | None:
         """See SaslExchange."""
         iterations = _ITERATIONS.search(challenge)
-        if iterations is not None and int(iterations[1]) < _LEAST_ITERATIONS:
+        if iterations is not None and int(iterations[1]) < _MIN_ITERATIONS:
             raise AuthenticationError(
                 f"SASL {self.mechanism}: the broker asks for {int(iterations[1])} iterations; fewer than "
-                f"{_LEAST_ITERATIONS} are not safe"
+                f"{_MIN_ITERATIONS} are not safe"
             )
         return super().respond(challenge)
 

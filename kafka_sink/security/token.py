@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from kafka_sink.errors import AuthenticationError
 from kafka_sink.secret import Secret
 
-_MOST_TOKEN_CHARACTERS = 256 * 1024
+_MAX_TOKEN_CHARACTERS = 256 * 1024
 
 
 class TokenUnavailableError(OSError):
@@ -27,7 +27,7 @@ class Token:
 def from_text(text: str, expires_at_s: float | None = None) -> Token:
     """A token with the end that it names itself, where it is a JWT. Raises AuthenticationError for what no
     token can be."""
-    if not text or len(text) > _MOST_TOKEN_CHARACTERS or not text.isascii() or not text.isprintable():
+    if not text or len(text) > _MAX_TOKEN_CHARACTERS or not text.isascii() or not text.isprintable():
         raise AuthenticationError(
             "OAUTHBEARER: what was fetched is no token: empty, too long or not printable"
         )

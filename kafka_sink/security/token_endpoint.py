@@ -17,11 +17,11 @@ from kafka_sink.security.tls_context import TlsContexts
 from kafka_sink.security.tls_errors import explain
 from kafka_sink.security.token import Token, TokenUnavailableError, from_text
 
-_MOST_BYTES = 1024 * 1024
+_MAX_BYTES = 1024 * 1024
 # What RFC 6749 and proxies answer to those who should not ask again.
 _REFUSALS = (400, 401, 403, 404, 405)
 # Of an error's own words, which come from the network.
-_MOST_CHARACTERS = 200
+_MAX_CHARACTERS = 200
 
 
 class TokenEndpoint:
@@ -51,7 +51,7 @@ class TokenEndpoint:
         except (OSError, http.client.HTTPException, ValueError) as error:
             reason = str(error) or type(error).__name__
             problem = TokenUnavailableError(
-                f"the token endpoint {self._shown} cannot be reached: {reason[:_MOST_CHARACTERS]}"
+                f"the token endpoint {self._shown} cannot be reached: {reason[:_MAX_CHARACTERS]}"
             )
         else:
             return self._read(status, body)
@@ -82,7 +82,7 @@ class TokenEndpoint:
             }
             connection.request("POST", self._path, urlencode(form), headers)
             response = connection.getresponse()
-            return response.status, response.read(_MOST_BYTES)
+            return response.status, response.read(_MAX_BYTES)
         finally:
             connection.close()
 
@@ -99,7 +99,7 @@ class TokenEndpoint:
         if status != 200:
             words = [str(answer[name]) for name in ("error", "error_description") if answer.get(name)]
             text = f"the token endpoint {self._shown} answered {status}"
-            text += f" ({': '.join(words)[:_MOST_CHARACTERS]})" if words else ""
+            text += f" ({': '.join(words)[:_MAX_CHARACTERS]})" if words else ""
             if status in _REFUSALS:
                 raise AuthenticationError(
                     f"OAUTHBEARER: {text}: check client id, client secret, scope and URL"

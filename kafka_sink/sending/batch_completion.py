@@ -10,21 +10,21 @@ from functools import partial
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
 from kafka_sink.accumulator.record_accumulator import LEASE_MS, RecordAccumulator
 from kafka_sink.backoff import ExponentialBackoff
+from kafka_sink.breaker.send_policy import SendPolicy
 from kafka_sink.errors import BufferExhaustedError, DeliveryError
+from kafka_sink.metadata.cluster_metadata import ClusterMetadata
 from kafka_sink.model import Node, TopicPartition
 from kafka_sink.network import produce
 from kafka_sink.network.client import RequestFailed, ResponseReceived
-from kafka_sink.sending import outcomes
-from kafka_sink.sending.cluster_view import ClusterView
+from kafka_sink.sending import response_classifier
 from kafka_sink.sending.deliveries import Deliveries
-from kafka_sink.sending.observer import SendObserver
 from kafka_sink.sending.produce_requests import ProduceTag
 from kafka_sink.sending.producer_identity import ProducerIdentity
 from kafka_sink.sending.settings import SenderSettings
 from kafka_sink.sending.splitting import split_batch
 
 _log = logging.getLogger(__name__)
-_AGAIN = (outcomes.Action.RETRY, outcomes.Action.RESTART)
+_AGAIN = (response_classifier.Action.RETRY, response_classifier.Action.RESTART)
 
 
 class BatchCompletion:
@@ -34,10 +34,10 @@ class BatchCompletion:
         self,
         settings: SenderSettings,
         accumulator: RecordAccumulator,
-        cluster: ClusterView,
+        cluster: ClusterMetadata,
         identity: ProducerIdentity | None,
         backoff: ExponentialBackoff,
-        observer: SendObserver,
+        observer: SendPolicy,
         connection_errors: Callable[[], Mapping[Node, Exception]],
     ) -> None:
         self.deliveries = Deliveries()
@@ -82,7 +82,7 @@ class BatchCompletion:
             if refused := self._cluster.describe_lookup_error(batch.partition.topic):
                 last = f"{last}; the topic's metadata: {refused}"
             muted = self._observer.explain(batch.partition)
-            cause = outcomes.expiry(batch.partition, timeout, batch.attempts, last, muted)
+            cause = response_classifier.expiry(batch.partition, timeout, batch.attempts, last, muted)
             if not self._fail(batch, cause) and not batch.terminal:
                 # It was under a lease, which may have ended since.
                 delay = min(delay, LEASE_MS)
@@ -183,7 +183,7 @@ class BatchCompletion:
         self._observer.on_request_done(tag.node_id, now_ms)
         for batch in tag.batches.values():
             self._cluster.mark_stale(batch.partition.topic, now_ms)
-            outcome = outcomes.classify_failure(event.cause, possibly_sent=event.possibly_sent)
+            outcome = response_classifier.classify_failure(event.cause, possibly_sent=event.possibly_sent)
             self._apply(batch, tag.node_id, outcome, now_ms)
 
     def on_response(self, event: ResponseReceived, tag: ProduceTag, now_ms: float) -> None:
@@ -204,7 +204,9 @@ class BatchCompletion:
             self._on_answer(answered, tag.node_id, answer, response.node_endpoints, now_ms)
         for batch in pending.values():
             cause = DeliveryError(f"the broker's answer left out {batch.partition}")
-            self._apply(batch, tag.node_id, outcomes.classify_failure(cause, possibly_sent=True), now_ms)
+            self._apply(
+                batch, tag.node_id, response_classifier.classify_failure(cause, possibly_sent=True), now_ms
+            )
 
     def _on_answer(
         self,
@@ -220,7 +222,7 @@ class BatchCompletion:
         newer = False
         if answer.current_leader is not None:
             newer = self._cluster.leader_hint(batch.partition, *answer.current_leader, nodes, answer.topic_id)
-        attempt = outcomes.Attempt(
+        attempt = response_classifier.Attempt(
             partition=batch.partition,
             error_code=answer.error_code,
             error_message=answer.error_message,
@@ -241,7 +243,7 @@ class BatchCompletion:
                 restarted=self._identity.restarted(batch.partition),
                 transactional=self._identity.transactional_id is not None,
             )
-        self._apply(batch, node_id, outcomes.classify_response(attempt), now_ms)
+        self._apply(batch, node_id, response_classifier.classify_response(attempt), now_ms)
 
     # -- the dispatcher -----------------------------------------------------------------------------
 
@@ -272,9 +274,11 @@ class BatchCompletion:
         )
         self._accumulator.finish(batch, BatchState.SUCCEEDED, record)
 
-    def _apply(self, batch: ProducerBatch, node_id: int, outcome: outcomes.Outcome, now_ms: float) -> None:
+    def _apply(
+        self, batch: ProducerBatch, node_id: int, outcome: response_classifier.Decision, now_ms: float
+    ) -> None:
         """The one dispatcher: does what the classifier decided."""
-        if outcome.action is outcomes.Action.SUCCEED:
+        if outcome.action is response_classifier.Action.SUCCEED:
             self._succeed(batch, node_id, now_ms)
             return
         self._in_flight.pop(id(batch), None)
@@ -285,18 +289,18 @@ class BatchCompletion:
         if outcome.refresh:
             self._cluster.mark_stale(batch.partition.topic, now_ms)
         if outcome.too_large:
-            self._accumulator.refused(batch, costs_task=outcome.action is outcomes.Action.FAIL)
+            self._accumulator.refused(batch, costs_task=outcome.action is response_classifier.Action.FAIL)
         if self._identity is not None:
             self._identity.refused(batch)
         retries_left = not outcome.spends_retry or batch.attempts <= self._settings.retries
-        if outcome.action is outcomes.Action.SPLIT:
+        if outcome.action is response_classifier.Action.SPLIT:
             self._split(batch, cause, now_ms)
         elif outcome.action in _AGAIN and retries_left:
-            if outcome.action is outcomes.Action.RESTART and self._identity is not None:
+            if outcome.action is response_classifier.Action.RESTART and self._identity is not None:
                 self._identity.request_restart(batch.partition)
             wait = 0.0 if outcome.immediate else self._backoff.delay_ms(batch.attempts)
             self.deliveries.count(retries=1)
-            self._accumulator.requeue(batch, now_ms + wait)
+            self._accumulator.reenqueue(batch, now_ms + wait)
         else:
             self._accumulator.finish(batch, BatchState.FAILED, self._record_failure(batch, cause))
 
@@ -312,9 +316,9 @@ class BatchCompletion:
             # Memory comes free with other answers; if it never does, delivery.timeout.ms ends this.
             batch.last_error = DeliveryError(f"{cause}; the batch could not be split: {error}")
             self.deliveries.count(retries=1)
-            self._accumulator.requeue(batch, now_ms + self._backoff.delay_ms(batch.attempts))
+            self._accumulator.reenqueue(batch, now_ms + self._backoff.delay_ms(batch.attempts))
             return
         if self._identity is not None:
             self._identity.replaced(batch, pieces)
         self.deliveries.count(splits=1)
-        self._accumulator.put_pieces(batch, pieces)
+        self._accumulator.reenqueue_split(batch, pieces)

@@ -6,11 +6,11 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kafka_sink.cluster.recovery import MetadataRecovery
 from kafka_sink.errors import ClusterChangedError, KafkaSinkError
+from kafka_sink.metadata.cluster_metadata import ClusterMetadata
+from kafka_sink.metadata.rebootstrap import RebootstrapTimer
 from kafka_sink.network import requests
 from kafka_sink.network.client import NetworkClient, OutboundRequest, RequestFailed, ResponseReceived
-from kafka_sink.sending.cluster_view import ClusterView
 from kafka_sink.sending.settings import SenderSettings
 from kafka_sink.version import __version__
 
@@ -47,7 +47,7 @@ class ControlRequests:
     def __init__(
         self,
         settings: SenderSettings,
-        cluster: ClusterView,
+        cluster: ClusterMetadata,
         network: NetworkClient,
         identity: ProducerIdentity | None,
     ) -> None:
@@ -55,7 +55,7 @@ class ControlRequests:
         self._cluster = cluster
         self._network = network
         self._identity = identity
-        self._recovery = MetadataRecovery(
+        self._recovery = RebootstrapTimer(
             rebootstrap=settings.rebootstrap, trigger_ms=settings.rebootstrap_trigger_ms
         )
 

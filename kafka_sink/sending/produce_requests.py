@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
+from kafka_sink.metadata.cluster_metadata import ClusterMetadata
 from kafka_sink.model import TopicPartition
 from kafka_sink.network import produce, requests
 from kafka_sink.network.client import NetworkClient, OutboundRequest
-from kafka_sink.sending.cluster_view import ClusterView
 from kafka_sink.sending.producer_identity import ProducerIdentity
 from kafka_sink.sending.settings import SenderSettings
 
@@ -29,7 +29,7 @@ class ProduceRequests:
     def __init__(
         self,
         settings: SenderSettings,
-        cluster: ClusterView,
+        cluster: ClusterMetadata,
         network: NetworkClient,
         identity: ProducerIdentity | None,
     ) -> None:

@@ -8,13 +8,13 @@ from typing import Protocol
 from weakref import WeakSet
 
 from kafka_sink.accumulator.pool_metrics import PoolMetrics
-from kafka_sink.cluster.circuit_breaker.mutes import BreakerMetrics
+from kafka_sink.breaker.values import BreakerMetrics
 from kafka_sink.sending.deliveries import Deliveries
 
 Metrics = dict[str, float]
 
 
-class Reporting(Protocol):
+class HasMetrics(Protocol):
     """What has metrics."""
 
     def metrics(self) -> Metrics: ...
@@ -39,15 +39,15 @@ def task_metrics(
     return values | breaker.by_name()
 
 
-class Producers:
+class LiveProducers:
     """Those that live in this process. Thread-safe; holds none of them alive."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # guards the two below
-        self._living: WeakSet[Reporting] = WeakSet()
+        self._living: WeakSet[HasMetrics] = WeakSet()
         self._owner = os.getpid()
 
-    def add(self, producer: Reporting) -> None:
+    def add(self, producer: HasMetrics) -> None:
         """A new one."""
         with self._lock:
             if self._owner != os.getpid():
@@ -56,7 +56,7 @@ class Producers:
                 self._owner = os.getpid()
             self._living.add(producer)
 
-    def discard(self, producer: Reporting) -> None:
+    def discard(self, producer: HasMetrics) -> None:
         """It is closed."""
         with self._lock:
             self._living.discard(producer)

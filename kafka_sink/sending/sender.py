@@ -15,7 +15,9 @@ from functools import partial
 from kafka_sink.accumulator.producer_batch import ProducerBatch
 from kafka_sink.accumulator.record_accumulator import PartitionQueue, RecordAccumulator
 from kafka_sink.backoff import ExponentialBackoff
+from kafka_sink.breaker.send_policy import NoSendPolicy, SendPolicy
 from kafka_sink.errors import KafkaSinkError
+from kafka_sink.metadata.cluster_metadata import ClusterMetadata
 from kafka_sink.model import TopicPartition
 from kafka_sink.network.client import (
     NetworkClient,
@@ -25,20 +27,18 @@ from kafka_sink.network.client import (
     RequestFailed,
     ResponseReceived,
 )
-from kafka_sink.sending import outcomes
+from kafka_sink.sending import response_classifier
 from kafka_sink.sending.batch_completion import BatchCompletion
-from kafka_sink.sending.cluster_view import ClusterView
 from kafka_sink.sending.control_requests import BrokerProbeTag, ControlRequests
 from kafka_sink.sending.deliveries import Deliveries
 from kafka_sink.sending.node_availability import NodeAvailability
-from kafka_sink.sending.observer import NoObserver, SendObserver
 from kafka_sink.sending.produce_requests import ProduceRequests, ProduceTag
 from kafka_sink.sending.producer_identity import ProducerIdentity
 from kafka_sink.sending.request_filling import fill_request
 from kafka_sink.sending.settings import SenderSettings
 
 _log = logging.getLogger(__name__)
-_LONGEST_POLL_MS = 1000.0
+_MAX_POLL_MS = 1000.0
 
 
 class Sender(threading.Thread):
@@ -48,12 +48,12 @@ class Sender(threading.Thread):
         self,
         settings: SenderSettings,
         accumulator: RecordAccumulator,
-        cluster: ClusterView,
+        cluster: ClusterMetadata,
         network: NetworkClient,
         identity: ProducerIdentity | None,
         backoff: ExponentialBackoff,
         clock_ms: Callable[[], float],
-        observer: SendObserver | None = None,
+        observer: SendPolicy | None = None,
     ) -> None:
         super().__init__(name="kafka-chunked-sender", daemon=True)
         self.crash: BaseException | None = None
@@ -64,7 +64,7 @@ class Sender(threading.Thread):
         self._network = network
         self._identity = identity
         self._clock_ms = clock_ms
-        self._observer: SendObserver = observer or NoObserver()
+        self._observer: SendPolicy = observer or NoSendPolicy()
         self._completion = BatchCompletion(
             settings, accumulator, cluster, identity, backoff, self._observer, network.connection_errors
         )
@@ -106,7 +106,7 @@ class Sender(threading.Thread):
 
     def run_once(self, now_ms: float) -> None:
         """One pass; blocks in the network poll until something can happen."""
-        delay = min(_LONGEST_POLL_MS, self._completion.expire(now_ms))
+        delay = min(_MAX_POLL_MS, self._completion.expire(now_ms))
         self._completion.restart_sequences()
         self._refresh_nodes()
         # Also before there is a producer id: a task's first rows wait for what the coordinator has muted.
@@ -239,8 +239,8 @@ class Sender(threading.Thread):
         """Sends one request; 0 where more may be waiting for the same broker."""
         if self._aborting:
             return math.inf
-        most = self._settings.max_request_size
-        taken = fill_request(self._accumulator, node, queues, most, partial(self._may_send, now_ms))
+        max_bytes = self._settings.max_request_size
+        taken = fill_request(self._accumulator, node, queues, max_bytes, partial(self._may_send, now_ms))
         if not taken:
             return math.inf
         self._cluster.pin()
@@ -274,7 +274,7 @@ class Sender(threading.Thread):
                 self._observer.on_probe_done(event.node_id, event.cause, now_ms)
             else:
                 self._control.on_failure(event, now_ms)
-            if outcomes.is_final(event.cause):
+            if response_classifier.is_final(event.cause):
                 self._completion.fail_all(event.cause)
         elif isinstance(event, NodeConnected):
             self._observer.on_connected(event.node_id, event.setup_ms, now_ms)
@@ -283,10 +283,10 @@ class Sender(threading.Thread):
 
     def _on_disconnect(self, event: NodeDisconnected) -> None:
         """Trying again is of no use where every address refuses this client for good."""
-        if not outcomes.is_final(event.cause):
+        if not response_classifier.is_final(event.cause):
             return
         errors = self._network.connection_errors()
         bootstrap = [errors.get(node) for node in self._network.bootstrap_nodes()]
-        others_left = any(error is None or not outcomes.is_final(error) for error in bootstrap)
+        others_left = any(error is None or not response_classifier.is_final(error) for error in bootstrap)
         if event.node_id >= 0 or not others_left:
             self._completion.fail_all(event.cause)

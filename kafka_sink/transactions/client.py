@@ -23,7 +23,7 @@ from kafka_sink.network import requests, transaction_requests
 from kafka_sink.network.client import NetworkClient, NetworkSettings, OutboundRequest, RequestFailed
 from kafka_sink.network.events import NodeDisconnected, ResponseReceived
 from kafka_sink.options import SinkOptions
-from kafka_sink.sending.outcomes import is_final
+from kafka_sink.sending.response_classifier import is_final
 from kafka_sink.transactions.operations import (
     OPEN,
     Describe,
@@ -45,8 +45,8 @@ Result = TypeVar("Result")
 # InitProducerId from 6 on is two-phase commit's (KIP-939), which brokers have not finished.
 _INIT_PRODUCER_ID_VERSIONS = (3, 5)
 _FEATURE, _NEEDED_LEVEL = "transaction.version", 2
-_LONGEST_POLL_MS = 100.0
-_MOST_LIST_ATTEMPTS = 3
+_MAX_POLL_MS = 100.0
+_MAX_LIST_ATTEMPTS = 3
 _LIST_TIMEOUT_MS = 3000.0
 _GROUP_KEY, _TRANSACTION_KEY = True, False
 
@@ -199,7 +199,7 @@ class TransactionClient:
 
     def _send_due(self, step: _Step, now_ms: float) -> float:
         """Sends what may go; returns how long nothing else is to be done."""
-        wait = _LONGEST_POLL_MS
+        wait = _MAX_POLL_MS
         for call in step.calls:
             node = call.node if call.key is None else self._coordinators.get(call.key)
             if call.is_sent or node is None:
@@ -238,7 +238,7 @@ class TransactionClient:
         """Only lists are of one broker: what it coordinates is elsewhere soon, and is listed next time."""
         for call in [one for one in step.calls if one.key is None and one.node == node_id]:
             self._again(call, self._last_error)
-            if call.attempts >= _MOST_LIST_ATTEMPTS:
+            if call.attempts >= _MAX_LIST_ATTEMPTS:
                 step.calls.remove(call)
 
     def _on_failure(self, event: RequestFailed) -> None:
@@ -300,7 +300,7 @@ class TransactionClient:
 
     def _ask_nodes(self, now_ms: float) -> float:
         if self._asked_nodes or now_ms < self._not_before_ms:
-            return _LONGEST_POLL_MS
+            return _MAX_POLL_MS
         node = self._any_node(now_ms)
         if node is None:
             return 10.0
@@ -311,7 +311,7 @@ class TransactionClient:
         request = OutboundRequest(requests.METADATA, version, body, True, timeout, _NODES)
         self._asked_nodes = True
         self._network.send(node, request, now_ms)
-        return _LONGEST_POLL_MS
+        return _MAX_POLL_MS
 
     def _any_node(self, now_ms: float) -> int | None:
         node = self._network.least_loaded_node(now_ms)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from kafka_sink import application_marks, driver_log
+from kafka_sink import application_markers, driver_log
 from kafka_sink.errors import ConfigurationError
 from kafka_sink.options import SinkOptions
 from kafka_sink.transactions import batch as batches
@@ -123,7 +123,7 @@ def _prefix(options: SinkOptions, raw: Mapping[str, str], *, is_streaming: bool)
     if options.txn_app_id:
         return f"kafka-chunked-{_digits(options.txn_app_id, options.topic or '')}"
     if not is_streaming:
-        return f"kafka-chunked-{_digits(application_marks.folder(), uuid.uuid4().hex)}"
+        return f"kafka-chunked-{_digits(application_markers.folder(), uuid.uuid4().hex)}"
     checkpoint = raw.get("checkpointlocation") or raw.get("checkpointLocation")
     if not checkpoint:
         raise ConfigurationError(
@@ -148,7 +148,7 @@ def _job(options: SinkOptions) -> BatchIdentity:
 
 def _claim_file(scope: Scope) -> str | None:
     """Only an abort without any task's report reads it, to know whether the prefix is still this driver's."""
-    folder = application_marks.folder()
+    folder = application_markers.folder()
     return os.path.join(folder, f"kafka-chunked-claim-{_digits(scope.prefix)}") if folder else None
 
 

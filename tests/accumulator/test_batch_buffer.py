@@ -548,7 +548,7 @@ def test_pressed_for_memory_a_batch_goes_on_outside_the_pool(strategy: Callable[
     assert buffer.write_growing(b"\2" * 900)
     assert content(buffer) == b"\1" * 100 + b"\2" * 900
     metrics = pool.metrics()
-    assert buffer.heap_bytes == metrics.heap_bytes == metrics.peak_heap_bytes == metrics.heap_total_bytes > 0
+    assert buffer.heap_bytes == metrics.heap_bytes == metrics.max_heap_bytes == metrics.heap_total_bytes > 0
     assert metrics.allocated_bytes <= BATCH
     buffer.trim()
     assert content(buffer) == b"\1" * 100 + b"\2" * 900
@@ -729,7 +729,7 @@ def test_savings_are_measured_against_a_batch_size_for_each_open_batch() -> None
         buffer.release()
     metrics = pool.metrics()
     assert metrics.saved_bytes == metrics.full_strategy_bytes == 0
-    assert metrics.peak_saved_bytes == (9 << 20) - 9 * 16384
+    assert metrics.max_saved_bytes == (9 << 20) - 9 * 16384
     assert_idle(pool)
 
 

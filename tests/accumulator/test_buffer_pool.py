@@ -28,7 +28,7 @@ from hypothesis.stateful import (
 )
 
 from kafka_sink.accumulator import buffer_pool
-from kafka_sink.accumulator.buffer_pool import BufferPool, PoolTenant, _Waiter
+from kafka_sink.accumulator.buffer_pool import BufferPool, PoolClient, _Waiter
 from kafka_sink.accumulator.memory_arena import Chunk, ChunkArena
 from kafka_sink.accumulator.pool_metrics import WindowedRate
 from kafka_sink.errors import (
@@ -93,7 +93,7 @@ class Request:
         pool: WatchedPool,
         arena: ChunkArena,
         count: int,
-        tenant: PoolTenant,
+        tenant: PoolClient,
         timeout_ms: float = LONG_MS,
     ) -> None:
         self.arena, self.count, self.tenant = arena, count, tenant
@@ -118,7 +118,7 @@ class Request:
 
 
 def wait_in_line(
-    pool: WatchedPool, arena: ChunkArena, count: int, tenant: PoolTenant, timeout_ms: float = LONG_MS
+    pool: WatchedPool, arena: ChunkArena, count: int, tenant: PoolClient, timeout_ms: float = LONG_MS
 ) -> Request:
     request = Request(pool, arena, count, tenant, timeout_ms)
     assert pool.joined.acquire(timeout=JOIN_S)
@@ -147,7 +147,7 @@ class PoolMachine(RuleBasedStateMachine):
         super().__init__()
         self.pool = WatchedPool(self.TOTAL, heap_limit_bytes=500)
         self.arenas = {size: self.pool.arena(size) for size in self.SIZES}
-        self.tenants = [PoolTenant() for _ in range(2)]
+        self.tenants = [PoolClient() for _ in range(2)]
         self.used = 0
         self.peak = 0
         self.heap = 0
@@ -278,21 +278,21 @@ class PoolMachine(RuleBasedStateMachine):
             self.line.remove(request)
             with pytest.raises(ProducerClosedError):
                 request.result()
-        self.tenants[tenant] = PoolTenant()
+        self.tenants[tenant] = PoolClient()
         return multiple(*((*one, 0) for one in self.serve()))
 
     @invariant()
     def accounts_agree(self) -> None:
         metrics = self.pool.metrics()
         assert metrics.used_bytes == self.used
-        assert metrics.peak_used_bytes == self.peak
+        assert metrics.max_used_bytes == self.peak
         assert metrics.reserved_bytes == self.gathered()
         assert metrics.buffer_available_bytes == self.available()
         assert metrics.waiting_threads == self.pool.queued == len(self.line)
         assert metrics.heap_bytes == self.heap
         assert metrics.full_strategy_bytes == self.full
         assert metrics.used_bytes + metrics.free_bytes == metrics.allocated_bytes
-        assert metrics.allocated_bytes <= metrics.peak_allocated_bytes <= self.TOTAL
+        assert metrics.allocated_bytes <= metrics.max_allocated_bytes <= self.TOTAL
         assert metrics.free_bytes == sum(len(arena.free) * size for size, arena in self.arenas.items())
 
     @invariant()
@@ -317,7 +317,7 @@ TestPoolMachine.settings = settings(max_examples=150, stateful_step_count=40, de
 
 def test_waiters_are_served_in_the_order_they_came_whatever_they_ask_for() -> None:
     pool = WatchedPool(1000)
-    arena, tenant = pool.arena(100), PoolTenant()
+    arena, tenant = pool.arena(100), PoolClient()
     held = pool.take(arena, 10, 0, tenant)
     large = wait_in_line(pool, arena, 8, tenant)
     small = wait_in_line(pool, arena, 1, tenant)
@@ -336,7 +336,7 @@ def test_waiters_are_served_in_the_order_they_came_whatever_they_ask_for() -> No
 
 def test_a_long_line_keeps_its_order() -> None:
     pool = WatchedPool(1000)
-    arena, tenant = pool.arena(100), PoolTenant()
+    arena, tenant = pool.arena(100), PoolClient()
     held = pool.take(arena, 10, 0, tenant)
     line = [wait_in_line(pool, arena, 10, tenant) for _ in range(5)]
     while line:
@@ -349,7 +349,7 @@ def test_a_long_line_keeps_its_order() -> None:
 
 def test_nothing_overtakes_a_waiter_even_with_memory_to_spare() -> None:
     pool = WatchedPool(1000)
-    arena, tenant = pool.arena(100), PoolTenant()
+    arena, tenant = pool.arena(100), PoolClient()
     held = pool.take(arena, 5, 0, tenant)
     large = wait_in_line(pool, arena, 9, tenant)
     assert pool.try_take(arena, 1) is None
@@ -363,7 +363,7 @@ def test_nothing_overtakes_a_waiter_even_with_memory_to_spare() -> None:
 
 def test_a_timeout_gives_back_what_was_gathered_and_serves_the_next() -> None:
     pool = WatchedPool(1000)
-    arena, tenant = pool.arena(100), PoolTenant()
+    arena, tenant = pool.arena(100), PoolClient()
     held = pool.take(arena, 7, 0, tenant)
     impatient = wait_in_line(pool, arena, 10, tenant, timeout_ms=50)
     patient = wait_in_line(pool, arena, 3, tenant)
@@ -401,7 +401,7 @@ def test_memory_that_comes_with_the_timeout_is_taken() -> None:
             return ahead
 
     pool = Late(1000)
-    arena, tenant = pool.arena(100), PoolTenant()
+    arena, tenant = pool.arena(100), PoolClient()
     held = pool.take(arena, 10, 0, tenant)
     assert len(pool.take(arena, 4, 0, tenant)) == 4
     assert pool.metrics().used_bytes == 400
@@ -411,7 +411,7 @@ def test_memory_that_comes_with_the_timeout_is_taken() -> None:
 def test_whoever_waits_looks_at_once_and_again_whether_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(buffer_pool, "_WATCH_MS", 1.0)
     pool = WatchedPool(1000)
-    arena, tenant = pool.arena(100), PoolTenant()
+    arena, tenant = pool.arena(100), PoolClient()
     held = pool.take(arena, 7, 0, tenant)
     looks: list[int] = []
 
@@ -434,7 +434,7 @@ def test_whoever_waits_looks_at_once_and_again_whether_to_go_on(monkeypatch: pyt
 
 def test_closing_a_producer_wakes_all_of_its_waiters_and_none_of_another_s() -> None:
     pool = WatchedPool(1000)
-    arena, mine, other = pool.arena(100), PoolTenant(), PoolTenant()
+    arena, mine, other = pool.arena(100), PoolClient(), PoolClient()
     held = pool.take(arena, 5, 0, mine)
     closing = [wait_in_line(pool, arena, 9, mine), wait_in_line(pool, arena, 9, mine)]
     staying = wait_in_line(pool, arena, 5, other)
@@ -454,7 +454,7 @@ def test_more_than_the_pool_has_fails_at_once_and_names_sizes_and_options() -> N
     pool = WatchedPool(1000)
     arena = pool.arena(100)
     with pytest.raises(RecordTooLargeError) as caught:
-        pool.take(arena, 11, LONG_MS, PoolTenant())
+        pool.take(arena, 11, LONG_MS, PoolClient())
     for fact in ("1100 bytes", "kafka.buffer.memory is 1000", "kafka.batch.size"):
         assert fact in str(caught.value)
     assert pool.try_take(arena, 11) is None
@@ -481,7 +481,7 @@ def interrupting_signal() -> Iterator[signal.Signals]:
 
 def test_an_interrupt_while_waiting_gives_everything_back(interrupting_signal: signal.Signals) -> None:
     pool = WatchedPool(1000)
-    arena, tenant = pool.arena(100), PoolTenant()
+    arena, tenant = pool.arena(100), PoolClient()
     held = pool.take(arena, 7, 0, tenant)
     main = threading.get_ident()
 
@@ -507,7 +507,7 @@ def test_an_interrupt_while_waiting_gives_everything_back(interrupting_signal: s
 
 def test_a_task_killed_as_its_memory_arrives_gives_it_back() -> None:
     pool = WatchedPool(1000)
-    arena, tenant = pool.arena(100), PoolTenant()
+    arena, tenant = pool.arena(100), PoolClient()
     held = pool.take(arena, 7, 0, tenant)
     killed = wait_in_line(pool, arena, 9, tenant)
     ident = ctypes.c_ulong(killed.thread.ident or 0)
@@ -522,7 +522,7 @@ def test_a_task_killed_as_its_memory_arrives_gives_it_back() -> None:
 
 def test_no_memory_from_the_system_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     pool = WatchedPool(1000)
-    arena, tenant = pool.arena(100), PoolTenant()
+    arena, tenant = pool.arena(100), PoolClient()
 
     def no_memory(_size: int) -> None:
         raise MemoryError
@@ -546,7 +546,7 @@ def test_no_memory_from_the_system_changes_nothing(monkeypatch: pytest.MonkeyPat
 def test_accounts_hold_at_every_moment_under_contention() -> None:
     pool = WatchedPool(64 * 40, 64)
     sizes = [pool.arena(64), pool.arena(16), pool.arena(24)]
-    tenant = PoolTenant()
+    tenant = PoolClient()
     stop = threading.Event()
     failures: list[BaseException] = []
     timeouts = [0] * 6

@@ -14,7 +14,7 @@ from kafka_sink.accumulator.producer_batch import (
     BatchState,
     IllegalTransitionError,
     ProducerBatch,
-    hold_after,
+    projected_size,
 )
 from kafka_sink.model import CompressionType, TopicPartition
 from kafka_sink.records.compression import codec_for
@@ -77,12 +77,12 @@ def test_full_blocks_are_reserved_for_as_they_are_expected_to_shrink(ratio: floa
     lz4 = codec_for(CompressionType.LZ4, None)
     block = 65_536
     # Four bytes of length for each block, the last one raw, and four at the end of the frame.
-    assert hold_after(lz4, ratio, 68, 3 * block + 100) == 68 + int(3 * block * share) + 100 + 4 * 4 + 4
-    assert hold_after(lz4, ratio, 68, block - 1) == 68 + block - 1 + 4 + 4
+    assert projected_size(lz4, ratio, 68, 3 * block + 100) == 68 + int(3 * block * share) + 100 + 4 * 4 + 4
+    assert projected_size(lz4, ratio, 68, block - 1) == 68 + block - 1 + 4 + 4
 
 
 def test_what_stays_raw_is_reserved_for_in_full() -> None:
-    assert hold_after(None, 0.25, 61, 300_000) == 300_061
+    assert projected_size(None, 0.25, 61, 300_000) == 300_061
 
 
 @pytest.mark.parametrize("random_share", [0.0, 0.5, 1.0])

@@ -13,7 +13,7 @@ from kafka_sink.accumulator.buffer_pool import BufferPool
 from kafka_sink.accumulator.producer_batch import BatchState, IllegalTransitionError, ProducerBatch
 from kafka_sink.accumulator.record_accumulator import AccumulatorSettings, RecordAccumulator
 from kafka_sink.model import CompressionType, PartitionInfo, TopicPartition
-from tests.strategy import forced
+from tests.support.strategy import forced
 
 pytestmark = pytest.mark.both_strategies
 
@@ -126,9 +126,9 @@ def test_somebody_who_waits_for_memory_makes_all_ready(monkeypatch: pytest.Monke
 def test_a_leased_batch_is_left_alone_and_the_task_is_asked_to_wake_the_sender() -> None:
     bench = Bench()
     bench.batch(P[0]).leased = True
-    assert not bench.accumulator.lease_met
+    assert not bench.accumulator.leased_batch_skipped
     assert bench.ready(10_000) == ({}, math.inf)
-    assert bench.accumulator.lease_met
+    assert bench.accumulator.leased_batch_skipped
 
 
 def test_a_batch_leased_between_the_look_and_the_drain_asks_for_a_wake_up_too() -> None:
@@ -137,7 +137,7 @@ def test_a_batch_leased_between_the_look_and_the_drain_asks_for_a_wake_up_too() 
     queues = bench.accumulator.ready(bench.leader, 1_000).nodes[0]
     batch.leased = True
     assert bench.accumulator.drain(0, queues, 10_000, anything) == []
-    assert bench.accumulator.lease_met
+    assert bench.accumulator.leased_batch_skipped
 
 
 def test_muted_partitions_and_those_without_a_leader_are_left_out() -> None:
@@ -154,7 +154,7 @@ def test_a_retry_waits_for_its_backoff_and_holds_back_what_stands_behind() -> No
     bench.closed(P[0])
     (taken,) = bench.drain(0)
     bench.closed(P[0])
-    bench.accumulator.requeue(taken, 1_500)
+    bench.accumulator.reenqueue(taken, 1_500)
     assert bench.ready(1_200) == ({}, 300)
     assert bench.drain(0, 1_500) == [taken]
 
@@ -224,14 +224,14 @@ def test_retries_and_pieces_return_to_their_places_in_any_order() -> None:
     batches = [bench.closed(P[0]) for _ in range(4)]
     flying = [bench.drain(0)[0] for _ in range(3)]
     assert flying == batches[:3]
-    bench.accumulator.requeue(flying[2], 0)
+    bench.accumulator.reenqueue(flying[2], 0)
     pieces = [bench.batch(P[1]) for _ in range(2)]
     for index, piece in enumerate(pieces):
         bench.accumulator._waiting[P[1]].batches.clear()
         piece.partition = P[0]
         piece.ordinal = (*flying[1].ordinal, index)
-    bench.accumulator.put_pieces(flying[1], pieces)
-    bench.accumulator.requeue(flying[0], 0)
+    bench.accumulator.reenqueue_split(flying[1], pieces)
+    bench.accumulator.reenqueue(flying[0], 0)
     assert list(bench.accumulator.queue(P[0]).batches) == [batches[0], *pieces, batches[2], batches[3]]
 
 
@@ -279,7 +279,7 @@ def test_pieces_of_a_batch_that_failed_before_are_given_back() -> None:
     bench.accumulator.fail(taken, nothing)
     buffer = bench.accumulator.allocator.open_overflow(100)
     piece = ProducerBatch(P[0], buffer, None, CompressionType.NONE, 1.0, 0, 0)
-    assert not bench.accumulator.put_pieces(taken, [piece])
+    assert not bench.accumulator.reenqueue_split(taken, [piece])
     assert (bench.used(), bench.accumulator.incomplete) == (0, 0)
     assert bench.ready(10_000)[0] == {}
 
@@ -345,7 +345,7 @@ def test_unanswered_rows_are_those_that_were_sent() -> None:
     (one,) = bench.drain(0, may_send=lambda batch: batch.partition == P[0])
     bench.drain(1)
     assert bench.accumulator.unanswered_records() == 4
-    bench.accumulator.requeue(one, 0)
+    bench.accumulator.reenqueue(one, 0)
     assert bench.accumulator.unanswered_records() == 4
     bench.accumulator.fail(one, nothing)
     assert bench.accumulator.unanswered_records() == 2

@@ -14,19 +14,19 @@ from hypothesis import strategies as st
 
 from kafka_sink.accumulator import chunked_buffer, memory_arena
 from kafka_sink.accumulator.batch_buffer import BufferAllocator
+from kafka_sink.accumulator.batch_limits import BatchRoom
 from kafka_sink.accumulator.buffer_pool import BufferPool
 from kafka_sink.accumulator.chunked_buffer import IncrementalAllocator, chunk_size
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
 from kafka_sink.accumulator.record_accumulator import AccumulatorSettings, RecordAccumulator
+from kafka_sink.accumulator.record_appender import RecordAppender
 from kafka_sink.accumulator.single_buffer import FullAllocator
-from kafka_sink.accumulator.unit import BatchRoom
-from kafka_sink.accumulator.unit_appender import UnitAppender
 from kafka_sink.model import CompressionType, PartitionInfo, TopicMetadata, TopicPartition
 from kafka_sink.network.produce import produce_body
 from kafka_sink.records.compression import codec_for
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.columns import extract
-from kafka_sink.rows.ordering import unit_of
+from kafka_sink.rows.ordering import ordered_rows_of
 from kafka_sink.rows.partitioner import Partitioner
 from kafka_sink.sending.request_filling import fill_request
 from kafka_sink.sending.splitting import split_batch
@@ -156,7 +156,7 @@ class Run:
             ),
             self.allocator,
         )
-        self.appender = UnitAppender(self.accumulator, codec_for(codec, None), lambda: 0.0, lambda: None)
+        self.appender = RecordAppender(self.accumulator, codec_for(codec, None), lambda: 0.0, lambda: None)
         self.appender._open_raw_limit = open_raw_limit
         self.partitioner = Partitioner(
             room=lambda *_: BatchRoom(None, 1000), ignore_keys=False, adaptive=True, random=self.chance.random
@@ -168,7 +168,7 @@ class Run:
     def everything(self) -> Wire:
         for count in self.shape.units:
             rows = extract(PLAN, unit_rows(self.chance, count, self.shape), NOW)
-            unit = unit_of(rows, TOPICS, self.partitioner, self.accumulator.queued_batches, NOW)
+            unit = ordered_rows_of(rows, TOPICS, self.partitioner, self.accumulator.queued_batches, NOW)
             self.appender.append(unit, lambda: None)
             while self.chance.random() < self.shape.drains and self.drain():
                 pass
@@ -177,7 +177,7 @@ class Run:
             pass
         assert not self.accumulator.holds_memory
         metrics = self.pool.metrics()
-        assert (metrics.used_bytes, metrics.peak_heap_bytes, metrics.full_strategy_bytes) == (0, 0, 0)
+        assert (metrics.used_bytes, metrics.max_heap_bytes, metrics.full_strategy_bytes) == (0, 0, 0)
         return self.wire
 
     def drain(self) -> bool:
@@ -204,7 +204,7 @@ class Run:
         every = self.shape.split_every
         if every and self.batches % every == 0 and batch.record_count > 1:
             self.accumulator.refused(batch)
-            self.accumulator.put_pieces(batch, split_batch(batch, self.shape.batch_size, self.allocator))
+            self.accumulator.reenqueue_split(batch, split_batch(batch, self.shape.batch_size, self.allocator))
             return
         self.sequences[batch.partition.partition] += batch.record_count
         self.accumulator.finish(batch, BatchState.SUCCEEDED, lambda: None)
@@ -231,6 +231,6 @@ def test_the_runs_above_are_of_many_kinds() -> None:
     run = Run(shape, CompressionType.LZ4, incremental)
     wire = run.everything()
     assert run.batches > 2 * PARTITIONS
-    assert run.accumulator.limits.of("t") < run.shape.batch_size or run.accumulator.refusals
+    assert run.accumulator.limits.of("t") < run.shape.batch_size or run.accumulator.too_large_batches
     assert max(map(len, wire)) > 2 * 64 * 1024
     assert sum(TopicPartition("t", p) in run.accumulator._queues for p in range(PARTITIONS)) == PARTITIONS

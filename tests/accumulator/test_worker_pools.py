@@ -12,7 +12,7 @@ from kafka_sink.accumulator.chunked_buffer import IncrementalAllocator
 from kafka_sink.accumulator.single_buffer import FullAllocator
 from kafka_sink.accumulator.worker_pools import WorkerPools
 from kafka_sink.errors import ProducerClosedError
-from tests.strategy import forced
+from tests.support.strategy import forced
 
 MEMORY = 1 << 20
 

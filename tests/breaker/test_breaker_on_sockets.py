@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 import pyarrow as pa
 import pytest
 
-from kafka_sink.cluster.circuit_breaker import (
+from kafka_sink.breaker import (
     CircuitBreakManager,
     PartitionCircuitBreaker,
     ProducerStatusContext,
@@ -17,9 +17,9 @@ from kafka_sink.cluster.circuit_breaker import (
 from kafka_sink.errors import DeliveryError
 from kafka_sink.model import TopicPartition
 from kafka_sink.producer_cache import TaskProducer
-from tests.delivery.scripted_cluster import TOPIC, attempts, inside, rows, send, task, until, written
-from tests.faults.fake_broker import PRODUCE, FakeCluster
-from tests.faults.fake_replies import OK, Reply, error
+from tests.support.fake_broker import PRODUCE, FakeCluster
+from tests.support.fake_replies import OK, Reply, error
+from tests.support.scripted_cluster import TOPIC, attempts, inside, rows, send, task, until, written
 
 BREAKER = "producer_circuit_breaker_"
 # A loaded machine's answers may take a while without anybody being sick.

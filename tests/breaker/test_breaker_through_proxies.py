@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 
 from kafka_sink.producer_cache import TaskProducer
-from tests.delivery.scripted_cluster import TOPIC, inside, task, written
-from tests.faults.fake_broker import FakeCluster
-from tests.faults.proxy import ProxyCluster
+from tests.support.fake_broker import FakeCluster
+from tests.support.proxy import ProxyCluster
+from tests.support.scripted_cluster import TOPIC, inside, task, written
 
 # Partition n is led by broker n.
 PARTITIONS = 3

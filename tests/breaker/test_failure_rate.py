@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafka_sink.cluster.circuit_breaker import CircuitBreakManager, FailureRateCircuitBreaker
-from kafka_sink.cluster.circuit_breaker.in_flight import InFlight
-from kafka_sink.cluster.circuit_breaker.latency import UsualLatency
-from kafka_sink.cluster.circuit_breaker.windows import OutcomeWindows
+from kafka_sink.breaker import CircuitBreakManager, FailureRateCircuitBreaker
+from kafka_sink.breaker.in_flight_tracker import InFlightTracker
+from kafka_sink.breaker.latency import UsualLatency
+from kafka_sink.breaker.outcome_windows import OutcomeWindows
 from kafka_sink.errors import BrokerRefusedError, ConfigurationError, RecordTooLargeError
 from kafka_sink.model import TopicPartition
-from tests.breaker.breaker_cluster import Cluster
+from tests.support.breaker_cluster import Cluster
 
 P0, P1, P2 = (TopicPartition("t", partition) for partition in range(3))
 REPLICAS = BrokerRefusedError("NOT_ENOUGH_REPLICAS", 19)
@@ -29,7 +29,7 @@ class Bench:
         self.breaker = FailureRateCircuitBreaker()
         self.breaker.configure({name.replace("_", "."): text for name, text in configs.items()})
         self.breaker.set_circuit_break_manager(self.manager)
-        self.in_flight = InFlight()
+        self.in_flight = InFlightTracker()
         self.now = 0.0
 
     def at(self, now: float) -> Bench:
@@ -278,8 +278,8 @@ def test_requests_that_were_late_before_the_mute_ended_do_not_mute_again() -> No
     bench.send(P0)
     bench.pass_time(bench.now + 5_000)
     assert bench.manager.is_muted(1)
-    bench.manager.take_shared({1: "shared"}, {})
-    bench.manager.take_shared({}, {})
+    bench.manager.apply_shared({1: "shared"}, {})
+    bench.manager.apply_shared({}, {})
     assert not bench.manager.is_muted(1), "another task's batch got through"
     bench.pass_time(bench.now + 400)
     assert not bench.manager.is_muted(1)

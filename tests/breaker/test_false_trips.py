@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from kafka_sink.cluster.circuit_breaker import CircuitBreakManager, FailureRateCircuitBreaker
-from kafka_sink.cluster.circuit_breaker.latency import UsualLatency
-from kafka_sink.cluster.circuit_breaker.verdict import Verdict, answered, judge
+from kafka_sink.breaker import CircuitBreakManager, FailureRateCircuitBreaker
+from kafka_sink.breaker.health import Health, has_response, health_of
+from kafka_sink.breaker.latency import UsualLatency
+from kafka_sink.breaker.producer_breaker import ProducerBreaker
 from kafka_sink.errors import (
     AuthenticationError,
     BrokerRefusedError,
@@ -16,9 +17,8 @@ from kafka_sink.errors import (
 )
 from kafka_sink.model import TopicPartition
 from kafka_sink.network.client import RequestTimeoutError
-from kafka_sink.sending.breaker_gate import BreakerGate
-from kafka_sink.sending.outcomes import RULES
-from tests.breaker.breaker_cluster import Cluster
+from kafka_sink.sending.response_classifier import RULES
+from tests.support.breaker_cluster import Cluster
 
 P0, P1, P2 = (TopicPartition("t", partition) for partition in range(3))
 
@@ -30,7 +30,7 @@ class Bench:
         breaker = FailureRateCircuitBreaker()
         breaker.configure({})
         self.manager = CircuitBreakManager(Cluster(t=[1, 2, 3]), 2_000.0)
-        self.gate = BreakerGate(breaker, self.manager, str)
+        self.gate = ProducerBreaker(breaker, self.manager, str)
         self.now = 0.0
 
     def send(self, partition: TopicPartition) -> None:
@@ -157,7 +157,7 @@ def test_a_cluster_of_one_broker_is_never_muted() -> None:
     breaker = FailureRateCircuitBreaker()
     breaker.configure({})
     manager = CircuitBreakManager(Cluster(t=[1, 1]), 2_000.0)
-    gate = BreakerGate(breaker, manager, str)
+    gate = ProducerBreaker(breaker, manager, str)
     gate.on_request(1, 0.0)
     gate.on_send(1, P0, 100, 0.0)
     for now in range(0, 20_000, 50):
@@ -198,14 +198,14 @@ def test_every_answer_of_the_outcome_table_is_judged() -> None:
     sick = {7, 19, 20, -1, 56, 13, 89}
     for code in {*RULES, 29, 32, 87} - {0}:
         refused = BrokerRefusedError("refused", code)
-        assert judge(refused) is (Verdict.SICK if code in sick else Verdict.NEUTRAL), code
-        assert answered(refused)
-    assert judge(None) is Verdict.HEALTHY
+        assert health_of(refused) is (Health.UNHEALTHY if code in sick else Health.NEUTRAL), code
+        assert has_response(refused)
+    assert health_of(None) is Health.HEALTHY
     for lost in (ConnectionResetError("x"), RequestTimeoutError("x"), ProtocolError("x"), ValueError("x")):
-        assert judge(lost) is Verdict.SICK
-        assert not answered(lost)
+        assert health_of(lost) is Health.UNHEALTHY
+        assert not has_response(lost)
     for other in (AuthenticationError("x"), BrokerVersionError("x"), DeliveryError("left out")):
-        assert judge(other) is Verdict.NEUTRAL
+        assert health_of(other) is Health.NEUTRAL
 
 
 def test_a_trial_ends_when_a_batch_waits_that_cannot_be_sent() -> None:

@@ -11,19 +11,19 @@ import pyarrow as pa
 import pytest
 from confluent_kafka.admin import AdminClient
 
-from kafka_sink.coordinator.address import CoordinatorAddress
-from kafka_sink.coordinator.breaker_handler import breaker_handler
-from kafka_sink.coordinator.metadata_fetcher import metadata_handler
+from kafka_sink.coordinator.server.breaker_handler import breaker_handler
+from kafka_sink.coordinator.server.metadata_fetcher import metadata_handler
+from kafka_sink.coordinator.wire.address import CoordinatorAddress
 from kafka_sink.errors import DeliveryError
 from kafka_sink.local_broker import LocalBroker
 from kafka_sink.options import SinkOptions, parse
 from kafka_sink.producer_cache import PRODUCERS, TaskProducer, task_producer
 from kafka_sink.rows.column_plan import ColumnPlan
 from tests.breaker.test_shared_producers import mutes
-from tests.coordinator.coordinator_harness import serving
-from tests.delivery.scripted_cluster import TOPIC, until, written
 from tests.delivery.test_real_broker import numbers_in
-from tests.faults.fake_broker import FakeCluster
+from tests.support.coordinator_harness import serving
+from tests.support.fake_broker import FakeCluster
+from tests.support.scripted_cluster import TOPIC, until, written
 
 BREAKER = "kafka.producer.circuit.breaker."
 PARTITIONS = 3

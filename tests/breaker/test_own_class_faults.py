@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kafka_sink.cluster.circuit_breaker import (
+from kafka_sink.breaker import (
     CircuitBreakManager,
     FailureRateCircuitBreaker,
     PartitionCircuitBreaker,
     ProducerStatusContext,
 )
-from kafka_sink.coordinator.breaker_exchange import BreakerExchange
-from kafka_sink.coordinator.breaker_messages import MuteReport, decode_report
+from kafka_sink.breaker.producer_breaker import ProducerBreaker
+from kafka_sink.coordinator.tasks.breaker_channel import BreakerChannel
+from kafka_sink.coordinator.wire.breaker_messages import MuteReport, decode_report
 from kafka_sink.model import TopicPartition
-from kafka_sink.sending.breaker_gate import BreakerGate
-from tests.breaker.breaker_cluster import Cluster
+from tests.support.breaker_cluster import Cluster
 
 P0, P1 = (TopicPartition("t", partition) for partition in range(2))
 CALLS = ("set_circuit_break_manager", "on_send", "on_complete", "on_tick", "next_tick_ms", "close")
@@ -67,10 +67,10 @@ class Own(PartitionCircuitBreaker):
         self._act("close")
 
 
-def one_batch(breaker: PartitionCircuitBreaker) -> tuple[BreakerGate, BreakerExchange]:
+def one_batch(breaker: PartitionCircuitBreaker) -> tuple[ProducerBreaker, BreakerChannel]:
     """A batch's way, with the coordinator's side, and the end of the producer."""
-    gate = BreakerGate(breaker, CircuitBreakManager(Cluster(t=[1, 2]), 2_000.0), str)
-    exchange = BreakerExchange(lambda: None, 500.0)
+    gate = ProducerBreaker(breaker, CircuitBreakManager(Cluster(t=[1, 2]), 2_000.0), str)
+    exchange = BreakerChannel(lambda: None, 500.0)
     exchange.on_connected(0.0)
     gate.share(exchange)
     gate.muted(0.0)
@@ -85,7 +85,7 @@ def one_batch(breaker: PartitionCircuitBreaker) -> tuple[BreakerGate, BreakerExc
     return gate, exchange
 
 
-def told(exchange: BreakerExchange) -> list[MuteReport]:
+def told(exchange: BreakerChannel) -> list[MuteReport]:
     """Mutes that go to the coordinator."""
     found: list[MuteReport] = []
     while (body := exchange.next_message(5.0)) is not None:
@@ -229,7 +229,7 @@ def test_congestion_ends_with_the_class_that_told_of_it() -> None:
     breaker.configure(
         {"enable.mute.inflight.full": "true", "max.in.flight.requests.per.connection": "1"},
     )
-    gate = BreakerGate(breaker, CircuitBreakManager(Cluster(t=[1, 2]), 2_000.0), str)
+    gate = ProducerBreaker(breaker, CircuitBreakManager(Cluster(t=[1, 2]), 2_000.0), str)
     gate.on_request(1, 1.0)
     gate.on_send(1, P0, 10, 1.0)
     assert gate.congested == {1}

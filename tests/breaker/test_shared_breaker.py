@@ -9,23 +9,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafka_sink.cluster.circuit_breaker.mutes import Evidence, Lease
-from kafka_sink.coordinator import breaker_messages
-from kafka_sink.coordinator.breaker_handler import BreakerHandler
-from kafka_sink.coordinator.breaker_messages import (
+from kafka_sink.breaker.values import Evidence, ProbeLease
+from kafka_sink.coordinator.server.breaker_handler import BreakerHandler
+from kafka_sink.coordinator.server.breaker_votes import PartitionVotes
+from kafka_sink.coordinator.wire import breaker_messages
+from kafka_sink.coordinator.wire.breaker_messages import (
+    BreakerReport,
+    BreakerUpdate,
     MuteReport,
-    News,
-    Outcome,
-    Report,
-    decode_news,
+    OutcomeCounts,
     decode_report,
-    encode_news,
+    decode_update,
     encode_report,
+    encode_update,
 )
-from kafka_sink.coordinator.breaker_votes import PartitionVotes
 from kafka_sink.errors import BrokerRefusedError, ProtocolError
 from kafka_sink.model import TopicPartition
-from tests.breaker.job_of_tasks import INTERVAL, P0, P1, P2, Job, Task, frozen
+from tests.support.job_of_tasks import INTERVAL, P0, P1, P2, Job, Task, frozen
 
 REPLICAS = BrokerRefusedError("NOT_ENOUGH_REPLICAS", 19)
 
@@ -265,12 +265,12 @@ TARGETS = st.one_of(st.integers(0, 99), st.builds(TopicPartition, st.text(max_si
 TEXT = st.text(max_size=20)
 MS = st.floats(0, 1e9)
 REPORTS = st.builds(
-    Report,
+    BreakerReport,
     st.dictionaries(st.integers(0, 99), MS),
     st.integers(0, 1 << 40),
     st.lists(
         st.builds(
-            Outcome,
+            OutcomeCounts,
             st.builds(TopicPartition, TEXT, st.integers(0, 99)),
             st.integers(0, 1 << 40),
             st.integers(0, 1 << 40),
@@ -287,22 +287,22 @@ REPORTS = st.builds(
 
 
 @given(REPORTS)
-def test_reports_survive_the_way(report: Report) -> None:
+def test_reports_survive_the_way(report: BreakerReport) -> None:
     assert decode_report(json.loads(json.dumps(encode_report(report)))) == report
 
 
 @given(
     st.builds(
-        News,
+        BreakerUpdate,
         st.booleans(),
         st.dictionaries(TARGETS, TEXT),
         st.dictionaries(TARGETS, MS),
-        st.dictionaries(TARGETS, st.builds(Lease, MS, st.booleans())),
+        st.dictionaries(TARGETS, st.builds(ProbeLease, MS, st.booleans())),
         st.lists(TARGETS).map(tuple),
     )
 )
-def test_news_survive_the_way(news: News) -> None:
-    assert decode_news(json.loads(json.dumps(encode_news(news))), 100) == news
+def test_news_survive_the_way(news: BreakerUpdate) -> None:
+    assert decode_update(json.loads(json.dumps(encode_update(news))), 100) == news
 
 
 @pytest.mark.parametrize(
@@ -315,7 +315,7 @@ def test_news_survive_the_way(news: News) -> None:
         ("outcomes", [["t", 0, 1, -1, False, ""]]),
         ("outcomes", [["t" * 250, 0, 1, 1, False, ""]]),
         ("outcomes", "x"),
-        ("outcomes", [["t", 0, 1, 1, False, ""]] * (breaker_messages.MOST_OUTCOMES + 1)),
+        ("outcomes", [["t", 0, 1, 1, False, ""]] * (breaker_messages.MAX_OUTCOMES + 1)),
         ("muted", [[True, "x", 0]]),
         ("muted", [[["t"], "x", 0]]),
         ("muted", [[1, "x" * 301, 0]]),
@@ -326,15 +326,15 @@ def test_news_survive_the_way(news: News) -> None:
 )
 def test_what_is_no_report_changes_nothing(name: str, value: object) -> None:
     handler = BreakerHandler(INTERVAL, PartitionVotes(1, 50), 500.0)
-    body = encode_report(Report(muted=(MuteReport(1, "x"),)))
+    body = encode_report(BreakerReport(muted=(MuteReport(1, "x"),)))
     with pytest.raises(ProtocolError):
         handler.on_message(0, 1, {**body, name: value}, 0.0)
-    (reply, *_) = handler.on_message(1, 1, encode_report(Report()), 0.0)
-    assert decode_news(reply.body, 10).added == {}
+    (reply, *_) = handler.on_message(1, 1, encode_report(BreakerReport()), 0.0)
+    assert decode_update(reply.body, 10).added == {}
 
 
 def test_long_errors_are_cut() -> None:
-    report = decode_report(encode_report(Report(muted=(MuteReport(1, "x" * 1_000),))))
+    report = decode_report(encode_report(BreakerReport(muted=(MuteReport(1, "x" * 1_000),))))
     assert len(report.muted[0].reason) == 300
 
 

@@ -7,13 +7,13 @@ import logging
 
 import pytest
 
-from kafka_sink.cluster.circuit_breaker.mutes import Lease
-from kafka_sink.coordinator.breaker_exchange import BreakerExchange
-from kafka_sink.coordinator.breaker_handler import BreakerHandler
-from kafka_sink.coordinator.breaker_messages import News, decode_report, encode_news
-from kafka_sink.coordinator.breaker_votes import PartitionVotes
+from kafka_sink.breaker.values import ProbeLease
+from kafka_sink.coordinator.server.breaker_handler import BreakerHandler
+from kafka_sink.coordinator.server.breaker_votes import PartitionVotes
+from kafka_sink.coordinator.tasks.breaker_channel import BreakerChannel
+from kafka_sink.coordinator.wire.breaker_messages import BreakerUpdate, decode_report, encode_update
 from kafka_sink.errors import BrokerRefusedError
-from tests.breaker.job_of_tasks import INTERVAL, P0, P1, P2, Job, frozen
+from tests.support.job_of_tasks import INTERVAL, P0, P1, P2, Job, frozen
 
 REPLICAS = BrokerRefusedError("NOT_ENOUGH_REPLICAS", 19)
 
@@ -71,17 +71,17 @@ def test_what_a_task_unmuted_itself_does_not_come_back_with_the_next_message() -
     job = Job(1)
     (task,) = job.tasks
     job.run(10)
-    task.exchange.on_push(encode_news(News(added={1: "x", 2: "y"})), job.now)
+    task.exchange.on_push(encode_update(BreakerUpdate(added={1: "x", 2: "y"})), job.now)
     task.run_pass()
     assert task.muted() == {1, 2}
     task.manager.unmute(1, "a probe got through")
     task.run_pass()
-    task.exchange.on_push(encode_news(News(added={P2: "z"})), job.now)
+    task.exchange.on_push(encode_update(BreakerUpdate(added={P2: "z"})), job.now)
     task.run_pass()
     assert task.muted() == {2, P2}
     # Muted anew by own evidence: the coordinator's late word is of the mute before.
     task.manager.mute(1, "again")
-    task.exchange.on_push(encode_news(News(removed={1: 0.0})), job.now)
+    task.exchange.on_push(encode_update(BreakerUpdate(removed={1: 0.0})), job.now)
     task.run_pass()
     assert task.muted() == {1, 2, P2}
 
@@ -171,7 +171,7 @@ def test_nothing_is_left_of_a_lease_when_its_task_ends() -> None:
     (owner,) = job.handler._owners.values()
     job.lose(owner)
     assert not job.handler._owners
-    assert isinstance(job.tasks[owner].exchange, BreakerExchange)
+    assert isinstance(job.tasks[owner].exchange, BreakerChannel)
     job.tasks[owner].run_pass()
     assert not job.tasks[owner].manager._leases
 
@@ -180,11 +180,11 @@ def test_a_late_word_of_a_former_mute_does_not_end_the_present_one() -> None:
     job = Job(1)
     (task,) = job.tasks
     job.run(10)
-    task.exchange.on_push(encode_news(News(added={1: "x"})), job.now)
+    task.exchange.on_push(encode_update(BreakerUpdate(added={1: "x"})), job.now)
     task.run_pass()
     task.manager.unmute(1, "a probe got through")
     task.manager.mute(1, "silent again")
-    task.exchange.on_push(encode_news(News(removed={1: 0.0})), job.now)
+    task.exchange.on_push(encode_update(BreakerUpdate(removed={1: 0.0})), job.now)
     task.run_pass()
     assert task.muted() == {1}
 
@@ -193,12 +193,14 @@ def test_a_lease_does_not_outlive_its_connection() -> None:
     job = Job(1)
     (task,) = job.tasks
     job.run(10)
-    task.exchange.on_push(encode_news(News(added={P0: "x"}, leases={P0: Lease(2_000.0)})), job.now)
+    task.exchange.on_push(
+        encode_update(BreakerUpdate(added={P0: "x"}, leases={P0: ProbeLease(2_000.0)})), job.now
+    )
     task.run_pass()
     assert task.gate.may_probe(P0)
     task.exchange.on_lost(job.now)
     task.exchange.on_connected(job.now)
-    task.exchange.on_push(encode_news(News(whole=True, added={P0: "x"})), job.now)
+    task.exchange.on_push(encode_update(BreakerUpdate(whole=True, added={P0: "x"})), job.now)
     task.run_pass()
     assert not task.gate.may_probe(P0), "perhaps it is another task's by now"
 

@@ -10,21 +10,21 @@ from contextlib import ExitStack, contextmanager
 import pyarrow as pa
 import pytest
 
-from kafka_sink.cluster.circuit_breaker import (
+from kafka_sink.breaker import (
     CircuitBreakManager,
     PartitionCircuitBreaker,
     ProducerStatusContext,
 )
-from kafka_sink.cluster.circuit_breaker.mutes import Mutes
-from kafka_sink.coordinator.breaker_handler import breaker_handler
-from kafka_sink.coordinator.metadata_fetcher import metadata_handler
+from kafka_sink.breaker.values import MutedView
+from kafka_sink.coordinator.server.breaker_handler import breaker_handler
+from kafka_sink.coordinator.server.metadata_fetcher import metadata_handler
 from kafka_sink.model import TopicPartition
 from kafka_sink.options import parse
 from kafka_sink.producer_cache import TaskProducer, task_producer
 from kafka_sink.rows.column_plan import ColumnPlan
-from tests.coordinator.coordinator_harness import serving
-from tests.delivery.scripted_cluster import TOPIC, inside, rows, until, written
-from tests.faults.fake_broker import PRODUCE, FakeCluster
+from tests.support.coordinator_harness import serving
+from tests.support.fake_broker import PRODUCE, FakeCluster
+from tests.support.scripted_cluster import TOPIC, inside, rows, until, written
 
 BREAKER = "kafka.producer.circuit.breaker."
 INTERVAL_MS = 400
@@ -65,7 +65,7 @@ def job(raw: Mapping[str, str], tasks: int) -> Iterator[tuple[Callable[[], None]
         yield coordinator.close, producers
 
 
-def mutes(producer: TaskProducer) -> Mutes:
+def mutes(producer: TaskProducer) -> MutedView:
     gate = inside(producer)._gate
     assert gate is not None
     return gate.mutes

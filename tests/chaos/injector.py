@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from kafka_sink.local_broker import LocalBroker
 from tests.chaos.schedule import BROKER_FAULTS, Event, Fault
-from tests.faults.proxy import PRODUCE, REQUEST, RESPONSE, Proxy, ProxyCluster
+from tests.support.proxy import PRODUCE, REQUEST, RESPONSE, Proxy, ProxyCluster
 
 _TRICKLE_MS = 5.0
 # A frozen broker's clients must have something in flight when it dies.

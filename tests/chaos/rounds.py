@@ -20,7 +20,7 @@ from kafka_sink.rows.column_plan import ColumnPlan
 from tests.chaos.history import Attempt, Invariant, Record, Violations, check, key_of, value_of
 from tests.chaos.injector import Injector
 from tests.chaos.schedule import Fault, Schedule, Worker
-from tests.faults.proxy import ProxyCluster
+from tests.support.proxy import ProxyCluster
 
 CLUSTER_PROPERTIES = {
     # A killed broker may register again only when its session is over: short, so that rounds are.
@@ -30,7 +30,7 @@ CLUSTER_PROPERTIES = {
 # delivery.timeout.ms is the longest bound of a task; then there is the machine's own slowness.
 _PATIENCE_S = 150.0
 _SYNC_PATIENCE_S = 120.0
-_MOST_TASKS = 400
+_MAX_TASKS = 400
 
 
 @dataclass
@@ -67,7 +67,7 @@ class RoundReport:
         )
 
 
-def unit_of(task: int, attempt: int, start: int, count: int) -> pa.RecordBatch:
+def ordered_rows_of(task: int, attempt: int, start: int, count: int) -> pa.RecordBatch:
     """Rows start .. start+count-1 of an attempt."""
     numbers = range(start, start + count)
     return pa.record_batch(
@@ -149,7 +149,7 @@ def _work(
 ) -> None:
     """Task after task, each until an attempt is acknowledged, as Spark retries them."""
     plan = ColumnPlan.of([("key", "binary"), ("value", "binary")], topic)
-    for number in range(_MOST_TASKS):
+    for number in range(_MAX_TASKS):
         task = index * 10_000 + number
         attempt = 0
         while not _attempt(index, worker, options, plan, task, attempt, load):
@@ -174,7 +174,7 @@ def _attempt(
     try:
         with task_producer(options, plan) as producer:
             for unit in range(worker.units):
-                producer.send(unit_of(task, attempt, unit * worker.unit_rows, worker.unit_rows))
+                producer.send(ordered_rows_of(task, attempt, unit * worker.unit_rows, worker.unit_rows))
                 time.sleep(worker.pause_ms / 1000)
             result = producer.finish()
     except KafkaSinkError as error:

@@ -12,11 +12,11 @@ from kafka_sink.accumulator.producer_batch import ProducerBatch
 from kafka_sink.accumulator.record_accumulator import PartitionQueue, RecordAccumulator
 from kafka_sink.local_broker import LocalBroker
 from kafka_sink.sending.batch_completion import BatchCompletion
-from kafka_sink.sending.outcomes import Outcome
+from kafka_sink.sending.response_classifier import Decision
 from tests.chaos.history import KEYS, Attempt, Invariant, check
 from tests.chaos.rounds import RoundReport, await_in_sync, read, run_round, strike
 from tests.chaos.schedule import BACKOFFS, Event, Fault, Schedule, Worker, draw
-from tests.faults.proxy import ProxyCluster
+from tests.support.proxy import ProxyCluster
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -123,7 +123,7 @@ def _insert_last(self: RecordAccumulator, queue: PartitionQueue, batch: Producer
 
 
 def _call_it_written(
-    self: BatchCompletion, batch: ProducerBatch, node_id: int, outcome: Outcome, now_ms: float
+    self: BatchCompletion, batch: ProducerBatch, node_id: int, outcome: Decision, now_ms: float
 ) -> None:
     """The bug: whatever ends a request acknowledges its batches."""
     self._succeed(batch, node_id, now_ms)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kafka_sink.coordinator.connection_log import ConnectionLog, Dropped
+from kafka_sink.coordinator.server.connection_log import ConnectionLog, Dropped
 
 
 def test_the_first_is_logged_at_once_and_later_ones_once_a_minute() -> None:

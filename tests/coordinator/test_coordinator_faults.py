@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.coordinator.coordinator_harness import eventually
-from tests.coordinator.fault_rounds import FAULTS, run_round
-from tests.faults.fake_broker import FakeCluster
+from tests.support.coordinator_harness import eventually
+from tests.support.fake_broker import FakeCluster
+from tests.support.fault_rounds import FAULTS, run_round
 
 ROOT = Path(__file__).resolve().parents[2]
 DRIVER = """

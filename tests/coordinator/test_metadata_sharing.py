@@ -15,22 +15,21 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from kafka_sink.cluster.metadata import MetadataUpdate
-from kafka_sink.coordinator import metadata_exchange
-from kafka_sink.coordinator.address import CoordinatorAddress
-from kafka_sink.coordinator.breaker_handler import breaker_handler
-from kafka_sink.coordinator.metadata_fetcher import MetadataFetcher, metadata_handler
+from kafka_sink.coordinator.server.breaker_handler import breaker_handler
+from kafka_sink.coordinator.server.metadata_fetcher import MetadataFetcher, metadata_handler
+from kafka_sink.coordinator.tasks import metadata_channel
+from kafka_sink.coordinator.wire.address import CoordinatorAddress
 from kafka_sink.errors import InvalidRowError, MetadataTimeoutError
-from kafka_sink.model import Node, PartitionInfo, TopicMetadata, TopicPartition
+from kafka_sink.metadata import cluster_metadata
+from kafka_sink.metadata.cluster_metadata import ClusterMetadata
+from kafka_sink.model import MetadataUpdate, Node, PartitionInfo, TopicMetadata, TopicPartition
 from kafka_sink.network import requests
 from kafka_sink.options import SinkOptions, parse
 from kafka_sink.producer_cache import PRODUCERS, TaskProducer, task_producer
 from kafka_sink.rows.column_plan import ColumnPlan
-from kafka_sink.sending import cluster_view
-from kafka_sink.sending.cluster_view import ClusterView
-from tests.coordinator.coordinator_harness import Serving, eventually, serving
-from tests.faults.fake_broker import METADATA, PRODUCE, FakeCluster
-from tests.faults.fake_replies import error
+from tests.support.coordinator_harness import Serving, eventually, serving
+from tests.support.fake_broker import METADATA, PRODUCE, FakeCluster
+from tests.support.fake_replies import error
 
 PLAN = ColumnPlan.of([("topic", "string"), ("value", "binary")], None)
 NOT_LEADER_OR_FOLLOWER, TOPIC_AUTHORIZATION_FAILED = 6, 29
@@ -47,8 +46,8 @@ def _alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tasks wait for the coordinator however busy this machine is."""
-    monkeypatch.setattr(cluster_view, "HINT_WAIT_MS", 10_000.0)
-    monkeypatch.setattr(metadata_exchange, "HINT_WAIT_MS", 10_000.0)
+    monkeypatch.setattr(cluster_metadata, "HINT_WAIT_MS", 10_000.0)
+    monkeypatch.setattr(metadata_channel, "HINT_WAIT_MS", 10_000.0)
 
 
 def options_of(cluster: FakeCluster, **options: object) -> SinkOptions:
@@ -89,7 +88,7 @@ def written(cluster: FakeCluster, topic: str) -> int:
     return sum(batch.record_count for batch in cluster.batches(topic, 0))
 
 
-def view(producer: TaskProducer) -> ClusterView:
+def view(producer: TaskProducer) -> ClusterMetadata:
     return producer._producer._cluster
 
 

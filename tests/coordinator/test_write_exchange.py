@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from kafka_sink.coordinator.address import CoordinatorAddress, Rendezvous
-from kafka_sink.coordinator.client import CoordinatorClient
-from kafka_sink.coordinator.handlers import Push, Reply
-from kafka_sink.coordinator.planning import Planned
-from kafka_sink.coordinator.write_exchange import WriteExchange, tell_over
-from kafka_sink.coordinator.write_handler import _MOST_OVER, WriteHandler, write_handler
+from kafka_sink.coordinator.driver.planning import CoordinatorHandoff
+from kafka_sink.coordinator.server.handlers import Push, Reply
+from kafka_sink.coordinator.server.write_handler import _MAX_OVER, WriteHandler, write_handler
+from kafka_sink.coordinator.tasks.client import CoordinatorClient
+from kafka_sink.coordinator.tasks.write_channel import WriteChannel, tell_over
+from kafka_sink.coordinator.wire.address import CoordinatorAddress, Rendezvous
 from kafka_sink.errors import ProtocolError, WriteOverError
 from kafka_sink.options import parse
 from kafka_sink.rows.column_plan import ColumnPlan
-from kafka_sink.writer import SinkWrite
-from tests.coordinator.coordinator_harness import SECRET, clock_ms, eventually, serving
+from kafka_sink.spark.writer import SinkWrite
+from tests.support.coordinator_harness import SECRET, clock_ms, eventually, serving
 
 
 def test_tasks_of_a_write_that_is_over_are_told_and_no_others() -> None:
@@ -37,10 +37,10 @@ def test_an_attempt_that_begins_after_its_write_is_over_is_told_at_once() -> Non
 
 def test_what_is_over_is_remembered_within_a_bound() -> None:
     handler = WriteHandler()
-    for number in range(_MOST_OVER + 1):
+    for number in range(_MAX_OVER + 1):
         handler.on_message(9, number, {"over": str(number)}, 0)
     assert handler.on_message(1, 1, {"writing": "0"}, 0) == [Reply(1, 1, {})]
-    assert len(handler._over) == _MOST_OVER
+    assert len(handler._over) == _MAX_OVER
 
 
 @pytest.mark.parametrize("body", [{}, {"writing": 3}, {"over": None}, {"over": ""}, {"writing": "x" * 201}])
@@ -52,13 +52,15 @@ def test_what_makes_no_sense_is_refused(body: dict[str, object]) -> None:
 def test_a_task_at_work_is_ended_by_the_commit_on_the_driver() -> None:
     causes: list[Exception] = []
     with serving(factories={"writes": write_handler}) as server:
-        exchange = WriteExchange(causes.append)
+        exchange = WriteChannel(causes.append)
         client = CoordinatorClient(server.address, [exchange], clock_ms)
         client.start()
         client.resume()
         options = parse({"kafka.bootstrap.servers": "h:1", "topic": "t", "log.summary": "false"}).options
         other, mine = (
-            SinkWrite(options, ColumnPlan(value=0, topic="t"), Planned(driver_address=server.address))
+            SinkWrite(
+                options, ColumnPlan(value=0, topic="t"), CoordinatorHandoff(driver_address=server.address)
+            )
             for _ in range(2)
         )
         exchange.begin(mine._name_in_task(is_streaming=False))
@@ -74,7 +76,7 @@ def test_a_task_at_work_is_ended_by_the_commit_on_the_driver() -> None:
 
 def test_a_task_that_has_ended_is_left_alone() -> None:
     causes: list[Exception] = []
-    exchange = WriteExchange(causes.append)
+    exchange = WriteChannel(causes.append)
     exchange.begin("a")
     assert exchange.next_message(0) == {"writing": "a"}
     assert exchange.next_message(0) is None

@@ -16,10 +16,9 @@ from hypothesis import strategies as st
 
 from kafka_sink.errors import DeliveryError, KafkaSinkError, MetadataTimeoutError
 from kafka_sink.producer_cache import PRODUCERS
-from tests.delivery.scripted_cluster import TOPIC, rows, send, sender_threads, written
-from tests.effort import tries
-from tests.faults.fake_broker import API_VERSIONS, INIT_PRODUCER_ID, METADATA, PRODUCE, FakeCluster
-from tests.faults.fake_replies import (
+from tests.support.effort import tries
+from tests.support.fake_broker import API_VERSIONS, INIT_PRODUCER_ID, METADATA, PRODUCE, FakeCluster
+from tests.support.fake_replies import (
     SWALLOWED,
     Refuse,
     Reply,
@@ -29,7 +28,8 @@ from tests.faults.fake_replies import (
     trailing,
     wrong_correlation_id,
 )
-from tests.faults.proxy import ProxyCluster
+from tests.support.proxy import ProxyCluster
+from tests.support.scripted_cluster import TOPIC, rows, send, sender_threads, written
 
 APIS = {"produce": PRODUCE, "metadata": METADATA, "versions": API_VERSIONS, "id": INIT_PRODUCER_ID}
 HOSTILE: dict[str, Reply] = {

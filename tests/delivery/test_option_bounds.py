@@ -9,15 +9,15 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from scripted_cluster import TOPIC, rows, task_options
 
 from kafka_sink.errors import ConfigurationError, KafkaSinkError, MetadataTimeoutError, RecordTooLargeError
 from kafka_sink.options import parse
 from kafka_sink.options.table import KAFKA_PREFIX, SPECS, OptionSpec
 from kafka_sink.options.values import INT_MAX, LONG_MAX
 from kafka_sink.rows.column_plan import ColumnPlan
-from kafka_sink.writer import SinkWrite
-from tests.faults.fake_broker import FakeCluster
+from kafka_sink.spark.writer import SinkWrite
+from tests.support.fake_broker import FakeCluster
+from tests.support.scripted_cluster import TOPIC, rows, task_options
 
 # What cannot work at its bound, and how the task ends then.
 ENDS: dict[tuple[str, int], type[KafkaSinkError]] = {

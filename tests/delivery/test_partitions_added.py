@@ -10,23 +10,23 @@ import pyarrow as pa
 import pytest
 from confluent_kafka.admin import AdminClient, NewPartitions
 from pyspark import TaskContext
-from scripted_cluster import TOPIC, inside, rows, send, task, until, written
 
-from kafka_sink.cluster.hints import MetadataSnapshot
-from kafka_sink.coordinator.breaker_handler import breaker_handler
-from kafka_sink.coordinator.metadata_fetcher import metadata_handler
-from kafka_sink.coordinator.planning import Planned
+from kafka_sink.coordinator.driver.planning import CoordinatorHandoff
+from kafka_sink.coordinator.server.breaker_handler import breaker_handler
+from kafka_sink.coordinator.server.metadata_fetcher import metadata_handler
 from kafka_sink.errors import DeliveryError, InvalidRowError
 from kafka_sink.local_broker import LocalBroker
+from kafka_sink.metadata import cluster_metadata
+from kafka_sink.metadata.snapshot import MetadataSnapshot
 from kafka_sink.options import parse
 from kafka_sink.producer_cache import TaskProducer, task_producer
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.columns import extract
 from kafka_sink.rows.ordering import partitions_needed
-from kafka_sink.sending import cluster_view
-from kafka_sink.writer import SinkWrite
-from tests.coordinator.coordinator_harness import serving
-from tests.faults.fake_broker import METADATA, FakeCluster
+from kafka_sink.spark.writer import SinkWrite
+from tests.support.coordinator_harness import serving
+from tests.support.fake_broker import METADATA, FakeCluster
+from tests.support.scripted_cluster import TOPIC, inside, rows, send, task, until, written
 
 
 def lookups(cluster: FakeCluster, client_id: str | None = None) -> int:
@@ -99,7 +99,7 @@ def test_the_partitions_that_rows_need_are_counted_by_topic() -> None:
 
 def test_all_tasks_learn_of_a_partition_that_one_task_missed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A task that is run again, in another worker, must not be given the old number of partitions."""
-    monkeypatch.setattr(cluster_view, "HINT_WAIT_MS", 10_000.0)
+    monkeypatch.setattr(cluster_metadata, "HINT_WAIT_MS", 10_000.0)
     with FakeCluster({TOPIC: 2}) as cluster:
         raw = {"kafka.bootstrap.servers": cluster.bootstrap_servers, "topic": TOPIC, "kafka.linger.ms": "0"}
         plan = ColumnPlan.of([("value", "binary"), ("partition", "int")], TOPIC)
@@ -157,7 +157,7 @@ def test_an_attempt_after_the_first_takes_no_hints_of_planning(
 ) -> None:
     raw = {"kafka.bootstrap.servers": "127.0.0.1:1", "topic": TOPIC}
     plan = ColumnPlan.of([("value", "binary")], TOPIC)
-    write = SinkWrite(parse(raw).options, plan, Planned(hints=MetadataSnapshot()))
+    write = SinkWrite(parse(raw).options, plan, CoordinatorHandoff(hints=MetadataSnapshot()))
     monkeypatch.setattr(TaskContext, "get", lambda: Attempt(0))
     assert write._hints() is not None
     monkeypatch.setattr(TaskContext, "get", lambda: Attempt(1))

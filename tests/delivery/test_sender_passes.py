@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 
 import pytest
-from scripted_cluster import inside, rows, task, until, written
 
 from kafka_sink.sending.sender import Sender
-from tests.faults.fake_broker import FakeCluster
+from tests.support.fake_broker import FakeCluster
+from tests.support.scripted_cluster import inside, rows, task, until, written
 
 # Kafka's defaults: what a cluster that is away is tried with.
 BACKOFFS: dict[str, object] = {

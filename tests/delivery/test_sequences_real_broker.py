@@ -11,7 +11,7 @@ from kafka_sink.options import parse
 from kafka_sink.producer_cache import TaskProducer, task_producer
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.sending.producer_identity import ProducerIdentity
-from tests.delivery.scripted_cluster import inside, until
+from tests.support.scripted_cluster import inside, until
 
 
 def rows(start: int, count: int) -> pa.RecordBatch:

@@ -13,12 +13,10 @@ import pyarrow as pa
 import pytest
 
 import kafka_sink
-from kafka_sink import executor_connection
-from kafka_sink.accumulator import unit_appender
+from kafka_sink.accumulator import record_appender
 from kafka_sink.accumulator.chunked_buffer import IncrementalAllocator
 from kafka_sink.accumulator.single_buffer import FullAllocator
 from kafka_sink.errors import BrokerVersionError, BufferExhaustedError, DeliveryError, KafkaSinkError
-from kafka_sink.executor_connection import watched
 from kafka_sink.network.client import NetworkClient
 from kafka_sink.options import parse
 from kafka_sink.producer import Producer
@@ -27,8 +25,12 @@ from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.sending.batch_completion import BatchCompletion
 from kafka_sink.sending.producer_identity import ProducerIdentity
 from kafka_sink.sending.sender import Sender
-from kafka_sink.writer import SinkWrite
-from tests.delivery.scripted_cluster import (
+from kafka_sink.spark import executor_connection
+from kafka_sink.spark.executor_connection import watched
+from kafka_sink.spark.writer import SinkWrite
+from tests.support.fake_broker import INIT_PRODUCER_ID, PRODUCE, FakeCluster
+from tests.support.fake_replies import Reply, error
+from tests.support.scripted_cluster import (
     TOPIC,
     inside,
     rows,
@@ -38,8 +40,6 @@ from tests.delivery.scripted_cluster import (
     until,
     written,
 )
-from tests.faults.fake_broker import INIT_PRODUCER_ID, PRODUCE, FakeCluster
-from tests.faults.fake_replies import Reply, error
 
 pytestmark = pytest.mark.both_strategies
 
@@ -192,7 +192,7 @@ def test_a_task_that_dies_while_it_writes_into_batches_leaves_nothing_behind(
         with task(cluster) as producer:
             seen.append(inside(producer))
             producer.send(rows(0, 50))
-            monkeypatch.setattr(unit_appender.encoder, "encode", dying)
+            monkeypatch.setattr(record_appender.encoder, "encode", dying)
             producer.send(rows(50, 50))
 
     with pytest.raises(KeyboardInterrupt):
@@ -239,7 +239,7 @@ def test_what_was_leased_when_the_sender_broke_down_is_given_back_with_the_task(
         with task(cluster) as producer:
             seen.append(inside(producer))
             producer.send(rows(0, 1))
-            monkeypatch.setattr(unit_appender.encoder, "encode", dying)
+            monkeypatch.setattr(record_appender.encoder, "encode", dying)
             producer.send(rows(1, 50))
 
     with pytest.raises(KeyboardInterrupt):

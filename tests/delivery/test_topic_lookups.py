@@ -10,17 +10,17 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from scripted_cluster import until
 
-from kafka_sink.cluster.hints import MetadataSnapshot, TopicHint
 from kafka_sink.errors import DeliveryError, InvalidRowError, MetadataTimeoutError
+from kafka_sink.metadata.snapshot import MetadataSnapshot, TopicSnapshot
 from kafka_sink.model import Node, PartitionInfo, TopicMetadata
 from kafka_sink.options import parse
 from kafka_sink.producer_cache import TaskProducer, task_producer
 from kafka_sink.rows.column_plan import ColumnPlan
-from tests.faults.fake_broker import METADATA, PRODUCE, FakeCluster
-from tests.faults.fake_replies import error
-from tests.faults.proxy import Proxy
+from tests.support.fake_broker import METADATA, PRODUCE, FakeCluster
+from tests.support.fake_replies import error
+from tests.support.proxy import Proxy
+from tests.support.scripted_cluster import until
 
 NOT_LEADER_OR_FOLLOWER, INVALID_TOPIC, TOPIC_AUTHORIZATION_FAILED = 6, 17, 29
 
@@ -345,7 +345,7 @@ def test_a_producer_that_was_hinted_the_former_cluster_starts_over_with_the_one_
         plan = ColumnPlan.of([("topic", "string"), ("value", "binary")], None)
         nodes = tuple(Node(number, "127.0.0.1", old.port(number)) for number in (0, 1))
         known = TopicMetadata("t", b"i" * 16, (PartitionInfo("t", 0, 0, 7), PartitionInfo("t", 1, 1, 7)))
-        hints = MetadataSnapshot((TopicHint(known, 0.0),), nodes, 0.0, "old")
+        hints = MetadataSnapshot((TopicSnapshot(known, 0.0),), nodes, 0.0, "old")
         old.stop(0)
         old.stop(1)
         with task_producer(options, plan, hints=hints) as producer:

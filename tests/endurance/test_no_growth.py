@@ -20,13 +20,13 @@ import pytest
 
 from kafka_sink.errors import BufferExhaustedError, KafkaSinkError
 from kafka_sink.local_broker import LocalBroker
-from kafka_sink.producer import LIVING, POOLS, Producer
+from kafka_sink.producer import LIVE_PRODUCERS, POOLS, Producer
 from kafka_sink.producer_cache import PRODUCERS
-from tests.delivery.scripted_cluster import TOPIC, inside, rows, send, sender_threads, task
-from tests.effort import tries
-from tests.endurance import footprint
-from tests.faults.fake_broker import PRODUCE, FakeCluster
-from tests.faults.fake_replies import SWALLOWED, Refuse, error
+from tests.support import footprint
+from tests.support.effort import tries
+from tests.support.fake_broker import PRODUCE, FakeCluster
+from tests.support.fake_replies import SWALLOWED, Refuse, error
+from tests.support.scripted_cluster import TOPIC, inside, rows, send, sender_threads, task
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -73,7 +73,7 @@ class Cycles:
                     cluster.requests.clear()
                 PRODUCERS.close()
         assert sender_threads() == []
-        assert LIVING.metrics() == []
+        assert LIVE_PRODUCERS.metrics() == []
 
     def check(self) -> None:
         for pool in list(POOLS._pools.values()):

@@ -35,7 +35,7 @@ from kafka_sink.transactions.operations import EndTransaction, Operation
 
 DONE, FAILED, INCOMPLETE, OTHER_DRIVER = 0, 1, 3, 4
 _QUERY = "query"
-_MOST_FAILURES = 4
+_MAX_FAILURES = 4
 _ROWS_A_BATCH = 100
 
 
@@ -202,7 +202,7 @@ class Workers:
         return [reports[task] for task in sorted(reports)] if planned is not None else []
 
     def _start(self, planned: Any, number: int, task: int, attempts: dict[int, int]) -> None:
-        if attempts[task] > _MOST_FAILURES:
+        if attempts[task] > _MAX_FAILURES:
             raise TaskFailedError(f"task {task} of batch {number}")
         worker = self._take()
         worker.task = (number, task)

@@ -31,7 +31,7 @@ CLUSTER_PROPERTIES = {
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": 1000,
 }
 _PATIENCE_S = 240.0
-_MOST_RUNS = 30
+_MAX_RUNS = 30
 
 
 class Fault(Enum):
@@ -218,7 +218,7 @@ class Round:
     def _finish(self) -> None:
         deadline = time.monotonic() + _PATIENCE_S
         while engine.committed(self._settings) < self._settings.batches:
-            if time.monotonic() > deadline or self._report.runs > _MOST_RUNS:
+            if time.monotonic() > deadline or self._report.runs > _MAX_RUNS:
                 self._report.unfinished = True
                 return
             self._ensure_running()

@@ -12,8 +12,8 @@ from kafka_sink.errors import BrokerVersionError, KafkaSinkError, ProtocolError
 from kafka_sink.model import Node
 from kafka_sink.network import requests
 from kafka_sink.network.client import NodeConnected, NodeDisconnected, RequestFailed, ResponseReceived
-from tests.faults.fake_broker import API_VERSIONS, METADATA, PRODUCE, FakeCluster
-from tests.faults.fake_replies import (
+from tests.support.fake_broker import API_VERSIONS, METADATA, PRODUCE, FakeCluster
+from tests.support.fake_replies import (
     SWALLOWED,
     Refuse,
     Reply,
@@ -24,7 +24,7 @@ from tests.faults.fake_replies import (
     trailing,
     wrong_correlation_id,
 )
-from tests.network.network_harness import Driver, batch, metadata_request, produce_request
+from tests.support.network_harness import Driver, batch, metadata_request, produce_request
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kafka_sink.network.client import RequestFailed, ResponseReceived
-from tests.effort import tries
-from tests.faults.fake_broker import API_VERSIONS, METADATA, PRODUCE, FakeCluster
-from tests.faults.fake_replies import (
+from tests.support.effort import tries
+from tests.support.fake_broker import API_VERSIONS, METADATA, PRODUCE, FakeCluster
+from tests.support.fake_replies import (
     OK,
     SWALLOWED,
     Refuse,
@@ -21,7 +21,7 @@ from tests.faults.fake_replies import (
     trailing,
     wrong_correlation_id,
 )
-from tests.network.network_harness import Driver, batch, metadata_request, produce_request
+from tests.support.network_harness import Driver, batch, metadata_request, produce_request
 
 REPLIES = st.one_of(
     st.sampled_from([OK, SWALLOWED, Refuse(), Reply(silent=True), wrong_correlation_id(), trailing(b"x")]),

@@ -13,10 +13,10 @@ import pytest
 
 from kafka_sink.model import Node
 from kafka_sink.network import resolver
-from kafka_sink.network.broker_link import RequestTimeoutError
+from kafka_sink.network.broker_connection import RequestTimeoutError
 from kafka_sink.network.client import NodeConnected, NodeDisconnected, RequestFailed, ResponseReceived
-from tests.faults.fake_broker import API_VERSIONS, FakeCluster
-from tests.network.network_harness import Driver, batch, metadata_request, produce_request
+from tests.support.fake_broker import API_VERSIONS, FakeCluster
+from tests.support.network_harness import Driver, batch, metadata_request, produce_request
 
 
 @pytest.fixture

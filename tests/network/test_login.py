@@ -13,12 +13,12 @@ from kafka.protocol.sasl import SaslAuthenticateResponse, SaslHandshakeResponse
 
 from kafka_sink.errors import AuthenticationError, KafkaSinkError, ProtocolError
 from kafka_sink.network import requests
-from kafka_sink.network.connection import Connection, Phase
+from kafka_sink.network.broker_protocol import BrokerProtocol, Phase
 from kafka_sink.secret import Secret
 from kafka_sink.security import sasl
-from tests.effort import tries
-from tests.faults.fake_state import framed
-from tests.network.network_harness import metadata_request
+from tests.support.effort import tries
+from tests.support.fake_state import framed
+from tests.support.network_harness import metadata_request
 
 RANGES = {0: (3, 12), 3: (4, 12), 17: (0, 1), 18: (0, 3), 22: (0, 4), 36: (0, 2)}
 SECRET = "hunter2-not-to-be-seen"
@@ -67,23 +67,23 @@ class Broker:
         return MetadataResponse(version=version, brokers=[], topics=[], cluster_id="c", controller_id=-1)
 
 
-def connection(exchange: sasl.SaslExchange | None = None) -> Connection:
+def connection(exchange: sasl.SaslExchange | None = None) -> BrokerProtocol:
     exchange = exchange or sasl.plain("user", Secret(SECRET))
-    return Connection("me", "host:1", 1000.0, exchange)
+    return BrokerProtocol("me", "host:1", 1000.0, exchange)
 
 
-def phase_of(one: Connection) -> Phase:
+def phase_of(one: BrokerProtocol) -> Phase:
     """Through a call: mypy takes an attribute that was looked at for unchanged."""
     return one.phase
 
 
-def sent(one: Connection) -> bytes:
-    data = b"".join(bytes(buffer) for buffer in one.outgoing.next_buffers())
-    one.outgoing.advance(len(data))
+def sent(one: BrokerProtocol) -> bytes:
+    data = b"".join(bytes(buffer) for buffer in one.send_buffer.next_buffers())
+    one.send_buffer.advance(len(data))
     return data
 
 
-def talk(one: Connection, broker: Broker, *, piece: int = 1 << 20, until: int = 1 << 30) -> list[Any]:
+def talk(one: BrokerProtocol, broker: Broker, *, piece: int = 1 << 20, until: int = 1 << 30) -> list[Any]:
     """Both sides until nobody has anything to say; the broker's bytes come in pieces."""
     answers: list[Any] = []
     while data := sent(one):
@@ -110,7 +110,7 @@ def test_a_login_comes_before_the_first_request_however_bytes_are_split(piece: i
 
 
 def test_without_a_login_nothing_of_it_is_sent() -> None:
-    one, broker = Connection("me", "host:1", 1000.0), Broker()
+    one, broker = BrokerProtocol("me", "host:1", 1000.0), Broker()
     one.start(0.0)
     talk(one, broker)
     assert one.phase is Phase.READY

@@ -12,8 +12,8 @@ from kafka_sink.local_broker import LocalBroker
 from kafka_sink.model import TopicMetadata
 from kafka_sink.network import produce, requests
 from kafka_sink.network.client import OutboundRequest, RequestFailed, ResponseReceived
-from tests.faults.proxy import METADATA, PRODUCE, ProxyCluster
-from tests.network.network_harness import Driver, batch
+from tests.support.network_harness import Driver, batch
+from tests.support.proxy import METADATA, PRODUCE, ProxyCluster
 
 TOPIC = "network-layer"
 
@@ -128,4 +128,4 @@ def test_through_the_proxies_of_a_cluster(broker: LocalBroker) -> None:
         assert len(topic.partitions) > 1
         assert proxies.requests[PRODUCE] == before + 2
         assert proxies.requests[METADATA] >= 1
-        assert driver.client._links[0].node.port == proxies[0].port
+        assert driver.client._connections[0].node.port == proxies[0].port

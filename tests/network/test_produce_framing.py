@@ -13,8 +13,8 @@ from kafka.protocol.producer import ProduceRequest, ProduceResponse
 from kafka_sink.errors import ProtocolError
 from kafka_sink.model import Node
 from kafka_sink.network import produce
-from tests.faults.fake_replies import Reply
-from tests.faults.fake_state import FakeState
+from tests.support.fake_replies import Reply
+from tests.support.fake_state import FakeState
 
 VERSIONS = range(produce.VERSIONS[0], produce.VERSIONS[1] + 1)
 _TopicData = ProduceRequest.TopicProduceData

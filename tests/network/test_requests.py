@@ -13,7 +13,7 @@ from kafka.protocol.producer import InitProducerIdRequest, InitProducerIdRespons
 
 from kafka_sink.model import NO_LEADER, Node, PartitionInfo, TopicMetadata
 from kafka_sink.network import requests
-from tests.faults.fake_state import framed
+from tests.support.fake_state import framed
 
 _Topic = MetadataResponse.MetadataResponseTopic
 _Partition = _Topic.MetadataResponsePartition

@@ -16,8 +16,8 @@ from kafka_sink.network.tls_transport import TlsStream, TlsTransport
 from kafka_sink.secret import Secret
 from kafka_sink.security.settings import SecuritySettings, Store, TlsSettings
 from kafka_sink.security.tls_context import make_context
-from tests.network.network_harness import SETTINGS
 from tests.security.certificates import Authority, Identity
+from tests.support.network_harness import SETTINGS
 
 HOST = "broker.test"
 VERSIONS = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_3}
@@ -54,8 +54,8 @@ class Server:
         if ciphers:
             context.set_ciphers(ciphers)
         self.context = context
-        self.incoming, self.outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self.tls = context.wrap_bio(self.incoming, self.outgoing, server_side=True)
+        self.incoming, self.send_buffer = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self.tls = context.wrap_bio(self.incoming, self.send_buffer, server_side=True)
         self.established = False
         self.failure: ssl.SSLError | None = None
 
@@ -69,7 +69,7 @@ class Server:
                 pass
             except ssl.SSLError as error:
                 self.failure = error
-        return self.outgoing.read()
+        return self.send_buffer.read()
 
 
 def settings(authority: Authority, **changes: object) -> TlsSettings:

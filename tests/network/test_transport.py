@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from kafka_sink.network.transport import Address, PlaintextTransport
-from tests.network.network_harness import SETTINGS
+from kafka_sink.network.transport import PlaintextTransport, SocketAddress
+from tests.support.network_harness import SETTINGS
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def listener() -> Iterator[socket.socket]:
         yield server
 
 
-def place(server: socket.socket) -> Address:
+def place(server: socket.socket) -> SocketAddress:
     """Where it listens."""
     return socket.AF_INET, server.getsockname()
 

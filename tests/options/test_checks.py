@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import pytest
 
-from kafka_sink.coordinator.breaker_handler import breaker_handler
-from kafka_sink.coordinator.metadata_fetcher import metadata_handler
+from kafka_sink.coordinator.server.breaker_handler import breaker_handler
+from kafka_sink.coordinator.server.metadata_fetcher import metadata_handler
 from kafka_sink.errors import ConfigurationError
 from kafka_sink.options import ParsedOptions, SinkOptions, parse
 from kafka_sink.options.table import (
@@ -19,6 +19,7 @@ from kafka_sink.options.table import (
     PARTITIONER,
     SPECS,
     TARGET,
+    TRANSACTIONS,
     _is_of_cluster,
 )
 
@@ -163,7 +164,9 @@ def test_security_settings_make_a_cluster_whatever_they_are_called() -> None:
     for group in {spec.group for spec in SPECS} | {"Security"}:
         for secret in (False, True):
             spec = dataclasses.replace(SPECS[0], attribute="new", group=group, secret=secret)
-            of_write = group in (TARGET, DELIVERY, BATCHING, COMPRESSION, PARTITIONER, COORDINATOR)
+            of_write = group in (
+                *(TARGET, TRANSACTIONS, DELIVERY, BATCHING, COMPRESSION, PARTITIONER, COORDINATOR),
+            )
             assert _is_of_cluster(spec) is (not of_write or secret)
     assert all(_is_of_cluster(spec) for spec in SPECS if spec.secret)
 

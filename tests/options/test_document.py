@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kafka_sink.local_broker import LocalBroker
-from kafka_sink.options import foreign
+from kafka_sink.options import unsupported
 from kafka_sink.options.migration import fate, migration
 from kafka_sink.options.table import SPECS
 
@@ -75,7 +75,7 @@ def kafka_configs(broker: LocalBroker, tmp_path_factory: pytest.TempPathFactory)
 
 def test_every_producer_option_of_kafka_has_its_place(kafka_configs: dict[str, str]) -> None:
     ours = {spec.name.removeprefix("kafka.") for spec in SPECS if spec.name.startswith("kafka.")}
-    places = [ours, set(foreign.WITHOUT_EFFECT), set(foreign.REFUSED)]
+    places = [ours, set(unsupported.WITHOUT_EFFECT), set(unsupported.REFUSED)]
     assert sum(map(len, places)) == len(set().union(*places)), "an option stands in two places"
     assert set().union(*places) - NOT_IN_KAFKA == set(kafka_configs)
 
@@ -93,9 +93,9 @@ def test_defaults_called_kafkas_are_kafkas(kafka_configs: dict[str, str]) -> Non
         name = spec.name.removeprefix("kafka.")
         if name in kafka_configs and not spec.required:
             shown = "" if spec.kafka_default in (None, "") else spec.kind.show(spec.kafka_default)
-            assert foreign.same_setting(kafka_configs[name].strip("[]"), shown), name
-    for name, (default, _) in foreign.WITHOUT_EFFECT.items():
+            assert unsupported.same_setting(kafka_configs[name].strip("[]"), shown), name
+    for name, (default, _) in unsupported.WITHOUT_EFFECT.items():
         if name in kafka_configs:
-            assert foreign.same_setting(kafka_configs[name].strip("[]"), default), name
-    for name, (default, _) in foreign.REFUSED.items():
-        assert foreign.same_setting(kafka_configs[name].strip("[]"), default), name
+            assert unsupported.same_setting(kafka_configs[name].strip("[]"), default), name
+    for name, (default, _) in unsupported.REFUSED.items():
+        assert unsupported.same_setting(kafka_configs[name].strip("[]"), default), name

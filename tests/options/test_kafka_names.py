@@ -7,11 +7,11 @@ import re
 import pytest
 
 from kafka_sink.accumulator.buffer_pool import BufferPool
-from kafka_sink.cluster.circuit_breaker.mutes import BreakerMetrics
+from kafka_sink.breaker.values import BreakerMetrics
 from kafka_sink.local_broker import LocalBroker
-from kafka_sink.options import foreign
+from kafka_sink.options import unsupported
 from kafka_sink.options.table import KAFKA_PREFIX, SPECS, OptionSpec
-from kafka_sink.sending import outcomes
+from kafka_sink.sending import response_classifier
 from kafka_sink.sending.deliveries import Deliveries
 from kafka_sink.sending.producer_metrics import task_metrics
 from tests.oracles.kafka_names import KafkaNames, read_names
@@ -64,7 +64,7 @@ def prefixed() -> list[OptionSpec]:
 
 def test_every_option_of_the_jar_is_known_and_no_other_claims_to_be_kafkas(names: KafkaNames) -> None:
     ours = {name.removeprefix(KAFKA_PREFIX) for spec in prefixed() for name in (spec.name, *spec.aliases)}
-    known = ours | set(foreign.WITHOUT_EFFECT) | set(foreign.REFUSED)
+    known = ours | set(unsupported.WITHOUT_EFFECT) | set(unsupported.REFUSED)
     assert {name for name in names.options if not name.startswith("internal.")} <= known
     assert known - set(names.options) == set(NOT_IN_THE_JAR)
 
@@ -76,9 +76,11 @@ def test_defaults_that_are_called_kafkas_are(names: KafkaNames) -> None:
 
 
 def test_defaults_of_options_that_are_refused_or_without_effect(names: KafkaNames) -> None:
-    found = {name: default for name, (default, _) in (foreign.REFUSED | foreign.WITHOUT_EFFECT).items()}
+    found = {
+        name: default for name, (default, _) in (unsupported.REFUSED | unsupported.WITHOUT_EFFECT).items()
+    }
     shared = found.keys() & names.options.keys() - {"key.serializer", "value.serializer"}
-    assert [name for name in shared if not foreign.same_setting(found[name], names.options[name])] == []
+    assert [name for name in shared if not unsupported.same_setting(found[name], names.options[name])] == []
 
 
 def _shown(spec: OptionSpec) -> str:
@@ -93,7 +95,11 @@ def test_metrics_are_kafkas_or_ours(names: KafkaNames) -> None:
 
 
 def test_error_codes_have_kafkas_names(names: KafkaNames) -> None:
-    codes = {name[1:]: code for name, code in vars(outcomes).items() if re.fullmatch("_[A-Z]+_[A-Z_]+", name)}
+    codes = {
+        name[1:]: code
+        for name, code in vars(response_classifier).items()
+        if re.fullmatch("_[A-Z]+_[A-Z_]+", name)
+    }
     codes = {name: code for name, code in codes.items() if isinstance(code, int)}
     assert len(codes) > 10
     assert {name: names.errors.get(code) for name, code in codes.items()} == {name: name for name in codes}

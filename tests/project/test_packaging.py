@@ -182,7 +182,7 @@ def test_register_hands_over_the_data_source() -> None:
     from types import SimpleNamespace
 
     import kafka_sink
-    from kafka_sink.datasource import KafkaChunkedDataSource
+    from kafka_sink.spark.datasource import KafkaChunkedDataSource
 
     registered: list[type] = []
     session = SimpleNamespace(
@@ -194,7 +194,7 @@ def test_register_hands_over_the_data_source() -> None:
 
 def test_sparks_lookup_finds_the_sink() -> None:
     import pyspark_kafka_chunked
-    from kafka_sink.datasource import KafkaChunkedDataSource
+    from kafka_sink.spark.datasource import KafkaChunkedDataSource
 
     assert pyspark_kafka_chunked.DefaultSource is KafkaChunkedDataSource
     assert pyspark_kafka_chunked.DefaultSource.name() == "kafka-chunked"
@@ -202,7 +202,7 @@ def test_sparks_lookup_finds_the_sink() -> None:
 
 BROKEN = """
 import sys
-sys.modules["kafka_sink.datasource"] = None  # as if an import in there failed
+sys.modules["kafka_sink.spark.datasource"] = None  # as if an import in there failed
 import pyspark_kafka_chunked as module
 from pyspark.sql.datasource import DataSource
 assert issubclass(module.DefaultSource, DataSource) and module.DefaultSource.name() == "kafka-chunked"

@@ -45,13 +45,13 @@ def test_a_unit_is_made_without_pandas(project_environment: dict[str, str]) -> N
     script = """
 import sys
 import pyarrow as pa
-from kafka_sink.accumulator.unit import Unit
+from kafka_sink.records.ordered_rows import OrderedRows
 import kafka_sink.producer
 from kafka_sink.model import PartitionInfo, TopicMetadata
 from kafka_sink.records import encoder
-from kafka_sink.rows import columns, ordering, units
+from kafka_sink.rows import columns, ordering, rebatching
 from kafka_sink.rows.column_plan import ColumnPlan
-from kafka_sink.accumulator.unit import BatchRoom
+from kafka_sink.accumulator.batch_limits import BatchRoom
 from kafka_sink.rows.partitioner import Partitioner
 import numpy as np
 
@@ -64,7 +64,7 @@ sys.meta_path.insert(0, Refuse())
 reader = pa.ipc.open_stream(sys.stdin.buffer)
 plan = ColumnPlan.of([(f.name, t) for f, t in zip(reader.schema, (
     'string', 'binary', 'string', 'array<struct<key:string,value:binary>>', 'timestamp'))], None)
-builder = units.UnitBuilder(plan.sized, linger_ms=0)
+builder = rebatching.Rebatcher(plan.sized, linger_ms=0)
 room = BatchRoom(None, 99)
 partitioner = Partitioner(room=lambda *_: room, ignore_keys=False, adaptive=True, random=lambda: 0.5)
 for batch in reader:
@@ -72,7 +72,7 @@ for batch in reader:
         rows = columns.extract(plan, unit_rows, 5)
         parts = [(n, (PartitionInfo(n, 0, 0), PartitionInfo(n, 1, 0))) for n in rows.topics]
         topics = {n: TopicMetadata(n, None, found) for n, found in parts}
-        unit = ordering.unit_of(rows, topics, partitioner, lambda topic, count: [0] * count, 5)
+        unit = ordering.ordered_rows_of(rows, topics, partitioner, lambda topic, count: [0] * count, 5)
         zeros = np.zeros(len(unit), dtype=np.int64)
         encoder.encode(unit.columns, zeros, zeros)
         encoder.encode(unit.columns.slice(1, 3), zeros[:2], zeros[:2])

@@ -8,7 +8,6 @@ from itertools import pairwise
 import numpy as np
 import pyarrow as pa
 import pytest
-from java_oracle import Batch, JavaOracle, Row
 from kafka import codec
 
 from kafka_sink.accumulator.buffer_pool import BufferPool
@@ -20,6 +19,7 @@ from kafka_sink.model import CompressionType, TopicPartition
 from kafka_sink.records import batch_header, encoder
 from kafka_sink.records.compression import codec_for
 from kafka_sink.rows.murmur2 import murmur2, partitions_for
+from tests.support.java_oracle import Batch, JavaOracle, Row
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
@@ -74,7 +74,7 @@ def encode_batch(
         records = encoder.encode(
             columns_of(rows, large=start % 2 == 1), np.arange(start, stop, dtype=np.int64), times - base
         )
-        assert allocator.try_grow(buffer, made.projected_hold(len(records.data)))
+        assert allocator.try_grow(buffer, made.projected_size_with(len(records.data)))
         made.append(records.data, len(rows), int(times.max()))
     made.move_to(BatchState.CLOSED)
     made.seal()

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from kafka_sink.accumulator.unit import BatchRoom
+from kafka_sink.accumulator.batch_limits import BatchRoom
 from kafka_sink.errors import InvalidRowError
 from kafka_sink.model import TopicPartition
 from kafka_sink.rows.murmur2 import partitions_for

@@ -378,7 +378,7 @@ def test_logins_are_renewed_before_they_run_out(secured: Secured) -> None:
             rows += 100
             time.sleep(0.05)
         result = producer.finish()
-        made = {link.connecting_since_ms for link in producer._network._links.values() if link.is_made}
+        made = {link.connecting_since_ms for link in producer._network._connections.values() if link.is_made}
         assert made
         assert max(made) < (begun + 3) * 1000, "a connection was made anew"
     finally:

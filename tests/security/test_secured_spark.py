@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from tests.security.secured_broker import PASSWORD, Secured, plain_jaas, secured_broker
-from tests.spark.topics import read_topic
-from tests.standalone.standalone_cluster import StandaloneCluster
+from tests.support.standalone_cluster import StandaloneCluster
+from tests.support.topics import read_topic
 
 JOB = Path(__file__).with_name("secured_job.py")
 KEY_PASSWORD = "key-word-7319"

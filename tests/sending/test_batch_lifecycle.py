@@ -28,11 +28,11 @@ from kafka_sink.accumulator.record_accumulator import LEASE_MS, PartitionQueue, 
 from kafka_sink.errors import DeliveryError
 from kafka_sink.model import TopicPartition
 from kafka_sink.records import batch_header
-from kafka_sink.sending import outcomes
+from kafka_sink.sending import response_classifier
 from kafka_sink.sending.batch_completion import BatchCompletion
 from kafka_sink.sending.producer_identity import ProducerIdentity
-from tests.effort import tries
-from tests.sending.lifecycle_model import DELIVERY_TIMEOUT_MS, NODES, PARTITIONS, TOPIC, Model, rows_in
+from tests.support.effort import tries
+from tests.support.lifecycle_model import DELIVERY_TIMEOUT_MS, NODES, PARTITIONS, TOPIC, Model, rows_in
 
 # Refusals without an append, also of what was appended before; answers of unknown meaning; ends.
 PASSING = (3, 5, 6, 19, 74)
@@ -393,12 +393,12 @@ def _restarts_renumber_everything(patch: pytest.MonkeyPatch) -> None:
 
 def _unknown_outcomes_are_forgotten(patch: pytest.MonkeyPatch) -> None:
     """A batch whose answer was lost counts as surely not written."""
-    original = outcomes.classify_failure
+    original = response_classifier.classify_failure
 
-    def forgetful(cause: Exception, *, possibly_sent: bool) -> outcomes.Outcome:
+    def forgetful(cause: Exception, *, possibly_sent: bool) -> response_classifier.Decision:
         return original(cause, possibly_sent=False)
 
-    patch.setattr(outcomes, "classify_failure", forgetful)
+    patch.setattr(response_classifier, "classify_failure", forgetful)
 
 
 def _pieces_get_no_sequence(patch: pytest.MonkeyPatch) -> None:

@@ -14,12 +14,12 @@ import pytest
 import kafka_sink
 from kafka_sink.accumulator.buffer_pool import BufferPool
 from kafka_sink.accumulator.chunked_buffer import IncrementalAllocator
-from kafka_sink.cluster.circuit_breaker.mutes import BreakerMetrics
+from kafka_sink.breaker.values import BreakerMetrics
 from kafka_sink.errors import BufferExhaustedError
 from kafka_sink.model import TopicPartition
 from kafka_sink.sending import producer_metrics
 from kafka_sink.sending.deliveries import Deliveries
-from kafka_sink.sending.producer_metrics import Metrics, Producers, task_metrics
+from kafka_sink.sending.producer_metrics import LiveProducers, Metrics, task_metrics
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 
@@ -58,9 +58,9 @@ def test_totals_and_averages_are_of_one_task() -> None:
     assert held is not None
     exhaust()
     held.release()
-    allocator.restart_peaks()
+    allocator.restart_maxima()
     before = pool.metrics()
-    assert before.peak_used_bytes == 0
+    assert before.max_used_bytes == 0
     held = allocator.try_open(20_000)
     assert held is not None
     exhaust()
@@ -102,7 +102,7 @@ def test_the_page_names_every_metric_and_no_other() -> None:
 
 
 def test_producers_that_live_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    living = Producers()
+    living = LiveProducers()
     first, second, third = Reporter(1), Reporter(2), Reporter(3)
     for one in (first, second, third):
         living.add(one)

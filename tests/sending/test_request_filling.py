@@ -7,19 +7,19 @@ import random
 import pyarrow as pa
 import pytest
 
+from kafka_sink.accumulator.batch_limits import BatchRoom
 from kafka_sink.accumulator.buffer_pool import BufferPool
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
 from kafka_sink.accumulator.record_accumulator import AccumulatorSettings, RecordAccumulator
-from kafka_sink.accumulator.unit import BatchRoom
-from kafka_sink.accumulator.unit_appender import UnitAppender
+from kafka_sink.accumulator.record_appender import RecordAppender
 from kafka_sink.model import CompressionType, PartitionInfo, TopicMetadata, TopicPartition
 from kafka_sink.records.compression import codec_for
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.columns import extract
-from kafka_sink.rows.ordering import unit_of
+from kafka_sink.rows.ordering import ordered_rows_of
 from kafka_sink.rows.partitioner import Partitioner
 from kafka_sink.sending.request_filling import fill_request
-from tests.strategy import forced
+from tests.support.strategy import forced
 
 pytestmark = pytest.mark.both_strategies
 
@@ -50,7 +50,7 @@ class Bench:
         )
         self.accumulator = RecordAccumulator(settings, forced.allocator(pool, 512 << 10, 4_096))
         codec = codec_for(compression, None)
-        self.appender = UnitAppender(self.accumulator, codec, lambda: 0.0, lambda: None)
+        self.appender = RecordAppender(self.accumulator, codec, lambda: 0.0, lambda: None)
         self.appender._ratios._ratios[("t", compression)] = ratio
 
     def append(self, values: list[bytes], partitions: list[int]) -> None:
@@ -58,7 +58,7 @@ class Bench:
             {"value": pa.array(values, pa.binary()), "partition": pa.array(partitions, pa.int32())}
         )
         rows = extract(PLAN, batch, 0)
-        unit = unit_of(rows, TOPICS, PARTITIONER, lambda topic, count: [0] * count, 0)
+        unit = ordered_rows_of(rows, TOPICS, PARTITIONER, lambda topic, count: [0] * count, 0)
         self.appender.append(unit, lambda: None)
 
     def linger(self, values: list[bytes], each: int) -> None:

@@ -6,21 +6,21 @@ import pyarrow as pa
 import pytest
 from kafka.record.default_records import DefaultRecordBatch
 
+from kafka_sink.accumulator.batch_limits import BatchRoom
 from kafka_sink.accumulator.buffer_pool import BufferPool
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
 from kafka_sink.accumulator.record_accumulator import AccumulatorSettings, RecordAccumulator
-from kafka_sink.accumulator.unit import BatchRoom
-from kafka_sink.accumulator.unit_appender import UnitAppender
+from kafka_sink.accumulator.record_appender import RecordAppender
 from kafka_sink.errors import BufferExhaustedError
 from kafka_sink.model import CompressionType, PartitionInfo, TopicMetadata, TopicPartition
 from kafka_sink.records import batch_header
 from kafka_sink.records.compression import codec_for
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.columns import extract
-from kafka_sink.rows.ordering import unit_of
+from kafka_sink.rows.ordering import ordered_rows_of
 from kafka_sink.rows.partitioner import Partitioner
 from kafka_sink.sending.splitting import split_batch
-from tests.strategy import forced
+from tests.support.strategy import forced
 
 pytestmark = pytest.mark.both_strategies
 
@@ -53,7 +53,7 @@ class Refused:
             guarantee_order=False,
         )
         accumulator = RecordAccumulator(settings, self.allocator)
-        appender = UnitAppender(accumulator, codec_for(codec, None), lambda: 0.0, lambda: None)
+        appender = RecordAppender(accumulator, codec_for(codec, None), lambda: 0.0, lambda: None)
         stamps = [stamp * 1_000 for stamp in times or [5] * len(values)]
         rows = extract(
             ColumnPlan.of([("value", "binary"), ("timestamp", "timestamp")], "t"),
@@ -65,7 +65,9 @@ class Refused:
             ),
             5,
         )
-        appender.append(unit_of(rows, TOPICS, PARTITIONER, lambda topic, count: [0] * count, 5), lambda: None)
+        appender.append(
+            ordered_rows_of(rows, TOPICS, PARTITIONER, lambda topic, count: [0] * count, 5), lambda: None
+        )
         appender.flush()
         (self.batch,) = accumulator.queue(TopicPartition("t", 0)).batches
         self.values = values

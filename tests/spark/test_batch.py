@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from topics import Row, read_topic
 
 from kafka_sink import register
 from kafka_sink.local_broker import LocalBroker
+from tests.support.topics import Row, read_topic
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameWriter, SparkSession

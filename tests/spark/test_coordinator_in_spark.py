@@ -6,7 +6,7 @@ import subprocess
 from typing import TYPE_CHECKING
 
 from kafka_sink.local_broker import LocalBroker
-from tests.faults.proxy import ProxyCluster
+from tests.support.proxy import ProxyCluster
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

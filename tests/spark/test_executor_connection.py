@@ -12,10 +12,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from kafka_sink import executor_connection
 from kafka_sink.errors import ExecutorDisconnectedError
-from kafka_sink.executor_connection import executor_socket, watched
-from kafka_sink.writer import batches_to_their_end
+from kafka_sink.spark import executor_connection
+from kafka_sink.spark.executor_connection import executor_socket, watched
+from kafka_sink.spark.writer import batches_to_their_end
 
 PATIENCE_S = 20
 Pair = tuple[socket.socket, socket.socket]

@@ -16,7 +16,7 @@ from confluent_kafka import Consumer, TopicPartition
 
 from kafka_sink import register
 from kafka_sink.local_broker import LocalBroker
-from tests.faults.proxy import ProxyCluster
+from tests.support.proxy import ProxyCluster
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -118,7 +118,7 @@ def test_workers_know_their_socket(spark: SparkSession) -> None:
     def found(batches: Iterator[object]) -> Iterator[object]:
         import pyarrow as pa
 
-        from kafka_sink.executor_connection import executor_socket
+        from kafka_sink.spark.executor_connection import executor_socket
 
         for _ in batches:
             descriptor = executor_socket()

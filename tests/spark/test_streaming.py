@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from topics import producer_ids, read_topic
 
 from kafka_sink.local_broker import LocalBroker
+from tests.support.topics import producer_ids, read_topic
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kafka_sink.model import PartitionResult, TaskResult
-from kafka_sink.summary import summarise
+from kafka_sink.spark.summary import summarise
 
 
 def wrote(*partitions: tuple[str, int, int], **values: float) -> TaskResult:

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from topics import read_topic
 
 from kafka_sink.local_broker import LocalBroker
+from tests.support.topics import read_topic
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

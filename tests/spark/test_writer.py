@@ -14,22 +14,23 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from kafka_sink import application_marks, driver_log, writer
-from kafka_sink.coordinator.address import Rendezvous
-from kafka_sink.coordinator.planning import Planned
+from kafka_sink import application_markers, driver_log
+from kafka_sink.coordinator.driver.planning import CoordinatorHandoff
+from kafka_sink.coordinator.wire.address import Rendezvous
 from kafka_sink.errors import DeliveryError
 from kafka_sink.model import PartitionResult, TaskResult
 from kafka_sink.options import parse
 from kafka_sink.rows.column_plan import ColumnPlan
-from kafka_sink.rows.units import UNIT_BYTES
-from kafka_sink.writer import (
+from kafka_sink.rows.rebatching import TARGET_TABLE_BYTES
+from kafka_sink.spark import writer
+from kafka_sink.spark.writer import (
     BatchFeeder,
     BatchWriter,
     Late,
     SinkWrite,
     StreamWriter,
     TaskCommitted,
-    send_units,
+    send_tables,
 )
 
 PLAN = ColumnPlan(value=1, topic="t")
@@ -77,14 +78,14 @@ def _bare_logging(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_all_rows_arrive_in_order_without_the_columns_nobody_reads() -> None:
     producer = FakeProducer()
-    send_units(iter([batch("a", "b"), batch(), batch("c")]), producer, PLAN, linger_ms=1e9)
+    send_tables(iter([batch("a", "b"), batch(), batch("c")]), producer, PLAN, linger_ms=1e9)
     assert producer.values == ["a", "b", "c"]
     assert [unit.schema.names for unit in producer.units] == [["value"]]
 
 
 def test_no_batches_send_nothing() -> None:
     producer = FakeProducer()
-    send_units(iter([]), producer, PLAN, linger_ms=20)
+    send_tables(iter([]), producer, PLAN, linger_ms=20)
     assert producer.units == []
 
 
@@ -97,7 +98,7 @@ def test_held_rows_go_while_spark_has_no_next_batch() -> None:
         assert producer.came.wait(30), "the row waited for the next batch"
         yield batch("b")
 
-    send_units(slow(), producer, PLAN, linger_ms=5)
+    send_tables(slow(), producer, PLAN, linger_ms=5)
     assert producer.values == ["a", "b"]
     assert len(producer.units) == 2
 
@@ -109,21 +110,21 @@ def test_large_batches_are_read_by_the_task_alone() -> None:
     def batches() -> Iterator[pa.RecordBatch]:
         for _ in range(3):
             readers.add(threading.current_thread())
-            yield batch("x" * UNIT_BYTES)
+            yield batch("x" * TARGET_TABLE_BYTES)
 
-    send_units(batches(), producer, PLAN, linger_ms=20)
+    send_tables(batches(), producer, PLAN, linger_ms=20)
     assert readers == {threading.current_thread()}
     assert len(producer.units) == 3
 
 
-@pytest.mark.parametrize("before", [[], [batch("a")], [batch("x" * UNIT_BYTES)]])
+@pytest.mark.parametrize("before", [[], [batch("a")], [batch("x" * TARGET_TABLE_BYTES)]])
 def test_what_the_iterator_raises_surfaces_in_the_task(before: list[pa.RecordBatch]) -> None:
     def broken() -> Iterator[pa.RecordBatch]:
         yield from before
         raise EOFError("the JVM is gone")
 
     with pytest.raises(EOFError, match="the JVM is gone"):
-        send_units(broken(), FakeProducer(), PLAN, linger_ms=1e9)
+        send_tables(broken(), FakeProducer(), PLAN, linger_ms=1e9)
 
 
 def test_a_failing_producer_ends_the_loop_and_the_thread() -> None:
@@ -133,7 +134,9 @@ def test_a_failing_producer_ends_the_loop_and_the_thread() -> None:
 
     with pytest.raises(DeliveryError):
         # The first batch is held, so the thread reads the second, at which sending begins and fails.
-        send_units(iter([batch("a"), batch("x" * UNIT_BYTES), batch("b")]), Failing(), PLAN, linger_ms=1e9)
+        send_tables(
+            iter([batch("a"), batch("x" * TARGET_TABLE_BYTES), batch("b")]), Failing(), PLAN, linger_ms=1e9
+        )
 
 
 def test_feeder_reads_only_when_asked() -> None:
@@ -261,12 +264,12 @@ def test_a_users_own_logging_is_left_alone(
 
 def test_once_per_application(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARK_LOCAL_DIRS", f"{tmp_path},/elsewhere")
-    assert application_marks.first_time("a")
-    assert application_marks.first_time("b")
-    assert not application_marks.first_time("a")
+    assert application_markers.first_time("a")
+    assert application_markers.first_time("b")
+    assert not application_markers.first_time("a")
     monkeypatch.delenv("SPARK_LOCAL_DIRS")
-    assert application_marks.first_time("a")
-    assert application_marks.first_time("a")
+    assert application_markers.first_time("a")
+    assert application_markers.first_time("a")
 
 
 @pytest.mark.parametrize("local_dirs", ["/proc/none,{}", "/proc/none,/proc/nor/this"])
@@ -276,14 +279,14 @@ def test_once_per_application_where_sparks_first_folder_cannot_be_written_to(
     """Catches: a warning for every micro-batch."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setenv("SPARK_LOCAL_DIRS", local_dirs.format(tmp_path))
-    assert application_marks.first_time("a")
-    assert not application_marks.first_time("a")
-    assert not application_marks.happened_within("b", 60)
-    application_marks.remember("b")
-    assert application_marks.happened_within("b", 60)
+    assert application_markers.first_time("a")
+    assert not application_markers.first_time("a")
+    assert not application_markers.happened_within("b", 60)
+    application_markers.remember("b")
+    assert application_markers.happened_within("b", 60)
     monkeypatch.setenv("SPARK_LOCAL_DIRS", "/proc/another/application")
-    assert application_marks.first_time("a")
-    assert not application_marks.happened_within("b", 60)
+    assert application_markers.first_time("a")
+    assert not application_markers.happened_within("b", 60)
 
 
 @pytest.mark.parametrize(
@@ -306,7 +309,7 @@ def test_tasks_find_the_coordinator_of_any_driver_host(
 
     monkeypatch.setattr(writer.TaskContext, "get", Context)
     options = parse({"kafka.bootstrap.servers": "h:1", "topic": "t"}).options
-    planned = Planned(Rendezvous(7, "key", b"secret", of_rendezvous))
+    planned = CoordinatorHandoff(Rendezvous(7, "key", b"secret", of_rendezvous))
     found = SinkWrite(options, ColumnPlan.of([("value", "string")], "t"), planned)._coordinator()
     assert found is not None
     assert found.host == expected

@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 
 from kafka_sink.local_broker import LocalBroker
-from tests.spark.topics import read_topic
-from tests.standalone.standalone_cluster import StandaloneCluster
+from tests.support.standalone_cluster import StandaloneCluster
+from tests.support.topics import read_topic
 
 JOB = Path(__file__).parent / "numbers_job.py"
 

@@ -23,7 +23,7 @@ SCOPE = Scope("q", "t", 2)
 Choose = Callable[[int], int]
 Body = Generator[Any, Any, Any]
 # Steps of a run without faults; one that waits for ever counts as never done.
-_LONGEST_RUN = 300
+_MAX_RUN = 300
 
 
 @dataclass
@@ -297,7 +297,7 @@ class World:
             if self.commit_log >= self.settings.count:
                 break
             self.start_driver()
-            for _ in range(_LONGEST_RUN):
+            for _ in range(_MAX_RUN):
                 moves = self.moves()
                 if not moves:
                     break

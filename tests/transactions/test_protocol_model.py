@@ -13,7 +13,7 @@ from kafka_sink.transactions import batch as batches
 from kafka_sink.transactions import driver, task
 from kafka_sink.transactions.batch import Handover
 from kafka_sink.transactions.operations import EndTransaction, Steps, init_producer
-from tests.effort import EFFORT
+from tests.support.effort import EFFORT
 from tests.transactions.spark_model import Faults, Settings, World
 
 WALKS = 400 * EFFORT

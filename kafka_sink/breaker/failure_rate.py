@@ -1,0 +1,208 @@
+"""The default breaker: mutes partitions by failure rate (KIP-693), brokers by silence."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from kafka_sink.breaker.health import Health, has_response, health_of
+from kafka_sink.breaker.interface import PartitionCircuitBreaker, ProducerStatusContext
+from kafka_sink.breaker.latency import UsualLatency, setup_threshold_ms
+from kafka_sink.breaker.manager import CircuitBreakManager
+from kafka_sink.breaker.outcome_windows import OutcomeWindows
+from kafka_sink.breaker.values import Evidence
+from kafka_sink.errors import ConfigurationError
+from kafka_sink.model import TopicPartition
+from kafka_sink.options.breaker import full_name, refuse_unknown, value_of
+
+# A silence must still be there when the answers that wait in the socket have been read.
+_CONFIRM_MS = 50.0
+_MAX_IN_FLIGHT = "max.in.flight.requests.per.connection"
+_REQUEST_TIMEOUT = "request.timeout.ms"
+
+
+class FailureRateCircuitBreaker(PartitionCircuitBreaker):
+    """Mutes a partition once trigger.failure.perc of its batches, three at least, have failed within ten
+    seconds or without a success in between, after trigger.message.count rows in all.
+
+    Mutes a broker whose oldest request has no answer far beyond its usual latency while others answer, or
+    that batches wait for and that cannot be reached. The manager's probes end the mutes; the answers that a
+    silent broker owed do so too."""
+
+    def __init__(self) -> None:
+        self._manager: CircuitBreakManager | None = None
+        self._windows = OutcomeWindows(1, 100)
+        self._latency = UsualLatency(0.0, 1.0, 0.0)
+        self._notices_silence = False
+        self._min_ms = self._max_ms = 0.0
+        self._factor = 1.0
+        self._mutes_full = False
+        # Since when a silence is suspicious; brokers found silent by this producer.
+        self._suspects: dict[int, float] = {}
+        self._silent: set[int] = set()
+        self._answered_ms: dict[int, float] = {}
+        # When mutes for silence ended: what was asked before is late already, and says nothing new.
+        self._forgiven_ms: dict[int, float] = {}
+        # No silence can be long enough before then, whatever is sent and answered meanwhile.
+        self._look_at_ms = 0.0
+
+    def configure(self, configs: Mapping[str, str]) -> None:
+        """See the options table. Raises ConfigurationError."""
+        given = {
+            name: text for name, text in configs.items() if name not in (_MAX_IN_FLIGHT, _REQUEST_TIMEOUT)
+        }
+        refuse_unknown(given)
+        self._windows = OutcomeWindows(
+            value_of("trigger.message.count", given), value_of("trigger.failure.perc", given)
+        )
+        self._min_ms = value_of("slow.request.min.ms", given)
+        self._notices_silence = self._min_ms > 0
+        self._max_ms = float(configs.get(_REQUEST_TIMEOUT, "30000")) / 2
+        self._factor = value_of("slow.request.factor", given)
+        self._latency = UsualLatency(self._min_ms, self._factor, self._max_ms)
+        self._mutes_full = value_of("enable.mute.inflight.full", given)
+        if self._mutes_full and configs.get(_MAX_IN_FLIGHT) != "1":
+            raise ConfigurationError(
+                f"Option '{full_name('enable.mute.inflight.full')}' needs kafka.{_MAX_IN_FLIGHT}=1: with "
+                "more requests in flight, one without an answer says nothing. Set that, or leave this out"
+            )
+
+    def set_circuit_break_manager(self, circuit_break_manager: CircuitBreakManager) -> None:
+        """See PartitionCircuitBreaker."""
+        self._manager = circuit_break_manager
+
+    def on_send(self, context: ProducerStatusContext) -> bool:
+        """See PartitionCircuitBreaker."""
+        if not self._mutes_full or self._manager is None:
+            return False
+        self._manager.mute_congested(context.node_id)
+        return True
+
+    def on_complete(
+        self, context: ProducerStatusContext, topic_partition: TopicPartition, exception: Exception | None
+    ) -> bool:
+        """See PartitionCircuitBreaker."""
+        manager = self._manager
+        if manager is None:
+            return False
+        node = context.node_id
+        if self._mutes_full and node not in context.in_flight_requests:
+            manager.unmute_congested(node)
+        changed = False
+        if has_response(exception):
+            self._answered_ms[node] = context.now
+            self._latency.observe(node, max(0.0, context.now - context.request_sent_ms))
+            changed = self._end_silence(manager, context)
+        verdict = health_of(exception)
+        if verdict is Health.NEUTRAL:
+            return changed
+        tripped = self._windows.record(
+            topic_partition,
+            context.record_count,
+            failed=verdict is Health.UNHEALTHY,
+            sent_ms=context.request_sent_ms,
+            now_ms=context.now,
+        )
+        if tripped and not manager.is_muted(topic_partition):
+            failures, total = self._windows.counts(topic_partition)
+            self._windows.forget(topic_partition)
+            reason = f"{failures} of the last {total} batches failed; last error: {exception}"
+            manager.mute(topic_partition, reason, Evidence(counted=True))
+            return True
+        return changed
+
+    def _end_silence(self, manager: CircuitBreakManager, context: ProducerStatusContext) -> bool:
+        node = context.node_id
+        if node not in self._silent or self._age_ms(context, node) > self._latency.threshold_ms(node):
+            return False
+        self._silent.discard(node)
+        for infos in manager.muted_partitions_for_node(node).values():
+            for info in infos:
+                # What failed in the silence must not mute again what has come back.
+                self._windows.forget(TopicPartition(info.topic, info.partition))
+        manager.unmute(node, "it answers again")
+        return True
+
+    def on_tick(self, context: ProducerStatusContext) -> bool:
+        """Looks for silences. See PartitionCircuitBreaker."""
+        manager = self._manager
+        if manager is None or not self._notices_silence or context.now < self._look_at_ms:
+            return False
+        awaited = {*context.oldest_request_ms, *context.unreachable_since_ms}
+        changed = False
+        for node in awaited:
+            if node in self._silent and not manager.is_muted(node):
+                self._silent.discard(node)
+                self._forgiven_ms[node] = context.now
+            if self._age_ms(context, node) <= self._limit_ms(context, node):
+                self._suspects.pop(node, None)
+                continue
+            since = self._suspects.setdefault(node, context.now)
+            if context.now - since >= _CONFIRM_MS and (
+                manager.is_muted(node) or self._others_answer(manager, context, node)
+            ):
+                if node in context.oldest_request_ms:
+                    self._silent.add(node)
+                if not manager.is_muted(node):
+                    silence = Evidence(silence_ms=self._age_ms(context, node))
+                    manager.mute(node, self._describe(context, node), silence)
+                    changed = True
+        for node in self._suspects.keys() - awaited:
+            del self._suspects[node]
+        # Requests that failed are no recovery; for those probes decide.
+        self._silent &= context.oldest_request_ms.keys()
+        ages = [self._age_ms(context, node) for node in awaited]
+        restless = self._suspects or self._silent
+        self._look_at_ms = context.now + (0.0 if restless else self._min_ms - max(ages, default=0.0))
+        return changed
+
+    def _others_answer(self, manager: CircuitBreakManager, context: ProducerStatusContext, node: int) -> bool:
+        """Whether of the brokers that are asked another has answered since; else all are slow, or this client
+        is, and a mute would help nobody. Where no other is asked, one may be better."""
+        asked = {*context.oldest_request_ms, *context.unreachable_since_ms}
+        if all(other == node or manager.is_muted(other) for other in asked):
+            return manager.others_available(node)
+        # Answers of the silence's first half may have been on their way when everything stopped.
+        middle = context.now - self._age_ms(context, node) / 2
+        return any(at > middle for other, at in self._answered_ms.items() if other != node)
+
+    def next_tick_ms(self, context: ProducerStatusContext) -> float:
+        """See PartitionCircuitBreaker."""
+        manager = self._manager
+        if manager is None or not self._notices_silence:
+            return math.inf
+        if context.now < self._look_at_ms:
+            awaits = context.oldest_request_ms or context.unreachable_since_ms
+            return self._look_at_ms - context.now if awaits else math.inf
+        delay = math.inf
+        for node in {*context.oldest_request_ms, *context.unreachable_since_ms}:
+            if not manager.is_muted(node):
+                left = self._limit_ms(context, node) - self._age_ms(context, node)
+                # A suspect is looked at again after a pass through the network.
+                delay = min(delay, max(left, 0.0) + _CONFIRM_MS)
+        return delay
+
+    def _limit_ms(self, context: ProducerStatusContext, node: int) -> float:
+        if node in context.oldest_request_ms:
+            return self._latency.threshold_ms(node)
+        if node in context.failing_connections:
+            return self._min_ms
+        return setup_threshold_ms(context.setup_ms, node, self._min_ms, self._factor, self._max_ms)
+
+    def _age_ms(self, context: ProducerStatusContext, node: int) -> float:
+        """Since when nothing came; 0 where nothing is awaited, or not before a throttle's end."""
+        since = context.oldest_request_ms.get(node)
+        if since is None:
+            since = context.unreachable_since_ms.get(node, context.now)
+        return max(0.0, context.now - max(since, self._forgiven_ms.get(node, -math.inf)))
+
+    def _describe(self, context: ProducerStatusContext, node: int) -> str:
+        age = self._age_ms(context, node)
+        if node not in context.oldest_request_ms:
+            if node in context.failing_connections:
+                return f"it could not be reached for {age:.0f} ms"
+            return f"no connection to it was ready within {age:.0f} ms"
+        usual = self._latency.usual_ms(node)
+        known = "" if usual is None else f", where {usual:.0f} ms are usual"
+        count = context.in_flight_requests.get(node, 1)
+        return f"no answer to {count} request(s) for {age:.0f} ms{known}"

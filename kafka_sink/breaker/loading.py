@@ -1,0 +1,49 @@
+"""From the options to a breaker object; whatever is wrong with the class shows at planning."""
+
+from __future__ import annotations
+
+import importlib
+
+from kafka_sink.breaker.interface import PartitionCircuitBreaker
+from kafka_sink.errors import ConfigurationError
+from kafka_sink.options import SinkOptions
+from kafka_sink.options.breaker import breaker_settings, full_name
+
+
+def load_breaker(options: SinkOptions) -> PartitionCircuitBreaker | None:
+    """The configured breaker of producer.circuit.breaker.class, None where it is ``none``.
+
+    Raises ConfigurationError with the reason where the class cannot be imported, made or configured.
+    """
+    given = dict(options.breaker)
+    path = breaker_settings(given).class_path
+    if path is None:
+        return None
+    option = full_name("class")
+    module, _, name = path.rpartition(".")
+    if not module:
+        raise ConfigurationError(
+            f"Option '{option}' must be a dotted path such as package.module.Class, got '{path}'"
+        )
+    problem = f"Option '{option}': '{path}' cannot be loaded: module '{module}'"
+    try:
+        found = getattr(importlib.import_module(module), name, None)
+    except (Exception, SystemExit) as error:
+        raise ConfigurationError(f"{problem} cannot be imported: {error!r}") from error
+    if found is None:
+        raise ConfigurationError(f"{problem} has no class '{name}'")
+    if not (isinstance(found, type) and issubclass(found, PartitionCircuitBreaker)):
+        raise ConfigurationError(
+            f"Option '{option}': '{path}' is no subclass of kafka_sink.breaker.PartitionCircuitBreaker"
+        )
+    given.pop("class", None)
+    given["max.in.flight.requests.per.connection"] = str(options.max_in_flight_requests_per_connection)
+    given["request.timeout.ms"] = str(options.request_timeout_ms)
+    try:
+        breaker = found()
+        breaker.configure(given)
+    except ConfigurationError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise ConfigurationError(f"Option '{option}': '{path}' cannot be configured: {error!r}") from error
+    return breaker

@@ -1,0 +1,1 @@
+"""The driver's side of the coordinator: find it or start it when a write is planned."""

@@ -1,0 +1,96 @@
+"""Which process the coordinator must not outlive, and whether that lives."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+
+_PS_TIMEOUT_S = 5.0
+# A planning worker's parent is Spark's Python daemon, or the JVM itself where the daemon is switched off.
+_MAX_ANCESTORS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class DriverProcess:
+    """A pid with the time of its start: pids are used again."""
+
+    pid: int
+    started: str
+
+    def is_alive(self) -> bool:
+        """False also for a zombie: a JVM that nobody waits for stays one."""
+        found = _look(self.pid)
+        return found is not None and found.started == self.started and not found.zombie
+
+    def arguments(self) -> list[str]:
+        """Its command line; empty where that cannot be read."""
+        return _proc_arguments(self.pid) if sys.platform == "linux" else _ps("args=", self.pid).split()
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    parent: int
+    started: str
+    zombie: bool
+    command: str
+
+
+def find() -> DriverProcess | None:
+    """The driver's JVM: the nearest ancestor that is no Python. None where there is none."""
+    pid = os.getppid()
+    for _ in range(_MAX_ANCESTORS):
+        found = _look(pid)
+        if found is None or pid <= 0:
+            return None
+        if not found.command.lower().startswith("python"):
+            return DriverProcess(pid, found.started)
+        pid = found.parent
+    return None
+
+
+def _look(pid: int) -> _Found | None:
+    return _from_proc(pid) if sys.platform == "linux" else _from_ps(pid)
+
+
+def _from_proc(pid: int) -> _Found | None:
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            stat = file.read()
+    except OSError:
+        return None
+    # The command stands in parentheses and may hold any character.
+    head, _, tail = stat.rpartition(")")
+    fields = tail.split()
+    return _Found(int(fields[1]), fields[19], fields[0] in "ZX", head.partition("(")[2])
+
+
+def _proc_arguments(pid: int) -> list[str]:
+    try:
+        with open(f"/proc/{pid}/cmdline", encoding="utf-8", errors="replace") as file:
+            return file.read().split("\0")
+    except OSError:
+        return []
+
+
+def _from_ps(pid: int) -> _Found | None:
+    fields = _ps("ppid=,stat=,lstart=,comm=", pid).split()
+    if len(fields) < 8:
+        return None
+    # lstart is five words: Sat Nov 21 07:14:03 2026
+    return _Found(int(fields[0]), " ".join(fields[2:7]), "Z" in fields[1], os.path.basename(fields[7]))
+
+
+def _ps(columns: str, pid: int) -> str:
+    try:
+        done = subprocess.run(
+            ["ps", "-ww", "-o", columns, "-p", str(pid)],
+            capture_output=True,
+            text=True,
+            timeout=_PS_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout

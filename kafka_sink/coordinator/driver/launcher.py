@@ -1,0 +1,219 @@
+"""The driver's side: finds the application's coordinator, or starts it.
+
+Runs in Spark's planning workers, of which any may come first, and which end when idle: so the coordinator is
+a process in a session of its own. Where it cannot be had the write is planned without it.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from kafka_sink import application_markers
+from kafka_sink.coordinator.driver import driver_process
+from kafka_sink.coordinator.driver.driver_conf import spark_conf
+from kafka_sink.coordinator.driver.driver_process import DriverProcess
+from kafka_sink.coordinator.driver.placement import Placement, is_enabled, placement
+from kafka_sink.coordinator.driver.rendezvous_directory import (
+    RendezvousDirectory,
+    RunningCoordinator,
+    Starts,
+    json_line,
+    write_all,
+)
+from kafka_sink.coordinator.tasks.warnings import UNAVAILABLE, warn_of_no_coordinator
+from kafka_sink.coordinator.wire.address import Rendezvous
+from kafka_sink.coordinator.wire.session import SECRET_BYTES
+from kafka_sink.options import SinkOptions
+
+_LOCK_MS = 2000.0
+# A new process must import its parts before it reads; one that runs reads within milliseconds.
+_NEW_READS_MS, _READS_MS = 5000.0, 1000.0
+_BACKLOG = 4096
+# One that ended is started again at once, one that keeps ending after ever longer pauses.
+_PAUSE_S, _MAX_PAUSE_S = 10.0, 600.0
+# What went wrong is not tried again with every micro-batch.
+_AFTER_FAILURE_S = 10.0
+# Variables of Spark's for one worker or one session. The process is of the whole application: some are
+# secrets that it has no use for, others name what ends before it.
+_NOT_INHERITED = ("SPARK_", "PYSPARK_", "_PYSPARK_", "PYTHON_WORKER_", "PYTHON_DAEMON_")
+# Kept, so that Popen does not complain about children that outlive it.
+_started: list[subprocess.Popen[bytes]] = []
+
+
+@dataclass(frozen=True, slots=True)
+class LocatedCoordinator:
+    """Where tasks meet the coordinator. ``is_new``: it was started just now and may not answer yet.
+
+    ``host``: where it is from this process, which is on the same host.
+    """
+
+    rendezvous: Rendezvous
+    host: str
+    is_new: bool
+
+
+def locate(options: SinkOptions, environ: Mapping[str, str] = os.environ) -> LocatedCoordinator | None:
+    """The application's coordinator, told of this job's cluster; None, with one warning, where it cannot be.
+
+    Costs file look-ups where it runs and knows the cluster. Raises ConfigurationError for a setting of the
+    administrator's that makes no sense, nothing for what is wrong with processes or files.
+    """
+    local_dirs = environ.get("SPARK_LOCAL_DIRS", "")
+    if not local_dirs or not is_enabled(options, environ):
+        return None
+    try:
+        return _meet(options, local_dirs, environ)
+    except (OSError, TimeoutError) as error:
+        application_markers.remember(UNAVAILABLE)
+        warn_of_no_coordinator(
+            f"no coordinator could be started ({error}). Set coordinator.port or coordinator.bind.address "
+            "where an address is in use or not this host's, or coordinator.enabled=false"
+        )
+        return None
+
+
+def _meet(options: SinkOptions, local_dirs: str, environ: Mapping[str, str]) -> LocatedCoordinator | None:
+    cluster = options.of_cluster()
+    place = RendezvousDirectory.of(local_dirs)
+    found = place.found()
+    if found is not None and place.lives():
+        key = found.key_of(cluster)
+        if place.knows(found, key):
+            return _meeting(found, key, is_new=False)
+    if application_markers.happened_within(UNAVAILABLE, _AFTER_FAILURE_S):
+        return None
+    driver = driver_process.find()
+    if driver is None:
+        return None
+    conf = spark_conf(driver.arguments(), environ)
+    if not is_enabled(options, environ, conf):
+        return None
+    where = placement(options, environ, conf)
+    place = RendezvousDirectory.make(local_dirs)
+    with place.lock(_LOCK_MS):
+        found = place.found()
+        is_new = found is None or not place.lives()
+        if found is None or is_new:
+            _count_start(place, time.time())
+            found = _start(where, place, driver, environ, found, _bounds(options))
+        key = found.key_of(cluster)
+        if not place.knows(found, key):
+            place.tell(found, key, cluster, _NEW_READS_MS if is_new else _READS_MS)
+    return _meeting(found, key, is_new=is_new)
+
+
+def _meeting(found: RunningCoordinator, key: str, *, is_new: bool) -> LocatedCoordinator:
+    where = Placement(found.address, found.port)
+    host = where.address if where.is_loopback else ""
+    return LocatedCoordinator(Rendezvous(found.port, key, found.secret, host), where.local_host, is_new)
+
+
+def pause_s(starts: int) -> float:
+    """How long after the last start the next may be, where the process has ended so often after a short
+    life."""
+    return 0.0 if starts < 2 else min(_PAUSE_S * math.pow(2, min(starts, 30) - 2), _MAX_PAUSE_S)
+
+
+def _count_start(place: RendezvousDirectory, now_s: float) -> None:
+    """Raises TimeoutError where the process keeps ending and was started a short time ago."""
+    starts = place.starts()
+    # Both by the wall clock, which processes share. A time to come is of a clock that was put back.
+    if 0 <= now_s - starts.last_s < pause_s(starts.count):
+        log = place.folder / "log"
+        raise TimeoutError(
+            f"its process has ended {starts.count} times, see {log}; it is started again later"
+        )
+    place.note_starts(Starts(starts.count + 1, now_s))
+
+
+def _start(
+    where: Placement,
+    place: RendezvousDirectory,
+    driver: DriverProcess,
+    environ: Mapping[str, str],
+    before: RunningCoordinator | None,
+    bounds: Mapping[str, int],
+) -> RunningCoordinator:
+    """The port is bound here, so that it is known, and tasks can connect to it, before the process serves.
+
+    One that ended is followed by one with its port and secret, so that tasks under way find it.
+    """
+    with _listen(where, before) as listening:
+        found = RunningCoordinator(
+            listening.getsockname()[1],
+            before.secret if before is not None else secrets.token_bytes(SECRET_BYTES),
+            secrets.token_hex(8),
+            where.address,
+        )
+        place.publish(found)
+        pipe = place.open_new_pipe()
+        try:
+            first = {
+                "secret": found.secret.hex(),
+                "token": found.token,
+                "driver": [driver.pid, driver.started],
+                "marker": str(place.folder / "found"),
+                "listening": listening.fileno(),
+                "bounds": bounds,
+            }
+            write_all(pipe, json_line(first), _READS_MS)
+            _spawn(place, pipe, listening, environ)
+        finally:
+            os.close(pipe)
+    return found
+
+
+def _bounds(options: SinkOptions) -> dict[str, int]:
+    return {
+        "connections": options.coordinator_max_connections,
+        "buffer_memory": options.coordinator_buffer_memory,
+        "messages_per_s": options.coordinator_max_messages_per_second,
+    }
+
+
+def _listen(where: Placement, before: RunningCoordinator | None) -> socket.socket:
+    if before is not None and not where.port and before.address == where.address:
+        try:
+            return _bound(where.address, before.port)
+        except OSError:
+            pass  # another process has it by now
+    return _bound(where.address, where.port)
+
+
+def _bound(address: str, port: int) -> socket.socket:
+    family = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0][0]
+    # An address that stands for all stands for those of IPv4, too.
+    dual = address == "::" and socket.has_dualstack_ipv6()
+    return socket.create_server((address, port), family=family, dualstack_ipv6=dual, backlog=_BACKLOG)
+
+
+def _spawn(
+    place: RendezvousDirectory, pipe: int, listening: socket.socket, environ: Mapping[str, str]
+) -> None:
+    inherited = {name: value for name, value in environ.items() if not name.startswith(_NOT_INHERITED)}
+    # Where this worker found the package, in archives that Spark shipped, too. It runs in another folder.
+    inherited["PYTHONPATH"] = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
+    flags = os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
+    log = os.open(place.folder / "log", flags, 0o600)
+    try:
+        process = subprocess.Popen(
+            [os.path.abspath(sys.executable), "-m", "kafka_sink.coordinator"],
+            stdin=pipe,
+            stdout=log,
+            stderr=log,
+            cwd="/",
+            env=inherited,
+            pass_fds=(listening.fileno(),),
+            start_new_session=True,
+        )
+    finally:
+        os.close(log)
+    _started.append(process)

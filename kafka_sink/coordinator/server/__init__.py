@@ -1,0 +1,1 @@
+"""The coordinator process: its sockets, its clusters, one handler per kind of message."""

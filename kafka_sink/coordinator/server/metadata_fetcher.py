@@ -1,0 +1,143 @@
+"""Asks brokers for the metadata of the whole application: one cache, one network client, one thread."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable
+
+from kafka_sink.backoff import ExponentialBackoff
+from kafka_sink.coordinator.server.handlers import Handler
+from kafka_sink.coordinator.server.metadata_handler import MetadataHandler
+from kafka_sink.coordinator.wire.metadata_messages import coordinator_idle_ms
+from kafka_sink.metadata.cache import MetadataCache
+from kafka_sink.metadata.cluster_metadata import ClusterMetadata
+from kafka_sink.metadata.refresh_schedule import NON_URGENT_SHARE
+from kafka_sink.network.client import (
+    NetworkClient,
+    NetworkSettings,
+    NodeConnected,
+    NodeDisconnected,
+    RequestFailed,
+    ResponseReceived,
+)
+from kafka_sink.options import SinkOptions
+from kafka_sink.sending.control_requests import ControlRequests, MetadataTag
+from kafka_sink.sending.settings import SenderSettings
+
+_log = logging.getLogger(__name__)
+_MAX_POLL_MS = 1000.0
+# Before tasks find a topic over-aged, with time for the answer to come and be pushed. Non-urgent topics begin
+# at half of metadata.max.age.ms, as KIP-526 says; tasks leave those to the coordinator.
+_SHARE_OF_AGE = 0.9
+_RESTART_MS, _RESTART_MAX_MS = 1000.0, 60_000.0
+
+
+def clock_ms() -> float:
+    """Monotonic milliseconds."""
+    return time.monotonic() * 1000
+
+
+class MetadataFetcher(threading.Thread):
+    """Refreshes ``view`` and tells the handler. A daemon; nothing that goes wrong in it ends it."""
+
+    def __init__(self, options: SinkOptions) -> None:
+        super().__init__(name="kafka-chunked-metadata", daemon=True)
+        self._options = options
+        self._settings = SenderSettings.from_options(options)
+        self._network = NetworkClient(NetworkSettings.from_options(options), clock_ms)
+        cache = MetadataCache(
+            max_age_ms=options.metadata_max_age_ms * _SHARE_OF_AGE,
+            idle_ms=coordinator_idle_ms(options.metadata_max_idle_ms),
+            retry_backoff_ms=options.retry_backoff_ms,
+            retry_backoff_max_ms=options.retry_backoff_max_ms,
+            random=random.random,
+            non_urgent_share=NON_URGENT_SHARE / _SHARE_OF_AGE,
+        )
+        self.view = ClusterMetadata(cache, clock_ms, self.wake, self._describe)
+        self._handler: MetadataHandler | None = None
+        self._control = ControlRequests(self._settings, self.view, self._network, None)
+        self._known_version = -1
+        self._closing = threading.Event()
+
+    def _describe(self) -> str:
+        return self._network.describe_brokers()
+
+    def begin(self, handler: MetadataHandler) -> None:
+        """Starts the thread; ``handler`` is told of every answer."""
+        self._handler = handler
+        self.start()
+
+    def wake(self) -> None:
+        """There may be something to ask. Any thread."""
+        self._network.wakeup()
+
+    def close(self) -> None:
+        """Lets the thread end."""
+        self._closing.set()
+        self._network.wakeup()
+
+    def run(self) -> None:
+        """Until ``close``."""
+        backoff = ExponentialBackoff(_RESTART_MS, _RESTART_MAX_MS, random.random)
+        failures = 0
+        while not self._closing.is_set():
+            try:
+                self._run_once(clock_ms())
+            except Exception as error:  # noqa: BLE001 - tasks work on without it; a bug here must not end it
+                failures += 1
+                _log.exception("fetching metadata failed")
+                self._failed(f"{type(error).__name__}: {error}")
+                self._network.close()
+                self._closing.wait(backoff.delay_ms(failures) / 1000)
+                self._network = NetworkClient(NetworkSettings.from_options(self._options), clock_ms)
+                self._control = ControlRequests(self._settings, self.view, self._network, None)
+                self.view.on_failure(clock_ms())
+        self._network.close()
+
+    def _run_once(self, now_ms: float) -> None:
+        if self.view.version != self._known_version:
+            self._known_version = self.view.version
+            self._network.set_nodes(self.view.nodes().values())
+        delay_ms = min(_MAX_POLL_MS, self._control.refresh_metadata(now_ms))
+        for event in self._network.poll(max(delay_ms, 0.0), now_ms):
+            now_ms = clock_ms()
+            if isinstance(event, ResponseReceived) and isinstance(event.tag, MetadataTag):
+                self._control.on_response(event, now_ms)
+                if self._handler is not None:
+                    self._handler.answered(event.tag.topics)
+                self._failed(None)
+            elif isinstance(event, RequestFailed):
+                self._control.on_failure(event, now_ms)
+            elif isinstance(event, NodeDisconnected):
+                errors = self._network.connection_errors()
+                nodes = list(self.view.nodes().values()) or self._network.bootstrap_nodes()
+                if all(node in errors for node in nodes):
+                    self._failed(self._describe())
+            elif isinstance(event, NodeConnected):
+                self._failed(None)
+
+    def _failed(self, reason: str | None) -> None:
+        if self._handler is not None:
+            self._handler.failed(reason)
+
+
+class _FetchingHandler(MetadataHandler):
+    """The handler together with its fetcher."""
+
+    def __init__(self, fetcher: MetadataFetcher, wake: Callable[[], None], *, auto_create: bool) -> None:
+        super().__init__(fetcher.view, fetcher.wake, wake, auto_create=auto_create)
+        self._fetcher = fetcher
+
+    def close(self) -> None:
+        self._fetcher.close()
+
+
+def metadata_handler(options: SinkOptions, wake: Callable[[], None]) -> Handler:
+    """The handler of a cluster, its fetcher under way."""
+    fetcher = MetadataFetcher(options)
+    handler = _FetchingHandler(fetcher, wake, auto_create=options.allow_auto_create_topics)
+    fetcher.begin(handler)
+    return handler

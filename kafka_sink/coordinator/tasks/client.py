@@ -1,0 +1,328 @@
+"""The task's side of the coordinator: a thread of its own that nobody waits for.
+
+Participants say what is to be told and take what is answered. Where the coordinator cannot be reached, or
+stays silent, they are told at once and the task works alone; that is warned about once in a process, and the
+connection is tried again with growing waits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import random
+import selectors
+import socket
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from kafka_sink.backoff import ExponentialBackoff
+from kafka_sink.coordinator.tasks.warnings import warn_of_no_coordinator
+from kafka_sink.coordinator.wire.address import CoordinatorAddress
+from kafka_sink.coordinator.wire.session import MAX_FRAME_BYTES, MAX_HANDSHAKE_BYTES, FrameReader, Session
+from kafka_sink.errors import ProtocolError
+
+# For connection and challenge, and then for the first or next reply to a message. Nobody waits for these: a
+# task that has asked goes on alone after a second (ClusterMetadata).
+_SILENCE_MS = 2000.0
+_BACKOFF_MS, _BACKOFF_MAX_MS = 1000.0, 30_000.0
+_AFTER_IDLE_MS = 100.0
+_READ_BYTES = 256 * 1024
+_MAX_WAIT_S = 3600.0
+
+
+class Channel(Protocol):
+    """One kind of message. Called on the client's thread, except where it says otherwise; must not block."""
+
+    kind: str
+
+    def attach(self, wake: Callable[[], None]) -> None:
+        """Called once, before the thread starts: ``wake``, from any thread, has ``next_message`` called."""
+
+    def next_message(self, now_ms: float) -> Mapping[str, Any] | None:
+        """What is to be told now; None when nothing is. Called again until it is None."""
+
+    def hurry(self) -> None:
+        """The task ends: what waits to be told together with more is told by ``next_message`` now."""
+
+    def next_message_delay_ms(self, now_ms: float) -> float:
+        """Until ``next_message`` may have something by time alone; infinite where a wake-up will tell."""
+
+    def on_reply(self, body: Mapping[str, Any], last: bool, now_ms: float) -> None:
+        """A reply. Raises ProtocolError for one that makes no sense: that ends the connection."""
+
+    def on_push(self, body: Mapping[str, Any], now_ms: float) -> None:
+        """News that nobody asked for, pushed once something of this kind was told. Raises as ``on_reply``."""
+
+    def on_connected(self, now_ms: float) -> None:
+        """A new coordinator, or the same that has forgotten this client."""
+
+    def on_lost(self, now_ms: float) -> None:
+        """No reply will come to what was told; work alone until ``on_connected``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A reply, or where ``last`` is None a push."""
+
+    kind: str
+    body: Mapping[str, Any]
+    last: bool | None
+
+
+class CoordinatorClient(threading.Thread):
+    """Connects once ``resume`` is called, and again as often as needed until ``pause``, which keeps an open
+    connection for the next task. A daemon: it must keep no killed task alive."""
+
+    def __init__(
+        self,
+        address: CoordinatorAddress,
+        participants: Sequence[Channel],
+        clock_ms: Callable[[], float],
+        silence_ms: float = _SILENCE_MS,
+    ) -> None:
+        super().__init__(name="kafka-chunked-coordinator-client", daemon=True)
+        self.address = address
+        self._participants = {one.kind: one for one in participants}
+        self._clock_ms = clock_ms
+        self._silence_ms = silence_ms
+        self._backoff = ExponentialBackoff(_BACKOFF_MS, _BACKOFF_MAX_MS, random.random)
+        self._failures = 0
+        self._connect_after_ms = -math.inf
+        self._closing = False
+        self._active = False
+        self._leaving = False
+        self._connection: CoordinatorConnection | None = None
+        self._has_heard = False
+        self._wake_lock = threading.Lock()  # guards _wake_pending and the pair
+        self._wake_pending = False
+        self._wake_reader, self._wake_writer = socket.socketpair()
+        self._wake_reader.setblocking(False)
+        for one in participants:
+            one.attach(self.wake)
+
+    # -- any thread ---------------------------------------------------------------------------------
+
+    def wake(self) -> None:
+        """A participant has something to tell."""
+        with self._wake_lock:
+            if not self._wake_pending and not self._closing:
+                self._wake_pending = True
+                self._wake_writer.send(b"\0")
+
+    @property
+    def is_connecting(self) -> bool:
+        """Whether there is no connection and one will be tried for at once. Any thread."""
+        return self._connection is None and self._clock_ms() >= self._connect_after_ms
+
+    def resume(self) -> None:
+        """A task begins."""
+        self._active = True
+        self.wake()
+
+    def pause(self) -> None:
+        """No task is under way; what the last one found out is still told."""
+        self._active = False
+        self._leaving = True
+        self.wake()
+
+    def close(self) -> None:
+        """Lets the thread end; does not wait for it."""
+        with self._wake_lock:
+            already, self._closing = self._closing, True
+            if not already:
+                self._wake_writer.close()
+
+    # -- the thread ---------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Until ``close``."""
+        try:
+            while not self._closing:
+                try:
+                    self._run_once()
+                except Exception as error:  # noqa: BLE001 - whatever it is, it must cost no task
+                    self._lose(error)
+        finally:
+            if self._connection is not None:
+                # A task that failed knows why, and the attempt that follows it asks the coordinator.
+                with contextlib.suppress(OSError):
+                    self._tell(self._connection, self._clock_ms(), leaving=True)
+                self._connection.close()
+            self.close()
+            self._wake_reader.close()
+
+    def _run_once(self) -> None:
+        now_ms = self._clock_ms()
+        if self._connection is None and self._active and now_ms >= self._connect_after_ms:
+            self._connection = CoordinatorConnection(self.address, self._silence_ms, self._clock_ms)
+            self._has_heard = False
+            now_ms = self._clock_ms()
+            for participant in self._participants.values():
+                participant.on_connected(now_ms)
+        connection = self._connection
+        leaving, self._leaving = self._leaving, False
+        if connection is not None and (self._active or leaving):
+            self._tell(connection, now_ms, leaving=leaving)
+        self._wait(connection, now_ms)
+
+    def _tell(self, connection: CoordinatorConnection, now_ms: float, *, leaving: bool) -> None:
+        for kind, participant in self._participants.items():
+            if leaving:
+                participant.hurry()
+            while (body := participant.next_message(now_ms)) is not None:
+                connection.tell(kind, body, now_ms)
+
+    def _delay_ms(self, connection: CoordinatorConnection | None, now_ms: float) -> float:
+        if not self._active:
+            return math.inf
+        if connection is None:
+            return self._connect_after_ms - now_ms
+        delays = [one.next_message_delay_ms(now_ms) for one in self._participants.values()]
+        return min([*delays, connection.silent_at_ms - now_ms])
+
+    def _wait(self, connection: CoordinatorConnection | None, now_ms: float) -> None:
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._wake_reader, selectors.EVENT_READ)
+            if connection is not None:
+                selector.register(connection.socket, selectors.EVENT_READ)
+            delay_s = max(0.0, self._delay_ms(connection, now_ms) / 1000)
+            ready = {key.fileobj for key, _ in selector.select(min(delay_s, _MAX_WAIT_S))}
+        if self._wake_reader in ready:
+            with self._wake_lock:
+                self._wake_pending = False
+                self._wake_reader.recv(1)
+        if connection is None:
+            return
+        now_ms = self._clock_ms()
+        if connection.socket in ready:
+            for heard in connection.receive(now_ms):
+                # Not sooner: one that does not serve this cluster takes the connection all the same.
+                self._has_heard, self._failures = True, 0
+                participant = self._participants.get(heard.kind)
+                if participant is None:
+                    continue
+                if heard.last is None:
+                    participant.on_push(heard.body, now_ms)
+                else:
+                    participant.on_reply(heard.body, heard.last, now_ms)
+        elif now_ms >= connection.silent_at_ms:
+            raise ProtocolError(f"no answer within {self._silence_ms:.0f} ms")
+
+    def _lose(self, error: Exception) -> None:
+        connected, self._connection = self._connection, None
+        if connected is not None:
+            connected.close()
+        if self._closing:
+            return
+        now_ms = self._clock_ms()
+        for participant in self._participants.values():
+            participant.on_lost(now_ms)
+        was_resting = connected is not None and connected.is_idle and self._has_heard
+        if was_resting and isinstance(error, ConnectionError):
+            # No failure: the server closes idle connections. Where it is gone, connecting will tell.
+            self._connect_after_ms = now_ms + _AFTER_IDLE_MS
+        elif self._active:
+            self._failures += 1
+            self._connect_after_ms = now_ms + self._backoff.delay_ms(self._failures)
+            warn_once(self.address, error)
+
+
+def warn_once(address: CoordinatorAddress, error: Exception) -> None:
+    """Say that this coordinator cannot be used: once on a host, where workers share a folder."""
+    where = f"{address.host}:{address.rendezvous.port}"
+    warn_of_no_coordinator(
+        f"the coordinator at {where} cannot be used ({error}); it is tried again. If tasks cannot reach the "
+        "driver, set coordinator.port and coordinator.bind.address, or coordinator.enabled=false",
+        # Planning and tasks may know its host by different names.
+        about=f"port {address.rendezvous.port}",
+    )
+
+
+class CoordinatorConnection:
+    """One connection after its challenge. Raises OSError and ProtocolError; then it is to be closed.
+
+    ``silence_ms`` bounds the challenge, and then the wait for each reply.
+    """
+
+    def __init__(self, address: CoordinatorAddress, silence_ms: float, clock_ms: Callable[[], float]) -> None:
+        self._silence_ms = silence_ms
+        self._asked: dict[int, float] = {}
+        self._count = 0
+        self._session = Session(address.rendezvous.secret, "client")
+        self._frames = FrameReader(MAX_HANDSHAKE_BYTES)
+        where = (address.host, address.rendezvous.port)
+        deadline_ms = clock_ms() + silence_ms
+        self.socket = socket.create_connection(where, timeout=silence_ms / 1000)
+        try:
+            self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            proof = self._session.answer_greeting(self._first_frame(deadline_ms, clock_ms))
+            self.socket.sendall(proof)
+            self._session.verify_proof(self._first_frame(deadline_ms, clock_ms))
+            self._frames.max_bytes = MAX_FRAME_BYTES
+            self.socket.sendall(self._session.encode({"cluster": address.rendezvous.cluster}))
+            self.socket.settimeout(silence_ms / 1000)
+        except BaseException:
+            self.socket.close()
+            raise
+
+    def _first_frame(self, deadline_ms: float, clock_ms: Callable[[], float]) -> bytes:
+        while (frame := self._frames.next_frame()) is None:
+            left_ms = deadline_ms - clock_ms()
+            if left_ms <= 0:
+                raise ProtocolError(f"no greeting within {self._silence_ms:.0f} ms")
+            self.socket.settimeout(left_ms / 1000)
+            data = self.socket.recv(_READ_BYTES)
+            if not data:
+                raise ConnectionError("it closed the connection during the challenge")
+            self._frames.feed(data)
+        return frame
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no reply is awaited."""
+        return not self._asked
+
+    @property
+    def silent_at_ms(self) -> float:
+        """When the oldest message has waited too long."""
+        return min(self._asked.values(), default=math.inf)
+
+    def tell(self, kind: str, body: Mapping[str, Any], now_ms: float) -> None:
+        """Sends a message."""
+        self._count += 1
+        self._asked[self._count] = now_ms + self._silence_ms
+        self.socket.sendall(self._session.encode({"id": self._count, "kind": kind, "body": body}))
+
+    def receive(self, now_ms: float) -> list[Received]:
+        """What has come. Waits for bytes."""
+        data = self.socket.recv(_READ_BYTES)
+        if not data:
+            raise ConnectionError("it closed the connection")
+        self._frames.feed(data)
+        found: list[Received] = []
+        while (frame := self._frames.next_frame()) is not None:
+            found.append(self._understand(self._session.decode(frame), now_ms))
+        return found
+
+    def _understand(self, message: Mapping[str, Any], now_ms: float) -> Received:
+        request, last = message.get("id"), message.get("last")
+        kind, body = message.get("kind"), message.get("body")
+        if not isinstance(kind, str) or not isinstance(body, dict):
+            raise ProtocolError("a message without kind or body")
+        if request is None:
+            return Received(kind, body, None)
+        if not isinstance(request, int) or not isinstance(last, bool):
+            raise ProtocolError("a reply that is none")
+        if request not in self._asked:
+            raise ProtocolError("a reply to nothing that was asked")
+        if last:
+            del self._asked[request]
+        else:
+            self._asked[request] = now_ms + self._silence_ms
+        return Received(kind, body, last)
+
+    def close(self) -> None:
+        """Ends it."""
+        self.socket.close()

@@ -1,0 +1,188 @@
+"""A task's side of metadata: what it asks and reports, and what becomes of the hints that come back."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
+from typing import Any, Protocol
+
+from kafka_sink.coordinator.wire.metadata_messages import (
+    MAX_STALE,
+    MAX_TOPICS,
+    decode_snapshot,
+    in_parts,
+    use_interval_ms,
+)
+from kafka_sink.metadata.cluster_metadata import HINT_WAIT_MS
+from kafka_sink.metadata.snapshot import MetadataSnapshot
+from kafka_sink.model import TopicPartition
+
+# A moved leader is told of at once, together with those that moved with it.
+_GATHER_STALE_MS = 100.0
+# With nothing to tell, so often is asked whether the coordinator still answers.
+_HEARTBEAT_MS = 5000.0
+
+
+class HintSink(Protocol):
+    """The part of ClusterMetadata that takes hints."""
+
+    def import_hints(self, snapshot: MetadataSnapshot, now_ms: float) -> int: ...
+    def hold(self, until_ms: float) -> None: ...
+    def release(self, now_ms: float) -> None: ...
+    def share_refreshes(self, shared: bool) -> None: ...
+
+
+class MetadataChannel:
+    """A Participant of the coordinator's client, and the HintSource of a ClusterMetadata.
+
+    Until ``on_connected`` a first connection is thought to be on its way for ``HINT_WAIT_MS``, so that a
+    task's first topics wait for it; after ``on_lost`` nobody is asked until there is a connection again.
+    """
+
+    kind = "metadata"
+
+    def __init__(
+        self, view: HintSink, clock_ms: Callable[[], float], report_interval_ms: float, idle_ms: float
+    ) -> None:
+        self._view = view
+        self._clock_ms = clock_ms
+        self._wake: Callable[[], None] = lambda: None
+        self._use_interval_ms = use_interval_ms(idle_ms)
+        self._interval_ms = min(report_interval_ms, self._use_interval_ms)
+        self._lock = threading.Lock()  # guards all below
+        self._reachable = True
+        self._asks: deque[list[str]] = deque()
+        self._asking = 0
+        self._stale: dict[str, float] = {}
+        self._leaders: dict[TopicPartition, list[Any]] = {}
+        self._told_ms: dict[str, float] = {}
+        self._used: dict[str, None] = {}
+        self._looked_ms = self._spoke_ms = -math.inf
+
+    # -- HintSource: the task's and the sender's thread -------------------------------------------
+
+    def ask(self, topics: Iterable[str]) -> bool:
+        """See HintSource."""
+        with self._lock:
+            if not self._reachable:
+                return False
+            self._asks.extend(in_parts(topics))
+        self._wake()
+        return True
+
+    def note_use(self, topics: Iterable[str]) -> None:
+        """See HintSource."""
+        with self._lock:
+            self._used.update(dict.fromkeys(topics))
+
+    def report_stale(self, topic: str) -> None:
+        """See HintSource."""
+        with self._lock:
+            first = not self._stale
+            # As many as the task writes to.
+            self._stale.setdefault(topic, self._clock_ms())
+        if first:
+            self._wake()
+
+    def report_leader(
+        self, partition: TopicPartition, leader: int, epoch: int, topic_id: bytes | None
+    ) -> None:
+        """See HintSource."""
+        told_id = None if topic_id is None else topic_id.hex()
+        with self._lock:
+            self._leaders[partition] = [partition.topic, told_id, partition.partition, leader, epoch]
+        self.report_stale(partition.topic)
+
+    # -- Participant: the client's thread ---------------------------------------------------------
+
+    def attach(self, wake: Callable[[], None]) -> None:
+        """See Channel."""
+        self._wake = wake
+
+    def next_message(self, now_ms: float) -> Mapping[str, Any] | None:
+        """See Channel."""
+        with self._lock:
+            if not self._asks and now_ms < self._report_ms():
+                return None
+            asked = self._asks.popleft() if self._asks else []
+            self._asking += bool(asked)
+            self._told_ms.update(dict.fromkeys(asked, now_ms))
+            if asked:
+                self._spoke_ms = now_ms
+                return {"ask": asked}
+            self._looked_ms = now_ms
+            used = self._take_use(now_ms)
+            # The sender may have read its clock after ``now_ms``.
+            told = list(islice(self._stale, MAX_STALE))
+            stale = [[name, max(0.0, now_ms - self._stale.pop(name))] for name in told]
+            leaders = [self._leaders.pop(one) for one in list(islice(self._leaders, MAX_STALE))]
+            if not used and not stale and not leaders and now_ms < self._spoke_ms + _HEARTBEAT_MS:
+                return None
+            self._spoke_ms = now_ms
+            report: dict[str, Any] = {"use": used, "stale": stale}
+            return {**report, "leaders": leaders} if leaders else report
+
+    def _take_use(self, now_ms: float) -> list[str]:
+        used, self._used = self._used, {}
+        tell_before_ms = now_ms - self._use_interval_ms
+        news = [name for name in used if self._told_ms.get(name, -math.inf) < tell_before_ms]
+        self._used.update(dict.fromkeys(news[MAX_TOPICS:]))
+        self._told_ms.update(dict.fromkeys(news[:MAX_TOPICS], now_ms))
+        if len(self._told_ms) > 2 * MAX_TOPICS:
+            self._told_ms = {name: at for name, at in self._told_ms.items() if at > tell_before_ms}
+        return news[:MAX_TOPICS]
+
+    def hurry(self) -> None:
+        """See Channel."""
+        with self._lock:
+            if self._stale or self._leaders:
+                self._looked_ms = -math.inf
+
+    def next_message_delay_ms(self, now_ms: float) -> float:
+        """See Channel."""
+        with self._lock:
+            return 0.0 if self._asks else max(0.0, self._report_ms() - now_ms)
+
+    def _report_ms(self) -> float:
+        in_haste = self._stale or self._leaders
+        return self._looked_ms + (min(self._interval_ms, _GATHER_STALE_MS) if in_haste else self._interval_ms)
+
+    def on_reply(self, body: Mapping[str, Any], last: bool, now_ms: float) -> None:
+        """See Channel."""
+        with self._lock:
+            # Reports are answered at once and with one last reply, as asks are.
+            is_ask = bool(body.get("asked"))
+            if last and is_ask:
+                self._asking -= 1
+            waiting = self._asking > 0 or bool(self._asks)
+        if "topics" in body:
+            self._view.import_hints(decode_snapshot(body), now_ms)
+        if waiting:
+            self._view.hold(now_ms + HINT_WAIT_MS)
+        elif last and is_ask:
+            self._view.release(now_ms)
+
+    def on_push(self, body: Mapping[str, Any], now_ms: float) -> None:
+        """See Channel."""
+        self._view.import_hints(decode_snapshot(body), now_ms)
+
+    def on_connected(self, now_ms: float) -> None:
+        """See Channel."""
+        with self._lock:
+            self._reachable = True
+            self._asking = 0
+            self._told_ms.clear()
+            self._looked_ms = self._spoke_ms = -math.inf
+        self._view.share_refreshes(True)
+
+    def on_lost(self, now_ms: float) -> None:
+        """See Channel."""
+        with self._lock:
+            self._reachable = False
+            self._asks.clear()
+            self._asking = 0
+        self._view.share_refreshes(False)
+        self._view.release(now_ms)

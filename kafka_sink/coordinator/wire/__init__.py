@@ -1,0 +1,1 @@
+"""What tasks and the coordinator send each other: frames, authentication, message bodies."""

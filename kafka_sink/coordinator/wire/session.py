@@ -1,0 +1,210 @@
+"""What goes over the wire between tasks and the coordinator: frames of JSON, each authenticated.
+
+A frame is a length (4 bytes, big-endian, of what follows), a tag (16 bytes) and a JSON object in UTF-8. The
+first three frames are the challenge in both directions, and bear a tag of zeros:
+
+    server -> client   {"version": 1, "nonce": hex}
+    client -> server   {"nonce": hex, "proof": HMAC(secret, "client", both nonces)}
+    server -> client   {"proof": HMAC(secret, "server", both nonces)}
+
+From then on the tag is an HMAC of direction, frame number and payload under a key of this connection, so
+that nobody on the way can add, change, repeat or reorder frames. Nothing is encrypted: no message carries a
+secret.
+Pure: bytes in, values out.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import secrets
+import struct
+from typing import Any
+
+from kafka_sink.errors import ProtocolError
+
+VERSION = 1
+# Of a peer that has proved nothing yet, no more than this is read.
+MAX_HANDSHAKE_BYTES = 512
+# Names of 16,000 topics of the greatest length, or the metadata of some 50,000 partitions.
+MAX_FRAME_BYTES = 4 * 1024 * 1024
+SECRET_BYTES = 32
+
+_LENGTH = struct.Struct(">I")
+_NUMBER = struct.Struct(">Q")
+_TAG_BYTES = 16
+_NO_TAG = bytes(_TAG_BYTES)
+_NONCE_BYTES = 16
+
+Message = dict[str, Any]
+
+
+class FrameReader:
+    """Cuts a stream of bytes into frames. ``max_bytes`` bounds the next frame, and may be raised in
+    between."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self._held = bytearray()
+
+    @property
+    def held(self) -> int:
+        """Bytes that are not yet a frame that was taken."""
+        return len(self._held)
+
+    @property
+    def has_frame(self) -> bool:
+        """Whether ``next_frame`` has one."""
+        if len(self._held) < _LENGTH.size:
+            return False
+        (length,) = _LENGTH.unpack_from(self._held)
+        return bool(len(self._held) >= _LENGTH.size + length)
+
+    def feed(self, data: bytes) -> None:
+        """Takes bytes as they came."""
+        self._held += data
+
+    def next_frame(self) -> bytes | None:
+        """Tag and payload of the next frame, None while it is not whole. Raises ProtocolError for one that is
+        too large or too small, as soon as its length is known."""
+        if len(self._held) < _LENGTH.size:
+            return None
+        (length,) = _LENGTH.unpack_from(self._held)
+        if not _TAG_BYTES + 2 <= length <= self.max_bytes:
+            raise ProtocolError(f"a frame of {length} bytes; {_TAG_BYTES + 2} to {self.max_bytes} are taken")
+        end = _LENGTH.size + length
+        if len(self._held) < end:
+            return None
+        frame = bytes(self._held[_LENGTH.size : end])
+        del self._held[:end]
+        return frame
+
+
+class Session:
+    """Challenge, then tagged frames, of one end of one connection. ``role``: "client" or "server".
+
+    Raises ProtocolError for whatever the other end should not have sent; then the connection is to be closed.
+    """
+
+    def __init__(self, secret: bytes, role: str) -> None:
+        self._secret = secret
+        self._ours, self._theirs = ("client", "server") if role == "client" else ("server", "client")
+        self._nonce = secrets.token_bytes(_NONCE_BYTES)
+        self._nonces = b""
+        self._key: bytes | None = None
+        self._sent = self._received = 0
+
+    def __repr__(self) -> str:
+        return f"Session({self._ours})"
+
+    @property
+    def established(self) -> bool:
+        """Whether the other end has proved that it knows the secret."""
+        return self._key is not None
+
+    # -- challenge ----------------------------------------------------------------------------------
+
+    def greeting(self) -> bytes:
+        """The server's first frame."""
+        return _frame(_NO_TAG, {"version": VERSION, "nonce": self._nonce.hex()})
+
+    def answer_greeting(self, frame: bytes) -> bytes:
+        """The client's proof."""
+        message = _plain(frame)
+        if message.get("version") != VERSION:
+            raise ProtocolError(f"the coordinator speaks version {message.get('version')!r}, not {VERSION}")
+        self._nonces = _nonce(message) + self._nonce
+        return _frame(_NO_TAG, {"nonce": self._nonce.hex(), "proof": self._proof(self._ours)})
+
+    def answer_proof(self, frame: bytes) -> bytes:
+        """The server's proof, once the client's is right."""
+        message = _plain(frame)
+        self._nonces = self._nonce + _nonce(message)
+        self._verify(message)
+        return _frame(_NO_TAG, {"proof": self._proof(self._ours)})
+
+    def verify_proof(self, frame: bytes) -> None:
+        """The client's last step."""
+        self._verify(_plain(frame))
+
+    def _proof(self, role: str) -> str:
+        return self._digest(role).hex()
+
+    def _digest(self, label: str) -> bytes:
+        return hmac.digest(self._secret, label.encode() + b"\0" + self._nonces, "sha256")
+
+    def _verify(self, message: Message) -> None:
+        proof = message.get("proof")
+        if not isinstance(proof, str) or not proof.isascii():
+            raise ProtocolError("the other end gave no proof")
+        if not hmac.compare_digest(proof, self._proof(self._theirs)):
+            raise ProtocolError("the other end does not know the secret")
+        self._key = self._digest("session")
+
+    # -- messages -----------------------------------------------------------------------------------
+
+    def encode(self, message: Message) -> bytes:
+        """A frame with the next number. Raises ProtocolError, and changes nothing, where it is too large."""
+        return b"".join(self.encode_parts(_dump(message), b""))
+
+    def encode_parts(self, start: bytes, rest: bytes) -> tuple[bytes, bytes]:
+        """A frame whose payload comes in two parts, the second of which is returned as it is: no copy is made
+        of what many are told. Raises as ``encode``."""
+        length = len(start) + len(rest)
+        if _TAG_BYTES + length > MAX_FRAME_BYTES:
+            raise ProtocolError(f"a message of {length} bytes is more than {MAX_FRAME_BYTES}")
+        tag = self._tag(self._ours, self._sent, start, rest)
+        self._sent += 1
+        return _LENGTH.pack(_TAG_BYTES + length) + tag + start, rest
+
+    def decode(self, frame: bytes) -> Message:
+        """The message of a frame that is the next, whole and from who knows the secret."""
+        payload = frame[_TAG_BYTES:]
+        if not hmac.compare_digest(frame[:_TAG_BYTES], self._tag(self._theirs, self._received, payload)):
+            raise ProtocolError("a frame's tag is wrong")
+        self._received += 1
+        return _load(payload)
+
+    def _tag(self, role: str, number: int, payload: bytes, rest: bytes = b"") -> bytes:
+        if self._key is None:
+            raise ProtocolError("the challenge is not over")
+        head = role.encode() + b"\0" + _NUMBER.pack(number)
+        if not rest:
+            return hmac.digest(self._key, head + payload, "sha256")[:_TAG_BYTES]
+        digest = hmac.new(self._key, head, "sha256")
+        digest.update(payload)
+        digest.update(rest)
+        return digest.digest()[:_TAG_BYTES]
+
+
+def _frame(tag: bytes, message: Message) -> bytes:
+    payload = _dump(message)
+    return _LENGTH.pack(len(tag) + len(payload)) + tag + payload
+
+
+def _plain(frame: bytes) -> Message:
+    return _load(frame[_TAG_BYTES:])
+
+
+def _nonce(message: Message) -> bytes:
+    try:
+        nonce = bytes.fromhex(message["nonce"])
+    except (KeyError, TypeError, ValueError):
+        raise ProtocolError("the other end gave no nonce") from None
+    if len(nonce) != _NONCE_BYTES:
+        raise ProtocolError("the other end's nonce has a wrong length")
+    return nonce
+
+
+def _dump(message: Message) -> bytes:
+    return json.dumps(message, separators=(",", ":")).encode()
+
+
+def _load(payload: bytes) -> Message:
+    try:
+        message = json.loads(payload)
+    except (ValueError, RecursionError):
+        raise ProtocolError("a frame holds no JSON") from None
+    if not isinstance(message, dict):
+        raise ProtocolError("a frame holds no JSON object")
+    return message

@@ -1,0 +1,394 @@
+"""What is known of topics and brokers, and what to ask next (KIP-526).
+
+Pure: facts and the time come in, decisions go out. Times are monotonic milliseconds. Four things bound what
+brokers are asked: one request is under way at a time; a request that fails holds back the next one, whatever
+its topics; an answer that does not help a topic holds back that topic alone (``response_merger``); and topics
+that have metadata, but are told to be stale, are gathered for retry.backoff.ms after the last answer. Waits
+are retry.backoff.ms, doubled up to retry.backoff.max.ms, +-20 %.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
+
+from kafka_sink.backoff import ExponentialBackoff
+from kafka_sink.metadata.deadline_heap import DeadlineHeap
+from kafka_sink.metadata.refresh_schedule import NON_URGENT_SHARE, RefreshSchedule
+from kafka_sink.metadata.response_merger import ResponseMerger, lacks_leader
+from kafka_sink.metadata.snapshot import MetadataSnapshot, TopicSnapshot
+from kafka_sink.metadata.topic_state import TopicState
+from kafka_sink.model import NO_LEADER, MetadataUpdate, Node, PartitionInfo, TopicMetadata, TopicPartition
+
+
+class MetadataCache:
+    """Topics with their age and last use.
+
+    Not thread-safe: the caller brings a lock, under which all but ``topic``, ``leader`` and ``nodes`` (single
+    look-ups of values that are replaced whole) must be called. ``version`` rises at every change that these
+    or ``topic_error`` show. Durations are Kafka's options of the same names; ``random`` is uniform on [0, 1).
+    No call costs more than its topics and what has fallen due since the last, times log n.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_age_ms: float,
+        idle_ms: float,
+        retry_backoff_ms: float,
+        retry_backoff_max_ms: float,
+        random: Callable[[], float],
+        non_urgent_share: float = NON_URGENT_SHARE,
+    ) -> None:
+        self.version = 0
+        self.cluster_id: str | None = None
+        # Rows were sent: from then on another cluster's answers are not taken.
+        self.pinned = False
+        self._max_age_ms = max_age_ms
+        self._idle_ms = idle_ms
+        self._backoff_ms = retry_backoff_ms
+        self._backoff_max_ms = retry_backoff_max_ms
+        self._backoff = ExponentialBackoff(retry_backoff_ms, retry_backoff_max_ms, random)
+        self._topics: dict[str, TopicState] = {}
+        self._nodes: dict[int, Node] = {}
+        self._nodes_ms = -math.inf
+        self._schedule = RefreshSchedule(max_age_ms, retry_backoff_ms, non_urgent_share)
+        # When each topic would be idle if it was not used any more; used topics are put later when met.
+        self._idle = DeadlineHeap()
+        self._in_flight: frozenset[str] | None = None
+        self._marked_in_flight: set[str] = set()
+        self._failures = 0
+        self._answered_ms = -math.inf
+        self._not_before_ms = -math.inf
+        self._held_until_ms = -math.inf
+
+    # -- what is known ----------------------------------------------------------------------------
+
+    def topic(self, name: str) -> TopicMetadata | None:
+        """A topic's metadata, however old."""
+        found = self._topics.get(name)
+        return None if found is None else found.metadata
+
+    def topic_error(self, name: str) -> int | None:
+        """The last error code of a topic without metadata."""
+        return None if self.topic(name) is not None else self.lookup_error(name)
+
+    def lookup_error(self, name: str) -> int | None:
+        """The error code in the last answer of a topic, None where it brought metadata."""
+        found = self._topics.get(name)
+        return None if found is None else found.error or None
+
+    def leader(self, partition: TopicPartition) -> PartitionInfo | None:
+        """The partition as last heard of; None for an unknown topic or partition.
+
+        Its leader is NO_LEADER as well while that broker is none of ``nodes``: nothing can be sent to it.
+        """
+        found = self._topics.get(partition.topic)
+        metadata = None if found is None else found.metadata
+        if metadata is None or not 0 <= partition.partition < len(metadata.partitions):
+            return None
+        info = metadata.partitions[partition.partition]
+        return info if info.leader in self._nodes else replace(info, leader=NO_LEADER)
+
+    def nodes(self) -> Mapping[int, Node]:
+        """Brokers by id; each answer replaces them."""
+        return self._nodes
+
+    def names(self) -> tuple[str, ...]:
+        """All topics in use, with metadata or still without."""
+        return tuple(name for name, found in self._topics.items() if found.in_use)
+
+    def snapshot(self, now_ms: float, names: Iterable[str] | None = None) -> MetadataSnapshot:
+        """What ``import_snapshot`` of another cache takes: all that is known, or what is of ``names``.
+
+        Answers that another thread took after ``now_ms`` was read have no age yet.
+        """
+        hints = [
+            TopicSnapshot(
+                found.metadata, max(0.0, now_ms - found.observed_ms), max(0.0, now_ms - found.replaced_ms)
+            )
+            for found in map(self._topics.get, self._topics if names is None else names)
+            if found is not None and found.metadata is not None
+        ]
+        nodes_age_ms = max(0.0, now_ms - self._nodes_ms) if self._nodes else 0.0
+        return MetadataSnapshot(tuple(hints), tuple(self._nodes.values()), nodes_age_ms, self.cluster_id)
+
+    # -- facts ------------------------------------------------------------------------------------
+
+    def note_use(self, topics: Iterable[str], now_ms: float) -> None:
+        """Rows are written to these topics: known ones stay cached, unknown ones become urgent.
+
+        Final errors (invalid name, not authorized) count as long as metadata would: for max.age.
+        """
+        for name in topics:
+            found = self._topics.get(name)
+            if found is None or self._is_outdated(found, now_ms):
+                self.forget(name)
+                self._admit(name, now_ms)
+                continue
+            found.used_ms = now_ms
+            if not found.in_use:
+                found.in_use = True
+                self._schedule.file(name, found)
+
+    def _is_outdated(self, found: TopicState, now_ms: float) -> bool:
+        if found.used_ms + self._idle_ms <= now_ms:
+            return True
+        return found.metadata is None and found.final and found.error_ms + self._max_age_ms <= now_ms
+
+    def forget(self, name: str) -> None:
+        """Nobody waits for this topic any more; its next use asks for it anew."""
+        found = self._topics.pop(name, None)
+        if found is None:
+            return
+        self._schedule.drop(name)
+        self._idle.drop(name)
+        self.version += found.metadata is not None or found.error != 0
+
+    def mark_stale(self, topic: str, now_ms: float) -> None:
+        """An answer says that the metadata is old (NOT_LEADER_OR_FOLLOWER and its like): refresh soon.
+
+        Soon is after the backoff that follows the topic's last answer: the same answer would come again at
+        once (franz-go #1413). A leader hint with a newer epoch needs no refresh, so no mark either. A topic
+        with a final error is asked for once more, after its backoff.
+        """
+        found = self._topics.get(topic)
+        if found is None or found.used_ms + self._idle_ms <= now_ms:
+            self.forget(topic)
+            self._admit(topic, now_ms)
+            return
+        found.used_ms = now_ms
+        found.in_use = True
+        if found.metadata is None:
+            if found.final and not found.retry:
+                found.retry = True
+                self._schedule.file(topic, found)
+            return
+        in_flight = self._in_flight is not None and topic in self._in_flight
+        if in_flight:
+            self._marked_in_flight.add(topic)
+        if not found.stale:
+            if found.not_before_ms + self._backoff_max_ms < now_ms:
+                found.unhelpful = 0  # it has been well for a while
+            found.stale = True
+            found.stale_ms = now_ms
+            if not in_flight:
+                self._schedule.file(topic, found)
+
+    def leader_hint(
+        self,
+        partition: TopicPartition,
+        leader: int,
+        epoch: int,
+        nodes: Iterable[Node],
+        *,
+        topic_id: bytes | None = None,
+    ) -> bool:
+        """A Produce answer names the leader (KIP-951); True, and taken, where its epoch is newer.
+
+        ``topic_id``: of the request that was answered. A former topic's epochs say nothing of this one's.
+        """
+        found = self._topics.get(partition.topic)
+        known = self.leader(partition)
+        if found is None or found.metadata is None or known is None or leader < 0:
+            return False
+        other_topic = topic_id is not None and found.metadata.topic_id not in (None, topic_id)
+        if other_topic or epoch <= known.leader_epoch:
+            return False
+        incoming = {node.id: node for node in nodes}
+        if leader not in incoming and leader not in self._nodes:
+            return False
+        self._know_nodes(self._nodes | incoming)
+        partitions = list(found.metadata.partitions)
+        partitions[partition.partition] = PartitionInfo(*partition, leader, epoch)
+        found.metadata = replace(found.metadata, partitions=tuple(partitions))
+        self.version += 1
+        return True
+
+    def import_hint(
+        self, topic: TopicMetadata, age_ms: float, now_ms: float, replaced_age_ms: float = math.inf
+    ) -> bool:
+        """Another cache of the same cluster heard this of a topic ``age_ms`` ago; True where that was news.
+
+        Merged as an own answer of that time would have been: higher epochs win, another topic id only where
+        it was observed after ours. A topic that is not in use is kept for metadata.max.idle.ms, in case it
+        will be, but not refreshed.
+        """
+        observed_ms = now_ms - max(age_ms, 0.0)
+        found = self._topics.get(topic.name)
+        if found is None:
+            found = TopicState(now_ms, in_use=False)
+        known = found.metadata
+        replaced_ms = now_ms - replaced_age_ms
+        if not topic.partitions or not found.take_hint(topic, observed_ms, replaced_ms):
+            return False
+        if topic.name not in self._topics:
+            self._topics[topic.name] = found
+            self._idle.put(topic.name, now_ms + self._idle_ms)
+        changed = found.metadata != known
+        if found.stale and (changed or observed_ms > found.stale_ms):
+            # Not changed, but heard after the mark: what an own answer would have said, too.
+            found.stale = lacks_leader(found.metadata or topic, self._nodes)
+            found.unhelpful = 0 if changed else found.unhelpful + 1
+            attempts = max(found.unhelpful, 1)
+            found.not_before_ms = max(found.not_before_ms, observed_ms + self._backoff.delay_ms(attempts))
+        self._schedule.file(topic.name, found)
+        self.version += changed
+        return changed
+
+    def is_other_cluster(self, cluster_id: str | None) -> bool:
+        """Whether this is surely not the cluster that is known: one id or the other may be unknown."""
+        return None not in (cluster_id, self.cluster_id) and cluster_id != self.cluster_id
+
+    def _start_over(self) -> None:
+        """Nothing that is known is of the cluster that answers now; topics in use are asked for anew."""
+        used = [(name, found.used_ms) for name, found in self._topics.items() if found.in_use]
+        for name in list(self._topics):
+            self.forget(name)
+        for name, used_ms in used:
+            self._admit(name, used_ms)
+        self.forget_nodes()
+
+    def import_snapshot(self, snapshot: MetadataSnapshot, now_ms: float) -> int:
+        """Takes another cache's topics as import_hint does, and its brokers where they are later than ours.
+
+        Returns how many topics were news: none of another cluster's, whose brokers have the same ids.
+        """
+        if self.is_other_cluster(snapshot.cluster_id):
+            return 0
+        nodes = {node.id: node for node in snapshot.nodes}
+        observed_ms = now_ms - max(snapshot.nodes_age_ms, 0.0)
+        if nodes and observed_ms > self._nodes_ms:
+            self._nodes_ms = observed_ms
+            self._know_nodes(nodes)
+        else:
+            # Leaders that it names must be reachable; brokers that both know are where ours says.
+            self._know_nodes(nodes | self._nodes)
+        self.cluster_id = self.cluster_id or snapshot.cluster_id
+        return sum(
+            self.import_hint(one.metadata, one.age_ms, now_ms, one.replaced_age_ms) for one in snapshot.topics
+        )
+
+    def hold_requests(self, until_ms: float) -> None:
+        """Someone else has been asked, and may tell more cheaply: no request before this time.
+
+        A time that has passed lets requests go again.
+        """
+        self._held_until_ms = until_ms
+
+    def share_refreshes(self, shared: bool) -> None:
+        """Whether somebody else refreshes topics before they are over-aged, and tells."""
+        self._schedule.shared = shared
+
+    def forget_nodes(self) -> None:
+        """The brokers known are not to be relied on any more (re-bootstrap): no partition has a leader
+        until the next answer."""
+        self._nodes_ms = -math.inf
+        self._know_nodes({})
+
+    def _know_nodes(self, nodes: dict[int, Node]) -> None:
+        if nodes != self._nodes:
+            self._nodes = nodes
+            self.version += 1
+
+    # -- decisions --------------------------------------------------------------------------------
+
+    def next_request(self, now_ms: float) -> tuple[str, ...] | None:
+        """The topics to ask for now; None when nothing is due, a request is under way or backoff runs.
+
+        Urgent are topics in use without metadata, stale ones, and those older than max.age: all of them go
+        into one request, however many. Topics past half their age fill it up to the target size, oldest
+        first, and make a request of their own once there are that many. Every request that this returns
+        must be ended by on_response or on_failure.
+        """
+        self._forget_idle(now_ms)
+        if self._in_flight is not None or now_ms < max(self._not_before_ms, self._held_until_ms):
+            return None
+        chosen = self._schedule.choose(self._answered_ms, now_ms)
+        if chosen:
+            self._in_flight = frozenset(chosen)
+        return chosen or None
+
+    def is_wanting(self, now_ms: float) -> bool:
+        """Whether an answer is awaited, or a request is due or would be but for the backoff."""
+        return self._in_flight is not None or self._schedule.due_ms(self._answered_ms) <= now_ms
+
+    def next_request_delay_ms(self, now_ms: float) -> float:
+        """Until next_request may have something; infinite while a request is under way.
+
+        Forgets topics that were idle for long: else their time, once past, would be due for ever.
+        """
+        self._forget_idle(now_ms)
+        if self._in_flight is not None:
+            return math.inf
+        due = min(self._schedule.due_ms(self._answered_ms), self._idle.earliest_ms())
+        return max(0.0, due - now_ms, self._not_before_ms - now_ms, self._held_until_ms - now_ms)
+
+    def _forget_idle(self, now_ms: float) -> None:
+        for name, _ in self._idle.pop_until(now_ms):
+            idle_ms = self._topics[name].used_ms + self._idle_ms
+            if idle_ms <= now_ms:
+                self.forget(name)
+            else:
+                self._idle.put(name, idle_ms)
+
+    def _admit(self, name: str, now_ms: float) -> None:
+        found = self._topics[name] = TopicState(now_ms)
+        self._idle.put(name, now_ms + self._idle_ms)
+        self._schedule.file(name, found)
+
+    # -- answers ----------------------------------------------------------------------------------
+
+    def on_response(self, update: MetadataUpdate, requested: Collection[str], now_ms: float) -> bool:
+        """Merges an answer. Topics that it does not help stay urgent, each with its own backoff.
+
+        Topics that are no longer in use by now are left out. True where the answer is another cluster's
+        (bootstrap.servers leads elsewhere now): it replaces all that was known. Raises ValueError, and
+        changes nothing, for such an answer to a cache that is ``pinned``; on_failure ends the request then.
+        """
+        switched = self.is_other_cluster(update.cluster_id)
+        if switched:
+            if self.pinned:
+                raise ValueError(f"an answer of cluster {update.cluster_id}, not {self.cluster_id}")
+            self._start_over()
+        marked, self._marked_in_flight = self._marked_in_flight, set()
+        self._in_flight = None
+        self._failures = 0
+        self._answered_ms = now_ms
+        self._not_before_ms = -math.inf
+        self.cluster_id = update.cluster_id or self.cluster_id
+        if update.nodes:
+            self._nodes_ms = now_ms
+            self._know_nodes({node.id: node for node in update.nodes})
+        answers = ResponseMerger(self._nodes, marked, self._backoff, now_ms)
+        unanswered = dict.fromkeys(requested)
+        for topic in update.topics:
+            unanswered.pop(topic.name, None)
+            found = self._topics.get(topic.name)
+            if found is not None:
+                self.version += answers.learn(found, topic)
+                self._schedule.file(topic.name, found)
+        for name, code in update.errors.items():
+            unanswered.pop(name, None)
+            found = self._topics.get(name)
+            if found is not None:
+                self.version += answers.learn_error(found, code)
+                self._schedule.file(name, found)
+        for name in unanswered:
+            found = self._topics.get(name)
+            if found is not None:
+                answers.leave_out(found)
+                self._schedule.file(name, found)
+        return switched
+
+    def on_failure(self, now_ms: float) -> None:
+        """No answer came: the same topics are asked for again after the backoff."""
+        asked, self._in_flight = self._in_flight or (), None
+        self._marked_in_flight = set()
+        self._failures += 1
+        self._not_before_ms = now_ms + self._backoff.delay_ms(self._failures)
+        for name in asked:
+            found = self._topics.get(name)
+            if found is not None:
+                self._schedule.file(name, found)

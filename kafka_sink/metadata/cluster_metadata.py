@@ -1,0 +1,332 @@
+"""The metadata cache under a lock: the sender refreshes it, the task waits for topics it lacks."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol
+
+from kafka_sink.errors import ClusterChangedError, InvalidRowError, MetadataTimeoutError
+from kafka_sink.metadata.cache import MetadataCache
+from kafka_sink.metadata.snapshot import MetadataSnapshot
+from kafka_sink.model import MetadataUpdate, Node, PartitionInfo, TopicMetadata, TopicPartition
+
+_log = logging.getLogger(__name__)
+# Error codes of a Metadata response for which no task waits.
+_FINAL_TOPIC_ERRORS = {
+    17: "the topic name is invalid (INVALID_TOPIC_EXCEPTION)",
+    29: "not authorized to access the topic (TOPIC_AUTHORIZATION_FAILED)",
+}
+_TOPIC_ERRORS = {**_FINAL_TOPIC_ERRORS, 3: "UNKNOWN_TOPIC_OR_PARTITION", 5: "LEADER_NOT_AVAILABLE"}
+_CHECK_MS = 100.0
+_NO_PARTITIONS: Mapping[str, int] = {}
+# How long brokers are not asked while a source of hints may be about to tell.
+HINT_WAIT_MS = 1000.0
+
+
+class HintSource(Protocol):
+    """Somebody who may know topics already, or asks for many tasks at once. Never blocks; any thread."""
+
+    def ask(self, topics: Iterable[str]) -> bool:
+        """Topics that are needed now. False where nobody can be asked; else ``import_hints`` will bring
+        them, or ``release`` say that they do not come."""
+
+    def note_use(self, topics: Iterable[str]) -> None:
+        """Rows are written to these topics."""
+
+    def report_stale(self, topic: str) -> None:
+        """A broker denied what was known of this topic."""
+
+    def report_leader(
+        self, partition: TopicPartition, leader: int, epoch: int, topic_id: bytes | None
+    ) -> None:
+        """A broker denied what was known of this partition, and named who leads it."""
+
+
+class NoHints:
+    """Nobody to ask."""
+
+    def ask(self, topics: Iterable[str]) -> bool:
+        """See HintSource."""
+        return False
+
+    def note_use(self, topics: Iterable[str]) -> None:
+        """See HintSource."""
+
+    def report_stale(self, topic: str) -> None:
+        """See HintSource."""
+
+    def report_leader(
+        self, partition: TopicPartition, leader: int, epoch: int, topic_id: bytes | None
+    ) -> None:
+        """See HintSource."""
+
+
+class ClusterMetadata:
+    """Thread-safe face of MetadataCache; its rules stay pure, the lock is here."""
+
+    def __init__(
+        self,
+        cache: MetadataCache,
+        clock_ms: Callable[[], float],
+        wake_sender: Callable[[], None],
+        describe_brokers: Callable[[], str],
+    ) -> None:
+        self._cache = cache
+        self._describe_brokers = describe_brokers
+        self._clock_ms = clock_ms
+        self._wake_sender = wake_sender
+        self._lock = threading.Lock()  # guards the cache
+        self._updated = threading.Condition(self._lock)
+        self._held_until_max_ms = math.inf
+        self.hints: HintSource = NoHints()
+
+    # -- the task's thread ------------------------------------------------------------------------
+
+    def await_topics(
+        self,
+        topics: Iterable[str],
+        timeout_ms: float,
+        check: Callable[[], None],
+        partitions: Mapping[str, int] = _NO_PARTITIONS,
+    ) -> dict[str, TopicMetadata]:
+        """Metadata of all these topics, asked for in one request for those that are unknown.
+
+        ``partitions``: how many a topic must have for the rows that name theirs. Where it is known with
+        fewer, partitions may have been added since, so newer metadata is waited for, as Kafka's producer
+        does. Raises MetadataTimeoutError naming the topics and the last error after ``timeout_ms``
+        (max.block.ms), InvalidRowError for a topic that can never be written or, after ``timeout_ms``, for a
+        partition that does not exist.
+        """
+        wanted = tuple(topics)
+        deadline = self._clock_ms() + timeout_ms
+        self.hints.note_use(wanted)
+        asked = False
+        stale: set[str] = set()
+        while True:
+            with self._lock:
+                now_ms = self._clock_ms()
+                self._cache.note_use(wanted, now_ms)
+                missing, short = self._lacking(wanted, partitions)
+                if not missing and not short:
+                    found = {name: self._cache.topic(name) for name in wanted}
+                    break
+                self._raise_final(missing)
+                left = deadline - now_ms
+                if left <= 0:
+                    raise self._lack_error(missing, short, partitions, timeout_ms)
+                if missing and not asked and self.hints.ask(missing):
+                    # Brokers must have time to answer, where the source turns out not to.
+                    self._held_until_max_ms = now_ms + timeout_ms / 2
+                    # Under the lock: the answer, which ends the wait, comes after it begins.
+                    self._hold(now_ms + HINT_WAIT_MS)
+                asked = asked or bool(missing)
+                for name in short:
+                    self._cache.mark_stale(name, now_ms)
+            self._report_stale(set(short) - stale)
+            stale.update(short)
+            self._wake_sender()
+            check()
+            with self._lock:
+                if self._lacking(wanted, partitions) == (missing, short):
+                    self._updated.wait(min(left, _CHECK_MS) / 1000)
+        # Once more: the source may have asked before the partitions were there, and others will ask it.
+        self._report_stale(stale)
+        return {name: metadata for name, metadata in found.items() if metadata is not None}
+
+    def _lacking(self, topics: Iterable[str], partitions: Mapping[str, int]) -> tuple[list[str], list[str]]:
+        """Topics without metadata, and those with fewer partitions than rows need."""
+        missing: list[str] = []
+        short: list[str] = []
+        for name in topics:
+            metadata = self._cache.topic(name)
+            if metadata is None:
+                missing.append(name)
+            elif len(metadata.partitions) < partitions.get(name, 0):
+                short.append(name)
+        return missing, short
+
+    def _report_stale(self, topics: Iterable[str]) -> None:
+        for name in topics:
+            self.hints.report_stale(name)
+
+    def _lack_error(
+        self, missing: list[str], short: list[str], partitions: Mapping[str, int], timeout_ms: float
+    ) -> MetadataTimeoutError | InvalidRowError:
+        if missing:
+            return MetadataTimeoutError(self._explain(missing, timeout_ms))
+        metadata = self._cache.topic(short[0])
+        count = 0 if metadata is None else len(metadata.partitions)
+        return InvalidRowError(
+            f"Invalid partition: column 'partition' has {partitions[short[0]] - 1} in a row for topic "
+            f"{short[0]!r}, whose partitions are 0 to {count - 1}, and no other came within "
+            f"kafka.max.block.ms = {timeout_ms:.0f} ms"
+        )
+
+    def _raise_final(self, topics: list[str]) -> None:
+        for name in topics:
+            reason = _FINAL_TOPIC_ERRORS.get(self._cache.topic_error(name) or 0)
+            if reason is not None:
+                raise InvalidRowError(f"topic {name!r} cannot be written: {reason}")
+
+    def _explain(self, missing: list[str], timeout_ms: float) -> str:
+        shown = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
+        errors = {self._cache.topic_error(name) for name in missing} - {None}
+        incoming = ", ".join(_TOPIC_ERRORS.get(code or 0, f"error {code}") for code in errors) or "no answer"
+        return (
+            f"no metadata for topic {shown} within kafka.max.block.ms = {timeout_ms:.0f} ms "
+            f"({incoming}; brokers: {self._describe_brokers()}). "
+            "Create the topic, or check kafka.bootstrap.servers and that the brokers can be reached"
+        )
+
+    # -- hints, from any thread -------------------------------------------------------------------
+
+    def import_hints(self, snapshot: MetadataSnapshot, now_ms: float) -> int:
+        """What another cache of the same cluster knows; returns how many topics were news."""
+        with self._lock:
+            news = self._cache.import_snapshot(snapshot, now_ms)
+            self._updated.notify_all()
+        if news:
+            self._wake_sender()
+        return news
+
+    def hold(self, until_ms: float) -> None:
+        """Hints are on their way: brokers are not asked before this time, or half of the waiting task's."""
+        with self._lock:
+            self._hold(until_ms)
+
+    def _hold(self, until_ms: float) -> None:
+        self._cache.hold_requests(min(until_ms, self._held_until_max_ms))
+
+    def release(self, now_ms: float) -> None:
+        """No hints will come: brokers may be asked."""
+        self.hold(now_ms)
+        self._wake_sender()
+
+    def share_refreshes(self, shared: bool) -> None:
+        """Whether a source of hints refreshes the topics in use."""
+        with self._lock:
+            self._cache.share_refreshes(shared)
+        self._wake_sender()
+
+    def note_use(self, topics: Iterable[str], now_ms: float) -> None:
+        """These topics are written to; unknown ones are to be asked for."""
+        with self._lock:
+            self._cache.note_use(topics, now_ms)
+
+    def snapshot(self, names: Iterable[str], now_ms: float) -> MetadataSnapshot:
+        """What is known of these topics, for another cache."""
+        with self._lock:
+            return self._cache.snapshot(now_ms, names)
+
+    def forget(self, name: str) -> None:
+        """Nobody waits for this topic any more."""
+        with self._lock:
+            self._cache.forget(name)
+
+    def topic_error(self, name: str) -> int | None:
+        """The last error code of a topic without metadata."""
+        with self._lock:
+            return self._cache.topic_error(name)
+
+    def describe_lookup_error(self, name: str) -> str | None:
+        """What brokers said when they were last asked for this topic, None where they told of it."""
+        with self._lock:
+            code = self._cache.lookup_error(name)
+        return None if code is None else _TOPIC_ERRORS.get(code, f"error {code}")
+
+    # -- the sender's thread ----------------------------------------------------------------------
+
+    def next_request(self, now_ms: float) -> tuple[str, ...] | None:
+        """Topics to ask for now, None when there is nothing to ask."""
+        with self._lock:
+            return self._cache.next_request(now_ms)
+
+    def next_request_delay_ms(self, now_ms: float) -> float:
+        """Until next_request may have something."""
+        with self._lock:
+            return self._cache.next_request_delay_ms(now_ms)
+
+    def pin(self) -> None:
+        """Rows are sent: the cluster must not change any more."""
+        if not self._cache.pinned:
+            with self._lock:
+                self._cache.pinned = True
+
+    def on_response(self, update: MetadataUpdate, requested: tuple[str, ...], now_ms: float) -> bool:
+        """Merges an answer and wakes the waiting task. True where another cluster answered, which nothing
+        had been sent to. Raises ClusterChangedError where rows had been sent; the answer is dropped."""
+        with self._lock:
+            known = self._cache.cluster_id
+            if self._cache.pinned and self._cache.is_other_cluster(update.cluster_id):
+                self._cache.on_failure(now_ms)
+                raise ClusterChangedError(
+                    f"kafka.bootstrap.servers leads to cluster {update.cluster_id} now, and rows were sent "
+                    f"to cluster {known}: nothing more is sent. Run the write again for the new cluster"
+                )
+            switched = self._cache.on_response(update, requested, now_ms)
+            self._updated.notify_all()
+        if switched:
+            _log.warning("brokers answer for cluster %s instead of %s", update.cluster_id, known)
+        return switched
+
+    def on_failure(self, now_ms: float) -> None:
+        """A request got no answer; the cache backs off."""
+        with self._lock:
+            self._cache.on_failure(now_ms)
+
+    def mark_stale(self, topic: str, now_ms: float) -> None:
+        """A broker's answer says that this topic's metadata is old."""
+        with self._lock:
+            self._cache.mark_stale(topic, now_ms)
+        self.hints.report_stale(topic)
+
+    def leader_hint(
+        self,
+        partition: TopicPartition,
+        leader: int,
+        epoch: int,
+        nodes: Iterable[Node],
+        topic_id: bytes | None = None,
+    ) -> bool:
+        """Takes a leader from a Produce response (KIP-951); True when it was news."""
+        with self._lock:
+            news = self._cache.leader_hint(partition, leader, epoch, nodes, topic_id=topic_id)
+        if news:
+            self.hints.report_leader(partition, leader, epoch, topic_id)
+        return news
+
+    def forget_nodes(self) -> None:
+        """The brokers known are given up; the bootstrap addresses are asked for others."""
+        with self._lock:
+            self._cache.forget_nodes()
+
+    def is_wanting(self, now_ms: float) -> bool:
+        """Whether an answer is awaited, or a request is due or would be but for the backoff."""
+        with self._lock:
+            return self._cache.is_wanting(now_ms)
+
+    def leader(self, partition: TopicPartition) -> PartitionInfo | None:
+        """The partition's leader as far as known. One dict look-up under the GIL: no lock."""
+        return self._cache.leader(partition)
+
+    def topic(self, name: str) -> TopicMetadata | None:
+        """A topic's metadata as far as known."""
+        return self._cache.topic(name)
+
+    def names(self) -> tuple[str, ...]:
+        """The topics known."""
+        with self._lock:
+            return self._cache.names()
+
+    def nodes(self) -> Mapping[int, Node]:
+        """The brokers by id."""
+        with self._lock:
+            return dict(self._cache.nodes())
+
+    @property
+    def version(self) -> int:
+        """Rises at every change."""
+        return self._cache.version

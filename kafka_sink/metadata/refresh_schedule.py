@@ -1,0 +1,101 @@
+"""Which topics a Metadata request asks for, and when (KIP-526): the sets T (urgent) and U of its text."""
+
+from __future__ import annotations
+
+from kafka_sink.metadata.deadline_heap import DeadlineHeap
+from kafka_sink.metadata.topic_state import TopicState
+
+# A refresh about every ten seconds when many topics are cached, but never fewer than 20 topics each.
+_REFRESH_PERIOD_S = 10
+_MIN_FETCH_SIZE = 20
+NON_URGENT_SHARE = 0.5
+
+
+class RefreshSchedule:
+    """Topics in use that no request is under way for, each in one of four timetables. Times are ms.
+
+    ``gather_ms``: urgent topics that have metadata wait so long after an answer, and a request takes along
+    urgent topics whose own wait ends within that time. ``non_urgent_share`` of max.age makes a topic
+    non-urgent (KIP-526: half). While ``shared``, another cache refreshes topics before they are over-aged and
+    tells this one: none is refreshed here for being non-urgent.
+    """
+
+    def __init__(
+        self, max_age_ms: float, gather_ms: float, non_urgent_share: float = NON_URGENT_SHARE
+    ) -> None:
+        self.shared = False
+        # Metadata that is over-aged as it comes (max.age 0 is allowed) is still not fetched in a tight loop.
+        self._max_age_ms = max(max_age_ms, gather_ms, 1.0)
+        self._gather_ms = gather_ms
+        self._non_urgent_ms = self._max_age_ms * non_urgent_share
+        # Urgent without metadata and urgent with it, by the end of their waits.
+        self._missing, self._stale = DeadlineHeap(), DeadlineHeap()
+        # Fresh and non-urgent, by when a broker told them.
+        self._fresh, self._aging = DeadlineHeap(), DeadlineHeap()
+        self._with_metadata: set[str] = set()
+
+    def file(self, name: str, state: TopicState) -> None:
+        """Puts a topic where its state belongs; nowhere when it has to wait for nothing."""
+        if state.metadata is None:
+            self.drop(name)
+            if state.in_use and (state.retry or not state.final):
+                self._missing.put(name, state.not_before_ms)
+            return
+        for table in (self._missing, self._aging, self._fresh if state.stale else self._stale):
+            table.drop(name)
+        if not state.in_use:
+            return
+        self._with_metadata.add(name)
+        if state.stale:
+            self._stale.put(name, state.not_before_ms)
+        else:
+            self._fresh.put(name, state.observed_ms)
+
+    def drop(self, name: str) -> None:
+        """Forgets a topic."""
+        for table in (self._missing, self._stale, self._fresh, self._aging):
+            table.drop(name)
+        self._with_metadata.discard(name)
+
+    def due_ms(self, answered_ms: float) -> float:
+        """When ``choose`` may have something. ``answered_ms``: when the last answer came."""
+        if self._makes_request():
+            return self._aging.earliest_ms()
+        return min(
+            self._urgent_ms(answered_ms),
+            self._aging.earliest_ms() + self._max_age_ms,
+            self._fresh.earliest_ms() + self._non_urgent_ms,
+        )
+
+    def choose(self, answered_ms: float, now_ms: float) -> tuple[str, ...]:
+        """The topics of a request that goes now, urgent ones first; none when nothing is due.
+
+        They are in none of the timetables until they are filed again.
+        """
+        for name, observed_ms in self._fresh.pop_until(now_ms - self._non_urgent_ms):
+            self._aging.put(name, observed_ms)
+        target = self._target_size()
+        over_aged_ms = now_ms - self._max_age_ms
+        if self._urgent_ms(answered_ms) > now_ms and self._aging.earliest_ms() > over_aged_ms:
+            return self._oldest(target) if self._makes_request() else ()
+        # A request goes anyway, so it takes along urgent topics whose wait is nearly over: else topics
+        # whose waits began apart would be asked for one request each, for ever.
+        soon_ms = now_ms + self._gather_ms
+        urgent = [*self._missing.pop_until(soon_ms), *self._stale.pop_until(soon_ms)]
+        urgent += self._aging.pop_until(over_aged_ms)
+        return (*(name for name, _ in urgent), *self._oldest(target - len(urgent)))
+
+    def _makes_request(self) -> bool:
+        """Whether there are enough non-urgent topics for a request of their own."""
+        return not self.shared and len(self._aging) >= self._target_size()
+
+    def _oldest(self, limit: int) -> tuple[str, ...]:
+        return () if self.shared else tuple(name for name, _ in self._aging.take(limit))
+
+    def _urgent_ms(self, answered_ms: float) -> float:
+        stale_ms = max(self._stale.earliest_ms(), answered_ms + self._gather_ms)
+        return min(self._missing.earliest_ms(), stale_ms)
+
+    def _target_size(self) -> int:
+        per_second = len(self._with_metadata) / (self._max_age_ms / 1000)
+        return max(int(per_second * _REFRESH_PERIOD_S), _MIN_FETCH_SIZE)

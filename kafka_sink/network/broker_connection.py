@@ -1,0 +1,423 @@
+"""One broker's connection and its life: resolve, prepare, connect, shake hands, negotiate, log in, be ready,
+and again."""
+
+from __future__ import annotations
+
+import math
+import ssl
+from collections.abc import Callable
+from enum import Enum
+
+from kafka_sink.model import Node
+from kafka_sink.network.broker_protocol import BrokerProtocol, CompletedRequest, InFlightRequest, Phase
+from kafka_sink.network.events import OutboundRequest
+from kafka_sink.network.resolver import Lookup, start_lookup
+from kafka_sink.network.settings import NetworkSettings
+from kafka_sink.network.tls_transport import TlsTransport
+from kafka_sink.network.transport import PlaintextTransport, SocketAddress, Transport
+from kafka_sink.security.preparation import Preparation, Security
+from kafka_sink.security.sasl import SaslExchange
+
+_JITTER = 0.2
+_MAX_DOUBLINGS = 30
+
+
+class ConnectionState(Enum):
+    """PREPARING reads TLS files and fetches tokens; HANDSHAKING is TLS's, NEGOTIATING is ApiVersions,
+    AUTHENTICATING is SASL; REAUTHENTICATING is SASL again, with requests still in flight."""
+
+    IDLE = "idle"
+    RESOLVING = "resolving"
+    PREPARING = "preparing"
+    CONNECTING = "connecting"
+    HANDSHAKING = "handshaking"
+    NEGOTIATING = "negotiating"
+    AUTHENTICATING = "authenticating"
+    READY = "ready"
+    REAUTHENTICATING = "reauthenticating"
+
+
+_MOVES: dict[ConnectionState, frozenset[ConnectionState]] = {
+    ConnectionState.IDLE: frozenset(
+        {ConnectionState.RESOLVING, ConnectionState.PREPARING, ConnectionState.CONNECTING}
+    ),
+    ConnectionState.RESOLVING: frozenset(
+        {ConnectionState.PREPARING, ConnectionState.CONNECTING, ConnectionState.IDLE}
+    ),
+    ConnectionState.PREPARING: frozenset({ConnectionState.CONNECTING, ConnectionState.IDLE}),
+    ConnectionState.CONNECTING: frozenset({ConnectionState.HANDSHAKING, ConnectionState.IDLE}),
+    ConnectionState.HANDSHAKING: frozenset({ConnectionState.NEGOTIATING, ConnectionState.IDLE}),
+    ConnectionState.NEGOTIATING: frozenset(
+        {ConnectionState.AUTHENTICATING, ConnectionState.READY, ConnectionState.IDLE}
+    ),
+    ConnectionState.AUTHENTICATING: frozenset({ConnectionState.READY, ConnectionState.IDLE}),
+    ConnectionState.READY: frozenset({ConnectionState.REAUTHENTICATING, ConnectionState.IDLE}),
+    ConnectionState.REAUTHENTICATING: frozenset({ConnectionState.READY, ConnectionState.IDLE}),
+}
+# The step of a connection that did not come about, in words for messages.
+_STEPS = {
+    ConnectionState.RESOLVING: "looking up its name",
+    ConnectionState.PREPARING: "fetching its login or reading TLS files",
+    ConnectionState.CONNECTING: "connecting by TCP",
+    ConnectionState.HANDSHAKING: "the TLS handshake",
+    ConnectionState.NEGOTIATING: "asking for its API versions",
+    ConnectionState.AUTHENTICATING: "the SASL login",
+}
+_STATE_OF = {
+    Phase.NEGOTIATING: ConnectionState.NEGOTIATING,
+    Phase.AUTHENTICATING: ConnectionState.AUTHENTICATING,
+    Phase.READY: ConnectionState.READY,
+    Phase.REAUTHENTICATING: ConnectionState.REAUTHENTICATING,
+}
+_TALKING = frozenset(_STATE_OF.values())
+# Share of a session after which to log in again, and what is added at random (as Java's client, KIP-368).
+_SESSION_SHARE, _SESSION_JITTER = 0.85, 0.10
+_RENEW_AGAIN_MS = 1000.0
+
+
+class RequestTimeoutError(TimeoutError):
+    """A broker did not answer within request.timeout.ms."""
+
+
+class BrokerConnection:
+    """A connection with its stream, timeouts and reconnect backoff. Times are milliseconds.
+
+    ``random`` gives [0, 1) for jitter; ``notify`` ends the poll, from any thread.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        settings: NetworkSettings,
+        random: Callable[[], float],
+        notify: Callable[[], None],
+        security: Security | None = None,
+    ) -> None:
+        self.node = node
+        self.state = ConnectionState.IDLE
+        self.transport: Transport | None = None
+        self.connect_after_ms = 0.0
+        self.connecting_since_ms = 0.0
+        self.throttled_until_ms = 0.0
+        self.last_error: Exception | None = None
+        self.failed_step = ""
+        self._settings = settings
+        self._random = random
+        self._notify = notify
+        self._security = security if security is not None and security.needs_preparation else None
+        self._preparation: Preparation | None = None
+        self._protocol = self._new_protocol(None)
+        self._renew_at_ms = math.inf
+        self._session_end_ms = math.inf
+        self._heard_since_ready = False
+        self._lookup: Lookup | None = None
+        self._addresses: list[SocketAddress] = []
+        self._failures = 0
+        self._setup_deadline_ms = math.inf
+        self._last_used_ms = 0.0
+
+    def _new_protocol(self, exchange: SaslExchange | None) -> BrokerProtocol:
+        settings = self._settings
+        return BrokerProtocol(settings.client_id, str(self.node), settings.request_timeout_ms, exchange)
+
+    def _move_to(self, state: ConnectionState) -> None:
+        if state not in _MOVES[self.state]:
+            raise ValueError(f"{self.node} cannot go from {self.state.value} to {state.value}")
+        self.state = state
+
+    # -- connecting -------------------------------------------------------------------------------
+
+    def may_connect(self, now_ms: float) -> bool:
+        """Idle, and no reconnect backoff runs."""
+        return self.state is ConnectionState.IDLE and now_ms >= self.connect_after_ms
+
+    def open(self, now_ms: float) -> None:
+        """Starts to connect to the next of the host's addresses, resolving it when none is left.
+
+        Raises OSError where the system refuses at once. The setup timeout
+        (socket.connection.setup.timeout.ms, KIP-601) runs from here until requests may be sent; Kafka's
+        own client takes the ApiVersions exchange out of it and leaves that to request.timeout.ms.
+        """
+        settings = self._settings
+        self.connecting_since_ms = now_ms
+        self._setup_deadline_ms = now_ms + self._grown(
+            settings.connection_setup_timeout_ms, settings.connection_setup_timeout_max_ms
+        )
+        if self._addresses:
+            self._prepare()
+            return
+        self._move_to(ConnectionState.RESOLVING)
+        if self._lookup is None:
+            canonical = settings.canonical_bootstrap and self.node.id < 0
+            self._lookup = start_lookup(self.node.host, self.node.port, canonical, self._notify)
+        self.resolved()
+
+    def resolved(self) -> None:
+        """Goes on where the look-up is done. Raises OSError where it failed."""
+        lookup = self._lookup
+        if self.state is not ConnectionState.RESOLVING or lookup is None or not lookup.done:
+            return
+        self._lookup = None
+        if lookup.error is not None:
+            raise lookup.error
+        self._addresses = list(lookup.addresses)
+        self._prepare()
+
+    def _prepare(self) -> None:
+        if self._security is None:
+            self._connect(None)
+            return
+        self._move_to(ConnectionState.PREPARING)
+        if self._preparation is None or self._preparation.done:
+            # What an earlier try did not wait for may be too old by now.
+            self._preparation = self._security.begin(self.node.host, self._notify)
+        self.prepared()
+
+    def prepared(self) -> None:
+        """Goes on where TLS context and login are there. Raises AuthenticationError or OSError where they
+        cannot be had."""
+        preparation = self._preparation
+        if self.state is not ConnectionState.PREPARING or preparation is None or not preparation.done:
+            return
+        self._preparation = None
+        if preparation.error is not None:
+            raise preparation.error
+        self._protocol = self._new_protocol(preparation.exchange)
+        self._connect(preparation.context)
+
+    def _connect(self, context: ssl.SSLContext | None) -> None:
+        address = self._addresses.pop(0)
+        if context is None:
+            self.transport = PlaintextTransport(address, self._settings)
+        else:
+            self.transport = TlsTransport(address, self._settings, context, self.node.host, str(self.node))
+        self._move_to(ConnectionState.CONNECTING)
+
+    def writable(self, now_ms: float) -> None:
+        """The stream takes bytes: goes on with connecting where that is under way. Raises as the stream."""
+        if self.transport is not None and self.state is ConnectionState.CONNECTING:
+            self.transport.connected()
+            self._move_to(ConnectionState.HANDSHAKING)
+        self._shake_hands(now_ms)
+
+    def _shake_hands(self, now_ms: float) -> None:
+        if (
+            self.transport is not None
+            and self.state is ConnectionState.HANDSHAKING
+            and self.transport.handshake()
+        ):
+            self._move_to(ConnectionState.NEGOTIATING)
+            self._protocol.start(now_ms)
+
+    # -- using ------------------------------------------------------------------------------------
+
+    @property
+    def api_versions(self) -> dict[int, tuple[int, int]]:
+        """The broker's versions by API key; empty before it is ready."""
+        return self._protocol.api_versions
+
+    @property
+    def is_made(self) -> bool:
+        """Ready, or only logging in again."""
+        return self.state in (ConnectionState.READY, ConnectionState.REAUTHENTICATING)
+
+    @property
+    def features(self) -> dict[str, int]:
+        """The feature levels that the cluster has finalized; empty before it is ready."""
+        return self._protocol.features
+
+    @property
+    def in_flight(self) -> int:
+        """Requests handed over and not done."""
+        return self._protocol.in_flight
+
+    @property
+    def wants_write(self) -> bool:
+        """Whether the stream should be watched for room."""
+        if self.transport is None:
+            return False
+        connecting = self.state is ConnectionState.CONNECTING
+        return connecting or self.transport.wants_write or self._protocol.send_buffer.pending
+
+    def waiting_ms(self, now_ms: float) -> float:
+        """How long the oldest request has been waiting; 0 where there is none."""
+        oldest = self._protocol.oldest()
+        return 0.0 if oldest is None else now_ms - oldest.sent_at_ms
+
+    def submit(self, request: OutboundRequest, now_ms: float) -> None:
+        """Queues a request. Raises ValueError, and changes nothing, where the link is not ready."""
+        self._protocol.submit(request, now_ms)
+        self._last_used_ms = now_ms
+
+    def flush(self) -> list[InFlightRequest]:
+        """Writes until the stream is full; returns requests that are done by being written."""
+        send_buffer = self._protocol.send_buffer
+        if self.transport is not None and self.state in _TALKING:
+            self.transport.flush()
+        while self.transport is not None and send_buffer.pending:
+            sent = self.transport.send(send_buffer.next_buffers())
+            if sent == 0:
+                break
+            send_buffer.advance(sent)
+        return self._protocol.written()
+
+    def receive(self, buffer: memoryview, now_ms: float) -> bool:
+        """Reads what is there, once; false where nothing is. Raises ConnectionResetError at the end."""
+        self._shake_hands(now_ms)
+        if self.transport is None or self.state not in _TALKING:
+            return False
+        count = self.transport.receive_into(buffer)
+        if count is None:
+            return False
+        if count == 0:
+            raise ConnectionResetError(f"{self.node} closed the connection{self._closed_because()}")
+        self._protocol.receive(buffer[:count])
+        return True
+
+    def next_answer(self, now_ms: float) -> CompletedRequest | None:
+        """The next answer; negotiation's own make the link ready. Raises as Connection.next_answer."""
+        answered = self._protocol.next_answer(now_ms)
+        state = _STATE_OF[self._protocol.phase]
+        if state is not self.state and self.state in _TALKING:
+            self._move_to(state)
+            if state is ConnectionState.READY:
+                self._became_ready(now_ms)
+        if answered is not None:
+            self._heard_since_ready = True
+        if answered is not None:
+            self._last_used_ms = now_ms
+            self.throttled_until_ms = max(self.throttled_until_ms, now_ms + answered.throttle_ms)
+        return answered
+
+    def _became_ready(self, now_ms: float) -> None:
+        self._failures = 0
+        self._addresses = []
+        self.last_error = None
+        self._last_used_ms = now_ms
+        session = self._protocol.session_ms
+        if session:
+            share = _SESSION_SHARE + _SESSION_JITTER * self._random()
+            self._renew_at_ms = now_ms + session * share
+            self._session_end_ms = now_ms + session
+
+    def _closed_because(self) -> str:
+        """What a broker that closes a connection without a word may have wanted."""
+        tls, sasl = self._settings.security.tls, self._settings.security.sasl
+        if self.state is ConnectionState.NEGOTIATING:
+            if tls is None:
+                return "; if that goes on, it may expect TLS (kafka.security.protocol=SSL or SASL_SSL)"
+            return "; if that goes on, it may want a client certificate (kafka.ssl.keystore.location)"
+        if self.state is ConnectionState.AUTHENTICATING:
+            return " during the login; its log says why"
+        if sasl is None and not self._heard_since_ready and self.in_flight:
+            return "; if that goes on, it may want a login (kafka.security.protocol=SASL_SSL)"
+        return ""
+
+    def login_is_due(self, now_ms: float) -> bool:
+        """Whether ``renew_login`` may have something to do."""
+        return self.state is ConnectionState.READY and now_ms >= self._renew_at_ms
+
+    def renew_login(self, now_ms: float) -> None:
+        """Logs in again in time (KIP-368); where that cannot be prepared, the session is used to its end."""
+        if not self.login_is_due(now_ms) or self._security is None:
+            return
+        if self._preparation is None:
+            self._preparation = self._security.begin(self.node.host, self._notify)
+        if not self._preparation.done:
+            return
+        preparation, self._preparation = self._preparation, None
+        if preparation.error is not None or preparation.exchange is None:
+            self._renew_at_ms = now_ms + _RENEW_AGAIN_MS
+            return
+        self._renew_at_ms = math.inf
+        self._protocol.log_in_again(preparation.exchange, now_ms)
+        self._move_to(ConnectionState.REAUTHENTICATING)
+
+    # -- bounds and closing -----------------------------------------------------------------------
+
+    def next_deadline_ms(self) -> float:
+        """When ``overdue`` may have something to say."""
+        if self.state is ConnectionState.IDLE:
+            return math.inf
+        oldest = self._protocol.oldest()
+        answer_by = math.inf if oldest is None else oldest.sent_at_ms + oldest.request.timeout_ms
+        if self.state is ConnectionState.REAUTHENTICATING:
+            return answer_by
+        if self.state is not ConnectionState.READY:
+            return min(answer_by, self._setup_deadline_ms)
+        login_by = self._session_end_ms if self._preparation is not None else self._renew_at_ms
+        login_by = min(login_by, self._session_end_ms)
+        if oldest is not None:
+            return min(answer_by, login_by)
+        idle = self._settings.connections_max_idle_ms
+        return min(login_by, math.inf if idle < 0 else self._last_used_ms + idle)
+
+    def overdue(self, now_ms: float) -> Exception | None:
+        """Why the connection must be closed now, if it must; None too for one that is merely idle."""
+        if self.state is ConnectionState.IDLE or now_ms < self.next_deadline_ms():
+            return None
+        if self.state in _STEPS:
+            waited = now_ms - self.connecting_since_ms
+            return TimeoutError(
+                f"{self.node} was not ready {waited:.0f} ms after connecting began: {self.step} did not end "
+                f"({self.state.value}); kafka.socket.connection.setup.timeout.ms sets this bound"
+            )
+        if now_ms >= self._session_end_ms and self.state is ConnectionState.READY:
+            return ConnectionError(f"the login at {self.node} ran out before it could be renewed")
+        oldest = self._protocol.oldest()
+        if oldest is None or now_ms < oldest.sent_at_ms + oldest.request.timeout_ms:
+            return None
+        return RequestTimeoutError(
+            f"{self.node} did not answer within kafka.request.timeout.ms = {oldest.request.timeout_ms:.0f} ms"
+        )
+
+    @property
+    def step(self) -> str:
+        """What a connection that is not ready yet is at, in words; empty for other states."""
+        return _STEPS.get(self.state, "")
+
+    def idle_too_long(self, now_ms: float) -> bool:
+        """Ready, nothing in flight, and connections.max.idle.ms has passed."""
+        ready_and_quiet = self.state is ConnectionState.READY and not self._protocol.in_flight
+        idle = self._settings.connections_max_idle_ms
+        return ready_and_quiet and idle >= 0 and now_ms >= self._last_used_ms + idle
+
+    def abort(self) -> None:
+        """Closes the stream and drops what the system has not sent yet. For the end of a producer."""
+        if self.transport is not None:
+            self.transport.abort()
+            self.transport = None
+
+    def close(self, now_ms: float, cause: Exception | None) -> list[tuple[InFlightRequest, bool]]:
+        """Closes the stream; returns the requests that get no answer and whether a byte had left.
+
+        With a ``cause`` it counts as a failure: the next try waits, longer each time, unless the host has
+        further addresses to try.
+        """
+        if self.transport is not None:
+            self.transport.close()
+            self.transport = None
+        lost = self._protocol.abandon()
+        self._protocol = self._new_protocol(None)
+        self._renew_at_ms = self._session_end_ms = math.inf
+        self._heard_since_ready = False
+        if cause is not None:
+            self.last_error, self.failed_step = cause, self.step
+            self._back_off(now_ms)
+        if self.state is not ConnectionState.IDLE:
+            self._move_to(ConnectionState.IDLE)
+        return lost
+
+    def _back_off(self, now_ms: float) -> None:
+        settings = self._settings
+        if self._addresses:
+            self.connect_after_ms = now_ms
+            return
+        self.connect_after_ms = now_ms + self._grown(
+            settings.reconnect_backoff_ms, settings.reconnect_backoff_max_ms
+        )
+        self._failures += 1
+
+    def _grown(self, base: float, max_ms: float) -> float:
+        grown = min(base * 2.0 ** min(self._failures, _MAX_DOUBLINGS), max(max_ms, base))
+        return grown * (1 - _JITTER + 2 * _JITTER * self._random())

@@ -1,0 +1,333 @@
+"""One broker connection without its socket: bytes in, answers out; requests in, buffers out.
+
+It begins with ApiVersions, then the login where there is one (``authentication``), and is ready then.
+
+Kafka answers in order, so requests wait in a queue, and anything else than the answer to the oldest one
+is a ProtocolError, after which the connection is closed and everything in flight fails.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from kafka_sink.errors import BrokerVersionError, ProtocolError
+from kafka_sink.network import authentication, produce, requests, transaction_requests
+from kafka_sink.network.authentication import LoggedIn, Login, LoginRequest
+from kafka_sink.network.events import Buffer, OutboundRequest
+from kafka_sink.network.send_buffer import SendBuffer
+from kafka_sink.network.wire import correlation_id
+from kafka_sink.security.sasl import SaslExchange
+from kafka_sink.version import __version__
+
+_LENGTH = struct.Struct(">i")
+_MIB = 1024 * 1024
+_UNSUPPORTED_VERSION = 35
+
+_DECODERS: dict[int, Callable[[int, bytes], Any]] = {
+    requests.PRODUCE: produce.decode_produce,
+    requests.METADATA: requests.decode_metadata,
+    requests.API_VERSIONS: requests.decode_api_versions,
+    requests.INIT_PRODUCER_ID: requests.decode_init_producer_id,
+    requests.CREATE_TOPICS: requests.decode_create_topic,
+    requests.SASL_HANDSHAKE: authentication.decode_handshake,
+    requests.SASL_AUTHENTICATE: authentication.decode_authenticate,
+    transaction_requests.FIND_COORDINATOR: transaction_requests.decode_find_coordinator,
+    transaction_requests.END_TXN: transaction_requests.decode_end_txn,
+    transaction_requests.TXN_OFFSET_COMMIT: transaction_requests.decode_txn_offset_commit,
+    transaction_requests.OFFSET_FETCH: transaction_requests.decode_offset_fetch,
+    transaction_requests.DESCRIBE_TRANSACTIONS: transaction_requests.decode_describe_transactions,
+    transaction_requests.LIST_TRANSACTIONS: transaction_requests.decode_list_transactions,
+}
+# The largest answer that is believed, by API. Decoding turns a byte into as many as fifty, so the bounds
+# follow what brokers send: 100,000 partitions make a Metadata answer of 5 MiB, and only the errors of
+# single records (KIP-467) make a Produce answer of more than some kilobytes.
+MAX_FRAME_BYTES: dict[int, int] = {
+    requests.PRODUCE: 16 * _MIB,
+    requests.METADATA: 100 * _MIB,
+    requests.API_VERSIONS: _MIB,
+    requests.INIT_PRODUCER_ID: 64 * 1024,
+    requests.CREATE_TOPICS: _MIB,
+    requests.SASL_HANDSHAKE: 64 * 1024,
+    # Kerberos' tickets may be some 64 KiB.
+    requests.SASL_AUTHENTICATE: 256 * 1024,
+    transaction_requests.FIND_COORDINATOR: 16 * _MIB,
+    transaction_requests.END_TXN: 64 * 1024,
+    transaction_requests.TXN_OFFSET_COMMIT: 16 * _MIB,
+    # 4 KiB for each of thousands of progress marks.
+    transaction_requests.OFFSET_FETCH: 100 * _MIB,
+    transaction_requests.DESCRIBE_TRANSACTIONS: 100 * _MIB,
+    transaction_requests.LIST_TRANSACTIONS: 100 * _MIB,
+}
+_SHORTEST_FRAME = 4
+# How a TLS listener answers what is no TLS: a record of type alert, version 3.x.
+_TLS_ALERT = b"\x15\x03"
+# Versions from which brokers answer first and ask the client to hold back (KIP-219); before, they waited.
+_NEEDED = {requests.PRODUCE: produce.VERSIONS, requests.METADATA: requests.METADATA_VERSIONS}
+_FIRST_CLIENT_THROTTLED = {
+    requests.PRODUCE: 6,
+    requests.METADATA: 6,
+    requests.API_VERSIONS: 2,
+    requests.CREATE_TOPICS: 3,
+    requests.INIT_PRODUCER_ID: 1,
+    transaction_requests.FIND_COORDINATOR: 2,
+    transaction_requests.END_TXN: 1,
+    transaction_requests.TXN_OFFSET_COMMIT: 1,
+    transaction_requests.OFFSET_FETCH: 4,
+    transaction_requests.DESCRIBE_TRANSACTIONS: 0,
+    transaction_requests.LIST_TRANSACTIONS: 0,
+}
+
+
+class Phase(Enum):
+    """What the connection is at. While it logs in again, requests sent before are still answered."""
+
+    NEGOTIATING = "negotiating"
+    AUTHENTICATING = "authenticating"
+    READY = "ready"
+    REAUTHENTICATING = "reauthenticating"
+
+
+class _Own(Enum):
+    """Marks the connection's own requests, of which nobody else hears."""
+
+    REQUEST = "own request"
+
+
+@dataclass(slots=True)
+class InFlightRequest:
+    """A request handed to a connection. ``begin`` and ``end`` are its place in the outgoing stream."""
+
+    request: OutboundRequest
+    correlation_id: int
+    sent_at_ms: float
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class CompletedRequest:
+    """The answer to a request; ``throttle_ms`` is how long to hold back from now on."""
+
+    entry: InFlightRequest
+    response: Any
+    throttle_ms: int
+
+
+class BrokerProtocol:
+    """Protocol state of one connection; the time comes in as milliseconds.
+
+    Feed it with ``receive`` and take answers from ``next_answer`` until there is none; hand requests to
+    ``submit`` and write what ``send_buffer`` holds. After a ProtocolError only ``abandon`` is of use.
+    """
+
+    def __init__(
+        self, client_id: str, name: str, request_timeout_ms: float, exchange: SaslExchange | None = None
+    ) -> None:
+        self.send_buffer = SendBuffer()
+        self.phase = Phase.NEGOTIATING
+        self.api_versions: dict[int, tuple[int, int]] = {}
+        # When the last login was, and for how long it holds; 0 for one that does not run out.
+        self.logged_in_at_ms = 0.0
+        self.session_ms = 0
+        self._exchange = exchange
+        self._login: Login | None = None
+        self.features: dict[str, int] = {}
+        self._client_id = client_id
+        self._name = name
+        self._request_timeout_ms = request_timeout_ms
+        self._awaiting: deque[InFlightRequest] = deque()
+        # Requests without an answer have a queue of their own: they are done when written, in any case.
+        self._unanswered: deque[InFlightRequest] = deque()
+        self._next_correlation = 0
+        self._received = bytearray()
+
+    # -- requests ---------------------------------------------------------------------------------
+
+    def start(self, now_ms: float) -> None:
+        """Asks for the broker's API versions, before anything else."""
+        self._ask_versions(requests.API_VERSIONS_VERSIONS[1], now_ms)
+
+    def _ask_versions(self, version: int, now_ms: float) -> None:
+        body = [requests.encode_api_versions(version, __version__)]
+        timeout = self._request_timeout_ms
+        request = OutboundRequest(requests.API_VERSIONS, version, body, True, timeout, _Own.REQUEST)
+        self._queue(request, now_ms)
+
+    def submit(self, request: OutboundRequest, now_ms: float) -> None:
+        """Queues a request. Raises ValueError, and changes nothing, before the connection is ready."""
+        if self.phase is not Phase.READY:
+            raise ValueError(f"{self._name} is not ready for requests")
+        self._queue(request, now_ms)
+
+    def _queue(self, request: OutboundRequest, now_ms: float) -> None:
+        correlation = self._next_correlation
+        header = requests.encode_header(request.api_key, request.api_version, correlation, self._client_id)
+        self._next_correlation = (correlation + 1) & 0x7FFFFFFF
+        size = len(header) + sum(map(len, request.body))
+        begin = self.send_buffer.queued_bytes
+        buffers: list[Buffer] = [_LENGTH.pack(size) + header, *request.body]
+        self.send_buffer.add(buffers)
+        entry = InFlightRequest(request, correlation, now_ms, begin, begin + _LENGTH.size + size)
+        (self._awaiting if request.expects_response else self._unanswered).append(entry)
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that are neither answered nor, where they expect no answer, written."""
+        return len(self._awaiting) + len(self._unanswered)
+
+    def oldest(self) -> InFlightRequest | None:
+        """The request that waits longest."""
+        heads = [queue[0] for queue in (self._awaiting, self._unanswered) if queue]
+        return min(heads, key=lambda entry: entry.begin, default=None)
+
+    def written(self) -> list[InFlightRequest]:
+        """Requests without an answer whose bytes have all been written since the last call."""
+        done = []
+        while self._unanswered and self._unanswered[0].end <= self.send_buffer.written_bytes:
+            done.append(self._unanswered.popleft())
+        return done
+
+    # -- answers ----------------------------------------------------------------------------------
+
+    def receive(self, data: bytes | bytearray | memoryview) -> None:
+        """Takes received bytes, in pieces of any size; nothing is allocated for bytes that may come."""
+        self._received += data
+
+    def next_answer(self, now_ms: float) -> CompletedRequest | None:
+        """The next complete answer, None where bytes are missing.
+
+        Answers to the connection's own requests are acted upon and not returned. Raises ProtocolError for
+        what no broker sends, BrokerVersionError where the broker takes no Produce requests,
+        AuthenticationError where it refuses the login. A request whose answer cannot be read stays in flight,
+        for ``abandon`` to report.
+        """
+        while True:
+            payload = self._next_payload()
+            if payload is None:
+                return None
+            entry = self._awaiting[0]
+            request = entry.request
+            try:
+                response = _DECODERS[request.api_key](request.api_version, payload)
+            except ProtocolError as error:
+                raise ProtocolError(f"{self._name}: {error}") from error
+            self._awaiting.popleft()
+            if request.tag is _Own.REQUEST:
+                if request.api_key == requests.API_VERSIONS:
+                    self._on_versions(request.api_version, response, now_ms)
+                else:
+                    self._on_login_answer(response, now_ms)
+                continue
+            throttled = request.api_version >= _FIRST_CLIENT_THROTTLED[request.api_key]
+            return CompletedRequest(entry, response, max(0, response.throttle_time_ms) if throttled else 0)
+
+    def _next_payload(self) -> bytes | None:
+        received = self._received
+        if not received:
+            return None
+        if not self._awaiting or self._awaiting[0].end > self.send_buffer.written_bytes:
+            raise ProtocolError(f"{self._name} sent bytes where nothing was asked")
+        if len(received) < _LENGTH.size:
+            return None
+        (size,) = _LENGTH.unpack_from(received)
+        max_size = MAX_FRAME_BYTES[self._awaiting[0].request.api_key]
+        if not _SHORTEST_FRAME <= size <= max_size:
+            if bytes(received[:2]) == _TLS_ALERT:
+                raise ProtocolError(
+                    f"{self._name} expects TLS: set kafka.security.protocol=SSL or SASL_SSL, or use the "
+                    "port of a listener in clear"
+                )
+            raise ProtocolError(
+                f"{self._name} sent an answer of {size} bytes where {_SHORTEST_FRAME} to {max_size} are sane: "  # noqa: E501
+                "no Kafka broker, or one that expects TLS"
+            )
+        self._check_correlation(received)
+        end = _LENGTH.size + size
+        if len(received) < end:
+            return None
+        with memoryview(received) as view:
+            payload = bytes(view[_LENGTH.size : end])
+        del received[:end]
+        return payload
+
+    def _check_correlation(self, received: bytearray) -> None:
+        """As soon as the id is there, before the rest of a wrong frame is waited for."""
+        head = bytes(received[_LENGTH.size : 2 * _LENGTH.size])
+        if len(head) < _LENGTH.size:
+            return
+        got, due = correlation_id(head), self._awaiting[0].correlation_id
+        if got != due:
+            raise ProtocolError(f"{self._name} answered correlation id {got} where {due} is due")
+
+    def _on_versions(self, version: int, answer: requests.ApiVersionsAnswer, now_ms: float) -> None:
+        if answer.error_code == _UNSUPPORTED_VERSION and version > 0:
+            # Too old a broker says so in version 0's format; every broker speaks version 0.
+            self._ask_versions(0, now_ms)
+            return
+        if answer.error_code:
+            raise ProtocolError(f"{self._name} answered ApiVersions with error {answer.error_code}")
+        if requests.PRODUCE not in answer.ranges:
+            raise BrokerVersionError(f"{self._name} does not take Produce requests: is it a controller?")
+        for api, (oldest, newest) in _NEEDED.items():
+            low, high = answer.ranges.get(api, (0, -1))
+            if min(high, newest) < max(low, oldest):
+                raise BrokerVersionError(
+                    f"{self._name} speaks {requests.API_NAMES[api]} in versions {low} to {high}, this sink "
+                    f"in {oldest} to {newest}; Apache Kafka 2.1 or later is needed"
+                )
+        self.api_versions = answer.ranges
+        self.features = answer.features
+        if self._exchange is None:
+            self.phase = Phase.READY
+            return
+        self.phase = Phase.AUTHENTICATING
+        self._begin_login(self._exchange, now_ms)
+
+    # -- the login --------------------------------------------------------------------------------
+
+    def log_in_again(self, exchange: SaslExchange, now_ms: float) -> None:
+        """Begins a new login behind all requests in flight. Raises ValueError, and changes nothing, where the
+        connection is not ready."""
+        if self.phase is not Phase.READY:
+            raise ValueError(f"{self._name} is not ready for another login")
+        self.phase = Phase.REAUTHENTICATING
+        self._begin_login(exchange, now_ms)
+
+    def _begin_login(self, exchange: SaslExchange, now_ms: float) -> None:
+        self._login = Login(exchange, self._name, self.api_versions)
+        self._ask_for_login(self._login.begin(), now_ms)
+
+    def _ask_for_login(self, request: LoginRequest, now_ms: float) -> None:
+        body, timeout = [request.body], self._request_timeout_ms
+        self._queue(
+            OutboundRequest(request.api_key, request.api_version, body, True, timeout, _Own.REQUEST), now_ms
+        )
+
+    def _on_login_answer(self, answer: Any, now_ms: float) -> None:
+        assert self._login is not None
+        following = self._login.on_answer(answer)
+        if isinstance(following, LoggedIn):
+            self._exchange = self._login = None
+            self.logged_in_at_ms, self.session_ms = now_ms, following.session_ms
+            self.phase = Phase.READY
+            return
+        self._ask_for_login(following, now_ms)
+
+    # -- the end ----------------------------------------------------------------------------------
+
+    def abandon(self) -> list[tuple[InFlightRequest, bool]]:
+        """Everything in flight, in the order it was handed over, and whether bytes of it had left.
+
+        The connection's own requests are left out. A broker acts on whole requests only; that one byte counts
+        as possibly sent errs on the safe side.
+        """
+        lost = sorted((*self._awaiting, *self._unanswered), key=lambda entry: entry.begin)
+        self._awaiting.clear()
+        self._unanswered.clear()
+        written = self.send_buffer.written_bytes
+        return [(entry, entry.begin < written) for entry in lost if entry.request.tag is not _Own.REQUEST]

@@ -1,0 +1,126 @@
+"""A unit of rows in partition order, and how many of them a batch takes."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+
+from kafka_sink.model import TopicPartition
+from kafka_sink.records import batch_header, encoder, varint
+from kafka_sink.records.encoder import Int64s, RecordColumns
+
+# A batch may be older than the unit; its rows' deltas then exceed the unit's own span.
+_MIN_DELTA_BYTES = 3
+# The widest varint of 64 bits.
+_MAX_DELTA_BYTES = 10
+
+
+class OrderedRows:
+    """About 2 MiB of rows, ordered by partition; run r is rows ``starts[r]`` to ``starts[r + 1]``.
+
+    ``timestamps`` are milliseconds since the epoch, one per row, in the same order.
+    """
+
+    def __init__(
+        self,
+        columns: RecordColumns,
+        timestamps: Int64s,
+        partitions: list[TopicPartition],
+        starts: list[int],
+    ) -> None:
+        self.columns = columns
+        self.timestamps = timestamps
+        self.partitions = partitions
+        self.starts = starts
+        self._earliest = int(timestamps.min())
+        self._latest = int(timestamps.max())
+        self._delta_bytes = max(_MIN_DELTA_BYTES, len(varint.scalar(self._latest - self._earliest)))
+        reach = 1 << (7 * self._delta_bytes - 1)
+        # Base timestamps for which every row's delta fits ``_delta_bytes``.
+        self._base_range = (self._latest - reach + 1, self._earliest + reach)
+        bounds = encoder.upper_bounds(
+            columns.key_lengths, columns.value_lengths, columns.header_lengths, self._delta_bytes
+        )
+        self.largest_bound = int(bounds.max())
+        cumulated = np.zeros(len(bounds) + 1, dtype=np.int64)
+        np.cumsum(bounds, out=cumulated[1:])
+        self._cumulated = cumulated
+
+    def __len__(self) -> int:
+        return len(self.timestamps)
+
+    @cached_property
+    def bound_at_run(self) -> list[int]:
+        """Cumulated bounds at each run's start, as plain integers: read once per run."""
+        result: list[int] = self._cumulated[np.asarray(self.starts)].tolist()
+        return result
+
+    def bound(self, start: int, stop: int) -> int:
+        """Upper bound in bytes of the records of rows ``start`` to ``stop``."""
+        return int(self._cumulated[stop] - self._cumulated[start])
+
+    def largest_row(self) -> tuple[int, int]:
+        """Index of the largest row and the bound of its record in bytes."""
+        bounds = np.diff(self._cumulated)
+        row = int(bounds.argmax())
+        return row, int(bounds[row])
+
+    def deltas_are_bounded(self, base_timestamp: int) -> bool:
+        """Whether ``bound`` holds in a batch with this base timestamp."""
+        low, high = self._base_range
+        return low <= base_timestamp <= high
+
+    def surplus(self, rows: int, base_timestamp: int) -> int:
+        """Bytes that ``rows`` rows may take beyond their ``bound`` in a batch with this base timestamp.
+
+        Only where it lies so far from the unit's rows that their deltas, and with these the records' lengths,
+        take more bytes than between the unit's own rows.
+        """
+        if self.deltas_are_bounded(base_timestamp):
+            return 0
+        return rows * (_MAX_DELTA_BYTES - self._delta_bytes + 1)
+
+    def rows_within(self, start: int, stop: int, limit: int) -> int:
+        """First row past ``start`` whose bound exceeds ``limit`` bytes together with its predecessors'.
+
+        At least one row is taken.
+        """
+        return max(start + 1, min(self.rows_below(start, limit), stop))
+
+    def rows_below(self, start: int, limit: int) -> int:
+        """First row past ``start`` whose bound exceeds ``limit`` bytes together with its predecessors'."""
+        target = self._cumulated[start] + max(limit, 0)
+        return int(np.searchsorted(self._cumulated, target, side="right")) - 1
+
+    def exact_hold(self, start: int, stop: int, limit: int) -> int:
+        """Bytes of a new uncompressed batch of rows ``start`` to ``stop``: one, or those for which ``limit``
+        bytes were found to have room. An upper bound, and ``limit`` where that is less."""
+        projected = batch_header.SIZE + self.bound(start, stop)
+        if projected <= limit:
+            return projected
+        if stop - start > 1:
+            return limit
+        size = self.exact_sizes(start, stop, 0, int(self.timestamps[start]))
+        return batch_header.SIZE + int(size[0])
+
+    @cached_property
+    def _fixed_sizes(self) -> Int64s:
+        """Record bytes but for the two deltas and the record's own length."""
+        columns = self.columns
+        sizes = columns.key_lengths + columns.value_lengths
+        # A null's -1 takes one byte, as does the 0 that stands for it here.
+        sizes += varint.widths(columns.key_lengths)
+        sizes += varint.widths(columns.value_lengths)
+        sizes += 2 if columns.header_lengths is None else columns.header_lengths + 1
+        return sizes
+
+    def exact_sizes(self, start: int, stop: int, base_offset: int, base_timestamp: int) -> Int64s:
+        """Record sizes of rows ``start`` to ``stop`` where ``start`` is a batch's row ``base_offset``."""
+        sizes: Int64s = self._fixed_sizes[start:stop] + varint.count_widths(base_offset, stop - start)
+        if self._earliest == self._latest:
+            sizes += len(varint.scalar(self._latest - base_timestamp))
+        else:
+            sizes += encoder.varint_widths(self.timestamps[start:stop] - base_timestamp)
+        sizes += varint.widths(sizes)
+        return sizes

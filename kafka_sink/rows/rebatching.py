@@ -1,0 +1,146 @@
+"""Spark's Arrow batches as units of about 2 MiB: large ones sliced, small ones put together while linger
+allows.
+
+A unit is what is ordered by partition, encoded and appended at once. Larger ones would multiply memory,
+smaller ones the work per partition. Row order is kept.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+# Measured with 130-byte rows, 4 partitions: 462 ns a row at 2.5 MiB, 501 at 4 MiB, 479 at 1.3; larger ones
+# fall out of caches (the processor's and malloc's), smaller ones leave fewer rows a partition.
+TARGET_TABLE_BYTES = 2 * 1024 * 1024
+# Where a unit falls into many runs, one per partition, the work per run is shared by more rows.
+WIDE_TARGET_TABLE_BYTES = 4 * TARGET_TABLE_BYTES
+_MANY_RUNS = 128
+# What a row takes besides key, value and headers; bounds the rows of a unit where those are empty.
+ROW_BYTES = 16
+# What a held batch costs besides its rows: Arrow's and Python's objects around it.
+HELD_BATCH_BYTES = 4096
+# A batch that would make what is held larger than this many units starts the next one.
+_LARGEST = 1.5
+
+Int64s = npt.NDArray[np.int64]
+
+
+class Rebatcher:
+    """Collects batches of one schema and gives them back as units; the time comes in as ``now_ms``.
+
+    ``columns`` are the positions of the columns whose bytes count (key, value, headers). Rows are held for
+    ``linger_ms`` at most, if ``take`` is called when ``deadline_ms`` says so. A unit is a table whose chunks
+    are the batches, or slices of them: nothing is copied.
+    """
+
+    def __init__(
+        self, columns: tuple[int, ...], *, linger_ms: float, target_bytes: int = TARGET_TABLE_BYTES
+    ) -> None:
+        self._columns = columns
+        self._linger_ms = linger_ms
+        self._target_bytes = target_bytes
+        self._held: list[pa.RecordBatch] = []
+        self._held_bytes = 0
+        self._deadline_ms = math.inf
+
+    def adapt(self, runs: int) -> None:
+        """Size the next units by the number of partitions that a unit went to.
+
+        Measured at 1,000 partitions with 110-byte rows: 990 ns of processor time a row instead of 1,260.
+        """
+        self._target_bytes = WIDE_TARGET_TABLE_BYTES if runs >= _MANY_RUNS else TARGET_TABLE_BYTES
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no rows are held."""
+        return not self._held
+
+    def deadline_ms(self) -> float:
+        """When the held rows must go; infinite where none are."""
+        return self._deadline_ms
+
+    def offer(self, batch: pa.RecordBatch, now_ms: float) -> list[pa.Table]:
+        """Take in a batch; returns the units that are ready, none without rows."""
+        if batch.num_rows == 0:
+            return self.take(now_ms)
+        size = self._bytes(batch)
+        if size >= self._target_bytes:
+            return [*self.drain(), *self._cut(batch, size)]
+        ready = self.drain() if self._held_bytes + size > _LARGEST * self._target_bytes else []
+        if not self._held:
+            self._deadline_ms = now_ms + self._linger_ms
+        self._held.append(batch)
+        self._held_bytes += size + HELD_BATCH_BYTES
+        ready += self.drain() if self._held_bytes >= self._target_bytes else self.take(now_ms)
+        return ready
+
+    def take(self, now_ms: float) -> list[pa.Table]:
+        """The held rows if their time has come, else nothing."""
+        return self.drain() if now_ms >= self._deadline_ms else []
+
+    def drain(self) -> list[pa.Table]:
+        """The held rows, whether or not their time has come: one unit, or none."""
+        held = self._held
+        if not held:
+            return []
+        self._held, self._held_bytes, self._deadline_ms = [], 0, math.inf
+        return [pa.Table.from_batches(held)]
+
+    def _cut(self, batch: pa.RecordBatch, size: int) -> list[pa.Table]:
+        """Slices of nearly equal size, so that no small rest is left over."""
+        count = round(size / self._target_bytes)
+        if count < 2 or batch.num_rows < 2:
+            return [pa.Table.from_batches([batch])]
+        before = self._bytes_before(batch)
+        targets = np.arange(1, count, dtype=np.float64) * (float(before[-1]) / count)
+        # A row larger than a unit makes several targets fall on it.
+        edges = np.unique(np.concatenate(([0], np.searchsorted(before, targets), [batch.num_rows]))).tolist()
+        return [pa.Table.from_batches([batch.slice(start, stop - start)]) for start, stop in pairwise(edges)]
+
+    def _bytes(self, batch: pa.RecordBatch) -> int:
+        """Bytes of the rows, from buffer ends alone: the cost does not grow with the rows."""
+        size: int = batch.num_rows * ROW_BYTES
+        for index in self._columns:
+            column = batch.column(index)
+            offsets = _offsets(column)
+            size += column.nbytes if offsets is None else int(offsets[-1]) - int(offsets[0])
+        return size
+
+    def _bytes_before(self, batch: pa.RecordBatch) -> Int64s:
+        """Bytes before each row, and of all rows at the end: ``num_rows + 1`` ascending numbers."""
+        before = np.arange(batch.num_rows + 1, dtype=np.int64) * ROW_BYTES
+        for index in self._columns:
+            column = batch.column(index)
+            offsets = _offsets(column)
+            if offsets is not None:
+                before += offsets - offsets[0]
+            elif pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
+                entries = _list_offsets(column)
+                spread = column.nbytes / max(1, int(entries[-1]) - int(entries[0]))
+                before += ((entries - entries[0]) * spread).astype(np.int64)
+        return before
+
+
+def _offsets(column: pa.Array) -> npt.NDArray[np.signedinteger] | None:
+    """The offsets of a string or binary column's rows, None for other types."""
+    kind = column.type
+    if pa.types.is_large_string(kind) or pa.types.is_large_binary(kind):
+        return _view_offsets(column, np.dtype(np.int64))
+    if pa.types.is_string(kind) or pa.types.is_binary(kind):
+        return _view_offsets(column, np.dtype(np.int32))
+    return None
+
+
+def _list_offsets(column: pa.Array) -> npt.NDArray[np.signedinteger]:
+    return _view_offsets(column, np.dtype(np.int64 if pa.types.is_large_list(column.type) else np.int32))
+
+
+def _view_offsets(column: pa.Array, dtype: np.dtype[np.signedinteger]) -> npt.NDArray[np.signedinteger]:
+    if len(column) == 0:
+        return np.zeros(1, dtype=dtype)
+    return np.frombuffer(column.buffers()[1], dtype, len(column) + 1, column.offset * dtype.itemsize)

@@ -1,0 +1,254 @@
+"""What a broker's answer means for a batch. Pure: facts in, a decision out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from kafka.errors import for_code
+
+from kafka_sink.errors import (
+    AuthenticationError,
+    BrokerRefusedError,
+    BrokerVersionError,
+    DeliveryError,
+    RecordTooLargeError,
+)
+from kafka_sink.model import TopicPartition
+
+# https://kafka.apache.org/protocol#protocol_error_codes
+_CORRUPT_MESSAGE = 2
+_UNKNOWN_TOPIC_OR_PARTITION = 3
+_LEADER_NOT_AVAILABLE = 5
+_NOT_LEADER_OR_FOLLOWER = 6
+_REQUEST_TIMED_OUT = 7
+_MESSAGE_TOO_LARGE = 10
+_NETWORK_EXCEPTION = 13
+_RECORD_LIST_TOO_LARGE = 18
+_NOT_ENOUGH_REPLICAS = 19
+_NOT_ENOUGH_REPLICAS_AFTER_APPEND = 20
+_UNKNOWN_SERVER_ERROR = -1
+_OUT_OF_ORDER_SEQUENCE_NUMBER = 45
+_DUPLICATE_SEQUENCE_NUMBER = 46
+_KAFKA_STORAGE_ERROR = 56
+_UNKNOWN_PRODUCER_ID = 59
+_FENCED_LEADER_EPOCH = 74
+_THROTTLING_QUOTA_EXCEEDED = 89
+_UNKNOWN_TOPIC_ID = 100
+
+
+class Action(Enum):
+    """What the dispatcher does with the batch."""
+
+    SUCCEED = "succeed"
+    RETRY = "retry"
+    SPLIT = "split"
+    # The partition's sequences start again at 0 under a new epoch, once nothing of it is in flight.
+    RESTART = "restart"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """The facts of one answered attempt; ``size`` is the batch in bytes, offsets are -1 where unknown.
+
+    ``possibly_written`` is of earlier attempts; ``base_offset`` beside an error means that the leader had
+    appended the batch before things went wrong. ``is_next_expected``: every earlier batch of the partition
+    is acknowledged. ``restarted``: its sequence is of a restart. ``transactional``: the epoch is the
+    transaction's, and sequences cannot start anew under another.
+    """
+
+    partition: TopicPartition
+    error_code: int
+    error_message: str | None = None
+    record_errors: tuple[tuple[int, str | None], ...] = ()
+    record_count: int = 1
+    size: int = 0
+    possibly_written: bool = False
+    idempotent: bool = True
+    is_next_expected: bool = False
+    transactional: bool = False
+    leader_hint_newer: bool = False
+    base_offset: int = -1
+    log_start_offset: int = -1
+    last_acknowledged_offset: int = -1
+    restarted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """``possibly_written``: from now on the batch keeps its sequence and is never split. ``immediate``
+    skips the backoff; ``cause`` is the error if this was the last attempt. ``too_large``: smaller batches
+    may pass."""
+
+    action: Action
+    cause: Exception | None = None
+    refresh: bool = False
+    immediate: bool = False
+    possibly_written: bool = False
+    spends_retry: bool = True
+    too_large: bool = False
+
+
+Rule = Callable[[Attempt, Exception], Decision]
+
+
+def _succeed(attempt: Attempt, cause: Exception) -> Decision:
+    return Decision(Action.SUCCEED)
+
+
+def _retry(attempt: Attempt, cause: Exception) -> Decision:
+    return Decision(Action.RETRY, cause)
+
+
+def _retry_pinned(attempt: Attempt, cause: Exception) -> Decision:
+    """The leader has the batch, or may have it, but the answer is not what was asked for."""
+    return Decision(Action.RETRY, cause, possibly_written=True)
+
+
+def _retry_refreshed(attempt: Attempt, cause: Exception) -> Decision:
+    return Decision(Action.RETRY, cause, refresh=True, immediate=attempt.leader_hint_newer)
+
+
+def _retry_refreshed_pinned(attempt: Attempt, cause: Exception) -> Decision:
+    return Decision(Action.RETRY, cause, refresh=True, possibly_written=True)
+
+
+def _fail(attempt: Attempt, cause: Exception) -> Decision:
+    return Decision(Action.FAIL, cause)
+
+
+def _too_large(attempt: Attempt, cause: Exception) -> Decision:
+    if attempt.record_count > 1 and not attempt.possibly_written:
+        return Decision(Action.SPLIT, cause, spends_retry=False, too_large=True)
+    if attempt.record_count > 1:
+        return Decision(Action.FAIL, cause, too_large=True)
+    return Decision(
+        Action.FAIL,
+        RecordTooLargeError(
+            f"a record of {attempt.size} bytes (compressed, with its batch header) is larger than the broker "
+            f"takes for {attempt.partition}; raise the topic's max.message.bytes or send smaller records"
+        ),
+    )
+
+
+def _out_of_order(attempt: Attempt, cause: Exception) -> Decision:
+    if not attempt.idempotent:
+        return Decision(Action.FAIL, cause)
+    if not attempt.is_next_expected:
+        # A batch before this one is being retried; the broker takes this one after it.
+        return Decision(Action.RETRY, cause, spends_retry=False)
+    return _restart(attempt, cause)
+
+
+def _unknown_producer_id(attempt: Attempt, cause: Exception) -> Decision:
+    """Retention may have deleted all that the broker knew the producer by (KIP-360)."""
+    state_deleted = attempt.log_start_offset > attempt.last_acknowledged_offset
+    if attempt.idempotent and (attempt.restarted or (attempt.log_start_offset >= 0 and state_deleted)):
+        return _restart(attempt, cause)
+    return _out_of_order(attempt, cause)
+
+
+def _restart(attempt: Attempt, cause: Exception) -> Decision:
+    """Renumbering what may have been written could write it twice."""
+    if attempt.transactional:
+        return Decision(Action.FAIL, cause, possibly_written=attempt.possibly_written)
+    if attempt.possibly_written:
+        return Decision(
+            Action.FAIL,
+            DeliveryError(f"{cause}; an earlier attempt may have been written, so it is not sent anew"),
+            possibly_written=True,
+        )
+    return Decision(Action.RESTART, cause)
+
+
+RULES: Mapping[int, Rule] = {
+    0: _succeed,
+    _DUPLICATE_SEQUENCE_NUMBER: _succeed,
+    _NOT_LEADER_OR_FOLLOWER: _retry_refreshed,
+    _FENCED_LEADER_EPOCH: _retry_refreshed,
+    _UNKNOWN_TOPIC_OR_PARTITION: _retry_refreshed,
+    _LEADER_NOT_AVAILABLE: _retry_refreshed,
+    _UNKNOWN_TOPIC_ID: _retry_refreshed,
+    _NOT_ENOUGH_REPLICAS: _retry,
+    _CORRUPT_MESSAGE: _retry,
+    _THROTTLING_QUOTA_EXCEEDED: _retry,
+    _REQUEST_TIMED_OUT: _retry_pinned,
+    _NOT_ENOUGH_REPLICAS_AFTER_APPEND: _retry_pinned,
+    # Raised wherever an append goes wrong, hence also after bytes have reached the log.
+    _UNKNOWN_SERVER_ERROR: _retry_pinned,
+    _KAFKA_STORAGE_ERROR: _retry_refreshed_pinned,
+    _NETWORK_EXCEPTION: _retry_refreshed_pinned,
+    _MESSAGE_TOO_LARGE: _too_large,
+    _RECORD_LIST_TOO_LARGE: _too_large,
+    _OUT_OF_ORDER_SEQUENCE_NUMBER: _out_of_order,
+    _UNKNOWN_PRODUCER_ID: _unknown_producer_id,
+}
+_ADVICE = {
+    87: "a record is invalid for this topic (a compacted topic refuses null keys)",
+    32: "a timestamp is outside what the topic's message.timestamp settings allow",
+    29: "the principal may not write to this topic",
+    31: "the principal may not use an idempotent producer; set kafka.enable.idempotence=false",
+}
+
+
+def classify_response(attempt: Attempt) -> Decision:
+    """Decides by error code; an answer that the table does not know fails the batch, naming the code."""
+    if attempt.base_offset >= 0 and not attempt.possibly_written:
+        # A leader that lost its place while it waited for replicas answers as one that never had it, but
+        # tells the offset (DelayedProduce).
+        attempt = replace(attempt, possibly_written=True)
+    outcome = RULES.get(attempt.error_code, _fail)(attempt, _cause(attempt))
+    if attempt.possibly_written and not outcome.possibly_written:
+        return replace(outcome, possibly_written=True)
+    return outcome
+
+
+def classify_failure(cause: Exception, *, possibly_sent: bool) -> Decision:
+    """No answer: disconnect or timeout. The same batch with the same sequence goes again."""
+    if is_final(cause):
+        return Decision(Action.FAIL, cause, possibly_written=possibly_sent)
+    return Decision(Action.RETRY, cause, possibly_written=possibly_sent)
+
+
+def is_final(cause: Exception) -> bool:
+    """Whether no other connection would fare better."""
+    return isinstance(cause, AuthenticationError | BrokerVersionError)
+
+
+def expiry(
+    partition: TopicPartition,
+    timeout_ms: float,
+    attempts: int,
+    last: Exception | str | None,
+    muted: str | None = None,
+) -> DeliveryError:
+    """delivery.timeout.ms has passed; after an attempt nobody knows whether the batch was written.
+
+    ``last`` is the last attempt's error, or what kept the batch from being sent; ``muted`` what the circuit
+    breaker says of the partition.
+    """
+    tried = f"after {attempts} attempt(s)" if attempts else "before it could be sent"
+    reason = f"; {muted}" if muted else ""
+    if last and str(last) not in reason:
+        reason += f"; last error: {last}"
+    return DeliveryError(
+        f"a batch for {partition} was not acknowledged within kafka.delivery.timeout.ms = "
+        f"{timeout_ms:.0f} ms, {tried}{reason}"
+    )
+
+
+def _cause(attempt: Attempt) -> BrokerRefusedError:
+    error = for_code(attempt.error_code)
+    parts = [f"{error.__name__} (error {attempt.error_code})"]
+    if attempt.error_message:
+        parts.append(attempt.error_message)
+    if attempt.record_errors:
+        index, message = attempt.record_errors[0]
+        more = f" and {len(attempt.record_errors) - 1} more" if len(attempt.record_errors) > 1 else ""
+        parts.append(f"row {index} of the batch: {message or 'no reason given'}{more}")
+    advice = _ADVICE.get(attempt.error_code)
+    if advice:
+        parts.append(advice)
+    return BrokerRefusedError(f"{attempt.partition}: " + "; ".join(parts), attempt.error_code)

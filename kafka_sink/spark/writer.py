@@ -1,0 +1,387 @@
+"""The task side and the commit of a write: Spark's Arrow batches go to a producer as units.
+
+One implementation for batch and streaming; the two classes that Spark calls only adapt its signatures. What
+is pickled is options and a plan: no socket, thread, lock or random id, as Spark pickles it at will.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from queue import Empty, SimpleQueue
+from threading import TIMEOUT_MAX, Thread
+from typing import TYPE_CHECKING, Protocol
+
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+
+from kafka_sink import driver_log
+from kafka_sink.coordinator.driver.planning import CoordinatorHandoff
+from kafka_sink.coordinator.wire.address import CoordinatorAddress, without_brackets
+from kafka_sink.errors import DeliveryError, KafkaSinkError
+from kafka_sink.metadata.snapshot import MetadataSnapshot
+from kafka_sink.model import TaskResult
+from kafka_sink.options import SinkOptions
+from kafka_sink.rows.column_plan import ColumnPlan
+from kafka_sink.spark import zipimport_workaround
+from kafka_sink.spark.summary import summarise
+from kafka_sink.transactions import planning as transactions
+from kafka_sink.transactions.batch import Duty, TaskReport
+from kafka_sink.transactions.decision import BatchIdentity
+from kafka_sink.transactions.planning import PlannedTransactions
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from kafka_sink.transactions.attempt import TaskAttempt
+
+# Spark's local property of the tasks of a micro-batch.
+_BATCH_ID = "streaming.sql.batchId"
+
+
+class Sends(Protocol):
+    """The part of a producer that takes rows."""
+
+    def send(self, unit: pa.Table) -> int: ...
+
+
+@dataclass(frozen=True)
+class TaskCommitted(WriterCommitMessage):
+    """A task's commit message: every row it was given is acknowledged.
+
+    ``report``: with delivery.guarantee=exactly-once, the transaction that the rows wait in.
+    """
+
+    result: TaskResult
+    report: TaskReport | None = None
+
+
+@dataclass(frozen=True)
+class SinkWrite:
+    """A planned write. Picklable; ``write`` runs in tasks, ``commit`` and ``abort`` on the driver."""
+
+    options: SinkOptions
+    plan: ColumnPlan
+    planned: CoordinatorHandoff = field(default_factory=CoordinatorHandoff)
+    planned_at_s: float = field(default_factory=time.time)
+    # Made at planning, the same in tasks and at commit.
+    name: str = field(default_factory=lambda: secrets.token_hex(8))
+    transactions: PlannedTransactions | None = None
+
+    def write(self, batches: Iterator[pa.RecordBatch], *, is_streaming: bool = False) -> TaskCommitted:
+        """Send all rows; returns once every one is acknowledged. Raises KafkaSinkError."""
+        if self.transactions is None:
+            written = TaskCommitted(self._send(batches, is_streaming=is_streaming))
+        else:
+            written = self._write_in_transaction(batches, self.transactions, is_streaming=is_streaming)
+        zipimport_workaround.forget_spark_archives()
+        return written
+
+    def _send(
+        self,
+        batches: Iterator[pa.RecordBatch],
+        attempt: TaskAttempt | None = None,
+        *,
+        is_streaming: bool,
+    ) -> TaskResult:
+        # Not at the top: the driver imports this module for every commit and needs none of it.
+        from kafka_sink.producer_cache import task_producer
+        from kafka_sink.spark.executor_connection import executor_socket, watched
+
+        with (
+            task_producer(
+                self.options,
+                self.plan.narrowed(),
+                self._coordinator(),
+                self._hints(),
+                again=self._is_run_again(),
+                write=self._name_in_task(is_streaming=is_streaming),
+            ) as producer,
+            watched(executor_socket(), producer.abandon) as check_executor,
+        ):
+            rows = batches_to_their_end(batches, check_executor)
+            if attempt is not None:
+                rows = attempt.rows(rows, producer)
+            send_tables(rows, producer, self.plan, self.options.linger_ms)
+            return producer.finish()
+
+    def _write_in_transaction(
+        self, batches: Iterator[pa.RecordBatch], planned: PlannedTransactions, *, is_streaming: bool
+    ) -> TaskCommitted:
+        """As ``write``; the rows wait in a transaction until the batch is decided."""
+        from kafka_sink.transactions.attempt import TaskAttempt
+
+        context = TaskContext.get()
+        if context is None or planned.handover is None:
+            raise DeliveryError("a write with delivery.guarantee=exactly-once runs in Spark's tasks only")
+        with transactions.client_of(self.options) as client:
+            attempt = TaskAttempt(
+                client,
+                planned.scope,
+                planned.handover,
+                planned.batch or _micro_batch(context),
+                context.partitionId(),
+                context.attemptNumber(),
+                self.plan.used,
+                self.options.max_block_ms,
+            )
+            if attempt.duty is not Duty.WRITE:
+                attempt.drain(batches)
+                return TaskCommitted(TaskResult(), attempt.finish())
+            try:
+                result = self._send(batches, attempt, is_streaming=is_streaming)
+                report = attempt.finish()
+                measured = replace(result, metrics={**result.metrics, **attempt.metrics})
+                return TaskCommitted(measured, report)
+            except BaseException:
+                attempt.abort()
+                raise
+
+    def _coordinator(self) -> CoordinatorAddress | None:
+        """Where this task finds it: the driver's host is known in tasks, not where writes are planned."""
+        context, rendezvous = TaskContext.get(), self.planned.rendezvous
+        if context is None or rendezvous is None:
+            return None
+        host = rendezvous.host or context.getLocalProperty("spark.driver.host")
+        return None if host is None else CoordinatorAddress(without_brackets(host), rendezvous)
+
+    def _name_in_task(self, *, is_streaming: bool) -> str:
+        # A batch write in foreachBatch has the property, too.
+        context = TaskContext.get() if is_streaming else None
+        return self._name_of(None if context is None else context.getLocalProperty(_BATCH_ID))
+
+    def _name_of(self, batch_id: int | str | None) -> str:
+        """With the micro-batch: a stream that kept its plan must not end the next one's tasks."""
+        return self.name if batch_id is None else f"{self.name}/{batch_id}"
+
+    def _end_attempts(self, batch_id: int | None) -> None:
+        """Attempts that are still at work are to end: superseded copies, tasks of a cancelled job."""
+        if self.planned.driver_address is not None:
+            from kafka_sink.coordinator.tasks.write_channel import tell_over
+
+            tell_over(self.planned.driver_address, self._name_of(batch_id))
+
+    def _hints(self) -> MetadataSnapshot | None:
+        """Aged by the hosts' clocks: they are checked by every answer of a broker all the same.
+
+        None for an attempt after the first: what was known at planning may be why that one failed (a topic
+        that was recreated, say), and the coordinator has heard of it since.
+        """
+        hints = None if self._is_run_again() else self.planned.hints
+        return None if hints is None else hints.aged(max(0.0, (time.time() - self.planned_at_s) * 1000))
+
+    def _is_run_again(self) -> bool:
+        """Whether an attempt of this task failed before."""
+        context = TaskContext.get()
+        return context is not None and context.attemptNumber() > 0
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batch_id: int | None = None) -> None:
+        """Check that every task reported, and say what was written. Raises DeliveryError if one did not."""
+        self._end_attempts(batch_id)
+        results = _results(messages)
+        missing = len(messages) - len(results)
+        if missing:
+            problem = (
+                f"{missing} of {len(messages)} tasks did not report what they wrote, so their rows cannot be "
+                "counted as written. Trigger.Continuous is not supported, as Spark does not run the tasks of "
+                "a Python sink in it: use Trigger.ProcessingTime or Trigger.AvailableNow."
+            )
+            # In Trigger.Continuous Spark logs the exception, records no progress and lets the query stand.
+            driver_log.error(_label(batch_id) + problem)
+            raise DeliveryError(problem)
+        outcome = ""
+        if self.transactions is not None:
+            reports = [message.report for message in messages if isinstance(message, TaskCommitted)]
+            committed = transactions.commit(
+                self.options, self.transactions, [report for report in reports if report is not None]
+            )
+            outcome = f"; {committed}"
+        if self.options.log_summary:
+            driver_log.report(_label(batch_id) + summarise(results) + outcome)
+        zipimport_workaround.forget_spark_archives()
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batch_id: int | None = None) -> None:
+        """Say what a failed job has written all the same; Kafka keeps it, but for open transactions."""
+        self._end_attempts(batch_id)
+        if self.transactions is not None:
+            self._abort_transactions(self.transactions, len(messages), batch_id)
+            return
+        results = _results(messages)
+        unfinished = len(messages) - len(results)
+        line = f"{_label(batch_id)}aborted, {unfinished} of {len(messages)} tasks did not finish"
+        if results:
+            line += f"; Kafka keeps what the others wrote: {summarise(results)}"
+        driver_log.warn(line)
+
+    def _abort_transactions(self, planned: PlannedTransactions, tasks: int, batch_id: int | None) -> None:
+        label = _label(batch_id)
+        try:
+            aborted = transactions.abort(self.options, planned)
+        except KafkaSinkError as error:
+            # Spark has an error already, which this is not to replace.
+            driver_log.warn(
+                f"{label}the batch of {tasks} tasks failed, and what it had open could not be aborted: "
+                f"{error}. The next run does that, or brokers after kafka.transaction.timeout.ms; until "
+                "then readers of committed rows wait"
+            )
+        else:
+            driver_log.warn(f"{label}the batch of {tasks} tasks failed; {aborted} open transactions aborted")
+
+
+class BatchWriter(DataSourceArrowWriter):
+    """What Spark calls for ``df.write``."""
+
+    def __init__(self, planned: SinkWrite) -> None:
+        self.planned = planned
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        return self.planned.write(iterator)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        self.planned.commit(messages)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        self.planned.abort(messages)
+
+
+class StreamWriter(DataSourceStreamArrowWriter):
+    """What Spark calls for ``df.writeStream``, anew for every micro-batch."""
+
+    def __init__(self, planned: SinkWrite) -> None:
+        self.planned = planned
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        return self.planned.write(iterator, is_streaming=True)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
+        self.planned.commit(messages, batchId)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
+        self.planned.abort(messages, batchId)
+
+
+def _results(messages: Sequence[WriterCommitMessage | None]) -> list[TaskResult]:
+    return [message.result for message in messages if isinstance(message, TaskCommitted)]
+
+
+def _micro_batch(context: TaskContext) -> BatchIdentity:
+    """Raises DeliveryError where Spark does not say which micro-batch this is."""
+    query = context.getLocalProperty("sql.streaming.queryId")
+    number = context.getLocalProperty(_BATCH_ID)
+    if query is None or number is None:
+        raise DeliveryError("Spark does not tell the task its query and micro-batch")
+    return BatchIdentity(query, int(number))
+
+
+def _label(batch_id: int | None) -> str:
+    return "kafka-chunked: " if batch_id is None else f"kafka-chunked, micro-batch {batch_id}: "
+
+
+def batches_to_their_end(
+    batches: Iterator[pa.RecordBatch], check_executor: Callable[[], None]
+) -> Iterator[pa.RecordBatch]:
+    """The batches. Raises ExecutorDisconnectedError where they end because the executor hung up, which
+    PyArrow takes for the end of the rows."""
+    yield from batches
+    check_executor()
+
+
+def send_tables(
+    batches: Iterator[pa.RecordBatch], producer: Sends, plan: ColumnPlan, linger_ms: float
+) -> None:
+    """Give the rows of all batches to the producer, in order, as units of about 2 MiB.
+
+    ``plan`` is of the batches as Spark sends them; units hold the columns it uses and no others. Rows wait
+    for others no longer than ``linger_ms``, also while Spark has no next batch.
+    """
+    from kafka_sink.rows.rebatching import Rebatcher
+
+    used = list(plan.used)
+    builder = Rebatcher(plan.narrowed().sized, linger_ms=linger_ms)
+    feeder = BatchFeeder(batches)
+    try:
+        while (batch := feeder.read(builder.deadline_ms() - _now_ms())) is not None:
+            if isinstance(batch, Late):
+                units = builder.take(_now_ms())
+            else:
+                narrow = batch if batch.num_columns == len(used) else batch.select(used)
+                units = builder.offer(narrow, _now_ms())
+            for unit in units:
+                builder.adapt(producer.send(unit))
+        for unit in builder.drain():
+            producer.send(unit)
+    finally:
+        feeder.close()
+
+
+def _now_ms() -> float:
+    return time.monotonic() * 1000
+
+
+class Late(Enum):
+    """Stands for a batch that did not come in time."""
+
+    LATE = "late"
+
+
+class BatchFeeder:
+    """Reads an iterator with a timeout, which iterators do not have: a thread of its own reads it for that.
+
+    Without a timeout the caller's thread reads, which costs no hand-over. The thread reads one batch for each
+    that is asked for, none in advance, as a batch may be 64 MiB. Never do both read at once. It is a daemon
+    and ends with the iterator, or once it was closed and the read that it is in, if any, returned.
+    """
+
+    def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
+        self._batches = batches
+        self._asks: SimpleQueue[bool] = SimpleQueue()
+        self._answers: SimpleQueue[tuple[pa.RecordBatch | None, BaseException | None]] = SimpleQueue()
+        self._thread: Thread | None = None
+        self._is_asked = False
+
+    def read(self, timeout_ms: float) -> pa.RecordBatch | Late | None:
+        """The next batch, None at the end, or LATE after ``timeout_ms``; then the read goes on.
+
+        A later call gets what that read brings. Raises what the iterator raises.
+        """
+        if not self._is_asked:
+            if timeout_ms == math.inf:
+                return next(self._batches, None)
+            self._ask()
+        try:
+            timeout_s = None
+            if timeout_ms != math.inf:
+                timeout_s = min(max(0.0, timeout_ms / 1000), TIMEOUT_MAX)
+            batch, failure = self._answers.get(timeout=timeout_s)
+        except Empty:
+            return Late.LATE
+        self._is_asked = False
+        if failure is not None:
+            raise failure
+        return batch
+
+    def close(self) -> None:
+        """Let the thread end."""
+        self._asks.put(False)
+
+    def _ask(self) -> None:
+        if self._thread is None:
+            self._thread = Thread(target=self._serve, name="kafka-chunked-feeder", daemon=True)
+            self._thread.start()
+        self._is_asked = True
+        self._asks.put(True)
+
+    def _serve(self) -> None:
+        while self._asks.get():
+            try:
+                batch = next(self._batches, None)
+            except BaseException as failure:  # noqa: BLE001 - whatever it is, it belongs to the task's thread
+                self._answers.put((None, failure))
+                return
+            self._answers.put((batch, None))
+            if batch is None:
+                return

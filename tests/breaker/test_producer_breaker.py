@@ -1,0 +1,327 @@
+"""Between sender and breaker class, at exact times: what is asked, logged, explained and counted."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+
+import pytest
+
+from kafka_sink.breaker import (
+    CircuitBreakManager,
+    FailureRateCircuitBreaker,
+    PartitionCircuitBreaker,
+    ProducerStatusContext,
+)
+from kafka_sink.breaker.producer_breaker import ProducerBreaker, SharedState
+from kafka_sink.breaker.values import MuteChange
+from kafka_sink.errors import BrokerRefusedError
+from kafka_sink.model import TopicPartition
+from tests.support.breaker_cluster import Cluster
+
+P0, P1, P2, P3 = (TopicPartition("t", partition) for partition in range(4))
+REPLICAS = BrokerRefusedError("NOT_ENOUGH_REPLICAS", 19)
+
+
+class Bench:
+    """Brokers 1, 2, 3 lead partitions 0, 1, 2 and broker 1 partition 3 too; a fake clock."""
+
+    def __init__(self, breaker: PartitionCircuitBreaker | None = None) -> None:
+        self.cluster = Cluster(t=[1, 2, 3, 1])
+        if breaker is None:
+            breaker = FailureRateCircuitBreaker()
+            breaker.configure({"trigger.message.count": "100"})
+        self.manager = CircuitBreakManager(self.cluster, 2_000.0)
+        self.gate = ProducerBreaker(breaker, self.manager, lambda node: f"host{node}:9092 (id {node})")
+        self.now = 0.0
+
+    def send(self, partition: TopicPartition, records: int = 100) -> None:
+        info = self.cluster.leader(partition)
+        assert info is not None
+        self.gate.on_request(info.leader, self.now)
+        self.gate.on_send(info.leader, partition, records, self.now)
+
+    def answer(self, partition: TopicPartition, cause: Exception | None = None, records: int = 100) -> None:
+        info = self.cluster.leader(partition)
+        assert info is not None
+        self.gate.on_request_done(info.leader, self.now)
+        self.gate.on_complete(info.leader, partition, records, cause, self.now)
+
+    def pass_time(self, duration: float) -> None:
+        """Passes of a sender whose other brokers answer at once."""
+        until = self.now + duration
+        while self.now < until:
+            self.now += 10
+            self.send(P1)
+            self.answer(P1)
+            self.gate.muted(self.now)
+
+    def freeze(self) -> None:
+        """Broker 1, after one answer in time."""
+        self.send(P0)
+        self.now += 10
+        self.answer(P0)
+        self.send(P0)
+        self.pass_time(700)
+        assert P0 in self.gate.mutes
+
+
+def test_a_silent_broker_is_muted_told_once_and_back_with_its_answer(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    bench = Bench()
+    with caplog.at_level(logging.INFO, "kafka_sink"):
+        bench.freeze()
+        assert P3 in bench.gate.mutes
+        assert P1 not in bench.gate.mutes
+        bench.pass_time(500)
+        assert len(caplog.records) == 1
+        assert re.fullmatch(
+            r"circuit breaker: muted broker host1:9092 \(id 1\) with t-0, t-3: no answer to 1 request\(s\) "
+            r"for 5\d\d ms, where 10 ms are usual",
+            caplog.records[0].getMessage(),
+        )
+        assert bench.manager.metrics().muted_partitions == 2
+        bench.answer(P0)
+        bench.gate.muted(bench.now)
+        assert not bench.gate.mutes
+        assert [r.getMessage() for r in caplog.records[1:]] == [
+            "circuit breaker: unmuted broker host1:9092 (id 1) with t-0, t-3: it answers again"
+        ]
+    metrics = bench.manager.metrics()
+    assert (metrics.muted_partitions, metrics.breaker_trips_total, metrics.probes) == (0, 1, 0)
+
+
+def test_what_is_muted_is_explained_with_broker_partitions_time_and_last_error() -> None:
+    bench = Bench()
+    assert bench.gate.explain(P0) is None
+    bench.freeze()
+    muted_at = bench.now
+    bench.answer(P0, ConnectionResetError("reset by peer"))
+    bench.pass_time(1_000)
+    told = bench.gate.explain(P3)
+    assert told is not None
+    assert re.fullmatch(
+        r"the circuit breaker has muted broker host1:9092 \(id 1\) with t-0, t-3 since \d\d:\d\d:\d\d UTC "
+        r"\(1\.\d s\): no answer to 1 request\(s\) for 5\d\d ms, where 10 ms are usual; "
+        r"last error: reset by peer",
+        told,
+    )
+    assert muted_at < bench.now
+    assert bench.gate.explain(P1) is None
+
+
+def test_a_broker_that_metadata_no_longer_has_is_named_as_before() -> None:
+    bench = Bench()
+    bench.freeze()
+    bench.gate._describe_node = str
+    bench.cluster.move(P0, -1)
+    bench.cluster.move(P3, -1)
+    bench.gate.muted(bench.now)
+    assert "broker host1:9092 (id 1) with t-0, t-3 since" in (bench.gate.explain(P0) or "")
+
+
+def test_a_failing_partition_is_muted_alone_and_a_probe_brings_it_back() -> None:
+    bench = Bench()
+    for _ in range(3):
+        bench.send(P0)
+        bench.answer(P0, REPLICAS)
+    mutes = bench.gate.muted(bench.now)
+    assert P0 in mutes
+    assert P3 not in mutes
+    assert not bench.gate.may_probe(P0)
+    assert bench.gate.next_change_ms(bench.now) == 2_000.0
+    bench.now = 2_000.0
+    bench.gate.muted(bench.now)
+    assert bench.gate.may_probe(P0)
+    bench.send(P0)
+    bench.gate.muted(bench.now)
+    assert not bench.gate.may_probe(P0), "one at a time"
+    bench.answer(P0, REPLICAS)
+    bench.gate.muted(bench.now)
+    assert not bench.gate.may_probe(P0)
+    bench.now = 4_000.0
+    bench.gate.muted(bench.now)
+    assert bench.gate.may_probe(P0)
+    bench.send(P0)
+    bench.answer(P0)
+    assert not bench.gate.muted(bench.now)
+    assert bench.manager.metrics().probes == 2
+
+
+class Recorder(PartitionCircuitBreaker):
+    """Somebody's own class."""
+
+    def __init__(self, broken: bool = False) -> None:
+        self.calls: list[tuple[object, ...]] = []
+        self.broken = broken
+        self.manager: CircuitBreakManager | None = None
+
+    def configure(self, configs: Mapping[str, str]) -> None:
+        pass
+
+    def set_circuit_break_manager(self, circuit_break_manager: CircuitBreakManager) -> None:
+        self.manager = circuit_break_manager
+
+    def on_send(self, context: ProducerStatusContext) -> bool:
+        self.calls.append(("send", context.now, context.record_count, dict(context.in_flight_requests)))
+        return False
+
+    def on_complete(
+        self,
+        context: ProducerStatusContext,
+        topic_partition: TopicPartition,
+        exception: Exception | None,
+    ) -> bool:
+        if self.broken:
+            raise ZeroDivisionError("of the user's making")
+        batches = dict(context.in_flight_batches)
+        self.calls.append(("complete", context.now, context.record_count, batches, exception))
+        if exception is not None and self.manager is not None:
+            self.manager.mute(topic_partition, "I say so")
+            return True
+        return False
+
+
+def test_an_own_class_is_called_per_batch_with_its_rows() -> None:
+    breaker = Recorder()
+    bench = Bench(breaker)
+    bench.now = 5.0
+    bench.send(P0, 7_000)
+    bench.send(P3, 3)
+    bench.now = 6.0
+    bench.answer(P0, REPLICAS, 7_000)
+    bench.answer(P3, None, 3)
+    assert breaker.calls == [
+        ("send", 5.0, 7_000, {1: 1}),
+        ("send", 5.0, 3, {1: 2}),
+        ("complete", 6.0, 7_000, {P3: 1}, REPLICAS),
+        ("complete", 6.0, 3, {}, None),
+    ]
+    assert P0 in bench.gate.muted(6.0)
+    assert "I say so" in (bench.gate.explain(P0) or "")
+
+
+def test_a_class_that_raises_is_switched_off_and_its_mutes_end_by_probes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    breaker = Recorder()
+    bench = Bench(breaker)
+    bench.send(P0)
+    bench.answer(P0, REPLICAS)
+    breaker.broken = True
+    bench.send(P1)
+    bench.answer(P1)
+    bench.send(P1)
+    bench.answer(P1)
+    assert [r.message for r in caplog.records if r.exc_info] == [
+        "the circuit breaker class failed and is switched off for this producer"
+    ]
+    bench.now = 2_001.0
+    assert P0 in bench.gate.muted(bench.now)
+    assert bench.gate.may_probe(P0)
+    bench.send(P0)
+    bench.answer(P0)
+    assert not bench.gate.muted(bench.now)
+
+
+class Shared:
+    """A coordinator's side that writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.outcomes: list[tuple[int, TopicPartition, int, Exception | None]] = []
+        self.changes: list[MuteChange] = []
+        self.held: list[object] = []
+        self.has_heard = True
+
+    def outcome(
+        self,
+        node_id: int,
+        partition: TopicPartition,
+        records: int,
+        cause: Exception | None,
+        sent_ms: float,
+        now_ms: float,
+    ) -> None:
+        self.outcomes.append((node_id, partition, records, cause))
+
+    def probed(self, node_id: int, now_ms: float) -> None:
+        pass
+
+    def changed(self, change: MuteChange) -> None:
+        self.changes.append(change)
+
+    def exchange(self, manager: CircuitBreakManager) -> None:
+        self.held = list(manager.held())
+
+    def next_change_ms(self, now_ms: float) -> float:
+        return 250.0
+
+
+def test_a_task_does_not_wait_for_mutes_that_are_known() -> None:
+    """Catches: a second of waiting at the begin of each task, until the sender happens to pass by."""
+    bench = Bench(Recorder())
+    shared = Shared()
+    bench.gate.share(shared)
+    bench.gate.begin()
+    bench.gate.muted(0.0)
+
+    def check() -> None:
+        pytest.fail("waits")
+
+    bench.gate.begin()
+    bench.gate.await_mutes(10_000.0, check)
+    shared.has_heard = False
+    bench.gate.begin()
+    asked = []
+    bench.gate.await_mutes(120.0, lambda: asked.append(True))
+    assert len(asked) == 3, "a bounded time"
+    bench.gate.await_mutes(10_000.0, check)
+
+
+def test_topics_without_a_leader_are_asked_for_when_a_broker_is_probed() -> None:
+    """Catches: partitions of a broker that was out for long, and is back, that get no rows before their
+    metadata is five minutes old."""
+    bench = Bench()
+    stale: list[str] = []
+    bench.gate._mark_stale = lambda topic, now_ms: stale.append(topic)
+    bench.freeze()
+    bench.cluster.move(P0, -1)
+    bench.cluster.leaders["other"] = [2]
+    bench.pass_time(2_100)
+    assert bench.gate.brokers_to_probe() == [1]
+    bench.gate.on_probe(1, bench.now)
+    bench.gate.on_probe_done(1, ConnectionError("the cluster misses it"), bench.now)
+    assert stale == ["t"]
+    assert bench.gate.brokers_to_probe() == [], "once an interval"
+    bench.pass_time(2_100)
+    bench.gate.on_probe(1, bench.now)
+    bench.gate.on_probe_done(1, None, bench.now)
+    assert stale == ["t", "t"]
+
+
+def test_outcomes_and_changes_go_to_the_coordinator_until_it_is_left() -> None:
+    shared: SharedState = Shared()
+    bench = Bench(Recorder())
+    bench.gate.share(shared)
+    bench.send(P0, 40)
+    bench.answer(P0, REPLICAS, 40)
+    bench.gate.muted(bench.now)
+    assert isinstance(shared, Shared)
+    assert shared.outcomes == [(1, P0, 40, REPLICAS)]
+    assert [(c.target, c.muted, c.own) for c in shared.changes] == [(P0, True, True)]
+    assert not shared.held
+    bench.gate.may_probe(P0)
+    bench.gate.muted(bench.now)
+    assert shared.held == [P0]
+    assert bench.gate.next_change_ms(bench.now) == 250.0
+    bench.manager.apply_shared({1: "another task says so"}, {})
+    bench.gate.muted(bench.now)
+    assert len(shared.changes) == 1, "what came from there is not told there"
+    bench.gate.share(None)
+    bench.gate.muted(bench.now)
+    assert not bench.manager.coordinated
+    assert P3 in bench.gate.mutes
+    bench.gate.close()
+    assert not bench.gate.mutes

@@ -1,0 +1,163 @@
+"""The breaker's table in every pair of state and event, and books of mutes against a slow simple model."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from kafka_sink.breaker.states import (
+    TRANSITIONS,
+    BreakerEvent,
+    BreakerState,
+    IllegalBreakerMoveError,
+    MuteTable,
+    Target,
+)
+from kafka_sink.model import TopicPartition
+
+INTERVAL = 2_000.0
+TARGETS: list[Target] = [1, 2, TopicPartition("t", 0)]
+
+
+def _book(state: BreakerState) -> MuteTable:
+    book = MuteTable(INTERVAL)
+    if state is not BreakerState.CLOSED:
+        book.trip(1, "slow", 0.0)
+    if state is BreakerState.HALF_OPEN:
+        book.probe(1, INTERVAL)
+    return book
+
+
+def _state(book: MuteTable) -> BreakerState:
+    return book.mutes[1].state if 1 in book.mutes else BreakerState.CLOSED
+
+
+def _apply(book: MuteTable, event: BreakerEvent, now: float) -> None:
+    {
+        BreakerEvent.TRIP: lambda: book.trip(1, "again", now),
+        BreakerEvent.PROBE: lambda: book.probe(1, now),
+        BreakerEvent.SUCCESS: lambda: book.succeed(1),
+        BreakerEvent.FAILURE: lambda: book.fail(1, "error", now),
+        BreakerEvent.EXPIRE: lambda: book.expire(1, now),
+        BreakerEvent.RESET: lambda: book.reset(1),
+    }[event]()
+
+
+@pytest.mark.parametrize("state", BreakerState)
+@pytest.mark.parametrize("event", BreakerEvent)
+def test_every_move_is_the_tables_or_raises_and_changes_nothing(
+    state: BreakerState, event: BreakerEvent
+) -> None:
+    book = _book(state)
+    before = (repr(book.mutes), book.version, book.trips, book.probes)
+    wanted = TRANSITIONS.get((state, event))
+    if wanted is None:
+        with pytest.raises(IllegalBreakerMoveError, match=f"{state.value} cannot take a {event.value}"):
+            _apply(book, event, 5_000.0)
+        assert before == (repr(book.mutes), book.version, book.trips, book.probes)
+    else:
+        _apply(book, event, 5_000.0)
+        assert _state(book) is wanted
+
+
+def test_the_table_in_full() -> None:
+    closed, opened, half = BreakerState.CLOSED, BreakerState.OPEN, BreakerState.HALF_OPEN
+    wanted = {
+        closed: {"trip": opened, "success": closed, "failure": closed, "reset": closed},
+        opened: {"trip": opened, "probe": half, "success": closed, "failure": opened, "reset": closed},
+        half: {"trip": half, "success": closed, "failure": opened, "expire": opened, "reset": closed},
+    }
+    assert {(s, BreakerEvent(e)): to for s, moves in wanted.items() for e, to in moves.items()} == TRANSITIONS
+
+
+def test_probes_go_once_per_interval_whatever_becomes_of_them() -> None:
+    book = MuteTable(INTERVAL)
+    assert book.trip(1, "slow", 100.0)
+    assert not book.trip(1, "slow", 150.0)
+    assert book.next_change_ms(100.0) == INTERVAL
+    assert not book.is_due(1, 2_099.0)
+    assert book.is_due(1, 2_100.0)
+    assert book.next_change_ms(2_100.0) == math.inf, "what is due already must not make a loop turn"
+    book.probe(1, 2_500.0)
+    assert not book.is_due(1, 4_499.0)
+    book.expire_late(4_499.0)
+    assert book.mutes[1].state is BreakerState.HALF_OPEN
+    book.expire_late(4_500.0)
+    assert book.is_due(1, 4_500.0), "lost after an interval, so the next may go"
+    book.probe(1, 4_600.0)
+    book.fail(1, "NOT_ENOUGH_REPLICAS", 4_700.0)
+    assert not book.is_due(1, 6_699.0)
+    assert book.is_due(1, 6_700.0)
+    assert book.mutes[1].last_error == "NOT_ENOUGH_REPLICAS"
+    assert book.succeed(1), "the lost probe's answer comes late and is as good"
+    assert not book.succeed(1)
+    assert (book.trips, book.probes) == (1, 2)
+
+
+class BookMachine(RuleBasedStateMachine):
+    """The model writes down events and derives each state from the whole story anew."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.book = MuteTable(INTERVAL)
+        self.now = 0.0
+        self.story: dict[Target, list[tuple[str, float]]] = {target: [] for target in TARGETS}
+
+    @rule(passed=st.sampled_from([0.0, 1.0, 700.0, 1_999.0, 2_000.0, 9_000.0]))
+    def time_passes(self, passed: float) -> None:
+        self.now += passed
+        self.book.expire_late(self.now)
+
+    @rule(of=st.sampled_from(TARGETS), event=st.sampled_from(sorted(e.value for e in BreakerEvent)))
+    def happens(self, of: Target, event: str) -> None:
+        target = of
+        kind = BreakerEvent(event)
+        state, _ = self._derive(target)
+        if (state, kind) not in TRANSITIONS:
+            with pytest.raises(IllegalBreakerMoveError):
+                self._do(target, kind)
+            return
+        self._do(target, kind)
+        self.story[target].append((event, self.now))
+
+    def _do(self, target: Target, kind: BreakerEvent) -> None:
+        book, now = self.book, self.now
+        if kind is BreakerEvent.TRIP:
+            book.trip(target, "r", now)
+        elif kind is BreakerEvent.PROBE:
+            book.probe(target, now)
+        elif kind is BreakerEvent.FAILURE:
+            book.fail(target, "", now)
+        elif kind is BreakerEvent.EXPIRE:
+            book.expire(target, now)
+        else:
+            (book.succeed if kind is BreakerEvent.SUCCESS else book.reset)(target)
+
+    def _derive(self, target: Target) -> tuple[BreakerState, float]:
+        """State and the time at which it allows a probe, or loses one."""
+        state, at = BreakerState.CLOSED, math.inf
+        for event, when in self.story[target]:
+            if state is BreakerState.HALF_OPEN and at <= when:
+                state = BreakerState.OPEN
+            before, state = state, TRANSITIONS[(state, BreakerEvent(event))]
+            if (before, state) == (BreakerState.CLOSED, BreakerState.OPEN) or event == "probe":
+                at = when + INTERVAL
+            elif before is BreakerState.HALF_OPEN and state is BreakerState.OPEN:
+                at = when + INTERVAL if event == "failure" else when
+        if state is BreakerState.HALF_OPEN and at <= self.now:
+            state = BreakerState.OPEN
+        return state, at
+
+    @invariant()
+    def the_book_says_what_the_story_tells(self) -> None:
+        for target in TARGETS:
+            state, at = self._derive(target)
+            mute = self.book.mutes.get(target)
+            assert (BreakerState.CLOSED if mute is None else mute.state) is state, target
+            assert self.book.is_due(target, self.now) == (state is BreakerState.OPEN and at <= self.now)
+
+
+TestBook = BookMachine.TestCase

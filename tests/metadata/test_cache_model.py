@@ -1,0 +1,254 @@
+"""The cache against a slow model that follows KIP-526's text and walks over all topics at every look."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kafka_sink.metadata.cache import MetadataCache
+from kafka_sink.model import NO_LEADER, MetadataUpdate, Node, PartitionInfo, TopicMetadata
+
+NAMES = [f"t{number:02}" for number in range(36)]
+NODES = (Node(1, "a", 1), Node(2, "b", 2))
+BACKOFF, BACKOFF_MAX = 100.0, 1000.0
+ELECTION_TRIES = 8
+UNKNOWN, DENIED = 3, 29
+
+# What a broker may say of one topic.
+OK, NEWER_EPOCH, LEADERLESS, MISSING, FORBIDDEN, SILENT = "ok", "newer", "leaderless", "missing", "denied", ""
+ANSWERS = [OK, OK, OK, NEWER_EPOCH, LEADERLESS, MISSING, FORBIDDEN, SILENT]
+
+
+def backoff(attempts: int) -> float:
+    return min(BACKOFF * 2 ** (attempts - 1), BACKOFF_MAX)
+
+
+@dataclass
+class Known:
+    used: float
+    epoch: int | None = None  # None: no metadata
+    leaderless: bool = False
+    refreshed: float = 0.0
+    stale: bool = False
+    denied_at: float | None = None
+    denied_but_wanted: bool = False
+    bad_answers: int = 0
+    wait_until: float = -math.inf
+    marked_in_flight: bool = False
+
+    @property
+    def urgent(self) -> bool:
+        denied = self.denied_at is not None and not self.denied_but_wanted
+        return self.stale or (self.epoch is None and not denied)
+
+
+@dataclass
+class Model:
+    max_age: float
+    idle: float
+    topics: dict[str, Known] = field(default_factory=dict)
+    in_flight: list[str] | None = None
+    failures: int = 0
+    blocked_until: float = -math.inf
+    answered: float = -math.inf
+
+    def use(self, name: str, now: float) -> None:
+        known = self.topics.get(name)
+        if known and now - known.used < self.idle:
+            known.used = now
+            if known.denied_at is None or now - known.denied_at < self.max_age:
+                return
+        self.topics[name] = Known(now)
+
+    def mark(self, name: str, now: float) -> None:
+        known = self.topics.get(name)
+        if known is None or now - known.used >= self.idle:
+            self.topics[name] = Known(now)
+            return
+        known.used = now
+        if known.epoch is None:
+            known.denied_but_wanted = known.denied_at is not None
+            return
+        known.marked_in_flight = self.in_flight is not None and name in self.in_flight
+        if not known.stale and now > known.wait_until + BACKOFF_MAX:
+            known.bad_answers = 0
+        known.stale = True
+
+    def ask(self, now: float) -> tuple[set[str], list[str]] | None:
+        """Urgent topics, and non-urgent ones in their order."""
+        self.topics = {name: one for name, one in self.topics.items() if now - one.used < self.idle}
+        if self.in_flight is not None or now < self.blocked_until:
+            return None
+        cached = [one for one in self.topics.values() if one.epoch is not None]
+        target = max(20, int(len(cached) / (self.max_age / 1000) * 10))
+        urgent, soon, aging = set(), set(), []
+        gathered = now >= self.answered + BACKOFF
+        for name, one in self.topics.items():
+            if one.urgent:
+                if one.wait_until <= now and (one.epoch is None or gathered):
+                    urgent.add(name)
+                elif one.wait_until <= now + BACKOFF:
+                    soon.add(name)
+            elif one.epoch is not None and now - one.refreshed >= self.max_age:
+                urgent.add(name)
+            elif one.epoch is not None and now - one.refreshed >= self.max_age * 0.5:
+                aging.append((one.refreshed, name))
+        oldest = [name for _, name in sorted(aging)]
+        if urgent:
+            urgent |= soon
+            oldest = oldest[: max(0, target - len(urgent))]
+        elif len(oldest) >= target:
+            oldest = oldest[:target]
+        else:
+            return None
+        self.in_flight = [*urgent, *oldest]
+        return urgent, oldest
+
+    def fail(self, now: float) -> None:
+        self._unmark()
+        self.failures += 1
+        self.blocked_until = now + backoff(self.failures)
+
+    def answer(self, answers: dict[str, str], now: float) -> None:
+        self.failures, self.blocked_until, self.answered = 0, -math.inf, now
+        here = {name: said for name, said in answers.items() if name in self.topics}
+        marked = {name for name in here if self.topics[name].marked_in_flight}
+        self._unmark()
+        for name, said in here.items():
+            known = self.topics[name]
+            before = (known.epoch, known.leaderless)
+            was_stale = known.stale
+            if said in (OK, NEWER_EPOCH, LEADERLESS):
+                known.epoch = (known.epoch or 0) + (said == NEWER_EPOCH)
+                known.leaderless = said == LEADERLESS
+                known.refreshed, known.denied_at = now, None
+            elif said == FORBIDDEN and known.epoch is None:
+                known.denied_at, known.denied_but_wanted = now, False
+            changed = before != (known.epoch, known.leaderless)
+            answered = said in (OK, NEWER_EPOCH, LEADERLESS)
+            unmended = answered and was_stale and name in marked and not changed
+            electing = said == LEADERLESS and known.bad_answers < ELECTION_TRIES
+            known.stale = known.epoch is not None and (not answered or unmended or electing)
+            good = said in (OK, NEWER_EPOCH) and not unmended and (changed or not was_stale)
+            known.bad_answers = 0 if good else known.bad_answers + 1
+            known.wait_until = now + backoff(max(1, known.bad_answers))
+
+    def _unmark(self) -> None:
+        self.in_flight = None
+        for known in self.topics.values():
+            known.marked_in_flight = False
+
+
+def update(model: Model, answers: dict[str, str]) -> MetadataUpdate:
+    topics, errors = [], {}
+    for name, said in answers.items():
+        known = model.topics.get(name)
+        epoch = ((known.epoch if known else 0) or 0) + (said == NEWER_EPOCH)
+        if said in (OK, NEWER_EPOCH, LEADERLESS):
+            leader = NO_LEADER if said == LEADERLESS else 1
+            topics.append(TopicMetadata(name, b"i" * 16, (PartitionInfo(name, 0, leader, epoch),)))
+        elif said:
+            errors[name] = UNKNOWN if said == MISSING else DENIED
+    return MetadataUpdate(NODES, tuple(topics), errors)
+
+
+class Pair:
+    """Drives both with the same facts and compares each decision."""
+
+    def __init__(self, max_age: float, idle: float) -> None:
+        self.now = 0.0
+        self.model = Model(max_age, idle)
+        self.cache = MetadataCache(
+            max_age_ms=max_age,
+            idle_ms=idle,
+            retry_backoff_ms=BACKOFF,
+            retry_backoff_max_ms=BACKOFF_MAX,
+            random=lambda: 0.5,
+        )
+        self.asked: tuple[str, ...] = ()
+
+    def look(self) -> None:
+        delay = self.cache.next_request_delay_ms(self.now)
+        asked = self.cache.next_request(self.now)
+        expected = self.model.ask(self.now)
+        if expected is None:
+            assert asked is None
+            assert self.cache.next_request_delay_ms(self.now) > 0, "a loop would spin"
+        else:
+            urgent, aging = expected
+            assert asked is not None, f"{urgent} are due"
+            assert delay == 0
+            assert len(set(asked)) == len(asked)
+            assert set(asked[: len(urgent)]) == urgent
+            assert list(asked[len(urgent) :]) == aging
+            self.asked = asked
+            assert self.cache.next_request_delay_ms(self.now) == math.inf
+
+    def advance(self, by: float) -> None:
+        """Time goes by; nothing may fall due before the cache said so."""
+        delay = self.cache.next_request_delay_ms(self.now)
+        if 1 < delay < by:
+            self.now += delay - 0.5
+            self.look()
+            assert self.model.in_flight is None, "a request before its time"
+            self.now += by - delay + 0.5
+        else:
+            self.now += by
+
+    def respond(self, choose: Callable[[int], str]) -> None:
+        if self.model.in_flight is None:
+            return
+        answers = {name: choose(index) for index, name in enumerate(self.asked)}
+        self.cache.on_response(update(self.model, answers), self.asked, self.now)
+        self.model.answer(answers, self.now)
+        for name, known in self.model.topics.items():
+            metadata = self.cache.topic(name)
+            assert (metadata is None) == (known.epoch is None)
+            if metadata is not None:
+                assert metadata.partitions[0].leader_epoch == known.epoch
+            assert (self.cache.topic_error(name) == DENIED) == (known.denied_at is not None)
+
+    def fail(self) -> None:
+        if self.model.in_flight is not None:
+            self.cache.on_failure(self.now)
+            self.model.fail(self.now)
+
+
+SOME = st.tuples(st.integers(0, 35), st.integers(1, 36))
+STEP = st.one_of(
+    st.tuples(st.just("use"), SOME),
+    st.tuples(st.just("use"), st.just((0, 36))),
+    st.tuples(st.just("mark"), st.integers(0, 35)),
+    st.tuples(
+        st.just("advance"), st.sampled_from([1, 20, 99, 100, 101, 400, 1500, 5000, 20_000, 31_000, 150_000])
+    ),
+    st.tuples(st.just("respond"), st.lists(st.sampled_from(ANSWERS), min_size=1, max_size=8)),
+    st.tuples(st.just("respond"), st.just([OK])),
+    st.tuples(st.just("fail"), st.none()),
+)
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.sampled_from([10_000.0, 60_000.0, 300_000.0]), st.sampled_from([5_000.0, 300_000.0]), st.data())
+def test_every_decision_is_the_models(max_age: float, idle: float, data: st.DataObject) -> None:
+    pair = Pair(max_age, idle)
+    for kind, what in data.draw(st.lists(STEP, max_size=60)):
+        if kind == "use":
+            names = NAMES[what[0] : what[0] + what[1]]
+            pair.cache.note_use(names, pair.now)
+            for name in names:
+                pair.model.use(name, pair.now)
+        elif kind == "mark":
+            pair.cache.mark_stale(NAMES[what], pair.now)
+            pair.model.mark(NAMES[what], pair.now)
+        elif kind == "advance":
+            pair.advance(what)
+        elif kind == "respond":
+            pair.respond(lambda index, what=what: what[index % len(what)])
+        else:
+            pair.fail()
+        pair.look()

@@ -1,0 +1,250 @@
+"""A link's life as a table, its backoff and its deadlines, on a clock that stands still."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import socket
+from typing import Any
+
+import pytest
+
+from kafka_sink.model import Node
+from kafka_sink.network import broker_connection, resolver
+from kafka_sink.network.broker_connection import BrokerConnection, ConnectionState, RequestTimeoutError
+from kafka_sink.network.broker_protocol import Phase
+from tests.support.network_harness import SETTINGS, metadata_request
+
+ALLOWED = {
+    ("idle", "resolving"), ("idle", "preparing"), ("idle", "connecting"), ("resolving", "preparing"),
+    ("resolving", "connecting"), ("resolving", "idle"), ("preparing", "connecting"), ("preparing", "idle"),
+    ("connecting", "handshaking"), ("connecting", "idle"), ("handshaking", "negotiating"),
+    ("handshaking", "idle"), ("negotiating", "authenticating"), ("negotiating", "ready"),
+    ("negotiating", "idle"), ("authenticating", "ready"), ("authenticating", "idle"),
+    ("ready", "reauthenticating"), ("ready", "idle"), ("reauthenticating", "ready"),
+    ("reauthenticating", "idle"),
+}  # fmt: skip
+
+
+class DeafTransport:
+    """Takes every byte and answers nothing."""
+
+    wants_write = False
+    buffered = False
+    refusal: OSError | None = None
+
+    def __init__(self, address: Any, settings: Any) -> None:
+        self.address = address
+        if self.refusal is not None:
+            raise self.refusal
+
+    def connected(self) -> None:
+        """At once."""
+
+    def handshake(self) -> bool:
+        """Nothing to do."""
+        return True
+
+    def flush(self) -> None:
+        """Nothing to do."""
+
+    def send(self, buffers: Any) -> int:
+        """All of it."""
+        return sum(map(len, buffers))
+
+    def receive_into(self, buffer: memoryview) -> int | None:
+        """Never anything."""
+        return None
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+    def abort(self) -> None:
+        """Nothing to do."""
+
+
+@pytest.fixture(autouse=True)
+def _deaf(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(broker_connection, "PlaintextTransport", DeafTransport)
+    monkeypatch.setattr(DeafTransport, "refusal", None)
+
+
+def link(random: float = 0.5, **changes: Any) -> BrokerConnection:
+    """To a numeric address, so that nothing is looked up."""
+    settings = dataclasses.replace(SETTINGS, **changes)
+    return BrokerConnection(Node(3, "127.0.0.1", 9092), settings, lambda: random, lambda: None)
+
+
+def connected(now_ms: float = 0.0, **changes: Any) -> BrokerConnection:
+    """Up to the ApiVersions request, which stays without an answer."""
+    one = link(**changes)
+    one.open(now_ms)
+    one.writable(now_ms)
+    one.flush()
+    assert one.state is ConnectionState.NEGOTIATING
+    return one
+
+
+def made_ready(now_ms: float = 0.0, **changes: Any) -> BrokerConnection:
+    """As if the answer had come."""
+    one = connected(now_ms, **changes)
+    one._protocol._awaiting.clear()
+    one._protocol.phase = Phase.READY
+    assert one.next_answer(now_ms) is None
+    assert one.state is ConnectionState.READY
+    return one
+
+
+@pytest.mark.parametrize(("before", "after"), list(itertools.product(ConnectionState, ConnectionState)))
+def test_moves_are_a_table_and_an_illegal_one_changes_nothing(
+    before: ConnectionState, after: ConnectionState
+) -> None:
+    one = link()
+    one.state = before
+    if (before.value, after.value) in ALLOWED:
+        one._move_to(after)
+        assert one.state is after
+    else:
+        with pytest.raises(ValueError, match=f"cannot go from {before.value} to {after.value}"):
+            one._move_to(after)
+        assert one.state is before
+
+
+def test_backoff_grows_to_its_maximum_and_starts_anew_after_success() -> None:
+    one = link()
+    waits = []
+    for _ in range(8):
+        one.state = ConnectionState.CONNECTING
+        one.close(0.0, OSError("no"))
+        waits.append(one.connect_after_ms)
+    assert waits == [50, 100, 200, 400, 800, 1000, 1000, 1000]
+    again = made_ready()
+    again._failures = 5
+    again.state = ConnectionState.NEGOTIATING
+    again.next_answer(0.0)
+    again.close(0.0, OSError("lost"))
+    assert again.connect_after_ms == 50
+
+
+@pytest.mark.parametrize(("random", "wait"), [(0.0, 40), (0.5, 50), (1.0, 60)])
+def test_jitter_is_a_fifth(random: float, wait: float) -> None:
+    one = link(random=random)
+    one.close(0.0, OSError("no"))
+    assert one.connect_after_ms == pytest.approx(wait)
+
+
+def test_a_backoff_maximum_below_the_base_is_the_base() -> None:
+    one = link(reconnect_backoff_ms=500, reconnect_backoff_max_ms=100)
+    for _ in range(3):
+        one.close(0.0, OSError("no"))
+        assert one.connect_after_ms == 500
+
+
+def test_many_failures_do_not_overflow() -> None:
+    one = link(reconnect_backoff_ms=2**62, reconnect_backoff_max_ms=2**63 - 1)
+    for _ in range(2000):
+        one.close(0.0, OSError("no"))
+    assert math.isfinite(one.connect_after_ms)
+
+
+def test_nothing_connects_before_the_backoff_is_over() -> None:
+    one = link()
+    assert one.may_connect(0.0)
+    one.close(0.0, OSError("no"))
+    assert not one.may_connect(49.9)
+    assert one.may_connect(50.0)
+
+
+def test_closing_without_a_cause_is_no_failure() -> None:
+    one = made_ready()
+    one.close(7.0, None)
+    assert one.state is ConnectionState.IDLE
+    assert one.may_connect(7.0)
+    assert one.last_error is None
+
+
+def test_a_hosts_further_addresses_are_tried_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    places = [(socket.AF_INET, ("10.0.0.1", 1)), (socket.AF_INET, ("10.0.0.2", 1))]
+    monkeypatch.setattr(resolver, "_resolve", lambda host, port, flags: list(places))
+    one = link()
+    tried = []
+    for now_ms in (0.0, 1.0):
+        assert one.may_connect(now_ms)
+        one.open(now_ms)
+        assert isinstance(one.transport, DeafTransport)
+        tried.append(one.transport.address)
+        one.close(now_ms, OSError("refused"))
+    assert tried == places
+    assert not one.may_connect(1.0), "all addresses failed: now the backoff runs"
+    one.open(60.0)
+    assert isinstance(one.transport, DeafTransport)
+    assert one.transport.address == places[0], "and the name is looked up anew"
+
+
+def test_the_system_refusing_at_once_is_an_error_and_leaves_it_idle_after_close() -> None:
+    DeafTransport.refusal = OSError("network unreachable")
+    one = link()
+    with pytest.raises(OSError, match="unreachable"):
+        one.open(0.0)
+    one.close(0.0, OSError("network unreachable"))
+    assert one.state is ConnectionState.IDLE
+    assert str(one.last_error) == "network unreachable"
+
+
+def test_the_setup_timeout_grows_with_failures() -> None:
+    one = link()
+    bounds = []
+    for _ in range(4):
+        one.open(0.0)
+        bounds.append(one.next_deadline_ms())
+        one.close(0.0, OSError("no"))
+    assert bounds == [10_000, 20_000, 30_000, 30_000]
+
+
+def test_a_setup_that_takes_too_long_names_its_option() -> None:
+    one = connected()
+    assert one.overdue(9_999.0) is None
+    cause = one.overdue(10_000.0)
+    assert isinstance(cause, TimeoutError)
+    assert "socket.connection.setup.timeout.ms" in str(cause)
+    assert "negotiating" in str(cause)
+
+
+def test_request_timeouts_are_the_oldest_requests() -> None:
+    one = made_ready()
+    one.submit(dataclasses.replace(metadata_request("t"), timeout_ms=100), 1_000.0)
+    one.submit(metadata_request("t"), 1_001.0)
+    assert one.next_deadline_ms() == 1_100
+    assert one.overdue(1_099.0) is None
+    cause = one.overdue(1_100.0)
+    assert isinstance(cause, RequestTimeoutError)
+    assert "127.0.0.1:9092 (id 3) did not answer within kafka.request.timeout.ms = 100 ms" in str(cause)
+    assert one.waiting_ms(1_100.0) == 100
+
+
+def test_idleness_counts_from_the_last_use_and_not_while_a_request_waits() -> None:
+    one = made_ready(connections_max_idle_ms=1_000)
+    assert not one.idle_too_long(999.0)
+    assert one.idle_too_long(1_000.0)
+    assert one.overdue(1_000.0) is None
+    one.submit(metadata_request("t"), 1_000.0)
+    assert not one.idle_too_long(10_000.0)
+
+
+def test_a_negative_idle_time_means_never() -> None:
+    one = made_ready(connections_max_idle_ms=-1)
+    assert one.next_deadline_ms() == math.inf
+    assert not one.idle_too_long(1e15)
+
+
+def test_an_idle_link_has_no_deadline() -> None:
+    assert link().next_deadline_ms() == math.inf
+    assert link().overdue(1e15) is None
+
+
+def test_throttling_outlives_a_reconnect() -> None:
+    one = made_ready()
+    one.throttled_until_ms = 500.0
+    one.close(0.0, OSError("lost"))
+    assert one.throttled_until_ms == 500.0

@@ -1,0 +1,358 @@
+"""The protocol core without sockets: right answers in any pieces, and every wrong one told apart."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kafka.protocol.metadata import ApiVersionsRequest, MetadataRequest
+from kafka.protocol.producer import InitProducerIdRequest, ProduceRequest
+
+from kafka_sink.errors import BrokerVersionError, ProtocolError
+from kafka_sink.network import requests
+from kafka_sink.network.broker_protocol import MAX_FRAME_BYTES, BrokerProtocol, CompletedRequest, Phase
+from kafka_sink.network.events import OutboundRequest
+from kafka_sink.network.produce import ProduceAnswer
+from tests.support.fake_replies import OK, Reply, claimed_length, trailing, wrong_correlation_id
+from tests.support.fake_state import (
+    API_VERSIONS,
+    INIT_PRODUCER_ID,
+    METADATA,
+    PRODUCE,
+    VERSIONS,
+    FakeState,
+    framed,
+)
+from tests.support.network_harness import batch, metadata_request, produce_request
+
+_REQUESTS: dict[int, Any] = {
+    PRODUCE: ProduceRequest,
+    METADATA: MetadataRequest,
+    API_VERSIONS: ApiVersionsRequest,
+    INIT_PRODUCER_ID: InitProducerIdRequest,
+}
+
+
+class Peer:
+    """A connection and the broker's mind behind it; frames pass by hand."""
+
+    def __init__(self, versions: dict[int, tuple[int, int]] | None = None) -> None:
+        self.connection = BrokerProtocol("test", "b1:9092 (id 1)", 30_000)
+        self.state = FakeState([9092], {**VERSIONS, **(versions or {})}, 10**6)
+        self.state.create_topic("t", 2)
+        self._read = bytearray()
+
+    def sent(self) -> list[bytes]:
+        """Frames that the connection has written since the last call; all are."""
+        outgoing = self.connection.send_buffer
+        while outgoing.pending:
+            data = b"".join(outgoing.next_buffers())
+            self._read += data
+            outgoing.advance(len(data))
+        frames = []
+        while self._read:
+            size = int.from_bytes(self._read[:4], "big")
+            frames.append(bytes(self._read[4 : 4 + size]))
+            del self._read[: 4 + size]
+        return frames
+
+    def answer(self, frame: bytes, reply: Reply = OK) -> bytes:
+        """The broker's answer to a request, as a frame."""
+        api_key, version = int.from_bytes(frame[:2], "big"), int.from_bytes(frame[2:4], "big")
+        if version > self.state.versions[api_key][1]:
+            response = self.state.api_versions(0, Reply(error=35))
+        else:
+            request = _REQUESTS[api_key].decode(frame, version=version, header=True)
+            response = self.state.answer(0, api_key, version, request, reply)
+        whole = framed(response, int.from_bytes(frame[4:8], "big"))
+        return whole if reply.mangle is None else reply.mangle(whole)
+
+    def answers(self) -> list[CompletedRequest]:
+        """All that are complete."""
+        found = []
+        while (answered := self.connection.next_answer(0.0)) is not None:
+            found.append(answered)
+        return found
+
+    def ready(self) -> Peer:
+        """After negotiation."""
+        self.connection.start(0.0)
+        while self.connection.phase is not Phase.READY:
+            for frame in self.sent():
+                self.connection.receive(self.answer(frame))
+            assert self.answers() == []
+        return self
+
+
+def three_requests(peer: Peer) -> list[bytes]:
+    """One of each API in flight; returns the broker's answers."""
+    peer.connection.submit(metadata_request("t", tag=1), 5.0)
+    peer.connection.submit(produce_request(batch(3), tag=2), 6.0)
+    body = [requests.encode_init_producer_id(4, -1, -1)]
+    peer.connection.submit(OutboundRequest(INIT_PRODUCER_ID, 4, body, True, 30_000, 3), 7.0)
+    return [peer.answer(frame) for frame in peer.sent()]
+
+
+def check_three(answers: list[CompletedRequest]) -> None:
+    """In order, decoded."""
+    assert [a.entry.request.tag for a in answers] == [1, 2, 3]
+    assert [type(a.response) for a in answers] == [
+        requests.MetadataAnswer,
+        ProduceAnswer,
+        requests.ProducerIdAnswer,
+    ]
+    assert [a.entry.sent_at_ms for a in answers] == [5.0, 6.0, 7.0]
+    assert answers[1].response.partitions[0].base_offset == 0
+
+
+# -- negotiation ----------------------------------------------------------------------------------
+
+
+def test_versions_are_asked_for_first_and_kept() -> None:
+    peer = Peer().ready()
+    assert peer.connection.api_versions == VERSIONS
+    assert peer.connection.in_flight == 0
+
+
+def test_a_broker_that_knows_only_version_0_is_asked_again_in_it() -> None:
+    peer = Peer({API_VERSIONS: (0, 0)})
+    peer.connection.start(0.0)
+    (first,) = peer.sent()
+    assert first[2:4] == (4).to_bytes(2, "big")
+    peer.connection.receive(peer.answer(first))
+    assert peer.answers() == []
+    (second,) = peer.sent()
+    assert second[2:4] == (0).to_bytes(2, "big")
+    peer.connection.receive(peer.answer(second))
+    assert peer.answers() == []
+    assert peer.connection.phase is Phase.READY
+
+
+@pytest.mark.parametrize("code", [35, 41, -1])
+def test_versions_with_an_error_in_version_0_end_the_connection(code: int) -> None:
+    peer = Peer({API_VERSIONS: (0, 0)})
+    peer.connection.start(0.0)
+    peer.connection.receive(peer.answer(peer.sent()[0]))
+    assert peer.answers() == []
+    peer.connection.receive(peer.answer(peer.sent()[0], Reply(error=code)))
+    with pytest.raises(ProtocolError, match=f"b1:9092 .* error {code}"):
+        peer.answers()
+
+
+def test_a_broker_without_produce_is_named_as_a_controller() -> None:
+    peer = Peer()
+    del peer.state.versions[PRODUCE]  # type: ignore[attr-defined]  # a dict here
+    peer.connection.start(0.0)
+    peer.connection.receive(peer.answer(peer.sent()[0]))
+    with pytest.raises(BrokerVersionError, match=r"b1:9092 .*controller"):
+        peer.answers()
+
+
+def test_requests_before_the_versions_are_known_change_nothing() -> None:
+    connection = Peer().connection
+    with pytest.raises(ValueError, match="not ready"):
+        connection.submit(metadata_request("t"), 0.0)
+    assert not connection.send_buffer.pending
+    assert connection.in_flight == 0
+
+
+# -- answers in pieces ----------------------------------------------------------------------------
+
+
+def test_answers_whole() -> None:
+    peer = Peer().ready()
+    peer.connection.receive(b"".join(three_requests(peer)))
+    check_three(peer.answers())
+    assert peer.connection.in_flight == 0
+
+
+def test_answers_byte_by_byte() -> None:
+    peer = Peer().ready()
+    found = []
+    for byte in b"".join(three_requests(peer)):
+        peer.connection.receive(bytes([byte]))
+        found += peer.answers()
+    check_three(found)
+
+
+@given(cuts=st.lists(st.integers(1, 60), min_size=1, max_size=30))
+def test_answers_in_any_pieces(cuts: list[int]) -> None:
+    peer = Peer().ready()
+    data = memoryview(b"".join(three_requests(peer)))
+    found = []
+    at = turn = 0
+    while at < len(data):
+        step = cuts[turn % len(cuts)]
+        peer.connection.receive(data[at : at + step])
+        found += peer.answers()
+        at, turn = at + step, turn + 1
+    check_three(found)
+
+
+# -- wrong answers --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("delta", [1, -1, 2**30])
+def test_a_wrong_correlation_id_is_told_before_the_rest_arrives(delta: int) -> None:
+    peer = Peer().ready()
+    peer.connection.submit(metadata_request("t"), 0.0)
+    frame = peer.answer(peer.sent()[0], wrong_correlation_id(delta))
+    peer.connection.receive(frame[:8])
+    with pytest.raises(ProtocolError, match=r"b1:9092 .* answered correlation id .* where 1 is due"):
+        peer.answers()
+
+
+@pytest.mark.parametrize("length", [-1, -(2**31), 0, 3, 2**31 - 1, MAX_FRAME_BYTES[METADATA] + 1])
+def test_an_insane_length_is_told_at_once(length: int) -> None:
+    peer = Peer().ready()
+    peer.connection.submit(metadata_request("t"), 0.0)
+    peer.connection.receive(peer.answer(peer.sent()[0], claimed_length(length))[:4])
+    with pytest.raises(ProtocolError, match=rf"an answer of {length} bytes"):
+        peer.answers()
+
+
+def test_the_bound_of_a_frame_follows_the_request() -> None:
+    peer = Peer()
+    peer.connection.start(0.0)
+    peer.sent()
+    peer.connection.receive((MAX_FRAME_BYTES[API_VERSIONS] + 1).to_bytes(4, "big"))
+    with pytest.raises(ProtocolError, match="expects TLS"):
+        peer.answers()
+
+
+def test_a_tls_alert_is_no_answer() -> None:
+    peer = Peer()
+    peer.connection.start(0.0)
+    peer.sent()
+    peer.connection.receive(bytes.fromhex("15030300020246"))
+    with pytest.raises(ProtocolError, match="expects TLS"):
+        peer.answers()
+
+
+@pytest.mark.parametrize("junk", [b"\0", b"abc", b"HTTP/1.1 400 Bad Request\r\n"])
+def test_bytes_that_nobody_asked_for(junk: bytes) -> None:
+    peer = Peer().ready()
+    peer.connection.receive(junk)
+    with pytest.raises(ProtocolError, match="nothing was asked"):
+        peer.answers()
+
+
+def test_an_answer_before_its_request_was_written() -> None:
+    peer = Peer().ready()
+    peer.connection.submit(metadata_request("t"), 0.0)
+    (frame,) = peer.sent()
+    peer.connection.receive(peer.answer(frame))
+    peer.answers()
+    peer.connection.submit(metadata_request("t"), 0.0)
+    peer.connection.send_buffer.advance(10)
+    peer.connection.receive(bytes(8))
+    with pytest.raises(ProtocolError, match="nothing was asked"):
+        peer.answers()
+
+
+def test_trailing_bytes_in_a_frame_are_an_error() -> None:
+    peer = Peer().ready()
+    peer.connection.submit(produce_request(batch(1)), 0.0)
+    peer.connection.receive(peer.answer(peer.sent()[0], trailing(b"xyz")))
+    with pytest.raises(ProtocolError, match=r"b1:9092 .*Produce v12 has 3 bytes too many"):
+        peer.answers()
+
+
+def test_good_answers_before_a_bad_one_count_and_the_bad_one_stays_in_flight() -> None:
+    peer = Peer().ready()
+    peer.connection.submit(metadata_request("t", tag="good"), 0.0)
+    peer.connection.submit(produce_request(batch(1), tag="bad"), 0.0)
+    peer.connection.submit(metadata_request("t", tag="after"), 0.0)
+    first, second, third = peer.sent()
+    mangled = bytearray(peer.answer(second))
+    mangled[-1] ^= 0xFF  # its tagged fields
+    peer.connection.receive(peer.answer(first) + bytes(mangled) + peer.answer(third))
+    answered = peer.connection.next_answer(0.0)
+    assert answered is not None
+    assert answered.entry.request.tag == "good"
+    with pytest.raises(ProtocolError, match="Produce v12"):
+        peer.connection.next_answer(0.0)
+    lost = peer.connection.abandon()
+    assert [(entry.request.tag, possibly) for entry, possibly in lost] == [("bad", True), ("after", True)]
+
+
+# -- requests without an answer -------------------------------------------------------------------
+
+
+def test_requests_without_an_answer_are_done_when_written() -> None:
+    peer = Peer().ready()
+    peer.connection.submit(produce_request(batch(1), acks=0, tag=1), 0.0)
+    assert peer.connection.written() == []
+    peer.connection.send_buffer.advance(20)
+    assert peer.connection.written() == []
+    peer.sent()
+    assert [entry.request.tag for entry in peer.connection.written()] == [1]
+    assert peer.connection.in_flight == 0
+
+
+def test_requests_without_an_answer_do_not_disturb_the_order_of_others() -> None:
+    peer = Peer().ready()
+    peer.connection.submit(metadata_request("t", tag=1), 0.0)
+    peer.connection.submit(produce_request(batch(1), acks=0, tag=2), 0.0)
+    peer.connection.submit(metadata_request("t", tag=3), 0.0)
+    frames = peer.sent()
+    peer.connection.receive(peer.answer(frames[0]))
+    assert [a.entry.request.tag for a in peer.answers()] == [1]
+    peer.connection.receive(peer.answer(frames[2]))
+    assert [a.entry.request.tag for a in peer.answers()] == [3]
+    assert [entry.request.tag for entry in peer.connection.written()] == [2]
+
+
+# -- the end --------------------------------------------------------------------------------------
+
+
+def test_what_is_abandoned_tells_sent_from_unsent() -> None:
+    peer = Peer().ready()
+    peer.connection.submit(metadata_request("t", tag="sent"), 0.0)
+    peer.sent()
+    peer.connection.submit(produce_request(batch(1), tag="begun"), 0.0)
+    peer.connection.submit(produce_request(batch(1), acks=0, tag="unsent"), 0.0)
+    peer.connection.send_buffer.advance(1)
+    lost = peer.connection.abandon()
+    assert [(entry.request.tag, possibly) for entry, possibly in lost] == [
+        ("sent", True),
+        ("begun", True),
+        ("unsent", False),
+    ]
+    assert peer.connection.abandon() == []
+
+
+def test_negotiation_is_not_reported_as_lost() -> None:
+    peer = Peer()
+    peer.connection.start(0.0)
+    assert peer.connection.abandon() == []
+
+
+def test_the_oldest_request_is_found_over_both_kinds() -> None:
+    peer = Peer().ready()
+    assert peer.connection.oldest() is None
+    peer.connection.submit(produce_request(batch(1), acks=0, tag=1), 3.0)
+    peer.connection.submit(metadata_request("t", tag=2), 4.0)
+    oldest = peer.connection.oldest()
+    assert oldest is not None
+    assert oldest.request.tag == 1
+
+
+# -- throttling (KIP-219) ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("version", "expected"), [(5, 0), (6, 700), (12, 700)])
+def test_throttling_is_the_clients_from_version_6_on(version: int, expected: int) -> None:
+    peer = Peer().ready()
+    peer.connection.submit(produce_request(batch(1), version=version), 0.0)
+    peer.connection.receive(peer.answer(peer.sent()[0], Reply(throttle_ms=700)))
+    assert [a.throttle_ms for a in peer.answers()] == [expected]
+
+
+def test_a_negative_throttle_time_is_none() -> None:
+    peer = Peer().ready()
+    peer.connection.submit(produce_request(batch(1)), 0.0)
+    peer.connection.receive(peer.answer(peer.sent()[0], Reply(throttle_ms=-5)))
+    assert [a.throttle_ms for a in peer.answers()] == [0]

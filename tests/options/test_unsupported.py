@@ -1,0 +1,91 @@
+"""Options that are not ours: without effect, refused, unknown, misspelt, or without their prefix."""
+
+from __future__ import annotations
+
+import pytest
+
+from kafka_sink.errors import ConfigurationError
+from kafka_sink.options import parse, unsupported
+
+SERVERS = {"kafka.bootstrap.servers": "localhost:9092"}
+SECRET = "hunter2-do-not-show"
+
+
+def refused(raw: dict[str, str]) -> str:
+    with pytest.raises(ConfigurationError) as caught:
+        parse({**SERVERS, **raw})
+    return str(caught.value)
+
+
+def test_options_of_the_java_client_share_one_warning() -> None:
+    raw = {
+        "kafka.interceptor.classes": "a.B",
+        "kafka.metric.reporters": SECRET,
+        "kafka.metrics.num.samples": "3",
+    }
+    (warning,) = parse({**SERVERS, **raw}).warnings
+    assert "kafka.interceptor.classes, kafka.metric.reporters, kafka.metrics.num.samples" in warning
+    assert SECRET not in warning
+
+
+def test_defaults_of_foreign_options_ask_for_nothing() -> None:
+    known = unsupported.WITHOUT_EFFECT | unsupported.REFUSED
+    raw = {f"kafka.{name}": default for name, (default, _) in known.items() if "serializer" not in name}
+    raw |= {"kafka.security.protocol": "plaintext", "kafka.ssl.enabled.protocols": "TLSv1.2, TLSv1.3"}
+    assert parse({**SERVERS, **raw}).warnings == ()
+
+
+@pytest.mark.parametrize("name", [*unsupported.REFUSED, "config.providers.file.class"])
+def test_refused_options_name_themselves_and_hide_their_value(name: str) -> None:
+    message = refused({f"kafka.{name}": SECRET})
+    assert f"Kafka option '{name}'" in message
+    assert SECRET not in message
+
+
+@pytest.mark.parametrize("name", ["key.serializer", "value.serializer"])
+def test_serializers_are_refused_whatever_they_are(name: str) -> None:
+    # Spark's sink refuses the option itself, not a value of it.
+    assert refused({f"kafka.{name}": ""}).startswith(f"Kafka option '{name}' is not supported as ")
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("kafka.linger", "kafka.linger.ms"),
+        ("kafka.compresion.type", "kafka.compression.type"),
+        ("kafka.max.in.flight.requests", "kafka.max.in.flight.requests.per.connection"),
+        ("kafka.bootstrap.server", "kafka.bootstrap.servers"),
+        ("kafka.sasl.jaas.cfg", "kafka.sasl.jaas.config"),
+        ("kafka.topic", "topic"),
+    ],
+)
+def test_unknown_kafka_options_name_the_nearest(name: str, nearest: str) -> None:
+    message = refused({name: SECRET})
+    assert message.startswith(f"Unknown option '{name}'. Did you mean '{nearest}'")
+    assert SECRET not in message
+
+
+def test_unknown_and_unlike_anything() -> None:
+    assert refused({"kafka.zzzzqqq": "1"}) == "Unknown option 'kafka.zzzzqqq'"
+
+
+def test_what_spark_adds_is_silent() -> None:
+    assert parse({**SERVERS, "path": "/x", "checkpointLocation": "/y", "queryName": "q"}).warnings == ()
+
+
+def test_other_unknown_options_share_one_warning() -> None:
+    raw = {"linger.ms": SECRET, "tpoic": "t", "somethingelse": "1", "kafka_bootstrap_servers": "h:1"}
+    (warning,) = parse({**SERVERS, **raw}).warnings
+    assert warning == (
+        "Unknown options are ignored: kafka_bootstrap_servers (did you mean 'kafka.bootstrap.servers'?), "
+        "linger.ms (did you mean 'kafka.linger.ms'?), somethingelse, tpoic (did you mean 'topic'?)"
+    )
+
+
+@pytest.mark.parametrize(
+    "name", ["security.protocol", "sasl.mechanism", "ssl.truststore.password", "transactional.id"]
+)
+def test_a_guarantee_without_its_prefix_is_an_error(name: str) -> None:
+    message = refused({name: SECRET})
+    assert f"'kafka.{name}'" in message
+    assert SECRET not in message

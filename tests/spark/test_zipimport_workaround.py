@@ -1,0 +1,64 @@
+"""Spark's own archives are not read again at each start of a worker; a user's are."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import zipfile
+import zipimport
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kafka_sink.spark import zipimport_workaround
+
+
+@pytest.fixture
+def archives(tmp_path: Path) -> dict[str, Path]:
+    made = {}
+    for name in ("pyspark", "py4j-0.10.9.9-src", "spark-core_2.13-4.1.1", "users"):
+        made[name] = tmp_path / f"{name}.zip"
+        with zipfile.ZipFile(made[name], "w") as archive:
+            archive.writestr(f"found_in_{name[:5].replace('-', '_')}/__init__.py", "")
+            archive.writestr(f"found_in_{name[:5].replace('-', '_')}/inner.py", "VALUE = 7")
+    return made
+
+
+@pytest.fixture
+def on_path(archives: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Path]]:
+    monkeypatch.setattr(sys, "path", [*map(str, archives.values()), *sys.path])
+    monkeypatch.setattr(sys, "path_importer_cache", dict(sys.path_importer_cache))
+    importlib.import_module("found_in_pyspa.inner")
+    importlib.import_module("found_in_users.inner")
+    yield archives
+    for name in [name for name in sys.modules if name.startswith("found_in_")]:
+        del sys.modules[name]
+
+
+def zip_finders() -> set[str]:
+    return {
+        Path(finder.archive).stem
+        for finder in sys.path_importer_cache.values()
+        if isinstance(finder, zipimport.zipimporter)
+    }
+
+
+@pytest.mark.usefixtures("on_path")
+def test_only_sparks_archives_lose_their_finders_folders_in_them_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = zip_finders()
+    assert {"pyspark", "users"} <= before
+    monkeypatch.setattr(zipimport_workaround, "_READS_AT_ONCE", True)
+    zipimport_workaround.forget_spark_archives()
+    assert zip_finders() == before - {"pyspark", "py4j-0.10.9.9-src", "spark-core_2.13-4.1.1"}
+    assert importlib.reload(sys.modules["found_in_pyspa.inner"]).VALUE == 7, "imports from them go on"
+
+
+@pytest.mark.usefixtures("on_path")
+def test_from_python_3_12_on_nothing_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = dict(sys.path_importer_cache)
+    monkeypatch.setattr(zipimport_workaround, "_READS_AT_ONCE", False)
+    zipimport_workaround.forget_spark_archives()
+    assert sys.path_importer_cache == before

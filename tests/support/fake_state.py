@@ -1,0 +1,237 @@
+"""The fake broker's mind: topics, producers and the right answer to each request. No sockets, no threads."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kafka.protocol.metadata import ApiVersionsResponse, MetadataResponse
+from kafka.protocol.producer import InitProducerIdResponse, ProduceResponse
+
+from tests.support.fake_log import PartitionLog, RecordBatch, parse_batch
+from tests.support.fake_replies import Reply
+
+PRODUCE, METADATA, API_VERSIONS, INIT_PRODUCER_ID = 0, 3, 18, 22
+VERSIONS = {PRODUCE: (3, 13), METADATA: (0, 13), API_VERSIONS: (0, 4), INIT_PRODUCER_ID: (0, 6)}
+UNKNOWN_TOPIC_OR_PARTITION, NOT_LEADER_OR_FOLLOWER = 3, 6
+UNSUPPORTED_VERSION, UNKNOWN_TOPIC_ID = 35, 100
+_HOST = "127.0.0.1"
+_NO_TIMESTAMP = -1
+_FIRST_WITH_LEADERS = 10
+_Topic = MetadataResponse.MetadataResponseTopic
+_Partition = _Topic.MetadataResponsePartition
+_ProduceTopic = ProduceResponse.TopicProduceResponse
+_ProducePartition = _ProduceTopic.PartitionProduceResponse
+
+
+@dataclass
+class FakeTopic:
+    """A topic; ``leaders[p]`` is partition p's (node id, epoch)."""
+
+    id: uuid.UUID
+    logs: list[PartitionLog]
+    leaders: list[tuple[int, int]]
+
+
+class FakeState:
+    """A cluster's state. ``ports`` are the brokers' by id. Not thread-safe: the caller brings the lock."""
+
+    def __init__(
+        self,
+        ports: list[int],
+        versions: Mapping[int, tuple[int, int]],
+        max_message_bytes: int,
+        cluster_id: str = "fake",
+    ) -> None:
+        self.cluster_id = cluster_id
+        self.ports = ports
+        self.versions = versions
+        self.topics: dict[str, FakeTopic] = {}
+        self._max_message_bytes = max_message_bytes
+        self._next_producer_id = 1000
+
+    def create_topic(self, name: str, partitions: int) -> None:
+        """A new id, empty logs, epochs from 0; leaders go round the brokers."""
+        self.topics[name] = FakeTopic(
+            uuid.uuid4(),
+            [PartitionLog(self._max_message_bytes) for _ in range(partitions)],
+            [(partition % len(self.ports), 0) for partition in range(partitions)],
+        )
+
+    def add_partitions(self, name: str, partitions: int) -> None:
+        """Up to this number: empty logs, epochs from 0; leaders go round the brokers."""
+        topic = self.topics[name]
+        for partition in range(len(topic.logs), partitions):
+            topic.logs.append(PartitionLog(self._max_message_bytes))
+            topic.leaders.append((partition % len(self.ports), 0))
+
+    def answer(self, node_id: int, api_key: int, version: int, request: Any, reply: Reply) -> Any:
+        """kafka-python's response; what the request asks for is done, as far as ``reply`` lets it."""
+        if api_key == API_VERSIONS:
+            return self.api_versions(version, reply)
+        if api_key == METADATA:
+            return self._metadata(version, request, reply)
+        if api_key == INIT_PRODUCER_ID:
+            return self._init_producer_id(version, reply)
+        return self._produce(version, node_id, request, reply)
+
+    # -- ApiVersions ----------------------------------------------------------------------------------
+
+    def api_versions(self, version: int, reply: Reply) -> Any:
+        rows = [
+            ApiVersionsResponse.ApiVersion(version=version, api_key=key, min_version=low, max_version=high)
+            for key, (low, high) in self.versions.items()
+        ]
+        return ApiVersionsResponse(
+            version=version, error_code=reply.error, api_keys=rows, throttle_time_ms=reply.throttle_ms
+        )
+
+    # -- Metadata -------------------------------------------------------------------------------------
+
+    def _metadata(self, version: int, request: Any, reply: Reply) -> Any:
+        asked = list(self.topics) if request.topics is None else [topic.name for topic in request.topics]
+        brokers = [
+            MetadataResponse.MetadataResponseBroker(
+                version=version, node_id=node_id, host=_HOST, port=port, rack=None
+            )
+            for node_id, port in enumerate(self.ports)
+        ]
+        return MetadataResponse(
+            version=version,
+            throttle_time_ms=reply.throttle_ms,
+            brokers=brokers,
+            cluster_id=self.cluster_id,
+            controller_id=0,
+            topics=[self._topic_metadata(version, name, reply.error) for name in asked],
+        )
+
+    def _topic_metadata(self, version: int, name: str, code: int) -> Any:
+        topic = self.topics.get(name)
+        if topic is None or code:
+            return _Topic(
+                version=version, error_code=code or UNKNOWN_TOPIC_OR_PARTITION, name=name, partitions=[]
+            )
+        partitions = [
+            _Partition(
+                version=version,
+                error_code=0,
+                partition_index=index,
+                leader_id=leader,
+                leader_epoch=epoch,
+                replica_nodes=[leader],
+                isr_nodes=[leader],
+                offline_replicas=[],
+            )
+            for index, (leader, epoch) in enumerate(topic.leaders)
+        ]
+        return _Topic(version=version, error_code=0, name=name, topic_id=topic.id, partitions=partitions)
+
+    # -- InitProducerId -------------------------------------------------------------------------------
+
+    def _init_producer_id(self, version: int, reply: Reply) -> Any:
+        """Without a transactional id a broker gives a new id each time, whatever the request carries."""
+        producer_id = -1
+        if not reply.error:
+            producer_id = self._next_producer_id
+            self._next_producer_id += 1
+        return InitProducerIdResponse(
+            version=version,
+            throttle_time_ms=reply.throttle_ms,
+            error_code=reply.error,
+            producer_id=producer_id,
+            producer_epoch=-1 if reply.error else 0,
+        )
+
+    # -- Produce --------------------------------------------------------------------------------------
+
+    def parse_batches(self, request: Any) -> tuple[RecordBatch, ...]:
+        """What a Produce request carries, as far as it can be read."""
+        parsed = [
+            parse_batch(self._topic_of(topic)[0] or topic.name, row.index, bytes(row.records or b""))
+            for topic in request.topic_data
+            for row in topic.partition_data
+        ]
+        return tuple(batch for batch in parsed if not isinstance(batch, int))
+
+    def _topic_of(self, row: Any) -> tuple[str | None, int]:
+        """(name, 0), or (None, the error code) of a topic that is not there."""
+        if row.topic_id is None:
+            return (row.name, 0) if row.name in self.topics else (None, UNKNOWN_TOPIC_OR_PARTITION)
+        names = [name for name, topic in self.topics.items() if topic.id == row.topic_id]
+        return (names[0], 0) if names else (None, UNKNOWN_TOPIC_ID)
+
+    def _produce(self, version: int, node_id: int, request: Any, reply: Reply) -> Any:
+        rows = []
+        for topic in request.topic_data:
+            name, code = self._topic_of(topic)
+            partitions = []
+            for row in topic.partition_data:
+                told, offset, leader = self._outcome(node_id, name, code, row, reply)
+                partitions.append(_produce_partition(version, row.index, told, offset, leader, reply))
+            rows.append(
+                _ProduceTopic(
+                    version=version, name=topic.name, topic_id=topic.topic_id, partition_responses=partitions
+                )
+            )
+        answered = [row for topic in rows for row in topic.partition_responses]
+        leaders = {row.current_leader.leader_id for row in answered if row.tags}
+        endpoints = [
+            ProduceResponse.NodeEndpoint(
+                version=version, node_id=leader, host=_HOST, port=self.ports[leader], rack=None
+            )
+            for leader in sorted(leaders)
+        ]
+        tagged = {"node_endpoints": endpoints} if endpoints else {}
+        return ProduceResponse(version=version, responses=rows, throttle_time_ms=reply.throttle_ms, **tagged)
+
+    def _outcome(
+        self, node_id: int, name: str | None, code: int, row: Any, reply: Reply
+    ) -> tuple[int, int, tuple[int, int] | None]:
+        """(error code, base offset, a leader to name) for one partition."""
+        told = code or reply.partition_errors.get((name or "", row.index), reply.error)
+        if name is None or (told and not reply.append):
+            return told, -1, reply.leader
+        found, offset, moved_to = self._append(node_id, name, row)
+        return told or found, offset, reply.leader or moved_to
+
+    def _append(self, node_id: int, name: str, row: Any) -> tuple[int, int, tuple[int, int] | None]:
+        """(error code, base offset, the leader where it is another broker)."""
+        topic = self.topics[name]
+        if row.index >= len(topic.logs):
+            return UNKNOWN_TOPIC_OR_PARTITION, -1, None
+        if topic.leaders[row.index][0] != node_id:
+            return NOT_LEADER_OR_FOLLOWER, -1, topic.leaders[row.index]
+        batch = parse_batch(name, row.index, bytes(row.records or b""))
+        if isinstance(batch, int):
+            return batch, -1, None
+        return (*topic.logs[row.index].append(batch), None)
+
+
+def _produce_partition(
+    version: int, index: int, code: int, offset: int, leader: tuple[int, int] | None, reply: Reply
+) -> Any:
+    tagged: dict[str, Any] = {}
+    if code and leader is not None and version >= _FIRST_WITH_LEADERS:
+        tagged["current_leader"] = _ProducePartition.LeaderIdAndEpoch(
+            version=version, leader_id=leader[0], leader_epoch=leader[1]
+        )
+    return _ProducePartition(
+        version=version,
+        index=index,
+        error_code=code,
+        base_offset=-1 if code and not reply.tell_offset else offset,
+        log_append_time_ms=_NO_TIMESTAMP,
+        log_start_offset=reply.log_start_offset if code else 0,
+        record_errors=[],
+        error_message=reply.message if code else None,
+        **tagged,
+    )
+
+
+def framed(response: Any, correlation: int) -> bytes:
+    """A response as bytes, its length and header included."""
+    response.with_header(correlation_id=correlation)
+    # Without version=, which the library's setter takes for requests alone once there is a header.
+    return bytes(response.encode(header=True, framed=True))

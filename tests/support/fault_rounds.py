@@ -1,0 +1,203 @@
+"""Rounds of tasks that write while something befalls their coordinator; ``make faults`` runs a hundred.
+
+``python -m tests.support.fault_rounds 100 [seed]`` takes each fault in turn and prints what it saw.
+
+In each, a real coordinator process serves four tasks that need ever new topics of a scripted cluster. Every
+row must be there once, in a bounded time, with one warning at most, and no process may be left.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pyarrow as pa
+
+from kafka_sink.coordinator.driver.planning import hand_off
+from kafka_sink.coordinator.tasks.client import CoordinatorConnection
+from kafka_sink.coordinator.wire.address import CoordinatorAddress, Rendezvous
+from kafka_sink.errors import ProtocolError
+from kafka_sink.options import parse
+from kafka_sink.producer import Producer
+from kafka_sink.rows.column_plan import ColumnPlan
+from tests.support.application import Application
+from tests.support.coordinator_harness import clock_ms
+from tests.support.fake_broker import FakeCluster
+
+TASKS, UNITS, NEW_TOPICS = 4, 20, 3
+# The longest that a fault may cost is far below: a second for each unit with new topics, for two seconds.
+BOUND_S = 30.0
+PLAN = ColumnPlan.of([("topic", "string"), ("value", "binary")], None)
+TOPICS = [f"t{number}" for number in range(UNITS * NEW_TOPICS)]
+
+
+@dataclass
+class Round:
+    """What happened in one."""
+
+    fault: str
+    seconds: float
+    warnings: list[str]
+
+
+@dataclass
+class Scene:
+    """What a fault has at hand."""
+
+    application: Application
+    rendezvous: Rendezvous
+    random: random.Random
+
+    @property
+    def where(self) -> tuple[str, int]:
+        return "127.0.0.1", self.rendezvous.port
+
+    def signal(self, number: signal.Signals) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(self.application.processes[-1].pid, number)
+
+
+def kill(scene: Scene) -> None:
+    scene.signal(signal.SIGKILL)
+
+
+def freeze(scene: Scene) -> None:
+    scene.signal(signal.SIGSTOP)
+
+
+def freeze_and_thaw(scene: Scene) -> None:
+    scene.signal(signal.SIGSTOP)
+    time.sleep(scene.random.random())
+    scene.signal(signal.SIGCONT)
+
+
+def kill_driver(scene: Scene) -> None:
+    scene.application.driver.kill()
+
+
+def garbage(scene: Scene) -> None:
+    for _ in range(50):
+        with suppress(OSError), socket.create_connection(scene.where, timeout=2) as peer:
+            peer.sendall(scene.random.randbytes(scene.random.randrange(2000)))
+
+
+def crowd(scene: Scene) -> None:
+    peers: list[socket.socket] = []
+    with suppress(OSError):
+        peers += (socket.create_connection(scene.where, timeout=2) for _ in range(1000))
+    for peer in peers:
+        peer.close()
+
+
+def wrong_secret(scene: Scene) -> None:
+    wrong = CoordinatorAddress(scene.where[0], replace(scene.rendezvous, secret=b"w" * 32))
+    for _ in range(50):
+        with suppress(OSError, ProtocolError):
+            CoordinatorConnection(wrong, 2000, clock_ms).close()
+            raise AssertionError("a coordinator took a wrong secret for the right one")
+
+
+FAULTS: dict[str, Callable[[Scene], None]] = {
+    one.__name__: one for one in (kill, freeze, freeze_and_thaw, kill_driver, garbage, crowd, wrong_secret)
+}
+
+
+class _Warnings(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+def run_round(fault: str, seed: int, folder: Path) -> Round:
+    """Raises AssertionError where a promise was broken."""
+    chance = random.Random(seed)
+    heard = _Warnings()
+    logging.getLogger("kafka_sink").addHandler(heard)
+    try:
+        with FakeCluster(dict.fromkeys(TOPICS, 1)) as cluster, Application(folder) as application:
+            options = parse(
+                {
+                    "kafka.bootstrap.servers": cluster.bootstrap_servers,
+                    "kafka.linger.ms": "0",
+                    "kafka.retry.backoff.ms": "20",
+                }
+            ).options
+            rendezvous = hand_off(options, is_streaming=False).rendezvous
+            assert rendezvous is not None
+            scene = Scene(application, rendezvous, chance)
+            failures: list[BaseException] = []
+
+            def write() -> None:
+                producer = Producer(options)
+                try:
+                    producer.begin(CoordinatorAddress("127.0.0.1", rendezvous))
+                    for unit in range(UNITS):
+                        topics = TOPICS[: (unit + 1) * NEW_TOPICS]
+                        values = pa.array([b"v"] * len(topics), pa.binary())
+                        producer.send(PLAN, pa.record_batch({"topic": pa.array(topics), "value": values}))
+                    producer.finish()
+                except BaseException as failure:  # noqa: BLE001 - whatever it is fails the round
+                    failures.append(failure)
+                finally:
+                    producer.close()
+
+            tasks = [threading.Thread(target=write, daemon=True) for _ in range(TASKS)]
+            started = time.monotonic()
+            for task in tasks:
+                task.start()
+            time.sleep(chance.random() ** 2)
+            FAULTS[fault](scene)
+            for task in tasks:
+                task.join(max(0.0, started + BOUND_S - time.monotonic()))
+            seconds = time.monotonic() - started
+            assert not any(task.is_alive() for task in tasks), f"a task hangs after {fault} (seed {seed})"
+            assert not failures, f"{failures[0]!r} after {fault} (seed {seed})"
+            for number, topic in enumerate(TOPICS):
+                written = sum(batch.record_count for batch in cluster.batches(topic, 0))
+                assert written == TASKS * (UNITS - number // NEW_TOPICS), f"{topic}: {written} (seed {seed})"
+            scene.signal(signal.SIGCONT)
+            application.driver.kill()
+            for process in application.processes:
+                process.wait(10)
+    finally:
+        logging.getLogger("kafka_sink").removeHandler(heard)
+    assert len(heard.lines) <= 1, heard.lines
+    return Round(fault, seconds, heard.lines)
+
+
+def main() -> None:
+    """Arguments: how many rounds, and the first one's seed."""
+    count = int(sys.argv[1]) if len(sys.argv) > 1 else 100
+    first = int(sys.argv[2]) if len(sys.argv) > 2 else 0
+    rounds = []
+    for number in range(count):
+        fault = list(FAULTS)[number % len(FAULTS)]
+        with tempfile.TemporaryDirectory() as folder:
+            rounds.append(run_round(fault, first + number, Path(folder)))
+        latest = rounds[-1]
+        print(f"{number + 1:4} {fault}: {latest.seconds:.1f} s", *latest.warnings, flush=True)
+    for fault in FAULTS:
+        mine = [one for one in rounds if one.fault == fault]
+        if mine:
+            print(
+                f"{fault}: {len(mine)} rounds, slowest {max(one.seconds for one in mine):.1f} s, "
+                f"{sum(bool(one.warnings) for one in mine)} warned"
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,420 @@
+"""Everything between the task's rows and the brokers' logs but sockets and threads, moved by hand.
+
+Accumulator, appender, pool, identity, requests and completion are the real ones. Brokers are the scripted log
+of tests/support, which checks sequences as Kafka does; the "wire" reads a batch's memory only when a request
+arrives, as sendmsg may, so memory that was given away too early shows as rows in wrong places. What the task
+does between planning and writing can be interrupted by any step of the sender.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from kafka_sink.accumulator import record_appender
+from kafka_sink.accumulator.batch_limits import BatchRoom
+from kafka_sink.accumulator.buffer_pool import BufferPool
+from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
+from kafka_sink.accumulator.record_accumulator import AccumulatorSettings, RecordAccumulator
+from kafka_sink.accumulator.record_appender import RecordAppender
+from kafka_sink.backoff import ExponentialBackoff
+from kafka_sink.breaker.send_policy import NoSendPolicy
+from kafka_sink.errors import BufferExhaustedError, DeliveryError
+from kafka_sink.model import CompressionType, PartitionInfo, TopicMetadata, TopicPartition
+from kafka_sink.network.client import RequestFailed, ResponseReceived
+from kafka_sink.network.produce import ProduceAnswer, ProducePartitionResponse
+from kafka_sink.rows.column_plan import ColumnPlan
+from kafka_sink.rows.columns import extract
+from kafka_sink.rows.ordering import ordered_rows_of
+from kafka_sink.rows.partitioner import Partitioner
+from kafka_sink.sending.batch_completion import BatchCompletion
+from kafka_sink.sending.produce_requests import ProduceRequests, ProduceTag
+from kafka_sink.sending.producer_identity import ProducerIdentity
+from kafka_sink.sending.request_filling import fill_request
+from kafka_sink.sending.settings import SenderSettings
+from tests.support.fake_log import PartitionLog, parse_batch
+from tests.support.strategy import forced
+
+TOPIC = "t"
+PARTITIONS = 3
+NODES = 2
+NOT_LEADER = 6
+DELIVERY_TIMEOUT_MS = 10_000.0
+_BATCH_SIZE = 700
+_POOL_BYTES = 32_768
+_ROW = re.compile(rb"<(\d+)>")
+_PLAN = ColumnPlan.of([("value", "binary"), ("partition", "int")], TOPIC)
+
+
+class Metadata:
+    """What the sender asks of ClusterMetadata."""
+
+    def __init__(self) -> None:
+        self.leaders = [index % NODES for index in range(PARTITIONS)]
+
+    def leader(self, partition: TopicPartition) -> PartitionInfo | None:
+        return PartitionInfo(TOPIC, partition.partition, self.leaders[partition.partition], 0)
+
+    def topic(self, name: str) -> TopicMetadata | None:
+        return None
+
+    def describe_lookup_error(self, name: str) -> str | None:
+        return None
+
+    def described(self) -> TopicMetadata:
+        return TopicMetadata(
+            TOPIC,
+            None,
+            tuple(PartitionInfo(TOPIC, index, node, 0) for index, node in enumerate(self.leaders)),
+        )
+
+    def mark_stale(self, topic: str, now_ms: float) -> None: ...
+
+
+class Versions:
+    """What the sender asks of NetworkClient while it builds a request."""
+
+    def api_version(self, node_id: int, api_key: int, ours: tuple[int, int]) -> int:
+        return 12
+
+
+@dataclass
+class Pending:
+    """A request on its way. ``answer`` is set once the broker has handled it."""
+
+    node: int
+    tag: ProduceTag
+    views: dict[TopicPartition, list[memoryview]]
+    answer: ProduceAnswer | None = None
+
+
+@dataclass
+class Pinned:
+    """What a batch that may have been written must keep."""
+
+    producer_id: int
+    epoch: int
+    sequence: int
+
+
+@dataclass
+class Model:
+    """One task. Every method is one step; ``check`` raises AssertionError where an invariant is broken."""
+
+    # The default is smaller than a batch, so that batches are split; larger than any row.
+    max_message_bytes: int = 500
+    now: float = 1_000.0
+    next_row: int = 0
+    appended: dict[TopicPartition, list[int]] = field(default_factory=dict)
+    acknowledged: list[int] = field(default_factory=list)
+    muted: set[TopicPartition] = field(default_factory=set)
+    pending: list[Pending] = field(default_factory=list)
+    zombies: list[tuple[TopicPartition, bytes]] = field(default_factory=list)
+    closed: bool = False
+    exhausted: bool = False
+
+    def __post_init__(self) -> None:
+        self.pool = BufferPool(_POOL_BYTES, 128, clock_ms=lambda: self.now)
+        settings = AccumulatorSettings(
+            batch_size=_BATCH_SIZE,
+            linger_ms=0,
+            max_block_ms=0,
+            delivery_timeout_ms=DELIVERY_TIMEOUT_MS,
+            buffer_memory=_POOL_BYTES,
+            compression=CompressionType.NONE,
+            guarantee_order=False,
+        )
+        self.accumulator = RecordAccumulator(settings, forced.allocator(self.pool, _BATCH_SIZE, 128))
+        self.appender = RecordAppender(self.accumulator, None, lambda: self.now, lambda: None)
+        backoff = ExponentialBackoff(100, 1_000, lambda: 0.5)
+        self.identity = ProducerIdentity(backoff)
+        self.identity.producer_id, self.identity.producer_epoch = 7, 0
+        self.metadata = Metadata()
+        sender = SenderSettings(-1, 4_000, 30_000, 1_000, _BATCH_SIZE, True)
+        collaborators = (self.metadata, self.identity)
+        self.completion = BatchCompletion(
+            sender,
+            self.accumulator,
+            *collaborators,  # type: ignore[arg-type]
+            backoff,
+            NoSendPolicy(),
+            dict,
+        )
+        self.requests = ProduceRequests(sender, self.metadata, Versions(), self.identity)  # type: ignore[arg-type]
+        self.partitioner = Partitioner(
+            room=lambda *_: BatchRoom(None, _BATCH_SIZE),
+            ignore_keys=False,
+            adaptive=False,
+            random=lambda: 0.5,
+        )
+        names = [TopicPartition(TOPIC, index) for index in range(PARTITIONS)]
+        self.logs = {partition: PartitionLog(self.max_message_bytes) for partition in names}
+        self.pinned: dict[ProducerBatch, Pinned] = {}
+        self._watch_acknowledgements()
+
+    def _watch_acknowledgements(self) -> None:
+        finish = self.accumulator.finish
+
+        def watched(batch: ProducerBatch, state: BatchState, record: Callable[[], None]) -> bool:
+            rows = rows_in(b"".join(batch.buffer.views())) if batch.buffer.size else []
+            first = finish(batch, state, record)
+            if first and state is BatchState.SUCCEEDED:
+                self.acknowledged += rows
+            return first
+
+        self.accumulator.finish = watched  # type: ignore[method-assign]
+
+    # -- the task -------------------------------------------------------------------------------------
+
+    def append(self, partitions: list[int], size: int, meanwhile: Callable[[], None]) -> None:
+        """A unit with a row for each number; ``meanwhile`` runs while its batches are leased."""
+        numbers = range(self.next_row, self.next_row + len(partitions))
+        self.next_row += len(partitions)
+        batch = pa.record_batch(
+            {
+                "value": pa.array([b"<%d>" % number + b"x" * size for number in numbers], pa.binary()),
+                "partition": pa.array(partitions, pa.int32()),
+            }
+        )
+        rows = extract(_PLAN, batch, 0)
+        topics = {TOPIC: self.metadata.described()}
+        unit = ordered_rows_of(rows, topics, self.partitioner, self.accumulator.queued_batches, 0)
+        for number, partition in zip(numbers, partitions, strict=True):
+            self.appended.setdefault(TopicPartition(TOPIC, partition), []).append(number)
+        encode = record_appender.encoder.encode
+
+        def interrupted(*arguments: object) -> object:
+            meanwhile()
+            return encode(*arguments)  # type: ignore[arg-type]
+
+        record_appender.encoder.encode = interrupted  # type: ignore[assignment]
+        try:
+            self.appender.append(unit, lambda: None)
+        except BufferExhaustedError:
+            self.exhausted = True  # the task fails with it; what it did not append is never sent
+        finally:
+            record_appender.encoder.encode = encode
+
+    def flush(self) -> None:
+        """As at the end of the task's rows, but more may follow."""
+        self.appender.flush()
+        self.accumulator.flushing = False
+
+    # -- the sender -----------------------------------------------------------------------------------
+
+    def send(self) -> None:
+        """One pass over all brokers."""
+        self.completion.restart_sequences()
+        if self.completion.deliveries.lost:
+            return
+        check = self.accumulator.ready(self.metadata.leader, self.now, self.muted)
+        for node, queues in check.nodes.items():
+            if sum(request.node == node for request in self.pending) >= 5:
+                continue
+            taken = fill_request(
+                self.accumulator, node, queues, 4_000, lambda batch: self.identity.may_send(batch, self.now)
+            )
+            if not taken:
+                continue
+            assert not {batch.partition for batch in taken} & self.muted
+            tag = self.requests.build(node, taken, self.now).tag
+            assert isinstance(tag, ProduceTag)
+            self.completion.sent(node, taken, self.now)
+            views = {batch.partition: batch.buffer.views() for batch in taken}
+            self.pending.append(Pending(node, tag, views))
+
+    def expire(self) -> None:
+        """What delivery.timeout.ms has passed for."""
+        self.completion.expire(self.now)
+
+    def expire_while_leased(self) -> None:
+        """The task leases batches just after the sender has found them too old."""
+        self.now += DELIVERY_TIMEOUT_MS + 1
+        found = self.accumulator.expired(self.now)
+        expired = self.accumulator.expired
+        self.accumulator.expired = lambda now_ms: found  # type: ignore[method-assign]
+        try:
+            self.append([*range(PARTITIONS)], 5, self.expire)
+        finally:
+            self.accumulator.expired = expired  # type: ignore[method-assign]
+
+    def fail_all(self) -> None:
+        """As after a refused authentication."""
+        self.completion.fail_all(DeliveryError("refused"))
+
+    def close(self) -> None:
+        """The task has ended, one way or the other: connections close, then everything goes back."""
+        self.closed = True
+        self.pending.clear()
+        self.completion.abandon(end_leases=True)
+
+    # -- the wire and the brokers ---------------------------------------------------------------------
+
+    def unhandled(self, node: int) -> Pending | None:
+        """The oldest request that a broker has not read."""
+        return next((r for r in self.pending if r.node == node and r.answer is None), None)
+
+    def arrive(self, node: int, error: int, *, append: bool, log_start: int = 0) -> None:
+        """A broker handles its next request; with an error code it answers that, and appends or not."""
+        request = self.unhandled(node)
+        if request is None:
+            return
+        answers = []
+        for partition, views in request.views.items():
+            data = b"".join(views)
+            code, offset = error, -1
+            if self.metadata.leaders[partition.partition] != node:
+                code = NOT_LEADER
+            elif not error or append:
+                found, offset = self.write(partition, data)
+                code = found or error
+            answers.append(
+                ProducePartitionResponse(
+                    TOPIC, None, partition.partition, code, offset, -1, log_start, None, (), None
+                )
+            )
+        request.answer = ProduceAnswer(tuple(answers), 0, ())
+
+    def write(self, partition: TopicPartition, data: bytes) -> tuple[int, int]:
+        """A broker appends; the bytes must be a batch, and of this partition's rows."""
+        parsed = parse_batch(TOPIC, partition.partition, data)
+        assert not isinstance(parsed, int), f"broken bytes reached {partition}: error {parsed}"
+        assert set(rows_in(data)) <= set(self.appended[partition]), f"foreign rows reached {partition}"
+        return self.logs[partition].append(parsed)
+
+    def respond(self, node: int) -> None:
+        """The client reads a broker's next answer."""
+        request = next((r for r in self.pending if r.node == node), None)
+        if request is None or request.answer is None:
+            return
+        self.pending.remove(request)
+        self.completion.on_response(
+            ResponseReceived(node, request.tag, request.answer, 1.0), request.tag, self.now
+        )
+
+    def disconnect(self, node: int, *, unread: str) -> None:
+        """All of a broker's requests fail. Those it has not read are ``lost``, or read ``late``."""
+        broken = [request for request in self.pending if request.node == node]
+        self.pending = [request for request in self.pending if request.node != node]
+        for request in broken:
+            if request.answer is None and unread == "late":
+                for partition, views in request.views.items():
+                    self.zombies.append((partition, b"".join(views)))
+            event = RequestFailed(
+                node, request.tag, ConnectionResetError("cut"), possibly_sent=unread != "unsent"
+            )
+            if request.answer is not None:
+                event = RequestFailed(node, request.tag, ConnectionResetError("cut"), possibly_sent=True)
+            self.completion.on_failure(event, request.tag, self.now)
+
+    def zombie(self) -> None:
+        """A broker at last handles a request whose connection is long gone."""
+        if self.zombies:
+            self.write(*self.zombies.pop(0))
+
+    def forget(self, partition: TopicPartition) -> None:
+        """A broker no longer knows the producer (producer.id.expiration.ms), and takes any sequence.
+
+        Only while all that it wrote is acknowledged and nothing written is under way: against a broker that
+        forgets what it may be sent again, no producer can do anything.
+        """
+        written = {row for batch in self.logs[partition].batches for row in rows_in(batch.data)}
+        under_way = any(late == partition for late, _ in self.zombies)
+        if written <= set(self.acknowledged) and not under_way:
+            self.logs[partition]._producers.clear()
+
+    def settle(self) -> None:
+        """Faults end; whatever is not lost must arrive."""
+        self.muted.clear()
+        self.flush()
+        for _ in range(300):
+            if not self.accumulator.incomplete or self.completion.deliveries.lost:
+                return
+            self.send()
+            for node in range(NODES):
+                while self.unhandled(node) is not None:
+                    self.arrive(node, 0, append=True)
+                while any(request.node == node for request in self.pending):
+                    self.respond(node)
+            self.check()
+            # Longer than any backoff, and 300 times this shorter than delivery.timeout.ms.
+            self.now += 25.0
+        raise AssertionError(f"{self.accumulator.incomplete} batches never became complete")
+
+    # -- invariants -----------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """All of them hold between any two steps."""
+        live = self.accumulator._live
+        metrics = self.pool.metrics()
+        held = sum(batch.buffer.capacity for batch in live)
+        assert metrics.used_bytes + metrics.heap_bytes == held, "memory without an owner, or with two"
+        assert (
+            metrics.used_bytes + metrics.free_bytes == metrics.allocated_bytes <= metrics.buffer_total_bytes
+        )
+        open_ones = [batch for batch in live if not batch.terminal]
+        assert self.accumulator.incomplete == len(open_ones)
+        self._check_rows(open_ones)
+        self._check_queues(live)
+        self._check_pins(live)
+        self._check_logs()
+
+    def _check_rows(self, open_ones: Collection[ProducerBatch]) -> None:
+        if self.exhausted:
+            return
+        deliveries = self.completion.deliveries
+        known = deliveries.records + deliveries.failed_records + sum(b.record_count for b in open_ones)
+        assert known == self.next_row, f"{known} of {self.next_row} rows are accounted for"
+
+    def _check_queues(self, live: Collection[ProducerBatch]) -> None:
+        for queue in self.accumulator._queues.values():
+            ordinals = [batch.ordinal for batch in queue.batches]
+            assert ordinals == sorted(ordinals), "a retry left its place"
+            assert len(set(ordinals)) == len(ordinals)
+            mine = [batch for batch in live if batch.partition == queue.partition]
+            if not self.closed:
+                assert queue.in_flight == sum(batch.request_references for batch in mine)
+            waiting = {BatchState.OPEN, BatchState.CLOSED, BatchState.SEALED}
+            assert {b for b in mine if b.state in waiting} == set(queue.batches), "a batch is in no queue"
+
+    def _check_pins(self, live: Collection[ProducerBatch]) -> None:
+        for batch in live:
+            marks = Pinned(batch.producer_id, batch.producer_epoch, batch.base_sequence)
+            if batch.possibly_written and not batch.terminal:
+                assert self.pinned.setdefault(batch, marks) == marks, (
+                    "a sequence changed after a possible write"
+                )
+
+    def _check_logs(self) -> None:
+        written: set[int] = set()
+        for partition, log in self.logs.items():
+            rows = [row for batch in log.batches for row in rows_in(batch.data)]
+            assert len(set(rows)) == len(rows), f"doubled rows in {partition}: {rows}"
+            assert rows == sorted(rows), f"order lost in {partition}: {rows}"
+            written |= set(rows)
+        assert len(set(self.acknowledged)) == len(self.acknowledged), "rows acknowledged twice"
+        assert set(self.acknowledged) <= written, "acknowledged rows that no log has"
+
+    def check_end(self) -> None:
+        """After ``settle`` or ``close``: nothing is lost without a word, nothing is held."""
+        if not self.completion.deliveries.lost and not self.exhausted and not self.closed:
+            for partition, rows in self.appended.items():
+                log = [row for batch in self.logs[partition].batches for row in rows_in(batch.data)]
+                assert log == rows, f"{partition}: {log} is not {rows}"
+            assert sorted(self.acknowledged) == list(range(self.next_row))
+            assert self.identity.settled
+        if not self.closed:
+            self.close()
+        self.check()
+        metrics = self.pool.metrics()
+        assert metrics.used_bytes == metrics.heap_bytes == 0, "memory was not given back"
+        assert metrics.full_strategy_bytes == 0
+        assert not self.accumulator.incomplete
+
+
+def rows_in(data: bytes) -> list[int]:
+    """The numbers of the rows in a batch's bytes."""
+    return [int(number) for number in _ROW.findall(data)]

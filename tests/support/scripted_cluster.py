@@ -1,0 +1,97 @@
+"""What the tests of delivery on the scripted cluster share."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pyarrow as pa
+
+from kafka_sink.model import TaskResult
+from kafka_sink.options import parse
+from kafka_sink.producer import Producer
+from kafka_sink.producer_cache import TaskProducer, task_producer
+from kafka_sink.rows.column_plan import ColumnPlan
+from tests.support.fake_broker import PRODUCE, FakeCluster
+from tests.support.fake_log import RecordBatch
+
+TOPIC = "t"
+SECRET = "payload-that-no-message-may-show"
+PATIENCE_S = 20.0
+ROW = re.compile(rb"<(\d+)>")
+
+
+def rows(start: int, count: int, partition: int = 0) -> pa.RecordBatch:
+    """Numbered rows for one partition."""
+    values = [b"<%d>%s" % (number, SECRET.encode()) for number in range(start, start + count)]
+    return pa.record_batch(
+        {"value": pa.array(values, pa.binary()), "partition": pa.array([partition] * count, pa.int32())}
+    )
+
+
+def task_options(cluster: FakeCluster, **options: object) -> dict[str, str]:
+    """What a user would write; short backoffs, no linger."""
+    raw = {
+        "kafka.bootstrap.servers": cluster.bootstrap_servers,
+        "topic": TOPIC,
+        "kafka.linger.ms": "0",
+        "kafka.retry.backoff.ms": "20",
+        "kafka.retry.backoff.max.ms": "50",
+        "kafka.reconnect.backoff.ms": "10",
+        "kafka.reconnect.backoff.max.ms": "50",
+    }
+    return raw | {f"kafka.{name.replace('_', '.')}": str(value) for name, value in options.items()}
+
+
+@contextmanager
+def task(cluster: FakeCluster, **options: object) -> Iterator[TaskProducer]:
+    """A task's producer; short backoffs, no linger."""
+    plan = ColumnPlan.of([("value", "binary"), ("partition", "int")], TOPIC)
+    with task_producer(parse(task_options(cluster, **options)).options, plan) as producer:
+        yield producer
+
+
+def send(cluster: FakeCluster, *batches: pa.RecordBatch, **options: object) -> TaskResult:
+    """One task."""
+    with task(cluster, **options) as producer:
+        for batch in batches:
+            producer.send(batch)
+        return producer.finish()
+
+
+def written(cluster: FakeCluster, partition: int = 0) -> list[int]:
+    """The rows' numbers in offset order."""
+    batches = cluster.batches(TOPIC, partition)
+    return [int(number) for batch in batches for number in ROW.findall(batch.data)]
+
+
+def attempts(cluster: FakeCluster) -> list[RecordBatch]:
+    """Every batch of every Produce request, in the order of arrival."""
+    return [batch for request in cluster.received(PRODUCE) for batch in request.batches]
+
+
+def marks(batch: RecordBatch) -> tuple[int, int, int]:
+    """Producer id, epoch and base sequence."""
+    return batch.producer_id, batch.producer_epoch, batch.base_sequence
+
+
+def inside(producer: TaskProducer) -> Producer:
+    """The parts behind a task's producer."""
+    return producer._producer
+
+
+def until(condition: Callable[[], Any], what: str) -> None:
+    """Waits; fails the test after PATIENCE_S."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, f"never happened: {what}"
+        time.sleep(0.005)
+
+
+def sender_threads() -> list[threading.Thread]:
+    """Those that run."""
+    return [thread for thread in threading.enumerate() if thread.name == "kafka-chunked-sender"]

@@ -1,0 +1,158 @@
+"""A Spark standalone cluster on this machine: a master, and workers on loopback addresses of their own.
+
+    with StandaloneCluster(workers=2, cores=2) as cluster:
+        SparkSession.builder.master(cluster.url).config("spark.driver.host", "127.0.0.1")
+
+    python tests/support/standalone_cluster.py --workers 2 --cores 2     until Ctrl-C, for trying by hand
+
+Each worker runs an application's executor as a JVM of its own with Python workers of its own, so what
+executors share with the driver goes over sockets, and between hosts. It leaves out: a file system that hosts
+do not share, and networks that are slow or lose packets.
+
+Everything ends with the block, and when this process dies, however it dies.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from kafka_sink.local_broker.java import find_java
+from kafka_sink.local_broker.processes import SupervisedProcesses
+
+# Small and quickly up: these JVMs only start others.
+_JVM = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+# PySpark 4's only one; workers look for a build of Spark where nothing says it.
+_SCALA = "2.13"
+_DEPLOY = "org.apache.spark.deploy"
+_START_S = 120.0
+_END_S = 10.0
+_POLL_S = 0.05
+
+
+class StandaloneCluster:
+    """One master on 127.0.0.1, ``workers`` on 127.0.0.2 and following, with ``cores`` each.
+
+    ``memory``: what a worker gives to executors, as Spark writes it. ``environ``: of the workers, and so of
+    executors; it should name ``PYSPARK_PYTHON``, and the folders of the sink in ``PYTHONPATH``. Raises
+    RuntimeError, with what was logged, where it does not start.
+    """
+
+    def __init__(
+        self,
+        workers: int = 2,
+        cores: int = 2,
+        memory: str = "1g",
+        environ: Mapping[str, str] = os.environ,
+    ) -> None:
+        self.hosts = tuple(f"127.0.0.{number}" for number in range(2, 2 + workers))
+        self._cores = cores
+        self._memory = memory
+        self._environ = {name: environ[name] for name in ("PYTHONPATH", "PYSPARK_PYTHON") if name in environ}
+        self._processes: SupervisedProcesses | None = None
+        self._folder = Path()
+        self._port = 0
+
+    @property
+    def url(self) -> str:
+        """For ``SparkSession.builder.master``."""
+        return f"spark://127.0.0.1:{self._port}"
+
+    @property
+    def folder(self) -> Path:
+        """Logs: ``master``, one per worker host, and ``<host>.work/<application>/<executor>/stderr``."""
+        return self._folder
+
+    def __enter__(self) -> StandaloneCluster:
+        self._folder = Path(tempfile.mkdtemp(prefix="kafka-chunked-spark-"))
+        self._processes = SupervisedProcesses(self._folder)
+        try:
+            with socket.create_server(("127.0.0.1", 0)) as server:
+                self._port = server.getsockname()[1]
+            ui = ("--webui-port", "0")
+            self._start("master", "master.Master", "--host", "127.0.0.1", "--port", str(self._port), *ui)
+            # A worker whose master is not there yet asks again after seconds.
+            self._await("master", "Starting Spark master at")
+            for host in self.hosts:
+                size = ("--cores", str(self._cores), "--memory", self._memory)
+                work = ("--work-dir", str(self._folder / f"{host}.work"))
+                self._start(host, "worker.Worker", "--host", host, *size, *ui, *work, self.url)
+            for host in self.hosts:
+                self._await(host, "Successfully registered with master")
+        except BaseException:  # Ctrl-C too: nothing may stay behind
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End all workers, executors with them, and the master; delete all files. Safe to call twice."""
+        processes, self._processes = self._processes, None
+        if processes is None:
+            return
+        # Asked politely a worker ends its executors; killed, it leaves them to find out by themselves.
+        names = [name for name in self.hosts if (self._folder / name).exists()]
+        for name in names:
+            processes.signal(name, signal.SIGTERM)
+        deadline = time.monotonic() + _END_S
+        while any(processes.is_running(name) for name in names) and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+        processes.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _start(self, name: str, main: str, *args: str) -> None:
+        import pyspark
+
+        home = Path(pyspark.__file__).resolve().parent
+        # With SPARK_LOCAL_IP, a worker would announce that in place of its host.
+        environ = ["env", "-u", "SPARK_LOCAL_IP", f"SPARK_HOME={home}", f"SPARK_SCALA_VERSION={_SCALA}"]
+        environ += [f"{key}={value}" for key, value in self._environ.items()]
+        # As bin/spark-class would start it, without the JVM that this starts to find out how.
+        command = [find_java().path, *_JVM, "-cp", f"{home}/jars/*", f"{_DEPLOY}.{main}", *args]
+        assert self._processes is not None
+        self._processes.start(name, environ + command, log=self._folder / name, cwd=self._folder)
+
+    def _await(self, name: str, text: str) -> None:
+        assert self._processes is not None
+        deadline = time.monotonic() + _START_S
+        while text not in (log := (self._folder / name).read_text(errors="replace")):
+            if time.monotonic() > deadline or not self._processes.is_running(name):
+                raise RuntimeError(f"Spark's {name} did not start; its log ends:\n{log[-2000:]}")
+            time.sleep(_POLL_S)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--cores", type=int, default=2)
+    options = parser.parse_args()
+    root = str(Path(__file__).resolve().parents[2])
+    environ = {"PYSPARK_PYTHON": sys.executable, "PYTHONPATH": root, **os.environ}
+    with StandaloneCluster(options.workers, options.cores, environ=environ) as cluster:
+        print(f"{cluster.url}, logs in {cluster.folder}; Ctrl-C ends it", flush=True)
+        try:
+            signal.pause()
+        except KeyboardInterrupt:
+            print()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,334 @@
+"""The fake broker against an independent client (kafka-python's codecs on a plain socket)."""
+
+from __future__ import annotations
+
+import socket
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+from kafka.protocol.metadata import (
+    ApiVersionsRequest,
+    ApiVersionsResponse,
+    MetadataRequest,
+    MetadataResponse,
+)
+from kafka.protocol.producer import (
+    InitProducerIdRequest,
+    InitProducerIdResponse,
+    ProduceRequest,
+    ProduceResponse,
+)
+
+from tests.support.fake_broker import API_VERSIONS, INIT_PRODUCER_ID, METADATA, PRODUCE, FakeCluster
+from tests.support.fake_replies import (
+    SWALLOWED,
+    Refuse,
+    Reply,
+    claimed_length,
+    cut_after,
+    error,
+    garbage,
+    trailing,
+    wrong_correlation_id,
+)
+from tests.support.network_harness import batch
+
+RESPONSES = {
+    ProduceRequest: ProduceResponse,
+    MetadataRequest: MetadataResponse,
+    ApiVersionsRequest: ApiVersionsResponse,
+    InitProducerIdRequest: InitProducerIdResponse,
+}
+
+
+class PlainClient:
+    """One blocking connection."""
+
+    def __init__(self, cluster: FakeCluster, node_id: int = 0) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", cluster.port(node_id)), timeout=10)
+        self.correlation = 0
+
+    def send(self, request: Any) -> None:
+        """Only sends."""
+        self.correlation += 1
+        request.with_header(correlation_id=self.correlation, client_id="plain")
+        self.socket.sendall(request.encode(header=True, framed=True))
+
+    def read(self, count: int) -> bytes:
+        """So many bytes, or what comes before the end."""
+        data = b""
+        while len(data) < count:
+            piece = self.socket.recv(count - len(data))
+            if not piece:
+                break
+            data += piece
+        return data
+
+    def ask(self, request: Any) -> Any:
+        """Sends and decodes."""
+        self.send(request)
+        size = int.from_bytes(self.read(4), "big")
+        response = RESPONSES[type(request)].decode(self.read(size), version=request.version, header=True)
+        assert response.header.correlation_id == self.correlation
+        return response
+
+
+@pytest.fixture
+def cluster() -> Iterator[FakeCluster]:
+    """Two brokers; partitions 0 and 2 of t lead on broker 0, partition 1 on broker 1."""
+    with FakeCluster({"t": 3}, brokers=2, max_message_bytes=10_000) as running:
+        yield running
+
+
+@pytest.fixture
+def client(cluster: FakeCluster) -> Iterator[PlainClient]:
+    """Connected to broker 0."""
+    one = PlainClient(cluster)
+    yield one
+    one.socket.close()
+
+
+def produce(
+    data: bytes, partition: int = 0, *, topic: str = "t", version: int = 11, acks: int = -1, id: Any = None
+) -> Any:
+    """One batch."""
+    row = ProduceRequest.TopicProduceData.PartitionProduceData(index=partition, records=data)
+    topic_data = ProduceRequest.TopicProduceData(name=topic, topic_id=id, partition_data=[row])
+    return ProduceRequest(version=version, acks=acks, timeout_ms=1000, topic_data=[topic_data])
+
+
+def only(response: Any) -> Any:
+    """The one partition of an answer."""
+    return response.responses[0].partition_responses[0]
+
+
+def metadata(*names: str, version: int = 12) -> Any:
+    """Of these topics."""
+    rows = [MetadataRequest.MetadataRequestTopic(name=name, topic_id=None) for name in names]
+    return MetadataRequest(version=version, topics=rows)
+
+
+@pytest.mark.parametrize("version", range(5))
+def test_api_versions(client: PlainClient, version: int) -> None:
+    response = client.ask(
+        ApiVersionsRequest(version=version, client_software_name="x", client_software_version="1")
+    )
+    ranges = {row.api_key: (row.min_version, row.max_version) for row in response.api_keys}
+    assert ranges == {0: (3, 13), 3: (0, 13), 18: (0, 4), 22: (0, 6)}
+
+
+def test_too_new_api_versions_are_refused_in_version_0() -> None:
+    with FakeCluster(versions={API_VERSIONS: (0, 2)}) as old:
+        client = PlainClient(old)
+        client.send(ApiVersionsRequest(version=4, client_software_name="x", client_software_version="1"))
+        size = int.from_bytes(client.read(4), "big")
+        response = ApiVersionsResponse.decode(client.read(size)[4:], version=0)
+        assert response.error_code == 35
+        assert any(row.api_key == API_VERSIONS and row.max_version == 2 for row in response.api_keys)
+        client.socket.close()
+
+
+@pytest.mark.parametrize("version", range(14))
+def test_metadata(cluster: FakeCluster, client: PlainClient, version: int) -> None:
+    response = client.ask(metadata("t", "none", version=version))
+    assert [(b.node_id, b.port) for b in response.brokers] == [(0, cluster.port(0)), (1, cluster.port(1))]
+    topic, missing = response.topics
+    assert [(p.partition_index, p.leader_id) for p in topic.partitions] == [(0, 0), (1, 1), (2, 0)]
+    assert (topic.error_code, missing.error_code) == (0, 3)
+    assert (topic.topic_id is not None) == (version >= 10)
+
+
+@pytest.mark.parametrize("version", range(3, 14))
+def test_produce_appends(cluster: FakeCluster, client: PlainClient, version: int) -> None:
+    topic_id = client.ask(metadata("t")).topics[0].topic_id
+    first = only(client.ask(produce(batch(3), version=version, id=topic_id)))
+    second = only(client.ask(produce(batch(2), version=version, id=topic_id)))
+    assert [(p.error_code, p.base_offset) for p in (first, second)] == [(0, 0), (0, 3)]
+    assert [b.record_count for b in cluster.batches("t", 0)] == [3, 2]
+    (received, _) = cluster.received(PRODUCE)
+    assert (received.node_id, received.api_version, received.client_id) == (0, version, "plain")
+    assert [b.record_count for b in received.batches] == [3]
+
+
+def test_the_wrong_broker_names_the_leader(cluster: FakeCluster, client: PlainClient) -> None:
+    response = client.ask(produce(batch(1), 1))
+    assert only(response).error_code == 6
+    assert (only(response).current_leader.leader_id, only(response).current_leader.leader_epoch) == (1, 0)
+    assert [(n.node_id, n.port) for n in response.node_endpoints] == [(1, cluster.port(1))]
+    cluster.move_leader("t", 1, 0)
+    assert only(client.ask(produce(batch(1), 1))).error_code == 0
+    assert client.ask(metadata("t")).topics[0].partitions[1].leader_epoch == 1
+
+
+def test_what_is_not_there(cluster: FakeCluster, client: PlainClient) -> None:
+    assert only(client.ask(produce(batch(1), 9))).error_code == 3
+    assert only(client.ask(produce(batch(1), topic="gone"))).error_code == 3
+    assert only(client.ask(produce(batch(1), version=13, id=uuid.UUID(int=4)))).error_code == 100
+    before = client.ask(metadata("t")).topics[0].topic_id
+    cluster.create_topic("t", 1)
+    assert only(client.ask(produce(batch(1), version=13, id=before))).error_code == 100
+    cluster.delete_topic("t")
+    assert client.ask(metadata("t")).topics[0].error_code == 3
+
+
+def test_batches_are_checked(client: PlainClient) -> None:
+    broken = bytearray(batch(1))
+    broken[-1] ^= 1
+    assert only(client.ask(produce(bytes(broken)))).error_code == 2
+    assert only(client.ask(produce(batch(1, value=bytes(20_000))))).error_code == 10
+    assert only(client.ask(produce(batch(1, producer_id=1, sequence=0)))).error_code == 0
+    assert only(client.ask(produce(batch(1, producer_id=1, sequence=5)))).error_code == 45
+
+
+def test_producer_ids_are_new_each_time(client: PlainClient) -> None:
+    ids = set()
+    for version in range(7):
+        request = InitProducerIdRequest(version=version, transactional_id=None, transaction_timeout_ms=1)
+        response = client.ask(request)
+        assert (response.error_code, response.producer_epoch) == (0, 0)
+        ids.add(response.producer_id)
+    assert len(ids) == 7
+
+
+def test_acks_0_has_no_answer(cluster: FakeCluster, client: PlainClient) -> None:
+    client.send(produce(batch(2), acks=0))
+    assert client.ask(metadata("t")).topics[0].error_code == 0
+    assert [b.record_count for b in cluster.batches("t", 0)] == [2]
+
+
+def test_scripts_are_taken_one_each_and_then_all_is_well(cluster: FakeCluster, client: PlainClient) -> None:
+    cluster.script(PRODUCE, error(19, message="few"), error(20, append=True), Reply(throttle_ms=7))
+    cluster.script(PRODUCE, Reply(partition_errors={("t", 0): 7}))
+    answers = [client.ask(produce(batch(1))) for _ in range(5)]
+    assert [only(a).error_code for a in answers] == [19, 20, 0, 7, 0]
+    assert only(answers[0]).error_message == "few"
+    assert [a.throttle_time_ms for a in answers] == [0, 0, 7, 0, 0]
+    assert len(cluster.batches("t", 0)) == 3, "of 20 (after append), of throttling and the last"
+
+
+def test_scripts_of_one_broker(cluster: FakeCluster, client: PlainClient) -> None:
+    cluster.script(METADATA, error(5), node_id=1)
+    assert client.ask(metadata("t")).topics[0].error_code == 0
+    other = PlainClient(cluster, 1)
+    assert other.ask(metadata("t")).topics[0].error_code == 5
+    other.socket.close()
+
+
+def test_errors_of_other_apis(cluster: FakeCluster, client: PlainClient) -> None:
+    cluster.script(INIT_PRODUCER_ID, error(14))
+    cluster.script(API_VERSIONS, error(41))
+    request = InitProducerIdRequest(version=4, transactional_id=None, transaction_timeout_ms=1)
+    assert client.ask(request).error_code == 14
+    asked = ApiVersionsRequest(version=0)
+    assert client.ask(asked).error_code == 41
+
+
+def test_a_swallowed_answer(cluster: FakeCluster, client: PlainClient) -> None:
+    cluster.script(PRODUCE, SWALLOWED)
+    client.send(produce(batch(4)))
+    assert client.read(1) == b""
+    assert [b.record_count for b in cluster.batches("t", 0)] == [4]
+
+
+def test_a_refused_request(cluster: FakeCluster, client: PlainClient) -> None:
+    cluster.script(PRODUCE, Refuse())
+    client.send(produce(batch(4)))
+    assert client.read(1) == b""
+    assert cluster.batches("t", 0) == []
+
+
+def test_answers_that_are_cut_or_wrong(cluster: FakeCluster) -> None:
+    right = b""
+    wrong = [cut_after(6), garbage(b"junk"), wrong_correlation_id(), claimed_length(-1), trailing(b"zz")]
+    for reply in [Reply(disconnect=True), *wrong]:
+        cluster.script(METADATA, reply if reply.disconnect else Reply(mangle=reply.mangle, disconnect=True))
+        client = PlainClient(cluster)
+        client.send(metadata("none"))
+        data = client.read(10_000)
+        client.socket.close()
+        right = right or data
+        if reply.mangle is not None:
+            assert data == reply.mangle(right)
+    assert int.from_bytes(right[:4], "big") == len(right) - 4
+
+
+def test_silence_and_delay(cluster: FakeCluster, client: PlainClient) -> None:
+    cluster.script(PRODUCE, Reply(silent=True), Reply(delay_ms=60))
+    client.send(produce(batch(1)))
+    client.socket.settimeout(0.05)
+    with pytest.raises(TimeoutError):
+        client.socket.recv(1)
+    client.send(produce(batch(1)))
+    with pytest.raises(TimeoutError):
+        client.socket.recv(1)
+    client.socket.settimeout(10)
+    assert len(client.read(4)) == 4
+
+
+def test_frozen_brokers_answer_once_thawed(cluster: FakeCluster, client: PlainClient) -> None:
+    cluster.freeze(0)
+    client.send(produce(batch(1)))
+    late = PlainClient(cluster)
+    client.socket.settimeout(0.05)
+    with pytest.raises(TimeoutError):
+        client.socket.recv(1)
+    assert cluster.received(PRODUCE) == []
+    cluster.thaw(0)
+    client.socket.settimeout(10)
+    assert len(client.read(4)) == 4
+    assert late.ask(metadata("t")).topics[0].error_code == 0
+    late.socket.close()
+
+
+def test_stop_and_start(cluster: FakeCluster, client: PlainClient) -> None:
+    port = cluster.port(0)
+    cluster.stop(0)
+    with pytest.raises(OSError, match="refused"):
+        PlainClient(cluster)
+    try:
+        assert client.read(1) == b""
+    except ConnectionResetError:
+        pass  # as likely
+    cluster.start(0)
+    assert cluster.port(0) == port
+    again = PlainClient(cluster)
+    assert again.ask(metadata("t")).topics[0].error_code == 0
+    again.socket.close()
+
+
+def test_disconnecting_leaves_the_broker_up(cluster: FakeCluster, client: PlainClient) -> None:
+    client.ask(metadata("t"))
+    cluster.disconnect(0)
+    try:
+        assert client.read(1) == b""
+    except ConnectionResetError:
+        pass  # as likely
+    PlainClient(cluster).socket.close()
+
+
+def test_a_version_that_is_not_spoken_ends_the_connection() -> None:
+    with FakeCluster({"t": 1}, versions={PRODUCE: (3, 8)}) as old:
+        client = PlainClient(old)
+        client.send(produce(batch(1), version=9))
+        assert client.read(1) == b""
+        client.socket.close()
+
+
+def test_librdkafka_is_content_with_it() -> None:
+    """An independent client negotiates, finds leaders and produces idempotently."""
+    # It writes V2 batches only where Fetch could read them, so Fetch is announced here (and never asked for).
+    with FakeCluster({"t": 3}, brokers=2, versions={1: (4, 11)}) as cluster:
+        producer = Producer({"bootstrap.servers": cluster.bootstrap_servers, "enable.idempotence": True})
+        results: list[Any] = []
+        for index in range(300):
+            producer.produce(
+                "t", b"v", partition=index % 3, on_delivery=lambda problem, _: results.append(problem)
+            )
+        assert producer.flush(20) == 0
+        assert results == [None] * 300
+        batches = [b for partition in range(3) for b in cluster.batches("t", partition)]
+        assert sum(b.record_count for b in batches) == 300
+        assert all(b.producer_id >= 1000 for b in batches)

@@ -1,0 +1,109 @@
+"""The fake partition against what Kafka's log layer does with sequences, epochs and broken batches."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.fake_log import (
+    CORRUPT_MESSAGE,
+    INVALID_PRODUCER_EPOCH,
+    INVALID_RECORD,
+    MESSAGE_TOO_LARGE,
+    OUT_OF_ORDER_SEQUENCE_NUMBER,
+    PartitionLog,
+    RecordBatch,
+    parse_batch,
+)
+from tests.support.network_harness import batch
+
+
+def parsed(data: bytes) -> RecordBatch:
+    """That must be a valid one."""
+    found = parse_batch("t", 0, data)
+    assert isinstance(found, RecordBatch)
+    return found
+
+
+def written(sequence: int, count: int = 2, producer_id: int = 7, epoch: int = 0) -> RecordBatch:
+    """A batch of a producer; the header's other fields do not matter here."""
+    return RecordBatch("t", 0, producer_id, epoch, sequence, count, 0, 0, 0, -1, b"x" * 100)
+
+
+@pytest.fixture
+def log() -> PartitionLog:
+    """Empty; takes batches of up to 1,000 bytes."""
+    return PartitionLog(1_000)
+
+
+def test_a_batch_is_read_by_its_header() -> None:
+    found = parsed(batch(3, producer_id=9, sequence=4))
+    assert (found.topic, found.partition, found.record_count) == ("t", 0, 3)
+    assert (found.producer_id, found.producer_epoch, found.base_sequence, found.last_sequence) == (9, 0, 4, 6)
+    assert found.base_timestamp == found.max_timestamp == 1_700_000_000_000
+
+
+@pytest.mark.parametrize("place", [16, 17, 21, 40, 60, -1])
+def test_a_changed_byte_is_corrupt(place: int) -> None:
+    data = bytearray(batch(2))
+    data[place] ^= 1
+    assert parse_batch("t", 0, bytes(data)) == CORRUPT_MESSAGE
+
+
+def test_bytes_that_are_not_one_batch() -> None:
+    good = batch(1)
+    assert parse_batch("t", 0, b"") == CORRUPT_MESSAGE
+    assert parse_batch("t", 0, good[:-1]) == CORRUPT_MESSAGE
+    assert parse_batch("t", 0, good + good) == INVALID_RECORD
+
+
+def test_offsets_follow_each_other(log: PartitionLog) -> None:
+    assert [log.append(written(-1, count, producer_id=-1)) for count in (2, 3, 1)] == [(0, 0), (0, 2), (0, 5)]
+    assert [b.base_offset for b in log.batches] == [0, 2, 5]
+
+
+def test_a_repeat_gets_its_offset_again_and_is_not_doubled(log: PartitionLog) -> None:
+    for sequence in (0, 2, 4, 6, 8):
+        log.append(written(sequence))
+    assert log.append(written(4)) == (0, 4)
+    assert log.next_offset == 10
+    assert len(log.batches) == 5
+
+
+def test_a_repeat_of_what_is_forgotten_is_out_of_order(log: PartitionLog) -> None:
+    for sequence in range(0, 12, 2):
+        log.append(written(sequence))
+    assert log.append(written(0)) == (OUT_OF_ORDER_SEQUENCE_NUMBER, -1)
+
+
+def test_a_gap_is_out_of_order(log: PartitionLog) -> None:
+    log.append(written(0))
+    assert log.append(written(3)) == (OUT_OF_ORDER_SEQUENCE_NUMBER, -1)
+    assert log.append(written(2)) == (0, 2)
+
+
+def test_an_unknown_producer_may_begin_anywhere(log: PartitionLog) -> None:
+    assert log.append(written(500)) == (0, 0)
+
+
+def test_sequences_wrap(log: PartitionLog) -> None:
+    log.append(written(2**31 - 2, 3))
+    assert log.batches[0].last_sequence == 0
+    assert log.append(written(1)) == (0, 3)
+
+
+def test_epochs(log: PartitionLog) -> None:
+    log.append(written(0, epoch=1))
+    assert log.append(written(2, epoch=0)) == (INVALID_PRODUCER_EPOCH, -1)
+    assert log.append(written(2, epoch=2)) == (OUT_OF_ORDER_SEQUENCE_NUMBER, -1), "a new epoch begins at 0"
+    assert log.append(written(0, epoch=2)) == (0, 2)
+    assert log.append(written(2, epoch=1)) == (INVALID_PRODUCER_EPOCH, -1)
+
+
+def test_producers_do_not_mix(log: PartitionLog) -> None:
+    assert log.append(written(0, producer_id=1)) == (0, 0)
+    assert log.append(written(0, producer_id=2)) == (0, 2)
+
+
+def test_what_is_too_large(log: PartitionLog) -> None:
+    assert log.append(parsed(batch(1, value=bytes(2_000)))) == (MESSAGE_TOO_LARGE, -1)
+    assert log.batches == []

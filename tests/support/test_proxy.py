@@ -1,0 +1,230 @@
+"""Each fault of the proxy, in front of the fake broker; and that it is invisible without one."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kafka_sink.network.client import RequestFailed, ResponseReceived
+from tests.support.fake_broker import FakeCluster
+from tests.support.network_harness import Driver, batch, metadata_request, produce_request
+from tests.support.proxy import (
+    API_VERSIONS,
+    METADATA,
+    PRODUCE,
+    REQUEST,
+    RESPONSE,
+    Proxy,
+    ProxyCluster,
+    RequestParser,
+)
+
+
+@pytest.fixture
+def cluster() -> Iterator[FakeCluster]:
+    """Two brokers; partition 0 leads on broker 0."""
+    with FakeCluster({"t": 2}, brokers=2) as running:
+        yield running
+
+
+@pytest.fixture
+def proxies(cluster: FakeCluster) -> Iterator[ProxyCluster]:
+    """In front of both."""
+    with ProxyCluster(cluster.bootstrap_servers) as running:
+        yield running
+
+
+@pytest.fixture
+def driver(proxies: ProxyCluster) -> Iterator[Driver]:
+    """A client through the proxies, connected to the first."""
+    with Driver(proxies.bootstrap_servers) as one:
+        one.connect()
+        yield one
+
+
+@given(
+    bodies=st.lists(st.binary(max_size=30), min_size=1, max_size=6),
+    cuts=st.lists(st.integers(1, 25), min_size=1, max_size=10),
+)
+def test_requests_are_found_in_any_pieces(bodies: list[bytes], cuts: list[int]) -> None:
+    stream = b""
+    for index, body in enumerate(bodies):
+        head = (index % 70).to_bytes(2, "big") + (9).to_bytes(2, "big") + index.to_bytes(4, "big")
+        stream += (8 + len(body)).to_bytes(4, "big") + head + body
+    parser = RequestParser()
+    found = []
+    at = turn = 0
+    while at < len(stream):
+        step = cuts[turn % len(cuts)]
+        found += list(parser.feed(stream[at : at + step]))
+        at, turn = at + step, turn + 1
+    assert found == [(i % 70, 9, i, 12 + len(body)) for i, body in enumerate(bodies)]
+
+
+def test_without_faults_all_passes_and_is_counted(
+    cluster: FakeCluster, proxies: ProxyCluster, driver: Driver
+) -> None:
+    driver.send(metadata_request("t", tag="m"))
+    driver.send(produce_request(batch(3), tag="p"))
+    update = driver.event(ResponseReceived, "m").response.update
+    assert [node.port for node in update.nodes] == [proxy.port for proxy in proxies]
+    assert driver.event(ResponseReceived, "p").response.partitions[0].base_offset == 0
+    assert proxies.requests == {API_VERSIONS: 1, METADATA: 1, PRODUCE: 1}
+    assert proxies[1].requests == {}
+    assert proxies[0].connections == 1
+    assert proxies[0].request_bytes[PRODUCE] > len(batch(3))
+    assert proxies[0].largest_response[METADATA] == proxies[0].response_bytes[METADATA] > 50
+
+
+@pytest.mark.parametrize("version", range(4, 14))
+def test_addresses_are_rewritten_in_every_version(
+    proxies: ProxyCluster, driver: Driver, version: int
+) -> None:
+    driver.send(metadata_request("t", version=version, tag="m"))
+    update = driver.event(ResponseReceived, "m").response.update
+    assert [(node.host, node.port) for node in update.nodes] == [
+        ("127.0.0.1", proxy.port) for proxy in proxies
+    ]
+    assert len(update.topics[0].partitions) == 2
+
+
+def test_leaders_in_produce_answers_are_rewritten(proxies: ProxyCluster, driver: Driver) -> None:
+    driver.send(produce_request(batch(1), partition=1, tag="p"))
+    answer = driver.event(ResponseReceived, "p").response
+    assert answer.partitions[0].current_leader == (1, 0)
+    assert [node.port for node in answer.node_endpoints] == [proxies[1].port]
+
+
+def test_swallowed_answers(cluster: FakeCluster, proxies: ProxyCluster, driver: Driver) -> None:
+    proxies[0].swallow(PRODUCE)
+    driver.send(metadata_request("t", tag="m"))
+    driver.send(produce_request(batch(3), tag="p"))
+    driver.event(ResponseReceived, "m")
+    assert driver.event(RequestFailed, "p").possibly_sent
+    assert [b.record_count for b in cluster.batches("t", 0)] == [3]
+    driver.clock.now += 1_000
+    driver.connect()
+    driver.send(produce_request(batch(1), tag="again"))
+    driver.event(ResponseReceived, "again")
+
+
+def test_cut(proxies: ProxyCluster, driver: Driver) -> None:
+    proxies[0].freeze()
+    driver.send(metadata_request("t", tag="m"))
+    proxies[0].cut()
+    driver.event(RequestFailed, "m")
+    proxies[0].thaw()
+    driver.clock.now += 1_000
+    driver.connect()
+
+
+@pytest.mark.parametrize("count", [0, 1, 100, 5_000])
+def test_a_request_cut_in_the_middle_is_not_acted_on(
+    cluster: FakeCluster, proxies: ProxyCluster, driver: Driver, count: int
+) -> None:
+    proxies[0].cut_after(count)
+    driver.send(produce_request(batch(1, value=bytes(6_000)), tag="p"))
+    driver.event(RequestFailed, "p")
+    assert cluster.received(PRODUCE) == []
+    driver.clock.now += 1_000
+    driver.connect()
+    driver.send(produce_request(batch(1), tag="once only"))
+    driver.event(ResponseReceived, "once only")
+
+
+def test_bytes_count_over_requests_before_the_cut(
+    cluster: FakeCluster, proxies: ProxyCluster, driver: Driver
+) -> None:
+    proxies[0].cut_after(10_000, REQUEST)
+    for tag in range(3):
+        driver.send(produce_request(batch(1, value=bytes(4_000)), tag=tag))
+    driver.event(RequestFailed, 2)
+    assert len(cluster.batches("t", 0)) == 2
+
+
+@pytest.mark.parametrize("count", [0, 3, 10])
+def test_an_answer_cut_in_the_middle(
+    cluster: FakeCluster, proxies: ProxyCluster, driver: Driver, count: int
+) -> None:
+    proxies[0].cut_after(count, RESPONSE)
+    driver.send(produce_request(batch(1), tag="p"))
+    driver.event(RequestFailed, "p")
+    assert len(cluster.batches("t", 0)) == 1
+
+
+def test_delay_and_trickle(proxies: ProxyCluster, driver: Driver) -> None:
+    proxies[0].slow(delay_ms=60)
+    started = time.monotonic()
+    driver.send(metadata_request("t", tag="slow"))
+    driver.event(ResponseReceived, "slow")
+    assert time.monotonic() - started > 0.11, "both directions"
+    proxies[0].slow(trickle_bytes=7, trickle_ms=1)
+    driver.send(produce_request(batch(1), tag="trickled"))
+    assert driver.event(ResponseReceived, "trickled").response.partitions[0].error_code == 0
+    proxies[0].slow()
+    driver.send(metadata_request("t", tag="fast"))
+    driver.event(ResponseReceived, "fast")
+
+
+def test_freeze_and_thaw(cluster: FakeCluster, proxies: ProxyCluster, driver: Driver) -> None:
+    proxies[0].freeze()
+    driver.send(produce_request(batch(1), tag="p"))
+    driver.poll(50)
+    assert cluster.received(PRODUCE) == []
+    assert driver.of(ResponseReceived, "p") == []
+    proxies[0].thaw()
+    driver.event(ResponseReceived, "p")
+
+
+def test_refuse_and_accept(proxies: ProxyCluster, driver: Driver) -> None:
+    port = proxies[0].port
+    proxies[0].refuse()
+    driver.send(metadata_request("t", tag="open"))
+    driver.event(ResponseReceived, "open")
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port)).close()
+    proxies[0].accept()
+    socket.create_connection(("127.0.0.1", port)).close()
+
+
+def test_a_broker_that_is_down_resets_the_client(cluster: FakeCluster, proxies: ProxyCluster) -> None:
+    cluster.stop(0)
+    with socket.create_connection(("127.0.0.1", proxies[0].port), timeout=10) as client:
+        assert client.recv(1) == b""
+
+
+def test_other_protocols_pass_unparsed() -> None:
+    """As TLS would: no frames to be found in it."""
+    with socket.create_server(("127.0.0.1", 0)) as server, Proxy(server.getsockname(), parse=False) as proxy:
+        with socket.create_connection(("127.0.0.1", proxy.port), timeout=10) as client:
+            peer, _ = server.accept()
+            client.sendall(b"\x16\x03\x01" * 100)
+            assert peer.recv(300, socket.MSG_WAITALL) == b"\x16\x03\x01" * 100
+            peer.sendall(b"\xff" * 50)
+            assert client.recv(50, socket.MSG_WAITALL) == b"\xff" * 50
+            peer.close()
+            assert client.recv(1) == b"", "the end passes, too"
+        assert proxy.requests == {}
+
+
+def test_a_fixed_port() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    with Proxy(("127.0.0.1", 1), port=port) as proxy:
+        assert proxy.port == port
+        assert proxy.address == f"127.0.0.1:{port}"
+
+
+def test_closing_leaves_no_thread(cluster: FakeCluster) -> None:
+    before = {thread.ident for thread in threading.enumerate()}
+    with ProxyCluster(cluster.bootstrap_servers) as proxies, Driver(proxies.bootstrap_servers) as driver:
+        driver.connect()
+        proxies[0].freeze()
+    left = [t for t in threading.enumerate() if t.ident not in before and t.name == "fault-proxy"]
+    assert left == []

@@ -1,0 +1,276 @@
+"""What planning makes of the topic that the options name: found, created, left to brokers, or an error."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from confluent_kafka.admin import AdminClient
+
+from kafka_sink import application_markers, driver_log
+from kafka_sink.admin import STREAM_LOOKS_AGAIN_S, prepare_topic
+from kafka_sink.errors import BrokersUnreachableError, ConfigurationError
+from kafka_sink.local_broker import LocalBroker
+from kafka_sink.network import requests
+from kafka_sink.options import SinkOptions, parse
+from tests.support.fake_broker import METADATA, FakeCluster
+from tests.support.fake_replies import error
+from tests.support.proxy import METADATA as METADATA_API
+from tests.support.proxy import ProxyCluster
+
+_numbers = itertools.count()
+TOPIC_AUTHORIZATION_FAILED, LEADER_NOT_AVAILABLE = 29, 5
+
+
+@pytest.fixture
+def topic() -> str:
+    return f"prepared-{next(_numbers)}"
+
+
+def options(bootstrap: str, topic: str, **more: str) -> SinkOptions:
+    names = {name.replace("_", "."): text for name, text in more.items()}
+    return parse({"kafka.bootstrap.servers": bootstrap, "topic": topic, **names}).options
+
+
+def partitions(broker: LocalBroker, topic: str) -> dict[int, int]:
+    """Replicas of each partition, with no creation on the way: of a list of all topics."""
+    found = AdminClient({"bootstrap.servers": broker.bootstrap_servers}).list_topics(timeout=30).topics
+    return (
+        {number: len(one.replicas) for number, one in found[topic].partitions.items()}
+        if topic in found
+        else {}
+    )
+
+
+def settled(broker: LocalBroker, topic: str) -> dict[int, int]:
+    """As ``partitions``, once the broker shows the topic."""
+    deadline = time.monotonic() + 20
+    while not (found := partitions(broker, topic)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return found
+
+
+def test_a_missing_topic_is_created_as_told(cluster3: LocalBroker, topic: str) -> None:
+    told = options(
+        cluster3.bootstrap_servers,
+        topic,
+        topic_create="true",
+        topic_partitions="5",
+        topic_replication_factor="2",
+    )
+    prepare_topic(told)
+    assert settled(cluster3, topic) == dict.fromkeys(range(5), 2)
+
+
+def test_by_default_it_gets_what_the_broker_has_as_defaults(broker: LocalBroker, topic: str) -> None:
+    prepare_topic(options(broker.bootstrap_servers, topic, topic_create="true"))
+    auto = f"{topic}-auto"
+    prepare_topic(options(broker.bootstrap_servers, auto))
+    assert settled(broker, topic) == settled(broker, auto) != {}
+
+
+def test_an_existing_topic_stays_as_it_is(broker: LocalBroker, topic: str) -> None:
+    broker.create_topic(topic, 2)
+    prepare_topic(options(broker.bootstrap_servers, topic, topic_create="true", topic_partitions="7"))
+    assert len(partitions(broker, topic)) == 2
+
+
+def test_it_is_created_once_however_many_want_it(
+    broker: LocalBroker, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    created: list[str] = []
+    monkeypatch.setattr(driver_log, "report", created.append)
+    told = options(broker.bootstrap_servers, topic, topic_create="true", topic_partitions="3")
+    failures: list[Exception] = []
+    together = threading.Barrier(6)
+
+    def run() -> None:
+        together.wait()
+        try:
+            prepare_topic(told)
+        except Exception as failure:  # noqa: BLE001 - whatever it is, the test fails with it
+            failures.append(failure)
+
+    threads = [threading.Thread(target=run) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert created == [f"kafka-chunked: topic '{topic}' is created"]
+    assert len(settled(broker, topic)) == 3
+
+
+def test_what_brokers_refuse_is_told_with_their_reason(broker: LocalBroker, topic: str) -> None:
+    told = options(broker.bootstrap_servers, topic, topic_create="true", topic_replication_factor="3")
+    with pytest.raises(
+        ConfigurationError, match=rf"'{topic}' could not be created: .*(?i:replication).*topic\.rep"
+    ):
+        prepare_topic(told)
+    assert partitions(broker, topic) == {}
+
+
+def test_a_missing_topic_is_an_error_where_brokers_may_not_create_it(broker: LocalBroker, topic: str) -> None:
+    told = options(
+        broker.bootstrap_servers, topic, kafka_allow_auto_create_topics="false", kafka_max_block_ms="700"
+    )
+    begun = time.monotonic()
+    with pytest.raises(ConfigurationError) as caught:
+        prepare_topic(told)
+    assert 0.6 <= time.monotonic() - begun < 4
+    for part in (topic, broker.bootstrap_servers, "topic.create=true", "allow.auto.create.topics=false"):
+        assert part in str(caught.value)
+    assert partitions(broker, topic) == {}
+
+
+def test_brokers_create_it_before_tasks_start_where_they_may(broker: LocalBroker, topic: str) -> None:
+    prepare_topic(options(broker.bootstrap_servers, topic))
+    assert settled(broker, topic)
+
+
+def test_where_brokers_do_not_create_it_planning_says_so(topic: str) -> None:
+    with FakeCluster({"another": 1}) as cluster:
+        told = options(cluster.bootstrap_servers, topic, kafka_max_block_ms="500")
+        with pytest.raises(ConfigurationError, match=rf"no topic '{topic}' .*auto\.create\.topics\.enable"):
+            prepare_topic(told)
+
+
+def test_a_topic_that_shows_up_late_is_found(broker: LocalBroker, topic: str) -> None:
+    later = threading.Timer(0.5, broker.create_topic, [topic, 1])
+    later.start()
+    try:
+        prepare_topic(options(broker.bootstrap_servers, topic, kafka_allow_auto_create_topics="false"))
+    finally:
+        later.join()
+
+
+def test_a_topic_that_may_not_be_used_is_named_with_the_reason(topic: str) -> None:
+    with FakeCluster({topic: 1}) as cluster:
+        for _ in range(20):
+            cluster.script(METADATA, error(TOPIC_AUTHORIZATION_FAILED))
+        with pytest.raises(
+            ConfigurationError, match=rf"'{topic}' cannot be used: .*(?i:authorization failed)"
+        ):
+            prepare_topic(options(cluster.bootstrap_servers, topic))
+
+
+def test_a_topic_without_leaders_is_there(topic: str) -> None:
+    with FakeCluster({topic: 1}) as cluster:
+        for _ in range(20):
+            cluster.script(METADATA, error(LEADER_NOT_AVAILABLE))
+        prepare_topic(options(cluster.bootstrap_servers, topic, kafka_max_block_ms="5000"))
+
+
+@pytest.mark.parametrize("create", ["true", "false"])
+def test_dead_brokers_are_named_with_the_reason(topic: str, create: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    told = options(f"127.0.0.1:{port}", topic, kafka_max_block_ms="800", topic_create=create)
+    begun = time.monotonic()
+    with pytest.raises(BrokersUnreachableError) as caught:
+        prepare_topic(told)
+    assert time.monotonic() - begun < 4
+    for part in (f"127.0.0.1:{port}", "connecting by TCP failed: Connection refused", "check host and port"):
+        assert part in str(caught.value)
+
+
+def test_a_broker_that_never_answers_is_given_up(topic: str) -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=50) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        begun = time.monotonic()
+        with pytest.raises(
+            BrokersUnreachableError, match=rf"{address}: asking for its API versions did not end"
+        ):
+            prepare_topic(options(address, topic, kafka_max_block_ms="900"))
+        assert 0.8 <= time.monotonic() - begun < 4
+
+
+def test_what_is_no_kafka_is_told_without_settings_that_do_not_exist_here(topic: str) -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=50) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+
+        def refuse() -> None:
+            while True:
+                try:
+                    caller = server.accept()[0]
+                except OSError:
+                    return
+                with caller:
+                    caller.recv(4096)
+                    caller.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+        web = threading.Thread(target=refuse)
+        web.start()
+        try:
+            with pytest.raises(
+                BrokersUnreachableError, match=rf"{address}: .* no Kafka broker, or .* TLS"
+            ) as caught:
+                prepare_topic(options(address, topic, kafka_max_block_ms="900"))
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
+            web.join()
+        assert "receive.message.max.bytes" not in str(caught.value)
+
+
+def test_one_live_broker_of_two_is_enough(broker: LocalBroker, topic: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    prepare_topic(options(f"127.0.0.1:{port},{broker.bootstrap_servers}", topic))
+
+
+def test_without_a_topic_brokers_must_be_reached_all_the_same(broker: LocalBroker) -> None:
+    prepare_topic(parse({"kafka.bootstrap.servers": broker.bootstrap_servers}).options)
+    nowhere = parse({"kafka.bootstrap.servers": "127.0.0.1:1", "kafka.max.block.ms": "300"}).options
+    with pytest.raises(BrokersUnreachableError, match=r"127\.0\.0\.1:1"):
+        prepare_topic(nowhere)
+
+
+@pytest.fixture
+def application(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
+    return tmp_path
+
+
+def test_a_stream_looks_once_a_minute(broker: LocalBroker, topic: str, application: Path) -> None:
+    with ProxyCluster(broker.bootstrap_servers) as proxies:
+        told = options(proxies.bootstrap_servers, topic)
+
+        def asks(is_streaming: bool = True) -> bool:
+            before = proxies.requests[METADATA_API]
+            prepare_topic(told, is_streaming=is_streaming)
+            return proxies.requests[METADATA_API] > before
+
+        assert [asks(), asks(), asks()] == [True, False, False]
+        assert asks(is_streaming=False), "a batch job looks each time"
+        for marker in application.iterdir():
+            os.utime(marker, (time.time(), time.time() - STREAM_LOOKS_AGAIN_S - 1))
+        assert [asks(), asks()] == [True, False]
+
+
+def test_a_stream_looks_again_after_an_error(topic: str, application: Path) -> None:
+    told = options("127.0.0.1:1", topic, kafka_max_block_ms="50")
+    for _ in range(2):
+        with pytest.raises(BrokersUnreachableError):
+            prepare_topic(told, is_streaming=True)
+
+
+def test_where_nothing_can_be_remembered_nothing_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", "/nor/here")
+    for folder in ("", "/nowhere/at/all"):
+        monkeypatch.setenv("SPARK_LOCAL_DIRS", folder)
+        application_markers.remember("x")
+        assert not application_markers.happened_within("x", 60)
+
+
+@pytest.mark.parametrize(
+    "version", range(requests.CREATE_TOPICS_VERSIONS[0], requests.CREATE_TOPICS_VERSIONS[1] + 1)
+)
+def test_options_at_their_bounds_can_be_sent(version: int) -> None:
+    body = requests.encode_create_topic(version, "t" * 249, 100_000, 10_000, 2**31 - 1)
+    assert (100_000).to_bytes(4, "big") + (10_000).to_bytes(2, "big") in body
