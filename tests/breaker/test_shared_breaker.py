@@ -467,3 +467,26 @@ def test_a_mute_that_comes_again_stops_those_whose_turn_has_not_come() -> None:
     job.tasks[0].manager.mute(1, "again", Evidence(silence_ms=600.0))
     job.run(150)
     assert job.mutes() == [{1}] * 100
+
+
+def test_what_many_tasks_say_at_once_costs_one_look_at_all_mutes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches: a walk over hundreds of mutes for each report of a thousand tasks while votes come in,
+    which kept the coordinator from writing what it had to tell."""
+    handler = BreakerHandler(INTERVAL, PartitionVotes(1, 50), 500.0, lambda: 0.5)
+    partitions = [TopicPartition("t", number) for number in range(300)]
+    failing = encode_report(
+        BreakerReport(rows=5, outcomes=tuple(OutcomeCounts(one, 0, 5, True, "x") for one in partitions))
+    )
+    looks: list[float] = []
+    on_time = handler.on_time
+    monkeypatch.setattr(handler, "on_time", lambda now_ms: (looks.append(now_ms), on_time(now_ms))[1])
+    for peer in range(200):
+        handler.on_message(peer, 1, {}, 1_000.0)
+    looks.clear()
+    for peer in range(200):
+        handler.on_message(peer, 2, failing, 2_000.0 + peer / 10)
+    assert len(looks) <= 2
+    assert handler.next_change_ms(2_020.0) <= 50.0
+    handler.on_time(2_080.0)
+    reply, *_ = handler.on_message(200, 1, {}, 2_080.0)
+    assert len(decode_update(reply.body, 1_000).added) == 300

@@ -14,6 +14,7 @@ from kafka_sink.coordinator.server.breaker_votes import PartitionVotes
 from kafka_sink.coordinator.server.handlers import Push, Reply, ServerMessage, SharedBody
 from kafka_sink.coordinator.wire.breaker_messages import (
     MAX_MUTES,
+    BreakerReport,
     BreakerUpdate,
     MuteReport,
     OutcomeCounts,
@@ -107,7 +108,7 @@ class BreakerHandler:
         self._asked_ms: dict[int, float] = {}
         self._added: dict[Target, str] = {}
         self._removed: set[Target] = set()
-        self._told_ms = self._judged_ms = -math.inf
+        self._told_ms = self._judged_ms = self._leased_ms = -math.inf
         self._is_judged = True
         # Who holds batches, or has rows, for what is muted; when time alone brings something to do.
         self._holders_of: dict[Target, set[int]] = {}
@@ -149,15 +150,21 @@ class BreakerHandler:
             answer = encode_update(BreakerUpdate(whole=True, added=reasons))
         reply = Reply(peer, request, answer)
         # Most reports change nothing: these are not to cost a look at every mute.
-        if wakes or report.is_news or self._has_news or now_ms >= self._due_ms:
+        if wakes or self._asks or now_ms >= min(self._due_ms, self._gathered_ms(report)):
             return [reply, *self.on_time(now_ms)]
         return [reply]
 
-    @property
-    def _has_news(self) -> bool:
-        """Whether something is to be told, or asked, or weighed."""
-        votes = self._votes is not None and self._votes.is_open
-        return bool(self._added or self._removed or self._asks or votes)
+    def _gathered_ms(self, report: BreakerReport) -> float:
+        """When what this report brought is to be looked at: what many tell at once, together."""
+        due_ms = math.inf
+        if self._added or self._removed:
+            due_ms = self._told_ms + _GATHER_MS
+        if not self._is_judged:
+            due_ms = min(due_ms, self._judged_ms + _GATHER_MS)
+        if report.changes_probes:
+            due_ms = min(due_ms, self._leased_ms + _GATHER_MS)
+        self._due_ms = min(self._due_ms, due_ms)
+        return due_ms
 
     def on_disconnect(self, peer: int, now_ms: float) -> None:
         """See Handler."""
@@ -197,6 +204,7 @@ class BreakerHandler:
                 bodies[key] = SharedBody(encode_update(BreakerUpdate(asks=key)), 0.0)
             outgoing.append(Push(peer, bodies[key]))
         outgoing += self._lease_all(now_ms)
+        self._leased_ms = now_ms
         self._due_ms = now_ms + self._next_change_ms(now_ms)
         return outgoing
 

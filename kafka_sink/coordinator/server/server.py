@@ -29,7 +29,7 @@ _AFTER_BUG_MS = 1000.0
 _SWEEP_MS = 1000.0
 # In one turn of the loop: so much is accepted and written before others have theirs.
 _ACCEPT_AT_ONCE = 128
-_WRITE_AT_ONCE = 1024 * 1024
+_WRITE_AT_ONCE = 8 * 1024 * 1024
 _CHECKS_OF_UNREAD = 16
 _PEER_AT_ONCE = 256 * 1024
 

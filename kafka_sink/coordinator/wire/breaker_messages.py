@@ -68,9 +68,9 @@ class BreakerReport:
     wants: tuple[Target, ...] | None = None
 
     @property
-    def is_news(self) -> bool:
-        """Whether it tells more than that the task is there, and who answers it."""
-        told = self.outcomes or self.muted or self.unmuted or self.failed
+    def changes_probes(self) -> bool:
+        """Whether it may have who is to probe what, or when, come out differently."""
+        told = self.muted or self.unmuted or self.failed
         return bool(told) or self.holds is not None or self.wants is not None
 
 
