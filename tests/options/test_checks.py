@@ -19,6 +19,7 @@ from kafka_sink.options.table import (
     PARTITIONER,
     SPECS,
     TARGET,
+    TRANSACTIONS,
     _is_of_cluster,
 )
 
@@ -163,7 +164,9 @@ def test_security_settings_make_a_cluster_whatever_they_are_called() -> None:
     for group in {spec.group for spec in SPECS} | {"Security"}:
         for secret in (False, True):
             spec = dataclasses.replace(SPECS[0], attribute="new", group=group, secret=secret)
-            of_write = group in (TARGET, DELIVERY, BATCHING, COMPRESSION, PARTITIONER, COORDINATOR)
+            of_write = group in (
+                *(TARGET, TRANSACTIONS, DELIVERY, BATCHING, COMPRESSION, PARTITIONER, COORDINATOR),
+            )
             assert _is_of_cluster(spec) is (not of_write or secret)
     assert all(_is_of_cluster(spec) for spec in SPECS if spec.secret)
 
