@@ -26,6 +26,7 @@ BENCHMARKS = (
     "breaker_cost",
     "moved_leader",
     "tls",
+    "exactly_once",
 )
 WITH_JVM_SINK = ("many_topics", "many_partitions", "throughput", "frozen_broker", "moved_leader", "tls")
 

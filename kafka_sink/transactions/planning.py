@@ -66,9 +66,10 @@ def plan(
         if not for_tasks:
             return PlannedTransactions(scope, batch)
         ownership = client.run(driver.take_over(scope), options.max_block_ms)
-    _report_takeover(scope, ownership)
+    handover = Handover.of(ownership)
+    _report_takeover(scope, ownership, handover)
     _remember_claim(scope, ownership.claim)
-    return PlannedTransactions(scope, batch, Handover.of(ownership))
+    return PlannedTransactions(scope, batch, handover)
 
 
 def commit(options: SinkOptions, planned: PlannedTransactions, reports: Sequence[TaskReport]) -> BatchOutcome:
@@ -177,15 +178,20 @@ def _remembered_claim(planned: PlannedTransactions) -> ProducerEpoch | None:
     return ProducerEpoch(int(producer_id), int(epoch))
 
 
-def _report_takeover(scope: Scope, ownership: driver.Ownership) -> None:
+def _report_takeover(scope: Scope, ownership: driver.Ownership, handover: Handover) -> None:
     if ownership.completed or ownership.aborted:
         driver_log.warn(
             f"kafka-chunked: an earlier run with transactional.id.prefix '{scope.prefix}' had left "
             f"transactions open: {ownership.completed} completed, as their batch was decided, and "
             f"{ownership.aborted} aborted"
         )
-    if ownership.decision is not None and ownership.missing:
-        driver_log.error(f"kafka-chunked: {driver.incomplete(ownership.decision, ownership.missing)}")
+    if handover.incomplete is not None:
+        driver_log.error(f"kafka-chunked: {handover.incomplete.problem}")
+    elif ownership.decision is not None and ownership.missing:
+        driver_log.warn(
+            f"kafka-chunked: {ownership.decision.batch} was decided, but all its transactions had ended by "
+            "kafka.transaction.timeout.ms; readers see nothing of it, and it is written anew"
+        )
 
 
 # -- connections ----------------------------------------------------------------------------------
