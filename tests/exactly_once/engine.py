@@ -29,9 +29,8 @@ from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.transactions import planning
 from kafka_sink.transactions.attempt import TaskAttempt
 from kafka_sink.transactions.batch import Duty
-from kafka_sink.transactions.client import TransactionClient
 from kafka_sink.transactions.decision import BatchIdentity
-from kafka_sink.transactions.operations import EndTransaction, Operation
+from tests.exactly_once import dying
 
 DONE, FAILED, INCOMPLETE, OTHER_DRIVER = 0, 1, 3, 4
 _QUERY = "query"
@@ -86,7 +85,7 @@ def drive(settings: Settings) -> int:
     options = settings.sink_options()
     chance = random.Random(settings.seed)
     if settings.die_before_commit:
-        _die_before_commit(settings.die_before_commit)
+        dying.install(settings.die_before_commit, dying.kill_self)
     pool = Workers(settings)
     try:
         while (number := committed(settings)) < settings.batches:
@@ -123,32 +122,6 @@ def _batch(
     part = settings.commits / f".{number}.{os.getpid()}"
     part.write_text(json.dumps({"rows": settings.rows}))
     os.link(part, settings.commits / str(number))
-
-
-def _die_before_commit(count: int) -> None:
-    """Replaces how this process ends transactions: one after the other, and it is gone before the last
-    one."""
-    execute = TransactionClient._execute
-    left = count
-
-    def dying(self: TransactionClient, operations: tuple[Operation, ...]) -> tuple[Any, ...]:
-        nonlocal left
-        answers: list[Any] = []
-        of_tasks = [
-            one
-            for one in operations
-            if isinstance(one, EndTransaction) and one.commit and "-task-" in one.transactional_id
-        ]
-        if not of_tasks:
-            return execute(self, operations)
-        for operation in operations:
-            left -= 1
-            if left == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-            answers += execute(self, (operation,))
-        return tuple(answers)
-
-    TransactionClient._execute = dying  # type: ignore[method-assign]
 
 
 class TaskFailedError(Exception):

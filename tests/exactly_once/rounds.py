@@ -336,7 +336,7 @@ class Round:
         total = self._settings.batches * self._settings.rows
         if self._report.unfinished:
             total = engine.committed(self._settings) * self._settings.rows
-        seen = Counter(_read(self._cluster.bootstrap_servers, self._topic))
+        seen = Counter(read_committed(self._cluster.bootstrap_servers, self._topic))
         self._report.rows = total
         self._report.lost = sum(1 for row in range(total) if not seen[row])
         self._report.doubled = sum(count - 1 for count in seen.values() if count > 1)
@@ -363,7 +363,7 @@ def _children(pid: int) -> list[int]:
     return [int(one) for one in text.split()]
 
 
-def _read(bootstrap_servers: str, topic: str) -> list[int]:
+def read_committed(bootstrap_servers: str, topic: str) -> list[int]:
     """All rows that readers of committed rows see, once no transaction holds them up."""
     consumer = Consumer(
         {

@@ -1,0 +1,325 @@
+"""``python -m tests.exactly_once.spark_rounds --rounds 10``: rounds of kills on a Spark cluster and three
+brokers.
+
+As the rounds of ``python -m tests.exactly_once``, with real drivers and executors, hence slower: JVMs of
+both are killed and suspended, and their Python workers, and brokers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+from kafka_sink.local_broker import LocalBroker
+from tests.exactly_once import dying
+from tests.exactly_once.rounds import CLUSTER_PROPERTIES, PARTITIONS, read_committed
+from tests.standalone.standalone_cluster import StandaloneCluster
+
+ROOT = Path(__file__).resolve().parents[2]
+FAULTS = (
+    "driver JVM killed",
+    "driver and its workers killed",
+    "executor killed",
+    "executor frozen",
+    "Python worker killed",
+    "driver killed between two EndTxns",
+    "last commit file deleted",
+    "driver frozen, second driver on the checkpoint",
+    "restarted with other tasks",
+    "broker killed",
+    "broker frozen",
+)
+_PATIENCE_S = 240.0
+
+
+def main() -> int:
+    """0 where no row was lost or doubled; with at-least-once, where some round has found doubled ones."""
+    parser = argparse.ArgumentParser(prog="python -m tests.exactly_once.spark_rounds", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--minutes", type=float, default=0, help="start no further round after that long")
+    parser.add_argument("--guarantee", choices=("exactly-once", "at-least-once"), default="exactly-once")
+    arguments = parser.parse_args()
+    environ = environment()
+    totals: Counter[str] = Counter()
+    faults: Counter[str] = Counter()
+    began = time.monotonic()
+    with (
+        LocalBroker(brokers=3, properties=CLUSTER_PROPERTIES) as brokers,
+        StandaloneCluster(workers=3, cores=2, memory="1g", environ=environ) as cluster,
+    ):
+        for seed in range(arguments.seed, arguments.seed + arguments.rounds):
+            if arguments.minutes and time.monotonic() - began > arguments.minutes * 60:
+                break
+            one = SparkRound(brokers, cluster, environ, seed, arguments.guarantee)
+            one.run()
+            totals.update(one.found)
+            faults.update(one.faults)
+            print(one, flush=True)
+    kinds = ", ".join(f"{count} x {name}" for name, count in faults.most_common())
+    print(
+        f"{totals['rounds']} rounds with {arguments.guarantee} on Spark: {totals['rows']:,} rows, "
+        f"{totals['lost']} lost, {totals['doubled']} doubled, {totals['unfinished']} rounds unfinished; "
+        f"{totals['drivers']} drivers; {sum(faults.values())} faults: {kinds}.\n"
+        f"3 executors, 3 brokers, replication 3, {time.monotonic() - began:.0f} s in all."
+    )
+    if arguments.guarantee == "at-least-once":
+        return 0 if totals["doubled"] else 1
+    return 1 if totals["lost"] or totals["doubled"] or totals["unfinished"] else 0
+
+
+def environment() -> dict[str, str]:
+    """For drivers, and for executors' workers: this checkout, and the hook that kills in mid-commit."""
+    path = [str(ROOT / "tests" / "exactly_once" / "hook"), str(ROOT)]
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(path),
+        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        "SPARK_LOCAL_IP": "127.0.0.1",
+    }
+
+
+class SparkRound:
+    """One topic, one checkpoint, and faults drawn from the seed."""
+
+    def __init__(
+        self,
+        brokers: LocalBroker,
+        cluster: StandaloneCluster,
+        environ: dict[str, str],
+        seed: int,
+        guarantee: str,
+    ) -> None:
+        self.found: Counter[str] = Counter(rounds=1)
+        self.faults: Counter[str] = Counter()
+        self._brokers = brokers
+        self._cluster = cluster
+        self._environ = environ
+        self._seed = seed
+        self._chance = random.Random(seed)
+        self._topic = f"spark-{guarantee[:2]}-{seed}-{os.getpid()}"
+        self._checkpoint = Path(tempfile.mkdtemp(prefix="exactly-once-spark-"))
+        self._settings = {
+            "master": cluster.url,
+            "rows": self._chance.choice((300, 3000)),
+            "tasks": self._chance.randint(1, 3),
+            "until": 0,
+            "pause_ms": self._chance.choice((0, 200)),
+            "speculation": self._chance.choice(("true", "false")),
+            "checkpoint": str(self._checkpoint),
+            "options": {
+                "kafka.bootstrap.servers": brokers.bootstrap_servers,
+                "topic": self._topic,
+                "delivery.guarantee": guarantee,
+                "kafka.request.timeout.ms": "5000",
+                "coordinator.enabled": "false",
+                "log.summary": "false",
+            },
+        }
+        self._drivers: list[subprocess.Popen[bytes]] = []
+        self._frozen: list[int] = []
+
+    def __str__(self) -> str:
+        faults = ", ".join(f"{name} x {count}" for name, count in self.faults.items())
+        found = self.found
+        broken = found["lost"] or found["doubled"] or found["unfinished"]
+        verdict = f"BROKEN: {found['lost']} lost, {found['doubled']} doubled" if broken else "ok"
+        return f"seed {self._seed} [{faults}] {found['rows']} rows, {found['drivers']} drivers: {verdict}"
+
+    def run(self) -> None:
+        """Faults, then none until two more batches are written; then the topic is read."""
+        self._brokers.create_topic(self._topic, PARTITIONS, config={"min.insync.replicas": 2})
+        try:
+            for fault in self._chance.choices(FAULTS, k=self._chance.randint(1, 3)):
+                self._settings["until"] = 1_000_000
+                self._ensure_running()
+                self._await_progress()
+                time.sleep(self._chance.random() * 1.5)
+                self._strike(fault)
+                self.faults[fault] += 1
+            self._thaw()
+            self._finish()
+        finally:
+            self._thaw()
+            for driver in self._drivers:
+                _kill_group(driver)
+        self._check()
+        shutil.rmtree(self._checkpoint, ignore_errors=True)
+
+    # -- drivers ----------------------------------------------------------------------------------
+
+    def _start(self, die_before_commit: int = 0) -> subprocess.Popen[bytes]:
+        self.found["drivers"] += 1
+        environ = dict(self._environ)
+        if die_before_commit:
+            environ[dying.VARIABLE] = str(die_before_commit)
+        job = Path(__file__).with_name("spark_job.py")
+        driver = subprocess.Popen(
+            [sys.executable, str(job), json.dumps(self._settings)],
+            env=environ,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        self._drivers.append(driver)
+        return driver
+
+    def _ensure_running(self) -> subprocess.Popen[bytes]:
+        alive = [driver for driver in self._drivers if driver.poll() is None]
+        return alive[-1] if alive else self._start()
+
+    def _end_all(self) -> None:
+        for driver in self._drivers:
+            _kill_group(driver)
+            driver.wait()
+
+    def _committed(self) -> int:
+        folder = self._checkpoint / "commits"
+        if not folder.exists():
+            return -1
+        return max((int(name) for name in os.listdir(folder) if name.isdigit()), default=-1)
+
+    def _await_progress(self) -> None:
+        """A batch is committed, and the next may be under way."""
+        before, deadline = self._committed(), time.monotonic() + _PATIENCE_S / 2
+        while self._committed() <= before and time.monotonic() < deadline:
+            self._ensure_running()
+            time.sleep(0.05)
+
+    def _finish(self) -> None:
+        self._end_all()
+        self._settings["until"] = self._committed() + 2
+        deadline = time.monotonic() + _PATIENCE_S
+        while self._committed() < int(str(self._settings["until"])):
+            if time.monotonic() > deadline:
+                self.found["unfinished"] += 1
+                break
+            self._ensure_running()
+            time.sleep(0.1)
+        for driver in self._drivers:
+            try:
+                driver.wait(60)
+            except subprocess.TimeoutExpired:
+                _kill_group(driver)
+
+    # -- faults -----------------------------------------------------------------------------------
+
+    def _strike(self, fault: str) -> None:
+        driver = self._ensure_running()
+        jvm = next(iter(_children(driver.pid)), driver.pid)
+        if fault == "driver JVM killed":
+            _signal(jvm, signal.SIGKILL)
+        elif fault == "driver and its workers killed":
+            _kill_group(driver)
+        elif fault == "executor killed":
+            _signal(self._executor("CoarseGrainedExecutorBackend"), signal.SIGKILL)
+        elif fault == "executor frozen":
+            self._freeze(self._executor("CoarseGrainedExecutorBackend"))
+            time.sleep(self._chance.random() * 5)
+            self._thaw()
+        elif fault == "Python worker killed":
+            _signal(self._executor("pyspark.daemon"), signal.SIGKILL)
+        elif fault == "driver killed between two EndTxns":
+            self._end_all()
+            dead = self._start(self._chance.randint(1, 4))
+            try:
+                dead.wait(90)
+            except subprocess.TimeoutExpired:
+                _kill_group(dead)
+        elif fault == "last commit file deleted":
+            self._end_all()
+            last = self._committed()
+            for name in (str(last), f".{last}.crc"):
+                (self._checkpoint / "commits" / name).unlink(missing_ok=True)
+        elif fault == "driver frozen, second driver on the checkpoint":
+            self._freeze(jvm)
+            self._start()
+            time.sleep(12 + self._chance.random() * 10)
+            self._thaw()
+        elif fault == "restarted with other tasks":
+            self._end_all()
+            self._settings["tasks"] = self._chance.randint(1, 4)
+        else:
+            self._strike_broker(fault)
+
+    def _strike_broker(self, fault: str) -> None:
+        broker = self._chance.randrange(3)
+        if fault == "broker killed":
+            self._brokers.kill(broker)
+            time.sleep(self._chance.random() * 8)
+            self._brokers.start(broker)
+        else:
+            self._brokers.freeze(broker)
+            time.sleep(self._chance.random() * 8)
+            self._brokers.thaw(broker)
+
+    def _executor(self, main: str) -> int:
+        """A process of this cluster's executors; 0 where there is none."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdigit():
+                continue
+            try:
+                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                where = os.readlink(entry / "cwd")
+            except OSError:
+                continue
+            if main in command and where.startswith(str(self._cluster.folder)):
+                found.append(int(entry.name))
+        return self._chance.choice(sorted(found)) if found else 0
+
+    def _freeze(self, pid: int) -> None:
+        _signal(pid, signal.SIGSTOP)
+        self._frozen.append(pid)
+
+    def _thaw(self) -> None:
+        for pid in self._frozen:
+            _signal(pid, signal.SIGCONT)
+        self._frozen.clear()
+
+    def _check(self) -> None:
+        """Rows of whole batches, from the first on; the last may be decided and not in the commit log."""
+        rows = int(str(self._settings["rows"]))
+        seen = Counter(read_committed(self._brokers.bootstrap_servers, self._topic))
+        batches = max(self._committed() + 1, (max(seen, default=-1) + rows) // rows)
+        self.found["rows"] = batches * rows
+        self.found["lost"] = sum(1 for row in range(batches * rows) if not seen[row])
+        self.found["doubled"] = sum(count - 1 for count in seen.values() if count > 1)
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        text = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii")
+    except OSError:
+        return []
+    return [int(one) for one in text.split()]
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    if pid:
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            pass
+
+
+def _kill_group(driver: subprocess.Popen[bytes]) -> None:
+    try:
+        os.killpg(driver.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+
+
+if __name__ == "__main__":
+    sys.exit(main())
