@@ -20,11 +20,10 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from tests.standalone.standalone_cluster import StandaloneCluster
-
 from kafka_sink.local_broker import LocalBroker
 from tests.exactly_once import dying
 from tests.exactly_once.rounds import CLUSTER_PROPERTIES, PARTITIONS, read_committed
+from tests.support.standalone_cluster import StandaloneCluster
 
 ROOT = Path(__file__).resolve().parents[2]
 FAULTS = (

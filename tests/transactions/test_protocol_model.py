@@ -14,7 +14,7 @@ from kafka_sink.transactions import driver, task
 from kafka_sink.transactions.batch import Handover
 from kafka_sink.transactions.operations import EndTransaction, Steps, init_producer
 from tests.support.effort import EFFORT
-from tests.transactions.spark_model import Faults, Settings, World
+from tests.support.transactions_of_spark import Faults, Settings, World
 
 WALKS = 400 * EFFORT
 _LONGEST = 400

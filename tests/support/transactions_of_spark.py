@@ -17,7 +17,7 @@ from kafka_sink.transactions import driver, task
 from kafka_sink.transactions.batch import Duty, Handover, TaskReport
 from kafka_sink.transactions.decision import BatchIdentity, Part, RowsDigest
 from kafka_sink.transactions.scope import Scope
-from tests.transactions.kafka_model import Kafka, NotYet, Produce, Row
+from tests.support.transactions_of_kafka import Kafka, NotYet, Produce, Row
 
 SCOPE = Scope("q", "t", 2)
 Choose = Callable[[int], int]
