@@ -7,11 +7,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 
+from kafka.errors import for_code
+
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
 from kafka_sink.accumulator.record_accumulator import LEASE_MS, RecordAccumulator
 from kafka_sink.backoff import ExponentialBackoff
 from kafka_sink.breaker.send_policy import SendPolicy
-from kafka_sink.errors import BufferExhaustedError, DeliveryError
+from kafka_sink.errors import BrokerRefusedError, BufferExhaustedError, DeliveryError
 from kafka_sink.metadata.cluster_metadata import ClusterMetadata
 from kafka_sink.model import Node, TopicPartition
 from kafka_sink.network import produce
@@ -55,8 +57,11 @@ class BatchCompletion:
         # Looking at each batch in every pass is what passes would cost with thousands of partitions.
         self._none_expires_before_ms = 0.0
 
-    def sent(self, node_id: int, batches: Iterable[ProducerBatch], now_ms: float) -> None:
+    def sent(self, node_id: int, batches: Collection[ProducerBatch], now_ms: float) -> None:
         """A Produce request with these batches goes out."""
+        if _log.isEnabledFor(logging.DEBUG):
+            size = sum(batch.size for batch in batches)
+            _log.debug("broker %d: request with %d batch(es) of %d bytes", node_id, len(batches), size)
         self.deliveries.count(requests=1)
         self._observer.on_request(node_id, now_ms)
         for batch in batches:
@@ -83,6 +88,15 @@ class BatchCompletion:
                 last = f"{last}; the topic's metadata: {refused}"
             muted = self._observer.explain(batch.partition)
             cause = response_classifier.expiry(batch.partition, timeout, batch.attempts, last, muted)
+            if _log.isEnabledFor(logging.DEBUG):
+                _log.debug(
+                    "%s: %d record(s) expired %.0f ms after they were appended, after %d attempt(s): %s",
+                    batch.partition,
+                    batch.record_count,
+                    now_ms - batch.created_ms,
+                    batch.attempts,
+                    last,
+                )
             if not self._fail(batch, cause) and not batch.terminal:
                 # It was under a lease, which may have ended since.
                 delay = min(delay, LEASE_MS)
@@ -298,11 +312,30 @@ class BatchCompletion:
         elif outcome.action in _AGAIN and retries_left:
             if outcome.action is response_classifier.Action.RESTART and self._identity is not None:
                 self._identity.request_restart(batch.partition)
-            wait = 0.0 if outcome.immediate else self._backoff.delay_ms(batch.attempts)
-            self.deliveries.count(retries=1)
-            self._accumulator.reenqueue(batch, now_ms + wait)
+                if _log.isEnabledFor(logging.DEBUG):
+                    _log.debug(
+                        "%s: sequences restart once nothing is in flight: %s",
+                        batch.partition,
+                        _error_name(cause),
+                    )
+            self._retry(
+                batch, cause, 0.0 if outcome.immediate else self._backoff.delay_ms(batch.attempts), now_ms
+            )
         else:
             self._accumulator.finish(batch, BatchState.FAILED, self._record_failure(batch, cause))
+
+    def _retry(self, batch: ProducerBatch, cause: Exception, wait_ms: float, now_ms: float) -> None:
+        if _log.isEnabledFor(logging.DEBUG):
+            _log.debug(
+                "%s: attempt %d failed with %s; retry in %.0f ms, %s",
+                batch.partition,
+                batch.attempts,
+                _error_name(cause),
+                wait_ms,
+                "possibly written" if batch.possibly_written else "not written",
+            )
+        self.deliveries.count(retries=1)
+        self._accumulator.reenqueue(batch, now_ms + wait_ms)
 
     def _split(self, batch: ProducerBatch, cause: Exception, now_ms: float) -> None:
         """MESSAGE_TOO_LARGE: the records go on in smaller batches with consecutive sequences."""
@@ -315,10 +348,35 @@ class BatchCompletion:
         except BufferExhaustedError as error:
             # Memory comes free with other answers; if it never does, delivery.timeout.ms ends this.
             batch.last_error = DeliveryError(f"{cause}; the batch could not be split: {error}")
+            wait_ms = self._backoff.delay_ms(batch.attempts)
+            if _log.isEnabledFor(logging.DEBUG):
+                _log.debug(
+                    "%s: no memory to split a batch of %d bytes; retry in %.0f ms: %s",
+                    batch.partition,
+                    batch.size,
+                    wait_ms,
+                    error,
+                )
             self.deliveries.count(retries=1)
-            self._accumulator.reenqueue(batch, now_ms + self._backoff.delay_ms(batch.attempts))
+            self._accumulator.reenqueue(batch, now_ms + wait_ms)
             return
+        if _log.isEnabledFor(logging.DEBUG):
+            _log.debug(
+                "%s: split a batch of %d bytes and %d records into %d of %s bytes",
+                batch.partition,
+                batch.size,
+                batch.record_count,
+                len(pieces),
+                [piece.size for piece in pieces],
+            )
         if self._identity is not None:
             self._identity.replaced(batch, pieces)
         self.deliveries.count(splits=1)
         self._accumulator.reenqueue_split(batch, pieces)
+
+
+def _error_name(cause: Exception) -> str:
+    """Kafka's name and number of a broker's error, or the exception."""
+    if isinstance(cause, BrokerRefusedError):
+        return f"{for_code(cause.error_code).__name__} (error {cause.error_code})"
+    return repr(cause)
