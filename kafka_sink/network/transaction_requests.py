@@ -272,15 +272,27 @@ def _txn_offset_commit(response: Any) -> TxnOffsetCommitAnswer:
     )
 
 
-def encode_offset_fetch(version: int, groups: Sequence[str], *, stable: bool) -> bytes:
-    """All offsets of these groups. ``stable``: UNSTABLE_OFFSET_COMMIT where a transaction is undecided."""
-    rows = [
-        OffsetFetchRequest.OffsetFetchRequestGroup(
-            version=version, group_id=group, member_id=None, member_epoch=-1, topics=None
-        )
-        for group in groups
-    ]
-    request = OffsetFetchRequest(version=version, groups=rows, require_stable=stable)
+def encode_offset_fetch(
+    version: int, group: str, partitions: Sequence[TopicPartition] | None, *, stable: bool
+) -> bytes:
+    """A group's offsets, all of them without ``partitions``.
+
+    ``stable``: UNSTABLE_OFFSET_COMMIT where a transaction is undecided; of all offsets, only where there was
+    one before.
+    """
+    group_class = OffsetFetchRequest.OffsetFetchRequestGroup
+    topics: list[Any] | None = None
+    if partitions is not None:
+        by_topic: dict[str, list[int]] = {}
+        for one in partitions:
+            by_topic.setdefault(one.topic, []).append(one.partition)
+        topic_class = group_class.OffsetFetchRequestTopics
+        topics = [
+            topic_class(version=version, name=name, partition_indexes=indexes)
+            for name, indexes in by_topic.items()
+        ]
+    row = group_class(version=version, group_id=group, member_id=None, member_epoch=-1, topics=topics)
+    request = OffsetFetchRequest(version=version, groups=[row], require_stable=stable)
     return bytes(request.encode(version=version))
 
 

@@ -18,7 +18,7 @@ from kafka.errors import for_code
 
 from kafka_sink.backoff import ExponentialBackoff
 from kafka_sink.errors import BrokerVersionError, ConfigurationError, DeliveryError
-from kafka_sink.model import Node
+from kafka_sink.model import Node, TopicPartition
 from kafka_sink.network import requests, transaction_requests
 from kafka_sink.network.client import NetworkClient, NetworkSettings, OutboundRequest, RequestFailed
 from kafka_sink.network.events import NodeDisconnected, ResponseReceived
@@ -30,6 +30,7 @@ from kafka_sink.transactions.operations import (
     Described,
     EndTransaction,
     FetchOffsets,
+    FetchStableOffsets,
     InitProducer,
     ListOpen,
     OffsetKey,
@@ -99,7 +100,12 @@ class _Step:
 
 # What the coordinators' own look-up is tagged with is the kind of key, what the brokers' is this.
 _NODES = object()
-_EMPTY: dict[type, Callable[[], Any]] = {Describe: dict, FetchOffsets: dict, ListOpen: list}
+_EMPTY: dict[type, Callable[[], Any]] = {
+    Describe: dict,
+    FetchOffsets: dict,
+    FetchStableOffsets: dict,
+    ListOpen: list,
+}
 
 
 def _nothing() -> None:
@@ -385,7 +391,12 @@ class TransactionClient:
             case RecordOffsets():
                 return [self._record(step, index, operation)]
             case FetchOffsets():
-                return [self._fetch(step, index, operation, group) for group in operation.groups]
+                return [self._fetch(step, index, operation, group, None) for group in operation.groups]
+            case FetchStableOffsets():
+                groups: dict[str, list[TopicPartition]] = {}
+                for key in operation.keys:
+                    groups.setdefault(key.group, []).append(key.partition)
+                return [self._fetch(step, index, operation, *one) for one in groups.items()]
             case Describe():
                 return [self._describe(step, index, operation, one) for one in operation.transactional_ids]
             case ListOpen():
@@ -453,9 +464,17 @@ class TransactionClient:
         call = _Call(operation, index, api, versions, encode, take, (_GROUP_KEY, operation.group))
         return call
 
-    def _fetch(self, step: _Step, index: int, operation: FetchOffsets, group: str) -> _Call:
+    def _fetch(
+        self,
+        step: _Step,
+        index: int,
+        operation: FetchOffsets | FetchStableOffsets,
+        group: str,
+        partitions: list[TopicPartition] | None,
+    ) -> _Call:
         def encode(version: int) -> bytes:
-            return transaction_requests.encode_offset_fetch(version, (group,), stable=operation.stable)
+            stable = partitions is not None
+            return transaction_requests.encode_offset_fetch(version, group, partitions, stable=stable)
 
         def take(answer: transaction_requests.OffsetFetchAnswer) -> bool:
             code, offsets = answer.groups.get(group, (_NONE, {}))

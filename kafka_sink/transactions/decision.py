@@ -62,6 +62,7 @@ class Part:
 class Decision:
     """``parts`` are to be committed, all of them; tasks without rows have none. ``number`` counts decisions.
 
+    Marks are offsets of ``topic``, which had ``partitions`` then: Scope's of the run that decided.
     ``progress`` has the last number written of each writer that used the prefix; ``before`` is the one of
     this batch's writer before it, -1 where there was none.
     """
@@ -70,6 +71,8 @@ class Decision:
     batch: BatchIdentity
     tasks: int
     parts: tuple[Part, ...]
+    topic: str
+    partitions: int
     progress: Mapping[str, int] = field(default_factory=dict)
     before: int = -1
 
@@ -87,7 +90,7 @@ class Decision:
 
 
 def next_decision(
-    previous: Decision | None, batch: BatchIdentity, tasks: int, parts: Iterable[Part]
+    scope: Scope, previous: Decision | None, batch: BatchIdentity, tasks: int, parts: Iterable[Part]
 ) -> Decision:
     """The decision for a batch that was not decided."""
     progress = {} if previous is None else dict(previous.progress)
@@ -96,7 +99,8 @@ def next_decision(
         before = previous.before
     progress = dict([*progress.items(), (batch.writer, batch.number)][-_REMEMBERED:])
     number = 1 if previous is None else previous.number + 1
-    return Decision(number, batch, tasks, tuple(sorted(parts, key=lambda part: part.task)), progress, before)
+    ordered = tuple(sorted(parts, key=lambda part: part.task))
+    return Decision(number, batch, tasks, ordered, scope.topic, scope.partitions, progress, before)
 
 
 def repaired(previous: Decision, parts: Iterable[Part]) -> Decision:
@@ -112,6 +116,8 @@ def encode(decision: Decision, partitions: int) -> list[str]:
         "writer": decision.batch.writer,
         "number": decision.batch.number,
         "tasks": decision.tasks,
+        "topic": decision.topic,
+        "partitions": decision.partitions,
         "progress": dict(decision.progress),
         "before": decision.before,
         "parts": [
@@ -157,7 +163,8 @@ def decode(texts: Iterable[str]) -> Decision | None:
         )
         batch = BatchIdentity(str(body["writer"]), int(body["number"]))
         progress, before = dict(body["progress"]), int(body["before"])
-        return Decision(head.number, batch, int(body["tasks"]), parts, progress, before)
+        where = str(body["topic"]), int(body["partitions"])
+        return Decision(head.number, batch, int(body["tasks"]), parts, *where, progress, before)
     except (ValueError, KeyError, TypeError, zlib.error) as error:
         raise ProtocolError(f"decision {head.number} cannot be read: {error!r}") from error
 

@@ -25,6 +25,7 @@ from kafka_sink.transactions.operations import (
     Steps,
     describe,
     fetch_offsets,
+    fetch_stable_offsets,
     init_producer,
 )
 from kafka_sink.transactions.scope import Scope
@@ -65,13 +66,13 @@ def take_over(scope: Scope) -> Steps[Ownership]:
     decision = yield from read_decision(scope)
     undone: tuple[Part, ...] = ()
     if decision is not None:
-        undone = yield from unmarked(scope, decision)
+        undone = yield from _not_seen(scope, decision)
         yield from _end(scope, undone)
     aborted = yield from abort_open(scope, claim)
     missing: tuple[Part, ...] = ()
     if decision is not None and undone:
         # Now that nothing else is open, what is pending is about to become visible.
-        missing = yield from unmarked(scope, decision, stable=True)
+        missing = yield from unmarked(scope, decision)
     return Ownership(
         claim,
         decision,
@@ -82,14 +83,17 @@ def take_over(scope: Scope) -> Steps[Ownership]:
 
 
 def read_decision(scope: Scope) -> Steps[Decision | None]:
-    """The latest decision under the prefix. Raises ProtocolError for one that cannot be read."""
-    texts = list((yield from fetch_offsets(*scope.decision_groups(1), stable=True)).values())
+    """The latest decision under the prefix. Raises ProtocolError for one that cannot be read.
+
+    None is pending for whoever holds the driver's id, as taking that over waits for its markers.
+    """
+    texts = list((yield from fetch_offsets(*scope.decision_groups(1))).values())
     head = records.newest_head(texts)
     if head is None:
         return None
     groups = records.written_scope(scope, head).decision_groups(head.chunks)
     if len(groups) > 1:
-        texts = list((yield from fetch_offsets(*groups, stable=True)).values())
+        texts = list((yield from fetch_offsets(*groups)).values())
     return records.decode(texts)
 
 
@@ -106,7 +110,7 @@ def decide(
     ``previous`` is the decision that planning found. Raises TransactionError where nothing was decided or
     nobody knows, IncompleteBatchError where it was and some transactions had ended by then.
     """
-    decision = records.next_decision(previous, batch, tasks, parts)
+    decision = records.next_decision(scope, previous, batch, tasks, parts)
     return (yield from _decide(scope, claim, decision, decision.parts))
 
 
@@ -147,7 +151,7 @@ def _decide(
     refused = yield from _end(scope, parts)
     aborted = yield from abort_open(scope, ended)
     if refused:
-        lost = yield from unmarked(scope, decision, stable=True)
+        lost = yield from unmarked(scope, decision)
         if lost:
             raise IncompleteBatchError(incomplete(decision, [part.task for part in lost]))
     return Committed(len(parts), aborted, began_ms)
@@ -198,12 +202,26 @@ def _end(scope: Scope, parts: tuple[Part, ...]) -> Steps[list[Part]]:
     return [part for part, answer in zip(parts, answers, strict=True) if isinstance(answer, Refused)]
 
 
-def unmarked(scope: Scope, decision: Decision, *, stable: bool = False) -> Steps[tuple[Part, ...]]:
-    """The parts without a mark. A mark is in the transaction of its rows, and becomes visible with them."""
-    if not decision.parts:
+def unmarked(scope: Scope, decision: Decision) -> Steps[tuple[Part, ...]]:
+    """The parts that were not committed, once no transaction with a mark for them is undecided.
+
+    A mark is in the transaction of its rows, and becomes visible with them.
+    """
+    where = replace(scope, topic=decision.topic, partitions=decision.partitions)
+    keys = {part.task: where.mark_key(part.task) for part in decision.parts}
+    marks = yield from fetch_stable_offsets(*keys.values())
+    return tuple(
+        part for part in decision.parts if marks.get(keys[part.task]) != decision.batch.mark(part.task)
+    )
+
+
+def _not_seen(scope: Scope, decision: Decision) -> Steps[tuple[Part, ...]]:
+    """The parts whose mark is not visible at this moment; they may be committed all the same."""
+    where = replace(scope, topic=decision.topic, partitions=decision.partitions)
+    groups = {where.mark_key(part.task).group for part in decision.parts}
+    if not groups:
         return ()
-    tasks = max(part.task for part in decision.parts) + 1
-    marks = set((yield from fetch_offsets(*scope.mark_groups(tasks), stable=stable)).values())
+    marks = set((yield from fetch_offsets(*sorted(groups))).values())
     return tuple(part for part in decision.parts if decision.batch.mark(part.task) not in marks)
 
 

@@ -80,13 +80,23 @@ class EndTransaction:
 
 @dataclass(frozen=True, slots=True)
 class FetchOffsets:
-    """All that groups have committed. ``stable`` waits for offsets whose transaction is not ended.
+    """All that groups have committed by now. Answer: a mapping from OffsetKey to the metadata text.
 
-    Answer: a mapping from OffsetKey to the metadata text.
+    Of what is pending in a transaction it has the value before, or nothing where there was none.
     """
 
     groups: tuple[str, ...]
-    stable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FetchStableOffsets:
+    """The offsets of these keys, once none is pending in a transaction. Answer: as of FetchOffsets.
+
+    Keys must be named: asked for all offsets of a group, brokers leave out a pending one that had no value
+    before, however stable the answer is to be (OffsetMetadataManager.fetchAllOffsets).
+    """
+
+    keys: tuple[OffsetKey, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +113,9 @@ class Refused:
     error: str
 
 
-Operation = InitProducer | Describe | RecordOffsets | EndTransaction | FetchOffsets | ListOpen
+Operation = (
+    InitProducer | Describe | RecordOffsets | EndTransaction | FetchOffsets | FetchStableOffsets | ListOpen
+)
 Steps = Generator[tuple[Operation, ...], tuple[Any, ...], Result]
 
 
@@ -121,7 +133,15 @@ def describe(*transactional_ids: str) -> Steps[Mapping[str, Described]]:
     return dict(answer)
 
 
-def fetch_offsets(*groups: str, stable: bool) -> Steps[Mapping[OffsetKey, str]]:
+def fetch_offsets(*groups: str) -> Steps[Mapping[OffsetKey, str]]:
     """One FetchOffsets."""
-    (answer,) = yield (FetchOffsets(groups, stable),)
+    (answer,) = yield (FetchOffsets(groups),)
+    return dict(answer)
+
+
+def fetch_stable_offsets(*keys: OffsetKey) -> Steps[Mapping[OffsetKey, str]]:
+    """One FetchStableOffsets; asks nothing where there are no keys."""
+    if not keys:
+        return {}
+    (answer,) = yield (FetchStableOffsets(keys),)
     return dict(answer)

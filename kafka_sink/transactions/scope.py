@@ -41,15 +41,8 @@ class Scope:
 
     def decision_groups(self, chunks: int) -> tuple[str, ...]:
         """The groups that hold this many chunks."""
-        return self._groups("decision", chunks)
-
-    def mark_groups(self, tasks: int) -> tuple[str, ...]:
-        """The groups that hold the marks of this many tasks."""
-        return self._groups("tasks", tasks)
-
-    def _groups(self, family: str, count: int) -> tuple[str, ...]:
-        last = max(count - 1, 0) // self.partitions
-        return tuple(self._key(family, number * self.partitions).group for number in range(last + 1))
+        last = max(chunks - 1, 0) // self.partitions
+        return tuple(self.decision_key(number * self.partitions).group for number in range(last + 1))
 
 
 def task_id_pattern(prefix: str) -> str:

@@ -16,6 +16,7 @@ from kafka_sink.transactions.operations import (
     Described,
     EndTransaction,
     FetchOffsets,
+    FetchStableOffsets,
     InitProducer,
     ListOpen,
     OffsetKey,
@@ -79,8 +80,10 @@ class Kafka:
                 return self._write(name, producer, (), offsets)
             case EndTransaction(name, producer, commit):
                 return self._end(name, producer, commit)
-            case FetchOffsets(groups, stable):
-                return self._fetch(groups, stable)
+            case FetchOffsets(groups):
+                return {key: text for key, text in self.offsets.items() if key.group in groups}
+            case FetchStableOffsets(keys):
+                return self._fetch_stable(keys)
         raise AssertionError(operation)
 
     def _init(self, name: str) -> ProducerEpoch:
@@ -153,7 +156,7 @@ class Kafka:
         """Ids with an open transaction."""
         return [name for name, one in self.transactions.items() if one.state == OPEN]
 
-    def _fetch(self, groups: tuple[str, ...], stable: bool) -> dict[OffsetKey, str]:
-        if stable and any(key.group in groups for one in self.transactions.values() for key in one.offsets):
+    def _fetch_stable(self, keys: tuple[OffsetKey, ...]) -> dict[OffsetKey, str]:
+        if any(key in one.offsets for one in self.transactions.values() for key in keys):
             raise NotYet
-        return {key: text for key, text in self.offsets.items() if key.group in groups}
+        return {key: self.offsets[key] for key in keys if key in self.offsets}

@@ -29,6 +29,7 @@ from kafka_sink.transactions.scope import Scope, task_id_pattern
 
 # A broker refuses 4,096 bytes and more (offset.metadata.max.bytes).
 _REFUSED_BYTES = 4096
+SCOPE = Scope("p", "t", 4)
 
 
 def part(task: int) -> Part:
@@ -39,7 +40,8 @@ def part(task: int) -> Part:
 
 def decision(number: int, tasks: int, batch: int = 5) -> Decision:
     identity = BatchIdentity("query", batch)
-    return Decision(number, identity, tasks, tuple(map(part, range(tasks))), {"query": batch}, batch - 1)
+    parts = tuple(map(part, range(tasks)))
+    return Decision(number, identity, tasks, parts, "t", 4, {"query": batch}, batch - 1)
 
 
 @pytest.mark.parametrize("tasks", [0, 1, 50, 3000])
@@ -72,15 +74,15 @@ def test_nothing_recorded_is_no_decision() -> None:
 
 
 def test_progress_is_kept_of_other_writers_and_goes_back_by_one() -> None:
-    first = next_decision(None, BatchIdentity("a", 4), 1, [part(0)])
-    second = next_decision(first, BatchIdentity("b", 9), 1, [part(0)])
-    third = next_decision(second, BatchIdentity("a", 5), 1, [part(0)])
+    first = next_decision(SCOPE, None, BatchIdentity("a", 4), 1, [part(0)])
+    second = next_decision(SCOPE, first, BatchIdentity("b", 9), 1, [part(0)])
+    third = next_decision(SCOPE, second, BatchIdentity("a", 5), 1, [part(0)])
     assert third.progress == {"a": 5, "b": 9}
     assert third.progress_before() == {"a": 4, "b": 9}
     assert third.covers(BatchIdentity("a", 3))
     assert not third.covers(BatchIdentity("a", 6))
     assert not third.covers(BatchIdentity("c", 0))
-    again = next_decision(third, BatchIdentity("a", 5), 2, [part(1)])
+    again = next_decision(SCOPE, third, BatchIdentity("a", 5), 2, [part(1)])
     assert again.progress_before() == {"a": 4, "b": 9}
 
 
@@ -137,8 +139,9 @@ def test_keys_stay_within_the_partitions_there_are() -> None:
     keys = [scope.mark_key(task) for task in range(7)]
     assert len(set(keys)) == 7
     assert {key.partition.partition for key in keys} == {0, 1, 2}
-    assert {key.group for key in keys} == set(scope.mark_groups(7))
-    assert scope.mark_groups(0) == scope.mark_groups(3) == ("p-tasks",)
+    assert {key.group for key in keys} == {"p-tasks", "p-tasks-1", "p-tasks-2"}
+    assert scope.decision_groups(1) == scope.decision_groups(3) == ("p-decision",)
+    assert scope.decision_groups(4) == ("p-decision", "p-decision-1")
 
 
 def test_the_pattern_of_ids_takes_no_other_prefix() -> None:

@@ -116,6 +116,18 @@ def without_taking_over(scope: Any) -> Steps[Any]:
     return driver.Ownership(claim, decision)
 
 
+def takes_pending_marks_for_missing(scope: Any) -> Steps[Any]:
+    """The marks are read without waiting for transactions that are committed and not visible yet."""
+    claim = yield from init_producer(scope.driver_id)
+    decision = yield from driver.read_decision(scope)
+    missing: tuple[Any, ...] = ()
+    if decision is not None:
+        yield from driver._end(scope, (yield from driver._not_seen(scope, decision)))
+        yield from driver.abort_open(scope, claim)
+        missing = yield from driver._not_seen(scope, decision)
+    return driver.Ownership(claim, decision, frozenset(part.task for part in missing))
+
+
 def commits_without_deciding(scope: Any, reports: Any, **_: Any) -> Steps[Any]:
     """As most sinks do: the driver commits one transaction after the other."""
     for report in reports:
@@ -165,6 +177,7 @@ _CRASHES, _DRIVERS, _TIMEOUTS, _OTHER_TASKS = (
 WRONG: dict[str, tuple[str, dict[str, Any]]] = {
     "planning aborts decided transactions": (_CRASHES, {"take_over": without_completing}),
     "planning fences nobody": (_DRIVERS, {"take_over": without_taking_over}),
+    "pending marks taken for missing": (_CRASHES, {"take_over": takes_pending_marks_for_missing}),
     "no decision": (_CRASHES, {"commit": commits_without_deciding}),
     "progress forgotten": (_CRASHES, {"handover": forgets_progress}),
     "missing tasks forgotten": (_TIMEOUTS, {"handover": forgets_what_is_missing}),

@@ -12,7 +12,13 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
-from kafka_sink.errors import BrokerVersionError, ConfigurationError, IncompleteBatchError, TransactionError
+from kafka_sink.errors import (
+    BrokerVersionError,
+    ConfigurationError,
+    DeliveryError,
+    IncompleteBatchError,
+    TransactionError,
+)
 from kafka_sink.local_broker import LocalBroker
 from kafka_sink.options import SinkOptions, parse
 from kafka_sink.producer_cache import task_producer
@@ -72,7 +78,7 @@ class Job:
         def steps() -> Steps[None]:
             previous = yield from driver.read_decision(self.scope)
             parts = [report.part for report in reports if report.part is not None]
-            decision = next_decision(previous, reports[0].batch, len(reports), parts)
+            decision = next_decision(self.scope, previous, reports[0].batch, len(reports), parts)
             yield from driver._record(self.scope, handover.claim, decision)
             yield (EndTransaction(self.scope.driver_id, handover.claim, commit=True),)
 
@@ -287,3 +293,15 @@ def test_a_cluster_without_transaction_protocol_2_is_refused_saying_so(
     monkeypatch.setattr(run.client._network, "feature_level", lambda node, name: 1)
     with pytest.raises(BrokerVersionError, match=r"transaction\.version"):
         run.take_over()
+
+
+def test_a_mark_that_is_pending_for_the_first_time_is_waited_for(job: Callable[..., Job]) -> None:
+    """Asked for all of a group's offsets, brokers leave such a one out, which would pass for a lost commit."""
+    run = job()
+    handover = run.take_over()
+    report = run.write(handover, 0, 0, ["0-0"])
+    decision = next_decision(run.scope, None, report.batch, 1, [report.part] if report.part else [])
+    with pytest.raises(DeliveryError, match="Unstable"):
+        run.client.run(driver.unmarked(run.scope, decision), 1000)
+    run.commit(report)
+    assert run.run(driver.unmarked(run.scope, decision)) == ()
