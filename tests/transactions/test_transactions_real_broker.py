@@ -296,7 +296,8 @@ def test_a_cluster_without_transaction_protocol_2_is_refused_saying_so(
 
 
 def test_a_mark_that_is_pending_for_the_first_time_is_waited_for(job: Callable[..., Job]) -> None:
-    """Asked for all of a group's offsets, brokers leave such a one out, which would pass for a lost commit."""
+    """Asked for all of a group's offsets, brokers leave such a one out, which would pass for a lost
+    commit."""
     run = job()
     handover = run.take_over()
     report = run.write(handover, 0, 0, ["0-0"])
