@@ -9,6 +9,16 @@ from kafka.errors import for_code
 
 from kafka_sink import driver_log
 from kafka_sink.errors import ConfigurationError, MetadataTimeoutError
+from kafka_sink.kafka_errors import (
+    CLUSTER_AUTHORIZATION_FAILED,
+    LEADER_NOT_AVAILABLE,
+    NOT_CONTROLLER,
+    REQUEST_TIMED_OUT,
+    TOPIC_ALREADY_EXISTS,
+    TOPIC_AUTHORIZATION_FAILED,
+    UNKNOWN_TOPIC_OR_PARTITION,
+    error_of,
+)
 from kafka_sink.network import requests
 from kafka_sink.network.requests import CreateTopicAnswer, MetadataAnswer, ProducerIdAnswer
 from kafka_sink.options import SinkOptions
@@ -18,8 +28,6 @@ from kafka_sink.planning_client import PlanningClient
 _PROPAGATION_MS = 5000.0
 _AGAIN_S = 0.1
 _MAX_ASK_MS = 3_600_000.0
-_UNKNOWN_TOPIC, _LEADER_NOT_AVAILABLE, _TIMED_OUT, _ALREADY_EXISTS, _NOT_CONTROLLER = 3, 5, 7, 36, 41
-_TOPIC_UNAUTHORISED, _CLUSTER_UNAUTHORISED = 29, 31
 
 
 class TopicPreparation:
@@ -44,21 +52,21 @@ class TopicPreparation:
 
     def _settle(self, topic: str, answer: MetadataAnswer | None) -> None:
         while True:
-            code = _TIMED_OUT if answer is None else answer.update.errors.get(topic, 0)
+            code = REQUEST_TIMED_OUT if answer is None else answer.update.errors.get(topic, 0)
             if answer is not None and topic in answer.unwritable:
                 raise ConfigurationError(
                     f"Option 'topic': this login may not write to '{topic}': grant it WRITE (brokers: "
                     f"{self._brokers})"
                 )
-            if code in (0, _LEADER_NOT_AVAILABLE):
+            if code in (0, LEADER_NOT_AVAILABLE):
                 return  # without leaders it exists, and waiting for them is the tasks' business
-            if code == _UNKNOWN_TOPIC:
+            if code == UNKNOWN_TOPIC_OR_PARTITION:
                 if self._options.topic_create:
                     self._create(topic)
                     return
                 self._is_missing = True
-            elif not for_code(code).retriable:
-                remedy = ": grant this login DESCRIBE and WRITE" if code == _TOPIC_UNAUTHORISED else ""
+            elif not error_of(code).retriable:
+                remedy = ": grant this login DESCRIBE and WRITE" if code == TOPIC_AUTHORIZATION_FAILED else ""
                 raise ConfigurationError(
                     f"Option 'topic': '{topic}' cannot be used: {_named(code)}{remedy} (brokers: "
                     f"{self._brokers})"
@@ -96,15 +104,15 @@ class TopicPreparation:
         while True:
             node = self._controller if self._client.reach(self._controller) else self._client.connect()
             answer = self._ask_creation(node, topic)
-            code = _TIMED_OUT if answer is None else answer.error_code
-            if code in (0, _ALREADY_EXISTS):
+            code = REQUEST_TIMED_OUT if answer is None else answer.error_code
+            if code in (0, TOPIC_ALREADY_EXISTS):
                 if not code:
                     driver_log.report(f"kafka-chunked: topic '{topic}' is created")
                 return
-            if answer is not None and not for_code(code).retriable and code != _NOT_CONTROLLER:
+            if answer is not None and not error_of(code).retriable and code != NOT_CONTROLLER:
                 remedy = (
                     "Grant this login CREATE on the topic or the cluster, or create it beforehand"
-                    if code in (_TOPIC_UNAUTHORISED, _CLUSTER_UNAUTHORISED)
+                    if code in (TOPIC_AUTHORIZATION_FAILED, CLUSTER_AUTHORIZATION_FAILED)
                     else "Change topic.partitions or topic.replication.factor, or create it beforehand"
                 )
                 said = f" ({answer.error_message})" if answer.error_message else ""
@@ -147,7 +155,7 @@ class TopicPreparation:
             self._ask_ms(_PROPAGATION_MS),
         )
         # Anything else may pass, and tasks ask again.
-        if answer is not None and answer.error_code == _CLUSTER_UNAUTHORISED:
+        if answer is not None and answer.error_code == CLUSTER_AUTHORIZATION_FAILED:
             raise ConfigurationError(
                 f"this login may not write idempotently ({_named(answer.error_code)}): grant it "
                 "IDEMPOTENT_WRITE on the cluster or WRITE on the topic, or set "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import Enum
 
 from kafka_sink.errors import BrokerRefusedError, KafkaSinkError, ProtocolError
+from kafka_sink.kafka_errors import error_of
 
 
 class Health(Enum):
@@ -13,11 +14,6 @@ class Health(Enum):
     HEALTHY = "healthy"
     UNHEALTHY = "sick"
     NEUTRAL = "neutral"
-
-
-# REQUEST_TIMED_OUT, NOT_ENOUGH_REPLICAS and ..._AFTER_APPEND, UNKNOWN_SERVER_ERROR, KAFKA_STORAGE_ERROR,
-# NETWORK_EXCEPTION, THROTTLING_QUOTA_EXCEEDED.
-_UNHEALTHY_CODES = frozenset({7, 19, 20, -1, 56, 13, 89})
 
 
 def has_response(exception: Exception | None) -> bool:
@@ -30,7 +26,7 @@ def health_of(exception: Exception | None) -> Health:
     if exception is None:
         return Health.HEALTHY
     if isinstance(exception, BrokerRefusedError):
-        return Health.UNHEALTHY if exception.error_code in _UNHEALTHY_CODES else Health.NEUTRAL
+        return Health.UNHEALTHY if error_of(exception.error_code).blames_broker else Health.NEUTRAL
     if isinstance(exception, OSError | ProtocolError) or not isinstance(exception, KafkaSinkError):
         return Health.UNHEALTHY
     return Health.NEUTRAL

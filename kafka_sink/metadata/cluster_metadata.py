@@ -9,17 +9,17 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 from kafka_sink.errors import ClusterChangedError, InvalidRowError, MetadataTimeoutError
+from kafka_sink.kafka_errors import INVALID_TOPIC_EXCEPTION, TOPIC_AUTHORIZATION_FAILED, error_of
 from kafka_sink.metadata.cache import MetadataCache
 from kafka_sink.metadata.snapshot import MetadataSnapshot
 from kafka_sink.model import MetadataUpdate, Node, PartitionInfo, TopicMetadata, TopicPartition
 
 _log = logging.getLogger(__name__)
-# Error codes of a Metadata response for which no task waits.
+# What to say of the errors that no task waits out (``KafkaError.final_for_topic``).
 _FINAL_TOPIC_ERRORS = {
-    17: "the topic name is invalid (INVALID_TOPIC_EXCEPTION)",
-    29: "not authorized to access the topic (TOPIC_AUTHORIZATION_FAILED)",
+    INVALID_TOPIC_EXCEPTION: "the topic name is invalid (INVALID_TOPIC_EXCEPTION)",
+    TOPIC_AUTHORIZATION_FAILED: "not authorized to access the topic (TOPIC_AUTHORIZATION_FAILED)",
 }
-_TOPIC_ERRORS = {**_FINAL_TOPIC_ERRORS, 3: "UNKNOWN_TOPIC_OR_PARTITION", 5: "LEADER_NOT_AVAILABLE"}
 _CHECK_MS = 100.0
 _NO_PARTITIONS: Mapping[str, int] = {}
 # How long brokers are not asked while a source of hints may be about to tell.
@@ -173,11 +173,11 @@ class ClusterMetadata:
 
     def _explain(self, missing: list[str], timeout_ms: float) -> str:
         shown = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
-        errors = {self._cache.topic_error(name) for name in missing} - {None}
-        incoming = ", ".join(_TOPIC_ERRORS.get(code or 0, f"error {code}") for code in errors) or "no answer"
+        errors = {self._cache.topic_error(name) for name in missing}
+        reasons = ", ".join(_describe(code) for code in errors if code is not None) or "no answer"
         return (
             f"no metadata for topic {shown} within kafka.max.block.ms = {timeout_ms:.0f} ms "
-            f"({incoming}; brokers: {self._describe_brokers()}). "
+            f"({reasons}; brokers: {self._describe_brokers()}). "
             "Create the topic, or check kafka.bootstrap.servers and that the brokers can be reached"
         )
 
@@ -235,7 +235,7 @@ class ClusterMetadata:
         """What brokers said when they were last asked for this topic, None where they told of it."""
         with self._lock:
             code = self._cache.lookup_error(name)
-        return None if code is None else _TOPIC_ERRORS.get(code, f"error {code}")
+        return None if code is None else _describe(code)
 
     # -- the sender's thread ----------------------------------------------------------------------
 
@@ -330,3 +330,7 @@ class ClusterMetadata:
     def version(self) -> int:
         """Rises at every change."""
         return self._cache.version
+
+
+def _describe(code: int) -> str:
+    return _FINAL_TOPIC_ERRORS.get(code) or error_of(code).name

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from kafka_sink.backoff import ExponentialBackoff
+from kafka_sink.kafka_errors import LEADER_NOT_AVAILABLE
 from kafka_sink.metadata.topic_state import TopicState
 from kafka_sink.model import TopicMetadata
 
-LEADER_NOT_AVAILABLE = 5
 # How often a topic is asked for again only because a partition has no leader: an election takes seconds.
 # After that a partition is offline for good, and rows for it are what asks.
 _ELECTION_TRIES = 8

@@ -5,12 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from kafka_sink.kafka_errors import error_of
 from kafka_sink.metadata.topic_merge import TopicIdentity, TopicIdHistory, goes_back, merge
 from kafka_sink.model import TopicMetadata
-
-# The name is invalid, or the principal may not see the topic. A broker that has not loaded its authorizer's
-# rules yet says so, too: what was known of a topic outlives it, and rows that wait have it asked again.
-_FINAL_ERRORS = frozenset({17, 29})
 
 
 @dataclass(slots=True)
@@ -38,8 +35,12 @@ class TopicState:
 
     @property
     def final(self) -> bool:
-        """Whether nothing is known but an error that asking again hardly mends."""
-        return self.metadata is None and self.error in _FINAL_ERRORS
+        """Whether nothing is known but an error that asking again hardly mends.
+
+        A broker that has not loaded its authorizer's rules yet sends such an error, too. So known metadata
+        outlives it, and rows that wait for the topic have it asked for again.
+        """
+        return self.metadata is None and error_of(self.error).final_for_topic
 
     def take_answer(self, incoming: TopicMetadata, now_ms: float) -> bool:
         """Merges a broker's answer; False where it speaks of a former topic of this name, or may."""

@@ -15,6 +15,11 @@ from kafka.protocol.sasl import (
 )
 
 from kafka_sink.errors import AuthenticationError
+from kafka_sink.kafka_errors import (
+    ILLEGAL_SASL_STATE,
+    SASL_AUTHENTICATION_FAILED,
+    UNSUPPORTED_SASL_MECHANISM,
+)
 from kafka_sink.network.events import Buffer
 from kafka_sink.network.requests import SASL_AUTHENTICATE, SASL_HANDSHAKE
 from kafka_sink.network.wire import read_response
@@ -23,7 +28,6 @@ from kafka_sink.security.sasl import SaslExchange
 # Version 0 of the handshake is followed by bytes without frames, which brokers before 1.0 want.
 HANDSHAKE_VERSIONS = (1, int(SaslHandshakeRequest.max_version))
 AUTHENTICATE_VERSIONS = (0, int(SaslAuthenticateRequest.max_version))
-_UNSUPPORTED_MECHANISM, _ILLEGAL_STATE, _FAILED = 33, 34, 58
 # Kerberos takes four, SCRAM two.
 _MAX_ROUNDS = 16
 # Of what a broker says, which comes from the network.
@@ -122,10 +126,10 @@ class Login:
         if answer.error_code == 0:
             return
         mechanism = self._exchange.mechanism
-        if answer.error_code == _UNSUPPORTED_MECHANISM:
+        if answer.error_code == UNSUPPORTED_SASL_MECHANISM:
             offered = ", ".join(answer.mechanisms)[:_MAX_CHARACTERS] or "none"
             problem = f"it does not offer {mechanism} but {offered}: set kafka.sasl.mechanism to one of these"
-        elif answer.error_code == _ILLEGAL_STATE:
+        elif answer.error_code == ILLEGAL_SASL_STATE:
             problem = (
                 "its listener takes no login: use its SASL listener's port, or "
                 "kafka.security.protocol=PLAINTEXT or SSL"
@@ -142,7 +146,7 @@ class Login:
             "AWS_MSK_IAM": "check that the role may kafka-cluster:Connect to this cluster",
             "GSSAPI": "check the principal, and kafka.sasl.kerberos.service.name",
         }.get(mechanism, "check the user name and the password")
-        code = "" if answer.error_code == _FAILED else f", error {answer.error_code}"
+        code = "" if answer.error_code == SASL_AUTHENTICATION_FAILED else f", error {answer.error_code}"
         refused = f"it refuses the credentials for SASL {mechanism}{code}{said}"
         return f"login at {self._name} failed: {refused}: {remedy}"
 

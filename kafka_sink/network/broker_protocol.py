@@ -16,6 +16,7 @@ from enum import Enum
 from typing import Any
 
 from kafka_sink.errors import BrokerVersionError, ProtocolError
+from kafka_sink.kafka_errors import UNSUPPORTED_VERSION
 from kafka_sink.network import authentication, produce, requests, transaction_requests
 from kafka_sink.network.authentication import LoggedIn, Login, LoginRequest
 from kafka_sink.network.events import Buffer, OutboundRequest
@@ -26,7 +27,6 @@ from kafka_sink.version import __version__
 
 _LENGTH = struct.Struct(">i")
 _MIB = 1024 * 1024
-_UNSUPPORTED_VERSION = 35
 
 _DECODERS: dict[int, Callable[[int, bytes], Any]] = {
     requests.PRODUCE: produce.decode_produce,
@@ -265,7 +265,7 @@ class BrokerProtocol:
             raise ProtocolError(f"{self._name} answered correlation id {got} where {due} is due")
 
     def _on_versions(self, version: int, answer: requests.ApiVersionsAnswer, now_ms: float) -> None:
-        if answer.error_code == _UNSUPPORTED_VERSION and version > 0:
+        if answer.error_code == UNSUPPORTED_VERSION and version > 0:
             # Too old a broker says so in version 0's format; every broker speaks version 0.
             self._ask_versions(0, now_ms)
             return

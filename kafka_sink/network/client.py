@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from kafka_sink.errors import BrokerVersionError, KafkaSinkError
+from kafka_sink.kafka_errors import REBOOTSTRAP_REQUIRED
 from kafka_sink.model import Node
 from kafka_sink.network import requests
 from kafka_sink.network.broker_connection import BrokerConnection, ConnectionState, RequestTimeoutError
@@ -399,7 +400,7 @@ class NetworkClient:
         entry, response = answered.entry, answered.response
         tag = entry.request.tag
         if isinstance(response, requests.MetadataAnswer) and response.error_code:
-            if response.error_code == requests.REBOOTSTRAP_REQUIRED and self._settings.rebootstrap:
+            if response.error_code == REBOOTSTRAP_REQUIRED and self._settings.rebootstrap:
                 self._known = {}
             cause = KafkaSinkError(f"{connection.node} answered Metadata with error {response.error_code}")
             self._events.append(RequestFailed(connection.node.id, tag, cause, possibly_sent=True))

@@ -20,6 +20,7 @@ from kafka.protocol.metadata import (
 from kafka.protocol.producer import InitProducerIdRequest, InitProducerIdResponse, ProduceRequest
 from kafka.protocol.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
 
+from kafka_sink.kafka_errors import LEADER_NOT_AVAILABLE
 from kafka_sink.model import NO_LEADER, UNKNOWN_EPOCH, MetadataUpdate, Node, PartitionInfo, TopicMetadata
 from kafka_sink.network import transaction_requests
 from kafka_sink.network.wire import read_response
@@ -63,8 +64,6 @@ _REQUESTS: dict[int, Any] = {
 # Before that (Kafka 2.4) brokers tell wrong epochs while partitions are reassigned; Kafka's own clients leave
 # them out, too (KAFKA-9212).
 _FIRST_RELIABLE_EPOCHS = 9
-REBOOTSTRAP_REQUIRED = 129
-_LEADER_NOT_AVAILABLE = 5
 _NO_TOPIC_ID = bytes(16)
 # AclOperation.WRITE.
 _WRITE_OPERATION = 4
@@ -85,7 +84,7 @@ class ApiVersionsAnswer:
 
 @dataclass(frozen=True, slots=True)
 class MetadataAnswer:
-    """A Metadata answer; ``error_code`` is of the whole (version 13: 129 is REBOOTSTRAP_REQUIRED).
+    """A Metadata answer; ``error_code`` is of the whole (version 13: REBOOTSTRAP_REQUIRED).
 
     ``unwritable``: topics that this client may not write to, where that was asked for (KIP-430).
     """
@@ -186,7 +185,7 @@ def _metadata(response: Any, *, reliable_epochs: bool) -> MetadataAnswer:
             continue
         metadata = _topic(topic, reliable_epochs)
         if metadata is None:
-            errors[topic.name] = _LEADER_NOT_AVAILABLE
+            errors[topic.name] = LEADER_NOT_AVAILABLE
         else:
             topics.append(metadata)
     return MetadataAnswer(
@@ -219,7 +218,7 @@ def _topic(topic: Any, reliable_epochs: bool) -> TopicMetadata | None:
 
 def _partition(topic: str, partition: Any, reliable_epochs: bool) -> PartitionInfo:
     epoch = partition.leader_epoch if reliable_epochs else None
-    leaderless = partition.error_code == _LEADER_NOT_AVAILABLE
+    leaderless = partition.error_code == LEADER_NOT_AVAILABLE
     return PartitionInfo(
         topic,
         int(partition.partition_index),

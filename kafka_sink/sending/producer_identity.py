@@ -12,6 +12,7 @@ from collections import deque
 
 from kafka.errors import for_code
 
+from kafka_sink import kafka_errors
 from kafka_sink.accumulator.producer_batch import ProducerBatch
 from kafka_sink.backoff import ExponentialBackoff
 from kafka_sink.errors import DeliveryError, KafkaSinkError
@@ -25,8 +26,13 @@ _SEQUENCE_RANGE = 1 << 31
 _LAST_EPOCH = (1 << 15) - 1
 # Far below any producer.id.expiration.ms: after this a broker may have forgotten the producer.
 _ESTABLISHED_MS = 300_000.0
-# CLUSTER_AUTHORIZATION_FAILED, TRANSACTIONAL_ID_AUTHORIZATION_FAILED, UNSUPPORTED_VERSION
-_FINAL_ERRORS = frozenset({31, 53, 35})
+_FINAL_ERRORS = frozenset(
+    {
+        kafka_errors.CLUSTER_AUTHORIZATION_FAILED,
+        kafka_errors.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+        kafka_errors.UNSUPPORTED_VERSION,
+    }
+)
 _NOBODY = (batch_header.NO_PRODUCER_ID, batch_header.NO_PRODUCER_EPOCH)
 
 

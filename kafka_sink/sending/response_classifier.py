@@ -8,6 +8,7 @@ from enum import Enum
 
 from kafka.errors import for_code
 
+from kafka_sink import kafka_errors
 from kafka_sink.errors import (
     AuthenticationError,
     BrokerRefusedError,
@@ -16,26 +17,6 @@ from kafka_sink.errors import (
     RecordTooLargeError,
 )
 from kafka_sink.model import TopicPartition
-
-# https://kafka.apache.org/protocol#protocol_error_codes
-_CORRUPT_MESSAGE = 2
-_UNKNOWN_TOPIC_OR_PARTITION = 3
-_LEADER_NOT_AVAILABLE = 5
-_NOT_LEADER_OR_FOLLOWER = 6
-_REQUEST_TIMED_OUT = 7
-_MESSAGE_TOO_LARGE = 10
-_NETWORK_EXCEPTION = 13
-_RECORD_LIST_TOO_LARGE = 18
-_NOT_ENOUGH_REPLICAS = 19
-_NOT_ENOUGH_REPLICAS_AFTER_APPEND = 20
-_UNKNOWN_SERVER_ERROR = -1
-_OUT_OF_ORDER_SEQUENCE_NUMBER = 45
-_DUPLICATE_SEQUENCE_NUMBER = 46
-_KAFKA_STORAGE_ERROR = 56
-_UNKNOWN_PRODUCER_ID = 59
-_FENCED_LEADER_EPOCH = 74
-_THROTTLING_QUOTA_EXCEEDED = 89
-_UNKNOWN_TOPIC_ID = 100
 
 
 class Action(Enum):
@@ -164,32 +145,36 @@ def _restart(attempt: Attempt, cause: Exception) -> Decision:
 
 
 RULES: Mapping[int, Rule] = {
-    0: _succeed,
-    _DUPLICATE_SEQUENCE_NUMBER: _succeed,
-    _NOT_LEADER_OR_FOLLOWER: _retry_refreshed,
-    _FENCED_LEADER_EPOCH: _retry_refreshed,
-    _UNKNOWN_TOPIC_OR_PARTITION: _retry_refreshed,
-    _LEADER_NOT_AVAILABLE: _retry_refreshed,
-    _UNKNOWN_TOPIC_ID: _retry_refreshed,
-    _NOT_ENOUGH_REPLICAS: _retry,
-    _CORRUPT_MESSAGE: _retry,
-    _THROTTLING_QUOTA_EXCEEDED: _retry,
-    _REQUEST_TIMED_OUT: _retry_pinned,
-    _NOT_ENOUGH_REPLICAS_AFTER_APPEND: _retry_pinned,
+    kafka_errors.NONE: _succeed,
+    kafka_errors.DUPLICATE_SEQUENCE_NUMBER: _succeed,
+    kafka_errors.NOT_LEADER_OR_FOLLOWER: _retry_refreshed,
+    kafka_errors.FENCED_LEADER_EPOCH: _retry_refreshed,
+    kafka_errors.UNKNOWN_TOPIC_OR_PARTITION: _retry_refreshed,
+    kafka_errors.LEADER_NOT_AVAILABLE: _retry_refreshed,
+    kafka_errors.UNKNOWN_TOPIC_ID: _retry_refreshed,
+    kafka_errors.NOT_ENOUGH_REPLICAS: _retry,
+    kafka_errors.CORRUPT_MESSAGE: _retry,
+    kafka_errors.THROTTLING_QUOTA_EXCEEDED: _retry,
+    kafka_errors.REQUEST_TIMED_OUT: _retry_pinned,
+    kafka_errors.NOT_ENOUGH_REPLICAS_AFTER_APPEND: _retry_pinned,
     # Raised wherever an append goes wrong, hence also after bytes have reached the log.
-    _UNKNOWN_SERVER_ERROR: _retry_pinned,
-    _KAFKA_STORAGE_ERROR: _retry_refreshed_pinned,
-    _NETWORK_EXCEPTION: _retry_refreshed_pinned,
-    _MESSAGE_TOO_LARGE: _too_large,
-    _RECORD_LIST_TOO_LARGE: _too_large,
-    _OUT_OF_ORDER_SEQUENCE_NUMBER: _out_of_order,
-    _UNKNOWN_PRODUCER_ID: _unknown_producer_id,
+    kafka_errors.UNKNOWN_SERVER_ERROR: _retry_pinned,
+    kafka_errors.KAFKA_STORAGE_ERROR: _retry_refreshed_pinned,
+    kafka_errors.NETWORK_EXCEPTION: _retry_refreshed_pinned,
+    kafka_errors.MESSAGE_TOO_LARGE: _too_large,
+    kafka_errors.RECORD_LIST_TOO_LARGE: _too_large,
+    kafka_errors.OUT_OF_ORDER_SEQUENCE_NUMBER: _out_of_order,
+    kafka_errors.UNKNOWN_PRODUCER_ID: _unknown_producer_id,
 }
 _ADVICE = {
-    87: "a record is invalid for this topic (a compacted topic refuses null keys)",
-    32: "a timestamp is outside what the topic's message.timestamp settings allow",
-    29: "the principal may not write to this topic",
-    31: "the principal may not use an idempotent producer; set kafka.enable.idempotence=false",
+    kafka_errors.INVALID_RECORD: "a record is invalid for this topic (a compacted topic refuses null keys)",
+    kafka_errors.INVALID_TIMESTAMP: (
+        "a timestamp is outside what the topic's message.timestamp settings allow"
+    ),
+    kafka_errors.TOPIC_AUTHORIZATION_FAILED: "the principal may not write to this topic",
+    kafka_errors.CLUSTER_AUTHORIZATION_FAILED: (
+        "the principal may not use an idempotent producer; set kafka.enable.idempotence=false"
+    ),
 }
 
 

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from kafka.errors import for_code
 
+from kafka_sink import kafka_errors
 from kafka_sink.backoff import ExponentialBackoff
 from kafka_sink.errors import BrokerVersionError, ConfigurationError, DeliveryError
 from kafka_sink.model import Node, TopicPartition
@@ -51,24 +52,48 @@ _MAX_LIST_ATTEMPTS = 3
 _LIST_TIMEOUT_MS = 3000.0
 _GROUP_KEY, _TRANSACTION_KEY = True, False
 
-# https://kafka.apache.org/protocol#protocol_error_codes
-_NONE = 0
-_UNKNOWN_TOPIC = 3
-_COORDINATOR_MOVED = frozenset({15, 16})  # COORDINATOR_NOT_AVAILABLE, NOT_COORDINATOR
-# REQUEST_TIMED_OUT, NETWORK_EXCEPTION, COORDINATOR_LOAD_IN_PROGRESS, NOT_ENOUGH_REPLICAS (and _AFTER_APPEND),
-# CONCURRENT_TRANSACTIONS, KAFKA_STORAGE_ERROR, UNSTABLE_OFFSET_COMMIT, THROTTLING_QUOTA_EXCEEDED
-_MAY_PASS = frozenset({7, 13, 14, 19, 20, 51, 56, 88, 89})
-# INVALID_PRODUCER_EPOCH, INVALID_TXN_STATE, INVALID_PRODUCER_ID_MAPPING, PRODUCER_FENCED,
-# TRANSACTION_ABORTABLE
-_REFUSALS = frozenset({47, 48, 49, 90, 120})
-_TRANSACTIONAL_ID_NOT_FOUND = 105
+_COORDINATOR_MOVED = frozenset({kafka_errors.COORDINATOR_NOT_AVAILABLE, kafka_errors.NOT_COORDINATOR})
+_MAY_PASS = frozenset(
+    {
+        kafka_errors.REQUEST_TIMED_OUT,
+        kafka_errors.NETWORK_EXCEPTION,
+        kafka_errors.COORDINATOR_LOAD_IN_PROGRESS,
+        kafka_errors.NOT_ENOUGH_REPLICAS,
+        kafka_errors.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+        kafka_errors.CONCURRENT_TRANSACTIONS,
+        kafka_errors.KAFKA_STORAGE_ERROR,
+        kafka_errors.UNSTABLE_OFFSET_COMMIT,
+        kafka_errors.THROTTLING_QUOTA_EXCEEDED,
+    }
+)
+_REFUSALS = frozenset(
+    {
+        kafka_errors.INVALID_PRODUCER_EPOCH,
+        kafka_errors.INVALID_TXN_STATE,
+        kafka_errors.INVALID_PRODUCER_ID_MAPPING,
+        kafka_errors.PRODUCER_FENCED,
+        kafka_errors.TRANSACTION_ABORTABLE,
+    }
+)
 _ADVICE = {
-    53: "grant Write and Describe on the transactional ids that begin with transactional.id.prefix",
-    30: "grant Read on the groups that begin with transactional.id.prefix",
-    29: "grant Read on the topic that progress is recorded for (transaction.progress.topic)",
-    50: "kafka.transaction.timeout.ms is above the brokers' transaction.max.timeout.ms: lower it",
-    3: "the topic that progress is recorded for (transaction.progress.topic) is not there",
-    12: "the brokers' offset.metadata.max.bytes is below Kafka's default of 4096",
+    kafka_errors.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: (
+        "grant Write and Describe on the transactional ids that begin with transactional.id.prefix"
+    ),
+    kafka_errors.GROUP_AUTHORIZATION_FAILED: (
+        "grant Read on the groups that begin with transactional.id.prefix"
+    ),
+    kafka_errors.TOPIC_AUTHORIZATION_FAILED: (
+        "grant Read on the topic that progress is recorded for (transaction.progress.topic)"
+    ),
+    kafka_errors.INVALID_TRANSACTION_TIMEOUT: (
+        "kafka.transaction.timeout.ms is above the brokers' transaction.max.timeout.ms: lower it"
+    ),
+    kafka_errors.UNKNOWN_TOPIC_OR_PARTITION: (
+        "the topic that progress is recorded for (transaction.progress.topic) is not there"
+    ),
+    kafka_errors.OFFSET_METADATA_TOO_LARGE: (
+        "the brokers' offset.metadata.max.bytes is below Kafka's default of 4096"
+    ),
 }
 
 
@@ -160,8 +185,8 @@ class TransactionClient:
             return requests.encode_metadata(version, (topic,), False)
 
         def take(answer: requests.MetadataAnswer) -> bool:
-            code = answer.update.errors.get(topic, _NONE)
-            if code not in (_NONE, _UNKNOWN_TOPIC):
+            code = answer.update.errors.get(topic, kafka_errors.NONE)
+            if code not in (kafka_errors.NONE, kafka_errors.UNKNOWN_TOPIC_OR_PARTITION):
                 return self._again(call, for_code(code).__name__)
             found.append(next((len(one.partitions) for one in answer.update.topics), 0))
             return True
@@ -279,7 +304,7 @@ class TransactionClient:
 
     def _judge(self, call: _Call, code: int) -> bool:
         """Whether an answer is final; false where it is to be repeated. Raises where it is hopeless."""
-        if code == _NONE or code in _REFUSALS:
+        if code == kafka_errors.NONE or code in _REFUSALS:
             return True
         name = for_code(code).__name__
         if code in _COORDINATOR_MOVED:
@@ -451,7 +476,7 @@ class TransactionClient:
             return transaction_requests.encode_txn_offset_commit(version, name, *producer, group, offsets)
 
         def take(answer: transaction_requests.TxnOffsetCommitAnswer) -> bool:
-            code = next((one for one in answer.errors.values() if one), _NONE)
+            code = next((one for one in answer.errors.values() if one), kafka_errors.NONE)
             if not self._judge(call, code):
                 return False
             step.answers[index] = _refused(code) if code else None
@@ -477,8 +502,10 @@ class TransactionClient:
             return transaction_requests.encode_offset_fetch(version, group, partitions, stable=stable)
 
         def take(answer: transaction_requests.OffsetFetchAnswer) -> bool:
-            code, offsets = answer.groups.get(group, (_NONE, {}))
-            code = code or next((one.error_code for one in offsets.values() if one.error_code), _NONE)
+            code, offsets = answer.groups.get(group, (kafka_errors.NONE, {}))
+            code = code or next(
+                (one.error_code for one in offsets.values() if one.error_code), kafka_errors.NONE
+            )
             if not self._judge(call, code):
                 return False
             step.answers[index] |= {
@@ -498,7 +525,7 @@ class TransactionClient:
 
         def take(answer: transaction_requests.DescribeTransactionsAnswer) -> bool:
             one = answer.transactions[name]
-            if one.error_code == _TRANSACTIONAL_ID_NOT_FOUND:
+            if one.error_code == kafka_errors.TRANSACTIONAL_ID_NOT_FOUND:
                 return True
             if not self._judge(call, one.error_code):
                 return False

@@ -11,6 +11,7 @@ from kafka.protocol.api_header import RequestHeader
 from kafka.protocol.metadata import ApiVersionsRequest, ApiVersionsResponse, MetadataRequest, MetadataResponse
 from kafka.protocol.producer import InitProducerIdRequest, InitProducerIdResponse, ProduceRequest
 
+from kafka_sink.kafka_errors import REBOOTSTRAP_REQUIRED
 from kafka_sink.model import NO_LEADER, Node, PartitionInfo, TopicMetadata
 from kafka_sink.network import requests
 from tests.support.fake_state import framed
@@ -140,7 +141,7 @@ def test_an_unknown_id_without_a_name_is_skipped() -> None:
 
 
 def test_the_error_of_the_whole_answer() -> None:
-    assert answer_of(13, error_code=129).error_code == requests.REBOOTSTRAP_REQUIRED
+    assert answer_of(13, error_code=129).error_code == REBOOTSTRAP_REQUIRED
     assert answer_of(12, error_code=129).error_code == 0
 
 

@@ -28,6 +28,7 @@ from kafka_sink.coordinator.wire.metadata_messages import (
     text,
 )
 from kafka_sink.errors import ProtocolError
+from kafka_sink.kafka_errors import LEADER_NOT_AVAILABLE, UNKNOWN_TOPIC_OR_PARTITION
 from kafka_sink.metadata.snapshot import MetadataSnapshot
 from kafka_sink.model import PartitionInfo, TopicMetadata, TopicPartition
 
@@ -45,7 +46,7 @@ _ENCODED_MS = 10_000.0
 _MAX_CLAIMS = 10_000
 _ANSWERS_THAT_REFUTE = 5
 # Errors that asking again may mend: the topic is being created, or its leader elected.
-_PASSING = frozenset({3, 5})
+_PASSING = frozenset({UNKNOWN_TOPIC_OR_PARTITION, LEADER_NOT_AVAILABLE})
 
 
 class MetadataView(Protocol):
@@ -101,7 +102,7 @@ class MetadataHandler:
         self._view = view
         self._fetch = fetch
         self._wake = wake
-        self._passing = _PASSING if auto_create else _PASSING - {3}
+        self._passing = _PASSING if auto_create else _PASSING - {UNKNOWN_TOPIC_OR_PARTITION}
         self._peers: dict[int, _MetadataTask] = {}
         self._pending: list[_Pending] = []
         # The number of each topic's last change; of what was fetched again only the age is new.
