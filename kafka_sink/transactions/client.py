@@ -152,6 +152,7 @@ class TransactionClient:
         self._backoff = ExponentialBackoff(backoff_ms, options.retry_backoff_max_ms, random.random)
         self._coordinators: dict[tuple[bool, str], int] = {}
         self._nodes: dict[int, Node] = {}
+        self._partitions: dict[str, int] = {}
         self._asked_nodes = False
         self._asked_coordinators = False
         self._not_before_ms = 0.0
@@ -177,7 +178,12 @@ class TransactionClient:
             return result
 
     def partitions(self, topic: str, timeout_ms: float) -> int:
-        """How many partitions a topic has, 0 where it is not there. Raises DeliveryError after the time."""
+        """How many partitions a topic has, 0 where it is not there; a topic has no fewer than it had before.
+
+        Raises DeliveryError after the time.
+        """
+        if topic in self._partitions:
+            return self._partitions[topic]
         self._deadline_ms = _clock_ms() + timeout_ms
         found: list[int] = []
 
@@ -195,6 +201,8 @@ class TransactionClient:
         call = _Call(ListOpen(""), 0, requests.METADATA, requests.METADATA_VERSIONS, encode, take)
         call.node = next(iter(self._nodes))
         self._finish(_Step([None], [call]))
+        if found[0]:
+            self._partitions[topic] = found[0]
         return found[0]
 
     def close(self) -> None:

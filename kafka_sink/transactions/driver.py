@@ -7,7 +7,7 @@ written by the driver that planned the batch, with nobody in between, or not at 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kafka_sink.errors import IncompleteBatchError, TransactionError
@@ -18,7 +18,9 @@ from kafka_sink.transactions.operations import (
     OPEN,
     Described,
     EndTransaction,
+    FetchOffsets,
     ListOpen,
+    OffsetKey,
     ProducerEpoch,
     RecordOffsets,
     Refused,
@@ -63,12 +65,16 @@ class Committed:
 def take_over(scope: Scope) -> Steps[Ownership]:
     """Fence other drivers of the prefix, complete what was decided, abort everything else that is open."""
     claim = yield from init_producer(scope.driver_id)
-    decision = yield from read_decision(scope)
+    # Both at once, for every micro-batch waits for it; where nothing is left open, this is all.
+    seen, names = yield (FetchOffsets((_first_decision(scope), _first_marks(scope))), ListOpen(scope.prefix))
+    decision = yield from _decision_in(scope, seen)
     undone: tuple[Part, ...] = ()
     if decision is not None:
-        undone = yield from _not_seen(scope, decision)
+        undone = yield from _not_seen(scope, decision, seen)
+    if undone:
         yield from _end(scope, undone)
-    aborted = yield from abort_open(scope, claim)
+        (names,) = yield (ListOpen(scope.prefix),)
+    aborted = yield from abort_open(scope, claim, names)
     missing: tuple[Part, ...] = ()
     if decision is not None and undone:
         # Now that nothing else is open, what is pending is about to become visible.
@@ -87,7 +93,20 @@ def read_decision(scope: Scope) -> Steps[Decision | None]:
 
     None is pending for whoever holds the driver's id, as taking that over waits for its markers.
     """
-    texts = list((yield from fetch_offsets(*scope.decision_groups(1))).values())
+    return (yield from _decision_in(scope, (yield from fetch_offsets(_first_decision(scope)))))
+
+
+def _first_decision(scope: Scope) -> str:
+    return scope.decision_key(0).group
+
+
+def _first_marks(scope: Scope) -> str:
+    return scope.mark_key(0).group
+
+
+def _decision_in(scope: Scope, seen: Mapping[OffsetKey, str]) -> Steps[Decision | None]:
+    """The latest decision, from offsets with those of its first group."""
+    texts = [text for key, text in seen.items() if key.group == _first_decision(scope)]
     head = records.newest_head(texts)
     if head is None:
         return None
@@ -148,8 +167,11 @@ def _decide(
             f"whether {decision.batch} was decided is not known ({ended.error}), as {OTHER_DRIVER}. "
             "The next run finds out, and completes it or writes it anew"
         )
-    refused = yield from _end(scope, parts)
-    aborted = yield from abort_open(scope, ended)
+    *answers, names = yield (*_ends(scope, parts), ListOpen(scope.prefix))
+    refused = _refused(parts, answers)
+    # Theirs may be on its way still; whatever is open under the id of one refused, is somebody else's.
+    ours = {scope.task_id(part.task, part.slot) for part in parts if part not in refused}
+    aborted = yield from abort_open(scope, ended, [name for name in names if name not in ours])
     if refused:
         lost = yield from unmarked(scope, decision)
         if lost:
@@ -196,9 +218,16 @@ def _end(scope: Scope, parts: tuple[Part, ...]) -> Steps[list[Part]]:
     """Commit decided transactions; returns those for which Kafka refuses it, which says nothing yet."""
     if not parts:
         return []
-    answers = yield tuple(
+    return _refused(parts, (yield _ends(scope, parts)))
+
+
+def _ends(scope: Scope, parts: tuple[Part, ...]) -> tuple[EndTransaction, ...]:
+    return tuple(
         EndTransaction(scope.task_id(part.task, part.slot), part.producer, commit=True) for part in parts
     )
+
+
+def _refused(parts: tuple[Part, ...], answers: Sequence[object]) -> list[Part]:
     return [part for part, answer in zip(parts, answers, strict=True) if isinstance(answer, Refused)]
 
 
@@ -215,27 +244,29 @@ def unmarked(scope: Scope, decision: Decision) -> Steps[tuple[Part, ...]]:
     )
 
 
-def _not_seen(scope: Scope, decision: Decision) -> Steps[tuple[Part, ...]]:
-    """The parts whose mark is not visible at this moment; they may be committed all the same."""
+def _not_seen(scope: Scope, decision: Decision, seen: Mapping[OffsetKey, str]) -> Steps[tuple[Part, ...]]:
+    """The parts whose mark is not visible at this moment; they may be committed all the same.
+
+    ``seen`` are offsets with those of the first group of marks.
+    """
     where = replace(scope, topic=decision.topic, partitions=decision.partitions)
-    groups = {where.mark_key(part.task).group for part in decision.parts}
-    if not groups:
-        return ()
-    marks = set((yield from fetch_offsets(*sorted(groups))).values())
+    groups = {where.mark_key(part.task).group for part in decision.parts} - {_first_marks(scope)}
+    marks = set(seen.values())
+    if groups:
+        marks |= set((yield from fetch_offsets(*sorted(groups))).values())
     return tuple(part for part in decision.parts if decision.batch.mark(part.task) not in marks)
 
 
-def abort_open(scope: Scope, claim: ProducerEpoch) -> Steps[int]:
-    """Abort what the prefix's tasks have open; returns how many. Decided transactions are ended before.
+def abort_open(scope: Scope, claim: ProducerEpoch, names: Iterable[str]) -> Steps[int]:
+    """Abort these of the prefix's tasks; returns how many. Decided transactions are ended before.
 
     Raises TransactionError where another driver took over. The order makes it safe: transactions are looked
     at first and the driver's id after that. If that is unchanged, no later driver's tasks had begun when
     their transactions were looked at, and what they begin later has other epochs, which are not aborted here.
     """
-    (names,) = yield (ListOpen(scope.prefix),)
-    if not names:
-        return 0
     found = yield from describe(*names)
+    if not found:
+        return 0
     driver = yield from describe(scope.driver_id)
     if scope.driver_id not in driver or driver[scope.driver_id].producer != claim:
         raise TransactionError(f"{OTHER_DRIVER} (transactional.id.prefix '{scope.prefix}')")

@@ -12,7 +12,7 @@ import pytest
 from kafka_sink.transactions import batch as batches
 from kafka_sink.transactions import driver, task
 from kafka_sink.transactions.batch import Handover
-from kafka_sink.transactions.operations import EndTransaction, Steps, init_producer
+from kafka_sink.transactions.operations import EndTransaction, ListOpen, Steps, fetch_offsets, init_producer
 from tests.support.effort import EFFORT
 from tests.support.transactions_of_spark import Faults, Settings, World
 
@@ -99,7 +99,7 @@ def without_completing(scope: Any) -> Steps[Any]:
     """Planning aborts what an earlier driver has decided."""
     claim = yield from init_producer(scope.driver_id)
     decision = yield from driver.read_decision(scope)
-    yield from driver.abort_open(scope, claim)
+    yield from driver.abort_open(scope, claim, (yield (ListOpen(scope.prefix),))[0])
     return driver.Ownership(claim, decision)
 
 
@@ -112,8 +112,12 @@ def without_taking_over(scope: Any) -> Steps[Any]:
     decision = yield from driver.read_decision(scope)
     if decision is not None:
         yield from driver._end(scope, decision.parts)
-    yield from driver.abort_open(scope, claim)
+    yield from driver.abort_open(scope, claim, (yield (ListOpen(scope.prefix),))[0])
     return driver.Ownership(claim, decision)
+
+
+def seen(scope: Any) -> Steps[Any]:
+    return (yield from fetch_offsets(scope.mark_key(0).group))
 
 
 def takes_pending_marks_for_missing(scope: Any) -> Steps[Any]:
@@ -122,9 +126,10 @@ def takes_pending_marks_for_missing(scope: Any) -> Steps[Any]:
     decision = yield from driver.read_decision(scope)
     missing: tuple[Any, ...] = ()
     if decision is not None:
-        yield from driver._end(scope, (yield from driver._not_seen(scope, decision)))
-        yield from driver.abort_open(scope, claim)
-        missing = yield from driver._not_seen(scope, decision)
+        undone = yield from driver._not_seen(scope, decision, (yield from seen(scope)))
+        yield from driver._end(scope, undone)
+        yield from driver.abort_open(scope, claim, (yield (ListOpen(scope.prefix),))[0])
+        missing = yield from driver._not_seen(scope, decision, (yield from seen(scope)))
     return driver.Ownership(claim, decision, frozenset(part.task for part in missing))
 
 
@@ -165,7 +170,7 @@ def begins_without_asking(scope: Any, claim: Any, index: int, slot: int) -> Step
 
 def leaves_no_mark(scope: Any, claim: Any, batch: Any, index: int, slot: int, producer: Any) -> Steps[None]:
     """Nothing tells a transaction that was committed from one that timed out."""
-    yield from task._require_owner(scope, claim)
+    task._require_owner(scope, claim, (yield from driver.describe(scope.driver_id)))
 
 
 _CRASHES, _DRIVERS, _TIMEOUTS, _OTHER_TASKS = (
