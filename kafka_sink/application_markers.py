@@ -39,6 +39,16 @@ def remember(key: str) -> None:
         return
 
 
+def forget(key: str) -> None:
+    """Whoever asks ``first_time`` next is the first again."""
+    for path in _paths(key):
+        try:
+            os.unlink(path)
+        except OSError:
+            continue
+        return
+
+
 def happened_within(key: str, seconds: float) -> bool:
     """Whether somebody remembered this in the Spark application, no longer ago than that."""
     for path in _paths(key):

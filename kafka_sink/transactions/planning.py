@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import time
 import uuid
@@ -78,6 +79,8 @@ def commit(options: SinkOptions, planned: PlannedTransactions, reports: Sequence
     with _client(options) as client:
         steps = batches.commit(planned.scope, reports, records_empty=records_empty)
         outcome = client.run(steps, options.delivery_timeout_ms)
+    if planned.batch is not None:
+        application_markers.forget(_lease_key(planned.scope.prefix))
     # By two clocks, so it is for warning only.
     open_ms = time.time() * 1000 - outcome.began_ms
     if outcome.began_ms >= 0 and open_ms > _LONG_OPEN * options.transaction_timeout_ms:
@@ -124,7 +127,7 @@ def _prefix(options: SinkOptions, raw: Mapping[str, str], *, is_streaming: bool)
     if options.txn_app_id:
         return f"kafka-chunked-{_digits(options.txn_app_id, options.topic or '')}"
     if not is_streaming:
-        return f"kafka-chunked-{_digits(application_markers.folder(), uuid.uuid4().hex)}"
+        return _job_prefix()
     checkpoint = raw.get("checkpointlocation") or raw.get("checkpointLocation")
     if not checkpoint:
         raise ConfigurationError(
@@ -132,6 +135,22 @@ def _prefix(options: SinkOptions, raw: Mapping[str, str], *, is_streaming: bool)
             "checkpointLocation, which it is derived from"
         )
     return f"kafka-chunked-{_digits(checkpoint.rstrip('/'))}"
+
+
+def _job_prefix() -> str:
+    """Of a job without a name: one of its application's, that no other job has at the moment.
+
+    A job that failed keeps it, as its transactions may be incomplete.
+    """
+    application = application_markers.folder() or uuid.uuid4().hex
+    number = 0
+    while not application_markers.first_time(_lease_key(f"kafka-chunked-{_digits(application)}-{number}")):
+        number += 1
+    return f"kafka-chunked-{_digits(application)}-{number}"
+
+
+def _lease_key(prefix: str) -> str:
+    return f"transactional.id.prefix {prefix} is taken"
 
 
 def _digits(*parts: str) -> str:
@@ -147,35 +166,24 @@ def _job(options: SinkOptions) -> BatchIdentity:
 # -- the claim between the processes of an application ---------------------------------------------
 
 
-def _claim_file(scope: Scope) -> str | None:
-    """Only an abort without any task's report reads it, to know whether the prefix is still this driver's."""
-    folder = application_markers.folder()
-    return os.path.join(folder, f"kafka-chunked-claim-{_digits(scope.prefix)}") if folder else None
-
-
 def _remember_claim(scope: Scope, claim: ProducerEpoch) -> None:
-    path = _claim_file(scope)
-    if path is None:
-        return
-    try:
-        part = f"{path}.{os.getpid()}"
-        with open(os.open(part, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600), "w", encoding="ascii") as file:
-            json.dump(list(claim), file)
-        os.replace(part, path)
-    except OSError:
-        pass  # it costs that readers wait for a failed batch until the next one
+    """Only an abort without any task's report reads it, to know whether the prefix is still this driver's."""
+    application_markers.note(_claim_key(scope), json.dumps(list(claim)))
 
 
 def _remembered_claim(planned: PlannedTransactions) -> ProducerEpoch | None:
     if planned.handover is not None:
         return planned.handover.claim
-    path = _claim_file(planned.scope)
+    noted = application_markers.noted_within(_claim_key(planned.scope), math.inf)
     try:
-        with open(path or "", encoding="ascii") as file:
-            producer_id, epoch = json.load(file)
-    except (OSError, ValueError):
+        producer_id, epoch = json.loads(noted or "")
+    except ValueError:
         return None
     return ProducerEpoch(int(producer_id), int(epoch))
+
+
+def _claim_key(scope: Scope) -> str:
+    return f"transactional.id.prefix {scope.prefix} is owned by"
 
 
 def _report_takeover(scope: Scope, ownership: driver.Ownership, handover: Handover) -> None:

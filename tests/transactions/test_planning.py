@@ -1,0 +1,84 @@
+"""The names that a query or job gets where the options give none, and what only a commit's process may not
+do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kafka_sink.errors import ConfigurationError
+from kafka_sink.options import parse
+from kafka_sink.transactions import planning
+from kafka_sink.transactions.operations import ProducerEpoch
+from kafka_sink.transactions.planning import PlannedTransactions
+from kafka_sink.transactions.scope import Scope
+
+BASE = {"kafka.bootstrap.servers": "a:1", "topic": "t", "delivery.guarantee": "exactly-once"}
+
+
+def prefix(raw: dict[str, str] | None = None, *, is_streaming: bool = False, **options: str) -> str:
+    return planning._prefix(parse({**BASE, **options}).options, raw or {}, is_streaming=is_streaming)
+
+
+@pytest.fixture(autouse=True)
+def _application(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
+
+
+def test_jobs_of_an_application_take_its_names_in_turn_and_give_them_back() -> None:
+    first, second = prefix(), prefix()
+    assert first != second
+    planning.application_markers.forget(planning._lease_key(first))
+    assert prefix() == first
+    assert prefix() not in (first, second)
+
+
+def test_a_named_application_has_a_prefix_for_each_topic() -> None:
+    one = prefix(txnAppId="app", txnVersion="1")
+    assert one == prefix(txnAppId="app", txnVersion="2")
+    assert one != prefix(txnAppId="app", txnVersion="1", topic="other")
+    assert one != prefix(txnAppId="other", txnVersion="1")
+
+
+def test_a_query_is_named_after_its_checkpoint() -> None:
+    at = {"checkpointlocation": "/checkpoints/orders"}
+    assert prefix(at, is_streaming=True) == prefix(
+        {"checkpointlocation": "/checkpoints/orders/"}, is_streaming=True
+    )
+    assert prefix(at, is_streaming=True) != prefix(
+        {"checkpointlocation": "/checkpoints/other"}, is_streaming=True
+    )
+    with pytest.raises(ConfigurationError, match=r"transactional\.id\.prefix"):
+        prefix(is_streaming=True)
+    with pytest.raises(ConfigurationError, match="a query has its batches' ids"):
+        prefix(at, is_streaming=True, txnAppId="app", txnVersion="1")
+
+
+def test_rows_that_name_their_topics_need_a_topic_for_progress() -> None:
+    options = parse({name: value for name, value in BASE.items() if name != "topic"}).options
+    with pytest.raises(ConfigurationError, match=r"transaction\.progress\.topic"):
+        planning.plan(options, {}, is_streaming=False, for_tasks=True)
+
+
+def test_an_abort_in_another_process_knows_what_planning_took() -> None:
+    scope = Scope("p", "t", 1)
+    assert planning._remembered_claim(PlannedTransactions(scope)) is None
+    planning._remember_claim(scope, ProducerEpoch(5, 7))
+    planning._remember_claim(scope, ProducerEpoch(5, 9))
+    assert planning._remembered_claim(PlannedTransactions(scope)) == ProducerEpoch(5, 9)
+    assert planning._is_ours(ProducerEpoch(5, 10), ProducerEpoch(5, 9))
+    assert not planning._is_ours(ProducerEpoch(5, 11), ProducerEpoch(5, 9))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"transactional.id.prefix": "p"},
+        {"txnAppId": "a", "txnVersion": "1"},
+        {"transaction.progress.topic": "p"},
+    ],
+)
+def test_what_only_transactions_give_is_not_lost_in_silence(options: dict[str, str]) -> None:
+    with pytest.raises(ConfigurationError, match=r"no effect without delivery\.guarantee=exactly-once"):
+        parse({"kafka.bootstrap.servers": "a:1", **options})
