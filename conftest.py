@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kafka_sink.local_broker import LocalBroker
+from tests.support import lanes
 from tests.support.strategy import forced
 
 if TYPE_CHECKING:
@@ -34,6 +35,15 @@ def pytest_configure(config: pytest.Config) -> None:
     strategy = config.getoption("--allocation-strategy")
     if strategy:
         os.environ[forced.VARIABLE] = strategy
+    # Only the process that shares the tests out to workers reports for all.
+    if config.getoption("numprocesses", default=None):
+        config.pluginmanager.register(lanes.Progress(config), "lanes-progress")
+
+
+# Before xdist reads the groups; pytest-randomly has shuffled by then.
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    lanes.share_out(items)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -12,7 +12,7 @@ from kafka_sink.local_broker import LocalBroker
 from tests.support.standalone_cluster import StandaloneCluster
 from tests.support.topics import read_topic
 
-JOB = Path(__file__).parent / "numbers_job.py"
+JOB = Path(__file__).parents[1] / "support" / "numbers_job.py"
 
 
 def test_both_executors_write_and_every_row_arrives_once(

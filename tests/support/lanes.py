@@ -1,0 +1,105 @@
+"""How the suite is shared out to the workers of pytest-xdist, and how far it is.
+
+A worker is a process with session fixtures of its own. Tests that share something slow to start form a group,
+and a group runs in one worker: Spark, three brokers and each module's own broker start once. All other tests go
+one by one to the worker that is free. Groups start in the order of ``FIRST``, the longest before all others, so
+that short tests fill what is left.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+
+import pytest
+
+# What tests with one of these session fixtures share. The first that a test has names its group.
+SHARED = ("cluster3", "spark", "broker")
+FIRST = (
+    "spark",
+    "cluster3",
+    "tests/benchmarks/test_benchmarks_run.py",
+    "tests/security/test_secured_spark.py",
+    "tests/exactly_once/test_rounds.py",
+    "tests/examples/test_examples.py",
+    "tests/standalone/test_standalone.py",
+    "tests/project/test_packaging.py",
+    "tests/security/test_secured_broker.py",
+    "tests/coordinator/server/test_process.py",
+    "tests/local_broker/test_local_broker.py",
+    "broker",
+)
+# Modules of tests that each start JVMs or processes of their own: two such modules run beside each other, two
+# such tests of one module do not.
+ALONE = frozenset(name for name in FIRST if name.endswith(".py"))
+# The whole suite on two cores.
+BOUND_S = 600.0
+_REPORT_EVERY_S = 20.0
+
+
+def group_of(item: pytest.Item) -> str | None:
+    """The group whose tests run in one worker; None for a test that may run in any."""
+    module = item.nodeid.partition("::")[0]
+    if module in ALONE:
+        return module
+    names = getattr(item, "fixturenames", ())
+    for name in SHARED:
+        if name in names:
+            return name
+    definitions = item._fixtureinfo.name2fixturedefs if isinstance(item, pytest.Function) else {}
+    shares = any(found[-1].scope == "module" for found in definitions.values())
+    return module if shares else None
+
+
+def share_out(items: list[pytest.Item]) -> None:
+    """Mark each item with its group, and put groups in the order in which they start."""
+    order = {name: place for place, name in enumerate(FIRST)}
+    places: dict[int, int] = {}
+    for item in items:
+        group = group_of(item)
+        if group is not None:
+            item.add_marker(pytest.mark.xdist_group(group))
+        places[id(item)] = order.get(group or "", len(order))
+    items.sort(key=lambda item: places[id(item)])
+
+
+class Progress:
+    """Prints how many tests are done, and at the end how long each worker had work."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._started = time.monotonic()
+        self._reported = self._started
+        self._total = 0
+        self._done: set[str] = set()
+        self._busy: Counter[str] = Counter()
+        self._last: dict[str, float] = {}
+
+    def pytest_xdist_node_collection_finished(self, node: object, ids: list[str]) -> None:
+        self._total = len(ids)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        now = time.monotonic()
+        worker = str(getattr(report, "worker_id", ""))
+        self._busy[worker] += report.duration  # type: ignore[assignment]  # a Counter of seconds
+        self._last[worker] = now
+        if report.when != "teardown":
+            return
+        self._done.add(report.nodeid)
+        if now - self._reported >= _REPORT_EVERY_S:
+            self._reported = now
+            self._write(f"{len(self._done)} of {self._total} tests in {now - self._started:.0f} s")
+
+    def pytest_terminal_summary(self) -> None:
+        took = time.monotonic() - self._started
+        workers = ", ".join(
+            f"{worker} {self._last[worker] - self._started:.0f} s ({busy:.0f} s in tests)"
+            for worker, busy in sorted(self._busy.items())
+        )
+        self._write(f"{len(self._done)} tests in {took:.0f} s of {BOUND_S:.0f}; workers until: {workers}")
+
+    def _write(self, line: str) -> None:
+        reporter = self._config.pluginmanager.get_plugin("terminalreporter")
+        if reporter is not None:
+            reporter.ensure_newline()
+            reporter.write_line(line)
