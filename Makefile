@@ -17,10 +17,13 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 ROUNDS ?= 100
 SEED ?= 1
 EFFORT ?= 10
+# Of make test and make full: processes that tests run in side by side (tests/support/lanes.py).
+LANES ?= 2
+IN_LANES = -n $(LANES) --dist loadgroup --no-loadscope-reorder --durations 20 --durations-min 1
 # Of make check-pythons: the oldest and the newest that the project runs on.
 PYTHONS ?= python3.10 python3.13
 
-.PHONY: help venv java demo test full full-sample chaos fuzz faults matrix endurance check check-pythons pins format audit bench scale docs broker clean
+.PHONY: help venv java demo test full full-sample chaos exactly-once fuzz faults matrix endurance check check-pythons pins format audit bench scale docs broker clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -28,11 +31,11 @@ help:  ## list the targets
 demo: $(STAMP) java  ## write 336,776 real flights to a Kafka started here, read them back, compare
 	@$(BIN)/python examples/flights.py
 
-test: $(STAMP) java  ## run all tests, on real brokers (ARGS="-k name" picks some)
-	@$(BIN)/python -m pytest $(ARGS)
+test: $(STAMP) java  ## run all tests, on real brokers, two at a time (ARGS="-k name" picks some)
+	@$(BIN)/python -m pytest $(IN_LANES) $(ARGS)
 
 full: $(STAMP) java  ## run all tests under kafka.buffer.memory.allocation.strategy=full
-	@$(BIN)/python -m pytest --allocation-strategy full $(ARGS)
+	@$(BIN)/python -m pytest --allocation-strategy full $(IN_LANES) $(ARGS)
 
 # One way through every layer that the strategy can reach: rows in and out of a real broker, and of Spark's workers.
 full-sample: $(STAMP) java  ## a sample of make full, short enough for every change

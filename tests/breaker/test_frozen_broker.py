@@ -14,8 +14,8 @@ from kafka_sink.model import TaskResult
 from kafka_sink.options import parse
 from kafka_sink.producer_cache import TaskProducer, task_producer
 from kafka_sink.rows.column_plan import ColumnPlan
-from tests.delivery.test_real_broker import numbers_in
 from tests.support.scripted_cluster import inside
+from tests.support.topics import numbers_in
 
 ROWS = 500
 PARTITIONS = 6

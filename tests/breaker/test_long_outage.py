@@ -19,11 +19,10 @@ from kafka_sink.local_broker import LocalBroker
 from kafka_sink.options import SinkOptions, parse
 from kafka_sink.producer_cache import PRODUCERS, TaskProducer, task_producer
 from kafka_sink.rows.column_plan import ColumnPlan
-from tests.breaker.test_shared_producers import mutes
-from tests.delivery.test_real_broker import numbers_in
 from tests.support.coordinator_harness import serving
 from tests.support.fake_broker import FakeCluster
-from tests.support.scripted_cluster import TOPIC, until, written
+from tests.support.scripted_cluster import TOPIC, mutes, until, written
+from tests.support.topics import numbers_in
 
 BREAKER = "kafka.producer.circuit.breaker."
 PARTITIONS = 3

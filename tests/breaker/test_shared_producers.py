@@ -15,7 +15,6 @@ from kafka_sink.breaker import (
     PartitionCircuitBreaker,
     ProducerStatusContext,
 )
-from kafka_sink.breaker.values import MutedView
 from kafka_sink.coordinator.server.breaker_handler import breaker_handler
 from kafka_sink.coordinator.server.metadata_fetcher import metadata_handler
 from kafka_sink.model import TopicPartition
@@ -24,7 +23,7 @@ from kafka_sink.producer_cache import TaskProducer, task_producer
 from kafka_sink.rows.column_plan import ColumnPlan
 from tests.support.coordinator_harness import serving
 from tests.support.fake_broker import PRODUCE, FakeCluster
-from tests.support.scripted_cluster import TOPIC, inside, rows, until, written
+from tests.support.scripted_cluster import TOPIC, inside, mutes, rows, until, written
 
 BREAKER = "kafka.producer.circuit.breaker."
 INTERVAL_MS = 400
@@ -63,12 +62,6 @@ def job(raw: Mapping[str, str], tasks: int) -> Iterator[tuple[Callable[[], None]
             stack.enter_context(task_producer(options, plan, running.address, None)) for _ in range(tasks)
         ]
         yield coordinator.close, producers
-
-
-def mutes(producer: TaskProducer) -> MutedView:
-    gate = inside(producer)._gate
-    assert gate is not None
-    return gate.mutes
 
 
 def is_shared(producer: TaskProducer) -> bool:

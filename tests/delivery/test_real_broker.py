@@ -8,7 +8,6 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 import pytest
-from confluent_kafka import Consumer, TopicPartition
 
 from kafka_sink.errors import DeliveryError, InvalidRowError, MetadataTimeoutError, RecordTooLargeError
 from kafka_sink.local_broker import LocalBroker
@@ -16,6 +15,7 @@ from kafka_sink.model import TaskResult
 from kafka_sink.options import parse
 from kafka_sink.producer_cache import task_producer
 from kafka_sink.rows.column_plan import ColumnPlan
+from tests.support.topics import numbers_in
 
 
 def numbered(start: int, count: int, size: int = 100) -> pa.RecordBatch:
@@ -33,22 +33,6 @@ def send(bootstrap: str, topic: str, batches: Iterator[pa.RecordBatch], **option
         for batch in batches:
             producer.send(batch)
         return producer.finish()
-
-
-def numbers_in(bootstrap: str, topic: str, partitions: int) -> dict[int, list[int]]:
-    """The rows' numbers by partition, in offset order."""
-    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "check", "enable.auto.commit": False})
-    ends = {p: consumer.get_watermark_offsets(TopicPartition(topic, p))[1] for p in range(partitions)}
-    consumer.assign([TopicPartition(topic, p, 0) for p in range(partitions)])
-    found: dict[int, list[int]] = {p: [] for p in range(partitions)}
-    # consume() waits for all it was asked for, so never for more than there is.
-    while left := sum(ends.values()) - sum(map(len, found.values())):
-        messages = consumer.consume(min(left, 10_000), timeout=30)
-        assert messages
-        for message in messages:
-            found[message.partition()].append(int(message.value().split(b":")[0]))
-    consumer.close()
-    return found
 
 
 def assert_once_and_in_order(found: dict[int, list[int]], count: int) -> None:

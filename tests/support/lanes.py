@@ -1,15 +1,15 @@
 """How the suite is shared out to the workers of pytest-xdist, and how far it is.
 
-A worker is a process with session fixtures of its own. Tests that share something slow to start form a group,
-and a group runs in one worker: Spark, three brokers and each module's own broker start once. All other tests go
-one by one to the worker that is free. Groups start in the order of ``FIRST``, the longest before all others, so
-that short tests fill what is left.
+A worker is a process with session fixtures of its own. Tests that share something slow to start form a group.
+A group runs in one worker, so Spark, three brokers and each module's own broker start once. All other tests
+go one by one to the worker that is free. Groups start in the order of ``FIRST``. Tests without a group come
+last: they fill what is left.
 """
 
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import defaultdict
 
 import pytest
 
@@ -29,8 +29,7 @@ FIRST = (
     "tests/local_broker/test_local_broker.py",
     "broker",
 )
-# Modules of tests that each start JVMs or processes of their own: two such modules run beside each other, two
-# such tests of one module do not.
+# Modules whose tests each start JVMs or other processes. Two tests of one such module never run side by side.
 ALONE = frozenset(name for name in FIRST if name.endswith(".py"))
 # The whole suite on two cores.
 BOUND_S = 600.0
@@ -72,7 +71,7 @@ class Progress:
         self._reported = self._started
         self._total = 0
         self._done: set[str] = set()
-        self._busy: Counter[str] = Counter()
+        self._busy: defaultdict[str, float] = defaultdict(float)
         self._last: dict[str, float] = {}
 
     def pytest_xdist_node_collection_finished(self, node: object, ids: list[str]) -> None:
@@ -81,7 +80,7 @@ class Progress:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         now = time.monotonic()
         worker = str(getattr(report, "worker_id", ""))
-        self._busy[worker] += report.duration  # type: ignore[assignment]  # a Counter of seconds
+        self._busy[worker] += report.duration
         self._last[worker] = now
         if report.when != "teardown":
             return

@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from kafka_sink.breaker.values import MutedView
 from kafka_sink.model import TaskResult
 from kafka_sink.options import parse
 from kafka_sink.producer import Producer
@@ -82,6 +83,13 @@ def marks(batch: RecordBatch) -> tuple[int, int, int]:
 def inside(producer: TaskProducer) -> Producer:
     """The parts behind a task's producer."""
     return producer._producer
+
+
+def mutes(producer: TaskProducer) -> MutedView:
+    """What the producer's circuit breaker has muted; the producer must have one."""
+    gate = inside(producer)._gate
+    assert gate is not None
+    return gate.mutes
 
 
 def until(condition: Callable[[], Any], what: str) -> None:

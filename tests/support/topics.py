@@ -53,6 +53,22 @@ def read_topic(broker: LocalBroker, topic: str) -> list[Row]:
         consumer.close()
 
 
+def numbers_in(bootstrap: str, topic: str, partitions: int) -> dict[int, list[int]]:
+    """Numbers before the first colon of each value, by partition, in offset order."""
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "check", "enable.auto.commit": False})
+    ends = {p: consumer.get_watermark_offsets(TopicPartition(topic, p))[1] for p in range(partitions)}
+    consumer.assign([TopicPartition(topic, p, 0) for p in range(partitions)])
+    found: dict[int, list[int]] = {p: [] for p in range(partitions)}
+    # consume() waits for all it was asked for, so never for more than there is.
+    while left := sum(ends.values()) - sum(map(len, found.values())):
+        messages = consumer.consume(min(left, 10_000), timeout=30)
+        assert messages
+        for message in messages:
+            found[message.partition()].append(int(message.value().split(b":")[0]))
+    consumer.close()
+    return found
+
+
 def _end(consumer: Consumer, place: TopicPartition) -> int:
     deadline = time.monotonic() + 30
     while True:
