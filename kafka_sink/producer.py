@@ -240,30 +240,27 @@ class Producer:
         started = clock_ms()
         self._appender.flush()
         with self._accumulator.lock:
-            while self._accumulator.incomplete and not self._sender.deliveries.lost:
+            while self._accumulator.incomplete and not self._sender.deliveries.has_failed:
                 self._accumulator.completed.wait(_WATCH_MS / 1000)
                 if not self._sender.is_alive():
                     break
         self.check()
-        deliveries = self._sender.deliveries
-        acknowledged, unconfirmed = deliveries.records, deliveries.unconfirmed
-        if acknowledged + unconfirmed != self._rows:
+        counts = self._sender.deliveries.counts()
+        if counts.written_records != self._rows:
             # The last guard of the first invariant; no path is known that leads here.
-            raise DeliveryError(
-                f"{self._rows} rows were handed over, but {acknowledged + unconfirmed} accounted for"
-            )
+            raise DeliveryError(f"of {self._rows} rows {counts.written_records} are accounted for")
         now = clock_ms()
         breaker = self.breaker_metrics().since(self._breaker_before)
         return TaskResult(
-            partitions=deliveries.partitions(),
-            records=acknowledged,
-            unconfirmed=unconfirmed,
-            batches=deliveries.batches,
-            raw_bytes=deliveries.raw_bytes,
-            wire_bytes=deliveries.wire_bytes,
-            requests=deliveries.requests,
-            retries=deliveries.retries,
-            splits=deliveries.splits,
+            partitions=self._sender.deliveries.partitions(),
+            records=counts.acknowledged_records,
+            unconfirmed=counts.unconfirmed_records,
+            batches=counts.batches,
+            raw_bytes=counts.raw_bytes,
+            wire_bytes=counts.wire_bytes,
+            requests=counts.requests,
+            retries=counts.retries,
+            splits=counts.splits,
             elapsed_ms=now - self._started_ms,
             encode_ms=self._appender.encode_ms,
             pool_wait_ms=self._appender.pool_wait_ms,
@@ -277,7 +274,7 @@ class Producer:
         """Raises DeliveryError if rows of this task have failed; for a task that waits for its next rows."""
         # Asked first: a thread that ends tells its reason before.
         ended = not self._sender.is_alive()
-        if self._sender.deliveries.lost:
+        if self._sender.deliveries.has_failed:
             self._sender.deliveries.raise_failure(self._rows, self._accumulator.unanswered_records())
         if ended:
             raise DeliveryError("the sender thread has ended")
@@ -285,18 +282,17 @@ class Producer:
     def abandon(self, cause: Exception) -> None:
         """Stops sending at once and drops what was not sent; from any thread. The task then fails with this
         cause, wherever it waits, and the producer serves no other."""
-        deliveries = self._sender.deliveries
         unanswered = self._accumulator.unanswered_records()
         self._sender.abort(cause)
-        acknowledged = deliveries.records + deliveries.unconfirmed
+        written = self._sender.deliveries.counts().written_records
         _log.warning(
             "%s. Sending has stopped: of %d rows %d are acknowledged, %d were sent and have no answer, "
             "and %d are dropped",
             cause,
             self._rows,
-            acknowledged,
+            written,
             unanswered,
-            max(0, self._rows - acknowledged - unanswered),
+            max(0, self._rows - written - unanswered),
         )
         with self._accumulator.lock:
             self._accumulator.completed.notify_all()
@@ -304,7 +300,8 @@ class Producer:
     def metrics(self) -> Metrics:
         """Of the task under way, or of the last one, under Kafka's names: see docs/metrics.md."""
         breaker = self.breaker_metrics().since(self._breaker_before)
-        return task_metrics(self._allocator.metrics(), self._memory_before, self._sender.deliveries, breaker)
+        counts = self._sender.deliveries.counts()
+        return task_metrics(self._allocator.metrics(), self._memory_before, counts, breaker)
 
     def breaker_metrics(self) -> BreakerMetrics:
         """muted-partitions, breaker-trips-total and probes of this producer so far."""
@@ -314,7 +311,7 @@ class Producer:
     def reusable(self) -> bool:
         """Whether the last task left nothing unresolved and the sender lives: else the producer, and with it
         its producer id, must not serve another task."""
-        return self._sender.settled
+        return self._sender.is_reusable
 
     def rest(self) -> None:
         """Between tasks: connections and metadata stay, free memory goes back to the system."""

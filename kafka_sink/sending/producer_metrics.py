@@ -9,7 +9,7 @@ from weakref import WeakSet
 
 from kafka_sink.accumulator.pool_metrics import PoolMetrics
 from kafka_sink.breaker.values import BreakerMetrics
-from kafka_sink.sending.deliveries import Deliveries
+from kafka_sink.sending.task_deliveries import DeliveryCounts
 
 Metrics = dict[str, float]
 
@@ -21,7 +21,7 @@ class HasMetrics(Protocol):
 
 
 def task_metrics(
-    pool: PoolMetrics, before: PoolMetrics, deliveries: Deliveries, breaker: BreakerMetrics
+    pool: PoolMetrics, before: PoolMetrics, counts: DeliveryCounts, breaker: BreakerMetrics
 ) -> Metrics:
     """Those of one task: ``before`` is its pool when it began, from which totals count; ``breaker``'s do.
 
@@ -31,11 +31,11 @@ def task_metrics(
     began = before.by_kafka_name()
     for name in ("bufferpool-wait-time-ns-total", "buffer-exhausted-total", "buffer-heap-bytes-total"):
         values[name] -= began[name]
-    batches = deliveries.batches
-    values["batch-size-avg"] = deliveries.wire_bytes / batches if batches else 0.0
-    values["batch-size-max"] = deliveries.largest_batch
-    values["compression-rate-avg"] = deliveries.compression_rates / batches if batches else 0.0
-    values["batch-split-total"] = deliveries.splits
+    batches = counts.batches
+    values["batch-size-avg"] = counts.wire_bytes / batches if batches else 0.0
+    values["batch-size-max"] = counts.max_batch_bytes
+    values["compression-rate-avg"] = counts.compression_rates / batches if batches else 0.0
+    values["batch-split-total"] = counts.splits
     return values | breaker.by_name()
 
 

@@ -29,13 +29,16 @@ from kafka_sink.network.client import (
 )
 from kafka_sink.sending import response_classifier
 from kafka_sink.sending.batch_completion import BatchCompletion
+from kafka_sink.sending.batch_expiry import BatchExpiry
 from kafka_sink.sending.control_requests import BrokerProbeTag, ControlRequests
-from kafka_sink.sending.deliveries import Deliveries
 from kafka_sink.sending.node_availability import NodeAvailability
 from kafka_sink.sending.produce_requests import ProduceRequests, ProduceTag
 from kafka_sink.sending.producer_identity import ProducerIdentity
 from kafka_sink.sending.request_filling import fill_request
+from kafka_sink.sending.response_handler import ResponseHandler
+from kafka_sink.sending.sequence_restarts import restart_sequences
 from kafka_sink.sending.settings import SenderSettings
+from kafka_sink.sending.task_deliveries import TaskDeliveries
 
 _log = logging.getLogger(__name__)
 _MAX_POLL_MS = 1000.0
@@ -53,7 +56,7 @@ class Sender(threading.Thread):
         identity: ProducerIdentity | None,
         backoff: ExponentialBackoff,
         clock_ms: Callable[[], float],
-        observer: SendPolicy | None = None,
+        policy: SendPolicy | None = None,
     ) -> None:
         super().__init__(name="kafka-chunked-sender", daemon=True)
         self.crash: BaseException | None = None
@@ -64,9 +67,13 @@ class Sender(threading.Thread):
         self._network = network
         self._identity = identity
         self._clock_ms = clock_ms
-        self._observer: SendPolicy = observer or NoSendPolicy()
-        self._completion = BatchCompletion(
-            settings, accumulator, cluster, identity, backoff, self._observer, network.connection_errors
+        self._policy: SendPolicy = policy or NoSendPolicy()
+        self._completion = BatchCompletion(accumulator)
+        self._expiry = BatchExpiry(
+            self._completion, accumulator, cluster, identity, self._policy, network.connection_errors
+        )
+        self._responses = ResponseHandler(
+            settings, self._completion, accumulator, cluster, identity, backoff, self._policy
         )
         self._control = ControlRequests(settings, cluster, network, identity)
         self._requests = ProduceRequests(settings, cluster, network, identity)
@@ -76,13 +83,13 @@ class Sender(threading.Thread):
         self._known_version = -1
 
     @property
-    def deliveries(self) -> Deliveries:
-        """What became of the present task's batches."""
+    def deliveries(self) -> TaskDeliveries:
+        """How the present task's batches ended."""
         return self._completion.deliveries
 
     def begin(self) -> None:
         """A new task: its counts start at zero."""
-        self._completion.deliveries = Deliveries()
+        self._completion.deliveries = TaskDeliveries()
 
     # -- the loop ---------------------------------------------------------------------------------
 
@@ -102,21 +109,22 @@ class Sender(threading.Thread):
             self._network.close(abort=self._aborting)
             # A task that lives may be writing into what it has leased.
             self._completion.abandon(end_leases=self._task_ended)
-            self._observer.close()
+            self._policy.close()
 
     def run_once(self, now_ms: float) -> None:
         """One pass; blocks in the network poll until something can happen."""
-        delay = min(_MAX_POLL_MS, self._completion.expire(now_ms))
-        self._completion.restart_sequences()
+        delay = min(_MAX_POLL_MS, self._expiry.expire(now_ms))
+        if self._identity is not None:
+            restart_sequences(self._identity, self._completion)
         self._refresh_nodes()
         # Also before there is a producer id: a task's first rows wait for what the coordinator has muted.
-        muted = self._observer.muted(now_ms)
-        self._network.avoided = self._observer.muted_brokers
-        delay = min(delay, self._observer.next_change_ms(now_ms), self._probe_brokers(now_ms))
+        muted = self._policy.muted(now_ms)
+        self._network.avoided = self._policy.muted_brokers
+        delay = min(delay, self._policy.next_change_ms(now_ms), self._probe_brokers(now_ms))
         delay = min(delay, self._control.refresh_metadata(now_ms))
         if self._identity is not None and not self._identity.ready:
             delay = min(delay, self._control.refresh_producer_id(now_ms))
-        elif not self.deliveries.lost:
+        elif not self.deliveries.has_failed:
             # A lost task is run again by Spark: whatever else of it is sent now, is doubled then.
             delay = min(delay, self._send_ready(now_ms, muted))
         for event in self._network.poll(max(delay, 0.0), now_ms):
@@ -153,13 +161,13 @@ class Sender(threading.Thread):
             self._completion.abandon(end_leases=True)
 
     @property
-    def settled(self) -> bool:
-        """Whether all went well and nothing is under way, so that another task may go on from here."""
+    def is_reusable(self) -> bool:
+        """Whether the task ended well and left nothing behind, so that another task may use this sender."""
         unfinished = self._accumulator.incomplete or self._accumulator.holds_memory
         identity = self._identity
         return (
             self.is_alive()
-            and not self.deliveries.lost
+            and not self.deliveries.has_failed
             and not unfinished
             and (identity is None or identity.settled)
         )
@@ -174,7 +182,7 @@ class Sender(threading.Thread):
     def _send_ready(self, now_ms: float, muted: Container[TopicPartition]) -> float:
         check = self._accumulator.ready(self._cluster.leader, now_ms, muted)
         delay = check.next_check_delay_ms
-        self._completion.expire_missing(check.unknown_leaders, now_ms)
+        self._expiry.expire_missing(check.unknown_leaders, now_ms)
         lacking = check.unknown_leaders | self._led_by_gone(check.nodes) | self._led_by_gone(check.held)
         for topic in lacking:
             self._cluster.mark_stale(topic, now_ms)
@@ -185,10 +193,10 @@ class Sender(threading.Thread):
         waiting = check.nodes.keys() - taking
         self.availability.observe(waiting, taking, now_ms)
         for node in waiting:
-            self._observer.on_waiting(queue.partition for queue in check.nodes[node])
+            self._policy.on_waiting(queue.partition for queue in check.nodes[node])
         unreachable = [node for node in waiting if self._unconnected(node, now_ms)]
         failing = [node for node in unreachable if self._network.is_gone(node)]
-        self._observer.on_unreachable(unreachable, failing, now_ms)
+        self._policy.on_unreachable(unreachable, failing, now_ms)
         for node, queues in check.nodes.items():
             if node in taking:
                 delay = min(delay, self._produce(node, queues, now_ms))
@@ -211,14 +219,14 @@ class Sender(threading.Thread):
     def _probe_brokers(self, now_ms: float) -> float:
         """Asks muted brokers whether they answer, with no rows."""
         delay = math.inf
-        for node in self._observer.brokers_to_probe():
+        for node in self._policy.brokers_to_probe():
             wait = self._control.probe(node, now_ms)
             if wait is None:
-                self._observer.on_probe(node, now_ms)
+                self._policy.on_probe(node, now_ms)
             elif not self._network.knows(node):
                 # The cluster has given it up, and nobody knows its address before it is back.
-                self._observer.on_probe(node, now_ms)
-                self._observer.on_probe_done(node, ConnectionError("the cluster misses it"), now_ms)
+                self._policy.on_probe(node, now_ms)
+                self._policy.on_probe_done(node, ConnectionError("the cluster misses it"), now_ms)
             else:
                 delay = min(delay, wait)
         return delay
@@ -226,7 +234,7 @@ class Sender(threading.Thread):
     def _probe(self, node: int, queues: Sequence[PartitionQueue], now_ms: float) -> float:
         """Sends one batch of a muted partition's where the breaker wants one."""
         for queue in queues:
-            if not self._observer.may_probe(queue.partition):
+            if not self._policy.may_probe(queue.partition):
                 continue
             if not self._network.ready(node, now_ms):
                 return self._network.ready_delay_ms(node, now_ms)
@@ -245,7 +253,7 @@ class Sender(threading.Thread):
             return math.inf
         self._cluster.pin()
         request = self._requests.build(node, taken, now_ms)
-        self._completion.sent(node, taken, now_ms)
+        self._responses.on_sent(node, taken, now_ms)
         self._network.send(node, request, now_ms)
         return 0.0
 
@@ -255,34 +263,42 @@ class Sender(threading.Thread):
     # -- what the network reports -------------------------------------------------------------------
 
     def _on_event(self, event: NetworkEvent, now_ms: float) -> None:
-        if isinstance(event, ResponseReceived):
-            if throttled := self._network.throttled_ms(event.node_id, now_ms):
-                self._observer.on_throttled(event.node_id, now_ms, throttled)
-            if isinstance(event.tag, ProduceTag):
-                self._completion.on_response(event, event.tag, now_ms)
-                return
-            if isinstance(event.tag, BrokerProbeTag):
-                self._observer.on_probe_done(event.node_id, None, now_ms)
-                return
-            failure = self._control.on_response(event, now_ms)
-            if failure is not None:
-                self._completion.fail_all(failure)
-        elif isinstance(event, RequestFailed):
-            if isinstance(event.tag, ProduceTag):
-                self._completion.on_failure(event, event.tag, now_ms)
-            elif isinstance(event.tag, BrokerProbeTag):
-                self._observer.on_probe_done(event.node_id, event.cause, now_ms)
-            else:
+        match event:
+            case ResponseReceived():
+                self._on_response(event, now_ms)
+            case RequestFailed():
+                self._on_request_failed(event, now_ms)
+            case NodeConnected():
+                self._policy.on_connected(event.node_id, event.setup_ms, now_ms)
+            case NodeDisconnected():
+                self._on_disconnect(event)
+
+    def _on_response(self, event: ResponseReceived, now_ms: float) -> None:
+        if throttled := self._network.throttled_ms(event.node_id, now_ms):
+            self._policy.on_throttled(event.node_id, now_ms, throttled)
+        match event.tag:
+            case ProduceTag():
+                self._responses.on_response(event, event.tag, now_ms)
+            case BrokerProbeTag():
+                self._policy.on_probe_done(event.node_id, None, now_ms)
+            case _:
+                failure = self._control.on_response(event, now_ms)
+                if failure is not None:
+                    self._completion.fail_all(failure)
+
+    def _on_request_failed(self, event: RequestFailed, now_ms: float) -> None:
+        match event.tag:
+            case ProduceTag():
+                self._responses.on_failure(event, event.tag, now_ms)
+            case BrokerProbeTag():
+                self._policy.on_probe_done(event.node_id, event.cause, now_ms)
+            case _:
                 self._control.on_failure(event, now_ms)
-            if response_classifier.is_final(event.cause):
-                self._completion.fail_all(event.cause)
-        elif isinstance(event, NodeConnected):
-            self._observer.on_connected(event.node_id, event.setup_ms, now_ms)
-        elif isinstance(event, NodeDisconnected):
-            self._on_disconnect(event)
+        if response_classifier.is_final(event.cause):
+            self._completion.fail_all(event.cause)
 
     def _on_disconnect(self, event: NodeDisconnected) -> None:
-        """Trying again is of no use where every address refuses this client for good."""
+        """Fails the task where no address is left that could still accept this client."""
         if not response_classifier.is_final(event.cause):
             return
         errors = self._network.connection_errors()

@@ -11,8 +11,8 @@ import pytest
 from kafka_sink.accumulator.producer_batch import ProducerBatch
 from kafka_sink.accumulator.record_accumulator import PartitionQueue, RecordAccumulator
 from kafka_sink.local_broker import LocalBroker
-from kafka_sink.sending.batch_completion import BatchCompletion
 from kafka_sink.sending.response_classifier import Decision
+from kafka_sink.sending.response_handler import ResponseHandler
 from tests.chaos.history import KEYS, Attempt, Invariant, check
 from tests.chaos.rounds import RoundReport, await_in_sync, read, run_round, strike
 from tests.chaos.schedule import BACKOFFS, Event, Fault, Schedule, Worker, draw
@@ -123,7 +123,7 @@ def _insert_last(self: RecordAccumulator, queue: PartitionQueue, batch: Producer
 
 
 def _call_it_written(
-    self: BatchCompletion, batch: ProducerBatch, node_id: int, outcome: Decision, now_ms: float
+    self: ResponseHandler, batch: ProducerBatch, node_id: int, outcome: Decision, now_ms: float
 ) -> None:
     """The bug: whatever ends a request acknowledges its batches."""
     self._succeed(batch, node_id, now_ms)
@@ -134,7 +134,7 @@ def test_injected_bugs_are_caught(cluster3: LocalBroker, monkeypatch: pytest.Mon
     if bug == "retries go last":
         monkeypatch.setattr(RecordAccumulator, "_insert", _insert_last)
     elif bug == "failures count as written":
-        monkeypatch.setattr(BatchCompletion, "_apply", _call_it_written)
+        monkeypatch.setattr(ResponseHandler, "_apply", _call_it_written)
     topic = f"bug-{bug.replace(' ', '-')}"
     found = broken(run_round(cluster3, _LOST_IN_FLIGHT, topic, {"enable.idempotence": "false"}))
     # Answers were lost as well as requests: doubles, and so fewer offsets told of than there are.

@@ -22,8 +22,8 @@ from kafka_sink.options import parse
 from kafka_sink.producer import Producer
 from kafka_sink.producer_cache import PRODUCERS, TaskProducer
 from kafka_sink.rows.column_plan import ColumnPlan
-from kafka_sink.sending.batch_completion import BatchCompletion
 from kafka_sink.sending.producer_identity import ProducerIdentity
+from kafka_sink.sending.response_handler import ResponseHandler
 from kafka_sink.sending.sender import Sender
 from kafka_sink.spark import executor_connection
 from kafka_sink.spark.executor_connection import watched
@@ -211,7 +211,7 @@ def test_a_sender_that_breaks_down_fails_the_task_and_gives_all_back(
     def run() -> None:
         with task(cluster) as producer:
             seen.append(inside(producer))
-            monkeypatch.setattr(BatchCompletion, "on_response", breaking)
+            monkeypatch.setattr(ResponseHandler, "on_response", breaking)
             producer.send(rows(0, 50))
             producer.finish()
 

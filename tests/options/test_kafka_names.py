@@ -12,8 +12,8 @@ from kafka_sink.local_broker import LocalBroker
 from kafka_sink.options import unsupported
 from kafka_sink.options.table import KAFKA_PREFIX, SPECS, OptionSpec
 from kafka_sink.sending import response_classifier
-from kafka_sink.sending.deliveries import Deliveries
 from kafka_sink.sending.producer_metrics import task_metrics
+from kafka_sink.sending.task_deliveries import DeliveryCounts
 from tests.oracles.kafka_names import KafkaNames, read_names
 
 # Options behind the prefix that Kafka 4.3 does not have, and where their names come from.
@@ -90,7 +90,7 @@ def _shown(spec: OptionSpec) -> str:
 
 def test_metrics_are_kafkas_or_ours(names: KafkaNames) -> None:
     pool = BufferPool(1000, 100, clock_ms=lambda: 0.0).metrics()
-    found = task_metrics(pool, pool, Deliveries(), BreakerMetrics()).keys()
+    found = task_metrics(pool, pool, DeliveryCounts(), BreakerMetrics()).keys()
     assert found - names.metrics == OUR_METRICS
 
 

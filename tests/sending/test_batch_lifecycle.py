@@ -169,10 +169,10 @@ def test_what_is_too_old_under_a_lease_fails_once_the_lease_has_ended() -> None:
     model = Model()
     model.append([0], 5, lambda: None)
     model.expire_while_leased()
-    assert not model.completion.deliveries.lost
+    assert not model.completion.deliveries.has_failed
     model.now += LEASE_MS
     model.expire()
-    assert model.completion.deliveries.lost
+    assert model.completion.deliveries.has_failed
 
 
 def test_a_lease_that_ends_while_its_batch_expires_does_not_let_it_live_on() -> None:
@@ -253,7 +253,7 @@ def walk(seed: int, steps: int = 120) -> Model:
         model.check()
     if not model.closed and not model.exhausted:
         model.settle()
-    assert not (honest and model.completion.deliveries.lost), "passing faults cost the task"
+    assert not (honest and model.completion.deliveries.has_failed), "passing faults cost the task"
     model.check_end()
     return model
 
@@ -301,11 +301,11 @@ def test_long_runs_lose_and_double_nothing() -> None:
         model = walk(seed)
         deliveries = model.completion.deliveries
         seen["rows"] += len(model.acknowledged)
-        seen["lost"] += deliveries.lost
-        seen["splits"] += deliveries.splits > 0
-        seen["retries"] += deliveries.retries > 0
+        seen["lost"] += deliveries.has_failed
+        seen["splits"] += deliveries.counts().splits > 0
+        seen["retries"] += deliveries.counts().retries > 0
         seen["restarts"] += model.identity.producer_epoch > 0
-        seen["healthy after faults"] += deliveries.retries > 0 and not deliveries.lost
+        seen["healthy after faults"] += deliveries.counts().retries > 0 and not deliveries.has_failed
     assert seen["rows"] > 8_000, seen
     assert min(seen.values()) >= 8, seen
 
@@ -493,7 +493,7 @@ def _a_second_batch_in_doubt_behind_one_that_was_refused() -> Model:
 def test_no_restart_while_a_batch_of_the_partition_is_in_doubt() -> None:
     model = _a_second_batch_in_doubt_behind_one_that_was_refused()
     model.settle()
-    with pytest.raises(DeliveryError, match=r"t-0 lost its place.*\[1 rows acknowledged, 1 failed"):
+    with pytest.raises(DeliveryError, match=r"the leader lost its state.*\[1 rows acknowledged, 1 failed"):
         model.completion.deliveries.raise_failure(model.next_row, model.accumulator.unanswered_records())
     assert [row for batch in model.logs[TopicPartition(TOPIC, 0)].batches for row in rows_in(batch.data)] == [
         0,

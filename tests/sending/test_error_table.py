@@ -270,7 +270,7 @@ def test_a_lost_task_sends_nothing_more(cluster: FakeCluster, monkeypatch: pytes
         until(lambda: attempts(cluster), "the first request")
         inside(producer)._appender.append(_unit(producer, 5), lambda: None)
         inside(producer)._rows += 5
-        until(lambda: deliveries.lost, "the failure")
+        until(lambda: deliveries.has_failed, "the failure")
         inside(producer)._appender.flush()
         passes = _count_passes(producer, monkeypatch)
         until(lambda: inside(producer)._sender.wakeup() or len(passes) > 5, "some passes of the sender")
@@ -307,7 +307,7 @@ def test_a_failure_is_told_while_the_task_waits_for_rows(cluster: FakeCluster) -
     cluster.script(PRODUCE, error(87))
     with task(cluster) as producer:
         producer.send(rows(0, 5))
-        until(lambda: inside(producer)._sender.deliveries.lost, "the failure")
+        until(lambda: inside(producer)._sender.deliveries.has_failed, "the failure")
         with pytest.raises(DeliveryError, match="a record is invalid"):
             producer.check()
 

@@ -31,9 +31,12 @@ from kafka_sink.rows.columns import extract
 from kafka_sink.rows.ordering import ordered_rows_of
 from kafka_sink.rows.partitioner import Partitioner
 from kafka_sink.sending.batch_completion import BatchCompletion
+from kafka_sink.sending.batch_expiry import BatchExpiry
 from kafka_sink.sending.produce_requests import ProduceRequests, ProduceTag
 from kafka_sink.sending.producer_identity import ProducerIdentity
 from kafka_sink.sending.request_filling import fill_request
+from kafka_sink.sending.response_handler import ResponseHandler
+from kafka_sink.sending.sequence_restarts import restart_sequences
 from kafka_sink.sending.settings import SenderSettings
 from tests.support.fake_log import PartitionLog, parse_batch
 from tests.support.strategy import forced
@@ -134,14 +137,24 @@ class Model:
         self.identity.producer_id, self.identity.producer_epoch = 7, 0
         self.metadata = Metadata()
         sender = SenderSettings(-1, 4_000, 30_000, 1_000, _BATCH_SIZE, True)
-        collaborators = (self.metadata, self.identity)
-        self.completion = BatchCompletion(
-            sender,
+        policy = NoSendPolicy()
+        self.completion = BatchCompletion(self.accumulator)
+        self.expiry = BatchExpiry(
+            self.completion,
             self.accumulator,
-            *collaborators,  # type: ignore[arg-type]
+            self.metadata,
+            self.identity,
+            policy,
+            dict,  # type: ignore[arg-type]
+        )
+        self.responses = ResponseHandler(
+            sender,
+            self.completion,
+            self.accumulator,
+            self.metadata,
+            self.identity,
             backoff,
-            NoSendPolicy(),
-            dict,
+            policy,  # type: ignore[arg-type]
         )
         self.requests = ProduceRequests(sender, self.metadata, Versions(), self.identity)  # type: ignore[arg-type]
         self.partitioner = Partitioner(
@@ -207,8 +220,8 @@ class Model:
 
     def send(self) -> None:
         """One pass over all brokers."""
-        self.completion.restart_sequences()
-        if self.completion.deliveries.lost:
+        restart_sequences(self.identity, self.completion)
+        if self.completion.deliveries.has_failed:
             return
         check = self.accumulator.ready(self.metadata.leader, self.now, self.muted)
         for node, queues in check.nodes.items():
@@ -222,13 +235,13 @@ class Model:
             assert not {batch.partition for batch in taken} & self.muted
             tag = self.requests.build(node, taken, self.now).tag
             assert isinstance(tag, ProduceTag)
-            self.completion.sent(node, taken, self.now)
+            self.responses.on_sent(node, taken, self.now)
             views = {batch.partition: batch.buffer.views() for batch in taken}
             self.pending.append(Pending(node, tag, views))
 
     def expire(self) -> None:
         """What delivery.timeout.ms has passed for."""
-        self.completion.expire(self.now)
+        self.expiry.expire(self.now)
 
     def expire_while_leased(self) -> None:
         """The task leases batches just after the sender has found them too old."""
@@ -291,7 +304,7 @@ class Model:
         if request is None or request.answer is None:
             return
         self.pending.remove(request)
-        self.completion.on_response(
+        self.responses.on_response(
             ResponseReceived(node, request.tag, request.answer, 1.0), request.tag, self.now
         )
 
@@ -308,7 +321,7 @@ class Model:
             )
             if request.answer is not None:
                 event = RequestFailed(node, request.tag, ConnectionResetError("cut"), possibly_sent=True)
-            self.completion.on_failure(event, request.tag, self.now)
+            self.responses.on_failure(event, request.tag, self.now)
 
     def zombie(self) -> None:
         """A broker at last handles a request whose connection is long gone."""
@@ -331,7 +344,7 @@ class Model:
         self.muted.clear()
         self.flush()
         for _ in range(300):
-            if not self.accumulator.incomplete or self.completion.deliveries.lost:
+            if not self.accumulator.incomplete or self.completion.deliveries.has_failed:
                 return
             self.send()
             for node in range(NODES):
@@ -365,8 +378,9 @@ class Model:
     def _check_rows(self, open_ones: Collection[ProducerBatch]) -> None:
         if self.exhausted:
             return
-        deliveries = self.completion.deliveries
-        known = deliveries.records + deliveries.failed_records + sum(b.record_count for b in open_ones)
+        counts = self.completion.deliveries.counts()
+        ended = counts.acknowledged_records + counts.failed_records
+        known = ended + sum(batch.record_count for batch in open_ones)
         assert known == self.next_row, f"{known} of {self.next_row} rows are accounted for"
 
     def _check_queues(self, live: Collection[ProducerBatch]) -> None:
@@ -400,7 +414,7 @@ class Model:
 
     def check_end(self) -> None:
         """After ``settle`` or ``close``: nothing is lost without a word, nothing is held."""
-        if not self.completion.deliveries.lost and not self.exhausted and not self.closed:
+        if not self.completion.deliveries.has_failed and not self.exhausted and not self.closed:
             for partition, rows in self.appended.items():
                 log = [row for batch in self.logs[partition].batches for row in rows_in(batch.data)]
                 assert log == rows, f"{partition}: {log} is not {rows}"

@@ -1,4 +1,4 @@
-"""What the log tells at DEBUG of retries, splits, restarts, expiry and requests: why a job is slow."""
+"""DEBUG lines about requests, retries, splits, sequence restarts and expiry: they show why a job is slow."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from kafka_sink.errors import BufferExhaustedError
-from kafka_sink.sending import batch_completion
+from kafka_sink.sending import response_handler
 from tests.support.lifecycle_model import DELIVERY_TIMEOUT_MS, Model
 
 pytestmark = pytest.mark.both_strategies
@@ -21,10 +21,9 @@ OUT_OF_ORDER = 45
 
 @pytest.fixture
 def lines(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
-    """The DEBUG lines of the module so far."""
-    name = batch_completion.__name__
-    caplog.set_level(logging.DEBUG, logger=name)
-    return lambda: [r.getMessage() for r in caplog.records if (r.name, r.levelno) == (name, logging.DEBUG)]
+    """The DEBUG lines so far."""
+    caplog.set_level(logging.DEBUG, logger="kafka_sink.sending")
+    return lambda: [record.getMessage() for record in caplog.records if record.levelno == logging.DEBUG]
 
 
 def _sent(count: int = 3, size: int = 20, **limits: int) -> Model:
@@ -90,7 +89,7 @@ def test_a_split_without_memory_is_logged(
         raise BufferExhaustedError("the pool is empty")
 
     model = _sent()
-    monkeypatch.setattr(batch_completion, "split_batch", exhausted)
+    monkeypatch.setattr(response_handler, "split_batch", exhausted)
     _refused(model, MESSAGE_TOO_LARGE)
     (batch,) = model.accumulator.queued()
     assert lines()[1:] == [

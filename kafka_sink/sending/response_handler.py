@@ -1,0 +1,255 @@
+"""What happens to batches after a Produce response: the dispatcher does what the classifier decides."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterable
+from dataclasses import replace
+
+from kafka.errors import for_code
+
+from kafka_sink.accumulator.producer_batch import ProducerBatch
+from kafka_sink.accumulator.record_accumulator import RecordAccumulator
+from kafka_sink.backoff import ExponentialBackoff
+from kafka_sink.breaker.send_policy import SendPolicy
+from kafka_sink.errors import BrokerRefusedError, BufferExhaustedError, DeliveryError
+from kafka_sink.metadata.cluster_metadata import ClusterMetadata
+from kafka_sink.model import Node, TopicPartition
+from kafka_sink.network import produce
+from kafka_sink.network.client import RequestFailed, ResponseReceived
+from kafka_sink.sending import response_classifier
+from kafka_sink.sending.batch_completion import BatchCompletion
+from kafka_sink.sending.produce_requests import ProduceTag
+from kafka_sink.sending.producer_identity import ProducerIdentity
+from kafka_sink.sending.response_classifier import Action, Attempt, Decision
+from kafka_sink.sending.settings import SenderSettings
+from kafka_sink.sending.splitting import split_batch
+
+_log = logging.getLogger(__name__)
+
+
+class ResponseHandler:
+    """Used by the sender's thread. Times are monotonic milliseconds."""
+
+    def __init__(
+        self,
+        settings: SenderSettings,
+        completion: BatchCompletion,
+        accumulator: RecordAccumulator,
+        cluster: ClusterMetadata,
+        identity: ProducerIdentity | None,
+        backoff: ExponentialBackoff,
+        policy: SendPolicy,
+    ) -> None:
+        self._settings = settings
+        self._completion = completion
+        self._accumulator = accumulator
+        self._cluster = cluster
+        self._identity = identity
+        self._backoff = backoff
+        self._policy = policy
+
+    def on_sent(self, node_id: int, batches: Collection[ProducerBatch], now_ms: float) -> None:
+        """A Produce request with these batches goes out."""
+        self._completion.sent(node_id, batches)
+        self._policy.on_request(node_id, now_ms)
+        for batch in batches:
+            self._policy.on_send(node_id, batch.partition, batch.record_count, now_ms)
+
+    def on_failure(self, event: RequestFailed, tag: ProduceTag, now_ms: float) -> None:
+        """The request will get no response."""
+        self._policy.on_request_done(tag.node_id, now_ms)
+        for batch in tag.batches.values():
+            self._cluster.mark_stale(batch.partition.topic, now_ms)
+            decision = response_classifier.classify_failure(event.cause, possibly_sent=event.possibly_sent)
+            self._apply(batch, tag.node_id, decision, now_ms)
+
+    def on_response(self, event: ResponseReceived, tag: ProduceTag, now_ms: float) -> None:
+        """The response has come; with acks=0, the request is written to the socket."""
+        self._policy.on_request_done(tag.node_id, now_ms)
+        if self._settings.acks == 0:
+            for batch in tag.batches.values():
+                self._succeed(batch, tag.node_id, now_ms, confirmed=False)
+            return
+        pending = dict(tag.batches)
+        for response in event.response.partitions:
+            topic = response.topic
+            if topic is None:
+                # From version 13 on, responses name topics by their ids.
+                topic = tag.names.get(response.topic_id or b"", "")
+            partition = TopicPartition(topic, response.partition)
+            if partition not in pending:
+                _log.warning("broker %d responded for %s, which was not sent", tag.node_id, partition)
+                continue
+            nodes = event.response.node_endpoints
+            self._on_partition_response(pending.pop(partition), tag.node_id, response, nodes, now_ms)
+        for batch in pending.values():
+            cause = DeliveryError(f"the broker's response left out {batch.partition}")
+            decision = response_classifier.classify_failure(cause, possibly_sent=True)
+            self._apply(batch, tag.node_id, decision, now_ms)
+
+    def _on_partition_response(
+        self,
+        batch: ProducerBatch,
+        node_id: int,
+        response: produce.ProducePartitionResponse,
+        nodes: Iterable[Node],
+        now_ms: float,
+    ) -> None:
+        if response.error_code == 0:
+            self._succeed(batch, node_id, now_ms, response.base_offset, response.log_append_time_ms)
+            return
+        newer = False
+        if response.current_leader is not None:
+            newer = self._cluster.leader_hint(
+                batch.partition, *response.current_leader, nodes, response.topic_id
+            )
+        attempt = self._attempt(batch, response, leader_hint_newer=newer)
+        self._apply(batch, node_id, response_classifier.classify_response(attempt), now_ms)
+
+    def _attempt(
+        self, batch: ProducerBatch, response: produce.ProducePartitionResponse, *, leader_hint_newer: bool
+    ) -> Attempt:
+        attempt = Attempt(
+            partition=batch.partition,
+            error_code=response.error_code,
+            error_message=response.error_message,
+            record_errors=response.record_errors,
+            record_count=batch.record_count,
+            size=batch.size,
+            possibly_written=batch.possibly_written,
+            idempotent=self._identity is not None,
+            leader_hint_newer=leader_hint_newer,
+            base_offset=response.base_offset,
+            log_start_offset=response.log_start_offset,
+        )
+        if self._identity is None:
+            return attempt
+        return replace(
+            attempt,
+            is_next_expected=self._identity.is_next(batch),
+            last_acknowledged_offset=self._identity.last_acknowledged_offset(batch.partition),
+            restarted=self._identity.restarted(batch.partition),
+            transactional=self._identity.transactional_id is not None,
+        )
+
+    # -- the dispatcher -----------------------------------------------------------------------------
+
+    def _succeed(
+        self,
+        batch: ProducerBatch,
+        node_id: int,
+        now_ms: float,
+        base_offset: int = -1,
+        log_append_time_ms: int = -1,
+        *,
+        confirmed: bool = True,
+    ) -> None:
+        self._completion.end_attempt(batch)
+        self._policy.on_complete(node_id, batch.partition, batch.record_count, None, now_ms)
+        if self._identity is not None:
+            last_offset = base_offset + batch.record_count - 1 if base_offset >= 0 else -1
+            self._identity.acknowledged(batch, last_offset, now_ms)
+        self._completion.succeed(batch, base_offset, log_append_time_ms, confirmed=confirmed)
+
+    def _apply(self, batch: ProducerBatch, node_id: int, decision: Decision, now_ms: float) -> None:
+        """Does what the classifier decided; nothing else ends an attempt that failed."""
+        if decision.action is Action.SUCCEED:
+            self._succeed(batch, node_id, now_ms)
+            return
+        cause = decision.cause or DeliveryError("the broker refused the batch")
+        self._note_failed_attempt(batch, node_id, decision, cause, now_ms)
+        if decision.action is Action.SPLIT:
+            self._split(batch, cause, now_ms)
+        elif decision.action is Action.FAIL or not self._retries_left(batch, decision):
+            self._completion.refuse(batch, cause)
+        else:
+            if decision.action is Action.RESTART:
+                self._request_restart(batch, cause)
+            self._retry(batch, cause, decision, now_ms)
+
+    def _note_failed_attempt(
+        self, batch: ProducerBatch, node_id: int, decision: Decision, cause: Exception, now_ms: float
+    ) -> None:
+        self._completion.end_attempt(batch)
+        self._policy.on_complete(node_id, batch.partition, batch.record_count, cause, now_ms)
+        batch.possibly_written |= decision.possibly_written
+        batch.last_error = decision.cause
+        if decision.refresh:
+            self._cluster.mark_stale(batch.partition.topic, now_ms)
+        if decision.too_large:
+            self._accumulator.refused(batch, costs_task=decision.action is Action.FAIL)
+        if self._identity is not None:
+            self._identity.refused(batch)
+
+    def _retries_left(self, batch: ProducerBatch, decision: Decision) -> bool:
+        return not decision.spends_retry or batch.attempts <= self._settings.retries
+
+    def _request_restart(self, batch: ProducerBatch, cause: Exception) -> None:
+        if self._identity is None:
+            return
+        if _log.isEnabledFor(logging.DEBUG):
+            _log.debug(
+                "%s: sequences restart once nothing is in flight: %s", batch.partition, _error_name(cause)
+            )
+        self._identity.request_restart(batch.partition)
+
+    def _retry(self, batch: ProducerBatch, cause: Exception, decision: Decision, now_ms: float) -> None:
+        wait_ms = 0.0 if decision.immediate else self._backoff.delay_ms(batch.attempts)
+        if _log.isEnabledFor(logging.DEBUG):
+            _log.debug(
+                "%s: attempt %d failed with %s; retry in %.0f ms, %s",
+                batch.partition,
+                batch.attempts,
+                _error_name(cause),
+                wait_ms,
+                "possibly written" if batch.possibly_written else "not written",
+            )
+        self._completion.retry(batch, now_ms + wait_ms)
+
+    def _split(self, batch: ProducerBatch, cause: Exception, now_ms: float) -> None:
+        """MESSAGE_TOO_LARGE: the records go on in smaller batches with consecutive sequences."""
+        if batch.terminal:
+            # The response is late: the batch has failed before, and the task knows.
+            self._completion.refuse(batch, cause)
+            return
+        try:
+            pieces = split_batch(batch, self._settings.batch_size, self._accumulator.allocator)
+        except BufferExhaustedError as error:
+            self._retry_split(batch, cause, error, now_ms)
+            return
+        if _log.isEnabledFor(logging.DEBUG):
+            _log.debug(
+                "%s: split a batch of %d bytes and %d records into %d of %s bytes",
+                batch.partition,
+                batch.size,
+                batch.record_count,
+                len(pieces),
+                [piece.size for piece in pieces],
+            )
+        if self._identity is not None:
+            self._identity.replaced(batch, pieces)
+        self._completion.replace(batch, pieces)
+
+    def _retry_split(
+        self, batch: ProducerBatch, cause: Exception, error: BufferExhaustedError, now_ms: float
+    ) -> None:
+        """Other responses free memory; if none ever does, delivery.timeout.ms ends the batch."""
+        wait_ms = self._backoff.delay_ms(batch.attempts)
+        if _log.isEnabledFor(logging.DEBUG):
+            _log.debug(
+                "%s: no memory to split a batch of %d bytes; retry in %.0f ms: %s",
+                batch.partition,
+                batch.size,
+                wait_ms,
+                error,
+            )
+        batch.last_error = DeliveryError(f"{cause}; the batch could not be split: {error}")
+        self._completion.retry(batch, now_ms + wait_ms)
+
+
+def _error_name(cause: Exception) -> str:
+    """Kafka's name and number of a broker's error, or the exception."""
+    if isinstance(cause, BrokerRefusedError):
+        return f"{for_code(cause.error_code).__name__} (error {cause.error_code})"
+    return repr(cause)

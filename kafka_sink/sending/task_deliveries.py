@@ -1,0 +1,161 @@
+"""How a task's batches ended: counts, offset ranges and the first failure."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, replace
+
+from kafka_sink.errors import DeliveryError
+from kafka_sink.model import NO_TIMESTAMP, PartitionResult, TopicPartition
+from kafka_sink.records import batch_header
+
+Range = tuple[int, int]
+
+
+@dataclass(slots=True)
+class DeliveryCounts:
+    """Counts of one task. Sizes are bytes.
+
+    ``written_records`` and all about batches and bytes count what is acknowledged, and with acks=0 what was
+    sent. ``unconfirmed_records`` are those sent with acks=0. ``compression_rates`` is the sum over batches of
+    compressed bytes per raw byte.
+    """
+
+    written_records: int = 0
+    unconfirmed_records: int = 0
+    failed_records: int = 0
+    batches: int = 0
+    raw_bytes: int = 0
+    wire_bytes: int = 0
+    max_batch_bytes: int = 0
+    compression_rates: float = 0.0
+    requests: int = 0
+    retries: int = 0
+    splits: int = 0
+
+    @property
+    def acknowledged_records(self) -> int:
+        """Rows that a broker has acknowledged."""
+        return self.written_records - self.unconfirmed_records
+
+
+class _PartitionCounts:
+    """One partition's acknowledged batches."""
+
+    __slots__ = ("batches", "log_append_time_ms", "ranges", "records", "wire_bytes")
+
+    def __init__(self) -> None:
+        self.records = 0
+        self.batches = 0
+        self.wire_bytes = 0
+        self.log_append_time_ms = NO_TIMESTAMP
+        self.ranges: list[Range] = []
+
+
+class TaskDeliveries:
+    """Thread-safe: the sender writes, the task reads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # guards everything below
+        self._counts = DeliveryCounts()
+        self._partitions: dict[TopicPartition, _PartitionCounts] = {}
+        self._first_failure: tuple[TopicPartition | None, Exception] | None = None
+
+    def acknowledged(
+        self,
+        partition: TopicPartition,
+        *,
+        records: int,
+        raw_bytes: int,
+        wire_bytes: int,
+        base_offset: int,
+        log_append_time_ms: int,
+        confirmed: bool = True,
+    ) -> None:
+        """A batch is written. ``base_offset`` is -1 where the broker did not say."""
+        with self._lock:
+            of_partition = self._partitions.setdefault(partition, _PartitionCounts())
+            of_partition.records += records
+            of_partition.batches += 1
+            of_partition.wire_bytes += wire_bytes
+            of_partition.log_append_time_ms = max(of_partition.log_append_time_ms, log_append_time_ms)
+            if base_offset >= 0:
+                of_partition.ranges.append((base_offset, base_offset + records - 1))
+            counts = self._counts
+            counts.written_records += records
+            counts.unconfirmed_records += 0 if confirmed else records
+            counts.batches += 1
+            counts.raw_bytes += raw_bytes
+            counts.wire_bytes += wire_bytes
+            counts.max_batch_bytes = max(counts.max_batch_bytes, wire_bytes)
+            counts.compression_rates += (wire_bytes - batch_header.SIZE) / raw_bytes if raw_bytes else 1.0
+
+    def failed(self, partition: TopicPartition | None, records: int, cause: Exception) -> None:
+        """A batch (or, without a partition, the producer) failed. The first cause is kept."""
+        with self._lock:
+            self._counts.failed_records += records
+            if self._first_failure is None:
+                self._first_failure = (partition, cause)
+
+    def count(self, *, requests: int = 0, retries: int = 0, splits: int = 0) -> None:
+        """Adds to the counts that belong to no partition."""
+        with self._lock:
+            self._counts.requests += requests
+            self._counts.retries += retries
+            self._counts.splits += splits
+
+    def counts(self) -> DeliveryCounts:
+        """A copy of the counts, all as of one moment."""
+        with self._lock:
+            return replace(self._counts)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a batch or the producer has failed."""
+        return self._first_failure is not None
+
+    def raise_failure(self, rows: int, unanswered: int) -> None:
+        """Raises DeliveryError with the first cause if anything failed.
+
+        The task has appended ``rows``. ``unanswered`` of them were sent and have no response yet.
+        """
+        failure = self._first_failure
+        if failure is None:
+            return
+        partition, cause = failure
+        counts = self.counts()
+        where = "" if partition is None else f" to {partition}"
+        never = max(rows - counts.written_records - counts.failed_records - unanswered, 0)
+        unconfirmed = f"{counts.unconfirmed_records} unconfirmed, " if counts.unconfirmed_records else ""
+        raise DeliveryError(
+            f"delivery{where} failed: {cause} "
+            f"[{counts.acknowledged_records} rows acknowledged, {unconfirmed}{counts.failed_records} failed, "
+            f"{unanswered} sent without an answer, {never} never sent]"
+        ) from cause
+
+    def partitions(self) -> tuple[PartitionResult, ...]:
+        """Per partition, ordered by topic and partition, with neighbouring offset ranges merged."""
+        with self._lock:
+            return tuple(
+                PartitionResult(
+                    topic=partition.topic,
+                    partition=partition.partition,
+                    records=counts.records,
+                    batches=counts.batches,
+                    bytes=counts.wire_bytes,
+                    offset_ranges=merge_ranges(counts.ranges),
+                    log_append_time_ms=counts.log_append_time_ms,
+                )
+                for partition, counts in sorted(self._partitions.items())
+            )
+
+
+def merge_ranges(ranges: list[Range]) -> tuple[Range, ...]:
+    """Inclusive ranges in ascending order, neighbours joined."""
+    merged: list[Range] = []
+    for first, last in sorted(ranges):
+        if merged and first == merged[-1][1] + 1:
+            merged[-1] = (merged[-1][0], last)
+        else:
+            merged.append((first, last))
+    return tuple(merged)
