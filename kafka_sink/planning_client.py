@@ -166,7 +166,7 @@ def _line(step: ConnectionStep) -> str:
         what = f"{step.step} did not end" if step.step else "not tried"
         return f"{where}: {what}; no answer: check the address, and firewalls between"
     if isinstance(error, KafkaSinkError):
-        return f"{where}: {_without_id(str(error), step.node)}"
+        return f"{where}: {_without_id(str(error), step.node).removeprefix(f'{where} ')}"
     remedy = _REMEDIES.get(getattr(error, "errno", None) or 0, "")
     reason = getattr(error, "strerror", None) or _without_id(str(error), step.node)
     step_text = f"{step.step} failed: " if step.step else ""
