@@ -15,6 +15,7 @@ from kafka_sink.errors import (
     BrokersUnreachableError,
     BrokerVersionError,
     KafkaSinkError,
+    ProtocolError,
 )
 from kafka_sink.model import Node
 from kafka_sink.network.client import (
@@ -34,7 +35,8 @@ _POLL_MS = 100.0
 _MAX_TRIED = 5
 # A broker that closes connections this often at the first request will go on to.
 _MAX_CUT = 3
-_FINAL = (AuthenticationError, BrokerVersionError)
+# What answers like that once is no Kafka broker, or one that expects TLS.
+_FINAL = (AuthenticationError, BrokerVersionError, ProtocolError)
 _REMEDIES = {
     errno.ECONNREFUSED: "nothing listens there: check host and port",
     errno.EHOSTUNREACH: "there is no route: check the address and the network between",

@@ -19,13 +19,14 @@ from kafka_sink.errors import BrokersUnreachableError, ConfigurationError
 from kafka_sink.local_broker import LocalBroker
 from kafka_sink.network import requests
 from kafka_sink.options import SinkOptions, parse
-from tests.support.fake_broker import METADATA, FakeCluster
+from tests.support.fake_broker import INIT_PRODUCER_ID, METADATA, FakeCluster
 from tests.support.fake_replies import error
 from tests.support.proxy import METADATA as METADATA_API
 from tests.support.proxy import ProxyCluster
 
 _numbers = itertools.count()
 TOPIC_AUTHORIZATION_FAILED, LEADER_NOT_AVAILABLE = 29, 5
+CLUSTER_AUTHORIZATION_FAILED, COORDINATOR_LOAD_IN_PROGRESS = 31, 14
 
 
 @pytest.fixture
@@ -158,6 +159,31 @@ def test_a_topic_that_may_not_be_used_is_named_with_the_reason(topic: str) -> No
             ConfigurationError, match=rf"'{topic}' cannot be used: .*(?i:authorization failed)"
         ):
             prepare_topic(options(cluster.bootstrap_servers, topic))
+
+
+def test_a_login_that_may_not_write_idempotently_is_told_what_it_lacks(topic: str) -> None:
+    with FakeCluster({topic: 1}) as cluster:
+        cluster.script(INIT_PRODUCER_ID, error(CLUSTER_AUTHORIZATION_FAILED))
+        with pytest.raises(
+            ConfigurationError, match=r"IDEMPOTENT_WRITE on the cluster or WRITE on the topic"
+        ):
+            prepare_topic(options(cluster.bootstrap_servers, topic))
+        cluster.script(INIT_PRODUCER_ID, error(COORDINATOR_LOAD_IN_PROGRESS))
+        prepare_topic(options(cluster.bootstrap_servers, topic))
+        asked = len(cluster.received(INIT_PRODUCER_ID))
+        prepare_topic(options(cluster.bootstrap_servers, topic, kafka_enable_idempotence="false"))
+        assert len(cluster.received(INIT_PRODUCER_ID)) == asked
+
+
+def test_addresses_that_brokers_advertise_and_nobody_reaches_are_named(topic: str) -> None:
+    with FakeCluster({topic: 1}) as cluster:
+        # The nodes in its metadata, not where it listens.
+        cluster._state.ports = [1]
+        given = options(cluster.bootstrap_servers, topic, kafka_max_block_ms="1500")
+        with pytest.raises(
+            BrokersUnreachableError, match=r"advertised\.listeners.*127\.0\.0\.1:1: connecting"
+        ):
+            prepare_topic(given)
 
 
 def test_a_topic_without_leaders_is_there(topic: str) -> None:

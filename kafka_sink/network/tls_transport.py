@@ -143,9 +143,8 @@ class TlsTransport:
         name: str,
     ) -> None:
         tls = settings.security.tls
-        suites = [] if tls is None else [suite for part in split_suites(tls.cipher_suites) for suite in part]
-        restricts_newest = any(suite not in suites for suite in TLS13_SUITES)
-        self._stream = TlsStream(context, host, name, suites if suites and restricts_newest else ())
+        suites = () if tls is None else tls.cipher_suites
+        self._stream = TlsStream(context, host, name, _to_check(suites) if suites else ())
         self._socket = PlaintextTransport(address, settings)
         self._held = memoryview(b"")
         self._scratch = memoryview(bytearray(_READ_BYTES))
@@ -236,6 +235,12 @@ class TlsTransport:
     def abort(self) -> None:
         """Drops what was encrypted, too: records cut short are nothing to the peer."""
         self._socket.abort()
+
+
+def _to_check(names: Sequence[str]) -> Sequence[str]:
+    """Suites of which one must have been chosen: Python offers all of TLS 1.3's, whatever it is told."""
+    older, newer = split_suites(names)
+    return () if set(newer) == set(TLS13_SUITES) else [*older, *newer]
 
 
 def _records(buffers: Sequence[Buffer]) -> list[Buffer]:
