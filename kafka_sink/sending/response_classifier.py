@@ -166,7 +166,15 @@ RULES: Mapping[int, Rule] = {
     kafka_errors.OUT_OF_ORDER_SEQUENCE_NUMBER: _out_of_order,
     kafka_errors.UNKNOWN_PRODUCER_ID: _unknown_producer_id,
 }
+_ENDED = (
+    "in a transaction: another attempt or run took it over, or it was open for longer than "
+    "kafka.transaction.timeout.ms"
+)
 _ADVICE = {
+    47: _ENDED,
+    48: _ENDED,
+    90: _ENDED,
+    120: _ENDED,
     kafka_errors.INVALID_RECORD: "a record is invalid for this topic (a compacted topic refuses null keys)",
     kafka_errors.INVALID_TIMESTAMP: (
         "a timestamp is outside what the topic's message.timestamp settings allow"

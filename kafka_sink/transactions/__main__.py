@@ -90,7 +90,7 @@ def _list(client: TransactionClient, scope: Scope, out: TextIO) -> int:
     if decision is None:
         print("no batch was decided", file=out)
     else:
-        missing = client.run(driver.unmarked(scope, decision), _TIMEOUT_MS)
+        missing = client.run(driver.uncommitted(scope, decision), _TIMEOUT_MS)
         state = f"{len(missing)} of them not committed" if missing else "all committed"
         print(
             f"last decided: {decision.batch}, {decision.tasks} tasks, "

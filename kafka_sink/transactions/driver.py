@@ -244,6 +244,11 @@ def unmarked(scope: Scope, decision: Decision) -> Steps[tuple[Part, ...]]:
     )
 
 
+def uncommitted(scope: Scope, decision: Decision) -> Steps[tuple[Part, ...]]:
+    """The parts that readers do not see at this moment. Waits for nothing: for people who look."""
+    return (yield from _not_seen(scope, decision, (yield from fetch_offsets(_first_marks(scope)))))
+
+
 def _not_seen(scope: Scope, decision: Decision, seen: Mapping[OffsetKey, str]) -> Steps[tuple[Part, ...]]:
     """The parts whose mark is not visible at this moment; they may be committed all the same.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +15,7 @@ from kafka_sink.backoff import ExponentialBackoff
 from kafka_sink.errors import DeliveryError, KafkaSinkError
 from kafka_sink.model import CompressionType, TopicPartition
 from kafka_sink.network.requests import ProducerIdAnswer
-from kafka_sink.sending.producer_identity import ProducerIdentity
+from kafka_sink.sending.producer_identity import ProducerIdentity, TransactionalIdentity
 
 ALLOCATOR = IncrementalAllocator(BufferPool(1 << 22, 128, clock_ms=lambda: 0.0))
 P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
@@ -256,3 +258,19 @@ def test_settled_means_that_every_sequence_is_acknowledged() -> None:
     one.request_references += 1
     acknowledge(of, one)
     assert of.settled
+
+
+def test_a_transactions_identity_asks_for_no_id_and_starts_sequences_with_each_transaction() -> None:
+    made = TransactionalIdentity(ExponentialBackoff(100, 1000, lambda: 0.5))
+    assert not made.ready
+    assert not made.may_request(0)
+    assert made.retry_delay_ms(0) == math.inf
+    for epoch in (3, 5):
+        made.adopt("x", 8, epoch)
+        assert (made.ready, made.transactional_id) == (True, "x")
+        one = sent(made, batch(5))
+        assert marks(one) == (8, epoch, 0)
+        acknowledge(made, one)
+    made.leave()
+    assert not made.ready
+    assert made.transactional_id is None

@@ -134,3 +134,12 @@ def test_expiry_names_option_attempts_and_last_error() -> None:
     assert "2 attempt" in text
     assert "why" in text
     assert "before it could be sent" in str(expiry(PARTITION, 3000.0, 0, None))
+
+
+@pytest.mark.parametrize("code", [45, 59])
+def test_sequences_of_a_transaction_never_start_anew(code: int) -> None:
+    """An epoch of the producer's own making would be fenced: the attempt fails, and Spark runs another."""
+    outcome = classify_response(
+        attempt(code, is_next_expected=True, restarted=True, log_start_offset=9, transactional=True)
+    )
+    assert outcome.action is Action.FAIL
