@@ -20,9 +20,9 @@ from dataclasses import asdict, dataclass
 from benchmarks import direct_producer
 from benchmarks.surroundings import RESULTS
 from kafka_sink.breaker import (
-    CircuitBreakManager,
     FailureRateCircuitBreaker,
 )
+from kafka_sink.breaker.mute_control import MuteControl
 from kafka_sink.breaker.producer_breaker import ProducerBreaker
 from kafka_sink.breaker.send_policy import NoSendPolicy, SendPolicy
 from kafka_sink.local_broker import LocalBroker
@@ -62,7 +62,7 @@ def gate() -> ProducerBreaker:
     cluster = Cluster(**{TOPIC: [partition % NODES for partition in range(PARTITIONS)]})
     breaker = FailureRateCircuitBreaker()
     breaker.configure({})
-    return ProducerBreaker(breaker, CircuitBreakManager(cluster, 2_000.0), str)
+    return ProducerBreaker(breaker, MuteControl(cluster, 2_000.0), str)
 
 
 def calls_ns(observer: SendPolicy, per_request: int, requests: int, rounds: int) -> float:

@@ -14,10 +14,10 @@ from kafka_sink.accumulator.record_accumulator import AccumulatorSettings, Recor
 from kafka_sink.accumulator.record_appender import RecordAppender
 from kafka_sink.accumulator.worker_pools import WorkerPools
 from kafka_sink.backoff import ExponentialBackoff
-from kafka_sink.breaker import CircuitBreakManager
 from kafka_sink.breaker.loading import load_breaker
+from kafka_sink.breaker.metrics import BreakerMetrics
+from kafka_sink.breaker.mute_control import MuteControl
 from kafka_sink.breaker.producer_breaker import ProducerBreaker
-from kafka_sink.breaker.values import BreakerMetrics
 from kafka_sink.coordinator.tasks.breaker_channel import BreakerChannel
 from kafka_sink.coordinator.tasks.client import Channel, CoordinatorClient
 from kafka_sink.coordinator.tasks.metadata_channel import MetadataChannel
@@ -305,7 +305,7 @@ class Producer:
 
     def breaker_metrics(self) -> BreakerMetrics:
         """muted-partitions, breaker-trips-total and probes of this producer so far."""
-        return BreakerMetrics() if self._gate is None else self._gate.manager.metrics()
+        return BreakerMetrics() if self._gate is None else self._gate.metrics()
 
     @property
     def reusable(self) -> bool:
@@ -351,7 +351,7 @@ def _breaker_gate(options: SinkOptions, cluster: ClusterMetadata) -> ProducerBre
     def describe(node_id: int) -> str:
         return str(cluster.nodes().get(node_id, node_id))
 
-    return ProducerBreaker(breaker, CircuitBreakManager(cluster, interval_ms), describe, cluster.mark_stale)
+    return ProducerBreaker(breaker, MuteControl(cluster, interval_ms), describe, cluster.mark_stale)
 
 
 def _muted_memory_limit(

@@ -1,9 +1,10 @@
-"""KIP-693: partitions of a sick broker rest, the others go on. Pure: facts and the time come in."""
+"""The circuit breaker (KIP-693): partitions of an unhealthy broker wait, the others go on. No I/O happens
+here."""
 
 from kafka_sink.breaker.failure_rate import FailureRateCircuitBreaker
 from kafka_sink.breaker.interface import PartitionCircuitBreaker, ProducerStatusContext
 from kafka_sink.breaker.manager import CircuitBreakManager
-from kafka_sink.breaker.values import Evidence
+from kafka_sink.breaker.mute_change import Evidence
 
 __all__ = [
     "CircuitBreakManager",

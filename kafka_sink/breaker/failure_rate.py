@@ -9,8 +9,8 @@ from kafka_sink.breaker.health import Health, has_response, health_of
 from kafka_sink.breaker.interface import PartitionCircuitBreaker, ProducerStatusContext
 from kafka_sink.breaker.latency import UsualLatency, setup_threshold_ms
 from kafka_sink.breaker.manager import CircuitBreakManager
+from kafka_sink.breaker.mute_change import Evidence
 from kafka_sink.breaker.outcome_windows import OutcomeWindows
-from kafka_sink.breaker.values import Evidence
 from kafka_sink.errors import ConfigurationError
 from kafka_sink.model import TopicPartition
 from kafka_sink.options.breaker import full_name, refuse_unknown, value_of
@@ -120,7 +120,7 @@ class FailureRateCircuitBreaker(PartitionCircuitBreaker):
             for info in infos:
                 # What failed in the silence must not mute again what has come back.
                 self._windows.forget(TopicPartition(info.topic, info.partition))
-        manager.unmute(node, "it answers again")
+        manager.unmute(node, "it responds again")
         return True
 
     def on_tick(self, context: ProducerStatusContext) -> bool:

@@ -69,7 +69,7 @@ class InFlightTracker:
         else:
             self._batches.pop(partition, None)
 
-    def awaits(self, target: Target) -> bool:
+    def awaits_response(self, target: Target) -> bool:
         """Whether an answer of this broker, or for this partition, is to come."""
         return target in self._requests or target in self._batches
 

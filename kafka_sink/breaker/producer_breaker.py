@@ -1,4 +1,4 @@
-"""Between the sender and a circuit breaker: counts what is in flight, asks the class, does as it says."""
+"""Connects the sender with a breaker class: counts requests in flight, calls the class, applies its mutes."""
 
 from __future__ import annotations
 
@@ -10,18 +10,22 @@ from typing import Protocol
 
 from kafka_sink.breaker.in_flight_tracker import InFlightTracker
 from kafka_sink.breaker.interface import PartitionCircuitBreaker
-from kafka_sink.breaker.manager import CircuitBreakManager
+from kafka_sink.breaker.metrics import BreakerMetrics
+from kafka_sink.breaker.mute_change import MuteChange
+from kafka_sink.breaker.mute_control import MuteControl
+from kafka_sink.breaker.muted_view import MutedView
 from kafka_sink.breaker.states import Target
-from kafka_sink.breaker.values import MuteChange, MutedView
 from kafka_sink.model import PartitionInfo, TopicPartition
 
 _log = logging.getLogger(__name__)
-_PARTITIONS_NAMED = 5
-_CHECK_MS = 50.0
+# A log line names a broker's first partitions only.
+_MAX_NAMED_PARTITIONS = 5
+# How often a task that waits for the coordinator's mutes checks whether it was lost itself.
+_CHECK_INTERVAL_MS = 50.0
 
 
 class SharedState(Protocol):
-    """The coordinator's side of a breaker, as the sender's thread uses it; nothing here blocks."""
+    """The connection of a task's breaker to the coordinator. The sender's thread uses it; nothing blocks."""
 
     def outcome(
         self,
@@ -32,98 +36,99 @@ class SharedState(Protocol):
         sent_ms: float,
         now_ms: float,
     ) -> None:
-        """An attempt, sent at ``sent_ms``, has ended."""
+        """An attempt that was sent at ``sent_ms`` has ended."""
 
     def probed(self, node_id: int, now_ms: float) -> None:
-        """A broker that the coordinator asked about has answered a request without rows."""
+        """A broker that the coordinator asked about responded to a request without rows."""
 
     def changed(self, change: MuteChange) -> None:
         """This task's breaker muted or unmuted something."""
 
-    def exchange(self, manager: CircuitBreakManager) -> None:
-        """Applies what has come, sends what is due."""
+    def exchange(self, control: MuteControl) -> None:
+        """Applies messages that have come, and sends what is due."""
 
     def next_change_ms(self, now_ms: float) -> float:
         """Milliseconds until there is something to send."""
 
     @property
-    def has_heard(self) -> bool:
-        """Whether all that is muted is known here, or nobody is there who would tell. Any thread."""
+    def is_current(self) -> bool:
+        """Whether the coordinator's mutes have come, or no coordinator can be reached. Any thread."""
 
 
 class ProducerBreaker:
-    """A SendPolicy. The task's thread may read ``mutes``, ``congested`` and ``explain``.
+    """A SendPolicy. The task's thread may use ``mutes``, ``congested`` and ``explain``.
 
-    A breaker class that raises is switched off for this producer, and what it had muted is unmuted by probes.
+    A breaker class that raises is switched off for this producer. Probes then end what it had muted.
     """
 
     def __init__(
         self,
         breaker: PartitionCircuitBreaker,
-        manager: CircuitBreakManager,
+        control: MuteControl,
         describe_node: Callable[[int], str],
         mark_stale: Callable[[str, float], None] = lambda topic, now_ms: None,
     ) -> None:
-        self.manager = manager
+        self.control = control
+        self._manager = control.manager
         self._breaker: PartitionCircuitBreaker | None = breaker
         self._describe_node = describe_node
         self._mark_stale = mark_stale
         self._shared: SharedState | None = None
         self._alone = True
-        # Set by the sender's thread once ``mutes`` has what the coordinator told at first.
+        # Set by the sender's thread once ``mutes`` has the coordinator's first message.
         self._is_current = threading.Event()
-        # A broker that is gone for long is in nobody's metadata, and must be named all the same.
+        # Metadata loses a broker that is gone for long, but messages still need its name.
         self._names: dict[int, str] = {}
         self._in_flight = InFlightTracker()
         self._context = self._in_flight.context
-        manager.awaits = self._in_flight.awaits
-        self._ask(breaker.set_circuit_break_manager, manager)
+        control.probes.awaits_response = self._in_flight.awaits_response
+        self._call(breaker.set_circuit_break_manager, control.manager)
 
     # -- the task's thread --------------------------------------------------------------------------
 
     @property
     def mutes(self) -> MutedView:
-        """What rests now."""
-        return self.manager.mutes
+        """What is muted now."""
+        return self.control.view
 
     @property
     def congested(self) -> frozenset[int]:
         """Brokers that keyless rows avoid for the moment."""
-        return self.manager.congested
+        return self._manager.congested
 
     def share(self, state: SharedState | None) -> None:
-        """From now on work with a coordinator, or alone. Any thread; holds from the sender's next pass on."""
+        """Work with a coordinator, or alone, from the sender's next pass on. Any thread."""
         self._shared = state
 
     def begin(self) -> None:
-        """A new task: what others have muted meanwhile is to be known before its rows get partitions."""
+        """A new task begins. It must know what others have muted before its rows get partitions."""
         shared = self._shared
-        # Between tasks the sender goes on taking what is told; it does not pass by for a task that begins.
-        if shared is None or not shared.has_heard:
+        # Between tasks the sender goes on applying messages, but makes no pass of its own when a task begins.
+        if shared is None or not shared.is_current:
             self._is_current.clear()
 
     def await_mutes(self, timeout_ms: float, check: Callable[[], None]) -> None:
-        """Returns once ``mutes`` has what the coordinator knows, after ``timeout_ms`` in any case.
+        """Returns once ``mutes`` has the coordinator's mutes, or after ``timeout_ms``.
 
-        ``check`` raises when the task is lost.
+        ``check`` raises if the task is lost.
         """
         shared = self._shared
         left_ms = timeout_ms
         while shared is not None and left_ms > 0 and not self._is_current.is_set():
             check()
-            self._is_current.wait(min(left_ms, _CHECK_MS) / 1000)
-            left_ms -= _CHECK_MS
-        # One that is late is not waited for again; what it tells holds from then on.
+            self._is_current.wait(min(left_ms, _CHECK_INTERVAL_MS) / 1000)
+            left_ms -= _CHECK_INTERVAL_MS
+        # A late coordinator is not waited for again. Its mutes hold from when they come.
         self._is_current.set()
 
     def note_free_rows(self, topics: Iterable[str]) -> None:
-        """The task has rows of these topics that choose their partition freely."""
-        if self.manager.mutes:
-            self.manager.note_free_rows(topics)
+        """The task has rows of these topics that may go to any partition."""
+        if self.control.view:
+            self.control.waiting.note_free_rows(topics)
 
     def explain(self, partition: TopicPartition) -> str | None:
         """See SendPolicy."""
-        mute = self.manager.mute_of(partition)
+        mute = self.control.partitions.mute_of(partition)
         if mute is None:
             return None
         age_s = (self._context.now - mute.since_ms) / 1000
@@ -137,28 +142,28 @@ class ProducerBreaker:
 
     def _name(self, target: Target) -> str:
         if isinstance(target, TopicPartition):
-            info: PartitionInfo | None = self.manager.leader(target)
+            info: PartitionInfo | None = self._manager.leader(target)
             return f"{target}" + (
                 f", led by {self._broker(info.leader)}" if info and info.leader >= 0 else ""
             )
-        led = self.manager.muted_partitions_for_node(target) or self.manager.available_partitions_for_node(
+        led = self._manager.muted_partitions_for_node(target) or self._manager.available_partitions_for_node(
             target
         )
         names = [f"{topic}-{info.partition}" for topic, infos in led.items() for info in infos]
-        more = f" and {len(names) - _PARTITIONS_NAMED} more" if len(names) > _PARTITIONS_NAMED else ""
-        partitions = f" with {', '.join(names[:_PARTITIONS_NAMED])}{more}" if names else ""
+        more = f" and {len(names) - _MAX_NAMED_PARTITIONS} more" if len(names) > _MAX_NAMED_PARTITIONS else ""
+        partitions = f" with {', '.join(names[:_MAX_NAMED_PARTITIONS])}{more}" if names else ""
         return f"broker {self._broker(target)}{partitions}"
 
     def _broker(self, node_id: int) -> str:
-        told = self._describe_node(node_id)
-        if told != str(node_id):
-            self._names[node_id] = told
-        return self._names.get(node_id, told)
+        name = self._describe_node(node_id)
+        if name != str(node_id):
+            self._names[node_id] = name
+        return self._names.get(node_id, name)
 
     # -- the sender's thread ------------------------------------------------------------------------
 
     def _at(self, now_ms: float) -> None:
-        self._context.now = self.manager.now_ms = now_ms
+        self._context.now = self.control.now_ms = now_ms
 
     def on_request(self, node_id: int, now_ms: float) -> None:
         """See SendPolicy."""
@@ -168,13 +173,13 @@ class ProducerBreaker:
     def on_send(self, node_id: int, partition: TopicPartition, records: int, now_ms: float) -> None:
         """See SendPolicy."""
         self._in_flight.batch_sent(partition)
-        self.manager.sent(partition)
+        self.control.probes.batch_sent(partition)
         breaker, context = self._breaker, self._context
         if breaker is None:
             return
         context.node_id, context.topic_partition = node_id, partition
         context.record_count, context.request_sent_ms = records, now_ms
-        self._ask(breaker.on_send, context)
+        self._call(breaker.on_send, context)
 
     def on_request_done(self, node_id: int, now_ms: float) -> None:
         """See SendPolicy."""
@@ -186,7 +191,7 @@ class ProducerBreaker:
     ) -> None:
         """See SendPolicy."""
         self._in_flight.batch_done(partition)
-        self.manager.completed(partition, cause)
+        self.control.probes.batch_done(partition, cause)
         shared = self._shared
         if shared is not None:
             shared.outcome(node_id, partition, records, cause, self._context.request_sent_ms, now_ms)
@@ -194,7 +199,7 @@ class ProducerBreaker:
         if breaker is None:
             return
         context.node_id, context.topic_partition, context.record_count = node_id, partition, records
-        self._ask(breaker.on_complete, context, partition, cause)
+        self._call(breaker.on_complete, context, partition, cause)
 
     def on_unreachable(self, nodes: Collection[int], failing: Collection[int], now_ms: float) -> None:
         """See SendPolicy."""
@@ -204,7 +209,7 @@ class ProducerBreaker:
         """See SendPolicy."""
         self._at(now_ms)
         self._in_flight.connected(node_id, setup_ms)
-        self.manager.connected(node_id)
+        self.control.probes.connected(node_id)
 
     def on_throttled(self, node_id: int, now_ms: float, throttled_ms: float) -> None:
         """See SendPolicy."""
@@ -212,89 +217,93 @@ class ProducerBreaker:
 
     def on_waiting(self, partitions: Iterable[TopicPartition]) -> None:
         """See SendPolicy."""
-        self.manager.note_waiting(partitions)
+        self.control.waiting.note_waiting(partitions)
 
     def muted(self, now_ms: float) -> MutedView:
         """See SendPolicy."""
         self._at(now_ms)
         if self._breaker is not None:
-            self._ask(self._breaker.on_tick, self._context)
-        # The task's thread may put another in its place at any time.
+            self._call(self._breaker.on_tick, self._context)
+        # The task's thread may replace it at any time.
         shared = self._shared
-        self._tell_changes(shared)
+        self._publish_changes(shared)
         if shared is not None:
             self._alone = False
-            shared.exchange(self.manager)
+            shared.exchange(self.control)
         elif not self._alone:
             self._alone = True
-            self.manager.on_coordinator_lost()
-        mutes = self.manager.refresh()
-        self._tell_changes(shared)
-        if not self._is_current.is_set() and shared is not None and shared.has_heard:
+            self.control.on_coordinator_lost()
+        mutes = self.control.refresh()
+        self._publish_changes(shared)
+        if not self._is_current.is_set() and shared is not None and shared.is_current:
             self._is_current.set()
         return mutes
 
-    def _tell_changes(self, shared: SharedState | None) -> None:
-        for change in self.manager.take_changes():
+    def _publish_changes(self, shared: SharedState | None) -> None:
+        for change in self.control.mutes.take_changes():
             if shared is not None and change.own:
                 shared.changed(change)
-            self._tell(change)
+            self._log_change(change)
+
+    def metrics(self) -> BreakerMetrics:
+        """This producer's metrics so far. Any thread."""
+        return self.control.metrics()
 
     @property
     def muted_brokers(self) -> Collection[int]:
         """See SendPolicy."""
-        return self.manager.mutes.nodes
+        return self.control.view.nodes
 
     def brokers_to_probe(self) -> Collection[int]:
         """See SendPolicy."""
-        return self.manager.brokers_to_probe()
+        return self.control.probes.brokers_to_probe()
 
     def on_probe(self, node_id: int, now_ms: float) -> None:
         """See SendPolicy."""
         self._at(now_ms)
-        self.manager.probe_sent(node_id)
+        self.control.probes.broker_probe_sent(node_id)
 
     def on_probe_done(self, node_id: int, cause: Exception | None, now_ms: float) -> None:
         """See SendPolicy."""
         self._at(now_ms)
-        if self.manager.probe_done(node_id, cause) and self._shared is not None:
+        if self.control.probes.broker_probe_done(node_id, cause) and self._shared is not None:
             self._shared.probed(node_id, now_ms)
-        # A broker that was out for long leads nothing until it is asked for anew: rows without keys keep away
-        # from partitions without a leader, and so nobody else would ask.
-        for topic in self.manager.leaderless_topics():
+        # A broker that was gone for long leads nothing in the metadata known here. Keyless rows avoid
+        # partitions without a leader, so nothing else would have that metadata fetched again.
+        for topic in self.control.partitions.leaderless_topics():
             self._mark_stale(topic, now_ms)
 
     def may_probe(self, partition: TopicPartition) -> bool:
         """See SendPolicy."""
-        return self.manager.may_probe(partition)
+        return self.control.probes.may_probe(partition)
 
     def next_change_ms(self, now_ms: float) -> float:
         """See SendPolicy."""
-        delay = self.manager.next_change_ms()
+        delay = self.control.next_change_ms()
         if self._breaker is not None:
-            told = self._ask(self._breaker.next_tick_ms, self._context)
-            delay = min(delay, told) if isinstance(told, float | int) else delay
+            tick_ms = self._call(self._breaker.next_tick_ms, self._context)
+            delay = min(delay, tick_ms) if isinstance(tick_ms, float | int) else delay
         shared = self._shared
         return delay if shared is None else min(delay, shared.next_change_ms(now_ms))
 
     def close(self) -> None:
         """See SendPolicy."""
-        self.manager.close()
+        self._manager.close()
         if self._breaker is not None:
-            self._ask(self._breaker.close)
+            self._call(self._breaker.close)
 
-    def _tell(self, change: MuteChange) -> None:
-        # What another task found is that task's to say aloud.
+    def _log_change(self, change: MuteChange) -> None:
+        # The task that decided a mute logs the warning, so a job logs it once.
         level = logging.WARNING if change.own else logging.INFO
         done = "muted" if change.muted else "unmuted"
         _log.log(level, "circuit breaker: %s %s: %s", done, self._name(change.target), change.reason)
 
-    def _ask(self, method: Callable[..., object], *arguments: object) -> object:
-        """Calls the class, which may be a user's."""
+    def _call(self, method: Callable[..., object], *arguments: object) -> object:
+        """Calls the breaker class, which may be a user's."""
         try:
             return method(*arguments)
-        except Exception:  # noqa: BLE001 - a class of the user's may raise anything
+        except Exception:  # noqa: BLE001 - a user's class may raise anything
             _log.exception("the circuit breaker class failed and is switched off for this producer")
             self._breaker = None
-            self.manager.forget_congested()
+            self._manager.forget_congested()
             return None

@@ -1,4 +1,4 @@
-"""Where a circuit breaker is told what becomes of batches, and says which partitions rest (KIP-693)."""
+"""What the sender reports of requests and batches, and what it asks before it sends (KIP-693)."""
 
 from __future__ import annotations
 
@@ -9,71 +9,76 @@ from typing import Protocol
 from kafka_sink.model import TopicPartition
 
 
-class SendPolicy(Protocol):
-    """Called on the sender's thread, per request, batch or pass; must not block or raise.
+class SendEvents(Protocol):
+    """Called on the sender's thread for each event. Implementations must not block or raise.
 
-    Times are monotonic milliseconds. What is called here never changes what becomes of a batch.
+    Times are monotonic milliseconds. No call changes what happens to a batch.
     """
 
     def on_request(self, node_id: int, now_ms: float) -> None:
-        """A Produce request goes to a broker; its batches follow."""
+        """A Produce request goes to a broker. Calls for its batches follow."""
 
     def on_send(self, node_id: int, partition: TopicPartition, records: int, now_ms: float) -> None:
-        """A batch of so many records goes to a broker."""
+        """A batch of ``records`` rows goes to a broker."""
 
     def on_request_done(self, node_id: int, now_ms: float) -> None:
-        """The oldest request of a broker has its answer, or will have none; its batches follow."""
+        """The oldest request to a broker has its response, or failed. Calls for its batches follow."""
 
     def on_complete(
         self, node_id: int, partition: TopicPartition, records: int, cause: Exception | None, now_ms: float
     ) -> None:
-        """An attempt has ended; ``cause`` is None where the broker has the batch."""
+        """An attempt has ended. ``cause`` is None if the broker has the batch."""
 
     def on_unreachable(self, nodes: Collection[int], failing: Collection[int], now_ms: float) -> None:
-        """All brokers that batches wait for and that are not connected; ``failing`` are those among them
-        whose last connection, or try to make one, came to a bad end."""
+        """``nodes``: all brokers that batches wait for and that are not connected. ``failing``: those of them
+        whose last connection was refused or lost."""
 
     def on_connected(self, node_id: int, setup_ms: float, now_ms: float) -> None:
-        """A connection is ready, so long after it was begun: the broker has answered its first request."""
+        """A connection is ready, ``setup_ms`` after its start: the broker has responded to its first
+        request."""
 
     def on_throttled(self, node_id: int, now_ms: float, throttled_ms: float) -> None:
-        """A broker's answer: it holds back for so long what else was sent to it (throttle_time_ms)."""
+        """A broker delays its other requests for ``throttled_ms`` (throttle_time_ms of a response)."""
 
     def on_waiting(self, partitions: Iterable[TopicPartition]) -> None:
-        """Partitions that are not muted and have batches to send to a broker that takes none now."""
+        """These partitions are not muted and have batches, but their brokers take no request now."""
+
+    def on_probe(self, node_id: int, now_ms: float) -> None:
+        """A request without rows goes to a broker."""
+
+    def on_probe_done(self, node_id: int, cause: Exception | None, now_ms: float) -> None:
+        """That request has its response, or failed with ``cause``."""
+
+
+class SendPolicy(SendEvents, Protocol):
+    """Decides which partitions get no requests for now. The sender's thread; must not block or raise."""
 
     def muted(self, now_ms: float) -> Container[TopicPartition]:
-        """Partitions that get no request now; false where there are none. Their batches wait, and expire as
-        others do."""
+        """Partitions that get no request now; false if there are none. Their batches wait and expire as
+        usual."""
 
     @property
     def muted_brokers(self) -> Collection[int]:
-        """Brokers that rest, as of the last call of ``muted``."""
+        """Muted brokers, as of the last call of ``muted``."""
 
     def brokers_to_probe(self) -> Collection[int]:
-        """Muted brokers that are to be sent a request without rows now."""
-
-    def on_probe(self, node_id: int, now_ms: float) -> None:
-        """Such a request goes to a broker."""
-
-    def on_probe_done(self, node_id: int, cause: Exception | None, now_ms: float) -> None:
-        """It was answered, or with a ``cause`` will not be."""
+        """Brokers that should get a request without rows now."""
 
     def may_probe(self, partition: TopicPartition) -> bool:
-        """Whether one batch of a muted partition may go all the same."""
+        """Whether one batch of a muted partition may go now."""
 
     def next_change_ms(self, now_ms: float) -> float:
-        """Milliseconds until ``muted`` or ``may_probe`` may change by time alone; else infinite."""
+        """Milliseconds until time alone may change ``muted`` or ``may_probe``; else infinite."""
 
     def explain(self, partition: TopicPartition) -> str | None:
-        """Why a partition is muted, for messages; None where it is not. Any thread."""
+        """Why a partition is muted, for messages; None if it is not. Any thread."""
 
     def close(self) -> None:
-        """No more calls follow."""
+        """No calls follow."""
 
 
 class NoSendPolicy:
-    """Watches nothing, mutes nothing."""
+    """Mutes nothing."""
 
     def on_request(self, node_id: int, now_ms: float) -> None:
         """See SendPolicy."""

@@ -1,6 +1,6 @@
-"""Closed, open, half-open: what a mute goes through, as a table, for one target or a book of them.
+"""The states of a mute (closed, open, half-open) as a transition table, and a table of mutes.
 
-A target is a broker's id or a partition. Times are monotonic milliseconds of whoever keeps the book.
+A target is a broker's id or a partition. Times are monotonic milliseconds of the table's owner.
 """
 
 from __future__ import annotations
@@ -18,15 +18,17 @@ Target = int | TopicPartition
 
 
 def target_of(value: object) -> Target:
-    """What a class of the user's wants to mute, numbers of numpy made plain. Raises ValueError for what is
-    neither a broker's id nor a TopicPartition."""
+    """A target given by a user's breaker class, with numpy's numbers made plain.
+
+    Raises ValueError for anything but a broker's id or a TopicPartition.
+    """
     if isinstance(value, TopicPartition):
         topic, number = value.topic, _id_of(value.partition)
         if isinstance(topic, str) and len(topic) <= TOPIC_MAX_LENGTH and number is not None:
             return TopicPartition(topic, number)
     elif (number := _id_of(value)) is not None:
         return number
-    raise ValueError(f"{value!r} cannot be muted: a broker's id or a TopicPartition is wanted")
+    raise ValueError(f"{value!r} cannot be muted: it must be a broker's id or a TopicPartition")
 
 
 def _id_of(value: object) -> int | None:
@@ -37,7 +39,7 @@ def _id_of(value: object) -> int | None:
 
 
 class BreakerState(Enum):
-    """CLOSED lets all through, OPEN nothing, HALF_OPEN has one probe under way."""
+    """CLOSED lets everything through, OPEN nothing; HALF_OPEN has one probe in flight."""
 
     CLOSED = "closed"
     OPEN = "open"
@@ -45,22 +47,22 @@ class BreakerState(Enum):
 
 
 class BreakerEvent(Enum):
-    """What moves a breaker."""
+    """What changes the state."""
 
     TRIP = "trip"
     PROBE = "probe"
     SUCCESS = "success"
     FAILURE = "failure"
-    EXPIRE = "expire"  # the probe got no answer in its time, or was not used
-    RESET = "reset"  # told to unmute
+    EXPIRE = "expire"  # the probe got no response in time, or its lease was not used
+    RESET = "reset"  # unmuted by the breaker class or the coordinator
 
 
-class IllegalBreakerMoveError(RuntimeError):
-    """A move that the table does not have: a bug. Nothing was changed."""
+class IllegalTransitionError(RuntimeError):
+    """An event that the table does not allow in this state: a bug. Nothing was changed."""
 
 
-# Late answers and repeated evidence are legal and leave things as they are. A second probe beside one that is
-# under way, and the end of one that never began, are bugs.
+# Late responses and repeated evidence are legal and change nothing. A second probe while one is in flight is
+# a bug, and so is the end of a probe that never began.
 TRANSITIONS: dict[tuple[BreakerState, BreakerEvent], BreakerState] = {
     (BreakerState.CLOSED, BreakerEvent.TRIP): BreakerState.OPEN,
     (BreakerState.CLOSED, BreakerEvent.SUCCESS): BreakerState.CLOSED,
@@ -81,8 +83,8 @@ TRANSITIONS: dict[tuple[BreakerState, BreakerEvent], BreakerState] = {
 
 @dataclass(slots=True)
 class Mute:
-    """One target that is not closed. ``retry_at_ms`` is when the next probe may go, ``lease_ends_ms`` when
-    the present one counts as lost."""
+    """A target that is not closed. ``retry_at_ms``: when the next probe may go. ``lease_ends_ms``: when the
+    probe in flight counts as lost."""
 
     target: Target
     reason: str
@@ -93,11 +95,20 @@ class Mute:
     last_error: str = ""
 
 
-class MuteTable:
-    """The breakers that are not closed. A task keeps one, and the coordinator one for all tasks.
+@dataclass(frozen=True, slots=True)
+class ProbeLease:
+    """The coordinator's permission for one probe within ``left_ms``. ``trial``: no task has a batch for the
+    partition, so new rows may go to it until one is sent."""
 
-    ``retry_interval_ms`` is mute.retry.interval; a probe without an answer counts as lost after as long, so
-    there is never more than one per interval.
+    left_ms: float
+    trial: bool = False
+
+
+class MuteTable:
+    """The targets that are muted. A task keeps one table, and the coordinator one for all tasks.
+
+    ``retry_interval_ms`` is mute.retry.interval. A probe without a response counts as lost after the same
+    time, so each interval has one probe at most.
     """
 
     def __init__(self, retry_interval_ms: float) -> None:
@@ -109,7 +120,7 @@ class MuteTable:
         self.probes = 0
 
     def trip(self, target: Target, reason: str, now_ms: float) -> bool:
-        """Mutes a target; False where it was muted before."""
+        """Mutes a target. False if it was muted already."""
         found = self.mutes.get(target)
         if found is not None:
             found.state = _next(found.state, BreakerEvent.TRIP)
@@ -120,7 +131,7 @@ class MuteTable:
         return True
 
     def probe(self, target: Target, now_ms: float) -> None:
-        """A probe goes out, or its lease begins. Raises IllegalBreakerMoveError beside another one."""
+        """A probe goes out, or its lease begins. Raises IllegalTransitionError while another is in flight."""
         found = self.mutes.get(target)
         state = _next(BreakerState.CLOSED if found is None else found.state, BreakerEvent.PROBE)
         if found is not None:
@@ -129,11 +140,11 @@ class MuteTable:
             self.probes += 1
 
     def succeed(self, target: Target) -> bool:
-        """A probe, or a batch sent before the mute, got through; True where that ended a mute."""
+        """A probe, or a batch sent before the mute, succeeded. True if that ended a mute."""
         return self._close(target, BreakerEvent.SUCCESS)
 
     def reset(self, target: Target) -> bool:
-        """Unmutes; True where the target was muted."""
+        """Unmutes a target. True if it was muted."""
         return self._close(target, BreakerEvent.RESET)
 
     def _close(self, target: Target, event: BreakerEvent) -> bool:
@@ -146,45 +157,45 @@ class MuteTable:
         return True
 
     def fail(self, target: Target, error: str, now_ms: float) -> None:
-        """A probe failed; the next may go after the interval."""
+        """A probe failed. The next may go after the interval."""
         found = self.mutes.get(target)
         if found is not None:
             probed = found.state is BreakerState.HALF_OPEN
             found.state = _next(found.state, BreakerEvent.FAILURE)
             found.last_error = error or found.last_error
             if probed:
-                self._rest(found, now_ms + self.retry_interval_ms)
+                self._schedule_retry(found, now_ms + self.retry_interval_ms)
 
     def expire(self, target: Target, now_ms: float) -> None:
-        """The probe under way counts as lost, or the lease was given back unused: another may go at once.
+        """The probe in flight counts as lost, or its lease was not used. Another probe may go at once.
 
-        Raises IllegalBreakerMoveError where no probe is under way.
+        Raises IllegalTransitionError if no probe is in flight.
         """
         found = self.mutes.get(target)
         state = _next(BreakerState.CLOSED if found is None else found.state, BreakerEvent.EXPIRE)
         if found is not None:
             found.state = state
-            self._rest(found, now_ms)
+            self._schedule_retry(found, now_ms)
 
     def expire_late(self, now_ms: float) -> None:
-        """Ends the probes whose time is over."""
+        """Expires the probes whose time is over."""
         for found in self.mutes.values():
             if found.state is BreakerState.HALF_OPEN and found.lease_ends_ms <= now_ms:
                 found.state = _next(found.state, BreakerEvent.EXPIRE)
-                self._rest(found, now_ms)
+                self._schedule_retry(found, now_ms)
 
     @staticmethod
-    def _rest(found: Mute, retry_at_ms: float) -> None:
+    def _schedule_retry(found: Mute, retry_at_ms: float) -> None:
         found.retry_at_ms = retry_at_ms
         found.lease_ends_ms = math.inf
 
     def is_due(self, target: Target, now_ms: float) -> bool:
-        """Whether a probe may go."""
+        """Whether a probe of a target may go."""
         found = self.mutes.get(target)
         return found is not None and found.state is BreakerState.OPEN and found.retry_at_ms <= now_ms
 
     def next_change_ms(self, now_ms: float) -> float:
-        """Milliseconds until one more probe may go or one is lost; infinite where time changes nothing."""
+        """Milliseconds until another probe may go or one is lost; infinite if time alone changes nothing."""
         times = (
             mute.retry_at_ms if mute.state is BreakerState.OPEN else mute.lease_ends_ms
             for mute in self.mutes.values()
@@ -195,5 +206,5 @@ class MuteTable:
 def _next(state: BreakerState, event: BreakerEvent) -> BreakerState:
     found = TRANSITIONS.get((state, event))
     if found is None:
-        raise IllegalBreakerMoveError(f"a breaker that is {state.value} cannot take a {event.value}")
+        raise IllegalTransitionError(f"a mute that is {state.value} does not allow the event {event.value}")
     return found

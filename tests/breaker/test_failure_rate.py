@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafka_sink.breaker import CircuitBreakManager, FailureRateCircuitBreaker
+from kafka_sink.breaker import FailureRateCircuitBreaker
 from kafka_sink.breaker.in_flight_tracker import InFlightTracker
 from kafka_sink.breaker.latency import UsualLatency
+from kafka_sink.breaker.mute_control import MuteControl
 from kafka_sink.breaker.outcome_windows import OutcomeWindows
 from kafka_sink.errors import BrokerRefusedError, ConfigurationError, RecordTooLargeError
 from kafka_sink.model import TopicPartition
@@ -25,7 +26,8 @@ class Bench:
 
     def __init__(self, **configs: str) -> None:
         self.cluster = Cluster(t=[1, 2, 3])
-        self.manager = CircuitBreakManager(self.cluster, 2_000.0)
+        self.control = MuteControl(self.cluster, 2_000.0)
+        self.manager = self.control.manager
         self.breaker = FailureRateCircuitBreaker()
         self.breaker.configure({name.replace("_", "."): text for name, text in configs.items()})
         self.breaker.set_circuit_break_manager(self.manager)
@@ -33,7 +35,7 @@ class Bench:
         self.now = 0.0
 
     def at(self, now: float) -> Bench:
-        self.now = self.manager.now_ms = self.in_flight.context.now = now
+        self.now = self.control.now_ms = self.in_flight.context.now = now
         self.breaker.on_tick(self.in_flight.context)
         return self
 
@@ -76,7 +78,7 @@ def test_batches_are_counted_whatever_their_rows() -> None:
     assert bench.batch(P0, REPLICAS, records=1)
     assert bench.manager.is_muted(P0)
     assert not bench.manager.is_muted(P1)
-    change = bench.manager.take_changes()[0]
+    change = bench.control.mutes.take_changes()[0]
     assert change.reason == "4 of the last 8 batches failed; last error: NOT_ENOUGH_REPLICAS"
 
 
@@ -116,7 +118,7 @@ def test_one_lost_connection_mutes_nothing_whatever_was_on_its_way() -> None:
         bench.at(bench.now + 1)
     for _ in range(5):
         bench.batch(P0, records=1_000)
-    assert not bench.manager.take_changes()
+    assert not bench.control.mutes.take_changes()
 
 
 def test_old_failures_are_forgotten() -> None:
@@ -138,7 +140,7 @@ def test_what_is_not_the_brokers_health_does_not_count(error: Exception) -> None
     bench = Bench(trigger_message_count="1")
     for _ in range(20):
         bench.batch(P0, error, records=1000)
-    assert not bench.manager.take_changes()
+    assert not bench.control.mutes.take_changes()
 
 
 @pytest.mark.parametrize("error", [ConnectionResetError("reset"), TimeoutError("no answer"), REPLICAS])
@@ -160,7 +162,7 @@ def test_a_silent_broker_is_muted_after_the_threshold_and_its_answers_unmute_it(
     assert not bench.manager.is_muted(1)
     bench.pass_time(start + 600)
     assert bench.manager.is_muted(1)
-    reason = bench.manager.take_changes()[0].reason
+    reason = bench.control.mutes.take_changes()[0].reason
     assert reason.startswith("no answer to 3 request(s) for 5")
     assert reason.endswith("where 10 ms are usual")
     bench.pass_time(start + 30_000, 500)
@@ -179,7 +181,7 @@ def test_a_pause_of_ones_own_is_no_silence() -> None:
     bench.at(bench.now + 5_000)
     bench.answer(P0)
     bench.at(bench.now + 60)
-    assert not bench.manager.take_changes()
+    assert not bench.control.mutes.take_changes()
 
 
 def test_slow_answers_become_usual() -> None:
@@ -190,7 +192,7 @@ def test_slow_answers_become_usual() -> None:
         bench.answer(P0)
     bench.send(P0)
     bench.pass_time(bench.now + 2_000)
-    assert not bench.manager.take_changes()
+    assert not bench.control.mutes.take_changes()
     bench.pass_time(bench.now + 500)
     assert bench.manager.is_muted(1)
 
@@ -224,7 +226,7 @@ def test_an_unreachable_broker_is_muted() -> None:
         bench.batch(P1)
         bench.at(bench.now + 10)
     assert bench.manager.is_muted(1)
-    assert "could not be reached" in bench.manager.take_changes()[0].reason
+    assert "could not be reached" in bench.control.mutes.take_changes()[0].reason
 
 
 def _muted_after_connecting_for(bench: Bench, patience: float) -> float | None:
@@ -255,7 +257,7 @@ def test_a_connection_that_takes_far_longer_than_usual_is_a_silence() -> None:
     slow.in_flight.connected(1, 900.0)
     found = [_muted_after_connecting_for(bench, 10_000.0) for bench in (unknown, quick, slow)]
     assert found == pytest.approx([3_060, 2_060, 4_560], abs=60)
-    assert "no connection to it was ready within 30" in unknown.manager.take_changes()[0].reason
+    assert "no connection to it was ready within 30" in unknown.control.mutes.take_changes()[0].reason
 
 
 def test_requests_that_failed_are_no_recovery() -> None:
@@ -278,8 +280,8 @@ def test_requests_that_were_late_before_the_mute_ended_do_not_mute_again() -> No
     bench.send(P0)
     bench.pass_time(bench.now + 5_000)
     assert bench.manager.is_muted(1)
-    bench.manager.apply_shared({1: "shared"}, {})
-    bench.manager.apply_shared({}, {})
+    bench.control.apply_shared({1: "shared"}, {})
+    bench.control.apply_shared({}, {})
     assert not bench.manager.is_muted(1), "another task's batch got through"
     bench.pass_time(bench.now + 400)
     assert not bench.manager.is_muted(1)
@@ -293,7 +295,7 @@ def test_where_no_broker_answers_none_is_muted() -> None:
         bench.batch(partition)
         bench.send(partition)
     bench.pass_time(5_000, others_answer=False)
-    assert not bench.manager.take_changes()
+    assert not bench.control.mutes.take_changes()
     bench.answer(P1)
     bench.pass_time(5_100, others_answer=False)
     assert bench.manager.is_muted(1)
@@ -304,7 +306,7 @@ def test_zero_switches_the_silence_off() -> None:
     bench = Bench(slow_request_min_ms="0")
     bench.send(P0)
     bench.pass_time(20_000, 500)
-    assert not bench.manager.take_changes()
+    assert not bench.control.mutes.take_changes()
     bench.answer(P0)
     assert bench.breaker.next_tick_ms(bench.in_flight.context) == math.inf
 
@@ -335,7 +337,7 @@ def test_full_in_flight_mutes_for_keyless_rows_alone() -> None:
     breaker.set_circuit_break_manager(bench.manager)
     bench.send(P0)
     assert bench.manager.congested == {1}
-    assert not bench.manager.refresh()
+    assert not bench.control.refresh()
     bench.answer(P0)
     assert not bench.manager.congested
 

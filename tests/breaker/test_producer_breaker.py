@@ -14,8 +14,9 @@ from kafka_sink.breaker import (
     PartitionCircuitBreaker,
     ProducerStatusContext,
 )
+from kafka_sink.breaker.mute_change import MuteChange
+from kafka_sink.breaker.mute_control import MuteControl
 from kafka_sink.breaker.producer_breaker import ProducerBreaker, SharedState
-from kafka_sink.breaker.values import MuteChange
 from kafka_sink.errors import BrokerRefusedError
 from kafka_sink.model import TopicPartition
 from tests.support.breaker_cluster import Cluster
@@ -32,8 +33,9 @@ class Bench:
         if breaker is None:
             breaker = FailureRateCircuitBreaker()
             breaker.configure({"trigger.message.count": "100"})
-        self.manager = CircuitBreakManager(self.cluster, 2_000.0)
-        self.gate = ProducerBreaker(breaker, self.manager, lambda node: f"host{node}:9092 (id {node})")
+        self.control = MuteControl(self.cluster, 2_000.0)
+        self.manager = self.control.manager
+        self.gate = ProducerBreaker(breaker, self.control, lambda node: f"host{node}:9092 (id {node})")
         self.now = 0.0
 
     def send(self, partition: TopicPartition, records: int = 100) -> None:
@@ -82,14 +84,14 @@ def test_a_silent_broker_is_muted_told_once_and_back_with_its_answer(
             r"for 5\d\d ms, where 10 ms are usual",
             caplog.records[0].getMessage(),
         )
-        assert bench.manager.metrics().muted_partitions == 2
+        assert bench.control.metrics().muted_partitions == 2
         bench.answer(P0)
         bench.gate.muted(bench.now)
         assert not bench.gate.mutes
         assert [r.getMessage() for r in caplog.records[1:]] == [
-            "circuit breaker: unmuted broker host1:9092 (id 1) with t-0, t-3: it answers again"
+            "circuit breaker: unmuted broker host1:9092 (id 1) with t-0, t-3: it responds again"
         ]
-    metrics = bench.manager.metrics()
+    metrics = bench.control.metrics()
     assert (metrics.muted_partitions, metrics.breaker_trips_total, metrics.probes) == (0, 1, 0)
 
 
@@ -147,7 +149,7 @@ def test_a_failing_partition_is_muted_alone_and_a_probe_brings_it_back() -> None
     bench.send(P0)
     bench.answer(P0)
     assert not bench.gate.muted(bench.now)
-    assert bench.manager.metrics().probes == 2
+    assert bench.control.metrics().probes == 2
 
 
 class Recorder(PartitionCircuitBreaker):
@@ -233,7 +235,7 @@ class Shared:
         self.outcomes: list[tuple[int, TopicPartition, int, Exception | None]] = []
         self.changes: list[MuteChange] = []
         self.held: list[object] = []
-        self.has_heard = True
+        self.is_current = True
 
     def outcome(
         self,
@@ -252,8 +254,8 @@ class Shared:
     def changed(self, change: MuteChange) -> None:
         self.changes.append(change)
 
-    def exchange(self, manager: CircuitBreakManager) -> None:
-        self.held = list(manager.held())
+    def exchange(self, control: MuteControl) -> None:
+        self.held = list(control.waiting.held())
 
     def next_change_ms(self, now_ms: float) -> float:
         return 250.0
@@ -272,7 +274,7 @@ def test_a_task_does_not_wait_for_mutes_that_are_known() -> None:
 
     bench.gate.begin()
     bench.gate.await_mutes(10_000.0, check)
-    shared.has_heard = False
+    shared.is_current = False
     bench.gate.begin()
     asked = []
     bench.gate.await_mutes(120.0, lambda: asked.append(True))
@@ -316,12 +318,12 @@ def test_outcomes_and_changes_go_to_the_coordinator_until_it_is_left() -> None:
     bench.gate.muted(bench.now)
     assert shared.held == [P0]
     assert bench.gate.next_change_ms(bench.now) == 250.0
-    bench.manager.apply_shared({1: "another task says so"}, {})
+    bench.control.apply_shared({1: "another task says so"}, {})
     bench.gate.muted(bench.now)
     assert len(shared.changes) == 1, "what came from there is not told there"
     bench.gate.share(None)
     bench.gate.muted(bench.now)
-    assert not bench.manager.coordinated
+    assert not bench.control.mutes._coordinated
     assert P3 in bench.gate.mutes
     bench.gate.close()
     assert not bench.gate.mutes

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafka_sink.breaker.values import Evidence, ProbeLease
+from kafka_sink.breaker.mute_change import Evidence
+from kafka_sink.breaker.states import ProbeLease
 from kafka_sink.coordinator.server.breaker_handler import BreakerHandler
 from kafka_sink.coordinator.server.breaker_votes import PartitionVotes
 from kafka_sink.coordinator.wire import breaker_messages
@@ -37,7 +38,7 @@ def test_what_one_task_finds_all_know_at_once_and_its_answer_unmutes_for_all() -
     job.run(100)
     assert job.mutes() == [{1}] * 8
     assert all("no answer to 1 request(s)" in (t.gate.explain(P0) or "") for t in job.tasks)
-    metrics = [task.manager.metrics() for task in job.tasks]
+    metrics = [task.control.metrics() for task in job.tasks]
     assert [one.breaker_trips_total for one in metrics] == [1] + [0] * 7
     assert [one.muted_partitions for one in metrics] == [1] * 8
     job.tasks[0].answer(P0)

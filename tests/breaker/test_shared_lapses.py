@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from kafka_sink.breaker.values import ProbeLease
+from kafka_sink.breaker.states import ProbeLease
 from kafka_sink.coordinator.server.breaker_handler import BreakerHandler
 from kafka_sink.coordinator.server.breaker_votes import PartitionVotes
 from kafka_sink.coordinator.tasks.breaker_channel import BreakerChannel
@@ -157,7 +157,7 @@ def test_one_tasks_bad_network_does_not_make_all_mute_and_unmute() -> None:
                 rested[task.number] += bool(task.muted())
     assert rested[1] == rested[2] == 0
     assert rested[0] > 1_600
-    assert lonely.manager.metrics().breaker_trips_total <= 3
+    assert lonely.control.metrics().breaker_trips_total <= 3
 
 
 def test_nothing_is_left_of_a_lease_when_its_task_ends() -> None:
@@ -173,7 +173,7 @@ def test_nothing_is_left_of_a_lease_when_its_task_ends() -> None:
     assert not job.handler._owners
     assert isinstance(job.tasks[owner].exchange, BreakerChannel)
     job.tasks[owner].run_pass()
-    assert not job.tasks[owner].manager._leases
+    assert not job.tasks[owner].control.probes._leases
 
 
 def test_a_late_word_of_a_former_mute_does_not_end_the_present_one() -> None:

@@ -67,7 +67,7 @@ def job(raw: Mapping[str, str], tasks: int) -> Iterator[tuple[Callable[[], None]
 def is_shared(producer: TaskProducer) -> bool:
     gate = inside(producer)._gate
     assert gate is not None
-    return gate.manager.coordinated
+    return gate.control.mutes._coordinated
 
 
 def keyless(producer: TaskProducer, number: int) -> None:

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from kafka_sink.accumulator.buffer_pool import BufferPool
-from kafka_sink.breaker.values import BreakerMetrics
+from kafka_sink.breaker.metrics import BreakerMetrics
 from kafka_sink.local_broker import LocalBroker
 from kafka_sink.options import unsupported
 from kafka_sink.options.table import KAFKA_PREFIX, SPECS, OptionSpec

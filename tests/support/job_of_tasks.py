@@ -6,7 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from kafka_sink.breaker import CircuitBreakManager, FailureRateCircuitBreaker
+from kafka_sink.breaker import FailureRateCircuitBreaker
+from kafka_sink.breaker.mute_control import MuteControl
 from kafka_sink.breaker.producer_breaker import ProducerBreaker
 from kafka_sink.breaker.states import Target
 from kafka_sink.coordinator.server.breaker_handler import BreakerHandler
@@ -31,8 +32,9 @@ class Task:
         self.number = number
         breaker = FailureRateCircuitBreaker()
         breaker.configure({"trigger.message.count": "100"})
-        self.manager = CircuitBreakManager(job.cluster, INTERVAL)
-        self.gate = ProducerBreaker(breaker, self.manager, str)
+        self.control = MuteControl(job.cluster, INTERVAL)
+        self.manager = self.control.manager
+        self.gate = ProducerBreaker(breaker, self.control, str)
         self.exchange = BreakerChannel(lambda: None, 500.0)
         self.gate.share(self.exchange)
         self.waiting: set[TopicPartition] = set()
@@ -78,7 +80,7 @@ class Task:
                 self.waiting.discard(partition)
 
     def muted(self) -> set[Target]:
-        return set(self.manager.mute_targets())
+        return set(self.control.targets())
 
 
 class Job:

@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kafka_sink.breaker.states import BreakerState, MuteTable, Target
-from kafka_sink.breaker.values import ProbeLease
+from kafka_sink.breaker.states import BreakerState, MuteTable, ProbeLease, Target
 from kafka_sink.coordinator.server.breaker_votes import PartitionVotes
 from kafka_sink.coordinator.server.handlers import Push, Reply, ServerMessage, SharedBody
 from kafka_sink.coordinator.wire.breaker_messages import (

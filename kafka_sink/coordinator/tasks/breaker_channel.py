@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from kafka_sink.breaker.health import Health, has_response, health_of
-from kafka_sink.breaker.manager import CircuitBreakManager
+from kafka_sink.breaker.mute_change import MuteChange
+from kafka_sink.breaker.mute_control import MuteControl
 from kafka_sink.breaker.outcome_windows import OutcomeWindows
 from kafka_sink.breaker.states import Target
-from kafka_sink.breaker.values import MuteChange
 from kafka_sink.coordinator.wire.breaker_messages import (
     MAX_MUTES,
     MAX_OUTCOMES,
@@ -69,11 +69,11 @@ class BreakerChannel:
         self._sent_ms = -math.inf
         self._urgent = False
         # False while a connection, or its first answer, is on its way. Any thread may read it.
-        self.has_heard = False
+        self.is_current = False
 
     def expect(self) -> None:
         """A connection is about to be made, or made again. The task's thread."""
-        self.has_heard = False
+        self.is_current = False
 
     # -- SharedState: the sender's thread -----------------------------------------------------------
 
@@ -118,30 +118,30 @@ class BreakerChannel:
             if not (change.muted and change.evidence.counted):
                 self._changes.append(change)
 
-    def exchange(self, manager: CircuitBreakManager) -> None:
+    def exchange(self, control: MuteControl) -> None:
         """See SharedState."""
         while self._inbox:
             with self._lock:
                 news = self._inbox.popleft()
-            self._take(news, manager)
+            self._take(news, control)
         if not self._connected:
             return
-        self._release(manager)
-        failures = manager.take_failures()
+        self._release(control)
+        failures = control.probes.take_failures()
         if failures:
             self._failures += failures
             self._urgent = True
-        resting = bool(manager.mutes or self._holds or self._wants or self._muted)
-        holds = manager.held()[:MAX_TARGETS] if resting else []
-        wants = manager.wanted()[:MAX_TARGETS] if resting else []
+        resting = bool(control.view or self._holds or self._wants or self._muted)
+        holds = control.waiting.held()[:MAX_TARGETS] if resting else []
+        wants = control.waiting.wanted()[:MAX_TARGETS] if resting else []
         if (holds, wants) != (self._holds, self._wants):
             self._holds, self._wants, self._urgent = holds, wants, True
-        if self._due_ms() > manager.now_ms:
+        if self._due_ms() > control.now_ms:
             return
         if len(self._outbox) < _MAX_WAITING:
-            self._report(manager)
+            self._report(control)
         else:
-            self._sent_ms, self._urgent = manager.now_ms, False
+            self._sent_ms, self._urgent = control.now_ms, False
 
     def next_change_ms(self, now_ms: float) -> float:
         """See SharedState."""
@@ -156,16 +156,16 @@ class BreakerChannel:
             return self._sent_ms + self._interval_ms
         return self._sent_ms + max(self._interval_ms, _HEALTHY_MS) if self._rows else math.inf
 
-    def _take(self, news: BreakerUpdate | bool, manager: CircuitBreakManager) -> None:
+    def _take(self, news: BreakerUpdate | bool, control: MuteControl) -> None:
         if isinstance(news, bool):
             self._connected = news
             if not news:
-                self.has_heard = True
+                self.is_current = True
             self._muted.clear()
             self._forget()
-            manager.on_coordinator_lost()
+            control.on_coordinator_lost()
             # It knows nothing of this task, or has forgotten it.
-            standing = manager.mutes_to_report() if news else []
+            standing = control.mutes.mutes_to_report() if news else []
             self._changes = [one for one in standing if not one.evidence.counted]
             self._urgent = news
             return
@@ -174,29 +174,29 @@ class BreakerChannel:
         if news.whole:
             self._muted.clear()
             self._release_ms.clear()
-            self.has_heard = True
+            self.is_current = True
         self._muted.update(news.added)
         for target in news.added:
             self._release_ms.pop(target, None)
         for target, delay_ms in news.removed.items():
-            self._release_ms[target] = manager.now_ms + delay_ms
+            self._release_ms[target] = control.now_ms + delay_ms
         for asked in news.asks:
             if isinstance(asked, TopicPartition):
                 self._asked[asked] = None
                 self._urgent = True
             else:
-                manager.ask_broker(asked)
-        self._release(manager)
-        manager.apply_shared(self._muted, news.leases)
+                control.probes.ask_broker(asked)
+        self._release(control)
+        control.apply_shared(self._muted, news.leases)
 
-    def _release(self, manager: CircuitBreakManager) -> None:
+    def _release(self, control: MuteControl) -> None:
         """Lets go what the coordinator no longer mutes, at this task's turn."""
-        due = [target for target, at_ms in self._release_ms.items() if at_ms <= manager.now_ms]
+        due = [target for target, at_ms in self._release_ms.items() if at_ms <= control.now_ms]
         for target in due:
             del self._release_ms[target]
             self._muted.pop(target, None)
         if due:
-            manager.apply_shared(self._muted, {})
+            control.apply_shared(self._muted, {})
 
     def _forget(self) -> None:
         self._rows, self._errors, self._answered_ms = 0, {}, {}
@@ -204,14 +204,14 @@ class BreakerChannel:
         self._changes, self._failures, self._holds, self._wants = [], [], [], []
         self._told = [], []
 
-    def _report(self, manager: CircuitBreakManager) -> None:
-        now_ms = manager.now_ms
+    def _report(self, control: MuteControl) -> None:
+        now_ms = control.now_ms
         told, self._changes = self._changes[:MAX_TARGETS], self._changes[MAX_TARGETS:]
         failed, self._failures = self._failures[:MAX_TARGETS], self._failures[MAX_TARGETS:]
         report = BreakerReport(
             {node: now_ms - at for node, at in self._answered_ms.items()},
             self._rows,
-            self._outcomes(manager),
+            self._outcomes(control),
             tuple(MuteReport(one.target, one.reason, one.evidence.silence_ms) for one in told if one.muted),
             tuple((one.target, one.reason) for one in told if not one.muted),
             tuple(failed),
@@ -226,7 +226,7 @@ class BreakerChannel:
             self._outbox.append((now_ms, report))
         self._wake()
 
-    def _outcomes(self, manager: CircuitBreakManager) -> tuple[OutcomeCounts, ...]:
+    def _outcomes(self, control: MuteControl) -> tuple[OutcomeCounts, ...]:
         """Those that fail and those asked for; what finds no room in a report is in the next."""
         told: list[OutcomeCounts] = []
         while (self._errors or self._asked) and len(told) < MAX_OUTCOMES:
@@ -234,8 +234,8 @@ class BreakerChannel:
             self._asked.pop(partition, None)
             refused, error = self._errors.pop(partition, (False, ""))
             # What fails with its broker says nothing more of the partition.
-            if not (error and manager.rests_with_leader(partition)):
-                failed, total = self._windows.recent(partition, manager.now_ms)
+            if not (error and control.partitions.has_muted_leader(partition)):
+                failed, total = self._windows.recent(partition, control.now_ms)
                 told.append(OutcomeCounts(partition, total - failed, failed, refused, error))
         return tuple(one for one in told if one.written or one.failed)
 

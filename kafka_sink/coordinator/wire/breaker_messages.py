@@ -17,8 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from kafka_sink.breaker.states import Target
-from kafka_sink.breaker.values import ProbeLease
+from kafka_sink.breaker.states import ProbeLease, Target
 from kafka_sink.errors import ProtocolError
 from kafka_sink.model import TopicPartition
 from kafka_sink.options.values import TOPIC_MAX_LENGTH

@@ -1,0 +1,82 @@
+"""All that one producer keeps of mutes and probes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kafka_sink.breaker.local_mutes import LocalMutes
+from kafka_sink.breaker.manager import CircuitBreakManager
+from kafka_sink.breaker.metrics import BreakerMetrics
+from kafka_sink.breaker.muted_partitions import MutedPartitions, Topology
+from kafka_sink.breaker.muted_view import MutedView
+from kafka_sink.breaker.probe_policy import ProbePolicy
+from kafka_sink.breaker.states import ProbeLease, Target
+from kafka_sink.breaker.waiting_rows import WaitingRows
+
+_NO_TRIALS: frozenset[Target] = frozenset()
+
+
+class MuteControl:
+    """Wires the parts of one producer's breaker. The sender's thread calls it; any may read ``view``.
+
+    The KIP's calls carry no time, so the sender sets ``now_ms`` (monotonic) before it calls the breaker
+    class.
+    """
+
+    def __init__(self, topology: Topology, retry_interval_ms: float) -> None:
+        self.mutes = LocalMutes(retry_interval_ms)
+        self.partitions = MutedPartitions(self.mutes, topology)
+        self.waiting = WaitingRows(self.mutes, self.partitions)
+        self.probes = ProbePolicy(self.mutes, self.partitions, self.waiting)
+        self.manager = CircuitBreakManager(self.mutes, self.partitions)
+        self.mutes.on_unmuted = self._on_unmuted
+
+    def _on_unmuted(self, target: Target) -> None:
+        self.probes.forget(target)
+        self.waiting.forget(target)
+
+    @property
+    def now_ms(self) -> float:
+        """The time of the present call."""
+        return self.mutes.now_ms
+
+    @now_ms.setter
+    def now_ms(self, now_ms: float) -> None:
+        self.mutes.now_ms = now_ms
+
+    @property
+    def view(self) -> MutedView:
+        """What was muted at the last refresh."""
+        return self.partitions.view
+
+    def refresh(self) -> MutedView:
+        """Ends lost probes and brings ``view`` up to date; returns it."""
+        self.manager.run_queued_calls()
+        table = self.mutes.table
+        trials = _NO_TRIALS
+        if table.mutes:
+            table.expire_late(self.mutes.now_ms)
+            trials = self.probes.trials()
+        return self.partitions.refresh(trials)
+
+    def apply_shared(self, muted: Mapping[Target, str], leases: Mapping[Target, ProbeLease]) -> None:
+        """Takes the coordinator's mutes, with their reasons, and its new leases for this task."""
+        self.mutes.apply_shared(muted)
+        self.probes.grant(leases)
+
+    def on_coordinator_lost(self) -> None:
+        """From now on this task's own clock decides when to probe."""
+        self.mutes.on_coordinator_lost()
+        self.probes.on_coordinator_lost()
+
+    def next_change_ms(self) -> float:
+        """Milliseconds until a probe may go or counts as lost; infinite where nothing is muted."""
+        return self.mutes.table.next_change_ms(self.mutes.now_ms)
+
+    def targets(self) -> tuple[Target, ...]:
+        """Everything that is muted."""
+        return tuple(self.mutes.table.mutes)
+
+    def metrics(self) -> BreakerMetrics:
+        """As of the last refresh. Trips are those of this task's own breaker class. Any thread."""
+        return BreakerMetrics(self.partitions.muted_count, self.mutes.own_trips, self.mutes.table.probes)

@@ -1,0 +1,184 @@
+"""When a muted broker or partition is probed, and what a probe's outcome means.
+
+A broker's probe is a request without rows. Only a partition's probe needs a record batch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+from kafka_sink.breaker.health import Health, has_response, health_of
+from kafka_sink.breaker.local_mutes import LocalMutes
+from kafka_sink.breaker.muted_partitions import MutedPartitions
+from kafka_sink.breaker.states import BreakerState, Mute, ProbeLease, Target
+from kafka_sink.breaker.waiting_rows import WaitingRows
+from kafka_sink.model import TopicPartition
+
+
+class ProbePolicy:
+    """Lets probes through and ends mutes by their outcomes. The sender's thread.
+
+    Targets that the coordinator has muted are probed only under its leases, others by this task's clock.
+    """
+
+    def __init__(self, mutes: LocalMutes, partitions: MutedPartitions, waiting: WaitingRows) -> None:
+        # Whether a response is due of a broker, or for a partition: it would say as much as a probe's.
+        self.awaits_response: Callable[[Target], bool] = lambda _: False
+        self._mutes = mutes
+        self._table = mutes.table
+        self._partitions = partitions
+        self._waiting = waiting
+        # When leases end; those that allow new rows for their partition.
+        self._leases: dict[Target, float] = {}
+        self._trial_leases: set[Target] = set()
+        # The partition whose batch probes a target, until the mute ends: its response may come late.
+        self._probes: dict[Target, TopicPartition] = {}
+        # Brokers with a probe that has no response yet. A broker gets one at a time, however long it takes.
+        self._probed_nodes: set[int] = set()
+        # Brokers that the coordinator asks about, muted or not: before and after their request went out.
+        self._questions: set[int] = set()
+        self._questioned: set[int] = set()
+        self._failures: list[tuple[Target, str]] = []
+
+    # -- the coordinator ----------------------------------------------------------------------------
+
+    def grant(self, leases: Mapping[Target, ProbeLease]) -> None:
+        """The coordinator's new leases for this task."""
+        for target, lease in leases.items():
+            self._leases[target] = self._mutes.now_ms + lease.left_ms
+            (self._trial_leases.add if lease.trial else self._trial_leases.discard)(target)
+
+    def ask_broker(self, node_id: int) -> None:
+        """The coordinator wants to know whether a broker responds to this task."""
+        self._questions.add(node_id)
+
+    def on_coordinator_lost(self) -> None:
+        """Ends what the coordinator granted or asked."""
+        self._leases.clear()
+        self._questions.clear()
+        self._questioned.clear()
+
+    def take_failures(self) -> list[tuple[Target, str]]:
+        """Probes that failed since the last call, with their errors."""
+        failures, self._failures = self._failures, []
+        return failures
+
+    # -- brokers: requests without rows ---------------------------------------------------------------
+
+    def brokers_to_probe(self) -> list[int]:
+        """Brokers that should get a request without rows now: muted ones, and those the coordinator asks
+        about."""
+        if not self._table.mutes and not self._questions:
+            return []
+        due = [target for target in self._table.mutes if isinstance(target, int) and self._is_due(target)]
+        return [node for node in {*due, *self._questions} if node not in self._probed_nodes]
+
+    def broker_probe_sent(self, node_id: int) -> None:
+        """A request without rows goes to a broker."""
+        self._probed_nodes.add(node_id)
+        if node_id in self._questions:
+            self._questions.discard(node_id)
+            self._questioned.add(node_id)
+        if self._is_due(node_id):
+            self._begin(node_id)
+
+    def broker_probe_done(self, node_id: int, cause: Exception | None) -> bool:
+        """The request without rows has its response, or failed. A late response counts too.
+
+        True if the coordinator asked for this response.
+        """
+        self._probed_nodes.discard(node_id)
+        was_asked = node_id in self._questioned
+        self._questioned.discard(node_id)
+        if has_response(cause):
+            self.connected(node_id)
+            return was_asked
+        mute = self._table.mutes.get(node_id)
+        if mute is not None:
+            mute.last_error = str(cause)
+            self._table.fail(node_id, str(cause), self._mutes.now_ms)
+            self._failures.append((node_id, str(cause)))
+        return False
+
+    def connected(self, node_id: int) -> None:
+        """A broker responded to a request without rows, perhaps the first one of a new connection."""
+        if self._is_due(node_id):
+            self._begin(node_id)
+        self._mutes.succeed(node_id, "it responds again")
+
+    # -- partitions: record batches -------------------------------------------------------------------
+
+    def may_probe(self, partition: TopicPartition) -> bool:
+        """Whether a batch of this muted partition may go now as its probe."""
+        covering = self._partitions.covering(partition)
+        self._waiting.note_held(covering)
+        return covering == [partition] and self._is_due(partition)
+
+    def batch_sent(self, partition: TopicPartition) -> None:
+        """A batch goes out. It is the probe if its partition is muted."""
+        if self._table.mutes:
+            for target in self._partitions.covering(partition):
+                # A broker's probe too: where everything is muted, batches go out as if nothing was.
+                if self._is_due(target):
+                    self._begin(target)
+                    self._probes[target] = partition
+
+    def batch_done(self, partition: TopicPartition, exception: Exception | None) -> None:
+        """An attempt of a batch has ended; where it was a probe, its outcome counts."""
+        if not self._table.mutes:
+            return
+        for target in self._partitions.covering(partition):
+            mute = self._table.mutes.get(target)
+            if mute is None:
+                # The partition was unmuted together with its broker.
+                continue
+            if exception is not None:
+                mute.last_error = str(exception)
+            if self._probes.get(target) == partition:
+                self._batch_probe_done(mute, partition, exception)
+
+    def _batch_probe_done(self, mute: Mute, partition: TopicPartition, exception: Exception | None) -> None:
+        target, health = mute.target, health_of(exception)
+        # A broker that responds is there, whatever it says of one partition.
+        if health is Health.HEALTHY or (isinstance(target, int) and has_response(exception)):
+            self._mutes.succeed(target, "a probe got through")
+            if health is Health.HEALTHY:
+                self._mutes.unmute(partition, "a probe got through", own=True)
+        elif health is Health.UNHEALTHY:
+            self._table.fail(target, str(exception), self._mutes.now_ms)
+            self._failures.append((target, str(exception)))
+        elif mute.state is BreakerState.HALF_OPEN:
+            self._table.expire(target, self._mutes.now_ms)
+
+    def trials(self) -> frozenset[Target]:
+        """Partitions whose probe may go while no batch waits that could be it: new rows may go there."""
+        return frozenset(target for target in self._table.mutes if self._is_on_trial(target))
+
+    def _is_on_trial(self, target: Target) -> bool:
+        if not isinstance(target, TopicPartition) or self._partitions.has_muted_leader(target):
+            return False
+        if not self._is_due(target) or self._waiting.is_held(target) or self.awaits_response(target):
+            return False
+        if self._mutes.is_shared(target):
+            return target in self._trial_leases
+        return self._table.is_due(target, self._mutes.now_ms - self._table.retry_interval_ms)
+
+    # -- both ---------------------------------------------------------------------------------------
+
+    def _is_due(self, target: Target) -> bool:
+        if self._mutes.is_shared(target):
+            mute = self._table.mutes.get(target)
+            is_open = mute is not None and mute.state is BreakerState.OPEN
+            return is_open and self._leases.get(target, -math.inf) > self._mutes.now_ms
+        return self._table.is_due(target, self._mutes.now_ms)
+
+    def _begin(self, target: Target) -> None:
+        self._table.probe(target, self._mutes.now_ms)
+        self._leases.pop(target, None)
+        self._trial_leases.discard(target)
+
+    def forget(self, target: Target) -> None:
+        """A target is no longer muted."""
+        self._probes.pop(target, None)
+        self._leases.pop(target, None)
