@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from kafka_sink.breaker.values import MutedView
+from kafka_sink.breaker.muted_view import MutedView
 from kafka_sink.model import TaskResult
 from kafka_sink.options import parse
 from kafka_sink.producer import Producer
