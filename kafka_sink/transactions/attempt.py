@@ -20,6 +20,9 @@ from kafka_sink.transactions.scope import Scope
 
 # For an attempt that failed: what stays open after it, the driver ends.
 _ABORT_MS = 5000.0
+# Names of Kafka's own producer, see docs/metrics.md.
+INIT_TIME_METRIC = "txn-init-time-ns-total"
+SEND_OFFSETS_TIME_METRIC = "txn-send-offsets-time-ns-total"
 
 
 class WritesInTransaction(Protocol):
@@ -79,7 +82,7 @@ class TaskAttempt:
                 steps = task.begin(self._scope, self._handover.claim, self._task, self._slot)
                 began = time.monotonic_ns()
                 self._producer = self._client.run(steps, self._timeout_ms)
-                self.metrics["txn-init-time-ns-total"] = time.monotonic_ns() - began
+                self.metrics[INIT_TIME_METRIC] = time.monotonic_ns() - began
                 name = self._scope.task_id(self._task, self._slot)
                 writes.begin_transaction(name, *self._producer)
 
@@ -93,7 +96,7 @@ class TaskAttempt:
             )
             began = time.monotonic_ns()
             self._client.run(steps, self._timeout_ms)
-            self.metrics["txn-send-offsets-time-ns-total"] = time.monotonic_ns() - began
+            self.metrics[SEND_OFFSETS_TIME_METRIC] = time.monotonic_ns() - began
             part = Part(self._task, self._slot, self._producer, digest)
         return TaskReport(
             self._handover.claim,
