@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 _JITTER = 0.2
+# A base of 1 ms is 12 days by then; more doublings would only make numbers too large for a float.
+_MAX_DOUBLINGS = 30
 
 
 class ExponentialBackoff:
-    """``base_ms`` doubled at each attempt up to ``max_ms``, +-20 % (KIP-580)."""
+    """``base_ms`` doubled after each attempt up to ``max_ms``, with 20 % of jitter either way (KIP-580).
+
+    A ``max_ms`` below ``base_ms`` counts as ``base_ms``. ``random`` returns values in [0, 1).
+    """
 
     def __init__(self, base_ms: float, max_ms: float, random: Callable[[], float]) -> None:
         self._base_ms = base_ms
@@ -16,6 +21,7 @@ class ExponentialBackoff:
         self._random = random
 
     def delay_ms(self, attempts: int) -> float:
-        """The wait after ``attempts`` attempts."""
-        grown = min(self._base_ms * (1 << min(max(attempts - 1, 0), 30)), self._max_ms)
-        return grown * (1 - _JITTER + 2 * _JITTER * self._random())
+        """The wait after ``attempts`` attempts; the first is about ``base_ms``."""
+        doublings = min(max(attempts - 1, 0), _MAX_DOUBLINGS)
+        delay_ms = min(self._base_ms * (1 << doublings), self._max_ms)
+        return delay_ms * (1 - _JITTER + 2 * _JITTER * self._random())

@@ -5,11 +5,11 @@ same login, the same addresses. Its first connection is the test of all three.
 from __future__ import annotations
 
 import errno
-import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
+from kafka_sink.clock import monotonic_ms
 from kafka_sink.errors import (
     AuthenticationError,
     BrokersUnreachableError,
@@ -45,18 +45,13 @@ _REMEDIES = {
 }
 
 
-def clock_ms() -> float:
-    """Monotonic milliseconds."""
-    return time.monotonic() * 1000
-
-
 class PlanningClient:
     """A context manager for one thread. Raises BrokersUnreachableError where no broker can be used, which
     names each address, its step and what to change; AuthenticationError where that is about the login."""
 
     def __init__(self, options: SinkOptions) -> None:
         self._options = options
-        self._network = NetworkClient(NetworkSettings.from_options(options), clock_ms)
+        self._network = NetworkClient(NetworkSettings.from_options(options), monotonic_ms)
         self._bootstrap = self._network.bootstrap_nodes()
         self._advertised: list[Node] = []
         self._cut = 0
@@ -76,10 +71,10 @@ class PlanningClient:
         """
         self._network.check_security()
         nodes = self._advertised[:_MAX_TRIED] or self._bootstrap
-        begun = clock_ms()
+        begun = monotonic_ms()
         until = begun + min(CONNECT_BOUND_MS, self._options.max_block_ms)
         while True:
-            now = clock_ms()
+            now = monotonic_ms()
             ready = [node.id for node in nodes if self._network.ready_for_any(node.id, now)]
             if ready:
                 return ready[0]
@@ -98,8 +93,8 @@ class PlanningClient:
         """Whether this broker takes requests at once, or within the time of one connection."""
         if all(node.id != node_id for node in self._advertised):
             return False
-        until = clock_ms() + min(CONNECT_BOUND_MS, self._options.max_block_ms)
-        while (now := clock_ms()) < until:
+        until = monotonic_ms() + min(CONNECT_BOUND_MS, self._options.max_block_ms)
+        while (now := monotonic_ms()) < until:
             if self._network.ready_for_any(node_id, now):
                 return True
             if self._network.is_gone(node_id):
@@ -119,13 +114,13 @@ class PlanningClient:
 
         Raises BrokersUnreachableError where brokers keep closing connections at the first request.
         """
-        now = clock_ms()
+        now = monotonic_ms()
         version = self._network.api_version(node_id, api, versions)
         body = encode(version)
         request = OutboundRequest(api, version, [body], True, max(1.0, timeout_ms), "ask")
         self._network.send(node_id, request, now)
         while True:
-            for event in self._network.poll(timeout_ms, clock_ms()):
+            for event in self._network.poll(timeout_ms, monotonic_ms()):
                 if isinstance(event, ResponseReceived):
                     self._cut = 0
                     return event.response

@@ -18,6 +18,7 @@ from kafka_sink.breaker.loading import load_breaker
 from kafka_sink.breaker.metrics import BreakerMetrics
 from kafka_sink.breaker.mute_control import MuteControl
 from kafka_sink.breaker.producer_breaker import ProducerBreaker
+from kafka_sink.clock import monotonic_ms
 from kafka_sink.coordinator.tasks.breaker_channel import BreakerChannel
 from kafka_sink.coordinator.tasks.client import Channel, CoordinatorClient
 from kafka_sink.coordinator.tasks.metadata_channel import MetadataChannel
@@ -25,7 +26,7 @@ from kafka_sink.coordinator.tasks.write_channel import WriteChannel
 from kafka_sink.coordinator.wire.address import CoordinatorAddress
 from kafka_sink.errors import DeliveryError, RecordTooLargeError
 from kafka_sink.metadata.cache import MetadataCache
-from kafka_sink.metadata.cluster_metadata import HINT_WAIT_MS, ClusterMetadata, NoHints
+from kafka_sink.metadata.cluster_metadata import ClusterMetadata, NoHints
 from kafka_sink.metadata.snapshot import MetadataSnapshot
 from kafka_sink.model import TaskResult
 from kafka_sink.network.client import NetworkClient, NetworkSettings
@@ -42,6 +43,7 @@ from kafka_sink.sending.producer_identity import ProducerIdentity, Transactional
 from kafka_sink.sending.producer_metrics import LiveProducers, Metrics, task_metrics
 from kafka_sink.sending.sender import Sender
 from kafka_sink.sending.settings import SenderSettings
+from kafka_sink.timing_bounds import HINT_WAIT_MS
 
 _log = logging.getLogger(__name__)
 _CLOSE_TIMEOUT_MS = 5000.0
@@ -49,12 +51,7 @@ _CLOSE_TIMEOUT_MS = 5000.0
 _WATCH_MS = 1000.0
 
 
-def clock_ms() -> float:
-    """Monotonic milliseconds."""
-    return time.monotonic() * 1000
-
-
-POOLS = WorkerPools(clock_ms)
+POOLS = WorkerPools(monotonic_ms)
 LIVE_PRODUCERS = LiveProducers()
 
 
@@ -65,7 +62,7 @@ class Producer:
         self.options = options
         self._rows = 0
         self._started_ms = 0.0
-        self._network = NetworkClient(NetworkSettings.from_options(options), clock_ms)
+        self._network = NetworkClient(NetworkSettings.from_options(options), monotonic_ms)
         codec = codec_for(options.compression_type, options.compression_level)
         self._allocator = POOLS.allocator(
             options.buffer_memory_allocation_strategy, options.buffer_memory, options.batch_size
@@ -82,12 +79,14 @@ class Producer:
             retry_backoff_max_ms=options.retry_backoff_max_ms,
             random=random.random,
         )
-        self._cluster = ClusterMetadata(cache, clock_ms, self._network.wakeup, self._network.describe_brokers)
+        self._cluster = ClusterMetadata(
+            cache, monotonic_ms, self._network.wakeup, self._network.describe_brokers
+        )
         self._gate = _breaker_gate(options, self._cluster)
         self._appender = RecordAppender(
             self._accumulator,
             codec,
-            clock_ms,
+            monotonic_ms,
             self._network.wakeup,
             None if self._gate is None else _muted_memory_limit(options, self._accumulator, self._gate),
         )
@@ -100,7 +99,7 @@ class Producer:
             self._network,
             self._identity,
             backoff,
-            clock_ms,
+            monotonic_ms,
             self._gate,
         )
         self._partitioner = Partitioner(
@@ -127,10 +126,10 @@ class Producer:
         """A new task: its counts start at zero. ``hints``: what the driver knew, aged until now. ``write``
         names what it belongs to; the coordinator tells when that is over."""
         if hints is not None:
-            self._cluster.import_hints(hints, clock_ms())
+            self._cluster.import_hints(hints, monotonic_ms())
         self._join(coordinator)
         self._rows = 0
-        self._started_ms = clock_ms()
+        self._started_ms = monotonic_ms()
         if isinstance(self._identity, TransactionalIdentity):
             self._identity.leave()
         self._sender.begin()
@@ -165,7 +164,7 @@ class Producer:
         if self._coordinator is None:
             interval_ms = self.options.coordinator_report_interval_ms
             idle_ms = self.options.metadata_max_idle_ms
-            exchange = MetadataChannel(self._cluster, clock_ms, interval_ms, idle_ms)
+            exchange = MetadataChannel(self._cluster, monotonic_ms, interval_ms, idle_ms)
             self._writes = WriteChannel(self.abandon)
             participants: list[Channel] = [exchange, self._writes]
             if self._gate is not None:
@@ -173,7 +172,7 @@ class Producer:
                 participants.append(shared)
                 self._gate.share(shared)
                 self._shared_breaker = shared
-            self._coordinator = CoordinatorClient(address, participants, clock_ms)
+            self._coordinator = CoordinatorClient(address, participants, monotonic_ms)
             self._cluster.hints = exchange
             self._coordinator.start()
         elif self._shared_breaker is not None and self._coordinator.is_connecting:
@@ -199,7 +198,7 @@ class Producer:
         )
         gate, unavailable = self._gate, self._sender.availability.unavailable
         if gate is not None:
-            gate.await_mutes(self._started_ms + HINT_WAIT_MS - clock_ms(), self.check)
+            gate.await_mutes(self._started_ms + HINT_WAIT_MS - monotonic_ms(), self.check)
             if gate.mutes and self._partitioner.chooses(rows.key, rows.partition):
                 gate.note_free_rows(rows.topics)
         if gate is not None and gate.congested:
@@ -237,7 +236,7 @@ class Producer:
         Every batch is bounded by delivery.timeout.ms, so this ends. Raises DeliveryError with the first
         cause and the counts.
         """
-        started = clock_ms()
+        started = monotonic_ms()
         self._appender.flush()
         with self._accumulator.lock:
             while self._accumulator.incomplete and not self._sender.deliveries.has_failed:
@@ -249,7 +248,7 @@ class Producer:
         if counts.written_records != self._rows:
             # The last guard of the first invariant; no path is known that leads here.
             raise DeliveryError(f"of {self._rows} rows {counts.written_records} are accounted for")
-        now = clock_ms()
+        now = monotonic_ms()
         breaker = self.breaker_metrics().since(self._breaker_before)
         return TaskResult(
             partitions=self._sender.deliveries.partitions(),
@@ -359,7 +358,7 @@ def _muted_memory_limit(
 ) -> MutedMemoryLimit:
     share = breaker_settings(dict(options.breaker)).muted_buffer_perc
     limit = options.buffer_memory * share // 100
-    return MutedMemoryLimit(accumulator, limit, lambda: gate.mutes, gate.explain, clock_ms)
+    return MutedMemoryLimit(accumulator, limit, lambda: gate.mutes, gate.explain, monotonic_ms)
 
 
 def _accumulator_settings(options: SinkOptions) -> AccumulatorSettings:

@@ -20,6 +20,7 @@ from collections.abc import Callable
 
 from kafka_sink.accumulator.memory_arena import Chunk, ChunkArena
 from kafka_sink.accumulator.pool_metrics import PoolMetrics, WindowedRate
+from kafka_sink.clock import Clock
 from kafka_sink.errors import BufferExhaustedError, ProducerClosedError, RecordTooLargeError
 
 # Heap memory at most: this share of buffer.memory, but never less than that; and see admit_batches_of.
@@ -67,7 +68,7 @@ class BufferPool:
         total_bytes: int,
         poolable_size: int,
         *,
-        clock_ms: Callable[[], float],
+        clock_ms: Clock,
         heap_limit_bytes: int | None = None,
     ) -> None:
         self.total_bytes = total_bytes

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Container, Sequence
 
 from kafka_sink.accumulator.record_accumulator import RecordAccumulator
+from kafka_sink.clock import Clock
 from kafka_sink.errors import DeliveryError
 from kafka_sink.model import TopicPartition
 
@@ -26,7 +27,7 @@ class MutedMemoryLimit:
         limit_bytes: int,
         mutes: Callable[[], Container[TopicPartition]],
         explain: Callable[[TopicPartition], str | None],
-        clock_ms: Callable[[], float],
+        clock_ms: Clock,
     ) -> None:
         self.mutes = mutes
         self.waited_ms = 0.0

@@ -18,6 +18,7 @@ from kafka_sink.accumulator.batch_limits import BatchLimits, BatchRoom
 from kafka_sink.accumulator.muted_memory_limit import MutedMemoryLimit
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch, projected_size
 from kafka_sink.accumulator.record_accumulator import PartitionQueue, RecordAccumulator
+from kafka_sink.clock import Clock
 from kafka_sink.model import TopicPartition
 from kafka_sink.records import batch_header, encoder
 from kafka_sink.records.compression import PACKER, BlockCodec, CompressionRatios, WholeCodec
@@ -64,7 +65,7 @@ class RecordAppender:
         self,
         accumulator: RecordAccumulator,
         codec: BlockCodec | WholeCodec | None,
-        clock_ms: Callable[[], float],
+        clock_ms: Clock,
         wake_sender: Callable[[], None],
         muted_memory_limit: MutedMemoryLimit | None = None,
     ) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
 from weakref import WeakValueDictionary
 
 from kafka_sink.accumulator.batch_buffer import BufferAllocator
 from kafka_sink.accumulator.buffer_pool import BufferPool
 from kafka_sink.accumulator.chunked_buffer import IncrementalAllocator, chunk_size
 from kafka_sink.accumulator.single_buffer import FullAllocator
+from kafka_sink.clock import Clock
 
 
 class WorkerPools:
@@ -21,7 +21,7 @@ class WorkerPools:
     in a worker, and a producer between tasks holds nothing, so a worker stays within the running task's.
     """
 
-    def __init__(self, clock_ms: Callable[[], float]) -> None:
+    def __init__(self, clock_ms: Clock) -> None:
         self._clock_ms = clock_ms
         self._lock = threading.Lock()  # guards the two below
         self._pools: WeakValueDictionary[int, BufferPool] = WeakValueDictionary()

@@ -14,9 +14,8 @@ from kafka_sink.breaker.outcome_windows import OutcomeWindows
 from kafka_sink.errors import ConfigurationError
 from kafka_sink.model import TopicPartition
 from kafka_sink.options.breaker import full_name, refuse_unknown, value_of
+from kafka_sink.timing_bounds import CONFIRM_SILENCE_MS
 
-# A silence must still be there when the answers that wait in the socket have been read.
-_CONFIRM_MS = 50.0
 _MAX_IN_FLIGHT = "max.in.flight.requests.per.connection"
 _REQUEST_TIMEOUT = "request.timeout.ms"
 
@@ -138,7 +137,7 @@ class FailureRateCircuitBreaker(PartitionCircuitBreaker):
                 self._suspects.pop(node, None)
                 continue
             since = self._suspects.setdefault(node, context.now)
-            if context.now - since >= _CONFIRM_MS and (
+            if context.now - since >= CONFIRM_SILENCE_MS and (
                 manager.is_muted(node) or self._others_answer(manager, context, node)
             ):
                 if node in context.oldest_request_ms:
@@ -179,7 +178,7 @@ class FailureRateCircuitBreaker(PartitionCircuitBreaker):
             if not manager.is_muted(node):
                 left = self._limit_ms(context, node) - self._age_ms(context, node)
                 # A suspect is looked at again after a pass through the network.
-                delay = min(delay, max(left, 0.0) + _CONFIRM_MS)
+                delay = min(delay, max(left, 0.0) + CONFIRM_SILENCE_MS)
         return delay
 
     def _limit_ms(self, context: ProducerStatusContext, node: int) -> float:

@@ -9,9 +9,7 @@ from kafka_sink.breaker.local_mutes import LocalMutes
 from kafka_sink.breaker.muted_partitions import MutedPartitions
 from kafka_sink.breaker.states import Target
 from kafka_sink.model import TopicPartition
-
-# A sender looks at its waiting batches at least once a second, so what it saw stays valid for a bit longer.
-_VALID_MS = 1_500.0
+from kafka_sink.timing_bounds import HELD_MS
 
 
 class WaitingRows:
@@ -46,7 +44,7 @@ class WaitingRows:
 
     def is_held(self, target: Target) -> bool:
         """Whether a batch waits for a target."""
-        return self._mutes.now_ms - self._held_ms.get(target, -math.inf) <= _VALID_MS
+        return self._mutes.now_ms - self._held_ms.get(target, -math.inf) <= HELD_MS
 
     def held(self) -> list[Target]:
         """Muted targets that batches of this task wait for."""
@@ -58,7 +56,7 @@ class WaitingRows:
         return [one for one in partitions if self._has_free_rows(one) and not self.is_held(one)]
 
     def _has_free_rows(self, target: TopicPartition) -> bool:
-        return self._mutes.now_ms - self._free_rows_ms.get(target.topic, -math.inf) <= _VALID_MS
+        return self._mutes.now_ms - self._free_rows_ms.get(target.topic, -math.inf) <= HELD_MS
 
     def forget(self, target: Target) -> None:
         """A target is no longer muted."""

@@ -8,11 +8,13 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
+from kafka_sink.clock import Clock
 from kafka_sink.errors import ClusterChangedError, InvalidRowError, MetadataTimeoutError
 from kafka_sink.kafka_errors import INVALID_TOPIC_EXCEPTION, TOPIC_AUTHORIZATION_FAILED, error_of
 from kafka_sink.metadata.cache import MetadataCache
 from kafka_sink.metadata.snapshot import MetadataSnapshot
 from kafka_sink.model import MetadataUpdate, Node, PartitionInfo, TopicMetadata, TopicPartition
+from kafka_sink.timing_bounds import HINT_WAIT_MS
 
 _log = logging.getLogger(__name__)
 # What to say of the errors that no task waits out (``KafkaError.final_for_topic``).
@@ -22,8 +24,6 @@ _FINAL_TOPIC_ERRORS = {
 }
 _CHECK_MS = 100.0
 _NO_PARTITIONS: Mapping[str, int] = {}
-# How long brokers are not asked while a source of hints may be about to tell.
-HINT_WAIT_MS = 1000.0
 
 
 class HintSource(Protocol):
@@ -70,7 +70,7 @@ class ClusterMetadata:
     def __init__(
         self,
         cache: MetadataCache,
-        clock_ms: Callable[[], float],
+        clock_ms: Clock,
         wake_sender: Callable[[], None],
         describe_brokers: Callable[[], str],
     ) -> None:

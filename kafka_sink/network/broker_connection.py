@@ -8,6 +8,7 @@ import ssl
 from collections.abc import Callable
 from enum import Enum
 
+from kafka_sink.backoff import ExponentialBackoff
 from kafka_sink.model import Node
 from kafka_sink.network.broker_protocol import BrokerProtocol, CompletedRequest, InFlightRequest, Phase
 from kafka_sink.network.events import OutboundRequest
@@ -17,9 +18,6 @@ from kafka_sink.network.tls_transport import TlsTransport
 from kafka_sink.network.transport import PlaintextTransport, SocketAddress, Transport
 from kafka_sink.security.preparation import Preparation, Security
 from kafka_sink.security.sasl import SaslExchange
-
-_JITTER = 0.2
-_MAX_DOUBLINGS = 30
 
 
 class ConnectionState(Enum):
@@ -103,6 +101,12 @@ class BrokerConnection:
         self.failed_step = ""
         self._settings = settings
         self._random = random
+        self._reconnect_backoff = ExponentialBackoff(
+            settings.reconnect_backoff_ms, settings.reconnect_backoff_max_ms, random
+        )
+        self._setup_timeout = ExponentialBackoff(
+            settings.connection_setup_timeout_ms, settings.connection_setup_timeout_max_ms, random
+        )
         self._notify = notify
         self._security = security if security is not None and security.needs_preparation else None
         self._preparation: Preparation | None = None
@@ -140,9 +144,8 @@ class BrokerConnection:
         """
         settings = self._settings
         self.connecting_since_ms = now_ms
-        self._setup_deadline_ms = now_ms + self._grown(
-            settings.connection_setup_timeout_ms, settings.connection_setup_timeout_max_ms
-        )
+        # Grows after each failure, as backoff does (KIP-601).
+        self._setup_deadline_ms = now_ms + self._setup_timeout.delay_ms(self._failures + 1)
         if self._addresses:
             self._prepare()
             return
@@ -409,15 +412,8 @@ class BrokerConnection:
         return lost
 
     def _back_off(self, now_ms: float) -> None:
-        settings = self._settings
         if self._addresses:
             self.connect_after_ms = now_ms
             return
-        self.connect_after_ms = now_ms + self._grown(
-            settings.reconnect_backoff_ms, settings.reconnect_backoff_max_ms
-        )
         self._failures += 1
-
-    def _grown(self, base: float, max_ms: float) -> float:
-        grown = min(base * 2.0 ** min(self._failures, _MAX_DOUBLINGS), max(max_ms, base))
-        return grown * (1 - _JITTER + 2 * _JITTER * self._random())
+        self.connect_after_ms = now_ms + self._reconnect_backoff.delay_ms(self._failures)

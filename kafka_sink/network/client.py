@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
+from kafka_sink.clock import Clock
 from kafka_sink.errors import BrokerVersionError, KafkaSinkError
 from kafka_sink.kafka_errors import REBOOTSTRAP_REQUIRED
 from kafka_sink.model import Node
@@ -76,7 +77,7 @@ class NetworkClient:
     def __init__(
         self,
         settings: NetworkSettings,
-        clock_ms: Callable[[], float],
+        clock_ms: Clock,
         random: Callable[[], float] = random.random,
     ) -> None:
         self._settings = settings

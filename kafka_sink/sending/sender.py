@@ -9,13 +9,14 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from functools import partial
 
 from kafka_sink.accumulator.producer_batch import ProducerBatch
 from kafka_sink.accumulator.record_accumulator import PartitionQueue, RecordAccumulator
 from kafka_sink.backoff import ExponentialBackoff
 from kafka_sink.breaker.send_policy import NoSendPolicy, SendPolicy
+from kafka_sink.clock import Clock
 from kafka_sink.errors import KafkaSinkError
 from kafka_sink.metadata.cluster_metadata import ClusterMetadata
 from kafka_sink.model import TopicPartition
@@ -39,9 +40,9 @@ from kafka_sink.sending.response_handler import ResponseHandler
 from kafka_sink.sending.sequence_restarts import restart_sequences
 from kafka_sink.sending.settings import SenderSettings
 from kafka_sink.sending.task_deliveries import TaskDeliveries
+from kafka_sink.timing_bounds import MAX_POLL_MS
 
 _log = logging.getLogger(__name__)
-_MAX_POLL_MS = 1000.0
 
 
 class Sender(threading.Thread):
@@ -55,7 +56,7 @@ class Sender(threading.Thread):
         network: NetworkClient,
         identity: ProducerIdentity | None,
         backoff: ExponentialBackoff,
-        clock_ms: Callable[[], float],
+        clock_ms: Clock,
         policy: SendPolicy | None = None,
     ) -> None:
         super().__init__(name="kafka-chunked-sender", daemon=True)
@@ -113,7 +114,7 @@ class Sender(threading.Thread):
 
     def run_once(self, now_ms: float) -> None:
         """One pass; blocks in the network poll until something can happen."""
-        delay = min(_MAX_POLL_MS, self._expiry.expire(now_ms))
+        delay = min(MAX_POLL_MS, self._expiry.expire(now_ms))
         if self._identity is not None:
             restart_sequences(self._identity, self._completion)
         self._refresh_nodes()

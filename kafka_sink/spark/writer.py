@@ -20,6 +20,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from kafka_sink import driver_log
+from kafka_sink.clock import monotonic_ms
 from kafka_sink.coordinator.driver.planning import CoordinatorHandoff
 from kafka_sink.coordinator.wire.address import CoordinatorAddress, without_brackets
 from kafka_sink.errors import DeliveryError, KafkaSinkError
@@ -304,22 +305,18 @@ def send_tables(
     builder = Rebatcher(plan.narrowed().sized, linger_ms=linger_ms)
     feeder = BatchFeeder(batches)
     try:
-        while (batch := feeder.read(builder.deadline_ms() - _now_ms())) is not None:
+        while (batch := feeder.read(builder.deadline_ms() - monotonic_ms())) is not None:
             if isinstance(batch, Late):
-                units = builder.take(_now_ms())
+                units = builder.take(monotonic_ms())
             else:
                 narrow = batch if batch.num_columns == len(used) else batch.select(used)
-                units = builder.offer(narrow, _now_ms())
+                units = builder.offer(narrow, monotonic_ms())
             for unit in units:
                 builder.adapt(producer.send(unit))
         for unit in builder.drain():
             producer.send(unit)
     finally:
         feeder.close()
-
-
-def _now_ms() -> float:
-    return time.monotonic() * 1000
 
 
 class Late(Enum):

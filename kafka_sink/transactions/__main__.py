@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from collections.abc import Sequence
 from typing import TextIO
 
+from kafka_sink.clock import wall_ms
 from kafka_sink.errors import KafkaSinkError
 from kafka_sink.options import SinkOptions, parse
 from kafka_sink.transactions import driver
@@ -101,7 +101,7 @@ def _list(client: TransactionClient, scope: Scope, out: TextIO) -> int:
             print(f"written of {writer}: up to {number}", file=out)
     found = client.run(_open(scope), _TIMEOUT_MS)
     print(f"{len(found)} transactions open", file=out)
-    now_ms = time.time() * 1000
+    now_ms = wall_ms()
     for name, one in sorted(found.items()):
         print(
             f"{name}: open for {max(0.0, now_ms - one.started_ms) / 1000:.0f} s in {one.partitions} "

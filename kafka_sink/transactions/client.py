@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import random
 import re
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -18,6 +17,7 @@ from kafka.errors import for_code
 
 from kafka_sink import kafka_errors
 from kafka_sink.backoff import ExponentialBackoff
+from kafka_sink.clock import monotonic_ms
 from kafka_sink.errors import BrokerVersionError, ConfigurationError, DeliveryError
 from kafka_sink.model import Node, TopicPartition
 from kafka_sink.network import requests, transaction_requests
@@ -147,7 +147,7 @@ class TransactionClient:
 
     def __init__(self, options: SinkOptions) -> None:
         self._options = options
-        self._network = NetworkClient(NetworkSettings.from_options(options), _clock_ms)
+        self._network = NetworkClient(NetworkSettings.from_options(options), monotonic_ms)
         backoff_ms = min(options.retry_backoff_ms, 20)
         self._backoff = ExponentialBackoff(backoff_ms, options.retry_backoff_max_ms, random.random)
         self._coordinators: dict[tuple[bool, str], int] = {}
@@ -168,7 +168,7 @@ class TransactionClient:
         Raises what it raises, DeliveryError after ``timeout_ms``, ConfigurationError where rights or settings
         are in the way, BrokerVersionError where the cluster lacks transaction protocol 2.
         """
-        self._deadline_ms = _clock_ms() + timeout_ms
+        self._deadline_ms = monotonic_ms() + timeout_ms
         try:
             wanted = next(steps)
             while True:
@@ -184,7 +184,7 @@ class TransactionClient:
         """
         if topic in self._partitions:
             return self._partitions[topic]
-        self._deadline_ms = _clock_ms() + timeout_ms
+        self._deadline_ms = monotonic_ms() + timeout_ms
         found: list[int] = []
 
         def encode(version: int) -> bytes:
@@ -221,7 +221,7 @@ class TransactionClient:
 
     def _finish(self, step: _Step) -> None:
         while step.calls:
-            now_ms = _clock_ms()
+            now_ms = monotonic_ms()
             if now_ms > self._deadline_ms:
                 self._give_up(step)
             self._look_up(step, now_ms)
@@ -260,7 +260,7 @@ class TransactionClient:
         return wait
 
     def _poll(self, step: _Step, wait_ms: float) -> None:
-        now_ms = _clock_ms()
+        now_ms = monotonic_ms()
         for event in self._network.poll(wait_ms, now_ms):
             if isinstance(event, NodeDisconnected):
                 self._last_error = str(event.cause)
@@ -305,7 +305,7 @@ class TransactionClient:
         call.attempts += 1
         call.is_sent = False
         call.last_error = reason
-        call.not_before_ms = _clock_ms() + self._backoff.delay_ms(call.attempts)
+        call.not_before_ms = monotonic_ms() + self._backoff.delay_ms(call.attempts)
         if elsewhere and call.key is not None:
             self._coordinators.pop(call.key, None)
         return False
@@ -330,7 +330,7 @@ class TransactionClient:
     def _connect(self) -> None:
         """Until a broker has said which others there are."""
         while not self._nodes:
-            now_ms = _clock_ms()
+            now_ms = monotonic_ms()
             if now_ms > self._deadline_ms:
                 raise DeliveryError(
                     f"no broker answered within the time allowed: {self._network.describe_brokers()}"
@@ -403,7 +403,7 @@ class TransactionClient:
 
     def _back_off(self) -> None:
         self._failures += 1
-        self._not_before_ms = _clock_ms() + self._backoff.delay_ms(min(self._failures, 6))
+        self._not_before_ms = monotonic_ms() + self._backoff.delay_ms(min(self._failures, 6))
 
     def _forget(self, node_id: int) -> None:
         """A broker is gone: what it coordinated may be elsewhere, and other brokers may be there."""
@@ -411,7 +411,7 @@ class TransactionClient:
         self._asked_nodes = False
         self._back_off()
         if node_id in self._nodes and len(self._nodes) > 1:
-            self._ask_nodes(max(_clock_ms(), self._not_before_ms))
+            self._ask_nodes(max(monotonic_ms(), self._not_before_ms))
 
     # -- operations -------------------------------------------------------------------------------
 
@@ -564,7 +564,3 @@ class TransactionClient:
         )
         call = _Call(operation, index, api, versions, encode, take, node=node)
         return call
-
-
-def _clock_ms() -> float:
-    return time.monotonic() * 1000

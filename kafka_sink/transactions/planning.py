@@ -6,13 +6,13 @@ import hashlib
 import json
 import math
 import os
-import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from kafka_sink import application_markers, driver_log
+from kafka_sink.clock import wall_ms
 from kafka_sink.errors import ConfigurationError
 from kafka_sink.options import SinkOptions
 from kafka_sink.transactions import batch as batches
@@ -82,7 +82,7 @@ def commit(options: SinkOptions, planned: PlannedTransactions, reports: Sequence
     if planned.batch is not None:
         application_markers.forget(_lease_key(planned.scope.prefix))
     # By two clocks, so it is for warning only.
-    open_ms = time.time() * 1000 - outcome.began_ms
+    open_ms = wall_ms() - outcome.began_ms
     if outcome.began_ms >= 0 and open_ms > _LONG_OPEN * options.transaction_timeout_ms:
         driver_log.warn(
             f"kafka-chunked: the batch's first transaction was open for {open_ms / 1000:.0f} s, and brokers "

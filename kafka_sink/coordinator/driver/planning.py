@@ -7,10 +7,10 @@ by themselves whatever is not known here.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from kafka_sink.clock import monotonic_ms
 from kafka_sink.coordinator.driver import launcher
 from kafka_sink.coordinator.tasks.client import CoordinatorConnection, warn_once
 from kafka_sink.coordinator.wire.address import CoordinatorAddress, Rendezvous
@@ -18,12 +18,11 @@ from kafka_sink.coordinator.wire.metadata_messages import decode_snapshot
 from kafka_sink.errors import ProtocolError
 from kafka_sink.metadata.snapshot import MetadataSnapshot
 from kafka_sink.options import SinkOptions
+from kafka_sink.timing_bounds import PLANNING_RESPONSE_MS
 
 # A process that was just started must import its parts first; one that runs answers within milliseconds.
 _NEW_SILENCE_MS = 5000.0
 _SILENCE_MS = 500.0
-# For the whole question; the coordinator gives a topic up after 2 s.
-_ANSWER_MS = 3000.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +51,7 @@ def hand_off(
         return CoordinatorHandoff(meeting.rendezvous, driver_address=address)
     try:
         connection = CoordinatorConnection(
-            address, _NEW_SILENCE_MS if meeting.is_new else _SILENCE_MS, _clock_ms
+            address, _NEW_SILENCE_MS if meeting.is_new else _SILENCE_MS, monotonic_ms
         )
         try:
             hints = None if options.topic is None else _ask(connection, options.topic)
@@ -65,15 +64,11 @@ def hand_off(
 
 
 def _ask(connection: CoordinatorConnection, topic: str) -> MetadataSnapshot | None:
-    until_ms = _clock_ms() + _ANSWER_MS
-    connection.tell("metadata", {"ask": [topic]}, _clock_ms())
-    while _clock_ms() < until_ms:
-        for heard in connection.receive(_clock_ms()):
+    until_ms = monotonic_ms() + PLANNING_RESPONSE_MS
+    connection.tell("metadata", {"ask": [topic]}, monotonic_ms())
+    while monotonic_ms() < until_ms:
+        for heard in connection.receive(monotonic_ms()):
             if heard.last:
                 hints = decode_snapshot(heard.body)
                 return hints if any(one.metadata.name == topic for one in hints.topics) else None
     return None
-
-
-def _clock_ms() -> float:
-    return time.monotonic() * 1000

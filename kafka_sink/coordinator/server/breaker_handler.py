@@ -22,13 +22,12 @@ from kafka_sink.coordinator.wire.breaker_messages import (
 )
 from kafka_sink.model import TopicPartition
 from kafka_sink.options.breaker import DEFAULT_CLASS, breaker_settings, value_of
+from kafka_sink.timing_bounds import GATHER_MUTES_MS, HEALTHY_VALID_MS
 
 if TYPE_CHECKING:
     from kafka_sink.coordinator.server.handlers import Handler
     from kafka_sink.options import SinkOptions
 
-# Mutes that follow one another closely are told together.
-_GATHER_MS = 50.0
 # A task that holds batches for what is muted reports every coordinator.report.interval.ms.
 _SILENT_INTERVALS = 3
 _MIN_SILENT_MS = 2_000.0
@@ -37,8 +36,6 @@ _FORGET_MS = 600_000.0
 # A mute that others speak against so soon was one task's bad network; its word counts less for a minute.
 _SOON_MS = 1_000.0
 _DOUBT_MS = 60_000.0
-# Tasks tell of answers every 2 s while nothing is muted.
-_TOLD_MS = 3_000.0
 # So long has a task that is asked to get an answer of a broker that another has no evidence against.
 _ASK_MS = 1_000.0
 # After a mute rows come back from one task, then two more, four, and so on, a step apart.
@@ -157,11 +154,11 @@ class BreakerHandler:
         """When what this report brought is to be looked at: what many tell at once, together."""
         due_ms = math.inf
         if self._added or self._removed:
-            due_ms = self._told_ms + _GATHER_MS
+            due_ms = self._told_ms + GATHER_MUTES_MS
         if not self._is_judged:
-            due_ms = min(due_ms, self._judged_ms + _GATHER_MS)
+            due_ms = min(due_ms, self._judged_ms + GATHER_MUTES_MS)
         if report.changes_probes:
-            due_ms = min(due_ms, self._leased_ms + _GATHER_MS)
+            due_ms = min(due_ms, self._leased_ms + GATHER_MUTES_MS)
         self._due_ms = min(self._due_ms, due_ms)
         return due_ms
 
@@ -191,7 +188,7 @@ class BreakerHandler:
         self._judge(now_ms)
         self._end_claims(now_ms)
         outgoing: list[ServerMessage] = []
-        if (self._added or self._removed) and now_ms - self._told_ms >= _GATHER_MS:
+        if (self._added or self._removed) and now_ms - self._told_ms >= GATHER_MUTES_MS:
             outgoing += self._tell_all()
             self._told_ms = now_ms
         asks, self._asks = self._asks, {}
@@ -243,15 +240,15 @@ class BreakerHandler:
     def _next_change_ms(self, now_ms: float) -> float:
         delay = self._book.next_change_ms(now_ms)
         if self._added or self._removed:
-            delay = min(delay, self._told_ms + _GATHER_MS - now_ms)
+            delay = min(delay, self._told_ms + GATHER_MUTES_MS - now_ms)
         if self._asks:
             return 0.0
         delay = min([delay, *(claim.until_ms - now_ms for claim in self._claims.values())])
         heard_ms = None if self._votes is None else self._votes.next_change_ms(now_ms)
         if heard_ms is not None:
-            delay = min(delay, max(heard_ms, self._judged_ms + _GATHER_MS - now_ms))
+            delay = min(delay, max(heard_ms, self._judged_ms + GATHER_MUTES_MS - now_ms))
         if not self._is_judged:
-            delay = min(delay, self._judged_ms + _GATHER_MS - now_ms)
+            delay = min(delay, self._judged_ms + GATHER_MUTES_MS - now_ms)
         for mute in self._book.mutes.values():
             if mute.state is BreakerState.OPEN:
                 trial_ms = mute.retry_at_ms + self._book.retry_interval_ms
@@ -290,7 +287,7 @@ class BreakerHandler:
         votes = self._votes
         if votes is None:
             return
-        if now_ms - self._judged_ms < _GATHER_MS:
+        if now_ms - self._judged_ms < GATHER_MUTES_MS:
             # All votes are looked at, so not for each that comes.
             self._is_judged = not votes.is_open
             return
@@ -317,7 +314,7 @@ class BreakerHandler:
             return
         silence_ms = mute.silence_ms
         doubted = now_ms - self._doubted_ms.get((peer, target), -math.inf) < _DOUBT_MS
-        since = now_ms - (max(_TOLD_MS, silence_ms / 2) if doubtful or doubted else silence_ms / 2)
+        since = now_ms - (max(HEALTHY_VALID_MS, silence_ms / 2) if doubtful or doubted else silence_ms / 2)
         answered = self._answered.get(target, {})
         if any(at > since for other, at in answered.items() if other != peer):
             return

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import random
 import threading
-import time
 from collections.abc import Callable
 
 from kafka_sink.backoff import ExponentialBackoff
+from kafka_sink.clock import monotonic_ms
 from kafka_sink.coordinator.server.handlers import Handler
 from kafka_sink.coordinator.server.metadata_handler import MetadataHandler
 from kafka_sink.coordinator.wire.metadata_messages import coordinator_idle_ms
@@ -35,11 +35,6 @@ _SHARE_OF_AGE = 0.9
 _RESTART_MS, _RESTART_MAX_MS = 1000.0, 60_000.0
 
 
-def clock_ms() -> float:
-    """Monotonic milliseconds."""
-    return time.monotonic() * 1000
-
-
 class MetadataFetcher(threading.Thread):
     """Refreshes ``view`` and tells the handler. A daemon; nothing that goes wrong in it ends it."""
 
@@ -47,7 +42,7 @@ class MetadataFetcher(threading.Thread):
         super().__init__(name="kafka-chunked-metadata", daemon=True)
         self._options = options
         self._settings = SenderSettings.from_options(options)
-        self._network = NetworkClient(NetworkSettings.from_options(options), clock_ms)
+        self._network = NetworkClient(NetworkSettings.from_options(options), monotonic_ms)
         cache = MetadataCache(
             max_age_ms=options.metadata_max_age_ms * _SHARE_OF_AGE,
             idle_ms=coordinator_idle_ms(options.metadata_max_idle_ms),
@@ -56,7 +51,7 @@ class MetadataFetcher(threading.Thread):
             random=random.random,
             non_urgent_share=NON_URGENT_SHARE / _SHARE_OF_AGE,
         )
-        self.view = ClusterMetadata(cache, clock_ms, self.wake, self._describe)
+        self.view = ClusterMetadata(cache, monotonic_ms, self.wake, self._describe)
         self._handler: MetadataHandler | None = None
         self._control = ControlRequests(self._settings, self.view, self._network, None)
         self._known_version = -1
@@ -85,16 +80,16 @@ class MetadataFetcher(threading.Thread):
         failures = 0
         while not self._closing.is_set():
             try:
-                self._run_once(clock_ms())
+                self._run_once(monotonic_ms())
             except Exception as error:  # noqa: BLE001 - tasks work on without it; a bug here must not end it
                 failures += 1
                 _log.exception("fetching metadata failed")
                 self._failed(f"{type(error).__name__}: {error}")
                 self._network.close()
                 self._closing.wait(backoff.delay_ms(failures) / 1000)
-                self._network = NetworkClient(NetworkSettings.from_options(self._options), clock_ms)
+                self._network = NetworkClient(NetworkSettings.from_options(self._options), monotonic_ms)
                 self._control = ControlRequests(self._settings, self.view, self._network, None)
-                self.view.on_failure(clock_ms())
+                self.view.on_failure(monotonic_ms())
         self._network.close()
 
     def _run_once(self, now_ms: float) -> None:
@@ -103,7 +98,7 @@ class MetadataFetcher(threading.Thread):
             self._network.set_nodes(self.view.nodes().values())
         delay_ms = min(_MAX_POLL_MS, self._control.refresh_metadata(now_ms))
         for event in self._network.poll(max(delay_ms, 0.0), now_ms):
-            now_ms = clock_ms()
+            now_ms = monotonic_ms()
             if isinstance(event, ResponseReceived) and isinstance(event.tag, MetadataTag):
                 self._control.on_response(event, now_ms)
                 if self._handler is not None:

@@ -31,10 +31,8 @@ from kafka_sink.errors import ProtocolError
 from kafka_sink.kafka_errors import LEADER_NOT_AVAILABLE, UNKNOWN_TOPIC_OR_PARTITION
 from kafka_sink.metadata.snapshot import MetadataSnapshot
 from kafka_sink.model import PartitionInfo, TopicMetadata, TopicPartition
+from kafka_sink.timing_bounds import GIVE_UP_MS, PENDING_MS
 
-_PENDING_MS = 100.0
-# A task that has waited so long for what the coordinator fetches had better ask by itself.
-GIVE_UP_MS = 2000.0
 _MAX_TOPICS_OF_A_TASK = 50_000
 # Numbers of changes to keep, beyond twice those of topics in use, before they are sorted out.
 _MAX_SPARE = 10_000
@@ -159,7 +157,7 @@ class MetadataHandler:
             self._forget_missing()
             return replies
         known.pending += 1
-        until_ms, next_ms = now_ms + GIVE_UP_MS, now_ms + _PENDING_MS
+        until_ms, next_ms = now_ms + GIVE_UP_MS, now_ms + PENDING_MS
         self._pending.append(_Pending(peer, request, asked, missing, next_ms, until_ms))
         return self._tell(peer, request, told, (), last=False, now_ms=now_ms)
 
@@ -228,7 +226,7 @@ class MetadataHandler:
                 replies += self._tell(one.peer, one.request, told, one.asked, last=True, now_ms=now_ms)
                 continue
             if now_ms >= one.next_ms:
-                one.next_ms = now_ms + _PENDING_MS
+                one.next_ms = now_ms + PENDING_MS
                 replies.append(Reply(one.peer, one.request, {"pending": len(one.missing)}, last=False))
             waiting.append(one)
         self._pending = waiting

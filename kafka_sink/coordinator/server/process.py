@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from kafka_sink.clock import monotonic_ms
 from kafka_sink.coordinator.driver.driver_process import DriverProcess
 from kafka_sink.coordinator.driver.rendezvous_directory import known_cluster_marker, starts_file
 from kafka_sink.coordinator.server.breaker_handler import breaker_handler
@@ -106,7 +107,7 @@ async def _serve(first: dict[str, Any], later: CommandPipe, rest: list[dict[str,
     server = CoordinatorServer(
         bytes.fromhex(first["secret"]),
         _HANDLERS,
-        lambda: time.monotonic() * 1000,
+        monotonic_ms,
         _bounds(first["bounds"]),
         look=look,
         forgotten=forgotten,

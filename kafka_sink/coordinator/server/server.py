@@ -15,6 +15,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+from kafka_sink.clock import Clock
 from kafka_sink.coordinator.server.cluster_registry import ClusterRegistry
 from kafka_sink.coordinator.server.connection_log import ConnectionLog, Dropped
 from kafka_sink.coordinator.server.handlers import HandlerFactory, Reply, ServerMessage
@@ -73,7 +74,7 @@ class CoordinatorServer:
         self,
         secret: bytes,
         factories: Mapping[str, HandlerFactory],
-        clock_ms: Callable[[], float],
+        clock_ms: Clock,
         bounds: ServerBounds = ServerBounds(),
         look: Callable[[], None] = lambda: None,
         forgotten: Callable[[str], None] = lambda key: None,

@@ -26,9 +26,8 @@ from kafka_sink.coordinator.wire.breaker_messages import (
     encode_report,
 )
 from kafka_sink.model import TopicPartition
+from kafka_sink.timing_bounds import HEALTHY_REPORT_MS
 
-# While nothing fails, what is told can wait: rows sent, and who answers.
-_HEALTHY_MS = 2_000.0
 # Between tasks nothing is sent.
 _MAX_WAITING = 4
 
@@ -154,7 +153,7 @@ class BreakerChannel:
             return -math.inf
         if self._errors or self._holds or self._muted or self._changes or self._failures:
             return self._sent_ms + self._interval_ms
-        return self._sent_ms + max(self._interval_ms, _HEALTHY_MS) if self._rows else math.inf
+        return self._sent_ms + max(self._interval_ms, HEALTHY_REPORT_MS) if self._rows else math.inf
 
     def _take(self, news: BreakerUpdate | bool, control: MuteControl) -> None:
         if isinstance(news, bool):

@@ -18,14 +18,13 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from kafka_sink.backoff import ExponentialBackoff
+from kafka_sink.clock import Clock
 from kafka_sink.coordinator.tasks.warnings import warn_of_no_coordinator
 from kafka_sink.coordinator.wire.address import CoordinatorAddress
 from kafka_sink.coordinator.wire.session import MAX_FRAME_BYTES, MAX_HANDSHAKE_BYTES, FrameReader, Session
 from kafka_sink.errors import ProtocolError
+from kafka_sink.timing_bounds import COORDINATOR_SILENCE_MS
 
-# For connection and challenge, and then for the first or next reply to a message. Nobody waits for these: a
-# task that has asked goes on alone after a second (ClusterMetadata).
-_SILENCE_MS = 2000.0
 _BACKOFF_MS, _BACKOFF_MAX_MS = 1000.0, 30_000.0
 _AFTER_IDLE_MS = 100.0
 _READ_BYTES = 256 * 1024
@@ -79,8 +78,8 @@ class CoordinatorClient(threading.Thread):
         self,
         address: CoordinatorAddress,
         participants: Sequence[Channel],
-        clock_ms: Callable[[], float],
-        silence_ms: float = _SILENCE_MS,
+        clock_ms: Clock,
+        silence_ms: float = COORDINATOR_SILENCE_MS,
     ) -> None:
         super().__init__(name="kafka-chunked-coordinator-client", daemon=True)
         self.address = address
@@ -246,7 +245,7 @@ class CoordinatorConnection:
     ``silence_ms`` bounds the challenge, and then the wait for each reply.
     """
 
-    def __init__(self, address: CoordinatorAddress, silence_ms: float, clock_ms: Callable[[], float]) -> None:
+    def __init__(self, address: CoordinatorAddress, silence_ms: float, clock_ms: Clock) -> None:
         self._silence_ms = silence_ms
         self._asked: dict[int, float] = {}
         self._count = 0
@@ -267,7 +266,7 @@ class CoordinatorConnection:
             self.socket.close()
             raise
 
-    def _first_frame(self, deadline_ms: float, clock_ms: Callable[[], float]) -> bytes:
+    def _first_frame(self, deadline_ms: float, clock_ms: Clock) -> bytes:
         while (frame := self._frames.next_frame()) is None:
             left_ms = deadline_ms - clock_ms()
             if left_ms <= 0:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from typing import Any, Protocol
 
+from kafka_sink.clock import Clock
 from kafka_sink.coordinator.wire.metadata_messages import (
     MAX_STALE,
     MAX_TOPICS,
@@ -16,12 +17,10 @@ from kafka_sink.coordinator.wire.metadata_messages import (
     in_parts,
     use_interval_ms,
 )
-from kafka_sink.metadata.cluster_metadata import HINT_WAIT_MS
 from kafka_sink.metadata.snapshot import MetadataSnapshot
 from kafka_sink.model import TopicPartition
+from kafka_sink.timing_bounds import GATHER_STALE_MS, HINT_WAIT_MS
 
-# A moved leader is told of at once, together with those that moved with it.
-_GATHER_STALE_MS = 100.0
 # With nothing to tell, so often is asked whether the coordinator still answers.
 _HEARTBEAT_MS = 5000.0
 
@@ -44,9 +43,7 @@ class MetadataChannel:
 
     kind = "metadata"
 
-    def __init__(
-        self, view: HintSink, clock_ms: Callable[[], float], report_interval_ms: float, idle_ms: float
-    ) -> None:
+    def __init__(self, view: HintSink, clock_ms: Clock, report_interval_ms: float, idle_ms: float) -> None:
         self._view = view
         self._clock_ms = clock_ms
         self._wake: Callable[[], None] = lambda: None
@@ -148,7 +145,7 @@ class MetadataChannel:
 
     def _report_ms(self) -> float:
         in_haste = self._stale or self._leaders
-        return self._looked_ms + (min(self._interval_ms, _GATHER_STALE_MS) if in_haste else self._interval_ms)
+        return self._looked_ms + (min(self._interval_ms, GATHER_STALE_MS) if in_haste else self._interval_ms)
 
     def on_reply(self, body: Mapping[str, Any], last: bool, now_ms: float) -> None:
         """See Channel."""

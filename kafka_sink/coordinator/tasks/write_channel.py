@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import threading
-import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
+from kafka_sink.clock import monotonic_ms
 from kafka_sink.coordinator.tasks.client import CoordinatorConnection
 from kafka_sink.coordinator.wire.address import CoordinatorAddress
 from kafka_sink.errors import KafkaSinkError, ProtocolError, WriteOverError
@@ -89,13 +89,9 @@ class WriteChannel:
 def tell_over(address: CoordinatorAddress, name: str) -> None:
     """From the driver: attempts of this write that are still at work are to end. Never fails."""
     with suppress(OSError, KafkaSinkError, ProtocolError):
-        connection = CoordinatorConnection(address, _DRIVER_WAITS_MS, _clock_ms)
+        connection = CoordinatorConnection(address, _DRIVER_WAITS_MS, monotonic_ms)
         try:
-            connection.tell(KIND, {"over": name}, _clock_ms())
-            connection.receive(_clock_ms())
+            connection.tell(KIND, {"over": name}, monotonic_ms())
+            connection.receive(monotonic_ms())
         finally:
             connection.close()
-
-
-def _clock_ms() -> float:
-    return time.monotonic() * 1000

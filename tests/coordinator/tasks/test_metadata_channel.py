@@ -10,7 +10,7 @@ import pytest
 
 from kafka_sink.coordinator.server import metadata_handler
 from kafka_sink.coordinator.server.handlers import Push, Reply, ServerMessage
-from kafka_sink.coordinator.server.metadata_handler import GIVE_UP_MS, MetadataHandler
+from kafka_sink.coordinator.server.metadata_handler import MetadataHandler
 from kafka_sink.coordinator.server.server import ServerBounds
 from kafka_sink.coordinator.tasks.metadata_channel import MetadataChannel
 from kafka_sink.coordinator.wire.metadata_messages import (
@@ -21,9 +21,10 @@ from kafka_sink.coordinator.wire.metadata_messages import (
 from kafka_sink.coordinator.wire.session import FrameReader, Session
 from kafka_sink.errors import MetadataTimeoutError, ProtocolError
 from kafka_sink.metadata.cache import MetadataCache
-from kafka_sink.metadata.cluster_metadata import HINT_WAIT_MS, ClusterMetadata, NoHints
+from kafka_sink.metadata.cluster_metadata import ClusterMetadata, NoHints
 from kafka_sink.metadata.snapshot import MetadataSnapshot
 from kafka_sink.model import MetadataUpdate, Node, PartitionInfo, TopicMetadata, TopicPartition
+from kafka_sink.timing_bounds import GIVE_UP_MS, HINT_WAIT_MS
 
 UNKNOWN, NOT_AUTHORIZED = 3, 29
 NODES = (Node(1, "one", 9092), Node(2, "two", 9092))

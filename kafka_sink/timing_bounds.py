@@ -1,0 +1,40 @@
+"""Times whose order matters across modules, in milliseconds. A test checks the order.
+
+A time that no other module depends on stays where it is used.
+"""
+
+from __future__ import annotations
+
+# -- metadata by way of the coordinator: each waits a little longer than the one it waits for ----------------
+
+# The coordinator gathers leaders that moved, and reminds tasks of requests that are still pending, at this
+# interval.
+GATHER_STALE_MS = 100.0
+PENDING_MS = 100.0
+# A task does not ask brokers while the coordinator may be about to bring the topic. Shorter than
+# COORDINATOR_SILENCE_MS: no task waits for a coordinator that has stopped answering.
+HINT_WAIT_MS = 1000.0
+# After this the coordinator gives a topic up, and the task asks brokers itself.
+GIVE_UP_MS = 2000.0
+# A task takes a coordinator without a first or next reply for gone. While it fetches, the coordinator replies
+# every PENDING_MS.
+COORDINATOR_SILENCE_MS = 2000.0
+# The driver's one question while it plans a write. Longer than GIVE_UP_MS, so that it hears of giving up.
+PLANNING_RESPONSE_MS = 3000.0
+
+# -- the circuit breaker ---------------------------------------------------------------------------------
+
+# A silent broker is muted only when it is still silent after responses in the socket have been read. Far
+# below any sensible slow.request.min.ms.
+CONFIRM_SILENCE_MS = 50.0
+# The coordinator sends mutes that follow one another closely in one message. Below the default of
+# coordinator.report.interval.ms, so that gathering adds little to it.
+GATHER_MUTES_MS = 50.0
+# A task reports responses at this interval while nothing fails.
+HEALTHY_REPORT_MS = 2000.0
+# The coordinator counts a reported response for this long at least: longer than tasks take to report.
+HEALTHY_VALID_MS = 3000.0
+# The sender looks at waiting batches at least this often.
+MAX_POLL_MS = 1000.0
+# Batches count as waiting for this long after the sender last saw them: longer than it takes to look again.
+HELD_MS = 1500.0

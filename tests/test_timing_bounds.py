@@ -1,0 +1,42 @@
+"""The order of times that depend on one another."""
+
+from __future__ import annotations
+
+from kafka_sink import timing_bounds as bounds
+from kafka_sink.options import parse
+from kafka_sink.options.breaker import value_of
+
+_OPTIONS = parse({"kafka.bootstrap.servers": "broker:9092"}).options
+
+
+def test_a_task_asks_brokers_itself_before_the_coordinator_gives_up() -> None:
+    assert bounds.HINT_WAIT_MS < bounds.GIVE_UP_MS
+
+
+def test_a_task_gives_up_waiting_before_it_takes_the_coordinator_for_gone() -> None:
+    assert bounds.HINT_WAIT_MS < bounds.COORDINATOR_SILENCE_MS
+
+
+def test_the_coordinator_replies_often_while_it_fetches() -> None:
+    assert 10 * bounds.PENDING_MS <= bounds.COORDINATOR_SILENCE_MS
+
+
+def test_planning_hears_that_the_coordinator_gives_up() -> None:
+    assert bounds.PLANNING_RESPONSE_MS > bounds.GIVE_UP_MS + bounds.PENDING_MS
+
+
+def test_gathering_is_shorter_than_the_interval_of_reports() -> None:
+    interval_ms = _OPTIONS.coordinator_report_interval_ms
+    assert bounds.GATHER_MUTES_MS < bounds.GATHER_STALE_MS < interval_ms
+
+
+def test_a_silence_is_confirmed_long_before_a_request_counts_as_slow() -> None:
+    assert value_of("slow.request.min.ms", {}) >= 10 * bounds.CONFIRM_SILENCE_MS
+
+
+def test_responses_count_until_tasks_report_the_next_ones() -> None:
+    assert bounds.HEALTHY_VALID_MS > bounds.HEALTHY_REPORT_MS + bounds.GATHER_MUTES_MS
+
+
+def test_batches_count_as_waiting_until_the_sender_looks_again() -> None:
+    assert bounds.HELD_MS > bounds.MAX_POLL_MS
