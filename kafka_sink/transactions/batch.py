@@ -45,7 +45,7 @@ class Handover:
         decision = ownership.decision
         if decision is None:
             return cls(ownership.claim, {})
-        if ownership.missing == {part.task for part in decision.parts}:
+        if ownership.missing and ownership.missing == {part.task for part in decision.parts}:
             # Readers see none of it: as if it had not been decided, so that tasks may be others now.
             return cls(ownership.claim, decision.progress_before())
         broken = None

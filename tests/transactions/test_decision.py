@@ -102,6 +102,8 @@ def test_what_tasks_do_follows_from_what_planning_found() -> None:
     assert [broken.duty(done, task) for task in range(3)] == [Duty.COMPARE, Duty.WRITE, Duty.COMPARE]
     with pytest.raises(IncompleteBatchError, match="task 1"):
         broken.duty(later, 0)
+    empty = Handover.of(Ownership(claim, decision(1, 0)))
+    assert empty.duty(done, 0) is Duty.SKIP
     unseen = Handover.of(Ownership(claim, decision(1, 3), frozenset({0, 1, 2})))
     assert unseen.duty(done, 0) is Duty.WRITE
     assert unseen.duty(BatchIdentity("query", 4), 0) is Duty.SKIP
