@@ -20,7 +20,8 @@ from kafka_sink.errors import (
     ConfigurationError,
     KafkaSinkError,
 )
-from kafka_sink.options import SinkOptions, parse
+from kafka_sink.local_broker import LocalBroker
+from kafka_sink.options import SinkOptions, checks, parse
 from kafka_sink.producer import Producer
 from kafka_sink.rows.column_plan import ColumnPlan
 from tests.security.certificates import Authority
@@ -450,6 +451,31 @@ def _pump(source: socket.socket, sink: socket.socket, limit: int) -> None:
             side.shutdown(socket.SHUT_RDWR)
         except OSError:
             pass
+
+
+def test_limits_as_azure_event_hubs_has_them_are_kept(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker with the service's limits: larger requests and unused connections end connections there."""
+    limits = {"socket.request.max.bytes": 1_046_528, "connections.max.idle.ms": 240_000}
+    rows = pa.record_batch([pa.array([os.urandom(300).hex() for _ in range(20_000)])], names=["value"])
+    with LocalBroker(properties=limits) as broker:
+        broker.create_topic("limited", 8)
+        given = {"kafka.bootstrap.servers": broker.bootstrap_servers, "topic": "limited"}
+        monkeypatch.setattr(checks, "_EVENT_HUBS", "127.0.0.1")
+        adapted = parse(given).options
+        producer = Producer(adapted)
+        try:
+            producer.begin()
+            for _ in range(3):
+                producer.send(ColumnPlan.of([("value", "string")], "limited").narrowed(), rows)
+            result = producer.finish()
+        finally:
+            producer.close()
+    assert result.records == 60_000
+    assert result.retries == 0, "a request was too large for it"
+    assert adapted.max_request_size < limits["socket.request.max.bytes"]
+    assert adapted.connections_max_idle_ms < limits["connections.max.idle.ms"]
 
 
 def test_rows_survive_a_broker_that_is_restarted(secured: Secured) -> None:
