@@ -205,9 +205,8 @@ class Appending:
             self._appender.append(self._unit, lambda: None)
         self._appender.flush()
         accumulator = self._accumulator
-        with accumulator.lock:
-            queues = list({batch.partition: None for batch in accumulator.queued()})
-            queues = [accumulator.queue(partition) for partition in queues]
+        with accumulator.planning() as batches:
+            queues = [batches.queue(partition) for partition in {b.partition: None for b in batches.queued()}]
         self.batches = size = 0
         while accumulator.incomplete:
             for batch in accumulator.drain(0, queues, sys.maxsize, lambda _: True):  # type: ignore[arg-type]
@@ -215,7 +214,7 @@ class Appending:
                 self.batches += 1
                 batch.move_to(BatchState.IN_FLIGHT)
                 accumulator.finish(batch, BatchState.SUCCEEDED, lambda: None)
-        accumulator.flushing = False
+        accumulator.begin_task()
         self.batch_bytes = size / self.batches
 
 

@@ -136,7 +136,7 @@ class Producer:
         self._allocator.restart_maxima()
         self._memory_before = self._allocator.metrics()
         self._breaker_before = self.breaker_metrics()
-        self._accumulator.flushing = False
+        self._accumulator.begin_task()
         self._appender.encode_ms = self._appender.pool_wait_ms = 0.0
         self._writes.begin(write)
 
@@ -238,13 +238,12 @@ class Producer:
         """
         started = monotonic_ms()
         self._appender.flush()
-        with self._accumulator.lock:
-            while self._accumulator.incomplete and not self._sender.deliveries.has_failed:
-                self._accumulator.completed.wait(_WATCH_MS / 1000)
-                if not self._sender.is_alive():
-                    break
+        deliveries = self._sender.deliveries
+        while not self._accumulator.await_completion(_WATCH_MS / 1000, lambda: deliveries.has_failed):
+            if not self._sender.is_alive():
+                break
         self.check()
-        counts = self._sender.deliveries.counts()
+        counts = deliveries.counts()
         if counts.written_records != self._rows:
             # The last guard of the first invariant; no path is known that leads here.
             raise DeliveryError(f"of {self._rows} rows {counts.written_records} are accounted for")
@@ -293,8 +292,7 @@ class Producer:
             unanswered,
             max(0, self._rows - written - unanswered),
         )
-        with self._accumulator.lock:
-            self._accumulator.completed.notify_all()
+        self._accumulator.wake_waiters()
 
     def metrics(self) -> Metrics:
         """Of the task under way, or of the last one, under Kafka's names: see docs/metrics.md."""

@@ -57,8 +57,7 @@ class MutedMemoryLimit:
                         f"rows for {partition} waited kafka.delivery.timeout.ms = {timeout_ms:.0f} ms for a "
                         f"muted partition: {self._explain(partition)}"
                     )
-                with self._accumulator.lock:
-                    self._accumulator.completed.wait(_LOOK_MS / 1000)
+                self._accumulator.await_change(_LOOK_MS / 1000)
                 check()
         finally:
             self.waited_ms += self._clock_ms() - started_ms

@@ -6,6 +6,7 @@ import itertools
 from enum import Enum
 
 from kafka_sink.accumulator.batch_buffer import BatchBuffer
+from kafka_sink.accumulator.lease import Lease
 from kafka_sink.model import CompressionType, TopicPartition
 from kafka_sink.records import batch_header
 from kafka_sink.records.compression import PACKER, BlockCodec, CompressionRatios, WholeCodec, unpack
@@ -86,10 +87,10 @@ class ProducerBatch:
         # Append order within the partition, by which retries are put back; a piece's follows its parent's.
         self.ordinal: tuple[int, ...] = (next(_ordinals),)
         self.state = BatchState.OPEN
-        self.leased = False
+        # The task's hold on the batch; guarded by the accumulator's lock.
+        self.lease: Lease | None = None
         self.record_count = 0
         self.raw_bytes = 0
-        self.overflowed = False
         self.attempts = 0
         self.last_attempt_ms = 0.0
         self.request_references = 0
@@ -120,7 +121,7 @@ class ProducerBatch:
 
         Raises IllegalTransitionError without a lease.
         """
-        if not self.leased:
+        if self.lease is None:
             raise IllegalTransitionError(f"append to a batch of {self.partition} that is {self.state.value}")
         blocks = self._blocks
         if blocks is None:
@@ -147,7 +148,7 @@ class ProducerBatch:
                 tail = 0
             self._write_block(codec, block)
         if at < len(records):
-            self.overflowed |= self.buffer.write_growing(records[at:])
+            self.buffer.write_growing(records[at:])
 
     def _pack_tail(self, codec: BlockCodec) -> int:
         """Makes blocks of what was held raw before the batch began to pack; returns the bytes left raw."""
@@ -156,14 +157,14 @@ class ProducerBatch:
         whole = len(raw) // codec.block_size * codec.block_size
         for at in range(0, whole, codec.block_size):
             self._write_block(codec, raw[at : at + codec.block_size])
-        self.overflowed |= self.buffer.write_growing(raw[whole:])
+        self.buffer.write_growing(raw[whole:])
         self.buffer.trim()
         return len(raw) - whole
 
     def _write_block(self, codec: BlockCodec, block: bytes | memoryview) -> None:
         framing, body = codec.compress_block(block)
-        self.overflowed |= self.buffer.write_growing(framing)
-        self.overflowed |= self.buffer.write_growing(body)
+        self.buffer.write_growing(framing)
+        self.buffer.write_growing(body)
         self._tail_at = self.buffer.size
 
     def seal(self) -> None:
@@ -272,6 +273,16 @@ class ProducerBatch:
         """Compressed over raw bytes of a sealed batch."""
         return (self.buffer.size - batch_header.SIZE) / self.raw_bytes if self.raw_bytes else 1.0
 
+    @property
+    def holds_heap(self) -> bool:
+        """Whether the batch took memory beyond the pool, as its rows shrank less than estimated."""
+        return self.buffer.heap_bytes > 0
+
+    @property
+    def compresses_whole(self) -> bool:
+        """Whether the codec compresses all rows at once, when the batch is sealed."""
+        return isinstance(self.codec, WholeCodec)
+
     # -- states ---------------------------------------------------------------------------------
 
     def move_to(self, state: BatchState) -> bool:
@@ -287,6 +298,11 @@ class ProducerBatch:
             return False
         self.state = state
         return True
+
+    @property
+    def leased(self) -> bool:
+        """Whether the task's thread writes into the batch, so that the sender leaves it alone."""
+        return self.lease is not None
 
     @property
     def terminal(self) -> bool:

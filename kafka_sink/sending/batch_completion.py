@@ -78,9 +78,7 @@ class BatchCompletion:
     def fail_all(self, cause: Exception) -> None:
         """Fails every batch: the producer cannot go on (authentication failed, no producer id)."""
         self.deliveries.failed(None, 0, cause)
-        with self._accumulator.lock:
-            queued = [batch for batch in self._accumulator.queued() if not batch.leased]
-        for batch in [*queued, *self._in_flight.values()]:
+        for batch in [*self._accumulator.queued_batches_snapshot(), *self._in_flight.values()]:
             self.fail(batch, cause)
 
     def abandon(self, *, end_leases: bool) -> None:

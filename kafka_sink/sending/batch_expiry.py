@@ -89,8 +89,8 @@ class BatchExpiry:
         if not topics:
             self._missing_since_ms.clear()
             return
-        with self._accumulator.lock:
-            queued = [batch for batch in self._accumulator.queued() if batch.partition.topic in topics]
+        snapshot = self._accumulator.queued_batches_snapshot()
+        queued = [batch for batch in snapshot if batch.partition.topic in topics]
         partitions = {batch.partition for batch in queued}
         missing = {partition for partition in partitions if self._partitions_without(partition) is not None}
         since_ms = {partition: self._missing_since_ms.get(partition, now_ms) for partition in missing}

@@ -12,8 +12,9 @@ import threading
 from collections.abc import Container, Mapping, Sequence
 from functools import partial
 
+from kafka_sink.accumulator.batch_queues import PartitionQueue
 from kafka_sink.accumulator.producer_batch import ProducerBatch
-from kafka_sink.accumulator.record_accumulator import PartitionQueue, RecordAccumulator
+from kafka_sink.accumulator.record_accumulator import RecordAccumulator
 from kafka_sink.backoff import ExponentialBackoff
 from kafka_sink.breaker.send_policy import NoSendPolicy, SendPolicy
 from kafka_sink.clock import Clock

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kafka_sink.accumulator.batch_buffer import BatchBuffer, BufferAllocator
+from kafka_sink.accumulator.lease import Lease
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
 from kafka_sink.records import batch_header, varint
 from kafka_sink.records.compression import CompressionRatios, decompress
@@ -94,11 +95,12 @@ def _filled(
         parent.base_timestamp + base,
         parent.created_ms,
     )
-    piece.leased = True
+    lease = Lease()
+    lease.add(piece)
     piece.append(
         memoryview(encoded), len(group), parent.base_timestamp + max(timestamp for timestamp, _, _ in group)
     )
     piece.move_to(BatchState.CLOSED)
     piece.seal()
-    piece.leased = False
+    lease.end(piece)
     return piece

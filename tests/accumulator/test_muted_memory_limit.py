@@ -79,19 +79,19 @@ class Bench:
             self.accumulator, LIMIT, lambda: self.mutes, lambda p: f"{p} rests", lambda: self.now
         )
         self.appender = RecordAppender(self.accumulator, None, lambda: self.now, lambda: None, self.share)
-        enqueue = self.accumulator.enqueue
+        enqueue = self.accumulator._queues.enqueue
 
         def noting(queue, batch):  # type: ignore[no-untyped-def]
             self.order.append(queue.partition.partition)
             enqueue(queue, batch)
 
-        self.accumulator.enqueue = noting  # type: ignore[method-assign]
+        self.accumulator._queues.enqueue = noting  # type: ignore[method-assign]
 
     def append(self, one: OrderedRows, check: Callable[[], None] = lambda: None) -> None:
         self.appender.append(one, check)
 
     def rows(self, partition: int) -> list[int]:
-        batches = self.accumulator.queue(P[partition]).batches
+        batches = self.accumulator._queues.queue(P[partition]).batches
         data = b"".join(bytes(view) for batch in batches for view in batch.buffer.views())
         return [int(number) for number in re.findall(rb"<(\d+)>", data)]
 

@@ -8,6 +8,7 @@ import pytest
 
 from kafka_sink.accumulator.buffer_pool import BufferPool
 from kafka_sink.accumulator.chunked_buffer import IncrementalAllocator
+from kafka_sink.accumulator.lease import Lease
 from kafka_sink.accumulator.producer_batch import (
     TERMINAL,
     TRANSITIONS,
@@ -103,7 +104,7 @@ def test_rows_that_were_packed_meanwhile_make_the_same_batch(
         buffer = IncrementalAllocator(memory).try_open(1 << 20)
         assert buffer is not None
         batch = ProducerBatch(TopicPartition("t", 0), buffer, codec_for(codec, None), codec, 1.0, 0, 0)
-        batch.leased = True
+        batch.lease = Lease()
         for number, piece in enumerate(pieces):
             if packs and number == begin:
                 batch.pack(1.0)
@@ -111,7 +112,7 @@ def test_rows_that_were_packed_meanwhile_make_the_same_batch(
             if packs and number > begin:
                 assert batch.raw_tail < 65_536
                 assert batch.size < 61 + sum(sizes) * max(random_share, 0.02) + 65_536 + 4 * 10
-        batch.leased = False
+        batch.lease = None
         batch.move_to(BatchState.CLOSED)
         batch.seal()
         made.append((batch.raw_bytes, b"".join(batch.buffer.views())))

@@ -10,6 +10,7 @@ import pytest
 
 from kafka_sink.accumulator import record_accumulator
 from kafka_sink.accumulator.buffer_pool import BufferPool
+from kafka_sink.accumulator.lease import Lease
 from kafka_sink.accumulator.producer_batch import BatchState, IllegalTransitionError, ProducerBatch
 from kafka_sink.accumulator.record_accumulator import AccumulatorSettings, RecordAccumulator
 from kafka_sink.model import CompressionType, PartitionInfo, TopicPartition
@@ -49,11 +50,11 @@ class Bench:
         buffer = self.accumulator.allocator.try_open(size)
         assert buffer is not None
         batch = ProducerBatch(partition, buffer, None, CompressionType.NONE, 1.0, 0, created)
-        batch.leased = True
+        batch.lease = Lease()
         batch.append(memoryview(b"x" * (size - 61)), 2, 0)
-        batch.leased = False
-        with self.accumulator.lock:
-            self.accumulator.enqueue(self.accumulator.queue(partition), batch)
+        batch.lease = None
+        with self.accumulator.planning() as queues:
+            queues.enqueue(queues.queue(partition), batch)
         return batch
 
     def closed(self, partition: TopicPartition, created: float = 0, size: int = 100) -> ProducerBatch:
@@ -110,7 +111,7 @@ def test_what_makes_a_batch_ready_at_once() -> None:
     followed.batch(P[0])
     flushed.batch(P[0])
     assert flushed.ready(0)[0] == {}
-    flushed.accumulator.flushing = True
+    flushed.accumulator._queues.flushing = True
     for bench in (full, followed, flushed):
         assert bench.ready(0)[0] == {0: {0}}
 
@@ -125,19 +126,19 @@ def test_somebody_who_waits_for_memory_makes_all_ready(monkeypatch: pytest.Monke
 
 def test_a_leased_batch_is_left_alone_and_the_task_is_asked_to_wake_the_sender() -> None:
     bench = Bench()
-    bench.batch(P[0]).leased = True
-    assert not bench.accumulator.leased_batch_skipped
+    bench.batch(P[0]).lease = Lease()
+    assert not bench.accumulator._queues.leased_batch_skipped
     assert bench.ready(10_000) == ({}, math.inf)
-    assert bench.accumulator.leased_batch_skipped
+    assert bench.accumulator._queues.leased_batch_skipped
 
 
 def test_a_batch_leased_between_the_look_and_the_drain_asks_for_a_wake_up_too() -> None:
     bench = Bench()
     batch = bench.batch(P[0])
     queues = bench.accumulator.ready(bench.leader, 1_000).nodes[0]
-    batch.leased = True
+    batch.lease = Lease()
     assert bench.accumulator.drain(0, queues, 10_000, anything) == []
-    assert bench.accumulator.leased_batch_skipped
+    assert bench.accumulator._queues.leased_batch_skipped
 
 
 def test_muted_partitions_and_those_without_a_leader_are_left_out() -> None:
@@ -227,12 +228,17 @@ def test_retries_and_pieces_return_to_their_places_in_any_order() -> None:
     bench.accumulator.reenqueue(flying[2], 0)
     pieces = [bench.batch(P[1]) for _ in range(2)]
     for index, piece in enumerate(pieces):
-        bench.accumulator._waiting[P[1]].batches.clear()
+        bench.accumulator._queues.waiting[P[1]].batches.clear()
         piece.partition = P[0]
         piece.ordinal = (*flying[1].ordinal, index)
     bench.accumulator.reenqueue_split(flying[1], pieces)
     bench.accumulator.reenqueue(flying[0], 0)
-    assert list(bench.accumulator.queue(P[0]).batches) == [batches[0], *pieces, batches[2], batches[3]]
+    assert list(bench.accumulator._queues.queue(P[0]).batches) == [
+        batches[0],
+        *pieces,
+        batches[2],
+        batches[3],
+    ]
 
 
 def test_rows_are_accounted_for_before_their_batch_counts_as_complete() -> None:
@@ -287,10 +293,10 @@ def test_pieces_of_a_batch_that_failed_before_are_given_back() -> None:
 def test_a_batch_under_a_lease_is_not_failed() -> None:
     bench = Bench()
     batch = bench.batch(P[0])
-    batch.leased = True
+    batch.lease = Lease()
     assert not bench.accumulator.fail(batch, nothing)
     assert batch.state is BatchState.OPEN
-    batch.leased = False
+    batch.lease = None
     assert bench.accumulator.fail(batch, nothing)
     assert (bench.used(), bench.ready(10_000)) == (0, ({}, math.inf))
 
@@ -299,10 +305,10 @@ def test_expired_batches_and_the_time_until_the_next() -> None:
     bench = Bench()
     old, leased = bench.batch(P[0], created=0), bench.batch(P[1], created=0)
     bench.batch(P[0], created=400)
-    leased.leased = True
+    leased.lease = Lease()
     assert bench.accumulator.expired(9_000) == ([], 1_000)
     assert bench.accumulator.expired(10_000) == ([old], record_accumulator.LEASE_MS)
-    leased.leased = False
+    leased.lease = None
     assert bench.accumulator.expired(10_000) == ([old, leased], 400)
 
 
@@ -316,7 +322,7 @@ def test_closing_gives_all_back_wherever_it_is(end_leases: bool) -> None:
     bench.accumulator.fail(expired, nothing)
     bench.batch(P[1])
     leased = bench.batch(P[2])
-    leased.leased = True
+    leased.lease = Lease()
     failed: list[ProducerBatch] = []
     bench.accumulator.abandon(failed.append, end_leases=end_leases)
     assert len(failed) == (3 if end_leases else 2)

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from kafka_sink.accumulator import record_appender
+from kafka_sink.accumulator import append_planner
 from kafka_sink.accumulator.batch_buffer import BatchBuffer, BufferAllocator
 from kafka_sink.accumulator.batch_limits import BatchRoom
 from kafka_sink.accumulator.buffer_pool import BufferPool
@@ -102,7 +102,7 @@ class Bench:
         self.appender.append(one, check)
 
     def batches(self, partition: int) -> list[ProducerBatch]:
-        return list(self.accumulator.queue(TopicPartition("t", partition)).batches)
+        return list(self.accumulator._queues.queue(TopicPartition("t", partition)).batches)
 
     def rows(self, partition: int) -> list[int]:
         data = b"".join(view for batch in self.batches(partition) for view in batch.buffer.views())
@@ -120,7 +120,7 @@ class Bench:
 
     def unowned(self) -> int:
         """Bytes lent out that no batch holds."""
-        held = sum(batch.buffer.capacity for batch in self.accumulator._live)
+        held = sum(batch.buffer.capacity for batch in self.accumulator._queues.live)
         return self.pool.metrics().used_bytes - held
 
 
@@ -139,7 +139,7 @@ def test_rows_keep_their_order_per_partition_over_batches_and_units() -> None:
         assert all(batch.size <= BATCH_SIZE for batch in batches)
         assert [batch.state for batch in batches[:-1]] == [BatchState.SEALED] * (len(batches) - 1)
         assert sum(batch.record_count for batch in batches) == len(numbers)
-    assert not any(batch.leased for batch in bench.accumulator._live)
+    assert not any(batch.leased for batch in bench.accumulator._queues.live)
 
 
 def test_a_row_larger_than_a_batch_gets_one_of_its_own() -> None:
@@ -170,9 +170,9 @@ def test_the_sender_is_woken_for_new_and_full_batches_and_for_leases_it_met() ->
     assert bench.wakes == 1
     bench.append(unit(1, [0]))
     assert bench.wakes == 1
-    bench.accumulator.leased_batch_skipped = True
+    bench.accumulator._queues.leased_batch_skipped = True
     bench.append(unit(2, [0]))
-    assert (bench.wakes, bench.accumulator.leased_batch_skipped) == (2, False)
+    assert (bench.wakes, bench.accumulator._queues.leased_batch_skipped) == (2, False)
     bench.append(unit(3, [0] * 40))
     assert bench.wakes > 2
 
@@ -186,7 +186,7 @@ def test_uncompressed_rows_never_take_more_than_batch_size(
     bench = Bench(batch_size=8 * 128, strategy=lambda pool, size: strategy(pool, size))
     for start in range(0, 4_000, 100):
         bench.append(unit(start, [index % 4 for index in range(100)]))
-    held = [batch.buffer.capacity for batch in bench.accumulator._live]
+    held = [batch.buffer.capacity for batch in bench.accumulator._queues.live]
     assert len(held) > 100
     assert max(held) == 8 * 128
     assert sum(held) == bench.pool.metrics().used_bytes
@@ -206,11 +206,11 @@ def test_full_keeps_the_buffers_of_batches_whose_last_block_is_raw() -> None:
     bench = Bench(
         memory=64 << 20, batch_size=512 << 10, compression=CompressionType.LZ4, strategy=FullAllocator
     )
-    bench.appender._ratios._ratios[("t", CompressionType.LZ4)] = 0.52
+    bench.appender._estimates._ratios._ratios[("t", CompressionType.LZ4)] = 0.52
     chance = random.Random(5)
     for _ in range(60):
         bench.append(half_noise(chance, 100))
-    held = [batch.buffer.capacity for batch in bench.accumulator._live]
+    held = [batch.buffer.capacity for batch in bench.accumulator._queues.live]
     assert max(held) <= (512 + 68) << 10
     metrics = bench.pool.metrics()
     assert metrics.heap_bytes == 0
@@ -249,7 +249,7 @@ def test_with_lz4_too_rows_first_fill_the_memory_that_is_left() -> None:
         compression=CompressionType.LZ4,
         strategy=lambda pool, size: IncrementalAllocator(pool, 4_096),
     )
-    bench.appender._ratios._ratios[("t", CompressionType.LZ4)] = 0.5
+    bench.appender._estimates._ratios._ratios[("t", CompressionType.LZ4)] = 0.5
     bench.append(unit(0, [0]))
     with pytest.raises(BufferExhaustedError):
         bench.append(half_noise(random.Random(5), 2_000))
@@ -270,21 +270,21 @@ def test_open_batches_hold_half_of_the_pool_raw_at_most_and_are_not_closed_for_i
         compression=codec,
         strategy=lambda pool, size: IncrementalAllocator(pool, 4_096),
     )
-    bench.appender._ratios._ratios[("t", codec)] = 0.2
+    bench.appender._estimates._ratios._ratios[("t", codec)] = 0.2
     appended = 0
     for start in range(0, 8_000, 400):
         one = unit(start, [index % 4 for index in range(400)], size=1_000)
         bench.append(one)
         appended += len(one)
-        held = [batch.raw_tail for batch in bench.accumulator._live]
-        assert bench.accumulator.open_raw_bytes == sum(held)
+        held = [batch.raw_tail for batch in bench.accumulator._queues.live]
+        assert bench.accumulator._queues.open_raw_bytes == sum(held)
         assert sum(held) <= (2 << 20) + len(held) * 65_536
     assert [len(bench.batches(partition)) for partition in range(4)] == [1] * 4
-    assert sum(batch.raw_bytes for batch in bench.accumulator._live) > 7 << 20
+    assert sum(batch.raw_bytes for batch in bench.accumulator._queues.live) > 7 << 20
     assert bench.pool.metrics().used_bytes < 3 << 20
     assert bench.pool.metrics().heap_bytes == 0
     bench.appender.flush()
-    assert bench.accumulator.open_raw_bytes == 0
+    assert bench.accumulator._queues.open_raw_bytes == 0
     for partition in range(4):
         (batch,) = bench.batches(partition)
         raw = decompress(b"".join(batch.buffer.views(batch_header.SIZE)), codec, batch.raw_bytes)
@@ -295,8 +295,8 @@ def test_open_batches_hold_half_of_the_pool_raw_at_most_and_are_not_closed_for_i
 @pytest.mark.parametrize("codec", [CompressionType.GZIP, CompressionType.ZSTD], ids=lambda c: c.name.lower())
 def test_full_keeps_to_batch_size_while_packed_rows_fit_into_it(codec: CompressionType) -> None:
     bench = Bench(memory=4 << 20, batch_size=256 << 10, compression=codec, strategy=FullAllocator)
-    bench.appender._ratios._ratios[("t", codec)] = 0.1
-    bench.appender._packed_ratios["t"] = 0.1
+    bench.appender._estimates._ratios._ratios[("t", codec)] = 0.1
+    bench.appender._estimates._packed_ratios["t"] = 0.1
     for start in range(0, 1_200, 100):
         bench.append(unit(start, [0] * 100, size=1_000))
     (batch,) = bench.batches(0)
@@ -309,7 +309,7 @@ def test_flush_closes_every_open_batch_on_the_tasks_thread() -> None:
     bench.append(unit(0, [0, 1, 2]))
     bench.wakes = 0
     bench.appender.flush()
-    assert bench.accumulator.flushing
+    assert bench.accumulator._queues.flushing
     assert bench.wakes > 0
     for partition in range(3):
         (batch,) = bench.batches(partition)
@@ -347,7 +347,7 @@ def test_where_a_broker_takes_less_than_batch_size_later_batches_are_smaller() -
     bench.append(unit(200, [1] * 100))
     assert max(batch.size for batch in bench.batches(1)) <= size // 2
     assert bench.rows(0) == list(range(200))
-    assert not bench.accumulator.too_large_batches
+    assert not bench.accumulator._queues.too_large_batches
 
 
 def test_refusals_of_what_was_batched_before_lower_the_limit_only_once() -> None:
@@ -367,7 +367,7 @@ def test_what_sealed_batches_shrank_to_lets_more_rows_into_later_ones() -> None:
     sealed = len(batches) - 1
     assert sealed > 10
     # One step of the estimator for each; the ratio that a batch began with stays its own.
-    assert bench.appender._ratios.estimate("t", CompressionType.LZ4) == pytest.approx(1 - 0.005 * sealed)
+    assert bench.appender._estimates.ratio("t") == pytest.approx(1 - 0.005 * sealed)
     assert batches[0].ratio == 1.0
     assert sorted((batch.ratio for batch in batches), reverse=True) == [batch.ratio for batch in batches]
     room = 4_096 - batch_header.SIZE
@@ -380,7 +380,7 @@ def test_what_sealed_batches_shrank_to_lets_more_rows_into_later_ones() -> None:
 def test_a_ratio_that_proved_too_low_is_learnt_anew() -> None:
     """The estimate let more rows in than the limit holds: not the limit is wrong, but the ratio."""
     bench = Bench(batch_size=100_000, compression=CompressionType.LZ4)
-    ratios = bench.appender._ratios
+    ratios = bench.appender._estimates._ratios
     ratios._ratios[("t", CompressionType.LZ4)] = 0.1
     chance = random.Random(5)
     values = [chance.randbytes(2_500) + bytes(2_500) for _ in range(100)]
@@ -394,12 +394,12 @@ def test_a_ratio_that_proved_too_low_is_learnt_anew() -> None:
     assert refuse(bench) > 100_000
     bench.append(unit(0, [0]))
     assert ratios.estimate("t", CompressionType.LZ4) >= 1.0
-    assert bench.appender._limits_of("t").write_limit == 100_000
+    assert bench.appender._estimates.limits_of("t").write_limit == 100_000
 
 
 def test_a_batch_that_outgrew_its_estimate_beyond_the_pool_goes_early() -> None:
     bench = Bench(memory=96 << 10, batch_size=64 << 10, compression=CompressionType.LZ4)
-    bench.appender._ratios._ratios[("t", CompressionType.LZ4)] = 0.2
+    bench.appender._estimates._ratios._ratios[("t", CompressionType.LZ4)] = 0.2
     chance = random.Random(5)
     values = [chance.randbytes(1_000) for _ in range(130)]
     noise = pa.record_batch(
@@ -434,7 +434,7 @@ def test_rows_that_turn_incompressible_wait_for_answers_and_do_not_fail_the_task
         max_block_ms=60_000,
         heap=128 << 10,
     )
-    bench.appender._ratios._ratios[("t", CompressionType.LZ4)] = 0.05
+    bench.appender._estimates._ratios._ratios[("t", CompressionType.LZ4)] = 0.05
     peak = 0
 
     def answer() -> None:
@@ -505,7 +505,7 @@ def test_while_it_waits_for_memory_it_holds_no_open_batch_of_that_partition(
 
     def watched(projected: int, timeout_ms: float, watch: Callable[[], None]) -> BatchBuffer:
         states = [batch.state for batch in bench.batches(0)]
-        blocked.append((states, any(b.leased for b in bench.accumulator._live), projected))
+        blocked.append((states, any(b.leased for b in bench.accumulator._queues.live), projected))
         for batch in bench.batches(0):
             bench.accumulator.fail(batch, lambda: None)  # as if the sender had been done with it
         return opened(projected, timeout_ms, watch)
@@ -529,7 +529,7 @@ def test_rows_that_get_no_memory_in_time_are_refused_and_nothing_is_held_for_the
     rows = bench.rows(0)
     assert rows == list(range(len(rows)))
     assert bench.unowned() == 0
-    assert not any(batch.leased for batch in bench.accumulator._live)
+    assert not any(batch.leased for batch in bench.accumulator._queues.live)
 
 
 def test_the_sender_is_woken_once_the_task_waits_for_memory() -> None:
@@ -564,7 +564,7 @@ def test_a_grant_is_given_back_where_the_plan_fails(monkeypatch: pytest.MonkeyPa
         for batch in bench.batches(0):
             bench.accumulator.fail(batch, lambda: None)
         buffer = opened(projected, timeout_ms, watch)
-        monkeypatch.setattr(bench.appender, "_plan_run", _raising)
+        monkeypatch.setattr(bench.appender._planner, "_place_granted", _raising)
         return buffer
 
     monkeypatch.setattr(bench.allocator, "open", then_failing)
@@ -575,7 +575,7 @@ def test_a_grant_is_given_back_where_the_plan_fails(monkeypatch: pytest.MonkeyPa
 
 def test_memory_is_given_back_where_a_batch_cannot_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench()
-    monkeypatch.setattr(record_appender, "ProducerBatch", _raising)
+    monkeypatch.setattr(append_planner, "ProducerBatch", _raising)
     with pytest.raises(RuntimeError, match="planning"):
         bench.append(unit(0, [0]))
     assert bench.pool.metrics().used_bytes == 0
@@ -593,5 +593,5 @@ def test_a_lost_task_stops_between_turns_with_its_leases_ended() -> None:
 
     with pytest.raises(DeliveryError):
         bench.append(unit(0, [0] * 200), check)
-    assert not any(batch.leased for batch in bench.accumulator._live)
+    assert not any(batch.leased for batch in bench.accumulator._queues.live)
     assert bench.unowned() == 0

@@ -157,7 +157,7 @@ class Run:
             self.allocator,
         )
         self.appender = RecordAppender(self.accumulator, codec_for(codec, None), lambda: 0.0, lambda: None)
-        self.appender._open_raw_limit = open_raw_limit
+        self.appender._planner._raw_limit = open_raw_limit
         self.partitioner = Partitioner(
             room=lambda *_: BatchRoom(None, 1000), ignore_keys=False, adaptive=True, random=self.chance.random
         )
@@ -231,6 +231,9 @@ def test_the_runs_above_are_of_many_kinds() -> None:
     run = Run(shape, CompressionType.LZ4, incremental)
     wire = run.everything()
     assert run.batches > 2 * PARTITIONS
-    assert run.accumulator.limits.of("t") < run.shape.batch_size or run.accumulator.too_large_batches
+    assert run.accumulator.limits.of("t") < run.shape.batch_size or run.accumulator._queues.too_large_batches
     assert max(map(len, wire)) > 2 * 64 * 1024
-    assert sum(TopicPartition("t", p) in run.accumulator._queues for p in range(PARTITIONS)) == PARTITIONS
+    assert (
+        sum(TopicPartition("t", p) in run.accumulator._queues.by_partition for p in range(PARTITIONS))
+        == PARTITIONS
+    )

@@ -168,7 +168,7 @@ def test_rows_do_not_gather_for_a_frozen_broker_that_owes_an_answer(cluster: Fak
             if mutes(producer):
                 break
         stream = Keyless(producer)
-        queue = inside(producer)._accumulator.queue(P0)
+        queue = inside(producer)._accumulator._queues.queue(P0)
         begun = time.monotonic()
         stream.send_until(lambda: time.monotonic() > begun + 1.5, "time passes")
         assert stream.count > 100
@@ -190,7 +190,7 @@ def test_no_rows_go_to_a_muted_broker_that_refuses_connections(cluster: FakeClus
         gate.control.manager.mute(0, "I say so")
         until(lambda: mutes(producer), "it is muted")
         stream = Keyless(producer)
-        queue = inside(producer)._accumulator.queue(P0)
+        queue = inside(producer)._accumulator._queues.queue(P0)
         begun = time.monotonic()
         stream.send_until(lambda: time.monotonic() > begun + 1.5, "time passes")
         assert stream.count > 100

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from kafka_sink.accumulator.batch_queues import BatchQueues, PartitionQueue
 from kafka_sink.accumulator.producer_batch import ProducerBatch
-from kafka_sink.accumulator.record_accumulator import PartitionQueue, RecordAccumulator
 from kafka_sink.local_broker import LocalBroker
 from kafka_sink.sending.response_classifier import Decision
 from kafka_sink.sending.response_handler import ResponseHandler
@@ -116,10 +116,10 @@ def test_without_idempotence_a_swallowed_answer_doubles_rows(cluster3: LocalBrok
         assert Invariant.ONCE in broken(report)
 
 
-def _insert_last(self: RecordAccumulator, queue: PartitionQueue, batch: ProducerBatch) -> None:
+def _insert_last(self: BatchQueues, queue: PartitionQueue, batch: ProducerBatch) -> None:
     """The bug: what comes back from a broken connection goes behind what has not been sent yet."""
     queue.batches.append(batch)
-    self._waiting[queue.partition] = queue
+    self.waiting[queue.partition] = queue
 
 
 def _call_it_written(
@@ -132,7 +132,7 @@ def _call_it_written(
 @pytest.mark.parametrize("bug", ["none", "retries go last", "failures count as written"])
 def test_injected_bugs_are_caught(cluster3: LocalBroker, monkeypatch: pytest.MonkeyPatch, bug: str) -> None:
     if bug == "retries go last":
-        monkeypatch.setattr(RecordAccumulator, "_insert", _insert_last)
+        monkeypatch.setattr(BatchQueues, "insert", _insert_last)
     elif bug == "failures count as written":
         monkeypatch.setattr(ResponseHandler, "_apply", _call_it_written)
     topic = f"bug-{bug.replace(' ', '-')}"

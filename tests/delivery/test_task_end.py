@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 import kafka_sink
-from kafka_sink.accumulator import record_appender
+from kafka_sink.accumulator import run_writer
 from kafka_sink.accumulator.chunked_buffer import IncrementalAllocator
 from kafka_sink.accumulator.single_buffer import FullAllocator
 from kafka_sink.errors import BrokerVersionError, BufferExhaustedError, DeliveryError, KafkaSinkError
@@ -192,7 +192,7 @@ def test_a_task_that_dies_while_it_writes_into_batches_leaves_nothing_behind(
         with task(cluster) as producer:
             seen.append(inside(producer))
             producer.send(rows(0, 50))
-            monkeypatch.setattr(record_appender.encoder, "encode", dying)
+            monkeypatch.setattr(run_writer.encoder, "encode", dying)
             producer.send(rows(50, 50))
 
     with pytest.raises(KeyboardInterrupt):
@@ -239,7 +239,7 @@ def test_what_was_leased_when_the_sender_broke_down_is_given_back_with_the_task(
         with task(cluster) as producer:
             seen.append(inside(producer))
             producer.send(rows(0, 1))
-            monkeypatch.setattr(record_appender.encoder, "encode", dying)
+            monkeypatch.setattr(run_writer.encoder, "encode", dying)
             producer.send(rows(1, 50))
 
     with pytest.raises(KeyboardInterrupt):
@@ -480,12 +480,12 @@ def test_an_error_says_what_was_acknowledged_failed_unanswered_and_never_sent(cl
         producer.send(rows(0, 7, partition=1))
         appender.flush()
         until(lambda: not inside(producer)._accumulator.incomplete, "the acknowledged rows")
-        inside(producer)._accumulator.flushing = False
+        inside(producer)._accumulator._queues.flushing = False
         cluster.freeze(1)
         producer.send(rows(7, 6, partition=1))
         appender.flush()
         until(lambda: inside(producer)._accumulator.unanswered_records() == 6, "the unanswered rows")
-        inside(producer)._accumulator.flushing = False
+        inside(producer)._accumulator._queues.flushing = False
         producer.send(rows(13, 4, partition=3))  # its broker is busy
         cluster.script(PRODUCE, error(87), node_id=0)
         producer.send(rows(17, 5, partition=0))

@@ -12,6 +12,7 @@ from kafka import codec
 
 from kafka_sink.accumulator.buffer_pool import BufferPool
 from kafka_sink.accumulator.chunked_buffer import IncrementalAllocator
+from kafka_sink.accumulator.lease import Lease
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
 from kafka_sink.accumulator.single_buffer import FullAllocator
 from kafka_sink.local_broker import LocalBroker
@@ -65,7 +66,7 @@ def encode_batch(
     made.producer_id, made.producer_epoch = batch.producer_id, batch.producer_epoch
     made.base_sequence = batch.base_sequence
     edges = np.linspace(0, len(batch.rows), pieces + 1).astype(int).tolist()
-    made.leased = True
+    made.lease = Lease()
     for start, stop in pairwise(edges):
         rows = batch.rows[start:stop]
         if not rows:

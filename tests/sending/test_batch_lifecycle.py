@@ -23,8 +23,10 @@ from hypothesis.stateful import (
 )
 
 from kafka_sink.accumulator import producer_batch, record_accumulator
+from kafka_sink.accumulator.batch_queues import BatchQueues, PartitionQueue
+from kafka_sink.accumulator.lease import Lease
 from kafka_sink.accumulator.producer_batch import BatchState, IllegalTransitionError, ProducerBatch
-from kafka_sink.accumulator.record_accumulator import LEASE_MS, PartitionQueue, RecordAccumulator
+from kafka_sink.accumulator.record_accumulator import LEASE_MS, RecordAccumulator
 from kafka_sink.errors import DeliveryError
 from kafka_sink.model import TopicPartition
 from kafka_sink.records import batch_header
@@ -179,12 +181,12 @@ def test_a_lease_that_ends_while_its_batch_expires_does_not_let_it_live_on() -> 
     model = Model()
     model.append([0], 5, lambda: None)
     model.now += DELIVERY_TIMEOUT_MS + 1
-    batch, fail = next(iter(model.accumulator._live)), model.accumulator.fail
+    batch, fail = next(iter(model.accumulator._queues.live)), model.accumulator.fail
 
     def leased_until_refused(batch: ProducerBatch, record: Callable[[], None]) -> bool:
-        batch.leased = True
+        batch.lease = Lease()
         failed = fail(batch, record)
-        batch.leased = False
+        batch.lease = None
         return failed
 
     model.accumulator.fail = leased_until_refused  # type: ignore[method-assign]  # the task's turn, just then
@@ -331,18 +333,18 @@ def _leases_do_not_count(patch: pytest.MonkeyPatch) -> None:
     fail = RecordAccumulator.fail
 
     def failing(self: RecordAccumulator, batch: ProducerBatch, record: Callable[[], None]) -> bool:
-        batch.leased = False
+        batch.lease = None
         return fail(self, batch, record)
 
     patch.setattr(RecordAccumulator, "fail", failing)
 
 
 def _retries_go_to_the_end(patch: pytest.MonkeyPatch) -> None:
-    def insert(self: RecordAccumulator, queue: PartitionQueue, batch: ProducerBatch) -> None:
+    def insert(self: BatchQueues, queue: PartitionQueue, batch: ProducerBatch) -> None:
         queue.batches.append(batch)
-        self._waiting[queue.partition] = queue
+        self.waiting[queue.partition] = queue
 
-    patch.setattr(RecordAccumulator, "_insert", insert)
+    patch.setattr(BatchQueues, "insert", insert)
 
 
 def _late_answers_count(patch: pytest.MonkeyPatch) -> None:
@@ -420,14 +422,14 @@ def _muted_partitions_are_sent(patch: pytest.MonkeyPatch) -> None:
 
 
 def _a_failed_batch_stays_queued(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(RecordAccumulator, "_unqueue", lambda *arguments: None)
+    patch.setattr(BatchQueues, "remove", lambda *arguments: None)
 
 
 def _a_close_forgets_what_is_in_flight(patch: pytest.MonkeyPatch) -> None:
     def abandon(
         self: RecordAccumulator, record: Callable[[ProducerBatch], None], *, end_leases: bool
     ) -> None:
-        for queue in self._queues.values():
+        for queue in self._queues.by_partition.values():
             for batch in list(queue.batches):
                 self.fail(batch, lambda batch=batch: record(batch))  # type: ignore[misc]
 

@@ -51,7 +51,7 @@ class Bench:
         self.accumulator = RecordAccumulator(settings, forced.allocator(pool, 512 << 10, 4_096))
         codec = codec_for(compression, None)
         self.appender = RecordAppender(self.accumulator, codec, lambda: 0.0, lambda: None)
-        self.appender._ratios._ratios[("t", compression)] = ratio
+        self.appender._estimates._ratios._ratios[("t", compression)] = ratio
 
     def append(self, values: list[bytes], partitions: list[int]) -> None:
         batch = pa.record_batch(
@@ -123,7 +123,7 @@ def test_what_is_sent_back_keeps_its_place_and_is_no_longer_in_flight() -> None:
     bench.append([b"later"], [1])
     first = bench.request()
     assert [batch.partition.partition for batch in first] == [0]
-    queue = bench.accumulator.queue(TopicPartition("t", 1))
+    queue = bench.accumulator._queues.queue(TopicPartition("t", 1))
     assert (queue.in_flight, queue.batches[0].request_references) == (0, 0)
     assert queue.batches[0].state is BatchState.SEALED
     assert [batch.partition.partition for batch in bench.request()] == [1]

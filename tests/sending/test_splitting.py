@@ -69,7 +69,7 @@ class Refused:
             ordered_rows_of(rows, TOPICS, PARTITIONER, lambda topic, count: [0] * count, 5), lambda: None
         )
         appender.flush()
-        (self.batch,) = accumulator.queue(TopicPartition("t", 0)).batches
+        (self.batch,) = accumulator._queues.queue(TopicPartition("t", 0)).batches
         self.values = values
 
     def split(self, batch_size: int = BATCH_SIZE) -> list[ProducerBatch]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from kafka_sink.accumulator import record_appender
+from kafka_sink.accumulator import run_writer
 from kafka_sink.accumulator.batch_limits import BatchRoom
 from kafka_sink.accumulator.buffer_pool import BufferPool
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
@@ -197,24 +197,24 @@ class Model:
         unit = ordered_rows_of(rows, topics, self.partitioner, self.accumulator.queued_batches, 0)
         for number, partition in zip(numbers, partitions, strict=True):
             self.appended.setdefault(TopicPartition(TOPIC, partition), []).append(number)
-        encode = record_appender.encoder.encode
+        encode = run_writer.encoder.encode
 
         def interrupted(*arguments: object) -> object:
             meanwhile()
             return encode(*arguments)  # type: ignore[arg-type]
 
-        record_appender.encoder.encode = interrupted  # type: ignore[assignment]
+        run_writer.encoder.encode = interrupted  # type: ignore[assignment]
         try:
             self.appender.append(unit, lambda: None)
         except BufferExhaustedError:
             self.exhausted = True  # the task fails with it; what it did not append is never sent
         finally:
-            record_appender.encoder.encode = encode
+            run_writer.encoder.encode = encode
 
     def flush(self) -> None:
         """As at the end of the task's rows, but more may follow."""
         self.appender.flush()
-        self.accumulator.flushing = False
+        self.accumulator._queues.flushing = False
 
     # -- the sender -----------------------------------------------------------------------------------
 
@@ -361,7 +361,7 @@ class Model:
 
     def check(self) -> None:
         """All of them hold between any two steps."""
-        live = self.accumulator._live
+        live = self.accumulator._queues.live
         metrics = self.pool.metrics()
         held = sum(batch.buffer.capacity for batch in live)
         assert metrics.used_bytes + metrics.heap_bytes == held, "memory without an owner, or with two"
@@ -384,7 +384,7 @@ class Model:
         assert known == self.next_row, f"{known} of {self.next_row} rows are accounted for"
 
     def _check_queues(self, live: Collection[ProducerBatch]) -> None:
-        for queue in self.accumulator._queues.values():
+        for queue in self.accumulator._queues.by_partition.values():
             ordinals = [batch.ordinal for batch in queue.batches]
             assert ordinals == sorted(ordinals), "a retry left its place"
             assert len(set(ordinals)) == len(ordinals)

@@ -1,0 +1,307 @@
+"""Which rows go to which batch: the part of a turn that the task's thread does under the accumulator's lock.
+
+A plan leases batches, fixes offsets and base timestamps, and takes memory. It encodes nothing. It ends where
+memory is refused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from kafka_sink.accumulator.batch_buffer import BatchBuffer, BufferAllocator
+from kafka_sink.accumulator.batch_queues import BatchQueues, PartitionQueue
+from kafka_sink.accumulator.lease import Lease
+from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
+from kafka_sink.accumulator.record_accumulator import AccumulatorSettings
+from kafka_sink.accumulator.size_estimates import SizeEstimates
+from kafka_sink.clock import Clock
+from kafka_sink.records import batch_header
+from kafka_sink.records.compression import BlockCodec, WholeCodec
+from kafka_sink.records.ordered_rows import OrderedRows
+
+# A refused reservation waits for at most this share of the pool: small grants come sooner, and the
+# batch grows on without blocking once memory is free again.
+_BLOCKING_SHARE = 16
+# The share of the pool, as a divisor, that open batches of a whole-batch codec may hold raw; beyond it they
+# pack.
+_RAW_SHARE = 2
+
+
+class RowCursor(NamedTuple):
+    """The next row to place: ``row`` of run ``run``. A row before the run's first means the first."""
+
+    run: int
+    row: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """Memory that was waited for: a new batch in it takes the rows up to ``stop``."""
+
+    buffer: BatchBuffer
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Memory that the pool did not have: ``size`` bytes for the rows up to ``stop``."""
+
+    size: int
+    stop: int
+
+
+@dataclass(slots=True)
+class Segment:
+    """Rows ``start`` to ``stop`` go to ``batch``, in which the first has the offset ``base_offset``."""
+
+    batch: ProducerBatch
+    start: int
+    stop: int
+    base_offset: int
+
+
+@dataclass(slots=True)
+class AppendPlan:
+    """One turn: segments to encode, batches that are full after it, and where it stopped.
+
+    ``raw_bytes`` go to batches of a whole-batch codec that do not pack.
+    """
+
+    ordered: OrderedRows
+    now_ms: float
+    next: RowCursor
+    segments: list[Segment] = field(default_factory=list)
+    full: list[ProducerBatch] = field(default_factory=list)
+    lease: Lease = field(default_factory=Lease)
+    opened: bool = False
+    raw_bytes: int = 0
+    refusal: Refusal | None = None
+
+    def add(self, batch: ProducerBatch, start: int, stop: int) -> None:
+        """Rows ``start`` to ``stop`` go to ``batch``."""
+        self.lease.add(batch)
+        self.segments.append(Segment(batch, start, stop, batch.record_count))
+
+    def close(self, batch: ProducerBatch, queues: BatchQueues) -> None:
+        """``batch`` takes no more rows. It is sealed after this turn's rows are in, and leased till then."""
+        self.lease.add(batch)
+        queues.close(batch)
+        self.full.append(batch)
+
+
+class AppendPlanner:
+    """Plans turns for one task thread. It holds no lock: ``plan`` is called inside ``planning``."""
+
+    def __init__(
+        self,
+        settings: AccumulatorSettings,
+        allocator: BufferAllocator,
+        codec: BlockCodec | WholeCodec | None,
+        estimates: SizeEstimates,
+        clock_ms: Clock,
+    ) -> None:
+        self._settings = settings
+        self._allocator = allocator
+        self._codec = codec
+        self._holds_raw = isinstance(codec, WholeCodec)
+        self._moves_to_grow = allocator.moves_to_grow
+        self._raw_limit = settings.buffer_memory // _RAW_SHARE
+        self._estimates = estimates
+        self._clock_ms = clock_ms
+
+    def plan(
+        self,
+        queues: BatchQueues,
+        ordered: OrderedRows,
+        cursor: RowCursor,
+        stop_run: int,
+        grant: Grant | None = None,
+    ) -> AppendPlan:
+        """Places rows from ``cursor`` up to run ``stop_run``, until the pool refuses memory.
+
+        ``grant`` is memory for the rows at the cursor. Where it ends before their run, so does the turn.
+        """
+        plan = AppendPlan(ordered, self._clock_ms(), RowCursor(stop_run))
+        if queues.too_large_batches:
+            self._estimates.learn_from(queues.too_large_batches)
+            queues.too_large_batches.clear()
+        starts = ordered.starts
+        at_run = ordered.bound_at_run
+        start = max(cursor.row, starts[cursor.run])
+        for run in range(cursor.run, stop_run):
+            stop = starts[run + 1]
+            queue = queues.queue(ordered.partitions[run])
+            tail = queue.batches[-1] if queue.batches else None
+            # The common case by far: a short run, and its batch has room and memory for all of it.
+            if (
+                tail is not None
+                and grant is None
+                and start == starts[run]
+                and self._extend(queues, plan, tail, run, at_run[run + 1] - at_run[run])
+            ):
+                start = stop
+                continue
+            if grant is None:
+                start = self._place_run(queues, plan, queue, start, stop)
+            else:
+                # The grant may be smaller than the batch: the next turn looks at the rest.
+                start = self._place_granted(queues, plan, queue, start, grant)
+                grant = None
+            if start < stop:
+                plan.next = RowCursor(run, start)
+                return plan
+        return plan
+
+    def _extend(
+        self, queues: BatchQueues, plan: AppendPlan, tail: ProducerBatch, run: int, bound: int
+    ) -> bool:
+        """Puts a whole run, ``bound`` bytes at most, into the open tail batch if room and memory allow;
+        changes nothing otherwise."""
+        if tail.state is not BatchState.OPEN:
+            return False
+        ordered, start, stop = plan.ordered, plan.ordered.starts[run], plan.ordered.starts[run + 1]
+        fits = self._estimates.rows_that_fit(ordered, start, stop, tail)
+        surplus = ordered.surplus(stop - start, tail.base_timestamp)
+        if fits != stop or not self._grow(queues, plan, tail, bound + surplus):
+            return False
+        plan.add(tail, start, stop)
+        return True
+
+    def _place_run(
+        self, queues: BatchQueues, plan: AppendPlan, queue: PartitionQueue, start: int, stop: int
+    ) -> int:
+        """Places a run in as many batches as it needs; returns the first row without a place."""
+        while start < stop:
+            tail = queue.batches[-1] if queue.batches else None
+            if tail is not None and tail.state is BatchState.OPEN:
+                start = self._place_in_tail(queues, plan, tail, start, stop)
+                if start == stop:
+                    break
+                # Full, or the pool is exhausted: the sender can take it either way before anything blocks.
+                plan.close(tail, queues)
+                continue
+            end = self._place_in_new_batch(queues, plan, queue, start, stop)
+            if end == start:
+                break
+            start = end
+            if start < stop:
+                plan.close(queue.batches[-1], queues)
+        return start
+
+    def _place_in_tail(
+        self, queues: BatchQueues, plan: AppendPlan, tail: ProducerBatch, start: int, stop: int
+    ) -> int:
+        """Puts rows into an open batch as far as room and memory go; returns the first row beyond."""
+        ordered = plan.ordered
+        fits = self._estimates.rows_that_fit(ordered, start, stop, tail)
+        if fits == start:
+            return start
+        surplus = ordered.surplus(fits - start, tail.base_timestamp)
+        if self._grow(queues, plan, tail, ordered.bound(start, fits) + surplus):
+            plan.add(tail, start, fits)
+            return fits
+        # Memory is short: as many rows as what is left of it takes.
+        limit = tail.buffer.capacity + self._allocator.growable_bytes(tail.buffer)
+        end = min(ordered.rows_below(start, tail.raw_bytes_within(limit) - surplus), fits)
+        if end <= start:
+            return start
+        added = ordered.bound(start, end) + ordered.surplus(end - start, tail.base_timestamp)
+        if not self._grow(queues, plan, tail, added):
+            return start
+        plan.add(tail, start, end)
+        return end
+
+    def _place_in_new_batch(
+        self, queues: BatchQueues, plan: AppendPlan, queue: PartitionQueue, start: int, stop: int
+    ) -> int:
+        """Opens a batch and puts rows into it; returns the first row beyond, ``start`` where the pool
+        refuses the memory."""
+        ordered, topic = plan.ordered, queue.partition.topic
+        end = self._estimates.rows_for_new_batch(ordered, start, stop, topic)
+        buffer = self._allocator.try_open(self._new_batch_bytes(queues, plan, topic, start, end))
+        if buffer is None:
+            share = max(self._settings.buffer_memory // _BLOCKING_SHARE, 1)
+            end = ordered.rows_within(start, end, share)
+            plan.refusal = Refusal(self._new_batch_bytes(queues, plan, topic, start, end), end)
+            return start
+        try:
+            batch = self._batch_in(buffer, plan, queue, start)
+        except BaseException:
+            buffer.release()
+            raise
+        self._enqueue(queues, plan, queue, batch, ordered.bound(start, end))
+        plan.add(batch, start, end)
+        return end
+
+    def _place_granted(
+        self, queues: BatchQueues, plan: AppendPlan, queue: PartitionQueue, start: int, grant: Grant
+    ) -> int:
+        """Opens a batch in granted memory, which stays the caller's until the batch is in its queue."""
+        batch = self._batch_in(grant.buffer, plan, queue, start)
+        self._enqueue(queues, plan, queue, batch, plan.ordered.bound(start, grant.stop))
+        plan.add(batch, start, grant.stop)
+        return grant.stop
+
+    def _batch_in(
+        self, buffer: BatchBuffer, plan: AppendPlan, queue: PartitionQueue, start: int
+    ) -> ProducerBatch:
+        """A batch whose first row is ``start``."""
+        return ProducerBatch(
+            queue.partition,
+            buffer,
+            self._codec,
+            self._settings.compression,
+            self._estimates.ratio(queue.partition.topic),
+            int(plan.ordered.timestamps[start]),
+            plan.now_ms,
+        )
+
+    def _enqueue(
+        self, queues: BatchQueues, plan: AppendPlan, queue: PartitionQueue, batch: ProducerBatch, added: int
+    ) -> None:
+        """Makes a batch the partition's last; its first rows take ``added`` raw bytes at most."""
+        queues.enqueue(queue, batch)
+        plan.opened = True
+        if self._holds_raw and batch_header.SIZE + added > batch.buffer.capacity:
+            batch.pack(self._estimates.packed_ratio(queue.partition.topic))
+        else:
+            plan.raw_bytes += added
+
+    def _new_batch_bytes(
+        self, queues: BatchQueues, plan: AppendPlan, topic: str, start: int, stop: int
+    ) -> int:
+        """Bytes that a new batch will hold with rows ``start`` to ``stop``, which it has room for."""
+        size = self._estimates.new_batch_bytes(plan.ordered, start, stop, topic)
+        if self._holds_raw:
+            added = plan.ordered.bound(start, stop)
+            if self._must_pack(queues, plan, added, outgrows=size > self._settings.batch_size):
+                return min(size, self._estimates.packed_bytes(added, topic))
+        return size
+
+    def _grow(self, queues: BatchQueues, plan: AppendPlan, batch: ProducerBatch, added: int) -> bool:
+        """Gets memory for rows of at most ``added`` bytes that the batch has room for; False where the pool
+        refuses it."""
+        projected = batch.projected_size_with(added)
+        raw = self._holds_raw and not batch.packing
+        if raw and self._must_pack(queues, plan, added, outgrows=projected > batch.buffer.capacity):
+            batch.pack(self._estimates.packed_ratio(batch.partition.topic))
+            projected = batch.projected_size_with(added)
+        if self._codec is None:
+            if projected <= batch.buffer.capacity:
+                return True
+            # Uncompressed, what has room stays within the limit by its exact size, not by its upper bound.
+            projected = min(projected, self._estimates.limits_of(batch.partition.topic).write_limit)
+        if self._allocator.overdrawn:
+            return False
+        if projected > batch.buffer.capacity and not self._allocator.try_grow(batch.buffer, projected):
+            return False
+        if raw and not batch.packing:
+            plan.raw_bytes += added
+        return True
+
+    def _must_pack(self, queues: BatchQueues, plan: AppendPlan, added: int, *, outgrows: bool) -> bool:
+        """Whether a batch of a whole-batch codec must no longer hold its rows raw: because all open batches
+        together hold enough, or because it would outgrow the batch.size that `full` gave it."""
+        held = queues.open_raw_bytes + plan.raw_bytes + added
+        return held > self._raw_limit or (self._moves_to_grow and outgrows)

@@ -1,0 +1,142 @@
+"""The batches of one producer by partition: plain data, which the accumulator's lock guards."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
+from kafka_sink.model import TopicPartition
+
+
+@dataclass(slots=True)
+class PartitionQueue:
+    """One partition's batches, oldest first; the last may be open.
+
+    The backoff of the first batch ends at ``retry_at_ms``.
+    """
+
+    partition: TopicPartition
+    batches: deque[ProducerBatch] = field(default_factory=deque)
+    in_flight: int = 0
+    retry_at_ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TooLargeBatch:
+    """A batch that was too large for its broker. ``ratio`` is compressed bytes per raw byte."""
+
+    topic: str
+    ratio: float
+
+
+class BatchQueues:
+    """Queues, counters and notes between the two threads. Not thread-safe: the accumulator's lock is held
+    around every use, and the accumulator's own methods must not be called meanwhile, as they take that lock.
+
+    A task gets it from ``RecordAccumulator.planning``.
+    """
+
+    def __init__(self) -> None:
+        self.by_partition: dict[TopicPartition, PartitionQueue] = {}
+        # Queues that hold batches, so that a check costs what is buffered, not what was ever written.
+        self.waiting: dict[TopicPartition, PartitionQueue] = {}
+        # Every batch that holds memory, wherever it is: what a closing producer must give back.
+        self.live: set[ProducerBatch] = set()
+        # Batches without a final state: queued, open or in flight.
+        self.incomplete = 0
+        # The task has no more rows: every batch may be sent at once.
+        self.flushing = False
+        # The sender has passed over a leased batch, so the task must wake it afterwards.
+        self.leased_batch_skipped = False
+        # Batches too large for their brokers that the task has not learnt from yet.
+        self.too_large_batches: list[TooLargeBatch] = []
+        # Bytes that open batches of a whole-batch codec hold raw.
+        self.open_raw_bytes = 0
+
+    def queue(self, partition: TopicPartition) -> PartitionQueue:
+        """The partition's queue, made at first use."""
+        found = self.by_partition.get(partition)
+        if found is None:
+            found = self.by_partition[partition] = PartitionQueue(partition)
+        return found
+
+    def enqueue(self, queue: PartitionQueue, batch: ProducerBatch) -> None:
+        """Adds a new batch as the partition's last."""
+        queue.batches.append(batch)
+        self.waiting[queue.partition] = queue
+        self.live.add(batch)
+        self.incomplete += 1
+
+    def insert(self, queue: PartitionQueue, batch: ProducerBatch) -> None:
+        """Puts a batch back in append order: retries of several in-flight batches may return in any order."""
+        place = 0
+        for queued in queue.batches:
+            if queued.ordinal > batch.ordinal:
+                break
+            place += 1
+        queue.batches.insert(place, batch)
+        self.waiting[queue.partition] = queue
+
+    def take_first(self, queue: PartitionQueue) -> ProducerBatch:
+        """Takes the oldest batch for a request. An open batch comes back closed but unsealed."""
+        batch = queue.batches.popleft()
+        if not queue.batches:
+            del self.waiting[queue.partition]
+        if batch.state is BatchState.OPEN:
+            self.close(batch)
+        queue.in_flight += 1
+        batch.request_references += 1
+        return batch
+
+    def request_ended(self, batch: ProducerBatch) -> None:
+        """A batch's request was answered, has failed or was never sent."""
+        batch.request_references -= 1
+        self.by_partition[batch.partition].in_flight -= 1
+
+    def remove(self, batch: ProducerBatch) -> None:
+        """Takes a batch out of its queue, if it is in one."""
+        queue = self.by_partition[batch.partition]
+        if batch in queue.batches:
+            queue.batches.remove(batch)
+            if not queue.batches:
+                self.waiting.pop(queue.partition, None)
+
+    def close(self, batch: ProducerBatch) -> None:
+        """An open batch takes no more rows."""
+        batch.move_to(BatchState.CLOSED)
+        self.uncount_raw(batch)
+
+    def release(self, batch: ProducerBatch) -> None:
+        """Gives a terminal batch's memory back, unless a request still refers to it."""
+        self.uncount_raw(batch)
+        if batch.release_if_unused():
+            self.live.discard(batch)
+
+    def count_raw(self, batch: ProducerBatch) -> None:
+        """Updates ``open_raw_bytes`` by what an open batch holds now."""
+        held = batch.raw_tail
+        self.open_raw_bytes += held - batch.counted_raw
+        batch.counted_raw = held
+
+    def uncount_raw(self, batch: ProducerBatch) -> None:
+        """Takes a batch that is no longer open out of ``open_raw_bytes``."""
+        self.open_raw_bytes -= batch.counted_raw
+        batch.counted_raw = 0
+
+    def open_batch(self, partition: TopicPartition) -> ProducerBatch | None:
+        """The partition's batch that still takes rows, if it has one."""
+        queue = self.waiting.get(partition)
+        tail = queue.batches[-1] if queue is not None else None
+        return tail if tail is not None and tail.state is BatchState.OPEN else None
+
+    def open_batches(self) -> list[ProducerBatch]:
+        """Every batch that still takes rows."""
+        tails = (queue.batches[-1] for queue in self.waiting.values())
+        return [batch for batch in tails if batch.state is BatchState.OPEN]
+
+    def queued(self) -> Iterator[ProducerBatch]:
+        """Every batch that waits to be sent."""
+        for queue in self.waiting.values():
+            yield from queue.batches

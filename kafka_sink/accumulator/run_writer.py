@@ -1,0 +1,83 @@
+"""What follows a plan: the part of a turn in which the task's thread encodes, writes and seals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from kafka_sink.accumulator.append_planner import AppendPlan, Segment
+from kafka_sink.accumulator.batch_queues import BatchQueues
+from kafka_sink.accumulator.lease import Lease
+from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
+from kafka_sink.accumulator.record_accumulator import RecordAccumulator
+from kafka_sink.accumulator.size_estimates import SizeEstimates
+from kafka_sink.records import encoder
+from kafka_sink.records.ordered_rows import OrderedRows
+
+
+class RunWriter:
+    """Carries out plans for one task thread. It takes the accumulator's lock only to end leases."""
+
+    def __init__(
+        self, accumulator: RecordAccumulator, estimates: SizeEstimates, wake_sender: Callable[[], None]
+    ) -> None:
+        self._accumulator = accumulator
+        self._estimates = estimates
+        self._wake_sender = wake_sender
+
+    def write(self, plan: AppendPlan) -> None:
+        """Writes the planned rows, seals what is full, and ends the plan's lease."""
+        if plan.segments:
+            _encode(plan.ordered, plan.segments)
+        with self._accumulator.planning() as queues:
+            for segment in plan.segments:
+                self._end_segment(queues, plan, segment.batch)
+            # The sender sleeps until what it knew of is due: it must hear of a batch that is new, and of one
+            # that it found leased.
+            wake = plan.opened or queues.leased_batch_skipped
+            queues.leased_batch_skipped = False
+        self.seal(plan.full, plan.lease)
+        if wake:
+            self._wake_sender()
+
+    def _end_segment(self, queues: BatchQueues, plan: AppendPlan, batch: ProducerBatch) -> None:
+        if batch.state is BatchState.OPEN and (batch.holds_heap or self._estimates.is_full(batch)):
+            # What holds memory beyond the pool goes early; a full batch need not wait for a row that it does
+            # not take.
+            plan.close(batch, queues)
+        if batch.packing:
+            self._estimates.observe_packing(batch)
+        if batch.state is BatchState.OPEN:
+            if batch.compresses_whole:
+                queues.count_raw(batch)
+            # What was closed stays leased until it is sealed.
+            plan.lease.end(batch)
+
+    def seal(self, closed: list[ProducerBatch], lease: Lease) -> None:
+        """Seals batches and ends the lease of each at once."""
+        for batch in closed:
+            batch.seal()
+            self._estimates.observe(batch)
+            with self._accumulator.planning():
+                lease.end(batch)
+            self._wake_sender()
+
+
+def _encode(ordered: OrderedRows, segments: list[Segment]) -> None:
+    """Encodes the rows of all segments, which are neighbours, in one pass."""
+    first, last = segments[0].start, segments[-1].stop
+    rows = ordered.columns.slice(first, last)
+    starts = np.array([segment.start for segment in segments], dtype=np.int64) - first
+    lengths = np.diff(np.append(starts, last - first))
+    shift = np.array([segment.base_offset for segment in segments], dtype=np.int64) - starts
+    offset_deltas = np.arange(last - first, dtype=np.int64) + np.repeat(shift, lengths)
+    timestamps = ordered.timestamps[first:last]
+    bases = np.array([segment.batch.base_timestamp for segment in segments], dtype=np.int64)
+    encoded = encoder.encode(rows, offset_deltas, timestamps - np.repeat(bases, lengths))
+    latest = np.maximum.reduceat(timestamps, starts).tolist()
+    ends = encoded.ends[starts + lengths - 1].tolist()
+    at = 0
+    for segment, end, max_timestamp in zip(segments, ends, latest, strict=True):
+        segment.batch.append(encoded.data[at:end], segment.stop - segment.start, max_timestamp)
+        at = end
