@@ -77,7 +77,7 @@ def test_a_split_is_logged_with_the_sizes(lines: Callable[[], list[str]]) -> Non
     model.arrive(0, 0, append=True)
     model.respond(0)
     (line,) = lines()[1:]
-    pieces = [batch.size for batch in model.accumulator.queued()]
+    pieces = [batch.size for batch in model.accumulator.queued_batches_snapshot()]
     assert len(pieces) > 1
     assert line == f"t-0: split a batch of {size} bytes and 4 records into {len(pieces)} of {pieces} bytes"
 
@@ -91,7 +91,7 @@ def test_a_split_without_memory_is_logged(
     model = _sent()
     monkeypatch.setattr(response_handler, "split_batch", exhausted)
     _refused(model, MESSAGE_TOO_LARGE)
-    (batch,) = model.accumulator.queued()
+    (batch,) = model.accumulator.queued_batches_snapshot()
     assert lines()[1:] == [
         f"t-0: no memory to split a batch of {batch.size} bytes; retry in 100 ms: the pool is empty"
     ]
