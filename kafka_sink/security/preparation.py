@@ -69,7 +69,8 @@ class Security:
             # Executors have files, packages and roles of their own, which the driver cannot check.
             preparation.error = AuthenticationError(f"{error} (on host {socket.gethostname()})")
         except OSError as error:
-            preparation.error = error
+            # Its frames know what was sent to whom.
+            preparation.error = error.with_traceback(None)
         except Exception as error:  # noqa: BLE001 - nobody else would learn why this connection never comes
             preparation.error = AuthenticationError(
                 f"preparing the login failed with {type(error).__name__} (on host {socket.gethostname()})"

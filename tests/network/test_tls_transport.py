@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import select
 import socket
 import ssl
@@ -9,6 +10,9 @@ import threading
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
 
 from kafka_sink.errors import AuthenticationError
 from kafka_sink.network.settings import NetworkSettings
@@ -17,6 +21,7 @@ from kafka_sink.secret import Secret
 from kafka_sink.security.settings import SecuritySettings, Store, TlsSettings
 from kafka_sink.security.tls_context import make_context
 from tests.security.certificates import Authority, Identity
+from tests.support.effort import tries
 from tests.support.network_harness import SETTINGS
 
 HOST = "broker.test"
@@ -54,8 +59,8 @@ class Server:
         if ciphers:
             context.set_ciphers(ciphers)
         self.context = context
-        self.incoming, self.send_buffer = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self.tls = context.wrap_bio(self.incoming, self.send_buffer, server_side=True)
+        self.incoming, self.outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self.tls = context.wrap_bio(self.incoming, self.outgoing, server_side=True)
         self.established = False
         self.failure: ssl.SSLError | None = None
 
@@ -69,7 +74,7 @@ class Server:
                 pass
             except ssl.SSLError as error:
                 self.failure = error
-        return self.send_buffer.read()
+        return self.outgoing.read()
 
 
 def settings(authority: Authority, **changes: object) -> TlsSettings:
@@ -272,11 +277,11 @@ def test_a_client_certificate_is_sent_where_it_is_wanted_and_missed_with_its_opt
     asking = server()
     shake(client := stream(settings(authority, key=key)), asking)
     assert asking.established
-    for one, given in (
+    for one, chosen in (
         (server(), settings(authority)),
         (server(Authority("Other")), settings(authority, key=key)),
     ):
-        client = stream(given)
+        client = stream(chosen)
         with pytest.raises((AuthenticationError, ConnectionError)) as caught:
             _until_refused(client, one)
         assert "certificate" in str(caught.value), caught.value
@@ -294,6 +299,46 @@ def test_what_is_no_tls_is_told(authority: Authority) -> None:
     client.feed(memoryview(b"HTTP/1.1 400 Bad Request\r\n\r\n"))
     with pytest.raises(AuthenticationError, match="does not speak TLS"):
         client.handshake()
+
+
+def test_the_brokers_name_is_sent_and_addresses_are_not(authority: Authority, folder: Path) -> None:
+    for host, told in ((HOST, HOST), ("10.0.0.1", None)):
+        server = Server(authority.issue("s", HOST, "10.0.0.1"), folder)
+        asked: list[str | None] = []
+        server.context.sni_callback = lambda _, name, __, asked=asked: asked.append(name)
+        server.tls = server.context.wrap_bio(server.incoming, server.outgoing, server_side=True)
+        shake(client := stream(settings(authority), host), server)
+        assert client.established
+        assert asked == [told]
+
+
+@given(st.integers(0, 1200), st.binary(min_size=1, max_size=40), st.sampled_from(["put in", "put over"]))
+@hypothesis_settings(
+    max_examples=tries(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_any_bytes_in_a_handshake_or_after_it_are_errors_of_the_connection(
+    authority: Authority, folder: Path, at: int, junk: bytes, how: str
+) -> None:
+    client = stream(settings(authority))
+    server = Server(_known_identity(authority), folder)
+    failure: Exception | None = None
+    try:
+        client.handshake()
+        while data := client.take():
+            reply = server.step(data)
+            end = at + (len(junk) if how == "put over" else 0)
+            client.feed(memoryview(reply[:at] + junk + reply[end:]))
+            client.handshake()
+        if client.established:
+            client.read(memoryview(bytearray(1000)))
+    except (AuthenticationError, ConnectionError) as error:
+        failure = error
+    assert failure is None or "broker.test:9093" in str(failure)
+
+
+@functools.cache
+def _known_identity(authority: Authority) -> Identity:
+    return authority.issue("s", HOST)
 
 
 # -- over sockets -----------------------------------------------------------------------------------
