@@ -22,7 +22,7 @@ from typing import Any
 from benchmarks.surroundings import RESULTS
 from benchmarks.throughput import JVM_SINK_SPARK, PARTITIONS, count, session, source
 from kafka_sink.local_broker import LocalBroker
-from tests.security.certificates import Authority
+from tests.support.security.certificates import Authority
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 

@@ -20,9 +20,9 @@ from kafka_sink.network.tls_transport import TlsStream, TlsTransport
 from kafka_sink.secret import Secret
 from kafka_sink.security.settings import SecuritySettings, Store, TlsSettings
 from kafka_sink.security.tls_context import make_context
-from tests.security.certificates import Authority, Identity
 from tests.support.effort import tries
 from tests.support.network_harness import SETTINGS
+from tests.support.security.certificates import Authority, Identity
 
 HOST = "broker.test"
 VERSIONS = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_3}

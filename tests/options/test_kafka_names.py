@@ -14,7 +14,7 @@ from kafka_sink.options.table import KAFKA_PREFIX, SPECS, OptionSpec
 from kafka_sink.sending import response_classifier
 from kafka_sink.sending.producer_metrics import task_metrics
 from kafka_sink.sending.task_deliveries import DeliveryCounts
-from tests.oracles.kafka_names import KafkaNames, read_names
+from tests.support.kafka_names import KafkaNames, read_names
 
 # Options behind the prefix that Kafka 4.3 does not have, and where their names come from.
 NOT_IN_THE_JAR = {

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kafka_sink.errors import ConfigurationError
 from kafka_sink.secret import Secret
 from kafka_sink.security.jaas import parse_jaas
-from tests.security.secured_broker import PASSWORD, jaas_quoted, plain_jaas
+from tests.support.security.secured_broker import PASSWORD, jaas_quoted, plain_jaas
 
 PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule"
 

@@ -11,9 +11,9 @@ from kafka_sink.errors import ConfigurationError
 from kafka_sink.local_broker import LocalBroker
 from kafka_sink.secret import Secret
 from kafka_sink.security.jaas import parse_jaas
-from tests.security.secured_broker import PASSWORD, jaas_quoted, plain_jaas
+from tests.support.security.secured_broker import PASSWORD, jaas_quoted, plain_jaas
 
-SOURCE = Path(__file__).with_name("JaasOracle.java")
+SOURCE = Path(__file__).parents[1] / "support" / "security" / "JaasOracle.java"
 MODULE = "org.apache.kafka.common.security.plain.PlainLoginModule"
 PIECES = (
     *(MODULE, " required ", " optional ", "a", "b=", "c = ", '"x y"', "'q'", "word", "9", "1.5", "-", "-a"),

@@ -18,7 +18,7 @@ from kafka_sink.local_broker import LocalBroker
 from kafka_sink.options import parse
 from kafka_sink.producer import Producer
 from kafka_sink.rows.column_plan import ColumnPlan
-from tests.security.key_distribution import REALM, KeyDistribution, is_available
+from tests.support.security.key_distribution import REALM, KeyDistribution, is_available
 
 if not is_available():
     pytest.skip("no KDC is installed", allow_module_level=True)

@@ -17,7 +17,7 @@ from kafka_sink.secret import Secret
 from kafka_sink.security.key_material import read_key, read_trust
 from kafka_sink.security.settings import Store, TlsSettings
 from kafka_sink.security.tls_context import TlsContexts, make_context
-from tests.security.certificates import Authority, Identity
+from tests.support.security.certificates import Authority, Identity
 
 PASSWORD = Secret("pass, 'word\"")
 # openssl's options for PKCS#8, of what it writes by default through what it calls legacy.

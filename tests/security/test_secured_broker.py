@@ -24,8 +24,8 @@ from kafka_sink.local_broker import LocalBroker
 from kafka_sink.options import SinkOptions, checks, parse
 from kafka_sink.producer import Producer
 from kafka_sink.rows.column_plan import ColumnPlan
-from tests.security.certificates import Authority
-from tests.security.secured_broker import (
+from tests.support.security.certificates import Authority
+from tests.support.security.secured_broker import (
     CONNECTION_STRING,
     CONNECTION_STRING_USER,
     PASSWORD,
@@ -35,7 +35,7 @@ from tests.security.secured_broker import (
     plain_jaas,
     secured_broker,
 )
-from tests.security.token_server import TokenServer
+from tests.support.security.token_server import TokenServer
 
 OAUTH_MODULE = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule"
 # Planning says what is wrong within this.
@@ -107,7 +107,7 @@ WAYS: dict[str, Callable[[Secured], dict[str, str]]] = {
     "OAUTHBEARER from a file": by_token,
     "OAUTHBEARER from a function": lambda secured: {
         **secured.options("SASL", sasl_mechanism="OAUTHBEARER"),
-        "sasl.oauthbearer.token.provider": "tests.security.providers.from_file",
+        "sasl.oauthbearer.token.provider": "tests.support.security.providers.from_file",
     },
     "a connection string": lambda secured: secured.options(
         "SASL",

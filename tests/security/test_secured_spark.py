@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.security.secured_broker import PASSWORD, Secured, plain_jaas, secured_broker
+from tests.support.security.secured_broker import PASSWORD, Secured, plain_jaas, secured_broker
 from tests.support.standalone_cluster import StandaloneCluster
 from tests.support.topics import read_topic
 
-JOB = Path(__file__).with_name("secured_job.py")
+JOB = Path(__file__).parents[1] / "support" / "security" / "secured_job.py"
 KEY_PASSWORD = "key-word-7319"
 
 

@@ -14,7 +14,7 @@ from kafka_sink.options import parse
 from kafka_sink.options.table import SPECS
 from kafka_sink.secret import HIDDEN, Secret
 from kafka_sink.security.settings import SecuritySettings
-from tests.security.secured_broker import plain_jaas
+from tests.support.security.secured_broker import plain_jaas
 
 SECRET = "hunter2"
 SCRAM = plain_jaas(password=SECRET, module="scram.ScramLoginModule")

@@ -17,8 +17,8 @@ from kafka_sink.security.token import Token, TokenUnavailableError, from_text, j
 from kafka_sink.security.token_endpoint import TokenEndpoint
 from kafka_sink.security.token_provider import load
 from kafka_sink.security.token_source import TokenSource, token_source
-from tests.security.secured_broker import TokenIssuer
-from tests.security.token_server import TokenServer
+from tests.support.security.secured_broker import TokenIssuer
+from tests.support.security.token_server import TokenServer
 
 SECRET = "s3cr:t/+ ü"
 
@@ -110,8 +110,10 @@ def test_all_that_want_a_token_at_once_share_one_fetch() -> None:
     for thread in threads:
         thread.join()
     assert fetched == [1]
-    settings = TokenSettings(provider="tests.security.providers.fixed")
-    assert token_source(settings) is token_source(TokenSettings(provider="tests.security.providers.fixed"))
+    settings = TokenSettings(provider="tests.support.security.providers.fixed")
+    assert token_source(settings) is token_source(
+        TokenSettings(provider="tests.support.security.providers.fixed")
+    )
 
 
 def test_what_a_jwt_says_of_its_end() -> None:
@@ -131,8 +133,8 @@ def test_what_is_no_token_is_refused_without_being_shown(text: str) -> None:
 
 
 def test_functions_give_tokens_as_text_or_with_their_end() -> None:
-    assert load("tests.security.providers.fixed")().text == Secret("fixed-token")
-    assert load("tests.security.providers.with_end")() == Token(Secret("ending-token"), 2e9)
+    assert load("tests.support.security.providers.fixed")().text == Secret("fixed-token")
+    assert load("tests.support.security.providers.with_end")() == Token(Secret("ending-token"), 2e9)
 
 
 @pytest.mark.parametrize(
@@ -140,8 +142,8 @@ def test_functions_give_tokens_as_text_or_with_their_end() -> None:
     [
         ("nowhere", "not module.function"),
         ("tests.security.nowhere.f", "cannot be imported"),
-        ("tests.security.providers.missing", "cannot be imported"),
-        ("tests.security.providers.NUMBER", "not a function"),
+        ("tests.support.security.providers.missing", "cannot be imported"),
+        ("tests.support.security.providers.NUMBER", "not a function"),
     ],
 )
 def test_functions_that_are_not_there(path: str, problem: str) -> None:
@@ -151,11 +153,11 @@ def test_functions_that_are_not_there(path: str, problem: str) -> None:
 
 def test_what_a_function_raises_or_returns_is_not_shown() -> None:
     with pytest.raises(TokenUnavailableError, match="raised RuntimeError") as caught:
-        load("tests.security.providers.failing")()
+        load("tests.support.security.providers.failing")()
     assert "hunter2" not in str(caught.value)
     assert caught.value.__context__ is None
     with pytest.raises(AuthenticationError, match="neither a text"):
-        load("tests.security.providers.wrong")()
+        load("tests.support.security.providers.wrong")()
 
 
 # -- the endpoint -----------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 
 from kafka_sink.local_broker import LocalBroker
-from tests.security.certificates import Authority, Identity
+from tests.support.security.certificates import Authority, Identity
 
 # Every character that somebody's parser stumbles over.
 PASSWORD = "p'a\"s,s\\w=o;r d#/*ä€*/"
