@@ -102,6 +102,10 @@ class PlanningClient:
             self._network.poll(_POLL_MS, now)
         return False
 
+    def api_version(self, node_id: int, api: int, versions: tuple[int, int]) -> int:
+        """The newest version that both sides speak. Raises BrokerVersionError where there is none."""
+        return self._network.api_version(node_id, api, versions)
+
     def ask(
         self,
         node_id: int,

@@ -1,9 +1,10 @@
-"""The topic that the options name is looked up, or created, until it is known what became of it."""
+"""Looks up the topic that the options name, or creates it, and repeats that until the result is known."""
 
 from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 
 from kafka.errors import for_code
 
@@ -19,19 +20,22 @@ from kafka_sink.kafka_errors import (
     UNKNOWN_TOPIC_OR_PARTITION,
     error_of,
 )
-from kafka_sink.network import requests
+from kafka_sink.network import config_requests, requests
+from kafka_sink.network.config_requests import BrokerConfigs
 from kafka_sink.network.requests import CreateTopicAnswer, MetadataAnswer, ProducerIdAnswer
 from kafka_sink.options import SinkOptions
 from kafka_sink.planning_client import PlanningClient
 
-# A topic that was just created, here or by somebody else, may take this long to be known to all brokers.
+# All brokers know a new topic after this time at the latest.
 _PROPAGATION_MS = 5000.0
-_AGAIN_S = 0.1
-_MAX_ASK_MS = 3_600_000.0
+_RETRY_PAUSE_S = 0.1
+_MAX_REQUEST_MS = 3_600_000.0
+# The broker's settings behind topic.partitions=-1 and topic.replication.factor=-1.
+_PARTITIONS, _REPLICATION_FACTOR = "num.partitions", "default.replication.factor"
 
 
 class TopicPreparation:
-    """One look-up of one topic, or of brokers alone, repeated until it is known what became of it."""
+    """One look-up of one topic, or of brokers alone. ``run`` repeats requests until the result is known."""
 
     def __init__(self, options: SinkOptions, client: PlanningClient) -> None:
         self._options = options
@@ -43,7 +47,7 @@ class TopicPreparation:
         self._controller = -1
 
     def run(self) -> None:
-        """Returns when all is well; raises as ``prepare_topic``."""
+        """Returns once the topic can be written to. Raises as ``prepare_topic``."""
         answer = self._metadata()
         self._client.use_advertised(answer.update.nodes)
         if self._topic is not None:
@@ -59,7 +63,7 @@ class TopicPreparation:
                     f"{self._brokers})"
                 )
             if code in (0, LEADER_NOT_AVAILABLE):
-                return  # without leaders it exists, and waiting for them is the tasks' business
+                return  # a topic without leaders exists; tasks wait for the leaders
             if code == UNKNOWN_TOPIC_OR_PARTITION:
                 if self._options.topic_create:
                     self._create(topic)
@@ -75,7 +79,7 @@ class TopicPreparation:
                 raise ConfigurationError(self._missing())
             if self._left_ms() <= 0:
                 raise MetadataTimeoutError(self._no_answer(_named(code)))
-            time.sleep(_AGAIN_S)
+            time.sleep(_RETRY_PAUSE_S)
             answer = self._ask_metadata()
 
     def _metadata(self) -> MetadataAnswer:
@@ -85,7 +89,7 @@ class TopicPreparation:
         return answer
 
     def _ask_metadata(self) -> MetadataAnswer | None:
-        """Lets brokers create the topic where the options do."""
+        """Brokers create a missing topic where kafka.allow.auto.create.topics lets them."""
         topics = () if self._topic is None else (self._topic,)
         create = self._options.allow_auto_create_topics
         found: MetadataAnswer | None = self._client.ask(
@@ -100,7 +104,7 @@ class TopicPreparation:
         return found
 
     def _create(self, topic: str) -> None:
-        """Where somebody else was quicker, theirs is taken."""
+        """A topic that somebody else has created in the meantime is taken as it is."""
         while True:
             node = self._controller if self._client.reach(self._controller) else self._client.connect()
             answer = self._ask_creation(node, topic)
@@ -122,29 +126,68 @@ class TopicPreparation:
                 )
             if self._left_ms() <= 0:
                 raise MetadataTimeoutError(self._no_answer(_named(code)))
-            time.sleep(_AGAIN_S)
+            time.sleep(_RETRY_PAUSE_S)
             self._ask_metadata()
 
     def _ask_creation(self, node: int, topic: str) -> CreateTopicAnswer | None:
-        options, milliseconds = self._options, int(self._ask_ms())
-        oldest, newest = requests.CREATE_TOPICS_VERSIONS
-        if -1 in (options.topic_partitions, options.topic_replication_factor):
-            oldest = requests.CREATE_TOPICS_BY_DEFAULTS
+        numbers = self._numbers(node)
+        if numbers is None:
+            return None
+        partitions, replication_factor = numbers
+        milliseconds = int(self._ask_ms())
         answer: CreateTopicAnswer | None = self._client.ask(
             node,
             requests.CREATE_TOPICS,
-            (oldest, newest),
+            requests.CREATE_TOPICS_VERSIONS,
             lambda version: requests.encode_create_topic(
-                version, topic, options.topic_partitions, options.topic_replication_factor, milliseconds
+                version, topic, partitions, replication_factor, milliseconds
             ),
             milliseconds,
         )
         return answer
 
+    def _numbers(self, node: int) -> tuple[int, int] | None:
+        """Partitions and replicas to ask this broker for; None where it sent no response.
+
+        -1 leaves a number to the broker. Brokers before Kafka 2.4 refuse -1 (KIP-464), so they are asked for
+        the settings that newer ones would apply.
+        """
+        options = self._options
+        numbers = {
+            _PARTITIONS: options.topic_partitions,
+            _REPLICATION_FACTOR: options.topic_replication_factor,
+        }
+        unset = [name for name, number in numbers.items() if number == -1]
+        version = self._client.api_version(node, requests.CREATE_TOPICS, requests.CREATE_TOPICS_VERSIONS)
+        if unset and version < requests.CREATE_TOPICS_BY_DEFAULTS:
+            found: BrokerConfigs | None = self._client.ask(
+                node,
+                config_requests.DESCRIBE_CONFIGS,
+                config_requests.DESCRIBE_CONFIGS_VERSIONS,
+                lambda version: config_requests.encode_describe_broker(version, node, unset),
+                self._ask_ms(),
+            )
+            if found is None:
+                return None
+            numbers |= self._defaults(found, unset)
+        return numbers[_PARTITIONS], numbers[_REPLICATION_FACTOR]
+
+    def _defaults(self, found: BrokerConfigs, names: Sequence[str]) -> dict[str, int]:
+        try:
+            return {name: int(found.configs[name]) for name in names}
+        except (KeyError, ValueError):
+            why = f": {_named(found.error_code)}" if found.error_code else ""
+            raise ConfigurationError(
+                "topic.create=true: brokers before Kafka 2.4 apply no defaults to a new topic, and this "
+                f"one does not show its settings ({' and '.join(names)}{why}). Set topic.partitions and "
+                "topic.replication.factor, or grant this login DESCRIBE_CONFIGS on the cluster "
+                f"(brokers: {self._brokers})"
+            ) from None
+
     def _check_idempotence(self) -> None:
-        """Brokers refuse producer ids to logins that may neither write idempotently nor to any topic."""
+        """Brokers refuse a producer id to a login without IDEMPOTENT_WRITE and without WRITE on any topic."""
         if not self._options.enable_idempotence:
-            # Still, tasks connect to these addresses.
+            # Tasks connect to these addresses all the same.
             self._client.connect()
             return
         answer: ProducerIdAnswer | None = self._client.ask(
@@ -169,7 +212,7 @@ class TopicPreparation:
         return min(bound_ms, self._options.max_block_ms) - passed_ms
 
     def _ask_ms(self, bound_ms: float = math.inf) -> float:
-        return min(max(self._left_ms(bound_ms), 1.0), self._options.request_timeout_ms, _MAX_ASK_MS)
+        return min(max(self._left_ms(bound_ms), 1.0), self._options.request_timeout_ms, _MAX_REQUEST_MS)
 
     def _missing(self) -> str:
         because = (
@@ -191,6 +234,6 @@ class TopicPreparation:
 
 
 def _named(code: int) -> str:
-    """Kafka's name of an error, as words: TOPIC_AUTHORIZATION_FAILED is 'topic authorization failed'."""
+    """Kafka's name of an error as words: TOPIC_AUTHORIZATION_FAILED becomes 'topic authorization failed'."""
     name = getattr(for_code(code), "message", None) or f"error {code}"
     return str(name).replace("_", " ").lower()

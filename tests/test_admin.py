@@ -19,7 +19,13 @@ from kafka_sink.errors import BrokersUnreachableError, ConfigurationError
 from kafka_sink.local_broker import LocalBroker
 from kafka_sink.network import requests
 from kafka_sink.options import SinkOptions, parse
-from tests.support.fake_broker import INIT_PRODUCER_ID, METADATA, FakeCluster
+from tests.support.fake_broker import (
+    CREATE_TOPICS,
+    DESCRIBE_CONFIGS,
+    INIT_PRODUCER_ID,
+    METADATA,
+    FakeCluster,
+)
 from tests.support.fake_replies import error
 from tests.support.proxy import METADATA as METADATA_API
 from tests.support.proxy import ProxyCluster
@@ -74,6 +80,43 @@ def test_by_default_it_gets_what_the_broker_has_as_defaults(broker: LocalBroker,
     auto = f"{topic}-auto"
     prepare_topic(options(broker.bootstrap_servers, auto))
     assert settled(broker, topic) == settled(broker, auto) != {}
+
+
+# Kafka 2.1's versions: numbers of -1 came with version 4 (KIP-464).
+_BEFORE_2_4 = {CREATE_TOPICS: (0, 3)}
+
+
+def test_brokers_without_defaults_for_creation_are_asked_for_their_settings(topic: str) -> None:
+    with FakeCluster(versions=_BEFORE_2_4) as old:
+        prepare_topic(options(old.bootstrap_servers, topic, topic_create="true"))
+        (request,) = old.received(CREATE_TOPICS)
+        (asked,) = request.body.topics
+        assert (asked.num_partitions, asked.replication_factor) == (4, 1)
+
+
+def test_brokers_without_defaults_are_asked_only_for_numbers_that_no_option_sets(topic: str) -> None:
+    with FakeCluster(versions=_BEFORE_2_4) as old:
+        prepare_topic(options(old.bootstrap_servers, topic, topic_create="true", topic_partitions="2"))
+        (request,) = old.received(CREATE_TOPICS)
+        (asked,) = request.body.topics
+        assert (asked.num_partitions, asked.replication_factor) == (2, 1)
+        (question,) = old.received(DESCRIBE_CONFIGS)
+        assert question.body.resources[0].configuration_keys == ["default.replication.factor"]
+
+
+def test_a_login_that_may_not_read_brokers_settings_must_set_both_numbers(topic: str) -> None:
+    with FakeCluster(versions=_BEFORE_2_4) as old:
+        old.script(DESCRIBE_CONFIGS, error(CLUSTER_AUTHORIZATION_FAILED))
+        with pytest.raises(ConfigurationError, match=r"Set topic\.partitions and topic\.replication\.factor"):
+            prepare_topic(options(old.bootstrap_servers, topic, topic_create="true"))
+        assert not old.received(CREATE_TOPICS)
+
+
+def test_newer_brokers_are_not_asked_for_their_settings(topic: str) -> None:
+    with FakeCluster() as new:
+        prepare_topic(options(new.bootstrap_servers, topic, topic_create="true"))
+        assert new.received(CREATE_TOPICS)
+        assert not new.received(DESCRIBE_CONFIGS)
 
 
 def test_an_existing_topic_stays_as_it_is(broker: LocalBroker, topic: str) -> None:

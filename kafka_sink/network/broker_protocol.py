@@ -17,7 +17,7 @@ from typing import Any
 
 from kafka_sink.errors import BrokerVersionError, ProtocolError
 from kafka_sink.kafka_errors import UNSUPPORTED_VERSION
-from kafka_sink.network import authentication, produce, requests, transaction_requests
+from kafka_sink.network import authentication, config_requests, produce, requests, transaction_requests
 from kafka_sink.network.authentication import LoggedIn, Login, LoginRequest
 from kafka_sink.network.events import Buffer, OutboundRequest
 from kafka_sink.network.send_buffer import SendBuffer
@@ -34,6 +34,7 @@ _DECODERS: dict[int, Callable[[int, bytes], Any]] = {
     requests.API_VERSIONS: requests.decode_api_versions,
     requests.INIT_PRODUCER_ID: requests.decode_init_producer_id,
     requests.CREATE_TOPICS: requests.decode_create_topic,
+    config_requests.DESCRIBE_CONFIGS: config_requests.decode_describe_broker,
     requests.SASL_HANDSHAKE: authentication.decode_handshake,
     requests.SASL_AUTHENTICATE: authentication.decode_authenticate,
     transaction_requests.FIND_COORDINATOR: transaction_requests.decode_find_coordinator,
@@ -52,6 +53,7 @@ MAX_FRAME_BYTES: dict[int, int] = {
     requests.API_VERSIONS: _MIB,
     requests.INIT_PRODUCER_ID: 64 * 1024,
     requests.CREATE_TOPICS: _MIB,
+    config_requests.DESCRIBE_CONFIGS: _MIB,
     requests.SASL_HANDSHAKE: 64 * 1024,
     # Kerberos' tickets may be some 64 KiB.
     requests.SASL_AUTHENTICATE: 256 * 1024,
@@ -73,6 +75,7 @@ _FIRST_CLIENT_THROTTLED = {
     requests.METADATA: 6,
     requests.API_VERSIONS: 2,
     requests.CREATE_TOPICS: 3,
+    config_requests.DESCRIBE_CONFIGS: 2,
     requests.INIT_PRODUCER_ID: 1,
     transaction_requests.FIND_COORDINATOR: 2,
     transaction_requests.END_TXN: 1,

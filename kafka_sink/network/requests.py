@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from kafka.protocol.admin import DescribeConfigsRequest
 from kafka.protocol.admin.topics import CreateTopicsRequest, CreateTopicsResponse
 from kafka.protocol.api_header import RequestHeader
 from kafka.protocol.metadata import (
@@ -22,7 +23,7 @@ from kafka.protocol.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
 
 from kafka_sink.kafka_errors import LEADER_NOT_AVAILABLE
 from kafka_sink.model import NO_LEADER, UNKNOWN_EPOCH, MetadataUpdate, Node, PartitionInfo, TopicMetadata
-from kafka_sink.network import transaction_requests
+from kafka_sink.network import config_requests, transaction_requests
 from kafka_sink.network.wire import read_response
 
 PRODUCE = 0
@@ -49,6 +50,7 @@ API_NAMES = {
     CREATE_TOPICS: "CreateTopics",
     INIT_PRODUCER_ID: "InitProducerId",
     SASL_AUTHENTICATE: "SaslAuthenticate",
+    config_requests.DESCRIBE_CONFIGS: "DescribeConfigs",
     **transaction_requests.NAMES,
 }
 _REQUESTS: dict[int, Any] = {
@@ -59,6 +61,7 @@ _REQUESTS: dict[int, Any] = {
     CREATE_TOPICS: CreateTopicsRequest,
     INIT_PRODUCER_ID: InitProducerIdRequest,
     SASL_AUTHENTICATE: SaslAuthenticateRequest,
+    config_requests.DESCRIBE_CONFIGS: DescribeConfigsRequest,
     **transaction_requests.REQUESTS,
 }
 # Before that (Kafka 2.4) brokers tell wrong epochs while partitions are reassigned; Kafka's own clients leave

@@ -1,7 +1,8 @@
 """A scripted Kafka cluster in this process, for faults that no real broker produces on demand.
 
-It speaks ApiVersions, Metadata, Produce and InitProducerId through kafka-python's codecs on real sockets of
-127.0.0.1. Each request takes the next scripted ``Reply`` of its API, and the right answer once there is none.
+It speaks ApiVersions, Metadata, Produce, InitProducerId, CreateTopics of one topic, and DescribeConfigs of
+one broker, through kafka-python's codecs on real sockets of 127.0.0.1. Each request takes the next scripted
+``Reply`` of its API, and the right answer once there is none.
 Batches are checked as a real broker does (``fake_log``), so a lost, doubled or reordered batch shows.
 
 What it leaves out: replication and elections (leaders move when a test says so), acks other than "appended",
@@ -22,6 +23,8 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
+from kafka.protocol.admin import DescribeConfigsRequest
+from kafka.protocol.admin.topics import CreateTopicsRequest
 from kafka.protocol.metadata import ApiVersionsRequest, MetadataRequest
 from kafka.protocol.producer import InitProducerIdRequest, ProduceRequest
 
@@ -29,6 +32,8 @@ from tests.support.fake_log import RecordBatch
 from tests.support.fake_replies import OK, Refuse, Reply
 from tests.support.fake_state import (
     API_VERSIONS,
+    CREATE_TOPICS,
+    DESCRIBE_CONFIGS,
     INIT_PRODUCER_ID,
     METADATA,
     PRODUCE,
@@ -38,13 +43,24 @@ from tests.support.fake_state import (
     framed,
 )
 
-__all__ = ["API_VERSIONS", "INIT_PRODUCER_ID", "METADATA", "PRODUCE", "FakeCluster", "Received"]
+__all__ = [
+    "API_VERSIONS",
+    "CREATE_TOPICS",
+    "DESCRIBE_CONFIGS",
+    "INIT_PRODUCER_ID",
+    "METADATA",
+    "PRODUCE",
+    "FakeCluster",
+    "Received",
+]
 
 _REQUESTS: dict[int, Any] = {
     PRODUCE: ProduceRequest,
     METADATA: MetadataRequest,
     API_VERSIONS: ApiVersionsRequest,
     INIT_PRODUCER_ID: InitProducerIdRequest,
+    CREATE_TOPICS: CreateTopicsRequest,
+    DESCRIBE_CONFIGS: DescribeConfigsRequest,
 }
 
 

@@ -7,14 +7,27 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from kafka.protocol.admin import DescribeConfigsResponse
+from kafka.protocol.admin.topics import CreateTopicsResponse
 from kafka.protocol.metadata import ApiVersionsResponse, MetadataResponse
 from kafka.protocol.producer import InitProducerIdResponse, ProduceResponse
 
 from tests.support.fake_log import PartitionLog, RecordBatch, parse_batch
 from tests.support.fake_replies import Reply
 
-PRODUCE, METADATA, API_VERSIONS, INIT_PRODUCER_ID = 0, 3, 18, 22
-VERSIONS = {PRODUCE: (3, 13), METADATA: (0, 13), API_VERSIONS: (0, 4), INIT_PRODUCER_ID: (0, 6)}
+PRODUCE, METADATA, API_VERSIONS, CREATE_TOPICS, INIT_PRODUCER_ID, DESCRIBE_CONFIGS = 0, 3, 18, 19, 22, 32
+VERSIONS = {
+    PRODUCE: (3, 13),
+    METADATA: (0, 13),
+    API_VERSIONS: (0, 4),
+    CREATE_TOPICS: (2, 7),
+    INIT_PRODUCER_ID: (0, 6),
+    DESCRIBE_CONFIGS: (0, 4),
+}
+# What the brokers' own settings are, as DescribeConfigs tells them.
+BROKER_CONFIGS = {"num.partitions": "4", "default.replication.factor": "1"}
+INVALID_REPLICATION_FACTOR = 38
+_FIRST_WITH_DEFAULTS = 4
 UNKNOWN_TOPIC_OR_PARTITION, NOT_LEADER_OR_FOLLOWER = 3, 6
 UNSUPPORTED_VERSION, UNKNOWN_TOPIC_ID = 35, 100
 _HOST = "127.0.0.1"
@@ -75,6 +88,10 @@ class FakeState:
             return self._metadata(version, request, reply)
         if api_key == INIT_PRODUCER_ID:
             return self._init_producer_id(version, reply)
+        if api_key == CREATE_TOPICS:
+            return self._create_topics(version, request, reply)
+        if api_key == DESCRIBE_CONFIGS:
+            return self._describe_configs(version, request, reply)
         return self._produce(version, node_id, request, reply)
 
     # -- ApiVersions ----------------------------------------------------------------------------------
@@ -127,6 +144,49 @@ class FakeState:
             for index, (leader, epoch) in enumerate(topic.leaders)
         ]
         return _Topic(version=version, error_code=0, name=name, topic_id=topic.id, partitions=partitions)
+
+    # -- CreateTopics, DescribeConfigs --------------------------------------------------------------------
+
+    def _create_topics(self, version: int, request: Any, reply: Reply) -> Any:
+        """Numbers of -1 are the broker's defaults from version 4 on, and refused before (KIP-464)."""
+        (asked,) = request.topics
+        code = reply.error
+        if (
+            not code
+            and version < _FIRST_WITH_DEFAULTS
+            and -1 in (asked.num_partitions, asked.replication_factor)
+        ):
+            code = INVALID_REPLICATION_FACTOR
+        if not code:
+            self.create_topic(asked.name, max(asked.num_partitions, 1))
+        row = CreateTopicsResponse.CreatableTopicResult(
+            version=version, name=asked.name, error_code=code, error_message=None
+        )
+        return CreateTopicsResponse(version=version, throttle_time_ms=reply.throttle_ms, topics=[row])
+
+    def _describe_configs(self, version: int, request: Any, reply: Reply) -> Any:
+        (asked,) = request.resources
+        result = DescribeConfigsResponse.DescribeConfigsResult
+        configs = [
+            result.DescribeConfigsResourceResult(
+                version=version,
+                name=name,
+                value=BROKER_CONFIGS[name],
+                read_only=True,
+                is_sensitive=False,
+                synonyms=[],
+            )
+            for name in asked.configuration_keys
+        ]
+        row = result(
+            version=version,
+            error_code=reply.error,
+            error_message=reply.message,
+            resource_type=asked.resource_type,
+            resource_name=asked.resource_name,
+            configs=[] if reply.error else configs,
+        )
+        return DescribeConfigsResponse(version=version, throttle_time_ms=reply.throttle_ms, results=[row])
 
     # -- InitProducerId -------------------------------------------------------------------------------
 
