@@ -16,7 +16,7 @@ from kafka_sink.secret import Secret
 from kafka_sink.security import sasl
 from kafka_sink.security.preparation import Preparation, Security
 from kafka_sink.security.settings import SaslSettings, SecuritySettings
-from tests.network.test_login import SECRET, Broker
+from tests.support.login_broker import SECRET, Broker
 from tests.support.network_harness import SETTINGS, metadata_request
 
 SASL = SecuritySettings("SASL_PLAINTEXT", None, SaslSettings("PLAIN", "user", Secret(SECRET)))
@@ -24,7 +24,7 @@ SESSION_MS = 60_000
 
 
 class Talking:
-    """A stream to a Broker of test_login: what is sent is answered at once."""
+    """A stream to a Broker: what is sent is answered at once."""
 
     wants_write = buffered = False
     broker: Broker

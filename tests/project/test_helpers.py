@@ -1,0 +1,32 @@
+"""Helpers of tests live in tests/support, so that a test file can be read, moved or deleted on its own."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+# Programs with a command line of their own (``python -m tests.chaos``); their own tests import their modules.
+PROGRAMS = ("chaos", "exactly_once", "matrix")
+
+
+def imported(path: Path) -> Iterator[str]:
+    """Modules of the tests that a file imports."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name.startswith("tests."))
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tests."):
+            yield node.module or ""
+
+
+def test_tests_import_helpers_and_no_other_tests() -> None:
+    allowed = ("tests.support.", *(f"tests.{program}" for program in PROGRAMS))
+    files = [path for folder in ("tests", "benchmarks") for path in (ROOT / folder).rglob("*.py")]
+    wrong = {
+        f"{path.relative_to(ROOT)} imports {name}"
+        for path in files
+        for name in imported(path)
+        if not (name == "tests.support" or name.startswith(allowed)) or ".test_" in name
+    }
+    assert not wrong
