@@ -1,14 +1,27 @@
-"""Outcomes, mutes and leases as JSON, and back with everything checked.
+"""The breaker's messages as JSON bodies. Decoding checks every field.
 
-A task's report has any of ``answered`` ([broker, milliseconds ago]: its last answer without an error),
-``rows`` (how many it has sent since the report before), ``outcomes`` ([topic, partition, batches written,
-batches failed, whether a broker refused them, last error] of the last seconds, of partitions that fail it or
-that it was asked about), ``muted`` ([target, reason, ms of silence]), ``unmuted`` ([target, reason]),
-``failed`` ([target, error] of probes), ``holds`` (muted targets that batches of the task wait for) and
-``wants`` (muted partitions that rows of it could go to); these two only where they changed. What is told back
-has ``whole`` (whether it is all that is muted), ``added`` ([target, reason]), ``removed`` ([target, ms until
-its rows may go there]), ``leases`` ([target, milliseconds, whether it is a trial]) and ``asks`` (targets: of
-a broker whether it answers, of a partition its outcomes). A target is a broker's id or [topic, partition].
+A target is a broker's id or ``[topic, partition]``. Times are ages or delays in milliseconds, as clocks
+differ.
+
+A task's report may have these keys:
+
+- ``answered``: ``[broker, age]`` of each broker's last response without an error
+- ``rows``: rows sent since the last report
+- ``outcomes``: ``[topic, partition, batches written, batches failed, whether a broker refused them, last
+error]``   of the last seconds, for partitions that fail and for those the coordinator asked about
+- ``muted``: ``[target, reason, silence]``
+- ``unmuted``: ``[target, reason]``
+- ``failed``: ``[target, error]`` of each failed probe
+- ``holds``: muted targets that batches of the task wait for; only after a change
+- ``wants``: muted partitions that rows of the task could go to; only after a change
+
+An update from the coordinator may have these:
+
+- ``whole``: whether ``added`` is everything that is muted
+- ``added``: ``[target, reason]``
+- ``removed``: ``[target, delay]``; after the delay the task's rows may go there
+- ``leases``: ``[target, duration, whether it is a trial]``
+- ``asks``: targets. The task reports whether a broker responds, or a partition's outcomes
 """
 
 from __future__ import annotations
@@ -22,20 +35,21 @@ from kafka_sink.errors import ProtocolError
 from kafka_sink.model import TopicPartition
 from kafka_sink.options.values import TOPIC_MAX_LENGTH
 
-# What is muted beyond that is each task's own matter.
+# The coordinator shares no more mutes than this; tasks keep others to themselves.
 MAX_MUTES = 5000
-# So many of each in one report keep it below the bound of a frame.
+# A report with this many of each stays below the bound of a frame.
 MAX_OUTCOMES = 700
 MAX_TARGETS = 700
 _MAX_NODES = 10_000
 _MAX_TEXT = 300
-# Outcomes are weighed over the last seconds; what has lain for longer says nothing of those.
-_OLD_MS = 5_000.0
+# The coordinator weighs the outcomes of the last seconds. Older ones are left out of a late report.
+_MAX_OUTCOME_AGE_MS = 5_000.0
 
 
 @dataclass(frozen=True, slots=True)
 class OutcomeCounts:
-    """What became of a partition's batches in the last seconds; ``refused``: by an answer of the broker's."""
+    """Outcomes of a partition's batches in the last seconds. ``refused``: a broker responded with the
+    error."""
 
     partition: TopicPartition
     written: int
@@ -46,7 +60,7 @@ class OutcomeCounts:
 
 @dataclass(frozen=True, slots=True)
 class MuteReport:
-    """A mute that a task decided on; ``silence_ms`` 0 where no silence was the reason."""
+    """A mute that a task decided. ``silence_ms`` is 0 if a silence was not the reason."""
 
     target: Target
     reason: str
@@ -55,7 +69,7 @@ class MuteReport:
 
 @dataclass(frozen=True, slots=True)
 class BreakerReport:
-    """What a task tells."""
+    """A task's report; the module's docstring describes the fields."""
 
     answered: Mapping[int, float] = field(default_factory=dict)
     rows: int = 0
@@ -68,17 +82,18 @@ class BreakerReport:
 
     @property
     def changes_probes(self) -> bool:
-        """Whether it may have who is to probe what, or when, come out differently."""
-        told = self.muted or self.unmuted or self.failed
-        return bool(told) or self.holds is not None or self.wants is not None
+        """Whether it may change which task probes what, or when."""
+        changed = self.muted or self.unmuted or self.failed
+        return bool(changed) or self.holds is not None or self.wants is not None
 
 
 def aged(report: BreakerReport, waited_ms: float) -> BreakerReport:
-    """A report that is sent so long after it was made, as a task's last one is when the next task begins."""
+    """A report that is sent ``waited_ms`` after it was made: a task's last one goes out when the next
+    begins."""
     return replace(
         report,
         answered={node: ago_ms + waited_ms for node, ago_ms in report.answered.items()},
-        outcomes=report.outcomes if waited_ms < _OLD_MS else (),
+        outcomes=report.outcomes if waited_ms < _MAX_OUTCOME_AGE_MS else (),
         muted=tuple(
             replace(one, silence_ms=one.silence_ms + waited_ms) if one.silence_ms else one
             for one in report.muted
@@ -88,7 +103,7 @@ def aged(report: BreakerReport, waited_ms: float) -> BreakerReport:
 
 @dataclass(frozen=True, slots=True)
 class BreakerUpdate:
-    """What a task is told."""
+    """The coordinator's message to a task; the module's docstring describes the fields."""
 
     whole: bool = False
     added: Mapping[Target, str] = field(default_factory=dict)
@@ -98,7 +113,7 @@ class BreakerUpdate:
 
 
 def encode_report(report: BreakerReport) -> dict[str, Any]:
-    """A body; the caller keeps to MAX_OUTCOMES and MAX_TARGETS."""
+    """A report as a JSON body. The caller observes MAX_OUTCOMES and MAX_TARGETS."""
     body: dict[str, Any] = {
         "answered": [[node, ago_ms] for node, ago_ms in report.answered.items()],
         "rows": report.rows,
@@ -109,15 +124,15 @@ def encode_report(report: BreakerReport) -> dict[str, Any]:
         "unmuted": [[_encode(target), _cut(reason)] for target, reason in report.unmuted],
         "failed": [[_encode(target), _cut(error)] for target, error in report.failed],
     }
-    told = {name: value for name, value in body.items() if value}
+    present = {name: value for name, value in body.items() if value}
     for name, targets in (("holds", report.holds), ("wants", report.wants)):
         if targets is not None:
-            told[name] = [_encode(target) for target in targets]
-    return told
+            present[name] = [_encode(target) for target in targets]
+    return present
 
 
 def decode_report(body: Mapping[str, Any]) -> BreakerReport:
-    """Raises ProtocolError."""
+    """A report from its JSON body. Raises ProtocolError."""
     try:
         return BreakerReport(
             {_count(node): _ms(ago_ms) for node, ago_ms in _list(body, "answered", _MAX_NODES)},
@@ -142,23 +157,23 @@ def decode_report(body: Mapping[str, Any]) -> BreakerReport:
             _targets(body, "wants"),
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise ProtocolError(f"a report on outcomes that is none ({type(error).__name__})") from None
+        raise ProtocolError(f"invalid breaker report: {error}") from None
 
 
-def encode_update(news: BreakerUpdate) -> dict[str, Any]:
-    """A body."""
+def encode_update(update: BreakerUpdate) -> dict[str, Any]:
+    """An update as a JSON body."""
     body: dict[str, Any] = {
-        "whole": news.whole,
-        "added": [[_encode(target), _cut(reason)] for target, reason in news.added.items()],
-        "removed": [[_encode(target), delay_ms] for target, delay_ms in news.removed.items()],
-        "leases": [[_encode(target), one.left_ms, one.trial] for target, one in news.leases.items()],
-        "asks": [_encode(target) for target in news.asks],
+        "whole": update.whole,
+        "added": [[_encode(target), _cut(reason)] for target, reason in update.added.items()],
+        "removed": [[_encode(target), delay_ms] for target, delay_ms in update.removed.items()],
+        "leases": [[_encode(target), one.left_ms, one.trial] for target, one in update.leases.items()],
+        "asks": [_encode(target) for target in update.asks],
     }
     return {name: value for name, value in body.items() if value or name == "whole"}
 
 
 def decode_update(body: Mapping[str, Any], max_length: int) -> BreakerUpdate:
-    """``max_length`` mutes are taken. Raises ProtocolError."""
+    """An update of at most ``max_length`` mutes from its JSON body. Raises ProtocolError."""
     try:
         return BreakerUpdate(
             bool(body["whole"]),
@@ -171,7 +186,7 @@ def decode_update(body: Mapping[str, Any], max_length: int) -> BreakerUpdate:
             tuple(_target(target) for target in _list(body, "asks", max_length)),
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise ProtocolError(f"a message of mutes that is none ({type(error).__name__})") from None
+        raise ProtocolError(f"invalid breaker update: {error}") from None
 
 
 def _encode(target: Target) -> Any:
@@ -185,7 +200,7 @@ def _target(value: Any) -> Target:
 def _partition(value: Any) -> TopicPartition:
     topic, partition = value
     if not isinstance(topic, str) or len(topic) > TOPIC_MAX_LENGTH:
-        raise ValueError("a topic that is none")
+        raise ValueError("not a topic")
     return TopicPartition(topic, _count(partition))
 
 
@@ -196,26 +211,26 @@ def _targets(body: Mapping[str, Any], name: str) -> tuple[Target, ...] | None:
 def _list(body: Mapping[str, Any], name: str, max_length: int) -> list[Any]:
     found = body.get(name, [])
     if not isinstance(found, list) or len(found) > max_length:
-        raise ValueError("a list that is none, or too long")
+        raise ValueError(f"{name} is not a list, or too long")
     return found
 
 
 def _count(value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ValueError("a number that is none")
+        raise ValueError("not a count")
     return value
 
 
 def _ms(value: Any) -> float:
-    # Infinities and NaN are no times either.
+    # The bounds exclude infinities and NaN.
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e15:
-        raise ValueError("a time that is none")
+        raise ValueError("not a time")
     return float(value)
 
 
 def _text(value: Any) -> str:
     if not isinstance(value, str) or len(value) > _MAX_TEXT:
-        raise ValueError("a text that is none, or too long")
+        raise ValueError("not a text, or too long")
     return value
 
 
