@@ -1,4 +1,4 @@
-"""A task's side of the shared breaker: outcomes and own mutes go out, everybody's mutes and leases in."""
+"""A task's side of the shared breaker: sends its outcomes and mutes, receives the job's mutes and leases."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from kafka_sink.coordinator.wire.breaker_messages import (
 from kafka_sink.model import TopicPartition
 from kafka_sink.timing_bounds import HEALTHY_REPORT_MS
 
-# Between tasks nothing is sent.
-_MAX_WAITING = 4
+# Reports that may queue: between tasks none is sent.
+_MAX_QUEUED_REPORTS = 4
 
 
 class BreakerChannel:
-    """A Participant of the coordinator's client and the SharedState of a ProducerBreaker.
+    """A Channel of the coordinator's client, and the SharedState of a ProducerBreaker.
 
-    ``wake_sender`` has the sender look at what has come.
+    ``wake_sender`` makes the sender apply messages that have come.
     """
 
     kind = "breaker"
@@ -45,33 +45,36 @@ class BreakerChannel:
         self._wake: Callable[[], None] = lambda: None
         self._interval_ms = report_interval_ms
         self._lock = threading.Lock()  # guards the next two
-        self._inbox: deque[BreakerUpdate | bool] = deque()  # True: connected, False: lost
-        self._outbox: deque[tuple[float, BreakerReport]] = deque()  # with when it was made
+        self._inbox: deque[BreakerUpdate | bool] = deque()  # True: connected; False: connection lost
+        self._outbox: deque[tuple[float, BreakerReport]] = deque()  # with the time it was made
         # The rest belongs to the sender's thread.
         self._connected = False
+        # The coordinator's mutes, with their reasons.
         self._muted: dict[Target, str] = {}
         self._windows = OutcomeWindows(0, 100)
         self._rows = 0
-        # Partitions with failures that have not been told: whether a broker refused, and the last error.
+        # Partitions with failures that have not been reported: whether a broker responded, and the last
+        # error.
         self._errors: dict[TopicPartition, tuple[bool, str]] = {}
-        # What the coordinator wants to know: partitions, and brokers that a probe without rows has asked.
+        # Partitions whose outcomes the coordinator wants to know.
         self._asked: dict[TopicPartition, None] = {}
-        # When rows may go where the coordinator no longer mutes.
+        # When rows may go to targets that the coordinator has unmuted.
         self._release_ms: dict[Target, float] = {}
+        # By broker, the last response since the last report.
         self._answered_ms: dict[int, float] = {}
         self._changes: list[MuteChange] = []
         self._failures: list[tuple[Target, str]] = []
         self._holds: list[Target] = []
         self._wants: list[Target] = []
-        # Of these two what the coordinator was told last.
-        self._told: tuple[list[Target], list[Target]] = [], []
+        # ``holds`` and ``wants`` as last reported.
+        self._reported: tuple[list[Target], list[Target]] = [], []
         self._sent_ms = -math.inf
         self._urgent = False
-        # False while a connection, or its first answer, is on its way. Any thread may read it.
+        # False while a connection is being made or has not had its first message. Any thread may read it.
         self.is_current = False
 
     def expect(self) -> None:
-        """A connection is about to be made, or made again. The task's thread."""
+        """A connection is about to be made. The task's thread."""
         self.is_current = False
 
     # -- SharedState: the sender's thread -----------------------------------------------------------
@@ -90,13 +93,13 @@ class BreakerChannel:
             return
         if cause is None:
             self._answered_ms[node_id] = now_ms
-        verdict = health_of(cause)
-        if verdict is Health.NEUTRAL:
+        health = health_of(cause)
+        if health is Health.NEUTRAL:
             return
-        sick = verdict is Health.UNHEALTHY
+        failed = health is Health.UNHEALTHY
         self._rows += records
-        self._windows.record(partition, records, failed=sick, sent_ms=sent_ms, now_ms=now_ms)
-        if sick:
+        self._windows.record(partition, records, failed=failed, sent_ms=sent_ms, now_ms=now_ms)
+        if failed:
             self._errors[partition] = has_response(cause), str(cause)
 
     def probed(self, node_id: int, now_ms: float) -> None:
@@ -110,10 +113,10 @@ class BreakerChannel:
         if self._connected:
             self._urgent = True
             if not change.muted:
-                # Else the next message would bring it back, before the coordinator has heard of this.
+                # Otherwise the next message would mute it again before the coordinator knows of this unmute.
                 self._muted.pop(change.target, None)
                 self._release_ms.pop(change.target, None)
-            # Of what was counted the coordinator makes up its own mind.
+            # The coordinator counts outcomes itself.
             if not (change.muted and change.evidence.counted):
                 self._changes.append(change)
 
@@ -121,8 +124,8 @@ class BreakerChannel:
         """See SharedState."""
         while self._inbox:
             with self._lock:
-                news = self._inbox.popleft()
-            self._take(news, control)
+                message = self._inbox.popleft()
+            self._apply(message, control)
         if not self._connected:
             return
         self._release(control)
@@ -130,14 +133,14 @@ class BreakerChannel:
         if failures:
             self._failures += failures
             self._urgent = True
-        resting = bool(control.view or self._holds or self._wants or self._muted)
-        holds = control.waiting.held()[:MAX_TARGETS] if resting else []
-        wants = control.waiting.wanted()[:MAX_TARGETS] if resting else []
+        any_muted = bool(control.view or self._holds or self._wants or self._muted)
+        holds = control.waiting.held()[:MAX_TARGETS] if any_muted else []
+        wants = control.waiting.wanted()[:MAX_TARGETS] if any_muted else []
         if (holds, wants) != (self._holds, self._wants):
             self._holds, self._wants, self._urgent = holds, wants, True
         if self._due_ms() > control.now_ms:
             return
-        if len(self._outbox) < _MAX_WAITING:
+        if len(self._outbox) < _MAX_QUEUED_REPORTS:
             self._report(control)
         else:
             self._sent_ms, self._urgent = control.now_ms, False
@@ -155,41 +158,41 @@ class BreakerChannel:
             return self._sent_ms + self._interval_ms
         return self._sent_ms + max(self._interval_ms, HEALTHY_REPORT_MS) if self._rows else math.inf
 
-    def _take(self, news: BreakerUpdate | bool, control: MuteControl) -> None:
-        if isinstance(news, bool):
-            self._connected = news
-            if not news:
+    def _apply(self, message: BreakerUpdate | bool, control: MuteControl) -> None:
+        if isinstance(message, bool):
+            self._connected = message
+            if not message:
                 self.is_current = True
             self._muted.clear()
             self._forget()
             control.on_coordinator_lost()
-            # It knows nothing of this task, or has forgotten it.
-            standing = control.mutes.mutes_to_report() if news else []
-            self._changes = [one for one in standing if not one.evidence.counted]
-            self._urgent = news
+            # The coordinator may be new, or may have forgotten this task.
+            ongoing = control.mutes.mutes_to_report() if message else []
+            self._changes = [one for one in ongoing if not one.evidence.counted]
+            self._urgent = message
             return
         if not self._connected:
             return
-        if news.whole:
+        if message.whole:
             self._muted.clear()
             self._release_ms.clear()
             self.is_current = True
-        self._muted.update(news.added)
-        for target in news.added:
+        self._muted.update(message.added)
+        for target in message.added:
             self._release_ms.pop(target, None)
-        for target, delay_ms in news.removed.items():
+        for target, delay_ms in message.removed.items():
             self._release_ms[target] = control.now_ms + delay_ms
-        for asked in news.asks:
+        for asked in message.asks:
             if isinstance(asked, TopicPartition):
                 self._asked[asked] = None
                 self._urgent = True
             else:
                 control.probes.ask_broker(asked)
         self._release(control)
-        control.apply_shared(self._muted, news.leases)
+        control.apply_shared(self._muted, message.leases)
 
     def _release(self, control: MuteControl) -> None:
-        """Lets go what the coordinator no longer mutes, at this task's turn."""
+        """Unmutes what the coordinator has unmuted, when this task's turn has come."""
         due = [target for target, at_ms in self._release_ms.items() if at_ms <= control.now_ms]
         for target in due:
             del self._release_ms[target]
@@ -201,23 +204,25 @@ class BreakerChannel:
         self._rows, self._errors, self._answered_ms = 0, {}, {}
         self._asked, self._release_ms = {}, {}
         self._changes, self._failures, self._holds, self._wants = [], [], [], []
-        self._told = [], []
+        self._reported = [], []
 
     def _report(self, control: MuteControl) -> None:
         now_ms = control.now_ms
-        told, self._changes = self._changes[:MAX_TARGETS], self._changes[MAX_TARGETS:]
+        changes, self._changes = self._changes[:MAX_TARGETS], self._changes[MAX_TARGETS:]
         failed, self._failures = self._failures[:MAX_TARGETS], self._failures[MAX_TARGETS:]
         report = BreakerReport(
             {node: now_ms - at for node, at in self._answered_ms.items()},
             self._rows,
             self._outcomes(control),
-            tuple(MuteReport(one.target, one.reason, one.evidence.silence_ms) for one in told if one.muted),
-            tuple((one.target, one.reason) for one in told if not one.muted),
+            tuple(
+                MuteReport(one.target, one.reason, one.evidence.silence_ms) for one in changes if one.muted
+            ),
+            tuple((one.target, one.reason) for one in changes if not one.muted),
             tuple(failed),
-            tuple(self._holds) if self._holds != self._told[0] else None,
-            tuple(self._wants) if self._wants != self._told[1] else None,
+            tuple(self._holds) if self._holds != self._reported[0] else None,
+            tuple(self._wants) if self._wants != self._reported[1] else None,
         )
-        self._told = self._holds, self._wants
+        self._reported = self._holds, self._wants
         self._rows, self._answered_ms = 0, {}
         self._sent_ms = now_ms
         self._urgent = bool(self._changes or self._failures or self._errors or self._asked)
@@ -226,19 +231,20 @@ class BreakerChannel:
         self._wake()
 
     def _outcomes(self, control: MuteControl) -> tuple[OutcomeCounts, ...]:
-        """Those that fail and those asked for; what finds no room in a report is in the next."""
-        told: list[OutcomeCounts] = []
-        while (self._errors or self._asked) and len(told) < MAX_OUTCOMES:
+        """Outcomes of partitions that fail, and of those asked for. What a report cannot hold goes into the
+        next."""
+        outcomes: list[OutcomeCounts] = []
+        while (self._errors or self._asked) and len(outcomes) < MAX_OUTCOMES:
             partition = next(iter(self._errors or self._asked))
             self._asked.pop(partition, None)
             refused, error = self._errors.pop(partition, (False, ""))
-            # What fails with its broker says nothing more of the partition.
+            # Failures while the broker is muted say nothing about the partition.
             if not (error and control.partitions.has_muted_leader(partition)):
                 failed, total = self._windows.recent(partition, control.now_ms)
-                told.append(OutcomeCounts(partition, total - failed, failed, refused, error))
-        return tuple(one for one in told if one.written or one.failed)
+                outcomes.append(OutcomeCounts(partition, total - failed, failed, refused, error))
+        return tuple(one for one in outcomes if one.written or one.failed)
 
-    # -- Participant: the client's thread -----------------------------------------------------------
+    # -- Channel: the client's thread -----------------------------------------------------------
 
     def attach(self, wake: Callable[[], None]) -> None:
         """See Channel."""
@@ -253,7 +259,7 @@ class BreakerChannel:
         return encode_report(aged(report, max(0.0, now_ms - made_ms)))
 
     def hurry(self) -> None:
-        """See Channel. Nothing here waits for more."""
+        """See Channel. No message of this channel is delayed."""
 
     def next_message_delay_ms(self, now_ms: float) -> float:
         """See Channel."""
@@ -278,7 +284,7 @@ class BreakerChannel:
             self._outbox.clear()
         self._put(False)
 
-    def _put(self, news: BreakerUpdate | bool) -> None:
+    def _put(self, message: BreakerUpdate | bool) -> None:
         with self._lock:
-            self._inbox.append(news)
+            self._inbox.append(message)
         self._wake_sender()
