@@ -331,9 +331,7 @@ class BreakerHandler:
             return
         silence_ms = mute.silence_ms
         doubted = now_ms - self._doubted_ms.get((peer, target), -math.inf) < _DOUBT_MS
-        since = now_ms - (
-            max(HEALTHY_VALID_MS, silence_ms / 2) if doubtful or doubted else silence_ms / 2
-        )
+        since = now_ms - (max(HEALTHY_VALID_MS, silence_ms / 2) if doubtful or doubted else silence_ms / 2)
         answered = self._answered.get(target, {})
         if any(at > since for other, at in answered.items() if other != peer):
             return
