@@ -22,7 +22,7 @@ from kafka_sink.kafka_errors import (
 )
 from kafka_sink.network import config_requests, requests
 from kafka_sink.network.config_requests import BrokerConfigs
-from kafka_sink.network.requests import CreateTopicAnswer, MetadataAnswer, ProducerIdAnswer
+from kafka_sink.network.requests import CreateTopicResponse, MetadataResponse, ProducerIdResponse
 from kafka_sink.options import SinkOptions
 from kafka_sink.planning_client import PlanningClient
 
@@ -54,7 +54,7 @@ class TopicPreparation:
             self._settle(self._topic, answer)
         self._check_idempotence()
 
-    def _settle(self, topic: str, answer: MetadataAnswer | None) -> None:
+    def _settle(self, topic: str, answer: MetadataResponse | None) -> None:
         while True:
             code = REQUEST_TIMED_OUT if answer is None else answer.update.errors.get(topic, 0)
             if answer is not None and topic in answer.unwritable:
@@ -82,17 +82,17 @@ class TopicPreparation:
             time.sleep(_RETRY_PAUSE_S)
             answer = self._ask_metadata()
 
-    def _metadata(self) -> MetadataAnswer:
+    def _metadata(self) -> MetadataResponse:
         while (answer := self._ask_metadata()) is None:
             if self._left_ms() <= 0:
                 raise MetadataTimeoutError(self._no_answer("no broker answered"))
         return answer
 
-    def _ask_metadata(self) -> MetadataAnswer | None:
+    def _ask_metadata(self) -> MetadataResponse | None:
         """Brokers create a missing topic where kafka.allow.auto.create.topics lets them."""
         topics = () if self._topic is None else (self._topic,)
         create = self._options.allow_auto_create_topics
-        found: MetadataAnswer | None = self._client.ask(
+        found: MetadataResponse | None = self._client.ask(
             self._client.connect(),
             requests.METADATA,
             requests.METADATA_VERSIONS,
@@ -129,13 +129,13 @@ class TopicPreparation:
             time.sleep(_RETRY_PAUSE_S)
             self._ask_metadata()
 
-    def _ask_creation(self, node: int, topic: str) -> CreateTopicAnswer | None:
+    def _ask_creation(self, node: int, topic: str) -> CreateTopicResponse | None:
         numbers = self._numbers(node)
         if numbers is None:
             return None
         partitions, replication_factor = numbers
         milliseconds = int(self._ask_ms())
-        answer: CreateTopicAnswer | None = self._client.ask(
+        answer: CreateTopicResponse | None = self._client.ask(
             node,
             requests.CREATE_TOPICS,
             requests.CREATE_TOPICS_VERSIONS,
@@ -190,7 +190,7 @@ class TopicPreparation:
             # Tasks connect to these addresses all the same.
             self._client.connect()
             return
-        answer: ProducerIdAnswer | None = self._client.ask(
+        answer: ProducerIdResponse | None = self._client.ask(
             self._client.connect(),
             requests.INIT_PRODUCER_ID,
             requests.INIT_PRODUCER_ID_VERSIONS,

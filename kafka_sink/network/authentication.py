@@ -35,7 +35,7 @@ _MAX_CHARACTERS = 300
 
 
 @dataclass(frozen=True, slots=True)
-class HandshakeAnswer:
+class HandshakeResponse:
     """``mechanisms``: those that the broker offers."""
 
     error_code: int
@@ -44,7 +44,7 @@ class HandshakeAnswer:
 
 
 @dataclass(frozen=True, slots=True)
-class AuthenticateAnswer:
+class AuthenticateResponse:
     """``session_ms`` 0: the login does not run out."""
 
     error_code: int
@@ -54,7 +54,7 @@ class AuthenticateAnswer:
     throttle_time_ms: int = 0
 
     def __repr__(self) -> str:
-        return f"AuthenticateAnswer({self.error_code})"
+        return f"AuthenticateResponse({self.error_code})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class LoginRequest:
 
 @dataclass(frozen=True, slots=True)
 class LoggedIn:
-    """The login is over; ``session_ms`` as in AuthenticateAnswer."""
+    """The login is over; ``session_ms`` as in AuthenticateResponse."""
 
     session_ms: int
 
@@ -89,9 +89,9 @@ class Login:
         request = SaslHandshakeRequest(version=version, mechanism=self._exchange.mechanism)
         return LoginRequest(SASL_HANDSHAKE, version, bytes(request.encode(version=version)))
 
-    def on_answer(self, answer: HandshakeAnswer | AuthenticateAnswer) -> LoginRequest | LoggedIn:
+    def on_response(self, answer: HandshakeResponse | AuthenticateResponse) -> LoginRequest | LoggedIn:
         """What comes after an answer."""
-        if isinstance(answer, HandshakeAnswer):
+        if isinstance(answer, HandshakeResponse):
             self._check_handshake(answer)
             return self._authenticate(self._exchange.first())
         if answer.error_code:
@@ -122,7 +122,7 @@ class Login:
         body = SaslAuthenticateRequest(version=version, auth_bytes=data).encode(version=version)
         return LoginRequest(SASL_AUTHENTICATE, version, memoryview(bytes(body)))
 
-    def _check_handshake(self, answer: HandshakeAnswer) -> None:
+    def _check_handshake(self, answer: HandshakeResponse) -> None:
         if answer.error_code == 0:
             return
         mechanism = self._exchange.mechanism
@@ -138,7 +138,7 @@ class Login:
             problem = f"it answered the SASL handshake with error {answer.error_code}"
         raise AuthenticationError(f"login at {self._name} failed: {problem}")
 
-    def _refusal(self, answer: AuthenticateAnswer) -> str:
+    def _refusal(self, answer: AuthenticateResponse) -> str:
         mechanism = self._exchange.mechanism
         said = f" ({answer.error_message})" if answer.error_message else ""
         remedy = {
@@ -151,24 +151,24 @@ class Login:
         return f"login at {self._name} failed: {refused}: {remedy}"
 
 
-def decode_handshake(version: int, payload: bytes) -> HandshakeAnswer:
+def decode_handshake(version: int, payload: bytes) -> HandshakeResponse:
     """``payload`` with its header. Raises ProtocolError."""
     return read_response(SaslHandshakeResponse, version, payload, _handshake)
 
 
-def _handshake(response: Any) -> HandshakeAnswer:
-    return HandshakeAnswer(int(response.error_code), tuple(str(name) for name in response.mechanisms or ()))
+def _handshake(response: Any) -> HandshakeResponse:
+    return HandshakeResponse(int(response.error_code), tuple(str(name) for name in response.mechanisms or ()))
 
 
-def decode_authenticate(version: int, payload: bytes) -> AuthenticateAnswer:
+def decode_authenticate(version: int, payload: bytes) -> AuthenticateResponse:
     """``payload`` with its header. Raises ProtocolError."""
     return read_response(SaslAuthenticateResponse, version, payload, _authenticate)
 
 
-def _authenticate(response: Any) -> AuthenticateAnswer:
+def _authenticate(response: Any) -> AuthenticateResponse:
     message = str(response.error_message or "")
     printable = "".join(char if char.isprintable() else " " for char in message[:_MAX_CHARACTERS])
-    return AuthenticateAnswer(
+    return AuthenticateResponse(
         int(response.error_code),
         printable,
         bytes(response.auth_bytes or b""),

@@ -277,9 +277,9 @@ class BrokerConnection:
         self._protocol.receive(buffer[:count])
         return True
 
-    def next_answer(self, now_ms: float) -> CompletedRequest | None:
-        """The next answer; negotiation's own make the link ready. Raises as Connection.next_answer."""
-        answered = self._protocol.next_answer(now_ms)
+    def next_response(self, now_ms: float) -> CompletedRequest | None:
+        """The next answer; negotiation's own make the link ready. Raises as Connection.next_response."""
+        answered = self._protocol.next_response(now_ms)
         state = _STATE_OF[self._protocol.phase]
         if state is not self.state and self.state in _TALKING:
             self._move_to(state)
@@ -343,15 +343,15 @@ class BrokerConnection:
         if self.state is ConnectionState.IDLE:
             return math.inf
         oldest = self._protocol.oldest()
-        answer_by = math.inf if oldest is None else oldest.sent_at_ms + oldest.request.timeout_ms
+        respond_by = math.inf if oldest is None else oldest.sent_at_ms + oldest.request.timeout_ms
         if self.state is ConnectionState.REAUTHENTICATING:
-            return answer_by
+            return respond_by
         if self.state is not ConnectionState.READY:
-            return min(answer_by, self._setup_deadline_ms)
+            return min(respond_by, self._setup_deadline_ms)
         login_by = self._session_end_ms if self._preparation is not None else self._renew_at_ms
         login_by = min(login_by, self._session_end_ms)
         if oldest is not None:
-            return min(answer_by, login_by)
+            return min(respond_by, login_by)
         idle = self._settings.connections_max_idle_ms
         return min(login_by, math.inf if idle < 0 else self._last_used_ms + idle)
 

@@ -124,7 +124,7 @@ class CompletedRequest:
 class BrokerProtocol:
     """Protocol state of one connection; the time comes in as milliseconds.
 
-    Feed it with ``receive`` and take answers from ``next_answer`` until there is none; hand requests to
+    Feed it with ``receive`` and take answers from ``next_response`` until there is none; hand requests to
     ``submit`` and write what ``send_buffer`` holds. After a ProtocolError only ``abandon`` is of use.
     """
 
@@ -201,7 +201,7 @@ class BrokerProtocol:
         """Takes received bytes, in pieces of any size; nothing is allocated for bytes that may come."""
         self._received += data
 
-    def next_answer(self, now_ms: float) -> CompletedRequest | None:
+    def next_response(self, now_ms: float) -> CompletedRequest | None:
         """The next complete answer, None where bytes are missing.
 
         Answers to the connection's own requests are acted upon and not returned. Raises ProtocolError for
@@ -224,7 +224,7 @@ class BrokerProtocol:
                 if request.api_key == requests.API_VERSIONS:
                     self._on_versions(request.api_version, response, now_ms)
                 else:
-                    self._on_login_answer(response, now_ms)
+                    self._on_login_response(response, now_ms)
                 continue
             throttled = request.api_version >= _FIRST_CLIENT_THROTTLED[request.api_key]
             return CompletedRequest(entry, response, max(0, response.throttle_time_ms) if throttled else 0)
@@ -267,7 +267,7 @@ class BrokerProtocol:
         if got != due:
             raise ProtocolError(f"{self._name} answered correlation id {got} where {due} is due")
 
-    def _on_versions(self, version: int, answer: requests.ApiVersionsAnswer, now_ms: float) -> None:
+    def _on_versions(self, version: int, answer: requests.ApiVersionsResponse, now_ms: float) -> None:
         if answer.error_code == UNSUPPORTED_VERSION and version > 0:
             # Too old a broker says so in version 0's format; every broker speaks version 0.
             self._ask_versions(0, now_ms)
@@ -311,9 +311,9 @@ class BrokerProtocol:
             OutboundRequest(request.api_key, request.api_version, body, True, timeout, _Own.REQUEST), now_ms
         )
 
-    def _on_login_answer(self, answer: Any, now_ms: float) -> None:
+    def _on_login_response(self, answer: Any, now_ms: float) -> None:
         assert self._login is not None
-        following = self._login.on_answer(answer)
+        following = self._login.on_response(answer)
         if isinstance(following, LoggedIn):
             self._exchange = self._login = None
             self.logged_in_at_ms, self.session_ms = now_ms, following.session_ms

@@ -385,22 +385,22 @@ class NetworkClient:
     def _read(self, connection: BrokerConnection, now_ms: float) -> None:
         while connection.receive(self._receive_buffer, now_ms):
             was_made = connection.is_made
-            answered = connection.next_answer(now_ms)
+            answered = connection.next_response(now_ms)
             if connection.is_made and not was_made:
                 self._events.append(
                     NodeConnected(connection.node.id, now_ms - connection.connecting_since_ms)
                 )
             while answered is not None:
-                self._answered(connection, answered, now_ms)
-                answered = connection.next_answer(now_ms)
+                self._completed(connection, answered, now_ms)
+                answered = connection.next_response(now_ms)
             if connection.transport is None or not connection.transport.buffered:
                 break
         self._flush(connection)
 
-    def _answered(self, connection: BrokerConnection, answered: CompletedRequest, now_ms: float) -> None:
+    def _completed(self, connection: BrokerConnection, answered: CompletedRequest, now_ms: float) -> None:
         entry, response = answered.entry, answered.response
         tag = entry.request.tag
-        if isinstance(response, requests.MetadataAnswer) and response.error_code:
+        if isinstance(response, requests.MetadataResponse) and response.error_code:
             if response.error_code == REBOOTSTRAP_REQUIRED and self._settings.rebootstrap:
                 self._known = {}
             cause = KafkaSinkError(f"{connection.node} answered Metadata with error {response.error_code}")

@@ -1,4 +1,4 @@
-"""What the network layer is given and what it reports: plain values."""
+"""Requests given to the network client, and the events that it returns."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Buffer = bytes | memoryview
 class OutboundRequest:
     """A request's body as buffers of bytes (a memoryview of another format would be miscounted).
 
-    ``timeout_ms`` counts from when it is handed over; ``tag`` is the caller's and comes back in events.
+    ``timeout_ms`` counts from ``NetworkClient.send``. ``tag`` is the caller's own and comes back in events.
     """
 
     api_key: int
@@ -26,10 +26,10 @@ class OutboundRequest:
 
 @dataclass(frozen=True, slots=True)
 class ResponseReceived:
-    """An answer as ProduceAnswer, MetadataAnswer or ProducerIdAnswer.
+    """A response, decoded to the API's own class (``ProduceResponse``, ``MetadataResponse`` ...).
 
-    ``response`` is None for a request that expects none (acks=0) and is written. ``latency_ms`` counts
-    from when the request was handed over.
+    ``response`` is None where the request expects no response (acks=0) and has been written. ``latency_ms``
+    counts from ``NetworkClient.send``.
     """
 
     node_id: int
@@ -40,7 +40,7 @@ class ResponseReceived:
 
 @dataclass(frozen=True, slots=True)
 class RequestFailed:
-    """No answer will come. ``possibly_sent``: bytes have left, so the broker may have acted on it."""
+    """No response will come. ``possibly_sent``: bytes were sent, so the broker may have acted on them."""
 
     node_id: int
     tag: object
@@ -50,7 +50,7 @@ class RequestFailed:
 
 @dataclass(frozen=True, slots=True)
 class NodeConnected:
-    """A broker's versions are known; requests may be sent. ``setup_ms``: since connecting began."""
+    """A broker's API versions are known, and requests may be sent. ``setup_ms``: since connecting began."""
 
     node_id: int
     setup_ms: float
@@ -58,7 +58,7 @@ class NodeConnected:
 
 @dataclass(frozen=True, slots=True)
 class NodeDisconnected:
-    """A connection, or a try to make one, came to an end; closing an idle one is not reported."""
+    """A connection, or an attempt to connect, ended. Closing an idle connection is not reported."""
 
     node_id: int
     cause: Exception

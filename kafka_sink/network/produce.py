@@ -1,8 +1,9 @@
-"""Produce framing: batches that were built elsewhere, sent without a copy.
+"""Produce requests and responses: batches that were built elsewhere are sent without a copy.
 
-librdkafka and kafka-python build their own batches, so the request body is written here, for versions 3
-(topic names, classic lengths) to 13 (topic ids, compact lengths). Answers go through kafka-python, but for
-the common one, in which no partition has a message or a hint: there it takes 9 ms for 1,000 partitions.
+librdkafka and kafka-python build their own batches, so this module writes the request body itself, for
+versions 3 (topic names, classic lengths) to 13 (topic ids, compact lengths). It also reads the common
+response, in which no partition has an error message or a leader hint: kafka-python takes 9 ms for 1,000
+partitions. kafka-python decodes every other response.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from kafka.protocol.producer import ProduceResponse
+from kafka.protocol import producer as producer_api
 
 from kafka_sink.model import Node
-from kafka_sink.network.wire import read_body, read_response
+from kafka_sink.network.wire import read_response
 
 VERSIONS = (3, 13)
 LAST_VERSION_WITH_NAMES = 12
@@ -23,8 +25,8 @@ _FIRST_FLEXIBLE = 9
 _TOPIC_ID_BYTES = 16
 _NO_TOPIC_ID = bytes(_TOPIC_ID_BYTES)
 
-# Answers from version 9 on: index, error, base offset, append time, log start; then no record errors, no
-# message and no tagged fields.
+# A partition's response from version 9 on: index, error, base offset, append time and log start, then the
+# three bytes of "no record errors, no message, no tagged fields".
 _PLAIN_PARTITION = struct.Struct(">ihqqq3s")
 _NOTHING_MORE = b"\x01\x00\x00"
 _UVARINT_BYTES = 5
@@ -35,8 +37,11 @@ TopicData = tuple[str, bytes | None, Sequence[PartitionData]]
 
 @dataclass(frozen=True, slots=True)
 class ProducePartitionResponse:
-    """One partition's answer. Offsets and times are -1 where unknown; ``record_errors`` are pairs of a
-    record's index in the batch and a message."""
+    """One partition's part of the response.
+
+    Offsets and times are -1 where unknown. ``record_errors`` are pairs of a record's index in the batch and a
+    message. ``current_leader`` is a pair of node id and leader epoch.
+    """
 
     topic: str | None
     topic_id: bytes | None
@@ -51,7 +56,7 @@ class ProducePartitionResponse:
 
 
 @dataclass(frozen=True, slots=True)
-class ProduceAnswer:
+class ProduceResponse:
     """A whole Produce response."""
 
     partitions: tuple[ProducePartitionResponse, ...]
@@ -66,11 +71,11 @@ def produce_body(
     transactional_id: str | None,
     topics: Sequence[TopicData],
 ) -> list[bytes | memoryview]:
-    """The request body as buffers for scatter-gather: small heads between the batches' own buffers.
+    """The request body as buffers for scatter-gather: small headers between the batches' own buffers.
 
-    A topic is (name, id or None, partitions), a partition is (index, buffers of its batch, their bytes in
-    all). Buffers are bytes or memoryviews of bytes and are not copied. Raises ValueError for a version
-    outside of VERSIONS, or for a topic without an id where the version needs one.
+    A topic is (name, id or None, partitions). A partition is (index, buffers of its batch, total bytes).
+    Buffers are bytes or memoryviews of bytes and are not copied. Raises ValueError for a version outside
+    VERSIONS, or for a topic without an id where the version needs one.
     """
     if not VERSIONS[0] <= version <= VERSIONS[1]:
         raise ValueError(f"Produce v{version} is not one of {VERSIONS[0]} to {VERSIONS[1]}")
@@ -139,21 +144,16 @@ def _uvarint(value: int) -> bytes:
     return bytes(out)
 
 
-def decode_produce_response(version: int, body: bytes | memoryview) -> ProduceAnswer:
-    """A response body without its header. Raises ProtocolError for anything that is not one."""
-    return read_body(ProduceResponse, version, bytes(body), lambda response: _answer(version, response))
-
-
-def decode_produce(version: int, payload: bytes) -> ProduceAnswer:
-    """As decode_produce_response, for a payload that starts with its header."""
+def decode_produce(version: int, payload: bytes) -> ProduceResponse:
+    """``payload`` with its header. Raises ProtocolError for anything that is not a Produce response."""
     plain = _read_plain(version, payload) if version >= _FIRST_FLEXIBLE else None
     if plain is not None:
         return plain
-    return read_response(ProduceResponse, version, payload, lambda response: _answer(version, response))
+    return read_response(producer_api.ProduceResponse, version, payload, partial(_response, version))
 
 
-def _read_plain(version: int, payload: bytes) -> ProduceAnswer | None:
-    """An answer without messages, hints and tagged fields; None for any other, well formed or not."""
+def _read_plain(version: int, payload: bytes) -> ProduceResponse | None:
+    """A response without messages, leader hints and tagged fields; None for any other, well formed or not."""
     try:
         if payload[4]:
             return None
@@ -185,9 +185,9 @@ def _read_plain(version: int, payload: bytes) -> ProduceAnswer | None:
             at = end + 1
         if topics == 0 or len(payload) != at + 5 or payload[-1]:
             return None
-        return ProduceAnswer(tuple(found), int.from_bytes(payload[at : at + 4], "big", signed=True), ())
+        return ProduceResponse(tuple(found), int.from_bytes(payload[at : at + 4], "big", signed=True), ())
     except (IndexError, ValueError):
-        # Cut short, or not UTF-8: kafka-python says what is wrong.
+        # Cut short, or not UTF-8: kafka-python raises the error that says so.
         return None
 
 
@@ -201,7 +201,7 @@ def _read_uvarint(payload: bytes, at: int) -> tuple[int, int]:
     raise ValueError("a varint of more than five bytes")
 
 
-def _answer(version: int, response: Any) -> ProduceAnswer:
+def _response(version: int, response: Any) -> ProduceResponse:
     partitions = tuple(
         _partition(version, topic, partition)
         for topic in response.responses
@@ -211,7 +211,7 @@ def _answer(version: int, response: Any) -> ProduceAnswer:
         Node(int(node.node_id), str(node.host), int(node.port), node.rack)
         for node in response.node_endpoints or ()
     )
-    return ProduceAnswer(partitions, int(response.throttle_time_ms), endpoints)
+    return ProduceResponse(partitions, int(response.throttle_time_ms), endpoints)
 
 
 def _partition(version: int, topic: Any, partition: Any) -> ProducePartitionResponse:

@@ -1,4 +1,4 @@
-"""Requests other than Produce, and their answers as the project's own values.
+"""Requests other than Produce, and their responses as the project's own values.
 
 kafka-python encodes and decodes; its objects do not leave this module.
 """
@@ -9,15 +9,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from kafka.protocol import metadata as metadata_api
 from kafka.protocol.admin import DescribeConfigsRequest
 from kafka.protocol.admin.topics import CreateTopicsRequest, CreateTopicsResponse
 from kafka.protocol.api_header import RequestHeader
-from kafka.protocol.metadata import (
-    ApiVersionsRequest,
-    ApiVersionsResponse,
-    MetadataRequest,
-    MetadataResponse,
-)
+from kafka.protocol.metadata import ApiVersionsRequest, MetadataRequest
 from kafka.protocol.producer import InitProducerIdRequest, InitProducerIdResponse, ProduceRequest
 from kafka.protocol.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
 
@@ -38,7 +34,7 @@ SASL_AUTHENTICATE = 36
 METADATA_VERSIONS = (4, int(MetadataRequest.max_version))
 INIT_PRODUCER_ID_VERSIONS = (0, int(InitProducerIdRequest.max_version))
 CREATE_TOPICS_VERSIONS = (2, int(CreateTopicsRequest.max_version))
-# The first that leaves numbers of partitions and replicas to the broker (KIP-464).
+# The first version in which brokers can choose the numbers of partitions and replicas (KIP-464).
 CREATE_TOPICS_BY_DEFAULTS = 4
 API_VERSIONS_VERSIONS = (0, int(ApiVersionsRequest.max_version))
 
@@ -64,8 +60,8 @@ _REQUESTS: dict[int, Any] = {
     config_requests.DESCRIBE_CONFIGS: DescribeConfigsRequest,
     **transaction_requests.REQUESTS,
 }
-# Before that (Kafka 2.4) brokers tell wrong epochs while partitions are reassigned; Kafka's own clients leave
-# them out, too (KAFKA-9212).
+# Before this version (Kafka 2.4) brokers may send wrong epochs while partitions are reassigned. Kafka's own
+# clients ignore those, too (KAFKA-9212).
 _FIRST_RELIABLE_EPOCHS = 9
 _NO_TOPIC_ID = bytes(16)
 # AclOperation.WRITE.
@@ -73,8 +69,8 @@ _WRITE_OPERATION = 4
 
 
 @dataclass(frozen=True, slots=True)
-class ApiVersionsAnswer:
-    """The broker's version range by API key; ranges of version 0's answer where ``error_code`` is set.
+class ApiVersionsResponse:
+    """The broker's version range by API key; from a version 0 response where ``error_code`` is set.
 
     ``features`` are the levels that the cluster has finalized (KIP-584).
     """
@@ -86,10 +82,10 @@ class ApiVersionsAnswer:
 
 
 @dataclass(frozen=True, slots=True)
-class MetadataAnswer:
-    """A Metadata answer; ``error_code`` is of the whole (version 13: REBOOTSTRAP_REQUIRED).
+class MetadataResponse:
+    """A Metadata response; ``error_code`` is about the whole of it (version 13: REBOOTSTRAP_REQUIRED).
 
-    ``unwritable``: topics that this client may not write to, where that was asked for (KIP-430).
+    ``unwritable``: topics that this client may not write to, where the request asked for that (KIP-430).
     """
 
     update: MetadataUpdate
@@ -100,8 +96,8 @@ class MetadataAnswer:
 
 
 @dataclass(frozen=True, slots=True)
-class ProducerIdAnswer:
-    """InitProducerId's answer; id and epoch are -1 where ``error_code`` is set."""
+class ProducerIdResponse:
+    """An InitProducerId response; id and epoch are -1 where ``error_code`` is set."""
 
     error_code: int
     producer_id: int
@@ -110,7 +106,7 @@ class ProducerIdAnswer:
 
 
 def encode_header(api_key: int, api_version: int, correlation_id: int, client_id: str) -> bytes:
-    """A request header of the version that the API version asks for."""
+    """A request header, in the header version that belongs to the API version."""
     header = RequestHeader(
         request_api_key=api_key,
         request_api_version=api_version,
@@ -124,7 +120,7 @@ def encode_header(api_key: int, api_version: int, correlation_id: int, client_id
 
 
 def encode_api_versions(version: int, software_version: str) -> bytes:
-    """The request every connection starts with (KIP-35, client name and version by KIP-511)."""
+    """The first request on every connection (KIP-35; client name and version: KIP-511)."""
     request = ApiVersionsRequest(
         version=version,
         client_software_name="kafka-chunked",
@@ -133,16 +129,18 @@ def encode_api_versions(version: int, software_version: str) -> bytes:
     return bytes(request.encode(version=version))
 
 
-def decode_api_versions(version: int, payload: bytes) -> ApiVersionsAnswer:
-    """``payload`` with its header. A broker too old for the version answers in version 0's format."""
+def decode_api_versions(version: int, payload: bytes) -> ApiVersionsResponse:
+    """``payload`` with its header. A broker too old for the version responds in version 0's format."""
     failed = payload[4:6] != b"\0\0"
-    return read_response(ApiVersionsResponse, 0 if failed else version, payload, _api_versions)
+    return read_response(metadata_api.ApiVersionsResponse, 0 if failed else version, payload, _api_versions)
 
 
-def _api_versions(response: Any) -> ApiVersionsAnswer:
+def _api_versions(response: Any) -> ApiVersionsResponse:
     ranges = {int(api.api_key): (int(api.min_version), int(api.max_version)) for api in response.api_keys}
     features = {str(one.name): int(one.max_version_level) for one in response.finalized_features or ()}
-    return ApiVersionsAnswer(int(response.error_code), ranges, int(response.throttle_time_ms or 0), features)
+    return ApiVersionsResponse(
+        int(response.error_code), ranges, int(response.throttle_time_ms or 0), features
+    )
 
 
 # -- Metadata -------------------------------------------------------------------------------------
@@ -151,9 +149,9 @@ def _api_versions(response: Any) -> ApiVersionsAnswer:
 def encode_metadata(
     version: int, topics: tuple[str, ...], allow_auto_create: bool, operations: bool = False
 ) -> bytes:
-    """Metadata of these topics only; of none, just the brokers. Versions as in METADATA_VERSIONS.
+    """Asks for these topics only; without topics, for the brokers alone. Versions: METADATA_VERSIONS.
 
-    ``operations``: ask, too, what this client may do with them (KIP-430, from version 8 on).
+    ``operations``: also asks what this client may do with the topics (KIP-430, from version 8 on).
     """
     rows = [
         MetadataRequest.MetadataRequestTopic(version=version, topic_id=None, name=name) for name in topics
@@ -168,21 +166,21 @@ def encode_metadata(
     return bytes(request.encode(version=version))
 
 
-def decode_metadata(version: int, payload: bytes) -> MetadataAnswer:
+def decode_metadata(version: int, payload: bytes) -> MetadataResponse:
     """``payload`` with its header. Raises ProtocolError."""
     reliable_epochs = version >= _FIRST_RELIABLE_EPOCHS
     return read_response(
-        MetadataResponse, version, payload, partial(_metadata, reliable_epochs=reliable_epochs)
+        metadata_api.MetadataResponse, version, payload, partial(_metadata, reliable_epochs=reliable_epochs)
     )
 
 
-def _metadata(response: Any, *, reliable_epochs: bool) -> MetadataAnswer:
+def _metadata(response: Any, *, reliable_epochs: bool) -> MetadataResponse:
     nodes = tuple(Node(int(b.node_id), str(b.host), int(b.port), b.rack) for b in response.brokers)
     topics = []
     errors: dict[str, int] = {}
     for topic in response.topics:
         if topic.name is None:
-            continue  # an unknown id has no name; topics are asked for by name here
+            continue  # only an unknown topic id has no name, and requests name topics
         if topic.error_code:
             errors[topic.name] = int(topic.error_code)
             continue
@@ -191,7 +189,7 @@ def _metadata(response: Any, *, reliable_epochs: bool) -> MetadataAnswer:
             errors[topic.name] = LEADER_NOT_AVAILABLE
         else:
             topics.append(metadata)
-    return MetadataAnswer(
+    return MetadataResponse(
         MetadataUpdate(nodes, tuple(topics), errors, response.cluster_id),
         int(response.error_code or 0),
         int(response.throttle_time_ms or 0),
@@ -201,13 +199,13 @@ def _metadata(response: Any, *, reliable_epochs: bool) -> MetadataAnswer:
 
 
 def _is_unwritable(topic: Any) -> bool:
-    # The numbers of the operations; None where the broker was not asked, or does not say.
+    # The operations' numbers; None where the request did not ask, or the broker does not say.
     operations = getattr(topic, "authorized_operations", None)
     return operations is not None and _WRITE_OPERATION not in operations
 
 
 def _topic(topic: Any, reliable_epochs: bool) -> TopicMetadata | None:
-    """None where partitions are missing: rows would go to partitions that the topic may not have."""
+    """None where partitions are missing: rows could go to partitions that the topic does not have."""
     partitions = sorted(topic.partitions, key=lambda partition: int(partition.partition_index))
     if not partitions or [p.partition_index for p in partitions] != list(range(len(partitions))):
         return None
@@ -230,17 +228,12 @@ def _partition(topic: str, partition: Any, reliable_epochs: bool) -> PartitionIn
     )
 
 
-def metadata_update(answer: MetadataAnswer) -> MetadataUpdate:
-    """What a Metadata answer says of brokers and topics; topics with an error have no metadata."""
-    return answer.update
-
-
 # -- CreateTopics -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class CreateTopicAnswer:
-    """The answer about the one topic that was asked for; ``error_message`` is the broker's own."""
+class CreateTopicResponse:
+    """The response for the one topic of the request; ``error_message`` is the broker's own."""
 
     error_code: int
     error_message: str = ""
@@ -250,7 +243,7 @@ class CreateTopicAnswer:
 def encode_create_topic(
     version: int, name: str, partitions: int, replication_factor: int, timeout_ms: int
 ) -> bytes:
-    """One topic; -1 leaves a number to the broker. Versions as in CREATE_TOPICS_VERSIONS."""
+    """Creates one topic; the broker chooses a number given as -1. Versions: CREATE_TOPICS_VERSIONS."""
     topic = CreateTopicsRequest.CreatableTopic(
         version=version,
         name=name,
@@ -263,15 +256,15 @@ def encode_create_topic(
     return bytes(request.encode(version=version))
 
 
-def decode_create_topic(version: int, payload: bytes) -> CreateTopicAnswer:
+def decode_create_topic(version: int, payload: bytes) -> CreateTopicResponse:
     """``payload`` with its header. Raises ProtocolError."""
     return read_response(CreateTopicsResponse, version, payload, _create_topic)
 
 
-def _create_topic(response: Any) -> CreateTopicAnswer:
+def _create_topic(response: Any) -> CreateTopicResponse:
     (topic,) = response.topics
     throttle = int(response.throttle_time_ms or 0)
-    return CreateTopicAnswer(int(topic.error_code), str(topic.error_message or ""), throttle)
+    return CreateTopicResponse(int(topic.error_code), str(topic.error_message or ""), throttle)
 
 
 # -- InitProducerId -------------------------------------------------------------------------------
@@ -282,12 +275,15 @@ def encode_init_producer_id(
     producer_id: int,
     producer_epoch: int,
     transactional_id: str | None = None,
-    # Read for transactional producers only; Kafka's own client sends the largest value.
+    # Brokers read it for transactional producers only. Kafka's own client sends the largest value.
     transaction_timeout_ms: int = 2**31 - 1,
 ) -> bytes:
-    """Asks for a producer id. Without a transactional id a broker ignores the id and epoch given here and
-    answers with a new id and epoch 0 each time (TransactionCoordinator.handleInitProducerId). With one it
-    fences whoever had it, and ends what that had open."""
+    """Asks for a producer id.
+
+    Without a transactional id a broker ignores the id and epoch given here, and assigns a new id with epoch 0
+    each time (TransactionCoordinator.handleInitProducerId). With a transactional id it fences the producer
+    that had it before, and ends that producer's open transaction.
+    """
     request = InitProducerIdRequest(
         version=version,
         transactional_id=transactional_id,
@@ -298,20 +294,15 @@ def encode_init_producer_id(
     return bytes(request.encode(version=version))
 
 
-def decode_init_producer_id(version: int, payload: bytes) -> ProducerIdAnswer:
+def decode_init_producer_id(version: int, payload: bytes) -> ProducerIdResponse:
     """``payload`` with its header. Raises ProtocolError."""
     return read_response(InitProducerIdResponse, version, payload, _producer_id)
 
 
-def _producer_id(response: Any) -> ProducerIdAnswer:
-    return ProducerIdAnswer(
+def _producer_id(response: Any) -> ProducerIdResponse:
+    return ProducerIdResponse(
         int(response.error_code),
         int(response.producer_id),
         int(response.producer_epoch),
         int(response.throttle_time_ms or 0),
     )
-
-
-def init_producer_id(answer: ProducerIdAnswer) -> ProducerIdAnswer:
-    """The answer itself: decoded where it arrives."""
-    return answer

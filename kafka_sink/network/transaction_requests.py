@@ -10,19 +10,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kafka.protocol import admin as admin_api
+from kafka.protocol import consumer as consumer_api
+from kafka.protocol import producer as producer_api
 from kafka.protocol.admin import (
     DescribeTransactionsRequest,
-    DescribeTransactionsResponse,
     ListTransactionsRequest,
-    ListTransactionsResponse,
 )
-from kafka.protocol.consumer import OffsetFetchRequest, OffsetFetchResponse
+from kafka.protocol.consumer import OffsetFetchRequest
 from kafka.protocol.metadata import FindCoordinatorRequest, FindCoordinatorResponse
 from kafka.protocol.producer import (
     EndTxnRequest,
-    EndTxnResponse,
     TxnOffsetCommitRequest,
-    TxnOffsetCommitResponse,
 )
 
 from kafka_sink.model import Node, TopicPartition
@@ -76,7 +75,7 @@ class FoundCoordinator:
 
 
 @dataclass(frozen=True, slots=True)
-class CoordinatorsAnswer:
+class CoordinatorsResponse:
     """FindCoordinator's answer by key."""
 
     found: Mapping[str, FoundCoordinator]
@@ -84,7 +83,7 @@ class CoordinatorsAnswer:
 
 
 @dataclass(frozen=True, slots=True)
-class EndTxnAnswer:
+class EndTxnResponse:
     """``producer_id`` and ``producer_epoch`` are what the next transaction would have; -1 with an error."""
 
     error_code: int
@@ -94,7 +93,7 @@ class EndTxnAnswer:
 
 
 @dataclass(frozen=True, slots=True)
-class TxnOffsetCommitAnswer:
+class TxnOffsetCommitResponse:
     """Error codes by partition."""
 
     errors: Mapping[TopicPartition, int]
@@ -111,7 +110,7 @@ class CommittedOffset:
 
 
 @dataclass(frozen=True, slots=True)
-class OffsetFetchAnswer:
+class OffsetFetchResponse:
     """By group its error code and its offsets."""
 
     groups: Mapping[str, tuple[int, Mapping[TopicPartition, CommittedOffset]]]
@@ -132,7 +131,7 @@ class TransactionDescription:
 
 
 @dataclass(frozen=True, slots=True)
-class DescribeTransactionsAnswer:
+class DescribeTransactionsResponse:
     """By transactional id."""
 
     transactions: Mapping[str, TransactionDescription]
@@ -140,7 +139,7 @@ class DescribeTransactionsAnswer:
 
 
 @dataclass(frozen=True, slots=True)
-class ListTransactionsAnswer:
+class ListTransactionsResponse:
     """The states of one broker's transactional ids, by id."""
 
     error_code: int
@@ -148,13 +147,13 @@ class ListTransactionsAnswer:
     throttle_time_ms: int = 0
 
 
-TransactionAnswer = (
-    CoordinatorsAnswer
-    | EndTxnAnswer
-    | TxnOffsetCommitAnswer
-    | OffsetFetchAnswer
-    | DescribeTransactionsAnswer
-    | ListTransactionsAnswer
+TransactionResponse = (
+    CoordinatorsResponse
+    | EndTxnResponse
+    | TxnOffsetCommitResponse
+    | OffsetFetchResponse
+    | DescribeTransactionsResponse
+    | ListTransactionsResponse
 )
 
 
@@ -169,13 +168,13 @@ def encode_find_coordinator(version: int, keys: Sequence[str], *, of_groups: boo
     return bytes(request.encode(version=version))
 
 
-def decode_find_coordinator(version: int, payload: bytes) -> CoordinatorsAnswer:
+def decode_find_coordinator(version: int, payload: bytes) -> CoordinatorsResponse:
     """``payload`` with its header. Raises ProtocolError, as all decoders here."""
     return read_response(FindCoordinatorResponse, version, payload, _coordinators)
 
 
-def _coordinators(response: Any) -> CoordinatorsAnswer:
-    return CoordinatorsAnswer(
+def _coordinators(response: Any) -> CoordinatorsResponse:
+    return CoordinatorsResponse(
         {
             str(one.key): FoundCoordinator(
                 None if one.error_code else Node(int(one.node_id), str(one.host), int(one.port)),
@@ -205,12 +204,12 @@ def encode_end_txn(
     return bytes(request.encode(version=version))
 
 
-def decode_end_txn(version: int, payload: bytes) -> EndTxnAnswer:
-    return read_response(EndTxnResponse, version, payload, _end_txn)
+def decode_end_txn(version: int, payload: bytes) -> EndTxnResponse:
+    return read_response(producer_api.EndTxnResponse, version, payload, _end_txn)
 
 
-def _end_txn(response: Any) -> EndTxnAnswer:
-    return EndTxnAnswer(
+def _end_txn(response: Any) -> EndTxnResponse:
+    return EndTxnResponse(
         int(response.error_code),
         int(response.producer_id),
         int(response.producer_epoch),
@@ -257,12 +256,12 @@ def encode_txn_offset_commit(
     return bytes(request.encode(version=version))
 
 
-def decode_txn_offset_commit(version: int, payload: bytes) -> TxnOffsetCommitAnswer:
-    return read_response(TxnOffsetCommitResponse, version, payload, _txn_offset_commit)
+def decode_txn_offset_commit(version: int, payload: bytes) -> TxnOffsetCommitResponse:
+    return read_response(producer_api.TxnOffsetCommitResponse, version, payload, _txn_offset_commit)
 
 
-def _txn_offset_commit(response: Any) -> TxnOffsetCommitAnswer:
-    return TxnOffsetCommitAnswer(
+def _txn_offset_commit(response: Any) -> TxnOffsetCommitResponse:
+    return TxnOffsetCommitResponse(
         {
             TopicPartition(str(topic.name), int(row.partition_index)): int(row.error_code)
             for topic in response.topics
@@ -296,12 +295,12 @@ def encode_offset_fetch(
     return bytes(request.encode(version=version))
 
 
-def decode_offset_fetch(version: int, payload: bytes) -> OffsetFetchAnswer:
-    return read_response(OffsetFetchResponse, version, payload, _offset_fetch)
+def decode_offset_fetch(version: int, payload: bytes) -> OffsetFetchResponse:
+    return read_response(consumer_api.OffsetFetchResponse, version, payload, _offset_fetch)
 
 
-def _offset_fetch(response: Any) -> OffsetFetchAnswer:
-    return OffsetFetchAnswer(
+def _offset_fetch(response: Any) -> OffsetFetchResponse:
+    return OffsetFetchResponse(
         {str(group.group_id): (int(group.error_code), _offsets(group)) for group in response.groups},
         int(response.throttle_time_ms),
     )
@@ -326,12 +325,12 @@ def encode_describe_transactions(version: int, ids: Sequence[str]) -> bytes:
     return bytes(request.encode(version=version))
 
 
-def decode_describe_transactions(version: int, payload: bytes) -> DescribeTransactionsAnswer:
-    return read_response(DescribeTransactionsResponse, version, payload, _describe_transactions)
+def decode_describe_transactions(version: int, payload: bytes) -> DescribeTransactionsResponse:
+    return read_response(admin_api.DescribeTransactionsResponse, version, payload, _describe_transactions)
 
 
-def _describe_transactions(response: Any) -> DescribeTransactionsAnswer:
-    return DescribeTransactionsAnswer(
+def _describe_transactions(response: Any) -> DescribeTransactionsResponse:
+    return DescribeTransactionsResponse(
         {
             str(one.transactional_id): TransactionDescription(
                 error_code=int(one.error_code),
@@ -361,12 +360,12 @@ def encode_list_transactions(version: int, states: Sequence[str], pattern: str) 
     return bytes(request.encode(version=version))
 
 
-def decode_list_transactions(version: int, payload: bytes) -> ListTransactionsAnswer:
-    return read_response(ListTransactionsResponse, version, payload, _list_transactions)
+def decode_list_transactions(version: int, payload: bytes) -> ListTransactionsResponse:
+    return read_response(admin_api.ListTransactionsResponse, version, payload, _list_transactions)
 
 
-def _list_transactions(response: Any) -> ListTransactionsAnswer:
-    return ListTransactionsAnswer(
+def _list_transactions(response: Any) -> ListTransactionsResponse:
+    return ListTransactionsResponse(
         int(response.error_code),
         {str(one.transactional_id): str(one.transaction_state) for one in response.transaction_states},
         int(response.throttle_time_ms),

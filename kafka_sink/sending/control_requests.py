@@ -131,7 +131,7 @@ class ControlRequests:
         tag = event.tag
         if isinstance(tag, MetadataTag):
             self._recovery.satisfied()
-            update = requests.metadata_update(event.response)
+            update = event.response.update
             try:
                 switched = self._cluster.on_response(update, tag.topics, now_ms)
             except ClusterChangedError as error:
@@ -140,7 +140,7 @@ class ControlRequests:
                 # Another producer of the cluster that answers now may have this id.
                 self._identity.forget()
         elif self._identity is not None and tag == self._identity_tag():
-            return self._identity.on_response(requests.init_producer_id(event.response), now_ms)
+            return self._identity.on_response(event.response, now_ms)
         return None
 
     def on_failure(self, event: RequestFailed, now_ms: float) -> None:

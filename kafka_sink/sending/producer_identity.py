@@ -17,7 +17,7 @@ from kafka_sink.accumulator.producer_batch import ProducerBatch
 from kafka_sink.backoff import ExponentialBackoff
 from kafka_sink.errors import DeliveryError, KafkaSinkError
 from kafka_sink.model import TopicPartition
-from kafka_sink.network.requests import ProducerIdAnswer
+from kafka_sink.network.requests import ProducerIdResponse
 from kafka_sink.records import batch_header
 
 # Brokers remember this many batches of a producer and partition for finding duplicates.
@@ -88,7 +88,7 @@ class ProducerIdentity:
         """A request is under way."""
         self._requested = True
 
-    def on_response(self, answer: ProducerIdAnswer, now_ms: float) -> KafkaSinkError | None:
+    def on_response(self, answer: ProducerIdResponse, now_ms: float) -> KafkaSinkError | None:
         """Takes the id; returns an error where no retry can help."""
         self._requested = False
         if answer.error_code in _FINAL_ERRORS:

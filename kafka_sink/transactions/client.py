@@ -190,7 +190,7 @@ class TransactionClient:
         def encode(version: int) -> bytes:
             return requests.encode_metadata(version, (topic,), False)
 
-        def take(answer: requests.MetadataAnswer) -> bool:
+        def take(answer: requests.MetadataResponse) -> bool:
             code = answer.update.errors.get(topic, kafka_errors.NONE)
             if code not in (kafka_errors.NONE, kafka_errors.UNKNOWN_TOPIC_OR_PARTITION):
                 return self._again(call, for_code(code).__name__)
@@ -293,11 +293,11 @@ class TransactionClient:
             # One of an earlier step, whose time was over, is nobody's by now.
             if event.tag in step.calls and event.tag.take(event.response):
                 step.calls.remove(event.tag)
-        elif isinstance(event.response, requests.MetadataAnswer):
+        elif isinstance(event.response, requests.MetadataResponse):
             self._asked_nodes = False
             self._nodes = {node.id: node for node in event.response.update.nodes}
             self._network.set_nodes(self._nodes.values())
-        elif isinstance(event.response, transaction_requests.CoordinatorsAnswer):
+        elif isinstance(event.response, transaction_requests.CoordinatorsResponse):
             self._on_coordinators(event.tag, event.response)
 
     def _again(self, call: _Call, reason: str, *, elsewhere: bool = False) -> bool:
@@ -383,7 +383,7 @@ class TransactionClient:
         self._asked_coordinators = True
         self._network.send(node, OutboundRequest(api, version, body, True, timeout, of_groups), now_ms)
 
-    def _on_coordinators(self, of_groups: object, answer: transaction_requests.CoordinatorsAnswer) -> None:
+    def _on_coordinators(self, of_groups: object, answer: transaction_requests.CoordinatorsResponse) -> None:
         self._asked_coordinators = False
         is_new = False
         for name, found in answer.found.items():
@@ -441,7 +441,7 @@ class TransactionClient:
         def encode(version: int) -> bytes:
             return requests.encode_init_producer_id(version, -1, -1, name, timeout)
 
-        def take(answer: requests.ProducerIdAnswer) -> bool:
+        def take(answer: requests.ProducerIdResponse) -> bool:
             # Fenced here says that somebody else is taking the id over at this moment.
             if answer.error_code in _REFUSALS:
                 return self._again(call, for_code(answer.error_code).__name__)
@@ -462,7 +462,7 @@ class TransactionClient:
         def encode(version: int) -> bytes:
             return transaction_requests.encode_end_txn(version, name, *producer, commit=operation.commit)
 
-        def take(answer: transaction_requests.EndTxnAnswer) -> bool:
+        def take(answer: transaction_requests.EndTxnResponse) -> bool:
             if not self._judge(call, answer.error_code):
                 return False
             step.answers[index] = (
@@ -483,7 +483,7 @@ class TransactionClient:
             name, producer, group = operation.transactional_id, operation.producer, operation.group
             return transaction_requests.encode_txn_offset_commit(version, name, *producer, group, offsets)
 
-        def take(answer: transaction_requests.TxnOffsetCommitAnswer) -> bool:
+        def take(answer: transaction_requests.TxnOffsetCommitResponse) -> bool:
             code = next((one for one in answer.errors.values() if one), kafka_errors.NONE)
             if not self._judge(call, code):
                 return False
@@ -509,7 +509,7 @@ class TransactionClient:
             stable = partitions is not None
             return transaction_requests.encode_offset_fetch(version, group, partitions, stable=stable)
 
-        def take(answer: transaction_requests.OffsetFetchAnswer) -> bool:
+        def take(answer: transaction_requests.OffsetFetchResponse) -> bool:
             code, offsets = answer.groups.get(group, (kafka_errors.NONE, {}))
             code = code or next(
                 (one.error_code for one in offsets.values() if one.error_code), kafka_errors.NONE
@@ -531,7 +531,7 @@ class TransactionClient:
         def encode(version: int) -> bytes:
             return transaction_requests.encode_describe_transactions(version, (name,))
 
-        def take(answer: transaction_requests.DescribeTransactionsAnswer) -> bool:
+        def take(answer: transaction_requests.DescribeTransactionsResponse) -> bool:
             one = answer.transactions[name]
             if one.error_code == kafka_errors.TRANSACTIONAL_ID_NOT_FOUND:
                 return True
@@ -552,7 +552,7 @@ class TransactionClient:
         def encode(version: int) -> bytes:
             return transaction_requests.encode_list_transactions(version, (OPEN,), pattern)
 
-        def take(answer: transaction_requests.ListTransactionsAnswer) -> bool:
+        def take(answer: transaction_requests.ListTransactionsResponse) -> bool:
             if not self._judge(call, answer.error_code):
                 return False
             step.answers[index] += [name for name in answer.states if re.match(pattern, name)]

@@ -91,7 +91,7 @@ def made_ready(now_ms: float = 0.0, **changes: Any) -> BrokerConnection:
     one = connected(now_ms, **changes)
     one._protocol._awaiting.clear()
     one._protocol.phase = Phase.READY
-    assert one.next_answer(now_ms) is None
+    assert one.next_response(now_ms) is None
     assert one.state is ConnectionState.READY
     return one
 
@@ -122,7 +122,7 @@ def test_backoff_grows_to_its_maximum_and_starts_anew_after_success() -> None:
     again = made_ready()
     again._failures = 5
     again.state = ConnectionState.NEGOTIATING
-    again.next_answer(0.0)
+    again.next_response(0.0)
     again.close(0.0, OSError("lost"))
     assert again.connect_after_ms == 50
 

@@ -14,7 +14,7 @@ from kafka_sink.errors import BrokerVersionError, ProtocolError
 from kafka_sink.network import requests
 from kafka_sink.network.broker_protocol import MAX_FRAME_BYTES, BrokerProtocol, CompletedRequest, Phase
 from kafka_sink.network.events import OutboundRequest
-from kafka_sink.network.produce import ProduceAnswer
+from kafka_sink.network.produce import ProduceResponse
 from tests.support.fake_replies import OK, Reply, claimed_length, trailing, wrong_correlation_id
 from tests.support.fake_state import (
     API_VERSIONS,
@@ -72,7 +72,7 @@ class Peer:
     def answers(self) -> list[CompletedRequest]:
         """All that are complete."""
         found = []
-        while (answered := self.connection.next_answer(0.0)) is not None:
+        while (answered := self.connection.next_response(0.0)) is not None:
             found.append(answered)
         return found
 
@@ -99,9 +99,9 @@ def check_three(answers: list[CompletedRequest]) -> None:
     """In order, decoded."""
     assert [a.entry.request.tag for a in answers] == [1, 2, 3]
     assert [type(a.response) for a in answers] == [
-        requests.MetadataAnswer,
-        ProduceAnswer,
-        requests.ProducerIdAnswer,
+        requests.MetadataResponse,
+        ProduceResponse,
+        requests.ProducerIdResponse,
     ]
     assert [a.entry.sent_at_ms for a in answers] == [5.0, 6.0, 7.0]
     assert answers[1].response.partitions[0].base_offset == 0
@@ -269,11 +269,11 @@ def test_good_answers_before_a_bad_one_count_and_the_bad_one_stays_in_flight() -
     mangled = bytearray(peer.answer(second))
     mangled[-1] ^= 0xFF  # its tagged fields
     peer.connection.receive(peer.answer(first) + bytes(mangled) + peer.answer(third))
-    answered = peer.connection.next_answer(0.0)
+    answered = peer.connection.next_response(0.0)
     assert answered is not None
     assert answered.entry.request.tag == "good"
     with pytest.raises(ProtocolError, match="Produce v12"):
-        peer.connection.next_answer(0.0)
+        peer.connection.next_response(0.0)
     lost = peer.connection.abandon()
     assert [(entry.request.tag, possibly) for entry, possibly in lost] == [("bad", True), ("after", True)]
 

@@ -22,13 +22,13 @@ from tests.support.effort import tries
 from tests.support.fake_state import framed
 
 DECODERS: dict[str, tuple[Callable[[int, bytes], Any], range, type]] = {
-    "produce": (produce.decode_produce, range(3, 14), produce.ProduceAnswer),
-    "metadata": (requests.decode_metadata, range(4, 14), requests.MetadataAnswer),
-    "api_versions": (requests.decode_api_versions, range(5), requests.ApiVersionsAnswer),
-    "init_producer_id": (requests.decode_init_producer_id, range(7), requests.ProducerIdAnswer),
-    "create_topics": (requests.decode_create_topic, range(2, 8), requests.CreateTopicAnswer),
-    "sasl_handshake": (authentication.decode_handshake, range(1, 2), authentication.HandshakeAnswer),
-    "sasl_authenticate": (authentication.decode_authenticate, range(3), authentication.AuthenticateAnswer),
+    "produce": (produce.decode_produce, range(3, 14), produce.ProduceResponse),
+    "metadata": (requests.decode_metadata, range(4, 14), requests.MetadataResponse),
+    "api_versions": (requests.decode_api_versions, range(5), requests.ApiVersionsResponse),
+    "init_producer_id": (requests.decode_init_producer_id, range(7), requests.ProducerIdResponse),
+    "create_topics": (requests.decode_create_topic, range(2, 8), requests.CreateTopicResponse),
+    "sasl_handshake": (authentication.decode_handshake, range(1, 2), authentication.HandshakeResponse),
+    "sasl_authenticate": (authentication.decode_authenticate, range(3), authentication.AuthenticateResponse),
 }
 CASES = [(name, version) for name, (_, versions, _) in DECODERS.items() for version in versions]
 
@@ -136,9 +136,10 @@ BOMBS = {
 @pytest.mark.parametrize("kept", [4, 5, 9, 13])
 def test_bombs_neither_hang_nor_swell(name: str, version: int, kept: int, bomb: str) -> None:
     payload = valid(name, version)[:kept] + BOMBS[bomb]
-    started = time.perf_counter()
+    # This thread's processor time: other work on the machine does not count.
+    started = time.thread_time()
     attempt(name, version, payload)
-    assert time.perf_counter() - started < 10
+    assert time.thread_time() - started < 10
 
 
 @pytest.mark.parametrize("version", [8, 13])

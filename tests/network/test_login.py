@@ -40,7 +40,7 @@ def talk(one: BrokerProtocol, broker: Broker, *, piece: int = 1 << 20, until: in
         reply = broker.answer(data)
         for at in range(0, min(len(reply), until), piece):
             one.receive(reply[at : min(at + piece, until)])
-            while (answered := one.next_answer(5.0)) is not None:
+            while (answered := one.next_response(5.0)) is not None:
                 answers.append(answered.response)
     return answers
 
@@ -133,7 +133,7 @@ def test_cut_at_every_byte_a_login_is_neither_over_nor_reported() -> None:
         reply = whole.answer(data)
         total += len(reply)
         one.receive(reply)
-        assert one.next_answer(0.0) is None
+        assert one.next_response(0.0) is None
     for cut in range(total):
         one, broker = connection(), Broker()
         one.start(0.0)
@@ -143,7 +143,7 @@ def test_cut_at_every_byte_a_login_is_neither_over_nor_reported() -> None:
             part = reply[: max(0, cut - seen)]
             seen += len(reply)
             one.receive(part)
-            assert one.next_answer(0.0) is None
+            assert one.next_response(0.0) is None
             if len(part) < len(reply):
                 break
         assert one.phase in (Phase.NEGOTIATING, Phase.AUTHENTICATING)
@@ -157,11 +157,11 @@ def test_garbage_in_a_login_is_a_protocol_error(at: int, junk: bytes) -> None:
     one.start(0.0)
     for _ in range(at):
         one.receive(broker.answer(sent(one)))
-        one.next_answer(0.0)
+        one.next_response(0.0)
     sent(one)
     one.receive(junk)
     with pytest.raises(ProtocolError):
-        one.next_answer(0.0)
+        one.next_response(0.0)
 
 
 def test_scram_refuses_fewer_iterations_than_are_safe() -> None:
@@ -225,9 +225,9 @@ def test_any_bytes_at_any_point_of_a_login_are_errors_of_this_package(
             for _ in range(answers):
                 if data := sent(one):
                     one.receive(broker.answer(data))
-                one.next_answer(0.0)
+                one.next_response(0.0)
             one.receive(junk)
-            one.next_answer(0.0)
+            one.next_response(0.0)
     except KafkaSinkError as error:
         problem = str(error)
     assert SECRET not in problem

@@ -92,7 +92,7 @@ def talk(one: BrokerConnection, now_ms: float) -> int:
     buffer = memoryview(bytearray(1 << 16))
     one.flush()
     while one.receive(buffer, now_ms):
-        while one.next_answer(now_ms) is not None:
+        while one.next_response(now_ms) is not None:
             answers += 1
         one.flush()
     return answers

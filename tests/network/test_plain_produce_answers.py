@@ -46,8 +46,8 @@ def answers(draw: Any) -> tuple[int, bytes, int]:
     return version, body + struct.pack(">i", draw(st.integers(0, 5000))) + b"\0", sum(map(len, topics))
 
 
-def by_library(version: int, payload: bytes) -> produce.ProduceAnswer:
-    return read_response(ProduceResponse, version, payload, lambda found: produce._answer(version, found))
+def by_library(version: int, payload: bytes) -> produce.ProduceResponse:
+    return read_response(ProduceResponse, version, payload, lambda found: produce._response(version, found))
 
 
 @given(answers())
@@ -75,7 +75,7 @@ def test_damaged_answers_are_left_to_the_library_or_read_alike(
             case _:
                 damaged.insert(at, data.draw(st.integers(0, 255)))
     try:
-        expected: produce.ProduceAnswer | None = by_library(version, bytes(damaged))
+        expected: produce.ProduceResponse | None = by_library(version, bytes(damaged))
     except ProtocolError:
         expected = None
     found = produce._read_plain(version, bytes(damaged)) if len(damaged) >= 4 else None

@@ -130,10 +130,15 @@ def full_response(version: int) -> Any:
     return ProduceResponse(version=version, responses=[topic], throttle_time_ms=250, **endpoints)
 
 
+def header(version: int) -> bytes:
+    """A response header: correlation id 0, from version 9 on with no tagged fields."""
+    return bytes(5 if version >= 9 else 4)
+
+
 @pytest.mark.parametrize("version", VERSIONS)
 def test_answers_of_every_version(version: int) -> None:
     body = bytes(full_response(version).encode(version=version))
-    answer = produce.decode_produce_response(version, memoryview(body))
+    answer = produce.decode_produce(version, header(version) + body)
     good, bad = answer.partitions
     assert (good.topic, good.topic_id) == (("t", None) if version < 13 else (None, uuid.UUID(int=5).bytes))
     assert (good.partition, good.error_code, good.base_offset, good.log_append_time_ms) == (0, 0, 2**40, 17)
@@ -153,9 +158,9 @@ def test_a_truncated_or_longer_answer_is_a_protocol_error(version: int) -> None:
     body = bytes(full_response(version).encode(version=version))
     for end in range(len(body)):
         with pytest.raises(ProtocolError, match=f"Produce v{version}"):
-            produce.decode_produce_response(version, body[:end])
+            produce.decode_produce(version, header(version) + body[:end])
     with pytest.raises(ProtocolError, match="1 bytes too many"):
-        produce.decode_produce_response(version, body + b"\0")
+        produce.decode_produce(version, header(version) + body + b"\0")
 
 
 def test_an_unknown_leader_is_none() -> None:
@@ -164,5 +169,5 @@ def test_an_unknown_leader_is_none() -> None:
     request = ProduceRequest.decode(theirs(12, -1, 1, None, [("t", bytes(16), [(0, [b""])])]), version=12)
     response = state.answer(0, 0, 12, request, Reply(error=6, leader=(-1, -1)))
     response.node_endpoints = []
-    answer = produce.decode_produce_response(12, bytes(response.encode(version=12)))
+    answer = produce.decode_produce(12, header(12) + bytes(response.encode(version=12)))
     assert answer.partitions[0].current_leader is None

@@ -55,7 +55,7 @@ def test_init_producer_id(version: int) -> None:
         version=version, throttle_time_ms=2, error_code=0, producer_id=8, producer_epoch=4
     )
     answer = requests.decode_init_producer_id(version, framed(response, 1)[4:])
-    assert answer == requests.ProducerIdAnswer(0, 8, 4, 2)
+    assert answer == requests.ProducerIdResponse(0, 8, 4, 2)
 
 
 @pytest.mark.parametrize("version", range(5))
@@ -63,12 +63,12 @@ def test_api_versions(version: int) -> None:
     rows = [ApiVersionsResponse.ApiVersion(api_key=0, min_version=3, max_version=11)]
     response = ApiVersionsResponse(version=version, error_code=0, api_keys=rows, throttle_time_ms=9)
     answer = requests.decode_api_versions(version, framed(response, 1)[4:])
-    assert answer == requests.ApiVersionsAnswer(0, {0: (3, 11)}, 9 if version else 0)
+    assert answer == requests.ApiVersionsResponse(0, {0: (3, 11)}, 9 if version else 0)
 
 
 def test_refused_versions_come_in_version_0() -> None:
     response = ApiVersionsResponse(version=0, error_code=35, api_keys=[])
-    assert requests.decode_api_versions(4, framed(response, 1)[4:]) == requests.ApiVersionsAnswer(35, {})
+    assert requests.decode_api_versions(4, framed(response, 1)[4:]) == requests.ApiVersionsResponse(35, {})
 
 
 def partition(index: int, **changes: Any) -> Any:
@@ -80,7 +80,7 @@ def partition(index: int, **changes: Any) -> Any:
     return _Partition(**{**fields, **changes})
 
 
-def answer_of(version: int, *topics: Any, error_code: int = 0) -> requests.MetadataAnswer:
+def answer_of(version: int, *topics: Any, error_code: int = 0) -> requests.MetadataResponse:
     """Through the wire."""
     response = MetadataResponse(
         version=version,
@@ -113,7 +113,6 @@ def test_metadata_as_our_own_values(version: int) -> None:
             (PartitionInfo("t", 0, 1, epoch), PartitionInfo("t", 1, 2, epoch)),
         ),
     )
-    assert requests.metadata_update(answer) is answer.update
 
 
 def test_topics_with_an_error_have_no_metadata() -> None:

@@ -120,7 +120,7 @@ ANSWERS: dict[str, tuple[Callable[[int, bytes], Any], int, bytes, Any]] = {
         sut.decode_find_coordinator,
         4,
         found(),
-        sut.CoordinatorsAnswer(
+        sut.CoordinatorsResponse(
             {
                 "a": sut.FoundCoordinator(Node(3, "h", 9), 0, None),
                 "b": sut.FoundCoordinator(None, 15, "not yet"),
@@ -128,18 +128,18 @@ ANSWERS: dict[str, tuple[Callable[[int, bytes], Any], int, bytes, Any]] = {
             5,
         ),
     ),
-    "EndTxn": (sut.decode_end_txn, 5, ended(), sut.EndTxnAnswer(0, 8, 3)),
+    "EndTxn": (sut.decode_end_txn, 5, ended(), sut.EndTxnResponse(0, 8, 3)),
     "TxnOffsetCommit": (
         sut.decode_txn_offset_commit,
         5,
         recorded(),
-        sut.TxnOffsetCommitAnswer({T0: 0, T1: 47}),
+        sut.TxnOffsetCommitResponse({T0: 0, T1: 47}),
     ),
     "OffsetFetch": (
         sut.decode_offset_fetch,
         8,
         fetched(),
-        sut.OffsetFetchAnswer(
+        sut.OffsetFetchResponse(
             {"g": (0, {T0: sut.CommittedOffset(4, "m", 0), T1: sut.CommittedOffset(-1, "", 88)})}
         ),
     ),
@@ -147,13 +147,13 @@ ANSWERS: dict[str, tuple[Callable[[int, bytes], Any], int, bytes, Any]] = {
         sut.decode_describe_transactions,
         0,
         described(),
-        sut.DescribeTransactionsAnswer({"x": sut.TransactionDescription(0, "Ongoing", 8, 3, 1000, 60, 2)}),
+        sut.DescribeTransactionsResponse({"x": sut.TransactionDescription(0, "Ongoing", 8, 3, 1000, 60, 2)}),
     ),
     "ListTransactions": (
         sut.decode_list_transactions,
         1,
         listed(),
-        sut.ListTransactionsAnswer(0, {"x": "Ongoing"}),
+        sut.ListTransactionsResponse(0, {"x": "Ongoing"}),
     ),
 }
 

@@ -14,7 +14,7 @@ from kafka_sink.accumulator.producer_batch import ProducerBatch
 from kafka_sink.backoff import ExponentialBackoff
 from kafka_sink.errors import DeliveryError, KafkaSinkError
 from kafka_sink.model import CompressionType, TopicPartition
-from kafka_sink.network.requests import ProducerIdAnswer
+from kafka_sink.network.requests import ProducerIdResponse
 from kafka_sink.sending.producer_identity import ProducerIdentity, TransactionalIdentity
 
 ALLOCATOR = IncrementalAllocator(BufferPool(1 << 22, 128, clock_ms=lambda: 0.0))
@@ -23,7 +23,7 @@ P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
 
 def identity(epoch: int = 0) -> ProducerIdentity:
     made = ProducerIdentity(ExponentialBackoff(100, 1000, lambda: 0.5))
-    assert made.on_response(ProducerIdAnswer(0, 7, epoch), 0) is None
+    assert made.on_response(ProducerIdResponse(0, 7, epoch), 0) is None
     return made
 
 
@@ -66,20 +66,20 @@ def test_an_id_is_asked_for_once_and_again_after_growing_waits() -> None:
     assert (of.ready, of.may_request(0), of.retry_delay_ms(0)) == (False, True, 0)
     of.requested()
     assert (of.may_request(1e9), of.retry_delay_ms(0)) == (False, float("inf"))
-    assert of.on_response(ProducerIdAnswer(14, -1, -1), 1000) is None
+    assert of.on_response(ProducerIdResponse(14, -1, -1), 1000) is None
     assert (of.may_request(1099), of.may_request(1100), of.retry_delay_ms(1040)) == (False, True, 60)
     assert "error 14" in str(of.last_error)
     of.on_failure(2000, ConnectionResetError("cut"))
     assert (of.may_request(2199), of.may_request(2200)) == (False, True)
     assert "cut" in str(of.last_error)
-    assert of.on_response(ProducerIdAnswer(0, 5, 0), 3000) is None
+    assert of.on_response(ProducerIdResponse(0, 5, 0), 3000) is None
     assert (of.ready, of.last_error) == (True, None)
 
 
 @pytest.mark.parametrize("code", [31, 53, 35])
 def test_some_refusals_are_final(code: int) -> None:
     of = ProducerIdentity(ExponentialBackoff(100, 1000, lambda: 0.5))
-    failure = of.on_response(ProducerIdAnswer(code, -1, -1), 0)
+    failure = of.on_response(ProducerIdResponse(code, -1, -1), 0)
     assert isinstance(failure, DeliveryError)
     assert f"error {code}" in str(failure)
     assert "kafka.enable.idempotence=false" in str(failure)
@@ -244,7 +244,7 @@ def test_after_the_last_epoch_a_new_id_is_asked_for() -> None:
     of.restart(P0)
     assert (of.ready, of.may_request(0)) == (False, True)
     of.requested()
-    of.on_response(ProducerIdAnswer(0, 8, 0), 0)
+    of.on_response(ProducerIdResponse(0, 8, 0), 0)
     assert marks(sent(of, one)) == (8, 0, 0)
 
 

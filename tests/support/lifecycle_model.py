@@ -25,7 +25,7 @@ from kafka_sink.breaker.send_policy import NoSendPolicy
 from kafka_sink.errors import BufferExhaustedError, DeliveryError
 from kafka_sink.model import CompressionType, PartitionInfo, TopicMetadata, TopicPartition
 from kafka_sink.network.client import RequestFailed, ResponseReceived
-from kafka_sink.network.produce import ProduceAnswer, ProducePartitionResponse
+from kafka_sink.network.produce import ProducePartitionResponse, ProduceResponse
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.columns import extract
 from kafka_sink.rows.ordering import ordered_rows_of
@@ -91,7 +91,7 @@ class Pending:
     node: int
     tag: ProduceTag
     views: dict[TopicPartition, list[memoryview]]
-    answer: ProduceAnswer | None = None
+    answer: ProduceResponse | None = None
 
 
 @dataclass
@@ -289,7 +289,7 @@ class Model:
                     TOPIC, None, partition.partition, code, offset, -1, log_start, None, (), None
                 )
             )
-        request.answer = ProduceAnswer(tuple(answers), 0, ())
+        request.answer = ProduceResponse(tuple(answers), 0, ())
 
     def write(self, partition: TopicPartition, data: bytes) -> tuple[int, int]:
         """A broker appends; the bytes must be a batch, and of this partition's rows."""
