@@ -8,6 +8,7 @@ both are killed and suspended, and their Python workers, and brokers.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -39,6 +40,7 @@ FAULTS = (
     "broker killed",
     "broker frozen",
 )
+IN_ONE_JVM = tuple(fault for fault in FAULTS if not fault.startswith("executor"))
 _PATIENCE_S = 240.0
 
 
@@ -48,6 +50,11 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=0, help="start no further round after that long")
+    parser.add_argument(
+        "--executors",
+        action="store_true",
+        help="on a cluster of three executors, else all in the driver's JVM",
+    )
     parser.add_argument("--guarantee", choices=("exactly-once", "at-least-once"), default="exactly-once")
     arguments = parser.parse_args()
     environ = environment()
@@ -56,7 +63,9 @@ def main() -> int:
     began = time.monotonic()
     with (
         LocalBroker(brokers=3, properties=CLUSTER_PROPERTIES) as brokers,
-        StandaloneCluster(workers=3, cores=2, memory="1g", environ=environ) as cluster,
+        StandaloneCluster(workers=3, cores=2, memory="1g", environ=environ)
+        if arguments.executors
+        else contextlib.nullcontext() as cluster,
     ):
         for seed in range(arguments.seed, arguments.seed + arguments.rounds):
             if arguments.minutes and time.monotonic() - began > arguments.minutes * 60:
@@ -67,11 +76,12 @@ def main() -> int:
             faults.update(one.faults)
             print(one, flush=True)
     kinds = ", ".join(f"{count} x {name}" for name, count in faults.most_common())
+    where = "3 executors" if arguments.executors else "local[3]"
     print(
         f"{totals['rounds']} rounds with {arguments.guarantee} on Spark: {totals['rows']:,} rows, "
         f"{totals['lost']} lost, {totals['doubled']} doubled, {totals['unfinished']} rounds unfinished; "
         f"{totals['drivers']} drivers; {sum(faults.values())} faults: {kinds}.\n"
-        f"3 executors, 3 brokers, replication 3, {time.monotonic() - began:.0f} s in all."
+        f"{where}, 3 brokers, replication 3, {time.monotonic() - began:.0f} s in all."
     )
     if arguments.guarantee == "at-least-once":
         return 0 if totals["doubled"] else 1
@@ -96,7 +106,7 @@ class SparkRound:
     def __init__(
         self,
         brokers: LocalBroker,
-        cluster: StandaloneCluster,
+        cluster: StandaloneCluster | None,
         environ: dict[str, str],
         seed: int,
         guarantee: str,
@@ -111,7 +121,7 @@ class SparkRound:
         self._topic = f"spark-{guarantee[:2]}-{seed}-{os.getpid()}"
         self._checkpoint = Path(tempfile.mkdtemp(prefix="exactly-once-spark-"))
         self._settings = {
-            "master": cluster.url,
+            "master": cluster.url if cluster else "local[3]",
             "rows": self._chance.choice((300, 3000)),
             "tasks": self._chance.randint(1, 3),
             "until": 0,
@@ -127,6 +137,7 @@ class SparkRound:
                 "log.summary": "false",
             },
         }
+        self._log = self._checkpoint.with_suffix(".log")
         self._drivers: list[subprocess.Popen[bytes]] = []
         self._frozen: list[int] = []
 
@@ -141,7 +152,9 @@ class SparkRound:
         """Faults, then none until two more batches are written; then the topic is read."""
         self._brokers.create_topic(self._topic, PARTITIONS, config={"min.insync.replicas": 2})
         try:
-            for fault in self._chance.choices(FAULTS, k=self._chance.randint(1, 3)):
+            for fault in self._chance.choices(
+                FAULTS if self._cluster else IN_ONE_JVM, k=self._chance.randint(1, 3)
+            ):
                 self._settings["until"] = 1_000_000
                 self._ensure_running()
                 self._await_progress()
@@ -156,6 +169,9 @@ class SparkRound:
                 _kill_group(driver)
         self._check()
         shutil.rmtree(self._checkpoint, ignore_errors=True)
+        if self.found["unfinished"]:
+            print(self._log.read_text(errors="replace")[-4000:], file=sys.stderr)
+        self._log.unlink(missing_ok=True)
 
     # -- drivers ----------------------------------------------------------------------------------
 
@@ -165,13 +181,14 @@ class SparkRound:
         if die_before_commit:
             environ[dying.VARIABLE] = str(die_before_commit)
         job = Path(__file__).with_name("spark_job.py")
-        driver = subprocess.Popen(
-            [sys.executable, str(job), json.dumps(self._settings)],
-            env=environ,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        with self._log.open("ab") as log:
+            driver = subprocess.Popen(
+                [sys.executable, str(job), json.dumps(self._settings)],
+                env=environ,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
         self._drivers.append(driver)
         return driver
 
@@ -229,7 +246,7 @@ class SparkRound:
             time.sleep(self._chance.random() * 5)
             self._thaw()
         elif fault == "Python worker killed":
-            _signal(self._executor("pyspark.daemon"), signal.SIGKILL)
+            _signal(self._executor("pyspark.daemon") if self._cluster else self._worker(jvm), signal.SIGKILL)
         elif fault == "driver killed between two EndTxns":
             self._end_all()
             dead = self._start(self._chance.randint(1, 4))
@@ -264,6 +281,11 @@ class SparkRound:
             time.sleep(self._chance.random() * 8)
             self._brokers.thaw(broker)
 
+    def _worker(self, jvm: int) -> int:
+        """A Python worker of a driver's JVM: a child of one of its daemons."""
+        found = [worker for daemon in _children(jvm) for worker in _children(daemon)]
+        return self._chance.choice(found) if found else 0
+
     def _executor(self, main: str) -> int:
         """A process of this cluster's executors; 0 where there is none."""
         found = []
@@ -275,7 +297,7 @@ class SparkRound:
                 where = os.readlink(entry / "cwd")
             except OSError:
                 continue
-            if main in command and where.startswith(str(self._cluster.folder)):
+            if self._cluster and main in command and where.startswith(str(self._cluster.folder)):
                 found.append(int(entry.name))
         return self._chance.choice(sorted(found)) if found else 0
 
