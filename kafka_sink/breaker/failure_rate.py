@@ -21,12 +21,15 @@ _REQUEST_TIMEOUT = "request.timeout.ms"
 
 
 class FailureRateCircuitBreaker(PartitionCircuitBreaker):
-    """Mutes a partition once trigger.failure.perc of its batches, three at least, have failed within ten
-    seconds or without a success in between, after trigger.message.count rows in all.
+    """Mutes partitions that fail and brokers that are silent.
 
-    Mutes a broker whose oldest request has no answer far beyond its usual latency while others answer, or
-    that batches wait for and that cannot be reached. The manager's probes end the mutes; the answers that a
-    silent broker owed do so too."""
+    A partition fails if trigger.failure.perc of its batches, three at least, failed within ten seconds or
+    without a success in between. Nothing is judged before trigger.message.count rows were sent in all.
+
+    A broker is silent if its oldest request has had no response far beyond the usual latency while others
+    respond, or if batches wait for it and it cannot be reached. Probes end the mutes, and so do the late
+    responses of a silent broker.
+    """
 
     def __init__(self) -> None:
         self._manager: CircuitBreakManager | None = None
@@ -36,17 +39,19 @@ class FailureRateCircuitBreaker(PartitionCircuitBreaker):
         self._min_ms = self._max_ms = 0.0
         self._factor = 1.0
         self._mutes_full = False
-        # Since when a silence is suspicious; brokers found silent by this producer.
+        # By broker, since when its silence is suspicious.
         self._suspects: dict[int, float] = {}
+        # Brokers that this producer found silent.
         self._silent: set[int] = set()
         self._answered_ms: dict[int, float] = {}
-        # When mutes for silence ended: what was asked before is late already, and says nothing new.
+        # By broker, when its mute for silence ended. Requests sent before then are late already and say
+        # nothing new.
         self._forgiven_ms: dict[int, float] = {}
-        # No silence can be long enough before then, whatever is sent and answered meanwhile.
+        # No silence can be long enough before then, whatever is sent or comes back meanwhile.
         self._look_at_ms = 0.0
 
     def configure(self, configs: Mapping[str, str]) -> None:
-        """See the options table. Raises ConfigurationError."""
+        """See PartitionCircuitBreaker; docs/options.md describes the options. Raises ConfigurationError."""
         given = {
             name: text for name, text in configs.items() if name not in (_MAX_IN_FLIGHT, _REQUEST_TIMEOUT)
         }
@@ -63,7 +68,7 @@ class FailureRateCircuitBreaker(PartitionCircuitBreaker):
         if self._mutes_full and configs.get(_MAX_IN_FLIGHT) != "1":
             raise ConfigurationError(
                 f"Option '{full_name('enable.mute.inflight.full')}' needs kafka.{_MAX_IN_FLIGHT}=1: with "
-                "more requests in flight, one without an answer says nothing. Set that, or leave this out"
+                "more requests in flight, one without a response says nothing. Set that, or leave this out"
             )
 
     def set_circuit_break_manager(self, circuit_break_manager: CircuitBreakManager) -> None:
@@ -92,13 +97,13 @@ class FailureRateCircuitBreaker(PartitionCircuitBreaker):
             self._answered_ms[node] = context.now
             self._latency.observe(node, max(0.0, context.now - context.request_sent_ms))
             changed = self._end_silence(manager, context)
-        verdict = health_of(exception)
-        if verdict is Health.NEUTRAL:
+        health = health_of(exception)
+        if health is Health.NEUTRAL:
             return changed
         tripped = self._windows.record(
             topic_partition,
             context.record_count,
-            failed=verdict is Health.UNHEALTHY,
+            failed=health is Health.UNHEALTHY,
             sent_ms=context.request_sent_ms,
             now_ms=context.now,
         )
@@ -117,13 +122,13 @@ class FailureRateCircuitBreaker(PartitionCircuitBreaker):
         self._silent.discard(node)
         for infos in manager.muted_partitions_for_node(node).values():
             for info in infos:
-                # What failed in the silence must not mute again what has come back.
+                # Failures during the silence must not mute partitions again that have come back.
                 self._windows.forget(TopicPartition(info.topic, info.partition))
         manager.unmute(node, "it responds again")
         return True
 
     def on_tick(self, context: ProducerStatusContext) -> bool:
-        """Looks for silences. See PartitionCircuitBreaker."""
+        """Looks for silent brokers. See PartitionCircuitBreaker."""
         manager = self._manager
         if manager is None or not self._notices_silence or context.now < self._look_at_ms:
             return False
@@ -138,7 +143,7 @@ class FailureRateCircuitBreaker(PartitionCircuitBreaker):
                 continue
             since = self._suspects.setdefault(node, context.now)
             if context.now - since >= CONFIRM_SILENCE_MS and (
-                manager.is_muted(node) or self._others_answer(manager, context, node)
+                manager.is_muted(node) or self._others_respond(manager, context, node)
             ):
                 if node in context.oldest_request_ms:
                     self._silent.add(node)
@@ -148,20 +153,25 @@ class FailureRateCircuitBreaker(PartitionCircuitBreaker):
                     changed = True
         for node in self._suspects.keys() - awaited:
             del self._suspects[node]
-        # Requests that failed are no recovery; for those probes decide.
+        # A failed request is no recovery: then a probe has to end the mute.
         self._silent &= context.oldest_request_ms.keys()
         ages = [self._age_ms(context, node) for node in awaited]
-        restless = self._suspects or self._silent
-        self._look_at_ms = context.now + (0.0 if restless else self._min_ms - max(ages, default=0.0))
+        undecided = self._suspects or self._silent
+        self._look_at_ms = context.now + (0.0 if undecided else self._min_ms - max(ages, default=0.0))
         return changed
 
-    def _others_answer(self, manager: CircuitBreakManager, context: ProducerStatusContext, node: int) -> bool:
-        """Whether of the brokers that are asked another has answered since; else all are slow, or this client
-        is, and a mute would help nobody. Where no other is asked, one may be better."""
+    def _others_respond(
+        self, manager: CircuitBreakManager, context: ProducerStatusContext, node: int
+    ) -> bool:
+        """Whether another broker has responded since the silence began.
+
+        Otherwise all brokers are slow, or this client is, and a mute would not help. If no other broker has
+        requests, one that leads partitions may be better.
+        """
         asked = {*context.oldest_request_ms, *context.unreachable_since_ms}
         if all(other == node or manager.is_muted(other) for other in asked):
             return manager.others_available(node)
-        # Answers of the silence's first half may have been on their way when everything stopped.
+        # Responses in the first half of the silence may have been on their way when everything stopped.
         middle = context.now - self._age_ms(context, node) / 2
         return any(at > middle for other, at in self._answered_ms.items() if other != node)
 
@@ -177,7 +187,7 @@ class FailureRateCircuitBreaker(PartitionCircuitBreaker):
         for node in {*context.oldest_request_ms, *context.unreachable_since_ms}:
             if not manager.is_muted(node):
                 left = self._limit_ms(context, node) - self._age_ms(context, node)
-                # A suspect is looked at again after a pass through the network.
+                # A suspect gets its second look after the sockets have been read.
                 delay = min(delay, max(left, 0.0) + CONFIRM_SILENCE_MS)
         return delay
 
@@ -189,7 +199,7 @@ class FailureRateCircuitBreaker(PartitionCircuitBreaker):
         return setup_threshold_ms(context.setup_ms, node, self._min_ms, self._factor, self._max_ms)
 
     def _age_ms(self, context: ProducerStatusContext, node: int) -> float:
-        """Since when nothing came; 0 where nothing is awaited, or not before a throttle's end."""
+        """For how long a broker has been silent; 0 if no response is due, or if it is still throttling."""
         since = context.oldest_request_ms.get(node)
         if since is None:
             since = context.unreachable_since_ms.get(node, context.now)
@@ -202,6 +212,6 @@ class FailureRateCircuitBreaker(PartitionCircuitBreaker):
                 return f"it could not be reached for {age:.0f} ms"
             return f"no connection to it was ready within {age:.0f} ms"
         usual = self._latency.usual_ms(node)
-        known = "" if usual is None else f", where {usual:.0f} ms are usual"
+        known = "" if usual is None else f", where {usual:.0f} ms is usual"
         count = context.in_flight_requests.get(node, 1)
-        return f"no answer to {count} request(s) for {age:.0f} ms{known}"
+        return f"no response to {count} request(s) for {age:.0f} ms{known}"

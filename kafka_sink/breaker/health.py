@@ -1,4 +1,4 @@
-"""What an attempt's end says of the broker's health."""
+"""What the outcome of an attempt says about the broker's health."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from kafka_sink.kafka_errors import error_of
 
 
 class Health(Enum):
-    """NEUTRAL: the batch, the metadata or the rights are to blame."""
+    """NEUTRAL: the error blames the batch, the metadata or the permissions."""
 
     HEALTHY = "healthy"
-    UNHEALTHY = "sick"
+    UNHEALTHY = "unhealthy"
     NEUTRAL = "neutral"
 
 
 def has_response(exception: Exception | None) -> bool:
-    """Whether the broker said anything at all."""
+    """Whether the broker responded at all."""
     return exception is None or isinstance(exception, BrokerRefusedError)
 
 
 def health_of(exception: Exception | None) -> Health:
-    """By error code; no answer at all is a bad sign, unless the client itself was in the way."""
+    """By error code. No response is a bad sign, unless the client itself gave up."""
     if exception is None:
         return Health.HEALTHY
     if isinstance(exception, BrokerRefusedError):

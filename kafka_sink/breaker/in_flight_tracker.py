@@ -1,4 +1,4 @@
-"""Counts what is in flight and since when, for the breaker's context. Pure; the sender's thread keeps it."""
+"""Tracks requests and batches in flight for the breaker's context. No I/O; the sender's thread calls it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from kafka_sink.model import TopicPartition
 
 
 class InFlightTracker:
-    """Requests by broker, batches by partition. A broker answers a connection's requests in their order."""
+    """Requests by broker, batches by partition. A broker responds to a connection's requests in their
+    order."""
 
     def __init__(self) -> None:
         self._sent: dict[int, deque[float]] = {}
@@ -38,8 +39,8 @@ class InFlightTracker:
         self._unreachable.pop(node_id, None)
 
     def request_done(self, node_id: int) -> float:
-        """The oldest request of a broker has its answer, or will have none; returns when it went out, or when
-        the broker's throttling ended."""
+        """The oldest request to a broker has its response, or failed. Returns when it was sent, or when the
+        broker's throttling ended."""
         sent = self._sent[node_id]
         at = sent.popleft()
         if sent:
@@ -50,15 +51,15 @@ class InFlightTracker:
         return at
 
     def throttled(self, node_id: int, until_ms: float) -> None:
-        """The broker reads nothing more of this connection until then (KIP-219), so that what was sent
-        before waits from there on."""
+        """The broker does not read from this connection until ``until_ms`` (KIP-219). Requests sent before
+        then count from ``until_ms``."""
         sent = self._sent.get(node_id)
         if sent:
             self._sent[node_id] = deque(max(at, until_ms) for at in sent)
             self._oldest[node_id] = self._sent[node_id][0]
 
     def batch_sent(self, partition: TopicPartition) -> None:
-        """A batch is in a request."""
+        """A batch goes out in a request."""
         self._batches[partition] = self._batches.get(partition, 0) + 1
 
     def batch_done(self, partition: TopicPartition) -> None:
@@ -70,15 +71,16 @@ class InFlightTracker:
             self._batches.pop(partition, None)
 
     def awaits_response(self, target: Target) -> bool:
-        """Whether an answer of this broker, or for this partition, is to come."""
+        """Whether a broker owes a response, or one for a partition is outstanding."""
         return target in self._requests or target in self._batches
 
     def connected(self, node_id: int, setup_ms: float) -> None:
-        """A connection is ready, so long after it was begun."""
+        """A connection is ready, ``setup_ms`` after its start."""
         self._setup_ms[node_id] = setup_ms
 
     def unreachable(self, nodes: Collection[int], failing: Collection[int], now_ms: float) -> None:
-        """The brokers that batches wait for and that are not connected, and which of them have failed."""
+        """``nodes``: brokers that batches wait for and that are not connected. ``failing``: those whose last
+        connection was refused or lost."""
         self._failing.clear()
         self._failing.update(failing)
         for node in [one for one in self._unreachable if one not in nodes]:

@@ -1,4 +1,4 @@
-"""What a circuit breaker class implements and what it is told (KIP-693, names in snake_case)."""
+"""What a circuit breaker class implements, and the context of its calls (KIP-693, names in snake_case)."""
 
 from __future__ import annotations
 
@@ -16,17 +16,26 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class ProducerStatusContext:
-    """How busy the producer is. Valid during the call that it comes with; the mappings are live: read only.
+    """What the producer has in flight. Valid during the call only. The mappings are live: do not change them.
 
-    The KIP's fields are ``now`` (monotonic milliseconds), ``in_flight_requests`` by broker and
-    ``in_flight_batches`` by partition. The others are this sink's, as the KIP's calls do not tell for whom
-    they are: ``node_id``, ``topic_partition`` and ``record_count`` of the batch that the call is about,
-    ``request_sent_ms`` when its request went out; ``oldest_request_ms`` when the oldest unanswered request of
-    each broker went out; ``unreachable_since_ms`` since when batches wait for a broker without a connection;
-    ``failing_connections`` those of them whose last connection came to a bad end, where others are still
-    being connected to; ``setup_ms`` how long each broker's last connection took from its begin to its first
-    answer (bootstrap addresses have ids below zero).
-    A request that a throttling broker holds back counts from the throttle's end, which may be to come.
+    The KIP's fields:
+
+    - ``now``: monotonic milliseconds
+    - ``in_flight_requests``: by broker
+    - ``in_flight_batches``: by partition
+
+    This sink's own fields, as the KIP's calls do not say which batch or broker they are about:
+
+    - ``node_id``, ``topic_partition``, ``record_count``: of the batch that the call is about
+    - ``request_sent_ms``: when the batch's request was sent
+    - ``oldest_request_ms``: by broker, when the oldest request without a response was sent
+    - ``unreachable_since_ms``: by broker, since when batches wait for a connection to it
+    - ``failing_connections``: the unreachable brokers whose last connection was refused or lost; the others
+    are   being connected to
+    - ``setup_ms``: by broker, how long its last connection took from its start to its first response.
+    Bootstrap   addresses have ids below zero.
+
+    A request that a throttling broker delays counts from the end of the throttling, which may lie ahead.
     """
 
     now: float = 0.0
@@ -43,27 +52,30 @@ class ProducerStatusContext:
 
 
 class PartitionCircuitBreaker(ABC):
-    """Decides when a broker or a partition is muted. One object per producer, used by its sender's thread.
+    """Decides when a broker or a partition is muted. Each producer has one object; its sender's thread calls
+    it.
 
-    Made without arguments, then ``configure``, then ``set_circuit_break_manager``. No method may block. An
-    exception switches the breaker off for this producer. The returned booleans say whether the call muted or
-    unmuted something; nothing depends on them.
+    The constructor takes no arguments. ``configure`` comes next, then ``set_circuit_break_manager``. No
+    method may block. An exception switches the breaker off for this producer. The booleans returned say
+    whether the call muted or unmuted something; nothing depends on them.
     """
 
     @abstractmethod
     def configure(self, configs: Mapping[str, str]) -> None:
-        """``configs``: the options under ``kafka.producer.circuit.breaker.`` without that prefix, beside
-        ``max.in.flight.requests.per.connection`` and ``request.timeout.ms``. Raises ValueError or
-        ConfigurationError for what it cannot use: the job then fails at planning."""
+        """``configs``: the options under ``kafka.producer.circuit.breaker.`` without that prefix, and
+        ``max.in.flight.requests.per.connection`` and ``request.timeout.ms``.
+
+        Raises ValueError or ConfigurationError for invalid options: the job then fails at planning.
+        """
 
     @abstractmethod
     def set_circuit_break_manager(self, circuit_break_manager: CircuitBreakManager) -> None:
-        """The manager to mute and unmute with. Calls from threads of the class's own hold from the sender's
-        next pass on, which comes within a second."""
+        """The manager to mute and unmute with. Calls on other threads take effect in the sender's next pass,
+        within a second."""
 
     @abstractmethod
     def on_send(self, context: ProducerStatusContext) -> bool:
-        """A record batch goes out; ``context.record_count`` rows."""
+        """A record batch of ``context.record_count`` rows is sent."""
 
     @abstractmethod
     def on_complete(
@@ -72,15 +84,15 @@ class PartitionCircuitBreaker(ABC):
         topic_partition: TopicPartition,
         exception: Exception | None,
     ) -> bool:
-        """An attempt of a record batch has ended; ``exception`` is None where the broker has it."""
+        """An attempt of a record batch has ended. ``exception`` is None if the broker has it."""
 
     def on_tick(self, context: ProducerStatusContext) -> bool:
-        """Called between sends and answers too (not in the KIP): else silence could not be noticed."""
+        """Called between sends and responses too, so that silence can be noticed. Not in the KIP."""
         return False
 
     def next_tick_ms(self, context: ProducerStatusContext) -> float:
-        """Milliseconds after which ``on_tick`` may have something to decide without anything happening."""
+        """Milliseconds until ``on_tick`` may have something to decide though nothing happens."""
         return math.inf
 
-    def close(self) -> None:  # noqa: B027 - a class without anything to close need not say so
+    def close(self) -> None:  # noqa: B027 - not abstract: most classes have nothing to close
         """The producer is closed."""

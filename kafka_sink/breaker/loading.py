@@ -1,4 +1,4 @@
-"""From the options to a breaker object; whatever is wrong with the class shows at planning."""
+"""Makes the configured breaker object. Called at planning too, so that a faulty class fails there."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from kafka_sink.options.breaker import breaker_settings, full_name
 
 
 def load_breaker(options: SinkOptions) -> PartitionCircuitBreaker | None:
-    """The configured breaker of producer.circuit.breaker.class, None where it is ``none``.
+    """The breaker of producer.circuit.breaker.class; None if that is ``none``.
 
-    Raises ConfigurationError with the reason where the class cannot be imported, made or configured.
+    Raises ConfigurationError with the reason if the class cannot be imported, made or configured.
     """
     given = dict(options.breaker)
     path = breaker_settings(given).class_path
@@ -34,7 +34,7 @@ def load_breaker(options: SinkOptions) -> PartitionCircuitBreaker | None:
         raise ConfigurationError(f"{problem} has no class '{name}'")
     if not (isinstance(found, type) and issubclass(found, PartitionCircuitBreaker)):
         raise ConfigurationError(
-            f"Option '{option}': '{path}' is no subclass of kafka_sink.breaker.PartitionCircuitBreaker"
+            f"Option '{option}': '{path}' is not a subclass of kafka_sink.breaker.PartitionCircuitBreaker"
         )
     given.pop("class", None)
     given["max.in.flight.requests.per.connection"] = str(options.max_in_flight_requests_per_connection)

@@ -1,9 +1,9 @@
-"""Outcomes by partition: the evidence of the failure rate. Pure.
+"""Outcomes by partition: the evidence of the failure rate. No I/O.
 
-Rows, batches or tasks? Rows decide from when on anything is judged, as in KIP-693. Batches decide the rate: a
-batch fails as a whole, so one of a thousand rows is no more evidence than one of ten, and a slow stream's
-failures count as much as a fast one's. Of what is in flight together one success and one failure count, since
-a lost connection fails all of it for one reason. Tasks are counted by the coordinator.
+Rows decide when judging starts, as in KIP-693. Batches decide the rate. A batch fails as a whole, so a batch
+of a thousand rows is no more evidence than one of ten, and failures of a slow stream count as much as those
+of a fast one. Batches in flight together count as one success and one failure at most, as a lost connection
+fails them all for one reason. The coordinator counts tasks.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import math
 
 from kafka_sink.model import TopicPartition
 
-# The present half and the one before it: what is looked at spans five to ten seconds.
+# A window has two halves, the present one and the one before it, and so spans five to ten seconds.
 _HALF_MS = 5_000.0
-# One lost connection, and another when the batches are sent again, may be a restart.
-LEAST_FAILURES = 3
-# Failures with no success in between count for so long, however slowly they come.
+# Fewer may be a restart of the broker: one lost connection, and another when the batches are sent again.
+MIN_FAILURES = 3
+# Failures with no success in between count together if no more than this lies between two of them.
 _STREAK_MS = 600_000.0
 
 
@@ -30,7 +30,7 @@ class _Window:
         # Failures since the last success.
         self.streak = 0
 
-    def turn(self, half: int) -> None:
+    def advance(self, half: int) -> None:
         if half == self.half:
             return
         follows = half == self.half + 1
@@ -45,7 +45,7 @@ class _Window:
             self.ok += 1
 
     def fail(self, sent_ms: float, now_ms: float) -> None:
-        # What was sent before the last failure was known had failed together with it.
+        # A batch sent before the last failure was known counts as one failure with it.
         if sent_ms >= self.failed_ms:
             self.streak = self.streak + 1 if now_ms - self.failed_ms < _STREAK_MS else 1
             self.failed_ms = now_ms
@@ -64,23 +64,23 @@ class OutcomeWindows:
     def record(
         self, partition: TopicPartition, rows: int, *, failed: bool, sent_ms: float, now_ms: float
     ) -> bool:
-        """An attempt of a batch has ended; True where it failed and failures now exceed the threshold."""
+        """An attempt of a batch has ended. True if it failed and failures now reach the threshold."""
         self._rows += rows
         half = int(now_ms // _HALF_MS)
         window = self._windows.get(partition)
         if window is None:
             window = self._windows[partition] = _Window(half)
-        window.turn(half)
+        window.advance(half)
         if not failed:
             window.succeed(sent_ms, now_ms)
             return False
         window.fail(sent_ms, now_ms)
         failures, total = self.counts(partition)
-        enough = self._rows >= self._trigger_count and failures >= LEAST_FAILURES
+        enough = self._rows >= self._trigger_count and failures >= MIN_FAILURES
         return enough and failures * 100 >= self._trigger_perc * total
 
     def counts(self, partition: TopicPartition) -> tuple[int, int]:
-        """Failures, and failures and successes, of the last seconds."""
+        """Failures of the last seconds, and failures and successes together."""
         window = self._windows.get(partition)
         if window is None:
             return 0, 0
@@ -88,12 +88,12 @@ class OutcomeWindows:
         return failures, failures + window.ok + window.ok_before
 
     def recent(self, partition: TopicPartition, now_ms: float) -> tuple[int, int]:
-        """As ``counts``, where nothing may have been recorded for a while."""
+        """As ``counts``, when nothing may have been recorded for a while."""
         window = self._windows.get(partition)
         if window is not None:
-            window.turn(int(now_ms // _HALF_MS))
+            window.advance(int(now_ms // _HALF_MS))
         return self.counts(partition)
 
     def forget(self, partition: TopicPartition) -> None:
-        """Starts a partition's counts anew."""
+        """Drops a partition's counts."""
         self._windows.pop(partition, None)

@@ -163,8 +163,8 @@ def test_a_silent_broker_is_muted_after_the_threshold_and_its_answers_unmute_it(
     bench.pass_time(start + 600)
     assert bench.manager.is_muted(1)
     reason = bench.control.mutes.take_changes()[0].reason
-    assert reason.startswith("no answer to 3 request(s) for 5")
-    assert reason.endswith("where 10 ms are usual")
+    assert reason.startswith("no response to 3 request(s) for 5")
+    assert reason.endswith("where 10 ms is usual")
     bench.pass_time(start + 30_000, 500)
     bench.answer(P0)
     assert bench.manager.is_muted(1), "two are still awaited"

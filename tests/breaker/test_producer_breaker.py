@@ -80,8 +80,8 @@ def test_a_silent_broker_is_muted_told_once_and_back_with_its_answer(
         bench.pass_time(500)
         assert len(caplog.records) == 1
         assert re.fullmatch(
-            r"circuit breaker: muted broker host1:9092 \(id 1\) with t-0, t-3: no answer to 1 request\(s\) "
-            r"for 5\d\d ms, where 10 ms are usual",
+            r"circuit breaker: muted broker host1:9092 \(id 1\) with t-0, t-3: no response to 1 request\(s\) "
+            r"for 5\d\d ms, where 10 ms is usual",
             caplog.records[0].getMessage(),
         )
         assert bench.control.metrics().muted_partitions == 2
@@ -106,7 +106,7 @@ def test_what_is_muted_is_explained_with_broker_partitions_time_and_last_error()
     assert told is not None
     assert re.fullmatch(
         r"the circuit breaker has muted broker host1:9092 \(id 1\) with t-0, t-3 since \d\d:\d\d:\d\d UTC "
-        r"\(1\.\d s\): no answer to 1 request\(s\) for 5\d\d ms, where 10 ms are usual; "
+        r"\(1\.\d s\): no response to 1 request\(s\) for 5\d\d ms, where 10 ms is usual; "
         r"last error: reset by peer",
         told,
     )

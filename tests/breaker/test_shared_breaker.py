@@ -37,7 +37,7 @@ def test_what_one_task_finds_all_know_at_once_and_its_answer_unmutes_for_all() -
     frozen(job)
     job.run(100)
     assert job.mutes() == [{1}] * 8
-    assert all("no answer to 1 request(s)" in (t.gate.explain(P0) or "") for t in job.tasks)
+    assert all("no response to 1 request(s)" in (t.gate.explain(P0) or "") for t in job.tasks)
     metrics = [task.control.metrics() for task in job.tasks]
     assert [one.breaker_trips_total for one in metrics] == [1] + [0] * 7
     assert [one.muted_partitions for one in metrics] == [1] * 8

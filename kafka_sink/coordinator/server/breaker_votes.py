@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from kafka_sink.breaker.outcome_windows import LEAST_FAILURES
+from kafka_sink.breaker.outcome_windows import MIN_FAILURES
 from kafka_sink.coordinator.wire.breaker_messages import OutcomeCounts
 from kafka_sink.model import TopicPartition
 
@@ -39,7 +39,7 @@ class _Vote:
     def is_significant(self) -> bool:
         """Whether a failing vote counts: one lost connection says nothing of a partition, a broker's error
         does."""
-        return self.outcome.refused or self.outcome.failed >= LEAST_FAILURES
+        return self.outcome.refused or self.outcome.failed >= MIN_FAILURES
 
 
 @dataclass(slots=True)
@@ -54,7 +54,7 @@ class _Tally:
         if vote is not None and vote.fails(perc):
             self.failing += sign
             if vote.is_significant:
-                self.weight += sign * min(vote.outcome.failed, LEAST_FAILURES)
+                self.weight += sign * min(vote.outcome.failed, MIN_FAILURES)
 
 
 class PartitionVotes:
@@ -125,7 +125,7 @@ class PartitionVotes:
     def _exceeds(self, partition: TopicPartition) -> bool:
         tally = self._tallies[partition]
         share = tally.failing * 100 >= self._trigger_perc * len(self._votes[partition])
-        return tally.weight >= LEAST_FAILURES and share
+        return tally.weight >= MIN_FAILURES and share
 
     def vote_count(self, partition: TopicPartition) -> int:
         """How many tasks have voted on a partition."""
