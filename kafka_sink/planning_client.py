@@ -49,8 +49,8 @@ class PlanningClient:
     """A context manager for one thread. Raises BrokersUnreachableError where no broker can be used, which
     names each address, its step and what to change; AuthenticationError where that is about the login."""
 
-    def __init__(self, options: SinkOptions) -> None:
-        self._options = options
+    def __init__(self, options: SinkOptions, connect_bound_ms: float) -> None:
+        self._connect_bound_ms = connect_bound_ms
         self._network = NetworkClient(NetworkSettings.from_options(options), monotonic_ms)
         self._bootstrap = self._network.bootstrap_nodes()
         self._advertised: list[Node] = []
@@ -65,14 +65,14 @@ class PlanningClient:
         self._network.close()
 
     def connect(self) -> int:
-        """A broker that takes requests: tries all addresses at once, waits CONNECT_BOUND_MS at most.
+        """A broker that takes requests: tries all addresses at once, until the bound for connections.
 
         Raises ConfigurationError for files of keys and certificates that cannot be used.
         """
         self._network.check_security()
         nodes = self._advertised[:_MAX_TRIED] or self._bootstrap
         begun = monotonic_ms()
-        until = begun + min(CONNECT_BOUND_MS, self._options.max_block_ms)
+        until = begun + self._connect_bound_ms
         while True:
             now = monotonic_ms()
             ready = [node.id for node in nodes if self._network.ready_for_any(node.id, now)]
@@ -93,7 +93,7 @@ class PlanningClient:
         """Whether this broker takes requests at once, or within the time of one connection."""
         if all(node.id != node_id for node in self._advertised):
             return False
-        until = monotonic_ms() + min(CONNECT_BOUND_MS, self._options.max_block_ms)
+        until = monotonic_ms() + self._connect_bound_ms
         while (now := monotonic_ms()) < until:
             if self._network.ready_for_any(node_id, now):
                 return True

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from confluent_kafka.admin import AdminClient
 
-from kafka_sink import application_markers, driver_log
+from kafka_sink import application_markers, driver_log, planning_client
 from kafka_sink.admin import STREAM_LOOKS_AGAIN_S, prepare_topic
-from kafka_sink.errors import BrokersUnreachableError, ConfigurationError
+from kafka_sink.errors import AuthenticationError, BrokersUnreachableError, ConfigurationError
 from kafka_sink.local_broker import LocalBroker
 from kafka_sink.network import requests
 from kafka_sink.options import SinkOptions, parse
@@ -320,6 +320,35 @@ def test_a_stream_looks_once_a_minute(broker: LocalBroker, topic: str, applicati
         for marker in application.iterdir():
             os.utime(marker, (time.time(), time.time() - STREAM_LOOKS_AGAIN_S - 1))
         assert [asks(), asks()] == [True, False]
+
+
+def test_a_stream_that_was_connected_waits_for_brokers_that_restart_and_a_batch_job_does_not(
+    topic: str, application: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planning_client, "CONNECT_BOUND_MS", 300.0)
+    with FakeCluster({topic: 1}) as cluster:
+        given = options(cluster.bootstrap_servers, topic)
+        prepare_topic(given, is_streaming=True)
+        for marker in application.iterdir():
+            os.utime(marker, (time.time(), time.time() - STREAM_LOOKS_AGAIN_S - 1))
+        cluster.stop(0)
+        with pytest.raises(BrokersUnreachableError):
+            prepare_topic(given)
+        later = threading.Timer(1.0, cluster.start, [0])
+        later.start()
+        try:
+            prepare_topic(given, is_streaming=True)
+        finally:
+            later.join()
+
+
+def test_a_stream_with_another_login_is_tried_at_once(topic: str, application: Path) -> None:
+    with FakeCluster({topic: 1}) as cluster:
+        prepare_topic(options(cluster.bootstrap_servers, topic), is_streaming=True)
+        login = {"kafka_security_protocol": "SASL_PLAINTEXT", "kafka_sasl_mechanism": "PLAIN"}
+        login |= {"kafka_sasl_username": "u", "kafka_sasl_password": "p"}
+        with pytest.raises(AuthenticationError, match="offers no SASL"):
+            prepare_topic(options(cluster.bootstrap_servers, topic, **login), is_streaming=True)
 
 
 def test_a_stream_looks_again_after_an_error(topic: str, application: Path) -> None:
