@@ -171,8 +171,7 @@ def unit_over(partitions: list[TopicPartition], rows: int) -> OrderedRows:
     count = rows * len(partitions)
     keys = pa.array([b"k%09d" % number for number in range(count)], pa.binary())
     values = pa.array([b"%0110d" % number for number in range(count)], pa.binary())
-    lengths = encoder.binary_lengths
-    columns = encoder.RecordColumns(keys, (values,), None, lengths(keys), lengths(values), None)
+    columns = encoder.RecordColumns.of(keys, (values,), None)
     starts = list(range(0, count + 1, rows))
     return OrderedRows(columns, np.zeros(count, dtype=np.int64), partitions, starts)
 

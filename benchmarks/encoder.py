@@ -39,8 +39,7 @@ def main() -> None:
 
     partitions = partitions_for(keys, 4)
     order = np.argsort(partitions.astype(np.int16), kind="stable")
-    lengths = encoder.binary_lengths
-    plain = encoder.RecordColumns(keys, (values,), None, lengths(keys), lengths(values), None)
+    plain = encoder.RecordColumns.of(keys, (values,), None)
     ordered = plain.ordered(order)
     offsets = np.arange(rows, dtype=np.int64) % 4000
     times = np.zeros(rows, dtype=np.int64)

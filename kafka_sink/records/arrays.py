@@ -1,7 +1,7 @@
-"""Arrow arrays as numpy's and back, through their buffers.
+"""Arrow arrays as numpy arrays and back, through their buffers: the only reader of Arrow offsets.
 
-``pa.array`` and ``Array.to_numpy`` import pandas where it is installed, to recognise its objects: 160 ms of
-CPU and 40 MB in every Python worker, for nothing.
+``pa.array`` and ``Array.to_numpy`` import pandas where it is installed, to recognise its objects. That
+would cost every Python worker 160 ms of CPU and 40 MB for nothing.
 """
 
 from __future__ import annotations
@@ -11,6 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+
+Offsets = npt.NDArray[np.signedinteger[Any]]
+_BYTES = (pa.binary(), pa.string(), pa.large_binary(), pa.large_string())
 
 
 def null_mask(array: pa.Array) -> npt.NDArray[np.bool_]:
@@ -39,25 +42,65 @@ def indices(rows: npt.NDArray[np.integer]) -> pa.Array:
     return pa.Array.from_buffers(pa.int32(), len(narrow), [None, pa.py_buffer(narrow)])
 
 
-def with_narrow_offsets(array: pa.Array) -> pa.Array:
-    """A large_string or large_binary array as binary: 32-bit offsets over the same bytes.
+def offsets(array: pa.Array) -> Offsets:
+    """The ``len(array) + 1`` ascending offsets of a string, binary or list array, large or not, sliced or
+    not: entry i has the bytes (of a list: the elements) ``offsets[i]`` to ``offsets[i + 1]``. No copy."""
+    wide: np.dtype[np.signedinteger[Any]] = np.dtype(np.int64 if _is_large(array.type) else np.int32)
+    if len(array) == 0:
+        return np.zeros(1, dtype=wide)
+    return np.frombuffer(array.buffers()[1], wide, len(array) + 1, array.offset * wide.itemsize)
 
-    Arrow's own cast keeps the absolute offsets, and so refuses a small slice that begins beyond 2^31. Raises
-    OverflowError where the entries themselves take 2 GiB and more.
+
+def has_byte_offsets(kind: pa.DataType) -> bool:
+    """Whether ``offsets`` of an array of this type count bytes."""
+    return kind in _BYTES
+
+
+def lengths(array: pa.Array) -> npt.NDArray[np.int64]:
+    """The length of each entry of an array that has ``offsets``: bytes, or elements of a list; 0 for null."""
+    ends = offsets(array)
+    sizes = np.subtract(ends[1:], ends[:-1], dtype=np.int64)
+    if array.null_count:
+        # Arrow lets a null entry span bytes that mean nothing.
+        sizes[null_mask(array)] = 0
+    return sizes
+
+
+def values_buffer(array: pa.Array) -> npt.NDArray[np.uint8]:
+    """The bytes that the ``offsets`` of a string or binary array point into. No copy."""
+    data = array.buffers()[2]
+    if data is None or data.size == 0:
+        return np.zeros(0, dtype=np.uint8)
+    return np.frombuffer(data, np.uint8)
+
+
+def as_binary(array: pa.Array) -> pa.Array:
+    """A string or binary array as binary, with 32-bit offsets over the same bytes.
+
+    Raises OverflowError where the entries take 2 GiB or more.
     """
-    offsets: npt.NDArray[np.int64] = np.zeros(1, dtype=np.int64)
-    if len(array):
-        offsets = np.frombuffer(array.buffers()[1], np.int64, len(array) + 1, array.offset * 8)
-    first, size = int(offsets[0]), int(offsets[-1] - offsets[0])
+    if array.type == pa.binary():
+        return array
+    return _with_narrow_offsets(array) if _is_large(array.type) else array.cast(pa.binary())
+
+
+def _is_large(kind: pa.DataType) -> bool:
+    return kind in (pa.large_binary(), pa.large_string()) or pa.types.is_large_list(kind)
+
+
+def _with_narrow_offsets(array: pa.Array) -> pa.Array:
+    """Arrow's own cast keeps the absolute offsets, and so refuses a small slice that begins beyond 2^31."""
+    ends = offsets(array)
+    first, size = int(ends[0]), int(ends[-1] - ends[0])
     if size > np.iinfo(np.int32).max:
-        raise OverflowError(f"{len(array)} entries take {size} bytes; units stay below 2 GiB")
+        raise OverflowError(f"{len(array)} entries take {size} bytes; a table stays below 2 GiB")
     data = array.buffers()[2]
     return pa.Array.from_buffers(
         pa.binary(),
         len(array),
         [
             pa.py_buffer(np.packbits(~null_mask(array), bitorder="little")) if array.null_count else None,
-            pa.py_buffer((offsets - first).astype(np.int32)),
+            pa.py_buffer((ends - first).astype(np.int32)),
             pa.py_buffer(b"") if data is None else data.slice(first, size),
         ],
     )

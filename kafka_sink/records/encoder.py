@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kafka_sink.records import varint
-from kafka_sink.records.arrays import indices, null_mask, numbers, with_narrow_offsets
+from kafka_sink.records.arrays import as_binary, indices, lengths, null_mask
 
 # Keeps an offset delta within three bytes, so that a record's upper bound stays tight.
 MAX_RECORDS_PER_BATCH = 1 << 20
@@ -53,8 +53,28 @@ class RecordColumns:
     header_lengths: Int64s | None
     order: npt.NDArray[np.int32] | None = None
 
+    @classmethod
+    def of(cls, key: pa.Array | None, value: Sequence[pa.Array], headers: pa.Array | None) -> RecordColumns:
+        """Rows as they came; ``headers`` as ``encode_headers`` takes them."""
+        value_lengths = np.concatenate([lengths(chunk) for chunk in value])
+        key_lengths = np.zeros(len(value_lengths), dtype=np.int64) if key is None else lengths(key)
+        encoded, header_lengths = (None, None) if headers is None else encode_headers(headers)
+        return cls(key, tuple(value), encoded, key_lengths, value_lengths, header_lengths)
+
     def __len__(self) -> int:
         return len(self.value_lengths)
+
+    def upper_bounds(self, delta_bytes: int) -> Int64s:
+        """Bytes that each record takes at most, whatever batch it goes to.
+
+        ``delta_bytes`` is the widest timestamp delta possible among the rows at hand.
+        """
+        bounds = self.key_lengths + self.value_lengths
+        bounds += 1 if self.header_lengths is None else self.header_lengths
+        bounds += _length_width(self.key_lengths) + _length_width(self.value_lengths)
+        bounds += delta_bytes + _FIXED_UPPER_BYTES
+        bounds += _length_width(bounds)
+        return bounds
 
     def ordered(self, order: npt.NDArray[np.integer]) -> RecordColumns:
         """The same rows in another order; only the lengths move."""
@@ -99,20 +119,6 @@ class EncodedRecords:
 
     data: memoryview
     ends: Int64s
-
-
-def upper_bounds(
-    key_lengths: Int64s, value_lengths: Int64s, header_lengths: Int64s | None, delta_bytes: int
-) -> Int64s:
-    """Bytes each record takes at most, whatever batch it lands in.
-
-    ``delta_bytes`` is the widest timestamp delta possible among the rows at hand.
-    """
-    bounds = key_lengths + value_lengths
-    bounds += 1 if header_lengths is None else header_lengths
-    bounds += _length_width(key_lengths) + _length_width(value_lengths) + delta_bytes + _FIXED_UPPER_BYTES
-    bounds += _length_width(bounds)
-    return bounds
 
 
 def varint_widths(values: Int64s) -> Int64s:
@@ -165,9 +171,9 @@ def _interleave(rows: RecordColumns, prefix: pa.Array, middle: pa.Array | None) 
         filled += sum(len(array) for array in arrays)
 
     if rows.key is not None and middle is not None:
-        add([_as_binary(rows.key)], there)
+        add([as_binary(rows.key)], there)
         add([middle], here)
-    add([_as_binary(chunk) for chunk in rows.value], there)
+    add([as_binary(chunk) for chunk in rows.value], there)
     if rows.headers is not None:
         add([rows.headers], there)
         index = np.stack(places, axis=1).reshape(-1)
@@ -230,7 +236,7 @@ def encode_headers(headers: pa.Array) -> tuple[pa.Array, Int64s]:
 
     Raises ``ValueError`` for a null header key, which Kafka does not allow.
     """
-    counts = _lengths(pc.list_value_length(headers))
+    counts = lengths(headers)
     flat = headers.flatten()
     # StructArray.flatten applies the parent's offset and nulls; field() does not.
     keys, values = flat.flatten()
@@ -241,7 +247,7 @@ def encode_headers(headers: pa.Array) -> tuple[pa.Array, Int64s]:
     count_widths = np.broadcast_to(count.widths, len(counts)).astype(np.int64)
     if len(flat) == 0:
         return count_bytes, count_widths
-    entries, entry_lengths = _header_entries(_as_binary(keys), _as_binary(values))
+    entries, entry_lengths = _header_entries(as_binary(keys), as_binary(values))
     ends = np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(counts)))
     bytes_at = np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(entry_lengths)))
     per_row = np.diff(bytes_at[ends])
@@ -255,7 +261,7 @@ def encode_headers(headers: pa.Array) -> tuple[pa.Array, Int64s]:
 
 def _header_entries(keys: pa.Array, values: pa.Array) -> tuple[pa.Array, Int64s]:
     """One binary per header: key length, key, value length, value."""
-    key_lengths, value_lengths = binary_lengths(keys), binary_lengths(values)
+    key_lengths, value_lengths = lengths(keys), lengths(values)
     key, value = _length_column([keys], key_lengths), _length_column([values], value_lengths)
     before = _binary(varint.lay_out([key], len(keys)), key.widths, len(keys))
     between = _binary(varint.lay_out([value], len(keys)), value.widths, len(keys))
@@ -263,31 +269,8 @@ def _header_entries(keys: pa.Array, values: pa.Array) -> tuple[pa.Array, Int64s]
     return joined, key_lengths + value_lengths + key.widths + value.widths
 
 
-def binary_lengths(column: pa.Array) -> Int64s:
-    """Bytes of each element of a (large) binary or string array; 0 for null."""
-    return _lengths(pc.binary_length(column))
-
-
-def _lengths(lengths: pa.Array) -> Int64s:
-    """Of Arrow's 32- or 64-bit lengths; 0 for null."""
-    large = pa.types.is_int64(lengths.type)
-    result: Int64s = numbers(lengths, np.int64 if large else np.int32).astype(np.int64)
-    if lengths.null_count:
-        result[null_mask(lengths)] = 0
-    return result
-
-
 def _no_nulls(column: pa.Array) -> pa.Array:
     return pc.coalesce(column, _EMPTY) if column.null_count else column
-
-
-def _as_binary(column: pa.Array) -> pa.Array:
-    """With 32-bit offsets, which do for a unit."""
-    if pa.types.is_binary(column.type):
-        return column
-    if pa.types.is_large_string(column.type) or pa.types.is_large_binary(column.type):
-        return with_narrow_offsets(column)
-    return column.cast(pa.binary())
 
 
 def _join(parts: list[pa.Array]) -> pa.Array:

@@ -39,9 +39,7 @@ class OrderedRows:
         reach = 1 << (7 * self._delta_bytes - 1)
         # Base timestamps for which every row's delta fits ``_delta_bytes``.
         self._base_range = (self._latest - reach + 1, self._earliest + reach)
-        bounds = encoder.upper_bounds(
-            columns.key_lengths, columns.value_lengths, columns.header_lengths, self._delta_bytes
-        )
+        bounds = columns.upper_bounds(self._delta_bytes)
         self.largest_bound = int(bounds.max())
         cumulated = np.zeros(len(bounds) + 1, dtype=np.int64)
         np.cumsum(bounds, out=cumulated[1:])

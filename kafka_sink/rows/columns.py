@@ -17,7 +17,7 @@ from kafka_sink.options import topic_problem
 from kafka_sink.records.arrays import null_mask, numbers
 from kafka_sink.rows.column_plan import ColumnPlan
 
-__all__ = ["NO_PARTITION", "ColumnPlan", "RowBatch", "extract", "lengths"]
+__all__ = ["NO_PARTITION", "ColumnPlan", "RowBatch", "extract"]
 
 # Stands for "the partitioner chooses".
 NO_PARTITION = -1
@@ -58,8 +58,8 @@ def extract(plan: ColumnPlan, batch: pa.RecordBatch | pa.Table, now_ms: int) -> 
     topics, topic_index = _topics(plan, batch)
     return RowBatch(
         batch.num_rows,
-        None if plan.key is None else _none_if_all_null(_as_binary(_whole(batch, plan.key), "key")),
-        tuple(_as_binary(chunk, "value") for chunk in _chunks(batch, plan.value)),
+        None if plan.key is None else _none_if_all_null(_binary_column(_whole(batch, plan.key), "key")),
+        tuple(_binary_column(chunk, "value") for chunk in _chunks(batch, plan.value)),
         None if plan.timestamp is None else _timestamps(_whole(batch, plan.timestamp), now_ms),
         None if plan.headers is None else _headers(_whole(batch, plan.headers)),
         None if plan.partition is None else _partitions(_whole(batch, plan.partition)),
@@ -78,20 +78,6 @@ def _whole(batch: pa.RecordBatch | pa.Table, index: int) -> pa.Array:
     return chunks[0] if len(chunks) == 1 else pa.concat_arrays(chunks)
 
 
-def lengths(array: pa.Array) -> Int64s:
-    """Bytes of each entry of a (large_)binary or (large_)string array; 0 for null."""
-    if len(array) == 0:
-        return np.zeros(0, dtype=np.int64)
-    large = pa.types.is_large_binary(array.type) or pa.types.is_large_string(array.type)
-    dtype = np.dtype(np.int64 if large else np.int32)
-    offsets = np.frombuffer(array.buffers()[1], dtype, len(array) + 1, array.offset * dtype.itemsize)
-    sizes = np.subtract(offsets[1:], offsets[:-1], dtype=np.int64)
-    if array.null_count:
-        # Arrow lets a null entry span bytes that mean nothing.
-        sizes[null_mask(array)] = 0
-    return sizes
-
-
 _AS_BINARY = {
     pa.string(): pa.binary(),
     pa.large_string(): pa.large_binary(),
@@ -101,7 +87,7 @@ _AS_BINARY = {
 }
 
 
-def _as_binary(column: pa.Array, name: str) -> pa.Array:
+def _binary_column(column: pa.Array, name: str) -> pa.Array:
     wanted = _AS_BINARY.get(column.type)
     if wanted is None:
         raise SchemaError(f"column '{name}' arrived as Arrow type {column.type}, not as a string or binary")

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from kafka_sink.records.arrays import null_mask
+from kafka_sink.records.arrays import Offsets, null_mask, offsets, values_buffer
 
 _SEED = 0x9747B28C
 _FACTOR = 0x5BD1E995
@@ -32,7 +32,6 @@ _FEW_KEYS, _FEW_BYTES = 12, 400
 Bytes = npt.NDArray[np.uint8]
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
-Offsets = npt.NDArray[np.signedinteger[Any]]
 UInt32s = npt.NDArray[np.uint32]
 Bools = npt.NDArray[np.bool_]
 
@@ -46,8 +45,8 @@ def murmur2(keys: pa.Array) -> UInt32s:
     count = len(keys)
     if count == 0:
         return np.zeros(0, dtype=np.uint32)
-    offsets, data = _offsets_and_data(keys)
-    if count <= _FEW_KEYS and int(offsets[-1]) - int(offsets[0]) <= _FEW_BYTES:
+    ends, data = offsets(keys), values_buffer(keys)
+    if count <= _FEW_KEYS and int(ends[-1]) - int(ends[0]) <= _FEW_BYTES:
         return np.array([_hash_one(key or b"") for key in _as_bytes(keys)], dtype=np.uint32)
     nulls: Bools | None = None
     if keys.null_count:
@@ -56,7 +55,7 @@ def murmur2(keys: pa.Array) -> UInt32s:
     for start in range(0, count, _BLOCK):
         end = min(start + _BLOCK, count)
         block_nulls = None if nulls is None else nulls[start:end]
-        _hash_block(offsets[start : end + 1], data, block_nulls, hashes[start:end])
+        _hash_block(ends[start : end + 1], data, block_nulls, hashes[start:end])
     return hashes
 
 
@@ -68,31 +67,20 @@ def partitions_for(keys: pa.Array, partition_count: int) -> Int32s:
     return hashes.view(np.int32)
 
 
-def _offsets_and_data(keys: pa.Array) -> tuple[Offsets, Bytes]:
-    """The array's count + 1 offsets, and the buffer they point into; no copy."""
-    wide = pa.types.is_large_binary(keys.type) or pa.types.is_large_string(keys.type)
-    dtype = np.dtype(np.int64 if wide else np.int32)
-    _, offset_buffer, data_buffer = keys.buffers()
-    offsets = np.frombuffer(offset_buffer, dtype, len(keys) + 1, keys.offset * dtype.itemsize)
-    if data_buffer is None or data_buffer.size == 0:
-        return offsets, np.zeros(0, dtype=np.uint8)
-    return offsets, np.frombuffer(data_buffer, np.uint8)
-
-
 def _as_bytes(keys: pa.Array) -> list[bytes | None]:
     values: list[bytes | str | None] = keys.to_pylist()
     return [value.encode() if isinstance(value, str) else value for value in values]
 
 
-def _hash_block(offsets: Offsets, data: Bytes, nulls: Bools | None, hashes: UInt32s) -> None:
+def _hash_block(ends: Offsets, data: Bytes, nulls: Bools | None, hashes: UInt32s) -> None:
     """Hashes of neighbouring keys into ``hashes``."""
-    first, last = int(offsets[0]), int(offsets[-1])
+    first, last = int(ends[0]), int(ends[-1])
     # A copy, because a key's last round reads 16 bytes whatever is left of it.
     raw = np.empty(last - first + _ROUND, dtype=np.uint8)
     raw[: last - first] = data[first:last]
     rounds: npt.NDArray[np.void] = np.ndarray((last - first + 1,), "V16", raw.data, strides=(1,))
-    at = np.subtract(offsets[:-1], first, dtype=np.int64)
-    left = np.subtract(offsets[1:], offsets[:-1], dtype=np.int32, casting="same_kind")
+    at = np.subtract(ends[:-1], first, dtype=np.int64)
+    left = np.subtract(ends[1:], ends[:-1], dtype=np.int32, casting="same_kind")
     if nulls is not None:
         left[nulls] = 0
     np.bitwise_xor(left.view(np.uint32), np.uint32(_SEED), out=hashes)

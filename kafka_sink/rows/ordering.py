@@ -11,7 +11,7 @@ from kafka_sink.model import TopicMetadata, TopicPartition
 from kafka_sink.records import encoder
 from kafka_sink.records.arrays import indices
 from kafka_sink.records.ordered_rows import OrderedRows
-from kafka_sink.rows.columns import RowBatch, lengths
+from kafka_sink.rows.columns import RowBatch
 from kafka_sink.rows.partitioner import Partitioner, QueueLoads, TopicView
 
 Int32s = npt.NDArray[np.int32]
@@ -36,14 +36,11 @@ def ordered_rows_of(
     whose leader is among the ``unavailable`` brokers and that are ``muted``, if others are left. Raises
     InvalidRowError for a partition that does not exist.
     """
-    headers, header_lengths = (None, None) if rows.headers is None else encoder.encode_headers(rows.headers)
-    key_lengths = np.zeros(rows.num_rows, dtype=np.int64) if rows.key is None else lengths(rows.key)
-    value_lengths = np.concatenate([lengths(chunk) for chunk in rows.value])
-    columns = encoder.RecordColumns(rows.key, rows.value, headers, key_lengths, value_lengths, header_lengths)
+    columns = encoder.RecordColumns.of(rows.key, rows.value, rows.headers)
     # An upper bound, so that a batch takes what its partition is given; only a choice looks at it.
-    sizes = value_lengths
+    sizes = columns.value_lengths
     if partitioner.chooses(rows.key, rows.partition):
-        sizes = encoder.upper_bounds(key_lengths, value_lengths, header_lengths, _DELTA_BYTES)
+        sizes = columns.upper_bounds(_DELTA_BYTES)
     views = [_view(topics[name], unavailable, muted) for name in rows.topics]
     bases = np.cumsum([0] + [view.partition_count for view in views])
     slots = _slots(rows, sizes, views, bases, partitioner, loads)

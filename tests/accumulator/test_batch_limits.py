@@ -30,9 +30,7 @@ rows = st.lists(
 def ordered_rows_of(found: list[tuple[int, int, int]]) -> OrderedRows:
     keys = pa.array([b"k" * key for key, _, _ in found], pa.binary())
     values = pa.array([b"v" * value for _, value, _ in found], pa.binary())
-    columns = encoder.RecordColumns(
-        keys, (values,), None, encoder.binary_lengths(keys), encoder.binary_lengths(values), None
-    )
+    columns = encoder.RecordColumns.of(keys, (values,), None)
     stamps = np.array([stamp for _, _, stamp in found], dtype=np.int64)
     return OrderedRows(columns, stamps, [TopicPartition("t", 0)], [0, len(found)])
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kafka_sink.records import encoder
-from kafka_sink.records.arrays import indices, null_mask, numbers, with_narrow_offsets
+from kafka_sink.records.arrays import as_binary, indices, null_mask, numbers
 
 VALUES = st.lists(st.one_of(st.none(), st.integers(-5, 5)), max_size=70)
 
@@ -113,11 +113,11 @@ def test_a_slice_beyond_2_31_bytes_gets_narrow_offsets(kind: pa.DataType) -> Non
         offsets = np.array([0, start, start + 2, start + 2, start + 5], dtype=np.int64)
         valid = pa.py_buffer(np.packbits([1, 1, 0, 1], bitorder="little"))
         whole = pa.Array.from_buffers(kind, 4, [valid, pa.py_buffer(offsets), pa.py_buffer(memory)])
-        found = with_narrow_offsets(whole.slice(1))
+        found = as_binary(whole.slice(1))
         assert found.type == pa.binary()
         assert found.to_pylist() == [b"ab", None, b"cde"]
         with pytest.raises(OverflowError, match="4 entries take 2147483663 bytes"):
-            with_narrow_offsets(whole)
+            as_binary(whole)
         del found, whole
 
 
@@ -125,7 +125,7 @@ def test_a_slice_beyond_2_31_bytes_gets_narrow_offsets(kind: pa.DataType) -> Non
 def test_narrow_offsets_keep_the_values(values: list[str | None]) -> None:
     wanted = [None if value is None else value.encode() for value in values]
     array = pa.array(["before", *values, "after"], pa.large_string())
-    found = with_narrow_offsets(array.slice(1, len(values)))
+    found = as_binary(array.slice(1, len(values)))
     found.validate(full=True)
     assert found.to_pylist() == wanted
 

@@ -34,18 +34,11 @@ def columns_of(rows: tuple[Row, ...], *, large: bool) -> encoder.RecordColumns:
     kind = pa.large_binary() if large else pa.binary()
     keys = pa.array([row.key for row in rows], kind)
     values = pa.array([row.value for row in rows], kind)
-    headers = header_lengths = None
+    headers = None
     if any(row.headers for row in rows):
         pairs = [[{"key": k.decode(), "value": v} for k, v in row.headers] or None for row in rows]
-        headers, header_lengths = encoder.encode_headers(pa.array(pairs, HEADERS))
-    return encoder.RecordColumns(
-        None if keys.null_count == len(keys) else keys,
-        (values,),
-        headers,
-        encoder.binary_lengths(keys),
-        encoder.binary_lengths(values),
-        header_lengths,
-    )
+        headers = pa.array(pairs, HEADERS)
+    return encoder.RecordColumns.of(None if keys.null_count == len(keys) else keys, (values,), headers)
 
 
 def encode_batch(

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kafka_sink.errors import InvalidRowError, SchemaError
-from kafka_sink.records.arrays import null_mask
-from kafka_sink.rows.columns import ColumnPlan, RowBatch, extract, lengths
+from kafka_sink.records.arrays import lengths, null_mask
+from kafka_sink.rows.columns import ColumnPlan, RowBatch, extract
 
 NOW_MS = 1_700_000_000_123
 HEADER = pa.struct([("key", pa.string()), ("value", pa.binary())])
