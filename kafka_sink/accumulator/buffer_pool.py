@@ -60,7 +60,8 @@ class BufferPool:
 
     ``poolable_size`` is what its own producer takes; another producer gets chunks of its size by ``arena``.
     A request is granted whole or not at all, and ``try_take`` never overtakes a waiter. ``full_bytes``
-    arguments say what the `full` strategy would hold for the same, for the metrics alone.
+    arguments say what the `full` strategy would hold for the same; only the metrics use them. The pool counts
+    the batches that hold memory: ``open_batches``.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class BufferPool:
         self._allocated = 0
         self._heap = 0
         self._full = 0
+        self._batches = 0
         self._heap_total = 0
         self._peak_used = self._peak_allocated = self._peak_heap = self._peak_full = 0
         self._wait_ns = 0
@@ -108,8 +110,12 @@ class BufferPool:
 
     # -- taking -----------------------------------------------------------------------------------
 
-    def try_take(self, arena: ChunkArena, count: int, full_bytes: int = 0) -> list[Chunk] | None:
+    def try_take(
+        self, arena: ChunkArena, count: int, full_bytes: int = 0, *, new_batch: bool = False
+    ) -> list[Chunk] | None:
         """``count`` chunks, or None when they are not to be had now or somebody waits. Never blocks.
+
+        ``new_batch``: they are the first of a batch.
 
         Raises MemoryError or OSError, changing nothing, where the system has no memory; so do the others.
         """
@@ -118,7 +124,7 @@ class BufferPool:
             # No look at the waiters: while there are any, all memory is used or reserved.
             if self._used + need > self._grantable:
                 return None
-            return self._lend(arena, count, need, full_bytes)
+            return self._lend(arena, count, full_bytes, new_batch=new_batch)
 
     def take(
         self,
@@ -129,7 +135,8 @@ class BufferPool:
         full_bytes: int = 0,
         watch: Callable[[], None] | None = None,
     ) -> list[Chunk]:
-        """``count`` chunks, waiting in line up to ``timeout_ms`` (what is left of max.block.ms).
+        """``count`` chunks for a new batch, waiting in line up to ``timeout_ms`` (what is left of
+        max.block.ms).
 
         ``watch`` is called without the lock once the request is in line, and every 100 ms while it waits;
         what it raises ends the wait. Raises RecordTooLargeError at once for more than the pool ever has,
@@ -147,7 +154,7 @@ class BufferPool:
             if tenant.closed:
                 raise ProducerClosedError("the producer is closed and opens no more batches")
             if self._used + need <= self._grantable and not self.overdrawn:
-                return self._lend(arena, count, need, full_bytes)
+                return self._lend(arena, count, full_bytes, new_batch=True)
         waiter = _Waiter(need, tenant)
         started_ms = self._clock_ms()
         chunks = None
@@ -161,7 +168,7 @@ class BufferPool:
                 if waiter.gathered < need:
                     raise self._exhaustion(waiter, started_ms, timeout_ms, ahead)
                 self._ungather(waiter)
-                chunks = self._lend(arena, count, need, full_bytes)
+                chunks = self._lend(arena, count, full_bytes, new_batch=True)
             return chunks
         finally:
             # Also on KeyboardInterrupt and a task kill: what was gathered goes to the next in line.
@@ -176,8 +183,8 @@ class BufferPool:
     ) -> list[Chunk]:
         """Memory beyond the pool, from a heap arena.
 
-        ``reserved``: for rows that are reserved and encoded, which cannot wait; new requests then do. Else
-        raises BufferExhaustedError at ``heap_limit_bytes``.
+        ``reserved``: for rows of a batch that are reserved and encoded, which cannot wait; new requests then
+        do. Otherwise it is for a new batch, and raises BufferExhaustedError at ``heap_limit_bytes``.
         """
         need = count * arena.size
         with self._lock:
@@ -189,6 +196,7 @@ class BufferPool:
                     "limit is a quarter of it, or two batches where that is more)"
                 )
             chunks = arena.take(count)
+            self._batches += not reserved
             self._heap += need
             self._heap_total += need
             self._full += full_bytes
@@ -196,7 +204,8 @@ class BufferPool:
             self._peak_full = max(self._peak_full, self._full)
             return chunks
 
-    def _lend(self, arena: ChunkArena, count: int, need: int, full_bytes: int) -> list[Chunk]:
+    def _lend(self, arena: ChunkArena, count: int, full_bytes: int, *, new_batch: bool) -> list[Chunk]:
+        need = count * arena.size
         fresh = count - len(arena.free)
         if fresh > 0:
             self._make_room(arena, fresh * arena.size)
@@ -211,6 +220,7 @@ class BufferPool:
         full = self._full = self._full + full_bytes
         if full > self._peak_full:
             self._peak_full = full
+        self._batches += new_batch
         return chunks
 
     def _make_room(self, arena: ChunkArena, fresh_bytes: int) -> None:
@@ -281,14 +291,18 @@ class BufferPool:
 
     # -- giving back ------------------------------------------------------------------------------
 
-    def give(self, arena: ChunkArena, chunks: list[Chunk], full_bytes: int = 0) -> None:
-        """Returns chunks to where they came from; what waits longest gets them first.
+    def give(
+        self, arena: ChunkArena, chunks: list[Chunk], full_bytes: int = 0, *, last: bool = False
+    ) -> None:
+        """Returns chunks to where they came from; the request that waits longest gets them first.
 
-        Raises BufferOwnershipError, changing nothing, for chunks that are not lent out.
+        ``last``: their batch holds no others now. Raises BufferOwnershipError, changing nothing, for chunks
+        that are not lent out.
         """
         returned = len(chunks) * arena.size
         with self._lock:
             arena.give(chunks)
+            self._batches -= last
             self._full -= full_bytes
             if arena.heap:
                 self._heap -= returned
@@ -338,9 +352,9 @@ class BufferPool:
         return self._grantable - self._used
 
     @property
-    def full_strategy_bytes(self) -> int:
-        """What `full` would hold for the same batches. Read without the lock, for estimates."""
-        return self._full
+    def open_batches(self) -> int:
+        """Batches of all producers that hold memory. Read without the lock: a hint."""
+        return self._batches
 
     def metrics(self, now_ms: float | None = None) -> PoolMetrics:
         """A consistent snapshot; rates are those at ``now_ms``."""

@@ -278,8 +278,8 @@ class ChunkedBuffer:
         if self._heap_arena is not None:
             self._pool.give(self._heap_arena, self._chunks[self._pooled :])
             del self._chunks[self._pooled :]
-        # Also where nothing is left to return: this ends the batch in the metrics' account.
-        self._pool.give(self._arena, self._chunks, self._full_bytes)
+        # Also where nothing is left to return: this ends the batch in the pool's counts.
+        self._pool.give(self._arena, self._chunks, self._full_bytes, last=True)
         self._released = True
         self._chunks = []
         self._pooled = self.capacity = self.size = self._from = self._limit = 0
@@ -318,7 +318,7 @@ class IncrementalAllocator:
     def _arena_for(self, projected: int) -> ChunkArena:
         """The chunks for a new batch."""
         arenas = self._arenas
-        open_batches = self._pool.full_strategy_bytes // self._batch_size
+        open_batches = self._pool.open_batches
         for arena in arenas[:-1]:
             if projected >= arena.size or open_batches * arena.size < self._share:
                 return arena
@@ -332,7 +332,8 @@ class IncrementalAllocator:
 
     def _try_open(self, arena: ChunkArena, projected: int) -> ChunkedBuffer | None:
         full_bytes = max(self._batch_size, projected)
-        chunks = self._pool.try_take(arena, -(-projected // arena.size) or 1, full_bytes)
+        count = -(-projected // arena.size) or 1
+        chunks = self._pool.try_take(arena, count, full_bytes, new_batch=True)
         return None if chunks is None else ChunkedBuffer(self._pool, arena, chunks, full_bytes)
 
     def open(

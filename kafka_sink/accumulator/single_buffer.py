@@ -126,7 +126,7 @@ class SingleBuffer:
         """See BatchBuffer."""
         if self._released:
             raise BufferOwnershipError("a batch's memory was released twice")
-        self._pool.give(self._arena, [self._chunk], self.capacity)
+        self._pool.give(self._arena, [self._chunk], self.capacity, last=True)
         self._released = True
         self.capacity = self.size = 0
 
@@ -165,7 +165,7 @@ class FullAllocator:
 
     def _try_open(self, projected: int) -> SingleBuffer | None:
         arena = self._arena_for(projected)
-        chunks = self._pool.try_take(arena, 1, arena.size)
+        chunks = self._pool.try_take(arena, 1, arena.size, new_batch=True)
         return None if chunks is None else SingleBuffer(self._pool, arena, chunks[0], self._roomier)
 
     def open(

@@ -459,6 +459,39 @@ def test_chunks_get_finer_where_one_for_each_open_batch_would_take_a_quarter_of_
     assert opened(allocator, 100).capacity == 4096
 
 
+def test_a_large_batch_counts_as_one_when_chunk_sizes_are_chosen() -> None:
+    """What `full` would hold for it is no measure of how many batches are open."""
+    pool = pool_of(1 << 20, 16384)
+    allocator = IncrementalAllocator(pool, 16384)
+    large = opened(allocator, 300 << 10)
+    assert pool.open_batches == 1
+    small = [opened(allocator, 100) for _ in range(15)]
+    assert [buffer.capacity for buffer in small] == [16384] * 15
+    for buffer in (large, *small):
+        buffer.release()
+    assert pool.open_batches == 0
+
+
+@pytest.mark.parametrize("strategy", [FullAllocator, IncrementalAllocator])
+def test_every_way_to_open_a_batch_counts_it_until_its_release(
+    strategy: type[FullAllocator | IncrementalAllocator],
+) -> None:
+    pool = pool_of(6 * BATCH)
+    allocator = strategy(pool)
+    buffers = [allocator.try_open(10), allocator.open(10, 0), allocator.open_overflow(7 * BATCH)]
+    assert pool.open_batches == 3
+    assert buffers[0] is not None
+    assert allocator.try_grow(buffers[0], BATCH + 1)
+    buffers[1].write(bytes(10))
+    buffers[1].write_growing(bytes(5 * BATCH))
+    buffers[1].trim()
+    assert pool.open_batches == 3
+    for buffer in buffers:
+        assert buffer is not None
+        buffer.release()
+    assert pool.open_batches == 0
+
+
 @pytest.mark.parametrize(("batch_size", "least"), [(16384, 1024), (8192, 2048), (4096, 1024), (1000, 1000)])
 def test_no_chunk_is_finer_than_a_kibibyte(batch_size: int, least: int) -> None:
     allocator = IncrementalAllocator(pool_of(1 << 20, 16384), batch_size)
