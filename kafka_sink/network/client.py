@@ -51,6 +51,8 @@ _log = logging.getLogger(__name__)
 _RECEIVE_BYTES = 128 * 1024
 # A broker that has been silent for this long is not the one to ask for metadata, if there is another.
 _SUSPICIOUS_MS = 1000.0
+# While a broker is being connected to, how long until another may be the better one to ask.
+_RECONSIDER_MS = 100.0
 # epoll's longest wait is an int of milliseconds.
 _MAX_WAIT_MS = 3_600_000.0
 # Brokers that a message names.
@@ -172,6 +174,16 @@ class NetworkClient:
             if begun:
                 return begun[0].node.id
         return None
+
+    def node_to_ask(self, now_ms: float) -> tuple[int | None, float]:
+        """A broker that takes a request now; else None and the milliseconds until there may be one."""
+        node = self.least_loaded_node(now_ms)
+        if node is None:
+            return None, self.connect_delay_ms(now_ms)
+        if not self.ready_for_any(node, now_ms):
+            return None, _RECONSIDER_MS
+        throttled_ms = self.throttled_ms(node, now_ms)
+        return (None, throttled_ms) if throttled_ms > 0 else (node, 0.0)
 
     def _candidates(self) -> tuple[Iterable[int], Iterable[int]]:
         """Brokers to ask for metadata: the known ones, then the bootstrap addresses that may stand in."""

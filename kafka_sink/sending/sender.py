@@ -18,8 +18,9 @@ from kafka_sink.accumulator.record_accumulator import RecordAccumulator
 from kafka_sink.backoff import ExponentialBackoff
 from kafka_sink.breaker.send_policy import NoSendPolicy, SendPolicy
 from kafka_sink.clock import Clock
-from kafka_sink.errors import KafkaSinkError
+from kafka_sink.errors import ClusterChangedError, KafkaSinkError
 from kafka_sink.metadata.cluster_metadata import ClusterMetadata
+from kafka_sink.metadata.metadata_requests import MetadataRequests, MetadataTag
 from kafka_sink.model import TopicPartition
 from kafka_sink.network.client import (
     NetworkClient,
@@ -32,9 +33,10 @@ from kafka_sink.network.client import (
 from kafka_sink.sending import response_classifier
 from kafka_sink.sending.batch_completion import BatchCompletion
 from kafka_sink.sending.batch_expiry import BatchExpiry
-from kafka_sink.sending.control_requests import BrokerProbeTag, ControlRequests
+from kafka_sink.sending.broker_probes import BrokerProbes, BrokerProbeTag
 from kafka_sink.sending.node_availability import NodeAvailability
 from kafka_sink.sending.produce_requests import ProduceRequests, ProduceTag
+from kafka_sink.sending.producer_id_requests import ProducerIdRequests, ProducerIdTag
 from kafka_sink.sending.producer_identity import ProducerIdentity
 from kafka_sink.sending.request_filling import fill_request
 from kafka_sink.sending.response_handler import ResponseHandler
@@ -77,7 +79,10 @@ class Sender(threading.Thread):
         self._responses = ResponseHandler(
             settings, self._completion, accumulator, cluster, identity, backoff, self._policy
         )
-        self._control = ControlRequests(settings, cluster, network, identity)
+        self._metadata = MetadataRequests(settings.metadata, cluster, network)
+        timeout_ms = settings.request_timeout_ms
+        self._probes = BrokerProbes(self._policy, network, timeout_ms)
+        self._producer_ids = None if identity is None else ProducerIdRequests(identity, network, timeout_ms)
         self._requests = ProduceRequests(settings, cluster, network, identity)
         self._closing = False
         self._aborting = False
@@ -122,10 +127,10 @@ class Sender(threading.Thread):
         # Also before there is a producer id: a task's first rows wait for what the coordinator has muted.
         muted = self._policy.muted(now_ms)
         self._network.avoided = self._policy.muted_brokers
-        delay = min(delay, self._policy.next_change_ms(now_ms), self._probe_brokers(now_ms))
-        delay = min(delay, self._control.refresh_metadata(now_ms))
-        if self._identity is not None and not self._identity.ready:
-            delay = min(delay, self._control.refresh_producer_id(now_ms))
+        delay = min(delay, self._policy.next_change_ms(now_ms), self._probes.send_due(now_ms))
+        delay = min(delay, self._metadata.refresh(now_ms))
+        if self._producer_ids is not None and self._identity is not None and not self._identity.ready:
+            delay = min(delay, self._producer_ids.refresh(now_ms))
         elif not self.deliveries.has_failed:
             # A lost task is run again by Spark: whatever else of it is sent now, is doubled then.
             delay = min(delay, self._send_ready(now_ms, muted))
@@ -190,7 +195,7 @@ class Sender(threading.Thread):
             self._cluster.mark_stale(topic, now_ms)
         if lacking:
             # Not the metadata's own delay: a request that is due waits for a broker that takes it.
-            delay = min(delay, self._control.refresh_metadata(now_ms))
+            delay = min(delay, self._metadata.refresh(now_ms))
         taking = {node for node in check.nodes if self._network.ready(node, now_ms)}
         waiting = check.nodes.keys() - taking
         self.availability.observe(waiting, taking, now_ms)
@@ -217,21 +222,6 @@ class Sender(threading.Thread):
     def _unconnected(self, node: int, now_ms: float) -> bool:
         """Whether a broker takes nothing for want of a connection, not for a full window or a throttle."""
         return not self._network.in_flight(node) and not self._network.throttled_ms(node, now_ms)
-
-    def _probe_brokers(self, now_ms: float) -> float:
-        """Asks muted brokers whether they answer, with no rows."""
-        delay = math.inf
-        for node in self._policy.brokers_to_probe():
-            wait = self._control.probe(node, now_ms)
-            if wait is None:
-                self._policy.on_probe(node, now_ms)
-            elif not self._network.knows(node):
-                # The cluster has given it up, and nobody knows its address before it is back.
-                self._policy.on_probe(node, now_ms)
-                self._policy.on_probe_done(node, ConnectionError("the cluster misses it"), now_ms)
-            else:
-                delay = min(delay, wait)
-        return delay
 
     def _probe(self, node: int, queues: Sequence[PartitionQueue], now_ms: float) -> float:
         """Sends one batch of a muted partition's where the breaker wants one."""
@@ -283,10 +273,22 @@ class Sender(threading.Thread):
                 self._responses.on_response(event, event.tag, now_ms)
             case BrokerProbeTag():
                 self._policy.on_probe_done(event.node_id, None, now_ms)
-            case _:
-                failure = self._control.on_response(event, now_ms)
+            case MetadataTag():
+                self._on_metadata(event, event.tag, now_ms)
+            case ProducerIdTag() if self._producer_ids is not None:
+                failure = self._producer_ids.on_response(event, event.tag, now_ms)
                 if failure is not None:
                     self._completion.fail_all(failure)
+
+    def _on_metadata(self, event: ResponseReceived, tag: MetadataTag, now_ms: float) -> None:
+        try:
+            switched = self._metadata.on_response(event, tag, now_ms)
+        except ClusterChangedError as error:
+            self._completion.fail_all(error)
+            return
+        if switched and self._identity is not None:
+            # In the cluster that responds now, another producer may have this id.
+            self._identity.forget()
 
     def _on_request_failed(self, event: RequestFailed, now_ms: float) -> None:
         match event.tag:
@@ -294,8 +296,10 @@ class Sender(threading.Thread):
                 self._responses.on_failure(event, event.tag, now_ms)
             case BrokerProbeTag():
                 self._policy.on_probe_done(event.node_id, event.cause, now_ms)
-            case _:
-                self._control.on_failure(event, now_ms)
+            case MetadataTag():
+                self._metadata.on_failure(now_ms)
+            case ProducerIdTag() if self._producer_ids is not None:
+                self._producer_ids.on_failure(event, event.tag, now_ms)
         if response_classifier.is_final(event.cause):
             self._completion.fail_all(event.cause)
 

@@ -23,6 +23,7 @@ from kafka_sink.accumulator.record_appender import RecordAppender
 from kafka_sink.backoff import ExponentialBackoff
 from kafka_sink.breaker.send_policy import NoSendPolicy
 from kafka_sink.errors import BufferExhaustedError, DeliveryError
+from kafka_sink.metadata.metadata_requests import MetadataRequestSettings
 from kafka_sink.model import CompressionType, PartitionInfo, TopicMetadata, TopicPartition
 from kafka_sink.network.client import RequestFailed, ResponseReceived
 from kafka_sink.network.produce import ProducePartitionResponse, ProduceResponse
@@ -136,7 +137,7 @@ class Model:
         self.identity = ProducerIdentity(backoff)
         self.identity.producer_id, self.identity.producer_epoch = 7, 0
         self.metadata = Metadata()
-        sender = SenderSettings(-1, 4_000, 30_000, 1_000, _BATCH_SIZE, True)
+        sender = SenderSettings(-1, 4_000, 30_000, 1_000, _BATCH_SIZE, MetadataRequestSettings(30_000, True))
         policy = NoSendPolicy()
         self.completion = BatchCompletion(self.accumulator)
         self.expiry = BatchExpiry(

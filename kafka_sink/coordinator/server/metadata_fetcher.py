@@ -14,6 +14,7 @@ from kafka_sink.coordinator.server.metadata_handler import MetadataHandler
 from kafka_sink.coordinator.wire.metadata_messages import coordinator_idle_ms
 from kafka_sink.metadata.cache import MetadataCache
 from kafka_sink.metadata.cluster_metadata import ClusterMetadata
+from kafka_sink.metadata.metadata_requests import MetadataRequests, MetadataRequestSettings, MetadataTag
 from kafka_sink.metadata.refresh_schedule import NON_URGENT_SHARE
 from kafka_sink.network.client import (
     NetworkClient,
@@ -24,8 +25,6 @@ from kafka_sink.network.client import (
     ResponseReceived,
 )
 from kafka_sink.options import SinkOptions
-from kafka_sink.sending.control_requests import ControlRequests, MetadataTag
-from kafka_sink.sending.settings import SenderSettings
 
 _log = logging.getLogger(__name__)
 _MAX_POLL_MS = 1000.0
@@ -41,7 +40,7 @@ class MetadataFetcher(threading.Thread):
     def __init__(self, options: SinkOptions) -> None:
         super().__init__(name="kafka-chunked-metadata", daemon=True)
         self._options = options
-        self._settings = SenderSettings.from_options(options)
+        self._settings = MetadataRequestSettings.from_options(options)
         self._network = NetworkClient(NetworkSettings.from_options(options), monotonic_ms)
         cache = MetadataCache(
             max_age_ms=options.metadata_max_age_ms * _SHARE_OF_AGE,
@@ -53,7 +52,7 @@ class MetadataFetcher(threading.Thread):
         )
         self.view = ClusterMetadata(cache, monotonic_ms, self.wake, self._describe)
         self._handler: MetadataHandler | None = None
-        self._control = ControlRequests(self._settings, self.view, self._network, None)
+        self._requests = MetadataRequests(self._settings, self.view, self._network)
         self._known_version = -1
         self._closing = threading.Event()
 
@@ -88,7 +87,7 @@ class MetadataFetcher(threading.Thread):
                 self._network.close()
                 self._closing.wait(backoff.delay_ms(failures) / 1000)
                 self._network = NetworkClient(NetworkSettings.from_options(self._options), monotonic_ms)
-                self._control = ControlRequests(self._settings, self.view, self._network, None)
+                self._requests = MetadataRequests(self._settings, self.view, self._network)
                 self.view.on_failure(monotonic_ms())
         self._network.close()
 
@@ -96,16 +95,16 @@ class MetadataFetcher(threading.Thread):
         if self.view.version != self._known_version:
             self._known_version = self.view.version
             self._network.set_nodes(self.view.nodes().values())
-        delay_ms = min(_MAX_POLL_MS, self._control.refresh_metadata(now_ms))
+        delay_ms = min(_MAX_POLL_MS, self._requests.refresh(now_ms))
         for event in self._network.poll(max(delay_ms, 0.0), now_ms):
             now_ms = monotonic_ms()
             if isinstance(event, ResponseReceived) and isinstance(event.tag, MetadataTag):
-                self._control.on_response(event, now_ms)
+                self._requests.on_response(event, event.tag, now_ms)
                 if self._handler is not None:
                     self._handler.answered(event.tag.topics)
                 self._failed(None)
             elif isinstance(event, RequestFailed):
-                self._control.on_failure(event, now_ms)
+                self._requests.on_failure(now_ms)
             elif isinstance(event, NodeDisconnected):
                 errors = self._network.connection_errors()
                 nodes = list(self.view.nodes().values()) or self._network.bootstrap_nodes()

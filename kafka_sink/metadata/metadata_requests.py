@@ -1,0 +1,97 @@
+"""Metadata requests: when one is due, which broker gets it, when to rebootstrap. At most one is in flight.
+
+The sender of each task and the coordinator use it, each with its own view of the cluster.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kafka_sink.metadata.cluster_metadata import ClusterMetadata
+from kafka_sink.metadata.rebootstrap import RebootstrapTimer
+from kafka_sink.network import requests
+from kafka_sink.network.client import NetworkClient, OutboundRequest, ResponseReceived
+
+if TYPE_CHECKING:
+    from kafka_sink.options import SinkOptions
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataTag:
+    """Marks a Metadata request: the topics it asks for."""
+
+    topics: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataRequestSettings:
+    """The options of the same names; ``rebootstrap`` is metadata.recovery.strategy."""
+
+    request_timeout_ms: float
+    allow_auto_create_topics: bool
+    rebootstrap: bool = True
+    rebootstrap_trigger_ms: float = 300_000.0
+
+    @classmethod
+    def from_options(cls, options: SinkOptions) -> MetadataRequestSettings:
+        """As the user set them."""
+        return cls(
+            request_timeout_ms=options.request_timeout_ms,
+            allow_auto_create_topics=options.allow_auto_create_topics,
+            rebootstrap=options.metadata_recovery_strategy == "rebootstrap",
+            rebootstrap_trigger_ms=options.metadata_recovery_rebootstrap_trigger_ms,
+        )
+
+
+class MetadataRequests:
+    """Used by the thread that polls ``network``. Times are monotonic milliseconds."""
+
+    def __init__(
+        self, settings: MetadataRequestSettings, cluster: ClusterMetadata, network: NetworkClient
+    ) -> None:
+        self._settings = settings
+        self._cluster = cluster
+        self._network = network
+        self._rebootstrap = RebootstrapTimer(
+            rebootstrap=settings.rebootstrap, trigger_ms=settings.rebootstrap_trigger_ms
+        )
+
+    def refresh(self, now_ms: float) -> float:
+        """Sends the request that is due; returns the milliseconds until there may be something to do."""
+        delay = self._cluster.next_request_delay_ms(now_ms)
+        if not self._cluster.is_wanting(now_ms):
+            self._rebootstrap.satisfied()
+            return delay
+        if self._rebootstrap.wanted(now_ms):
+            self._cluster.forget_nodes()
+            self._network.rebootstrap()
+            return 0.0
+        if delay > 0:
+            return delay
+        node, delay = self._network.node_to_ask(now_ms)
+        if node is None:
+            return delay
+        topics = self._cluster.next_request(now_ms)
+        if topics is None:
+            # Some topics have aged, but too few for a request of their own. They wait until one is urgent.
+            return self._cluster.next_request_delay_ms(now_ms)
+        version = self._network.api_version(node, requests.METADATA, requests.METADATA_VERSIONS)
+        body = requests.encode_metadata(version, topics, self._settings.allow_auto_create_topics)
+        timeout_ms = self._settings.request_timeout_ms
+        request = OutboundRequest(requests.METADATA, version, [body], True, timeout_ms, MetadataTag(topics))
+        self._network.send(node, request, now_ms)
+        return math.inf
+
+    def on_response(self, event: ResponseReceived, tag: MetadataTag, now_ms: float) -> bool:
+        """Merges the response. True where another cluster responded and no row had been sent to the first.
+
+        Raises ClusterChangedError where rows had been sent.
+        """
+        self._rebootstrap.satisfied()
+        return self._cluster.on_response(event.response.update, tag.topics, now_ms)
+
+    def on_failure(self, now_ms: float) -> None:
+        """The request will get no response."""
+        self._cluster.on_failure(now_ms)

@@ -1,0 +1,57 @@
+"""InitProducerId requests of an idempotent producer. At most one is in flight."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from kafka_sink.errors import KafkaSinkError
+from kafka_sink.network import requests
+from kafka_sink.network.client import NetworkClient, OutboundRequest, RequestFailed, ResponseReceived
+from kafka_sink.sending.producer_identity import ProducerIdentity
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerIdTag:
+    """Marks an InitProducerId request. One of an earlier ``generation`` went to another cluster."""
+
+    generation: int
+
+
+class ProducerIdRequests:
+    """Used by the sender's thread. Times are monotonic milliseconds."""
+
+    def __init__(self, identity: ProducerIdentity, network: NetworkClient, request_timeout_ms: float) -> None:
+        self._identity = identity
+        self._network = network
+        self._request_timeout_ms = request_timeout_ms
+
+    def refresh(self, now_ms: float) -> float:
+        """Asks for an id where it is missing; returns the milliseconds until there may be something to do."""
+        identity = self._identity
+        if not identity.may_request(now_ms):
+            return identity.retry_delay_ms(now_ms)
+        node, delay = self._network.node_to_ask(now_ms)
+        if node is None:
+            return delay
+        api = requests.INIT_PRODUCER_ID
+        version = self._network.api_version(node, api, requests.INIT_PRODUCER_ID_VERSIONS)
+        body = requests.encode_init_producer_id(version, identity.producer_id, identity.producer_epoch)
+        tag = ProducerIdTag(identity.generation)
+        identity.requested()
+        request = OutboundRequest(api, version, [body], True, self._request_timeout_ms, tag)
+        self._network.send(node, request, now_ms)
+        return math.inf
+
+    def on_response(
+        self, event: ResponseReceived, tag: ProducerIdTag, now_ms: float
+    ) -> KafkaSinkError | None:
+        """Takes the id; returns an error where no retry can help."""
+        if tag.generation != self._identity.generation:
+            return None
+        return self._identity.on_response(event.response, now_ms)
+
+    def on_failure(self, event: RequestFailed, tag: ProducerIdTag, now_ms: float) -> None:
+        """The request will get no response."""
+        if tag.generation == self._identity.generation:
+            self._identity.on_failure(now_ms, event.cause)
