@@ -23,11 +23,11 @@ from benchmarks import frozen_run, paced_rows
 from benchmarks.frozen_run import BROKERS, PARTITIONS, Contender, Load, Run
 from benchmarks.surroundings import RESULTS
 from kafka_sink.local_broker import LocalBroker
-from kafka_sink.options.breaker import breaker_settings
+from kafka_sink.options.breaker import BreakerSettings
 from tests.support.standalone_cluster import StandaloneCluster
 
 WORKERS = 8
-INTERVAL_S = breaker_settings({}).mute_retry_interval_ms / 1000
+INTERVAL_S = BreakerSettings().mute_retry_interval_ms / 1000
 GOAL_S = 1.0
 PREFIX = "producer.circuit.breaker"
 VARIANTS = {"shared": {}, "each for itself": {"coordinator.enabled": "false"}}

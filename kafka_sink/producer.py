@@ -31,7 +31,6 @@ from kafka_sink.metadata.snapshot import MetadataSnapshot
 from kafka_sink.model import TaskResult
 from kafka_sink.network.client import NetworkClient, NetworkSettings
 from kafka_sink.options import SinkOptions
-from kafka_sink.options.breaker import breaker_settings
 from kafka_sink.records import batch_header
 from kafka_sink.records.compression import codec_for
 from kafka_sink.records.ordered_rows import OrderedRows
@@ -343,7 +342,7 @@ def _breaker_gate(options: SinkOptions, cluster: ClusterMetadata) -> ProducerBre
     breaker = load_breaker(options)
     if breaker is None:
         return None
-    interval_ms = breaker_settings(dict(options.breaker)).mute_retry_interval_ms
+    interval_ms = options.breaker.mute_retry_interval_ms
 
     def describe(node_id: int) -> str:
         return str(cluster.nodes().get(node_id, node_id))
@@ -354,7 +353,7 @@ def _breaker_gate(options: SinkOptions, cluster: ClusterMetadata) -> ProducerBre
 def _muted_memory_limit(
     options: SinkOptions, accumulator: RecordAccumulator, gate: ProducerBreaker
 ) -> MutedMemoryLimit:
-    share = breaker_settings(dict(options.breaker)).muted_buffer_perc
+    share = options.breaker.muted_buffer_perc
     limit = options.buffer_memory * share // 100
     return MutedMemoryLimit(accumulator, limit, lambda: gate.mutes, gate.explain, monotonic_ms)
 

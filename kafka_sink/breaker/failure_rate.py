@@ -13,7 +13,7 @@ from kafka_sink.breaker.mute_change import Evidence
 from kafka_sink.breaker.outcome_windows import OutcomeWindows
 from kafka_sink.errors import ConfigurationError
 from kafka_sink.model import TopicPartition
-from kafka_sink.options.breaker import full_name, refuse_unknown, value_of
+from kafka_sink.options.breaker import failure_rate_settings, full_name
 from kafka_sink.timing_bounds import CONFIRM_SILENCE_MS
 
 _MAX_IN_FLIGHT = "max.in.flight.requests.per.connection"
@@ -55,16 +55,14 @@ class FailureRateCircuitBreaker(PartitionCircuitBreaker):
         given = {
             name: text for name, text in configs.items() if name not in (_MAX_IN_FLIGHT, _REQUEST_TIMEOUT)
         }
-        refuse_unknown(given)
-        self._windows = OutcomeWindows(
-            value_of("trigger.message.count", given), value_of("trigger.failure.perc", given)
-        )
-        self._min_ms = value_of("slow.request.min.ms", given)
+        settings = failure_rate_settings(given)
+        self._windows = OutcomeWindows(settings.trigger_message_count, settings.trigger_failure_perc)
+        self._min_ms = settings.slow_request_min_ms
         self._notices_silence = self._min_ms > 0
         self._max_ms = float(configs.get(_REQUEST_TIMEOUT, "30000")) / 2
-        self._factor = value_of("slow.request.factor", given)
+        self._factor = settings.slow_request_factor
         self._latency = UsualLatency(self._min_ms, self._factor, self._max_ms)
-        self._mutes_full = value_of("enable.mute.inflight.full", given)
+        self._mutes_full = settings.mute_in_flight_full
         if self._mutes_full and configs.get(_MAX_IN_FLIGHT) != "1":
             raise ConfigurationError(
                 f"Option '{full_name('enable.mute.inflight.full')}' needs kafka.{_MAX_IN_FLIGHT}=1: with "

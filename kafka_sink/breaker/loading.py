@@ -7,7 +7,7 @@ import importlib
 from kafka_sink.breaker.interface import PartitionCircuitBreaker
 from kafka_sink.errors import ConfigurationError
 from kafka_sink.options import SinkOptions
-from kafka_sink.options.breaker import breaker_settings, full_name
+from kafka_sink.options.breaker import full_name
 
 
 def load_breaker(options: SinkOptions) -> PartitionCircuitBreaker | None:
@@ -15,8 +15,7 @@ def load_breaker(options: SinkOptions) -> PartitionCircuitBreaker | None:
 
     Raises ConfigurationError with the reason if the class cannot be imported, made or configured.
     """
-    given = dict(options.breaker)
-    path = breaker_settings(given).class_path
+    path = options.breaker.class_path
     if path is None:
         return None
     option = full_name("class")
@@ -36,7 +35,7 @@ def load_breaker(options: SinkOptions) -> PartitionCircuitBreaker | None:
         raise ConfigurationError(
             f"Option '{option}': '{path}' is not a subclass of kafka_sink.breaker.PartitionCircuitBreaker"
         )
-    given.pop("class", None)
+    given = {name: text for name, text in options.breaker.given if name != "class"}
     given["max.in.flight.requests.per.connection"] = str(options.max_in_flight_requests_per_connection)
     given["request.timeout.ms"] = str(options.request_timeout_ms)
     try:

@@ -6,15 +6,15 @@ A class of the user's takes options of its own, so unknown names are errors for 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
 
 from kafka_sink.errors import ConfigurationError
 from kafka_sink.options import values
-from kafka_sink.options.table import BREAKER_PREFIX, KAFKA_PREFIX
+from kafka_sink.options.prefixes import BREAKER_PREFIX, KAFKA_PREFIX
 from kafka_sink.options.values import LONG_MAX, Kind
-from kafka_sink.secret import HIDDEN
+from kafka_sink.secret import HIDDEN, Secret
 
 DEFAULT_CLASS = "kafka_sink.breaker.FailureRateCircuitBreaker"
 SWITCHED_OFF = "none"
@@ -121,20 +121,55 @@ _BY_NAME = {option.name: option for option in BREAKER_OPTIONS}
 
 @dataclass(frozen=True)
 class BreakerSettings:
-    """What holds whatever the class is. ``class_path`` is None where the breaker is off."""
+    """What holds for every breaker class. ``class_path`` is None where the breaker is off.
 
-    class_path: str | None
-    mute_retry_interval_ms: float
-    muted_buffer_perc: int
+    ``given`` are all options under the prefix, by their names without it, as the user wrote them. A class of
+    the user's may take credentials, so their values are hidden.
+    """
+
+    class_path: str | None = DEFAULT_CLASS
+    mute_retry_interval_ms: float = _BY_NAME["mute.retry.interval"].default
+    muted_buffer_perc: int = _BY_NAME["muted.buffer.memory.perc"].default
+    given: tuple[tuple[str, str], ...] = field(default=(), repr=False)
 
 
-def breaker_settings(given: Mapping[str, str]) -> BreakerSettings:
+def breaker_settings(given: Mapping[str, Secret]) -> BreakerSettings:
     """Settings from the options under the prefix, by their names without it. Raises ConfigurationError."""
-    path = value_of("class", given)
+    # The other options may be credentials, and error trackers collect the local variables of every frame.
+    common = {
+        option.name: given[option.name].reveal()
+        for option in BREAKER_OPTIONS
+        if option.name in given and not option.of_default_class
+    }
+    path = value_of("class", common)
     return BreakerSettings(
         None if path.lower() == SWITCHED_OFF else path,
-        value_of("mute.retry.interval", given),
-        value_of("muted.buffer.memory.perc", given),
+        value_of("mute.retry.interval", common),
+        value_of("muted.buffer.memory.perc", common),
+        tuple(sorted((name, text.reveal()) for name, text in given.items())),
+    )
+
+
+@dataclass(frozen=True)
+class FailureRateSettings:
+    """The default class's options. Where ``slow_request_min_ms`` is 0, silence mutes nothing."""
+
+    trigger_message_count: int
+    trigger_failure_perc: int
+    slow_request_min_ms: int
+    slow_request_factor: int
+    mute_in_flight_full: bool
+
+
+def failure_rate_settings(given: Mapping[str, str]) -> FailureRateSettings:
+    """Settings from the options under the prefix. Raises ConfigurationError, also for unknown names."""
+    refuse_unknown(given)
+    return FailureRateSettings(
+        value_of("trigger.message.count", given),
+        value_of("trigger.failure.perc", given),
+        value_of("slow.request.min.ms", given),
+        value_of("slow.request.factor", given),
+        value_of("enable.mute.inflight.full", given),
     )
 
 

@@ -7,7 +7,8 @@ from itertools import groupby
 
 from kafka_sink.options import unsupported
 from kafka_sink.options.breaker import BREAKER_OPTIONS
-from kafka_sink.options.table import BREAKER_PREFIX, KAFKA_PREFIX, SPECS, OptionSpec
+from kafka_sink.options.prefixes import BREAKER_PREFIX, KAFKA_PREFIX
+from kafka_sink.options.table import SPECS, OptionSpec
 
 _INTRODUCTION = """\
 # Options

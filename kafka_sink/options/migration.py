@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kafka_sink.options import unsupported
-from kafka_sink.options.table import KAFKA_PREFIX, SPECS, OptionSpec
+from kafka_sink.options.prefixes import KAFKA_PREFIX
+from kafka_sink.options.table import SPECS, OptionSpec
 
 _INTRODUCTION = """\
 # Moving a job from Spark's own Kafka sink

@@ -8,15 +8,10 @@ from typing import Any
 
 from kafka_sink.errors import ConfigurationError
 from kafka_sink.options import unsupported
+from kafka_sink.options.breaker import breaker_settings
 from kafka_sink.options.checks import settle
-from kafka_sink.options.table import (
-    BREAKER_PREFIX,
-    KAFKA_PREFIX,
-    SPECS,
-    OptionSpec,
-    ParsedOptions,
-    SinkOptions,
-)
+from kafka_sink.options.prefixes import BREAKER_PREFIX, KAFKA_PREFIX
+from kafka_sink.options.table import SPECS, OptionSpec, ParsedOptions, SinkOptions
 from kafka_sink.options.values import schemes
 from kafka_sink.secret import HIDDEN, Secret
 
@@ -44,7 +39,8 @@ def parse(raw: Mapping[str, str]) -> ParsedOptions:
     if doubled:
         raise ConfigurationError(f"Option '{doubled}' is given twice with different values")
     plain = {name: text for name, text in given.items() if not name.startswith(KAFKA_PREFIX)}
-    breaker, ineffective = [], []
+    breaker: dict[str, Secret] = {}
+    ineffective = []
     settings: dict[str, tuple[str, Secret]] = {}
     for name, text in given.items():
         kafka_name = name.removeprefix(KAFKA_PREFIX)
@@ -53,7 +49,7 @@ def parse(raw: Mapping[str, str]) -> ParsedOptions:
         elif name in plain:
             continue
         elif kafka_name.startswith(BREAKER_PREFIX) and kafka_name != BREAKER_PREFIX:
-            breaker.append((kafka_name.removeprefix(BREAKER_PREFIX), text))
+            breaker[kafka_name.removeprefix(BREAKER_PREFIX)] = text
         elif kafka_name in unsupported.WITHOUT_EFFECT or kafka_name.startswith("metrics.context."):
             if not unsupported.same_setting(
                 text.reveal(), unsupported.WITHOUT_EFFECT.get(kafka_name, ("", ""))[0]
@@ -71,7 +67,7 @@ def parse(raw: Mapping[str, str]) -> ParsedOptions:
             if spec.attribute in settings
         }
     )
-    options = SinkOptions(**settled, breaker=tuple(sorted((name, text.reveal()) for name, text in breaker)))
+    options = SinkOptions(**settled, breaker=breaker_settings(breaker))
     _check_schemes(settings["bootstrap_servers"][1].reveal(), options)
     return ParsedOptions(options, (*_about_ignored(ineffective, stray), *warnings))
 

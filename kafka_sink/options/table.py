@@ -12,11 +12,10 @@ from typing import Any
 
 from kafka_sink.model import CompressionType
 from kafka_sink.options import values
+from kafka_sink.options.breaker import BreakerSettings
+from kafka_sink.options.prefixes import BREAKER_PREFIX, KAFKA_PREFIX
 from kafka_sink.options.values import INT_MAX, LONG_MAX, HostPort, Kind
 from kafka_sink.secret import HIDDEN, Secret
-
-KAFKA_PREFIX = "kafka."
-BREAKER_PREFIX = "producer.circuit.breaker."
 
 TARGET = "The job"
 DELIVERY = "Delivery"
@@ -574,8 +573,8 @@ class SinkOptions:
         """Most messages of one connection in a second; further ones are read later.""",
     )
 
-    # Not a row of the table: the breaker class judges what stands under kafka.producer.circuit.breaker.
-    breaker: tuple[tuple[str, str], ...] = ()
+    # Not a row of the table: the breaker class checks its own options under kafka.producer.circuit.breaker.
+    breaker: BreakerSettings = BreakerSettings()
 
     # fmt: on
 
@@ -604,7 +603,7 @@ class SinkOptions:
             for spec in SPECS
             if spec.required or (_is_of_cluster(spec) and getattr(self, spec.attribute) != spec.default)
         }
-        breaker = {f"{KAFKA_PREFIX}{BREAKER_PREFIX}{name}": text for name, text in self.breaker}
+        breaker = {f"{KAFKA_PREFIX}{BREAKER_PREFIX}{name}": text for name, text in self.breaker.given}
         return written | breaker
 
     def redacted(self) -> dict[str, str]:
@@ -615,7 +614,7 @@ class SinkOptions:
             if spec.required or value != spec.default:
                 shown[spec.name] = HIDDEN if spec.secret else spec.kind.show(value)
         # A user's own breaker class may take credentials, and nobody declared which of its options are.
-        shown.update((f"{KAFKA_PREFIX}{BREAKER_PREFIX}{name}", HIDDEN) for name, _ in self.breaker)
+        shown.update((f"{KAFKA_PREFIX}{BREAKER_PREFIX}{name}", HIDDEN) for name, _ in self.breaker.given)
         return shown
 
     def __repr__(self) -> str:

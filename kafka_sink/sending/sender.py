@@ -63,7 +63,6 @@ class Sender(threading.Thread):
         policy: SendPolicy | None = None,
     ) -> None:
         super().__init__(name="kafka-chunked-sender", daemon=True)
-        self.crash: BaseException | None = None
         self.availability = NodeAvailability(settings.availability_timeout_ms)
         self._settings = settings
         self._accumulator = accumulator
@@ -106,7 +105,6 @@ class Sender(threading.Thread):
             while not self._closing:
                 self.run_once(self._clock_ms())
         except Exception as error:  # noqa: BLE001 - whatever it is, the waiting task must hear of it
-            self.crash = error
             if isinstance(error, KafkaSinkError):
                 self.deliveries.failed(None, 0, error)
             else:

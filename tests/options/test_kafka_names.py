@@ -9,7 +9,8 @@ from kafka_sink.breaker.metrics import BreakerMetrics
 from kafka_sink.kafka_errors import ERRORS
 from kafka_sink.local_broker import LocalBroker
 from kafka_sink.options import unsupported
-from kafka_sink.options.table import KAFKA_PREFIX, SPECS, OptionSpec
+from kafka_sink.options.prefixes import KAFKA_PREFIX
+from kafka_sink.options.table import SPECS, OptionSpec
 from kafka_sink.sending.producer_metrics import task_metrics
 from kafka_sink.sending.task_deliveries import DeliveryCounts
 from tests.support.kafka_names import KafkaNames, read_names

@@ -185,7 +185,7 @@ def test_both_names_of_the_idle_time() -> None:
 
 def test_breaker_options_go_to_the_breaker() -> None:
     options = parsed(producer__circuit__breaker__b="2", producer__circuit__breaker__a="1").options
-    assert options.breaker == (("a", "1"), ("b", "2"))
+    assert options.breaker.given == (("a", "1"), ("b", "2"))
     assert "Unknown option" in refused({**SERVERS, "kafka.producer.circuit.breaker.": "1"})
 
 

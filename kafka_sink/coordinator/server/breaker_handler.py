@@ -21,7 +21,7 @@ from kafka_sink.coordinator.wire.breaker_messages import (
     encode_update,
 )
 from kafka_sink.model import TopicPartition
-from kafka_sink.options.breaker import DEFAULT_CLASS, breaker_settings, value_of
+from kafka_sink.options.breaker import DEFAULT_CLASS, failure_rate_settings
 from kafka_sink.timing_bounds import GATHER_MUTES_MS, HEALTHY_VALID_MS
 
 if TYPE_CHECKING:
@@ -492,13 +492,11 @@ def _index(
 
 def breaker_handler(options: SinkOptions, wake: Callable[[], None]) -> Handler:
     """The handler of one cluster, with the options of the default breaker class."""
-    given = dict(options.breaker)
-    settings = breaker_settings(given)
+    settings = options.breaker
     votes = None
     if settings.class_path == DEFAULT_CLASS:
-        votes = PartitionVotes(
-            value_of("trigger.message.count", given), value_of("trigger.failure.perc", given)
-        )
+        thresholds = failure_rate_settings(dict(settings.given))
+        votes = PartitionVotes(thresholds.trigger_message_count, thresholds.trigger_failure_perc)
     return BreakerHandler(
         settings.mute_retry_interval_ms, votes, float(options.coordinator_report_interval_ms)
     )
