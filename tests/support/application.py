@@ -8,8 +8,9 @@ from pathlib import Path
 from types import TracebackType
 from unittest import mock
 
-from kafka_sink.coordinator.driver import driver_process, launcher
-from kafka_sink.coordinator.driver.driver_process import DriverProcess
+from kafka_sink.coordinator.driver import launcher
+from kafka_sink.coordinator.wire import driver_process
+from kafka_sink.coordinator.wire.driver_process import DriverProcess
 
 
 class Application:
@@ -22,7 +23,7 @@ class Application:
         assert found is not None
         driver = DriverProcess(self.driver.pid, found.started)
         self._patches = [
-            mock.patch.object(driver_process, "find", return_value=driver),
+            mock.patch.object(driver_process, "find_driver_process", return_value=driver),
             mock.patch.dict(os.environ, {"SPARK_LOCAL_DIRS": str(folder), "SPARK_LOCAL_IP": "127.0.0.1"}),
         ]
         self._before = len(launcher._started)

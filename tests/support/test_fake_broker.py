@@ -117,7 +117,7 @@ def test_api_versions(client: PlainClient, version: int) -> None:
         ApiVersionsRequest(version=version, client_software_name="x", client_software_version="1")
     )
     ranges = {row.api_key: (row.min_version, row.max_version) for row in response.api_keys}
-    assert ranges == {0: (3, 13), 3: (0, 13), 18: (0, 4), 22: (0, 6)}
+    assert ranges == {0: (3, 13), 3: (0, 13), 18: (0, 4), 19: (2, 7), 22: (0, 6), 32: (0, 4)}
 
 
 def test_too_new_api_versions_are_refused_in_version_0() -> None:

@@ -1,1 +1,1 @@
-"""The driver's side of the coordinator: find it or start it when a write is planned."""
+"""The driver's side of the coordinator: planning a write finds it or starts it."""

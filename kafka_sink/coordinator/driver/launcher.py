@@ -17,9 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kafka_sink import application_markers
-from kafka_sink.coordinator.driver import driver_process
 from kafka_sink.coordinator.driver.driver_conf import spark_conf
-from kafka_sink.coordinator.driver.driver_process import DriverProcess
 from kafka_sink.coordinator.driver.placement import Placement, is_enabled, placement
 from kafka_sink.coordinator.driver.rendezvous_directory import (
     RendezvousDirectory,
@@ -28,9 +26,11 @@ from kafka_sink.coordinator.driver.rendezvous_directory import (
     json_line,
     write_all,
 )
-from kafka_sink.coordinator.tasks.warnings import UNAVAILABLE, warn_of_no_coordinator
+from kafka_sink.coordinator.wire import driver_process
 from kafka_sink.coordinator.wire.address import Rendezvous
+from kafka_sink.coordinator.wire.driver_process import DriverProcess
 from kafka_sink.coordinator.wire.session import SECRET_BYTES
+from kafka_sink.coordinator.wire.warnings import UNAVAILABLE, warn_of_no_coordinator
 from kafka_sink.options import SinkOptions
 
 _LOCK_MS = 2000.0
@@ -90,7 +90,7 @@ def _meet(options: SinkOptions, local_dirs: str, environ: Mapping[str, str]) -> 
             return _meeting(found, key, is_new=False)
     if application_markers.happened_within(UNAVAILABLE, _AFTER_FAILURE_S):
         return None
-    driver = driver_process.find()
+    driver = driver_process.find_driver_process()
     if driver is None:
         return None
     conf = spark_conf(driver.arguments(), environ)

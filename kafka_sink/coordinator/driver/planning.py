@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 from kafka_sink.clock import monotonic_ms
 from kafka_sink.coordinator.driver import launcher
-from kafka_sink.coordinator.tasks.client import CoordinatorConnection, warn_once
 from kafka_sink.coordinator.wire.address import CoordinatorAddress, Rendezvous
+from kafka_sink.coordinator.wire.connection import CoordinatorConnection
 from kafka_sink.coordinator.wire.metadata_messages import decode_snapshot
+from kafka_sink.coordinator.wire.warnings import warn_once
 from kafka_sink.errors import ProtocolError
 from kafka_sink.metadata.snapshot import MetadataSnapshot
 from kafka_sink.options import SinkOptions

@@ -23,6 +23,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kafka_sink.coordinator.wire.application_files import known_cluster_marker, starts_file
+
 FOLDER = "kafka-chunked-coordinator"
 _LOCK_POLL_S = 0.005
 _FILE_MS = 1000.0
@@ -215,11 +217,6 @@ class RendezvousDirectory:
         os.replace(fresh, path)
 
 
-def known_cluster_marker(folder: Path, token: str, key: str) -> Path:
-    """The file that tells that a coordinator knows a cluster. It deletes those of clusters that it forgot."""
-    return folder / f"said-{token}-{key}"
-
-
 def json_line(told: Mapping[str, Any]) -> bytes:
     """One line of the pipe."""
     return json.dumps(told).encode() + b"\n"
@@ -239,8 +236,3 @@ def write_all(handle: int, content: bytes, timeout_ms: float) -> None:
             if left_s <= 0:
                 raise TimeoutError(f"the coordinator read nothing for {timeout_ms:.0f} ms") from None
             select.select([], [handle], [], left_s)
-
-
-def starts_file(folder: Path) -> Path:
-    """The file that counts how often a coordinator was started."""
-    return folder / "starts"

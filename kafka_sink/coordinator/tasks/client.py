@@ -14,20 +14,18 @@ import selectors
 import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from kafka_sink.backoff import ExponentialBackoff
 from kafka_sink.clock import Clock
-from kafka_sink.coordinator.tasks.warnings import warn_of_no_coordinator
 from kafka_sink.coordinator.wire.address import CoordinatorAddress
-from kafka_sink.coordinator.wire.session import MAX_FRAME_BYTES, MAX_HANDSHAKE_BYTES, FrameReader, Session
+from kafka_sink.coordinator.wire.connection import CoordinatorConnection
+from kafka_sink.coordinator.wire.warnings import warn_once
 from kafka_sink.errors import ProtocolError
 from kafka_sink.timing_bounds import COORDINATOR_SILENCE_MS
 
 _BACKOFF_MS, _BACKOFF_MAX_MS = 1000.0, 30_000.0
 _AFTER_IDLE_MS = 100.0
-_READ_BYTES = 256 * 1024
 _MAX_WAIT_S = 3600.0
 
 
@@ -59,15 +57,6 @@ class Channel(Protocol):
 
     def on_lost(self, now_ms: float) -> None:
         """No reply will come to what was told; work alone until ``on_connected``."""
-
-
-@dataclass(frozen=True, slots=True)
-class Received:
-    """A reply, or where ``last`` is None a push."""
-
-    kind: str
-    body: Mapping[str, Any]
-    last: bool | None
 
 
 class CoordinatorClient(threading.Thread):
@@ -226,102 +215,3 @@ class CoordinatorClient(threading.Thread):
             self._failures += 1
             self._connect_after_ms = now_ms + self._backoff.delay_ms(self._failures)
             warn_once(self.address, error)
-
-
-def warn_once(address: CoordinatorAddress, error: Exception) -> None:
-    """Say that this coordinator cannot be used: once on a host, where workers share a folder."""
-    where = f"{address.host}:{address.rendezvous.port}"
-    warn_of_no_coordinator(
-        f"the coordinator at {where} cannot be used ({error}); it is tried again. If tasks cannot reach the "
-        "driver, set coordinator.port and coordinator.bind.address, or coordinator.enabled=false",
-        # Planning and tasks may know its host by different names.
-        about=f"port {address.rendezvous.port}",
-    )
-
-
-class CoordinatorConnection:
-    """One connection after its challenge. Raises OSError and ProtocolError; then it is to be closed.
-
-    ``silence_ms`` bounds the challenge, and then the wait for each reply.
-    """
-
-    def __init__(self, address: CoordinatorAddress, silence_ms: float, clock_ms: Clock) -> None:
-        self._silence_ms = silence_ms
-        self._asked: dict[int, float] = {}
-        self._count = 0
-        self._session = Session(address.rendezvous.secret, "client")
-        self._frames = FrameReader(MAX_HANDSHAKE_BYTES)
-        where = (address.host, address.rendezvous.port)
-        deadline_ms = clock_ms() + silence_ms
-        self.socket = socket.create_connection(where, timeout=silence_ms / 1000)
-        try:
-            self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            proof = self._session.answer_greeting(self._first_frame(deadline_ms, clock_ms))
-            self.socket.sendall(proof)
-            self._session.verify_proof(self._first_frame(deadline_ms, clock_ms))
-            self._frames.max_bytes = MAX_FRAME_BYTES
-            self.socket.sendall(self._session.encode({"cluster": address.rendezvous.cluster}))
-            self.socket.settimeout(silence_ms / 1000)
-        except BaseException:
-            self.socket.close()
-            raise
-
-    def _first_frame(self, deadline_ms: float, clock_ms: Clock) -> bytes:
-        while (frame := self._frames.next_frame()) is None:
-            left_ms = deadline_ms - clock_ms()
-            if left_ms <= 0:
-                raise ProtocolError(f"no greeting within {self._silence_ms:.0f} ms")
-            self.socket.settimeout(left_ms / 1000)
-            data = self.socket.recv(_READ_BYTES)
-            if not data:
-                raise ConnectionError("it closed the connection during the challenge")
-            self._frames.feed(data)
-        return frame
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether no reply is awaited."""
-        return not self._asked
-
-    @property
-    def silent_at_ms(self) -> float:
-        """When the oldest message has waited too long."""
-        return min(self._asked.values(), default=math.inf)
-
-    def tell(self, kind: str, body: Mapping[str, Any], now_ms: float) -> None:
-        """Sends a message."""
-        self._count += 1
-        self._asked[self._count] = now_ms + self._silence_ms
-        self.socket.sendall(self._session.encode({"id": self._count, "kind": kind, "body": body}))
-
-    def receive(self, now_ms: float) -> list[Received]:
-        """What has come. Waits for bytes."""
-        data = self.socket.recv(_READ_BYTES)
-        if not data:
-            raise ConnectionError("it closed the connection")
-        self._frames.feed(data)
-        found: list[Received] = []
-        while (frame := self._frames.next_frame()) is not None:
-            found.append(self._understand(self._session.decode(frame), now_ms))
-        return found
-
-    def _understand(self, message: Mapping[str, Any], now_ms: float) -> Received:
-        request, last = message.get("id"), message.get("last")
-        kind, body = message.get("kind"), message.get("body")
-        if not isinstance(kind, str) or not isinstance(body, dict):
-            raise ProtocolError("a message without kind or body")
-        if request is None:
-            return Received(kind, body, None)
-        if not isinstance(request, int) or not isinstance(last, bool):
-            raise ProtocolError("a reply that is none")
-        if request not in self._asked:
-            raise ProtocolError("a reply to nothing that was asked")
-        if last:
-            del self._asked[request]
-        else:
-            self._asked[request] = now_ms + self._silence_ms
-        return Received(kind, body, last)
-
-    def close(self) -> None:
-        """Ends it."""
-        self.socket.close()

@@ -9,8 +9,8 @@ from contextlib import suppress
 from typing import Any
 
 from kafka_sink.clock import monotonic_ms
-from kafka_sink.coordinator.tasks.client import CoordinatorConnection
 from kafka_sink.coordinator.wire.address import CoordinatorAddress
+from kafka_sink.coordinator.wire.connection import CoordinatorConnection
 from kafka_sink.errors import KafkaSinkError, ProtocolError, WriteOverError
 
 KIND = "writes"

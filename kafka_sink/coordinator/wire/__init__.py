@@ -1,1 +1,1 @@
-"""What tasks and the coordinator send each other: frames, authentication, message bodies."""
+"""What planning, tasks and the coordinator's process share: connection, frames, messages, file names."""

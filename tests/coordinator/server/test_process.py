@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import resource
@@ -18,14 +19,15 @@ from pathlib import Path
 
 import pytest
 
-from kafka_sink.coordinator.driver import driver_process, launcher
+from kafka_sink.coordinator.driver import launcher
 from kafka_sink.coordinator.driver.driver_conf import spark_conf
-from kafka_sink.coordinator.driver.driver_process import DriverProcess
 from kafka_sink.coordinator.driver.planning import CoordinatorHandoff, hand_off
 from kafka_sink.coordinator.driver.rendezvous_directory import FOLDER, RunningCoordinator
-from kafka_sink.coordinator.tasks.client import CoordinatorConnection
 from kafka_sink.coordinator.tasks.write_channel import tell_over
+from kafka_sink.coordinator.wire import driver_process
 from kafka_sink.coordinator.wire.address import CoordinatorAddress
+from kafka_sink.coordinator.wire.connection import CoordinatorConnection
+from kafka_sink.coordinator.wire.driver_process import DriverProcess
 from kafka_sink.errors import ConfigurationError
 from kafka_sink.options import parse
 from tests.support.application import Application
@@ -279,7 +281,7 @@ def test_another_folder_is_another_application(
 def test_without_a_driver_or_a_folder_there_is_none(
     application: Application, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(driver_process, "find", lambda: None)
+    monkeypatch.setattr(driver_process, "find_driver_process", lambda: None)
     assert planned(cluster) == CoordinatorHandoff()
     monkeypatch.delenv("SPARK_LOCAL_DIRS")
     assert planned(cluster) == CoordinatorHandoff()
@@ -287,7 +289,7 @@ def test_without_a_driver_or_a_folder_there_is_none(
 
 
 def test_the_driver_is_the_nearest_ancestor_that_is_no_python() -> None:
-    script = "from kafka_sink.coordinator import driver_process as d; print(d.find().pid)"
+    script = "from kafka_sink.coordinator.wire.driver_process import find_driver_process as f; print(f().pid)"
     nested = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {script!r}], check=True)"
     shell = subprocess.Popen(
         ["sh", "-c", '"$0" -c "$1"; true', sys.executable, nested],
@@ -532,11 +534,24 @@ def test_bounds_are_options_and_the_limit_of_open_files_is_logged(
     assert other.rendezvous == found.rendezvous
 
 
+def _connected(address: CoordinatorAddress) -> CoordinatorConnection:
+    found: list[CoordinatorConnection] = []
+
+    def connect() -> bool:
+        with contextlib.suppress(OSError):
+            found.append(CoordinatorConnection(address, 5000, clock_ms))
+        return bool(found)
+
+    eventually(connect)
+    return found[0]
+
+
 def test_connections_beyond_the_option_are_refused(application: Application, cluster: FakeCluster) -> None:
     found = planned(cluster, coordinator_max_connections="2")
     assert found.rendezvous is not None
     address = CoordinatorAddress("127.0.0.1", found.rendezvous)
-    connections = [CoordinatorConnection(address, 5000, clock_ms) for _ in range(2)]
+    # Planning has closed its own connection, which counts until the coordinator has seen that.
+    connections = [_connected(address), _connected(address)]
     with pytest.raises(OSError, match=r"closed the connection|reset by peer"):
         CoordinatorConnection(address, 5000, clock_ms)
     connections.pop().close()

@@ -1,4 +1,4 @@
-"""Which process the coordinator must not outlive, and whether that lives."""
+"""The driver's process: planning finds it, and the coordinator ends when it ends."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _MAX_ANCESTORS = 4
 
 @dataclass(frozen=True, slots=True)
 class DriverProcess:
-    """A pid with the time of its start: pids are used again."""
+    """A pid and when its process started, because pids are reused."""
 
     pid: int
     started: str
 
     def is_alive(self) -> bool:
-        """False also for a zombie: a JVM that nobody waits for stays one."""
+        """False also for a zombie: a JVM that nobody waits for remains one."""
         found = _look(self.pid)
         return found is not None and found.started == self.started and not found.zombie
 
@@ -37,8 +37,8 @@ class _Found:
     command: str
 
 
-def find() -> DriverProcess | None:
-    """The driver's JVM: the nearest ancestor that is no Python. None where there is none."""
+def find_driver_process() -> DriverProcess | None:
+    """The driver's JVM: the nearest ancestor that does not run Python. None if there is no such process."""
     pid = os.getppid()
     for _ in range(_MAX_ANCESTORS):
         found = _look(pid)
@@ -60,7 +60,7 @@ def _from_proc(pid: int) -> _Found | None:
             stat = file.read()
     except OSError:
         return None
-    # The command stands in parentheses and may hold any character.
+    # The command is in parentheses and may hold any character.
     head, _, tail = stat.rpartition(")")
     fields = tail.split()
     return _Found(int(fields[1]), fields[19], fields[0] in "ZX", head.partition("(")[2])
