@@ -128,3 +128,34 @@ def test_an_answer_ends_the_exchange_and_an_empty_one_is_refused(monkeypatch: py
     exchange.first()
     with pytest.raises(AuthenticationError):
         exchange.respond(b"")
+
+
+def test_a_role_is_assumed_once_with_what_the_login_module_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    from botocore.session import Session
+
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
+    asked: list[dict[str, Any]] = []
+
+    class Sts:
+        def assume_role(self, **given: Any) -> dict[str, Any]:
+            asked.append(given)
+            ends = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(hours=1)
+            credentials = {"AccessKeyId": "ROLE", "SecretAccessKey": "s", "SessionToken": "t"}
+            return {"Credentials": {**credentials, "Expiration": ends}, "AssumedRoleUser": {}}
+
+    made: list[tuple[Any, Any]] = []
+
+    def create_client(self: Session, service: str, **given: Any) -> Sts:
+        made.append((service, given.get("region_name")))
+        return Sts()
+
+    monkeypatch.setattr(Session, "create_client", create_client)
+    role = "arn:aws:iam::1:role/r"
+    login = IamLogin(IamSettings("", role, "nightly", "external", "eu-central-1"))
+    for _ in range(2):
+        message = sent(login)
+        assert message["x-amz-credential"].startswith("ROLE/")
+        assert message["x-amz-security-token"] == "t"
+    assert asked == [{"RoleArn": role, "RoleSessionName": "nightly", "ExternalId": "external"}]
+    assert made == [("sts", "eu-central-1")]

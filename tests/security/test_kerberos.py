@@ -5,6 +5,7 @@ Skipped where MIT's KDC or the package gssapi is missing.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,7 +55,7 @@ def kerberised(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kerberised]
             "sasl.kerberos.service.name": "kafka",
             "listener.name.kerberos.sasl.enabled.mechanisms": "GSSAPI",
             "listener.name.kerberos.gssapi.sasl.jaas.config": login,
-            # One session in the test's time.
+            # Short enough to be renewed in a test's time.
             "listener.name.kerberos.connections.max.reauth.ms": 4000,
         }
         with LocalBroker(
@@ -71,7 +72,8 @@ def _where_kerberos_looks(kerberised: Kerberised, monkeypatch: pytest.MonkeyPatc
         monkeypatch.setenv(name, value)
 
 
-def write(raw: dict[str, str]) -> int:
+def write(raw: dict[str, str], for_s: float = 0.0) -> int:
+    """Rows acknowledged of a task that goes on for that long."""
     import pyarrow as pa
 
     from kafka_sink.admin import prepare_topic
@@ -82,8 +84,15 @@ def write(raw: dict[str, str]) -> int:
     try:
         producer.begin()
         plan = ColumnPlan.of([("value", "string")], given.topic).narrowed()
-        producer.send(plan, pa.record_batch([pa.array(["x" * 50] * 500)], names=["value"]))
-        return producer.finish().records
+        rows = pa.record_batch([pa.array(["x" * 50] * 500)], names=["value"])
+        begun, sent = time.monotonic(), 0
+        while not sent or time.monotonic() - begun < for_s:
+            producer.send(plan, rows)
+            sent += 500
+            time.sleep(0.05)
+        result = producer.finish()
+        assert (result.records, result.retries) == (sent, 0)
+        return sent
     finally:
         producer.close()
 
@@ -110,6 +119,11 @@ def test_a_keytab_of_the_jaas_options_is_used(
     )
     assert write(kerberised.options(sasl_jaas_config=jaas)) == 500
     assert not (tmp_path / "none").exists()
+
+
+def test_logins_are_renewed_before_the_session_ends(kerberised: Kerberised) -> None:
+    kerberised.kdc.log_in("alice", kerberised.keytab)
+    assert write(kerberised.options(), for_s=10.0) > 500
 
 
 def test_a_service_that_the_realm_does_not_have_is_named(kerberised: Kerberised) -> None:
