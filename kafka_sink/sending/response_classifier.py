@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -17,6 +18,9 @@ from kafka_sink.errors import (
     RecordTooLargeError,
 )
 from kafka_sink.model import TopicPartition
+
+# As long as Kafka's own producer waits where it adds partitions by requests of their own.
+_JOINING_WAIT_MS = 20.0
 
 
 class Action(Enum):
@@ -61,12 +65,13 @@ class Attempt:
 class Decision:
     """``possibly_written``: from now on the batch keeps its sequence and is never split. ``immediate``
     skips the backoff; ``cause`` is the error if this was the last attempt. ``too_large``: smaller batches
-    may pass."""
+    may pass. The backoff is no longer than ``longest_wait_ms``."""
 
     action: Action
     cause: Exception | None = None
     refresh: bool = False
     immediate: bool = False
+    longest_wait_ms: float = math.inf
     possibly_written: bool = False
     spends_retry: bool = True
     too_large: bool = False
@@ -81,6 +86,11 @@ def _succeed(attempt: Attempt, cause: Exception) -> Decision:
 
 def _retry(attempt: Attempt, cause: Exception) -> Decision:
     return Decision(Action.RETRY, cause)
+
+
+def _retry_soon(attempt: Attempt, cause: Exception) -> Decision:
+    """Another partition is just being added to the transaction, which takes milliseconds."""
+    return Decision(Action.RETRY, cause, longest_wait_ms=_JOINING_WAIT_MS)
 
 
 def _retry_pinned(attempt: Attempt, cause: Exception) -> Decision:
@@ -155,6 +165,7 @@ RULES: Mapping[int, Rule] = {
     kafka_errors.NOT_ENOUGH_REPLICAS: _retry,
     kafka_errors.CORRUPT_MESSAGE: _retry,
     kafka_errors.THROTTLING_QUOTA_EXCEEDED: _retry,
+    kafka_errors.CONCURRENT_TRANSACTIONS: _retry_soon,
     kafka_errors.REQUEST_TIMED_OUT: _retry_pinned,
     kafka_errors.NOT_ENOUGH_REPLICAS_AFTER_APPEND: _retry_pinned,
     # Raised wherever an append goes wrong, hence also after bytes have reached the log.
@@ -171,10 +182,10 @@ _ENDED = (
     "kafka.transaction.timeout.ms"
 )
 _ADVICE = {
-    47: _ENDED,
-    48: _ENDED,
-    90: _ENDED,
-    120: _ENDED,
+    kafka_errors.INVALID_PRODUCER_EPOCH: _ENDED,
+    kafka_errors.INVALID_TXN_STATE: _ENDED,
+    kafka_errors.PRODUCER_FENCED: _ENDED,
+    kafka_errors.TRANSACTION_ABORTABLE: _ENDED,
     kafka_errors.INVALID_RECORD: "a record is invalid for this topic (a compacted topic refuses null keys)",
     kafka_errors.INVALID_TIMESTAMP: (
         "a timestamp is outside what the topic's message.timestamp settings allow"

@@ -196,6 +196,7 @@ class ResponseHandler:
 
     def _retry(self, batch: ProducerBatch, cause: Exception, decision: Decision, now_ms: float) -> None:
         wait_ms = 0.0 if decision.immediate else self._backoff.delay_ms(batch.attempts)
+        wait_ms = min(wait_ms, decision.longest_wait_ms)
         if _log.isEnabledFor(logging.DEBUG):
             _log.debug(
                 "%s: attempt %d failed with %s; retry in %.0f ms, %s",

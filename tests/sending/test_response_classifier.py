@@ -136,6 +136,13 @@ def test_expiry_names_option_attempts_and_last_error() -> None:
     assert "before it could be sent" in str(expiry(PARTITION, 3000.0, 0, None))
 
 
+def test_a_partition_that_cannot_join_the_transaction_at_the_moment_is_tried_again_soon() -> None:
+    """The first batches of a transaction go to several brokers at once, which add their partitions one by one."""
+    outcome = classify_response(attempt(51, record_count=5, transactional=True))
+    assert (outcome.action, outcome.possibly_written) == (Action.RETRY, False)
+    assert outcome.longest_wait_ms <= 20
+
+
 @pytest.mark.parametrize("code", [45, 59])
 def test_sequences_of_a_transaction_never_start_anew(code: int) -> None:
     """An epoch of the producer's own making would be fenced: the attempt fails, and Spark runs another."""
