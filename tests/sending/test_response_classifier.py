@@ -137,7 +137,7 @@ def test_expiry_names_option_attempts_and_last_error() -> None:
 
 
 def test_a_partition_that_cannot_join_the_transaction_at_the_moment_is_tried_again_soon() -> None:
-    """The first batches of a transaction go to several brokers at once, which add their partitions one by one."""
+    """A transaction's first batches go to several brokers at once, which add partitions one by one."""
     outcome = classify_response(attempt(51, record_count=5, transactional=True))
     assert (outcome.action, outcome.possibly_written) == (Action.RETRY, False)
     assert outcome.longest_wait_ms <= 20
