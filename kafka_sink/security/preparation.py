@@ -17,7 +17,6 @@ from kafka_sink.security.aws import IamLogin
 from kafka_sink.security.sasl import SaslExchange
 from kafka_sink.security.settings import SaslSettings, SecuritySettings
 from kafka_sink.security.tls_context import TlsContexts
-from kafka_sink.security.token_source import token_source
 
 
 class Preparation:
@@ -81,6 +80,9 @@ class Security:
 
     def _exchange(self, settings: SaslSettings, host: str) -> SaslExchange:
         if settings.tokens is not None:
+            # It brings Python's HTTP client, which other logins need not load.
+            from kafka_sink.security.token_source import token_source
+
             token = token_source(settings.tokens).get()
             return sasl.oauthbearer(token.text, dict(settings.tokens.extensions))
         if self._iam is not None:
