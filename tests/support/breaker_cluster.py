@@ -1,8 +1,18 @@
-"""A cluster that tests describe by who leads which partition."""
+"""A cluster that tests describe by the leaders of its partitions."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from kafka_sink.model import PartitionInfo, TopicMetadata, TopicPartition
+
+A0, A1, A2 = (TopicPartition("a", number) for number in range(3))
+B0 = TopicPartition("b", 0)
+
+
+def numbers(infos: Iterable[PartitionInfo]) -> list[int]:
+    """The partitions' numbers."""
+    return [info.partition for info in infos]
 
 
 class Cluster:

@@ -3,28 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import json
-
-import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from kafka_sink.breaker.mute_change import Evidence
-from kafka_sink.breaker.states import ProbeLease
 from kafka_sink.coordinator.server.breaker_handler import BreakerHandler
-from kafka_sink.coordinator.server.breaker_votes import PartitionVotes
-from kafka_sink.coordinator.wire import breaker_messages
-from kafka_sink.coordinator.wire.breaker_messages import (
-    BreakerReport,
-    BreakerUpdate,
-    MuteReport,
-    OutcomeCounts,
-    decode_report,
-    decode_update,
-    encode_report,
-    encode_update,
-)
-from kafka_sink.errors import BrokerRefusedError, ProtocolError
+from kafka_sink.errors import BrokerRefusedError
 from kafka_sink.model import TopicPartition
 from tests.support.job_of_tasks import INTERVAL, P0, P1, P2, Job, Task, frozen
 
@@ -262,83 +244,6 @@ def test_between_tasks_reports_do_not_pile_up() -> None:
     assert len(task.exchange._outbox) <= 5
 
 
-TARGETS = st.one_of(st.integers(0, 99), st.builds(TopicPartition, st.text(max_size=20), st.integers(0, 99)))
-TEXT = st.text(max_size=20)
-MS = st.floats(0, 1e9)
-REPORTS = st.builds(
-    BreakerReport,
-    st.dictionaries(st.integers(0, 99), MS),
-    st.integers(0, 1 << 40),
-    st.lists(
-        st.builds(
-            OutcomeCounts,
-            st.builds(TopicPartition, TEXT, st.integers(0, 99)),
-            st.integers(0, 1 << 40),
-            st.integers(0, 1 << 40),
-            st.booleans(),
-            TEXT,
-        )
-    ).map(tuple),
-    st.lists(st.builds(MuteReport, TARGETS, TEXT, MS)).map(tuple),
-    st.lists(st.tuples(TARGETS, TEXT)).map(tuple),
-    st.lists(st.tuples(TARGETS, TEXT)).map(tuple),
-    st.lists(TARGETS).map(tuple),
-    st.lists(TARGETS).map(tuple),
-)
-
-
-@given(REPORTS)
-def test_reports_survive_the_way(report: BreakerReport) -> None:
-    assert decode_report(json.loads(json.dumps(encode_report(report)))) == report
-
-
-@given(
-    st.builds(
-        BreakerUpdate,
-        st.booleans(),
-        st.dictionaries(TARGETS, TEXT),
-        st.dictionaries(TARGETS, MS),
-        st.dictionaries(TARGETS, st.builds(ProbeLease, MS, st.booleans())),
-        st.lists(TARGETS).map(tuple),
-    )
-)
-def test_news_survive_the_way(news: BreakerUpdate) -> None:
-    assert decode_update(json.loads(json.dumps(encode_update(news))), 100) == news
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("answered", [[1]]),
-        ("answered", [[1, -5]]),
-        ("answered", [[1, float("nan")]]),
-        ("rows", -1),
-        ("outcomes", [["t", 0, 1, -1, False, ""]]),
-        ("outcomes", [["t" * 250, 0, 1, 1, False, ""]]),
-        ("outcomes", "x"),
-        ("outcomes", [["t", 0, 1, 1, False, ""]] * (breaker_messages.MAX_OUTCOMES + 1)),
-        ("muted", [[True, "x", 0]]),
-        ("muted", [[["t"], "x", 0]]),
-        ("muted", [[1, "x" * 301, 0]]),
-        ("unmuted", [[1, None]]),
-        ("holds", [None]),
-        ("holds", {}),
-    ],
-)
-def test_what_is_no_report_changes_nothing(name: str, value: object) -> None:
-    handler = BreakerHandler(INTERVAL, PartitionVotes(1, 50), 500.0)
-    body = encode_report(BreakerReport(muted=(MuteReport(1, "x"),)))
-    with pytest.raises(ProtocolError):
-        handler.on_message(0, 1, {**body, name: value}, 0.0)
-    (reply, *_) = handler.on_message(1, 1, encode_report(BreakerReport()), 0.0)
-    assert decode_update(reply.body, 10).added == {}
-
-
-def test_long_errors_are_cut() -> None:
-    report = decode_report(encode_report(BreakerReport(muted=(MuteReport(1, "x" * 1_000),))))
-    assert len(report.muted[0].reason) == 300
-
-
 def test_a_task_with_many_failing_partitions_is_outvoted_by_those_that_write_there() -> None:
     """Catches: successes that are told of 200 partitions only: with 500 partitions one bad task of 20 muted
     300 of them for all."""
@@ -468,26 +373,3 @@ def test_a_mute_that_comes_again_stops_those_whose_turn_has_not_come() -> None:
     job.tasks[0].manager.mute(1, "again", Evidence(silence_ms=600.0))
     job.run(150)
     assert job.mutes() == [{1}] * 100
-
-
-def test_what_many_tasks_say_at_once_costs_one_look_at_all_mutes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches: a walk over hundreds of mutes for each report of a thousand tasks while votes come in,
-    which kept the coordinator from writing what it had to tell."""
-    handler = BreakerHandler(INTERVAL, PartitionVotes(1, 50), 500.0, lambda: 0.5)
-    partitions = [TopicPartition("t", number) for number in range(300)]
-    failing = encode_report(
-        BreakerReport(rows=5, outcomes=tuple(OutcomeCounts(one, 0, 5, True, "x") for one in partitions))
-    )
-    looks: list[float] = []
-    on_time = handler.on_time
-    monkeypatch.setattr(handler, "on_time", lambda now_ms: (looks.append(now_ms), on_time(now_ms))[1])
-    for peer in range(200):
-        handler.on_message(peer, 1, {}, 1_000.0)
-    looks.clear()
-    for peer in range(200):
-        handler.on_message(peer, 2, failing, 2_000.0 + peer / 10)
-    assert len(looks) <= 2
-    assert handler.next_change_ms(2_020.0) <= 50.0
-    handler.on_time(2_080.0)
-    reply, *_ = handler.on_message(200, 1, {}, 2_080.0)
-    assert len(decode_update(reply.body, 1_000).added) == 300
