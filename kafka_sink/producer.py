@@ -1,13 +1,14 @@
-"""The one place that wires a task's parts together."""
+"""Wires a task's parts together: rows, accumulator, sender, network, breaker and coordinator."""
 
 from __future__ import annotations
 
 import logging
 import random
-import time
+from collections.abc import Container
 
 import pyarrow as pa
 
+from kafka_sink.accumulator.batch_buffer import BufferAllocator
 from kafka_sink.accumulator.batch_size_limits import BatchSizeLimits
 from kafka_sink.accumulator.muted_memory_limit import MutedMemoryLimit
 from kafka_sink.accumulator.record_accumulator import AccumulatorSettings, RecordAccumulator
@@ -18,7 +19,8 @@ from kafka_sink.breaker.loading import load_breaker
 from kafka_sink.breaker.metrics import BreakerMetrics
 from kafka_sink.breaker.mute_control import MuteControl
 from kafka_sink.breaker.producer_breaker import ProducerBreaker
-from kafka_sink.clock import monotonic_ms
+from kafka_sink.breaker.send_policy import NoSendPolicy
+from kafka_sink.clock import monotonic_ms, wall_ms
 from kafka_sink.coordinator.tasks.breaker_channel import BreakerChannel
 from kafka_sink.coordinator.tasks.client import Channel, CoordinatorClient
 from kafka_sink.coordinator.tasks.metadata_channel import MetadataChannel
@@ -28,7 +30,7 @@ from kafka_sink.errors import DeliveryError, RecordTooLargeError
 from kafka_sink.metadata.cache import MetadataCache
 from kafka_sink.metadata.cluster_metadata import ClusterMetadata, NoHints
 from kafka_sink.metadata.snapshot import MetadataSnapshot
-from kafka_sink.model import TaskResult
+from kafka_sink.model import TaskResult, TopicPartition
 from kafka_sink.network.client import NetworkClient, NetworkSettings
 from kafka_sink.options import SinkOptions
 from kafka_sink.records import batch_header
@@ -46,7 +48,7 @@ from kafka_sink.timing_bounds import HINT_WAIT_MS
 
 _log = logging.getLogger(__name__)
 _CLOSE_TIMEOUT_MS = 5000.0
-# How often a waiting task looks whether its sender is still alive.
+# How often a task that waits for responses checks that its sender is alive.
 _WATCH_MS = 1000.0
 
 
@@ -62,52 +64,24 @@ class Producer:
         self._rows = 0
         self._started_ms = 0.0
         self._network = NetworkClient(NetworkSettings.from_options(options), monotonic_ms)
-        codec = codec_for(options.compression_type, options.compression_level)
         self._allocator = POOLS.allocator(
             options.buffer_memory_allocation_strategy, options.buffer_memory, options.batch_size
         )
-        self._accumulator = RecordAccumulator(
-            _accumulator_settings(options),
-            self._allocator,
-            BatchSizeLimits(options.batch_size, repr(options.bootstrap_servers)),
-        )
-        cache = MetadataCache(
-            max_age_ms=options.metadata_max_age_ms,
-            idle_ms=options.metadata_max_idle_ms,
-            retry_backoff_ms=options.retry_backoff_ms,
-            retry_backoff_max_ms=options.retry_backoff_max_ms,
-            random=random.random,
-        )
-        self._cluster = ClusterMetadata(
-            cache, monotonic_ms, self._network.wakeup, self._network.describe_brokers
-        )
-        self._gate = _breaker_gate(options, self._cluster)
-        self._appender = RecordAppender(
-            self._accumulator,
-            codec,
-            monotonic_ms,
-            self._network.wakeup,
-            None if self._gate is None else _muted_memory_limit(options, self._accumulator, self._gate),
-        )
-        backoff = ExponentialBackoff(options.retry_backoff_ms, options.retry_backoff_max_ms, random.random)
-        self._identity = _identity(options, backoff)
+        self._accumulator = _accumulator(options, self._allocator)
+        self._cluster = _cluster_metadata(options, self._network)
+        self._breaker = _breaker(options, self._cluster)
+        self._appender = _appender(options, self._accumulator, self._network, self._breaker)
+        self._identity = _identity(options)
         self._sender = Sender(
             SenderSettings.from_options(options),
             self._accumulator,
             self._cluster,
             self._network,
             self._identity,
-            backoff,
+            self._breaker or NoSendPolicy(),
             monotonic_ms,
-            self._gate,
         )
-        self._partitioner = Partitioner(
-            room=self._appender.batch_room,
-            ignore_keys=options.partitioner_ignore_keys,
-            adaptive=options.partitioner_adaptive_partitioning_enable,
-            random=random.random,
-            spread_keys=options.partitioner_spread_keys_when_muted,
-        )
+        self._partitioner = _partitioner(options, self._appender)
         self._breaker_before = BreakerMetrics()
         self._coordinator: CoordinatorClient | None = None
         self._shared_breaker: BreakerChannel | None = None
@@ -122,11 +96,14 @@ class Producer:
         hints: MetadataSnapshot | None = None,
         write: str | None = None,
     ) -> None:
-        """A new task: its counts start at zero. ``hints``: what the driver knew, aged until now. ``write``
-        names what it belongs to; the coordinator tells when that is over."""
+        """A new task: its counts start at zero.
+
+        ``hints`` is the metadata that the driver sent along, with its age. ``write`` is the Spark write that
+        the task belongs to: the coordinator reports when it is over.
+        """
         if hints is not None:
             self._cluster.import_hints(hints, monotonic_ms())
-        self._join(coordinator)
+        self._use_coordinator(coordinator)
         self._rows = 0
         self._started_ms = monotonic_ms()
         if isinstance(self._identity, TransactionalIdentity):
@@ -140,7 +117,7 @@ class Producer:
         self._writes.begin(write)
 
     def begin_transaction(self, transactional_id: str, producer_id: int, epoch: int) -> None:
-        """The rows from now on are in this transaction. Before the first row of a task only.
+        """Writes the rows from now on in this transaction. Only before a task's first row.
 
         Raises ValueError for a producer without delivery.guarantee=exactly-once.
         """
@@ -148,40 +125,45 @@ class Producer:
             raise ValueError("this producer writes without transactions")
         self._identity.adopt(transactional_id, producer_id, epoch)
 
-    def _join(self, address: CoordinatorAddress | None) -> None:
-        """Work with the coordinator at this address from now on, or with none."""
-        known = self._coordinator
-        if known is not None and known.address != address:
-            known.close()
-            self._coordinator = None
-            self._cluster.hints = NoHints()
-            self._cluster.share_refreshes(False)
-            if self._gate is not None:
-                self._gate.share(None)
+    def _use_coordinator(self, address: CoordinatorAddress | None) -> None:
+        """Works with the coordinator at this address from now on, or without one."""
+        if self._coordinator is not None and self._coordinator.address != address:
+            self._leave_coordinator(self._coordinator)
         if address is None:
             return
         if self._coordinator is None:
-            interval_ms = self.options.coordinator_report_interval_ms
-            idle_ms = self.options.metadata_max_idle_ms
-            exchange = MetadataChannel(self._cluster, monotonic_ms, interval_ms, idle_ms)
-            self._writes = WriteChannel(self.abandon)
-            participants: list[Channel] = [exchange, self._writes]
-            if self._gate is not None:
-                shared = BreakerChannel(self._network.wakeup, interval_ms)
-                participants.append(shared)
-                self._gate.share(shared)
-                self._shared_breaker = shared
-            self._coordinator = CoordinatorClient(address, participants, monotonic_ms)
-            self._cluster.hints = exchange
-            self._coordinator.start()
+            self._coordinator = self._join_coordinator(address)
         elif self._shared_breaker is not None and self._coordinator.is_connecting:
             self._shared_breaker.expect()
-        if self._gate is not None:
-            self._gate.begin()
+        if self._breaker is not None:
+            self._breaker.begin()
         self._coordinator.resume()
 
+    def _leave_coordinator(self, coordinator: CoordinatorClient) -> None:
+        coordinator.close()
+        self._coordinator = None
+        self._cluster.hints = NoHints()
+        self._cluster.share_refreshes(False)
+        if self._breaker is not None:
+            self._breaker.share(None)
+
+    def _join_coordinator(self, address: CoordinatorAddress) -> CoordinatorClient:
+        interval_ms = self.options.coordinator_report_interval_ms
+        idle_ms = self.options.metadata_max_idle_ms
+        metadata = MetadataChannel(self._cluster, monotonic_ms, interval_ms, idle_ms)
+        self._writes = WriteChannel(self.abandon)
+        channels: list[Channel] = [metadata, self._writes]
+        if self._breaker is not None:
+            self._shared_breaker = BreakerChannel(self._network.wakeup, interval_ms)
+            self._breaker.share(self._shared_breaker)
+            channels.append(self._shared_breaker)
+        coordinator = CoordinatorClient(address, channels, monotonic_ms)
+        self._cluster.hints = metadata
+        coordinator.start()
+        return coordinator
+
     def send(self, plan: ColumnPlan, batch: pa.RecordBatch | pa.Table) -> int:
-        """Takes a unit of rows; returns when they are accumulated, with the number of partitions they go to.
+        """Appends rows, and returns the number of partitions that they go to.
 
         Raises InvalidRowError (after max.block.ms for a partition that does not exist) or
         RecordTooLargeError for rows that cannot be sent, MetadataTimeoutError or BufferExhaustedError after
@@ -190,34 +172,33 @@ class Producer:
         self.check()
         if batch.num_rows == 0:
             return 0
-        now_ms = time.time_ns() // 1_000_000
+        ordered = self._order(plan, batch)
+        self._check_sizes(ordered)
+        self._rows += batch.num_rows
+        self._appender.append(ordered, self.check)
+        return len(ordered.partitions)
+
+    def _order(self, plan: ColumnPlan, batch: pa.RecordBatch | pa.Table) -> OrderedRows:
+        """The rows by partition. Waits for metadata, and for what the coordinator has muted."""
+        now_ms = int(wall_ms())
         rows = extract(plan, batch, now_ms)
         topics = self._cluster.await_topics(
             rows.topics, self.options.max_block_ms, self.check, partitions_needed(rows)
         )
-        gate, unavailable = self._gate, self._sender.availability.unavailable
-        if gate is not None:
-            gate.await_mutes(self._started_ms + HINT_WAIT_MS - monotonic_ms(), self.check)
-            if gate.mutes and self._partitioner.chooses(rows.key, rows.partition):
-                gate.note_free_rows(rows.topics)
-        if gate is not None and gate.congested:
-            unavailable |= gate.congested
-        unit = ordered_rows_of(
-            rows,
-            topics,
-            self._partitioner,
-            self._accumulator.queued_batches,
-            now_ms,
-            unavailable,
-            () if gate is None else gate.mutes,
-        )
-        self._check_sizes(unit)
-        self._rows += batch.num_rows
-        self._appender.append(unit, self.check)
-        return len(unit.partitions)
+        unavailable = self._sender.availability.unavailable
+        muted: Container[TopicPartition] = ()
+        breaker = self._breaker
+        if breaker is not None:
+            breaker.await_mutes(self._started_ms + HINT_WAIT_MS - monotonic_ms(), self.check)
+            if breaker.mutes and self._partitioner.chooses(rows.key, rows.partition):
+                breaker.note_free_rows(rows.topics)
+            unavailable |= breaker.congested
+            muted = breaker.mutes
+        queued = self._accumulator.queued_batches
+        return ordered_rows_of(rows, topics, self._partitioner, queued, now_ms, unavailable, muted)
 
-    def _check_sizes(self, unit: OrderedRows) -> None:
-        largest = unit.largest_bound + batch_header.SIZE
+    def _check_sizes(self, ordered: OrderedRows) -> None:
+        largest = ordered.largest_bound + batch_header.SIZE
         options = self.options
         for limit, name in (
             (options.max_request_size, "kafka.max.request.size"),
@@ -244,7 +225,7 @@ class Producer:
         self.check()
         counts = deliveries.counts()
         if counts.written_records != self._rows:
-            # The last guard of the first invariant; no path is known that leads here.
+            # Guards the first invariant: no row is lost in silence. No known path leads here.
             raise DeliveryError(f"of {self._rows} rows {counts.written_records} are accounted for")
         now = monotonic_ms()
         breaker = self.breaker_metrics().since(self._breaker_before)
@@ -268,8 +249,8 @@ class Producer:
         )
 
     def check(self) -> None:
-        """Raises DeliveryError if rows of this task have failed; for a task that waits for its next rows."""
-        # Asked first: a thread that ends tells its reason before.
+        """Raises DeliveryError if rows of this task have failed. A task that waits calls it now and then."""
+        # Read first: a thread that ends records its reason before.
         ended = not self._sender.is_alive()
         if self._sender.deliveries.has_failed:
             self._sender.deliveries.raise_failure(self._rows, self._accumulator.unanswered_records())
@@ -277,13 +258,15 @@ class Producer:
             raise DeliveryError("the sender thread has ended")
 
     def abandon(self, cause: Exception) -> None:
-        """Stops sending at once and drops what was not sent; from any thread. The task then fails with this
-        cause, wherever it waits, and the producer serves no other."""
+        """Stops sending at once and drops what was not sent. Any thread may call it.
+
+        The task fails with this cause, wherever it waits. The producer serves no other task.
+        """
         unanswered = self._accumulator.unanswered_records()
         self._sender.abort(cause)
         written = self._sender.deliveries.counts().written_records
         _log.warning(
-            "%s. Sending has stopped: of %d rows %d are acknowledged, %d were sent and have no answer, "
+            "%s. Sending has stopped: of %d rows %d are acknowledged, %d were sent and have no response, "
             "and %d are dropped",
             cause,
             self._rows,
@@ -294,22 +277,24 @@ class Producer:
         self._accumulator.wake_waiters()
 
     def metrics(self) -> Metrics:
-        """Of the task under way, or of the last one, under Kafka's names: see docs/metrics.md."""
+        """Metrics of the present task, or else of the last one, under Kafka's names: see docs/metrics.md."""
         breaker = self.breaker_metrics().since(self._breaker_before)
         counts = self._sender.deliveries.counts()
         return task_metrics(self._allocator.metrics(), self._memory_before, counts, breaker)
 
     def breaker_metrics(self) -> BreakerMetrics:
         """muted-partitions, breaker-trips-total and probes of this producer so far."""
-        return BreakerMetrics() if self._gate is None else self._gate.metrics()
+        return BreakerMetrics() if self._breaker is None else self._breaker.metrics()
 
     @property
-    def reusable(self) -> bool:
-        """Whether the last task left nothing unresolved and the sender lives: else the producer, and with it
-        its producer id, must not serve another task."""
+    def is_reusable(self) -> bool:
+        """Whether another task may use this producer and its producer id.
+
+        The last task must have left nothing unresolved, and the sender must be alive.
+        """
         return self._sender.is_reusable
 
-    def rest(self) -> None:
+    def go_idle(self) -> None:
         """Between tasks: connections and metadata stay, free memory goes back to the system."""
         self._writes.end()
         self._allocator.trim_free()
@@ -317,10 +302,10 @@ class Producer:
             self._coordinator.pause()
 
     def close(self, *, abort: bool = False) -> None:
-        """Ends the sender and its connections and gives all memory back; never waits for answers.
+        """Ends the sender and its connections and gives all memory back, without waiting for responses.
 
-        Called by the task's thread, or once no task is under way. ``abort`` is for a task that failed: Spark
-        runs it again, so what the system holds for the connections is dropped.
+        Called by the task's thread, or between tasks. ``abort`` is for a task that failed: Spark runs it
+        again, so bytes that the kernel still holds for the connections are dropped.
         """
         LIVE_PRODUCERS.discard(self)
         self._writes.end()
@@ -328,17 +313,61 @@ class Producer:
             self._coordinator.close()
         self._allocator.close()
         self._sender.close(_CLOSE_TIMEOUT_MS, abort=abort)
-        # What the sender gave back stays in a pool that other producers share.
+        # The sender gave its memory back to a pool that other producers share.
         self._allocator.trim_free()
 
 
-def _identity(options: SinkOptions, backoff: ExponentialBackoff) -> ProducerIdentity | None:
+def _accumulator(options: SinkOptions, allocator: BufferAllocator) -> RecordAccumulator:
+    settings = AccumulatorSettings(
+        batch_size=options.batch_size,
+        linger_ms=options.linger_ms,
+        max_block_ms=options.max_block_ms,
+        delivery_timeout_ms=options.delivery_timeout_ms,
+        buffer_memory=options.buffer_memory,
+        compression=options.compression_type,
+        guarantee_order=options.max_in_flight_requests_per_connection == 1,
+    )
+    limits = BatchSizeLimits(options.batch_size, repr(options.bootstrap_servers))
+    return RecordAccumulator(settings, allocator, limits)
+
+
+def _cluster_metadata(options: SinkOptions, network: NetworkClient) -> ClusterMetadata:
+    cache = MetadataCache(
+        max_age_ms=options.metadata_max_age_ms,
+        idle_ms=options.metadata_max_idle_ms,
+        retry_backoff_ms=options.retry_backoff_ms,
+        retry_backoff_max_ms=options.retry_backoff_max_ms,
+        random=random.random,
+    )
+    return ClusterMetadata(cache, monotonic_ms, network.wakeup, network.describe_brokers)
+
+
+def _appender(
+    options: SinkOptions,
+    accumulator: RecordAccumulator,
+    network: NetworkClient,
+    breaker: ProducerBreaker | None,
+) -> RecordAppender:
+    codec = codec_for(options.compression_type, options.compression_level)
+    limit = None if breaker is None else _muted_memory_limit(options, accumulator, breaker)
+    return RecordAppender(accumulator, codec, monotonic_ms, network.wakeup, limit)
+
+
+def _muted_memory_limit(
+    options: SinkOptions, accumulator: RecordAccumulator, breaker: ProducerBreaker
+) -> MutedMemoryLimit:
+    limit = options.buffer_memory * options.breaker.muted_buffer_perc // 100
+    return MutedMemoryLimit(accumulator, limit, lambda: breaker.mutes, breaker.explain, monotonic_ms)
+
+
+def _identity(options: SinkOptions) -> ProducerIdentity | None:
+    backoff = ExponentialBackoff(options.retry_backoff_ms, options.retry_backoff_max_ms, random.random)
     if options.delivery_guarantee == "exactly-once":
         return TransactionalIdentity(backoff)
     return ProducerIdentity(backoff) if options.enable_idempotence else None
 
 
-def _breaker_gate(options: SinkOptions, cluster: ClusterMetadata) -> ProducerBreaker | None:
+def _breaker(options: SinkOptions, cluster: ClusterMetadata) -> ProducerBreaker | None:
     breaker = load_breaker(options)
     if breaker is None:
         return None
@@ -350,21 +379,11 @@ def _breaker_gate(options: SinkOptions, cluster: ClusterMetadata) -> ProducerBre
     return ProducerBreaker(breaker, MuteControl(cluster, interval_ms), describe, cluster.mark_stale)
 
 
-def _muted_memory_limit(
-    options: SinkOptions, accumulator: RecordAccumulator, gate: ProducerBreaker
-) -> MutedMemoryLimit:
-    share = options.breaker.muted_buffer_perc
-    limit = options.buffer_memory * share // 100
-    return MutedMemoryLimit(accumulator, limit, lambda: gate.mutes, gate.explain, monotonic_ms)
-
-
-def _accumulator_settings(options: SinkOptions) -> AccumulatorSettings:
-    return AccumulatorSettings(
-        batch_size=options.batch_size,
-        linger_ms=options.linger_ms,
-        max_block_ms=options.max_block_ms,
-        delivery_timeout_ms=options.delivery_timeout_ms,
-        buffer_memory=options.buffer_memory,
-        compression=options.compression_type,
-        guarantee_order=options.max_in_flight_requests_per_connection == 1,
+def _partitioner(options: SinkOptions, appender: RecordAppender) -> Partitioner:
+    return Partitioner(
+        room=appender.batch_room,
+        ignore_keys=options.partitioner_ignore_keys,
+        adaptive=options.partitioner_adaptive_partitioning_enable,
+        random=random.random,
+        spread_keys=options.partitioner_spread_keys_when_muted,
     )

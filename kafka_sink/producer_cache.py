@@ -53,7 +53,7 @@ class TaskProducer:
 
 
 class ProducerCache:
-    """Idle producers of this process, the least recently used dropped first."""
+    """Idle producers of this process. The least recently used is dropped first."""
 
     def __init__(self, max_idle: int = _CACHED_PRODUCERS) -> None:
         self._max_idle = max_idle
@@ -62,26 +62,26 @@ class ProducerCache:
         self._owner = os.getpid()
 
     def take(self, options: SinkOptions, *, new: bool = False) -> Producer:
-        """An idle producer with these options, or a new one; ``new``: surely a new one."""
+        """An idle producer with these options, or a new one. With ``new`` always a new one."""
         with self._lock:
             if self._owner != os.getpid():
                 # Threads and sockets do not survive a fork.
                 self._idle.clear()
                 self._owner = os.getpid()
             found = self._idle.pop(options, None)
-        if found is not None and found.reusable and not new:
+        if found is not None and found.is_reusable and not new:
             return found
         if found is not None:
-            # Not wanted, or its sender has ended while it rested.
+            # The caller wants a new one, or this one's sender ended while it was idle.
             found.close()
         return Producer(options)
 
     def put_back(self, producer: Producer) -> None:
-        """A healthy producer rests until its options come again; another one is closed."""
-        if not producer.reusable:
+        """Keeps a healthy producer for the next task with its options; closes any other."""
+        if not producer.is_reusable:
             producer.close()
             return
-        producer.rest()
+        producer.go_idle()
         with self._lock:
             replaced = self._idle.pop(producer.options, None)
             self._idle[producer.options] = producer
@@ -113,13 +113,13 @@ def task_producer(
     write: str | None = None,
     again: bool = False,
 ) -> Iterator[TaskProducer]:
-    """A producer for one task; an exception inside discards it, so that nothing half-sent lives on.
+    """A producer for one task. An exception inside the context discards it with all that is half sent.
 
-    ``coordinator``: where to ask for and report metadata. ``hints``, ``write``: see Producer.begin.
-    ``again``: an attempt before this one failed. What a producer at rest knows may be as wrong as what that
-    one knew (a cluster that was replaced, say), so it gets a new one.
+    ``coordinator`` is where the task shares metadata and mutes. For ``hints`` and ``write`` see
+    Producer.begin. ``again`` says that an earlier attempt of the task failed: the task then gets a new
+    producer, because an idle one may hold the same wrong metadata (of a cluster that was replaced, say).
     """
-    # One producer serves all topics; what only the planning looks at must not tell producers apart.
+    # One producer serves all topics. Options that only planning reads must not tell producers apart.
     producer = PRODUCERS.take(options.for_tasks(), new=again)
     try:
         producer.begin(coordinator, hints, write)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+import random
 import threading
 from collections.abc import Container, Mapping, Sequence
 from functools import partial
@@ -16,7 +17,7 @@ from kafka_sink.accumulator.batch_queues import PartitionQueue
 from kafka_sink.accumulator.producer_batch import ProducerBatch
 from kafka_sink.accumulator.record_accumulator import RecordAccumulator
 from kafka_sink.backoff import ExponentialBackoff
-from kafka_sink.breaker.send_policy import NoSendPolicy, SendPolicy
+from kafka_sink.breaker.send_policy import SendPolicy
 from kafka_sink.clock import Clock
 from kafka_sink.errors import ClusterChangedError, KafkaSinkError
 from kafka_sink.metadata.cluster_metadata import ClusterMetadata
@@ -58,9 +59,8 @@ class Sender(threading.Thread):
         cluster: ClusterMetadata,
         network: NetworkClient,
         identity: ProducerIdentity | None,
-        backoff: ExponentialBackoff,
+        policy: SendPolicy,
         clock_ms: Clock,
-        policy: SendPolicy | None = None,
     ) -> None:
         super().__init__(name="kafka-chunked-sender", daemon=True)
         self.availability = NodeAvailability(settings.availability_timeout_ms)
@@ -70,8 +70,9 @@ class Sender(threading.Thread):
         self._network = network
         self._identity = identity
         self._clock_ms = clock_ms
-        self._policy: SendPolicy = policy or NoSendPolicy()
+        self._policy = policy
         self._completion = BatchCompletion(accumulator)
+        backoff = ExponentialBackoff(settings.retry_backoff_ms, settings.retry_backoff_max_ms, random.random)
         self._expiry = BatchExpiry(
             self._completion, accumulator, cluster, identity, self._policy, network.connection_errors
         )

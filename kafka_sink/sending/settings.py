@@ -22,6 +22,8 @@ class SenderSettings:
     max_request_size: int
     request_timeout_ms: float
     retries: int
+    retry_backoff_ms: float
+    retry_backoff_max_ms: float
     batch_size: int
     metadata: MetadataRequestSettings
     availability_timeout_ms: float = 0.0
@@ -34,6 +36,8 @@ class SenderSettings:
             max_request_size=options.max_request_size,
             request_timeout_ms=options.request_timeout_ms,
             retries=options.retries,
+            retry_backoff_ms=options.retry_backoff_ms,
+            retry_backoff_max_ms=options.retry_backoff_max_ms,
             batch_size=options.batch_size,
             metadata=MetadataRequestSettings.from_options(options),
             availability_timeout_ms=(

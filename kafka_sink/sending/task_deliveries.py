@@ -130,7 +130,7 @@ class TaskDeliveries:
         raise DeliveryError(
             f"delivery{where} failed: {cause} "
             f"[{counts.acknowledged_records} rows acknowledged, {unconfirmed}{counts.failed_records} failed, "
-            f"{unanswered} sent without an answer, {never} never sent]"
+            f"{unanswered} sent without a response, {never} never sent]"
         ) from cause
 
     def partitions(self) -> tuple[PartitionResult, ...]:

@@ -492,5 +492,5 @@ def test_an_error_says_what_was_acknowledged_failed_unanswered_and_never_sent(cl
         with pytest.raises(DeliveryError) as caught:
             producer.finish()
         cluster.thaw(1)
-    counts = "[7 rows acknowledged, 5 failed, 6 sent without an answer, 4 never sent]"
+    counts = "[7 rows acknowledged, 5 failed, 6 sent without a response, 4 never sent]"
     assert counts in str(caught.value)

@@ -236,7 +236,7 @@ def test_final_answers_fail_the_task_with_cause_place_and_counts(cluster: FakeCl
     text = str(caught.value)
     assert "delivery to t-0 failed" in text
     assert "in the broker's words" in text
-    assert "[7 rows acknowledged, 5 failed, 0 sent without an answer, 0 never sent]" in text
+    assert "[7 rows acknowledged, 5 failed, 0 sent without a response, 0 never sent]" in text
     assert SECRET not in text
     assert SECRET not in repr(caught.value.__cause__)
     assert re.search(FINAL[code], text)

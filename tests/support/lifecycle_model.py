@@ -137,7 +137,9 @@ class Model:
         self.identity = ProducerIdentity(backoff)
         self.identity.producer_id, self.identity.producer_epoch = 7, 0
         self.metadata = Metadata()
-        sender = SenderSettings(-1, 4_000, 30_000, 1_000, _BATCH_SIZE, MetadataRequestSettings(30_000, True))
+        sender = SenderSettings(
+            -1, 4_000, 30_000, 1_000, 100, 1_000, _BATCH_SIZE, MetadataRequestSettings(30_000, True)
+        )
         policy = NoSendPolicy()
         self.completion = BatchCompletion(self.accumulator)
         self.expiry = BatchExpiry(

@@ -87,7 +87,7 @@ def inside(producer: TaskProducer) -> Producer:
 
 def mutes(producer: TaskProducer) -> MutedView:
     """What the producer's circuit breaker has muted; the producer must have one."""
-    gate = inside(producer)._gate
+    gate = inside(producer)._breaker
     assert gate is not None
     return gate.mutes
 

@@ -37,7 +37,7 @@ def cluster() -> Iterator[FakeCluster]:
 
 
 def mutes(producer: TaskProducer) -> object:
-    gate = inside(producer)._gate
+    gate = inside(producer)._breaker
     assert gate is not None
     return gate.mutes
 
@@ -184,7 +184,7 @@ def test_no_rows_go_to_a_muted_broker_that_refuses_connections(cluster: FakeClus
         producer.send(rows(0, 1))
         producer.send(rows(1, 1, partition=1))
         until(lambda: written(cluster) and written(cluster, 1), "the cluster is known")
-        gate = inside(producer)._gate
+        gate = inside(producer)._breaker
         assert gate is not None
         cluster.stop(0)
         gate.control.manager.mute(0, "I say so")
@@ -263,7 +263,7 @@ def test_an_own_class_decides(cluster: FakeCluster) -> None:
     }
     with task(cluster, **options) as producer:
         producer.send(rows(0, 10))
-        until(lambda: P0 in inside(producer)._gate.mutes, "it is muted")  # type: ignore[union-attr]
+        until(lambda: P0 in inside(producer)._breaker.mutes, "it is muted")  # type: ignore[union-attr]
         producer.send(rows(10, 5))
         result = producer.finish()
     assert written(cluster) == list(range(15))

@@ -74,7 +74,7 @@ class Stream:
 
 
 def muted(producer: TaskProducer) -> object:
-    gate = inside(producer)._gate
+    gate = inside(producer)._breaker
     assert gate is not None
     return gate.mutes
 

@@ -48,7 +48,7 @@ def test_keyless_rows_flow_on_while_a_broker_is_frozen(cluster3: LocalBroker) ->
     muted_after: list[float] = []
 
     def work(producer: TaskProducer) -> None:
-        gate = inside(producer)._gate
+        gate = inside(producer)._breaker
         assert gate is not None
         number = 0
 

@@ -65,7 +65,7 @@ def job(raw: Mapping[str, str], tasks: int) -> Iterator[tuple[Callable[[], None]
 
 
 def is_shared(producer: TaskProducer) -> bool:
-    gate = inside(producer)._gate
+    gate = inside(producer)._breaker
     assert gate is not None
     return gate.control.mutes._coordinated
 
