@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent
 STRATEGIES = ("incremental", "full")
+# For every JVM that tests start. Most live for seconds: the second compiler costs them more than it saves.
+_JVM_OPTIONS = "-XX:TieredStopAtLevel=1"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -32,6 +34,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     forced.install()
+    os.environ.setdefault("JAVA_TOOL_OPTIONS", _JVM_OPTIONS)
     strategy = config.getoption("--allocation-strategy")
     if strategy:
         os.environ[forced.VARIABLE] = strategy
