@@ -130,7 +130,7 @@ class Cycles:
             few = {"buffer_memory": 32_768, "batch_size": 16_384, "max_block_ms": 20}
             with task(cluster, **few) as producer:
                 # Nobody drains what the task fills.
-                inside(producer)._sender._send_ready = lambda now_ms: 1000.0  # type: ignore[method-assign]
+                inside(producer)._sender._send_ready = lambda *_: 1000.0  # type: ignore[method-assign]
                 for _ in range(1000):
                     producer.send(rows(0, 500))
 
