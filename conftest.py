@@ -43,10 +43,10 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(lanes.Progress(config), "lanes-progress")
 
 
-# Before xdist reads the groups; pytest-randomly has shuffled by then.
+# First: pytest-randomly has shuffled by then, and others see the ids that xdist goes by.
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    lanes.share_out(items)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    lanes.share_out(items, in_worker=hasattr(config, "workerinput"))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -50,14 +50,17 @@ def group_of(item: pytest.Item) -> str | None:
     return module if shares else None
 
 
-def share_out(items: list[pytest.Item]) -> None:
-    """Mark each item with its group, and put groups in the order in which they start."""
+def share_out(items: list[pytest.Item], *, in_worker: bool) -> None:
+    """Put groups in the order in which they start; a worker also names each item's group in its id."""
     order = {name: place for place, name in enumerate(FIRST)}
     places: dict[int, int] = {}
     for item in items:
         group = group_of(item)
         if group is not None:
             item.add_marker(pytest.mark.xdist_group(group))
+            # pytest-xdist 3.8 appends the group to an attribute that pytest 9.2 no longer reads.
+            if in_worker and hasattr(item, "_id"):
+                item._id = type(item._id).parse(f"{item.nodeid}@{group}")
         places[id(item)] = order.get(group or "", len(order))
     items.sort(key=lambda item: places[id(item)])
 
