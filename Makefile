@@ -21,7 +21,7 @@ EFFORT ?= 10
 LANES ?= 2
 IN_LANES = -n $(LANES) --dist loadgroup --no-loadscope-reorder --durations 20 --durations-min 1
 # Of make check-pythons: the oldest and the newest that the project runs on.
-PYTHONS ?= python3.10 python3.13
+PYTHONS ?= 3.10 3.13
 
 .PHONY: help venv java demo test full full-sample chaos exactly-once fuzz faults matrix endurance check check-pythons pins format audit bench scale docs broker clean
 
@@ -64,13 +64,12 @@ check: $(STAMP)  ## ruff, mypy strict, import layers, names in docs
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -q -p no:cacheprovider tests/project/test_names_in_docs.py
 
-check-pythons:  ## make check on the oldest and the newest Python (PYTHONS="python3.10 python3.13")
-	@for python in $(PYTHONS); do \
-		if command -v "$$python" >/dev/null; then \
-			$(MAKE) --no-print-directory check PYTHON="$$python" VENV="$(VENV)-$$(basename $$python)" || exit 1; \
-		else \
-			echo "error: there is no $$python here; name others, as in PYTHONS=\"python3.11\"" >&2; exit 1; \
-		fi; \
+check-pythons:  ## make check on the oldest and the newest Python (PYTHONS="3.10 3.13")
+	@for version in $(PYTHONS); do \
+		python=$$(tools/find_python.sh "$$version") || { \
+			echo "error: there is no Python $$version here; name others, as in PYTHONS=3.11" >&2; exit 1; }; \
+		echo "Checking on Python $$version ..."; \
+		$(MAKE) --no-print-directory check PYTHON="$$python" VENV="$(VENV)-$$version" || exit 1; \
 	done
 
 pins: $(STAMP)  ## renew constraints.txt: the newest versions of all that the checks and tests run with
