@@ -49,7 +49,7 @@ class RecordAccumulator:
     """Batches by partition, for a task's thread and a sender. Thread-safe.
 
     One private lock guards the queues and the states, leases and counters of their batches. Every method
-    takes it, so none may be called inside ``planning``; methods whose names end in ``_locked`` need it held.
+    takes it, so none may be called inside ``planning``; methods whose names end in `_locked` need it held.
     """
 
     def __init__(
