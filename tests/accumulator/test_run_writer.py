@@ -1,0 +1,77 @@
+"""Carrying out a plan: rows written, full batches sealed, leases ended, and who is woken."""
+
+from __future__ import annotations
+
+import pytest
+
+from kafka_sink.accumulator import run_writer
+from kafka_sink.accumulator.append_planner import AppendPlan, RowCursor
+from kafka_sink.accumulator.producer_batch import BatchState
+from kafka_sink.accumulator.record_accumulator import RecordAccumulator
+from kafka_sink.accumulator.run_writer import RunWriter
+from kafka_sink.records.ordered_rows import OrderedRows
+from tests.support.planner_bench import Bench, rows
+
+
+class WriterBench(Bench):
+    """A planner and a writer over one accumulator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.accumulator = RecordAccumulator(self.settings, self.allocator)
+        self.wakes = 0
+        self.writer = RunWriter(self.accumulator, self.estimates, self._wake)
+
+    def _wake(self) -> None:
+        self.wakes += 1
+
+    def planned(self, ordered: OrderedRows) -> AppendPlan:
+        with self.accumulator.planning() as queues:
+            return self.planner.plan(queues, ordered, RowCursor(0), len(ordered.partitions))
+
+
+def test_the_rows_of_a_plan_are_written_and_its_leases_end() -> None:
+    bench = WriterBench()
+    plan = bench.planned(rows(3, 2))
+    bench.writer.write(plan)
+    assert [segment.batch.record_count for segment in plan.segments] == [3, 2]
+    assert all(segment.batch.lease is None for segment in plan.segments)
+    assert bench.wakes == 1
+
+
+def test_full_batches_are_sealed_and_the_last_stays_open() -> None:
+    bench = WriterBench()
+    plan = bench.planned(rows(40))
+    bench.writer.write(plan)
+    states = [segment.batch.state for segment in plan.segments]
+    assert states == [BatchState.SEALED, BatchState.SEALED, BatchState.OPEN]
+    assert [segment.batch.record_count for segment in plan.segments] == [16, 16, 8]
+    assert not any(segment.batch.leased for segment in plan.segments)
+
+
+def test_nobody_is_woken_for_more_rows_in_a_batch_that_the_sender_knows() -> None:
+    bench = WriterBench()
+    bench.writer.write(bench.planned(rows(1)))
+    bench.writer.write(bench.planned(rows(1)))
+    assert bench.wakes == 1
+    plan = bench.planned(rows(1))
+    with bench.accumulator.planning() as queues:
+        queues.leased_batch_skipped = True  # the sender passed by meanwhile
+    bench.writer.write(plan)
+    assert bench.wakes == 2
+
+
+def test_a_turn_that_fails_keeps_its_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its batches lack rows, so the sender must not have them."""
+    bench = WriterBench()
+    plan = bench.planned(rows(3))
+
+    def failing(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run_writer.encoder, "encode", failing)
+    with pytest.raises(KeyboardInterrupt):
+        bench.writer.write(plan)
+    assert plan.segments[0].batch.lease is plan.lease
+    bench.accumulator.abandon(lambda batch: None, end_leases=True)
+    assert bench.pool.metrics().used_bytes == 0

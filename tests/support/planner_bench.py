@@ -1,0 +1,53 @@
+"""A planner of turns without threads, and rows for it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+from kafka_sink.accumulator.append_planner import AppendPlan, AppendPlanner, Grant, RowCursor
+from kafka_sink.accumulator.batch_queues import BatchQueues
+from kafka_sink.accumulator.batch_size_limits import BatchSizeLimits
+from kafka_sink.accumulator.buffer_pool import BufferPool
+from kafka_sink.accumulator.chunked_buffer import IncrementalAllocator
+from kafka_sink.accumulator.record_accumulator import AccumulatorSettings
+from kafka_sink.accumulator.size_estimates import SizeEstimates
+from kafka_sink.model import CompressionType, TopicPartition
+from kafka_sink.records.encoder import RecordColumns
+from kafka_sink.records.ordered_rows import OrderedRows
+
+BATCH_SIZE = 1_024
+CHUNK = 1_024
+START = RowCursor(0)
+P = [TopicPartition("t", index) for index in range(4)]
+
+
+def rows(*counts: int, size: int = 50) -> OrderedRows:
+    """``counts[i]`` rows of about ``size`` bytes for partition i."""
+    total = sum(counts)
+    columns = RecordColumns.of(None, (pa.array([b"v" * size] * total, pa.binary()),), None)
+    starts = np.concatenate(([0], np.cumsum(counts))).tolist()
+    return OrderedRows(columns, np.full(total, 7, dtype=np.int64), P[: len(counts)], starts)
+
+
+class Bench:
+    """A planner over a pool of ``memory`` bytes in chunks of 1,024."""
+
+    def __init__(self, memory: int = 1 << 20) -> None:
+        self.pool = BufferPool(memory, CHUNK, clock_ms=lambda: 0.0)
+        self.allocator = IncrementalAllocator(self.pool, BATCH_SIZE)
+        self.settings = AccumulatorSettings(
+            batch_size=BATCH_SIZE,
+            linger_ms=0,
+            max_block_ms=0,
+            delivery_timeout_ms=10_000,
+            buffer_memory=memory,
+            compression=CompressionType.NONE,
+            guarantee_order=False,
+        )
+        self.estimates = SizeEstimates(self.settings, None, BatchSizeLimits(BATCH_SIZE))
+        self.planner = AppendPlanner(self.settings, self.allocator, None, self.estimates, lambda: 3.0)
+        self.queues = BatchQueues()
+
+    def plan(self, ordered: OrderedRows, cursor: RowCursor = START, grant: Grant | None = None) -> AppendPlan:
+        return self.planner.plan(self.queues, ordered, cursor, len(ordered.partitions), grant)
