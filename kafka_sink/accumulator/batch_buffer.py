@@ -1,4 +1,4 @@
-"""What the accumulator asks of a batch's memory, whichever allocation strategy stands behind it."""
+"""The memory of a batch as the accumulator uses it, with either allocation strategy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Data = bytes | bytearray | memoryview
 
 
 class BatchBuffer(Protocol):
-    """Memory of one record batch; not thread-safe, it has one owner at a time.
+    """The memory of one record batch. Not thread-safe: it has one owner at a time.
 
     ``capacity`` bytes may be written without growth, ``size`` bytes are written.
     """
@@ -25,74 +25,80 @@ class BatchBuffer(Protocol):
         """Bytes held from outside the pool."""
 
     def write(self, data: Data) -> None:
-        """Appends; raises ValueError, changing nothing, where there is no room."""
+        """Appends. Raises ValueError, changing nothing, if there is no room."""
 
     def write_growing(self, data: Data) -> bool:
-        """Appends and grows as needed: pool without blocking, then heap. True when heap was needed now:
-        the caller then closes the batch early. What is written here was reserved, so it may exceed the heap's
-        limit; nothing new is reserved then until others have returned theirs."""
+        """Appends, and grows as needed: from the pool without blocking, otherwise from the heap.
+
+        Returns whether it took heap memory now. The data was reserved before, so it may exceed the heap's
+        limit; then no new request is granted until enough heap memory has come back."""
 
     def truncate(self, size: int) -> None:
-        """Forgets what was written past ``size``; the memory stays."""
+        """Drops the bytes past ``size`` but keeps their memory."""
 
     def views(self, start: int = 0, end: int | None = None) -> list[memoryview]:
-        """The bytes written from ``start`` to ``end`` (default: all), in order, without a copy, none
-        empty. For reading, and only until the memory is released."""
+        """The bytes written from ``start`` to ``end`` (default: all), in order and without a copy. No view is
+        empty. They are for reading, until the memory is released."""
 
     def patch(self, data: Data, position: int = 0) -> None:
-        """Overwrites written bytes; raises ValueError, changing nothing, past their end."""
+        """Overwrites written bytes. Raises ValueError, changing nothing, past their end."""
 
     def trim(self) -> None:
-        """Returns memory that holds no data; called when the batch takes no more."""
+        """Returns memory that holds no data. Called when the batch takes no more rows."""
 
     def release(self) -> None:
-        """Returns everything, exactly once. A second call raises BufferOwnershipError, changing nothing, as
-        does growing afterwards."""
+        """Returns all memory. A second call raises BufferOwnershipError and changes nothing; so does growing
+        afterwards."""
 
 
 class BufferAllocator(Protocol):
-    """One per producer, chosen by buffer.memory.allocation.strategy. ``projected`` is what a batch will
-    hold in all, in bytes, header included."""
+    """One producer's access to the pool, chosen by buffer.memory.allocation.strategy.
+
+    ``projected`` is the number of bytes that a batch will hold in all, header included."""
 
     @property
     def queued(self) -> int:
-        """Requests that wait for memory."""
+        """The number of requests that wait for memory."""
 
     @property
     def overdrawn(self) -> bool:
-        """Whether reserved rows took more heap than its limit, so that no new ones may be reserved."""
+        """Whether reserved rows took more heap memory than its limit, so that no more may be reserved."""
 
     def try_open(self, projected: int) -> BatchBuffer | None:
         """A new batch's memory, or None when the pool cannot give it now or others wait. Never blocks."""
 
     def open(self, projected: int, timeout_ms: float, watch: Callable[[], None] | None = None) -> BatchBuffer:
-        """Waits in line; ``watch`` is called there at once and now and then, and may raise to end the wait.
+        """A new batch's memory; waits in line for it. ``watch`` is called at the start of the wait and from
+        time to time, and may raise to end it.
 
         Raises BufferExhaustedError after the timeout, RecordTooLargeError at once for more than
         buffer.memory, ProducerClosedError when closed; nothing stays reserved then."""
 
     def try_grow(self, buffer: BatchBuffer, projected: int) -> bool:
-        """Room for ``projected`` bytes in all, or False with nothing changed. Never blocks."""
+        """Makes room for ``projected`` bytes in all. Returns False, changing nothing, if the pool refuses.
+
+        Never blocks."""
 
     def growable_bytes(self, buffer: BatchBuffer) -> int:
-        """By how much a batch could grow now. A hint: the pool may have less a moment later."""
+        """The bytes by which a batch could grow now. A hint: the pool may have fewer a moment later."""
 
     @property
     def moves_to_grow(self) -> bool:
         """Whether a batch that outgrows its first buffer moves to a larger one."""
 
     def open_overflow(self, projected: int) -> BatchBuffer:
-        """For the pieces of a split batch: pool without blocking, then heap. Raises BufferExhaustedError
-        at the heap's limit."""
+        """Memory for a piece of a split batch: from the pool without blocking, otherwise from the heap.
+
+        Raises BufferExhaustedError at the heap's limit."""
 
     def metrics(self) -> PoolMetrics:
-        """The pool's, which producers of a worker may share."""
+        """The metrics of the pool, which the producers of a worker may share."""
 
     def restart_maxima(self) -> None:
-        """The pool's peaks start from what is held now."""
+        """Resets the pool's peaks to the present values."""
 
     def trim_free(self) -> None:
-        """Gives free memory back to the system."""
+        """Returns free memory to the system."""
 
     def close(self) -> None:
-        """Wakes this producer's waiters with an error; memory in use may still grow and be returned."""
+        """Ends this producer's waits with an error. Memory in use may still grow and be returned."""

@@ -11,21 +11,23 @@ from kafka_sink.records import batch_header, encoder
 from kafka_sink.records.encoder import Int64s
 from kafka_sink.records.ordered_rows import OrderedRows
 
-# Rows looked at in the first step of an exact cut, near which it mostly ends, and in the largest one.
+# Rows that the first step of an exact cut looks at, as it usually ends there, and the largest step.
 _FIRST_SCAN_ROWS = 128
 _SCAN_ROWS = 8192
 
 
 class BatchRoom(NamedTuple):
-    """Uncompressed bytes of records: what a partition's open batch still takes by the estimate of what they
-    shrink to, None where none is open; and what a new batch takes."""
+    """How many uncompressed bytes of records fit, by the estimated compression ratio.
+
+    ``open`` is for the partition's open batch, None if it has no open batch. ``new`` is for a new batch.
+    """
 
     open: float | None
     new: float
 
 
 class BatchLimits:
-    """How full a batch may get: ``write_limit`` bytes estimated, ``raw_limit`` raw bytes held."""
+    """How full a batch may get: ``write_limit`` estimated bytes on the wire, ``raw_limit`` raw bytes held."""
 
     def __init__(self, write_limit: int, raw_limit: int | None) -> None:
         self.write_limit = write_limit
@@ -45,8 +47,8 @@ class BatchLimits:
         """First row from ``start`` on that a batch does not take (``stop`` when it takes all).
 
         A row fits while header + raw bytes so far x ``factor`` + the row itself, raw, stay within the
-        limit (Kafka's hasRoomFor). That sum does not grow steadily with the rows when sizes differ much,
-        so the first row that fails is looked for rather than bisected. An empty batch takes any row.
+        limit (Kafka's hasRoomFor). That sum does not grow steadily if sizes differ much, so a scan finds the
+        first row that fails; a bisection could miss it. An empty batch takes any row.
         """
         bound = ordered.bound(start, stop)
         limit = self.write_limit - batch_header.SIZE
@@ -102,14 +104,14 @@ class BatchLimits:
         base_timestamp: int,
         factor: float,
     ) -> int:
-        """The row up to which upper bounds alone tell that all rows fit; saves looking at each."""
+        """The row up to which all rows fit by their upper bounds alone, without a look at each."""
         if not ordered.deltas_are_bounded(base_timestamp):
             return start
         limit = (self.write_limit - batch_header.SIZE - ordered.largest_bound) / factor
         if self.raw_limit is not None:
             limit = min(limit, self.raw_limit)
         room = encoder.MAX_RECORDS_PER_BATCH - record_count
-        # One less than the limit allows: what floats round off must not count for a row.
+        # One byte less than the limit allows: a rounding error must not let one more row in.
         return min(ordered.rows_below(start, int(limit) - raw_bytes - 1), stop, start + max(room, 0))
 
     def _failures(

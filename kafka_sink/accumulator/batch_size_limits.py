@@ -1,4 +1,4 @@
-"""How large a topic's batches may get where its brokers take less than batch.size."""
+"""How large a topic's batches may get if its brokers accept less than batch.size."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import threading
 
 from kafka_sink import application_markers
 
-# How long a limit is believed that another producer learnt: an administrator may have raised it since.
+# How long a limit learnt by an earlier producer is used: an administrator may have raised it since.
 _BELIEVED_S = 3600.0
 # The refused size is divided by these.
 _AFTER_SPLIT, _AFTER_LOSS = 2, 8
@@ -17,10 +17,10 @@ _AFTER_SPLIT, _AFTER_LOSS = 2, 8
 class BatchSizeLimits:
     """Limits in bytes by topic. Thread-safe: the sender learns them, the task's thread cuts batches by them.
 
-    They outlive the producer. A batch that a broker refuses as too large after a connection broke under it
-    may not be split, so its task fails, and a failed task's Python worker ends: learnt anew from batch.size
-    each time, the same would happen in every attempt that Spark allows. ``cluster`` names the brokers; None:
-    nothing is kept.
+    They outlive the producer. If a broker refuses a batch as too large after the batch's connection broke,
+    the batch may not be split. Its task fails then, and the task's Python worker ends. A new worker that
+    began with batch.size again would fail alike, in every attempt that Spark allows. ``cluster`` identifies
+    the brokers; with None the limits are not kept.
     """
 
     def __init__(self, batch_size: int, cluster: str | None = None) -> None:
@@ -30,14 +30,16 @@ class BatchSizeLimits:
         self._by_topic = self._kept()
 
     def of(self, topic: str) -> int:
-        """batch.size, or less where less was learnt."""
+        """The topic's limit: batch.size, or less if brokers have refused that."""
         with self._lock:
             return min(self._by_topic.get(topic, self._batch_size), self._batch_size)
 
     def refused(self, topic: str, size: int, *, costs_task: bool = False) -> None:
-        """A broker refused a batch of ``size`` bytes. Where that was within the limit the broker's own is
-        lower: half the size from now on, since each batch that must be split costs a walk over its records.
-        An eighth where it ``costs_task``, since Spark allows four attempts by default."""
+        """A broker refused a batch of ``size`` bytes. If it was within the limit, the broker's own is lower.
+
+        The new limit is half the size, since splitting a batch costs a walk over its records. It is an eighth
+        if the refusal ``costs_task``, since Spark allows four attempts by default.
+        """
         with self._lock:
             if size > min(self._by_topic.get(topic, self._batch_size), self._batch_size):
                 return

@@ -1,14 +1,14 @@
 """``buffer.memory``: real, reused memory, first come first served (Kafka's BufferPool, KAFKA-20576).
 
-Chunks of a few sizes are kept for reuse; a buffer of any other size is counted, but unmapped when it comes
-back. Allocation is lazy. At every moment outside the lock:
+Chunks of a few sizes are kept for reuse. A buffer of any other size is counted too, but unmapped on its
+return. Allocation is lazy. At every moment outside the lock:
 
-    used + free = allocated <= total        used: lent out; free: written before, kept for reuse
-    used + reserved <= total                reserved: gathered by waiters, not lent yet
-    a request waits  =>  used + reserved = total        so that none can be overtaken
+    used + free = allocated <= total        used: lent out; free: kept for reuse
+    used + reserved <= total                reserved: gathered for waiting requests, not lent yet
+    a request waits  =>  used + reserved = total        so that no request overtakes it
 
-Heap memory (compressed overflow, split batches) is counted apart and never enters the pool. Rows that are
-already reserved may exceed its limit; requests then wait until it is kept again, also where memory is free.
+Heap memory (compressed overflow, split batches) is counted apart and never enters the pool. Reserved rows may
+exceed its limit. All requests then wait until it is kept again, even if the pool has free memory.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ from kafka_sink.accumulator.pool_metrics import PoolMetrics, WindowedRate
 from kafka_sink.clock import Clock
 from kafka_sink.errors import BufferExhaustedError, ProducerClosedError, RecordTooLargeError
 
-# Heap memory at most: this share of buffer.memory, but never less than that; and see admit_batches_of.
+# Heap memory is limited to this share of buffer.memory, as a divisor, but to no less than the minimum below;
+# see also admit_batches_of.
 _HEAP_SHARE = 4
 _MIN_HEAP_BYTES = 1 << 20
-# How often whoever waits looks whether that still makes sense.
+# How often a waiting request checks whether its task is still alive.
 _WATCH_MS = 100.0
 
 
 class PoolClient:
-    """One producer of a pool; closing it wakes only its own waiters. The pool's lock guards ``closed``."""
+    """One producer of a pool. Closing it wakes its own waiters only. The pool's lock guards ``closed``."""
 
     __slots__ = ("closed",)
 
@@ -40,9 +41,9 @@ class PoolClient:
 
 
 class _Waiter:
-    """One blocked request: a unit that gathers ``gathered`` of ``need`` bytes and is then served whole.
+    """One waiting request, which has gathered ``gathered`` of ``need`` bytes and is granted when it has all.
 
-    ``turn`` is held until the request is whole or its tenant is closed. The pool's lock guards all else.
+    ``turn`` is locked until then, or until its tenant is closed. The pool's lock guards everything else.
     """
 
     __slots__ = ("gathered", "need", "tenant", "turn")
@@ -101,7 +102,7 @@ class BufferPool:
             self.heap_limit_bytes = max(self.heap_limit_bytes, min(2 * batch_size, self.total_bytes))
 
     def arena(self, size: int) -> ChunkArena:
-        """The chunks of a size that is kept for reuse."""
+        """The arena of a chunk size that is kept for reuse."""
         with self._lock:
             found = self._arenas.get(size)
             if found is None:
@@ -113,15 +114,15 @@ class BufferPool:
     def try_take(
         self, arena: ChunkArena, count: int, full_bytes: int = 0, *, new_batch: bool = False
     ) -> list[Chunk] | None:
-        """``count`` chunks, or None when they are not to be had now or somebody waits. Never blocks.
+        """``count`` chunks, or None if the pool has too little now or a request waits. Never blocks.
 
         ``new_batch``: they are the first of a batch.
 
-        Raises MemoryError or OSError, changing nothing, where the system has no memory; so do the others.
+        Raises MemoryError or OSError, changing nothing, if the system has no memory; so do the other methods.
         """
         need = count * arena.size
         with self._lock:
-            # No look at the waiters: while there are any, all memory is used or reserved.
+            # This covers waiting requests: while there are any, all memory is used or reserved.
             if self._used + need > self._grantable:
                 return None
             return self._lend(arena, count, full_bytes, new_batch=new_batch)
@@ -164,14 +165,14 @@ class BufferPool:
             with self._lock:
                 if tenant.closed:
                     raise ProducerClosedError("the producer was closed while a row waited for memory")
-                # Asked anew, not taken from acquire's answer: memory may come just after the timeout.
+                # The count decides, not acquire's result: memory may come just after the timeout.
                 if waiter.gathered < need:
                     raise self._exhaustion(waiter, started_ms, timeout_ms, ahead)
                 self._ungather(waiter)
                 chunks = self._lend(arena, count, full_bytes, new_batch=True)
             return chunks
         finally:
-            # Also on KeyboardInterrupt and a task kill: what was gathered goes to the next in line.
+            # Also on KeyboardInterrupt and a task kill: gathered memory goes to the next request.
             with self._lock:
                 self._note_wait(started_ms)
                 if chunks is None:
@@ -224,7 +225,7 @@ class BufferPool:
         return chunks
 
     def _make_room(self, arena: ChunkArena, fresh_bytes: int) -> None:
-        """Drops free memory of other sizes where the total asks for it; ``arena`` will use all of its own."""
+        """Drops free chunks of other sizes to stay within the total; ``arena`` will use all of its own."""
         excess = self._allocated + fresh_bytes - self.total_bytes
         for other in self._arenas.values():
             if excess > 0 and other is not arena:
@@ -232,7 +233,7 @@ class BufferPool:
                 self._allocated -= dropped
                 excess -= dropped
 
-    # -- waiting: all but the first with the lock held ----------------------------------------------
+    # -- waiting ------------------------------------------------------------------------------------
 
     def _queue_up(self, waiter: _Waiter) -> int:
         with self._lock:
@@ -242,7 +243,7 @@ class BufferPool:
             return ahead
 
     def _serve(self) -> None:
-        """Gives what is available to the longest waiter; the next gets something once that one is whole."""
+        """Gives available memory to the oldest request, and to the next once that one has all it needs."""
         waiters = self._waiters
         while waiters and not self.overdrawn:
             waiter = waiters[0]
@@ -314,19 +315,19 @@ class BufferPool:
                 self._serve()
 
     def restart_maxima(self) -> None:
-        """Peaks start from what is held now: a new task begins."""
+        """Resets the peaks to the present values: a new task begins."""
         with self._lock:
             self._peak_used, self._peak_allocated = self._used, self._allocated
             self._peak_heap, self._peak_full = self._heap, self._full
 
     def trim_free(self) -> None:
-        """Gives free memory back to the system: an idle producer holds none."""
+        """Returns free memory to the system, so that an idle producer holds no memory."""
         with self._lock:
             for arena in self._arenas.values():
                 self._allocated -= arena.discard_free() * arena.size
 
     def close_tenant(self, tenant: PoolClient) -> None:
-        """Wakes a producer's waiters with ProducerClosedError; what they gathered goes to the others."""
+        """Ends a producer's waits with ProducerClosedError; the memory they gathered goes to the others."""
         with self._lock:
             tenant.closed = True
             for waiter in [waiter for waiter in self._waiters if waiter.tenant is tenant]:
@@ -338,17 +339,17 @@ class BufferPool:
 
     @property
     def queued(self) -> int:
-        """Waiting requests, of all producers. Read without the lock: a hint that is right a moment later."""
+        """The number of waiting requests of all producers. Read without the lock: a hint."""
         return len(self._waiters)
 
     @property
     def overdrawn(self) -> bool:
-        """Whether reserved rows took more heap than its limit. Without the lock a hint."""
+        """Whether reserved rows took more heap memory than its limit. Without the lock a hint."""
         return self._heap > self.heap_limit_bytes
 
     @property
     def available_bytes(self) -> int:
-        """What a request could get now. Read without the lock: a hint."""
+        """The bytes that a request could get now. Read without the lock: a hint."""
         return self._grantable - self._used
 
     @property
@@ -383,7 +384,7 @@ class BufferPool:
 
 
 def _await(turn: threading.Lock, timeout_s: float, watch: Callable[[], None] | None) -> None:
-    """Until ``turn`` is free or the time is over."""
+    """Waits until ``turn`` is free or the time is over."""
     if watch is None:
         turn.acquire(timeout=timeout_s)
         return

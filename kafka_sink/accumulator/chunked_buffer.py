@@ -1,9 +1,9 @@
 """``incremental``: a batch is a list of pool chunks that follows its data (KAFKA-20576).
 
-Chunks that lie side by side are written and viewed as one piece; a pool that returns and hands out chunks in
-order keeps them so where few partitions are open. On one core (benchmarks/allocation.py, Python 3.11) a
+Adjacent chunks are written and viewed as one piece; the pool returns and hands out chunks in order, so that
+they stay adjacent while few partitions are open. On one core (benchmarks/allocation.py, Python 3.11) a
 one-chunk batch costs 3.1 us from open to release (`full`: 2.4), and each 4 KiB appended to a 1 MiB batch
-600 ns with its share of growth, or 840 where no chunks are neighbours (`full`: 255; 130 of each is the copy).
+600 ns with its share of growth, or 840 if no chunks are adjacent (`full`: 255; 130 of each is the copy).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kafka_sink.errors import BufferOwnershipError
 MAX_CHUNK = 16384
 # A chunk always holds the 61-byte batch header.
 MIN_CHUNK = 128
-# Where many batches are open their chunks are this much smaller, but never below 1 KiB.
+# With many batches open, chunks are smaller by these divisors, but never below 1 KiB.
 _FINER = (4, 16)
 _MIN_FINER = 1024
 # The share of the pool, as a divisor, that one chunk for each open batch may take.
@@ -33,10 +33,10 @@ def chunk_size(batch_size: int) -> int:
 
 
 def _joined(chunks: list[Chunk], step: int) -> list[memoryview]:
-    """The chunks' memory in order, neighbours in one view each.
+    """The chunks' memory in order, with one view for each group of adjacent chunks.
 
-    Of 1 MiB in 64 chunks that lie side by side this saves 44 us in the checksum and 9 us in sendmsg, which
-    takes 1,024 buffers at most; where no two do, it costs 8 us.
+    For 1 MiB in 64 adjacent chunks this saves 44 us in the checksum and 9 us in sendmsg, which takes 1,024
+    buffers at most. If no two are adjacent, it costs 8 us.
     """
     found: list[memoryview] = []
     begin = previous = chunks[0]
@@ -54,7 +54,7 @@ def _span(begin: Chunk, last: Chunk, step: int) -> memoryview:
 
 
 class ChunkedBuffer:
-    """Chunks of one size; the last few may come from the heap, and once they do, all further ones do."""
+    """Chunks of one size. Once a chunk came from the heap, all further ones do."""
 
     __slots__ = (
         "_arena",
@@ -104,7 +104,7 @@ class ChunkedBuffer:
 
     @property
     def growable_bytes(self) -> int:
-        """By how much ``grow`` could make it larger now, as far as can be told without the pool's lock."""
+        """The bytes by which ``grow`` could make it larger now. A hint: read without the pool's lock."""
         if self._heap_arena is not None:
             return 0
         return self._pool.available_bytes // self._step * self._step
@@ -129,7 +129,7 @@ class ChunkedBuffer:
         if end > self.capacity:
             raise ValueError(f"{length} bytes do not fit: {size} of {self.capacity} are written")
         if not view.contiguous:
-            # Found out in the middle, this would leave the place of the next byte behind the wrong chunk.
+            # A failure in the middle would leave the position of the next byte behind the wrong chunk.
             raise ValueError("data must be contiguous")
         slab = self._slab
         done = 0
@@ -176,7 +176,7 @@ class ChunkedBuffer:
         return overflow
 
     def grow(self, projected: int) -> bool:
-        """Adds the chunks that are missing for ``projected`` bytes, if the pool has them all now."""
+        """Adds the chunks that ``projected`` bytes need, if the pool has them all now."""
         missing = -(-(projected - self.capacity) // self._step)
         if missing <= 0:
             return True
@@ -287,15 +287,15 @@ class ChunkedBuffer:
 
 
 class IncrementalAllocator:
-    """Only the chunks that are missing, all of one request in a single pool call.
+    """Takes only the chunks that a batch lacks, all of one request in a single pool call.
 
-    Where so many batches are open that a chunk for each would take a quarter of the pool, further batches
-    are made of chunks a quarter as large, and of still smaller ones if need be: 5,000 partitions with a few
-    rows each would else use up 64 MiB at a few per cent of its worth, and go out as batches of a few rows.
+    If so many batches are open that a chunk for each would take a quarter of the pool, further batches get
+    chunks a quarter as large, and still smaller ones if necessary. Otherwise 5,000 partitions with a few rows
+    each would use up 64 MiB while filling a few per cent of it, and would send batches of a few rows.
     """
 
     def __init__(self, pool: BufferPool, batch_size: int | None = None) -> None:
-        """``batch_size``: default the pool's poolable size; named where producers share a pool."""
+        """``batch_size``: default the pool's poolable size; given if producers share a pool."""
         self._pool = pool
         self._batch_size = max(1, pool.poolable_size if batch_size is None else batch_size)
         pool.admit_batches_of(self._batch_size)

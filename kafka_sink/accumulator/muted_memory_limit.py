@@ -1,4 +1,4 @@
-"""How much of the memory rows for muted partitions may hold, and the wait past it."""
+"""Limits the memory that rows for muted partitions hold; the task waits when it is reached."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from kafka_sink.errors import DeliveryError
 from kafka_sink.model import TopicPartition
 
 _log = logging.getLogger(__name__)
-# Mutes end without a signal to the waiting task.
+# How often a waiting task looks whether the mute has ended: the end of a mute sends no signal.
 _LOOK_MS = 50.0
 
 
 class MutedMemoryLimit:
     """Used by the task's thread. ``limit_bytes`` of buffer.memory may be held by muted partitions.
 
-    ``mutes`` tells which are muted, false where none is; ``explain`` why, for messages.
+    ``mutes`` gives the muted partitions and is false if there are none. ``explain`` says why one is muted.
     """
 
     def __init__(
@@ -38,10 +38,10 @@ class MutedMemoryLimit:
         self._said = False
 
     def wait(self, needs: Sequence[tuple[TopicPartition, int]], check: Callable[[], None]) -> int:
-        """How many of these runs of rows, each a partition and its bytes, may go: the first of them at least.
+        """How many of these runs may go, the first at least. A run is a partition and the bytes of its rows.
 
-        Waits for that until enough is free again or the first is no longer muted. The caller holds no lease
-        and no memory that no batch has. ``check`` raises when the task is lost. Raises DeliveryError naming
+        Waits until enough memory is free or the first is no longer muted. The caller holds no lease, and no
+        memory outside of batches. ``check`` raises when the task is lost. Raises DeliveryError naming
         the cause of the mute after delivery.timeout.ms.
         """
         if taken := self._may_go(needs):
@@ -72,14 +72,14 @@ class MutedMemoryLimit:
         for taken, (partition, needed) in enumerate(needs):
             if partition not in mutes:
                 continue
-            # One run may always go where nothing is held, however large it is.
+            # If no memory is held, one run may always go, however large it is.
             if held and held + needed > self._limit_bytes:
                 return taken
             held += needed
         return len(needs)
 
     def _say(self, partition: TopicPartition) -> None:
-        """Once per time that something is muted."""
+        """Warns once per mute."""
         if self._said:
             return
         self._said = True
@@ -88,7 +88,7 @@ class MutedMemoryLimit:
             "may (%d bytes): %s. Where keys spread over all partitions this stops the task until the broker "
             "is back, for kafka.delivery.timeout.ms = %.0f ms at most. "
             "kafka.partitioner.spread.keys.when.muted=true sends rows with keys to other partitions "
-            "meanwhile; rows of one key then stand in several partitions",
+            "meanwhile; rows of one key are then in several partitions",
             partition,
             self._limit_bytes,
             self._explain(partition),

@@ -1,4 +1,4 @@
-"""What a buffer pool tells about itself, under Kafka's metric names."""
+"""The metrics of a buffer pool, under Kafka's names."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ _WINDOW_MS = 30_000.0
 
 
 class WindowedRate:
-    """Kafka's Rate: what was recorded in the last two windows of 30 s, per second.
+    """Kafka's Rate: the sum recorded in the last two windows of 30 s, per second.
 
-    Like there, the divisor is never below one window, so that a first event is no spike.
+    As in Kafka, the divisor is never below one window, so that a first event does not look like a spike.
     """
 
     __slots__ = ("_samples",)
@@ -41,7 +41,7 @@ class WindowedRate:
 
 @dataclass(frozen=True, slots=True)
 class PoolMetrics:
-    """One moment of a pool: bytes, nanoseconds and counts.
+    """A snapshot of a pool: bytes, nanoseconds and counts.
 
     ``used_bytes`` are lent out; ``reserved_bytes`` are promised to waiters; ``allocated_bytes`` are used plus
     free memory that is kept for reuse; ``available`` is total minus used minus reserved. ``heap_*`` is
@@ -75,11 +75,11 @@ class PoolMetrics:
 
     @property
     def max_saved_bytes(self) -> int:
-        """The most that `full` would have held, minus the most that was held."""
+        """The peak that `full` would have held, minus the peak that was held."""
         return max(0, self.max_full_strategy_bytes - self.max_used_bytes - self.max_heap_bytes)
 
     def by_kafka_name(self) -> dict[str, int | float]:
-        """Kafka's producer-metrics names, and ours in the same manner for what Kafka has none."""
+        """Values by Kafka's producer-metrics names, and by similar names for those that Kafka lacks."""
         return {
             "buffer-total-bytes": self.buffer_total_bytes,
             "buffer-available-bytes": self.buffer_available_bytes,

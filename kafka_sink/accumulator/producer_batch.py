@@ -13,7 +13,7 @@ from kafka_sink.records.compression import PACKER, BlockCodec, CompressionRatios
 
 
 class BatchState(Enum):
-    """Where a batch stands; ``TRANSITIONS`` lists the legal moves."""
+    """A batch's state; ``TRANSITIONS`` lists the legal moves."""
 
     OPEN = "open"  # takes rows
     CLOSED = "closed"  # takes no more rows, not yet compressed
@@ -31,7 +31,7 @@ TRANSITIONS: dict[BatchState, frozenset[BatchState]] = {
     BatchState.IN_FLIGHT: frozenset(
         {BatchState.SEALED, BatchState.SUCCEEDED, BatchState.FAILED, BatchState.SPLIT}
     ),
-    # What arrives after a failure is late, legal and without effect; after a success it is a bug.
+    # A response after a failure is late: legal, without effect. After a success it is a bug.
     BatchState.FAILED: frozenset(
         {BatchState.FAILED, BatchState.SUCCEEDED, BatchState.SEALED, BatchState.SPLIT}
     ),
@@ -43,12 +43,15 @@ TERMINAL = frozenset({BatchState.SUCCEEDED, BatchState.FAILED, BatchState.SPLIT}
 
 
 class IllegalTransitionError(RuntimeError):
-    """A batch was asked to move where its state does not lead; nothing was changed."""
+    """The batch's state does not allow the move; nothing was changed."""
 
 
 def projected_size(codec: BlockCodec | None, ratio: float, body: int, tail: int) -> int:
-    """Bytes held once ``tail`` raw bytes follow ``body`` others: full blocks of ``codec`` shrink as
-    estimated, the last one not at all, nor does anything without a codec."""
+    """Bytes held by ``body`` bytes and ``tail`` raw bytes after them.
+
+    Full blocks of ``codec`` shrink as estimated; the last block stays raw, and so does everything without a
+    codec.
+    """
     if codec is None:
         return body + tail
     blocks, rest = divmod(tail, codec.block_size)
@@ -62,8 +65,19 @@ class ProducerBatch:
     The buffer holds [header][body][raw tail]. With a block codec the body is compressed and the tail at
     most one block. With a whole-batch codec all is tail until the batch is sealed; with ``packing`` the
     body is PACKER's blocks, unpacked when the batch is sealed, and the tail at most one such block.
-    Uncompressed there is no difference. The task's thread owns the batch while it is leased or open, the
-    sender afterwards.
+    Without compression body and tail are the same.
+
+    Which attributes may go together:
+
+    - OPEN, CLOSED: leased or not. Under a lease only the task's thread uses the batch. Without one the task
+      may lease an open batch, and the sender may take or fail it.
+    - SEALED: leased until its task gives it up. Then it waits to be sent, with or without a sequence.
+      ``header_current``: the header has the sequence that the batch has now.
+    - IN_FLIGHT: with a current header, and one request that refers to its memory.
+    - SUCCEEDED, FAILED, SPLIT: the memory is released once no request refers to it.
+
+    ``possibly_written`` is set when a request has failed that the broker may have carried out; from then on
+    neither sequence nor rows change.
     """
 
     def __init__(
@@ -79,12 +93,12 @@ class ProducerBatch:
         self.partition = partition
         self.buffer = buffer
         self.compression = compression
-        # Frozen, so that where a batch ends depends only on the rows before it.
+        # Fixed when the batch opens, so that the end of a batch depends only on the rows before it.
         self.ratio = ratio
         self.base_timestamp = base_timestamp
         self.max_timestamp = base_timestamp
         self.created_ms = created_ms
-        # Append order within the partition, by which retries are put back; a piece's follows its parent's.
+        # Append order within the partition, which retries keep. A piece of a batch extends its parent's.
         self.ordinal: tuple[int, ...] = (next(_ordinals),)
         self.state = BatchState.OPEN
         # The task's hold on the batch; guarded by the accumulator's lock.
@@ -117,7 +131,7 @@ class ProducerBatch:
     # -- filling: the task's thread, outside the lock -------------------------------------------
 
     def append(self, records: memoryview, count: int, max_timestamp: int) -> None:
-        """Takes ``count`` encoded records; room and memory were reserved under a lease.
+        """Adds ``count`` encoded records; room and memory were reserved under a lease.
 
         Raises IllegalTransitionError without a lease.
         """
@@ -151,7 +165,7 @@ class ProducerBatch:
             self.buffer.write_growing(records[at:])
 
     def _pack_tail(self, codec: BlockCodec) -> int:
-        """Makes blocks of what was held raw before the batch began to pack; returns the bytes left raw."""
+        """Packs the rows that were held raw before the batch began to pack; returns the bytes left raw."""
         raw = memoryview(b"".join(self.buffer.views(self._tail_at)))
         self.buffer.truncate(self._tail_at)
         whole = len(raw) // codec.block_size * codec.block_size
@@ -168,7 +182,7 @@ class ProducerBatch:
         self._tail_at = self.buffer.size
 
     def seal(self) -> None:
-        """Compresses what is still raw and returns unused memory. Whoever closed the batch calls it."""
+        """Compresses the raw tail and returns unused memory. The thread that closed the batch calls it."""
         if self.state is not BatchState.CLOSED:
             raise IllegalTransitionError(f"seal a batch of {self.partition} that is {self.state.value}")
         if isinstance(self.codec, BlockCodec):
@@ -196,7 +210,7 @@ class ProducerBatch:
         return raw
 
     def write_header(self, *, transactional: bool = False) -> None:
-        """Writes the header over its reserved place, with the sequence that the batch has now."""
+        """Writes the header into its reserved place, with the sequence that the batch has now."""
         body = self.buffer.views(batch_header.SIZE)
         header = batch_header.build(
             body,
@@ -228,21 +242,21 @@ class ProducerBatch:
         return batch_header.SIZE + int(self.raw_bytes * min(1.0, self.ratio * CompressionRatios.SAFETY))
 
     def pack(self, expected_ratio: float) -> None:
-        """From the next append on the batch keeps its records in blocks of PACKER, which are expected to
-        shrink to this share."""
+        """Keeps records in blocks of PACKER from the next append on; they are expected to shrink to this
+        share."""
         self.packing = True
         self._blocks = PACKER
         self._expected_packed_ratio = expected_ratio
 
     @property
     def packed_ratio(self) -> float:
-        """What PACKER's blocks have shrunk to, or are expected to."""
+        """The share that PACKER's blocks have shrunk to; before the first block, the expected one."""
         packed = self._tail_at - batch_header.SIZE
         return packed / (self.raw_bytes - self.raw_tail) if packed else self._expected_packed_ratio
 
     @property
     def _block_ratio(self) -> float:
-        """What blocks are expected to shrink to."""
+        """The share that blocks are expected to shrink to."""
         return self.packed_ratio if self.packing else self.ratio
 
     @property
@@ -286,9 +300,9 @@ class ProducerBatch:
     # -- states ---------------------------------------------------------------------------------
 
     def move_to(self, state: BatchState) -> bool:
-        """Moves on; False where the move is legal but late and so changes nothing.
+        """Changes the state; False if the move is legal but late, so that it changes nothing.
 
-        Raises IllegalTransitionError, changing nothing, for a move the table does not have.
+        Raises IllegalTransitionError, changing nothing, for a move that is not in the table.
         """
         if state not in TRANSITIONS[self.state]:
             raise IllegalTransitionError(
@@ -309,7 +323,7 @@ class ProducerBatch:
         return self.state in TERMINAL
 
     def release_if_unused(self) -> bool:
-        """Gives the memory back once the batch is terminal and no request refers to it (KAFKA-19012)."""
+        """Releases the memory if the batch is terminal and no request refers to it (KAFKA-19012)."""
         if self._released or not self.terminal or self.request_references:
             return False
         self._released = True

@@ -1,4 +1,4 @@
-"""Batches per partition: where the task's thread and the sender meet, under one lock."""
+"""Batches per partition, shared by the task's thread and the sender under one lock."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from kafka_sink.accumulator.batch_size_limits import BatchSizeLimits
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
 from kafka_sink.model import CompressionType, PartitionInfo, TopicPartition
 
-# What is leased cannot be failed; a lease lasts about so long.
+# How long a lease usually lasts: a leased batch that has expired is looked at again after it.
 LEASE_MS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class AccumulatorSettings:
-    """Sizes in bytes, times in milliseconds; the options of the same names."""
+    """The options of the same names. Sizes are bytes, times milliseconds."""
 
     batch_size: int
     linger_ms: float
@@ -34,7 +34,7 @@ class AccumulatorSettings:
 
 @dataclass(frozen=True, slots=True)
 class ReadyCheck:
-    """What the sender may do now: queues by leader, topics without one, and when to look again.
+    """Queues that may be sent, by leader; topics with partitions without a leader; and when to look again.
 
     ``held`` are queues by leader that are ready but muted.
     """
@@ -128,9 +128,12 @@ class RecordAccumulator:
         now_ms: float,
         muted: Container[TopicPartition] = (),
     ) -> ReadyCheck:
-        """Which brokers have something to get: a head batch that is full or has another behind it,
-        lingered or backed off long enough, or must go because memory or the task waits. ``muted``
-        partitions (the circuit breaker's; false where there are none) are set apart."""
+        """Finds the queues whose first batch may be sent now.
+
+        It may if it is full, has another batch behind it, has lingered or backed off long enough, or if
+        memory or the end of the task waits for it. The circuit breaker's ``muted`` partitions (false if there
+        are none) are returned apart.
+        """
         nodes: dict[int, list[PartitionQueue]] = {}
         held: dict[int, list[PartitionQueue]] = {}
         unknown: set[str] = set()
@@ -168,7 +171,7 @@ class RecordAccumulator:
         return ReadyCheck(nodes, held, unknown, delay)
 
     def _wait_ms_locked(self, queue: PartitionQueue, hurry: bool, now_ms: float) -> float:
-        """Until the head batch may go; infinite while something else must happen first."""
+        """Milliseconds until the first batch may go; infinite while something else must happen first."""
         head = queue.batches[0]
         if head.leased:
             self._queues.leased_batch_skipped = True
@@ -192,8 +195,8 @@ class RecordAccumulator:
         """Takes at most one batch per partition for one broker, up to ``max_bytes`` with the ``filled`` bytes
         that its request has already.
 
-        Only a first batch may exceed that. The start rotates, so that no partition starves. Batches that
-        were still open come back closed but unsealed: sealing takes time and happens outside the lock.
+        Only a first batch may exceed that. The start rotates, so that no partition starves. Open batches come
+        back closed but unsealed: sealing takes time and is done without the lock.
         """
         taken: list[ProducerBatch] = []
         size = filled
@@ -206,7 +209,7 @@ class RecordAccumulator:
                 if head is None:
                     continue
                 if head.leased:
-                    # Leased since ready() looked: the task must say when it ends.
+                    # Leased since ready() looked: the task must wake the sender when the lease ends.
                     self._queues.leased_batch_skipped = True
                     continue
                 if not may_send(head):
@@ -221,14 +224,14 @@ class RecordAccumulator:
         return taken
 
     def put_back(self, batches: Sequence[ProducerBatch]) -> None:
-        """Undoes ``drain`` for batches that have been sealed since and not been sent."""
+        """Undoes ``drain`` for batches that were sealed but not sent."""
         with self._lock:
             for batch in batches:
                 self._queues.request_ended(batch)
                 self._queues.insert(self._queues.queue(batch.partition), batch)
 
     def reenqueue(self, batch: ProducerBatch, retry_at_ms: float) -> None:
-        """Puts a batch back for another attempt, before everything that was appended after it."""
+        """Puts a batch back for another attempt, before all batches that were appended after it."""
         with self._lock:
             self._queues.request_ended(batch)
             if not batch.move_to(BatchState.SEALED):
@@ -239,8 +242,8 @@ class RecordAccumulator:
             queue.retry_at_ms = max(queue.retry_at_ms, retry_at_ms)
 
     def reenqueue_split(self, parent: ProducerBatch, pieces: Sequence[ProducerBatch]) -> bool:
-        """Replaces a batch that was too large by its pieces, in its place; False, with the pieces'
-        memory given back, where it had failed before."""
+        """Puts the pieces of a batch that was too large in its place. If the batch had failed before, returns
+        False and releases the pieces."""
         with self._lock:
             self._queues.request_ended(parent)
             first = parent.move_to(BatchState.SPLIT)
@@ -257,17 +260,17 @@ class RecordAccumulator:
             return first
 
     def refused(self, batch: ProducerBatch, *, costs_task: bool = False) -> None:
-        """A batch, whose memory is still there, was too large for its broker."""
+        """Notes that a batch, which still has its memory, was too large for its broker."""
         refusal = TooLargeBatch(batch.partition.topic, batch.observed_ratio)
         self.limits.refused(refusal.topic, batch.size, costs_task=costs_task)
         with self._lock:
             self._queues.too_large_batches.append(refusal)
 
     def finish(self, batch: ProducerBatch, state: BatchState, record: Callable[[], None]) -> bool:
-        """A request's answer settles its batch; False where it had failed before (a late answer).
+        """Ends a batch by its request's response; False if it had failed before (a late response).
 
-        ``record`` writes down what became of the rows. It runs before the waiting task can see that the
-        batch is complete, so that the task never finds a row unaccounted for.
+        ``record`` counts the rows. It runs before the waiting task can see that the batch is complete, so
+        that the task never finds a row unaccounted for.
         """
         with self._lock:
             self._queues.request_ended(batch)
@@ -278,8 +281,11 @@ class RecordAccumulator:
             return first
 
     def fail(self, batch: ProducerBatch, record: Callable[[], None]) -> bool:
-        """Fails a batch wherever it is, except under a lease: the task writes into it, so its memory must
-        stay, and the caller comes again. Memory that a request refers to stays until its answer."""
+        """Fails a batch in any state; False if it is terminal or leased.
+
+        The task writes into a leased batch, so its memory must stay: the caller tries again later. Memory
+        that a request refers to stays until the response.
+        """
         with self._lock:
             if batch.terminal or batch.leased:
                 return False
@@ -290,9 +296,9 @@ class RecordAccumulator:
             return True
 
     def abandon(self, record: Callable[[ProducerBatch], None], *, end_leases: bool) -> None:
-        """Fails all that is left and gives back its memory. Only once every connection is closed.
+        """Fails all batches that are left and releases their memory. Every connection must be closed.
 
-        ``end_leases``: the task has ended, so nobody writes into its batches any more.
+        ``end_leases``: the task has ended, so no thread writes into its batches any more.
         """
         with self._lock:
             for batch in list(self._queues.live):
@@ -312,27 +318,27 @@ class RecordAccumulator:
         self._completed.notify_all()
 
     def owns(self, buffer: BatchBuffer) -> bool:
-        """Whether a batch holds this memory."""
+        """Whether a batch holds this memory. Takes the lock, as every method here does."""
         with self._lock:
             return any(batch.buffer is buffer for batch in self._queues.live)
 
     @property
     def holds_memory(self) -> bool:
-        """Whether any batch has not given its memory back."""
+        """Whether any batch still has memory."""
         return bool(self._queues.live)
 
     def held_bytes(self, muted: Container[TopicPartition]) -> int:
-        """Memory of the batches of these partitions, wherever they are."""
+        """Bytes of memory of these partitions' batches, whatever their state."""
         with self._lock:
             return sum(batch.buffer.capacity for batch in self._queues.live if batch.partition in muted)
 
     def unanswered_records(self) -> int:
-        """Rows that were sent, perhaps written, and have neither an answer nor a final state."""
+        """The number of rows that were sent and perhaps written, but have no final state."""
         with self._lock:
             return sum(b.record_count for b in self._queues.live if b.attempts and not b.terminal)
 
     def expired(self, now_ms: float) -> tuple[list[ProducerBatch], float]:
-        """Queued batches older than delivery.timeout.ms, and when there may be others (ms from now)."""
+        """Queued batches older than delivery.timeout.ms, and the milliseconds until there may be others."""
         timeout = self.settings.delivery_timeout_ms
         found: list[ProducerBatch] = []
         delay = math.inf

@@ -1,4 +1,4 @@
-"""``full``: Kafka's own strategy, a whole batch.size reserved when a batch opens."""
+"""``full``: Kafka's own strategy, which reserves a whole batch.size when a batch opens."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kafka_sink.accumulator.memory_arena import Chunk, ChunkArena
 from kafka_sink.accumulator.pool_metrics import PoolMetrics
 from kafka_sink.errors import BufferOwnershipError
 
-# What a batch may hold beyond its estimated size while its last block is still raw: a 64 KiB block of lz4.
+# Bytes that a batch may hold beyond its estimated size while its last block is raw: a 64 KiB block of lz4.
 _RAW_TAIL = 68 << 10
 
 
@@ -30,7 +30,7 @@ class SingleBuffer:
     )
 
     def __init__(self, pool: BufferPool, arena: ChunkArena, chunk: Chunk, roomier: ChunkArena) -> None:
-        """``roomier``: buffers that are kept for batches that outgrow batch.size by a little."""
+        """``roomier``: the arena of buffers for batches that outgrow batch.size by a little."""
         self._pool = pool
         self._roomier = roomier
         self._released = False
@@ -83,7 +83,7 @@ class SingleBuffer:
         return False
 
     def _arenas_for(self, projected: int) -> Iterator[ChunkArena]:
-        """Where to move to, best first. Doubling keeps the copies of a growing batch linear in its size."""
+        """Arenas to move to, best first. Doubling keeps the copying of a growing batch linear in its size."""
         doubled = 2 * self.capacity
         if projected <= self._roomier.size < doubled:
             yield self._roomier
@@ -132,10 +132,10 @@ class SingleBuffer:
 
 
 class FullAllocator:
-    """batch.size at once, from the free list; a larger first record gets an unpooled buffer of its size."""
+    """Takes batch.size at once, from the free list. A larger first record gets an unpooled buffer."""
 
     def __init__(self, pool: BufferPool, batch_size: int | None = None) -> None:
-        """``batch_size``: default the pool's poolable size; named where producers share a pool."""
+        """``batch_size``: default the pool's poolable size; given if producers share a pool."""
         self._pool = pool
         # batch.size = 0 is legal: every record then gets a buffer of its own size.
         self._batch_size = max(1, pool.poolable_size if batch_size is None else batch_size)
@@ -183,7 +183,7 @@ class FullAllocator:
         return buffer.grow(projected)
 
     def growable_bytes(self, buffer: BatchBuffer) -> int:
-        """Nothing: to grow is to hold two buffers for a while, and a batch.size was there from the start."""
+        """Zero: growing needs both buffers for a while, and the batch had a batch.size from the start."""
         return 0
 
     @property

@@ -28,7 +28,7 @@ class WorkerPools:
         self._owner = os.getpid()
 
     def allocator(self, strategy: str, buffer_memory: int, batch_size: int) -> BufferAllocator:
-        """One producer's way to its memory; ``strategy`` is `full` or `incremental`, sizes are bytes."""
+        """One producer's access to its memory; ``strategy`` is `full` or `incremental`, sizes are bytes."""
         pool = self._pool(buffer_memory, batch_size if strategy == "full" else chunk_size(batch_size))
         if strategy == "full":
             return FullAllocator(pool, batch_size)

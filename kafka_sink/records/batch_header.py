@@ -19,7 +19,7 @@ NO_SEQUENCE = -1
 _HEAD = struct.Struct(">qiibI")
 # attributes, lastOffsetDelta, baseTimestamp, maxTimestamp, producerId, producerEpoch, baseSequence, count
 _CHECKED = struct.Struct(">hiqqqhii")
-# baseOffset and batchLength are not part of what batchLength counts.
+# batchLength does not count baseOffset and itself.
 _LENGTH_OVERHEAD = 12
 _TRANSACTIONAL = 0x10
 
@@ -39,8 +39,8 @@ def build(
 ) -> bytes:
     """The header of a batch whose records section is ``body`` (``body_size`` bytes, compressed or not).
 
-    Timestamps are milliseconds since the epoch. The CRC32C covers attributes to the end, so that
-    the broker may set the leader epoch without computing it anew.
+    Timestamps are milliseconds since the epoch. The CRC32C covers everything from the attributes on,
+    so that the broker may set the leader epoch without computing it again.
     """
     attributes = int(compression) | (_TRANSACTIONAL if transactional else 0)
     checked = _CHECKED.pack(

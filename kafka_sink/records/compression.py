@@ -1,9 +1,9 @@
-"""The codecs, with no context per partition.
+"""The compression codecs. No codec keeps a context per partition.
 
 lz4 and snappy frames are made of independent blocks, so a batch compresses block by block while it
-fills; zstd and gzip batches are compressed once, at close, from the same raw bytes whether these were kept
-as they are or packed meanwhile. Blocks are cut at fixed raw offsets and every codec is used in one mode
-only, so equal rows give equal bytes.
+fills. zstd and gzip batches are compressed once, at close, from the same raw bytes, whether these were kept
+raw or packed meanwhile. Blocks are cut at fixed raw offsets and every codec is used in one mode only, so
+equal rows give equal bytes.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class BlockCodec(ABC):
 class WholeCodec:
     """Compresses a batch's records section in one go.
 
-    Where memory is short, raw bytes that wait for that are kept in blocks of ``PACKER``.
+    If memory is short, the raw bytes that wait for it are kept in blocks of ``PACKER``.
     """
 
     def __init__(self, compress: Callable[[bytes | bytearray], bytes]) -> None:
@@ -82,8 +82,7 @@ PACKER = Lz4Codec(LZ4_DEFAULT_LEVEL, acceleration=4)
 
 
 def unpack(packed: bytes, raw: bytearray) -> int:
-    """Writes what ``PACKER`` made these blocks of, all of them full, to the start of ``raw``; returns how
-    many bytes that is."""
+    """Unpacks full blocks of ``PACKER`` to the start of ``raw``; returns the number of bytes."""
     at = done = 0
     while at < len(packed):
         (size,) = struct.unpack_from("<I", packed, at)
@@ -101,7 +100,7 @@ class SnappyCodec(BlockCodec):
     """Snappy in xerial framing, the form that Kafka's clients read; 32 KiB blocks as in Java."""
 
     block_size = 32 * 1024
-    # 8 bytes of growth is the most that noise with short repetitions was seen to cause.
+    # Noise with short repetitions grew by 8 bytes at most when measured.
     block_overhead = 4 + 12
     prologue = b"\x82SNAPPY\0" + struct.pack(">ii", 1, 1)
     epilogue = b""
@@ -136,7 +135,7 @@ def zstd_codec(level: int) -> WholeCodec:
 
 
 def codec_for(compression: CompressionType, level: int | None) -> BlockCodec | WholeCodec | None:
-    """The codec for an option set; None where records stay as they are. ``level`` None is the default."""
+    """The codec of an option's value; None if records stay uncompressed. ``level`` None is the default."""
     if compression is CompressionType.LZ4:
         return Lz4Codec(LZ4_DEFAULT_LEVEL if level is None else level)
     if compression is CompressionType.SNAPPY:
@@ -149,7 +148,7 @@ def codec_for(compression: CompressionType, level: int | None) -> BlockCodec | W
 
 
 def decompress(body: bytes, compression: CompressionType, raw_size: int) -> bytes:
-    """The raw records of a batch body that this module compressed; ``raw_size`` is known from the batch."""
+    """The raw records of a batch body that this module compressed; the batch knows their ``raw_size``."""
     if compression is CompressionType.LZ4:
         return bytes(lz4.frame.decompress(body))
     if compression is CompressionType.GZIP:
@@ -176,7 +175,7 @@ def _decompress_snappy(body: bytes, raw_size: int) -> bytes:
 
 
 class CompressionRatios:
-    """What records of a topic shrink to, learnt from batches as Kafka's CompressionRatioEstimator does.
+    """Compression ratios by topic, learnt from batches as Kafka's CompressionRatioEstimator does.
 
     An estimate rises at once to a worse observation (plus a step) and falls by small steps, because
     an over-packed batch costs a split and an under-packed one only a little efficiency.
@@ -195,7 +194,7 @@ class CompressionRatios:
         return self._ratios.get((topic, compression), self.INITIAL)
 
     def observe(self, topic: str, compression: CompressionType, ratio: float) -> None:
-        """Takes in one batch's ratio."""
+        """Adjusts the estimate by one batch's ratio."""
         current = self.estimate(topic, compression)
         if ratio > current:
             updated = max(current + self._DETERIORATING_STEP, ratio)

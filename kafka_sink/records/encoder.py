@@ -1,4 +1,4 @@
-"""Rows to V2 records, a whole unit at once.
+"""Encodes rows as V2 records, a whole table at once.
 
 A record is: length, attributes (0), timestamp delta, offset delta, key length, key, value length,
 value, header count and headers; every number a zigzag varint
@@ -29,7 +29,7 @@ _ZERO = varint.same(0)
 _ONE_ZERO_BYTE = pa.Array.from_buffers(
     pa.binary(), 1, [None, pa.py_buffer(np.array([0, 1], dtype=np.int32)), pa.py_buffer(b"\0")]
 )
-# A scalar from an array: one from a Python value would import pandas (see arrays).
+# A scalar taken from an array: pa.scalar of a Python value would import pandas (see arrays).
 _EMPTY = pa.Array.from_buffers(pa.binary(), 1, [None, pa.py_buffer(bytes(8)), pa.py_buffer(b"")])[0]
 
 Int64s = npt.NDArray[np.int64]
@@ -37,12 +37,12 @@ Int64s = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class RecordColumns:
-    """Rows to be written, and in which order.
+    """The columns of rows, and the order in which they are written.
 
     ``key``, ``headers`` (each row's encoded header section, count included) and the chunks of ``value`` hold
-    the rows as they came; ``key`` or ``headers`` is None where no row has any. The lengths (bytes, 0 for
-    null) have one entry per row to be written, in writing order, as has ``order``: where the row stands in
-    the columns. ``order`` None: they are written as they came, all of them.
+    the rows as they came. ``key`` and ``headers`` are None if no row has one. ``order`` and the lengths
+    (bytes, 0 for null) have one entry per row that is written, in writing order; ``order`` is the row's
+    position in the columns. ``order`` None: all rows are written as they came.
     """
 
     key: pa.Array | None
@@ -144,18 +144,18 @@ def encode(rows: RecordColumns, offset_deltas: Int64s, timestamp_deltas: Int64s)
     sizes, prefix, middle = _number_columns(rows, offset_deltas, timestamp_deltas)
     ends = np.cumsum(sizes, dtype=np.int64)
     if ends[-1] > _MAX_JOIN:
-        raise OverflowError(f"a unit of {count} rows encodes to {ends[-1]} bytes; units stay below 2 GiB")
+        raise OverflowError(f"{count} rows encode to {ends[-1]} bytes; a table stays below 2 GiB")
     joined = _interleave(rows, prefix, middle)
-    # Without headers a record's last byte, its header count of 0, stands before the next record's prefix.
+    # Without headers a record's last byte, its header count of 0, is the first of the next record's prefix.
     first = 1 if rows.headers is None else 0
     return EncodedRecords(memoryview(joined)[first : first + int(ends[-1])], ends)
 
 
 def _interleave(rows: RecordColumns, prefix: pa.Array, middle: pa.Array | None) -> pa.Buffer:
-    """The bytes of all records: one take over everything that they consist of, put in one array.
+    """The bytes of all records: one take over one array of all their parts.
 
-    This orders the rows and joins their parts in one pass (measured: 39 ns a row with the making of the array
-    and the index, where take and then binary_join_element_wise were 76).
+    This orders the rows and joins their parts in one pass. Measured: 39 ns a row with the making of the array
+    and the index; take and then binary_join_element_wise took 76.
     """
     count = len(rows)
     here: npt.NDArray[np.int32] = np.arange(count, dtype=np.int32)
@@ -219,7 +219,7 @@ def _number_columns(
 def _length_column(
     chunks: Sequence[pa.Array] | None, lengths: Int64s, order: npt.NDArray[np.int32] | None = None
 ) -> varint.Column:
-    """A length field: -1 stands for null. ``order`` tells where a length's row stands in the chunks."""
+    """A length field, -1 for null. ``order`` is the position of each length's row in the chunks."""
     if chunks is None:
         return varint.same(-1)
     if any(chunk.null_count for chunk in chunks):

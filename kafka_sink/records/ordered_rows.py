@@ -1,4 +1,4 @@
-"""A unit of rows in partition order, and how many of them a batch takes."""
+"""Rows in partition order, with the bounds by which batches take them."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from kafka_sink.model import TopicPartition
 from kafka_sink.records import batch_header, encoder, varint
 from kafka_sink.records.encoder import Int64s, RecordColumns
 
-# A batch may be older than the unit; its rows' deltas then exceed the unit's own span.
+# A batch may be older than these rows; their deltas then exceed the span of their own timestamps.
 _MIN_DELTA_BYTES = 3
 # The widest varint of 64 bits.
 _MAX_DELTA_BYTES = 10
 
 
 class OrderedRows:
-    """About 2 MiB of rows, ordered by partition; run r is rows ``starts[r]`` to ``starts[r + 1]``.
+    """About 2 MiB of rows, ordered by partition. Run r, rows ``starts[r]`` to ``starts[r + 1]``, is for
+    ``partitions[r]``.
 
     ``timestamps`` are milliseconds since the epoch, one per row, in the same order.
     """
@@ -72,8 +73,8 @@ class OrderedRows:
     def surplus(self, rows: int, base_timestamp: int) -> int:
         """Bytes that ``rows`` rows may take beyond their ``bound`` in a batch with this base timestamp.
 
-        Only where it lies so far from the unit's rows that their deltas, and with these the records' lengths,
-        take more bytes than between the unit's own rows.
+        Not 0 only if it is so far from these rows' timestamps that the deltas, and with them the records'
+        lengths, take more bytes than between these rows.
         """
         if self.deltas_are_bounded(base_timestamp):
             return 0
@@ -92,8 +93,8 @@ class OrderedRows:
         return int(np.searchsorted(self._cumulated, target, side="right")) - 1
 
     def exact_hold(self, start: int, stop: int, limit: int) -> int:
-        """Bytes of a new uncompressed batch of rows ``start`` to ``stop``: one, or those for which ``limit``
-        bytes were found to have room. An upper bound, and ``limit`` where that is less."""
+        """Bytes of a new uncompressed batch of rows ``start`` to ``stop``: one row, or rows that fit into
+        ``limit`` bytes. It is an upper bound, and at most ``limit`` for several rows."""
         projected = batch_header.SIZE + self.bound(start, stop)
         if projected <= limit:
             return projected
@@ -104,17 +105,17 @@ class OrderedRows:
 
     @cached_property
     def _fixed_sizes(self) -> Int64s:
-        """Record bytes but for the two deltas and the record's own length."""
+        """Record bytes without the two deltas and the record's own length."""
         columns = self.columns
         sizes = columns.key_lengths + columns.value_lengths
-        # A null's -1 takes one byte, as does the 0 that stands for it here.
+        # A null's -1 takes one byte, like the 0 that it has here.
         sizes += varint.widths(columns.key_lengths)
         sizes += varint.widths(columns.value_lengths)
         sizes += 2 if columns.header_lengths is None else columns.header_lengths + 1
         return sizes
 
     def exact_sizes(self, start: int, stop: int, base_offset: int, base_timestamp: int) -> Int64s:
-        """Record sizes of rows ``start`` to ``stop`` where ``start`` is a batch's row ``base_offset``."""
+        """Record sizes of rows ``start`` to ``stop``, the first with the batch's offset ``base_offset``."""
         sizes: Int64s = self._fixed_sizes[start:stop] + varint.count_widths(base_offset, stop - start)
         if self._earliest == self._latest:
             sizes += len(varint.scalar(self._latest - base_timestamp))

@@ -16,9 +16,9 @@ Widths = npt.NDArray[np.uint8] | int
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """Zigzagged numbers with the bytes each takes as a varint (1 to 10); one int where all take as many.
+    """Zigzagged numbers with the bytes each takes as a varint (1 to 10); one int if all take as many.
 
-    ``constant`` is the varint where all numbers are the same, as timestamps and key lengths often are; then
+    ``constant`` is the varint if all numbers are the same, as timestamps and key lengths often are. Then
     ``numbers`` is empty.
     """
 
@@ -44,7 +44,7 @@ def column(values: npt.NDArray[np.int64]) -> Column:
         return same(low)
     numbers: Unsigned
     if low >= -_MAX_NARROW // 2 and high <= _MAX_NARROW // 2:
-        # Half the memory traffic; nearly every column of every unit.
+        # Half the memory traffic, for nearly every column.
         narrow = values.astype(np.int32)
         numbers = ((narrow << 1) ^ (narrow >> 31)).view(np.uint32)
     else:
@@ -61,7 +61,7 @@ def column(values: npt.NDArray[np.int64]) -> Column:
 
 
 def widths(values: npt.NDArray[np.int64]) -> Widths:
-    """Bytes of each number as a zigzag varint; one int where all take as many. None may be negative."""
+    """Bytes of each number as a zigzag varint; one int if all take as many. No number may be negative."""
     if len(values) == 0:
         return 1
     narrowest, widest = len(scalar(int(values.min()))), len(scalar(int(values.max())))
@@ -74,7 +74,7 @@ def widths(values: npt.NDArray[np.int64]) -> Widths:
 
 
 def count_widths(first: int, count: int) -> Widths:
-    """``widths`` of the numbers ``first``, ``first + 1``, ... ``first + count - 1``, none negative."""
+    """``widths`` of ``count`` numbers that ascend by one from ``first``, which is not negative."""
     narrowest, widest = len(scalar(first)), len(scalar(first + max(count - 1, 0)))
     if narrowest == widest:
         return widest
@@ -96,7 +96,7 @@ def scalar(value: int) -> bytes:
 
 
 def read(data: memoryview, at: int) -> tuple[int, int]:
-    """The zigzag varint at ``at`` and the place after it."""
+    """The zigzag varint at ``at``, and the position after it."""
     value = shift = 0
     while True:
         byte = data[at]

@@ -1,4 +1,4 @@
-"""Which columns of a DataFrame become what of a Kafka record, judged at planning by name and type alone.
+"""Which column of a DataFrame becomes which part of a Kafka record: decided at planning, by name and type.
 
 The columns, their types, the order of the checks and the texts of the errors are those of Spark's own Kafka
 sink (``KafkaWriter`` of spark-sql-kafka-0-10); ``timestamp`` is this sink's addition. Imports nothing heavy:
@@ -22,9 +22,9 @@ _MONTHS = re.compile(r"(?:^|[:<,])(interval (?:year|month)(?: to month)?)(?:$|[,
 
 @dataclass(frozen=True)
 class ColumnPlan:
-    """Where each part of a record is found: positions in the Arrow batches, None where there is no column.
+    """The position of each part of a record in the Arrow batches, None for a part without a column.
 
-    ``topic`` is the option's; it wins over a column, which is then not looked at.
+    ``topic`` is the option's; with it, a column of topics is ignored.
     """
 
     value: int

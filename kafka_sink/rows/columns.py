@@ -1,6 +1,6 @@
-"""An Arrow batch as the parts of Kafka records: offsets and data stay where they are, nothing is copied.
+"""An Arrow batch as the parts of Kafka records. Offsets and data are not copied.
 
-Only what costs a few bytes a row is made anew: timestamps in milliseconds, partitions, topic numbers.
+Only columns of a few bytes a row are made anew: timestamps in milliseconds, partitions, topic numbers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kafka_sink.rows.column_plan import ColumnPlan
 
 __all__ = ["NO_PARTITION", "ColumnPlan", "RowBatch", "extract"]
 
-# Stands for "the partitioner chooses".
+# The row names no partition, so the partitioner chooses.
 NO_PARTITION = -1
 _MICROS_PER_MILLI = 1000
 
@@ -34,9 +34,9 @@ class RowBatch:
     ``key`` and ``value`` are binary or large_binary, ``headers`` a list or large_list of (key string, value
     binary) structs without nulls but for lists and values. ``value`` comes as the chunks that Spark sent,
     over its buffers; the others are in one piece. A part that no row has is None. ``timestamps_ms`` is None
-    where there is no column: all rows then are of now. ``partition`` is -1 where a row names none. ``topics``
-    are the distinct topics; row i belongs to ``topics[topic_index[i]]``, or to the only one where
-    ``topic_index`` is None.
+    if there is no column: all rows then get the present time. ``partition`` is -1 for a row that names no
+    partition. ``topics`` are the distinct topics; row i belongs to ``topics[topic_index[i]]``, or to the only
+    one if ``topic_index`` is None.
     """
 
     num_rows: int
@@ -50,7 +50,7 @@ class RowBatch:
 
 
 def extract(plan: ColumnPlan, batch: pa.RecordBatch | pa.Table, now_ms: int) -> RowBatch:
-    """The parts of the rows of a unit, which has at least one.
+    """The parts of a table's rows; the table has at least one row.
 
     ``now_ms`` is the wall clock in milliseconds since the epoch; rows with a null timestamp get it. Raises
     InvalidRowError, naming the column, what is wrong and in how many rows, never their content.
@@ -150,7 +150,7 @@ def _headers(column: pa.Array) -> pa.Array | None:
 
 
 def _refuse_headers(column: pa.Array, what: str) -> None:
-    # Rows are counted one by one only here, on the way out.
+    # Counting rows one by one is slow, but the task fails here anyway.
     rows = sum(
         1
         for headers in column

@@ -1,7 +1,7 @@
-"""Java's murmur2 over a column of keys, so that a key lands where every Kafka client puts it.
+"""Java's murmur2 over a column of keys, so that a key gets the same partition from every Kafka client.
 
-Speed is what shapes this: a gather of single unaligned words costs numpy 4.5 ns a key, a gather of 16 bytes
-the same. So keys advance in rounds of 16 bytes: one gather, then four words in registers' order, and lengths
+The algorithm is chosen for speed: a gather of single unaligned words costs numpy 4.5 ns a key, and a gather
+of 16 bytes costs the same. So keys advance in rounds of 16 bytes: one gather, then four words in registers' order, and lengths
 that differ are settled by masks instead of by sorting. Rows go in blocks whose scratch stays in the L2 cache.
 """
 

@@ -1,4 +1,4 @@
-"""Rows of an Arrow batch to a unit in partition order."""
+"""Assigns rows to partitions, and orders them by partition."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kafka_sink.rows.columns import RowBatch
 from kafka_sink.rows.partitioner import Partitioner, QueueLoads, TopicView
 
 Int32s = npt.NDArray[np.int32]
-# Timestamps within an hour and a half take no more.
+# Bytes of a timestamp delta of up to an hour and a half.
 _DELTA_BYTES = 3
 # numpy sorts 16-bit integers by radix, six times as fast as wider ones.
 _RADIX_LIMIT = 1 << 15
@@ -32,12 +32,12 @@ def ordered_rows_of(
 ) -> OrderedRows:
     """Assigns partitions and orders the rows by them; rows of one partition keep their order.
 
-    ``now_ms`` is the wall clock, the timestamp of rows without one. Keyless rows keep away from partitions
-    whose leader is among the ``unavailable`` brokers and that are ``muted``, if others are left. Raises
+    ``now_ms`` is the wall clock, the timestamp of rows without one. Rows without keys avoid partitions
+    that are ``muted`` or led by an ``unavailable`` broker, if others are left. Raises
     InvalidRowError for a partition that does not exist.
     """
     columns = encoder.RecordColumns.of(rows.key, rows.value, rows.headers)
-    # An upper bound, so that a batch takes what its partition is given; only a choice looks at it.
+    # An upper bound, so that a batch takes what its partition is given. Only a free choice needs it.
     sizes = columns.value_lengths
     if partitioner.chooses(rows.key, rows.partition):
         sizes = columns.upper_bounds(_DELTA_BYTES)
@@ -63,8 +63,7 @@ def ordered_rows_of(
 
 
 def partitions_needed(rows: RowBatch) -> dict[str, int]:
-    """How many partitions topics must have for the partitions that rows name; without topics of which none
-    is named."""
+    """How many partitions topics must have for the partitions that rows name; only topics of such rows."""
     if rows.partition is None:
         return {}
     highest = np.full(len(rows.topics), -1, dtype=np.int64)
@@ -72,7 +71,7 @@ def partitions_needed(rows: RowBatch) -> dict[str, int]:
         highest[0] = rows.partition.max()
     else:
         np.maximum.at(highest, rows.topic_index, rows.partition)
-    return {topic: most + 1 for topic, most in zip(rows.topics, highest.tolist(), strict=True) if most >= 0}
+    return {topic: last + 1 for topic, last in zip(rows.topics, highest.tolist(), strict=True) if last >= 0}
 
 
 def _view(topic: TopicMetadata, unavailable: Collection[int], muted: Container[TopicPartition]) -> TopicView:
@@ -88,7 +87,7 @@ def _view(topic: TopicMetadata, unavailable: Collection[int], muted: Container[T
 
 
 def _muted_last(slots: Int32s, views: list[TopicView], bases: npt.NDArray[np.int64]) -> Int32s:
-    """Numbers to order by, so that rows of muted partitions, which may have to wait, come together."""
+    """Numbers to order by that put muted partitions last, since their rows may have to wait."""
     resting = [int(bases[i]) + partition for i, view in enumerate(views) for partition in view.muted]
     if not resting:
         return slots
@@ -107,7 +106,7 @@ def _slots(
     partitioner: Partitioner,
     loads: QueueLoads,
 ) -> Int32s:
-    """One number per row that stands for topic and partition together."""
+    """One number per row, which identifies its topic and partition."""
     if rows.topic_index is None:
         return partitioner.assign(rows.key, rows.partition, sizes, views[0], loads)
     order = _stable_order(rows.topic_index, len(views))

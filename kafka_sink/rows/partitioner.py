@@ -24,8 +24,11 @@ Int64s = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class TopicView:
-    """A topic as the partitioner sees it. ``available`` partitions have a leader and take new rows;
-    where there is none, all are treated alike. ``muted`` partitions rest, while others are available."""
+    """A topic as the partitioner sees it.
+
+    ``available`` partitions have a leader and take new rows; if there are none, all partitions do. ``muted``
+    partitions get no new rows; they are listed only if others are available.
+    """
 
     name: str
     partition_count: int
@@ -33,31 +36,32 @@ class TopicView:
     muted: tuple[int, ...] = ()
 
 
-# Queued batches by partition of a topic, as told by the accumulator.
+# Queued batches by partition of a topic, from the accumulator.
 QueueLoads = Callable[[str, int], Sequence[int]]
 
 
-# What a partition's batches still take of rows of a size.
+# How many bytes of rows of a size a partition's batches still take.
 Room = Callable[[TopicPartition, float], BatchRoom]
-# A batch's worth counts as given from this share on: estimates are not exact to the row.
+# A partition has had a batch's worth from this share on (estimates are not exact to the row), and gets at most
+# this many batches' worth.
 _ENOUGH = 0.9
-_MOST = 2.0
+_MAX_BATCHES = 2.0
 
 
 @dataclass(slots=True)
 class _Sticky:
-    """``given`` is how much went to the partition since it was chosen, in batches."""
+    """``given`` is the number of batches' worth of rows that the partition got since it was chosen."""
 
     partition: int
     given: float = 0.0
 
 
 class Partitioner:
-    """Keeps each topic's sticky partition between units. Used by one task thread.
+    """Keeps each topic's sticky partition between tables. Used by one task thread.
 
     A partition gets a batch's worth of rows, by the estimate of what they compress to, and then up to that
-    batch's end, but never more than two batches' worth (Kafka's BuiltInPartitioner). ``room`` tells where
-    batches end.
+    batch's end, but never more than two batches' worth (Kafka's BuiltInPartitioner). ``room`` says
+    how much a batch still takes.
     ``spread_keys`` is partitioner.spread.keys.when.muted.
     """
 
@@ -120,7 +124,7 @@ class Partitioner:
         return result
 
     def _assign_sticky(self, sizes: Int64s, topic: TopicView, loads: QueueLoads) -> Int32s:
-        """One step per switch: the rows up to a batch's end stay together."""
+        """Each step gives a partition the rows up to a batch's end."""
         result = np.empty(len(sizes), dtype=np.int32)
         cumulated = np.cumsum(sizes)
         row_bytes = float(cumulated[-1]) / len(sizes)
@@ -133,7 +137,7 @@ class Partitioner:
         while at < len(sizes):
             room = self._room(TopicPartition(topic.name, state.partition), row_bytes)
             if state.partition in ended:
-                # The rows before it in this unit fill the batch that is open.
+                # The rows before them in this table fill the batch that is open.
                 room = BatchRoom(None, room.new)
             limit = before + _bytes_to_give(state.given, room)
             end = int(np.searchsorted(cumulated, limit, side="right"))
@@ -152,7 +156,7 @@ class Partitioner:
     def _choose(
         self, choices: tuple[int, ...], topic: TopicView, loads: QueueLoads, current: int | None
     ) -> int:
-        """The next partition: likelier the shorter its queue (KIP-794), uniform where that is off."""
+        """The next partition: likelier the shorter its queue (KIP-794); if that is off, all are equally likely."""
         if len(choices) == 1:
             return choices[0]
         if not self._adaptive:
@@ -165,18 +169,18 @@ class Partitioner:
 
 
 def _bytes_to_give(given: float, room: BatchRoom) -> float:
-    """Bytes up to the first end of a batch by which a partition has had a batch's worth, 0 where it has."""
+    """Bytes up to the end of the batch with which a partition has had a batch's worth; 0 if it has had that."""
     if room.open is None and given >= _ENOUGH:
         return 0.0
     to_end = room.new if room.open is None else room.open
     if given * room.new + to_end < _ENOUGH * room.new:
         to_end += room.new
-    return max(0.0, min(to_end, (_MOST - given) * room.new))
+    return max(0.0, min(to_end, (_MAX_BATCHES - given) * room.new))
 
 
 def _spread(result: Int32s, keyed: pa.Array, topic: TopicView) -> None:
     """Rows of a muted partition go to others, equal keys together (KIP-693's trade: their order)."""
-    resting = np.flatnonzero(np.isin(result, topic.muted))
-    if len(resting) and topic.available:
+    affected = np.flatnonzero(np.isin(result, topic.muted))
+    if len(affected) and topic.available:
         others = np.array(topic.available, dtype=np.int32)
-        result[resting] = others[partitions_for(keyed.take(pa.array(resting)), len(others))]
+        result[affected] = others[partitions_for(keyed.take(pa.array(affected)), len(others))]

@@ -1,8 +1,8 @@
-"""Spark's Arrow batches as units of about 2 MiB: large ones sliced, small ones put together while linger
-allows.
+"""Spark's Arrow batches as tables of about 2 MiB: large batches are sliced, small ones put together while
+linger allows.
 
-A unit is what is ordered by partition, encoded and appended at once. Larger ones would multiply memory,
-smaller ones the work per partition. Row order is kept.
+The rows of a table are ordered by partition, encoded and appended at once. Larger tables would multiply
+memory, smaller ones the work per partition. Row order is kept.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from kafka_sink.records.arrays import has_byte_offsets, offsets
 # Measured with 130-byte rows, 4 partitions: 462 ns a row at 2.5 MiB, 501 at 4 MiB, 479 at 1.3; larger ones
 # fall out of caches (the processor's and malloc's), smaller ones leave fewer rows a partition.
 TARGET_TABLE_BYTES = 2 * 1024 * 1024
-# Where a unit falls into many runs, one per partition, the work per run is shared by more rows.
+# If a table has many runs, one per partition, more rows share the work per run.
 WIDE_TARGET_TABLE_BYTES = 4 * TARGET_TABLE_BYTES
 _MANY_RUNS = 128
-# What a row takes besides key, value and headers; bounds the rows of a unit where those are empty.
+# Bytes of a row besides key, value and headers; limits the rows of a table in which those are empty.
 ROW_BYTES = 16
-# What a held batch costs besides its rows: Arrow's and Python's objects around it.
+# Bytes of a held batch besides its rows: Arrow's and Python's objects around it.
 HELD_BATCH_BYTES = 4096
-# A batch that would make what is held larger than this many units starts the next one.
+# A batch with which the held rows would exceed this many target sizes starts the next table.
 _LARGEST = 1.5
 
 Int64s = npt.NDArray[np.int64]
 
 
 class Rebatcher:
-    """Collects batches of one schema and gives them back as units; the time comes in as ``now_ms``.
+    """Collects batches of one schema and returns them as tables. The time comes in as ``now_ms``.
 
     ``columns`` are the positions of the columns whose bytes count (key, value, headers). Rows are held for
-    ``linger_ms`` at most, if ``take`` is called when ``deadline_ms`` says so. A unit is a table whose chunks
-    are the batches, or slices of them: nothing is copied.
+    ``linger_ms`` at most, if ``take`` is called when ``deadline_ms`` says so. A table's chunks are the
+    batches or slices of them: no data is copied.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Rebatcher:
         self._deadline_ms = math.inf
 
     def adapt(self, runs: int) -> None:
-        """Size the next units by the number of partitions that a unit went to.
+        """Sizes the next tables by the number of partitions that a table went to.
 
         Measured at 1,000 partitions with 110-byte rows: 990 ns of processor time a row instead of 1,260.
         """
@@ -63,11 +63,11 @@ class Rebatcher:
         return not self._held
 
     def deadline_ms(self) -> float:
-        """When the held rows must go; infinite where none are."""
+        """When the held rows must go; infinite if no rows are held."""
         return self._deadline_ms
 
     def offer(self, batch: pa.RecordBatch, now_ms: float) -> list[pa.Table]:
-        """Take in a batch; returns the units that are ready, none without rows."""
+        """Adds a batch; returns the tables that are ready, each with at least one row."""
         if batch.num_rows == 0:
             return self.take(now_ms)
         size = self._bytes(batch)
@@ -86,7 +86,7 @@ class Rebatcher:
         return self.drain() if now_ms >= self._deadline_ms else []
 
     def drain(self) -> list[pa.Table]:
-        """The held rows, whether or not their time has come: one unit, or none."""
+        """The held rows, whether or not their time has come: one table, or an empty list."""
         held = self._held
         if not held:
             return []
@@ -94,13 +94,13 @@ class Rebatcher:
         return [pa.Table.from_batches(held)]
 
     def _cut(self, batch: pa.RecordBatch, size: int) -> list[pa.Table]:
-        """Slices of nearly equal size, so that no small rest is left over."""
+        """Slices of nearly equal size, so that no small remainder is left."""
         count = round(size / self._target_bytes)
         if count < 2 or batch.num_rows < 2:
             return [pa.Table.from_batches([batch])]
         before = self._bytes_before(batch)
         targets = np.arange(1, count, dtype=np.float64) * (float(before[-1]) / count)
-        # A row larger than a unit makes several targets fall on it.
+        # Several targets may fall on a row larger than the target size.
         edges = np.unique(np.concatenate(([0], np.searchsorted(before, targets), [batch.num_rows]))).tolist()
         return [pa.Table.from_batches([batch.slice(start, stop - start)]) for start, stop in pairwise(edges)]
 
