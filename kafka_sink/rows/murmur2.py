@@ -1,8 +1,8 @@
 """Java's murmur2 over a column of keys, so that a key gets the same partition from every Kafka client.
 
 The algorithm is chosen for speed: a gather of single unaligned words costs numpy 4.5 ns a key, and a gather
-of 16 bytes costs the same. So keys advance in rounds of 16 bytes: one gather, then four words in registers' order, and lengths
-that differ are settled by masks instead of by sorting. Rows go in blocks whose scratch stays in the L2 cache.
+of 16 bytes costs the same. So keys advance in rounds of 16 bytes: one gather, then four words. Masks settle
+lengths that differ; nothing is sorted. Rows go in blocks whose scratch memory stays in the L2 cache.
 """
 
 from __future__ import annotations

@@ -42,8 +42,8 @@ QueueLoads = Callable[[str, int], Sequence[int]]
 
 # How many bytes of rows of a size a partition's batches still take.
 Room = Callable[[TopicPartition, float], BatchRoom]
-# A partition has had a batch's worth from this share on (estimates are not exact to the row), and gets at most
-# this many batches' worth.
+# A partition has had a batch's worth from this share on (estimates are not exact to the row), and gets this
+# many batches' worth at most.
 _ENOUGH = 0.9
 _MAX_BATCHES = 2.0
 
@@ -156,7 +156,7 @@ class Partitioner:
     def _choose(
         self, choices: tuple[int, ...], topic: TopicView, loads: QueueLoads, current: int | None
     ) -> int:
-        """The next partition: likelier the shorter its queue (KIP-794); if that is off, all are equally likely."""
+        """The next partition: likelier the shorter its queue (KIP-794), or all alike if that is off."""
         if len(choices) == 1:
             return choices[0]
         if not self._adaptive:
@@ -169,7 +169,7 @@ class Partitioner:
 
 
 def _bytes_to_give(given: float, room: BatchRoom) -> float:
-    """Bytes up to the end of the batch with which a partition has had a batch's worth; 0 if it has had that."""
+    """Bytes up to the end of the batch with which a partition has had a batch's worth; 0 if it has."""
     if room.open is None and given >= _ENOUGH:
         return 0.0
     to_end = room.new if room.open is None else room.open
