@@ -24,12 +24,12 @@ class MuteControl:
     """
 
     def __init__(self, topology: Topology, retry_interval_ms: float) -> None:
-        self.mutes = LocalMutes(retry_interval_ms)
-        self.partitions = MutedPartitions(self.mutes, topology)
-        self.waiting = WaitingRows(self.mutes, self.partitions)
-        self.probes = ProbePolicy(self.mutes, self.partitions, self.waiting)
-        self.manager = CircuitBreakManager(self.mutes, self.partitions)
-        self.mutes.on_unmuted = self._on_unmuted
+        self.local = LocalMutes(retry_interval_ms)
+        self.partitions = MutedPartitions(self.local, topology)
+        self.waiting = WaitingRows(self.local, self.partitions)
+        self.probes = ProbePolicy(self.local, self.partitions, self.waiting)
+        self.manager = CircuitBreakManager(self.local, self.partitions)
+        self.local.on_unmuted = self._on_unmuted
 
     def _on_unmuted(self, target: Target) -> None:
         self.probes.forget(target)
@@ -38,11 +38,11 @@ class MuteControl:
     @property
     def now_ms(self) -> float:
         """The time of the present call."""
-        return self.mutes.now_ms
+        return self.local.now_ms
 
     @now_ms.setter
     def now_ms(self, now_ms: float) -> None:
-        self.mutes.now_ms = now_ms
+        self.local.now_ms = now_ms
 
     @property
     def view(self) -> MutedView:
@@ -52,31 +52,31 @@ class MuteControl:
     def refresh(self) -> MutedView:
         """Ends lost probes and brings ``view`` up to date; returns it."""
         self.manager.run_queued_calls()
-        table = self.mutes.table
+        table = self.local.table
         trials = _NO_TRIALS
         if table.mutes:
-            table.expire_late(self.mutes.now_ms)
+            table.expire_late(self.local.now_ms)
             trials = self.probes.trials()
         return self.partitions.refresh(trials)
 
     def apply_shared(self, muted: Mapping[Target, str], leases: Mapping[Target, ProbeLease]) -> None:
         """Takes the coordinator's mutes, with their reasons, and its new leases for this task."""
-        self.mutes.apply_shared(muted)
+        self.local.apply_shared(muted)
         self.probes.grant(leases)
 
     def on_coordinator_lost(self) -> None:
         """From now on this task's own clock decides when to probe."""
-        self.mutes.on_coordinator_lost()
+        self.local.on_coordinator_lost()
         self.probes.on_coordinator_lost()
 
     def next_change_ms(self) -> float:
         """Milliseconds until a probe may go or counts as lost; infinite where nothing is muted."""
-        return self.mutes.table.next_change_ms(self.mutes.now_ms)
+        return self.local.table.next_change_ms(self.local.now_ms)
 
     def targets(self) -> tuple[Target, ...]:
         """Everything that is muted."""
-        return tuple(self.mutes.table.mutes)
+        return tuple(self.local.table.mutes)
 
     def metrics(self) -> BreakerMetrics:
         """As of the last refresh. Trips are those of this task's own breaker class. Any thread."""
-        return BreakerMetrics(self.partitions.muted_count, self.mutes.own_trips, self.mutes.table.probes)
+        return BreakerMetrics(self.partitions.muted_count, self.local.own_trips, self.local.table.probes)

@@ -240,7 +240,7 @@ class ProducerBreaker:
         return mutes
 
     def _publish_changes(self, shared: SharedState | None) -> None:
-        for change in self.control.mutes.take_changes():
+        for change in self.control.local.take_changes():
             if shared is not None and change.own:
                 shared.changed(change)
             self._log_change(change)

@@ -78,7 +78,7 @@ def test_batches_are_counted_whatever_their_rows() -> None:
     assert bench.batch(P0, REPLICAS, records=1)
     assert bench.manager.is_muted(P0)
     assert not bench.manager.is_muted(P1)
-    change = bench.control.mutes.take_changes()[0]
+    change = bench.control.local.take_changes()[0]
     assert change.reason == "4 of the last 8 batches failed; last error: NOT_ENOUGH_REPLICAS"
 
 
@@ -107,7 +107,7 @@ def test_failures_far_apart_count_where_nothing_succeeds_in_between() -> None:
     assert bench.batch(P0, REPLICAS)
 
 
-def test_one_lost_connection_mutes_nothing_whatever_was_on_its_way() -> None:
+def test_one_lost_connection_mutes_nothing_however_much_was_in_flight() -> None:
     """Catches: a reset with a batch of a thousand rows that mutes its partition."""
     bench = Bench()
     for _ in range(5):
@@ -118,7 +118,7 @@ def test_one_lost_connection_mutes_nothing_whatever_was_on_its_way() -> None:
         bench.at(bench.now + 1)
     for _ in range(5):
         bench.batch(P0, records=1_000)
-    assert not bench.control.mutes.take_changes()
+    assert not bench.control.local.take_changes()
 
 
 def test_old_failures_are_forgotten() -> None:
@@ -136,11 +136,11 @@ def test_old_failures_are_forgotten() -> None:
     "error",
     [BrokerRefusedError("NOT_LEADER", 6), BrokerRefusedError("too large", 10), RecordTooLargeError("x")],
 )
-def test_what_is_not_the_brokers_health_does_not_count(error: Exception) -> None:
+def test_errors_that_do_not_blame_the_broker_do_not_count(error: Exception) -> None:
     bench = Bench(trigger_message_count="1")
     for _ in range(20):
         bench.batch(P0, error, records=1000)
-    assert not bench.control.mutes.take_changes()
+    assert not bench.control.local.take_changes()
 
 
 @pytest.mark.parametrize("error", [ConnectionResetError("reset"), TimeoutError("no answer"), REPLICAS])
@@ -162,7 +162,7 @@ def test_a_silent_broker_is_muted_after_the_threshold_and_its_answers_unmute_it(
     assert not bench.manager.is_muted(1)
     bench.pass_time(start + 600)
     assert bench.manager.is_muted(1)
-    reason = bench.control.mutes.take_changes()[0].reason
+    reason = bench.control.local.take_changes()[0].reason
     assert reason.startswith("no response to 3 request(s) for 5")
     assert reason.endswith("where 10 ms is usual")
     bench.pass_time(start + 30_000, 500)
@@ -174,14 +174,14 @@ def test_a_silent_broker_is_muted_after_the_threshold_and_its_answers_unmute_it(
     assert bench.breaker._latency.usual_ms(1) == pytest.approx(10, abs=150), "the freeze is not usual"
 
 
-def test_a_pause_of_ones_own_is_no_silence() -> None:
+def test_a_pause_of_the_client_is_not_a_silence() -> None:
     bench = Bench()
     bench.batch(P0)
     bench.send(P0)
     bench.at(bench.now + 5_000)
     bench.answer(P0)
     bench.at(bench.now + 60)
-    assert not bench.control.mutes.take_changes()
+    assert not bench.control.local.take_changes()
 
 
 def test_slow_answers_become_usual() -> None:
@@ -192,7 +192,7 @@ def test_slow_answers_become_usual() -> None:
         bench.answer(P0)
     bench.send(P0)
     bench.pass_time(bench.now + 2_000)
-    assert not bench.control.mutes.take_changes()
+    assert not bench.control.local.take_changes()
     bench.pass_time(bench.now + 500)
     assert bench.manager.is_muted(1)
 
@@ -226,7 +226,7 @@ def test_an_unreachable_broker_is_muted() -> None:
         bench.batch(P1)
         bench.at(bench.now + 10)
     assert bench.manager.is_muted(1)
-    assert "could not be reached" in bench.control.mutes.take_changes()[0].reason
+    assert "could not be reached" in bench.control.local.take_changes()[0].reason
 
 
 def _muted_after_connecting_for(bench: Bench, patience: float) -> float | None:
@@ -257,7 +257,7 @@ def test_a_connection_that_takes_far_longer_than_usual_is_a_silence() -> None:
     slow.in_flight.connected(1, 900.0)
     found = [_muted_after_connecting_for(bench, 10_000.0) for bench in (unknown, quick, slow)]
     assert found == pytest.approx([3_060, 2_060, 4_560], abs=60)
-    assert "no connection to it was ready within 30" in unknown.control.mutes.take_changes()[0].reason
+    assert "no connection to it was ready within 30" in unknown.control.local.take_changes()[0].reason
 
 
 def test_requests_that_failed_are_no_recovery() -> None:
@@ -295,7 +295,7 @@ def test_where_no_broker_answers_none_is_muted() -> None:
         bench.batch(partition)
         bench.send(partition)
     bench.pass_time(5_000, others_answer=False)
-    assert not bench.control.mutes.take_changes()
+    assert not bench.control.local.take_changes()
     bench.answer(P1)
     bench.pass_time(5_100, others_answer=False)
     assert bench.manager.is_muted(1)
@@ -306,7 +306,7 @@ def test_zero_switches_the_silence_off() -> None:
     bench = Bench(slow_request_min_ms="0")
     bench.send(P0)
     bench.pass_time(20_000, 500)
-    assert not bench.control.mutes.take_changes()
+    assert not bench.control.local.take_changes()
     bench.answer(P0)
     assert bench.breaker.next_tick_ms(bench.in_flight.context) == math.inf
 

@@ -121,7 +121,7 @@ def test_a_bad_class_is_named_with_the_reason(path: str, reason: str) -> None:
 def test_a_module_that_cannot_be_imported_says_why(
     body: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Catches: planning that ends without a word, as the module ends the process."""
+    """Catches: planning that ends without an error message, as the module ends the process."""
     name = f"breaker_of_{len(body)}"
     (tmp_path / f"{name}.py").write_text(body)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -129,7 +129,7 @@ def test_a_module_that_cannot_be_imported_says_why(
         load(**{"class": f"{name}.Own"})
 
 
-def test_what_a_class_refuses_is_told() -> None:
+def test_the_reason_of_a_class_that_refuses_its_options_is_in_the_error() -> None:
     with pytest.raises(ConfigurationError, match="bad is not good"):
         load(**{"class": f"{__name__}.Own", "bad": "1"})
 

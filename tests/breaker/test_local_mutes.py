@@ -12,7 +12,7 @@ from tests.support.breaker_cluster import A0, A1
 def test_the_coordinators_mutes_and_leases(control: MuteControl) -> None:
     muted = {1: "another task's", A1: "another task's"}
     control.apply_shared(muted, {})
-    assert [(c.target, c.muted, c.own) for c in control.mutes.take_changes()] == [
+    assert [(c.target, c.muted, c.own) for c in control.local.take_changes()] == [
         (1, True, False),
         (A1, True, False),
     ]
@@ -32,7 +32,7 @@ def test_the_coordinators_mutes_and_leases(control: MuteControl) -> None:
     assert not control.probes.may_probe(A1)
     control.apply_shared({}, {})
     assert not control.manager.is_muted(1)
-    changes = [(c.target, c.muted, c.own) for c in control.mutes.take_changes()]
+    changes = [(c.target, c.muted, c.own) for c in control.local.take_changes()]
     assert sorted(changes, key=str) == [(1, False, False), (A1, False, False)]
 
 
@@ -59,8 +59,8 @@ def test_mutes_are_reported_with_their_silence(control: MuteControl) -> None:
     control.apply_shared({2: "another's"}, {})
     control.apply_shared({2: "another's", A1: "another's"}, {})
     control.now_ms = 2_000.0
-    told = [(c.target, c.reason, c.evidence) for c in control.mutes.mutes_to_report()]
-    assert told == [
+    reported = [(c.target, c.reason, c.evidence) for c in control.local.mutes_to_report()]
+    assert reported == [
         (1, "silent", Evidence(silence_ms=2_700.0)),
         (2, "another's", Evidence(silence_ms=2_000.0)),
         (A1, "another's", Evidence(counted=True)),
@@ -68,9 +68,9 @@ def test_mutes_are_reported_with_their_silence(control: MuteControl) -> None:
     control.apply_shared({2: "another's"}, {})
     control.probes.batch_sent(A0)
     control.probes.batch_done(A0, BrokerRefusedError("NOT_ENOUGH_REPLICAS", 19))
-    assert [c.target for c in control.mutes.mutes_to_report()] == [2]
+    assert [c.target for c in control.local.mutes_to_report()] == [2]
     control.manager.mute(A1)
-    assert control.mutes.mutes_to_report()[-1].evidence == Evidence()
+    assert control.local.mutes_to_report()[-1].evidence == Evidence()
     control.apply_shared({}, {})
     control.now_ms = 4_000.0
     control.probes.batch_sent(A1)

@@ -21,7 +21,7 @@ def test_the_methods_of_the_kip(control: MuteControl) -> None:
     control.manager.unmute(A1)
     control.manager.unmute(A1)
     assert numbers(control.manager.available_partitions_for_topic("a")) == [0, 1, 2]
-    changes = [(change.target, change.muted, change.own) for change in control.mutes.take_changes()]
+    changes = [(change.target, change.muted, change.own) for change in control.local.take_changes()]
     assert changes == [(1, True, True), (A1, True, True), (1, False, True), (A1, False, True)]
     control.manager.mute(2)
     control.manager.close()

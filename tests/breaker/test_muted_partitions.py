@@ -61,7 +61,7 @@ def test_if_everything_is_muted_nothing_is(control: MuteControl) -> None:
 
 
 def test_mutes_hold_before_any_metadata_is_known() -> None:
-    """Catches: a task's first rows that ignore what the coordinator has told."""
+    """Catches: a task's first rows that ignore the coordinator's mutes."""
     cluster = Cluster()
     control = MuteControl(cluster, 2_000.0)
     control.apply_shared({1: "another task's"}, {})

@@ -104,7 +104,7 @@ def test_where_no_batch_waits_new_rows_are_a_partitions_probe(control: MuteContr
     assert A0 not in control.refresh()
     assert control.manager.is_muted(A0)
     control.probes.batch_sent(A0)
-    assert A0 in control.refresh(), "one probe, then it rests again"
+    assert A0 in control.refresh(), "one probe, then it is muted again"
     control.probes.batch_done(A0, None)
     assert not control.manager.is_muted(A0)
 

@@ -69,7 +69,7 @@ class Bench:
         assert P0 in self.gate.mutes
 
 
-def test_a_silent_broker_is_muted_told_once_and_back_with_its_answer(
+def test_a_silent_broker_is_muted_logged_once_and_unmuted_by_its_response(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     bench = Bench()
@@ -95,26 +95,26 @@ def test_a_silent_broker_is_muted_told_once_and_back_with_its_answer(
     assert (metrics.muted_partitions, metrics.breaker_trips_total, metrics.probes) == (0, 1, 0)
 
 
-def test_what_is_muted_is_explained_with_broker_partitions_time_and_last_error() -> None:
+def test_a_mute_is_explained_with_broker_partitions_time_and_last_error() -> None:
     bench = Bench()
     assert bench.gate.explain(P0) is None
     bench.freeze()
     muted_at = bench.now
     bench.answer(P0, ConnectionResetError("reset by peer"))
     bench.pass_time(1_000)
-    told = bench.gate.explain(P3)
-    assert told is not None
+    text = bench.gate.explain(P3)
+    assert text is not None
     assert re.fullmatch(
         r"the circuit breaker has muted broker host1:9092 \(id 1\) with t-0, t-3 since \d\d:\d\d:\d\d UTC "
         r"\(1\.\d s\): no response to 1 request\(s\) for 5\d\d ms, where 10 ms is usual; "
         r"last error: reset by peer",
-        told,
+        text,
     )
     assert muted_at < bench.now
     assert bench.gate.explain(P1) is None
 
 
-def test_a_broker_that_metadata_no_longer_has_is_named_as_before() -> None:
+def test_a_broker_that_metadata_lost_keeps_its_name() -> None:
     bench = Bench()
     bench.freeze()
     bench.gate._describe_node = str
@@ -186,7 +186,7 @@ class Recorder(PartitionCircuitBreaker):
         return False
 
 
-def test_an_own_class_is_called_per_batch_with_its_rows() -> None:
+def test_a_users_class_is_called_per_batch_with_its_rows() -> None:
     breaker = Recorder()
     bench = Bench(breaker)
     bench.now = 5.0
@@ -229,7 +229,7 @@ def test_a_class_that_raises_is_switched_off_and_its_mutes_end_by_probes(
 
 
 class Shared:
-    """A coordinator's side that writes down what it is told."""
+    """A coordinator's side that records its calls."""
 
     def __init__(self) -> None:
         self.outcomes: list[tuple[int, TopicPartition, int, Exception | None]] = []
@@ -282,7 +282,7 @@ def test_a_task_does_not_wait_for_mutes_that_are_known() -> None:
     bench.gate.await_mutes(10_000.0, check)
 
 
-def test_topics_without_a_leader_are_asked_for_when_a_broker_is_probed() -> None:
+def test_topics_without_a_leader_are_refreshed_when_a_broker_is_probed() -> None:
     """Catches: partitions of a broker that was out for long, and is back, that get no rows before their
     metadata is five minutes old."""
     bench = Bench()
@@ -303,7 +303,7 @@ def test_topics_without_a_leader_are_asked_for_when_a_broker_is_probed() -> None
     assert stale == ["t", "t"]
 
 
-def test_outcomes_and_changes_go_to_the_coordinator_until_it_is_left() -> None:
+def test_outcomes_and_changes_go_to_the_coordinator_until_the_task_leaves_it() -> None:
     shared: SharedState = Shared()
     bench = Bench(Recorder())
     bench.gate.share(shared)
@@ -320,10 +320,10 @@ def test_outcomes_and_changes_go_to_the_coordinator_until_it_is_left() -> None:
     assert bench.gate.next_change_ms(bench.now) == 250.0
     bench.control.apply_shared({1: "another task says so"}, {})
     bench.gate.muted(bench.now)
-    assert len(shared.changes) == 1, "what came from there is not told there"
+    assert len(shared.changes) == 1, "changes by the coordinator are not reported to it"
     bench.gate.share(None)
     bench.gate.muted(bench.now)
-    assert not bench.control.mutes._coordinated
+    assert not bench.control.local._coordinated
     assert P3 in bench.gate.mutes
     bench.gate.close()
     assert not bench.gate.mutes

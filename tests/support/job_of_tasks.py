@@ -1,4 +1,4 @@
-"""Several tasks and a coordinator at exact times, with the messages as JSON in between, but no sockets."""
+"""Several tasks and a coordinator at exact times. Messages pass as JSON, without sockets."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ P0, P1, P2 = (TopicPartition("t", partition) for partition in range(3))
 
 
 class Task:
-    """One task's gate and exchange; ``waiting`` are partitions with a batch in the queue.
+    """One task's breaker and channel. ``waiting``: partitions with a queued batch.
 
-    ``probed`` are the brokers asked without rows; ``answering`` those that answer that at once.
+    ``probed``: brokers that got a request without rows. ``answering``: those that respond at once.
     """
 
     def __init__(self, job: Job, number: int) -> None:
@@ -84,7 +84,7 @@ class Task:
 
 
 class Job:
-    """Broker n leads partition n - 1. Time passes in steps of 10 ms."""
+    """Broker n leads partition n - 1. Time advances in steps of 10 ms."""
 
     def __init__(self, tasks: int) -> None:
         self.now = 1_000.0
@@ -140,7 +140,7 @@ class Job:
 
 
 def frozen(job: Job) -> None:
-    """Broker 1 is silent to task 0 alone of those that ask it."""
+    """Broker 1 is silent for task 0 only."""
     first = job.tasks[0]
     first.batch(P0)
     job.run(10)

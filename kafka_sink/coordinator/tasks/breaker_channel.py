@@ -167,7 +167,7 @@ class BreakerChannel:
             self._forget()
             control.on_coordinator_lost()
             # The coordinator may be new, or may have forgotten this task.
-            ongoing = control.mutes.mutes_to_report() if message else []
+            ongoing = control.local.mutes_to_report() if message else []
             self._changes = [one for one in ongoing if not one.evidence.counted]
             self._urgent = message
             return

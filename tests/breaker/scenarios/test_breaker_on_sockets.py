@@ -22,7 +22,7 @@ from tests.support.fake_replies import OK, Reply, error
 from tests.support.scripted_cluster import TOPIC, attempts, inside, rows, send, task, until, written
 
 BREAKER = "producer_circuit_breaker_"
-# A loaded machine's answers may take a while without anybody being sick.
+# On a loaded machine healthy brokers may take a while to respond.
 QUICK = {f"{BREAKER}slow_request_min_ms": 150, f"{BREAKER}mute_retry_interval": 200}
 PATIENT = {f"{BREAKER}slow_request_min_ms": 0}
 REPEAT = {f"{BREAKER}mute_retry_interval": 200}
@@ -68,7 +68,7 @@ class Keyless:
         assert all(numbers == sorted(numbers) for numbers in by_partition)
 
 
-def test_a_partition_that_fails_rests_and_its_batches_go_in_order_once_a_probe_is_through(
+def test_batches_of_a_muted_partition_go_in_order_once_a_probe_succeeds(
     cluster: FakeCluster,
 ) -> None:
     cluster.script(PRODUCE, *[error(19)] * 5, node_id=0)
@@ -96,11 +96,11 @@ def test_expired_rows_name_broker_partitions_time_and_last_error(cluster: FakeCl
     options = {f"{BREAKER}trigger_message_count": 1, f"{BREAKER}mute_retry_interval": 100, **PATIENT}
     with pytest.raises(DeliveryError) as failed:
         send(cluster, rows(0, 10), delivery_timeout_ms=700, request_timeout_ms=500, **options)
-    told = str(failed.value)
-    assert "the circuit breaker has muted t-0, led by 127.0.0.1:" in told
-    assert "(id 0) since " in told
-    assert "batches failed; last error: t-0: NotEnoughReplicasError" in told
-    assert told.count("last error") == 1
+    text = str(failed.value)
+    assert "the circuit breaker has muted t-0, led by 127.0.0.1:" in text
+    assert "(id 0) since " in text
+    assert "batches failed; last error: t-0: NotEnoughReplicasError" in text
+    assert text.count("last error") == 1
 
 
 def test_keyless_rows_avoid_a_frozen_broker_until_it_is_back(cluster: FakeCluster) -> None:
@@ -135,7 +135,7 @@ def test_keyless_rows_avoid_a_broker_that_refuses_connections(cluster: FakeClust
     stream.assert_all_written(cluster)
 
 
-def test_a_throttled_broker_is_not_muted_for_what_it_holds_back(cluster: FakeCluster) -> None:
+def test_a_throttled_broker_is_not_muted_for_delayed_requests(cluster: FakeCluster) -> None:
     cluster.script(PRODUCE, OK, Reply(delay_ms=100, throttle_ms=1_000), Reply(delay_ms=1_000), node_id=0)
     with task(cluster, batch_size=1_024, **QUICK) as producer:
         producer.send(rows(0, 1))
@@ -235,7 +235,7 @@ def test_rows_that_keep_their_partition_keep_their_order_through_mutes_and_retri
 
 
 class MutesPartitionZero(PartitionCircuitBreaker):
-    """Somebody's own class: partition 0 rests from its first batch on."""
+    """A user's class: partition 0 is muted from its first batch on."""
 
     def configure(self, configs: Mapping[str, str]) -> None:
         self.after = int(configs["after.rows"])
@@ -255,7 +255,7 @@ class MutesPartitionZero(PartitionCircuitBreaker):
         return False
 
 
-def test_an_own_class_decides(cluster: FakeCluster) -> None:
+def test_a_users_class_decides(cluster: FakeCluster) -> None:
     options = {
         f"{BREAKER}class": f"{__name__}.MutesPartitionZero",
         f"{BREAKER}after_rows": 10,

@@ -17,7 +17,7 @@ from tests.support.scripted_cluster import TOPIC, inside, task, written
 # Partition n is led by broker n.
 PARTITIONS = 3
 PERIOD_S = 3.0
-# Full within a second or two of a broker's share: a task that lets a sick broker hold it stalls.
+# Full within a second or two of a broker's share: a task that a muted broker can hold stalls.
 SMALL = {"batch_size": 1_024, "buffer_memory": 131_072}
 LONGEST_PAUSE_S = 2.0
 

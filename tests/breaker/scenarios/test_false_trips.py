@@ -1,4 +1,4 @@
-"""What looks like a sick broker and is none, and trials that must not let rows in for long; exact times."""
+"""Healthy brokers that look unhealthy, and trials that must not let rows in for long; exact times."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ def test_every_answer_of_the_outcome_table_is_judged() -> None:
 
 
 def test_a_trial_ends_when_a_batch_waits_that_cannot_be_sent() -> None:
-    """Catches: rows without keys that gather for a sick partition whose broker's window is full."""
+    """Catches: rows without keys that gather for a failing partition whose broker's window is full."""
     bench = Bench()
     bench.manager.mute(P0, "failing")
     bench.now = 4_000.0

@@ -1,4 +1,4 @@
-"""One of three real brokers freezes while a task writes: its partitions rest, the others go on."""
+"""One of three real brokers freezes while a task writes: its partitions are muted, the others go on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a breaker class of the user's may do wrong: it is switched off, and the job goes on."""
+"""Faults of a user's breaker class: it is switched off, and the job goes on."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def one_batch(breaker: PartitionCircuitBreaker) -> tuple[ProducerBreaker, Breake
     return gate, exchange
 
 
-def told(exchange: BreakerChannel) -> list[MuteReport]:
+def reported(exchange: BreakerChannel) -> list[MuteReport]:
     """Mutes that go to the coordinator."""
     found: list[MuteReport] = []
     while (body := exchange.next_message(5.0)) is not None:
@@ -135,14 +135,14 @@ def test_what_is_no_target_is_refused_and_reaches_neither_log_nor_coordinator(
     assert "a broker's id or a TopicPartition" in str(failure.exc_info[1])
     with pytest.raises(ValueError, match="a broker's id or a TopicPartition"):
         gate.control.manager.unmute(target)
-    assert told(exchange) == []
+    assert reported(exchange) == []
 
 
 def test_numbers_of_numpy_are_ids() -> None:
     gate, exchange = one_batch(Own("on_complete", lambda manager: manager.mute(np.int64(1))))  # type: ignore[arg-type]
     assert P0 in gate.mutes
     assert gate.control.targets() == (1,)
-    assert [mute.target for mute in told(exchange)] == [1]
+    assert [mute.target for mute in reported(exchange)] == [1]
 
 
 def test_a_reason_may_be_anything() -> None:
@@ -151,7 +151,7 @@ def test_a_reason_may_be_anything() -> None:
 
     gate, exchange = one_batch(Own("on_complete", mute))
     assert "it smells" in (gate.explain(P0) or "")
-    assert [mute.reason for mute in told(exchange)] == ["it smells"]
+    assert [mute.reason for mute in reported(exchange)] == ["it smells"]
 
 
 def test_brokers_and_partitions_that_nobody_knows_rest_without_harm(
@@ -169,10 +169,10 @@ def test_brokers_and_partitions_that_nobody_knows_rest_without_harm(
     ]
     assert P0 not in gate.mutes
     assert gate.control.metrics().muted_partitions == 0
-    assert len(told(exchange)) == 2
+    assert len(reported(exchange)) == 2
     for now in range(0, 60_000, 500):
         gate.muted(float(now))
-        told(exchange)
+        reported(exchange)
         gate.muted(float(now))
         assert gate.next_change_ms(float(now)) > 0
 

@@ -13,7 +13,7 @@ from tests.support.job_of_tasks import INTERVAL, P0, P1, P2, Job, Task, frozen
 REPLICAS = BrokerRefusedError("NOT_ENOUGH_REPLICAS", 19)
 
 
-def test_what_one_task_finds_all_know_at_once_and_its_answer_unmutes_for_all() -> None:
+def test_a_mute_by_one_task_holds_for_all_and_its_response_unmutes_for_all() -> None:
     job = Job(8)
     job.run(100)
     frozen(job)
@@ -28,7 +28,7 @@ def test_what_one_task_finds_all_know_at_once_and_its_answer_unmutes_for_all() -
     assert job.mutes() == [set()] * 8
 
 
-def test_the_failures_of_all_tasks_together_trip() -> None:
+def test_failures_of_all_tasks_together_mute() -> None:
     job = Job(4)
     job.run(100)
     for task in job.tasks:
@@ -37,11 +37,11 @@ def test_the_failures_of_all_tasks_together_trip() -> None:
     assert job.mutes() == [set()] * 4, "30 rows are too few for any of them"
     job.run(600)
     assert job.mutes() == [{P0}] * 4
-    told = job.tasks[3].gate.explain(P0) or ""
-    assert "4 batches of 4 of the 4 tasks that write to it failed; last error: NOT_ENOUGH_REPLICAS" in told
+    text = job.tasks[3].gate.explain(P0) or ""
+    assert "4 batches of 4 of the 4 tasks that write to it failed; last error: NOT_ENOUGH_REPLICAS" in text
 
 
-def test_the_successes_of_others_weigh_against_one_tasks_failures() -> None:
+def test_successes_of_others_outweigh_one_tasks_failures() -> None:
     job = Job(4)
     job.run(100)
     for task in job.tasks[1:]:
@@ -49,13 +49,13 @@ def test_the_successes_of_others_weigh_against_one_tasks_failures() -> None:
     job.run(2_500)
     job.tasks[0].fail(P0, REPLICAS)
     job.run(1_000)
-    assert job.mutes() == [{P0}, set(), set(), set()], "it rests for the one that cannot write to it"
+    assert job.mutes() == [{P0}, set(), set(), set()], "it is muted for the task that cannot write to it"
     job.tasks[0].waiting = {P0}
     job.run(2_000)
     assert job.tasks[0].sent[-1][1] == P0, "and by its own clock it probes"
 
 
-def test_a_silence_that_others_do_not_hear_stays_one_tasks_own() -> None:
+def test_a_silence_that_others_refute_mutes_for_one_task_only() -> None:
     job = Job(3)
     job.run(100)
     first, other = job.tasks[0], job.tasks[1]
@@ -66,7 +66,7 @@ def test_a_silence_that_others_do_not_hear_stays_one_tasks_own() -> None:
         job.step()
         first.batch(P1)
         other.batch(P0)
-    # Healthy outcomes are told every two seconds; with those the others' mute ends.
+    # Healthy outcomes are reported every two seconds and end the mute of the others.
     for _ in range(250):
         job.step()
         first.batch(P1)
@@ -91,7 +91,7 @@ def test_one_probe_an_interval_for_the_whole_job() -> None:
     assert max(gaps) <= INTERVAL + 600
 
 
-def test_a_probes_success_unmutes_for_all_and_a_failure_waits_for_the_next() -> None:
+def test_a_successful_probe_unmutes_for_all_and_a_failed_one_delays_the_next() -> None:
     job = Job(3)
     job.run(100)
     for task in job.tasks:
@@ -125,7 +125,7 @@ def test_a_probes_success_unmutes_for_all_and_a_failure_waits_for_the_next() -> 
     assert tried[0] is not tried[1], "each in turn"
 
 
-def test_when_the_prober_is_gone_another_is_next() -> None:
+def test_if_the_probing_task_is_gone_another_probes() -> None:
     job = Job(2)
     job.run(100)
     frozen(job)
@@ -177,7 +177,7 @@ def test_a_partitions_trial_goes_to_the_task_that_has_rows() -> None:
     assert job.tasks[99].muted() == set()
 
 
-def test_without_the_coordinator_each_goes_on_alone_and_tells_it_when_it_is_back() -> None:
+def test_without_the_coordinator_each_task_goes_on_alone_and_reports_when_it_is_back() -> None:
     job = Job(2)
     job.run(100)
     job.lose(0)
@@ -198,7 +198,7 @@ def test_without_the_coordinator_each_goes_on_alone_and_tells_it_when_it_is_back
     assert job.tasks[1].probed
 
 
-def test_what_an_own_class_mutes_and_unmutes_holds_for_all() -> None:
+def test_mutes_of_a_users_class_hold_for_all() -> None:
     job = Job(3)
     job.handler = BreakerHandler(INTERVAL, None, 500.0, lambda: 0.5)
     job.run(100)
@@ -221,7 +221,7 @@ def test_a_task_that_comes_later_learns_at_once() -> None:
     assert job.tasks[2].muted() == {1}
 
 
-def test_mutes_that_nobody_wants_are_forgotten() -> None:
+def test_mutes_that_no_task_writes_to_are_forgotten() -> None:
     job = Job(1)
     job.run(100)
     job.tasks[0].manager.mute(P2, "gone")
@@ -245,8 +245,8 @@ def test_between_tasks_reports_do_not_pile_up() -> None:
 
 
 def test_a_task_with_many_failing_partitions_is_outvoted_by_those_that_write_there() -> None:
-    """Catches: successes that are told of 200 partitions only: with 500 partitions one bad task of 20 muted
-    300 of them for all."""
+    """Catches: successes that are reported for 200 partitions only: with 500 partitions one bad task of 20
+    muted 300 of them for all."""
     job = Job(20)
     job.cluster.leaders["t"] = [1 + number % 3 for number in range(900)]
     partitions = [TopicPartition("t", number) for number in range(900)]
@@ -263,7 +263,7 @@ def test_a_task_with_many_failing_partitions_is_outvoted_by_those_that_write_the
     assert job.mutes()[1:] == [set()] * 19
 
 
-def test_more_failing_partitions_than_a_report_holds_are_all_told() -> None:
+def test_more_failing_partitions_than_a_report_holds_are_all_reported() -> None:
     """Catches: failures beyond the 700th partition of a report that are forgotten."""
     job = Job(2)
     job.cluster.leaders["t"] = [1 + number % 3 for number in range(900)]
@@ -288,7 +288,7 @@ def test_one_lost_connection_of_each_task_mutes_nothing() -> None:
     assert job.mutes() == [set()] * 20
 
 
-def test_what_one_task_says_of_a_broker_without_evidence_others_ask_before_they_believe_it() -> None:
+def test_a_mute_of_a_broker_without_evidence_holds_after_another_task_asked_it() -> None:
     """Catches: a mute without evidence that is obeyed by all."""
     job = Job(50)
     job.run(100)
@@ -301,7 +301,7 @@ def test_what_one_task_says_of_a_broker_without_evidence_others_ask_before_they_
     assert sum(len(task.probed) for task in job.tasks[1:]) >= 1
 
 
-def test_a_broker_that_answers_nobody_rests_for_all_on_one_tasks_word() -> None:
+def test_a_broker_that_responds_to_no_task_is_muted_for_all_on_one_tasks_report() -> None:
     job = Job(5)
     job.run(100)
     job.tasks[0].manager.mute(1, "I say so")
@@ -311,7 +311,7 @@ def test_a_broker_that_answers_nobody_rests_for_all_on_one_tasks_word() -> None:
     assert job.mutes() == [{1}] * 5
 
 
-def test_a_false_silence_rests_no_longer_than_another_task_takes_to_ask() -> None:
+def test_a_false_silence_is_muted_no_longer_than_another_task_takes_to_ask() -> None:
     job = Job(50)
     job.run(100)
     for task in job.tasks[1:]:
@@ -328,7 +328,7 @@ def test_a_false_silence_rests_no_longer_than_another_task_takes_to_ask() -> Non
     assert job.mutes()[1:] == [set()] * 49, "it is not believed again so soon"
 
 
-def test_one_tasks_word_does_not_end_a_mute_that_others_found() -> None:
+def test_one_tasks_report_does_not_end_a_mute_that_others_decided() -> None:
     """Catches: a task that says that a frozen broker is back, and the rows of all go there."""
     job = Job(5)
     job.run(100)
@@ -361,7 +361,7 @@ def test_rows_come_back_to_a_broker_from_one_task_after_the_other() -> None:
     assert 500 <= job.now - back <= 900
 
 
-def test_a_mute_that_comes_again_stops_those_whose_turn_has_not_come() -> None:
+def test_a_new_mute_stops_tasks_that_have_not_started_again() -> None:
     job = Job(100)
     job.run(100)
     frozen(job)

@@ -18,9 +18,9 @@ from tests.support.job_of_tasks import INTERVAL, P0, P1, P2, Job, frozen
 REPLICAS = BrokerRefusedError("NOT_ENOUGH_REPLICAS", 19)
 
 
-def test_answers_of_a_task_that_rested_are_as_old_as_they_are() -> None:
-    """Catches: the report of a task's last answers, sent when the next task begins, as word of a broker that
-    has frozen meanwhile."""
+def test_a_late_report_ages_its_responses() -> None:
+    """Catches: the report of a task's last responses, sent when the next task begins, counted for a broker
+    that has frozen meanwhile."""
     job = Job(2)
     job.run(100)
     job.tasks[1].batch(P0)
@@ -28,7 +28,7 @@ def test_answers_of_a_task_that_rested_are_as_old_as_they_are() -> None:
     job.run(5_000)
     assert job.tasks[1].exchange.next_message_delay_ms(job.now) == 0.0, "a report lies there"
     frozen(job)
-    # The resting task's report is of two seconds before.
+    # The idle task's report is two seconds old.
     job.run(2_500)
     assert job.tasks[0].muted() == {1}
     job.paused = set()
@@ -36,7 +36,7 @@ def test_answers_of_a_task_that_rested_are_as_old_as_they_are() -> None:
     assert job.mutes() == [{1}, {1}]
 
 
-def test_failures_of_a_task_that_rested_are_not_news() -> None:
+def test_a_late_report_leaves_its_failures_out() -> None:
     job = Job(2)
     job.run(100)
     task = job.tasks[1]
@@ -52,7 +52,7 @@ def test_failures_of_a_task_that_rested_are_not_news() -> None:
     assert job.mutes() == [set(), set()], "60 rows of a hundred, and others half a minute ago"
 
 
-def test_a_silence_that_was_told_late_has_lasted_longer() -> None:
+def test_a_late_report_ages_its_silences() -> None:
     job = Job(1)
     job.run(100)
     job.paused = {0}
@@ -66,8 +66,8 @@ def test_a_silence_that_was_told_late_has_lasted_longer() -> None:
     assert mute.silence_ms > 1_500
 
 
-def test_what_a_task_unmuted_itself_does_not_come_back_with_the_next_message() -> None:
-    """Catches: a mute and an unmute in the log for nothing, while the coordinator's word is on its way."""
+def test_a_tasks_own_unmute_is_not_undone_by_the_next_message() -> None:
+    """Catches: a needless mute and unmute in the log while the coordinator's message is in flight."""
     job = Job(1)
     (task,) = job.tasks
     job.run(10)
@@ -79,7 +79,7 @@ def test_what_a_task_unmuted_itself_does_not_come_back_with_the_next_message() -
     task.exchange.on_push(encode_update(BreakerUpdate(added={P2: "z"})), job.now)
     task.run_pass()
     assert task.muted() == {2, P2}
-    # Muted anew by own evidence: the coordinator's late word is of the mute before.
+    # Muted again by own evidence: the coordinator's late message is about the mute before.
     task.manager.mute(1, "again")
     task.exchange.on_push(encode_update(BreakerUpdate(removed={1: 0.0})), job.now)
     task.run_pass()
@@ -94,7 +94,7 @@ def _probes_of(job: Job, ms: float) -> list[float]:
     return sorted(at for task in connected for at, _ in task.probed if at > start)
 
 
-def test_a_coordinator_that_begins_anew_hears_of_mutes_whose_finder_is_gone() -> None:
+def test_a_new_coordinator_learns_of_mutes_whose_task_is_gone() -> None:
     """Catches: as many probes an interval as there are tasks, after the coordinator has begun anew."""
     job = Job(6)
     job.run(100)
@@ -116,8 +116,8 @@ def test_a_coordinator_that_begins_anew_hears_of_mutes_whose_finder_is_gone() ->
     assert job.mutes()[1:] == [set()] * 5
 
 
-def test_a_mute_that_a_task_kept_alone_does_not_come_back_to_those_who_know_better() -> None:
-    """Catches: a healthy broker that rests for all since one task has missed that it is back."""
+def test_a_mute_that_one_task_kept_is_refuted_by_those_that_know_better() -> None:
+    """Catches: a healthy broker that is muted for all because one task missed its return."""
     job = Job(3)
     job.run(100)
     frozen(job)
@@ -138,7 +138,7 @@ def test_a_mute_that_a_task_kept_alone_does_not_come_back_to_those_who_know_bett
 
 def test_one_tasks_bad_network_does_not_make_all_mute_and_unmute() -> None:
     """Catches: a mute by the one task that cannot reach a broker, ended by the answers of the others, found
-    again by the one, and so on, all told to everybody."""
+    again by the one, and so on, all sent to every task."""
     job = Job(3)
     job.run(100)
     lonely, others = job.tasks[0], job.tasks[1:]
@@ -176,7 +176,7 @@ def test_nothing_is_left_of_a_lease_when_its_task_ends() -> None:
     assert not job.tasks[owner].control.probes._leases
 
 
-def test_a_late_word_of_a_former_mute_does_not_end_the_present_one() -> None:
+def test_a_late_message_about_a_former_mute_does_not_end_the_present_one() -> None:
     job = Job(1)
     (task,) = job.tasks
     job.run(10)
@@ -206,8 +206,8 @@ def test_a_lease_does_not_outlive_its_connection() -> None:
 
 
 def test_new_rows_are_a_probe_only_after_another_interval() -> None:
-    """Catches: keyless rows of some task on a sick partition as soon as the interval is over, though a task
-    that holds a batch may be about to say so."""
+    """Catches: keyless rows of some task on a failing partition as soon as the interval is over, though a
+    task that holds a batch may be about to say so."""
     job = Job(3)
     job.run(100)
     for task in job.tasks:
@@ -221,7 +221,7 @@ def test_new_rows_are_a_probe_only_after_another_interval() -> None:
     assert 2 * INTERVAL - 200 <= job.now - muted <= 2 * INTERVAL + 600
 
 
-def test_state_changes_are_warnings_of_one_task_and_told_once_by_each(
+def test_one_task_warns_of_a_mute_and_each_logs_it_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     job = Job(4)
@@ -240,7 +240,7 @@ def test_state_changes_are_warnings_of_one_task_and_told_once_by_each(
     ]
 
 
-def test_where_an_own_class_decides_the_coordinator_counts_nothing() -> None:
+def test_if_a_users_class_decides_the_coordinator_counts_nothing() -> None:
     job = Job(2)
     job.handler = BreakerHandler(INTERVAL, None, 500.0)
     job.run(100)

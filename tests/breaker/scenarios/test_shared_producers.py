@@ -67,7 +67,7 @@ def job(raw: Mapping[str, str], tasks: int) -> Iterator[tuple[Callable[[], None]
 def is_shared(producer: TaskProducer) -> bool:
     gate = inside(producer)._breaker
     assert gate is not None
-    return gate.control.mutes._coordinated
+    return gate.control.local._coordinated
 
 
 def keyless(producer: TaskProducer, number: int) -> None:
@@ -113,7 +113,7 @@ def test_a_broker_that_one_task_finds_frozen_rests_for_both(cluster: FakeCluster
 
 
 class MutesAfterFirst(PartitionCircuitBreaker):
-    """Somebody's own class: partition 0 rests once it has taken a batch of exactly seven rows."""
+    """A user's class: partition 0 is muted once it has a batch of exactly seven rows."""
 
     def configure(self, configs: Mapping[str, str]) -> None:
         pass
