@@ -1,10 +1,15 @@
-"""What is known of topics and brokers, and what to ask next (KIP-526).
+"""What is known of topics and brokers, and what to request next (KIP-526).
 
-Pure: facts and the time come in, decisions go out. Times are monotonic milliseconds. Four things bound what
-brokers are asked: one request is under way at a time; a request that fails holds back the next one, whatever
-its topics; an answer that does not help a topic holds back that topic alone (``response_merger``); and topics
-that have metadata, but are told to be stale, are gathered for retry.backoff.ms after the last answer. Waits
-are retry.backoff.ms, doubled up to retry.backoff.max.ms, +-20 %.
+Pure: facts and the time come in, decisions go out. Times are monotonic milliseconds. Four rules bound the
+requests:
+
+- One request is in flight at a time.
+- A request that fails delays the next one, whatever its topics.
+- A response that does not help a topic delays that topic alone (``topic_state``).
+- Topics that have metadata, but were reported as stale, are gathered for retry.backoff.ms after the last
+  response.
+
+Delays are retry.backoff.ms, doubled up to retry.backoff.max.ms, with 20 % of jitter either way.
 """
 
 from __future__ import annotations
@@ -16,19 +21,18 @@ from dataclasses import replace
 from kafka_sink.backoff import ExponentialBackoff
 from kafka_sink.metadata.deadline_heap import DeadlineHeap
 from kafka_sink.metadata.refresh_schedule import NON_URGENT_SHARE, RefreshSchedule
-from kafka_sink.metadata.response_merger import ResponseMerger, lacks_leader
 from kafka_sink.metadata.snapshot import MetadataSnapshot, TopicSnapshot
-from kafka_sink.metadata.topic_state import TopicState
+from kafka_sink.metadata.topic_state import ResponseMerger, TopicState, lacks_leader
 from kafka_sink.model import NO_LEADER, MetadataUpdate, Node, PartitionInfo, TopicMetadata, TopicPartition
 
 
 class MetadataCache:
     """Topics with their age and last use.
 
-    Not thread-safe: the caller brings a lock, under which all but ``topic``, ``leader`` and ``nodes`` (single
-    look-ups of values that are replaced whole) must be called. ``version`` rises at every change that these
-    or ``topic_error`` show. Durations are Kafka's options of the same names; ``random`` is uniform on [0, 1).
-    No call costs more than its topics and what has fallen due since the last, times log n.
+    Not thread-safe: the caller must hold a lock for every call but ``topic``, ``leader`` and ``nodes``, which
+    are single look-ups of values that are replaced whole. ``version`` rises at every change that these or
+    ``topic_error`` show. Durations are Kafka's options of the same names; ``random`` is uniform on [0, 1).
+    A call costs O(log n) for each of its topics and for each topic that has become due since the last call.
     """
 
     def __init__(
@@ -43,7 +47,7 @@ class MetadataCache:
     ) -> None:
         self.version = 0
         self.cluster_id: str | None = None
-        # Rows were sent: from then on another cluster's answers are not taken.
+        # Once rows have been sent, responses of another cluster are refused.
         self.pinned = False
         self._max_age_ms = max_age_ms
         self._idle_ms = idle_ms
@@ -54,14 +58,15 @@ class MetadataCache:
         self._nodes: dict[int, Node] = {}
         self._nodes_ms = -math.inf
         self._schedule = RefreshSchedule(max_age_ms, retry_backoff_ms, non_urgent_share)
-        # When each topic would be idle if it was not used any more; used topics are put later when met.
+        # When each topic becomes idle unless it is used again. A topic that was used is put back when its
+        # time comes.
         self._idle = DeadlineHeap()
         self._in_flight: frozenset[str] | None = None
         self._marked_in_flight: set[str] = set()
         self._failures = 0
-        self._answered_ms = -math.inf
+        self._response_ms = -math.inf
         self._not_before_ms = -math.inf
-        self._held_until_ms = -math.inf
+        self._deferred_until_ms = -math.inf
 
     # -- what is known ----------------------------------------------------------------------------
 
@@ -75,14 +80,14 @@ class MetadataCache:
         return None if self.topic(name) is not None else self.lookup_error(name)
 
     def lookup_error(self, name: str) -> int | None:
-        """The error code in the last answer of a topic, None where it brought metadata."""
+        """The error code in a topic's last response, None where that brought metadata."""
         found = self._topics.get(name)
         return None if found is None else found.error or None
 
     def leader(self, partition: TopicPartition) -> PartitionInfo | None:
-        """The partition as last heard of; None for an unknown topic or partition.
+        """The partition as last observed; None for an unknown topic or partition.
 
-        Its leader is NO_LEADER as well while that broker is none of ``nodes``: nothing can be sent to it.
+        Its leader is NO_LEADER also while that broker is not in ``nodes``: nothing can be sent to it.
         """
         found = self._topics.get(partition.topic)
         metadata = None if found is None else found.metadata
@@ -92,7 +97,7 @@ class MetadataCache:
         return info if info.leader in self._nodes else replace(info, leader=NO_LEADER)
 
     def nodes(self) -> Mapping[int, Node]:
-        """Brokers by id; each answer replaces them."""
+        """Brokers by id; each response replaces them."""
         return self._nodes
 
     def names(self) -> tuple[str, ...]:
@@ -100,9 +105,9 @@ class MetadataCache:
         return tuple(name for name, found in self._topics.items() if found.in_use)
 
     def snapshot(self, now_ms: float, names: Iterable[str] | None = None) -> MetadataSnapshot:
-        """What ``import_snapshot`` of another cache takes: all that is known, or what is of ``names``.
+        """For ``import_snapshot`` of another cache: everything known, or only the topics of ``names``.
 
-        Answers that another thread took after ``now_ms`` was read have no age yet.
+        A response that another thread merged after ``now_ms`` was read has age 0.
         """
         hints = [
             TopicSnapshot(
@@ -138,7 +143,7 @@ class MetadataCache:
         return found.metadata is None and found.final and found.error_ms + self._max_age_ms <= now_ms
 
     def forget(self, name: str) -> None:
-        """Nobody waits for this topic any more; its next use asks for it anew."""
+        """Nothing waits for this topic any more; its next use requests it again."""
         found = self._topics.pop(name, None)
         if found is None:
             return
@@ -147,11 +152,11 @@ class MetadataCache:
         self.version += found.metadata is not None or found.error != 0
 
     def mark_stale(self, topic: str, now_ms: float) -> None:
-        """An answer says that the metadata is old (NOT_LEADER_OR_FOLLOWER and its like): refresh soon.
+        """A response shows that the metadata is old (NOT_LEADER_OR_FOLLOWER and the like): refresh it soon.
 
-        Soon is after the backoff that follows the topic's last answer: the same answer would come again at
-        once (franz-go #1413). A leader hint with a newer epoch needs no refresh, so no mark either. A topic
-        with a final error is asked for once more, after its backoff.
+        The refresh waits for the backoff that follows the topic's last response: without it, the same
+        response would come again at once (franz-go #1413). A leader hint with a newer epoch needs no refresh,
+        so it leaves no mark. A topic with a final error is requested once more, after its backoff.
         """
         found = self._topics.get(topic)
         if found is None or found.used_ms + self._idle_ms <= now_ms:
@@ -185,9 +190,9 @@ class MetadataCache:
         *,
         topic_id: bytes | None = None,
     ) -> bool:
-        """A Produce answer names the leader (KIP-951); True, and taken, where its epoch is newer.
+        """A Produce response names the leader (KIP-951): used, and True returned, where its epoch is newer.
 
-        ``topic_id``: of the request that was answered. A former topic's epochs say nothing of this one's.
+        ``topic_id``: the one in the request. A former topic's epochs say nothing about this one's.
         """
         found = self._topics.get(partition.topic)
         known = self.leader(partition)
@@ -206,14 +211,14 @@ class MetadataCache:
         self.version += 1
         return True
 
-    def import_hint(
+    def import_topic(
         self, topic: TopicMetadata, age_ms: float, now_ms: float, replaced_age_ms: float = math.inf
     ) -> bool:
-        """Another cache of the same cluster heard this of a topic ``age_ms`` ago; True where that was news.
+        """Merges a topic that another cache of the same cluster observed ``age_ms`` ago; True if it was news.
 
-        Merged as an own answer of that time would have been: higher epochs win, another topic id only where
-        it was observed after ours. A topic that is not in use is kept for metadata.max.idle.ms, in case it
-        will be, but not refreshed.
+        It is merged like an own response of that time: higher epochs win, and another topic id wins only
+        where it was observed later. A topic that is not in use is kept for metadata.max.idle.ms in case it
+        will be used, but is not refreshed.
         """
         observed_ms = now_ms - max(age_ms, 0.0)
         found = self._topics.get(topic.name)
@@ -221,14 +226,14 @@ class MetadataCache:
             found = TopicState(now_ms, in_use=False)
         known = found.metadata
         replaced_ms = now_ms - replaced_age_ms
-        if not topic.partitions or not found.take_hint(topic, observed_ms, replaced_ms):
+        if not topic.partitions or not found.merge_snapshot(topic, observed_ms, replaced_ms):
             return False
         if topic.name not in self._topics:
             self._topics[topic.name] = found
             self._idle.put(topic.name, now_ms + self._idle_ms)
         changed = found.metadata != known
         if found.stale and (changed or observed_ms > found.stale_ms):
-            # Not changed, but heard after the mark: what an own answer would have said, too.
+            # Without a change, but observed after the mark: an own response would have said the same.
             found.stale = lacks_leader(found.metadata or topic, self._nodes)
             found.unhelpful = 0 if changed else found.unhelpful + 1
             attempts = max(found.unhelpful, 1)
@@ -242,7 +247,7 @@ class MetadataCache:
         return None not in (cluster_id, self.cluster_id) and cluster_id != self.cluster_id
 
     def _start_over(self) -> None:
-        """Nothing that is known is of the cluster that answers now; topics in use are asked for anew."""
+        """Another cluster responds now: forgets everything and requests the topics in use again."""
         used = [(name, found.used_ms) for name, found in self._topics.items() if found.in_use]
         for name in list(self._topics):
             self.forget(name)
@@ -251,9 +256,10 @@ class MetadataCache:
         self.forget_nodes()
 
     def import_snapshot(self, snapshot: MetadataSnapshot, now_ms: float) -> int:
-        """Takes another cache's topics as import_hint does, and its brokers where they are later than ours.
+        """Merges another cache's topics by import_topic, and its brokers where they were observed later.
 
-        Returns how many topics were news: none of another cluster's, whose brokers have the same ids.
+        Returns how many topics were news. A snapshot of another cluster is ignored: its brokers may have the
+        same ids.
         """
         if self.is_other_cluster(snapshot.cluster_id):
             return 0
@@ -263,27 +269,28 @@ class MetadataCache:
             self._nodes_ms = observed_ms
             self._know_nodes(nodes)
         else:
-            # Leaders that it names must be reachable; brokers that both know are where ours says.
+            # Leaders in the snapshot must be reachable. For brokers known to both, this cache's address
+            # counts.
             self._know_nodes(nodes | self._nodes)
         self.cluster_id = self.cluster_id or snapshot.cluster_id
         return sum(
-            self.import_hint(one.metadata, one.age_ms, now_ms, one.replaced_age_ms) for one in snapshot.topics
+            self.import_topic(one.metadata, one.age_ms, now_ms, one.replaced_age_ms)
+            for one in snapshot.topics
         )
 
-    def hold_requests(self, until_ms: float) -> None:
-        """Someone else has been asked, and may tell more cheaply: no request before this time.
+    def defer_requests(self, until_ms: float) -> None:
+        """Makes no request before this time: a snapshot may come first.
 
-        A time that has passed lets requests go again.
+        A time in the past lets requests go again.
         """
-        self._held_until_ms = until_ms
+        self._deferred_until_ms = until_ms
 
     def share_refreshes(self, shared: bool) -> None:
-        """Whether somebody else refreshes topics before they are over-aged, and tells."""
+        """Whether another cache refreshes topics before max.age and sends snapshots of them."""
         self._schedule.shared = shared
 
     def forget_nodes(self) -> None:
-        """The brokers known are not to be relied on any more (re-bootstrap): no partition has a leader
-        until the next answer."""
+        """Forgets the brokers (re-bootstrap): no partition has a leader until the next response."""
         self._nodes_ms = -math.inf
         self._know_nodes({})
 
@@ -295,7 +302,7 @@ class MetadataCache:
     # -- decisions --------------------------------------------------------------------------------
 
     def next_request(self, now_ms: float) -> tuple[str, ...] | None:
-        """The topics to ask for now; None when nothing is due, a request is under way or backoff runs.
+        """The topics to request now; None when nothing is due, a request is in flight or a backoff runs.
 
         Urgent are topics in use without metadata, stale ones, and those older than max.age: all of them go
         into one request, however many. Topics past half their age fill it up to the target size, oldest
@@ -303,27 +310,27 @@ class MetadataCache:
         must be ended by on_response or on_failure.
         """
         self._forget_idle(now_ms)
-        if self._in_flight is not None or now_ms < max(self._not_before_ms, self._held_until_ms):
+        if self._in_flight is not None or now_ms < max(self._not_before_ms, self._deferred_until_ms):
             return None
-        chosen = self._schedule.choose(self._answered_ms, now_ms)
+        chosen = self._schedule.choose(self._response_ms, now_ms)
         if chosen:
             self._in_flight = frozenset(chosen)
         return chosen or None
 
     def is_wanting(self, now_ms: float) -> bool:
-        """Whether an answer is awaited, or a request is due or would be but for the backoff."""
-        return self._in_flight is not None or self._schedule.due_ms(self._answered_ms) <= now_ms
+        """Whether a request is in flight, is due, or would be due without the backoff."""
+        return self._in_flight is not None or self._schedule.due_ms(self._response_ms) <= now_ms
 
     def next_request_delay_ms(self, now_ms: float) -> float:
-        """Until next_request may have something; infinite while a request is under way.
+        """Until next_request may have something; infinite while a request is in flight.
 
         Forgets topics that were idle for long: else their time, once past, would be due for ever.
         """
         self._forget_idle(now_ms)
         if self._in_flight is not None:
             return math.inf
-        due = min(self._schedule.due_ms(self._answered_ms), self._idle.earliest_ms())
-        return max(0.0, due - now_ms, self._not_before_ms - now_ms, self._held_until_ms - now_ms)
+        due = min(self._schedule.due_ms(self._response_ms), self._idle.earliest_ms())
+        return max(0.0, due - now_ms, self._not_before_ms - now_ms, self._deferred_until_ms - now_ms)
 
     def _forget_idle(self, now_ms: float) -> None:
         for name, _ in self._idle.pop_until(now_ms):
@@ -355,35 +362,35 @@ class MetadataCache:
         marked, self._marked_in_flight = self._marked_in_flight, set()
         self._in_flight = None
         self._failures = 0
-        self._answered_ms = now_ms
+        self._response_ms = now_ms
         self._not_before_ms = -math.inf
         self.cluster_id = update.cluster_id or self.cluster_id
         if update.nodes:
             self._nodes_ms = now_ms
             self._know_nodes({node.id: node for node in update.nodes})
-        answers = ResponseMerger(self._nodes, marked, self._backoff, now_ms)
-        unanswered = dict.fromkeys(requested)
+        merger = ResponseMerger(self._nodes, marked, self._backoff, now_ms)
+        missing = dict.fromkeys(requested)
         for topic in update.topics:
-            unanswered.pop(topic.name, None)
+            missing.pop(topic.name, None)
             found = self._topics.get(topic.name)
             if found is not None:
-                self.version += answers.learn(found, topic)
+                self.version += merger.merge(found, topic)
                 self._schedule.file(topic.name, found)
         for name, code in update.errors.items():
-            unanswered.pop(name, None)
+            missing.pop(name, None)
             found = self._topics.get(name)
             if found is not None:
-                self.version += answers.learn_error(found, code)
+                self.version += merger.note_error(found, code)
                 self._schedule.file(name, found)
-        for name in unanswered:
+        for name in missing:
             found = self._topics.get(name)
             if found is not None:
-                answers.leave_out(found)
+                merger.note_missing(found)
                 self._schedule.file(name, found)
         return switched
 
     def on_failure(self, now_ms: float) -> None:
-        """No answer came: the same topics are asked for again after the backoff."""
+        """No response came: the same topics are requested again after the backoff."""
         asked, self._in_flight = self._in_flight or (), None
         self._marked_in_flight = set()
         self._failures += 1

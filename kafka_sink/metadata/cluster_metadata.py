@@ -198,7 +198,7 @@ class ClusterMetadata:
             self._hold(until_ms)
 
     def _hold(self, until_ms: float) -> None:
-        self._cache.hold_requests(min(until_ms, self._held_until_max_ms))
+        self._cache.defer_requests(min(until_ms, self._held_until_max_ms))
 
     def release(self, now_ms: float) -> None:
         """No hints will come: brokers may be asked."""

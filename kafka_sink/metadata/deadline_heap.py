@@ -1,20 +1,21 @@
-"""Names by time, earliest first, O(log n) amortised for each change: no look ever walks over all names."""
+"""Names by time, earliest first, with O(log n) amortised for each change: no call walks over all names."""
 
 from __future__ import annotations
 
 import heapq
 import math
 
-# A heap of mostly dropped entries is made anew; below this many that is not worth it.
+# A heap of mostly dropped entries is rebuilt, unless it has few entries anyway.
 _SLACK = 64
 
 
 class DeadlineHeap:
-    """A name has one time at most; putting it again moves it. Times are milliseconds of any clock."""
+    """Each name has at most one time; putting it again moves it. Times are milliseconds of any clock."""
 
     def __init__(self) -> None:
         self._times: dict[str, float] = {}
-        # Entries whose time is not the one above are dead; they go when they come to the top.
+        # An entry whose time differs from the name's time above is dead, and is removed when it comes to the
+        # top.
         self._heap: list[tuple[float, str]] = []
 
     def __len__(self) -> int:

@@ -1,20 +1,20 @@
-"""When the brokers known are given up for the bootstrap addresses (KIP-899, KIP-1102)."""
+"""When to forget the known brokers and start again from the bootstrap addresses (KIP-899, KIP-1102)."""
 
 from __future__ import annotations
 
 import math
 
-# What a new start is given to connect and be answered: with a shorter trigger it would be given up for the
-# next one over and over, with 0 before anything was sent.
+# The least time between two rebootstraps. With a shorter trigger each would be given up before it could
+# connect and receive a response; with a trigger of 0, before it sent anything.
 _MIN_APART_MS = 1000.0
 
 
 class RebootstrapTimer:
-    """Times how long metadata has been wanted without an answer. Times are monotonic milliseconds.
+    """Measures how long metadata has been wanted without a response. Times are monotonic milliseconds.
 
     ``trigger_ms`` is metadata.recovery.rebootstrap.trigger.ms; ``rebootstrap`` is whether
-    metadata.recovery.strategy says so. Brokers that refuse connections need no timer: the network goes on to
-    the bootstrap addresses at once. This is for brokers that take requests and never answer.
+    metadata.recovery.strategy says so. Brokers that refuse connections need no timer: the network client
+    tries the bootstrap addresses at once. The timer is for brokers that take requests and never respond.
     """
 
     def __init__(self, *, rebootstrap: bool, trigger_ms: float) -> None:
@@ -24,7 +24,7 @@ class RebootstrapTimer:
         self._not_before_ms = -math.inf
 
     def wanted(self, now_ms: float) -> bool:
-        """A request is due or under way; True when it is time to start over, which starts the timer anew."""
+        """A request is due or in flight; True when it is time to rebootstrap, which restarts the timer."""
         if self._since_ms is None:
             self._since_ms = now_ms
         early = now_ms - self._since_ms < self._trigger_ms or now_ms < self._not_before_ms
@@ -35,5 +35,5 @@ class RebootstrapTimer:
         return True
 
     def satisfied(self) -> None:
-        """An answer came, or nothing is wanted any more."""
+        """A response came, or nothing is wanted any more."""
         self._since_ms = None

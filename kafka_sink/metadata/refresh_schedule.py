@@ -1,4 +1,4 @@
-"""Which topics a Metadata request asks for, and when (KIP-526): the sets T (urgent) and U of its text."""
+"""Which topics a Metadata request asks for, and when: KIP-526 with its sets T (urgent) and U."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ NON_URGENT_SHARE = 0.5
 
 
 class RefreshSchedule:
-    """Topics in use that no request is under way for, each in one of four timetables. Times are ms.
+    """Topics in use that are not in a request in flight, each in one of four deadline heaps. Times are ms.
 
-    ``gather_ms``: urgent topics that have metadata wait so long after an answer, and a request takes along
-    urgent topics whose own wait ends within that time. ``non_urgent_share`` of max.age makes a topic
-    non-urgent (KIP-526: half). While ``shared``, another cache refreshes topics before they are over-aged and
-    tells this one: none is refreshed here for being non-urgent.
+    ``gather_ms``: urgent topics that have metadata wait this long after a response, and a request includes
+    urgent topics whose own wait ends within this time. A topic is non-urgent from ``non_urgent_share`` of
+    max.age on (KIP-526: half). While ``shared``, another cache refreshes topics before they pass max.age and
+    sends snapshots of them, so that this one refreshes no non-urgent topics.
     """
 
     def __init__(
         self, max_age_ms: float, gather_ms: float, non_urgent_share: float = NON_URGENT_SHARE
     ) -> None:
         self.shared = False
-        # Metadata that is over-aged as it comes (max.age 0 is allowed) is still not fetched in a tight loop.
+        # With max.age 0 metadata is too old as it arrives; it is still not fetched in a tight loop.
         self._max_age_ms = max(max_age_ms, gather_ms, 1.0)
         self._gather_ms = gather_ms
         self._non_urgent_ms = self._max_age_ms * non_urgent_share
         # Urgent without metadata and urgent with it, by the end of their waits.
         self._missing, self._stale = DeadlineHeap(), DeadlineHeap()
-        # Fresh and non-urgent, by when a broker told them.
+        # Fresh and non-urgent, by when they were observed.
         self._fresh, self._aging = DeadlineHeap(), DeadlineHeap()
         self._with_metadata: set[str] = set()
 
     def file(self, name: str, state: TopicState) -> None:
-        """Puts a topic where its state belongs; nowhere when it has to wait for nothing."""
+        """Puts a topic into the heap of its state, or into none where nothing is to be requested."""
         if state.metadata is None:
             self.drop(name)
             if state.in_use and (state.retry or not state.final):
@@ -57,29 +57,29 @@ class RefreshSchedule:
             table.drop(name)
         self._with_metadata.discard(name)
 
-    def due_ms(self, answered_ms: float) -> float:
-        """When ``choose`` may have something. ``answered_ms``: when the last answer came."""
+    def due_ms(self, response_ms: float) -> float:
+        """When ``choose`` may return topics. ``response_ms``: when the last response came."""
         if self._makes_request():
             return self._aging.earliest_ms()
         return min(
-            self._urgent_ms(answered_ms),
+            self._urgent_ms(response_ms),
             self._aging.earliest_ms() + self._max_age_ms,
             self._fresh.earliest_ms() + self._non_urgent_ms,
         )
 
-    def choose(self, answered_ms: float, now_ms: float) -> tuple[str, ...]:
-        """The topics of a request that goes now, urgent ones first; none when nothing is due.
+    def choose(self, response_ms: float, now_ms: float) -> tuple[str, ...]:
+        """The topics of a request that goes now, urgent ones first; empty when nothing is due.
 
-        They are in none of the timetables until they are filed again.
+        They are in no heap until they are filed again.
         """
         for name, observed_ms in self._fresh.pop_until(now_ms - self._non_urgent_ms):
             self._aging.put(name, observed_ms)
         target = self._target_size()
         over_aged_ms = now_ms - self._max_age_ms
-        if self._urgent_ms(answered_ms) > now_ms and self._aging.earliest_ms() > over_aged_ms:
+        if self._urgent_ms(response_ms) > now_ms and self._aging.earliest_ms() > over_aged_ms:
             return self._oldest(target) if self._makes_request() else ()
-        # A request goes anyway, so it takes along urgent topics whose wait is nearly over: else topics
-        # whose waits began apart would be asked for one request each, for ever.
+        # A request goes anyway, so it includes urgent topics whose wait is nearly over. Otherwise topics
+        # whose waits began at different times would need a request each, for ever.
         soon_ms = now_ms + self._gather_ms
         urgent = [*self._missing.pop_until(soon_ms), *self._stale.pop_until(soon_ms)]
         urgent += self._aging.pop_until(over_aged_ms)
@@ -92,8 +92,8 @@ class RefreshSchedule:
     def _oldest(self, limit: int) -> tuple[str, ...]:
         return () if self.shared else tuple(name for name, _ in self._aging.take(limit))
 
-    def _urgent_ms(self, answered_ms: float) -> float:
-        stale_ms = max(self._stale.earliest_ms(), answered_ms + self._gather_ms)
+    def _urgent_ms(self, response_ms: float) -> float:
+        stale_ms = max(self._stale.earliest_ms(), response_ms + self._gather_ms)
         return min(self._missing.earliest_ms(), stale_ms)
 
     def _target_size(self) -> int:

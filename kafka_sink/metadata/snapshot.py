@@ -1,4 +1,4 @@
-"""What one metadata cache tells another of the same cluster: plain values, picklable."""
+"""What one metadata cache sends to another of the same cluster: plain values that can be pickled."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kafka_sink.model import Node, TopicMetadata
 
 @dataclass(frozen=True, slots=True)
 class TopicSnapshot:
-    """A topic as a broker told it ``age_ms`` ago. Ids and epochs are in the metadata.
+    """A topic as a broker described it ``age_ms`` ago, with its topic id and leader epochs.
 
     ``replaced_age_ms``: how long ago a topic without id was found to be recreated; infinite where it was not.
     """
@@ -26,9 +26,9 @@ class TopicSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class MetadataSnapshot:
-    """Topics and the brokers that ``nodes_age_ms`` ago were all there are.
+    """Topics, and all brokers of the cluster as of ``nodes_age_ms`` ago.
 
-    Ages are of the moment it was taken: whoever keeps it adds the time that it was kept (``aged``).
+    Ages count from the moment the snapshot was taken. Code that keeps it adds the time since (``aged``).
     """
 
     topics: tuple[TopicSnapshot, ...] = ()

@@ -1,13 +1,23 @@
-"""One topic in the metadata cache: what is known of it, since when, and what it waits for."""
+"""One topic in the metadata cache: what is known of it, since when, and how long it waits for a request.
+
+A response does not help a topic when it brings an error, a partition without a leader, or the very leader
+that a broker has just denied to be. The topic then stays stale, with a growing backoff of its own.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from kafka_sink.kafka_errors import error_of
+from kafka_sink.backoff import ExponentialBackoff
+from kafka_sink.kafka_errors import LEADER_NOT_AVAILABLE, error_of
 from kafka_sink.metadata.topic_merge import TopicIdentity, TopicIdHistory, goes_back, merge
 from kafka_sink.model import TopicMetadata
+
+# How often a topic is requested again only because a partition has no leader. An election takes seconds; a
+# partition without a leader for longer is offline, and is requested again when rows wait for it.
+_ELECTION_TRIES = 8
 
 
 @dataclass(slots=True)
@@ -15,22 +25,22 @@ class TopicState:
     """Times are monotonic milliseconds."""
 
     used_ms: float
-    # False for what only a hint told of: kept in case it is used, never asked for.
+    # False for a topic known from a snapshot only: kept in case it is used, but never requested.
     in_use: bool = True
     metadata: TopicMetadata | None = None
     observed_ms: float = -math.inf
-    # Told to be out of date, or not answered well: urgent although there is metadata.
+    # Reported as out of date, or not helped by the last response: urgent although there is metadata.
     stale: bool = False
     stale_ms: float = -math.inf
     error: int = 0
     error_ms: float = -math.inf
     # Rows wait for it in spite of a final error.
     retry: bool = False
-    # Answers in a row that did not help, and the end of the wait after the last one.
+    # Responses in a row that did not help, and the end of the wait after the last of them.
     unhelpful: int = 0
     not_before_ms: float = -math.inf
     topic_ids: TopicIdHistory = field(default_factory=TopicIdHistory)
-    # When a topic without id was found to be recreated: what was observed before is of another topic.
+    # When a topic without id was found to be recreated. Anything observed before is about another topic.
     replaced_ms: float = -math.inf
 
     @property
@@ -38,33 +48,33 @@ class TopicState:
         """Whether nothing is known but an error that asking again hardly mends.
 
         A broker that has not loaded its authorizer's rules yet sends such an error, too. So known metadata
-        outlives it, and rows that wait for the topic have it asked for again.
+        outlives it, and rows that wait for the topic have it requested again.
         """
         return self.metadata is None and error_of(self.error).final_for_topic
 
-    def take_answer(self, incoming: TopicMetadata, now_ms: float) -> bool:
-        """Merges a broker's answer; False where it speaks of a former topic of this name, or may."""
+    def merge_response(self, incoming: TopicMetadata, now_ms: float) -> bool:
+        """Merges a broker's response; False where it is, or may be, about a former topic of this name."""
         known = self.metadata
         if known is None:
             self.metadata = incoming
         else:
             back = goes_back(known, incoming)
-            verdict = self.topic_ids.judge(known.topic_id, incoming.topic_id, goes_back=back)
-            if verdict is TopicIdentity.FORMER:
+            identity = self.topic_ids.judge(known.topic_id, incoming.topic_id, goes_back=back)
+            if identity is TopicIdentity.FORMER:
                 if back:
-                    # Of some partitions it may know more all the same.
+                    # The response may still know more about some partitions.
                     self.metadata = merge(known, incoming, later=False)
                 return False
-            self.metadata = merge(known, incoming, later=True) if verdict is TopicIdentity.SAME else incoming
+            self.metadata = merge(known, incoming, later=True) if identity is TopicIdentity.SAME else incoming
             if back:
                 self.replaced_ms = now_ms
         self._observed(now_ms)
         return True
 
-    def take_hint(self, incoming: TopicMetadata, observed_ms: float, replaced_ms: float) -> bool:
-        """Merges what another cache observed; False where ours is later and cannot be reconciled.
+    def merge_snapshot(self, incoming: TopicMetadata, observed_ms: float, replaced_ms: float) -> bool:
+        """Merges what another cache observed; False where this cache's is later and contradicts it.
 
-        ``replaced_ms``: as here, in the other cache.
+        ``replaced_ms``: the attribute of the same name in the other cache.
         """
         known = self.metadata
         if self.final and observed_ms <= self.error_ms:
@@ -89,3 +99,63 @@ class TopicState:
     def _observed(self, at_ms: float) -> None:
         self.observed_ms = at_ms
         self.error, self.retry = 0, False
+
+
+def lacks_leader(topic: TopicMetadata, nodes: Collection[int]) -> bool:
+    """Whether a partition has no leader among the live brokers: a new one is about to be elected."""
+    return any(one.leader not in nodes for one in topic.partitions)
+
+
+class ResponseMerger:
+    """Applies one Metadata response to the topics of its request. Each method settles one topic.
+
+    ``nodes``: the brokers that the response names. ``marked``: topics reported as stale while the request was
+    in flight. Times are monotonic milliseconds.
+    """
+
+    def __init__(
+        self, nodes: Collection[int], marked: Collection[str], backoff: ExponentialBackoff, now_ms: float
+    ) -> None:
+        self._nodes = nodes
+        self._marked = marked
+        self._backoff = backoff
+        self._now_ms = now_ms
+        # One draw of jitter for all topics that wait equally long, so that they share a request.
+        self._waits: dict[int, float] = {}
+
+    def merge(self, found: TopicState, incoming: TopicMetadata) -> bool:
+        """Merges a topic's metadata; returns whether that changed what is known."""
+        if not incoming.partitions:
+            return self.note_error(found, LEADER_NOT_AVAILABLE)
+        known = found.metadata
+        accepted = found.merge_response(incoming, self._now_ms)
+        changed = found.metadata != known
+        if not accepted:
+            self.note_missing(found)
+            return changed
+        electing = lacks_leader(found.metadata or incoming, self._nodes)
+        # What marked the topic while the request was in flight may be younger than the response.
+        unmended = found.stale and incoming.name in self._marked and not changed
+        helped = not electing and not unmended and (changed or not found.stale)
+        stale = unmended or (electing and found.unhelpful < _ELECTION_TRIES)
+        self._settle(found, helped=helped, stale=stale)
+        return changed
+
+    def note_error(self, found: TopicState, code: int) -> bool:
+        """Known metadata survives every error, also of rights: Produce responses say more about it."""
+        changed = found.error != code
+        found.error, found.error_ms, found.retry = code, self._now_ms, False
+        self.note_missing(found)
+        return changed
+
+    def note_missing(self, found: TopicState) -> None:
+        """The response has nothing useful about a requested topic."""
+        self._settle(found, helped=False, stale=True)
+
+    def _settle(self, found: TopicState, *, helped: bool, stale: bool) -> None:
+        found.stale = stale and found.metadata is not None
+        found.unhelpful = 0 if helped else found.unhelpful + 1
+        attempts = max(found.unhelpful, 1)
+        if attempts not in self._waits:
+            self._waits[attempts] = self._backoff.delay_ms(attempts)
+        found.not_before_ms = self._now_ms + self._waits[attempts]

@@ -69,7 +69,7 @@ def test_a_snapshot_makes_the_same_schedule(age: float, later: float, shift: flo
 
 def test_a_topic_with_a_hint_needs_no_request() -> None:
     made = cache()
-    made.import_hint(topic("t00"), 10.0, 1000.0)
+    made.import_topic(topic("t00"), 10.0, 1000.0)
     made.note_use(["t00", "new"], 1001.0)
     assert made.next_request(1001.0) == ("new",)
 
@@ -88,25 +88,25 @@ def test_what_nobody_uses_is_never_asked_for_and_goes() -> None:
 
 def test_epochs_win_over_ages_and_ids_go_by_age() -> None:
     made = told(("t00",), 10_000.0)
-    assert made.import_hint(topic("t00", 2, 5), 9_000.0, 10_100.0), "a newer epoch, though heard before ours"
+    assert made.import_topic(topic("t00", 2, 5), 9_000.0, 10_100.0), "a newer epoch, though heard before ours"
     assert leader(made) == (2, 5)
-    assert not made.import_hint(topic("t00", 1, 4), 0.0, 10_200.0)
-    assert not made.import_hint(topic("t00", 1, 0, b"n" * 16), 9_000.0, 10_300.0), "another id, and older"
+    assert not made.import_topic(topic("t00", 1, 4), 0.0, 10_200.0)
+    assert not made.import_topic(topic("t00", 1, 0, b"n" * 16), 9_000.0, 10_300.0), "another id, and older"
     assert leader(made) == (2, 5)
-    assert made.import_hint(topic("t00", 1, 0, b"n" * 16), 50.0, 10_400.0)
+    assert made.import_topic(topic("t00", 1, 0, b"n" * 16), 50.0, 10_400.0)
     assert leader(made) == (1, 0)
-    assert not made.import_hint(topic("t00", 2, 9), 0.0, 10_500.0), "the former topic does not come back"
+    assert not made.import_topic(topic("t00", 2, 9), 0.0, 10_500.0), "the former topic does not come back"
 
 
 def test_a_hint_mends_a_stale_topic_when_it_is_news_or_younger_than_the_mark() -> None:
     made = told(("t00",), 0.0)
     made.mark_stale("t00", 5_000.0)
-    assert not made.import_hint(topic("t00"), 1_000.0, 5_050.0), "heard before the mark"
+    assert not made.import_topic(topic("t00"), 1_000.0, 5_050.0), "heard before the mark"
     assert made.next_request_delay_ms(5_050.0) == 0
-    assert made.import_hint(topic("t00", 2, 1), 2_000.0, 5_060.0)
+    assert made.import_topic(topic("t00", 2, 1), 2_000.0, 5_060.0)
     assert made.next_request(5_060.0) is None
     made.mark_stale("t00", 9_000.0)
-    assert not made.import_hint(topic("t00", 2, 1), 100.0, 9_200.0)
+    assert not made.import_topic(topic("t00", 2, 1), 100.0, 9_200.0)
     assert made.next_request(9_200.0) is None, "heard after the mark: an own request would have said so too"
 
 
@@ -133,10 +133,10 @@ def test_a_snapshot_of_some_topics_holds_those_that_are_known() -> None:
 def test_requests_wait_while_another_is_asked() -> None:
     made = cache()
     made.note_use(["t00"], 0.0)
-    made.hold_requests(200.0)
+    made.defer_requests(200.0)
     assert made.next_request(199.0) is None
     assert made.next_request_delay_ms(50.0) == 150.0
-    made.hold_requests(0.0)
+    made.defer_requests(0.0)
     assert made.next_request(60.0) == ("t00",)
 
 

@@ -76,10 +76,10 @@ def test_the_present_topic_confirmed_ends_the_insistence() -> None:
 
 def test_a_recreated_topic_takes_nothing_from_the_old_one() -> None:
     state = TopicState(0.0)
-    assert state.take_answer(topic((1, 9), (2, 9)), 1.0)
-    assert state.take_answer(topic((2, 0), topic_id=NEW), 2.0)
+    assert state.merge_response(topic((1, 9), (2, 9)), 1.0)
+    assert state.merge_response(topic((2, 0), topic_id=NEW), 2.0)
     assert state.metadata == topic((2, 0), topic_id=NEW)
-    assert not state.take_answer(topic((1, 10), (2, 10)), 3.0)
+    assert not state.merge_response(topic((1, 10), (2, 10)), 3.0)
     assert state.metadata == topic((2, 0), topic_id=NEW)
 
 
@@ -87,28 +87,28 @@ def test_a_recreated_topic_without_ids_is_accepted_once_answers_insist() -> None
     """Brokers before 2.8 tell no ids; the epochs of a topic that is created again start at 0."""
     state = TopicState(0.0)
     before, after = topic((1, 9), (2, 7), topic_id=None), topic((2, 0), (1, 0), topic_id=None)
-    assert state.take_answer(before, 1.0)
+    assert state.merge_response(before, 1.0)
     for now in range(2, 6):
-        assert not state.take_answer(after, now)
+        assert not state.merge_response(after, now)
         assert state.metadata == before
-    assert state.take_answer(after, 6.0)
+    assert state.merge_response(after, 6.0)
     assert state.metadata == after
-    assert state.take_answer(topic((2, 1), (1, 0), topic_id=None), 7.0)
+    assert state.merge_response(topic((2, 1), (1, 0), topic_id=None), 7.0)
 
 
 def test_a_broker_before_ids_that_lags_convinces_nobody() -> None:
     state = TopicState(0.0)
     known, lagging = topic((1, 9), topic_id=None), topic((2, 8), topic_id=None)
-    state.take_answer(known, 1.0)
+    state.merge_response(known, 1.0)
     for now in range(2, 30):
-        assert state.take_answer(lagging if now % 4 else known, now) == (now % 4 == 0)
+        assert state.merge_response(lagging if now % 4 else known, now) == (now % 4 == 0)
         assert state.metadata == known
 
 
 def test_what_a_broker_before_ids_knows_more_of_is_taken_from_an_answer_that_is_refused() -> None:
     state = TopicState(0.0)
-    state.take_answer(topic((1, 9), (2, 3), (1, 1), topic_id=None), 1.0)
-    assert not state.take_answer(topic((2, 8), (1, 4), topic_id=None), 2.0)
+    state.merge_response(topic((1, 9), (2, 3), (1, 1), topic_id=None), 1.0)
+    assert not state.merge_response(topic((2, 8), (1, 4), topic_id=None), 2.0)
     assert state.metadata == topic((1, 9), (1, 4), (1, 1), topic_id=None)
 
 
@@ -116,14 +116,14 @@ def test_the_former_topic_does_not_come_back_by_a_hint_and_the_new_one_comes_by_
     """Without ids: what was observed before the topic was found to be recreated is of another topic."""
     before, after = topic((1, 9), topic_id=None), topic((2, 0), topic_id=None)
     state = TopicState(0.0)
-    state.take_answer(before, 1.0)
+    state.merge_response(before, 1.0)
     for now in range(2, 7):
-        state.take_answer(after, now)
-    assert not state.take_hint(before, 5.0, NEVER)
+        state.merge_response(after, now)
+    assert not state.merge_snapshot(before, 5.0, NEVER)
     assert state.metadata == after
     other = TopicState(0.0)
-    other.take_answer(before, 1.0)
-    assert other.take_hint(after, 8.0, state.replaced_ms)
+    other.merge_response(before, 1.0)
+    assert other.merge_snapshot(after, 8.0, state.replaced_ms)
     assert other.metadata == after
-    assert not other.take_hint(before, 5.0, NEVER)
+    assert not other.merge_snapshot(before, 5.0, NEVER)
     assert other.metadata == after
