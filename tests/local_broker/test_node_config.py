@@ -88,3 +88,9 @@ def test_ids_are_22_characters_and_no_option() -> None:
     ids = [random_id() for _ in range(500)]
     assert len(set(ids)) == 500
     assert all(len(text) == 22 and not text.startswith("-") for text in ids)
+
+
+def test_names_and_values_of_other_scripts_and_with_equals_signs_are_read_back_by_java() -> None:
+    text = format_properties({"user_a=b": "p\\w=ä€ \U0001f511\n"})
+    assert text == "user_a\\=b=p\\\\w=\\u00e4\\u20ac \\ud83d\\udd11\\n\n"
+    assert text.isascii()
