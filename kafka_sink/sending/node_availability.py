@@ -1,27 +1,27 @@
-"""partitioner.availability.timeout.ms: brokers that keep taking nothing (KIP-794). Pure."""
+"""partitioner.availability.timeout.ms: brokers that accept no requests for that long (KIP-794). Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-# Batches that back off after a failed attempt do not show for a while, though they wait all the same.
+# A batch that backs off after a failed attempt still waits for its broker, but is not ready for a while.
 _GRACE_MS = 5_000.0
 
 
 class NodeAvailability:
-    """Told by the sender at every pass; ``unavailable`` may be read by any thread.
+    """The sender calls ``observe`` at every pass. Any thread may read ``unavailable``.
 
-    ``timeout_ms`` 0 switches it off. Times are monotonic milliseconds.
+    A ``timeout_ms`` of 0 switches it off. Times are monotonic milliseconds.
     """
 
     def __init__(self, timeout_ms: float) -> None:
         self.unavailable: frozenset[int] = frozenset()
         self._timeout_ms = timeout_ms
-        # Per broker: since when batches have been waiting for it, and when they last were.
+        # Per broker: when batches began to wait for it, and when they were last seen waiting.
         self._waits: dict[int, tuple[float, float]] = {}
 
     def observe(self, waiting: Iterable[int], taking: Iterable[int], now_ms: float) -> None:
-        """Brokers for which batches are ready: those that take none now, and those that do."""
+        """``waiting`` brokers have ready batches and accept no request now; ``taking`` ones accept them."""
         if self._timeout_ms <= 0:
             return
         for node in taking:
@@ -30,7 +30,7 @@ class NodeAvailability:
             since, _ = self._waits.get(node, (now_ms, now_ms))
             self._waits[node] = (since, now_ms)
         for node, (_, last) in list(self._waits.items()):
-            # Nothing is left that waits for it, so nothing would ever show that it is back.
+            # No batch waits for it any more, so nothing would ever show that it is back.
             if now_ms - last > self._timeout_ms + _GRACE_MS:
                 del self._waits[node]
         late = {node for node, (since, last) in self._waits.items() if last - since > self._timeout_ms}

@@ -16,7 +16,7 @@ from kafka_sink.sending.settings import SenderSettings
 
 @dataclass(slots=True)
 class ProduceTag:
-    """What a Produce request carried, by partition; ``names`` are of topics sent by id (v13 on)."""
+    """A Produce request's batches. ``names`` maps the ids of topics that were sent by id (from v13 on)."""
 
     node_id: int
     batches: dict[TopicPartition, ProducerBatch]
@@ -39,9 +39,9 @@ class ProduceRequests:
         self._identity = identity
 
     def build(self, node: int, taken: Sequence[ProducerBatch], now_ms: float) -> OutboundRequest:
-        """One request of sealed batches for a connected broker; they are in flight afterwards.
+        """One request of sealed batches for a connected broker. The batches become in flight.
 
-        Raises BrokerVersionError where the broker speaks no version of Produce that this sink does.
+        Raises BrokerVersionError where broker and sink have no version of Produce in common.
         """
         version = self._network.api_version(node, requests.PRODUCE, produce.VERSIONS)
         names: dict[bytes, str] = {}
@@ -72,7 +72,7 @@ class ProduceRequests:
         return OutboundRequest(requests.PRODUCE, version, body, expects_response, timeout, tag)
 
     def _prepare(self, batch: ProducerBatch, now_ms: float) -> None:
-        """Makes a sealed batch's header final. Only here does it get its sequence."""
+        """Completes a sealed batch's header. This is the only place that assigns a sequence."""
         if self._identity is not None and self._identity.assign(batch):
             batch.header_current = False
         if not batch.header_current:

@@ -1,8 +1,8 @@
 """The idempotent producer: its id and epoch, and each partition's sequence numbers (KIP-98, KIP-360).
 
-A sequence that was given out stays with its batch until that is acknowledged. The one exception is a restart:
-where a broker has lost its place, a partition's batches that were surely not written are numbered anew from 0
-under the next epoch, once none of them is in flight.
+A batch keeps its sequence until it is acknowledged. The one exception is a restart, after a broker has lost
+its state of this producer: then the partition's batches that were surely not written get new sequences, from
+0 under the next epoch, once none of them is in flight.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ _NOBODY = (batch_header.NO_PRODUCER_ID, batch_header.NO_PRODUCER_EPOCH)
 
 
 class _Sequence:
-    """One partition's numbers. ``owner`` is the id and epoch that they belong to."""
+    """One partition's sequences. ``owner`` is the id and epoch that they belong to."""
 
     __slots__ = ("established_until_ms", "last_offset", "next", "owner", "restarts", "unacknowledged")
 
     def __init__(self) -> None:
         self.owner = _NOBODY
         self.next = 0
-        # A broker that has acknowledged a batch knows this producer's sequence, until it may have forgotten.
+        # Until then the leader surely remembers the producer, as it has acknowledged a batch.
         self.established_until_ms = -math.inf
         self.last_offset = -1
         self.restarts = 0
@@ -60,7 +60,7 @@ class ProducerIdentity:
     def __init__(self, backoff: ExponentialBackoff) -> None:
         self.producer_id, self.producer_epoch = _NOBODY
         self.last_error: str | None = None
-        # Rises when the id is given up.
+        # Increases when the id is given up.
         self.generation = 0
         self._backoff = backoff
         self._failures = 0
@@ -81,11 +81,11 @@ class ProducerIdentity:
         return not self.ready and not self._requested and now_ms >= self._not_before_ms
 
     def retry_delay_ms(self, now_ms: float) -> float:
-        """Until may_request may be true; infinite while a request is under way."""
+        """Milliseconds until may_request may be true; infinite while a request is in flight."""
         return math.inf if self._requested else max(0.0, self._not_before_ms - now_ms)
 
     def requested(self) -> None:
-        """A request is under way."""
+        """A request is in flight."""
         self._requested = True
 
     def on_response(self, answer: ProducerIdResponse, now_ms: float) -> KafkaSinkError | None:
@@ -105,14 +105,17 @@ class ProducerIdentity:
         return None
 
     def on_failure(self, now_ms: float, cause: object) -> None:
-        """No id yet; ask again after the backoff."""
+        """The request failed; the next one waits for the backoff."""
         self._requested = False
         self._failures += 1
         self.last_error = f"no producer id yet: {cause}"
         self._not_before_ms = now_ms + self._backoff.delay_ms(self._failures)
 
     def forget(self) -> None:
-        """Gives up an id that nothing was written with, or a request for one: it is of another cluster."""
+        """Gives up the id, or the request for one, because another cluster gave it.
+
+        Raises KafkaSinkError where a batch has been sent with it.
+        """
         if self._sequences:
             raise KafkaSinkError("a producer id that was written with is kept")
         self.producer_id, self.producer_epoch = _NOBODY
@@ -122,12 +125,12 @@ class ProducerIdentity:
     # -- sequences --------------------------------------------------------------------------------
 
     def may_send(self, batch: ProducerBatch, now_ms: float) -> bool:
-        """Whether the batch may go now without risk to the partition's order.
+        """Whether the batch may be sent now without risk to the partition's order.
 
-        What was sent before goes again only as the first in line. A partition's first batch, and the first
-        after an error, goes alone: a broker without state of this producer takes any sequence for the
-        first, so a second batch that overtakes a refused first one would be written before it (seen on a
-        real broker that answered NOT_LEADER_OR_FOLLOWER to the first batch of a new topic only).
+        A batch that was sent before is sent again only as the oldest unacknowledged one. A partition's first
+        batch, and the first after an error, is sent alone: a broker without state of this producer accepts
+        any sequence as the first, so a second batch could overtake a refused first one and be written before
+        it (seen on a real broker that responded NOT_LEADER_OR_FOLLOWER to a new topic's first batch only).
         """
         sequence = self._sequences.get(batch.partition)
         if sequence is None or not sequence.unacknowledged:
@@ -139,13 +142,13 @@ class ProducerIdentity:
         return now_ms < sequence.established_until_ms and len(sequence.unacknowledged) < MAX_IN_FLIGHT
 
     def assign(self, batch: ProducerBatch) -> bool:
-        """Gives a batch its id, epoch and sequence, once. True where it got them now."""
+        """Gives a batch its id, epoch and sequence. False where it has them from an earlier attempt."""
         if batch.base_sequence != batch_header.NO_SEQUENCE:
             return False
         sequence = self._sequences.setdefault(batch.partition, _Sequence())
         current = (self.producer_id, self.producer_epoch)
         if sequence.owner != current and not sequence.unacknowledged:
-            # What another partition's restart has left behind: followed when nothing is under way here.
+            # Another partition's restart raised the epoch. This one follows when all is acknowledged.
             sequence.owner = current
             sequence.next = 0
             sequence.established_until_ms = -math.inf
@@ -156,7 +159,7 @@ class ProducerIdentity:
         return True
 
     def acknowledged(self, batch: ProducerBatch, last_offset: int, now_ms: float) -> None:
-        """The broker has the batch; ``last_offset`` is its last record's, -1 where unknown."""
+        """The broker has the batch. ``last_offset`` is its last record's offset, -1 where unknown."""
         sequence = self._sequences[batch.partition]
         sequence.established_until_ms = now_ms + _ESTABLISHED_MS
         sequence.last_offset = max(sequence.last_offset, last_offset)
@@ -165,12 +168,12 @@ class ProducerIdentity:
         for earlier in sequence.unacknowledged:
             if earlier is batch:
                 break
-            # A broker takes sequences in order, so it has these too; their own answers are late or lost.
+            # A broker accepts sequences in order, so it has these too. Their own responses are late or lost.
             earlier.possibly_written = True
         sequence.unacknowledged.remove(batch)
 
     def refused(self, batch: ProducerBatch) -> None:
-        """An attempt failed: until the next acknowledgement the partition's batches go one by one."""
+        """An attempt failed. Until the next acknowledgement the partition's batches are sent one by one."""
         self._sequences[batch.partition].established_until_ms = -math.inf
 
     def is_next(self, batch: ProducerBatch) -> bool:
@@ -179,7 +182,7 @@ class ProducerIdentity:
         return sequence is not None and bool(sequence.unacknowledged) and sequence.unacknowledged[0] is batch
 
     def last_acknowledged_offset(self, partition: TopicPartition) -> int:
-        """The last offset that a broker told of this producer's records, -1 where none."""
+        """The last offset that the leader acknowledged, -1 where there is none."""
         sequence = self._sequences.get(partition)
         return -1 if sequence is None else sequence.last_offset
 
@@ -189,7 +192,7 @@ class ProducerIdentity:
         return sequence is not None and sequence.restarts > 0 and sequence.established_until_ms == -math.inf
 
     def replaced(self, batch: ProducerBatch, pieces: list[ProducerBatch]) -> None:
-        """A batch that was surely not written goes on in pieces, which share its sequences."""
+        """The pieces of a batch that was surely not written take over its sequences."""
         sequence = self._sequences[batch.partition]
         place = sequence.unacknowledged.index(batch)
         del sequence.unacknowledged[place]
@@ -207,11 +210,11 @@ class ProducerIdentity:
         self._to_restart.add(partition)
 
     def unresolved(self, partition: TopicPartition) -> list[ProducerBatch]:
-        """Batches of the partition that may have been written, which no restart may number anew."""
+        """Batches of the partition that may have been written. No restart may change their sequences."""
         return [batch for batch in self._sequences[partition].unacknowledged if batch.possibly_written]
 
     def restarts_due(self) -> list[TopicPartition]:
-        """Partitions to restart of which nothing is in flight."""
+        """Partitions whose restart was requested and that have nothing in flight."""
         return [
             partition
             for partition in self._to_restart
@@ -219,9 +222,9 @@ class ProducerIdentity:
         ]
 
     def restart(self, partition: TopicPartition) -> None:
-        """Numbers a partition anew from 0 under the next epoch, or a new id after the last epoch.
+        """Starts a partition's sequences at 0 under the next epoch, or under a new id after the last epoch.
 
-        Raises KafkaSinkError, changing nothing, where a batch of it is in flight or may have been written.
+        Raises KafkaSinkError and changes nothing where a batch is in flight or may have been written.
         """
         sequence = self._sequences[partition]
         if any(batch.request_references or batch.possibly_written for batch in sequence.unacknowledged):
@@ -241,15 +244,15 @@ class ProducerIdentity:
 
     @property
     def settled(self) -> bool:
-        """Whether every sequence is acknowledged: only then may another task go on with the id."""
+        """Whether every sequence is acknowledged. Only then may another task use the id."""
         return not self._to_restart and not any(s.unacknowledged for s in self._sequences.values())
 
 
 class TransactionalIdentity(ProducerIdentity):
-    """The id and epoch of one transaction, which somebody else got: it never asks for another one.
+    """The id and epoch of one transaction, which the task's transaction client got.
 
-    Nor does it start sequences anew: an epoch of its own making would be fenced. ``adopt`` is called by the
-    task's thread while nothing is queued.
+    It never requests an id, and never restarts sequences: a broker would fence an epoch that it did not
+    give. ``adopt`` is called by the task's thread while nothing is queued.
     """
 
     def adopt(self, transactional_id: str, producer_id: int, epoch: int) -> None:

@@ -1,4 +1,4 @@
-"""A producer's metrics under Kafka's names, and all producers of this process that have some."""
+"""A producer's metrics under Kafka's names, and the live producers of this process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Metrics = dict[str, float]
 
 
 class HasMetrics(Protocol):
-    """What has metrics."""
+    """A producer, as far as its metrics are concerned."""
 
     def metrics(self) -> Metrics: ...
 
@@ -23,9 +23,9 @@ class HasMetrics(Protocol):
 def task_metrics(
     pool: PoolMetrics, before: PoolMetrics, counts: DeliveryCounts, breaker: BreakerMetrics
 ) -> Metrics:
-    """Those of one task: ``before`` is its pool when it began, from which totals count; ``breaker``'s do.
+    """The metrics of one task. ``before`` is the pool when the task began; ``breaker`` counts from there.
 
-    Averages are 0.0 before the first acknowledged batch. docs/metrics.md tells what each one means.
+    Averages are 0.0 before the first acknowledged batch. docs/metrics.md explains each metric.
     """
     values: Metrics = dict(pool.by_kafka_name())
     began = before.by_kafka_name()
@@ -40,29 +40,29 @@ def task_metrics(
 
 
 class LiveProducers:
-    """Those that live in this process. Thread-safe; holds none of them alive."""
+    """The producers of this process that are not closed. Thread-safe. Keeps no producer alive."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # guards the two below
+        self._lock = threading.Lock()  # guards the attributes below
         self._living: WeakSet[HasMetrics] = WeakSet()
         self._owner = os.getpid()
 
     def add(self, producer: HasMetrics) -> None:
-        """A new one."""
+        """Registers a new producer."""
         with self._lock:
             if self._owner != os.getpid():
-                # The parent's producers came along with the fork, without their threads.
+                # A fork copies the parent's producers, but not their threads.
                 self._living = WeakSet()
                 self._owner = os.getpid()
             self._living.add(producer)
 
     def discard(self, producer: HasMetrics) -> None:
-        """It is closed."""
+        """Forgets a closed producer."""
         with self._lock:
             self._living.discard(producer)
 
     def metrics(self) -> list[Metrics]:
-        """Of each producer, in no order."""
+        """The metrics of each producer, in no order."""
         with self._lock:
             living = list(self._living) if self._owner == os.getpid() else []
         return [producer.metrics() for producer in living]

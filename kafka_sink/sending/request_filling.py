@@ -1,4 +1,4 @@
-"""As many ready batches as one Produce request takes."""
+"""Fills one Produce request with ready batches."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def fill_request(
     max_bytes: int,
     may_send: Callable[[ProducerBatch], bool],
 ) -> list[ProducerBatch]:
-    """Sealed batches for one request to a broker, one a partition, up to ``max_bytes`` together.
+    """Sealed batches for one request to a broker: one for each partition, ``max_bytes`` in total.
 
-    Only a first batch may exceed that. Batches that still take rows are chosen by what they are estimated to
-    compress to; once they are sealed, their true size decides whether more fit or the last ones go back.
+    Only the first batch may exceed that. An open batch is chosen by its estimated compressed size. Once it is
+    sealed, its true size decides whether more batches fit or the last ones go back to their queues.
     """
     taken: dict[TopicPartition, ProducerBatch] = {}
     filled = 0

@@ -1,4 +1,4 @@
-"""What a broker's answer means for a batch. Pure: facts in, a decision out."""
+"""What a broker's response means for a batch. Pure: facts in, a decision out."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ class Action(Enum):
     SUCCEED = "succeed"
     RETRY = "retry"
     SPLIT = "split"
-    # The partition's sequences start again at 0 under a new epoch, once nothing of it is in flight.
+    # The partition's sequences restart at 0 under a new epoch, once none of its batches is in flight.
     RESTART = "restart"
     FAIL = "fail"
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """The facts of one answered attempt; ``size`` is the batch in bytes, offsets are -1 where unknown.
+    """The facts of an attempt that got a response. ``size`` is in bytes, offsets are -1 where unknown.
 
-    ``possibly_written`` is of earlier attempts; ``base_offset`` beside an error means that the leader had
-    appended the batch before things went wrong. ``is_next_expected``: every earlier batch of the partition
-    is acknowledged. ``restarted``: its sequence is of a restart. ``transactional``: the epoch is the
-    transaction's, and sequences cannot start anew under another.
+    ``possibly_written`` is about earlier attempts. A ``base_offset`` beside an error means that the leader
+    appended the batch and failed later. ``is_next_expected``: every earlier batch of the partition is
+    acknowledged. ``restarted``: the partition's sequences were restarted, and nothing was acknowledged since.
+    ``transactional``: the epoch belongs to the transaction, so sequences cannot restart under another.
     """
 
     partition: TopicPartition
@@ -94,7 +94,7 @@ def _retry_soon(attempt: Attempt, cause: Exception) -> Decision:
 
 
 def _retry_pinned(attempt: Attempt, cause: Exception) -> Decision:
-    """The leader has the batch, or may have it, but the answer is not what was asked for."""
+    """The leader has the batch or may have it, but could not confirm it as acks asks."""
     return Decision(Action.RETRY, cause, possibly_written=True)
 
 
@@ -128,13 +128,13 @@ def _out_of_order(attempt: Attempt, cause: Exception) -> Decision:
     if not attempt.idempotent:
         return Decision(Action.FAIL, cause)
     if not attempt.is_next_expected:
-        # A batch before this one is being retried; the broker takes this one after it.
+        # An earlier batch is being retried. The broker takes this one after it.
         return Decision(Action.RETRY, cause, spends_retry=False)
     return _restart(attempt, cause)
 
 
 def _unknown_producer_id(attempt: Attempt, cause: Exception) -> Decision:
-    """Retention may have deleted all that the broker knew the producer by (KIP-360)."""
+    """Retention may have deleted every batch that the broker knew this producer from (KIP-360)."""
     state_deleted = attempt.log_start_offset > attempt.last_acknowledged_offset
     if attempt.idempotent and (attempt.restarted or (attempt.log_start_offset >= 0 and state_deleted)):
         return _restart(attempt, cause)
@@ -142,7 +142,7 @@ def _unknown_producer_id(attempt: Attempt, cause: Exception) -> Decision:
 
 
 def _restart(attempt: Attempt, cause: Exception) -> Decision:
-    """Renumbering what may have been written could write it twice."""
+    """A batch that may have been written keeps its sequence: under a new one it could be written twice."""
     if attempt.transactional:
         return Decision(Action.FAIL, cause, possibly_written=attempt.possibly_written)
     if attempt.possibly_written:
@@ -168,7 +168,7 @@ RULES: Mapping[int, Rule] = {
     kafka_errors.CONCURRENT_TRANSACTIONS: _retry_soon,
     kafka_errors.REQUEST_TIMED_OUT: _retry_pinned,
     kafka_errors.NOT_ENOUGH_REPLICAS_AFTER_APPEND: _retry_pinned,
-    # Raised wherever an append goes wrong, hence also after bytes have reached the log.
+    # Any failure of an append raises it, also one after bytes have reached the log.
     kafka_errors.UNKNOWN_SERVER_ERROR: _retry_pinned,
     kafka_errors.KAFKA_STORAGE_ERROR: _retry_refreshed_pinned,
     kafka_errors.NETWORK_EXCEPTION: _retry_refreshed_pinned,
@@ -198,10 +198,10 @@ _ADVICE = {
 
 
 def classify_response(attempt: Attempt) -> Decision:
-    """Decides by error code; an answer that the table does not know fails the batch, naming the code."""
+    """Decides by error code. A code without a rule fails the batch, and the error names the code."""
     if attempt.base_offset >= 0 and not attempt.possibly_written:
-        # A leader that lost its place while it waited for replicas answers as one that never had it, but
-        # tells the offset (DelayedProduce).
+        # A leader that is deposed while it waits for replicas responds like a broker that never led the
+        # partition, but with the batch's offset (Kafka's DelayedProduce).
         attempt = replace(attempt, possibly_written=True)
     outcome = RULES.get(attempt.error_code, _fail)(attempt, _cause(attempt))
     if attempt.possibly_written and not outcome.possibly_written:
@@ -210,14 +210,14 @@ def classify_response(attempt: Attempt) -> Decision:
 
 
 def classify_failure(cause: Exception, *, possibly_sent: bool) -> Decision:
-    """No answer: disconnect or timeout. The same batch with the same sequence goes again."""
+    """For a disconnect or a timeout: the same batch is sent again with the same sequence."""
     if is_final(cause):
         return Decision(Action.FAIL, cause, possibly_written=possibly_sent)
     return Decision(Action.RETRY, cause, possibly_written=possibly_sent)
 
 
 def is_final(cause: Exception) -> bool:
-    """Whether no other connection would fare better."""
+    """Whether every other connection would fail too."""
     return isinstance(cause, AuthenticationError | BrokerVersionError)
 
 
@@ -228,10 +228,10 @@ def expiry(
     last: Exception | str | None,
     muted: str | None = None,
 ) -> DeliveryError:
-    """delivery.timeout.ms has passed; after an attempt nobody knows whether the batch was written.
+    """The error of a batch that delivery.timeout.ms has passed for. An attempt may have written it.
 
-    ``last`` is the last attempt's error, or what kept the batch from being sent; ``muted`` what the circuit
-    breaker says of the partition.
+    ``last`` is the last attempt's error, or why the batch was never sent. ``muted`` is why the circuit
+    breaker mutes the partition, if it does.
     """
     tried = f"after {attempts} attempt(s)" if attempts else "before it could be sent"
     reason = f"; {muted}" if muted else ""

@@ -6,13 +6,12 @@ import logging
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 
-from kafka.errors import for_code
-
 from kafka_sink.accumulator.producer_batch import ProducerBatch
 from kafka_sink.accumulator.record_accumulator import RecordAccumulator
 from kafka_sink.backoff import ExponentialBackoff
 from kafka_sink.breaker.send_policy import SendPolicy
 from kafka_sink.errors import BrokerRefusedError, BufferExhaustedError, DeliveryError
+from kafka_sink.kafka_errors import error_of
 from kafka_sink.metadata.cluster_metadata import ClusterMetadata
 from kafka_sink.model import Node, TopicPartition
 from kafka_sink.network import produce
@@ -252,5 +251,5 @@ class ResponseHandler:
 def _error_name(cause: Exception) -> str:
     """Kafka's name and number of a broker's error, or the exception."""
     if isinstance(cause, BrokerRefusedError):
-        return f"{for_code(cause.error_code).__name__} (error {cause.error_code})"
+        return f"{error_of(cause.error_code).name} ({cause.error_code})"
     return repr(cause)

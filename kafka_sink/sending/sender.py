@@ -101,11 +101,11 @@ class Sender(threading.Thread):
     # -- the loop ---------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """The thread's body. A bug here must not look like a slow broker, so it is kept and told."""
+        """The thread's body. An exception fails the task, so that a bug never looks like a slow broker."""
         try:
             while not self._closing:
                 self.run_once(self._clock_ms())
-        except Exception as error:  # noqa: BLE001 - whatever it is, the waiting task must hear of it
+        except Exception as error:  # noqa: BLE001 - the task that waits must fail with any of them
             if isinstance(error, KafkaSinkError):
                 self.deliveries.failed(None, 0, error)
             else:
@@ -113,17 +113,17 @@ class Sender(threading.Thread):
                 self.deliveries.failed(None, 0, KafkaSinkError(f"the sender stopped: {error!r}"))
         finally:
             self._network.close(abort=self._aborting)
-            # A task that lives may be writing into what it has leased.
+            # A task that has not ended may still write into the batches that it leases.
             self._completion.abandon(end_leases=self._task_ended)
             self._policy.close()
 
     def run_once(self, now_ms: float) -> None:
-        """One pass; blocks in the network poll until something can happen."""
+        """One pass. Blocks in the network poll until there may be something to do."""
         delay = min(MAX_POLL_MS, self._expiry.expire(now_ms))
         if self._identity is not None:
             restart_sequences(self._identity, self._completion)
         self._refresh_nodes()
-        # Also before there is a producer id: a task's first rows wait for what the coordinator has muted.
+        # Needed before there is a producer id: a task's first rows wait for the coordinator's mutes.
         muted = self._policy.muted(now_ms)
         self._network.avoided = self._policy.muted_brokers
         delay = min(delay, self._policy.next_change_ms(now_ms), self._probes.send_due(now_ms))
@@ -131,19 +131,19 @@ class Sender(threading.Thread):
         if self._producer_ids is not None and self._identity is not None and not self._identity.ready:
             delay = min(delay, self._producer_ids.refresh(now_ms))
         elif not self.deliveries.has_failed:
-            # A lost task is run again by Spark: whatever else of it is sent now, is doubled then.
+            # Spark runs a failed task again, so every further row that is sent now would be a duplicate.
             delay = min(delay, self._send_ready(now_ms, muted))
         for event in self._network.poll(max(delay, 0.0), now_ms):
             self._on_event(event, self._clock_ms())
 
     def wakeup(self) -> None:
-        """From any thread: something changed."""
+        """Ends the present wait, because something changed. Any thread may call it."""
         self._network.wakeup()
 
     def abort(self, cause: Exception) -> None:
-        """Stops sending at once, from any thread; the task fails with this cause unless it had failed before.
+        """Stops sending at once. Any thread may call it. The task fails with this cause, or an earlier one.
 
-        Rows that have not reached a broker are dropped, also those that the system holds for the connections.
+        Rows that have not reached a broker are dropped, also those that the kernel holds for the connections.
         """
         self.deliveries.failed(None, 0, cause)
         self._aborting = True
@@ -151,10 +151,10 @@ class Sender(threading.Thread):
         self._network.wakeup()
 
     def close(self, timeout_ms: float, *, abort: bool = False) -> None:
-        """Ends the thread; batches without an answer fail. Called once the task appends no more.
+        """Ends the thread. Batches without a response fail. Called when the task appends no more.
 
-        Where the thread does not end in time it gives everything back when it does. ``abort`` drops what the
-        system holds for the connections.
+        A thread that does not end in time gives all memory back when it ends. ``abort`` drops bytes that the
+        kernel holds for the connections.
         """
         self._aborting |= abort
         self._task_ended = True
@@ -163,7 +163,7 @@ class Sender(threading.Thread):
         if self.is_alive():
             self.join(timeout_ms / 1000)
         if not self.is_alive():
-            # What was leased when the thread ended by itself.
+            # The thread may have ended by itself while batches were leased.
             self._completion.abandon(end_leases=True)
 
     @property
@@ -193,7 +193,7 @@ class Sender(threading.Thread):
         for topic in lacking:
             self._cluster.mark_stale(topic, now_ms)
         if lacking:
-            # Not the metadata's own delay: a request that is due waits for a broker that takes it.
+            # Sends the request if one is due; the delay then includes the wait for a broker to ask.
             delay = min(delay, self._metadata.refresh(now_ms))
         taking = {node for node in check.nodes if self._network.ready(node, now_ms)}
         waiting = check.nodes.keys() - taking
@@ -213,17 +213,20 @@ class Sender(threading.Thread):
         return delay
 
     def _led_by_gone(self, led: Mapping[int, Sequence[PartitionQueue]]) -> set[str]:
-        """Topics with rows for a broker that cannot be reached: once the cluster misses it others lead, and
-        nothing says so before somebody asks. The metadata's own backoff bounds how often."""
+        """Topics with rows for a broker that cannot be reached.
+
+        Other brokers lead their partitions once the cluster has noticed, and only a Metadata request shows
+        it. The metadata's backoff bounds how often that is sent.
+        """
         gone = (queues for node, queues in led.items() if self._network.is_gone(node))
         return {queue.partition.topic for queues in gone for queue in queues}
 
     def _unconnected(self, node: int, now_ms: float) -> bool:
-        """Whether a broker takes nothing for want of a connection, not for a full window or a throttle."""
+        """Whether a broker has no connection, as opposed to a full in-flight window or a throttle."""
         return not self._network.in_flight(node) and not self._network.throttled_ms(node, now_ms)
 
     def _probe(self, node: int, queues: Sequence[PartitionQueue], now_ms: float) -> float:
-        """Sends one batch of a muted partition's where the breaker wants one."""
+        """Sends one batch of each muted partition that the breaker wants to probe."""
         for queue in queues:
             if not self._policy.may_probe(queue.partition):
                 continue
@@ -235,7 +238,7 @@ class Sender(threading.Thread):
         return math.inf
 
     def _produce(self, node: int, queues: Sequence[PartitionQueue], now_ms: float) -> float:
-        """Sends one request; 0 where more may be waiting for the same broker."""
+        """Sends one request. Returns 0 where more batches may wait for the same broker."""
         if self._aborting:
             return math.inf
         max_bytes = self._settings.max_request_size

@@ -1,6 +1,6 @@
-"""MESSAGE_TOO_LARGE: a batch's records into smaller batches, as Kafka's ProducerBatch.split does.
+"""MESSAGE_TOO_LARGE: splits a batch into smaller ones, as Kafka's ProducerBatch.split does.
 
-Rare and bounded by one batch, so this walks over records one by one.
+A split is rare and bounded by one batch, so this code handles records one by one.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ Record = tuple[int, memoryview, int]
 
 
 def split_batch(batch: ProducerBatch, batch_size: int, allocator: BufferAllocator) -> list[ProducerBatch]:
-    """Sealed pieces in order. A piece holds up to ``batch_size`` raw bytes, or half the records when
-    that would be the batch again; at least one record each.
+    """Sealed pieces in order, each with at least one record.
 
-    Raises BufferExhaustedError, holding nothing, where there is no memory for them.
+    A piece holds up to ``batch_size`` raw bytes, or half the batch where that would be the batch again.
+    Raises BufferExhaustedError and holds no memory where there is not enough for all pieces.
     """
     raw = decompress(b"".join(batch.buffer.views(batch_header.SIZE)), batch.compression, batch.raw_bytes)
     records = _records(memoryview(raw), batch.record_count)
@@ -73,7 +73,7 @@ def _piece(parent: ProducerBatch, group: list[Record], allocator: BufferAllocato
     for offset, (timestamp, rest, _) in enumerate(group):
         head = b"\0" + varint.scalar(timestamp - base) + varint.scalar(offset)
         encoded += varint.scalar(len(head) + len(rest)) + head + rest
-    # The ratio has just proved wrong, so the piece is reserved for as if nothing shrank.
+    # The estimated ratio has just proved wrong, so the reservation assumes that nothing shrinks.
     buffer = allocator.open_overflow(batch_header.SIZE + len(encoded) + 64)
     try:
         return _filled(parent, group, encoded, buffer)

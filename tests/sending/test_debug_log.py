@@ -51,7 +51,7 @@ def test_a_retry_is_logged_with_its_error_attempt_and_backoff(lines: Callable[[]
     model = _sent()
     _refused(model, NOT_LEADER)
     assert lines()[1:] == [
-        "t-0: attempt 1 failed with NotLeaderForPartitionError (error 6); retry in 100 ms, not written"
+        "t-0: attempt 1 failed with NOT_LEADER_OR_FOLLOWER (6); retry in 100 ms, not written"
     ]
 
 
@@ -62,9 +62,7 @@ def test_a_retry_of_what_may_be_written_says_so(lines: Callable[[], list[str]]) 
     model.send()
     model.disconnect(0, unread="lost")
     first, _, second = lines()[1:]
-    assert first == (
-        "t-0: attempt 1 failed with RequestTimedOutError (error 7); retry in 100 ms, possibly written"
-    )
+    assert first == ("t-0: attempt 1 failed with REQUEST_TIMED_OUT (7); retry in 100 ms, possibly written")
     assert second == (
         "t-0: attempt 2 failed with ConnectionResetError('cut'); retry in 200 ms, possibly written"
     )
@@ -101,7 +99,7 @@ def test_a_restart_of_sequences_is_logged(lines: Callable[[], list[str]]) -> Non
     model = _sent()
     _refused(model, OUT_OF_ORDER)
     assert lines()[1] == (
-        "t-0: sequences restart once nothing is in flight: OutOfOrderSequenceNumberError (error 45)"
+        "t-0: sequences restart once nothing is in flight: OUT_OF_ORDER_SEQUENCE_NUMBER (45)"
     )
 
 
