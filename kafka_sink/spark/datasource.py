@@ -1,6 +1,6 @@
-"""``format("kafka-chunked")``: where Spark's planning meets the sink. Everything is validated here.
+"""``format("kafka-chunked")``: Spark's planning calls the sink here, and all options are validated here.
 
-Runs on the driver, for streaming anew for every micro-batch, so it imports nothing heavy.
+Runs on the driver, for a stream again in every micro-batch, so it imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kafka_sink.errors import ConfigurationError
 from kafka_sink.options import parse
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.spark import zipimport_workaround
-from kafka_sink.spark.writer import BatchWriter, SinkWrite, StreamWriter
+from kafka_sink.spark.writer import BatchWriter, PlannedWrite, StreamWriter
 from kafka_sink.transactions import planning as transactions
 
 if TYPE_CHECKING:
@@ -52,10 +52,10 @@ class KafkaChunkedDataSource(DataSource):
         """Plan a micro-batch. ``overwrite`` is set in complete mode, whose results are appended as well."""
         return StreamWriter(self._plan(schema, is_streaming=True))
 
-    def _plan(self, schema: StructType, *, is_streaming: bool) -> SinkWrite:
+    def _plan(self, schema: StructType, *, is_streaming: bool) -> PlannedWrite:
         parsed = parse(self.options)
         if parsed.warnings:
-            # Of a stream, this runs several times for every micro-batch.
+            # For a stream this runs several times in every micro-batch.
             key = "\n".join((str(self.options.get("checkpointlocation")), *parsed.warnings))
             if not is_streaming or application_markers.first_time(key):
                 for warning in parsed.warnings:
@@ -70,9 +70,9 @@ class KafkaChunkedDataSource(DataSource):
             parsed.options, self.options, is_streaming=is_streaming, for_tasks=not _only_commits()
         )
         coordinator = hand_off(parsed.options, is_streaming=is_streaming)
-        planned = SinkWrite(parsed.options, columns_plan, coordinator, transactions=in_transactions)
+        write = PlannedWrite(parsed.options, columns_plan, coordinator, transactions=in_transactions)
         zipimport_workaround.forget_spark_archives()
-        return planned
+        return write
 
     def schema(self) -> NoReturn:
         raise ConfigurationError(_READ)
@@ -85,9 +85,9 @@ class KafkaChunkedDataSource(DataSource):
 
 
 def _only_commits() -> bool:
-    """Whether this process makes a stream's writer just to call its commit or abort.
+    """Whether this process makes a stream's writer only to call its commit or abort.
 
-    Spark tells a data source nothing about it, but runs a module of its own for it. Where that has another
-    name one day, each commit takes the query over from its own tasks, and fails saying so.
+    Spark does not say so to a data source, but runs a module of its own for it. If Spark renames that module,
+    each commit takes the query over from its own tasks, and fails with an error that says so.
     """
     return any(_COMMIT_MODULE in argument for argument in sys.argv)

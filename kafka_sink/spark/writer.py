@@ -1,4 +1,4 @@
-"""The task side and the commit of a write: Spark's Arrow batches go to a producer as units.
+"""The task side and the commit of a write: Spark's Arrow batches go to a producer as larger tables.
 
 One implementation for batch and streaming; the two classes that Spark calls only adapt its signatures. What
 is pickled is options and a plan: no socket, thread, lock or random id, as Spark pickles it at will.
@@ -47,12 +47,12 @@ _BATCH_ID = "streaming.sql.batchId"
 class Sends(Protocol):
     """The part of a producer that takes rows."""
 
-    def send(self, unit: pa.Table) -> int: ...
+    def send(self, table: pa.Table) -> int: ...
 
 
 @dataclass(frozen=True)
 class TaskCommitted(WriterCommitMessage):
-    """A task's commit message: every row it was given is acknowledged.
+    """A task's commit message: brokers have acknowledged all rows of the task.
 
     ``report``: with delivery.guarantee=exactly-once, the transaction that the rows wait in.
     """
@@ -62,14 +62,14 @@ class TaskCommitted(WriterCommitMessage):
 
 
 @dataclass(frozen=True)
-class SinkWrite:
+class PlannedWrite:
     """A planned write. Picklable; ``write`` runs in tasks, ``commit`` and ``abort`` on the driver."""
 
     options: SinkOptions
     plan: ColumnPlan
-    planned: CoordinatorHandoff = field(default_factory=CoordinatorHandoff)
+    handoff: CoordinatorHandoff = field(default_factory=CoordinatorHandoff)
     planned_at_s: float = field(default_factory=time.time)
-    # Made at planning, the same in tasks and at commit.
+    # Made at planning; tasks and commit see the same one.
     name: str = field(default_factory=lambda: secrets.token_hex(8))
     transactions: PlannedTransactions | None = None
 
@@ -98,7 +98,7 @@ class SinkWrite:
                 self.options,
                 self.plan.narrowed(),
                 self._coordinator(),
-                self._hints(),
+                self._snapshot(),
                 again=self._is_run_again(),
                 write=self._name_in_task(is_streaming=is_streaming),
             ) as producer,
@@ -143,8 +143,8 @@ class SinkWrite:
                 raise
 
     def _coordinator(self) -> CoordinatorAddress | None:
-        """Where this task finds it: the driver's host is known in tasks, not where writes are planned."""
-        context, rendezvous = TaskContext.get(), self.planned.rendezvous
+        """Where this task finds it. Tasks know the driver's host; planning does not."""
+        context, rendezvous = TaskContext.get(), self.handoff.rendezvous
         if context is None or rendezvous is None:
             return None
         host = rendezvous.host or context.getLocalProperty("spark.driver.host")
@@ -160,20 +160,20 @@ class SinkWrite:
         return self.name if batch_id is None else f"{self.name}/{batch_id}"
 
     def _end_attempts(self, batch_id: int | None) -> None:
-        """Attempts that are still at work are to end: superseded copies, tasks of a cancelled job."""
-        if self.planned.driver_address is not None:
+        """End attempts that still run: superseded copies, and tasks of a cancelled job."""
+        if self.handoff.driver_address is not None:
             from kafka_sink.coordinator.tasks.write_channel import tell_over
 
-            tell_over(self.planned.driver_address, self._name_of(batch_id))
+            tell_over(self.handoff.driver_address, self._name_of(batch_id))
 
-    def _hints(self) -> MetadataSnapshot | None:
+    def _snapshot(self) -> MetadataSnapshot | None:
         """Aged by the hosts' clocks: they are checked by every answer of a broker all the same.
 
         None for an attempt after the first: what was known at planning may be why that one failed (a topic
         that was recreated, say), and the coordinator has heard of it since.
         """
-        hints = None if self._is_run_again() else self.planned.hints
-        return None if hints is None else hints.aged(max(0.0, (time.time() - self.planned_at_s) * 1000))
+        snapshot = None if self._is_run_again() else self.handoff.snapshot
+        return None if snapshot is None else snapshot.aged(max(0.0, (time.time() - self.planned_at_s) * 1000))
 
     def _is_run_again(self) -> bool:
         """Whether an attempt of this task failed before."""
@@ -206,7 +206,7 @@ class SinkWrite:
         zipimport_workaround.forget_spark_archives()
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batch_id: int | None = None) -> None:
-        """Say what a failed job has written all the same; Kafka keeps it, but for open transactions."""
+        """Report what a failed job has written. Kafka keeps that, except for open transactions."""
         self._end_attempts(batch_id)
         if self.transactions is not None:
             self._abort_transactions(self.transactions, len(messages), batch_id)
@@ -223,10 +223,10 @@ class SinkWrite:
         try:
             aborted = transactions.abort(self.options, planned)
         except KafkaSinkError as error:
-            # Spark has an error already, which this is not to replace.
+            # This must not replace the error that Spark already has.
             driver_log.warn(
-                f"{label}the batch of {tasks} tasks failed, and what it had open could not be aborted: "
-                f"{error}. The next run does that, or brokers after kafka.transaction.timeout.ms; until "
+                f"{label}the batch of {tasks} tasks failed, and its open transactions could not be aborted: "
+                f"{error}. The next run aborts them, or brokers do after kafka.transaction.timeout.ms. Until "
                 "then readers of committed rows wait"
             )
         else:
@@ -236,7 +236,7 @@ class SinkWrite:
 class BatchWriter(DataSourceArrowWriter):
     """What Spark calls for ``df.write``."""
 
-    def __init__(self, planned: SinkWrite) -> None:
+    def __init__(self, planned: PlannedWrite) -> None:
         self.planned = planned
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
@@ -252,7 +252,7 @@ class BatchWriter(DataSourceArrowWriter):
 class StreamWriter(DataSourceStreamArrowWriter):
     """What Spark calls for ``df.writeStream``, anew for every micro-batch."""
 
-    def __init__(self, planned: SinkWrite) -> None:
+    def __init__(self, planned: PlannedWrite) -> None:
         self.planned = planned
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
@@ -294,43 +294,43 @@ def batches_to_their_end(
 def send_tables(
     batches: Iterator[pa.RecordBatch], producer: Sends, plan: ColumnPlan, linger_ms: float
 ) -> None:
-    """Give the rows of all batches to the producer, in order, as units of about 2 MiB.
+    """Give the rows of all batches to the producer, in order, as tables of about 2 MiB.
 
-    ``plan`` is of the batches as Spark sends them; units hold the columns it uses and no others. Rows wait
-    for others no longer than ``linger_ms``, also while Spark has no next batch.
+    ``plan`` describes the batches as Spark sends them; the tables hold only the columns that it uses.
+    Rows wait for others no longer than ``linger_ms``, also while Spark has no next batch.
     """
     from kafka_sink.rows.rebatching import Rebatcher
 
     used = list(plan.used)
     builder = Rebatcher(plan.narrowed().sized, linger_ms=linger_ms)
-    feeder = BatchFeeder(batches)
+    reader = TimedReader(batches)
     try:
-        while (batch := feeder.read(builder.deadline_ms() - monotonic_ms())) is not None:
+        while (batch := reader.read(builder.deadline_ms() - monotonic_ms())) is not None:
             if isinstance(batch, Late):
-                units = builder.take(monotonic_ms())
+                tables = builder.take(monotonic_ms())
             else:
                 narrow = batch if batch.num_columns == len(used) else batch.select(used)
-                units = builder.offer(narrow, monotonic_ms())
-            for unit in units:
-                builder.adapt(producer.send(unit))
-        for unit in builder.drain():
-            producer.send(unit)
+                tables = builder.offer(narrow, monotonic_ms())
+            for table in tables:
+                builder.adapt(producer.send(table))
+        for table in builder.drain():
+            producer.send(table)
     finally:
-        feeder.close()
+        reader.close()
 
 
 class Late(Enum):
-    """Stands for a batch that did not come in time."""
+    """Returned instead of a batch that did not come in time."""
 
     LATE = "late"
 
 
-class BatchFeeder:
-    """Reads an iterator with a timeout, which iterators do not have: a thread of its own reads it for that.
+class TimedReader:
+    """Reads an iterator with a timeout, by a thread of its own.
 
-    Without a timeout the caller's thread reads, which costs no hand-over. The thread reads one batch for each
-    that is asked for, none in advance, as a batch may be 64 MiB. Never do both read at once. It is a daemon
-    and ends with the iterator, or once it was closed and the read that it is in, if any, returned.
+    Without a timeout the caller's thread reads, which costs no hand-over; the two never read at once. The
+    thread reads no batch in advance, because a batch may be 64 MiB. It is a daemon, and ends with the
+    iterator, or after ``close`` once a read under way has returned.
     """
 
     def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
@@ -341,9 +341,9 @@ class BatchFeeder:
         self._is_asked = False
 
     def read(self, timeout_ms: float) -> pa.RecordBatch | Late | None:
-        """The next batch, None at the end, or LATE after ``timeout_ms``; then the read goes on.
+        """The next batch, None at the end, or LATE after ``timeout_ms``.
 
-        A later call gets what that read brings. Raises what the iterator raises.
+        The read goes on after LATE, and a later call returns its batch. Raises what the iterator raises.
         """
         if not self._is_asked:
             if timeout_ms == math.inf:
@@ -362,12 +362,12 @@ class BatchFeeder:
         return batch
 
     def close(self) -> None:
-        """Let the thread end."""
+        """Lets the thread end."""
         self._asks.put(False)
 
     def _ask(self) -> None:
         if self._thread is None:
-            self._thread = Thread(target=self._serve, name="kafka-chunked-feeder", daemon=True)
+            self._thread = Thread(target=self._serve, name="kafka-chunked-reader", daemon=True)
             self._thread.start()
         self._is_asked = True
         self._asks.put(True)

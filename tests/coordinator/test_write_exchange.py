@@ -13,7 +13,7 @@ from kafka_sink.coordinator.wire.address import CoordinatorAddress, Rendezvous
 from kafka_sink.errors import ProtocolError, WriteOverError
 from kafka_sink.options import parse
 from kafka_sink.rows.column_plan import ColumnPlan
-from kafka_sink.spark.writer import SinkWrite
+from kafka_sink.spark.writer import PlannedWrite
 from tests.support.coordinator_harness import SECRET, clock_ms, eventually, serving
 
 
@@ -58,7 +58,7 @@ def test_a_task_at_work_is_ended_by_the_commit_on_the_driver() -> None:
         client.resume()
         options = parse({"kafka.bootstrap.servers": "h:1", "topic": "t", "log.summary": "false"}).options
         other, mine = (
-            SinkWrite(
+            PlannedWrite(
                 options, ColumnPlan(value=0, topic="t"), CoordinatorHandoff(driver_address=server.address)
             )
             for _ in range(2)

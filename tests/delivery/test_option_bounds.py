@@ -16,7 +16,7 @@ from kafka_sink.options.prefixes import KAFKA_PREFIX
 from kafka_sink.options.table import SPECS, OptionSpec
 from kafka_sink.options.values import INT_MAX, LONG_MAX
 from kafka_sink.rows.column_plan import ColumnPlan
-from kafka_sink.spark.writer import SinkWrite
+from kafka_sink.spark.writer import PlannedWrite
 from tests.support.fake_broker import FakeCluster
 from tests.support.scripted_cluster import TOPIC, rows, task_options
 
@@ -36,7 +36,7 @@ def write(cluster: FakeCluster, **told: object) -> int:
     """A task of two batches, the second of which lets the first wait; returns the rows acknowledged."""
     raw = task_options(cluster, **told)
     plan = ColumnPlan.of([("value", "binary"), ("partition", "int")], TOPIC)
-    return SinkWrite(parse(raw).options, plan).write(iter([rows(0, 25), rows(25, 25)])).result.records
+    return PlannedWrite(parse(raw).options, plan).write(iter([rows(0, 25), rows(25, 25)])).result.records
 
 
 def bounds(spec: OptionSpec) -> tuple[int, int]:

@@ -23,7 +23,7 @@ from kafka_sink.producer_cache import TaskProducer, task_producer
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.columns import extract
 from kafka_sink.rows.ordering import partitions_needed
-from kafka_sink.spark.writer import SinkWrite
+from kafka_sink.spark.writer import PlannedWrite
 from tests.support.coordinator_harness import serving
 from tests.support.fake_broker import METADATA, FakeCluster
 from tests.support.scripted_cluster import TOPIC, inside, rows, send, task, until, written
@@ -157,11 +157,11 @@ def test_an_attempt_after_the_first_takes_no_hints_of_planning(
 ) -> None:
     raw = {"kafka.bootstrap.servers": "127.0.0.1:1", "topic": TOPIC}
     plan = ColumnPlan.of([("value", "binary")], TOPIC)
-    write = SinkWrite(parse(raw).options, plan, CoordinatorHandoff(hints=MetadataSnapshot()))
+    write = PlannedWrite(parse(raw).options, plan, CoordinatorHandoff(snapshot=MetadataSnapshot()))
     monkeypatch.setattr(TaskContext, "get", lambda: Attempt(0))
-    assert write._hints() is not None
+    assert write._snapshot() is not None
     monkeypatch.setattr(TaskContext, "get", lambda: Attempt(1))
-    assert write._hints() is None
+    assert write._snapshot() is None
 
 
 # -- on a real broker ---------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from kafka_sink.sending.response_handler import ResponseHandler
 from kafka_sink.sending.sender import Sender
 from kafka_sink.spark import executor_connection
 from kafka_sink.spark.executor_connection import watched
-from kafka_sink.spark.writer import SinkWrite
+from kafka_sink.spark.writer import PlannedWrite
 from tests.support.fake_broker import INIT_PRODUCER_ID, PRODUCE, FakeCluster
 from tests.support.fake_replies import Reply, error
 from tests.support.scripted_cluster import (
@@ -173,7 +173,7 @@ def test_what_was_not_sent_when_the_executor_hung_up_is_never_sent(
     # For a task that did not notice, and would wait for answers.
     thawing = threading.Timer(2.0, cluster.thaw, [0])
     with worker, pytest.raises(KafkaSinkError, match="Spark's executor closed its connection"):
-        SinkWrite(options, plan).write(batches())
+        PlannedWrite(options, plan).write(batches())
     thawing.cancel()
     cluster.thaw(0)
     until(lambda: connections(cluster) == 0, "the end of all connections")

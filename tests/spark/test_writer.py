@@ -24,12 +24,12 @@ from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.rebatching import TARGET_TABLE_BYTES
 from kafka_sink.spark import writer
 from kafka_sink.spark.writer import (
-    BatchFeeder,
     BatchWriter,
     Late,
-    SinkWrite,
+    PlannedWrite,
     StreamWriter,
     TaskCommitted,
+    TimedReader,
     send_tables,
 )
 
@@ -59,7 +59,7 @@ def batch(*values: str) -> pa.RecordBatch:
 
 
 def feeder_threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "kafka-chunked-feeder"]
+    return [thread for thread in threading.enumerate() if thread.name == "kafka-chunked-reader"]
 
 
 @pytest.fixture(autouse=True)
@@ -147,7 +147,7 @@ def test_feeder_reads_only_when_asked() -> None:
             read.append(index)
             yield batch(str(index))
 
-    feeder = BatchFeeder(batches())
+    feeder = TimedReader(batches())
     assert feeder.read(60_000) is not None
     assert read == [0]
     assert feeder.read(math.inf) is not None
@@ -162,7 +162,7 @@ def test_feeder_keeps_a_late_batch_for_the_next_call() -> None:
         gate.wait(30)
         yield batch("late")
 
-    feeder = BatchFeeder(batches())
+    feeder = TimedReader(batches())
     assert feeder.read(0) is Late.LATE
     assert feeder.read(-5) is Late.LATE
     gate.set()
@@ -179,7 +179,7 @@ def test_closing_does_not_wait_for_a_read_that_hangs() -> None:
         gate.wait(30)
         yield batch("never looked at")
 
-    feeder = BatchFeeder(batches())
+    feeder = TimedReader(batches())
     assert feeder.read(0) is Late.LATE
     started = time.monotonic()
     feeder.close()
@@ -200,7 +200,7 @@ RESULT = TaskResult(
 
 
 @pytest.mark.parametrize(
-    "writer", [BatchWriter(SinkWrite(OPTIONS, PLAN)), StreamWriter(SinkWrite(OPTIONS, PLAN))]
+    "writer", [BatchWriter(PlannedWrite(OPTIONS, PLAN)), StreamWriter(PlannedWrite(OPTIONS, PLAN))]
 )
 def test_writers_and_messages_are_values(writer: BatchWriter | StreamWriter) -> None:
     assert pickle.loads(pickle.dumps(writer)).planned == writer.planned
@@ -209,19 +209,19 @@ def test_writers_and_messages_are_values(writer: BatchWriter | StreamWriter) -> 
 
 
 def test_commit_says_what_was_written(capsys: pytest.CaptureFixture[str]) -> None:
-    StreamWriter(SinkWrite(OPTIONS, PLAN)).commit([TaskCommitted(RESULT)], 7)
+    StreamWriter(PlannedWrite(OPTIONS, PLAN)).commit([TaskCommitted(RESULT)], 7)
     (line,) = capsys.readouterr().err.splitlines()
     assert (
         "INFO kafka_sink: kafka-chunked, micro-batch 7: 5 rows acknowledged in flights (1 partition)" in line
     )
     assert driver_log.LOGGER.handlers == []
-    BatchWriter(SinkWrite(OPTIONS, PLAN)).commit([])
+    BatchWriter(PlannedWrite(OPTIONS, PLAN)).commit([])
     assert "kafka-chunked: 0 rows acknowledged by 0 tasks" in capsys.readouterr().err
 
 
 def test_the_summary_can_be_switched_off(capsys: pytest.CaptureFixture[str]) -> None:
     quiet = parse({"kafka.bootstrap.servers": "h:1", "log.summary": "false"}).options
-    BatchWriter(SinkWrite(quiet, PLAN)).commit([TaskCommitted(RESULT)])
+    BatchWriter(PlannedWrite(quiet, PLAN)).commit([TaskCommitted(RESULT)])
     assert capsys.readouterr().err == ""
 
 
@@ -232,15 +232,15 @@ def test_commit_without_every_message_raises(
     with pytest.raises(
         DeliveryError, match=rf"^1 of {len(messages)} tasks did not report.*Trigger\.Continuous"
     ):
-        StreamWriter(SinkWrite(OPTIONS, PLAN)).commit(messages, 0)
+        StreamWriter(PlannedWrite(OPTIONS, PLAN)).commit(messages, 0)
     assert "ERROR kafka_sink" in capsys.readouterr().err
 
 
 def test_abort_says_what_kafka_keeps(capsys: pytest.CaptureFixture[str]) -> None:
-    BatchWriter(SinkWrite(OPTIONS, PLAN)).abort([TaskCommitted(RESULT), None])
+    BatchWriter(PlannedWrite(OPTIONS, PLAN)).abort([TaskCommitted(RESULT), None])
     line = capsys.readouterr().err
     assert "aborted, 1 of 2 tasks did not finish; Kafka keeps what the others wrote: 5 rows" in line
-    StreamWriter(SinkWrite(OPTIONS, PLAN)).abort([None, None], 3)
+    StreamWriter(PlannedWrite(OPTIONS, PLAN)).abort([None, None], 3)
     assert "micro-batch 3: aborted, 2 of 2 tasks did not finish\n" in capsys.readouterr().err
 
 
@@ -310,6 +310,6 @@ def test_tasks_find_the_coordinator_of_any_driver_host(
     monkeypatch.setattr(writer.TaskContext, "get", Context)
     options = parse({"kafka.bootstrap.servers": "h:1", "topic": "t"}).options
     planned = CoordinatorHandoff(Rendezvous(7, "key", b"secret", of_rendezvous))
-    found = SinkWrite(options, ColumnPlan.of([("value", "string")], "t"), planned)._coordinator()
+    found = PlannedWrite(options, ColumnPlan.of([("value", "string")], "t"), planned)._coordinator()
     assert found is not None
     assert found.host == expected

@@ -1,7 +1,7 @@
-"""The driver's side: finds the application's coordinator, or starts it.
+"""Finds the application's coordinator, or starts it.
 
-Runs in Spark's planning workers, of which any may come first, and which end when idle: so the coordinator is
-a process in a session of its own. Where it cannot be had the write is planned without it.
+Runs in Spark's planning workers. Any of them may come first, and they end when idle, so the coordinator is a
+process in a session of its own. If it cannot be started, the write is planned without it.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ _LOCK_MS = 2000.0
 # A new process must import its parts before it reads; one that runs reads within milliseconds.
 _NEW_READS_MS, _READS_MS = 5000.0, 1000.0
 _BACKLOG = 4096
-# One that ended is started again at once, one that keeps ending after ever longer pauses.
+# A coordinator that ended is started again at once; one that keeps ending, after ever longer pauses.
 _PAUSE_S, _MAX_PAUSE_S = 10.0, 600.0
-# What went wrong is not tried again with every micro-batch.
+# After a failure, not every micro-batch tries again.
 _AFTER_FAILURE_S = 10.0
-# Variables of Spark's for one worker or one session. The process is of the whole application: some are
-# secrets that it has no use for, others name what ends before it.
+# Spark's variables for one worker or session. The coordinator serves the whole application: some of them are
+# secrets that it does not need, others name things that end before it.
 _NOT_INHERITED = ("SPARK_", "PYSPARK_", "_PYSPARK_", "PYTHON_WORKER_", "PYTHON_DAEMON_")
 # Kept, so that Popen does not complain about children that outlive it.
 _started: list[subprocess.Popen[bytes]] = []
@@ -50,9 +50,9 @@ _started: list[subprocess.Popen[bytes]] = []
 
 @dataclass(frozen=True, slots=True)
 class LocatedCoordinator:
-    """Where tasks meet the coordinator. ``is_new``: it was started just now and may not answer yet.
+    """Where tasks find the coordinator. ``is_new``: it was started just now and may not answer yet.
 
-    ``host``: where it is from this process, which is on the same host.
+    ``host``: its address for this process, which is on the same host.
     """
 
     rendezvous: Rendezvous
@@ -61,16 +61,16 @@ class LocatedCoordinator:
 
 
 def locate(options: SinkOptions, environ: Mapping[str, str] = os.environ) -> LocatedCoordinator | None:
-    """The application's coordinator, told of this job's cluster; None, with one warning, where it cannot be.
+    """The application's coordinator, which knows this job's cluster; None, after a warning, if there is none.
 
-    Costs file look-ups where it runs and knows the cluster. Raises ConfigurationError for a setting of the
-    administrator's that makes no sense, nothing for what is wrong with processes or files.
+    Costs only file look-ups where the coordinator runs and knows the cluster. Raises ConfigurationError for
+    an invalid setting of the administrator; problems with processes or files raise nothing.
     """
     local_dirs = environ.get("SPARK_LOCAL_DIRS", "")
     if not local_dirs or not is_enabled(options, environ):
         return None
     try:
-        return _meet(options, local_dirs, environ)
+        return _find_or_start(options, local_dirs, environ)
     except (OSError, TimeoutError) as error:
         application_markers.remember(UNAVAILABLE)
         warn_of_no_coordinator(
@@ -80,14 +80,16 @@ def locate(options: SinkOptions, environ: Mapping[str, str] = os.environ) -> Loc
         return None
 
 
-def _meet(options: SinkOptions, local_dirs: str, environ: Mapping[str, str]) -> LocatedCoordinator | None:
+def _find_or_start(
+    options: SinkOptions, local_dirs: str, environ: Mapping[str, str]
+) -> LocatedCoordinator | None:
     cluster = options.of_cluster()
     place = RendezvousDirectory.of(local_dirs)
     found = place.found()
     if found is not None and place.lives():
         key = found.key_of(cluster)
         if place.knows(found, key):
-            return _meeting(found, key, is_new=False)
+            return _located(found, key, is_new=False)
     if application_markers.happened_within(UNAVAILABLE, _AFTER_FAILURE_S):
         return None
     driver = driver_process.find_driver_process()
@@ -107,25 +109,24 @@ def _meet(options: SinkOptions, local_dirs: str, environ: Mapping[str, str]) -> 
         key = found.key_of(cluster)
         if not place.knows(found, key):
             place.tell(found, key, cluster, _NEW_READS_MS if is_new else _READS_MS)
-    return _meeting(found, key, is_new=is_new)
+    return _located(found, key, is_new=is_new)
 
 
-def _meeting(found: RunningCoordinator, key: str, *, is_new: bool) -> LocatedCoordinator:
+def _located(found: RunningCoordinator, key: str, *, is_new: bool) -> LocatedCoordinator:
     where = Placement(found.address, found.port)
     host = where.address if where.is_loopback else ""
     return LocatedCoordinator(Rendezvous(found.port, key, found.secret, host), where.local_host, is_new)
 
 
 def pause_s(starts: int) -> float:
-    """How long after the last start the next may be, where the process has ended so often after a short
-    life."""
+    """How long to wait after the last start, when ``starts`` processes in a row ended early."""
     return 0.0 if starts < 2 else min(_PAUSE_S * math.pow(2, min(starts, 30) - 2), _MAX_PAUSE_S)
 
 
 def _count_start(place: RendezvousDirectory, now_s: float) -> None:
-    """Raises TimeoutError where the process keeps ending and was started a short time ago."""
+    """Raises TimeoutError where the process keeps ending and its last start is too recent."""
     starts = place.starts()
-    # Both by the wall clock, which processes share. A time to come is of a clock that was put back.
+    # Wall clock, because processes share it. A time in the future means that the clock was set back.
     if 0 <= now_s - starts.last_s < pause_s(starts.count):
         log = place.folder / "log"
         raise TimeoutError(
@@ -142,9 +143,9 @@ def _start(
     before: RunningCoordinator | None,
     bounds: Mapping[str, int],
 ) -> RunningCoordinator:
-    """The port is bound here, so that it is known, and tasks can connect to it, before the process serves.
+    """Binds the port here, so that tasks can connect to it before the process serves.
 
-    One that ended is followed by one with its port and secret, so that tasks under way find it.
+    A process that replaces one that ended gets its port and secret, so that running tasks find it.
     """
     with _listen(where, before) as listening:
         found = RunningCoordinator(
@@ -184,13 +185,13 @@ def _listen(where: Placement, before: RunningCoordinator | None) -> socket.socke
         try:
             return _bound(where.address, before.port)
         except OSError:
-            pass  # another process has it by now
+            pass  # another process uses the port now
     return _bound(where.address, where.port)
 
 
 def _bound(address: str, port: int) -> socket.socket:
     family = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0][0]
-    # An address that stands for all stands for those of IPv4, too.
+    # The address of all interfaces covers IPv4, too.
     dual = address == "::" and socket.has_dualstack_ipv6()
     return socket.create_server((address, port), family=family, dualstack_ipv6=dual, backlog=_BACKLOG)
 
@@ -199,7 +200,7 @@ def _spawn(
     place: RendezvousDirectory, pipe: int, listening: socket.socket, environ: Mapping[str, str]
 ) -> None:
     inherited = {name: value for name, value in environ.items() if not name.startswith(_NOT_INHERITED)}
-    # Where this worker found the package, in archives that Spark shipped, too. It runs in another folder.
+    # The paths where this worker finds the package, absolute because the process runs in another folder.
     inherited["PYTHONPATH"] = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
     flags = os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
     log = os.open(place.folder / "log", flags, 0o600)

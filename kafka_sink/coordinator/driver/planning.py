@@ -1,7 +1,7 @@
-"""What planning a write does about the coordinator: finds or starts it, and asks it for the topic's metadata.
+"""Planning a write finds or starts the coordinator, and asks it for the topic's metadata.
 
-Runs on the driver, for each micro-batch of a stream several times. Nothing here fails a write: tasks find out
-by themselves whatever is not known here.
+Runs on the driver, several times for each micro-batch of a stream. Nothing here fails a write: tasks ask
+brokers for what planning did not learn.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _SILENCE_MS = 500.0
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorHandoff:
-    """What a write's tasks are given: where the coordinator is, and what is known of their topic by now."""
+    """What planning gives a write's tasks: where the coordinator is, and the metadata of their topic."""
 
     rendezvous: Rendezvous | None = None
-    hints: MetadataSnapshot | None = None
-    # Where the coordinator is for the driver.
+    snapshot: MetadataSnapshot | None = None
+    # Where the driver itself finds the coordinator.
     driver_address: CoordinatorAddress | None = None
 
 
@@ -41,35 +41,35 @@ def hand_off(
 ) -> CoordinatorHandoff:
     """Finds or starts the coordinator, and asks it for the topic that the options name.
 
-    A stream's tasks ask by themselves: their producers live on from micro-batch to micro-batch. Waits for a
-    process that was just started, so that the first tasks find one that answers.
+    For a stream it does not ask: the producers of its tasks live on from micro-batch to micro-batch. It waits
+    for a process that was just started, so that the first tasks find one that answers.
     """
-    meeting = launcher.locate(options, environ)
-    if meeting is None:
+    located = launcher.locate(options, environ)
+    if located is None:
         return CoordinatorHandoff()
-    address = CoordinatorAddress(meeting.host, meeting.rendezvous)
-    if is_streaming and not meeting.is_new:
-        return CoordinatorHandoff(meeting.rendezvous, driver_address=address)
+    address = CoordinatorAddress(located.host, located.rendezvous)
+    if is_streaming and not located.is_new:
+        return CoordinatorHandoff(located.rendezvous, driver_address=address)
     try:
         connection = CoordinatorConnection(
-            address, _NEW_SILENCE_MS if meeting.is_new else _SILENCE_MS, monotonic_ms
+            address, _NEW_SILENCE_MS if located.is_new else _SILENCE_MS, monotonic_ms
         )
         try:
-            hints = None if options.topic is None else _ask(connection, options.topic)
+            snapshot = None if options.topic is None else _ask(connection, options.topic)
         finally:
             connection.close()
     except (OSError, ProtocolError) as error:
         warn_once(address, error)
-        hints = None
-    return CoordinatorHandoff(meeting.rendezvous, hints, address)
+        snapshot = None
+    return CoordinatorHandoff(located.rendezvous, snapshot, address)
 
 
 def _ask(connection: CoordinatorConnection, topic: str) -> MetadataSnapshot | None:
     until_ms = monotonic_ms() + PLANNING_RESPONSE_MS
     connection.tell("metadata", {"ask": [topic]}, monotonic_ms())
     while monotonic_ms() < until_ms:
-        for heard in connection.receive(monotonic_ms()):
-            if heard.last:
-                hints = decode_snapshot(heard.body)
-                return hints if any(one.metadata.name == topic for one in hints.topics) else None
+        for received in connection.receive(monotonic_ms()):
+            if received.last:
+                snapshot = decode_snapshot(received.body)
+                return snapshot if any(one.metadata.name == topic for one in snapshot.topics) else None
     return None

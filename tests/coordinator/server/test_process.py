@@ -83,19 +83,19 @@ def test_the_first_write_starts_it_and_the_next_find_it(
     assert len(application.processes) == 1
     assert answers(second)
     for one in (first, second):
-        assert one.hints is not None
-        assert [hint.metadata.name for hint in one.hints.topics] == ["t"]
+        assert one.snapshot is not None
+        assert [hint.metadata.name for hint in one.snapshot.topics] == ["t"]
     assert len(cluster.received(METADATA)) == 1
     stream = planned(cluster, is_streaming=True)
-    assert (stream.rendezvous, stream.hints) == (first.rendezvous, None)
+    assert (stream.rendezvous, stream.snapshot) == (first.rendezvous, None)
 
 
 def test_it_serves_several_clusters(application: Application, cluster: FakeCluster) -> None:
     first = planned(cluster)
     with FakeCluster({"t": 5}) as other:
         second = planned(other)
-        assert second.hints is not None
-        assert len(second.hints.topics[0].metadata.partitions) == 5
+        assert second.snapshot is not None
+        assert len(second.snapshot.topics[0].metadata.partitions) == 5
     assert first.rendezvous is not None
     assert second.rendezvous is not None
     assert first.rendezvous.port == second.rendezvous.port
@@ -143,7 +143,7 @@ def test_a_cluster_that_made_room_for_others_is_told_of_again(
     eventually(lambda: len(list(folder.glob("said-*"))) == 64)
     again = planned(cluster)
     assert again.rendezvous == first.rendezvous
-    assert again.hints is not None
+    assert again.snapshot is not None
     assert len(application.processes) == 1
 
 
@@ -187,7 +187,7 @@ def test_a_frozen_one_costs_one_warning_and_a_moment(
         assert time.monotonic() - started < 3
         assert len(warnings(caplog)) == 1
         application.processes[0].send_signal(signal.SIGCONT)
-        assert planned(cluster).hints is not None
+        assert planned(cluster).snapshot is not None
     assert len(application.processes) == 1
 
 
@@ -351,7 +351,7 @@ def test_options_larger_than_a_pipe_reach_it(application: Application, cluster: 
     for size in (70_000, len(bundle)):
         found = planned(cluster, **{**own_class, "kafka_producer_circuit_breaker_bundle": bundle[:size]})
         assert answers(found)
-        assert found.hints is not None
+        assert found.snapshot is not None
     assert len(application.processes) == 1
 
 
@@ -457,7 +457,7 @@ def test_it_listens_where_the_driver_does(
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(DriverProcess, "arguments", lambda self: ["java", *conf, "pyspark-shell"])
     found = planned(cluster)
-    assert found.hints is not None
+    assert found.snapshot is not None
     assert listens_on(found) == expected
     # Nobody elsewhere could reach it, so tasks are told where it is.
     assert found.rendezvous is not None
