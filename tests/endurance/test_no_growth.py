@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kafka_sink.errors import BufferExhaustedError, KafkaSinkError
+from kafka_sink.errors import BufferExhaustedError, KafkaSinkError, MetadataTimeoutError
 from kafka_sink.local_broker import LocalBroker
 from kafka_sink.producer import LIVE_PRODUCERS, POOLS, Producer
-from kafka_sink.producer_cache import PRODUCERS
+from kafka_sink.producer_cache import PRODUCERS, TaskProducer
 from tests.support import footprint
 from tests.support.effort import tries
 from tests.support.fake_broker import PRODUCE, FakeCluster
 from tests.support.fake_replies import SWALLOWED, Refuse, error
-from tests.support.scripted_cluster import TOPIC, inside, rows, send, sender_threads, task
+from tests.support.scripted_cluster import TOPIC, inside, rows, send, sender_threads, task, until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -129,6 +129,8 @@ class Cycles:
         def run() -> None:
             few = {"buffer_memory": 32_768, "batch_size": 16_384, "max_block_ms": 20}
             with task(cluster, **few) as producer:
+                # max.block.ms bounds the look-up of the topic too, which a busy machine may not do in time.
+                until(lambda: is_known(producer), "the topic's metadata")
                 # Nobody drains what the task fills.
                 inside(producer)._sender._send_ready = lambda *_: 1000.0  # type: ignore[method-assign]
                 for _ in range(1000):
@@ -136,6 +138,15 @@ class Cycles:
 
         with pytest.raises(BufferExhaustedError):
             run()
+
+
+def is_known(producer: TaskProducer) -> bool:
+    """Whether a row was taken, for which the topic must be known."""
+    try:
+        producer.send(rows(0, 1))
+    except MetadataTimeoutError:
+        return False
+    return True
 
 
 def objects_and_footprint() -> tuple[int, footprint.Footprint]:
