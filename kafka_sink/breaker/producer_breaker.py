@@ -70,6 +70,7 @@ class ProducerBreaker:
     ) -> None:
         self.control = control
         self._manager = control.manager
+        self._local = control.local
         self._breaker: PartitionCircuitBreaker | None = breaker
         self._describe_node = describe_node
         self._mark_stale = mark_stale
@@ -163,7 +164,7 @@ class ProducerBreaker:
     # -- the sender's thread ------------------------------------------------------------------------
 
     def _at(self, now_ms: float) -> None:
-        self._context.now = self.control.now_ms = now_ms
+        self._context.now = self._local.now_ms = now_ms
 
     def on_request(self, node_id: int, now_ms: float) -> None:
         """See SendPolicy."""
@@ -240,7 +241,7 @@ class ProducerBreaker:
         return mutes
 
     def _publish_changes(self, shared: SharedState | None) -> None:
-        for change in self.control.local.take_changes():
+        for change in self._local.take_changes():
             if shared is not None and change.own:
                 shared.changed(change)
             self._log_change(change)
