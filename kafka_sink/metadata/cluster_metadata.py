@@ -27,26 +27,29 @@ _NO_PARTITIONS: Mapping[str, int] = {}
 
 
 class HintSource(Protocol):
-    """Somebody who may know topics already, or asks for many tasks at once. Never blocks; any thread."""
+    """A source of snapshots: it may know topics already, or fetches them for many tasks. Never blocks; any
+    thread."""
 
     def ask(self, topics: Iterable[str]) -> bool:
-        """Topics that are needed now. False where nobody can be asked; else ``import_hints`` will bring
-        them, or ``release`` say that they do not come."""
+        """Asks for topics that are needed now; False where the source is not there.
+
+        Otherwise it calls ``import_hints`` with the topics, or ``release`` when they will not come.
+        """
 
     def note_use(self, topics: Iterable[str]) -> None:
         """Rows are written to these topics."""
 
     def report_stale(self, topic: str) -> None:
-        """A broker denied what was known of this topic."""
+        """A response showed that a topic's metadata is old."""
 
     def report_leader(
         self, partition: TopicPartition, leader: int, epoch: int, topic_id: bytes | None
     ) -> None:
-        """A broker denied what was known of this partition, and named who leads it."""
+        """A response showed that a partition's leader is old, and named the new one."""
 
 
 class NoHints:
-    """Nobody to ask."""
+    """A HintSource that knows nothing."""
 
     def ask(self, topics: Iterable[str]) -> bool:
         """See HintSource."""
@@ -65,7 +68,10 @@ class NoHints:
 
 
 class ClusterMetadata:
-    """Thread-safe face of MetadataCache; its rules stay pure, the lock is here."""
+    """MetadataCache under a lock. Methods that end in "_locked" need the lock.
+
+    ``hints.ask`` is called under the lock, so it must not call back into this object.
+    """
 
     def __init__(
         self,
@@ -92,13 +98,13 @@ class ClusterMetadata:
         check: Callable[[], None],
         partitions: Mapping[str, int] = _NO_PARTITIONS,
     ) -> dict[str, TopicMetadata]:
-        """Metadata of all these topics, asked for in one request for those that are unknown.
+        """Waits for the metadata of all these topics; one request asks for those that are unknown.
 
-        ``partitions``: how many a topic must have for the rows that name theirs. Where it is known with
-        fewer, partitions may have been added since, so newer metadata is waited for, as Kafka's producer
-        does. Raises MetadataTimeoutError naming the topics and the last error after ``timeout_ms``
-        (max.block.ms), InvalidRowError for a topic that can never be written or, after ``timeout_ms``, for a
-        partition that does not exist.
+        ``partitions``: how many partitions a topic needs for rows that name theirs. A topic known with fewer
+        may have got more since, so this waits for newer metadata, as Kafka's producer does. Raises
+        MetadataTimeoutError naming the topics and the last error after ``timeout_ms`` (max.block.ms),
+        InvalidRowError for a topic that can never be written or, after ``timeout_ms``, for a partition that
+        does not exist.
         """
         wanted = tuple(topics)
         deadline = self._clock_ms() + timeout_ms
@@ -109,19 +115,19 @@ class ClusterMetadata:
             with self._lock:
                 now_ms = self._clock_ms()
                 self._cache.note_use(wanted, now_ms)
-                missing, short = self._lacking(wanted, partitions)
+                missing, short = self._lacking_locked(wanted, partitions)
                 if not missing and not short:
                     found = {name: self._cache.topic(name) for name in wanted}
                     break
-                self._raise_final(missing)
+                self._raise_final_locked(missing)
                 left = deadline - now_ms
                 if left <= 0:
-                    raise self._lack_error(missing, short, partitions, timeout_ms)
+                    raise self._lack_error_locked(missing, short, partitions, timeout_ms)
                 if missing and not asked and self.hints.ask(missing):
-                    # Brokers must have time to answer, where the source turns out not to.
+                    # Leaves brokers time to respond in case the source does not.
                     self._held_until_max_ms = now_ms + timeout_ms / 2
-                    # Under the lock: the answer, which ends the wait, comes after it begins.
-                    self._hold(now_ms + HINT_WAIT_MS)
+                    # Under the lock, so that the source's response cannot come before the deferral begins.
+                    self._defer_requests_locked(now_ms + HINT_WAIT_MS)
                 asked = asked or bool(missing)
                 for name in short:
                     self._cache.mark_stale(name, now_ms)
@@ -130,13 +136,15 @@ class ClusterMetadata:
             self._wake_sender()
             check()
             with self._lock:
-                if self._lacking(wanted, partitions) == (missing, short):
+                if self._lacking_locked(wanted, partitions) == (missing, short):
                     self._updated.wait(min(left, _CHECK_MS) / 1000)
-        # Once more: the source may have asked before the partitions were there, and others will ask it.
+        # Once more: the source may have fetched the topic before its partitions were added.
         self._report_stale(stale)
         return {name: metadata for name, metadata in found.items() if metadata is not None}
 
-    def _lacking(self, topics: Iterable[str], partitions: Mapping[str, int]) -> tuple[list[str], list[str]]:
+    def _lacking_locked(
+        self, topics: Iterable[str], partitions: Mapping[str, int]
+    ) -> tuple[list[str], list[str]]:
         """Topics without metadata, and those with fewer partitions than rows need."""
         missing: list[str] = []
         short: list[str] = []
@@ -152,11 +160,11 @@ class ClusterMetadata:
         for name in topics:
             self.hints.report_stale(name)
 
-    def _lack_error(
+    def _lack_error_locked(
         self, missing: list[str], short: list[str], partitions: Mapping[str, int], timeout_ms: float
     ) -> MetadataTimeoutError | InvalidRowError:
         if missing:
-            return MetadataTimeoutError(self._explain(missing, timeout_ms))
+            return MetadataTimeoutError(self._explain_locked(missing, timeout_ms))
         metadata = self._cache.topic(short[0])
         count = 0 if metadata is None else len(metadata.partitions)
         return InvalidRowError(
@@ -165,13 +173,13 @@ class ClusterMetadata:
             f"kafka.max.block.ms = {timeout_ms:.0f} ms"
         )
 
-    def _raise_final(self, topics: list[str]) -> None:
+    def _raise_final_locked(self, topics: list[str]) -> None:
         for name in topics:
             reason = _FINAL_TOPIC_ERRORS.get(self._cache.topic_error(name) or 0)
             if reason is not None:
                 raise InvalidRowError(f"topic {name!r} cannot be written: {reason}")
 
-    def _explain(self, missing: list[str], timeout_ms: float) -> str:
+    def _explain_locked(self, missing: list[str], timeout_ms: float) -> str:
         shown = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
         errors = {self._cache.topic_error(name) for name in missing}
         reasons = ", ".join(_describe(code) for code in errors if code is not None) or "no answer"
@@ -184,7 +192,7 @@ class ClusterMetadata:
     # -- hints, from any thread -------------------------------------------------------------------
 
     def import_hints(self, snapshot: MetadataSnapshot, now_ms: float) -> int:
-        """What another cache of the same cluster knows; returns how many topics were news."""
+        """Merges what another cache of the same cluster knows; returns how many topics were news."""
         with self._lock:
             news = self._cache.import_snapshot(snapshot, now_ms)
             self._updated.notify_all()
@@ -193,15 +201,15 @@ class ClusterMetadata:
         return news
 
     def hold(self, until_ms: float) -> None:
-        """Hints are on their way: brokers are not asked before this time, or half of the waiting task's."""
+        """Sends no request before this time, but waits no longer than half of the task's timeout."""
         with self._lock:
-            self._hold(until_ms)
+            self._defer_requests_locked(until_ms)
 
-    def _hold(self, until_ms: float) -> None:
+    def _defer_requests_locked(self, until_ms: float) -> None:
         self._cache.defer_requests(min(until_ms, self._held_until_max_ms))
 
     def release(self, now_ms: float) -> None:
-        """No hints will come: brokers may be asked."""
+        """No hints will come: asks brokers."""
         self.hold(now_ms)
         self._wake_sender()
 
@@ -212,7 +220,7 @@ class ClusterMetadata:
         self._wake_sender()
 
     def note_use(self, topics: Iterable[str], now_ms: float) -> None:
-        """These topics are written to; unknown ones are to be asked for."""
+        """These topics are written to; unknown ones become due for a request."""
         with self._lock:
             self._cache.note_use(topics, now_ms)
 
@@ -222,7 +230,7 @@ class ClusterMetadata:
             return self._cache.snapshot(now_ms, names)
 
     def forget(self, name: str) -> None:
-        """Nobody waits for this topic any more."""
+        """Nothing waits for this topic any more."""
         with self._lock:
             self._cache.forget(name)
 
@@ -232,7 +240,7 @@ class ClusterMetadata:
             return self._cache.topic_error(name)
 
     def describe_lookup_error(self, name: str) -> str | None:
-        """What brokers said when they were last asked for this topic, None where they told of it."""
+        """The error in this topic's last response, None where that brought metadata."""
         with self._lock:
             code = self._cache.lookup_error(name)
         return None if code is None else _describe(code)
@@ -240,7 +248,7 @@ class ClusterMetadata:
     # -- the sender's thread ----------------------------------------------------------------------
 
     def next_request(self, now_ms: float) -> tuple[str, ...] | None:
-        """Topics to ask for now, None when there is nothing to ask."""
+        """The topics to request now, None when nothing is due."""
         with self._lock:
             return self._cache.next_request(now_ms)
 
@@ -250,14 +258,16 @@ class ClusterMetadata:
             return self._cache.next_request_delay_ms(now_ms)
 
     def pin(self) -> None:
-        """Rows are sent: the cluster must not change any more."""
+        """Rows have been sent: from now on responses of another cluster raise ClusterChangedError."""
         if not self._cache.pinned:
             with self._lock:
                 self._cache.pinned = True
 
     def on_response(self, update: MetadataUpdate, requested: tuple[str, ...], now_ms: float) -> bool:
-        """Merges an answer and wakes the waiting task. True where another cluster answered, which nothing
-        had been sent to. Raises ClusterChangedError where rows had been sent; the answer is dropped."""
+        """Merges a response and wakes the waiting task; True where another cluster sent it.
+
+        Raises ClusterChangedError, and drops the response, where rows had been sent to the first cluster.
+        """
         with self._lock:
             known = self._cache.cluster_id
             if self._cache.pinned and self._cache.is_other_cluster(update.cluster_id):
@@ -273,12 +283,12 @@ class ClusterMetadata:
         return switched
 
     def on_failure(self, now_ms: float) -> None:
-        """A request got no answer; the cache backs off."""
+        """A request failed; the cache backs off."""
         with self._lock:
             self._cache.on_failure(now_ms)
 
     def mark_stale(self, topic: str, now_ms: float) -> None:
-        """A broker's answer says that this topic's metadata is old."""
+        """A response shows that this topic's metadata is old."""
         with self._lock:
             self._cache.mark_stale(topic, now_ms)
         self.hints.report_stale(topic)
@@ -291,7 +301,7 @@ class ClusterMetadata:
         nodes: Iterable[Node],
         topic_id: bytes | None = None,
     ) -> bool:
-        """Takes a leader from a Produce response (KIP-951); True when it was news."""
+        """Uses the leader that a Produce response names (KIP-951); True when it was news."""
         with self._lock:
             news = self._cache.leader_hint(partition, leader, epoch, nodes, topic_id=topic_id)
         if news:
@@ -299,12 +309,12 @@ class ClusterMetadata:
         return news
 
     def forget_nodes(self) -> None:
-        """The brokers known are given up; the bootstrap addresses are asked for others."""
+        """Forgets the known brokers; the bootstrap addresses are asked for others."""
         with self._lock:
             self._cache.forget_nodes()
 
     def is_wanting(self, now_ms: float) -> bool:
-        """Whether an answer is awaited, or a request is due or would be but for the backoff."""
+        """Whether a request is in flight, is due, or would be due without the backoff."""
         with self._lock:
             return self._cache.is_wanting(now_ms)
 

@@ -1,9 +1,9 @@
-"""One broker connection without its socket: bytes in, answers out; requests in, buffers out.
+"""One broker connection without its socket: bytes in, responses out; requests in, buffers out.
 
-It begins with ApiVersions, then the login where there is one (``authentication``), and is ready then.
+It begins with ApiVersions, then logs in where SASL is set (``authentication``), and is then ready.
 
-Kafka answers in order, so requests wait in a queue, and anything else than the answer to the oldest one
-is a ProtocolError, after which the connection is closed and everything in flight fails.
+Brokers respond in the order of requests, so requests wait in a queue. Any bytes but the response to the
+oldest request are a ProtocolError: the connection is closed and everything in flight fails.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ _DECODERS: dict[int, Callable[[int, bytes], Any]] = {
     transaction_requests.DESCRIBE_TRANSACTIONS: transaction_requests.decode_describe_transactions,
     transaction_requests.LIST_TRANSACTIONS: transaction_requests.decode_list_transactions,
 }
-# The largest answer that is believed, by API. Decoding turns a byte into as many as fifty, so the bounds
-# follow what brokers send: 100,000 partitions make a Metadata answer of 5 MiB, and only the errors of
-# single records (KIP-467) make a Produce answer of more than some kilobytes.
+# The largest response accepted, by API. Decoding may need fifty bytes of memory for one byte, so the bounds
+# follow what brokers send: a Metadata response for 100,000 partitions has 5 MiB, and a Produce response has
+# more than some kilobytes only with errors of single records (KIP-467).
 MAX_FRAME_BYTES: dict[int, int] = {
     requests.PRODUCE: 16 * _MIB,
     requests.METADATA: 100 * _MIB,
@@ -66,7 +66,7 @@ MAX_FRAME_BYTES: dict[int, int] = {
     transaction_requests.LIST_TRANSACTIONS: 100 * _MIB,
 }
 _SHORTEST_FRAME = 4
-# How a TLS listener answers what is no TLS: a record of type alert, version 3.x.
+# What a TLS listener sends in response to bytes in clear: a record of type alert, version 3.x.
 _TLS_ALERT = b"\x15\x03"
 # Versions from which brokers answer first and ask the client to hold back (KIP-219); before, they waited.
 _NEEDED = {requests.PRODUCE: produce.VERSIONS, requests.METADATA: requests.METADATA_VERSIONS}
@@ -87,7 +87,7 @@ _FIRST_CLIENT_THROTTLED = {
 
 
 class Phase(Enum):
-    """What the connection is at. While it logs in again, requests sent before are still answered."""
+    """The state of the connection. While REAUTHENTICATING, responses to earlier requests still come."""
 
     NEGOTIATING = "negotiating"
     AUTHENTICATING = "authenticating"
@@ -96,14 +96,14 @@ class Phase(Enum):
 
 
 class _Own(Enum):
-    """Marks the connection's own requests, of which nobody else hears."""
+    """Marks the connection's own requests, which cause no events."""
 
     REQUEST = "own request"
 
 
 @dataclass(slots=True)
 class InFlightRequest:
-    """A request handed to a connection. ``begin`` and ``end`` are its place in the outgoing stream."""
+    """A submitted request. ``begin`` and ``end`` are its place in the outgoing stream, in bytes."""
 
     request: OutboundRequest
     correlation_id: int
@@ -114,7 +114,7 @@ class InFlightRequest:
 
 @dataclass(frozen=True, slots=True)
 class CompletedRequest:
-    """The answer to a request; ``throttle_ms`` is how long to hold back from now on."""
+    """A request with its response; ``throttle_ms``: send nothing more for this long."""
 
     entry: InFlightRequest
     response: Any
@@ -124,8 +124,8 @@ class CompletedRequest:
 class BrokerProtocol:
     """Protocol state of one connection; the time comes in as milliseconds.
 
-    Feed it with ``receive`` and take answers from ``next_response`` until there is none; hand requests to
-    ``submit`` and write what ``send_buffer`` holds. After a ProtocolError only ``abandon`` is of use.
+    Pass received bytes to ``receive``, then call ``next_response`` until it returns None. Pass requests to
+    ``submit`` and write what ``send_buffer`` holds. After a ProtocolError call only ``abandon``.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class BrokerProtocol:
         self.send_buffer = SendBuffer()
         self.phase = Phase.NEGOTIATING
         self.api_versions: dict[int, tuple[int, int]] = {}
-        # When the last login was, and for how long it holds; 0 for one that does not run out.
+        # The time of the last login, and how long its session lasts; 0 for one without an end.
         self.logged_in_at_ms = 0.0
         self.session_ms = 0
         self._exchange = exchange
@@ -144,7 +144,7 @@ class BrokerProtocol:
         self._name = name
         self._request_timeout_ms = request_timeout_ms
         self._awaiting: deque[InFlightRequest] = deque()
-        # Requests without an answer have a queue of their own: they are done when written, in any case.
+        # Requests that expect no response have their own queue: they are complete when written.
         self._unanswered: deque[InFlightRequest] = deque()
         self._next_correlation = 0
         self._received = bytearray()
@@ -180,34 +180,34 @@ class BrokerProtocol:
 
     @property
     def in_flight(self) -> int:
-        """Requests that are neither answered nor, where they expect no answer, written."""
+        """Requests without a response yet and, of those that expect none, the ones not written yet."""
         return len(self._awaiting) + len(self._unanswered)
 
     def oldest(self) -> InFlightRequest | None:
-        """The request that waits longest."""
+        """The request that has waited longest."""
         heads = [queue[0] for queue in (self._awaiting, self._unanswered) if queue]
         return min(heads, key=lambda entry: entry.begin, default=None)
 
     def written(self) -> list[InFlightRequest]:
-        """Requests without an answer whose bytes have all been written since the last call."""
+        """Requests that expect no response and whose bytes have all been written since the last call."""
         done = []
         while self._unanswered and self._unanswered[0].end <= self.send_buffer.written_bytes:
             done.append(self._unanswered.popleft())
         return done
 
-    # -- answers ----------------------------------------------------------------------------------
+    # -- responses --------------------------------------------------------------------------------
 
     def receive(self, data: bytes | bytearray | memoryview) -> None:
-        """Takes received bytes, in pieces of any size; nothing is allocated for bytes that may come."""
+        """Takes received bytes, in pieces of any size; allocates nothing for bytes that have not come."""
         self._received += data
 
     def next_response(self, now_ms: float) -> CompletedRequest | None:
-        """The next complete answer, None where bytes are missing.
+        """The next complete response, None where bytes are missing.
 
-        Answers to the connection's own requests are acted upon and not returned. Raises ProtocolError for
-        what no broker sends, BrokerVersionError where the broker takes no Produce requests,
-        AuthenticationError where it refuses the login. A request whose answer cannot be read stays in flight,
-        for ``abandon`` to report.
+        Responses to the connection's own requests are handled here and not returned. Raises ProtocolError for
+        bytes that no broker sends, BrokerVersionError where the broker takes no Produce requests,
+        AuthenticationError where it refuses the login. A request whose response cannot be read stays in
+        flight, so that ``abandon`` reports it.
         """
         while True:
             payload = self._next_payload()
@@ -246,7 +246,8 @@ class BrokerProtocol:
                     "port of a listener in clear"
                 )
             raise ProtocolError(
-                f"{self._name} sent an answer of {size} bytes where {_SHORTEST_FRAME} to {max_size} are sane: "  # noqa: E501
+                f"{self._name} sent an answer of {size} bytes where "
+                f"{_SHORTEST_FRAME} to {max_size} are sane: "
                 "no Kafka broker, or one that expects TLS"
             )
         self._check_correlation(received)
@@ -259,7 +260,7 @@ class BrokerProtocol:
         return payload
 
     def _check_correlation(self, received: bytearray) -> None:
-        """As soon as the id is there, before the rest of a wrong frame is waited for."""
+        """As soon as the id is there, so that nothing waits for the rest of a wrong frame."""
         head = bytes(received[_LENGTH.size : 2 * _LENGTH.size])
         if len(head) < _LENGTH.size:
             return
@@ -269,7 +270,7 @@ class BrokerProtocol:
 
     def _on_versions(self, version: int, answer: requests.ApiVersionsResponse, now_ms: float) -> None:
         if answer.error_code == UNSUPPORTED_VERSION and version > 0:
-            # Too old a broker says so in version 0's format; every broker speaks version 0.
+            # A broker that is too old says so in version 0's format; every broker speaks version 0.
             self._ask_versions(0, now_ms)
             return
         if answer.error_code:
@@ -324,10 +325,10 @@ class BrokerProtocol:
     # -- the end ----------------------------------------------------------------------------------
 
     def abandon(self) -> list[tuple[InFlightRequest, bool]]:
-        """Everything in flight, in the order it was handed over, and whether bytes of it had left.
+        """Everything in flight, in the order of submission, and whether bytes of it were written.
 
-        The connection's own requests are left out. A broker acts on whole requests only; that one byte counts
-        as possibly sent errs on the safe side.
+        The connection's own requests are left out. A broker acts on whole requests only; counting a request
+        as possibly sent after its first byte errs on the safe side.
         """
         lost = sorted((*self._awaiting, *self._unanswered), key=lambda entry: entry.begin)
         self._awaiting.clear()

@@ -1,8 +1,8 @@
-"""Connections to the brokers on one thread: the sender's.
+"""All connections to brokers, used by one thread.
 
-Only ``wakeup`` may be called from elsewhere. It is latched: a byte sits in a socket pair from the first
-call until the next poll takes it out, so a wake-up between "nothing to do" and "wait" is not lost, and a
-thousand of them cost one.
+Other threads may call only ``wakeup``. A wake-up is latched: the first call writes a byte to a socket pair,
+and the next poll reads it. So a wake-up between "nothing to do" and "wait" is not lost, and a thousand calls
+cost one byte.
 """
 
 from __future__ import annotations
@@ -116,8 +116,11 @@ class NetworkClient:
     # -- nodes ------------------------------------------------------------------------------------
 
     def set_nodes(self, nodes: Iterable[Node]) -> None:
-        """The brokers of the latest metadata. A link to a broker that moved is closed and made anew, one
-        to a broker that is gone is closed once nothing is in flight on it."""
+        """Sets the brokers of the latest metadata.
+
+        A connection to a broker that moved is closed and made again. One to a broker that is gone is closed
+        when nothing is in flight on it.
+        """
         self._known = {node.id: node for node in nodes}
         for node in self._known.values():
             connection = self._connections.get(node.id)
@@ -139,8 +142,8 @@ class NetworkClient:
                 del self._connections[node_id]
 
     def rebootstrap(self) -> None:
-        """The known brokers do not answer: all connections are closed, and the bootstrap addresses, whose
-        names are looked up anew, are asked for others (KIP-1102)."""
+        """Closes all connections, forgets the known brokers and resolves the bootstrap addresses again
+        (KIP-1102)."""
         self._known = {}
         for connection in list(self._connections.values()):
             if connection.state is not ConnectionState.IDLE:
@@ -153,9 +156,10 @@ class NetworkClient:
     def least_loaded_node(self, now_ms: float) -> int | None:
         """A broker to ask for metadata, None while all wait for a reconnect.
 
-        A connected one with the fewest requests; else one being connected, or where that takes long one
-        that may be connected now. The bootstrap addresses stand in when no known broker is usable, unless
-        metadata.recovery.strategy is none (KIP-899). Connected brokers that are silent or throttle come last.
+        The choice is a connected broker with the fewest requests in flight, with silent and throttling ones
+        last. Without a connected one it is a broker that is being connected, or, where that takes long, one
+        that may be connected now. Without a usable known broker it is a bootstrap address, unless
+        metadata.recovery.strategy is none (KIP-899).
         """
         for candidates in self._candidates():
             connections = [self._connections[node] for node in candidates]
@@ -186,7 +190,7 @@ class NetworkClient:
         return (None, throttled_ms) if throttled_ms > 0 else (node, 0.0)
 
     def _candidates(self) -> tuple[Iterable[int], Iterable[int]]:
-        """Brokers to ask for metadata: the known ones, then the bootstrap addresses that may stand in."""
+        """Brokers to ask for metadata: the known ones, then the bootstrap addresses where allowed."""
         stand_in = self._settings.rebootstrap or not self._known
         others = [node for node in self._known if node not in self.avoided] if self.avoided else ()
         return others or self._known, self._bootstrap if stand_in else ()
@@ -196,7 +200,7 @@ class NetworkClient:
         return silent, now_ms < connection.throttled_until_ms, connection.in_flight
 
     def ready_for_any(self, node_id: int, now_ms: float) -> bool:
-        """Connected, and starts to connect where not; the in-flight window does not matter."""
+        """Whether a broker is connected, whatever is in flight. Starts to connect where it is not."""
         connection = self._connections.get(node_id)
         if connection is None:
             return False
@@ -212,7 +216,7 @@ class NetworkClient:
         return connection.in_flight < self._settings.max_in_flight and now_ms >= connection.throttled_until_ms
 
     def is_gone(self, node_id: int) -> bool:
-        """Whether the last try to reach a broker failed, or nobody knows its address (any more)."""
+        """Whether the last attempt to connect to a broker failed, or its address is unknown."""
         connection = self._connections.get(node_id)
         return connection is None or (
             connection.state is not ConnectionState.READY and connection.last_error is not None
@@ -223,7 +227,7 @@ class NetworkClient:
         return node_id in self._connections
 
     def throttled_ms(self, node_id: int, now_ms: float) -> float:
-        """How long a broker still wants no requests (throttle_time_ms of its answers); 0 where it does."""
+        """How long a broker still wants no requests (throttle_time_ms of its responses), or 0."""
         connection = self._connections.get(node_id)
         return 0.0 if connection is None else max(0.0, connection.throttled_until_ms - now_ms)
 
@@ -237,20 +241,21 @@ class NetworkClient:
         return max(0.0, connection.throttled_until_ms - now_ms) or math.inf
 
     def connect_delay_ms(self, now_ms: float) -> float:
-        """Until any broker of ``least_loaded_node`` may be connected to again; infinite where none waits."""
+        """Until ``least_loaded_node`` may connect to a broker again; infinite where none is in backoff."""
         connections = (self._connections[node] for candidates in self._candidates() for node in candidates)
         idle = (connection for connection in connections if connection.state is ConnectionState.IDLE)
         return max(0.0, min((connection.connect_after_ms - now_ms for connection in idle), default=math.inf))
 
     def api_version(self, node_id: int, api_key: int, ours: tuple[int, int]) -> int:
-        """The newest version both sides speak. Raises BrokerVersionError where there is none."""
+        """The newest version that both sides speak. Raises BrokerVersionError where there is none."""
         connection = self._connections[node_id]
         low, high = connection.api_versions.get(api_key, (0, -1))
         version = min(high, ours[1])
         if version < max(low, ours[0]):
+            api = requests.API_NAMES.get(api_key, api_key)
             raise BrokerVersionError(
-                f"broker {connection.node} speaks {requests.API_NAMES.get(api_key, api_key)} in versions {low} to "  # noqa: E501
-                f"{high}, this sink in {ours[0]} to {ours[1]}; Apache Kafka 2.1 or later is needed"
+                f"broker {connection.node} speaks {api} in versions {low} to {high}, this sink "
+                f"in {ours[0]} to {ours[1]}; Apache Kafka 2.1 or later is needed"
             )
         return version
 
@@ -259,7 +264,7 @@ class NetworkClient:
         return self._connections[node_id].features.get(name, 0)
 
     def in_flight(self, node_id: int) -> int:
-        """Requests handed over and not done."""
+        """Requests submitted and not complete."""
         connection = self._connections.get(node_id)
         return 0 if connection is None else connection.in_flight
 
@@ -268,7 +273,7 @@ class NetworkClient:
         return [self._connections[node].node for node in self._bootstrap]
 
     def connection_errors(self) -> dict[Node, Exception]:
-        """Why brokers that are not connected are not: the last error of each, for messages."""
+        """The last error of each broker that could not be connected, for messages."""
         connections = list(self._connections.values())
         return {
             connection.node: connection.last_error
@@ -304,10 +309,10 @@ class NetworkClient:
     # -- I/O --------------------------------------------------------------------------------------
 
     def send(self, node_id: int, request: OutboundRequest, now_ms: float) -> None:
-        """Hands a request to a ready link and writes what the stream takes at once; never blocks.
+        """Submits a request to a ready connection and writes what the stream takes at once; never blocks.
 
-        Raises ValueError, and changes nothing, where the link is not ready. A broken stream is told by
-        the next poll.
+        Raises ValueError, and changes nothing, where the connection is not ready. The next poll reports a
+        broken stream.
         """
         connection = self._connections.get(node_id)
         if connection is None:
@@ -316,7 +321,7 @@ class NetworkClient:
         self._advance(connection, now_ms, lambda: self._flush(connection))
 
     def poll(self, timeout_ms: float, now_ms: float) -> list[NetworkEvent]:
-        """Waits up to ``timeout_ms`` for sockets, deadlines or a wake-up; returns all that happened."""
+        """Waits up to ``timeout_ms`` for sockets, deadlines or a wake-up; returns the new events."""
         deadline = min(
             (connection.next_deadline_ms() for connection in self._connections.values()), default=math.inf
         )

@@ -1,8 +1,8 @@
 """Host names to addresses, off the sender's thread.
 
-``getaddrinfo`` blocks for as long as the system's resolver takes, some 5 to 40 s where a name server is
-gone, and all partitions would wait for one broker's name. Each look-up has a thread of its own; a thread
-that hangs is a daemon and ends with the process, and its link asks for no second one meanwhile.
+``getaddrinfo`` blocks for as long as the system's resolver takes: 5 to 40 s without a name server, and all
+partitions would wait for one broker's name. So each look-up has its own thread. It is a daemon, so one that
+hangs ends with the process; its connection starts no second look-up meanwhile.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kafka_sink.network.transport import SocketAddress
 
 
 class Lookup:
-    """A look-up under way. ``done`` is set last, after ``addresses`` or ``error``."""
+    """A running look-up. ``done`` is set last, after ``addresses`` or ``error``."""
 
     def __init__(self) -> None:
         self.done = False
@@ -24,10 +24,10 @@ class Lookup:
 
 
 def start_lookup(host: str, port: int, canonical: bool, notify: Callable[[], None]) -> Lookup:
-    """Begins to resolve; ``notify`` is called, on another thread, when it is done.
+    """Starts to resolve a name; another thread calls ``notify`` at the end.
 
-    A numeric address is done on return. ``canonical`` resolves the host's canonical name instead
-    (client.dns.lookup=resolve_canonical_bootstrap_servers_only).
+    The look-up of a numeric address is done on return. ``canonical`` resolves the host's canonical name
+    instead (client.dns.lookup=resolve_canonical_bootstrap_servers_only).
     """
     lookup = Lookup()
     try:

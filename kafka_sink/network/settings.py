@@ -1,4 +1,4 @@
-"""What the network layer needs of the options."""
+"""The options that the network layer reads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class NetworkSettings:
     """The options of the same names; times in milliseconds, sizes in bytes (-1: the system's).
 
     ``connections_max_idle_ms`` below zero means never. ``rebootstrap``: whether the bootstrap addresses are
-    asked again when no known broker can be reached (metadata.recovery.strategy, KIP-899).
+    used again when no known broker can be reached (metadata.recovery.strategy, KIP-899).
     """
 
     bootstrap_servers: tuple[tuple[str, int], ...]
