@@ -80,7 +80,7 @@ class AppendPlan:
 
     def add(self, batch: ProducerBatch, start: int, stop: int) -> None:
         """Rows ``start`` to ``stop`` go to ``batch``."""
-        self.lease.add(batch)
+        batch.lease = self.lease
         self.segments.append(Segment(batch, start, stop, batch.record_count))
 
     def close(self, batch: ProducerBatch, queues: BatchQueues) -> None:

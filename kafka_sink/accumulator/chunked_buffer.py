@@ -100,7 +100,7 @@ class ChunkedBuffer:
     @property
     def heap_bytes(self) -> int:
         """See BatchBuffer."""
-        return (len(self._chunks) - self._pooled) * self._step
+        return 0 if self._heap_arena is None else (len(self._chunks) - self._pooled) * self._step
 
     @property
     def growable_bytes(self) -> int:

@@ -116,6 +116,8 @@ class ProducerBatch:
         self.header_current = False
         self.last_error: Exception | None = None
         self.codec = codec
+        # Whether the codec compresses all rows at once, when the batch is sealed.
+        self.compresses_whole = isinstance(codec, WholeCodec)
         self.packing = False
         # What compresses or packs blocks while the batch fills.
         self._blocks = codec if isinstance(codec, BlockCodec) else None
@@ -286,16 +288,6 @@ class ProducerBatch:
     def observed_ratio(self) -> float:
         """Compressed over raw bytes of a sealed batch."""
         return (self.buffer.size - batch_header.SIZE) / self.raw_bytes if self.raw_bytes else 1.0
-
-    @property
-    def holds_heap(self) -> bool:
-        """Whether the batch took memory beyond the pool, as its rows shrank less than estimated."""
-        return self.buffer.heap_bytes > 0
-
-    @property
-    def compresses_whole(self) -> bool:
-        """Whether the codec compresses all rows at once, when the batch is sealed."""
-        return isinstance(self.codec, WholeCodec)
 
     # -- states ---------------------------------------------------------------------------------
 

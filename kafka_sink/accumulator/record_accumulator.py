@@ -12,6 +12,7 @@ from functools import partial
 from kafka_sink.accumulator.batch_buffer import BatchBuffer, BufferAllocator
 from kafka_sink.accumulator.batch_queues import BatchQueues, PartitionQueue, TooLargeBatch
 from kafka_sink.accumulator.batch_size_limits import BatchSizeLimits
+from kafka_sink.accumulator.lease import Lease
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
 from kafka_sink.model import CompressionType, PartitionInfo, TopicPartition
 
@@ -75,6 +76,11 @@ class RecordAccumulator:
         """Holds the lock around a block that plans or ends a turn, and hands out the queues for it."""
         with self._lock:
             yield self._queues
+
+    def end_lease(self, lease: Lease, batch: ProducerBatch) -> None:
+        """The sender may have a batch that its task has sealed."""
+        with self._lock:
+            lease.end(batch)
 
     def begin_task(self) -> None:
         """A task's rows follow: batches linger again."""

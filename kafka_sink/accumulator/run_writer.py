@@ -7,7 +7,6 @@ from collections.abc import Callable
 import numpy as np
 
 from kafka_sink.accumulator.append_planner import AppendPlan, Segment
-from kafka_sink.accumulator.batch_queues import BatchQueues
 from kafka_sink.accumulator.lease import Lease
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
 from kafka_sink.accumulator.record_accumulator import RecordAccumulator
@@ -30,9 +29,22 @@ class RunWriter:
         """Writes the planned rows, seals what is full, and ends the plan's lease."""
         if plan.segments:
             _encode(plan.ordered, plan.segments)
+        is_full = self._estimates.is_full
         with self._accumulator.planning() as queues:
+            # One iteration per partition: calls are what a short run costs here.
             for segment in plan.segments:
-                self._end_segment(queues, plan, segment.batch)
+                batch = segment.batch
+                if batch.state is BatchState.OPEN and (batch.buffer.heap_bytes or is_full(batch)):
+                    # A batch that holds memory beyond the pool goes early; a full batch need not wait for a
+                    # row that it does not take.
+                    plan.close(batch, queues)
+                if batch.packing:
+                    self._estimates.observe_packing(batch)
+                if batch.state is BatchState.OPEN:
+                    if batch.compresses_whole:
+                        queues.count_raw(batch)
+                    # A closed batch stays leased until it is sealed.
+                    batch.lease = None
             # The sender sleeps until what it knew of is due: it must hear of a batch that is new, and of one
             # that it found leased.
             wake = plan.opened or queues.leased_batch_skipped
@@ -41,26 +53,12 @@ class RunWriter:
         if wake:
             self._wake_sender()
 
-    def _end_segment(self, queues: BatchQueues, plan: AppendPlan, batch: ProducerBatch) -> None:
-        if batch.state is BatchState.OPEN and (batch.holds_heap or self._estimates.is_full(batch)):
-            # What holds memory beyond the pool goes early; a full batch need not wait for a row that it does
-            # not take.
-            plan.close(batch, queues)
-        if batch.packing:
-            self._estimates.observe_packing(batch)
-        if batch.state is BatchState.OPEN:
-            if batch.compresses_whole:
-                queues.count_raw(batch)
-            # What was closed stays leased until it is sealed.
-            plan.lease.end(batch)
-
     def seal(self, closed: list[ProducerBatch], lease: Lease) -> None:
         """Seals batches and ends the lease of each at once."""
         for batch in closed:
             batch.seal()
             self._estimates.observe(batch)
-            with self._accumulator.planning():
-                lease.end(batch)
+            self._accumulator.end_lease(lease, batch)
             self._wake_sender()
 
 
