@@ -342,8 +342,9 @@ def _head(frame: bytes) -> dict[str, Any] | None:
 
 
 def serve(fd: int, bootstrap: str) -> None:
+    from kafka_sink.coordinator.server.connections import ServerBounds
     from kafka_sink.coordinator.server.process import _HANDLERS
-    from kafka_sink.coordinator.server.server import CoordinatorServer, ServerBounds
+    from kafka_sink.coordinator.server.server import CoordinatorServer
     from kafka_sink.options import parse
 
     async def main() -> None:

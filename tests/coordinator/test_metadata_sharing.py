@@ -202,7 +202,7 @@ def test_a_long_task_comes_back_to_a_coordinator_whose_connections_dropped(
             eventually(lambda: client is not None and client._has_heard)
             first = client._connection
             server = found.server
-            for peer in list(server._peers.values()):
+            for peer in list(server._connections._peers.values()):
                 server._loop.call_soon_threadsafe(peer.abort)
             eventually(lambda: client._connection not in (None, first) and client._has_heard)
             producer.send(rows("u"))

@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from kafka_sink.coordinator.server.connections import ServerBounds
 from kafka_sink.coordinator.server.handlers import Handler, HandlerFactory, Push, Reply, ServerMessage
-from kafka_sink.coordinator.server.server import CoordinatorServer, ServerBounds
+from kafka_sink.coordinator.server.server import CoordinatorServer
 from kafka_sink.coordinator.wire.address import CoordinatorAddress, Rendezvous
 from kafka_sink.options import SinkOptions, parse
 

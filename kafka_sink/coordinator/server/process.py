@@ -19,8 +19,9 @@ from typing import Any
 
 from kafka_sink.clock import monotonic_ms
 from kafka_sink.coordinator.server.breaker_handler import breaker_handler
+from kafka_sink.coordinator.server.connections import ServerBounds
 from kafka_sink.coordinator.server.metadata_fetcher import metadata_handler
-from kafka_sink.coordinator.server.server import CoordinatorServer, ServerBounds
+from kafka_sink.coordinator.server.server import CoordinatorServer
 from kafka_sink.coordinator.server.write_handler import write_handler
 from kafka_sink.coordinator.wire.application_files import known_cluster_marker, starts_file
 from kafka_sink.coordinator.wire.driver_process import DriverProcess

@@ -1,8 +1,7 @@
-"""The coordinator's sockets: who may speak, how much and how long. What is said is the handlers' matter.
+"""The coordinator's sockets on one asyncio loop: accepts, reads frames, dispatches messages, writes replies.
 
-One asyncio loop. Bounds: connections, of which those that have proved nothing are the first to go; new ones
-of one address in a second; the bytes of one frame and of all that wait; messages in a second; the time for
-the challenge, for the rest of a frame that has begun, and for a peer to read what it is sent.
+Handlers decide what a message means, and Connections which connections are kept. The server itself bounds a
+connection's messages in a second and the bytes that wait for one peer.
 """
 
 from __future__ import annotations
@@ -11,13 +10,13 @@ import asyncio
 import logging
 import math
 import socket
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 
 from kafka_sink.clock import Clock
 from kafka_sink.coordinator.server.cluster_registry import ClusterRegistry
-from kafka_sink.coordinator.server.connection_log import ConnectionLog, Dropped
+from kafka_sink.coordinator.server.connection_log import Dropped
+from kafka_sink.coordinator.server.connections import Connections, ServerBounds
 from kafka_sink.coordinator.server.handlers import HandlerFactory, Reply, ServerMessage
 from kafka_sink.coordinator.server.peer_connection import PeerConnection
 from kafka_sink.coordinator.wire.session import Message, Session
@@ -27,47 +26,20 @@ from kafka_sink.options import SinkOptions
 _log = logging.getLogger(__name__)
 _MAX_TIMER_MS = 60_000.0
 _AFTER_BUG_MS = 1000.0
-_SWEEP_MS = 1000.0
-# In one turn of the loop: so much is accepted and written before others have theirs.
+# Bounds of one turn of the loop: connections to accept, bytes to write, bytes to write to one peer.
 _ACCEPT_AT_ONCE = 128
 _WRITE_AT_ONCE = 8 * 1024 * 1024
 _CHECKS_OF_UNREAD = 16
 _PEER_AT_ONCE = 256 * 1024
-
-
-@dataclass(frozen=True, slots=True)
-class ServerBounds:
-    """Counts, bytes and milliseconds. ``silence_ms``: a connection without any frame for so long is closed;
-    ``frame_ms``: for the rest of a frame once it has begun, and for a peer to take what waits for it;
-    ``cluster_idle_ms``: a cluster without any connection for so long gives its threads and memory back;
-    ``new_of_one_address``: connections in a second; ``unread_bytes_of_all`` leaves out what many are told,
-    of which there is one copy."""
-
-    connections: int = 10_000
-    unproved: int = 256
-    new_of_one_address: int = 2_000
-    messages_per_s: float = 500.0
-    request_bytes: int = 2 * 1024 * 1024
-    unfinished_bytes: int = 32 * 1024 * 1024
-    unread_bytes: int = 16 * 1024 * 1024
-    unread_bytes_of_all: int = 32 * 1024 * 1024
-    clusters: int = 64
-    cluster_idle_ms: float = 600_000.0
-    challenge_ms: float = 2000.0
-    frame_ms: float = 5000.0
-    silence_ms: float = 120_000.0
-
-    @property
-    def sweep_ms(self) -> float:
-        """How often connections are looked at for times that are over."""
-        return min(_SWEEP_MS, self.challenge_ms / 4, self.frame_ms / 4, self.silence_ms / 4)
+_DEFAULT_BOUNDS = ServerBounds()
 
 
 class CoordinatorServer:
     """Serves clusters that were added, each known by its key. All methods belong to the loop's thread.
 
-    ``factories``: kinds of messages. ``look``: called when a peer names an unknown cluster, which may have
-    been announced but not read yet. ``forgotten``: called with the key of a cluster that had to make room.
+    ``factories``: a handler's factory by kind of message. ``look``: called when a peer names an unknown
+    cluster, which may be announced but not read yet. ``forgotten``: called with the key of a cluster
+    that had to make room.
     """
 
     def __init__(
@@ -75,7 +47,7 @@ class CoordinatorServer:
         secret: bytes,
         factories: Mapping[str, HandlerFactory],
         clock_ms: Clock,
-        bounds: ServerBounds = ServerBounds(),
+        bounds: ServerBounds = _DEFAULT_BOUNDS,
         look: Callable[[], None] = lambda: None,
         forgotten: Callable[[str], None] = lambda key: None,
     ) -> None:
@@ -89,29 +61,23 @@ class CoordinatorServer:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._listening: socket.socket | None = None
-        self._peers: dict[int, PeerConnection] = {}
-        # Those that have proved nothing yet, the oldest first, and how many of them each address has.
-        self._unproved: dict[int, PeerConnection] = {}
-        self._unproved_of: Counter[str] = Counter()
-        self._new_of: Counter[str] = Counter()
+        self._connections = Connections(bounds, self._on_removed)
+        # Connections so far; the number of the last one.
         self._count = 0
-        self._unfinished = 0
-        # Peers with something to write, in turn; those that have not read all they were sent.
+        # Peers with something to write, in turn.
         self._to_write: deque[PeerConnection] = deque()
         self._writing = False
-        self._behind: set[PeerConnection] = set()
-        # Bytes for single peers since all of them were last counted: not for each message, of thousands.
+        # Bytes enqueued since unread bytes were last counted, which is too slow to do for each message.
         self._grown_bytes = 0
-        self._log = ConnectionLog()
         self._opening: set[asyncio.Task[object]] = set()
 
     @property
     def connections(self) -> int:
         """How many there are now."""
-        return len(self._peers)
+        return len(self._connections)
 
     def add_cluster(self, key: str, options: SinkOptions) -> None:
-        """Serve another cluster; one that is known stays as it is. Too many: one without tasks makes room."""
+        """Serve another cluster. Beyond the bound, one without tasks makes room. A known one stays."""
         if not self._clusters.add(key, options, self._clock_ms()):
             _log.warning("more than %d clusters with tasks: one is not served", self._bounds.clusters)
 
@@ -122,7 +88,7 @@ class CoordinatorServer:
         try:
             self._loop.call_soon_threadsafe(self._on_time, key)
         except RuntimeError:
-            pass  # the loop has ended, and with it whoever would want to know
+            pass  # the loop has ended, and nobody needs the news
 
     async def start(self, listening: socket.socket) -> None:
         """Begin to accept."""
@@ -138,8 +104,7 @@ class CoordinatorServer:
             self._loop.remove_reader(self._listening.fileno())
         for task in self._opening:
             task.cancel()
-        for peer in list(self._peers.values()):
-            self._forget(peer)
+        self._connections.close()
         for timer in self._timers.values():
             timer.cancel()
         self._clusters.close()
@@ -154,32 +119,16 @@ class CoordinatorServer:
             except (BlockingIOError, InterruptedError):
                 return
             except OSError as error:
-                # Out of files, most likely: those that wait are accepted when some have gone.
+                # Most likely out of file descriptors. Waiting connections are accepted when some have gone.
                 _log.warning("a connection could not be accepted: %s", error)
                 return
             source = str(address[0])
-            why = self._refusal(source)
+            why = self._connections.refusal(source)
             if why is not None:
-                self._log.note(why, source)
+                self._connections.log.note(why, source)
                 sock.close()
             else:
                 self._open(sock, source)
-
-    def _refusal(self, source: str) -> Dropped | None:
-        """Cheap, as a flood comes through here. None where the connection is taken, for which one that has
-        proved nothing may have to go: of the address that has most of them the oldest."""
-        self._new_of[source] += 1
-        if self._new_of[source] > self._bounds.new_of_one_address:
-            return Dropped.TOO_MANY
-        full = len(self._peers) >= self._bounds.connections
-        if full and not self._unproved:
-            return Dropped.FULL
-        if full or len(self._unproved) >= self._bounds.unproved:
-            ((worst, _),) = self._unproved_of.most_common(1)
-            self._drop(
-                next(peer for peer in self._unproved.values() if peer.source == worst), Dropped.MADE_ROOM
-            )
-        return None
 
     def _open(self, sock: socket.socket, source: str) -> None:
         assert self._loop is not None
@@ -187,8 +136,7 @@ class CoordinatorServer:
         self._count += 1
         peer = PeerConnection(self._count, source, Session(self._secret, "server"), self, self._clock_ms())
         peer.allowance = self._bounds.messages_per_s
-        self._peers[peer.number] = self._unproved[peer.number] = peer
-        self._unproved_of[source] += 1
+        self._connections.add(peer)
         task: asyncio.Task[object] = self._loop.create_task(
             self._loop.connect_accepted_socket(lambda: peer, sock)
         )
@@ -204,31 +152,15 @@ class CoordinatorServer:
 
     def on_closed(self, peer: PeerConnection) -> None:
         """See Owner."""
-        self._forget(peer)
+        self._connections.remove(peer)
 
-    def _drop(self, peer: PeerConnection, why: Dropped) -> None:
-        self._log.note(why, peer.source)
-        self._forget(peer)
-
-    def _forget(self, peer: PeerConnection) -> None:
-        peer.abort()
-        self._behind.discard(peer)
-        if self._peers.pop(peer.number, None) is None:
-            return
-        self._no_longer_unproved(peer)
-        self._unfinished -= peer.unfinished
+    def _on_removed(self, peer: PeerConnection) -> None:
         if peer.cluster is None:
             return
         cluster, now_ms = self._clusters.running(peer.cluster), self._clock_ms()
         self._clusters.leave(peer.cluster, now_ms)
         if cluster is not None:
             cluster.on_disconnect(peer.number, now_ms)
-
-    def _no_longer_unproved(self, peer: PeerConnection) -> None:
-        if self._unproved.pop(peer.number, None) is not None:
-            self._unproved_of[peer.source] -= 1
-            if not self._unproved_of[peer.source]:
-                del self._unproved_of[peer.source]
 
     # -- bytes --------------------------------------------------------------------------------------
 
@@ -241,20 +173,22 @@ class CoordinatorServer:
         self._handle(peer)
 
     def _handle(self, peer: PeerConnection) -> None:
-        """All frames that are whole, as far as the rate allows; the rest a moment later."""
+        """Handle all complete frames, as far as the rate allows, and the others a moment later."""
         try:
             while not peer.is_gone and (not peer.frames.has_frame or self._may_speak(peer)):
                 frame = peer.frames.next_frame()
                 if frame is None:
                     break
                 self._take(peer, frame)
-            self._note_unfinished(peer)
+            self._connections.note_unfinished(peer, self._clock_ms())
         except ProtocolError as error:
             _log.debug("connection %d ended: %s", peer.number, error)
-            self._drop(peer, Dropped.NONSENSE if peer.session.established else Dropped.WRONG_PROOF)
+            self._connections.drop(
+                peer, Dropped.NONSENSE if peer.session.established else Dropped.WRONG_PROOF
+            )
 
     def _may_speak(self, peer: PeerConnection) -> bool:
-        """A bucket of a second's messages."""
+        """A token bucket that holds one second's messages."""
         rate, now_ms = self._bounds.messages_per_s, self._clock_ms()
         peer.allowance = min(rate, peer.allowance + rate * (now_ms - peer.allowed_ms) / 1000)
         peer.allowed_ms = now_ms
@@ -262,7 +196,7 @@ class CoordinatorServer:
             return True
         if not peer.is_paused:
             assert self._loop is not None
-            self._log.note(Dropped.HELD_BACK, peer.source)
+            self._connections.log.note(Dropped.HELD_BACK, peer.source)
             peer.is_paused = True
             peer.transport.pause_reading()
             self._loop.call_later(max(1.0, 0.1 * rate) / rate, self._resume, peer)
@@ -274,17 +208,6 @@ class CoordinatorServer:
             peer.transport.resume_reading()
             self._handle(peer)
 
-    def _note_unfinished(self, peer: PeerConnection) -> None:
-        held = 0 if peer.is_gone else peer.frames.held
-        self._unfinished += held - peer.unfinished
-        peer.unfinished = held
-        if not held or peer.is_paused:
-            peer.begun_ms = math.inf
-        elif peer.begun_ms == math.inf:
-            peer.begun_ms = self._clock_ms()
-        if self._unfinished > self._bounds.unfinished_bytes:
-            raise ProtocolError("too many unfinished frames")
-
     def _take(self, peer: PeerConnection, frame: bytes) -> None:
         peer.allowance -= 1
         peer.begun_ms = math.inf
@@ -292,7 +215,7 @@ class CoordinatorServer:
         if not session.established:
             peer.transport.write(session.answer_proof(frame))
             peer.frames.max_bytes = self._bounds.request_bytes
-            self._no_longer_unproved(peer)
+            self._connections.proved(peer)
             return
         message = session.decode(frame)
         if peer.cluster is None:
@@ -318,7 +241,7 @@ class CoordinatorServer:
             raise ProtocolError("a message without number or kind")
         cluster = self._clusters.running(key)
         if cluster is None:
-            raise ProtocolError("a message for a cluster that is at rest")
+            raise ProtocolError("a message for a cluster that is not running")
         self._send(cluster.on_message(kind, peer.number, request, message.get("body"), self._clock_ms()))
         self._arm(key)
 
@@ -352,7 +275,7 @@ class CoordinatorServer:
 
     def _send(self, outgoing: Iterable[tuple[str, ServerMessage]]) -> None:
         for kind, one in outgoing:
-            peer = self._peers.get(one.peer)
+            peer = self._connections.get(one.peer)
             if peer is None:
                 continue
             head: Message = {"kind": kind}
@@ -363,7 +286,7 @@ class CoordinatorServer:
             if not was_behind and peer.is_behind:
                 self._to_write.append(peer)
             if peer.unread > self._bounds.unread_bytes:
-                self._drop(peer, Dropped.UNREAD)
+                self._connections.drop(peer, Dropped.UNREAD)
         self._write()
 
     def on_writable(self, peer: PeerConnection) -> None:
@@ -373,7 +296,7 @@ class CoordinatorServer:
             self._write()
 
     def _write(self) -> None:
-        """Peers in turn, and not too much at once: others are to be heard in between."""
+        """Write to peers in turn, and a bounded amount at once, so that others are read in between."""
         if self._writing:
             return
         left = _WRITE_AT_ONCE
@@ -385,14 +308,15 @@ class CoordinatorServer:
                 left -= peer.flush(min(left, _PEER_AT_ONCE))
             except ProtocolError:
                 _log.exception("a message that is too large")
-                self._forget(peer)
+                self._connections.remove(peer)
                 continue
             if peer.is_behind:
                 self._to_write.append(peer)
             if peer.unread:
-                self._behind.add(peer)
+                self._connections.note_unread(peer)
         if self._grown_bytes >= self._bounds.unread_bytes_of_all // _CHECKS_OF_UNREAD:
-            self._bound_unread()
+            self._grown_bytes = 0
+            self._connections.bound_unread()
         if self._to_write and self._loop is not None:
             self._writing = True
             self._loop.call_soon(self._write_on)
@@ -401,35 +325,15 @@ class CoordinatorServer:
         self._writing = False
         self._write()
 
-    def _bound_unread(self) -> None:
-        """Of all that peers have not read, too: who has most of it goes first, and asks brokers itself."""
-        self._grown_bytes = 0
-        self._behind = {peer for peer in self._behind if peer.unread}
-        while sum(peer.held for peer in self._behind) > self._bounds.unread_bytes_of_all:
-            self._drop(max(self._behind, key=lambda peer: peer.held), Dropped.UNREAD)
-
-    # -- times that are over, clusters that nobody uses ---------------------------------------------
+    # -- sweep --------------------------------------------------------------------------------------
 
     def _sweep_later(self) -> None:
         asyncio.get_running_loop().call_later(self._bounds.sweep_ms / 1000, self._sweep)
 
     def _sweep(self) -> None:
-        now_ms, bounds = self._clock_ms(), self._bounds
-        self._new_of.clear()
-        for peer in [one for one in self._unproved.values() if now_ms - one.opened_ms > bounds.challenge_ms]:
-            self._drop(peer, Dropped.NO_PROOF)
-        for peer in list(self._peers.values()):
-            if now_ms - peer.begun_ms > bounds.frame_ms:
-                self._drop(peer, Dropped.STALLED)
-            elif now_ms - peer.heard_ms > bounds.silence_ms:
-                self._forget(peer)  # its application is idle; it comes back when it has something to say
-            elif not peer.unread:
-                peer.unread_since_ms = math.inf
-            elif peer.unread_since_ms == math.inf:
-                peer.unread_since_ms = now_ms
-            elif now_ms - peer.unread_since_ms > bounds.frame_ms:
-                self._drop(peer, Dropped.UNREAD)
-        line = self._log.line(now_ms)
+        now_ms = self._clock_ms()
+        self._connections.sweep(now_ms)
+        line = self._connections.log.line(now_ms)
         if line is not None:
             _log.warning("%s", line)
         for key in self._clusters.stop_idle(now_ms):

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
+from kafka_sink.coordinator.server.connections import ServerBounds
 from kafka_sink.coordinator.server.handlers import SharedBody, with_facts
 from kafka_sink.coordinator.server.peer_connection import encode_message
-from kafka_sink.coordinator.server.server import ServerBounds
 from kafka_sink.coordinator.tasks.client import CoordinatorClient
 from kafka_sink.coordinator.wire.address import CoordinatorAddress
 from kafka_sink.coordinator.wire.session import MAX_FRAME_BYTES, FrameReader, Session

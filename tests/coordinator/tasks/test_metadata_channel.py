@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from kafka_sink.coordinator.server import metadata_handler
+from kafka_sink.coordinator.server.connections import ServerBounds
 from kafka_sink.coordinator.server.handlers import Push, Reply, ServerMessage
 from kafka_sink.coordinator.server.metadata_handler import MetadataHandler
-from kafka_sink.coordinator.server.server import ServerBounds
 from kafka_sink.coordinator.tasks.metadata_channel import MetadataChannel
 from kafka_sink.coordinator.wire.metadata_messages import (
     coordinator_idle_ms,
