@@ -82,4 +82,4 @@ def test_every_text_is_read_as_kafkas_client_reads_it(broker: LocalBroker) -> No
         (text, mine, its) for text, its in zip(given, theirs, strict=True) if (mine := ours(text)) != its
     ]
     assert different == []
-    assert sum(line != "refused" for line in theirs) > 100
+    assert sum(line != "refused" for line in theirs) > 50

@@ -20,6 +20,8 @@ public class JaasOracle {
         for (var option : new TreeMap<>(entry.getOptions()).entrySet())
           line.append(' ').append(encode(option.getKey())).append('=').append(encode("" + option.getValue()));
       } catch (RuntimeException refused) {
+        // Also an option without a name, which Java takes for null and no module can find.
+        line.setLength(0);
         line.append("refused");
       }
       System.out.println(line);
