@@ -21,7 +21,7 @@ except Exception as failure:  # noqa: BLE001 - whatever it is, other data source
         class _Unavailable(DataSource):
             """Answers to the sink's name and reports on use why the sink could not be imported."""
 
-            def __init__(self, options: dict[str, str]) -> None:
+            def __init__(self, options: dict[str, str]) -> None:  # noqa: ARG002 - DataSource's signature
                 raise ImportError(
                     f"the kafka-chunked sink cannot be imported by this Python: {_REASON}. "
                     "Spark's Python workers use PYSPARK_PYTHON, else python3 from PATH: "

@@ -66,7 +66,7 @@ class ProducerBreaker:
         breaker: PartitionCircuitBreaker,
         control: MuteControl,
         describe_node: Callable[[int], str],
-        mark_stale: Callable[[str, float], None] = lambda topic, now_ms: None,
+        mark_stale: Callable[[str, float], None] = lambda topic, now_ms: None,  # noqa: ARG005 - mark_stale's signature
     ) -> None:
         self.control = control
         self._manager = control.manager

@@ -106,7 +106,7 @@ class NoSendPolicy:
     def on_waiting(self, partitions: Iterable[TopicPartition]) -> None:
         """See SendPolicy."""
 
-    def muted(self, now_ms: float) -> Container[TopicPartition]:
+    def muted(self, now_ms: float) -> Container[TopicPartition]:  # noqa: ARG002 - SendPolicy's signature
         """See SendPolicy."""
         return ()
 
@@ -125,15 +125,15 @@ class NoSendPolicy:
     def on_probe_done(self, node_id: int, cause: Exception | None, now_ms: float) -> None:
         """See SendPolicy."""
 
-    def may_probe(self, partition: TopicPartition) -> bool:
+    def may_probe(self, partition: TopicPartition) -> bool:  # noqa: ARG002 - SendPolicy's signature
         """See SendPolicy."""
         return False
 
-    def next_change_ms(self, now_ms: float) -> float:
+    def next_change_ms(self, now_ms: float) -> float:  # noqa: ARG002 - SendPolicy's signature
         """See SendPolicy."""
         return math.inf
 
-    def explain(self, partition: TopicPartition) -> str | None:
+    def explain(self, partition: TopicPartition) -> str | None:  # noqa: ARG002 - SendPolicy's signature
         """See SendPolicy."""
         return None
 

@@ -51,7 +51,7 @@ class HintSource(Protocol):
 class NoHints:
     """A HintSource that knows nothing."""
 
-    def ask(self, topics: Iterable[str]) -> bool:
+    def ask(self, topics: Iterable[str]) -> bool:  # noqa: ARG002 - HintSource's signature
         """See HintSource."""
         return False
 

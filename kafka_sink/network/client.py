@@ -205,7 +205,7 @@ class NetworkClient:
         if connection is None:
             return False
         if connection.may_connect(now_ms):
-            self._advance(connection, now_ms, lambda: connection.open(now_ms))
+            self._advance(connection, lambda: connection.open(now_ms))
         return connection.state is ConnectionState.READY
 
     def ready(self, node_id: int, now_ms: float) -> bool:
@@ -318,7 +318,7 @@ class NetworkClient:
         if connection is None:
             raise ValueError(f"no broker {node_id} is known")
         connection.submit(request, now_ms)
-        self._advance(connection, now_ms, lambda: self._flush(connection))
+        self._advance(connection, lambda: self._flush(connection))
 
     def poll(self, timeout_ms: float, now_ms: float) -> list[NetworkEvent]:
         """Waits up to ``timeout_ms`` for sockets, deadlines or a wake-up; returns the new events."""
@@ -357,18 +357,18 @@ class NetworkClient:
     def _serve(self, connection: BrokerConnection, mask: int) -> None:
         now_ms = self._clock_ms()
         if mask & selectors.EVENT_WRITE:
-            self._advance(connection, now_ms, lambda: self._write(connection, now_ms))
+            self._advance(connection, lambda: self._write(connection, now_ms))
         if mask & selectors.EVENT_READ:
-            self._advance(connection, now_ms, lambda: self._read(connection, now_ms))
+            self._advance(connection, lambda: self._read(connection, now_ms))
 
     def _check(self, connection: BrokerConnection, now_ms: float) -> None:
         """What comes due by time, and look-ups that another thread has finished."""
         if connection.state is ConnectionState.RESOLVING:
-            self._advance(connection, now_ms, connection.resolved)
+            self._advance(connection, connection.resolved)
         if connection.state is ConnectionState.PREPARING:
-            self._advance(connection, now_ms, connection.prepared)
+            self._advance(connection, connection.prepared)
         if connection.login_is_due(now_ms):
-            self._advance(connection, now_ms, lambda: self._renew(connection, now_ms))
+            self._advance(connection, lambda: self._renew(connection, now_ms))
         if connection.idle_too_long(now_ms):
             self._discard(connection)
             return
@@ -380,7 +380,7 @@ class NetworkClient:
         connection.renew_login(now_ms)
         self._flush(connection)
 
-    def _advance(self, connection: BrokerConnection, now_ms: float, step: Callable[[], None]) -> None:
+    def _advance(self, connection: BrokerConnection, step: Callable[[], None]) -> None:
         """One step of a link; what goes wrong in it ends the connection and nothing else."""
         before = connection.transport
         try:

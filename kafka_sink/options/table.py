@@ -55,7 +55,7 @@ _SAME = object()
 _CAMEL_CASE = re.compile(r"(?<=[a-z])([A-Z])")
 
 
-def _option(
+def _option(  # noqa: PLR0913 - a row of the table, most by name
     name: str,
     kind: Kind,
     default: Any,

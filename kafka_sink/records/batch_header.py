@@ -24,7 +24,7 @@ _LENGTH_OVERHEAD = 12
 _TRANSACTIONAL = 0x10
 
 
-def build(
+def build(  # noqa: PLR0913 - the fields of the header, by name
     body: Sequence[memoryview],
     body_size: int,
     *,

@@ -269,10 +269,10 @@ class TransactionalIdentity(ProducerIdentity):
         self.transactional_id = None
         self._sequences.clear()
 
-    def may_request(self, now_ms: float) -> bool:
+    def may_request(self, now_ms: float) -> bool:  # noqa: ARG002 - ProducerIdentity's signature
         return False
 
-    def retry_delay_ms(self, now_ms: float) -> float:
+    def retry_delay_ms(self, now_ms: float) -> float:  # noqa: ARG002 - ProducerIdentity's signature
         return math.inf
 
 

@@ -80,20 +80,20 @@ class Decision:
 Rule = Callable[[Attempt, Exception], Decision]
 
 
-def _succeed(attempt: Attempt, cause: Exception) -> Decision:
+def _succeed(attempt: Attempt, cause: Exception) -> Decision:  # noqa: ARG001 - Rule's signature
     return Decision(Action.SUCCEED)
 
 
-def _retry(attempt: Attempt, cause: Exception) -> Decision:
+def _retry(attempt: Attempt, cause: Exception) -> Decision:  # noqa: ARG001 - Rule's signature
     return Decision(Action.RETRY, cause)
 
 
-def _retry_soon(attempt: Attempt, cause: Exception) -> Decision:
+def _retry_soon(attempt: Attempt, cause: Exception) -> Decision:  # noqa: ARG001 - Rule's signature
     """Another partition is just being added to the transaction, which takes milliseconds."""
     return Decision(Action.RETRY, cause, longest_wait_ms=_JOINING_WAIT_MS)
 
 
-def _retry_pinned(attempt: Attempt, cause: Exception) -> Decision:
+def _retry_pinned(attempt: Attempt, cause: Exception) -> Decision:  # noqa: ARG001 - Rule's signature
     """The leader has the batch or may have it, but could not confirm it as acks asks."""
     return Decision(Action.RETRY, cause, possibly_written=True)
 
@@ -102,11 +102,11 @@ def _retry_refreshed(attempt: Attempt, cause: Exception) -> Decision:
     return Decision(Action.RETRY, cause, refresh=True, immediate=attempt.leader_hint_newer)
 
 
-def _retry_refreshed_pinned(attempt: Attempt, cause: Exception) -> Decision:
+def _retry_refreshed_pinned(attempt: Attempt, cause: Exception) -> Decision:  # noqa: ARG001 - Rule's signature
     return Decision(Action.RETRY, cause, refresh=True, possibly_written=True)
 
 
-def _fail(attempt: Attempt, cause: Exception) -> Decision:
+def _fail(attempt: Attempt, cause: Exception) -> Decision:  # noqa: ARG001 - Rule's signature
     return Decision(Action.FAIL, cause)
 
 

@@ -48,7 +48,7 @@ class KafkaChunkedDataSource(DataSource):
             )
         return BatchWriter(self._plan(schema, is_streaming=False))
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: N802 - Spark's name
+    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: ARG002, N802 - Spark's signature
         """Plan a micro-batch. ``overwrite`` is set in complete mode, whose results are appended as well."""
         return StreamWriter(self._plan(schema, is_streaming=True))
 
@@ -77,10 +77,10 @@ class KafkaChunkedDataSource(DataSource):
     def schema(self) -> NoReturn:
         raise ConfigurationError(_READ)
 
-    def reader(self, schema: StructType) -> DataSourceReader:
+    def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002 - DataSource's signature
         raise ConfigurationError(_READ)
 
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002, N802 - Spark's signature
         raise ConfigurationError(_READ)
 
 

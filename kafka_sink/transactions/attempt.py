@@ -34,7 +34,7 @@ class WritesInTransaction(Protocol):
 class TaskAttempt:
     """One attempt of one task. Used by the task's thread, and by the one that reads its rows."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what planning handed over, and which attempt this is
         self,
         client: TransactionClient,
         scope: Scope,

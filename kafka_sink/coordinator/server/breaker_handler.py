@@ -490,7 +490,7 @@ def _index(
         index.setdefault(target, set()).add(peer)
 
 
-def breaker_handler(options: SinkOptions, wake: Callable[[], None]) -> Handler:
+def breaker_handler(options: SinkOptions, wake: Callable[[], None]) -> Handler:  # noqa: ARG001 - HandlerFactory's signature
     """The handler of one cluster, with the options of the default breaker class."""
     settings = options.breaker
     votes = None

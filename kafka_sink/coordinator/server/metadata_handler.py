@@ -207,7 +207,7 @@ class MetadataHandler:
         if again:
             self._fetch()
 
-    def on_disconnect(self, peer: int, now_ms: float) -> None:
+    def on_disconnect(self, peer: int, now_ms: float) -> None:  # noqa: ARG002 - Handler's signature
         """See Handler."""
         self._peers.pop(peer, None)
         self._pending = [one for one in self._pending if one.peer != peer]

@@ -63,7 +63,7 @@ class PeerConnection(asyncio.Protocol):
         """See asyncio.Protocol."""
         self._owner.on_bytes(self, data)
 
-    def connection_lost(self, exc: Exception | None) -> None:
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio.Protocol's signature
         """See asyncio.Protocol."""
         self._owner.on_closed(self)
 

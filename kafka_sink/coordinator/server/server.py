@@ -49,7 +49,7 @@ class CoordinatorServer:
         clock_ms: Clock,
         bounds: ServerBounds = _DEFAULT_BOUNDS,
         look: Callable[[], None] = lambda: None,
-        forgotten: Callable[[str], None] = lambda key: None,
+        forgotten: Callable[[str], None] = lambda key: None,  # noqa: ARG005 - the callback's signature
     ) -> None:
         self._secret = secret
         self._clock_ms = clock_ms

@@ -35,7 +35,11 @@ class WriteHandler:
         self._over: OrderedDict[str, None] = OrderedDict()
 
     def on_message(
-        self, peer: int, request: int, body: Mapping[str, Any], now_ms: float
+        self,
+        peer: int,
+        request: int,
+        body: Mapping[str, Any],
+        now_ms: float,  # noqa: ARG002 - Handler's signature
     ) -> Sequence[ServerMessage]:
         """See Handler."""
         if "over" in body:
@@ -50,15 +54,15 @@ class WriteHandler:
             self._over.popitem(last=False)
         return [Push(peer, {"over": name}) for peer, writing in self._writing.items() if writing == name]
 
-    def on_disconnect(self, peer: int, now_ms: float) -> None:
+    def on_disconnect(self, peer: int, now_ms: float) -> None:  # noqa: ARG002 - Handler's signature
         """See Handler."""
         self._writing.pop(peer, None)
 
-    def on_time(self, now_ms: float) -> Sequence[ServerMessage]:
+    def on_time(self, now_ms: float) -> Sequence[ServerMessage]:  # noqa: ARG002 - Handler's signature
         """See Handler."""
         return ()
 
-    def next_change_ms(self, now_ms: float) -> float:
+    def next_change_ms(self, now_ms: float) -> float:  # noqa: ARG002 - Handler's signature
         """See Handler."""
         return math.inf
 
@@ -72,6 +76,6 @@ def _name(value: object) -> str:
     return value
 
 
-def write_handler(options: SinkOptions, wake: Callable[[], None]) -> Handler:
+def write_handler(options: SinkOptions, wake: Callable[[], None]) -> Handler:  # noqa: ARG001 - HandlerFactory's signature
     """The handler of one cluster."""
     return WriteHandler()

@@ -261,24 +261,24 @@ class BreakerChannel:
     def hurry(self) -> None:
         """See Channel. No message of this channel is delayed."""
 
-    def next_message_delay_ms(self, now_ms: float) -> float:
+    def next_message_delay_ms(self, now_ms: float) -> float:  # noqa: ARG002 - Channel's signature
         """See Channel."""
         return 0.0 if self._outbox else math.inf
 
-    def on_reply(self, body: Mapping[str, Any], last: bool, now_ms: float) -> None:
+    def on_reply(self, body: Mapping[str, Any], last: bool, now_ms: float) -> None:  # noqa: ARG002 - Channel's signature
         """See Channel."""
         if body:
             self.on_push(body, now_ms)
 
-    def on_push(self, body: Mapping[str, Any], now_ms: float) -> None:
+    def on_push(self, body: Mapping[str, Any], now_ms: float) -> None:  # noqa: ARG002 - Channel's signature
         """See Channel."""
         self._put(decode_update(body, MAX_MUTES))
 
-    def on_connected(self, now_ms: float) -> None:
+    def on_connected(self, now_ms: float) -> None:  # noqa: ARG002 - Channel's signature
         """See Channel."""
         self._put(True)
 
-    def on_lost(self, now_ms: float) -> None:
+    def on_lost(self, now_ms: float) -> None:  # noqa: ARG002 - Channel's signature
         """See Channel."""
         with self._lock:
             self._outbox.clear()

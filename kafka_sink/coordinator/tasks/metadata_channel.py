@@ -166,7 +166,7 @@ class MetadataChannel:
         """See Channel."""
         self._view.import_hints(decode_snapshot(body), now_ms)
 
-    def on_connected(self, now_ms: float) -> None:
+    def on_connected(self, now_ms: float) -> None:  # noqa: ARG002 - Channel's signature
         """See Channel."""
         with self._lock:
             self._reachable = True

@@ -46,7 +46,7 @@ class WriteChannel:
         with self._lock:
             self._name, self._to_tell = None, False
 
-    def next_message(self, now_ms: float) -> Mapping[str, Any] | None:
+    def next_message(self, now_ms: float) -> Mapping[str, Any] | None:  # noqa: ARG002 - Channel's signature
         """See Channel."""
         with self._lock:
             if not self._to_tell:
@@ -57,15 +57,15 @@ class WriteChannel:
     def hurry(self) -> None:
         """See Channel."""
 
-    def next_message_delay_ms(self, now_ms: float) -> float:
+    def next_message_delay_ms(self, now_ms: float) -> float:  # noqa: ARG002 - Channel's signature
         """See Channel."""
         return math.inf
 
-    def on_reply(self, body: Mapping[str, Any], last: bool, now_ms: float) -> None:
+    def on_reply(self, body: Mapping[str, Any], last: bool, now_ms: float) -> None:  # noqa: ARG002 - Channel's signature
         """See Channel."""
         self._hear(body)
 
-    def on_push(self, body: Mapping[str, Any], now_ms: float) -> None:
+    def on_push(self, body: Mapping[str, Any], now_ms: float) -> None:  # noqa: ARG002 - Channel's signature
         """See Channel."""
         self._hear(body)
 
@@ -77,7 +77,7 @@ class WriteChannel:
                     WriteOverError("Spark has committed or aborted this write while the attempt was at work")
                 )
 
-    def on_connected(self, now_ms: float) -> None:
+    def on_connected(self, now_ms: float) -> None:  # noqa: ARG002 - Channel's signature
         """See Channel."""
         with self._lock:
             self._to_tell = self._name is not None
