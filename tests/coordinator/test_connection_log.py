@@ -17,11 +17,11 @@ def test_the_first_is_logged_at_once_and_later_ones_once_a_minute() -> None:
         for number in range(1000):
             log.note(Dropped.MADE_ROOM if number else Dropped.FULL, f"198.51.100.{number % 2}")
         lines.append(log.line(second * 1000.0))
-    told = [line for line in lines if line]
-    assert len(told) == 2
-    assert "61938 had proved nothing yet" in told[0]
-    assert "62 were refused" in told[0]
-    assert "192.0.2.1" not in told[0]
+    logged = [line for line in lines if line]
+    assert len(logged) == 2
+    assert "61938 had not proved that they know the secret" in logged[0]
+    assert "62 were refused" in logged[0]
+    assert "192.0.2.1" not in logged[0]
 
 
 def test_a_flood_from_many_addresses_is_counted_in_bounded_memory() -> None:
@@ -31,5 +31,5 @@ def test_a_flood_from_many_addresses_is_counted_in_bounded_memory() -> None:
     assert len(log._sources) == 1000
     line = log.line(0.0)
     assert line is not None
-    assert "100000 proved nothing in time" in line
+    assert "100000 did not prove in time that they know the secret" in line
     assert len(line) < 300

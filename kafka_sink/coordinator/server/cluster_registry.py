@@ -1,9 +1,9 @@
-"""The clusters that a coordinator was told of: which are at work, which rest, which make room. No sockets.
+"""The clusters of a coordinator: which are running, which are idle, which are evicted. No sockets.
 
-A cluster at work has a thread, connections to its brokers and what is known of its topics. One that no task
-has been connected for since ``idle_ms`` gives all of that back; its settings stay, so that a job whose rows
-come hours after it was planned still finds it. Where there are too many, those longest without a task go
-altogether, and whoever told of them is to tell again.
+A running cluster has a thread, connections to its brokers and cached metadata. The registry stops a cluster
+that has had no connected task for ``idle_ms``, which frees all of that. Its settings stay, because the rows
+of a job may come hours after its planning. When the registry is full, it evicts the cluster that has gone
+longest without a task. Planning then has to add that cluster again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kafka_sink.options import SinkOptions
 
 @dataclass(slots=True)
 class _Cluster:
-    """``used_ms``: when it was told of, or its last task went."""
+    """``used_ms``: when the cluster was added, or its last task disconnected."""
 
     options: SinkOptions
     used_ms: float
@@ -26,8 +26,11 @@ class _Cluster:
 
 
 class ClusterRegistry:
-    """Times are monotonic milliseconds. ``wake(key)`` is called from any thread, by handlers that have
-    something to do; ``forgotten(key)`` when a cluster went to make room."""
+    """Times are monotonic milliseconds.
+
+    Handlers that have work to do call ``wake(key)``, from any thread. The registry calls ``forgotten(key)``
+    for a cluster that it evicts or does not accept.
+    """
 
     def __init__(
         self,
@@ -49,7 +52,7 @@ class ClusterRegistry:
         return key in self._known
 
     def add(self, key: str, options: SinkOptions, now_ms: float) -> bool:
-        """Another cluster; False, and it is not served, where all have tasks. A known one stays as it is."""
+        """Add a cluster, unless it is known. Returns False if all places are taken by clusters with tasks."""
         if key in self._known:
             return True
         if len(self._known) >= self._max_clusters and not self._make_room():
@@ -59,16 +62,16 @@ class ClusterRegistry:
         return True
 
     def _make_room(self) -> bool:
-        resting = [key for key, one in self._known.items() if not one.tasks]
-        if not resting:
+        unused = [key for key, one in self._known.items() if not one.tasks]
+        if not unused:
             return False
-        oldest = min(resting, key=lambda key: self._known[key].used_ms)
-        self._rest(self._known.pop(oldest))
+        oldest = min(unused, key=lambda key: self._known[key].used_ms)
+        self._stop(self._known.pop(oldest))
         self._forgotten(oldest)
         return True
 
     def enter(self, key: str) -> bool:
-        """A task is connected for this cluster; False where it is not known."""
+        """A task of this cluster has connected. Returns False if the cluster is not known."""
         found = self._known.get(key)
         if found is None:
             return False
@@ -81,33 +84,33 @@ class ClusterRegistry:
         return True
 
     def leave(self, key: str, now_ms: float) -> None:
-        """A task that entered has gone."""
+        """A task that entered has disconnected."""
         found = self._known[key]
         found.tasks -= 1
         found.used_ms = now_ms
 
     def running(self, key: str) -> ClusterHandlers | None:
-        """The cluster's handlers; surely there while a task is connected for it."""
+        """The cluster's handlers. They exist as long as one of its tasks is connected."""
         found = self._known.get(key)
         return None if found is None else found.running
 
     def stop_idle(self, now_ms: float) -> list[str]:
-        """Lets clusters rest that have had no task for ``idle_ms``; returns which."""
+        """Stop the clusters that have had no task for ``idle_ms``, and return their keys."""
         idle = [
             key
             for key, one in self._known.items()
             if one.running is not None and not one.tasks and now_ms - one.used_ms >= self._idle_ms
         ]
         for key in idle:
-            self._rest(self._known[key])
+            self._stop(self._known[key])
         return idle
 
     def close(self) -> None:
-        """All rest."""
+        """Stop all clusters."""
         for one in self._known.values():
-            self._rest(one)
+            self._stop(one)
 
-    def _rest(self, served: _Cluster) -> None:
-        running, served.running = served.running, None
+    def _stop(self, cluster: _Cluster) -> None:
+        running, cluster.running = cluster.running, None
         if running is not None:
             running.close()

@@ -1,4 +1,4 @@
-"""What the server logs of connections that it refused or dropped: one line a minute, however many."""
+"""Log lines for connections that the server refused or dropped: at most one a minute."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ _MAX_SOURCES = 3
 
 
 class Dropped(Enum):
-    """Why; the text follows a number of connections."""
+    """The reason. Its text completes a line that begins with a number of connections."""
 
     WRONG_PROOF = "did not prove that they know the secret"
-    NO_PROOF = "proved nothing in time"
-    MADE_ROOM = "had proved nothing yet and made room for others"
-    FULL = "were refused, as all connections are in use by tasks"
-    NONSENSE = "sent what is no message of a served cluster"
-    TOO_MANY = "were more than one address may make in a second"
-    HELD_BACK = "sent more messages than allowed, and were read from later"
-    STALLED = "did not finish a frame in time"
-    UNREAD = "did not read what they were sent"
+    NO_PROOF = "did not prove in time that they know the secret"
+    MADE_ROOM = "had not proved that they know the secret, and made room for others"
+    FULL = "were refused, because all connections are in use by tasks"
+    NONSENSE = "sent an invalid message, or named an unknown cluster"
+    TOO_MANY = "exceeded the connections that one address may open in a second"
+    HELD_BACK = "sent more messages than allowed, and were slowed down"
+    STALLED = "did not complete a frame in time"
+    UNREAD = "did not read the data sent to them"
 
 
 class ConnectionLog:
@@ -34,12 +34,12 @@ class ConnectionLog:
     def note(self, why: Dropped, source: str) -> None:
         """A connection from ``source``, an address without port, ended."""
         self._counts[why] += 1
-        # Of a flood from many addresses the first ones are kept: memory is bounded.
+        # Only the first addresses of a flood are counted, so that memory is bounded.
         if source in self._sources or len(self._sources) < 1000:
             self._sources[source] += 1
 
     def line(self, now_ms: float) -> str | None:
-        """What to log now: the first at once, later ones together; None where there is nothing yet."""
+        """The line to log now, if any. The first drop is logged at once, later ones together."""
         if not self._counts or (self._logged_ms is not None and now_ms - self._logged_ms < _INTERVAL_MS):
             return None
         self._logged_ms = now_ms

@@ -1,8 +1,9 @@
-"""What the coordinator knows of one cluster, by kind of message; and who may answer it.
+"""The message handlers of one cluster, one for each kind of message.
 
-A kind ("metadata", "breaker") is a pure object: messages and the time come in, replies go out. The server
-brings the sockets, the clock and the bounds. Every message of a peer gets one last reply, and any number of
-earlier ones that say that it is still under way. Any peer that has spoken may be pushed what it did not ask.
+A handler ("metadata", "breaker") is a pure object: messages and the time come in, replies go out. The server
+owns the sockets, the clock and the bounds. Each message gets exactly one last reply. Any number of interim
+replies may precede it, which say that the request is still pending. A handler may push messages to any peer
+that has sent one.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class SharedBody(dict[str, Any]):
-    """A body, or most of one, that many are told: its JSON is made once."""
+    """A body, or most of one, that many peers receive. Its JSON is encoded once."""
 
     __slots__ = ("_tail", "made_ms")
 
@@ -32,20 +33,20 @@ class SharedBody(dict[str, Any]):
 
     @property
     def tail(self) -> bytes:
-        """The JSON without its first brace, and the brace that ends the message that it is in."""
+        """The JSON without its opening brace, followed by the closing brace of the enclosing message."""
         if self._tail is None:
             self._tail = json.dumps(self, separators=(",", ":")).encode()[1:] + b"}"
         return self._tail
 
 
 def with_facts(facts: Mapping[str, Any], shared: SharedBody) -> Mapping[str, Any]:
-    """A body of what one peer is told, and what it is told as others are."""
+    """A body that adds ``facts``, meant for one peer, to a shared body."""
     return ChainMap(dict(facts), shared)
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An answer to message number ``request`` of connection ``peer``. ``last``: no other will follow."""
+    """A reply to message number ``request`` of connection ``peer``. ``last``: no other reply follows."""
 
     peer: int
     request: int
@@ -55,7 +56,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Push:
-    """News for connection ``peer``, an answer to nothing."""
+    """A message to connection ``peer`` that replies to none of its messages."""
 
     peer: int
     body: Mapping[str, Any]
@@ -67,26 +68,26 @@ ServerMessage = Reply | Push
 class Handler(Protocol):
     """One kind of message for one cluster. Called on the server's loop only; must not block.
 
-    Times are monotonic milliseconds of the coordinator's clock. Bodies are JSON objects; ones that make no
-    sense raise ProtocolError, which closes the peer's connection and changes nothing.
+    Times are monotonic milliseconds of the coordinator's clock. Bodies are JSON objects. An invalid body
+    raises ProtocolError, which closes the peer's connection and leaves the handler's state unchanged.
     """
 
     def on_message(
         self, peer: int, request: int, body: Mapping[str, Any], now_ms: float
     ) -> Sequence[ServerMessage]:
-        """A peer's message; replies to it, or to others that waited for what it tells, and pushes."""
+        """Handle a message. Returns replies to it and to peers that waited for its content, and pushes."""
 
     def on_disconnect(self, peer: int, now_ms: float) -> None:
-        """No reply reaches this peer any more."""
+        """The peer has disconnected: replies no longer reach it."""
 
     def on_time(self, now_ms: float) -> Sequence[ServerMessage]:
         """Called when ``next_change_ms`` has passed, or when ``wake`` was called from any thread."""
 
     def next_change_ms(self, now_ms: float) -> float:
-        """Milliseconds until ``on_time`` has something to do; infinite where a message must come first."""
+        """Milliseconds until ``on_time`` has work to do; infinite if only a message can bring work."""
 
     def close(self) -> None:
-        """The process ends: let threads and sockets go, without waiting long."""
+        """The process ends. Release threads and sockets without waiting long."""
 
 
 # Makes the handler of one kind for a cluster; the second argument wakes the server from any thread.
@@ -95,17 +96,17 @@ HandlerFactory = Callable[["SinkOptions", Callable[[], None]], Handler]
 
 @dataclass(slots=True)
 class ClusterHandlers:
-    """Handlers by kind of one cluster with one set of security settings."""
+    """The handlers of one cluster with one set of security settings, by kind."""
 
     handlers: Mapping[str, Handler] = field(default_factory=dict)
 
     def on_message(
         self, kind: str, peer: int, request: int, body: Any, now_ms: float
     ) -> list[tuple[str, ServerMessage]]:
-        """What is to be sent, each with its kind. Raises ProtocolError for a kind that nobody handles."""
+        """The messages to send, each with its kind. Raises ProtocolError for an unknown kind."""
         handler = self.handlers.get(kind)
         if handler is None or not isinstance(body, dict):
-            raise ProtocolError(f"nobody handles messages of kind {kind!r}")
+            raise ProtocolError(f"unknown kind of message {kind!r}, or a body that is not a JSON object")
         return [(kind, one) for one in handler.on_message(peer, request, body, now_ms)]
 
     def on_disconnect(self, peer: int, now_ms: float) -> None:
@@ -114,7 +115,7 @@ class ClusterHandlers:
             handler.on_disconnect(peer, now_ms)
 
     def on_time(self, now_ms: float) -> list[tuple[str, ServerMessage]]:
-        """What is to be sent, each with its kind."""
+        """The messages to send, each with its kind."""
         return [(kind, one) for kind, handler in self.handlers.items() for one in handler.on_time(now_ms)]
 
     def next_change_ms(self, now_ms: float) -> float:

@@ -1,4 +1,4 @@
-"""Asks brokers for the metadata of the whole application: one cache, one network client, one thread."""
+"""Fetches metadata for the whole application with one cache, one network client and one thread."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from kafka_sink.options import SinkOptions
 
 _log = logging.getLogger(__name__)
 _MAX_POLL_MS = 1000.0
-# Before tasks find a topic over-aged, with time for the answer to come and be pushed. Non-urgent topics begin
-# at half of metadata.max.age.ms, as KIP-526 says; tasks leave those to the coordinator.
+# The coordinator refreshes a topic before tasks consider it expired, with time to push the response. Topics
+# become non-urgent at half of metadata.max.age.ms (KIP-526); tasks leave those to the coordinator.
 _SHARE_OF_AGE = 0.9
 _RESTART_MS, _RESTART_MAX_MS = 1000.0, 60_000.0
 
 
 class MetadataFetcher(threading.Thread):
-    """Refreshes ``view`` and tells the handler. A daemon; nothing that goes wrong in it ends it."""
+    """Refreshes ``view`` and notifies the handler. A daemon; no exception ends the thread."""
 
     def __init__(self, options: SinkOptions) -> None:
         super().__init__(name="kafka-chunked-metadata", daemon=True)
@@ -60,29 +60,29 @@ class MetadataFetcher(threading.Thread):
         return self._network.describe_brokers()
 
     def begin(self, handler: MetadataHandler) -> None:
-        """Starts the thread; ``handler`` is told of every answer."""
+        """Start the thread. ``handler`` is notified of every response."""
         self._handler = handler
         self.start()
 
     def wake(self) -> None:
-        """There may be something to ask. Any thread."""
+        """There may be metadata to request. Any thread."""
         self._network.wakeup()
 
     def close(self) -> None:
-        """Lets the thread end."""
+        """Ask the thread to end."""
         self._closing.set()
         self._network.wakeup()
 
     def run(self) -> None:
-        """Until ``close``."""
+        """Fetch until ``close`` is called."""
         backoff = ExponentialBackoff(_RESTART_MS, _RESTART_MAX_MS, random.random)
         failures = 0
         while not self._closing.is_set():
             try:
                 self._run_once(monotonic_ms())
-            except Exception as error:  # noqa: BLE001 - tasks work on without it; a bug here must not end it
+            except Exception as error:  # noqa: BLE001 - a bug must not end the thread; tasks fetch by themselves meanwhile
                 failures += 1
-                _log.exception("fetching metadata failed")
+                _log.exception("Fetching metadata failed")
                 self._failed(f"{type(error).__name__}: {error}")
                 self._network.close()
                 self._closing.wait(backoff.delay_ms(failures) / 1000)
@@ -119,7 +119,7 @@ class MetadataFetcher(threading.Thread):
 
 
 class _FetchingHandler(MetadataHandler):
-    """The handler together with its fetcher."""
+    """A handler that owns its fetcher."""
 
     def __init__(self, fetcher: MetadataFetcher, wake: Callable[[], None], *, auto_create: bool) -> None:
         super().__init__(fetcher.view, fetcher.wake, wake, auto_create=auto_create)
@@ -130,7 +130,7 @@ class _FetchingHandler(MetadataHandler):
 
 
 def metadata_handler(options: SinkOptions, wake: Callable[[], None]) -> Handler:
-    """The handler of a cluster, its fetcher under way."""
+    """The metadata handler of a cluster, with its fetcher started."""
     fetcher = MetadataFetcher(options)
     handler = _FetchingHandler(fetcher, wake, auto_create=options.allow_auto_create_topics)
     fetcher.begin(handler)

@@ -1,12 +1,19 @@
-"""The coordinator's side of metadata: what tasks ask and report, what they are told. Pure but for its view.
+"""The coordinator's side of metadata: requests and reports of tasks, and the responses. Pure except its view.
 
-A message has any of ``ask`` (topics that a task needs and does not know), ``use`` (topics that it writes to),
-``stale`` ([topic, milliseconds ago] that a broker denied) and ``leaders`` ([topic, topic id, partition,
-leader, epoch] that a broker named when it denied). What a task says of a topic is a reason to ask the
-brokers and told to nobody: one task that errs, or lies, must not mislead all others. A reply has topics with
-ages and epochs, and ``errors`` of topics asked for. Of topics that must be fetched first, replies say every
-100 ms that they are ``pending``; the last one to a message with ``ask`` has ``asked``. What brokers tell of a
-task's topics after that, its age alone too, is pushed. ``waited``: all ages are so many milliseconds older.
+A message of a task has any of these keys:
+
+    ask      topics whose metadata the task needs
+    use      topics that the task writes to
+    stale    [topic, milliseconds since], of topics whose metadata a broker has rejected
+    leaders  [topic, topic id, partition, leader, epoch], as a broker named it in such an error
+
+A report makes the coordinator ask the brokers. It never passes a report on to other tasks, so that a faulty
+task cannot mislead them.
+
+A reply has topics with ages and epochs, and ``errors`` of topics in ``ask``. While topics are being fetched,
+a reply every 100 ms counts those ``pending``. The last reply to a message with ``ask`` has ``asked``. From
+then on the coordinator pushes each new response of the brokers about the task's topics, even if only the age
+has changed. ``waited``: milliseconds to add to all ages.
 """
 
 from __future__ import annotations
@@ -34,21 +41,21 @@ from kafka_sink.model import PartitionInfo, TopicMetadata, TopicPartition
 from kafka_sink.timing_bounds import GIVE_UP_MS, PENDING_MS
 
 _MAX_TOPICS_OF_A_TASK = 50_000
-# Numbers of changes to keep, beyond twice those of topics in use, before they are sorted out.
+# Topics whose last change is kept, beyond twice those in use, before unused ones are removed.
 _MAX_SPARE = 10_000
 _MAX_PENDING = 64
-# Different answers that are kept encoded, and for how long at most.
+# Encoded responses that are cached, and how long each is used at most.
 _MAX_ENCODED = 64
 _ENCODED_MS = 10_000.0
-# Leaders that tasks named and brokers have not confirmed, and the answers that refute one.
+# Leaders that tasks reported and brokers have not confirmed, and the responses that refute one.
 _MAX_CLAIMS = 10_000
-_ANSWERS_THAT_REFUTE = 5
-# Errors that asking again may mend: the topic is being created, or its leader elected.
-_PASSING = frozenset({UNKNOWN_TOPIC_OR_PARTITION, LEADER_NOT_AVAILABLE})
+_REFUTING_RESPONSES = 5
+# Errors that pass: the topic is being created, or its leader is being elected.
+_TRANSIENT_ERRORS = frozenset({UNKNOWN_TOPIC_OR_PARTITION, LEADER_NOT_AVAILABLE})
 
 
 class MetadataView(Protocol):
-    """The part of ClusterMetadata that is used here."""
+    """The part of ClusterMetadata that the handler uses."""
 
     def note_use(self, topics: Iterable[str], now_ms: float) -> None: ...
     def mark_stale(self, topic: str, now_ms: float) -> None: ...
@@ -61,7 +68,7 @@ class MetadataView(Protocol):
 
 @dataclass(slots=True)
 class _Pending:
-    """A question that waits for topics to be fetched."""
+    """A request that waits until its topics have been fetched."""
 
     peer: int
     request: int
@@ -73,7 +80,7 @@ class _Pending:
 
 @dataclass(slots=True)
 class _MetadataTask:
-    """A task: the topics it writes to, and the last change that it was told."""
+    """A task: its topics, the number of the last change sent to it, and its count of pending requests."""
 
     topics: frozenset[str] = frozenset()
     seen: int = 0
@@ -82,16 +89,16 @@ class _MetadataTask:
 
 @dataclass(slots=True)
 class _Claim:
-    """A leader epoch that a task says a broker named; ``answers_left`` without it refute it."""
+    """A leader epoch that a task reported. ``responses_left`` more responses without it refute it."""
 
     epoch: int
-    answers_left: int = _ANSWERS_THAT_REFUTE
+    responses_left: int = _REFUTING_RESPONSES
 
 
 class MetadataHandler:
-    """See Handler. ``view`` is refreshed by others, who say so with ``answered``.
+    """See Handler. The fetching thread refreshes ``view`` and then calls ``answered``; ``fetch`` wakes it.
 
-    ``fetch`` wakes them. ``auto_create``: a missing topic may be about to exist.
+    ``auto_create``: brokers may create a missing topic, so its error is transient.
     """
 
     def __init__(
@@ -100,23 +107,23 @@ class MetadataHandler:
         self._view = view
         self._fetch = fetch
         self._wake = wake
-        self._passing = _PASSING if auto_create else _PASSING - {UNKNOWN_TOPIC_OR_PARTITION}
+        self._transient = _TRANSIENT_ERRORS - (set() if auto_create else {UNKNOWN_TOPIC_OR_PARTITION})
         self._peers: dict[int, _MetadataTask] = {}
         self._pending: list[_Pending] = []
-        # The number of each topic's last change; of what was fetched again only the age is new.
+        # The number of each topic's last change. A response that changes only the age counts as well.
         self._changes: dict[str, int] = {}
         self._change = 0
-        # The topics of the last changes, from this number on.
+        # The topics that have changed since change number ``_fresh_after``.
         self._fresh: set[str] = set()
         self._fresh_after = 0
         self._tidy_at = _MAX_SPARE
         self._claims: dict[TopicPartition, _Claim] = {}
-        # From the fetching thread: append and popleft of a deque are atomic.
+        # Filled by the fetching thread: append and popleft of a deque are atomic.
         self._answered: deque[tuple[str, ...]] = deque()
         self._failure: str | None = None
-        # Topics that somebody was just told not to exist.
+        # Topics without metadata in the replies just made.
         self._missing: set[str] = set()
-        # Many tasks write to the same topics: one set of each, what changed of it, and what is told of it.
+        # Many tasks write to the same topics. They share the names, changes and encoded response.
         self._sets: dict[frozenset[str], frozenset[str]] = {}
         self._changed_of: dict[tuple[int, frozenset[str]], frozenset[str]] = {}
         self._encoded: dict[frozenset[str], list[SharedBody]] = {}
@@ -125,12 +132,12 @@ class MetadataHandler:
     # -- the fetching thread ------------------------------------------------------------------------
 
     def answered(self, topics: tuple[str, ...]) -> None:
-        """The view has new metadata, or errors, of these topics."""
+        """The view has new metadata or errors of these topics."""
         self._answered.append(topics)
         self._wake()
 
     def failed(self, reason: str | None) -> None:
-        """Fetching is of no use at present (None: it is again)."""
+        """Fetching fails for this reason; None: it works again."""
         if reason != self._failure:
             self._failure = reason
             self._wake()
@@ -151,15 +158,15 @@ class MetadataHandler:
         missing = {name for name in asked if not self._is_answered(name)}
         if self._take_leaders(leaders, now_ms) or missing or len(newer) < len(stale):
             self._fetch()
-        told = self._changed(known).union(asked, newer)
+        topics = self._changed(known).union(asked, newer)
         if not missing or self._failure is not None or known.pending >= _MAX_PENDING:
-            replies = self._tell(peer, request, told, asked, last=True, now_ms=now_ms)
+            replies = self._replies(peer, request, topics, asked, last=True, now_ms=now_ms)
             self._forget_missing()
             return replies
         known.pending += 1
         until_ms, next_ms = now_ms + GIVE_UP_MS, now_ms + PENDING_MS
         self._pending.append(_Pending(peer, request, asked, missing, next_ms, until_ms))
-        return self._tell(peer, request, told, (), last=False, now_ms=now_ms)
+        return self._replies(peer, request, topics, (), last=False, now_ms=now_ms)
 
     def _note_topics(self, peer: _MetadataTask, asked: list[str], used: list[str], now_ms: float) -> None:
         named = frozenset((*asked, *used))
@@ -167,14 +174,14 @@ class MetadataHandler:
             return
         if not named <= peer.topics:
             many = len(peer.topics) + len(named) > _MAX_TOPICS_OF_A_TASK
-            # Told of again within a minute where they are still written to.
+            # The task reports those still in use again within a minute.
             topics = named if many else peer.topics | named
             peer.topics = self._sets.setdefault(topics, topics)
         self._view.note_use(named, now_ms)
 
     def _take_leaders(self, leaders: Iterable[NamedLeader], now_ms: float) -> bool:
-        """Whether any is news that brokers are to be asked about."""
-        news = False
+        """Record reported leaders. Returns whether any is new, so that brokers must be asked."""
+        any_new = False
         for one in leaders:
             known = self._view.leader(one.partition)
             topic = self._view.topic(one.partition.topic)
@@ -187,19 +194,21 @@ class MetadataHandler:
             if claim is None or one.epoch > claim.epoch:
                 self._claims[one.partition] = _Claim(one.epoch)
             self._view.mark_stale(one.partition.topic, now_ms)
-            news = True
-        return news
+            any_new = True
+        return any_new
 
     def _check_claims(self, answered: Collection[str], now_ms: float) -> None:
-        """The broker that was asked may lag behind the one that named a leader: others are asked, each time
-        later, until one confirms it or enough have not."""
+        """Fetch again until a response confirms a reported leader, or enough responses have not.
+
+        The broker that responded may lag behind the broker that named the leader. Each retry waits longer.
+        """
         again = False
         for partition, claim in list(self._claims.items()):
             if partition.topic not in answered:
                 continue
             known = self._view.leader(partition)
-            claim.answers_left -= 1
-            if known is None or known.leader_epoch >= claim.epoch or not claim.answers_left:
+            claim.responses_left -= 1
+            if known is None or known.leader_epoch >= claim.epoch or not claim.responses_left:
                 del self._claims[partition]
                 continue
             self._view.mark_stale(partition.topic, now_ms)
@@ -222,8 +231,8 @@ class MetadataHandler:
             if not one.missing or now_ms >= one.until_ms or self._failure is not None:
                 peer = self._peers[one.peer]
                 peer.pending -= 1
-                told = self._changed(peer).union(one.asked)
-                replies += self._tell(one.peer, one.request, told, one.asked, last=True, now_ms=now_ms)
+                topics = self._changed(peer).union(one.asked)
+                replies += self._replies(one.peer, one.request, topics, one.asked, last=True, now_ms=now_ms)
                 continue
             if now_ms >= one.next_ms:
                 one.next_ms = now_ms + PENDING_MS
@@ -234,7 +243,7 @@ class MetadataHandler:
         return replies + self._pushes(now_ms)
 
     def _pushes(self, now_ms: float) -> list[ServerMessage]:
-        """What changed, to tasks that do not wait for an answer, which will tell them."""
+        """Changes for tasks without a pending request. For others, its reply will contain them."""
         pushes: list[ServerMessage] = []
         for number, peer in self._peers.items():
             if peer.pending or peer.seen == self._change:
@@ -248,18 +257,18 @@ class MetadataHandler:
     def _bodies(
         self, topics: Iterable[str], facts: Mapping[str, Any], now_ms: float
     ) -> list[Mapping[str, Any]]:
-        """Bodies with these topics and facts. What stands in them of topics is encoded once for all that are
-        told the same, until something changes; ``waited`` is how much older it is by now."""
-        told = topics if isinstance(topics, frozenset) else frozenset(topics)
-        # Of a change that was not noted yet the view knows already.
+        """Bodies with these topics and facts. Tasks with the same topics share one encoding of
+        the metadata, until it changes. ``waited`` is the time since then, in milliseconds."""
+        topics = topics if isinstance(topics, frozenset) else frozenset(topics)
+        # The view may contain a change that ``_note_answers`` has not counted yet.
         state = (self._change, len(self._answered))
         if self._encoded_at != state or len(self._encoded) >= _MAX_ENCODED:
             self._encoded.clear()
             self._encoded_at = state
-        shared = self._encoded.get(told)
+        shared = self._encoded.get(topics)
         if shared is None or now_ms - shared[0].made_ms > _ENCODED_MS:
-            snapshot = self._view.snapshot(told, now_ms)
-            shared = self._encoded[told] = [SharedBody(one, now_ms) for one in encode_snapshot(snapshot)]
+            snapshot = self._view.snapshot(topics, now_ms)
+            shared = self._encoded[topics] = [SharedBody(one, now_ms) for one in encode_snapshot(snapshot)]
         return [with_facts({**facts, "waited": max(0.0, now_ms - one.made_ms)}, one) for one in shared]
 
     def next_change_ms(self, now_ms: float) -> float:
@@ -269,7 +278,7 @@ class MetadataHandler:
     def close(self) -> None:
         """See Handler."""
 
-    # -- what is told -------------------------------------------------------------------------------
+    # -- responses ----------------------------------------------------------------------------------
 
     def _note_answers(self, now_ms: float) -> None:
         if self._answered:
@@ -284,9 +293,11 @@ class MetadataHandler:
                 self._check_claims(frozenset(topics), now_ms)
 
     def _forget_missing(self) -> None:
-        """Brokers are not asked again and again for what nobody waits for; the next who asks has it asked
-        for anew, as it may have been created by then. While brokers cannot be reached it is what shows
-        that they are back."""
+        """Drop missing topics that no request waits for, so that brokers are not asked for them repeatedly.
+
+        The next request fetches them again, because they may have been created by then. While brokers cannot
+        be reached, the topics stay: fetching them shows when brokers are back.
+        """
         if self._missing and self._failure is None:
             for name in self._missing.difference(*(one.missing for one in self._pending)):
                 self._view.forget(name)
@@ -304,7 +315,7 @@ class MetadataHandler:
     def _changed(self, peer: _MetadataTask) -> frozenset[str]:
         if peer.seen == self._change:
             return frozenset()
-        # A set hashes its names once, and knows then what it hashes to.
+        # A frozenset caches its hash, so equal topics are hashed once.
         key = (peer.seen, peer.topics)
         changed = self._changed_of.get(key)
         if changed is None:
@@ -316,21 +327,21 @@ class MetadataHandler:
         return changed
 
     def _is_answered(self, name: str) -> bool:
-        """Whether there is metadata, or an error that waiting does not mend."""
+        """Whether there is metadata, or an error that does not pass."""
         if self._view.topic(name) is not None:
             return True
         error = self._view.topic_error(name)
-        return error is not None and error not in self._passing
+        return error is not None and error not in self._transient
 
     def _mark(self, topic: str, ago_ms: float, now_ms: float) -> bool:
-        """False where the metadata is younger than what the task had: that is news for the task."""
+        """Mark a topic stale. Returns False if the metadata is newer than the task's."""
         found = self._view.snapshot((topic,), now_ms).topics
         if found and found[0].age_ms < ago_ms:
             return False
         self._view.mark_stale(topic, now_ms)
         return True
 
-    def _tell(
+    def _replies(
         self,
         peer: int,
         request: int,
@@ -340,7 +351,7 @@ class MetadataHandler:
         last: bool,
         now_ms: float,
     ) -> list[Reply]:
-        """``asked``: topics whose errors are told."""
+        """``asked``: topics whose errors are included."""
         errors = {name: self._view.topic_error(name) for name in asked}
         self._missing.update(name for name in errors if self._view.topic(name) is None)
         facts = {
@@ -356,8 +367,8 @@ class MetadataHandler:
 
 def _stale(value: Any) -> dict[str, float]:
     if not isinstance(value, list) or len(value) > MAX_STALE:
-        raise ProtocolError("a list of stale topics that is none, or too long")
+        raise ProtocolError("stale topics are not a list, or the list is too long")
     try:
         return {text(topic): age(ago_ms) for topic, ago_ms in value}
     except (TypeError, ValueError):
-        raise ProtocolError("a list of stale topics that is none") from None
+        raise ProtocolError("a list of stale topics has an invalid entry") from None

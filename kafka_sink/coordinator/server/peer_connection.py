@@ -1,4 +1,4 @@
-"""One connection of the server: bytes in, messages out in pieces that its peer can take. No policy."""
+"""One connection of the server: receives bytes, and sends messages as fast as the peer reads. No policy."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any, Protocol
 from kafka_sink.coordinator.server.handlers import SharedBody
 from kafka_sink.coordinator.wire.session import MAX_HANDSHAKE_BYTES, FrameReader, Session
 
-# What the transport may hold; the rest waits in the queue, where bodies are shared with other connections.
+# Bytes that the transport may buffer. More waits in the queue, where connections share message bodies.
 _PIECE_BYTES = 64 * 1024
 
 
 class Owner(Protocol):
-    """The server, as a connection sees it."""
+    """The callbacks of the server."""
 
     def on_opened(self, peer: PeerConnection) -> None: ...
     def on_bytes(self, peer: PeerConnection, data: bytes) -> None: ...
@@ -26,7 +26,7 @@ class Owner(Protocol):
 
 
 class PeerConnection(asyncio.Protocol):
-    """``source`` is the peer's address without port. Times are monotonic milliseconds, sizes bytes."""
+    """``source`` is the peer's address without port. Times are monotonic milliseconds, sizes are bytes."""
 
     def __init__(self, number: int, source: str, session: Session, owner: Owner, now_ms: float) -> None:
         self.number = number
@@ -35,9 +35,9 @@ class PeerConnection(asyncio.Protocol):
         self.frames = FrameReader(MAX_HANDSHAKE_BYTES)
         self.cluster: str | None = None
         self.opened_ms = self.heard_ms = now_ms
-        # Since when a frame has been unfinished, and bytes unread.
+        # When the incomplete frame began, and since when the peer has left bytes unread.
         self.begun_ms = self.unread_since_ms = math.inf
-        # Messages that may still be handled at once, at this time.
+        # The messages that the rate limit still admits at once, as of ``allowed_ms``.
         self.allowance = 1.0
         self.is_paused = False
         self.allowed_ms = now_ms
@@ -78,20 +78,20 @@ class PeerConnection(asyncio.Protocol):
 
     @property
     def transport(self) -> asyncio.Transport:
-        """Once the loop has made it, as it has when bytes have come."""
+        """The transport. It exists as soon as bytes have been received."""
         assert self._transport is not None
         return self._transport
 
-    # -- what goes out ------------------------------------------------------------------------------
+    # -- sending ------------------------------------------------------------------------------------
 
     @property
     def unread(self) -> int:
-        """Bytes that wait until the peer takes them."""
+        """Bytes that the peer has not read yet."""
         return self._queued + self._buffered
 
     @property
     def held(self) -> int:
-        """Bytes of memory that wait for this peer alone."""
+        """Bytes of memory held for this peer alone."""
         return self._held + self._own_pieces + self._buffered
 
     @property
@@ -100,22 +100,24 @@ class PeerConnection(asyncio.Protocol):
 
     @property
     def is_behind(self) -> bool:
-        """Whether something waits in the queue and could be written now."""
+        """Whether the queue holds bytes that can be written now."""
         is_open = self._is_writable and self._transport is not None and not self._transport.is_closing()
         return is_open and bool(self._queue or self._pieces)
 
     def enqueue(self, head: Mapping[str, Any], body: Mapping[str, Any]) -> int:
-        """A message; ``flush`` sends it. ``head`` is all but the body. Returns how many bytes it takes."""
+        """Queue a message for ``flush``. ``head`` is the message without its body. Returns the size of the
+        part that is not shared."""
         start, shared = encode_message(head, body)
         self._queue.append((start, shared))
         self._queued += len(start) + len(shared)
         self._held += len(start)
         return len(start)
 
-    def flush(self, most: int) -> int:
-        """Writes up to ``most`` bytes and a piece, as long as the peer takes them; returns how many."""
+    def flush(self, max_bytes: int) -> int:
+        """Write while the peer keeps up, until ``max_bytes`` are reached, which the last piece may exceed.
+        Returns the number of bytes written."""
         written = 0
-        while self.is_behind and written < most:
+        while self.is_behind and written < max_bytes:
             if not self._pieces:
                 self._encode_next()
             piece = self._pieces.popleft()
@@ -123,26 +125,26 @@ class PeerConnection(asyncio.Protocol):
                 self._pieces.appendleft(piece[_PIECE_BYTES:])
                 piece = piece[:_PIECE_BYTES]
             self._queued -= len(piece)
-            # What is this peer's alone comes first.
+            # The part that is not shared is sent first.
             self._own_pieces = max(0, self._own_pieces - len(piece))
             written += len(piece)
             self.transport.write(piece)
         return written
 
     def _encode_next(self) -> None:
-        """Frames are numbered, so their tags are made in the order in which they are sent."""
+        """Encode a frame only when it is sent, because its tag contains the frame's number."""
         start, shared = self._queue.popleft()
         self._held -= len(start)
-        head, rest = self.session.encode_parts(start, shared)
+        head, tail = self.session.encode_parts(start, shared)
         self._queued += len(head) - len(start)
         self._own_pieces = len(head)
-        if len(head) + len(rest) <= _PIECE_BYTES:
-            self._pieces.append(memoryview(head + rest))  # one call to the system
+        if len(head) + len(tail) <= _PIECE_BYTES:
+            self._pieces.append(memoryview(head + tail))  # one system call
         else:
-            self._pieces.extend(memoryview(part) for part in (head, rest) if part)
+            self._pieces.extend(memoryview(part) for part in (head, tail) if part)
 
     def abort(self) -> None:
-        """Ends it at once; nothing more is read or written."""
+        """Close the connection at once, without reading or writing more."""
         self.is_gone = True
         self._queue.clear()
         self._pieces.clear()
@@ -152,7 +154,7 @@ class PeerConnection(asyncio.Protocol):
 
 
 def encode_message(head: Mapping[str, Any], body: Mapping[str, Any]) -> tuple[bytes, bytes]:
-    """The JSON of a message in two parts, of which the second is the same object for all that share it."""
+    """The JSON of a message in two parts. The second part is one object for all peers that share it."""
     shared = body if isinstance(body, SharedBody) else None
     facts: Mapping[str, Any] = {}
     if isinstance(body, ChainMap) and isinstance(body.maps[-1], SharedBody):

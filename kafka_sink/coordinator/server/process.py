@@ -1,6 +1,7 @@
-"""The coordinator's process: it serves until the driver, or the application's folder, is gone.
+"""The coordinator's process. It serves until the driver or the application's folder is gone.
 
-stdin is a pipe of lines of JSON. The first tells what to serve and what to watch, each later one a cluster.
+stdin is a pipe with one JSON object per line. The first line holds the process's settings, each later line a
+cluster.
 """
 
 from __future__ import annotations
@@ -32,19 +33,19 @@ _log = logging.getLogger(__name__)
 _WATCH_S = 1.0
 _FIRST_LINE_S = 10.0
 _READ_BYTES = 64 * 1024
-# Certificates travel in options, and a bundle of them has hundreds of kilobytes.
+# Options may contain a bundle of certificates, which takes hundreds of kilobytes.
 _MAX_LINE_BYTES = 16 * 1024 * 1024
-# A life that is no sign of a process that keeps ending.
+# A process that has lived this long does not count as one that keeps ending.
 _LONG_LIFE_S = 600.0
-# Of one peer.
+# Bytes that one peer may leave unread.
 _UNREAD_BYTES = 16 * 1024 * 1024
-# Of brokers, of logs, of what Python opens.
+# Open files other than connections: to brokers, log files, files that Python opens.
 _OTHER_FILES = 1000
 _HANDLERS = {"metadata": metadata_handler, "breaker": breaker_handler, "writes": write_handler}
 
 
 class CommandPipe:
-    """The lines that have come through stdin; never blocks."""
+    """Reads lines from stdin without blocking."""
 
     def __init__(self, handle: int) -> None:
         self._handle = handle
@@ -52,23 +53,23 @@ class CommandPipe:
         self._held_bytes = 0
 
     def lines(self) -> list[dict[str, Any]]:
-        """What is whole by now. What is no JSON is half of a line that somebody died over: left out."""
+        """The complete lines. Skips invalid JSON, which a writer leaves behind when it dies within a line."""
         data = self._read()
         if b"\n" not in data:
             self._hold(data)
             return []
-        *whole, rest = b"".join((*self._held, data)).split(b"\n")
+        *complete, partial = b"".join((*self._held, data)).split(b"\n")
         self._held, self._held_bytes = [], 0
-        self._hold(rest)
-        told = []
-        for one in filter(None, whole):
+        self._hold(partial)
+        messages = []
+        for line in filter(None, complete):
             try:
-                message = json.loads(one)
+                message = json.loads(line)
             except ValueError:
                 continue
             if isinstance(message, dict):
-                told.append(message)
-        return told
+                messages.append(message)
+        return messages
 
     def _read(self) -> bytes:
         pieces = []
@@ -80,60 +81,61 @@ class CommandPipe:
         return b"".join(pieces)
 
     def _hold(self, data: bytes) -> None:
-        """Of a line that is too long nothing is understood: its end is no JSON."""
+        """Keep a partial line. Of a line that is too long the start is dropped; its end is invalid JSON."""
         if self._held_bytes + len(data) > _MAX_LINE_BYTES:
             self._held, self._held_bytes = [], 0
         self._held.append(data)
         self._held_bytes += len(data)
 
 
-async def _serve(first: dict[str, Any], later: CommandPipe, rest: list[dict[str, Any]]) -> None:
-    def add(told: list[dict[str, Any]]) -> None:
-        for one in told:
+async def _serve(settings: dict[str, Any], commands: CommandPipe, clusters: list[dict[str, Any]]) -> None:
+    def add(added: list[dict[str, Any]]) -> None:
+        for one in added:
             try:
                 server.add_cluster(one["cluster"], parse(one["options"]).options)
             except (KeyError, ConfigurationError):
-                # Not the reason: a password may be what was refused.
-                _log.warning("a cluster's options were not understood")
+                # The reason is not logged: it may quote a password.
+                _log.warning("The coordinator ignores a cluster with invalid options")
 
-    def look() -> None:
-        add(later.lines())
+    def read_commands() -> None:
+        add(commands.lines())
 
-    driver = DriverProcess(int(first["driver"][0]), str(first["driver"][1]))
-    marker = Path(first["marker"])
+    driver = DriverProcess(int(settings["driver"][0]), str(settings["driver"][1]))
+    marker = Path(settings["marker"])
 
     def forgotten(key: str) -> None:
-        known_cluster_marker(marker.parent, first["token"], key).unlink(missing_ok=True)
+        known_cluster_marker(marker.parent, settings["token"], key).unlink(missing_ok=True)
 
     server = CoordinatorServer(
-        bytes.fromhex(first["secret"]),
+        bytes.fromhex(settings["secret"]),
         _HANDLERS,
         monotonic_ms,
-        _bounds(first["bounds"]),
-        look=look,
+        _bounds(settings["bounds"]),
+        look=read_commands,
         forgotten=forgotten,
     )
-    add(rest)
-    listening = socket.socket(fileno=int(first["listening"]))
+    add(clusters)
+    listening = socket.socket(fileno=int(settings["listening"]))
     await server.start(listening)
     loop = asyncio.get_running_loop()
-    loop.add_reader(0, look)
+    loop.add_reader(0, read_commands)
     loop.call_later(_LONG_LIFE_S, lambda: starts_file(marker.parent).unlink(missing_ok=True))
-    while driver.is_alive() and _is_current(marker, first["token"]):
+    while driver.is_alive() and _is_current(marker, settings["token"]):
         await asyncio.sleep(_WATCH_S)
     server.close()
 
 
-def _bounds(told: dict[str, Any]) -> ServerBounds:
-    """Each connection is an open file, of which the system allows so many."""
-    connections, memory = int(told["connections"]), int(told["buffer_memory"])
+def _bounds(settings: dict[str, Any]) -> ServerBounds:
+    """The server's bounds. Each connection is an open file, whose number the system limits."""
+    connections, memory = int(settings["connections"]), int(settings["buffer_memory"])
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = connections + _OTHER_FILES
     if hard != resource.RLIM_INFINITY and wanted > hard:
         connections = max(1, hard - _OTHER_FILES)
         _log.warning(
-            "at most %d connections, not coordinator.max.connections=%s: the process may open %d files",
-            *(connections, told["connections"], hard),
+            "The coordinator takes at most %d connections instead of coordinator.max.connections=%s, "
+            "because its process may open only %d files",
+            *(connections, settings["connections"], hard),
         )
         wanted = hard
     if soft < wanted:
@@ -143,12 +145,12 @@ def _bounds(told: dict[str, Any]) -> ServerBounds:
         unfinished_bytes=memory,
         unread_bytes=min(_UNREAD_BYTES, memory),
         unread_bytes_of_all=memory,
-        messages_per_s=float(told["messages_per_s"]),
+        messages_per_s=float(settings["messages_per_s"]),
     )
 
 
 def _is_current(marker: Path, token: str) -> bool:
-    """Whether the application's folder is there, and nobody has started another coordinator in it."""
+    """Whether the application's folder exists, and no other coordinator has been started in it."""
     try:
         return bool(json.loads(marker.read_bytes())["token"] == token)
     except (OSError, ValueError, KeyError, TypeError):
@@ -156,9 +158,9 @@ def _is_current(marker: Path, token: str) -> bool:
 
 
 def main() -> int:
-    """Returns the exit code; 2 where stdin told nothing."""
+    """Returns the exit code, which is 2 if no settings arrived on stdin."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    # The driver's terminal is not ours: Ctrl-C there interrupts a job, not the application.
+    # Ctrl-C in the driver's terminal interrupts a job. The application goes on, and so does the coordinator.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     stdin = CommandPipe(0)
     deadline = time.monotonic() + _FIRST_LINE_S
@@ -167,5 +169,5 @@ def main() -> int:
             return 2
         select.select([0], [], [], 0.1)
     asyncio.run(_serve(lines[0], stdin, lines[1:]))
-    # Threads that fetch metadata are daemons; nothing of theirs is worth waiting for.
+    # The threads that fetch metadata are daemons. They hold nothing worth waiting for.
     os._exit(0)

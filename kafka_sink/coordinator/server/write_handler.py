@@ -1,10 +1,10 @@
-"""The coordinator's part in ending attempts: it tells tasks that the write they belong to is over. Pure.
+"""Ends attempts that outlive their write: the coordinator notifies tasks that the write is over. Pure.
 
-The driver tells when a write commits or aborts, before ``save()`` or ``query.stop()`` returns. Attempts that
-are still at work then (superseded speculative copies, tasks of a cancelled job, executors that lost the
-driver) write rows that nobody waits for, and their executor may let go of them only seconds later.
+The driver reports a write that commits or aborts, before ``save()`` or ``query.stop()`` returns. Some
+attempts still run then: superseded speculative copies, tasks of a cancelled job, and tasks of executors that
+lost the driver. Nobody waits for their rows, and their executor may take seconds to end them.
 
-    task -> {"writing": name}     reply {} or {"over": name}; later, perhaps, the push {"over": name}
+    task -> {"writing": name}     reply {} or {"over": name}; the push {"over": name} may follow
     driver -> {"over": name}      reply {}
 """
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from kafka_sink.coordinator.server.handlers import Handler
     from kafka_sink.options import SinkOptions
 
-# An attempt that begins so many writes after its own was over is not told.
+# Finished writes that are remembered. An attempt that starts later than that is not ended.
 _MAX_OVER = 10_000
 _MAX_NAME = 200
 
@@ -72,7 +72,7 @@ class WriteHandler:
 
 def _name(value: object) -> str:
     if not isinstance(value, str) or not 0 < len(value) <= _MAX_NAME:
-        raise ProtocolError("a write without a name")
+        raise ProtocolError("the name of a write is missing or too long")
     return value
 
 
