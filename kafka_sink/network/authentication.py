@@ -127,7 +127,7 @@ class Login:
             return
         mechanism = self._exchange.mechanism
         if answer.error_code == UNSUPPORTED_SASL_MECHANISM:
-            offered = ", ".join(answer.mechanisms)[:_MAX_CHARACTERS] or "none"
+            offered = _printable(", ".join(answer.mechanisms)) or "none"
             problem = f"it does not offer {mechanism} but {offered}: set kafka.sasl.mechanism to one of these"
         elif answer.error_code == ILLEGAL_SASL_STATE:
             problem = (
@@ -166,11 +166,14 @@ def decode_authenticate(version: int, payload: bytes) -> AuthenticateResponse:
 
 
 def _authenticate(response: Any) -> AuthenticateResponse:
-    message = str(response.error_message or "")
-    printable = "".join(char if char.isprintable() else " " for char in message[:_MAX_CHARACTERS])
     return AuthenticateResponse(
         int(response.error_code),
-        printable,
+        _printable(str(response.error_message or "")),
         bytes(response.auth_bytes or b""),
         max(0, int(response.session_lifetime_ms or 0)),
     )
+
+
+def _printable(text: str) -> str:
+    """A start of it, which forges no line of a log."""
+    return "".join(char if char.isprintable() else " " for char in text[:_MAX_CHARACTERS])

@@ -19,7 +19,12 @@ from kafka_sink.secret import Secret
 
 # RFC 5802; Java refuses fewer, too: a forged broker would get a proof from which passwords are soon guessed.
 _MIN_ITERATIONS = 4096
-_ITERATIONS = re.compile(rb"(?:^|,)i=([0-9]{1,9})(?:,|$)")
+# The server's first message, as strict as Java's. kafka-python takes the last of doubled attributes, and
+# numbers such as " 1" and "1_0": what is checked must be what it uses.
+_SERVER_FIRST = re.compile(
+    rb"r=[\x21-\x2b\x2d-\x7e]+,s=[A-Za-z0-9+/]+={0,2},i=(?P<iterations>[0-9]{1,9})"
+    rb"(?:,[a-hj-ln-qt-zA-Z]=[\x21-\x2b\x2d-\x7e]+)*"
+)
 
 
 class SaslExchange(Protocol):
@@ -46,7 +51,11 @@ class MechanismExchange:
 
     def first(self) -> bytes:
         """See SaslExchange."""
-        return bytes(self._driven.auth_bytes())
+        try:
+            return bytes(self._driven.auth_bytes())
+        except Exception as error:  # noqa: BLE001 - a UnicodeEncodeError holds the password that it is about
+            problem = type(error).__name__
+        raise AuthenticationError(f"SASL {self.mechanism}: the login cannot be encoded ({problem})")
 
     def respond(self, challenge: bytes) -> bytes | None:
         """See SaslExchange."""
@@ -71,15 +80,29 @@ class MechanismExchange:
 class ScramExchange(MechanismExchange):
     """As kafka-python's, with a least number of iterations."""
 
+    def __init__(self, mechanism: str, driven: SaslMechanism) -> None:
+        super().__init__(mechanism, driven)
+        self._is_first = True
+
     def respond(self, challenge: bytes) -> bytes | None:
         """See SaslExchange."""
-        iterations = _ITERATIONS.search(challenge)
-        if iterations is not None and int(iterations[1]) < _MIN_ITERATIONS:
+        if self._is_first:
+            self._check_iterations(challenge)
+            self._is_first = False
+        return super().respond(challenge)
+
+    def _check_iterations(self, challenge: bytes) -> None:
+        match = _SERVER_FIRST.fullmatch(challenge)
+        if match is None:
             raise AuthenticationError(
-                f"SASL {self.mechanism}: the broker asks for {int(iterations[1])} iterations; fewer than "
+                f"SASL {self.mechanism}: the broker's answer is not one of this mechanism (RFC 5802)"
+            )
+        iterations = int(match["iterations"])
+        if iterations < _MIN_ITERATIONS:
+            raise AuthenticationError(
+                f"SASL {self.mechanism}: the broker asks for {iterations} iterations; fewer than "
                 f"{_MIN_ITERATIONS} are not safe"
             )
-        return super().respond(challenge)
 
 
 def plain(username: str, password: Secret) -> SaslExchange:

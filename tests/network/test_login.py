@@ -168,7 +168,7 @@ def test_scram_refuses_fewer_iterations_than_are_safe() -> None:
     exchange = sasl.scram("SCRAM-SHA-256", "us=er,", Secret(SECRET))
     first = exchange.first()
     assert first.startswith(b"n,,n=us=3Der=2C,r=")
-    nonce = first.partition(b"r=")[2]
+    nonce = first.rpartition(b",r=")[2]
     challenge = b"r=" + nonce + b"x,s=c2FsdA==,i=%d"
     with pytest.raises(AuthenticationError, match="4096"):
         exchange.respond(challenge % 100)
@@ -176,6 +176,38 @@ def test_scram_refuses_fewer_iterations_than_are_safe() -> None:
     with pytest.raises(AuthenticationError, match="does not know the password") as caught:
         exchange.respond(b"v=" + b"AAAA")
     assert caught.value.__context__ is None or SECRET not in repr(caught.value.__context__)
+
+
+@pytest.mark.parametrize(
+    "iterations", [b"i=4096,i=1", b"i= 1", b"i=+1", b"i=1_0", b"i=0000000001", b"i=4096,s=eA==", b"x=y,i=1"]
+)
+def test_no_spelling_of_few_iterations_gets_a_proof(iterations: bytes) -> None:
+    exchange = sasl.scram("SCRAM-SHA-256", "u", Secret(SECRET))
+    nonce = exchange.first().partition(b"r=")[2]
+    with pytest.raises(AuthenticationError):
+        exchange.respond(b"r=" + nonce + b"x,s=c2FsdA==," + iterations)
+
+
+def test_scram_takes_extensions_that_need_no_answer() -> None:
+    exchange = sasl.scram("SCRAM-SHA-256", "u", Secret(SECRET))
+    nonce = exchange.first().partition(b"r=")[2]
+    assert exchange.respond(b"r=" + nonce + b"x,s=c2FsdA==,i=4096,x=y=z") is not None
+
+
+def test_a_password_that_cannot_be_encoded_is_not_shown() -> None:
+    exchange = sasl.plain("u", Secret(SECRET + "\udc80"))
+    with pytest.raises(AuthenticationError, match="UnicodeEncodeError") as caught:
+        exchange.first()
+    assert caught.value.__context__ is None
+    assert SECRET not in repr(caught.value)
+
+
+def test_offered_mechanisms_forge_no_line_of_a_log() -> None:
+    one, broker = connection(), Broker(handshake=33, mechanisms=["SCRAM\nERROR forged", "\x1b[31m"])
+    one.start(0.0)
+    with pytest.raises(AuthenticationError) as caught:
+        talk(one, broker)
+    assert str(caught.value).isprintable()
 
 
 @pytest.mark.parametrize("junk", [b"", b"\xff\xfe", b"r=", b"r=x,s=!,i=4096", b"e=other-error", b"a" * 70000])

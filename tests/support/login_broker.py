@@ -45,7 +45,8 @@ class Broker:
             return ApiVersionsResponse(version=version, error_code=0, api_keys=rows)
         if api == requests.SASL_HANDSHAKE:
             code = self.refusals.get("handshake", 0)
-            return SaslHandshakeResponse(version=version, error_code=code, mechanisms=["PLAIN", "GSSAPI"])
+            offered = self.refusals.get("mechanisms", ["PLAIN", "GSSAPI"])
+            return SaslHandshakeResponse(version=version, error_code=code, mechanisms=offered)
         if api == requests.SASL_AUTHENTICATE:
             self.said.append(frame)
             code = self.refusals.get("authenticate", 0)
