@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kafka_sink.errors import ConfigurationError
-from kafka_sink.secret import Secret
+from kafka_sink.secret import HIDDEN, Secret
 from kafka_sink.security import pem
 from kafka_sink.security.settings import Store
 
@@ -26,6 +26,13 @@ _KEY_LABELS = (
     *("PRIVATE KEY", "ENCRYPTED PRIVATE KEY"),
     *("RSA PRIVATE KEY", "EC PRIVATE KEY", "DSA PRIVATE KEY"),
 )
+
+
+class _Contents(bytes):
+    """Bytes that may hold a private key: error trackers collect the local variables of every frame."""
+
+    def __repr__(self) -> str:
+        return HIDDEN
 
 
 @dataclass(frozen=True)
@@ -82,11 +89,11 @@ def _named(store: Store) -> str:
     return f"Option '{store.option}'{where}"
 
 
-def _bytes(store: Store) -> bytes:
+def _bytes(store: Store) -> _Contents:
     if store.text is not None:
-        return store.text.reveal().encode()
+        return _Contents(store.text.reveal().encode())
     try:
-        return Path(store.location).read_bytes()
+        return _Contents(Path(store.location).read_bytes())
     except OSError as error:
         reason = error.strerror or type(error).__name__
         raise ConfigurationError(f"{_named(store)} cannot be read: {reason}") from None

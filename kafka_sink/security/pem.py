@@ -25,10 +25,16 @@ class Block(NamedTuple):
 
 def blocks(text: bytes) -> list[Block]:
     """All blocks in their order. Raises ValueError for a block whose body is no base64."""
-    return [_block(match) for match in _BLOCK.finditer(text)]
+    found = [_block(match) for match in _BLOCK.finditer(text)]
+    for one in found:
+        # Here, so that no frame of the error's traceback holds a key.
+        if not one.pem:
+            raise ValueError(f"its {one.label} block is not base64")
+    return found
 
 
 def _block(match: re.Match[bytes]) -> Block:
+    """Without its ``pem`` where the body is no base64."""
     label, body = match["label"].strip(), match["body"]
     if headers := _HEADERS.match(body):
         # The older form of encrypted keys: Proc-Type and DEK-Info need their lines.
@@ -39,7 +45,7 @@ def _block(match: re.Match[bytes]) -> Block:
     try:
         base64.b64decode(packed, validate=True)
     except binascii.Error:
-        raise ValueError(f"its {label.decode()} block is not base64") from None
+        return Block(label.decode(), b"")
     lines = b"\n".join(packed[at : at + 64] for at in range(0, len(packed), 64))
     pem = b"-----BEGIN " + label + b"-----\n" + head + lines + b"\n-----END " + label + b"-----\n"
     return Block(label.decode(), pem)

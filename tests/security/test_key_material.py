@@ -6,6 +6,7 @@ import os
 import shutil
 import ssl
 import subprocess
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -153,6 +154,31 @@ def test_what_cannot_be_used_says_why(authority: Authority, client: Identity, tm
     assert "holds no certificate" in problem(location(path), trust=True)
     client.pkcs12_file(path, "x")
     assert "looks like PKCS12" in problem(location(path))
+
+
+@pytest.mark.parametrize("case", ["type", "no chain", "not base64", "other chain", "no PEM chain"])
+def test_no_frame_of_an_error_shows_a_private_key(case: str, authority: Authority, client: Identity) -> None:
+    key = client.key_pem().decode()
+    middle = key.splitlines()[1]
+    damaged = key.replace("\n-----END", "\n*\n-----END")
+    chain = {"other chain": authority.pem.decode(), "no PEM chain": "nothing"}.get(case)
+    text = Secret(damaged if case == "not base64" else key)
+    store = Store(
+        "kafka.ssl.keystore.key",
+        "JKS" if case == "type" else "PEM",
+        text=text,
+        chain=None if chain is None else Store("chain", "PEM", text=Secret(chain)),
+    )
+    with pytest.raises(ConfigurationError) as caught:
+        read_key(store)
+    error: BaseException | None = caught.value
+    while error is not None:
+        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+        # This test's own frame has the key.
+        shown = [repr(one.f_locals) for one in frames if "kafka_sink/security" in one.f_code.co_filename]
+        assert shown
+        assert not [one for one in shown if middle[:16] in one]
+        error = error.__context__
 
 
 def test_renewed_files_are_used_by_new_connections_and_damaged_ones_are_not(
