@@ -298,6 +298,8 @@ class BrokerConnection:
         self.last_error = None
         self._last_used_ms = now_ms
         session = self._protocol.session_ms
+        # A login that was renewed may have no end, unlike the one before.
+        self._renew_at_ms = self._session_end_ms = math.inf
         if session:
             share = _SESSION_SHARE + _SESSION_JITTER * self._random()
             self._renew_at_ms = now_ms + session * share

@@ -57,6 +57,9 @@ def _run(lookup: Lookup, host: str, port: int, canonical: bool, notify: Callable
 
 
 def _resolve(host: str, port: int, flags: int) -> list[SocketAddress]:
+    if "\0" in host:
+        # Python passes on what comes before it: another host than the one that was named.
+        raise OSError(f"{host!r} holds a zero byte")
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
     except UnicodeError:

@@ -37,7 +37,11 @@ class TlsStream:
         self._suites = suites
         # OpenSSL takes a final dot as part of the name; certificates have none.
         name = host.rstrip(".")
-        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_hostname=name)
+        try:
+            self._tls = context.wrap_bio(self._incoming, self._outgoing, server_hostname=name)
+        except (ValueError, TypeError) as error:
+            # TypeError for a zero byte. Names of brokers come from the network.
+            raise ConnectionError(f"{host!r} is no host name that TLS can check: {error}") from None
         self.established = False
 
     @property

@@ -195,6 +195,19 @@ def test_without_a_session_that_ends_nothing_is_renewed(broker: Broker) -> None:
     assert one.overdue(1e12) is None
 
 
+def test_a_renewed_login_without_an_end_does_not_keep_the_end_of_the_one_before(broker: Broker) -> None:
+    security = Stub()
+    one = ready(security)
+    broker.session_ms = 0
+    now = SESSION_MS * 0.96
+    one.renew_login(now)
+    security.end()
+    one.renew_login(now)
+    talk(one, now)
+    assert state_of(one) is ConnectionState.READY
+    assert one.overdue(SESSION_MS + 1.0) is None
+
+
 def test_a_connection_made_anew_logs_in_from_the_beginning(broker: Broker) -> None:
     security = Stub()
     one = ready(security)

@@ -36,6 +36,13 @@ def test_a_name_is_looked_up_elsewhere_and_told() -> None:
     assert lookup.addresses
 
 
+@pytest.mark.parametrize("host", ["localhost\0.evil.test", "127.0.0.1\0x"])
+def test_a_name_with_a_zero_byte_is_not_another_name(host: str) -> None:
+    lookup = finished(host)
+    assert lookup.addresses == []
+    assert "zero byte" in str(lookup.error)
+
+
 def fake(monkeypatch: pytest.MonkeyPatch, answer: Any) -> list[tuple[str, int]]:
     """Replaces the system's resolver; returns what it is asked."""
     asked: list[tuple[str, int]] = []

@@ -38,6 +38,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("tls")
 
 
+@pytest.mark.parametrize("host", ["a\0b", ".", ".b", "x" * 300])
+def test_a_name_that_tls_cannot_check_ends_the_connection_and_nothing_else(host: str) -> None:
+    with pytest.raises(ConnectionError, match="no host name"):
+        TlsStream(make_context(TlsSettings()), host, "host:1")
+
+
 class Server:
     """The broker's side, without a socket."""
 

@@ -118,7 +118,15 @@ def test_all_that_want_a_token_at_once_share_one_fetch() -> None:
 
 def test_what_a_jwt_says_of_its_end() -> None:
     assert jwt_expiry(TokenIssuer().token(exp=123)) == 123.0
-    for text in ("", "a.b", "a.b.c", f"a.{base64.b64encode(b'[]').decode()}.c", "a." + "W" * 9000 + ".c"):
+    huge = base64.urlsafe_b64encode(b'{"exp":1' + b"0" * 400 + b"}").decode()
+    for text in (
+        f"a.{huge}.c",
+        "",
+        "a.b",
+        "a.b.c",
+        f"a.{base64.b64encode(b'[]').decode()}.c",
+        "a." + "W" * 9000 + ".c",
+    ):
         assert jwt_expiry(text) is None
 
 
