@@ -1,4 +1,4 @@
-"""Kafka's error codes: the ones that this package decides by, and what each says.
+"""Kafka's error codes: those on which this package acts, and what each one means for it.
 
 Source: https://kafka.apache.org/protocol#protocol_error_codes. What happens to a batch after an error depends
 on more than the code and is decided in ``sending.response_classifier``.
@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+
+from kafka.errors import for_code
 
 UNKNOWN_SERVER_ERROR = -1
 NONE = 0
@@ -75,6 +77,11 @@ class KafkaError:
     final_for_topic: bool = False
     blames_broker: bool = False
 
+    @property
+    def label(self) -> str:
+        """Name and code for messages, such as ``NOT_LEADER_OR_FOLLOWER (error 6)``."""
+        return f"{self.name} (error {self.code})" if self.name.isupper() else self.name
+
 
 _TABLE = (
     KafkaError(UNKNOWN_SERVER_ERROR, "UNKNOWN_SERVER_ERROR", blames_broker=True),
@@ -134,5 +141,9 @@ ERRORS: Mapping[int, KafkaError] = MappingProxyType({error.code: error for error
 
 
 def error_of(code: int) -> KafkaError:
-    """The table's entry; an unknown code is not retriable, not final and blames nobody."""
-    return ERRORS.get(code) or KafkaError(code, f"error {code}")
+    """The table's entry. An unlisted code is not retriable, not final and blames nobody."""
+    known = ERRORS.get(code)
+    if known is not None:
+        return known
+    name = getattr(for_code(code), "message", None)
+    return KafkaError(code, f"error {code}" if name in (None, "UNKNOWN") else str(name))

@@ -6,8 +6,6 @@ import math
 import time
 from collections.abc import Sequence
 
-from kafka.errors import for_code
-
 from kafka_sink import driver_log
 from kafka_sink.errors import ConfigurationError, MetadataTimeoutError
 from kafka_sink.kafka_errors import (
@@ -235,5 +233,4 @@ class TopicPreparation:
 
 def _named(code: int) -> str:
     """Kafka's name of an error as words: TOPIC_AUTHORIZATION_FAILED becomes 'topic authorization failed'."""
-    name = getattr(for_code(code), "message", None) or f"error {code}"
-    return str(name).replace("_", " ").lower()
+    return error_of(code).name.replace("_", " ").lower()

@@ -1,4 +1,4 @@
-"""Every option of the sink: declared in one table, validated before any work starts."""
+"""Options of the sink: declared in one table and checked before any work starts."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What stands under ``kafka.producer.circuit.breaker.`` (KIP-693): one declared table, judged at planning.
+"""Options under ``kafka.producer.circuit.breaker.`` (KIP-693): one table, checked at planning.
 
-A class of the user's takes options of its own, so unknown names are errors for the default class only.
+A user's breaker class may have its own options, so unknown names are errors for the default class only.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ DEFAULT_CLASS = "kafka_sink.breaker.FailureRateCircuitBreaker"
 SWITCHED_OFF = "none"
 
 
-# A probe's answer takes a round trip, to another continent three tenths of a second: with less than this
-# every probe would be given up before it could come.
+# A probe needs one round trip, up to 300 ms between continents. With a shorter interval every probe would be
+# abandoned before its response could arrive.
 _MIN_RETRY_INTERVAL_MS = 100
 
 
@@ -32,7 +32,7 @@ def _retry_interval() -> Kind:
         try:
             return int(kind.parse(text))
         except ValueError as problem:
-            reason = ": a probe's answer takes a round trip" if "bounds" in str(problem) else ""
+            reason = ": a probe needs a round trip" if "bounds" in str(problem) else ""
             raise ValueError(f"{problem}{reason}") from None
 
     return Kind(kind.label, kind.allowed, parse)
@@ -40,7 +40,7 @@ def _retry_interval() -> Kind:
 
 @dataclass(frozen=True)
 class BreakerOption:
-    """One option; ``of_default_class``: another class may give the name its own meaning."""
+    """One option. With ``of_default_class`` another breaker class may give the name its own meaning."""
 
     name: str
     kind: Kind
@@ -54,65 +54,67 @@ BREAKER_OPTIONS: tuple[BreakerOption, ...] = (
         "class",
         values.string(),
         DEFAULT_CLASS,
-        "Dotted path of a subclass of `PartitionCircuitBreaker` that every executor can import; `none` "
-        "switches the breaker off. An own class gets all options under this prefix.",
+        "Dotted path of a subclass of `PartitionCircuitBreaker` that every executor can import. `none` "
+        "disables the breaker. A class of your own gets all options under this prefix.",
         of_default_class=False,
     ),
     BreakerOption(
         "mute.retry.interval",
         _retry_interval(),
         2_000,
-        "Milliseconds from a mute, or from a failed probe, to the next probe: of a broker a request without "
-        "rows, of a partition one batch. Its success ends the mute. With the coordinator, one probe per "
-        "interval for the whole job.",
+        "Milliseconds from a mute, or from a failed probe, to the next probe. A broker is probed with a "
+        "request without rows, a partition with one batch. A successful probe ends the mute. With the "
+        "coordinator, the whole job sends one probe per interval.",
         of_default_class=False,
     ),
     BreakerOption(
         "muted.buffer.memory.perc",
         values.integer(1, 100),
         50,
-        "Share of `kafka.buffer.memory`, in percent, that rows for muted partitions may hold (rows with a "
-        "key or a partition column; others go elsewhere). Past it such rows wait, and the task with them "
-        "once the other rows of its unit are through.",
+        "Percentage of `kafka.buffer.memory` that rows for muted partitions may use. These are rows with a "
+        "key or a partition column; keyless rows go to other partitions. Beyond this limit such rows wait, "
+        "and the task waits once the other rows that arrived with them are appended.",
         of_default_class=False,
     ),
     BreakerOption(
         "trigger.message.count",
         values.integer(1, LONG_MAX),
         1_000,
-        "Least number of rows sent, in all, before failures may mute a partition; with the coordinator, by "
-        "all tasks together.",
+        "Minimum number of rows that must have been sent before failures can mute a partition. With the "
+        "coordinator, rows of all tasks count.",
     ),
     BreakerOption(
         "trigger.failure.perc",
         values.integer(1, 100),
         50,
-        "Share of a partition's batches of the last 10 s, in percent, from which on it is muted where they "
-        "fail; three must have failed, each sent after the failure before was known. With the coordinator, "
-        "also the share of the tasks that write to it.",
+        "Percentage of failed batches within the last 10 s at which a partition is muted. At least three "
+        "batches must have failed, each sent after the previous failure was known. With the coordinator, the "
+        "same percentage of the tasks that write to the partition must have seen failures.",
     ),
     BreakerOption(
         "slow.request.min.ms",
         values.integer(0, LONG_MAX),
         500,
-        "A broker is muted when a request to it has had no answer for this long and for "
-        "`slow.request.factor` times its usual latency, unless all brokers that are asked are silent; `0` "
-        "never does that. Before a broker's first answer: that factor of the slowest first answer of others, "
-        "but two to six times this; six times while none has answered. Half of `kafka.request.timeout.ms` "
-        "at most. While a connection is being made: that factor of the time that this broker's last one took "
-        "(or the slowest of others), four times this at least; where it was refused or lost, this.",
+        "A broker is muted when a request to it has had no response for this long and for "
+        "`slow.request.factor` times the broker's usual latency. Nothing is muted while all brokers with "
+        "requests are silent. `0` disables this. Before a broker's first response, the limit is "
+        "`slow.request.factor` times the slowest first response of another broker, but between two and six "
+        "times this value; it is six times this value while no broker has responded. It never exceeds half "
+        "of `kafka.request.timeout.ms`. While a connection is being set up, the limit is "
+        "`slow.request.factor` times the duration of this broker's last setup (or of the slowest other one), "
+        "and at least four times this value. After a refused or lost connection it is this value.",
     ),
     BreakerOption(
         "slow.request.factor",
         values.integer(1),
         5,
-        "See `slow.request.min.ms`.",
+        "Multiple of a broker's usual latency; see `slow.request.min.ms`.",
     ),
     BreakerOption(
         "enable.mute.inflight.full",
         values.boolean(),
         False,
-        "Keyless rows avoid a broker while a request to it is unanswered. Needs "
+        "Keyless rows avoid a broker while a request to it is in flight. Requires "
         "`kafka.max.in.flight.requests.per.connection=1`.",
     ),
 )
@@ -121,10 +123,10 @@ _BY_NAME = {option.name: option for option in BREAKER_OPTIONS}
 
 @dataclass(frozen=True)
 class BreakerSettings:
-    """What holds for every breaker class. ``class_path`` is None where the breaker is off.
+    """Settings for every breaker class. ``class_path`` is None if the breaker is off.
 
-    ``given`` are all options under the prefix, by their names without it, as the user wrote them. A class of
-    the user's may take credentials, so their values are hidden.
+    ``given`` has all options under the prefix, as the user wrote them, by their names without the prefix. A
+    user's class may take credentials, so ``repr`` hides them.
     """
 
     class_path: str | None = DEFAULT_CLASS
@@ -134,7 +136,7 @@ class BreakerSettings:
 
 
 def breaker_settings(given: Mapping[str, Secret]) -> BreakerSettings:
-    """Settings from the options under the prefix, by their names without it. Raises ConfigurationError."""
+    """Settings from the options under the prefix, by names without the prefix. Raises ConfigurationError."""
     # The other options may be credentials, and error trackers collect the local variables of every frame.
     common = {
         option.name: given[option.name].reveal()
@@ -152,7 +154,7 @@ def breaker_settings(given: Mapping[str, Secret]) -> BreakerSettings:
 
 @dataclass(frozen=True)
 class FailureRateSettings:
-    """The default class's options. Where ``slow_request_min_ms`` is 0, silence mutes nothing."""
+    """Options of the default class. If ``slow_request_min_ms`` is 0, slow brokers are not muted."""
 
     trigger_message_count: int
     trigger_failure_perc: int
@@ -174,7 +176,7 @@ def failure_rate_settings(given: Mapping[str, str]) -> FailureRateSettings:
 
 
 def value_of(name: str, given: Mapping[str, str]) -> Any:
-    """One option's value, its default where it is not given. Raises ConfigurationError naming it."""
+    """Value of one option, by default its default. Raises ConfigurationError naming the option."""
     option = _BY_NAME[name]
     text = given.get(name)
     if text is None:
@@ -187,7 +189,7 @@ def value_of(name: str, given: Mapping[str, str]) -> Any:
 
 
 def refuse_unknown(given: Mapping[str, str]) -> None:
-    """Raises ConfigurationError for options that the default class does not have."""
+    """Raise ConfigurationError for options that the default class does not have."""
     for name in given:
         if name not in _BY_NAME:
             nearest = get_close_matches(name, _BY_NAME, n=1, cutoff=0.6)
@@ -196,5 +198,5 @@ def refuse_unknown(given: Mapping[str, str]) -> None:
 
 
 def full_name(name: str) -> str:
-    """As users write it."""
+    """The option's name as users write it."""
     return f"{KAFKA_PREFIX}{BREAKER_PREFIX}{name}"

@@ -1,4 +1,4 @@
-"""What options say together: contradictions are errors, what Kafka's producer adjusts is adjusted alike.
+"""Rules about several options at once. Contradictions are errors; what Kafka's producer adjusts, this does.
 
 Source of the rules: ``ProducerConfig`` and ``CommonClientConfigs`` of kafka-clients 4.3.
 """
@@ -12,8 +12,8 @@ from kafka_sink.errors import ConfigurationError
 from kafka_sink.options.table import SECURITY, SPECS
 from kafka_sink.options.values import INT_MAX
 
-# A broker remembers the last five batches of a producer per partition; with more in flight it could not tell
-# a repeated one from a new one.
+# A broker remembers the last five batches of a producer per partition. With more in flight it could not
+# recognise a duplicate.
 IDEMPOTENT_IN_FLIGHT = 5
 MAX_CHUNK = 16_384
 
@@ -28,9 +28,9 @@ _DEFAULTS: Mapping[str, Any] = {spec.attribute: spec.default for spec in SPECS}
 
 
 def settle(given: Mapping[str, Any]) -> tuple[Values, list[str]]:
-    """Apply all rules to the values that were given, by attribute name.
+    """Apply all rules to the given values, by attribute name.
 
-    Returns the values to use, adjusted ones included, and warnings. Raises ConfigurationError where they
+    Returns the values to use, including adjusted ones, and warnings. Raises ConfigurationError if values
     contradict each other.
     """
     values: Values = dict(given)
@@ -62,17 +62,17 @@ def _idempotence(values: Values, given: Mapping[str, Any]) -> list[str]:
         raise ConfigurationError(f"kafka.enable.idempotence=true needs {needs}, but {against} is set")
     values["enable_idempotence"] = False
     because = f"kafka.enable.idempotence is off because of {against} (it needs {needs})"
-    return [f"{because}: a retry may double rows or change their order"]
+    return [f"{because}: retries may duplicate or reorder rows"]
 
 
 def _exactly_once(values: Values, given: Mapping[str, Any]) -> list[str]:
-    """After the rule about idempotence, which may have switched it off."""
+    """Runs after the rule about idempotence, which may have disabled it."""
     if _get(values, "delivery_guarantee") != "exactly-once":
         for attribute, name in _OF_TRANSACTIONS.items():
             if attribute in given:
                 raise ConfigurationError(
-                    f"Option '{name}' has no effect without delivery.guarantee=exactly-once, and the job "
-                    "would run without what it asks for"
+                    f"Option '{name}' has no effect without delivery.guarantee=exactly-once: set that, too, "
+                    f"or remove '{name}'"
                 )
         return []
     if _get(values, "acks") != -1:
@@ -83,7 +83,7 @@ def _exactly_once(values: Values, given: Mapping[str, Any]) -> list[str]:
             f"kafka.retries above 0 and at most {IDEMPOTENT_IN_FLIGHT} requests in flight"
         )
     if (_get(values, "txn_app_id") == "") != (_get(values, "txn_version") == -1):
-        raise ConfigurationError("Options 'txnAppId' and 'txnVersion' are given together or not at all")
+        raise ConfigurationError("Options 'txnAppId' and 'txnVersion' must be set together")
     return []
 
 
@@ -91,7 +91,7 @@ def _unconfirmed(values: Values, _: Mapping[str, Any]) -> list[str]:
     if _get(values, "acks") != 0:
         return []
     return [
-        "kafka.acks=0: brokers confirm nothing, so rows can be lost without an error (counted as unconfirmed)"
+        "kafka.acks=0: brokers acknowledge nothing, so rows can be lost without an error (see unconfirmed)"
     ]
 
 
@@ -117,7 +117,7 @@ def _memory(values: Values, _: Mapping[str, Any]) -> list[str]:
     if chunk > buffer:
         raise ConfigurationError(f"kafka.buffer.memory ({buffer}) does not hold one chunk of {chunk} bytes")
     if batch > buffer:
-        return [f"{sizes}: batches are closed when the memory is used up, before they are full"]
+        return [f"{sizes}: batches are closed before they are full, when the memory is used up"]
     return []
 
 
@@ -127,7 +127,7 @@ def _request_size(values: Values, _: Mapping[str, Any]) -> list[str]:
         return []
     sizes = f"kafka.batch.size ({batch}) is larger than kafka.max.request.size ({request})"
     return [
-        f"{sizes}: full batches travel one per request, and the topic's max.message.bytes must admit them"
+        f"{sizes}: each full batch needs its own request, and the topic's max.message.bytes must allow it"
     ]
 
 
@@ -139,7 +139,7 @@ def _reconnect_backoff(values: Values, given: Mapping[str, Any]) -> list[str]:
 
 
 def _capped(attribute: str, limit: str) -> Callable[[Values, Mapping[str, Any]], list[str]]:
-    """The rule that one time is no longer than another that bounds it."""
+    """Returns the rule that reduces one time to the maximum that another option sets."""
 
     def rule(values: Values, _: Mapping[str, Any]) -> list[str]:
         value, maximum = _get(values, attribute), _get(values, limit)
@@ -147,7 +147,7 @@ def _capped(attribute: str, limit: str) -> Callable[[Values, Mapping[str, Any]],
             return []
         values[attribute] = maximum
         name, limit_name = (f"kafka.{part.replace('_', '.')}" for part in (attribute, limit))
-        return [f"{name} ({value}) is larger than {limit_name} ({maximum}): it is {maximum} throughout"]
+        return [f"{name} ({value}) is larger than {limit_name} ({maximum}): {maximum} is used for both"]
 
     return rule
 
@@ -161,15 +161,15 @@ def _topic_creation(values: Values, given: Mapping[str, Any]) -> list[str]:
         return []
     if _get(values, "topic") is None:
         raise ConfigurationError(
-            "topic.create=true needs the option 'topic': what a column 'topic' names is not known in advance"
+            "topic.create=true needs the option 'topic': topics in a column 'topic' are not known in advance"
         )
-    # Deleted under way, the topic would else come back with what the broker has as defaults.
+    # Otherwise a topic that is deleted during the job would come back with the broker's defaults.
     values.setdefault("allow_auto_create_topics", False)
     return []
 
 
 def _unused_security(values: Values, given: Mapping[str, Any]) -> list[str]:
-    """Whoever sets a password or a truststore wants them used; Java leaves them out in silence."""
+    """Security options that the protocol does not use are errors. Java ignores them silently."""
     protocol = _get(values, "security_protocol")
     changed = [spec for spec in SPECS if spec.group == SECURITY and given.get(spec.attribute, spec.default)
                != spec.default]  # fmt: skip
@@ -188,25 +188,25 @@ def _unused_security(values: Values, given: Mapping[str, Any]) -> list[str]:
 def _verification(values: Values, _: Mapping[str, Any]) -> list[str]:
     if not _get(values, "enable_ssl_certificate_verification"):
         raise ConfigurationError(
-            "Option 'kafka.enable.ssl.certificate.verification' cannot be false: name the authority that "
-            "signed the brokers' certificates, or their own certificate, in kafka.ssl.truststore.location"
+            "Option 'kafka.enable.ssl.certificate.verification' cannot be false: set "
+            "kafka.ssl.truststore.location to a file with the brokers' certificate or that of its authority"
         )
     warnings = []
     if _get(values, "ssl_endpoint_identification_algorithm") in ("", "none"):
         warnings.append(
             "kafka.ssl.endpoint.identification.algorithm is switched off: any host with a certificate of a "
-            "trusted authority can pass for a broker"
+            "trusted authority can impersonate a broker"
         )
     if _get(values, "security_protocol") == "SASL_PLAINTEXT":
         mechanism = _get(values, "sasl_mechanism")
         what = "password or token" if mechanism in ("PLAIN", "OAUTHBEARER") else "proof of the login"
-        warnings.append(f"kafka.security.protocol=SASL_PLAINTEXT sends rows and the {what} in clear")
+        warnings.append(f"kafka.security.protocol=SASL_PLAINTEXT sends rows and the {what} unencrypted")
     return warnings
 
 
 _EVENT_HUBS = ".servicebus.windows.net"
 # Azure's limits: requests of 1,046,528 bytes, connections and metadata unused for 240 s.
-_EVENT_HUBS_MOST: Mapping[str, int] = {
+_EVENT_HUBS_MAX: Mapping[str, int] = {
     "max_request_size": 1_000_000,
     "batch_size": 1_000_000,
     "connections_max_idle_ms": 180_000,
@@ -215,21 +215,21 @@ _EVENT_HUBS_MOST: Mapping[str, int] = {
 
 
 def _event_hubs(values: Values, given: Mapping[str, Any]) -> list[str]:
-    """Its limits are below the defaults; what was not set is adapted."""
+    """Azure's limits are below the defaults: options that were not set are lowered."""
     if not any(host.lower().endswith(_EVENT_HUBS) for host, _ in _get(values, "bootstrap_servers")):
         return []
     warnings, adapted = [], []
-    for attribute, maximum in _EVENT_HUBS_MOST.items():
+    for attribute, maximum in _EVENT_HUBS_MAX.items():
         name, value = f"kafka.{attribute.replace('_', '.')}", _get(values, attribute)
         if 0 <= value <= maximum:
             continue
         if attribute in given:
-            warnings.append(f"{name}={value} is beyond what Azure Event Hubs takes: set {maximum} or less")
+            warnings.append(f"{name}={value} exceeds the limit of Azure Event Hubs: set {maximum} or less")
         else:
             values[attribute] = maximum
             adapted.append(f"{name}={maximum}")
     if adapted:
-        warnings.append(f"for Azure Event Hubs these are set: {', '.join(adapted)}")
+        warnings.append(f"lowered for Azure Event Hubs: {', '.join(adapted)}")
     return warnings
 
 

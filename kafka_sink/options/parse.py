@@ -1,4 +1,4 @@
-"""From the options of a Spark job to SinkOptions: everything is checked here, before any work starts."""
+"""Turns the options of a Spark job into SinkOptions. All checks happen here, before any work starts."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _KAFKA_NAMES = [
 def parse(raw: Mapping[str, str]) -> ParsedOptions:
     """Check and convert the options of one job.
 
-    ``raw`` maps names as users write them (any case, as Spark lower-cases them) to text. Raises
-    ConfigurationError naming the option, what is wrong with it and, for an unknown one, the nearest known.
-    No value of a secret, refused or unknown option appears in an error or a warning.
+    ``raw`` maps names as users write them (in any case, since Spark lower-cases them) to text. Raises
+    ConfigurationError, which names the option, the problem and, for an unknown option, the most similar known
+    one. Values of secret, refused or unknown options never appear in an error or a warning.
     """
-    # From here on values hide themselves: error trackers collect the local variables of every frame.
+    # Secret hides the values from here on: error trackers collect the local variables of every frame.
     given, doubled = _lowered(raw)
     del raw
     if doubled:
@@ -73,7 +73,7 @@ def parse(raw: Mapping[str, str]) -> ParsedOptions:
 
 
 def _lowered(raw: Mapping[str, str]) -> tuple[dict[str, Secret], str]:
-    """Stripped values by lower-case names, and a name that has two values, if any."""
+    """Stripped values by lower-case name, and the name of an option with two values, if there is one."""
     given: dict[str, Secret] = {}
     doubled = ""
     for key, text in raw.items():
@@ -84,7 +84,7 @@ def _lowered(raw: Mapping[str, str]) -> tuple[dict[str, Secret], str]:
 
 
 def _note(settings: dict[str, tuple[str, Secret]], spec: OptionSpec, name: str, text: Secret) -> None:
-    """Remember one implemented option; two names of the same option may only agree."""
+    """Remember one implemented option. Two names of one option must have the same value."""
     earlier = settings.get(spec.attribute)
     if earlier and earlier[1] != text:
         raise ConfigurationError(f"Options '{earlier[0]}' and '{name}' are the same option: give only one")
@@ -96,13 +96,14 @@ def _convert(spec: OptionSpec, name: str, text: Secret) -> Any:
         return spec.kind.parse(text.reveal())
     except ValueError as error:
         problem = str(error)
-    # An @ in an address list is somebody's password. With its cause a traceback would show the value.
+    # An @ in an address list means a password. This raises outside the except block, because a traceback with
+    # the cause would show the value.
     shown = HIDDEN if spec.secret or "@" in text.reveal() else f"'{text.reveal()}'"
     raise ConfigurationError(f"Option '{name}' {problem}, got {shown}")
 
 
 def _refuse(kafka_name: str, text: Secret) -> None:
-    """Raise for a kafka.* option that is unknown, or known and set to what this sink does not do."""
+    """Raise for a kafka.* option that is unknown, or set to something that this sink does not support."""
     refusal = unsupported.refusal(kafka_name)
     if refusal:
         default, reason = refusal
@@ -118,13 +119,12 @@ def _refuse(kafka_name: str, text: Secret) -> None:
 
 
 def _refuse_lost_guarantees(stray: list[str]) -> None:
-    """A guarantee asked for under a name that nobody reads would be missing in silence."""
+    """Raise for options that ask for a guarantee but lack their prefix: the job would run without it."""
     for name in stray:
         security = name.startswith(("ssl.", "sasl.")) and name in _KAFKA_NAMES
         if name in unsupported.GUARANTEES or security:
             raise ConfigurationError(
-                f"Option '{name}' has no effect without its prefix (it is a Kafka option: 'kafka.{name}'), "
-                "and the job would run without what it asks for"
+                f"Option '{name}' has no effect without the prefix 'kafka.': write 'kafka.{name}'"
             )
 
 
@@ -138,7 +138,7 @@ def _require(settings: Mapping[str, tuple[str, Secret]], stray: list[str]) -> No
 
 
 def _check_schemes(addresses: str, options: SinkOptions) -> None:
-    """Java drops the protocol in front of an address, and would send in clear what was meant for TLS."""
+    """Raise if an address names another protocol. Java ignores it there and would send rows unencrypted."""
     if others := schemes(addresses) - {options.security_protocol}:
         raise ConfigurationError(
             f"Option 'kafka.bootstrap.servers' names the protocol {sorted(others)[0]} in front of an "
@@ -150,7 +150,7 @@ def _about_ignored(ineffective: list[str], stray: list[str]) -> list[str]:
     warnings = []
     if ineffective:
         names = ", ".join(sorted(ineffective))
-        warnings.append(f"Options about Kafka's Java client have no effect on this sink: {names}")
+        warnings.append(f"These Kafka options have no effect on this sink: {names}")
     if stray:
         names = ", ".join(name + _suggestion(name) for name in sorted(stray))
         warnings.append(f"Unknown options are ignored: {names}")

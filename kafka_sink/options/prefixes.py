@@ -1,4 +1,4 @@
-"""How the names of options begin."""
+"""Prefixes of option names."""
 
 from __future__ import annotations
 

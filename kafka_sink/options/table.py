@@ -90,21 +90,21 @@ def _option(  # noqa: PLR0913 - a row of the table, most by name
 class SinkOptions:
     """All settings of one job, validated. Hashable and picklable; times are ms, sizes bytes.
 
-    Attributes carry Kafka's names with dots as underscores. Made by :func:`kafka_sink.options.parse`; the
-    constructor itself checks nothing. ``repr`` hides secrets.
+    Attributes have Kafka's names with underscores instead of dots. :func:`kafka_sink.options.parse` creates
+    and checks instances; the constructor checks nothing. ``repr`` hides secrets.
     """
 
     # A row of the table is read across, not down.
     # fmt: off
     topic: str | None = _option(
         "topic", values.topic(), None, TARGET, "high",
-        """Topic for all rows. It wins over a column `topic`; without it the column is needed.""",
+        """Topic for all rows. It overrides a column `topic`. Without this option that column is required.""",
     )
     topic_create: bool = _option(
         "topic.create", values.boolean(), False, TARGET, "medium",
-        """Create the topic that `topic` names, where it is missing, before any task starts. One that exists
-        stays as it is. Brokers are then not left to create it by themselves
-        (`kafka.allow.auto.create.topics` is off unless you set it).""",
+        """Create the topic that `topic` names before any task starts, if it does not exist. An existing topic
+        is not changed. This also turns `kafka.allow.auto.create.topics` off unless you set it, so that
+        brokers do not create the topic with their own defaults.""",
     )
     topic_partitions: int = _option(
         "topic.partitions", values.integer(1, 100_000, or_value=-1), -1, TARGET, "medium",
@@ -117,129 +117,135 @@ class SinkOptions:
     )
     bootstrap_servers: tuple[HostPort, ...] = _option(
         "kafka.bootstrap.servers", values.addresses(), (), TARGET, "high",
-        """Brokers to ask first. Name more than one, so that a dead one does not stop a job from starting.""",
+        """Brokers to contact first. Name more than one, so that a job can start while one of them is
+        down.""",
         required=True,
     )
     log_summary: bool = _option(
         "log.summary", values.boolean(), True, TARGET, "low",
-        """Write one line per job or micro-batch to the driver's log: rows, topics, bytes, retries, times.""",
+        """Log one line per job or micro-batch on the driver: rows, topics, bytes, retries, times.""",
     )
     client_id: str = _option(
         "kafka.client.id", values.string(), "", TARGET, "medium",
-        """Name that brokers log and apply quotas to.""",
+        """Client name. Brokers log it and apply quotas to it.""",
     )
 
     acks: int = _option(
         "kafka.acks", values.choice({"all": -1, "-1": -1, "1": 1, "0": 0}), -1, DELIVERY, "high",
-        """Who must have a row before it counts as written: all in-sync replicas (`all`, `-1`), the leader
-        (`1`), nobody (`0`: rows are reported as unconfirmed, and a broker's refusal goes unseen).""",
+        """Which replicas must have a row before it counts as written: all in-sync replicas (`all`, `-1`), the
+        leader (`1`) or none (`0`). With `0` rows are reported as unconfirmed and errors of the broker are not
+        noticed.""",
     )
     enable_idempotence: bool = _option(
         "kafka.enable.idempotence", values.boolean(), True, DELIVERY, "high",
-        """Retries double no row and keep the order of each partition. Needs `acks=all`, `retries` above 0 and
-        at most 5 requests in flight. Where those are set otherwise it goes off with a warning, unless it was
-        asked for by `true`: then that is an error.""",
+        """Retries neither duplicate rows nor change their order within a partition. Requires `acks=all`,
+        `retries` above 0 and at most 5 requests in flight. If one of these is set to another value,
+        idempotence is disabled with a warning; if `true` was set explicitly, this is an error.""",
     )
     max_in_flight_requests_per_connection: int = _option(
         "kafka.max.in.flight.requests.per.connection", values.integer(1), 5, DELIVERY, "low",
-        """Unanswered requests per broker. Above 1 without idempotence, a retry can change a partition's
-        order.""",
+        """Maximum number of unacknowledged requests per broker. Without idempotence, a retry can reorder the
+        rows of a partition if this is above 1.""",
     )
     retries: int = _option(
         "kafka.retries", values.integer(0), INT_MAX, DELIVERY, "low",
-        """How often a batch is sent again after an error that may pass. `kafka.delivery.timeout.ms` bounds
-        them in time, and is the better one to set.""",
+        """How often a batch is sent again after a retriable error. Prefer to set `kafka.delivery.timeout.ms`,
+        which limits the time spent on retries.""",
     )
     delivery_timeout_ms: int = _option(
         "kafka.delivery.timeout.ms", values.integer(0), 120_000, DELIVERY, "high",
-        """How long a row may take from its append to its acknowledgement, waiting and retries included; then
-        the task fails. At least `kafka.linger.ms` + `kafka.request.timeout.ms`; left unset, it is raised to
-        that.""",
+        """Maximum time from appending a row to its acknowledgement, including waits and retries. After that
+        the task fails. Must be at least `kafka.linger.ms` + `kafka.request.timeout.ms`; if it is not set, it
+        is raised to that sum.""",
     )
     request_timeout_ms: int = _option(
         "kafka.request.timeout.ms", values.integer(0), 30_000, DELIVERY, "medium",
-        """How long to wait for a broker's answer before the request counts as failed.""",
+        """How long to wait for a broker's response before the request counts as failed.""",
     )
     retry_backoff_ms: int = _option(
         "kafka.retry.backoff.ms", values.integer(0, LONG_MAX), 100, DELIVERY, "low",
-        """Wait before the first retry of a failed request; doubles with each further one, 20 % jitter.""",
+        """Wait before the first retry of a failed request. It doubles with each retry, with 20 % jitter.""",
     )
     retry_backoff_max_ms: int = _option(
         "kafka.retry.backoff.max.ms", values.integer(0, LONG_MAX), 1_000, DELIVERY, "low",
-        """Longest wait between retries. Where it is below `kafka.retry.backoff.ms`, it is the wait.""",
+        """Maximum wait between retries. If it is below `kafka.retry.backoff.ms`, every wait has this
+        length.""",
     )
     max_block_ms: int = _option(
         "kafka.max.block.ms", values.integer(0, LONG_MAX), 60_000, DELIVERY, "medium",
-        """How long a task waits for buffer memory, for the metadata of a topic it has not used yet, and for a
-        partition that rows name and the topic does not have (it may just have been added, or the topic
-        recreated with fewer); and planning for brokers, where `topic` is set.""",
+        """How long a task waits for buffer memory, for the metadata of a new topic, and for a partition that
+        rows name but the topic does not have (it may just have been added, or the topic was recreated with
+        fewer partitions). If `topic` is set, it also limits how long planning waits for brokers.""",
     )
 
     delivery_guarantee: str = _option(
         "delivery.guarantee", values.words("at-least-once", "exactly-once"), "at-least-once", TRANSACTIONS,
         "high",
-        """`exactly-once`: readers with `isolation.level=read_committed` see each row of a batch once,
-        whatever fails and is run again, and of a failed batch nothing. Rows are written in transactions,
-        which brokers of Kafka 4.0 or later are needed for: docs/exactly-once.md.""",
+        """With `exactly-once`, consumers with `isolation.level=read_committed` see each row of a batch
+        exactly once, whatever fails and is retried, and no row of a failed batch. Rows are written in
+        transactions. This requires brokers of Kafka 4.0 or later. See docs/exactly-once.md.""",
     )
     transactional_id_prefix: str = _option(
         "transactional.id.prefix", values.string(), "", TRANSACTIONS, "high",
-        """What the transactional ids and the groups that progress is recorded under begin with. No two
-        running queries or jobs may have the same. Empty: derived from a query's checkpoint location, from
+        """Prefix of the transactional ids and of the consumer groups under which progress is recorded. Each
+        running query or job needs its own. If empty, it is derived from the query's checkpoint location, from
         `txnAppId`, or else from the application.""",
     )
     transaction_progress_topic: str | None = _option(
         "transaction.progress.topic", values.topic(), None, TRANSACTIONS, "medium",
-        """Topic that progress is recorded for, as offsets; nothing is written to it. Without it the one that
-        `topic` names; needed where rows name their topics. It must live as long as the progress is to.""",
+        """Topic for which progress is recorded as committed offsets; no rows are written to it. The default
+        is the topic that `topic` names. Required if rows name their topics. Progress is lost if this topic is
+        deleted.""",
     )
     transaction_timeout_ms: int = _option(
         "kafka.transaction.timeout.ms", values.integer(1), 900_000, TRANSACTIONS, "high",
-        """How long a transaction may be open: from a task's first row until its batch is decided, and then
-        until a driver that died is back. Brokers abort it after that, and until then it holds up readers of
-        committed rows. At most the brokers' `transaction.max.timeout.ms`, whose default this is.""",
+        """How long a transaction may stay open: from a task's first row until the driver commits the batch,
+        including the time that a driver needs to restart after a crash. Brokers then abort it; until then,
+        `read_committed` consumers wait for it. The maximum is the brokers' `transaction.max.timeout.ms`,
+        whose default is used here.""",
         kafka_default=60_000,
     )
     txn_app_id: str = _option(
         "txnAppId", values.string(), "", TRANSACTIONS, "medium",
-        """Name of the application that writes version `txnVersion`, for `df.write` and `foreachBatch`: a
-        version that was written before is not written again. Of each topic by itself.""",
+        """Name of the application that writes version `txnVersion`, for `df.write` and `foreachBatch`. A
+        version that has already been written is skipped. Versions are tracked for each topic separately.""",
     )
     txn_version: int = _option(
         "txnVersion", values.integer(0, LONG_MAX, or_value=-1), -1, TRANSACTIONS, "medium",
-        """Version that a job writes, larger than that of the job before. In `foreachBatch` the batch's
-        id.""",
+        """Version that a job writes. It must be larger than that of the previous job. In `foreachBatch`, use
+        the batch id.""",
     )
 
     batch_size: int = _option(
         "kafka.batch.size", values.integer(0), 524_288, BATCHING, "high",
-        """Target size of a record batch; a larger record gets a batch of its own. Larger than Kafka's because
-        memory is taken as data arrives, not per partition in advance, and because batches of half a MiB leave
-        room below a broker's default `message.max.bytes` of 1,048,588.""",
+        """Target size of a record batch. A larger record gets its own batch. The default is larger than
+        Kafka's because memory is allocated as data arrives, not per partition in advance. Half a MiB stays
+        well below the brokers' default `message.max.bytes` of 1,048,588.""",
         kafka_default=16_384,
     )
     linger_ms: int = _option(
         "kafka.linger.ms", values.integer(0, LONG_MAX), 20, BATCHING, "high",
-        """How long a batch may wait for more rows. Longer than Kafka's because a Spark task sends bulk data:
-        nobody waits for single rows, and fuller batches are what makes it fast.""",
+        """How long a batch may wait for more rows. The default is longer than Kafka's because a Spark task
+        sends bulk data: the latency of single rows does not matter, and fuller batches are faster.""",
         kafka_default=5,
     )
     buffer_memory: int = _option(
         "kafka.buffer.memory", values.integer(128, LONG_MAX), 67_108_864, BATCHING, "high",
-        """Memory for rows that are not acknowledged yet, per Python worker. Twice Kafka's, since one producer
-        serves a whole task at bulk rates.""",
+        """Memory per Python worker for rows that are not acknowledged yet. The default is twice Kafka's
+        because a task sends bulk data.""",
         kafka_default=33_554_432,
     )
     buffer_memory_allocation_strategy: str = _option(
         "kafka.buffer.memory.allocation.strategy", values.words("incremental", "full", any_case=True),
         "incremental", BATCHING, "medium",
-        """`incremental`: a batch takes memory in chunks as rows arrive. `full`: it takes `kafka.batch.size`
-        when it opens, as Kafka's producer does by default. What is sent is the same.""",
+        """`incremental`: a batch allocates memory in chunks as rows arrive. `full`: it allocates
+        `kafka.batch.size` when it is opened, as Kafka's producer does by default. Both send the same
+        bytes.""",
         kafka_default="full",
     )
     max_request_size: int = _option(
         "kafka.max.request.size", values.integer(0), 1_048_576, BATCHING, "medium",
-        """Largest request, and largest uncompressed record. A single batch may exceed it.""",
+        """Maximum size of a request and of an uncompressed record. A single batch may exceed it.""",
     )
 
     compression_type: CompressionType = _option(
@@ -252,8 +258,8 @@ class SinkOptions:
     )
     compression_lz4_level: int = _option(
         "kafka.compression.lz4.level", values.integer(1, 17), 9, COMPRESSION, "low",
-        """Level for lz4; the default `9` selects the fast compressor, as in Kafka's producer, others the
-        high-compression one.""",
+        """Level for lz4. As in Kafka's producer, the default `9` selects the fast compressor and any other
+        level the high-compression one.""",
     )
     compression_zstd_level: int = _option(
         "kafka.compression.zstd.level", values.integer(-131_072, 22), 3, COMPRESSION, "low",
@@ -262,60 +268,63 @@ class SinkOptions:
 
     partitioner_ignore_keys: bool = _option(
         "kafka.partitioner.ignore.keys", values.boolean(), False, PARTITIONER, "medium",
-        """Treat rows with a key as if they had none when a partition is chosen.""",
+        """Ignore keys when choosing a partition.""",
     )
     partitioner_adaptive_partitioning_enable: bool = _option(
         "kafka.partitioner.adaptive.partitioning.enable", values.boolean(), True, PARTITIONER, "low",
-        """Send more keyless rows to partitions whose brokers answer faster.""",
+        """Send more keyless rows to partitions whose brokers respond faster.""",
     )
     partitioner_availability_timeout_ms: int = _option(
         "kafka.partitioner.availability.timeout.ms", values.integer(0, LONG_MAX), 0, PARTITIONER, "low",
-        """Keyless rows avoid partitions whose broker has taken nothing for this long; `0` never does.""",
+        """Keyless rows avoid partitions whose broker has not accepted a batch for this long; `0` disables
+        this.""",
     )
 
     partitioner_spread_keys_when_muted: bool = _option(
         "kafka.partitioner.spread.keys.when.muted", values.boolean(), False, PARTITIONER, "medium",
-        """Send rows with keys to other partitions while the circuit breaker mutes theirs (KIP-693's trade).
-        Its price: rows of one key then stand in several partitions, so their order is lost. With `false`
-        they wait for their partition, in order, and where keys spread over all partitions the task stops
-        with them for as long. Rows with a partition column always keep their partition.""",
+        """Send rows with keys to other partitions while the circuit breaker mutes theirs (KIP-693). Rows of
+        one key can then be in several partitions, so their order is lost. With `false`, these rows wait for
+        their partition and stay in order; if keys are spread over all partitions, the whole task waits. Rows
+        with a partition column always keep their partition.""",
     )
 
     metadata_max_age_ms: int = _option(
         "kafka.metadata.max.age.ms", values.integer(0, LONG_MAX), 300_000, METADATA, "low",
-        """Age at which a topic's metadata is fetched again without a reason.""",
+        """Age at which a topic's metadata is refreshed even if nothing suggests that it has changed.""",
     )
     metadata_max_idle_ms: int = _option(
         "kafka.metadata.max.idle.ms", values.integer(5_000, LONG_MAX), 300_000, METADATA, "low",
-        """Metadata of a topic not written to for this long is forgotten.""",
+        """Metadata of a topic is dropped if nothing was written to the topic for this long.""",
         aliases=("kafka.metadata.evict.ms",),
     )
     metadata_recovery_strategy: str = _option(
         "kafka.metadata.recovery.strategy", values.words("rebootstrap", "none", any_case=True),
         "rebootstrap", METADATA, "low",
-        """When no known broker answers: start over from `kafka.bootstrap.servers`, or keep trying those
-        known.""",
+        """What to do when no known broker is available: start again from `kafka.bootstrap.servers`
+        (`rebootstrap`), or keep trying the known brokers (`none`).""",
     )
     metadata_recovery_rebootstrap_trigger_ms: int = _option(
         "kafka.metadata.recovery.rebootstrap.trigger.ms", values.integer(0, LONG_MAX), 300_000, METADATA,
         "low",
-        """How long without metadata before starting over from `kafka.bootstrap.servers`.""",
+        """How long metadata may be unavailable before the client starts again from
+        `kafka.bootstrap.servers`.""",
     )
     allow_auto_create_topics: bool = _option(
         "kafka.allow.auto.create.topics", values.boolean(), True, METADATA, "medium",
-        """Let a broker that has auto.create.topics.enable create a missing topic. Kafka's producer always
-        lets it; here `false` makes a missing topic an error. The topic that `topic` names is looked up, and
-        so created, when the write is planned; where it is missing 5 s later, planning fails.""",
+        """Allow brokers with `auto.create.topics.enable` to create a missing topic. Kafka's producer always
+        allows this; here, `false` makes a missing topic an error. Planning looks up the topic that `topic`
+        names, which also creates it. Planning fails if the topic is still missing after 5 s.""",
     )
 
     client_dns_lookup: str = _option(
         "kafka.client.dns.lookup", values.words("use_all_dns_ips",
         "resolve_canonical_bootstrap_servers_only"), "use_all_dns_ips", NETWORK, "medium",
-        """Try every address of a name in turn, or turn bootstrap names into canonical ones first.""",
+        """Try every address of a host name in turn, or first resolve bootstrap names to their canonical
+        names.""",
     )
     connections_max_idle_ms: int = _option(
         "kafka.connections.max.idle.ms", values.integer(-1, LONG_MAX), 540_000, NETWORK, "medium",
-        """Close connections unused for this long; `-1` never does.""",
+        """Close connections that were idle for this long; `-1` disables this.""",
     )
     send_buffer_bytes: int = _option(
         "kafka.send.buffer.bytes", values.integer(-1), 131_072, NETWORK, "medium",
@@ -327,39 +336,39 @@ class SinkOptions:
     )
     reconnect_backoff_ms: int = _option(
         "kafka.reconnect.backoff.ms", values.integer(0, LONG_MAX), 50, NETWORK, "low",
-        """Wait before connecting again to a broker that could not be reached; doubles with each failure, with
-        20 % jitter. Set without `kafka.reconnect.backoff.max.ms`, it is a constant wait.""",
+        """Wait before reconnecting to a broker that could not be reached. It doubles with each failure, with
+        20 % jitter. If it is set without `kafka.reconnect.backoff.max.ms`, the wait is constant.""",
     )
     reconnect_backoff_max_ms: int = _option(
         "kafka.reconnect.backoff.max.ms", values.integer(0, LONG_MAX), 1_000, NETWORK, "low",
-        """Longest wait before connecting again.""",
+        """Maximum wait before reconnecting.""",
     )
     socket_connection_setup_timeout_ms: int = _option(
         "kafka.socket.connection.setup.timeout.ms", values.integer(0, LONG_MAX), 10_000, NETWORK, "medium",
-        """How long a connection may take to be made; doubles with each failure, with 20 % jitter.""",
+        """How long setting up a connection may take. It doubles with each failure, with 20 % jitter.""",
     )
     socket_connection_setup_timeout_max_ms: int = _option(
         "kafka.socket.connection.setup.timeout.max.ms", values.integer(0, LONG_MAX), 30_000, NETWORK,
         "medium",
-        """Longest that a connection may take to be made.""",
+        """Maximum time for setting up a connection.""",
     )
 
     security_protocol: str = _option(
         "kafka.security.protocol", values.words(*values.PROTOCOLS, any_case=True), "PLAINTEXT", SECURITY,
         "high",
-        """How to speak to brokers: in clear or by TLS, with a login (SASL) or without.""",
+        """Protocol for talking to brokers: plaintext or TLS (`SSL`), with or without a login (`SASL`).""",
     )
     ssl_truststore_type: str = _option(
         "kafka.ssl.truststore.type", values.words("JKS", "PKCS12", "PEM", any_case=True), "JKS", SECURITY,
         "medium",
         """Format of `kafka.ssl.truststore.location`. As in Java, `JKS` and `PKCS12` both read a PKCS12 file,
-        which `keytool` writes since Java 9; a file that really is JKS is refused with the command that
-        converts it.""",
+        which is what `keytool` has written since Java 9. A real JKS file is an error that shows the command
+        to convert it.""",
     )
     ssl_truststore_location: str = _option(
         "kafka.ssl.truststore.location", values.text(), "", SECURITY, "high",
-        """File with the certificates of the authorities that are trusted, on the driver's host and on all
-        executors'. Neither this nor one of its alternatives set: those that the system trusts.""",
+        """File with the certificates of trusted authorities. It must exist on the driver and on every
+        executor. If neither this nor an alternative is set, the system's authorities are trusted.""",
     )
     ssl_truststore_password: Secret | None = _option(
         "kafka.ssl.truststore.password", values.secret(), None, SECURITY, "high",
@@ -367,12 +376,12 @@ class SinkOptions:
     )
     ssl_truststore_certificates: Secret | None = _option(
         "kafka.ssl.truststore.certificates", values.secret(), None, SECURITY, "high",
-        """Trusted certificates themselves, as PEM, with `kafka.ssl.truststore.type=PEM` (KIP-651).""",
+        """Trusted certificates as PEM text, with `kafka.ssl.truststore.type=PEM` (KIP-651).""",
         aliases=("kafka.ssl.ca.pem",), secret=True,
     )
     ssl_ca_location: str = _option(
         "kafka.ssl.ca.location", values.text(), "", SECURITY, "medium",
-        """A PEM file of trusted certificates, under librdkafka's name.""", kafka_default="",
+        """PEM file with trusted certificates (librdkafka's name).""", kafka_default="",
     )
     ssl_keystore_type: str = _option(
         "kafka.ssl.keystore.type", values.words("JKS", "PKCS12", "PEM", any_case=True), "JKS", SECURITY,
@@ -381,8 +390,8 @@ class SinkOptions:
     )
     ssl_keystore_location: str = _option(
         "kafka.ssl.keystore.location", values.text(), "", SECURITY, "high",
-        """File with this client's private key and certificate chain, for brokers that want one (mutual TLS).
-        A PEM file holds both.""",
+        """File with this client's private key and certificate chain, for brokers that require them (mutual
+        TLS). A PEM file holds both.""",
     )
     ssl_keystore_password: Secret | None = _option(
         "kafka.ssl.keystore.password", values.secret(), None, SECURITY, "high",
@@ -390,12 +399,12 @@ class SinkOptions:
     )
     ssl_keystore_key: Secret | None = _option(
         "kafka.ssl.keystore.key", values.secret(), None, SECURITY, "high",
-        """Private key itself, as PEM (PKCS#8 or older forms), with `kafka.ssl.keystore.type=PEM`.""",
+        """Private key as PEM text (PKCS#8 or older formats), with `kafka.ssl.keystore.type=PEM`.""",
         aliases=("kafka.ssl.key.pem",), secret=True,
     )
     ssl_keystore_certificate_chain: Secret | None = _option(
         "kafka.ssl.keystore.certificate.chain", values.secret(), None, SECURITY, "high",
-        """Certificate chain of that key itself, as PEM, this client's own first.""",
+        """Certificate chain of that key as PEM text, starting with this client's certificate.""",
         aliases=("kafka.ssl.certificate.pem",), secret=True,
     )
     ssl_key_password: Secret | None = _option(
@@ -404,53 +413,54 @@ class SinkOptions:
     )
     ssl_key_location: str = _option(
         "kafka.ssl.key.location", values.text(), "", SECURITY, "medium",
-        """A PEM file with the private key, under librdkafka's name.""",
+        """PEM file with the private key (librdkafka's name).""",
     )
     ssl_certificate_location: str = _option(
         "kafka.ssl.certificate.location", values.text(), "", SECURITY, "medium",
-        """A PEM file with the certificate chain of that key, under librdkafka's name.""",
+        """PEM file with the certificate chain of that key (librdkafka's name).""",
     )
     ssl_endpoint_identification_algorithm: str = _option(
         "kafka.ssl.endpoint.identification.algorithm", values.words("https", "none", "", any_case=True),
         "https", SECURITY, "high",
-        """Whether a broker's certificate must be for the name or IP address that is connected to: `https`.
-        Empty (librdkafka: `none`) switches that check off, and anyone with a certificate of a trusted
-        authority may then pass for a broker.""",
+        """With `https`, a broker's certificate must match the host name or IP address of the connection.
+        Empty (librdkafka: `none`) disables this check. Anyone with a certificate of a trusted authority can
+        then impersonate a broker.""",
     )
     ssl_enabled_protocols: tuple[str, ...] = _option(
         "kafka.ssl.enabled.protocols", values.names(), ("TLSv1.2", "TLSv1.3"), SECURITY, "medium",
-        """Versions of TLS that may be spoken: `TLSv1.2`, `TLSv1.3`.""",
+        """Enabled versions of TLS: `TLSv1.2`, `TLSv1.3`.""",
     )
     ssl_protocol: str = _option(
         "kafka.ssl.protocol", values.words("TLSv1.3", "TLSv1.2", "TLS", any_case=True), "TLSv1.3", SECURITY,
         "low",
-        """The newest version of TLS that may be spoken.""",
+        """Newest enabled version of TLS.""",
     )
     ssl_cipher_suites: tuple[str, ...] = _option(
         "kafka.ssl.cipher.suites", values.names(), (), SECURITY, "low",
-        """Cipher suites that may be used, under Java's or OpenSSL's names; empty: those that OpenSSL takes
-        for secure. A broker that chooses another suite of TLS 1.3 is refused after the handshake, as Python
-        cannot offer fewer of those.""",
+        """Enabled cipher suites, with Java's or OpenSSL's names. If empty, those that OpenSSL considers
+        secure. Python always offers all suites of TLS 1.3; if a broker chooses one that is not enabled, the
+        connection fails after the handshake.""",
     )
     enable_ssl_certificate_verification: bool = _option(
         "kafka.enable.ssl.certificate.verification", values.boolean(), True, SECURITY, "low",
-        """librdkafka's name. `false` is refused: without it TLS protects from nobody.""",
+        """librdkafka's option. `false` is an error, because TLS without verification protects against
+        nobody.""",
     )
     sasl_mechanism: str = _option(
         "kafka.sasl.mechanism", values.words("GSSAPI", "PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512",
         "OAUTHBEARER", "AWS_MSK_IAM", any_case=True), "GSSAPI", SECURITY, "high",
-        """How to log in.""", aliases=("kafka.sasl.mechanisms",),
+        """SASL mechanism for the login.""", aliases=("kafka.sasl.mechanisms",),
     )
     sasl_jaas_config: Secret | None = _option(
         "kafka.sasl.jaas.config", values.secret(), None, SECURITY, "high",
-        """Login module with its credentials as Java clients have it:
+        """Login module and credentials, as for Java clients:
         `org.apache.kafka.common.security.plain.PlainLoginModule required username="u" password="p";`.
-        `ScramLoginModule`, `OAuthBearerLoginModule`, `IAMLoginModule` and `Krb5LoginModule` are known, too,
-        with or without Databricks' prefix `kafkashaded.`""", secret=True,
+        `ScramLoginModule`, `OAuthBearerLoginModule`, `IAMLoginModule` and `Krb5LoginModule` are supported,
+        too, with or without Databricks' prefix `kafkashaded.`""", secret=True,
     )
     sasl_username: str = _option(
         "kafka.sasl.username", values.text(), "", SECURITY, "high",
-        """User for PLAIN and SCRAM, in place of `kafka.sasl.jaas.config`.""",
+        """User name for PLAIN and SCRAM, instead of `kafka.sasl.jaas.config`.""",
     )
     sasl_password: Secret | None = _option(
         "kafka.sasl.password", values.secret(), None, SECURITY, "high",
@@ -458,29 +468,30 @@ class SinkOptions:
     )
     sasl_client_callback_handler_class: str = _option(
         "kafka.sasl.client.callback.handler.class", values.text(), "", SECURITY, "medium",
-        """`software.amazon.msk.auth.iam.IAMClientCallbackHandler` is taken, and does what AWS_MSK_IAM does
-        anyway. Other Java classes are refused.""",
+        """`software.amazon.msk.auth.iam.IAMClientCallbackHandler` is accepted; AWS_MSK_IAM works the same
+        without it. Other Java classes are errors.""",
     )
     sasl_login_callback_handler_class: str = _option(
         "kafka.sasl.login.callback.handler.class", values.text(), "", SECURITY, "medium",
-        """Kafka's `OAuthBearerLoginCallbackHandler` is taken. Other Java classes are refused.""",
+        """Kafka's `OAuthBearerLoginCallbackHandler` is accepted. Other Java classes are errors.""",
     )
     sasl_login_connect_timeout_ms: int = _option(
         "kafka.sasl.login.connect.timeout.ms", values.integer(1), 10_000, SECURITY, "low",
-        """How long to wait for a connection to the token endpoint. Kafka sets no bound.""",
+        """How long to wait for a connection to the token endpoint. Kafka sets no limit.""",
         kafka_default=None,
     )
     sasl_login_read_timeout_ms: int = _option(
         "kafka.sasl.login.read.timeout.ms", values.integer(1), 10_000, SECURITY, "low",
-        """How long to wait for its answer. Kafka sets no bound.""", kafka_default=None,
+        """How long to wait for its response. Kafka sets no limit.""", kafka_default=None,
     )
     sasl_login_retry_backoff_ms: int = _option(
         "kafka.sasl.login.retry.backoff.ms", values.integer(0, LONG_MAX), 100, SECURITY, "low",
-        """Wait before the token endpoint is asked again; doubles with each failure.""",
+        """Wait before a failed request to the token endpoint is retried. It doubles with each failure.""",
     )
     sasl_login_retry_backoff_max_ms: int = _option(
         "kafka.sasl.login.retry.backoff.max.ms", values.integer(0, LONG_MAX), 10_000, SECURITY, "low",
-        """Longest such wait. The last failure is reported when the connection's own bound is over.""",
+        """Maximum wait between these retries. The last failure is reported when the connection setup times
+        out.""",
     )
     sasl_login_refresh_window_factor: float = _option(
         "kafka.sasl.login.refresh.window.factor", values.real(0.5, 1.0), 0.8, SECURITY, "low",
@@ -488,116 +499,119 @@ class SinkOptions:
     )
     sasl_login_refresh_window_jitter: float = _option(
         "kafka.sasl.login.refresh.window.jitter", values.real(0.0, 0.25), 0.05, SECURITY, "low",
-        """Largest share of the lifetime that is added to it at random.""",
+        """Maximum random share of the lifetime that is added to the refresh window.""",
     )
     sasl_login_refresh_min_period_seconds: int = _option(
         "kafka.sasl.login.refresh.min.period.seconds", values.integer(0, 900), 60, SECURITY, "low",
-        """Least age at which a token is renewed, unless it would run out.""",
+        """Minimum age at which a token is renewed, unless it would expire first.""",
     )
     sasl_login_refresh_buffer_seconds: int = _option(
         "kafka.sasl.login.refresh.buffer.seconds", values.integer(0, 3600), 300, SECURITY, "low",
-        """Renew no later than this before a token runs out, where its lifetime allows.""",
+        """Renew a token at least this long before it expires, if its lifetime allows.""",
     )
     sasl_oauthbearer_token_endpoint_url: str = _option(
         "kafka.sasl.oauthbearer.token.endpoint.url", values.text(), "", SECURITY, "medium",
-        """Where OAUTHBEARER fetches tokens by client credentials (KIP-768); `file:///path` reads the token
-        from a file instead, anew when it changes.""",
+        """URL from which OAUTHBEARER fetches tokens with client credentials (KIP-768). `file:///path` reads
+        the token from a file instead, and again when the file changes.""",
     )
     sasl_oauthbearer_client_credentials_client_id: str = _option(
         "kafka.sasl.oauthbearer.client.credentials.client.id", values.text(), "", SECURITY, "medium",
-        """Client id for the token endpoint; or `clientId` in `kafka.sasl.jaas.config`.""",
+        """Client id for the token endpoint. Alternative: `clientId` in `kafka.sasl.jaas.config`.""",
         aliases=("kafka.sasl.oauthbearer.client.id",),
     )
     sasl_oauthbearer_client_credentials_client_secret: Secret | None = _option(
         "kafka.sasl.oauthbearer.client.credentials.client.secret", values.secret(), None, SECURITY, "medium",
-        """Its secret; or `clientSecret` in `kafka.sasl.jaas.config`.""",
+        """Secret of that client. Alternative: `clientSecret` in `kafka.sasl.jaas.config`.""",
         aliases=("kafka.sasl.oauthbearer.client.secret",), secret=True,
     )
     sasl_oauthbearer_scope: str = _option(
         "kafka.sasl.oauthbearer.scope", values.text(), "", SECURITY, "medium",
-        """Scope to ask for; or `scope` in `kafka.sasl.jaas.config`.""",
+        """Scope of the token. Alternative: `scope` in `kafka.sasl.jaas.config`.""",
     )
     sasl_oauthbearer_header_urlencode: bool = _option(
         "kafka.sasl.oauthbearer.header.urlencode", values.boolean(), False, SECURITY, "low",
-        """URL-encode id and secret before they go into the Authorization header (RFC 6749, 2.3.1).""",
+        """URL-encode id and secret in the Authorization header (RFC 6749, 2.3.1).""",
     )
     sasl_oauthbearer_token_provider: str = _option(
         "sasl.oauthbearer.token.provider", values.text(), "", SECURITY, "medium",
-        """Dotted path of a Python function without parameters that returns a token for OAUTHBEARER, as text,
-        or as a pair of the token and when it expires, in seconds since 1970. Executors and driver must be
-        able to import it.""",
+        """Dotted path of a Python function without parameters that returns a token for OAUTHBEARER: either
+        the token as text, or a pair of the token and its expiry time in seconds since 1970. Driver and
+        executors must be able to import it.""",
     )
     sasl_kerberos_service_name: str = _option(
         "kafka.sasl.kerberos.service.name", values.text(), "", SECURITY, "medium",
-        """Kerberos' name of the brokers' service, usually `kafka`; or `serviceName` in
+        """Kerberos service name of the brokers, usually `kafka`. Alternative: `serviceName` in
         `kafka.sasl.jaas.config`.""",
     )
 
     coordinator_enabled: bool = _option(
         "coordinator.enabled", values.boolean(), True, COORDINATOR, "medium",
-        """Run one process on the driver's host that asks for metadata once for all tasks. Without it, or
-        where tasks cannot reach it, each task asks by itself. An administrator switches it off for all jobs
-        by `KAFKA_CHUNKED_COORDINATOR_ENABLED=false` in the driver's environment, or by
+        """Run one process on the driver's host that fetches metadata once for all tasks. Without it, or if
+        tasks cannot reach it, each task fetches its own. An administrator can disable it for all jobs with
+        `KAFKA_CHUNKED_COORDINATOR_ENABLED=false` in the driver's environment or
         `spark.kafka-chunked.coordinator.enabled=false` in Spark's configuration.""",
     )
     coordinator_port: int = _option(
         "coordinator.port", values.integer(0, 65_535), 0, COORDINATOR, "medium",
-        """Port that the coordinator listens on; `0` takes a free one. The first write of an application
-        decides. `KAFKA_CHUNKED_COORDINATOR_PORT` or `spark.kafka-chunked.coordinator.port` wins over it.""",
+        """Port on which the coordinator listens; `0` selects a free one. The first write of an application
+        sets it. `KAFKA_CHUNKED_COORDINATOR_PORT` and `spark.kafka-chunked.coordinator.port` override it.""",
     )
     coordinator_bind_address: str = _option(
         "coordinator.bind.address", values.string(), "", COORDINATOR, "medium",
-        """Address that the coordinator listens on; empty is what the driver listens on:
-        `spark.driver.bindAddress`, `spark.driver.host`, SPARK_LOCAL_IP or this host's own, the first that is
-        known. Tasks find it at `spark.driver.host`. `KAFKA_CHUNKED_COORDINATOR_BIND_ADDRESS` or
-        `spark.kafka-chunked.coordinator.bind.address` wins over it.""",
+        """Address on which the coordinator listens. If empty, the driver's: the first that is set of
+        `spark.driver.bindAddress`, `spark.driver.host`, SPARK_LOCAL_IP and this host's own address. Tasks
+        connect to `spark.driver.host`. `KAFKA_CHUNKED_COORDINATOR_BIND_ADDRESS` and
+        `spark.kafka-chunked.coordinator.bind.address` override it.""",
     )
     coordinator_report_interval_ms: int = _option(
         "coordinator.report.interval.ms", values.integer(50, 60_000), 500, COORDINATOR, "low",
-        """How long a task gathers what it tells the coordinator. Leaders that moved are told at once.""",
+        """How often a task reports to the coordinator. Leader changes are reported at once.""",
     )
 
     coordinator_max_connections: int = _option(
         "coordinator.max.connections", values.integer(1, 100_000), 10_000, COORDINATOR, "low",
-        """Most connections of tasks to the coordinator; one for each Python worker that writes. Tasks beyond
-        that work alone, and its log says so. The limit of open files of its process bounds them, too. The
-        first write of an application decides about this and the next two.""",
+        """Maximum number of connections to the coordinator. Each Python worker that writes has one. Tasks
+        beyond the limit work without the coordinator, which logs this. The process's limit of open files
+        applies, too. The first write of an application sets this option and the next two.""",
     )
     coordinator_buffer_memory: int = _option(
         "coordinator.buffer.memory", values.integer(1_048_576, LONG_MAX), 33_554_432, COORDINATOR, "low",
-        """Most bytes that the coordinator holds of messages half received, and as many of messages that tasks
-        have not read yet; who holds most loses its connection. What many tasks are told counts once.""",
+        """Maximum number of bytes that the coordinator buffers of incomplete incoming messages, and the same
+        number again of outgoing messages that tasks have not read yet. Beyond it, the connection that holds
+        the most bytes is closed. A message to many tasks counts once.""",
     )
     coordinator_max_messages_per_second: int = _option(
         "coordinator.max.messages.per.second", values.integer(10, 1_000_000), 500, COORDINATOR, "low",
-        """Most messages of one connection in a second; further ones are read later.""",
+        """Maximum number of messages per second on one connection. The coordinator reads further messages
+        later.""",
     )
 
-    # Not a row of the table: the breaker class checks its own options under kafka.producer.circuit.breaker.
+    # Not a row of the table: the breaker class checks its options under kafka.producer.circuit.breaker.
     breaker: BreakerSettings = BreakerSettings()
 
     # fmt: on
 
     @property
     def compression_level(self) -> int | None:
-        """Level for the chosen codec; None where that is the codec's default or it has no levels."""
+        """Level for the chosen codec; None means the codec's default, or that the codec has no levels."""
         levels = {
             CompressionType.GZIP: None if self.compression_gzip_level == -1 else self.compression_gzip_level,
-            # Kafka's own meaning of its lz4 default 9 is the fast compressor, not level 9 of the slow one.
+            # In Kafka's producer the default 9 selects the fast compressor, not level 9 of the slow one.
             CompressionType.LZ4: None if self.compression_lz4_level == 9 else self.compression_lz4_level,
             CompressionType.ZSTD: self.compression_zstd_level,
         }
         return levels.get(self.compression_type)
 
     def for_tasks(self) -> SinkOptions:
-        """The same for all writes that one producer can serve: what only the planning reads is left out."""
+        """These options without those that only planning reads. Writes for which the result is equal can
+        share a producer."""
         unread = {spec.attribute: spec.default for spec in SPECS if spec.attribute in _OF_PLANNING}
         return dataclasses.replace(self, **unread)
 
     def of_cluster(self) -> dict[str, str]:
-        """What is set about a cluster, how to reach it, its security and its breaker, as users write it,
-        secrets included: for a process that works with the same cluster. ``parse`` takes it. Writes for which
-        these are equal share what the coordinator knows."""
+        """The options that describe the cluster, its connections, its security and its breaker, as users
+        write them. Secrets are included. A process that works with the same cluster passes them to ``parse``.
+        Writes for which they are equal share the coordinator's knowledge of the cluster."""
         written = {
             spec.name: spec.kind.show(getattr(self, spec.attribute))
             for spec in SPECS
@@ -613,7 +627,7 @@ class SinkOptions:
             value = getattr(self, spec.attribute)
             if spec.required or value != spec.default:
                 shown[spec.name] = HIDDEN if spec.secret else spec.kind.show(value)
-        # A user's own breaker class may take credentials, and nobody declared which of its options are.
+        # A user's breaker class may take credentials, and it does not declare which options are secret.
         shown.update((f"{KAFKA_PREFIX}{BREAKER_PREFIX}{name}", HIDDEN) for name, _ in self.breaker.given)
         return shown
 
@@ -624,7 +638,7 @@ class SinkOptions:
 
 @dataclass(frozen=True)
 class ParsedOptions:
-    """Valid options, and what their author should be told. ``warnings`` hold no secret."""
+    """Valid options, and warnings for the user. ``warnings`` contain no secret."""
 
     options: SinkOptions
     warnings: tuple[str, ...] = ()
@@ -639,10 +653,10 @@ _OF_PLANNING = (
     *("coordinator_buffer_memory", "coordinator_max_messages_per_second"),
     *("transactional_id_prefix", "transaction_progress_topic", "txn_app_id", "txn_version"),
 )
-# What a write does with its rows. Every other group is about the cluster: a new one, such as security, makes
-# a cluster of its own without a change here.
+# Groups about what a write does with its rows. Every other group is about the cluster, also one added later.
 _GROUPS_OF_WRITES = (TARGET, DELIVERY, TRANSACTIONS, BATCHING, COMPRESSION, PARTITIONER, COORDINATOR)
-# Of those groups, what the coordinator's own requests use too, and what tells it which tasks are still there.
+# Options of these groups that the coordinator's own requests use, and the one by which it notices tasks that
+# are gone.
 _READ_BY_COORDINATOR = (
     *("client_id", "request_timeout_ms", "retry_backoff_ms", "retry_backoff_max_ms"),
     "coordinator_report_interval_ms",

@@ -1,20 +1,20 @@
-"""Kafka producer options that this sink does not implement, and what becomes of each.
+"""Kafka producer options that this sink does not implement, and how it treats each.
 
-Together with the table of SinkOptions these are all options of Kafka 4.3's ``ProducerConfig``; the defaults
-are Kafka's. A value equal to the default asks for nothing and is always accepted.
+Together with the table of SinkOptions these are all options of Kafka 4.3's ``ProducerConfig``. The defaults
+are Kafka's; a value equal to the default is always accepted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-_JVM = "it is about the Java client itself"
-_TICKETS = "Kerberos tickets are taken from the ticket cache, or by keytab, when a connection needs one"
-_OPENSSL = "OpenSSL does what this chooses in Java"
-_BROKER_SIDE = "it is for the checks that brokers make of a token"
+_JVM = "it configures the Java client"
+_TICKETS = "each connection takes its Kerberos ticket from the ticket cache or a keytab"
+_OPENSSL = "it selects a Java implementation; this sink uses OpenSSL"
+_BROKER_SIDE = "it configures how brokers validate tokens"
 
-# (Kafka's default, why it has no effect). They change nothing about what is sent, or to whom: one warning
-# names those set to something else.
+# (Kafka's default, why it has no effect). These options change neither what is sent nor to whom. One warning
+# names those that are set to another value.
 WITHOUT_EFFECT: Mapping[str, tuple[str, str]] = {
     "enable.metrics.push": ("true", _JVM),
     "interceptor.classes": ("", _JVM),
@@ -22,7 +22,7 @@ WITHOUT_EFFECT: Mapping[str, tuple[str, str]] = {
     "metrics.num.samples": ("2", _JVM),
     "metrics.recording.level": ("INFO", _JVM),
     "metrics.sample.window.ms": ("30000", _JVM),
-    # Named by jobs written for clients older than 4.0, where they were still options or had become inert.
+    # Removed in Kafka 4.0, but still set by older jobs.
     "auto.include.jmx.reporter": ("true", _JVM),
     "sasl.kerberos.kinit.cmd": ("/usr/bin/kinit", _TICKETS),
     "sasl.kerberos.min.time.before.relogin": ("60000", _TICKETS),
@@ -42,23 +42,24 @@ WITHOUT_EFFECT: Mapping[str, tuple[str, str]] = {
     "ssl.trustmanager.algorithm": ("PKIX", _OPENSSL),
 }
 
-_JVM_CLASS = "names a Java class, which cannot run in this sink"
+_JVM_CLASS = "names a Java class, which this sink cannot run"
 
 _OAUTH = "org.apache.kafka.common.security.oauthbearer"
 _NO_ASSERTION = (
-    "is not supported: tokens are fetched by client credentials, read from a file, or come from a function "
-    "of yours (sasl.oauthbearer.token.provider)"
+    "is not supported: use client credentials, a token file, or a Python function "
+    "(sasl.oauthbearer.token.provider)"
 )
 
-# Options whose loss would change where rows go, who can read them on the way, or what is guaranteed: refused.
+# Ignoring these options would change where rows go, who can read them in transit, or what is guaranteed. So
+# setting them is an error.
 REFUSED: Mapping[str, tuple[str, str]] = {
-    "key.serializer": ("", "is not supported as keys are sent as the bytes of the key column"),
-    "value.serializer": ("", "is not supported as values are sent as the bytes of the value column"),
+    "key.serializer": ("", "is not supported: the bytes of the key column are sent as they are"),
+    "value.serializer": ("", "is not supported: the bytes of the value column are sent as they are"),
     "partitioner.class": (
         "",
-        f"{_JVM_CLASS}: compute the partition yourself and give it as the column 'partition'",
+        f"{_JVM_CLASS}: compute the partition in a column 'partition' instead",
     ),
-    "config.providers": ("", "is not supported: give the values themselves"),
+    "config.providers": ("", "is not supported: set the values themselves"),
     "security.providers": ("", _JVM_CLASS),
     "sasl.login.class": ("", _JVM_CLASS),
     "sasl.oauthbearer.assertion.algorithm": ("RS256", _NO_ASSERTION),
@@ -82,26 +83,26 @@ REFUSED: Mapping[str, tuple[str, str]] = {
     ),
     "transaction.two.phase.commit.enable": (
         "false",
-        "is not supported: brokers have not finished it (KIP-939)",
+        "is not supported: Kafka's brokers do not implement it completely yet (KIP-939)",
     ),
 }
 
-# Set by people who want a guarantee; dropped in silence they would get a job without it.
+# These ask for a guarantee. If they were ignored without their prefix, the job would silently run without it.
 GUARANTEES = ("security.protocol", "transactional.id")
 
-# What Spark itself, or .save(path), puts among a sink's options, and Spark's Kafka sink ignores.
+# Options that Spark itself or .save(path) adds. Spark's Kafka sink ignores them, too.
 SPARK_OWN = frozenset({"path", "paths", "checkpointlocation", "queryname", "includeheaders"})
 
 
 def refusal(name: str) -> tuple[str, str] | None:
-    """(Kafka's default, why it is refused) of an option that this sink refuses, or None."""
+    """(Kafka's default, reason) for an option that this sink refuses, else None."""
     if name.startswith("config.providers."):
         return REFUSED["config.providers"]
     return REFUSED.get(name)
 
 
 def same_setting(text: str, default: str) -> bool:
-    """Whether a value asks for Kafka's default; lists may be spaced, words in any case."""
+    """Whether a value equals Kafka's default. Case and spaces in lists do not matter."""
 
     def plain(value: str) -> list[str]:
         return [part.strip().lower() for part in value.split(",")]

@@ -1,4 +1,4 @@
-"""How an option's text becomes a value: one small parser per type, each with the words that describe it."""
+"""Parsers for the text of options: one per type, with its description for the documentation."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HostPort = tuple[str, int]
 
 @dataclass(frozen=True)
 class Kind:
-    """A type of option value. ``parse`` takes stripped text and raises ValueError with the reason alone."""
+    """A type of option value. ``parse`` takes stripped text; its ValueError has the reason only."""
 
     label: str
     allowed: str
@@ -36,14 +36,14 @@ class Kind:
 
 
 def integer(low: int, high: int = INT_MAX, *, or_value: int | None = None) -> Kind:
-    """A whole number from ``low`` to ``high``; ``or_value`` is one more that is allowed outside of them."""
+    """A whole number from ``low`` to ``high``; ``or_value`` is allowed in addition."""
     top = {INT_MAX: "", LONG_MAX: ""}.get(high, str(high))
     allowed = f"{low} to {high}" if top else f">= {low}"
     if or_value is not None:
         allowed += f", or {or_value}"
 
     def parse(text: str) -> int:
-        # int() alone would take 1_000 and digits of other scripts, which no Kafka client takes.
+        # int() would also accept 1_000 and digits of other scripts, which no Kafka client accepts.
         if not _INTEGER.fullmatch(text):
             raise ValueError("is not a whole number")
         number = int(text)
@@ -60,7 +60,7 @@ def boolean() -> Kind:
     def parse(text: str) -> bool:
         lowered = text.lower()
         if lowered not in ("true", "false"):
-            raise ValueError("is neither true nor false")
+            raise ValueError("must be true or false")
         return lowered == "true"
 
     return Kind("boolean", "true, false", parse, lambda value: str(value).lower())
@@ -82,7 +82,7 @@ def choice(values: Mapping[str, Any], *, any_case: bool = False) -> Kind:
 
 
 def words(*names: str, any_case: bool = False) -> Kind:
-    """One of the given words, kept as it is written here."""
+    """One of the given words. The value is the word in this spelling."""
     return choice({name: name for name in names}, any_case=any_case)
 
 
@@ -92,7 +92,7 @@ def codec() -> Kind:
 
 
 def string() -> Kind:
-    """Any text that fits a string of Kafka's protocol."""
+    """Any text that fits into a string of Kafka's protocol."""
 
     def parse(text: str) -> str:
         size = len(text.encode("utf-8", "surrogatepass"))
@@ -104,7 +104,7 @@ def string() -> Kind:
 
 
 def text() -> Kind:
-    """Any text, however long."""
+    """Any text of any length."""
     return Kind("string", "any", str)
 
 
@@ -114,7 +114,7 @@ def secret() -> Kind:
 
 
 def names() -> Kind:
-    """Comma-separated names, none where the text is empty; who uses them says which there are."""
+    """Comma-separated names; none if the text is empty. The user of the option checks the names."""
 
     def parse(text: str) -> tuple[str, ...]:
         entries = [entry.strip() for entry in text.split(",")] if text else []
@@ -141,7 +141,7 @@ def real(low: float, high: float) -> Kind:
 
 
 def topic_problem(name: str) -> str | None:
-    """Why Kafka takes no topic of this name, or None where it does (``Topic.validate`` of kafka-clients)."""
+    """Why Kafka rejects this topic name, or None if it is valid (``Topic.validate`` of kafka-clients)."""
     if not name:
         return "is empty"
     if name in (".", ".."):
@@ -172,7 +172,7 @@ def schemes(text: str) -> set[str]:
 
 
 def addresses() -> Kind:
-    """``host:port,host:port``; IPv6 in brackets. A protocol in front (``SSL://``) is taken and dropped."""
+    """``host:port,host:port``; IPv6 in brackets. A protocol in front (``SSL://``) is accepted and dropped."""
     return Kind("list", "host:port, comma-separated; IPv6 as [::1]:9092", _parse_addresses, _show_addresses)
 
 
@@ -199,7 +199,7 @@ def _parse_address(entry: str) -> HostPort:
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
         if ":" not in host or not _IPV6.fullmatch(host):
-            raise ValueError("has brackets around what is no IPv6 address")
+            raise ValueError("has brackets around something that is not an IPv6 address")
     elif ":" in host:
         raise ValueError("has an IPv6 address without brackets (write [address]:port)")
     elif not _HOST.fullmatch(host):

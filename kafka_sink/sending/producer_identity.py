@@ -10,8 +10,6 @@ from __future__ import annotations
 import math
 from collections import deque
 
-from kafka.errors import for_code
-
 from kafka_sink import kafka_errors
 from kafka_sink.accumulator.producer_batch import ProducerBatch
 from kafka_sink.backoff import ExponentialBackoff
@@ -93,11 +91,11 @@ class ProducerIdentity:
         self._requested = False
         if answer.error_code in _FINAL_ERRORS:
             return DeliveryError(
-                f"the broker gave no producer id ({_named(answer.error_code)}); "
+                f"the broker gave no producer id ({kafka_errors.error_of(answer.error_code).label}); "
                 "grant IdempotentWrite or Write, or set kafka.enable.idempotence=false"
             )
         if answer.error_code:
-            self.on_failure(now_ms, _named(answer.error_code))
+            self.on_failure(now_ms, kafka_errors.error_of(answer.error_code).label)
             return None
         self._failures = 0
         self.last_error = None
@@ -274,7 +272,3 @@ class TransactionalIdentity(ProducerIdentity):
 
     def retry_delay_ms(self, now_ms: float) -> float:  # noqa: ARG002 - ProducerIdentity's signature
         return math.inf
-
-
-def _named(code: int) -> str:
-    return f"{for_code(code).__name__}, error {code}"

@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from kafka.errors import for_code
-
 from kafka_sink import kafka_errors
 from kafka_sink.errors import (
     AuthenticationError,
@@ -244,8 +242,7 @@ def expiry(
 
 
 def _cause(attempt: Attempt) -> BrokerRefusedError:
-    error = for_code(attempt.error_code)
-    parts = [f"{error.__name__} (error {attempt.error_code})"]
+    parts = [kafka_errors.error_of(attempt.error_code).label]
     if attempt.error_message:
         parts.append(attempt.error_message)
     if attempt.record_errors:

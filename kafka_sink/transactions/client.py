@@ -13,8 +13,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from kafka.errors import for_code
-
 from kafka_sink import kafka_errors
 from kafka_sink.backoff import ExponentialBackoff
 from kafka_sink.clock import monotonic_ms
@@ -138,7 +136,7 @@ def _nothing() -> None:
 
 
 def _refused(code: int) -> Refused:
-    return Refused(for_code(code).__name__)
+    return Refused(kafka_errors.error_of(code).name)
 
 
 class TransactionClient:
@@ -193,7 +191,7 @@ class TransactionClient:
         def take(answer: requests.MetadataResponse) -> bool:
             code = answer.update.errors.get(topic, kafka_errors.NONE)
             if code not in (kafka_errors.NONE, kafka_errors.UNKNOWN_TOPIC_OR_PARTITION):
-                return self._again(call, for_code(code).__name__)
+                return self._again(call, kafka_errors.error_of(code).name)
             found.append(next((len(one.partitions) for one in answer.update.topics), 0))
             return True
 
@@ -314,13 +312,13 @@ class TransactionClient:
         """Whether an answer is final; false where it is to be repeated. Raises where it is hopeless."""
         if code == kafka_errors.NONE or code in _REFUSALS:
             return True
-        name = for_code(code).__name__
+        name = kafka_errors.error_of(code).name
         if code in _COORDINATOR_MOVED:
             return self._again(call, name, elsewhere=True)
         if code in _MAY_PASS:
             return self._again(call, name)
         advice = _ADVICE.get(code)
-        what = f"{requests.API_NAMES[call.api]} is refused: {name} (error {code})"
+        what = f"{requests.API_NAMES[call.api]} failed: {kafka_errors.error_of(code).label}"
         if advice:
             raise ConfigurationError(f"{what}; {advice}")
         raise DeliveryError(what)
@@ -392,10 +390,11 @@ class TransactionClient:
                 is_new |= found.node.id not in self._nodes
                 self._nodes.setdefault(found.node.id, found.node)
             elif found.error_code in _COORDINATOR_MOVED or found.error_code in _MAY_PASS:
-                self._last_error = f"the coordinator of '{name}' is not known: {found.error_code}"
+                error = kafka_errors.error_of(found.error_code).label
+                self._last_error = f"the coordinator of '{name}' is not known: {error}"
                 self._back_off()
             else:
-                reason = for_code(found.error_code).__name__
+                reason = kafka_errors.error_of(found.error_code).name
                 advice = _ADVICE.get(found.error_code, found.error_message or "")
                 raise ConfigurationError(f"'{name}' may not be used: {reason}; {advice}")
         if is_new:
@@ -444,7 +443,7 @@ class TransactionClient:
         def take(answer: requests.ProducerIdResponse) -> bool:
             # Fenced here says that somebody else is taking the id over at this moment.
             if answer.error_code in _REFUSALS:
-                return self._again(call, for_code(answer.error_code).__name__)
+                return self._again(call, kafka_errors.error_of(answer.error_code).name)
             if not self._judge(call, answer.error_code):
                 return False
             step.answers[index] = ProducerEpoch(answer.producer_id, answer.producer_epoch)

@@ -138,7 +138,7 @@ def test_the_reason_of_a_class_that_refuses_its_options_is_in_the_error() -> Non
     ("option", "text", "reason"),
     [
         ("mute.retry.interval", "0", "out of bounds"),
-        ("mute.retry.interval", "5", "a probe's answer takes a round trip, got '5'"),
+        ("mute.retry.interval", "5", "a probe needs a round trip, got '5'"),
         ("muted.buffer.memory.perc", "half", "not a whole number"),
         ("trigger.message.cuont", "1", "Did you mean"),
     ],

@@ -50,7 +50,7 @@ def test_idempotence_stays_where_nothing_is_against_it() -> None:
 
 
 def test_acks_0_is_warned_about() -> None:
-    assert "confirm nothing" in parsed({"acks": "0", "enable.idempotence": "false"}).warnings[0]
+    assert "acknowledge nothing" in parsed({"acks": "0", "enable.idempotence": "false"}).warnings[0]
 
 
 def test_delivery_timeout_holds_linger_and_request() -> None:
@@ -71,7 +71,7 @@ def test_default_delivery_timeout_is_raised() -> None:
 def test_a_batch_must_fit_the_memory() -> None:
     large = {"batch.size": "1000001", "buffer.memory": "1000000"}
     found = parsed(large)
-    assert "closed when the memory is used up" in "".join(found.warnings)
+    assert "closed before they are full" in "".join(found.warnings)
     with pytest.raises(ConfigurationError, match="'full' no batch could be opened"):
         parsed({**large, "buffer.memory.allocation.strategy": "full"})
     with pytest.raises(ConfigurationError, match="does not hold one chunk of 16384"):

@@ -79,7 +79,7 @@ def test_servers(text: str, expected: tuple[tuple[str, int], ...]) -> None:
         ("a:９", "port"),
         ("::1:9092", "without brackets"),
         ("[::1]", "without brackets"),
-        ("[localhost]:1", "no IPv6 address"),
+        ("[localhost]:1", "not an IPv6 address"),
         ("a b:1", "not a name"),
         ("user:password@h:1", "credentials do not belong"),
         ("user:password@h", "credentials do not belong"),
@@ -114,7 +114,7 @@ def test_wrong_servers(text: str, reason: str) -> None:
         ("acks", "ALL", "not one of"),
         ("compression.type", "LZ4", "not one of none, gzip, snappy, lz4, zstd"),
         ("client.dns.lookup", "default", "not one of"),
-        ("enable.idempotence", "yes", "neither true nor false"),
+        ("enable.idempotence", "yes", "must be true or false"),
         ("buffer.memory.allocation.strategy", "half", "not one of incremental, full"),
     ],
 )

@@ -110,7 +110,7 @@ def test_an_expiry_is_logged_with_its_last_error(lines: Callable[[], list[str]])
     model.expire()
     assert lines()[-1] == (
         "t-0: 3 record(s) expired 10000 ms after they were appended, after 1 attempt(s): "
-        "t-0: NotLeaderForPartitionError (error 6)"
+        "t-0: NOT_LEADER_OR_FOLLOWER (error 6)"
     )
 
 

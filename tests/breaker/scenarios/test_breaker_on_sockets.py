@@ -99,7 +99,7 @@ def test_expired_rows_name_broker_partitions_time_and_last_error(cluster: FakeCl
     text = str(failed.value)
     assert "the circuit breaker has muted t-0, led by 127.0.0.1:" in text
     assert "(id 0) since " in text
-    assert "batches failed; last error: t-0: NotEnoughReplicasError" in text
+    assert "batches failed; last error: t-0: NOT_ENOUGH_REPLICAS" in text
     assert text.count("last error") == 1
 
 

@@ -494,7 +494,7 @@ def test_an_administrators_mistake_is_named(
 ) -> None:
     monkeypatch.setenv("KAFKA_CHUNKED_COORDINATOR_ENABLED", "flase")
     with pytest.raises(
-        ConfigurationError, match="'KAFKA_CHUNKED_COORDINATOR_ENABLED' is neither true nor false, got 'flase'"
+        ConfigurationError, match="'KAFKA_CHUNKED_COORDINATOR_ENABLED' must be true or false, got 'flase'"
     ):
         planned(cluster)
 
