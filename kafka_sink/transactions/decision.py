@@ -14,14 +14,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 
-from kafka_sink.errors import ProtocolError
+from kafka_sink.errors import ProtocolError, TransactionError
 from kafka_sink.transactions.operations import ProducerEpoch
 from kafka_sink.transactions.scope import Scope
 
 _CHUNK_BYTES = 3500
 _FORMAT = "kc1"
-# Queries and applications under one prefix whose progress is remembered.
-_REMEMBERED = 16
+# Named queries and applications that may share a prefix: the progress of each is kept, however old it is.
+_MAX_WRITERS = 64
+# Begins the name of a job without txnAppId. Nothing looks its progress up again.
+UNNAMED_JOB = "job "
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,12 +94,21 @@ class Decision:
 def next_decision(
     scope: Scope, previous: Decision | None, batch: BatchIdentity, tasks: int, parts: Iterable[Part]
 ) -> Decision:
-    """The decision for a batch that was not decided."""
+    """The decision for a batch that was not decided.
+
+    Raises TransactionError where more writers share the prefix than a decision keeps the progress of.
+    """
     progress = {} if previous is None else dict(previous.progress)
     before = progress.pop(batch.writer, -1)
     if previous is not None and previous.batch == batch:
         before = previous.before
-    progress = dict([*progress.items(), (batch.writer, batch.number)][-_REMEMBERED:])
+    progress = {name: last for name, last in progress.items() if not name.startswith(UNNAMED_JOB)}
+    if len(progress) >= _MAX_WRITERS and not batch.writer.startswith(UNNAMED_JOB):
+        raise TransactionError(
+            f"{batch} is not committed: {_MAX_WRITERS} other applications write under its prefix, no more "
+            "can be remembered. Give some of them a transactional.id.prefix of their own"
+        )
+    progress[batch.writer] = batch.number
     number = 1 if previous is None else previous.number + 1
     ordered = tuple(sorted(parts, key=lambda part: part.task))
     return Decision(number, batch, tasks, ordered, scope.topic, scope.partitions, progress, before)

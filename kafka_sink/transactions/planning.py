@@ -19,7 +19,7 @@ from kafka_sink.transactions import batch as batches
 from kafka_sink.transactions import driver
 from kafka_sink.transactions.batch import BatchOutcome, Handover, TaskReport
 from kafka_sink.transactions.client import TransactionClient
-from kafka_sink.transactions.decision import BatchIdentity
+from kafka_sink.transactions.decision import UNNAMED_JOB, BatchIdentity
 from kafka_sink.transactions.operations import ProducerEpoch, describe
 from kafka_sink.transactions.scope import Scope
 
@@ -160,7 +160,7 @@ def _digits(*parts: str) -> str:
 def _job(options: SinkOptions) -> BatchIdentity:
     if options.txn_app_id:
         return BatchIdentity(f"{options.txn_app_id}/{options.topic or ''}", options.txn_version)
-    return BatchIdentity(f"job {uuid.uuid4().hex}", 0)
+    return BatchIdentity(f"{UNNAMED_JOB}{uuid.uuid4().hex}", 0)
 
 
 # -- the claim between the processes of an application ---------------------------------------------

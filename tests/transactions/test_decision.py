@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kafka_sink.errors import IncompleteBatchError, ProtocolError
+from kafka_sink.errors import IncompleteBatchError, ProtocolError, TransactionError
 from kafka_sink.transactions.batch import Duty, Handover
 from kafka_sink.transactions.decision import (
     BatchIdentity,
@@ -154,3 +154,17 @@ def test_the_pattern_of_ids_takes_no_other_prefix() -> None:
     assert not re.match(pattern, Scope("a-b", "t", 1).task_id(3, 0))
     assert not re.match(pattern, Scope("a.b-task-1", "t", 1).task_id(3, 0))
     assert not re.match(pattern, Scope("a.b", "t", 1).driver_id)
+
+
+def test_no_application_that_shares_a_prefix_is_forgotten() -> None:
+    """Catches: a version that is written again because many others were written since."""
+    found = next_decision(SCOPE, None, BatchIdentity("app 0", 7), 0, ())
+    for number in range(1, 64):
+        found = next_decision(SCOPE, found, BatchIdentity(f"app {number}", 1), 0, ())
+        found = next_decision(SCOPE, found, BatchIdentity(f"job {number}", 0), 0, ())
+    assert found.covers(BatchIdentity("app 0", 7))
+    assert not [name for name in found.progress if name.startswith("job ") and name != "job 63"]
+    assert decode(encode(found, 4)) == found
+    with pytest.raises(TransactionError, match=r"app 64 is not committed.*prefix of their own"):
+        next_decision(SCOPE, found, BatchIdentity("app 64", 1), 0, ())
+    assert next_decision(SCOPE, found, BatchIdentity("app 0", 8), 0, ()).covers(BatchIdentity("app 0", 8))
