@@ -162,9 +162,9 @@ class PlannedWrite:
     def _end_attempts(self, batch_id: int | None) -> None:
         """End attempts that still run: superseded copies, and tasks of a cancelled job."""
         if self.handoff.driver_address is not None:
-            from kafka_sink.coordinator.tasks.write_channel import tell_over
+            from kafka_sink.coordinator.tasks.write_channel import end_attempts
 
-            tell_over(self.handoff.driver_address, self._name_of(batch_id))
+            end_attempts(self.handoff.driver_address, self._name_of(batch_id))
 
     def _snapshot(self) -> MetadataSnapshot | None:
         """Aged by the hosts' clocks: they are checked by every answer of a broker all the same.

@@ -199,12 +199,12 @@ def test_a_long_task_comes_back_to_a_coordinator_whose_connections_dropped(
         with task(options_of(cluster, client_id="mine"), found.address) as producer:
             producer.send(rows("t"))
             client = producer._producer._coordinator
-            eventually(lambda: client is not None and client._has_heard)
+            eventually(lambda: client is not None and client._has_received)
             first = client._connection
             server = found.server
             for peer in list(server._connections._peers.values()):
                 server._loop.call_soon_threadsafe(peer.abort)
-            eventually(lambda: client._connection not in (None, first) and client._has_heard)
+            eventually(lambda: client._connection not in (None, first) and client._has_received)
             producer.send(rows("u"))
             producer.finish()
         assert asked(cluster) == [{"t"}, {"u"}]

@@ -1,7 +1,7 @@
-"""Spark's configuration as the driver's JVM was started with it: Spark gives planning workers none of it.
+"""Spark's configuration at the start of the driver's JVM. Spark does not pass it to planning workers.
 
-Read from the JVM's command line, where ``spark-submit`` and PySpark put what they were given, and from the
-properties file that ``spark-submit`` reads. What a program sets later, in code, is not seen here.
+It is read from the JVM's command line, which contains the settings given to ``spark-submit`` and PySpark, and
+from the properties files of ``spark-submit``. Settings that a program makes later, in code, are missing.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
-# Nothing else is kept: other settings may be passwords.
+# Other settings are dropped, because they may be passwords.
 OWN_PREFIX = "spark.kafka-chunked."
 _KEPT = ("spark.driver.bindAddress", "spark.driver.host")
 _DEFAULTS_FILE = "spark-defaults.conf"
@@ -21,7 +21,7 @@ _SEPARATOR = re.compile(r"\s*[=:\s]\s*")
 
 
 def spark_conf(arguments: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
-    """The settings of interest here. ``arguments``: the JVM's command line. Never raises."""
+    """The settings that the coordinator uses. ``arguments``: the JVM's command line. Never raises."""
     found: dict[str, str] = {}
     files = [value for option, value in pairwise(arguments) if option == "--properties-file"]
     if not files or "--load-spark-defaults" in arguments:
@@ -56,5 +56,5 @@ def _properties(file: str) -> Iterator[tuple[str, str]]:
         return
     for line in map(str.strip, text.splitlines()):
         if line and line[0] not in "#!":
-            name, *rest = _SEPARATOR.split(line, maxsplit=1)
-            yield name, rest[0] if rest else ""
+            name, *value = _SEPARATOR.split(line, maxsplit=1)
+            yield name, value[0] if value else ""

@@ -86,9 +86,9 @@ def _find_or_start(
     cluster = options.of_cluster()
     place = RendezvousDirectory.of(local_dirs)
     found = place.found()
-    if found is not None and place.lives():
+    if found is not None and place.is_alive():
         key = found.key_of(cluster)
-        if place.knows(found, key):
+        if place.has_cluster(found, key):
             return _located(found, key, is_new=False)
     if application_markers.happened_within(UNAVAILABLE, _AFTER_FAILURE_S):
         return None
@@ -102,13 +102,13 @@ def _find_or_start(
     place = RendezvousDirectory.make(local_dirs)
     with place.lock(_LOCK_MS):
         found = place.found()
-        is_new = found is None or not place.lives()
+        is_new = found is None or not place.is_alive()
         if found is None or is_new:
             _count_start(place, time.time())
             found = _start(where, place, driver, environ, found, _bounds(options))
         key = found.key_of(cluster)
-        if not place.knows(found, key):
-            place.tell(found, key, cluster, _NEW_READS_MS if is_new else _READS_MS)
+        if not place.has_cluster(found, key):
+            place.add_cluster(found, key, cluster, _NEW_READS_MS if is_new else _READS_MS)
     return _located(found, key, is_new=is_new)
 
 

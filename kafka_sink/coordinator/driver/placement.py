@@ -1,7 +1,8 @@
-"""Whether an application has a coordinator, and where that listens: the administrator before the job.
+"""Whether an application has a coordinator, and where it listens.
 
 An administrator sets environment variables of the driver (``KAFKA_CHUNKED_COORDINATOR_PORT``) or Spark's
-configuration (``spark.kafka-chunked.coordinator.port``), a job the option ``coordinator.port``.
+configuration (``spark.kafka-chunked.coordinator.port``). These override the job's option
+``coordinator.port``.
 """
 
 from __future__ import annotations
@@ -21,21 +22,21 @@ from kafka_sink.options.table import SPECS
 _ENABLED, _PORT, _ADDRESS = "coordinator.enabled", "coordinator.port", "coordinator.bind.address"
 _KINDS = {spec.name: spec.kind for spec in SPECS if spec.name in (_ENABLED, _PORT, _ADDRESS)}
 _ANY = ("0.0.0.0", "::")
-# Reserved for documentation: nothing is sent to it, the system is only asked which way it would take.
-_ELSEWHERE = ("192.0.2.1", 9)
+# An address reserved for documentation. Nothing is sent to it; the system only looks up its route.
+_REMOTE_ADDRESS = ("192.0.2.1", 9)
 _NO_CONF: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """``address`` is a name or an address, without brackets; ``port`` 0 is a free one."""
+    """``address`` is a host name or an IP address without brackets. ``port`` 0 means any free port."""
 
     address: str
     port: int
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only this host can connect to it."""
+        """Whether only processes on this host can connect."""
         try:
             return ipaddress.ip_address(self.address).is_loopback
         except ValueError:
@@ -43,17 +44,17 @@ class Placement:
 
     @property
     def local_host(self) -> str:
-        """Where this host connects to it."""
+        """The address for connections from this host."""
         return "localhost" if self.address in _ANY else self.address
 
 
 def is_enabled(options: SinkOptions, environ: Mapping[str, str], conf: Mapping[str, str] = _NO_CONF) -> bool:
-    """False where either the job or the administrator says so. Raises ConfigurationError."""
+    """False if the job or the administrator disables it. Raises ConfigurationError for an invalid setting."""
     return options.coordinator_enabled and _administered(_ENABLED, environ, conf) is not False
 
 
 def placement(options: SinkOptions, environ: Mapping[str, str], conf: Mapping[str, str]) -> Placement:
-    """Raises ConfigurationError for a setting of the administrator's that makes no sense."""
+    """Where the coordinator listens. Raises ConfigurationError for an administrator's invalid setting."""
     port = _administered(_PORT, environ, conf)
     address = _administered(_ADDRESS, environ, conf) or options.coordinator_bind_address
     return Placement(
@@ -63,7 +64,7 @@ def placement(options: SinkOptions, environ: Mapping[str, str], conf: Mapping[st
 
 
 def _administered(name: str, environ: Mapping[str, str], conf: Mapping[str, str]) -> Any:
-    """The administrator's value of an option; None where there is none."""
+    """The administrator's value of an option, or None."""
     variable = "KAFKA_CHUNKED_" + name.upper().replace(".", "_")
     for source, text in ((variable, environ.get(variable)), (OWN_PREFIX + name, conf.get(OWN_PREFIX + name))):
         if text is None or not text.strip():
@@ -76,7 +77,7 @@ def _administered(name: str, environ: Mapping[str, str], conf: Mapping[str, str]
 
 
 def _drivers_address(environ: Mapping[str, str], conf: Mapping[str, str]) -> str:
-    """What the driver itself listens on, by Spark's own rules."""
+    """The address that the driver listens on, by Spark's own rules."""
     return (
         conf.get("spark.driver.bindAddress")
         or conf.get("spark.driver.host")
@@ -87,7 +88,7 @@ def _drivers_address(environ: Mapping[str, str], conf: Mapping[str, str]) -> str
 
 
 def _own_address() -> str:
-    """The address of this host's name, or where that is loopback, of the interface that leads elsewhere."""
+    """The address of this host's name. If that is loopback, the address of the interface to other hosts."""
     try:
         found = [one[4][0] for one in socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)]
     except OSError:
@@ -97,7 +98,7 @@ def _own_address() -> str:
             return address
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect(_ELSEWHERE)
+            probe.connect(_REMOTE_ADDRESS)
             return str(probe.getsockname()[0])
     except OSError:
         return "127.0.0.1"

@@ -1,10 +1,15 @@
 """The folder where planning workers find the coordinator: in the application's SPARK_LOCAL_DIRS, mode 0700.
 
-``found`` names port, secret and process (0600, replaced whole); ``pipe`` is the coordinator's stdin, through
-which further clusters with their credentials reach it; whether somebody reads it tells whether it lives. The
-files ``said-...`` are of this coordinator's clusters, ``lock`` is held while any of this changes. Whoever
-else could write there could send tasks, and what they say, to a coordinator of their own: then nothing in it
-is believed.
+It contains:
+
+    found     port, secret, token and address (mode 0600, replaced atomically)
+    pipe      the coordinator's stdin; later clusters are sent through it, with their credentials. If nobody
+              reads the pipe, the coordinator has ended.
+    said-...  one empty file for each cluster that this coordinator has
+    lock      held while any of the others changes
+
+Another user who could write there could redirect tasks to a coordinator of their own. A folder that others
+can write to is therefore not trusted.
 """
 
 from __future__ import annotations
@@ -32,8 +37,7 @@ _FILE_MS = 1000.0
 
 @dataclass(frozen=True, slots=True)
 class RunningCoordinator:
-    """A coordinator that was started; ``token`` tells it from others that were, ``address`` is what it
-    listens on."""
+    """A coordinator that was started. ``token`` is unique to it; ``address`` is what it listens on."""
 
     port: int
     secret: bytes = field(repr=False)
@@ -41,22 +45,24 @@ class RunningCoordinator:
     address: str
 
     def key_of(self, options: Mapping[str, str]) -> str:
-        """The key of a cluster with these options. They hold passwords, which a plain hash would give away
-        to whoever tries enough of them."""
+        """The key of a cluster with these options.
+
+        It is keyed with the secret: options contain passwords, which could be guessed from a plain hash.
+        """
         text = json.dumps(sorted(options.items()))
         return hmac.digest(self.secret, text.encode(), "sha256").hex()[:32]
 
 
 @dataclass(frozen=True, slots=True)
 class Starts:
-    """How often a coordinator was started without a long life since, and when last (seconds, wall clock)."""
+    """How often a coordinator was started since one lived long, and when last (wall clock, seconds)."""
 
     count: int = 0
     last_s: float = 0.0
 
 
 class RendezvousDirectory:
-    """In one of Spark's local folders. All methods raise OSError where the folder is gone."""
+    """A folder in one of Spark's local folders. All methods raise OSError if the folder is gone."""
 
     def __init__(self, parent: str) -> None:
         self.parent = Path(parent)
@@ -67,14 +73,16 @@ class RendezvousDirectory:
 
     @classmethod
     def of(cls, local_dirs: str) -> RendezvousDirectory:
-        """Where a coordinator was started in any of SPARK_LOCAL_DIRS; else in the first of them."""
+        """The existing rendezvous directory in SPARK_LOCAL_DIRS, else one in the first of these folders."""
         places = [cls(parent) for parent in local_dirs.split(",")]
         return next((place for place in places if os.path.lexists(place.folder)), places[0])
 
     @classmethod
     def make(cls, local_dirs: str) -> RendezvousDirectory:
-        """The one that is there already, else a new one in the first of the folders that can be written to.
-        Raises OSError where none can."""
+        """The existing directory, else a new one in the first writable folder.
+
+        Raises OSError if no folder is writable.
+        """
         place = cls.of(local_dirs)
         problem: OSError | None = None
         for parent in dict.fromkeys((str(place.parent), *local_dirs.split(","))):
@@ -82,7 +90,7 @@ class RendezvousDirectory:
             try:
                 place._make()
             except PermissionError as error:
-                # One that others could write to is an attack, or a mistake to be seen, and no full disk.
+                # Others can write to it: an attack, or a mistake that the user should see.
                 if os.path.lexists(place.folder):
                     raise
                 problem = error
@@ -90,29 +98,29 @@ class RendezvousDirectory:
                 problem = error
             else:
                 return place
-        raise problem or FileNotFoundError(errno.ENOENT, "no folder", local_dirs)
+        raise problem or FileNotFoundError(errno.ENOENT, "no writable folder", local_dirs)
 
     def _make(self) -> None:
-        """The folder, for nobody but this user. Never its parent: that is Spark's, and goes with it."""
+        """Create the folder, private to this user. The parent is Spark's, so it is never created here."""
         try:
             self.folder.mkdir(mode=0o700)
         except FileExistsError:
             self._check()
 
     def _check(self) -> None:
-        """Nobody but this user could have put anything into the folder."""
-        # No link: what it leads to may be anybody's, and another folder a moment later.
+        """Raise PermissionError if anybody but this user could have written to the folder."""
+        # A link is refused: its target may be another user's, and may change at any time.
         found = self.folder.lstat()
         if not stat.S_ISDIR(found.st_mode):
-            raise PermissionError(errno.EPERM, "not a folder", str(self.folder))
+            raise PermissionError(errno.EPERM, "it is not a folder", str(self.folder))
         if found.st_uid != os.getuid():
-            raise PermissionError(errno.EPERM, "another user's", str(self.folder))
+            raise PermissionError(errno.EPERM, "it belongs to another user", str(self.folder))
         if found.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-            raise PermissionError(errno.EPERM, "open to other users", str(self.folder))
+            raise PermissionError(errno.EPERM, "other users have access to it", str(self.folder))
 
     @contextmanager
     def lock(self, timeout_ms: float) -> Iterator[None]:
-        """Raises TimeoutError."""
+        """Hold the lock within the block. Raises TimeoutError."""
         handle = os.open(self.folder / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
             until = time.monotonic() + timeout_ms / 1000
@@ -131,19 +139,23 @@ class RendezvousDirectory:
     # -- the coordinator ----------------------------------------------------------------------------
 
     def found(self) -> RunningCoordinator | None:
-        """The coordinator that was started last, whether it lives or not. Raises PermissionError where others
-        could have written that."""
+        """The coordinator that was started last, which may have ended since.
+
+        Raises PermissionError if others could have written this.
+        """
         try:
             self._check()
-            told = json.loads(self._found.read_bytes())
-            secret = bytes.fromhex(told["secret"])
-            return RunningCoordinator(int(told["port"]), secret, str(told["token"]), str(told["address"]))
+            fields = json.loads(self._found.read_bytes())
+            secret = bytes.fromhex(fields["secret"])
+            return RunningCoordinator(
+                int(fields["port"]), secret, str(fields["token"]), str(fields["address"])
+            )
         except (FileNotFoundError, KeyError, TypeError, ValueError):
             return None
 
     def publish(self, found: RunningCoordinator) -> None:
-        """Only under the lock. What was said to those before it is forgotten."""
-        told = {
+        """Publish a new coordinator, which has no clusters yet. Only under the lock."""
+        fields = {
             "port": found.port,
             "secret": found.secret.hex(),
             "token": found.token,
@@ -151,10 +163,10 @@ class RendezvousDirectory:
         }
         for path in self.folder.glob("said-*"):
             path.unlink(missing_ok=True)
-        self._write(self._found, json.dumps(told).encode())
+        self._write(self._found, json.dumps(fields).encode())
 
     def starts(self) -> Starts:
-        """How often it was started. The coordinator deletes the file once it has lived for long."""
+        """The recorded starts. A coordinator that lives long resets them by deleting the file."""
         try:
             count, last_s = json.loads(self._starts.read_bytes())
             return Starts(int(count), float(last_s))
@@ -162,11 +174,11 @@ class RendezvousDirectory:
             return Starts()
 
     def note_starts(self, starts: Starts) -> None:
-        """Only under the lock."""
+        """Record the starts. Only under the lock."""
         self._write(self._starts, json.dumps([starts.count, starts.last_s]).encode())
 
-    def lives(self) -> bool:
-        """Whether a coordinator reads the pipe."""
+    def is_alive(self) -> bool:
+        """Whether a coordinator reads from the pipe."""
         try:
             os.close(self._open_pipe())
         except OSError:
@@ -174,8 +186,10 @@ class RendezvousDirectory:
         return True
 
     def open_new_pipe(self) -> int:
-        """A pipe for a coordinator about to be started, which inherits both of its ends: so it never ends.
-        Only under the lock."""
+        """A pipe for a new coordinator. Only under the lock.
+
+        The descriptor is open for reading and writing. The coordinator inherits it, so it never reads EOF.
+        """
         fresh = self.folder / "pipe.new"
         fresh.unlink(missing_ok=True)
         os.mkfifo(fresh, 0o600)
@@ -185,26 +199,28 @@ class RendezvousDirectory:
     def _open_pipe(self) -> int:
         return os.open(self.pipe, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
 
-    # -- its clusters -------------------------------------------------------------------------------
+    # -- clusters -----------------------------------------------------------------------------------
 
-    def knows(self, found: RunningCoordinator, key: str) -> bool:
-        """Whether this coordinator was told of the cluster."""
-        return self._said(found, key).exists()
+    def has_cluster(self, found: RunningCoordinator, key: str) -> bool:
+        """Whether this coordinator has the cluster."""
+        return self._marker(found, key).exists()
 
-    def tell(
+    def add_cluster(
         self, found: RunningCoordinator, key: str, options: Mapping[str, str], timeout_ms: float
     ) -> None:
-        """Give the coordinator another cluster. Raises OSError where it does not live, TimeoutError where it
-        does not read in time. Only under the lock."""
+        """Send the coordinator another cluster. Only under the lock.
+
+        Raises OSError if it has ended, and TimeoutError if it does not read in time.
+        """
         handle = self._open_pipe()
         try:
-            # A line that another process could not finish ends here.
+            # The line break completes a line that another process may have left unfinished.
             write_all(handle, b"\n" + json_line({"cluster": key, "options": dict(options)}), timeout_ms)
         finally:
             os.close(handle)
-        self._write(self._said(found, key), b"")
+        self._write(self._marker(found, key), b"")
 
-    def _said(self, found: RunningCoordinator, key: str) -> Path:
+    def _marker(self, found: RunningCoordinator, key: str) -> Path:
         return known_cluster_marker(self.folder, found.token, key)
 
     def _write(self, path: Path, content: bytes) -> None:
@@ -217,15 +233,15 @@ class RendezvousDirectory:
         os.replace(fresh, path)
 
 
-def json_line(told: Mapping[str, Any]) -> bytes:
-    """One line of the pipe."""
-    return json.dumps(told).encode() + b"\n"
+def json_line(message: Mapping[str, Any]) -> bytes:
+    """One line for the pipe."""
+    return json.dumps(message).encode() + b"\n"
 
 
 def write_all(handle: int, content: bytes, timeout_ms: float) -> None:
-    """To a file, or to a pipe that may hold less than ``content``: its reader takes that piece by piece.
+    """Write to a file, or to a pipe, whose reader may have to make room several times.
 
-    Raises TimeoutError where a pipe stays full for so long, BrokenPipeError where nobody reads it.
+    Raises TimeoutError if a pipe stays full until the timeout, and BrokenPipeError if it has no reader.
     """
     until = time.monotonic() + timeout_ms / 1000
     while content:
@@ -234,5 +250,7 @@ def write_all(handle: int, content: bytes, timeout_ms: float) -> None:
         except BlockingIOError:
             left_s = until - time.monotonic()
             if left_s <= 0:
-                raise TimeoutError(f"the coordinator read nothing for {timeout_ms:.0f} ms") from None
+                raise TimeoutError(
+                    f"the coordinator did not read its pipe within {timeout_ms:.0f} ms"
+                ) from None
             select.select([], [handle], [], left_s)

@@ -1,4 +1,4 @@
-"""A task's side of the shared breaker: sends its outcomes and mutes, receives the job's mutes and leases."""
+"""A task's side of the shared breaker: reports outcomes and mutes, receives the job's mutes and leases."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from kafka_sink.coordinator.wire.breaker_messages import (
 from kafka_sink.model import TopicPartition
 from kafka_sink.timing_bounds import HEALTHY_REPORT_MS
 
-# Reports that may queue: between tasks none is sent.
+# Bounds the queue of reports, because none is sent between tasks.
 _MAX_QUEUED_REPORTS = 4
 
 
 class BreakerChannel:
     """A Channel of the coordinator's client, and the SharedState of a ProducerBreaker.
 
-    ``wake_sender`` makes the sender apply messages that have come.
+    ``wake_sender`` makes the sender apply received messages.
     """
 
     kind = "breaker"
@@ -56,7 +56,7 @@ class BreakerChannel:
         # Partitions with failures that have not been reported: whether a broker responded, and the last
         # error.
         self._errors: dict[TopicPartition, tuple[bool, str]] = {}
-        # Partitions whose outcomes the coordinator wants to know.
+        # Partitions whose outcomes the coordinator has requested.
         self._asked: dict[TopicPartition, None] = {}
         # When rows may go to targets that the coordinator has unmuted.
         self._release_ms: dict[Target, float] = {}
@@ -70,11 +70,11 @@ class BreakerChannel:
         self._reported: tuple[list[Target], list[Target]] = [], []
         self._sent_ms = -math.inf
         self._urgent = False
-        # False while a connection is being made or has not had its first message. Any thread may read it.
+        # False while connecting, and until the first message has arrived. Any thread may read it.
         self.is_current = False
 
     def expect(self) -> None:
-        """A connection is about to be made. The task's thread."""
+        """The client is about to connect. Called on the task's thread."""
         self.is_current = False
 
     # -- SharedState: the sender's thread -----------------------------------------------------------
@@ -113,7 +113,7 @@ class BreakerChannel:
         if self._connected:
             self._urgent = True
             if not change.muted:
-                # Otherwise the next message would mute it again before the coordinator knows of this unmute.
+                # Otherwise the next message would mute it again before the coordinator learns of this.
                 self._muted.pop(change.target, None)
                 self._release_ms.pop(change.target, None)
             # The coordinator counts outcomes itself.
@@ -192,7 +192,7 @@ class BreakerChannel:
         control.apply_shared(self._muted, message.leases)
 
     def _release(self, control: MuteControl) -> None:
-        """Unmutes what the coordinator has unmuted, when this task's turn has come."""
+        """Unmute targets that the coordinator has unmuted, once their delay in this task is over."""
         due = [target for target, at_ms in self._release_ms.items() if at_ms <= control.now_ms]
         for target in due:
             del self._release_ms[target]
@@ -231,8 +231,10 @@ class BreakerChannel:
         self._wake()
 
     def _outcomes(self, control: MuteControl) -> tuple[OutcomeCounts, ...]:
-        """Outcomes of partitions that fail, and of those asked for. What a report cannot hold goes into the
-        next."""
+        """Outcomes of failing partitions and of those that the coordinator has requested.
+
+        The next report takes what does not fit into this one.
+        """
         outcomes: list[OutcomeCounts] = []
         while (self._errors or self._asked) and len(outcomes) < MAX_OUTCOMES:
             partition = next(iter(self._errors or self._asked))

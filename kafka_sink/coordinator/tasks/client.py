@@ -1,8 +1,8 @@
-"""The task's side of the coordinator: a thread of its own that nobody waits for.
+"""The task's connection to the coordinator, served by its own thread, which no task waits for.
 
-Participants say what is to be told and take what is answered. Where the coordinator cannot be reached, or
-stays silent, they are told at once and the task works alone; that is warned about once in a process, and the
-connection is tried again with growing waits.
+Channels supply the messages to send and handle the replies. If the coordinator cannot be reached or does not
+reply, the client notifies the channels at once and the task works alone. The client logs one warning in a
+process, and connects again with exponential backoff.
 """
 
 from __future__ import annotations
@@ -35,44 +35,47 @@ class Channel(Protocol):
     kind: str
 
     def attach(self, wake: Callable[[], None]) -> None:
-        """Called once, before the thread starts: ``wake``, from any thread, has ``next_message`` called."""
+        """Called once, before the thread starts. ``wake``, from any thread, triggers ``next_message``."""
 
     def next_message(self, now_ms: float) -> Mapping[str, Any] | None:
-        """What is to be told now; None when nothing is. Called again until it is None."""
+        """The next message to send, or None. Called again until it returns None."""
 
     def hurry(self) -> None:
-        """The task ends: what waits to be told together with more is told by ``next_message`` now."""
+        """The task ends: ``next_message`` must return at once what it would have delayed."""
 
     def next_message_delay_ms(self, now_ms: float) -> float:
-        """Until ``next_message`` may have something by time alone; infinite where a wake-up will tell."""
+        """Milliseconds until ``next_message`` may have a message; infinite if only ``wake`` can bring one."""
 
     def on_reply(self, body: Mapping[str, Any], last: bool, now_ms: float) -> None:
-        """A reply. Raises ProtocolError for one that makes no sense: that ends the connection."""
+        """Handle a reply. Raises ProtocolError for an invalid one, which closes the connection."""
 
     def on_push(self, body: Mapping[str, Any], now_ms: float) -> None:
-        """News that nobody asked for, pushed once something of this kind was told. Raises as ``on_reply``."""
+        """Handle a push, which may come once a message of this kind was sent. Raises as ``on_reply``."""
 
     def on_connected(self, now_ms: float) -> None:
-        """A new coordinator, or the same that has forgotten this client."""
+        """Connected to a coordinator that knows nothing of this client."""
 
     def on_lost(self, now_ms: float) -> None:
-        """No reply will come to what was told; work alone until ``on_connected``."""
+        """The connection is lost. Pending messages get no reply; work alone until ``on_connected``."""
 
 
 class CoordinatorClient(threading.Thread):
-    """Connects once ``resume`` is called, and again as often as needed until ``pause``, which keeps an open
-    connection for the next task. A daemon: it must keep no killed task alive."""
+    """Connects after ``resume``, and reconnects as needed until ``pause``.
+
+    ``pause`` keeps an open connection for the next task. A daemon thread, so that it keeps no killed task
+    alive.
+    """
 
     def __init__(
         self,
         address: CoordinatorAddress,
-        participants: Sequence[Channel],
+        channels: Sequence[Channel],
         clock_ms: Clock,
         silence_ms: float = COORDINATOR_SILENCE_MS,
     ) -> None:
         super().__init__(name="kafka-chunked-coordinator-client", daemon=True)
         self.address = address
-        self._participants = {one.kind: one for one in participants}
+        self._channels = {one.kind: one for one in channels}
         self._clock_ms = clock_ms
         self._silence_ms = silence_ms
         self._backoff = ExponentialBackoff(_BACKOFF_MS, _BACKOFF_MAX_MS, random.random)
@@ -82,18 +85,18 @@ class CoordinatorClient(threading.Thread):
         self._active = False
         self._leaving = False
         self._connection: CoordinatorConnection | None = None
-        self._has_heard = False
+        self._has_received = False
         self._wake_lock = threading.Lock()  # guards _wake_pending and the pair
         self._wake_pending = False
         self._wake_reader, self._wake_writer = socket.socketpair()
         self._wake_reader.setblocking(False)
-        for one in participants:
+        for one in channels:
             one.attach(self.wake)
 
     # -- any thread ---------------------------------------------------------------------------------
 
     def wake(self) -> None:
-        """A participant has something to tell."""
+        """A channel has a message to send."""
         with self._wake_lock:
             if not self._wake_pending and not self._closing:
                 self._wake_pending = True
@@ -101,22 +104,22 @@ class CoordinatorClient(threading.Thread):
 
     @property
     def is_connecting(self) -> bool:
-        """Whether there is no connection and one will be tried for at once. Any thread."""
+        """Whether there is no connection, and the next attempt is due. Any thread."""
         return self._connection is None and self._clock_ms() >= self._connect_after_ms
 
     def resume(self) -> None:
-        """A task begins."""
+        """A task starts."""
         self._active = True
         self.wake()
 
     def pause(self) -> None:
-        """No task is under way; what the last one found out is still told."""
+        """The task has ended. Its delayed messages are still sent."""
         self._active = False
         self._leaving = True
         self.wake()
 
     def close(self) -> None:
-        """Lets the thread end; does not wait for it."""
+        """Ask the thread to end, without waiting for it."""
         with self._wake_lock:
             already, self._closing = self._closing, True
             if not already:
@@ -125,18 +128,18 @@ class CoordinatorClient(threading.Thread):
     # -- the thread ---------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Until ``close``."""
+        """Run until ``close`` is called."""
         try:
             while not self._closing:
                 try:
                     self._run_once()
-                except Exception as error:  # noqa: BLE001 - whatever it is, it must cost no task
+                except Exception as error:  # noqa: BLE001 - no error here may fail a task
                     self._lose(error)
         finally:
             if self._connection is not None:
-                # A task that failed knows why, and the attempt that follows it asks the coordinator.
+                # A failed task has findings too, which its next attempt needs from the coordinator.
                 with contextlib.suppress(OSError):
-                    self._tell(self._connection, self._clock_ms(), leaving=True)
+                    self._send(self._connection, self._clock_ms(), leaving=True)
                 self._connection.close()
             self.close()
             self._wake_reader.close()
@@ -145,21 +148,21 @@ class CoordinatorClient(threading.Thread):
         now_ms = self._clock_ms()
         if self._connection is None and self._active and now_ms >= self._connect_after_ms:
             self._connection = CoordinatorConnection(self.address, self._silence_ms, self._clock_ms)
-            self._has_heard = False
+            self._has_received = False
             now_ms = self._clock_ms()
-            for participant in self._participants.values():
-                participant.on_connected(now_ms)
+            for channel in self._channels.values():
+                channel.on_connected(now_ms)
         connection = self._connection
         leaving, self._leaving = self._leaving, False
         if connection is not None and (self._active or leaving):
-            self._tell(connection, now_ms, leaving=leaving)
+            self._send(connection, now_ms, leaving=leaving)
         self._wait(connection, now_ms)
 
-    def _tell(self, connection: CoordinatorConnection, now_ms: float, *, leaving: bool) -> None:
-        for kind, participant in self._participants.items():
+    def _send(self, connection: CoordinatorConnection, now_ms: float, *, leaving: bool) -> None:
+        for kind, channel in self._channels.items():
             if leaving:
-                participant.hurry()
-            while (body := participant.next_message(now_ms)) is not None:
+                channel.hurry()
+            while (body := channel.next_message(now_ms)) is not None:
                 connection.tell(kind, body, now_ms)
 
     def _delay_ms(self, connection: CoordinatorConnection | None, now_ms: float) -> float:
@@ -167,7 +170,7 @@ class CoordinatorClient(threading.Thread):
             return math.inf
         if connection is None:
             return self._connect_after_ms - now_ms
-        delays = [one.next_message_delay_ms(now_ms) for one in self._participants.values()]
+        delays = [one.next_message_delay_ms(now_ms) for one in self._channels.values()]
         return min([*delays, connection.silent_at_ms - now_ms])
 
     def _wait(self, connection: CoordinatorConnection | None, now_ms: float) -> None:
@@ -185,18 +188,18 @@ class CoordinatorClient(threading.Thread):
             return
         now_ms = self._clock_ms()
         if connection.socket in ready:
-            for heard in connection.receive(now_ms):
-                # Not sooner: one that does not serve this cluster takes the connection all the same.
-                self._has_heard, self._failures = True, 0
-                participant = self._participants.get(heard.kind)
-                if participant is None:
+            for message in connection.receive(now_ms):
+                # Only now: a coordinator without this cluster accepts the connection, too.
+                self._has_received, self._failures = True, 0
+                channel = self._channels.get(message.kind)
+                if channel is None:
                     continue
-                if heard.last is None:
-                    participant.on_push(heard.body, now_ms)
+                if message.last is None:
+                    channel.on_push(message.body, now_ms)
                 else:
-                    participant.on_reply(heard.body, heard.last, now_ms)
+                    channel.on_reply(message.body, message.last, now_ms)
         elif now_ms >= connection.silent_at_ms:
-            raise ProtocolError(f"no answer within {self._silence_ms:.0f} ms")
+            raise ProtocolError(f"no reply within {self._silence_ms:.0f} ms")
 
     def _lose(self, error: Exception) -> None:
         connected, self._connection = self._connection, None
@@ -205,11 +208,11 @@ class CoordinatorClient(threading.Thread):
         if self._closing:
             return
         now_ms = self._clock_ms()
-        for participant in self._participants.values():
-            participant.on_lost(now_ms)
-        was_resting = connected is not None and connected.is_idle and self._has_heard
-        if was_resting and isinstance(error, ConnectionError):
-            # No failure: the server closes idle connections. Where it is gone, connecting will tell.
+        for channel in self._channels.values():
+            channel.on_lost(now_ms)
+        was_idle = connected is not None and connected.is_idle and self._has_received
+        if was_idle and isinstance(error, ConnectionError):
+            # No failure: the server closes idle connections. If it is gone, reconnecting fails.
             self._connect_after_ms = now_ms + _AFTER_IDLE_MS
         elif self._active:
             self._failures += 1

@@ -1,4 +1,4 @@
-"""A task's side of metadata: what it asks and reports, and what becomes of the hints that come back."""
+"""A task's side of metadata: sends requests and reports, and imports the hints that come back."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from kafka_sink.metadata.snapshot import MetadataSnapshot
 from kafka_sink.model import TopicPartition
 from kafka_sink.timing_bounds import GATHER_STALE_MS, HINT_WAIT_MS
 
-# With nothing to tell, so often is asked whether the coordinator still answers.
+# A task without other messages checks this often that the coordinator still replies.
 _HEARTBEAT_MS = 5000.0
 
 
@@ -35,10 +35,10 @@ class HintSink(Protocol):
 
 
 class MetadataChannel:
-    """A Participant of the coordinator's client, and the HintSource of a ClusterMetadata.
+    """A Channel of the coordinator's client, and the HintSource of a ClusterMetadata.
 
-    Until ``on_connected`` a first connection is thought to be on its way for ``HINT_WAIT_MS``, so that a
-    task's first topics wait for it; after ``on_lost`` nobody is asked until there is a connection again.
+    Before the first connection the channel accepts requests, so that a task's first topics wait for it up to
+    ``HINT_WAIT_MS``. After ``on_lost`` it refuses requests until there is a connection again.
     """
 
     kind = "metadata"
@@ -55,9 +55,9 @@ class MetadataChannel:
         self._asking = 0
         self._stale: dict[str, float] = {}
         self._leaders: dict[TopicPartition, list[Any]] = {}
-        self._told_ms: dict[str, float] = {}
+        self._reported_ms: dict[str, float] = {}
         self._used: dict[str, None] = {}
-        self._looked_ms = self._spoke_ms = -math.inf
+        self._checked_ms = self._sent_ms = -math.inf
 
     # -- HintSource: the task's and the sender's thread -------------------------------------------
 
@@ -79,7 +79,7 @@ class MetadataChannel:
         """See HintSource."""
         with self._lock:
             first = not self._stale
-            # As many as the task writes to.
+            # Bounded by the number of topics that the task writes to.
             self._stale.setdefault(topic, self._clock_ms())
         if first:
             self._wake()
@@ -88,12 +88,12 @@ class MetadataChannel:
         self, partition: TopicPartition, leader: int, epoch: int, topic_id: bytes | None
     ) -> None:
         """See HintSource."""
-        told_id = None if topic_id is None else topic_id.hex()
+        encoded_id = None if topic_id is None else topic_id.hex()
         with self._lock:
-            self._leaders[partition] = [partition.topic, told_id, partition.partition, leader, epoch]
+            self._leaders[partition] = [partition.topic, encoded_id, partition.partition, leader, epoch]
         self.report_stale(partition.topic)
 
-    # -- Participant: the client's thread ---------------------------------------------------------
+    # -- Channel: the client's thread -------------------------------------------------------------
 
     def attach(self, wake: Callable[[], None]) -> None:
         """See Channel."""
@@ -106,37 +106,37 @@ class MetadataChannel:
                 return None
             asked = self._asks.popleft() if self._asks else []
             self._asking += bool(asked)
-            self._told_ms.update(dict.fromkeys(asked, now_ms))
+            self._reported_ms.update(dict.fromkeys(asked, now_ms))
             if asked:
-                self._spoke_ms = now_ms
+                self._sent_ms = now_ms
                 return {"ask": asked}
-            self._looked_ms = now_ms
+            self._checked_ms = now_ms
             used = self._take_use(now_ms)
-            # The sender may have read its clock after ``now_ms``.
-            told = list(islice(self._stale, MAX_STALE))
-            stale = [[name, max(0.0, now_ms - self._stale.pop(name))] for name in told]
+            # The sender may have read the clock after ``now_ms``, hence the maximum with 0.
+            reported = list(islice(self._stale, MAX_STALE))
+            stale = [[name, max(0.0, now_ms - self._stale.pop(name))] for name in reported]
             leaders = [self._leaders.pop(one) for one in list(islice(self._leaders, MAX_STALE))]
-            if not used and not stale and not leaders and now_ms < self._spoke_ms + _HEARTBEAT_MS:
+            if not used and not stale and not leaders and now_ms < self._sent_ms + _HEARTBEAT_MS:
                 return None
-            self._spoke_ms = now_ms
+            self._sent_ms = now_ms
             report: dict[str, Any] = {"use": used, "stale": stale}
             return {**report, "leaders": leaders} if leaders else report
 
     def _take_use(self, now_ms: float) -> list[str]:
         used, self._used = self._used, {}
-        tell_before_ms = now_ms - self._use_interval_ms
-        news = [name for name in used if self._told_ms.get(name, -math.inf) < tell_before_ms]
-        self._used.update(dict.fromkeys(news[MAX_TOPICS:]))
-        self._told_ms.update(dict.fromkeys(news[:MAX_TOPICS], now_ms))
-        if len(self._told_ms) > 2 * MAX_TOPICS:
-            self._told_ms = {name: at for name, at in self._told_ms.items() if at > tell_before_ms}
-        return news[:MAX_TOPICS]
+        report_before_ms = now_ms - self._use_interval_ms
+        due = [name for name in used if self._reported_ms.get(name, -math.inf) < report_before_ms]
+        self._used.update(dict.fromkeys(due[MAX_TOPICS:]))
+        self._reported_ms.update(dict.fromkeys(due[:MAX_TOPICS], now_ms))
+        if len(self._reported_ms) > 2 * MAX_TOPICS:
+            self._reported_ms = {name: at for name, at in self._reported_ms.items() if at > report_before_ms}
+        return due[:MAX_TOPICS]
 
     def hurry(self) -> None:
         """See Channel."""
         with self._lock:
             if self._stale or self._leaders:
-                self._looked_ms = -math.inf
+                self._checked_ms = -math.inf
 
     def next_message_delay_ms(self, now_ms: float) -> float:
         """See Channel."""
@@ -144,13 +144,14 @@ class MetadataChannel:
             return 0.0 if self._asks else max(0.0, self._report_ms() - now_ms)
 
     def _report_ms(self) -> float:
-        in_haste = self._stale or self._leaders
-        return self._looked_ms + (min(self._interval_ms, GATHER_STALE_MS) if in_haste else self._interval_ms)
+        is_urgent = self._stale or self._leaders
+        delay_ms = min(self._interval_ms, GATHER_STALE_MS) if is_urgent else self._interval_ms
+        return self._checked_ms + delay_ms
 
     def on_reply(self, body: Mapping[str, Any], last: bool, now_ms: float) -> None:
         """See Channel."""
         with self._lock:
-            # Reports are answered at once and with one last reply, as asks are.
+            # A report gets one last reply, too, but without ``asked``.
             is_ask = bool(body.get("asked"))
             if last and is_ask:
                 self._asking -= 1
@@ -171,8 +172,8 @@ class MetadataChannel:
         with self._lock:
             self._reachable = True
             self._asking = 0
-            self._told_ms.clear()
-            self._looked_ms = self._spoke_ms = -math.inf
+            self._reported_ms.clear()
+            self._checked_ms = self._sent_ms = -math.inf
         self._view.share_refreshes(True)
 
     def on_lost(self, now_ms: float) -> None:

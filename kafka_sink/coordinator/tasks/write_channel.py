@@ -1,4 +1,4 @@
-"""The task's and the driver's side of ending attempts: see write_handler."""
+"""How the driver ends attempts that outlive their write, and how tasks learn of it: see write_handler."""
 
 from __future__ import annotations
 
@@ -14,44 +14,44 @@ from kafka_sink.coordinator.wire.connection import CoordinatorConnection
 from kafka_sink.errors import KafkaSinkError, ProtocolError, WriteOverError
 
 KIND = "writes"
-# For the connection and for the answer; the coordinator is on this host.
-_DRIVER_WAITS_MS = 500.0
+# Bounds connecting and the reply. The coordinator runs on the driver's host.
+_DRIVER_TIMEOUT_MS = 500.0
 
 
 class WriteChannel:
-    """See Channel. ``abandon`` is called, from the client's thread, when the write under way is over."""
+    """See Channel. Calls ``abandon``, on the client's thread, when the current write is over."""
 
     kind = KIND
 
     def __init__(self, abandon: Callable[[Exception], None]) -> None:
         self._abandon = abandon
         self._wake: Callable[[], None] = lambda: None
-        # Guards the two below, and makes ``end`` wait for a call of ``abandon``.
+        # Guards the next two, and makes ``end`` wait for a running call of ``abandon``.
         self._lock = threading.Lock()
         self._name: str | None = None
-        self._to_tell = False
+        self._must_send = False
 
     def attach(self, wake: Callable[[], None]) -> None:
         """See Channel."""
         self._wake = wake
 
     def begin(self, name: str | None) -> None:
-        """A task of this write begins; None for one without a name."""
+        """A task of the write with this name starts. None: the write has no name."""
         with self._lock:
-            self._name, self._to_tell = name, name is not None
+            self._name, self._must_send = name, name is not None
         self._wake()
 
     def end(self) -> None:
-        """The task is done; ``abandon`` is not called any more."""
+        """The task has ended: ``abandon`` is not called any more."""
         with self._lock:
-            self._name, self._to_tell = None, False
+            self._name, self._must_send = None, False
 
     def next_message(self, now_ms: float) -> Mapping[str, Any] | None:  # noqa: ARG002 - Channel's signature
         """See Channel."""
         with self._lock:
-            if not self._to_tell:
+            if not self._must_send:
                 return None
-            self._to_tell = False
+            self._must_send = False
             return {"writing": self._name}
 
     def hurry(self) -> None:
@@ -63,33 +63,33 @@ class WriteChannel:
 
     def on_reply(self, body: Mapping[str, Any], last: bool, now_ms: float) -> None:  # noqa: ARG002 - Channel's signature
         """See Channel."""
-        self._hear(body)
+        self._receive(body)
 
     def on_push(self, body: Mapping[str, Any], now_ms: float) -> None:  # noqa: ARG002 - Channel's signature
         """See Channel."""
-        self._hear(body)
+        self._receive(body)
 
-    def _hear(self, body: Mapping[str, Any]) -> None:
+    def _receive(self, body: Mapping[str, Any]) -> None:
         over = body.get("over")
         with self._lock:
             if over is not None and over == self._name:
                 self._abandon(
-                    WriteOverError("Spark has committed or aborted this write while the attempt was at work")
+                    WriteOverError("Spark committed or aborted this write while the attempt still ran")
                 )
 
     def on_connected(self, now_ms: float) -> None:  # noqa: ARG002 - Channel's signature
         """See Channel."""
         with self._lock:
-            self._to_tell = self._name is not None
+            self._must_send = self._name is not None
 
     def on_lost(self, now_ms: float) -> None:
-        """See Channel. The executor's hang-up still ends the attempt."""
+        """See Channel. The attempt still ends when the executor closes its socket."""
 
 
-def tell_over(address: CoordinatorAddress, name: str) -> None:
-    """From the driver: attempts of this write that are still at work are to end. Never fails."""
+def end_attempts(address: CoordinatorAddress, name: str) -> None:
+    """Called on the driver: end the attempts of this write that still run. Raises nothing."""
     with suppress(OSError, KafkaSinkError, ProtocolError):
-        connection = CoordinatorConnection(address, _DRIVER_WAITS_MS, monotonic_ms)
+        connection = CoordinatorConnection(address, _DRIVER_TIMEOUT_MS, monotonic_ms)
         try:
             connection.tell(KIND, {"over": name}, monotonic_ms())
             connection.receive(monotonic_ms())

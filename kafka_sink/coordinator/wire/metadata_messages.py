@@ -1,5 +1,7 @@
-"""Metadata hints as JSON, and back with everything checked: whoever sends them knows the secret, and may be
-of another version all the same."""
+"""Encodes metadata hints as JSON, and decodes them with full validation.
+
+A peer that knows the secret may still run another version.
+"""
 
 from __future__ import annotations
 
@@ -15,26 +17,29 @@ from kafka_sink.model import Node, PartitionInfo, TopicMetadata, TopicPartition
 
 MAX_TOPICS = 5000
 MAX_STALE = 1000
-# So many partitions in one message keep it far below the bound of a frame.
+# Keeps a message far below the bound of a frame.
 _MAX_PARTITIONS = 50_000
 _BYTES_OF_ID = 16
-# A topic in use is told of again after this time, sooner where metadata.max.idle.ms is short.
-_TELL_USE_MS = 60_000.0
+# A task reports a topic in use again after this time, or sooner if metadata.max.idle.ms is short.
+_REPORT_USE_MS = 60_000.0
 
 
 def use_interval_ms(idle_ms: float) -> float:
-    """How often a task tells of a topic that it uses, where metadata.max.idle.ms is ``idle_ms``."""
-    return min(_TELL_USE_MS, idle_ms / 3)
+    """How often a task reports a topic in use, if metadata.max.idle.ms is ``idle_ms``."""
+    return min(_REPORT_USE_MS, idle_ms / 3)
 
 
 def coordinator_idle_ms(idle_ms: float) -> float:
-    """After how long a topic is idle that no task tells of: of a use just after one that was told the
-    coordinator hears an interval later, and that may wait as long to be reported with others."""
+    """After how long without reports the coordinator considers a topic idle.
+
+    A use just after a report is reported one interval later, and that report may be delayed by another
+    interval to be sent with others.
+    """
     return idle_ms + 2 * use_interval_ms(idle_ms)
 
 
 def encode_snapshot(snapshot: MetadataSnapshot) -> Iterator[dict[str, Any]]:
-    """Bodies of one or more messages, each with the brokers."""
+    """The bodies of one or more messages, each of which contains the brokers."""
     head = {
         "nodes": [[node.id, node.host, node.port, node.rack] for node in snapshot.nodes],
         "nodes_age": snapshot.nodes_age_ms if math.isfinite(snapshot.nodes_age_ms) else None,
@@ -61,7 +66,7 @@ def _encode_topic(hint: TopicSnapshot) -> list[Any]:
 
 
 def decode_snapshot(body: Mapping[str, Any]) -> MetadataSnapshot:
-    """Raises ProtocolError."""
+    """The snapshot in a body. Raises ProtocolError."""
     try:
         nodes_age = body["nodes_age"]
         snapshot = MetadataSnapshot(
@@ -73,12 +78,12 @@ def decode_snapshot(body: Mapping[str, Any]) -> MetadataSnapshot:
         waited_ms = age(body.get("waited", 0))
         return snapshot.aged(waited_ms) if waited_ms else snapshot
     except (KeyError, TypeError, ValueError) as error:
-        raise ProtocolError(f"a message with metadata that is none ({type(error).__name__})") from None
+        raise ProtocolError(f"a message contains invalid metadata ({type(error).__name__})") from None
 
 
 @dataclass(frozen=True, slots=True)
 class NamedLeader:
-    """A partition's leader as a broker named it in an answer to a request with this topic id (KIP-951)."""
+    """A partition's leader, from a broker's response to a request with this topic id (KIP-951)."""
 
     partition: TopicPartition
     leader: int
@@ -87,9 +92,9 @@ class NamedLeader:
 
 
 def named_leaders(value: Any) -> list[NamedLeader]:
-    """A list of [topic, topic id, partition, leader, epoch]. Raises ProtocolError."""
+    """Decode a list of [topic, topic id, partition, leader, epoch]. Raises ProtocolError."""
     if not isinstance(value, list) or len(value) > MAX_STALE:
-        raise ProtocolError("a list of leaders that is none, or too long")
+        raise ProtocolError("leaders are not a list, or the list is too long")
     try:
         return [
             NamedLeader(
@@ -98,13 +103,13 @@ def named_leaders(value: Any) -> list[NamedLeader]:
             for topic, topic_id, number, leader, epoch in value
         ]
     except (TypeError, ValueError):
-        raise ProtocolError("a list of leaders that is none") from None
+        raise ProtocolError("a list of leaders has an invalid entry") from None
 
 
 def _id(value: Any) -> bytes | None:
     found = None if value is None else bytes.fromhex(value)
     if found is not None and len(found) != _BYTES_OF_ID:
-        raise ValueError("a topic id of a wrong length")
+        raise ValueError("a topic id has the wrong length")
     return found
 
 
@@ -124,43 +129,43 @@ def _decode_node(node_id: Any, host: Any, port: Any, rack: Any) -> Node:
 
 
 def names(value: Any) -> list[str]:
-    """A list of topic names. Raises ProtocolError."""
+    """Validate a list of topic names. Raises ProtocolError."""
     if not isinstance(value, list) or len(value) > MAX_TOPICS:
-        raise ProtocolError("a list of topics that is none, or too long")
-    # Many tasks name the same topics: one string of each is kept.
+        raise ProtocolError("topics are not a list, or the list is too long")
+    # Many tasks name the same topics, so their strings are shared.
     return [sys.intern(text(one)) for one in value]
 
 
 def text(value: Any) -> str:
-    """Raises ProtocolError."""
+    """Validate a string. Raises ProtocolError."""
     if not isinstance(value, str):
-        raise ProtocolError("a text that is none")
+        raise ProtocolError("a value is not a string")
     return value
 
 
 def whole(value: Any) -> int:
-    """Raises ProtocolError."""
+    """Validate an integer. Raises ProtocolError."""
     if not isinstance(value, int) or isinstance(value, bool):
-        raise ProtocolError("a number that is none")
+        raise ProtocolError("a value is not an integer")
     return value
 
 
 def _int32(value: Any) -> int:
-    """A number as Kafka's protocol has it: no epoch is larger. Raises ProtocolError."""
+    """Validate a 32-bit integer, as Kafka's protocol uses for leaders and epochs. Raises ProtocolError."""
     if not -(2**31) <= whole(value) < 2**31:
-        raise ProtocolError("a number of more than 32 bits")
+        raise ProtocolError("a number exceeds 32 bits")
     return int(value)
 
 
 def age(value: Any) -> float:
-    """Milliseconds. Raises ProtocolError."""
+    """Validate an age in milliseconds. Raises ProtocolError."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
-        raise ProtocolError("an age that is none")
+        raise ProtocolError("an age is not a number >= 0")
     return float(value)
 
 
 def in_parts(values: Iterable[str]) -> Iterator[list[str]]:
-    """Lists that ``names`` takes."""
-    rest = list(values)
-    for start in range(0, len(rest), MAX_TOPICS):
-        yield rest[start : start + MAX_TOPICS]
+    """Split topic names into lists that ``names`` accepts."""
+    topics = list(values)
+    for start in range(0, len(topics), MAX_TOPICS):
+        yield topics[start : start + MAX_TOPICS]

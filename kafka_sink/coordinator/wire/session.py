@@ -1,15 +1,16 @@
-"""What goes over the wire between tasks and the coordinator: frames of JSON, each authenticated.
+"""The wire protocol between tasks and the coordinator: authenticated frames of JSON.
 
-A frame is a length (4 bytes, big-endian, of what follows), a tag (16 bytes) and a JSON object in UTF-8. The
-first three frames are the challenge in both directions, and bear a tag of zeros:
+A frame is a length (4 bytes, big-endian, without itself), a tag (16 bytes) and a JSON object in UTF-8. The
+first three frames are the challenge in both directions. Their tags are zeros:
 
     server -> client   {"version": 1, "nonce": hex}
     client -> server   {"nonce": hex, "proof": HMAC(secret, "client", both nonces)}
     server -> client   {"proof": HMAC(secret, "server", both nonces)}
 
-From then on the tag is an HMAC of direction, frame number and payload under a key of this connection, so
-that nobody on the way can add, change, repeat or reorder frames. Nothing is encrypted: no message carries a
-secret.
+In all later frames the tag is an HMAC of direction, frame number and payload, under a key of this connection.
+Nobody on the network can add, change, repeat or reorder frames. Frames are not encrypted, because no message
+carries a secret.
+
 Pure: bytes in, values out.
 """
 
@@ -24,9 +25,9 @@ from typing import Any
 from kafka_sink.errors import ProtocolError
 
 VERSION = 1
-# Of a peer that has proved nothing yet, no more than this is read.
+# The largest frame read from a peer that has not yet proved that it knows the secret.
 MAX_HANDSHAKE_BYTES = 512
-# Names of 16,000 topics of the greatest length, or the metadata of some 50,000 partitions.
+# Enough for 16,000 topic names of maximum length, or the metadata of some 50,000 partitions.
 MAX_FRAME_BYTES = 4 * 1024 * 1024
 SECRET_BYTES = 32
 
@@ -40,8 +41,7 @@ Message = dict[str, Any]
 
 
 class FrameReader:
-    """Cuts a stream of bytes into frames. ``max_bytes`` bounds the next frame, and may be raised in
-    between."""
+    """Splits a stream of bytes into frames. ``max_bytes`` bounds the next frame; callers may raise it."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
@@ -49,29 +49,33 @@ class FrameReader:
 
     @property
     def held(self) -> int:
-        """Bytes that are not yet a frame that was taken."""
+        """Bytes received that ``next_frame`` has not returned yet."""
         return len(self._held)
 
     @property
     def has_frame(self) -> bool:
-        """Whether ``next_frame`` has one."""
+        """Whether a complete frame is available."""
         if len(self._held) < _LENGTH.size:
             return False
         (length,) = _LENGTH.unpack_from(self._held)
         return bool(len(self._held) >= _LENGTH.size + length)
 
     def feed(self, data: bytes) -> None:
-        """Takes bytes as they came."""
+        """Add received bytes."""
         self._held += data
 
     def next_frame(self) -> bytes | None:
-        """Tag and payload of the next frame, None while it is not whole. Raises ProtocolError for one that is
-        too large or too small, as soon as its length is known."""
+        """Tag and payload of the next frame, or None while it is incomplete.
+
+        Raises ProtocolError for a frame that is too large or too small, as soon as its length is known.
+        """
         if len(self._held) < _LENGTH.size:
             return None
         (length,) = _LENGTH.unpack_from(self._held)
         if not _TAG_BYTES + 2 <= length <= self.max_bytes:
-            raise ProtocolError(f"a frame of {length} bytes; {_TAG_BYTES + 2} to {self.max_bytes} are taken")
+            raise ProtocolError(
+                f"a frame has {length} bytes; allowed are {_TAG_BYTES + 2} to {self.max_bytes}"
+            )
         end = _LENGTH.size + length
         if len(self._held) < end:
             return None
@@ -81,9 +85,9 @@ class FrameReader:
 
 
 class Session:
-    """Challenge, then tagged frames, of one end of one connection. ``role``: "client" or "server".
+    """One end of a connection: the challenge, then tagged frames. ``role``: "client" or "server".
 
-    Raises ProtocolError for whatever the other end should not have sent; then the connection is to be closed.
+    Methods raise ProtocolError for invalid data from the other end. Callers then close the connection.
     """
 
     def __init__(self, secret: bytes, role: str) -> None:
@@ -112,19 +116,21 @@ class Session:
         """The client's proof."""
         message = _plain(frame)
         if message.get("version") != VERSION:
-            raise ProtocolError(f"the coordinator speaks version {message.get('version')!r}, not {VERSION}")
+            raise ProtocolError(
+                f"the coordinator uses protocol version {message.get('version')!r} instead of {VERSION}"
+            )
         self._nonces = _nonce(message) + self._nonce
         return _frame(_NO_TAG, {"nonce": self._nonce.hex(), "proof": self._proof(self._ours)})
 
     def answer_proof(self, frame: bytes) -> bytes:
-        """The server's proof, once the client's is right."""
+        """The server's proof, after verifying the client's."""
         message = _plain(frame)
         self._nonces = self._nonce + _nonce(message)
         self._verify(message)
         return _frame(_NO_TAG, {"proof": self._proof(self._ours)})
 
     def verify_proof(self, frame: bytes) -> None:
-        """The client's last step."""
+        """Verify the server's proof: the client's last step."""
         self._verify(_plain(frame))
 
     def _proof(self, role: str) -> str:
@@ -136,7 +142,7 @@ class Session:
     def _verify(self, message: Message) -> None:
         proof = message.get("proof")
         if not isinstance(proof, str) or not proof.isascii():
-            raise ProtocolError("the other end gave no proof")
+            raise ProtocolError("the other end sent no proof")
         if not hmac.compare_digest(proof, self._proof(self._theirs)):
             raise ProtocolError("the other end does not know the secret")
         self._key = self._digest("session")
@@ -144,36 +150,38 @@ class Session:
     # -- messages -----------------------------------------------------------------------------------
 
     def encode(self, message: Message) -> bytes:
-        """A frame with the next number. Raises ProtocolError, and changes nothing, where it is too large."""
+        """The next frame. Raises ProtocolError for a message that is too large, and then changes nothing."""
         return b"".join(self.encode_parts(_dump(message), b""))
 
-    def encode_parts(self, start: bytes, rest: bytes) -> tuple[bytes, bytes]:
-        """A frame whose payload comes in two parts, the second of which is returned as it is: no copy is made
-        of what many are told. Raises as ``encode``."""
-        length = len(start) + len(rest)
+    def encode_parts(self, start: bytes, end: bytes) -> tuple[bytes, bytes]:
+        """The next frame, with a payload in two parts. The second part is returned as it is, so that peers
+        which receive the same content share one copy. Raises as ``encode``."""
+        length = len(start) + len(end)
         if _TAG_BYTES + length > MAX_FRAME_BYTES:
-            raise ProtocolError(f"a message of {length} bytes is more than {MAX_FRAME_BYTES}")
-        tag = self._tag(self._ours, self._sent, start, rest)
+            raise ProtocolError(
+                f"a message of {length} bytes is larger than the bound of {MAX_FRAME_BYTES} bytes"
+            )
+        tag = self._tag(self._ours, self._sent, start, end)
         self._sent += 1
-        return _LENGTH.pack(_TAG_BYTES + length) + tag + start, rest
+        return _LENGTH.pack(_TAG_BYTES + length) + tag + start, end
 
     def decode(self, frame: bytes) -> Message:
-        """The message of a frame that is the next, whole and from who knows the secret."""
+        """The message of the next frame, after verifying its tag."""
         payload = frame[_TAG_BYTES:]
         if not hmac.compare_digest(frame[:_TAG_BYTES], self._tag(self._theirs, self._received, payload)):
             raise ProtocolError("a frame's tag is wrong")
         self._received += 1
         return _load(payload)
 
-    def _tag(self, role: str, number: int, payload: bytes, rest: bytes = b"") -> bytes:
+    def _tag(self, role: str, number: int, payload: bytes, end: bytes = b"") -> bytes:
         if self._key is None:
-            raise ProtocolError("the challenge is not over")
+            raise ProtocolError("the challenge is not complete")
         head = role.encode() + b"\0" + _NUMBER.pack(number)
-        if not rest:
+        if not end:
             return hmac.digest(self._key, head + payload, "sha256")[:_TAG_BYTES]
         digest = hmac.new(self._key, head, "sha256")
         digest.update(payload)
-        digest.update(rest)
+        digest.update(end)
         return digest.digest()[:_TAG_BYTES]
 
 
@@ -190,9 +198,9 @@ def _nonce(message: Message) -> bytes:
     try:
         nonce = bytes.fromhex(message["nonce"])
     except (KeyError, TypeError, ValueError):
-        raise ProtocolError("the other end gave no nonce") from None
+        raise ProtocolError("the other end sent no valid nonce") from None
     if len(nonce) != _NONCE_BYTES:
-        raise ProtocolError("the other end's nonce has a wrong length")
+        raise ProtocolError("the other end sent a nonce of the wrong length")
     return nonce
 
 
@@ -204,7 +212,7 @@ def _load(payload: bytes) -> Message:
     try:
         message = json.loads(payload)
     except (ValueError, RecursionError):
-        raise ProtocolError("a frame holds no JSON") from None
+        raise ProtocolError("a frame contains invalid JSON") from None
     if not isinstance(message, dict):
-        raise ProtocolError("a frame holds no JSON object")
+        raise ProtocolError("a frame contains JSON that is not an object")
     return message

@@ -45,7 +45,7 @@ def test_a_cluster_is_at_work_from_its_first_task_on() -> None:
     assert scene.clusters.running("b") is None
     scene.wakes[0]()
     assert scene.woken == ["a"]
-    assert not scene.clusters.enter("nobody told of it")
+    assert not scene.clusters.enter("an unknown cluster")
 
 
 def test_a_cluster_without_tasks_rests_and_comes_back_with_the_next() -> None:
@@ -91,7 +91,7 @@ def test_clusters_with_tasks_make_no_room() -> None:
     for key in "abc":
         scene.clusters.enter(key)
     assert scene.add("d", "a") == [False, True]
-    assert scene.forgotten == ["d"], "whoever told of it is to tell again"
+    assert scene.forgotten == ["d"], "planning must add it again"
     assert not scene.clusters.enter("d")
     assert not any(one.closed for one in scene.made)
 

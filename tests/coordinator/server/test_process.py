@@ -23,7 +23,7 @@ from kafka_sink.coordinator.driver import launcher
 from kafka_sink.coordinator.driver.driver_conf import spark_conf
 from kafka_sink.coordinator.driver.planning import CoordinatorHandoff, hand_off
 from kafka_sink.coordinator.driver.rendezvous_directory import FOLDER, RunningCoordinator
-from kafka_sink.coordinator.tasks.write_channel import tell_over
+from kafka_sink.coordinator.tasks.write_channel import end_attempts
 from kafka_sink.coordinator.wire import driver_process
 from kafka_sink.coordinator.wire.address import CoordinatorAddress
 from kafka_sink.coordinator.wire.connection import CoordinatorConnection
@@ -196,13 +196,13 @@ def test_the_process_tells_attempts_that_their_write_is_over(
 ) -> None:
     address = planned(cluster).driver_address
     assert address is not None
-    tell_over(address, "a")
+    end_attempts(address, "a")
     connection = CoordinatorConnection(address, 5000.0, lambda: 0.0)
     connection.tell("writes", {"writing": "a"}, 0.0)
     assert [heard.body for heard in connection.receive(0.0)] == [{"over": "a"}]
     connection.tell("writes", {"writing": "b"}, 0.0)
     assert [heard.body for heard in connection.receive(0.0)] == [{}]
-    tell_over(address, "b")
+    end_attempts(address, "b")
     assert [(heard.body, heard.last) for heard in connection.receive(0.0)] == [({"over": "b"}, None)]
     connection.close()
 

@@ -8,7 +8,7 @@ from kafka_sink.coordinator.driver.planning import CoordinatorHandoff
 from kafka_sink.coordinator.server.handlers import Push, Reply
 from kafka_sink.coordinator.server.write_handler import _MAX_OVER, WriteHandler, write_handler
 from kafka_sink.coordinator.tasks.client import CoordinatorClient
-from kafka_sink.coordinator.tasks.write_channel import WriteChannel, tell_over
+from kafka_sink.coordinator.tasks.write_channel import WriteChannel, end_attempts
 from kafka_sink.coordinator.wire.address import CoordinatorAddress, Rendezvous
 from kafka_sink.errors import ProtocolError, WriteOverError
 from kafka_sink.options import parse
@@ -52,8 +52,8 @@ def test_what_makes_no_sense_is_refused(body: dict[str, object]) -> None:
 def test_a_task_at_work_is_ended_by_the_commit_on_the_driver() -> None:
     causes: list[Exception] = []
     with serving(factories={"writes": write_handler}) as server:
-        exchange = WriteChannel(causes.append)
-        client = CoordinatorClient(server.address, [exchange], clock_ms)
+        channel = WriteChannel(causes.append)
+        client = CoordinatorClient(server.address, [channel], clock_ms)
         client.start()
         client.resume()
         options = parse({"kafka.bootstrap.servers": "h:1", "topic": "t", "log.summary": "false"}).options
@@ -63,34 +63,34 @@ def test_a_task_at_work_is_ended_by_the_commit_on_the_driver() -> None:
             )
             for _ in range(2)
         )
-        exchange.begin(mine._name_in_task(is_streaming=False))
-        eventually(lambda: server.connections() and not exchange._to_tell)
+        channel.begin(mine._name_in_task(is_streaming=False))
+        eventually(lambda: server.connections() and not channel._must_send)
         other.commit([])
         mine.commit([])
         eventually(lambda: causes)
         assert isinstance(causes[0], WriteOverError)
-        exchange.end()
+        channel.end()
         client.close()
         client.join(5)
 
 
 def test_a_task_that_has_ended_is_left_alone() -> None:
     causes: list[Exception] = []
-    exchange = WriteChannel(causes.append)
-    exchange.begin("a")
-    assert exchange.next_message(0) == {"writing": "a"}
-    assert exchange.next_message(0) is None
-    exchange.on_push({"over": "b"}, 0)
-    exchange.end()
-    exchange.on_push({"over": "a"}, 0)
+    channel = WriteChannel(causes.append)
+    channel.begin("a")
+    assert channel.next_message(0) == {"writing": "a"}
+    assert channel.next_message(0) is None
+    channel.on_push({"over": "b"}, 0)
+    channel.end()
+    channel.on_push({"over": "a"}, 0)
     assert causes == []
-    exchange.on_connected(0)
-    assert exchange.next_message(0) is None
-    exchange.begin("c")
-    exchange.next_message(0)
-    exchange.on_connected(0)
-    assert exchange.next_message(0) == {"writing": "c"}, "a new coordinator is told, too"
+    channel.on_connected(0)
+    assert channel.next_message(0) is None
+    channel.begin("c")
+    channel.next_message(0)
+    channel.on_connected(0)
+    assert channel.next_message(0) == {"writing": "c"}, "a new coordinator is told, too"
 
 
 def test_a_driver_without_coordinator_goes_on() -> None:
-    tell_over(CoordinatorAddress("127.0.0.1", Rendezvous(1, "key", SECRET)), "a")
+    end_attempts(CoordinatorAddress("127.0.0.1", Rendezvous(1, "key", SECRET)), "a")
