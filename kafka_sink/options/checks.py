@@ -201,6 +201,11 @@ def _verification(values: Values, _: Mapping[str, Any]) -> list[str]:
         mechanism = _get(values, "sasl_mechanism")
         what = "password or token" if mechanism in ("PLAIN", "OAUTHBEARER") else "proof of the login"
         warnings.append(f"kafka.security.protocol=SASL_PLAINTEXT sends rows and the {what} unencrypted")
+    if _get(values, "sasl_oauthbearer_token_endpoint_url").lower().startswith("http://"):
+        warnings.append(
+            "kafka.sasl.oauthbearer.token.endpoint.url begins with http://: client secret and tokens are "
+            "sent unencrypted; use https://"
+        )
     return warnings
 
 

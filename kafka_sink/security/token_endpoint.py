@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import quote_plus, urlencode, urlsplit
 
 from kafka_sink.errors import AuthenticationError
-from kafka_sink.secret import Secret
+from kafka_sink.secret import HIDDEN, Secret
 from kafka_sink.security.settings import TokenSettings
 from kafka_sink.security.tls_context import TlsContexts
 from kafka_sink.security.tls_errors import explain
@@ -22,6 +22,8 @@ _MAX_BYTES = 1024 * 1024
 _REFUSALS = (400, 401, 403, 404, 405)
 # Of an error's own words, which come from the network.
 _MAX_CHARACTERS = 200
+# A hundred years. NaN and infinity are numbers to Python's JSON; NaN is not below anything.
+_MAX_LIFETIME_S = 100 * 365 * 86_400
 
 
 class TokenEndpoint:
@@ -99,7 +101,7 @@ class TokenEndpoint:
         if status != 200:
             words = [str(answer[name]) for name in ("error", "error_description") if answer.get(name)]
             text = f"the token endpoint {self._shown} answered {status}"
-            text += f" ({': '.join(words)[:_MAX_CHARACTERS]})" if words else ""
+            text += f" ({self._clean(': '.join(words))})" if words else ""
             if status in _REFUSALS:
                 raise AuthenticationError(
                     f"OAUTHBEARER: {text}: check client id, client secret, scope and URL"
@@ -110,9 +112,18 @@ class TokenEndpoint:
             raise AuthenticationError(f"OAUTHBEARER: the token endpoint {self._shown} gave no access_token")
         found = from_text(token)
         lifetime = answer.get("expires_in")
-        if found.expires_at_s is None and isinstance(lifetime, int | float):
-            return Token(found.text, time.time() + float(lifetime))
-        return found
+        if found.expires_at_s is not None or not isinstance(lifetime, int | float):
+            return found
+        if not abs(lifetime) < _MAX_LIFETIME_S:
+            return found
+        return Token(found.text, time.time() + float(lifetime))
+
+    def _clean(self, text: str) -> str:
+        """What the endpoint says, without the secret that it may repeat and without forged lines of a log."""
+        secret = self._settings.client_secret
+        if secret:
+            text = text.replace(secret.reveal(), HIDDEN)
+        return "".join(char if char.isprintable() else " " for char in text[:_MAX_CHARACTERS])
 
 
 def _json(body: bytes) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from kafka_sink.errors import AuthenticationError
@@ -18,13 +19,22 @@ from kafka_sink.security.token_provider import load
 
 _UNKNOWN_LIFETIME_S = 300.0
 _TRIES = 3
+# After a renewal that failed, while the token at hand is valid; as Java's login thread.
+_RENEW_AGAIN_S = 10.0
 
 
 Fetch = Callable[[], Token]
 
 
+class _Kept(NamedTuple):
+    token: Token
+    refresh_at_s: float
+    expires_at_s: float
+
+
 class TokenSource:
-    """The token of one set of options. Any thread; one at a time fetches, the others wait for it.
+    """The token of one set of options. Any thread; one at a time fetches, and the others use the token at
+    hand, or wait where it has run out.
 
     ``wall_clock_s`` is seconds since 1970, as tokens have it; ``wait`` sleeps between tries.
     """
@@ -42,10 +52,8 @@ class TokenSource:
         self._wall_clock_s = wall_clock_s
         self._wait = wait
         self._random = random
-        self._lock = threading.Lock()  # guards the three below
-        self._token: Token | None = None
-        self._refresh_at_s = 0.0
-        self._expires_at_s = 0.0
+        self._lock = threading.Lock()  # held while a token is fetched, and to set the one below
+        self._kept: _Kept | None = None
 
     def get(self) -> Token:
         """A token that is valid. Blocks while it is fetched.
@@ -53,16 +61,29 @@ class TokenSource:
         Raises AuthenticationError where the endpoint refuses, TokenUnavailableError where it cannot be
         reached and the token at hand, if any, has run out.
         """
-        with self._lock:
-            if self._token is not None and self._wall_clock_s() < self._refresh_at_s:
-                return self._token
-            try:
-                self._keep(self._fetched())
-            except (TokenUnavailableError, AuthenticationError):
-                if self._token is None or self._wall_clock_s() >= self._expires_at_s:
-                    raise
-            assert self._token is not None
-            return self._token
+        kept = self._kept
+        is_valid = kept is not None and self._wall_clock_s() < kept.expires_at_s
+        if not self._lock.acquire(blocking=not is_valid):
+            # An endpoint that hangs must not hold up connections that have what they need.
+            assert kept is not None
+            return kept.token
+        try:
+            return self._renewed()
+        finally:
+            self._lock.release()
+
+    def _renewed(self) -> Token:
+        kept = self._kept
+        if kept is not None and self._wall_clock_s() < kept.refresh_at_s:
+            return kept.token
+        try:
+            self._kept = self._keeping(self._fetched())
+        except (TokenUnavailableError, AuthenticationError):
+            if kept is None or self._wall_clock_s() >= kept.expires_at_s:
+                raise
+            again = self._wall_clock_s() + _RENEW_AGAIN_S
+            self._kept = kept._replace(refresh_at_s=min(again, kept.expires_at_s))
+        return self._kept.token
 
     def _fetched(self) -> Token:
         settings = self._settings
@@ -77,7 +98,7 @@ class TokenSource:
             backoff = min(backoff * 2, max(settings.retry_backoff_max_s, settings.retry_backoff_s))
         raise AssertionError("the last try returns or raises")
 
-    def _keep(self, token: Token) -> None:
+    def _keeping(self, token: Token) -> _Kept:
         """As Java's login thread reckons: a share of the lifetime, a buffer before its end, a least age."""
         settings, now = self._settings, self._wall_clock_s()
         expires = now + _UNKNOWN_LIFETIME_S if token.expires_at_s is None else token.expires_at_s
@@ -88,7 +109,7 @@ class TokenSource:
         if lifetime > settings.refresh_buffer_s + settings.refresh_min_s:
             refresh = min(refresh, expires - settings.refresh_buffer_s)
             refresh = max(refresh, now + settings.refresh_min_s)
-        self._token, self._refresh_at_s, self._expires_at_s = token, min(refresh, expires), expires
+        return _Kept(token, min(refresh, expires), expires)
 
 
 _lock = threading.Lock()

@@ -192,3 +192,14 @@ def test_the_key_of_a_cluster_covers_every_option_that_the_coordinator_reads() -
     assert {"client_id", "request_timeout_ms", "retry_backoff_ms"} <= read
     told = {spec.attribute for spec in SPECS if spec.required or _is_of_cluster(spec)} | {"breaker"}
     assert read - told - OF_PRODUCE == set()
+
+
+@pytest.mark.parametrize(("scheme", "count"), [("http", 1), ("HTTP", 1), ("https", 0)])
+def test_an_unencrypted_token_endpoint_is_warned_about(scheme: str, count: int) -> None:
+    options = {
+        "security.protocol": "SASL_SSL",
+        "sasl.mechanism": "OAUTHBEARER",
+        "sasl.oauthbearer.token.endpoint.url": f"{scheme}://issuer/token",
+    }
+    found = [warning for warning in parsed(options).warnings if "begins with http://" in warning]
+    assert len(found) == count

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -77,6 +78,49 @@ def test_while_no_new_one_can_be_had_the_old_serves_until_it_runs_out() -> None:
     clock.now = 1_000_000.0 + 100
     with pytest.raises(TokenUnavailableError, match="away"):
         tokens.get()
+
+
+def test_a_valid_token_serves_while_its_renewal_hangs() -> None:
+    clock, hangs, asked = Clock(), threading.Event(), threading.Event()
+    calls = []
+
+    def fetch() -> Token:
+        calls.append(1)
+        if len(calls) > 1:
+            asked.set()
+            hangs.wait(20)
+        return Token(Secret(f"token-{len(calls)}"), clock.now + 1000)
+
+    tokens = TokenSource(TokenSettings(), fetch, clock, clock.wait, lambda: 0.0)
+    first = tokens.get()
+    clock.now += 900
+    renewing = threading.Thread(target=tokens.get)
+    renewing.start()
+    assert asked.wait(20)
+    got: list[Token] = []
+    other = threading.Thread(target=lambda: got.append(tokens.get()))
+    other.start()
+    other.join(5)
+    waited = other.is_alive()
+    hangs.set()
+    other.join(20)
+    renewing.join(20)
+    assert not waited
+    assert got == [first]
+    assert tokens.get().text == Secret("token-2")
+
+
+def test_a_renewal_that_failed_is_not_tried_again_for_each_connection() -> None:
+    clock = Clock()
+    results: list[Any] = [1000.0, *[TokenUnavailableError("away")] * 3, 1000.0]
+    tokens = source(results, clock)
+    first = tokens.get()
+    clock.now += 900
+    assert tokens.get() is first
+    assert tokens.get() is first
+    assert len(results) == 1, "a second renewal came at once"
+    clock.now += 11
+    assert tokens.get() is not first
 
 
 def test_tries_wait_longer_each_time_and_a_refusal_is_final() -> None:
@@ -222,6 +266,21 @@ def test_each_answer_of_the_endpoint(
         asking(endpoint).fetch()
     assert SECRET not in str(caught.value)
     assert len(endpoint.requests) == 1, "a redirection was followed"
+
+
+def test_an_endpoint_that_repeats_the_secret_does_not_show_it(endpoint: TokenServer) -> None:
+    text = json.dumps({"error": "invalid_client", "error_description": f"no {SECRET}\nERROR forged"})
+    endpoint.answer = lambda: (401, text.encode())
+    with pytest.raises(AuthenticationError, match="invalid_client") as caught:
+        asking(endpoint).fetch()
+    assert SECRET not in str(caught.value)
+    assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize("lifetime", ["NaN", "Infinity", "1" + "0" * 400, "-1" + "0" * 400])
+def test_an_absurd_lifetime_is_none(endpoint: TokenServer, lifetime: str) -> None:
+    endpoint.answer = lambda: (200, f'{{"access_token": "opaque", "expires_in": {lifetime}}}'.encode())
+    assert asking(endpoint).fetch().expires_at_s is None
 
 
 def test_an_endpoint_that_is_not_there_may_come_back() -> None:
