@@ -19,6 +19,11 @@ _SHADED = "kafkashaded."
 _FLAGS = ("required", "requisite", "sufficient", "optional")
 _ESCAPES = {"a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
 _OPTION = "Option 'kafka.sasl.jaas.config'"
+# Names that messages may show; what else stands in a name's place may be part of a password.
+_KNOWN_OPTIONS = (
+    *("username", "password", "tokenauth", "clientId", "clientSecret", "scope", "serviceName"),
+    *("principal", "keyTab", "useKeyTab", "awsProfileName", "awsRoleArn"),
+)
 _EXAMPLE = (
     'as in: org.apache.kafka.common.security.plain.PlainLoginModule required username="u" password="p";'
 )
@@ -75,8 +80,13 @@ def _entry(tokens: list[_Token], at: int) -> tuple[LoginModule, int]:
     while at < len(tokens) and tokens[at].symbol != ";":
         found = _option(tokens[at : at + 3])
         if found is None:
-            # Not what stands there: it may be the end of a password with a quote in it.
-            after = f"after {next(reversed(options))}" if options else "the first one"
+            # Not what stands there: it may be the end of a password with a quote in it, as may be the name
+            # of the option before.
+            last = next(reversed(options), "")
+            known = f"after {last}" if last in _KNOWN_OPTIONS else f"number {len(options) + 1}"
+            after = known if options else "the first one"
+            last = ""
+            options.clear()
             raise ConfigurationError(
                 f'{_OPTION}: an option of the login module ({after}) is not name="value". Quote values, and '
                 "write a quote or a backslash inside of them with a backslash before it"
@@ -84,6 +94,8 @@ def _entry(tokens: list[_Token], at: int) -> tuple[LoginModule, int]:
         options[found[0]] = found[1]
         at += 3
     if at >= len(tokens):
+        options.clear()
+        found = None
         raise ConfigurationError(f"{_OPTION} does not end with a semicolon, {_EXAMPLE}")
     return LoginModule(name.removeprefix(_SHADED), options), at + 1
 

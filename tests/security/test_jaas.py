@@ -57,6 +57,8 @@ def test_what_java_takes(text: str, options: dict[str, str]) -> None:
         (f"{PLAIN} required password=hunter2@x;", "after password"),
         (f"{PLAIN} required username=u password=9hunter2;", "after username"),
         (f'{PLAIN} required username="u" password="x"hunter2";', "after password"),
+        (f'{PLAIN} required username="u" password="x"hunter2="y" z;', "number 4"),
+        (f'{PLAIN} required username="u" password="x"hunter2="y"', "semicolon"),
         (f'{PLAIN} required a="1"; {PLAIN} required a="hunter2";', "2 login modules"),
         ("= required;", "does not begin"),
     ],
@@ -65,6 +67,7 @@ def test_what_java_refuses_is_refused_and_never_shown(text: str, problem: str) -
     with pytest.raises(ConfigurationError) as caught:
         parse_jaas(Secret(text))
     assert problem in str(caught.value)
+    assert "hunter2" not in str(caught.value)
     for frame, _ in traceback.walk_tb(caught.value.__traceback__):
         if frame.f_code.co_filename.endswith("security/jaas.py") and "tests" not in frame.f_code.co_filename:
             assert "hunter2" not in repr(frame.f_locals)
