@@ -1,8 +1,8 @@
-"""What Spark's own lookup of Python data sources finds: ``DefaultSource``, for ``format("kafka-chunked")``.
+"""Spark's lookup of Python data sources finds ``DefaultSource`` here, for ``format("kafka-chunked")``.
 
-Spark imports every top-level module named ``pyspark_*`` at the first use of any Python data source, and one
-exception there fails the lookup for all of them. So this module raises nothing: where the sink cannot be
-imported, a stand-in takes its name and says why once somebody uses it.
+Spark imports every top-level module named ``pyspark_*`` at the first use of any Python data source. An
+exception in one of them breaks all data sources, so this module never raises. If the sink cannot be imported,
+a substitute is registered under its name and reports the reason when it is used.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ try:
     from kafka_sink.spark.datasource import KafkaChunkedDataSource as DefaultSource
 
     __all__ += ["DefaultSource"]
-except Exception as failure:  # noqa: BLE001 - whatever it is, other data sources must stay usable
+except Exception as failure:  # noqa: BLE001 - other data sources must stay usable in any case
     _REASON = f"{type(failure).__name__}: {failure}"
     try:
         from pyspark.sql.datasource import DataSource
 
         class _Unavailable(DataSource):
-            """Answers to the sink's name and reports on use why the sink could not be imported."""
+            """Has the sink's name and reports, when used, why the sink could not be imported."""
 
             def __init__(self, options: dict[str, str]) -> None:  # noqa: ARG002 - DataSource's signature
                 raise ImportError(
@@ -33,5 +33,5 @@ except Exception as failure:  # noqa: BLE001 - whatever it is, other data source
                 return "kafka-chunked"
 
         globals()["DefaultSource"] = _Unavailable
-    except Exception:  # noqa: BLE001 - a pyspark without Python data sources: nothing can be offered
+    except Exception:  # noqa: BLE001 - this pyspark has no Python data sources
         pass

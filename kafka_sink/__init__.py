@@ -1,6 +1,6 @@
 """kafka-chunked: a Kafka sink for PySpark in pure Python, ``format("kafka-chunked")``.
 
-Importing this package is cheap: pyspark and the sink itself are loaded on first use only.
+Importing this package is cheap: pyspark and the sink itself are imported on first use.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ __all__ = ["__version__", "producer_metrics", "register"]
 
 
 def producer_metrics() -> list[dict[str, float]]:
-    """Kafka's producer metrics of each producer in this Python process, of its present or last task.
+    """Kafka's producer metrics of each producer in this Python process, for its current or last task.
 
-    In Spark these are the worker processes of the executors; docs/metrics.md tells what each metric means.
+    In Spark, these processes are the executors' Python workers. docs/metrics.md describes each metric.
     """
-    # Where no task has run, there is nothing to load for it.
+    # If no task has run here, the producer module need not be imported.
     producer = sys.modules.get("kafka_sink.producer")
     return [] if producer is None else producer.LIVE_PRODUCERS.metrics()
 
 
 def register(spark: SparkSession) -> None:
-    """Make ``format("kafka-chunked")`` known to this session, and usable in the calling thread.
+    """Register ``format("kafka-chunked")`` with this session, and make it usable in the calling thread.
 
-    Only needed where Spark cannot find the installed ``pyspark_kafka_chunked`` module by itself, for instance
-    when the package came to the driver by ``--py-files``, and once in each thread other than the one that
-    made the session.
+    This is needed if Spark cannot find the installed ``pyspark_kafka_chunked`` module, for instance if the
+    package was shipped by ``--py-files``. It is also needed once in each thread other than the one that
+    created the session.
     """
     from kafka_sink.spark.datasource import KafkaChunkedDataSource
 
     spark.dataSource.register(KafkaChunkedDataSource)
-    # Spark looks for Python data sources in the active session only, and a thread has none: it gets one by
-    # this, and by nothing else that is public (checked on PySpark 4.1.1 and 4.3.0).
+    # Spark looks for Python data sources only in the active session, and a new thread has none. This is the
+    # only public call that sets it (checked on PySpark 4.1.1 and 4.3.0).
     spark.createDataFrame([], "value string")

@@ -1,4 +1,4 @@
-"""Every error this package raises. Messages name the option or column, what was wrong and what to do."""
+"""The errors of this package. Messages name the option or column, the problem and what to do."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class ConfigurationError(KafkaSinkError, ValueError):
 
 
 class SchemaError(KafkaSinkError, ValueError):
-    """A column is missing or has a type the sink does not take. Raised at planning."""
+    """A column is missing or has an unsupported type. Raised at planning."""
 
 
 class InvalidRowError(KafkaSinkError, ValueError):
@@ -24,7 +24,7 @@ class RecordTooLargeError(InvalidRowError):
 
 
 class BufferExhaustedError(KafkaSinkError, TimeoutError):
-    """No pool memory within max.block.ms."""
+    """No buffer memory was available within max.block.ms."""
 
 
 class MetadataTimeoutError(KafkaSinkError, TimeoutError):
@@ -32,31 +32,31 @@ class MetadataTimeoutError(KafkaSinkError, TimeoutError):
 
 
 class ClusterChangedError(KafkaSinkError):
-    """Brokers answer for another cluster than the one that this producer has written to."""
+    """Brokers belong to another cluster than the one to which this producer has written."""
 
 
 class BrokersUnreachableError(KafkaSinkError, ConnectionError):
-    """No broker could be connected to: each address with the step that failed and what to change."""
+    """No broker could be reached. The message lists each address, the step that failed and what to change."""
 
 
 class ProtocolError(KafkaSinkError):
-    """A broker's bytes are not a valid answer; the connection is closed."""
+    """A broker sent an invalid response; the connection is closed."""
 
 
 class BrokerVersionError(KafkaSinkError):
-    """The broker speaks no version of an API that this sink needs."""
+    """The broker supports no version of an API that this sink can use."""
 
 
 class AuthenticationError(KafkaSinkError):
-    """A broker refused the credentials, or the TLS handshake failed. Never carries a secret."""
+    """A broker rejected the credentials, or the TLS handshake failed. Never contains a secret."""
 
 
 class DeliveryError(KafkaSinkError):
-    """Rows were not acknowledged: the first cause, its topic-partition and the counts."""
+    """Rows were not acknowledged. The message has the first cause, its topic-partition and the counts."""
 
 
 class BrokerRefusedError(DeliveryError):
-    """A broker answered a batch with an error; ``error_code`` is Kafka's."""
+    """A broker rejected a batch; ``error_code`` is Kafka's."""
 
     def __init__(self, message: str, error_code: int = -1) -> None:
         super().__init__(message)
@@ -64,11 +64,12 @@ class BrokerRefusedError(DeliveryError):
 
 
 class TransactionError(DeliveryError):
-    """The transactions of a batch could not be committed; readers of committed rows see none of it."""
+    """The transactions of a batch could not be committed; ``read_committed`` consumers see none of its
+    rows."""
 
 
 class IncompleteBatchError(TransactionError):
-    """A batch was decided, and some of its transactions ended otherwise: readers see a part of it."""
+    """The commit of a batch was decided, but some of its transactions were aborted: some rows are missing."""
 
 
 class LocalBrokerError(KafkaSinkError):
@@ -76,16 +77,17 @@ class LocalBrokerError(KafkaSinkError):
 
 
 class BufferOwnershipError(KafkaSinkError, RuntimeError):
-    """Memory was returned twice, or by somebody who does not own it: a bug of this sink."""
+    """Memory was released twice, or by code that does not own it. This is a bug in the sink."""
 
 
 class ExecutorDisconnectedError(KafkaSinkError):
-    """Spark's executor hung up while the task was writing: nobody waits for its rows any more."""
+    """Spark's executor closed its connection while the task was writing, so its rows are no longer needed."""
 
 
 class WriteOverError(KafkaSinkError):
-    """The driver committed or aborted the write while this attempt was at work: nobody waits for its rows."""
+    """The driver committed or aborted the write while this attempt was running, so its rows are not
+    needed."""
 
 
 class ProducerClosedError(KafkaSinkError, RuntimeError):
-    """The producer was closed while, or before, a row waited for memory."""
+    """The producer was closed before or while a row waited for memory."""

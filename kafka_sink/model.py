@@ -1,4 +1,4 @@
-"""Values that every layer shares: plain, immutable and free of I/O."""
+"""Immutable values that all layers share, without I/O."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class TopicPartition(NamedTuple):
 
 
 class CompressionType(IntEnum):
-    """Codec ids as they stand in bits 0-2 of a V2 batch's attributes."""
+    """Codec ids, as in bits 0-2 of a V2 batch's attributes."""
 
     NONE = 0
     GZIP = 1
@@ -47,7 +47,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class PartitionInfo:
-    """What metadata says of a partition; ``leader`` is NO_LEADER while an election runs."""
+    """A partition's metadata; ``leader`` is NO_LEADER during an election."""
 
     topic: str
     partition: int
@@ -57,7 +57,7 @@ class PartitionInfo:
 
 @dataclass(frozen=True, slots=True)
 class TopicMetadata:
-    """One topic's metadata. ``topic_id`` is 16 bytes, None where the broker sends none.
+    """One topic's metadata. ``topic_id`` is 16 bytes, or None if the broker sends none.
 
     ``partitions`` is dense and ordered: index i is partition i.
     """
@@ -69,9 +69,9 @@ class TopicMetadata:
 
 @dataclass(frozen=True, slots=True)
 class PartitionResult:
-    """What a task wrote to one partition; offsets are -1 where Kafka did not tell them.
+    """What a task wrote to one partition; offsets are -1 if the broker did not return them.
 
-    ``offset_ranges`` are inclusive (first, last) pairs in ascending order, neighbours merged.
+    ``offset_ranges`` are inclusive (first, last) pairs in ascending order; adjacent ranges are merged.
     """
 
     topic: str
@@ -85,12 +85,12 @@ class PartitionResult:
 
 @dataclass(frozen=True, slots=True)
 class TaskResult:
-    """What one Spark task did, as its commit message carries it. Counts are of acknowledged rows.
+    """Result of one Spark task, sent in its commit message. Counts are of acknowledged rows.
 
-    ``wire_bytes`` are record batch bytes as sent (compressed, headers included, first attempts only),
-    ``raw_bytes`` the same records uncompressed; ``unconfirmed`` counts rows sent with acks=0,
-    which are in ``partitions`` and in no other count of rows.
-    ``metrics`` have Kafka's names (docs/metrics.md).
+    ``wire_bytes`` counts record batch bytes as sent (compressed, with headers, first attempts only).
+    ``raw_bytes`` counts the same records uncompressed. ``unconfirmed`` counts rows sent with acks=0; these
+    are included in ``partitions`` and in no other count of rows. ``metrics`` have Kafka's names
+    (docs/metrics.md).
     """
 
     partitions: tuple[PartitionResult, ...] = ()
@@ -113,7 +113,7 @@ class TaskResult:
 
 @dataclass(frozen=True, slots=True)
 class MetadataUpdate:
-    """One Metadata answer; ``errors`` are error codes of topics that came without metadata."""
+    """One Metadata response; ``errors`` are the error codes of topics without metadata."""
 
     nodes: tuple[Node, ...]
     topics: tuple[TopicMetadata, ...]

@@ -278,7 +278,7 @@ def test_what_is_no_kafka_is_told_without_settings_that_do_not_exist_here(topic:
         web.start()
         try:
             with pytest.raises(
-                BrokersUnreachableError, match=rf"{address}: .* no Kafka broker, or .* TLS"
+                BrokersUnreachableError, match=rf"{address}: .* not a Kafka broker, or .* TLS"
             ) as caught:
                 prepare_topic(options(address, topic, kafka_max_block_ms="900"))
         finally:
@@ -347,7 +347,7 @@ def test_a_stream_with_another_login_is_tried_at_once(topic: str, application: P
         prepare_topic(options(cluster.bootstrap_servers, topic), is_streaming=True)
         login = {"kafka_security_protocol": "SASL_PLAINTEXT", "kafka_sasl_mechanism": "PLAIN"}
         login |= {"kafka_sasl_username": "u", "kafka_sasl_password": "p"}
-        with pytest.raises(AuthenticationError, match="offers no SASL"):
+        with pytest.raises(AuthenticationError, match="does not offer SASL"):
             prepare_topic(options(cluster.bootstrap_servers, topic, **login), is_streaming=True)
 
 

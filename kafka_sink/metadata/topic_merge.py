@@ -1,8 +1,8 @@
-"""What a topic's metadata becomes when another answer tells of it: merged by (topic id, leader epoch).
+"""Merges a metadata response into a topic's known metadata, by topic id and leader epoch.
 
-Pure functions of values. Brokers learn of changes one after the other and any of them may be asked, so an
-answer is not newer for having come later. Two marks tell: an epoch rises with each election of a partition,
-and an id is drawn anew when a topic is deleted and created again, whereupon epochs start at 0.
+Pure functions of values. Brokers learn of changes one after the other and any of them may respond, so a later
+response is not necessarily newer. Two values show which one is newer. A leader epoch rises with each election
+of a partition. A topic gets a new id, and its epochs restart at 0, when it is deleted and created again.
 """
 
 from __future__ import annotations
@@ -13,59 +13,60 @@ from enum import Enum, auto
 
 from kafka_sink.model import UNKNOWN_EPOCH, PartitionInfo, TopicMetadata
 
-# A topic recreated more often than this within metadata.max.idle.ms is told apart by its latest ids.
-_IDS_KEPT = 8
-# See TopicIdHistory: about 1.5 s at the default backoffs, far beyond a broker's usual lag.
-_ANSWERS_THAT_CONVINCE = 5
+# Number of former ids to remember. Topics are rarely recreated this often within metadata.max.idle.ms.
+_MAX_FORMER_IDS = 8
+# See TopicIdHistory. This takes about 1.5 s with the default backoffs, far longer than a broker usually lags.
+_RESPONSES_TO_ACCEPT = 5
 
 
 class TopicIdentity(Enum):
-    """What an answer's topic id says of the answer."""
+    """How the topic in a response relates to the known topic of that name."""
 
-    SAME = auto()  # the topic as known: epochs decide, partition by partition
-    REPLACES = auto()  # another topic of that name: nothing of the known one may be kept
-    FORMER = auto()  # the topic as it was before it was recreated: not to be used
+    SAME = auto()  # the known topic: leader epochs decide for each partition
+    REPLACES = auto()  # a new topic of that name: discard the known metadata
+    FORMER = auto()  # the topic before it was recreated: ignore the response
 
 
 @dataclass(slots=True)
 class TopicIdHistory:
-    """The ids that a topic's name had before its present one.
+    """The ids that a topic's name had before the current one.
 
-    Ids are random and never come back, so an answer with a former id comes from a broker that lags, and is
-    refused. What cannot be told: of two ids seen for the first time, which is older. Should a lagging
-    broker's id have replaced the right one, the right one now counts as former; refused for ever, the topic
-    could not be written. So a former id that comes in several answers in a row, with growing waits
-    between them and none that confirms the present id, is taken back.
+    Ids are random and never reused, so a response with a former id comes from a lagging broker and is
+    rejected. It is impossible to know which of two new ids is older. A lagging broker's id may therefore have
+    replaced the right id, which then counts as former; the topic could never be written again. So a former id
+    is accepted again after several responses with it in a row, with growing waits and without a response that
+    confirms the current id.
     """
 
     former: tuple[bytes, ...] = ()
     refused: int = 0
 
     def judge(self, known: bytes | None, incoming: bytes | None, *, goes_back: bool = False) -> TopicIdentity:
-        """Decides on an answer, and remembers it.
+        """Classifies a response, and remembers it.
 
-        Brokers before 2.8 tell no ids (None). There ``goes_back`` says that the answer has lower epochs than
-        are known, which a topic that was recreated has, too; it is believed as a former id is.
+        Brokers before 2.8 send no ids (None). For these, ``goes_back`` means that the response has lower
+        epochs than the known ones. A recreated topic has these, too, so such a response is treated like a
+        former id.
         """
         if not goes_back and (incoming == known or incoming is None):
             self.refused = 0
             return TopicIdentity.SAME
         if goes_back or incoming in self.former:
             self.refused += 1
-            if self.refused < _ANSWERS_THAT_CONVINCE:
+            if self.refused < _RESPONSES_TO_ACCEPT:
                 return TopicIdentity.FORMER
         self.refused = 0
         if known is not None:
-            self.former = (*(one for one in self.former if one != incoming), known)[-_IDS_KEPT:]
+            self.former = (*(one for one in self.former if one != incoming), known)[-_MAX_FORMER_IDS:]
         return TopicIdentity.REPLACES
 
 
 def merge(known: TopicMetadata, incoming: TopicMetadata, *, later: bool) -> TopicMetadata:
-    """The same topic from two answers; ``later``: ``incoming`` was observed after ``known``.
+    """Merges two responses for the same topic. ``later``: ``incoming`` was observed after ``known``.
 
-    A higher leader epoch wins whatever the time; between equal or unknown ones the later answer does. Kafka
-    never takes partitions away from a topic, so with ids the larger number of partitions stands; without
-    ids a smaller one may also mean a recreated topic, and the later answer is believed.
+    The higher leader epoch wins, whenever it was observed. If epochs are equal or unknown, the later response
+    wins. Kafka never removes partitions from a topic, so with ids the larger number of partitions is right.
+    Without ids a smaller number may mean a recreated topic, so the later response is right.
     """
     partitions = [
         _newer(old, new, later) for old, new in zip(known.partitions, incoming.partitions, strict=False)
@@ -81,9 +82,9 @@ def merge(known: TopicMetadata, incoming: TopicMetadata, *, later: bool) -> Topi
 
 
 def goes_back(known: TopicMetadata, incoming: TopicMetadata) -> bool:
-    """Whether ``incoming`` has a lower epoch of some partition, of a topic that has no id.
+    """Whether a topic without id has a lower epoch of some partition in ``incoming``.
 
-    Brokers before 2.8 tell none, so this is a broker that lags or a topic that was recreated.
+    Brokers before 2.8 send no ids, so either the broker lags or the topic was recreated.
     """
     if known.topic_id is not None or incoming.topic_id is not None:
         return False

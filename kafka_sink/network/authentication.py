@@ -1,5 +1,5 @@
-"""The login on a connection: SaslHandshake, SaslAuthenticate as often as the mechanism wants (KIP-152), and
-both again before the session ends (KIP-368). Answers in, requests out.
+"""The SASL login on a connection: SaslHandshake, then SaslAuthenticate as often as the mechanism needs
+(KIP-152), and both again before the session ends (KIP-368). Responses in, requests out.
 """
 
 from __future__ import annotations
@@ -19,18 +19,19 @@ from kafka_sink.kafka_errors import (
     ILLEGAL_SASL_STATE,
     SASL_AUTHENTICATION_FAILED,
     UNSUPPORTED_SASL_MECHANISM,
+    error_of,
 )
 from kafka_sink.network.events import Buffer
 from kafka_sink.network.requests import SASL_AUTHENTICATE, SASL_HANDSHAKE
 from kafka_sink.network.wire import read_response
 from kafka_sink.security.sasl import SaslExchange
 
-# Version 0 of the handshake is followed by bytes without frames, which brokers before 1.0 want.
+# Version 0 of the handshake, for brokers before 1.0, is followed by bytes without frames.
 HANDSHAKE_VERSIONS = (1, int(SaslHandshakeRequest.max_version))
 AUTHENTICATE_VERSIONS = (0, int(SaslAuthenticateRequest.max_version))
-# Kerberos takes four, SCRAM two.
+# Kerberos needs four, SCRAM two.
 _MAX_ROUNDS = 16
-# Of what a broker says, which comes from the network.
+# Limit for texts of a broker in messages: they come from the network.
 _MAX_CHARACTERS = 300
 
 
@@ -45,7 +46,7 @@ class HandshakeResponse:
 
 @dataclass(frozen=True, slots=True)
 class AuthenticateResponse:
-    """``session_ms`` 0: the login does not run out."""
+    """``session_ms`` is 0 if the login does not expire."""
 
     error_code: int
     error_message: str
@@ -59,7 +60,7 @@ class AuthenticateResponse:
 
 @dataclass(frozen=True, slots=True)
 class LoginRequest:
-    """What to send next. The body is a view, which does not print what it holds."""
+    """The next request. The body is a memoryview, whose repr does not show its content."""
 
     api_key: int
     api_version: int
@@ -89,19 +90,19 @@ class Login:
         request = SaslHandshakeRequest(version=version, mechanism=self._exchange.mechanism)
         return LoginRequest(SASL_HANDSHAKE, version, bytes(request.encode(version=version)))
 
-    def on_response(self, answer: HandshakeResponse | AuthenticateResponse) -> LoginRequest | LoggedIn:
-        """What comes after an answer."""
-        if isinstance(answer, HandshakeResponse):
-            self._check_handshake(answer)
+    def on_response(self, response: HandshakeResponse | AuthenticateResponse) -> LoginRequest | LoggedIn:
+        """The step that follows a response."""
+        if isinstance(response, HandshakeResponse):
+            self._check_handshake(response)
             return self._authenticate(self._exchange.first())
-        if answer.error_code:
-            raise AuthenticationError(self._refusal(answer))
+        if response.error_code:
+            raise AuthenticationError(self._refusal(response))
         try:
-            following = self._exchange.respond(answer.auth_bytes)
+            following = self._exchange.respond(response.auth_bytes)
         except AuthenticationError as error:
             problem = str(error)
         else:
-            return LoggedIn(answer.session_ms) if following is None else self._authenticate(following)
+            return LoggedIn(response.session_ms) if following is None else self._authenticate(following)
         raise AuthenticationError(f"login at {self._name} failed: {problem}")
 
     def _version(self, api: int, ours: tuple[int, int]) -> int:
@@ -109,7 +110,7 @@ class Login:
         version = min(high, ours[1])
         if version < max(low, ours[0]):
             raise AuthenticationError(
-                f"login at {self._name} failed: it offers no SASL: use its SASL listener's port, or "
+                f"login at {self._name} failed: it does not offer SASL: use its SASL listener's port, or "
                 "kafka.security.protocol=PLAINTEXT or SSL"
             )
         return version
@@ -117,36 +118,38 @@ class Login:
     def _authenticate(self, data: bytes) -> LoginRequest:
         self._rounds += 1
         if self._rounds > _MAX_ROUNDS:
-            raise AuthenticationError(f"login at {self._name} failed: it goes on with challenges")
+            raise AuthenticationError(
+                f"login at {self._name} failed: it sent more than {_MAX_ROUNDS} challenges"
+            )
         version = self._version(SASL_AUTHENTICATE, AUTHENTICATE_VERSIONS)
         body = SaslAuthenticateRequest(version=version, auth_bytes=data).encode(version=version)
         return LoginRequest(SASL_AUTHENTICATE, version, memoryview(bytes(body)))
 
-    def _check_handshake(self, answer: HandshakeResponse) -> None:
-        if answer.error_code == 0:
+    def _check_handshake(self, response: HandshakeResponse) -> None:
+        if response.error_code == 0:
             return
         mechanism = self._exchange.mechanism
-        if answer.error_code == UNSUPPORTED_SASL_MECHANISM:
-            offered = _printable(", ".join(answer.mechanisms)) or "none"
+        if response.error_code == UNSUPPORTED_SASL_MECHANISM:
+            offered = _printable(", ".join(response.mechanisms)) or "none"
             problem = f"it does not offer {mechanism} but {offered}: set kafka.sasl.mechanism to one of these"
-        elif answer.error_code == ILLEGAL_SASL_STATE:
+        elif response.error_code == ILLEGAL_SASL_STATE:
             problem = (
                 "its listener takes no login: use its SASL listener's port, or "
                 "kafka.security.protocol=PLAINTEXT or SSL"
             )
         else:
-            problem = f"it answered the SASL handshake with error {answer.error_code}"
+            problem = f"the SASL handshake failed: {error_of(response.error_code).label}"
         raise AuthenticationError(f"login at {self._name} failed: {problem}")
 
-    def _refusal(self, answer: AuthenticateResponse) -> str:
+    def _refusal(self, response: AuthenticateResponse) -> str:
         mechanism = self._exchange.mechanism
-        said = f" ({answer.error_message})" if answer.error_message else ""
+        said = f" ({response.error_message})" if response.error_message else ""
         remedy = {
             "OAUTHBEARER": "check the token's issuer, audience and lifetime",
             "AWS_MSK_IAM": "check that the role may kafka-cluster:Connect to this cluster",
             "GSSAPI": "check the principal, and kafka.sasl.kerberos.service.name",
         }.get(mechanism, "check the user name and the password")
-        code = "" if answer.error_code == SASL_AUTHENTICATION_FAILED else f", error {answer.error_code}"
+        code = "" if response.error_code == SASL_AUTHENTICATION_FAILED else f", error {response.error_code}"
         refused = f"it refuses the credentials for SASL {mechanism}{code}{said}"
         return f"login at {self._name} failed: {refused}: {remedy}"
 

@@ -1,5 +1,5 @@
-"""One broker's connection and its life: resolve, prepare, connect, shake hands, negotiate, log in, be ready,
-and again."""
+"""One broker's connection and its states: resolving, preparing, connecting, TLS handshake, negotiating API
+versions, authenticating, ready."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from kafka_sink.security.sasl import SaslExchange
 
 
 class ConnectionState(Enum):
-    """PREPARING reads TLS files and fetches tokens; HANDSHAKING is TLS's, NEGOTIATING is ApiVersions,
-    AUTHENTICATING is SASL; REAUTHENTICATING is SASL again, with requests still in flight."""
+    """PREPARING reads TLS files and fetches tokens. HANDSHAKING is the TLS handshake, NEGOTIATING is
+    ApiVersions, AUTHENTICATING is SASL. REAUTHENTICATING is SASL again, with requests still in flight."""
 
     IDLE = "idle"
     RESOLVING = "resolving"
@@ -52,7 +52,7 @@ _MOVES: dict[ConnectionState, frozenset[ConnectionState]] = {
     ConnectionState.READY: frozenset({ConnectionState.REAUTHENTICATING, ConnectionState.IDLE}),
     ConnectionState.REAUTHENTICATING: frozenset({ConnectionState.READY, ConnectionState.IDLE}),
 }
-# The step of a connection that did not come about, in words for messages.
+# For messages: the step at which setting up a connection failed.
 _STEPS = {
     ConnectionState.RESOLVING: "looking up its name",
     ConnectionState.PREPARING: "fetching its login or reading TLS files",
@@ -68,19 +68,19 @@ _STATE_OF = {
     Phase.REAUTHENTICATING: ConnectionState.REAUTHENTICATING,
 }
 _TALKING = frozenset(_STATE_OF.values())
-# Share of a session after which to log in again, and what is added at random (as Java's client, KIP-368).
+# Share of a session after which to log in again, and its random addition (as in Java's client, KIP-368).
 _SESSION_SHARE, _SESSION_JITTER = 0.85, 0.10
 _RENEW_AGAIN_MS = 1000.0
 
 
 class RequestTimeoutError(TimeoutError):
-    """A broker did not answer within request.timeout.ms."""
+    """A broker did not respond within request.timeout.ms."""
 
 
 class BrokerConnection:
     """A connection with its stream, timeouts and reconnect backoff. Times are milliseconds.
 
-    ``random`` gives [0, 1) for jitter; ``notify`` ends the poll, from any thread.
+    ``random`` returns [0, 1) for jitter. ``notify`` may be called from any thread and ends the poll.
     """
 
     def __init__(
@@ -132,19 +132,19 @@ class BrokerConnection:
     # -- connecting -------------------------------------------------------------------------------
 
     def may_connect(self, now_ms: float) -> bool:
-        """Idle, and no reconnect backoff runs."""
+        """Whether the connection is idle and its reconnect backoff is over."""
         return self.state is ConnectionState.IDLE and now_ms >= self.connect_after_ms
 
     def open(self, now_ms: float) -> None:
-        """Starts to connect to the next of the host's addresses, resolving it when none is left.
+        """Starts to connect to the host's next address; resolves the host if none is left.
 
-        Raises OSError where the system refuses at once. The setup timeout
-        (socket.connection.setup.timeout.ms, KIP-601) runs from here until requests may be sent; Kafka's
-        own client takes the ApiVersions exchange out of it and leaves that to request.timeout.ms.
+        Raises OSError if the system fails that at once. The setup timeout
+        (socket.connection.setup.timeout.ms, KIP-601) runs from here until requests may be sent. Kafka's own
+        client excludes the ApiVersions exchange and applies request.timeout.ms to it.
         """
         settings = self._settings
         self.connecting_since_ms = now_ms
-        # Grows after each failure, as backoff does (KIP-601).
+        # The timeout grows with each failure, as the backoff does (KIP-601).
         self._setup_deadline_ms = now_ms + self._setup_timeout.delay_ms(self._failures + 1)
         if self._addresses:
             self._prepare()
@@ -156,7 +156,7 @@ class BrokerConnection:
         self.resolved()
 
     def resolved(self) -> None:
-        """Goes on where the look-up is done. Raises OSError where it failed."""
+        """Continues if the lookup is done. Raises OSError if it failed."""
         lookup = self._lookup
         if self.state is not ConnectionState.RESOLVING or lookup is None or not lookup.done:
             return
@@ -172,13 +172,13 @@ class BrokerConnection:
             return
         self._move_to(ConnectionState.PREPARING)
         if self._preparation is None or self._preparation.done:
-            # What an earlier try did not wait for may be too old by now.
+            # The result of an abandoned attempt may be out of date.
             self._preparation = self._security.begin(self.node.host, self._notify)
         self.prepared()
 
     def prepared(self) -> None:
-        """Goes on where TLS context and login are there. Raises AuthenticationError or OSError where they
-        cannot be had."""
+        """Continues if TLS context and credentials are available. Raises AuthenticationError or OSError if
+        preparing them failed."""
         preparation = self._preparation
         if self.state is not ConnectionState.PREPARING or preparation is None or not preparation.done:
             return
@@ -197,7 +197,7 @@ class BrokerConnection:
         self._move_to(ConnectionState.CONNECTING)
 
     def writable(self, now_ms: float) -> None:
-        """The stream takes bytes: goes on with connecting where that is under way. Raises as the stream."""
+        """Call when the socket is writable: continues to connect. Raises as the stream does."""
         if self.transport is not None and self.state is ConnectionState.CONNECTING:
             self.transport.connected()
             self._move_to(ConnectionState.HANDSHAKING)
@@ -216,44 +216,44 @@ class BrokerConnection:
 
     @property
     def api_versions(self) -> dict[int, tuple[int, int]]:
-        """The broker's versions by API key; empty before it is ready."""
+        """The broker's versions by API key; empty before the connection is ready."""
         return self._protocol.api_versions
 
     @property
     def is_made(self) -> bool:
-        """Ready, or only logging in again."""
+        """Whether the connection is ready or reauthenticating."""
         return self.state in (ConnectionState.READY, ConnectionState.REAUTHENTICATING)
 
     @property
     def features(self) -> dict[str, int]:
-        """The feature levels that the cluster has finalized; empty before it is ready."""
+        """The cluster's finalized feature levels; empty before the connection is ready."""
         return self._protocol.features
 
     @property
     def in_flight(self) -> int:
-        """Requests handed over and not done."""
+        """Number of submitted requests that are not complete."""
         return self._protocol.in_flight
 
     @property
     def wants_write(self) -> bool:
-        """Whether the stream should be watched for room."""
+        """Whether the selector should report the socket as writable."""
         if self.transport is None:
             return False
         connecting = self.state is ConnectionState.CONNECTING
         return connecting or self.transport.wants_write or self._protocol.send_buffer.pending
 
     def waiting_ms(self, now_ms: float) -> float:
-        """How long the oldest request has been waiting; 0 where there is none."""
+        """How long the oldest request has been in flight; 0 if there is none."""
         oldest = self._protocol.oldest()
         return 0.0 if oldest is None else now_ms - oldest.sent_at_ms
 
     def submit(self, request: OutboundRequest, now_ms: float) -> None:
-        """Queues a request. Raises ValueError, and changes nothing, where the link is not ready."""
+        """Queues a request. If the connection is not ready, raises ValueError and changes nothing."""
         self._protocol.submit(request, now_ms)
         self._last_used_ms = now_ms
 
     def flush(self) -> list[InFlightRequest]:
-        """Writes until the stream is full; returns requests that are done by being written."""
+        """Writes until the stream is full. Returns written requests that expect no response."""
         send_buffer = self._protocol.send_buffer
         if self.transport is not None and self.state in _TALKING:
             self.transport.flush()
@@ -265,7 +265,7 @@ class BrokerConnection:
         return self._protocol.written()
 
     def receive(self, buffer: memoryview, now_ms: float) -> bool:
-        """Reads what is there, once; false where nothing is. Raises ConnectionResetError at the end."""
+        """Reads once; False if nothing is available. Raises ConnectionResetError at the end of the stream."""
         self._shake_hands(now_ms)
         if self.transport is None or self.state not in _TALKING:
             return False
@@ -278,19 +278,20 @@ class BrokerConnection:
         return True
 
     def next_response(self, now_ms: float) -> CompletedRequest | None:
-        """The next answer; negotiation's own make the link ready. Raises as Connection.next_response."""
-        answered = self._protocol.next_response(now_ms)
+        """The next response. Responses to ApiVersions and SASL are handled here and make the connection
+        ready. Raises as BrokerProtocol.next_response."""
+        completed = self._protocol.next_response(now_ms)
         state = _STATE_OF[self._protocol.phase]
         if state is not self.state and self.state in _TALKING:
             self._move_to(state)
             if state is ConnectionState.READY:
                 self._became_ready(now_ms)
-        if answered is not None:
+        if completed is not None:
             self._heard_since_ready = True
-        if answered is not None:
+        if completed is not None:
             self._last_used_ms = now_ms
-            self.throttled_until_ms = max(self.throttled_until_ms, now_ms + answered.throttle_ms)
-        return answered
+            self.throttled_until_ms = max(self.throttled_until_ms, now_ms + completed.throttle_ms)
+        return completed
 
     def _became_ready(self, now_ms: float) -> None:
         self._failures = 0
@@ -306,16 +307,16 @@ class BrokerConnection:
             self._session_end_ms = now_ms + session
 
     def _closed_because(self) -> str:
-        """What a broker that closes a connection without a word may have wanted."""
+        """A hint why a broker may have closed the connection without an error."""
         tls, sasl = self._settings.security.tls, self._settings.security.sasl
         if self.state is ConnectionState.NEGOTIATING:
             if tls is None:
-                return "; if that goes on, it may expect TLS (kafka.security.protocol=SSL or SASL_SSL)"
-            return "; if that goes on, it may want a client certificate (kafka.ssl.keystore.location)"
+                return "; if this happens again, it may expect TLS (kafka.security.protocol=SSL or SASL_SSL)"
+            return "; if this happens again, it may need a client certificate (kafka.ssl.keystore.location)"
         if self.state is ConnectionState.AUTHENTICATING:
-            return " during the login; its log says why"
+            return " during the login; see its log"
         if sasl is None and not self._heard_since_ready and self.in_flight:
-            return "; if that goes on, it may want a login (kafka.security.protocol=SASL_SSL)"
+            return "; if this happens again, it may need a login (kafka.security.protocol=SASL_SSL)"
         return ""
 
     def login_is_due(self, now_ms: float) -> bool:
@@ -323,7 +324,8 @@ class BrokerConnection:
         return self.state is ConnectionState.READY and now_ms >= self._renew_at_ms
 
     def renew_login(self, now_ms: float) -> None:
-        """Logs in again in time (KIP-368); where that cannot be prepared, the session is used to its end."""
+        """Logs in again before the session ends (KIP-368). If that cannot be prepared, the session is used
+        until it ends."""
         if not self.login_is_due(now_ms) or self._security is None:
             return
         if self._preparation is None:
@@ -338,10 +340,10 @@ class BrokerConnection:
         self._protocol.log_in_again(preparation.exchange, now_ms)
         self._move_to(ConnectionState.REAUTHENTICATING)
 
-    # -- bounds and closing -----------------------------------------------------------------------
+    # -- timeouts and closing -----------------------------------------------------------------------
 
     def next_deadline_ms(self) -> float:
-        """When ``overdue`` may have something to say."""
+        """When to call ``overdue`` next."""
         if self.state is ConnectionState.IDLE:
             return math.inf
         oldest = self._protocol.oldest()
@@ -358,7 +360,7 @@ class BrokerConnection:
         return min(login_by, math.inf if idle < 0 else self._last_used_ms + idle)
 
     def overdue(self, now_ms: float) -> Exception | None:
-        """Why the connection must be closed now, if it must; None too for one that is merely idle."""
+        """The timeout for which the connection must be closed now, if any. Idle connections have none."""
         if self.state is ConnectionState.IDLE or now_ms < self.next_deadline_ms():
             return None
         if self.state in _STEPS:
@@ -368,36 +370,37 @@ class BrokerConnection:
                 f"({self.state.value}); kafka.socket.connection.setup.timeout.ms sets this bound"
             )
         if now_ms >= self._session_end_ms and self.state is ConnectionState.READY:
-            return ConnectionError(f"the login at {self.node} ran out before it could be renewed")
+            return ConnectionError(f"the login at {self.node} expired before it could be renewed")
         oldest = self._protocol.oldest()
         if oldest is None or now_ms < oldest.sent_at_ms + oldest.request.timeout_ms:
             return None
         return RequestTimeoutError(
-            f"{self.node} did not answer within kafka.request.timeout.ms = {oldest.request.timeout_ms:.0f} ms"
+            f"{self.node} did not respond within kafka.request.timeout.ms = "
+            f"{oldest.request.timeout_ms:.0f} ms"
         )
 
     @property
     def step(self) -> str:
-        """What a connection that is not ready yet is at, in words; empty for other states."""
+        """The current step of setting up the connection, for messages; empty once it is ready."""
         return _STEPS.get(self.state, "")
 
     def idle_too_long(self, now_ms: float) -> bool:
-        """Ready, nothing in flight, and connections.max.idle.ms has passed."""
+        """Whether the connection was ready with nothing in flight for connections.max.idle.ms."""
         ready_and_quiet = self.state is ConnectionState.READY and not self._protocol.in_flight
         idle = self._settings.connections_max_idle_ms
         return ready_and_quiet and idle >= 0 and now_ms >= self._last_used_ms + idle
 
     def abort(self) -> None:
-        """Closes the stream and drops what the system has not sent yet. For the end of a producer."""
+        """Closes the stream and drops bytes that the system has not sent yet. For closing a producer."""
         if self.transport is not None:
             self.transport.abort()
             self.transport = None
 
     def close(self, now_ms: float, cause: Exception | None) -> list[tuple[InFlightRequest, bool]]:
-        """Closes the stream; returns the requests that get no answer and whether a byte had left.
+        """Closes the stream. Returns the requests in flight, each with whether any byte of it was written.
 
-        With a ``cause`` it counts as a failure: the next try waits, longer each time, unless the host has
-        further addresses to try.
+        With a ``cause`` this counts as a failure. The next attempt waits, longer each time, unless the host
+        has further addresses to try.
         """
         if self.transport is not None:
             self.transport.close()

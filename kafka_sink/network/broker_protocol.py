@@ -16,7 +16,7 @@ from enum import Enum
 from typing import Any
 
 from kafka_sink.errors import BrokerVersionError, ProtocolError
-from kafka_sink.kafka_errors import UNSUPPORTED_VERSION
+from kafka_sink.kafka_errors import UNSUPPORTED_VERSION, error_of
 from kafka_sink.network import authentication, config_requests, produce, requests, transaction_requests
 from kafka_sink.network.authentication import LoggedIn, Login, LoginRequest
 from kafka_sink.network.events import Buffer, OutboundRequest
@@ -66,10 +66,11 @@ MAX_FRAME_BYTES: dict[int, int] = {
     transaction_requests.LIST_TRANSACTIONS: 100 * _MIB,
 }
 _SHORTEST_FRAME = 4
-# What a TLS listener sends in response to bytes in clear: a record of type alert, version 3.x.
+# A TLS listener responds to plaintext with a record of type alert, version 3.x.
 _TLS_ALERT = b"\x15\x03"
-# Versions from which brokers answer first and ask the client to hold back (KIP-219); before, they waited.
 _NEEDED = {requests.PRODUCE: produce.VERSIONS, requests.METADATA: requests.METADATA_VERSIONS}
+# From these versions on, brokers respond at once and the client has to pause (KIP-219). Earlier ones delayed
+# the response.
 _FIRST_CLIENT_THROTTLED = {
     requests.PRODUCE: 6,
     requests.METADATA: 6,
@@ -234,7 +235,7 @@ class BrokerProtocol:
         if not received:
             return None
         if not self._awaiting or self._awaiting[0].end > self.send_buffer.written_bytes:
-            raise ProtocolError(f"{self._name} sent bytes where nothing was asked")
+            raise ProtocolError(f"{self._name} sent bytes without a request")
         if len(received) < _LENGTH.size:
             return None
         (size,) = _LENGTH.unpack_from(received)
@@ -243,12 +244,11 @@ class BrokerProtocol:
             if bytes(received[:2]) == _TLS_ALERT:
                 raise ProtocolError(
                     f"{self._name} expects TLS: set kafka.security.protocol=SSL or SASL_SSL, or use the "
-                    "port of a listener in clear"
+                    "port of a plaintext listener"
                 )
             raise ProtocolError(
-                f"{self._name} sent an answer of {size} bytes where "
-                f"{_SHORTEST_FRAME} to {max_size} are sane: "
-                "no Kafka broker, or one that expects TLS"
+                f"{self._name} sent a response of {size} bytes, but {_SHORTEST_FRAME} to {max_size} are "
+                "valid: it is not a Kafka broker, or it expects TLS"
             )
         self._check_correlation(received)
         end = _LENGTH.size + size
@@ -260,32 +260,32 @@ class BrokerProtocol:
         return payload
 
     def _check_correlation(self, received: bytearray) -> None:
-        """As soon as the id is there, so that nothing waits for the rest of a wrong frame."""
+        """Checks the id as soon as it has arrived, without waiting for the rest of an invalid frame."""
         head = bytes(received[_LENGTH.size : 2 * _LENGTH.size])
         if len(head) < _LENGTH.size:
             return
         got, due = correlation_id(head), self._awaiting[0].correlation_id
         if got != due:
-            raise ProtocolError(f"{self._name} answered correlation id {got} where {due} is due")
+            raise ProtocolError(f"{self._name} sent correlation id {got}, but {due} was expected")
 
-    def _on_versions(self, version: int, answer: requests.ApiVersionsResponse, now_ms: float) -> None:
-        if answer.error_code == UNSUPPORTED_VERSION and version > 0:
-            # A broker that is too old says so in version 0's format; every broker speaks version 0.
+    def _on_versions(self, version: int, response: requests.ApiVersionsResponse, now_ms: float) -> None:
+        if response.error_code == UNSUPPORTED_VERSION and version > 0:
+            # A broker that does not know the version responds in version 0, which every broker supports.
             self._ask_versions(0, now_ms)
             return
-        if answer.error_code:
-            raise ProtocolError(f"{self._name} answered ApiVersions with error {answer.error_code}")
-        if requests.PRODUCE not in answer.ranges:
+        if response.error_code:
+            raise ProtocolError(f"{self._name} failed ApiVersions: {error_of(response.error_code).label}")
+        if requests.PRODUCE not in response.ranges:
             raise BrokerVersionError(f"{self._name} does not take Produce requests: is it a controller?")
         for api, (oldest, newest) in _NEEDED.items():
-            low, high = answer.ranges.get(api, (0, -1))
+            low, high = response.ranges.get(api, (0, -1))
             if min(high, newest) < max(low, oldest):
                 raise BrokerVersionError(
                     f"{self._name} speaks {requests.API_NAMES[api]} in versions {low} to {high}, this sink "
                     f"in {oldest} to {newest}; Apache Kafka 2.1 or later is needed"
                 )
-        self.api_versions = answer.ranges
-        self.features = answer.features
+        self.api_versions = response.ranges
+        self.features = response.features
         if self._exchange is None:
             self.phase = Phase.READY
             return
@@ -295,8 +295,8 @@ class BrokerProtocol:
     # -- the login --------------------------------------------------------------------------------
 
     def log_in_again(self, exchange: SaslExchange, now_ms: float) -> None:
-        """Begins a new login behind all requests in flight. Raises ValueError, and changes nothing, where the
-        connection is not ready."""
+        """Begins a new login after all requests in flight. If the connection is not ready, raises ValueError
+        and changes nothing."""
         if self.phase is not Phase.READY:
             raise ValueError(f"{self._name} is not ready for another login")
         self.phase = Phase.REAUTHENTICATING
@@ -312,9 +312,9 @@ class BrokerProtocol:
             OutboundRequest(request.api_key, request.api_version, body, True, timeout, _Own.REQUEST), now_ms
         )
 
-    def _on_login_response(self, answer: Any, now_ms: float) -> None:
+    def _on_login_response(self, response: Any, now_ms: float) -> None:
         assert self._login is not None
-        following = self._login.on_response(answer)
+        following = self._login.on_response(response)
         if isinstance(following, LoggedIn):
             self._exchange = self._login = None
             self.logged_in_at_ms, self.session_ms = now_ms, following.session_ms

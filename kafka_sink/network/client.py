@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from kafka_sink.clock import Clock
 from kafka_sink.errors import BrokerVersionError, KafkaSinkError
-from kafka_sink.kafka_errors import REBOOTSTRAP_REQUIRED
+from kafka_sink.kafka_errors import REBOOTSTRAP_REQUIRED, error_of
 from kafka_sink.model import Node
 from kafka_sink.network import requests
 from kafka_sink.network.broker_connection import BrokerConnection, ConnectionState, RequestTimeoutError
@@ -402,32 +402,34 @@ class NetworkClient:
     def _read(self, connection: BrokerConnection, now_ms: float) -> None:
         while connection.receive(self._receive_buffer, now_ms):
             was_made = connection.is_made
-            answered = connection.next_response(now_ms)
+            completed = connection.next_response(now_ms)
             if connection.is_made and not was_made:
                 self._events.append(
                     NodeConnected(connection.node.id, now_ms - connection.connecting_since_ms)
                 )
-            while answered is not None:
-                self._completed(connection, answered, now_ms)
-                answered = connection.next_response(now_ms)
+            while completed is not None:
+                self._completed(connection, completed, now_ms)
+                completed = connection.next_response(now_ms)
             if connection.transport is None or not connection.transport.buffered:
                 break
         self._flush(connection)
 
-    def _completed(self, connection: BrokerConnection, answered: CompletedRequest, now_ms: float) -> None:
-        entry, response = answered.entry, answered.response
+    def _completed(self, connection: BrokerConnection, completed: CompletedRequest, now_ms: float) -> None:
+        entry, response = completed.entry, completed.response
         tag = entry.request.tag
         if isinstance(response, requests.MetadataResponse) and response.error_code:
             if response.error_code == REBOOTSTRAP_REQUIRED and self._settings.rebootstrap:
                 self._known = {}
-            cause = KafkaSinkError(f"{connection.node} answered Metadata with error {response.error_code}")
+            cause = KafkaSinkError(
+                f"{connection.node} failed Metadata: {error_of(response.error_code).label}"
+            )
             self._events.append(RequestFailed(connection.node.id, tag, cause, possibly_sent=True))
             return
         latency = now_ms - entry.sent_at_ms
         self._events.append(ResponseReceived(connection.node.id, tag, response, latency))
 
     def _watch(self, connection: BrokerConnection, *, new: bool) -> None:
-        """Tells the selector what to look for; only when that changed, for each costs a system call."""
+        """Updates the selector's events, only if they changed: each update is a system call."""
         if connection.transport is None:
             return
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.wants_write else 0)
@@ -459,14 +461,14 @@ class NetworkClient:
         self._events.append(NodeDisconnected(node_id, cause))
 
     def _unwatch(self, connection: BrokerConnection) -> None:
-        # A transport whose constructor failed, or that was never registered, is not there.
+        # A transport whose constructor failed was never registered.
         if connection.transport is not None and connection.transport.fileno() in self._selector.get_map():
             self._selector.unregister(connection.transport)
 
     def close(self, *, abort: bool = False) -> None:
-        """Closes every socket at once and waits for nothing; requests without an answer stay without one.
+        """Closes every socket at once, without waiting. Requests in flight get no response.
 
-        The system still sends what it took from them; ``abort`` drops that, too.
+        The system still sends the bytes that it has taken over; ``abort`` drops these, too.
         """
         with self._wake_lock:
             if self._closed:

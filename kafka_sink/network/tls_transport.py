@@ -1,4 +1,4 @@
-"""TLS over a non-blocking socket. The record layer itself is bytes in, bytes out (``TlsStream``)."""
+"""TLS over a non-blocking socket. ``TlsStream`` is the record layer without I/O: bytes in, bytes out."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from kafka_sink.network.transport import PlaintextTransport, SocketAddress
 from kafka_sink.security.cipher_suites import TLS13_SUITES, split_suites
 from kafka_sink.security.tls_errors import explain, is_final
 
-# One record of TLS holds 16 KiB: what is smaller is joined up to that, for each record costs.
+# A TLS record holds up to 16 KiB. Smaller buffers are joined up to that size, because each record has a cost.
 _RECORD_BYTES = 16 * 1024
-# Encrypted bytes that may wait for the socket; more would only be held twice.
+# Maximum encrypted bytes that wait for the socket. More would only use memory twice.
 _MAX_HELD_BYTES = 256 * 1024
 _READ_BYTES = 128 * 1024
 
@@ -23,10 +23,10 @@ _READ_BYTES = 128 * 1024
 class TlsStream:
     """One connection's TLS without its socket.
 
-    Raises AuthenticationError for what another try would not change, ConnectionError for what it may.
+    Raises AuthenticationError if a retry cannot help, and ConnectionError if it may.
 
-    ``host``: for the certificate and for SNI. ``suites``: those that may be used, by OpenSSL's names; none
-    stands for all that the context allows.
+    ``host`` is used for the certificate check and SNI. ``suites`` are the enabled cipher suites, by OpenSSL's
+    names; empty means all that the context allows.
     """
 
     def __init__(self, context: ssl.SSLContext, host: str, address: str, suites: Sequence[str] = ()) -> None:
@@ -46,28 +46,28 @@ class TlsStream:
 
     @property
     def produced(self) -> int:
-        """Bytes for the peer that ``take`` would give."""
+        """Number of bytes for the peer that ``take`` would return."""
         return self._outgoing.pending
 
     @property
     def unread(self) -> bool:
-        """Whether bytes of the peer's are held that ``read`` has not given yet."""
+        """Whether the stream holds bytes from the peer that ``read`` has not returned yet."""
         return self._incoming.pending > 0 or (self.established and self._tls.pending() > 0)
 
     def feed(self, data: memoryview) -> None:
-        """Bytes of the peer's, in pieces of any size."""
+        """Takes bytes from the peer, in pieces of any size."""
         self._incoming.write(data)
 
     def feed_end(self) -> None:
-        """No more will come."""
+        """Marks the end of the peer's bytes."""
         self._incoming.write_eof()
 
     def take(self) -> bytes:
-        """Bytes for the peer."""
+        """Returns the bytes for the peer."""
         return self._outgoing.read()
 
     def handshake(self) -> bool:
-        """Goes on with it; True once it is done."""
+        """Continues the handshake; True once it is done."""
         if self.established:
             return True
         try:
@@ -93,13 +93,14 @@ class TlsStream:
         if self._suites and (used is None or used[0] not in self._suites):
             raise AuthenticationError(
                 f"TLS handshake with {self._address} failed: the broker chose the cipher suite "
-                f"{used[0] if used else 'none'}, which kafka.ssl.cipher.suites does not name"
+                f"{used[0] if used else 'none'}, which kafka.ssl.cipher.suites does not enable"
             )
 
     def _cut_short(self) -> str:
         return (
-            f"{self._address} closed the connection in the TLS handshake; if that goes on, it is no TLS "
-            "listener (kafka.security.protocol), or wants a client certificate (kafka.ssl.keystore.location)"
+            f"{self._address} closed the connection in the TLS handshake; if this happens again, it is not a "
+            "TLS listener (kafka.security.protocol) or needs a client certificate "
+            "(kafka.ssl.keystore.location)"
         )
 
     def write(self, data: Buffer) -> None:
@@ -113,7 +114,8 @@ class TlsStream:
         raise failure
 
     def read(self, buffer: memoryview) -> int | None:
-        """Bytes decrypted into ``buffer``, 0 at the end of the stream, None where none are whole yet."""
+        """Number of bytes decrypted into ``buffer``, 0 at the end of the stream, None without a whole
+        record."""
         try:
             # With a buffer it returns how many bytes are in it.
             count: Any = self._tls.read(len(buffer), buffer)
@@ -123,16 +125,16 @@ class TlsStream:
         except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
             return 0
         except ssl.SSLError as error:
-            # With TLS 1.3 a broker says only now that it does not accept the client's certificate.
+            # With TLS 1.3 a broker rejects the client's certificate only after the handshake.
             failure = self._failure(error, "TLS with")
         raise failure
 
     def close(self) -> None:
-        """Says goodbye, without waiting for the peer's."""
+        """Sends close_notify without waiting for the peer's."""
         try:
             self._tls.unwrap()
         except (ssl.SSLError, ValueError, OSError):
-            pass  # the peer has not said it yet, or nothing was established
+            pass  # the peer has not sent its own yet, or the handshake is not over
 
 
 class TlsTransport:
@@ -168,7 +170,7 @@ class TlsTransport:
         self._socket.connected()
 
     def handshake(self) -> bool:
-        """Goes on; True once it is done. Raises as TlsStream.handshake."""
+        """Continues the handshake; True once it is done. Raises as TlsStream.handshake."""
         if self._stream.established:
             self.flush()
             return True
@@ -182,14 +184,14 @@ class TlsTransport:
         return done
 
     def _flush_the_last(self) -> None:
-        """An alert, or a goodbye."""
+        """Tries to send a last alert or close_notify."""
         try:
             self.flush()
         except OSError:
-            pass  # a peer that is gone does not need it
+            pass  # the peer is gone and does not need it
 
     def _receive(self) -> int | None:
-        """Bytes fed from the socket, 0 at its end, None where there are none now."""
+        """Number of bytes read from the socket, 0 at its end, None if nothing is available."""
         count = self._socket.receive_into(self._scratch)
         if count == 0:
             self._stream.feed_end()
@@ -198,7 +200,7 @@ class TlsTransport:
         return count
 
     def flush(self) -> None:
-        """Writes encrypted bytes as far as the socket takes them."""
+        """Writes as many encrypted bytes as the socket accepts."""
         while self.wants_write:
             if not self._held:
                 self._held = memoryview(self._stream.take())
@@ -208,7 +210,7 @@ class TlsTransport:
             self._held = self._held[sent:]
 
     def send(self, buffers: Sequence[Buffer]) -> int:
-        """Encrypts as much as may wait for the socket; what is taken counts as written."""
+        """Encrypts as much as may wait for the socket. Accepted bytes count as written."""
         taken = 0
         self.flush()
         for piece in _records(buffers):
@@ -225,30 +227,30 @@ class TlsTransport:
             if self._receive() is None:
                 self.buffered = False
                 return None
-        # A message of TLS itself, such as a key update, may ask for an answer.
+        # A TLS message, such as a key update, may need a reply.
         self.flush()
         self.buffered = self._stream.unread
         return count
 
     def close(self) -> None:
-        """Says goodbye as far as the socket takes it at once."""
+        """Sends close_notify if the socket accepts it at once, and closes."""
         self._stream.close()
         self._flush_the_last()
         self._socket.close()
 
     def abort(self) -> None:
-        """Drops what was encrypted, too: records cut short are nothing to the peer."""
+        """Drops encrypted bytes, too: the peer cannot use partial records."""
         self._socket.abort()
 
 
 def _to_check(names: Sequence[str]) -> Sequence[str]:
-    """Suites of which one must have been chosen: Python offers all of TLS 1.3's, whatever it is told."""
+    """Suites to check after the handshake. Python cannot disable suites of TLS 1.3."""
     older, newer = split_suites(names)
     return () if set(newer) == set(TLS13_SUITES) else [*older, *newer]
 
 
 def _records(buffers: Sequence[Buffer]) -> list[Buffer]:
-    """Small buffers joined up to the size of a record; large ones as they are, OpenSSL cuts them."""
+    """Joins small buffers up to the size of a record. OpenSSL splits large ones itself."""
     pieces: list[Buffer] = []
     small: list[Buffer] = []
     size = 0

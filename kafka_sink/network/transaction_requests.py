@@ -1,7 +1,7 @@
-"""Requests about transactions, and their answers as the project's own values (KIP-98, KIP-664, KIP-890).
+"""Requests for transactions, and their responses as this package's own types (KIP-98, KIP-664, KIP-890).
 
-Only what protocol version 2 of transactions needs: a partition or group joins a transaction with the first
-write to it, and every EndTxn raises the producer's epoch. kafka-python encodes and decodes.
+Only version 2 of the transaction protocol is supported: the first write to a partition or group adds it to
+the transaction, and every EndTxn raises the producer's epoch. kafka-python encodes and decodes.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ TXN_OFFSET_COMMIT = 28
 DESCRIBE_TRANSACTIONS = 65
 LIST_TRANSACTIONS = 66
 
-# 4 looks up many keys at once (KIP-699).
+# Version 4 looks up many keys at once (KIP-699).
 FIND_COORDINATOR_VERSIONS = (4, 5)
-# 8 asks for many groups at once (KIP-709); 10 names topics by id.
+# Version 8 fetches many groups at once (KIP-709); version 10 identifies topics by id.
 OFFSET_FETCH_VERSIONS = (8, 9)
-# Those of transaction protocol 2 (KIP-890).
+# The versions of transaction protocol 2 (KIP-890).
 END_TXN_VERSIONS = (5, 5)
 TXN_OFFSET_COMMIT_VERSIONS = (5, 5)
 DESCRIBE_TRANSACTIONS_VERSIONS = (0, 0)
-# 2 filters by id, by a pattern of RE2 (KIP-1152).
+# Version 2 filters ids by an RE2 pattern (KIP-1152).
 LIST_TRANSACTIONS_VERSIONS = (0, 2)
 _FIRST_WITH_DURATION, _FIRST_WITH_PATTERN = 1, 2
 
@@ -67,7 +67,7 @@ _GROUP, _TRANSACTION = 0, 1
 
 @dataclass(frozen=True, slots=True)
 class FoundCoordinator:
-    """The broker that coordinates one key; ``node`` is None where ``error_code`` is set."""
+    """The coordinator of one key; ``node`` is None if ``error_code`` is set."""
 
     node: Node | None
     error_code: int
@@ -76,7 +76,7 @@ class FoundCoordinator:
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorsResponse:
-    """FindCoordinator's answer by key."""
+    """The coordinators by key."""
 
     found: Mapping[str, FoundCoordinator]
     throttle_time_ms: int = 0
@@ -84,7 +84,7 @@ class CoordinatorsResponse:
 
 @dataclass(frozen=True, slots=True)
 class EndTxnResponse:
-    """``producer_id`` and ``producer_epoch`` are what the next transaction would have; -1 with an error."""
+    """``producer_id`` and ``producer_epoch`` are those of the next transaction; -1 with an error."""
 
     error_code: int
     producer_id: int
@@ -102,7 +102,7 @@ class TxnOffsetCommitResponse:
 
 @dataclass(frozen=True, slots=True)
 class CommittedOffset:
-    """What a group has committed for a partition; ``offset`` is -1 where there is nothing."""
+    """A group's committed offset for a partition; ``offset`` is -1 if it has committed none."""
 
     offset: int
     metadata: str
@@ -111,7 +111,7 @@ class CommittedOffset:
 
 @dataclass(frozen=True, slots=True)
 class OffsetFetchResponse:
-    """By group its error code and its offsets."""
+    """Error code and offsets of each group."""
 
     groups: Mapping[str, tuple[int, Mapping[TopicPartition, CommittedOffset]]]
     throttle_time_ms: int = 0
@@ -119,7 +119,7 @@ class OffsetFetchResponse:
 
 @dataclass(frozen=True, slots=True)
 class TransactionDescription:
-    """A transactional id as its coordinator knows it; times are ms, ``started_ms`` by the broker's clock."""
+    """The state of a transactional id. Times are ms; ``started_ms`` is by the broker's clock."""
 
     error_code: int
     state: str
@@ -132,7 +132,7 @@ class TransactionDescription:
 
 @dataclass(frozen=True, slots=True)
 class DescribeTransactionsResponse:
-    """By transactional id."""
+    """Descriptions by transactional id."""
 
     transactions: Mapping[str, TransactionDescription]
     throttle_time_ms: int = 0
@@ -161,7 +161,7 @@ TransactionResponse = (
 
 
 def encode_find_coordinator(version: int, keys: Sequence[str], *, of_groups: bool) -> bytes:
-    """Asks where the coordinators of groups, else of transactional ids, are."""
+    """Looks up the coordinators of groups (``of_groups``) or of transactional ids."""
     request = FindCoordinatorRequest(
         version=version, key_type=_GROUP if of_groups else _TRANSACTION, coordinator_keys=list(keys)
     )
@@ -169,7 +169,7 @@ def encode_find_coordinator(version: int, keys: Sequence[str], *, of_groups: boo
 
 
 def decode_find_coordinator(version: int, payload: bytes) -> CoordinatorsResponse:
-    """``payload`` with its header. Raises ProtocolError, as all decoders here."""
+    """``payload`` includes its header. Raises ProtocolError, as all decoders here do."""
     return read_response(FindCoordinatorResponse, version, payload, _coordinators)
 
 
@@ -193,7 +193,7 @@ def _coordinators(response: Any) -> CoordinatorsResponse:
 def encode_end_txn(
     version: int, transactional_id: str, producer_id: int, producer_epoch: int, *, commit: bool
 ) -> bytes:
-    """Commits or aborts; a repetition has the same id and epoch."""
+    """Commits or aborts. A retry has the same id and epoch."""
     request = EndTxnRequest(
         version=version,
         transactional_id=transactional_id,
@@ -228,7 +228,7 @@ def encode_txn_offset_commit(
     group: str,
     offsets: Mapping[TopicPartition, tuple[int, str]],
 ) -> bytes:
-    """Puts offsets with their metadata into a transaction; the group has no members."""
+    """Commits offsets with their metadata in a transaction; the group has no members."""
     topics: dict[str, list[Any]] = {}
     topic_class = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic
     partition_class = topic_class.TxnOffsetCommitRequestPartition
@@ -274,10 +274,10 @@ def _txn_offset_commit(response: Any) -> TxnOffsetCommitResponse:
 def encode_offset_fetch(
     version: int, group: str, partitions: Sequence[TopicPartition] | None, *, stable: bool
 ) -> bytes:
-    """A group's offsets, all of them without ``partitions``.
+    """Fetches a group's offsets; all of them if ``partitions`` is None.
 
-    ``stable``: UNSTABLE_OFFSET_COMMIT where a transaction is undecided; of all offsets, only where there was
-    one before.
+    With ``stable`` a partition with an open transaction gets UNSTABLE_OFFSET_COMMIT. If all offsets are
+    fetched, only partitions with an earlier offset do.
     """
     group_class = OffsetFetchRequest.OffsetFetchRequestGroup
     topics: list[Any] | None = None
@@ -316,11 +316,11 @@ def _offsets(group: Any) -> Mapping[TopicPartition, CommittedOffset]:
     }
 
 
-# -- what is open ---------------------------------------------------------------------------------
+# -- open transactions ---------------------------------------------------------------------------------
 
 
 def encode_describe_transactions(version: int, ids: Sequence[str]) -> bytes:
-    """Of ids that the broker asked coordinates."""
+    """Describes ids whose coordinator is the receiving broker."""
     request = DescribeTransactionsRequest(version=version, transactional_ids=list(ids))
     return bytes(request.encode(version=version))
 
@@ -348,7 +348,8 @@ def _describe_transactions(response: Any) -> DescribeTransactionsResponse:
 
 
 def encode_list_transactions(version: int, states: Sequence[str], pattern: str) -> bytes:
-    """Those in these states that the broker asked coordinates. Before version 2 of all ids."""
+    """Lists transactions in these states whose coordinator is the receiving broker. ``pattern`` filters ids;
+    versions before 2 ignore it."""
     more: dict[str, Any] = {}
     if version >= _FIRST_WITH_DURATION:
         more["duration_filter"] = -1

@@ -1,4 +1,4 @@
-"""Non-blocking byte streams to a broker: what each can do, and the one in clear."""
+"""Non-blocking byte streams to a broker: their interface, and the plaintext one."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import Protocol
 from kafka_sink.network.events import Buffer
 from kafka_sink.network.settings import NetworkSettings
 
-# What connect() says while it goes on; EWOULDBLOCK is a full backlog of a local address.
 # l_onoff, l_linger: closing resets the connection.
 _NO_LINGER = struct.pack("ii", 1, 0)
+# Results of connect() while it is in progress. EWOULDBLOCK means a full backlog of a local address.
 _UNDER_WAY = (0, errno.EINPROGRESS, errno.EWOULDBLOCK)
 
 SocketAddress = tuple[socket.AddressFamily, tuple[object, ...]]
@@ -24,9 +24,9 @@ SocketAddress = tuple[socket.AddressFamily, tuple[object, ...]]
 class Transport(Protocol):
     """A stream that never blocks. Any method but ``close`` raises OSError when the stream is broken.
 
-    ``wants_write`` is the stream's own wish, besides that of the bytes waiting to be sent: a TLS handshake
-    or key update may need the other direction. ``buffered`` is true while received bytes are held that no
-    selector can see. What ``send`` has taken counts as written, though TLS may still hold it.
+    ``wants_write``: the stream itself needs to write, for instance for a TLS handshake or key update, besides
+    the bytes waiting to be sent. ``buffered``: the stream holds received bytes that no selector can see.
+    Bytes that ``send`` accepted count as written, though TLS may still hold them.
     """
 
     @property
@@ -42,19 +42,19 @@ class Transport(Protocol):
         """Call when the socket is first writable; raises OSError where the connect failed."""
 
     def handshake(self) -> bool:
-        """Goes on with what comes before the first byte of Kafka; True once it is done.
+        """Continues the handshake that precedes Kafka's first byte; True once it is done.
 
-        TLS raises AuthenticationError where a certificate is refused.
+        TLS raises AuthenticationError if a certificate is rejected.
         """
 
     def flush(self) -> None:
-        """Writes what was taken before and is still held."""
+        """Writes bytes that ``send`` accepted and the stream still holds."""
 
     def send(self, buffers: Sequence[Buffer]) -> int:
-        """Writes as much as fits now of at most 1,024 buffers; returns bytes, 0 where none fits."""
+        """Writes as much as fits now of at most 1,024 buffers. Returns the number of bytes, possibly 0."""
 
     def receive_into(self, buffer: memoryview) -> int | None:
-        """Bytes read, 0 at the end of the stream, None where none are there."""
+        """Number of bytes read, 0 at the end of the stream, None if nothing is available."""
 
     def close(self) -> None:
         """Ends the stream without waiting."""
@@ -64,7 +64,7 @@ class Transport(Protocol):
 
 
 class PlaintextTransport:
-    """A TCP socket. The constructor starts to connect; raises OSError where the system refuses at once."""
+    """A TCP socket. The constructor starts to connect; raises OSError if the system fails that at once."""
 
     wants_write = False
     buffered = False
@@ -74,9 +74,9 @@ class PlaintextTransport:
         self._socket = socket.socket(family, socket.SOCK_STREAM)
         try:
             self._socket.setblocking(False)
-            # Nagle's algorithm would hold the end of a request back until the last answer's ACK.
+            # Nagle's algorithm would delay the end of a request until the previous segment is acknowledged.
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            # Before connecting: the window's scale is fixed by then.
+            # Set before connecting, because the handshake fixes the window scale.
             for option, size in (
                 (socket.SO_SNDBUF, settings.send_buffer_bytes),
                 (socket.SO_RCVBUF, settings.receive_buffer_bytes),
@@ -101,14 +101,14 @@ class PlaintextTransport:
             raise OSError(code, os.strerror(code))
 
     def handshake(self) -> bool:
-        """Nothing to do: TCP's own is over."""
+        """Nothing to do: TCP's handshake is over."""
         return True
 
     def flush(self) -> None:
         """Nothing is held."""
 
     def send(self, buffers: Sequence[Buffer]) -> int:
-        """One scatter-gather write, without a joined copy."""
+        """One scatter-gather write, without copying the buffers."""
         try:
             return self._socket.sendmsg(buffers)
         except (BlockingIOError, InterruptedError):
@@ -122,11 +122,11 @@ class PlaintextTransport:
             return None
 
     def close(self) -> None:
-        """Bytes that the system already holds are still sent; nothing waits for them."""
+        """Closes without waiting. The system still sends the bytes that it holds."""
         self._socket.close()
 
     def abort(self) -> None:
-        """Bytes that the system still holds are dropped, and the peer gets a reset."""
+        """Drops the bytes that the system still holds and resets the connection."""
         with contextlib.suppress(OSError):
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
         self._socket.close()

@@ -219,7 +219,7 @@ def test_request_timeouts_are_the_oldest_requests() -> None:
     assert one.overdue(1_099.0) is None
     cause = one.overdue(1_100.0)
     assert isinstance(cause, RequestTimeoutError)
-    assert "127.0.0.1:9092 (id 3) did not answer within kafka.request.timeout.ms = 100 ms" in str(cause)
+    assert "127.0.0.1:9092 (id 3) did not respond within kafka.request.timeout.ms = 100 ms" in str(cause)
     assert one.waiting_ms(1_100.0) == 100
 
 

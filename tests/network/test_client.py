@@ -229,7 +229,7 @@ def test_a_metadata_answer_with_an_error_of_its_own_fails(cluster: FakeCluster, 
 
     cluster.script(METADATA, Reply(mangle=with_error))
     driver.send(metadata_request("t", version=13, tag="m"))
-    assert "answered Metadata with error 5" in str(driver.event(RequestFailed, "m").cause)
+    assert "failed Metadata: LEADER_NOT_AVAILABLE (error 5)" in str(driver.event(RequestFailed, "m").cause)
     assert driver.client.ready(-1, driver.clock.now), "the connection is good"
 
 

@@ -184,7 +184,7 @@ def test_a_login_that_cannot_be_renewed_serves_to_its_end_and_is_tried_again(bro
     one.renew_login(now + 1000)
     assert len(security.begun) == 3
     assert one.overdue(SESSION_MS - 1) is None
-    assert "ran out before it could be renewed" in str(one.overdue(SESSION_MS))
+    assert "expired before it could be renewed" in str(one.overdue(SESSION_MS))
 
 
 def test_without_a_session_that_ends_nothing_is_renewed(broker: Broker) -> None:

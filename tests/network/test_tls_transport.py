@@ -265,7 +265,7 @@ def test_cipher_suites_are_those_that_were_named(authority: Authority, folder: P
     assert "cipher suite" in refusal(stream(settings(authority, cipher_suites=older)), other)
     context = make_context(settings(authority, cipher_suites=("TLS_CHACHA20_POLY1305_SHA256",)))
     picky = TlsStream(context, HOST, f"{HOST}:9093", ("TLS_CHACHA20_POLY1305_SHA256",))
-    assert "TLS_AES_256_GCM_SHA384, which kafka.ssl.cipher.suites does not name" in refusal(
+    assert "TLS_AES_256_GCM_SHA384, which kafka.ssl.cipher.suites does not enable" in refusal(
         picky, Server(authority.issue("s", HOST), folder)
     )
 

@@ -171,7 +171,7 @@ MISTAKES: dict[str, tuple[Callable[[Secured], dict[str, str]], type[KafkaSinkErr
             **secured.options("TLS"), "kafka.bootstrap.servers": secured.broker.bootstrap_servers,
         },
         BrokersUnreachableError,
-        r"TLS handshake; if that goes on, it is no TLS listener \(kafka\.security\.protocol\)",
+        r"TLS handshake; if this happens again, it is not a TLS listener \(kafka\.security\.protocol\)",
     ),
     "clear to a TLS listener": (
         lambda secured: {"kafka.bootstrap.servers": secured.bootstrap("TLS")},
@@ -324,7 +324,7 @@ def test_one_good_address_of_several_is_enough_and_all_bad_ones_are_named_in_tim
     text = str(caught.value)
     assert "127.0.0.1:1: connecting by TCP failed: Connection refused" in text
     assert re.search(f"{mute}: [^;]*(the TLS handshake|connecting by TCP) did not end", text), text
-    assert "it is no TLS listener" in text
+    assert "it is not a TLS listener" in text
 
 
 def test_rights_that_are_missing_are_named(secured: Secured) -> None:
