@@ -1,6 +1,6 @@
-"""Before a task starts, on the driver: brokers can be reached and used, and the topic is there or is created.
+"""Checks on the driver, before tasks start: brokers are usable, and the topic exists or is created.
 
-This module is imported for every micro-batch, so what speaks to brokers is loaded only when it is needed.
+Every micro-batch imports this module. It therefore imports the network client only when needed.
 """
 
 from __future__ import annotations
@@ -10,23 +10,24 @@ import math
 from kafka_sink import application_markers
 from kafka_sink.options import SinkOptions
 
-# A stream looks again once this long has passed, so that a restart in the same application finds out what
-# became of its topic, and no micro-batch pays for it.
-STREAM_LOOKS_AGAIN_S = 60.0
+# A stream repeats the checks after this time. A query restarted in the same application thus notices if its
+# topic is gone, and few micro-batches pay for the checks.
+STREAM_RECHECK_S = 60.0
 
 
 def prepare_topic(options: SinkOptions, *, is_streaming: bool = False) -> None:
-    """Connect to the cluster; look the option ``topic`` up, and create it where ``topic.create`` says so.
+    """Connect to the cluster and look up the option ``topic``. Create it if ``topic.create`` is true.
 
-    Blocks for no longer than max.block.ms, and some 10 s for connections; a stream that was connected before
-    waits for those, too, up to max.block.ms, as brokers restart. Raises BrokersUnreachableError or
-    AuthenticationError where no broker can be used, ConfigurationError where the topic stays missing, may not
-    be used or could not be created, MetadataTimeoutError where brokers do not answer. For a stream it does
-    nothing where this was done within the last minute.
+    Blocks for max.block.ms at most, plus about 10 s for connections. A stream that was connected before waits
+    up to max.block.ms for connections, because brokers may be restarting. A stream skips the checks if they
+    succeeded within the last minute.
+
+    Raises BrokersUnreachableError or AuthenticationError if no broker is usable, ConfigurationError if the
+    topic is missing, not permitted or could not be created, MetadataTimeoutError if brokers do not respond.
     """
-    # With what shows of the security: another login is tried at once.
+    # The key contains the redacted security options, so that another login is checked at once.
     done = f"topic {options.topic} is there: {options.redacted()}"
-    if is_streaming and application_markers.happened_within(done, STREAM_LOOKS_AGAIN_S):
+    if is_streaming and application_markers.happened_within(done, STREAM_RECHECK_S):
         return
     from kafka_sink.planning_client import CONNECT_BOUND_MS, PlanningClient
     from kafka_sink.topic_preparation import TopicPreparation

@@ -1,7 +1,7 @@
-"""What planning and tasks remember in an application whose processes may all be new each time.
+"""Markers that outlive processes: state that planning and tasks keep for the whole Spark application.
 
-Markers are files, most of them empty, in a folder of Spark's that lives as long as the application. Where
-SPARK_LOCAL_DIRS names none, nothing is remembered.
+Markers are files, most of them empty, in a local folder of Spark that lives as long as the application.
+Without SPARK_LOCAL_DIRS, nothing is kept.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ _MAX_NOTE = 1 << 20
 
 
 def first_time(key: str) -> bool:
-    """Whether nobody asked this in the Spark application before."""
+    """Whether this is the first call with this key in the Spark application on this host."""
     for path in _paths(key):
         try:
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         except FileExistsError:
             return False
         except OSError:
-            continue  # the next folder may take it
+            continue  # the next folder may be writable
         return True
     return True
 
 
 def remember(key: str) -> None:
-    """What ``happened_within`` asks for happened now."""
+    """Record the event that ``happened_within`` checks, with the present time."""
     for path in _paths(key):
         try:
             os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW, 0o600))
@@ -40,7 +40,7 @@ def remember(key: str) -> None:
 
 
 def forget(key: str) -> None:
-    """Whoever asks ``first_time`` next is the first again."""
+    """Remove the marker, so that the next ``first_time`` returns True again."""
     for path in _paths(key):
         try:
             os.unlink(path)
@@ -50,19 +50,19 @@ def forget(key: str) -> None:
 
 
 def happened_within(key: str, seconds: float) -> bool:
-    """Whether somebody remembered this in the Spark application, no longer ago than that."""
+    """Whether ``remember`` was called with this key in the application, at most ``seconds`` ago."""
     for path in _paths(key):
         try:
             found = os.lstat(path)
         except OSError:
             continue
-        # Both by the wall clock, which processes share. A time to come is of a clock that was put back.
+        # Processes share the wall clock. A time in the future means that the clock was set back.
         return found.st_uid == os.getuid() and 0 <= time.time() - found.st_mtime <= seconds
     return False
 
 
 def note(key: str, text: str) -> None:
-    """What ``noted_within`` asks for; replaces what was noted before."""
+    """Store a text for ``noted_within``. Replaces the previous text."""
     for path in _paths(key):
         draft = f"{path}-{os.getpid()}-{threading.get_ident()}"
         try:
@@ -70,12 +70,12 @@ def note(key: str, text: str) -> None:
                 file.write(text)
             os.replace(draft, path)
         except OSError:
-            continue  # the next folder may take it
+            continue  # the next folder may be writable
         return
 
 
 def noted_within(key: str, seconds: float) -> str | None:
-    """What was noted in the Spark application on this host, no longer ago than that."""
+    """The text that was stored in the application on this host, if at most ``seconds`` ago."""
     if not happened_within(key, seconds):
         return None
     for path in _paths(key):
@@ -88,13 +88,16 @@ def noted_within(key: str, seconds: float) -> str | None:
 
 
 def folder() -> str:
-    """What tells the application from others; empty where nothing is remembered."""
+    """A folder that is unique to the application. Empty if no markers are kept."""
     return os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]
 
 
 def _paths(key: str) -> list[str]:
-    """Where a marker may be, the best first: Spark's folders, or where none can be written to (their disk is
-    full, or read-only), the system's for temporary files, under a name that has the application in it."""
+    """The possible paths of a marker, best first.
+
+    The system's folder for temporary files comes last, for the case that Spark's folders are not writable
+    (full or read-only disk). Its file name contains a hash of the application.
+    """
     folders = list(filter(None, os.environ.get("SPARK_LOCAL_DIRS", "").split(",")))
     if not folders:
         return []

@@ -1,7 +1,7 @@
-"""How the driver's side of the sink speaks to the user: through logging, and visibly so.
+"""Log lines of the driver's side that the user sees.
 
-Spark runs planning and commit in Python workers that nobody configured logging in: what is logged there below
-WARNING goes nowhere, while their stderr reaches the driver's own (checked on PySpark 4.1.1 and 4.3.0).
+Spark runs planning and commit in Python workers without a logging configuration, which drops records below
+WARNING. The stderr of these workers reaches the driver's stderr (checked on PySpark 4.1.1 and 4.3.0).
 """
 
 from __future__ import annotations
@@ -12,35 +12,35 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 LOGGER = logging.getLogger("kafka_sink")
-# As Spark's own lines look, among which these stand.
+# The format of Spark's own lines, which surround these.
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _DATE_FORMAT = "%y/%m/%d %H:%M:%S"
 
 
 def report(line: str) -> None:
-    """Say something that the user should see although nothing is wrong."""
+    """Log a line that the user should see although nothing is wrong."""
     with _visible():
         LOGGER.info(line)
 
 
 def warn(line: str) -> None:
-    """Say something that the user should look into."""
+    """Log a line that the user should look into."""
     with _visible():
         LOGGER.warning(line)
 
 
 def error(line: str) -> None:
-    """Say that something failed, where an exception alone may not reach the user."""
+    """Log a failure whose exception may not reach the user."""
     with _visible():
         LOGGER.error(line)
 
 
 @contextmanager
 def _visible() -> Iterator[None]:
-    """Give the logger a way out for one line, where nobody set up another.
+    """Give the logger a handler within the block, unless it has one.
 
-    Only for one line: Spark's own log capture comes and goes with each call, and would repeat what a lasting
-    handler prints.
+    The handler is removed after each line. Spark installs its own log capture for the time of a call, and
+    would print lines of a permanent handler twice.
     """
     level = LOGGER.level
     if level == logging.NOTSET:

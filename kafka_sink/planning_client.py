@@ -1,5 +1,7 @@
-"""What planning asks brokers, one thing at a time, over the network client that tasks use: the same TLS, the
-same login, the same addresses. Its first connection is the test of all three.
+"""A blocking client for planning, which sends one request at a time.
+
+It uses the network client of the tasks. Its first connection therefore tests the TLS settings, the login and
+the addresses that tasks will use.
 """
 
 from __future__ import annotations
@@ -28,33 +30,36 @@ from kafka_sink.network.client import (
 )
 from kafka_sink.options import SinkOptions
 
-# For connections; what is asked on them has the caller's bound.
+# Bounds connecting. The caller bounds requests.
 CONNECT_BOUND_MS = 9_000.0
 _POLL_MS = 100.0
-# Brokers of a cluster that are tried; one that answers is enough.
+# Brokers of a cluster to try. One that responds is enough.
 _MAX_TRIED = 5
-# A broker that closes connections this often at the first request will go on to.
-_MAX_CUT = 3
-# What answers like that once is no Kafka broker, or one that expects TLS.
+# Give up on brokers that close this many connections at the first request.
+_MAX_RESETS = 3
+# Retrying does not help: the login fails, or the address is no Kafka broker, or one that expects TLS.
 _FINAL = (AuthenticationError, BrokerVersionError, ProtocolError)
 _REMEDIES = {
     errno.ECONNREFUSED: "nothing listens there: check host and port",
-    errno.EHOSTUNREACH: "there is no route: check the address and the network between",
-    errno.ENETUNREACH: "there is no route: check the address and the network between",
-    errno.ETIMEDOUT: "no answer: check the address, and firewalls between",
+    errno.EHOSTUNREACH: "there is no route: check the address and the network",
+    errno.ENETUNREACH: "there is no route: check the address and the network",
+    errno.ETIMEDOUT: "no response: check the address and firewalls",
 }
 
 
 class PlanningClient:
-    """A context manager for one thread. Raises BrokersUnreachableError where no broker can be used, which
-    names each address, its step and what to change; AuthenticationError where that is about the login."""
+    """A context manager for one thread.
+
+    Methods raise BrokersUnreachableError if no broker is usable. It names each address, the step that failed
+    and the remedy. They raise AuthenticationError if the login is the reason.
+    """
 
     def __init__(self, options: SinkOptions, connect_bound_ms: float) -> None:
         self._connect_bound_ms = connect_bound_ms
         self._network = NetworkClient(NetworkSettings.from_options(options), monotonic_ms)
         self._bootstrap = self._network.bootstrap_nodes()
         self._advertised: list[Node] = []
-        self._cut = 0
+        self._resets = 0
 
     def __enter__(self) -> PlanningClient:
         return self
@@ -65,9 +70,9 @@ class PlanningClient:
         self._network.close()
 
     def connect(self) -> int:
-        """A broker that takes requests: tries all addresses at once, until the bound for connections.
+        """The id of a broker that accepts requests. Tries all addresses at once, within the bound.
 
-        Raises ConfigurationError for files of keys and certificates that cannot be used.
+        Raises ConfigurationError for unusable key and certificate files.
         """
         self._network.check_security()
         nodes = self._advertised[:_MAX_TRIED] or self._bootstrap
@@ -84,13 +89,13 @@ class PlanningClient:
             self._network.poll(min(_POLL_MS, until - now), now)
 
     def use_advertised(self, nodes: Sequence[Node]) -> None:
-        """From now on the cluster's own addresses are used, as tasks do."""
+        """Use the cluster's own addresses from now on, as tasks do."""
         self._advertised = list(nodes)
         self._network.set_nodes(nodes)
-        self._cut = 0
+        self._resets = 0
 
     def reach(self, node_id: int) -> bool:
-        """Whether this broker takes requests at once, or within the time of one connection."""
+        """Whether this broker accepts requests, now or within the bound for connecting."""
         if all(node.id != node_id for node in self._advertised):
             return False
         until = monotonic_ms() + self._connect_bound_ms
@@ -103,7 +108,7 @@ class PlanningClient:
         return False
 
     def api_version(self, node_id: int, api: int, versions: tuple[int, int]) -> int:
-        """The newest version that both sides speak. Raises BrokerVersionError where there is none."""
+        """The newest version that both sides support. Raises BrokerVersionError if there is none."""
         return self._network.api_version(node_id, api, versions)
 
     def ask(
@@ -114,9 +119,10 @@ class PlanningClient:
         encode: Callable[[int], bytes],
         timeout_ms: float,
     ) -> Any | None:
-        """The answer, None where the broker gave none in time, or was lost; try again then.
+        """Send a request. Returns the response, or None if it timed out or the connection was lost.
 
-        Raises BrokersUnreachableError where brokers keep closing connections at the first request.
+        Callers retry after None. Raises BrokersUnreachableError if brokers keep closing connections at the
+        first request.
         """
         now = monotonic_ms()
         version = self._network.api_version(node_id, api, versions)
@@ -126,7 +132,7 @@ class PlanningClient:
         while True:
             for event in self._network.poll(timeout_ms, monotonic_ms()):
                 if isinstance(event, ResponseReceived):
-                    self._cut = 0
+                    self._resets = 0
                     return event.response
                 if isinstance(event, RequestFailed):
                     self._failed(event.cause)
@@ -135,12 +141,12 @@ class PlanningClient:
     def _failed(self, cause: Exception) -> None:
         if isinstance(cause, AuthenticationError):
             raise AuthenticationError(str(cause)) from None
-        self._cut += isinstance(cause, ConnectionResetError)
-        if self._cut >= _MAX_CUT:
+        self._resets += isinstance(cause, ConnectionResetError)
+        if self._resets >= _MAX_RESETS:
             raise self._unreachable(self._steps(self._advertised or self._bootstrap), None)
 
     def reasons(self) -> str:
-        """Why brokers that are not connected are not."""
+        """The errors of brokers that are not connected."""
         steps = [one for one in self._network.connection_steps() if one.error is not None]
         return "; ".join(_line(one) for one in steps)
 
@@ -165,7 +171,7 @@ def _line(step: ConnectionStep) -> str:
     error = step.error
     if error is None:
         what = f"{step.step} did not end" if step.step else "not tried"
-        return f"{where}: {what}; no answer: check the address, and firewalls between"
+        return f"{where}: {what}; no response: check the address and firewalls"
     if isinstance(error, KafkaSinkError):
         return f"{where}: {_without_id(str(error), step.node).removeprefix(f'{where} ')}"
     remedy = _REMEDIES.get(getattr(error, "errno", None) or 0, "")
@@ -175,5 +181,5 @@ def _line(step: ConnectionStep) -> str:
 
 
 def _without_id(text: str, node: Node) -> str:
-    """Ids below zero are this client's own numbers of bootstrap addresses."""
+    """Omit negative ids, which are this client's own numbers of bootstrap addresses."""
     return text.replace(f" (id {node.id})", "") if node.id < 0 else text

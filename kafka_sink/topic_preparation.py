@@ -1,4 +1,4 @@
-"""Looks up the topic that the options name, or creates it, and repeats that until the result is known."""
+"""Looks up or creates the topic that the options name, with retries."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from kafka_sink.network.requests import CreateTopicResponse, MetadataResponse, P
 from kafka_sink.options import SinkOptions
 from kafka_sink.planning_client import PlanningClient
 
-# All brokers know a new topic after this time at the latest.
+# After this time every broker knows a new topic.
 _PROPAGATION_MS = 5000.0
 _RETRY_PAUSE_S = 0.1
 _MAX_REQUEST_MS = 3_600_000.0
@@ -33,7 +33,7 @@ _PARTITIONS, _REPLICATION_FACTOR = "num.partitions", "default.replication.factor
 
 
 class TopicPreparation:
-    """One look-up of one topic, or of brokers alone. ``run`` repeats requests until the result is known."""
+    """One look-up of the topic, or of the brokers alone. ``run`` retries requests until it has a result."""
 
     def __init__(self, options: SinkOptions, client: PlanningClient) -> None:
         self._options = options
@@ -45,7 +45,7 @@ class TopicPreparation:
         self._controller = -1
 
     def run(self) -> None:
-        """Returns once the topic can be written to. Raises as ``prepare_topic``."""
+        """Return once the topic can be written to. Raises as ``prepare_topic``."""
         answer = self._metadata()
         self._client.use_advertised(answer.update.nodes)
         if self._topic is not None:
@@ -57,37 +57,37 @@ class TopicPreparation:
             code = REQUEST_TIMED_OUT if answer is None else answer.update.errors.get(topic, 0)
             if answer is not None and topic in answer.unwritable:
                 raise ConfigurationError(
-                    f"Option 'topic': this login may not write to '{topic}': grant it WRITE (brokers: "
+                    f"Option 'topic': this login may not write to '{topic}'. Grant it WRITE (brokers: "
                     f"{self._brokers})"
                 )
             if code in (0, LEADER_NOT_AVAILABLE):
-                return  # a topic without leaders exists; tasks wait for the leaders
+                return  # the topic exists; tasks wait for its leaders
             if code == UNKNOWN_TOPIC_OR_PARTITION:
                 if self._options.topic_create:
                     self._create(topic)
                     return
                 self._is_missing = True
             elif not error_of(code).retriable:
-                remedy = ": grant this login DESCRIBE and WRITE" if code == TOPIC_AUTHORIZATION_FAILED else ""
+                remedy = ". Grant this login DESCRIBE and WRITE" if code == TOPIC_AUTHORIZATION_FAILED else ""
                 raise ConfigurationError(
                     f"Option 'topic': '{topic}' cannot be used: {_named(code)}{remedy} (brokers: "
                     f"{self._brokers})"
                 )
             if self._is_missing and self._left_ms(_PROPAGATION_MS) <= 0:
-                raise ConfigurationError(self._missing())
+                raise ConfigurationError(self._missing_text())
             if self._left_ms() <= 0:
-                raise MetadataTimeoutError(self._no_answer(_named(code)))
+                raise MetadataTimeoutError(self._timeout_text(_named(code)))
             time.sleep(_RETRY_PAUSE_S)
             answer = self._ask_metadata()
 
     def _metadata(self) -> MetadataResponse:
         while (answer := self._ask_metadata()) is None:
             if self._left_ms() <= 0:
-                raise MetadataTimeoutError(self._no_answer("no broker answered"))
+                raise MetadataTimeoutError(self._timeout_text("no broker responded"))
         return answer
 
     def _ask_metadata(self) -> MetadataResponse | None:
-        """Brokers create a missing topic where kafka.allow.auto.create.topics lets them."""
+        """Request metadata. Brokers may create a missing topic if kafka.allow.auto.create.topics is true."""
         topics = () if self._topic is None else (self._topic,)
         create = self._options.allow_auto_create_topics
         found: MetadataResponse | None = self._client.ask(
@@ -102,14 +102,14 @@ class TopicPreparation:
         return found
 
     def _create(self, topic: str) -> None:
-        """A topic that somebody else has created in the meantime is taken as it is."""
+        """Create the topic. One that another client has created in the meantime is used unchanged."""
         while True:
             node = self._controller if self._client.reach(self._controller) else self._client.connect()
             answer = self._ask_creation(node, topic)
             code = REQUEST_TIMED_OUT if answer is None else answer.error_code
             if code in (0, TOPIC_ALREADY_EXISTS):
                 if not code:
-                    driver_log.report(f"kafka-chunked: topic '{topic}' is created")
+                    driver_log.report(f"kafka-chunked: created topic '{topic}'")
                 return
             if answer is not None and not error_of(code).retriable and code != NOT_CONTROLLER:
                 remedy = (
@@ -117,13 +117,13 @@ class TopicPreparation:
                     if code in (TOPIC_AUTHORIZATION_FAILED, CLUSTER_AUTHORIZATION_FAILED)
                     else "Change topic.partitions or topic.replication.factor, or create it beforehand"
                 )
-                said = f" ({answer.error_message})" if answer.error_message else ""
+                detail = f" ({answer.error_message})" if answer.error_message else ""
                 raise ConfigurationError(
-                    f"topic.create=true, but topic '{topic}' could not be created: {_named(code)}{said}. "
+                    f"topic.create=true, but topic '{topic}' could not be created: {_named(code)}{detail}. "
                     f"{remedy} (brokers: {self._brokers})"
                 )
             if self._left_ms() <= 0:
-                raise MetadataTimeoutError(self._no_answer(_named(code)))
+                raise MetadataTimeoutError(self._timeout_text(_named(code)))
             time.sleep(_RETRY_PAUSE_S)
             self._ask_metadata()
 
@@ -176,8 +176,8 @@ class TopicPreparation:
         except (KeyError, ValueError):
             why = f": {_named(found.error_code)}" if found.error_code else ""
             raise ConfigurationError(
-                "topic.create=true: brokers before Kafka 2.4 apply no defaults to a new topic, and this "
-                f"one does not show its settings ({' and '.join(names)}{why}). Set topic.partitions and "
+                "topic.create=true: brokers before Kafka 2.4 do not apply defaults to a new topic, and this "
+                f"broker does not reveal its settings ({' and '.join(names)}{why}). Set topic.partitions and "
                 "topic.replication.factor, or grant this login DESCRIBE_CONFIGS on the cluster "
                 f"(brokers: {self._brokers})"
             ) from None
@@ -185,7 +185,7 @@ class TopicPreparation:
     def _check_idempotence(self) -> None:
         """Brokers refuse a producer id to a login without IDEMPOTENT_WRITE and without WRITE on any topic."""
         if not self._options.enable_idempotence:
-            # Tasks connect to these addresses all the same.
+            # Tasks connect to these addresses, too, so they are tested.
             self._client.connect()
             return
         answer: ProducerIdResponse | None = self._client.ask(
@@ -195,10 +195,10 @@ class TopicPreparation:
             lambda version: requests.encode_init_producer_id(version, -1, -1),
             self._ask_ms(_PROPAGATION_MS),
         )
-        # Anything else may pass, and tasks ask again.
+        # Other errors may pass, and tasks retry.
         if answer is not None and answer.error_code == CLUSTER_AUTHORIZATION_FAILED:
             raise ConfigurationError(
-                f"this login may not write idempotently ({_named(answer.error_code)}): grant it "
+                f"this login may not write idempotently ({_named(answer.error_code)}). Grant it "
                 "IDEMPOTENT_WRITE on the cluster or WRITE on the topic, or set "
                 f"kafka.enable.idempotence=false (brokers: {self._brokers})"
             )
@@ -212,7 +212,7 @@ class TopicPreparation:
     def _ask_ms(self, bound_ms: float = math.inf) -> float:
         return min(max(self._left_ms(bound_ms), 1.0), self._options.request_timeout_ms, _MAX_REQUEST_MS)
 
-    def _missing(self) -> str:
+    def _missing_text(self) -> str:
         because = (
             "brokers did not create it by themselves (auto.create.topics.enable)"
             if self._options.allow_auto_create_topics
@@ -223,7 +223,7 @@ class TopicPreparation:
             "Create it, set topic.create=true, or correct 'topic' or 'kafka.bootstrap.servers'"
         )
 
-    def _no_answer(self, last: str) -> str:
+    def _timeout_text(self, last: str) -> str:
         what = f"Topic '{self._topic}'" if self._topic is not None else "The cluster"
         return (
             f"{what} could not be looked up at {self._brokers} within kafka.max.block.ms = "
@@ -232,5 +232,5 @@ class TopicPreparation:
 
 
 def _named(code: int) -> str:
-    """Kafka's name of an error as words: TOPIC_AUTHORIZATION_FAILED becomes 'topic authorization failed'."""
+    """Kafka's error name in words: 'topic authorization failed' for TOPIC_AUTHORIZATION_FAILED."""
     return error_of(code).name.replace("_", " ").lower()

@@ -14,7 +14,7 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from kafka_sink import application_markers, driver_log, planning_client
-from kafka_sink.admin import STREAM_LOOKS_AGAIN_S, prepare_topic
+from kafka_sink.admin import STREAM_RECHECK_S, prepare_topic
 from kafka_sink.errors import AuthenticationError, BrokersUnreachableError, ConfigurationError
 from kafka_sink.local_broker import LocalBroker
 from kafka_sink.network import requests
@@ -147,7 +147,7 @@ def test_it_is_created_once_however_many_want_it(
     for thread in threads:
         thread.join()
     assert failures == []
-    assert created == [f"kafka-chunked: topic '{topic}' is created"]
+    assert created == [f"kafka-chunked: created topic '{topic}'"]
     assert len(settled(broker, topic)) == 3
 
 
@@ -318,7 +318,7 @@ def test_a_stream_looks_once_a_minute(broker: LocalBroker, topic: str, applicati
         assert [asks(), asks(), asks()] == [True, False, False]
         assert asks(is_streaming=False), "a batch job looks each time"
         for marker in application.iterdir():
-            os.utime(marker, (time.time(), time.time() - STREAM_LOOKS_AGAIN_S - 1))
+            os.utime(marker, (time.time(), time.time() - STREAM_RECHECK_S - 1))
         assert [asks(), asks()] == [True, False]
 
 
@@ -330,7 +330,7 @@ def test_a_stream_that_was_connected_waits_for_brokers_that_restart_and_a_batch_
         given = options(cluster.bootstrap_servers, topic)
         prepare_topic(given, is_streaming=True)
         for marker in application.iterdir():
-            os.utime(marker, (time.time(), time.time() - STREAM_LOOKS_AGAIN_S - 1))
+            os.utime(marker, (time.time(), time.time() - STREAM_RECHECK_S - 1))
         cluster.stop(0)
         with pytest.raises(BrokersUnreachableError):
             prepare_topic(given)

@@ -1,1 +1,1 @@
-"""The Spark edge: what Spark calls, and the only modules that import pyspark."""
+"""The classes that Spark calls. Only these modules import pyspark."""

@@ -1,6 +1,6 @@
-"""``format("kafka-chunked")``: Spark's planning calls the sink here, and all options are validated here.
+"""``format("kafka-chunked")``: the data source that Spark's planning calls. It validates all options.
 
-Runs on the driver, for a stream again in every micro-batch, so it imports nothing heavy.
+It runs on the driver, for a stream in every micro-batch, so it avoids slow imports.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 _COMMIT_MODULE = "python_streaming_sink_runner"
-_READ = "kafka-chunked only writes. Read with Spark's own source: format('kafka') of spark-sql-kafka-0-10"
+_READ = "kafka-chunked cannot read. Use Spark's own source to read: format('kafka') of spark-sql-kafka-0-10"
 
 
 class KafkaChunkedDataSource(DataSource):
-    """Writes rows with columns value, and optionally key, topic, partition, headers, timestamp, to Kafka.
+    """Writes rows to Kafka. Columns: value, and optionally key, topic, partition, headers and timestamp.
 
-    ``df.write.format("kafka-chunked").mode("append").option("kafka.bootstrap.servers", ...).save()``; Spark
-    itself refuses the write without ``.mode("append")``. Options: docs/options.md.
+    ``df.write.format("kafka-chunked").mode("append").option("kafka.bootstrap.servers", ...).save()``. Spark
+    itself requires ``.mode("append")``. Options: docs/options.md.
     """
 
     @classmethod
@@ -44,18 +44,18 @@ class KafkaChunkedDataSource(DataSource):
         """Plan a batch write. Raises ConfigurationError or SchemaError."""
         if overwrite:
             raise ConfigurationError(
-                "mode('overwrite') is not supported: Kafka topics can only be added to. Use mode('append')."
+                "mode('overwrite') is not supported: Kafka topics only take appends. Use mode('append')."
             )
         return BatchWriter(self._plan(schema, is_streaming=False))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: ARG002, N802 - Spark's signature
-        """Plan a micro-batch. ``overwrite`` is set in complete mode, whose results are appended as well."""
+        """Plan a micro-batch. Complete mode sets ``overwrite``; its results are appended, too."""
         return StreamWriter(self._plan(schema, is_streaming=True))
 
     def _plan(self, schema: StructType, *, is_streaming: bool) -> PlannedWrite:
         parsed = parse(self.options)
         if parsed.warnings:
-            # For a stream this runs several times in every micro-batch.
+            # For a stream, this method runs several times in each micro-batch.
             key = "\n".join((str(self.options.get("checkpointlocation")), *parsed.warnings))
             if not is_streaming or application_markers.first_time(key):
                 for warning in parsed.warnings:
@@ -85,9 +85,9 @@ class KafkaChunkedDataSource(DataSource):
 
 
 def _only_commits() -> bool:
-    """Whether this process makes a stream's writer only to call its commit or abort.
+    """Whether this process creates a stream's writer only to call its commit or abort.
 
-    Spark does not say so to a data source, but runs a module of its own for it. If Spark renames that module,
-    each commit takes the query over from its own tasks, and fails with an error that says so.
+    Spark does not tell the data source, but runs its own Python module for this. If Spark renames the module,
+    each commit takes over the query from its own tasks, and fails with an error about that.
     """
     return any(_COMMIT_MODULE in argument for argument in sys.argv)

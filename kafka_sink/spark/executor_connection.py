@@ -1,11 +1,13 @@
-"""The socket between a worker and its executor's JVM, watched for its end.
+"""Detects that the executor's JVM has closed its socket to this worker.
 
-Spark ends an attempt (killed, superseded by a speculative copy, of a cancelled job or a stopped query) by
-closing this socket. PyArrow reads that as the end of the rows, as an Arrow stream may end with or without its
-end marker. While a task runs, the JVM closes the socket, or shuts its own direction down, only where the
-attempt has failed: BasePythonRunner's Writer calls ``shutdownOutput`` in its exception handlers alone, and a
-worker that is used again keeps its socket (Spark 4.1.1 and 4.3.0, TCP and Unix domain). So a hang-up before
-``write`` returns means that nobody wants the rows any more.
+Spark closes this socket to end an attempt that was killed, was superseded by a speculative copy, or belongs
+to a cancelled job or a stopped query. PyArrow takes that for the end of the rows, because an Arrow stream may
+end without its end marker.
+
+While a task runs, the JVM closes the socket or shuts down its direction only if the attempt has failed.
+BasePythonRunner's Writer calls ``shutdownOutput`` only in its exception handlers, and a reused worker keeps
+its socket (Spark 4.1.1 and 4.3.0, TCP and Unix domain). A hang-up before ``write`` returns therefore means
+that the rows are no longer wanted.
 """
 
 from __future__ import annotations
@@ -23,8 +25,8 @@ from typing import Protocol
 
 from kafka_sink.errors import ExecutorDisconnectedError
 
-# POLLRDHUP is Linux's: the peer closed or half-closed, whether or not bytes wait to be read. The other two
-# are reported without being asked for, except on macOS.
+# POLLRDHUP exists on Linux: the peer closed or half-closed, even if there are bytes left to read. Systems
+# other than macOS report the other two without being asked.
 _HANG_UP = getattr(select, "POLLRDHUP", 0) | getattr(select, "POLLHUP", 0) | getattr(select, "POLLERR", 0)
 _WORKER_FILE = "pyspark/worker.py"
 
@@ -37,10 +39,10 @@ class Check(Protocol):
 
 @contextmanager
 def watched(descriptor: int | None, on_hang_up: Callable[[Exception], None]) -> Iterator[Check]:
-    """Calls ``on_hang_up`` once, from another thread, when the peer of this socket hangs up within the block.
+    """Call ``on_hang_up`` once, on another thread, if the peer of this socket hangs up within the block.
 
-    Gives a function that raises ExecutorDisconnectedError where the peer has hung up by now; ``on_hang_up``
-    gets the same error. ``None`` stands for no socket: then nothing is watched.
+    Yields a function that raises ExecutorDisconnectedError if the peer has hung up. ``on_hang_up`` gets the
+    same error. If ``descriptor`` is None, nothing is watched.
     """
     if descriptor is None or not hasattr(select, "poll"):
         yield lambda: None
@@ -53,10 +55,10 @@ def watched(descriptor: int | None, on_hang_up: Callable[[Exception], None]) -> 
 
 
 class _Watch:
-    """A thread in a poll without timeout: it costs nothing until something happens."""
+    """A thread that polls without a timeout, so it uses no processor time until an event."""
 
     def __init__(self, descriptor: int, on_hang_up: Callable[[Exception], None]) -> None:
-        # A number of its own: the worker's could be closed, and be given to another file, under the poll.
+        # A duplicate: the worker could close its descriptor during the poll, and the number could be reused.
         self._descriptor = os.dup(descriptor)
         self._on_hang_up = on_hang_up
         self._stop_reader, self._stop_writer = os.pipe()
@@ -100,11 +102,11 @@ def _has_hung_up(descriptor: int) -> bool:
 
 
 def executor_socket() -> int | None:
-    """The descriptor of the socket that this thread's task gets its rows from; None outside Spark's workers.
+    """The descriptor of the socket that this thread's task reads its rows from. None outside Spark's workers.
 
-    PySpark has no public name for it. A worker of the daemon has it as ``infile`` in the frame of
-    ``pyspark.worker.main``; that of a worker without daemon is a pair without descriptor, but its environment
-    says where it connected to.
+    PySpark has no public API for it. In a worker of the daemon, it is ``infile`` in the frame of
+    ``pyspark.worker.main``. In a worker without the daemon, ``infile`` has no descriptor, but the environment
+    contains the address that the worker connected to.
     """
     infile = _infile_of_worker()
     if infile is None:

@@ -1,4 +1,4 @@
-"""What the driver says of a job or micro-batch in one line."""
+"""The one-line summary of a job or micro-batch that the driver logs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _TOPICS_NAMED = 3
 
 
 def summarise(results: Sequence[TaskResult]) -> str:
-    """One line about what these tasks wrote. Times are the slowest task's, as tasks run side by side."""
+    """One line about the work of these tasks. Times are the slowest task's, as tasks run in parallel."""
     rows = sum(result.records for result in results)
     unconfirmed = sum(result.unconfirmed for result in results)
     parts = [f"{rows:,} rows acknowledged"] if rows or not unconfirmed else []
@@ -54,21 +54,21 @@ def _times(results: Sequence[TaskResult]) -> str:
         ("waiting for memory", slowest.pool_wait_ms),
         ("waiting for answers", slowest.flush_ms),
     ):
-        # Only what a user could act on: a tenth of the time and more.
+        # Only times worth acting on: at least a tenth of the total.
         if spent >= slowest.elapsed_ms / 10:
             parts.append(f"{spent / 1000:.2f} s {name}")
     return parts[0] if len(parts) == 1 else f"{parts[0]} ({', '.join(parts[1:])})"
 
 
 def _memory(results: Sequence[TaskResult]) -> str:
-    """The most that one task held for rows without an answer, and what `full` would have held."""
+    """The maximum memory of unacknowledged rows in one task, and its estimate for the strategy `full`."""
     held = max(_held(result) for result in results)
     if not held:
         return ""
     text = f"; {_size(held)} of memory at most in a task"
-    would = max(_held(result) + int(result.metrics.get("buffer-saved-bytes-max", 0)) for result in results)
-    if would > held:
-        text += f" ({_size(would)} with the strategy 'full')"
+    full = max(_held(result) + int(result.metrics.get("buffer-saved-bytes-max", 0)) for result in results)
+    if full > held:
+        text += f" ({_size(full)} with the strategy 'full')"
     return text
 
 

@@ -1,7 +1,7 @@
-"""The task side and the commit of a write: Spark's Arrow batches go to a producer as larger tables.
+"""Runs a write in tasks, which send Spark's Arrow batches as larger tables, and commits it.
 
-One implementation for batch and streaming; the two classes that Spark calls only adapt its signatures. What
-is pickled is options and a plan: no socket, thread, lock or random id, as Spark pickles it at will.
+Batch and streaming share one implementation. The two classes that Spark calls only adapt its signatures.
+Spark may pickle a planned write at any time, so it contains no socket, thread or lock.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from kafka_sink.transactions.attempt import TaskAttempt
 
-# Spark's local property of the tasks of a micro-batch.
+# The local property that Spark sets for tasks of a micro-batch.
 _BATCH_ID = "streaming.sql.batchId"
 
 
@@ -54,7 +54,7 @@ class Sends(Protocol):
 class TaskCommitted(WriterCommitMessage):
     """A task's commit message: brokers have acknowledged all rows of the task.
 
-    ``report``: with delivery.guarantee=exactly-once, the transaction that the rows wait in.
+    ``report``: with delivery.guarantee=exactly-once, the open transaction that contains the rows.
     """
 
     result: TaskResult
@@ -69,12 +69,12 @@ class PlannedWrite:
     plan: ColumnPlan
     handoff: CoordinatorHandoff = field(default_factory=CoordinatorHandoff)
     planned_at_s: float = field(default_factory=time.time)
-    # Made at planning; tasks and commit see the same one.
+    # Generated at planning, and the same in tasks and commit.
     name: str = field(default_factory=lambda: secrets.token_hex(8))
     transactions: PlannedTransactions | None = None
 
     def write(self, batches: Iterator[pa.RecordBatch], *, is_streaming: bool = False) -> TaskCommitted:
-        """Send all rows; returns once every one is acknowledged. Raises KafkaSinkError."""
+        """Send all rows, and return once all are acknowledged. Raises KafkaSinkError."""
         if self.transactions is None:
             written = TaskCommitted(self._send(batches, is_streaming=is_streaming))
         else:
@@ -89,7 +89,7 @@ class PlannedWrite:
         *,
         is_streaming: bool,
     ) -> TaskResult:
-        # Not at the top: the driver imports this module for every commit and needs none of it.
+        # Imported here because the driver imports this module for every commit and needs none of these.
         from kafka_sink.producer_cache import task_producer
         from kafka_sink.spark.executor_connection import executor_socket, watched
 
@@ -104,7 +104,7 @@ class PlannedWrite:
             ) as producer,
             watched(executor_socket(), producer.abandon) as check_executor,
         ):
-            rows = batches_to_their_end(batches, check_executor)
+            rows = checked_batches(batches, check_executor)
             if attempt is not None:
                 rows = attempt.rows(rows, producer)
             send_tables(rows, producer, self.plan, self.options.linger_ms)
@@ -113,12 +113,12 @@ class PlannedWrite:
     def _write_in_transaction(
         self, batches: Iterator[pa.RecordBatch], planned: PlannedTransactions, *, is_streaming: bool
     ) -> TaskCommitted:
-        """As ``write``; the rows wait in a transaction until the batch is decided."""
+        """As ``write``, but the rows stay in an open transaction until the batch is committed or aborted."""
         from kafka_sink.transactions.attempt import TaskAttempt
 
         context = TaskContext.get()
         if context is None or planned.handover is None:
-            raise DeliveryError("a write with delivery.guarantee=exactly-once runs in Spark's tasks only")
+            raise DeliveryError("a write with delivery.guarantee=exactly-once must run in a Spark task")
         with transactions.client_of(self.options) as client:
             attempt = TaskAttempt(
                 client,
@@ -143,7 +143,7 @@ class PlannedWrite:
                 raise
 
     def _coordinator(self) -> CoordinatorAddress | None:
-        """Where this task finds it. Tasks know the driver's host; planning does not."""
+        """The coordinator's address. Tasks know the driver's host; planning does not."""
         context, rendezvous = TaskContext.get(), self.handoff.rendezvous
         if context is None or rendezvous is None:
             return None
@@ -151,37 +151,38 @@ class PlannedWrite:
         return None if host is None else CoordinatorAddress(without_brackets(host), rendezvous)
 
     def _name_in_task(self, *, is_streaming: bool) -> str:
-        # A batch write in foreachBatch has the property, too.
+        # A batch write in foreachBatch has the property as well.
         context = TaskContext.get() if is_streaming else None
         return self._name_of(None if context is None else context.getLocalProperty(_BATCH_ID))
 
     def _name_of(self, batch_id: int | str | None) -> str:
-        """With the micro-batch: a stream that kept its plan must not end the next one's tasks."""
+        """The name with the micro-batch: a reused plan must not end tasks of the next micro-batch."""
         return self.name if batch_id is None else f"{self.name}/{batch_id}"
 
     def _end_attempts(self, batch_id: int | None) -> None:
-        """End attempts that still run: superseded copies, and tasks of a cancelled job."""
+        """End attempts that still run: superseded speculative copies, and tasks of a cancelled job."""
         if self.handoff.driver_address is not None:
             from kafka_sink.coordinator.tasks.write_channel import end_attempts
 
             end_attempts(self.handoff.driver_address, self._name_of(batch_id))
 
     def _snapshot(self) -> MetadataSnapshot | None:
-        """Aged by the hosts' clocks: they are checked by every answer of a broker all the same.
+        """The metadata snapshot of planning, aged by the wall clocks of both hosts.
 
-        None for an attempt after the first: what was known at planning may be why that one failed (a topic
-        that was recreated, say), and the coordinator has heard of it since.
+        Wrong clocks do no harm, because responses of brokers correct the snapshot. A retried task gets None:
+        the old snapshot may be why the first attempt failed (a recreated topic, for example), and the
+        coordinator has newer metadata.
         """
         snapshot = None if self._is_run_again() else self.handoff.snapshot
         return None if snapshot is None else snapshot.aged(max(0.0, (time.time() - self.planned_at_s) * 1000))
 
     def _is_run_again(self) -> bool:
-        """Whether an attempt of this task failed before."""
+        """Whether this is a retry of the task."""
         context = TaskContext.get()
         return context is not None and context.attemptNumber() > 0
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batch_id: int | None = None) -> None:
-        """Check that every task reported, and say what was written. Raises DeliveryError if one did not."""
+        """Check that every task reported, and log a summary. Raises DeliveryError if one did not report."""
         self._end_attempts(batch_id)
         results = _results(messages)
         missing = len(messages) - len(results)
@@ -189,9 +190,9 @@ class PlannedWrite:
             problem = (
                 f"{missing} of {len(messages)} tasks did not report what they wrote, so their rows cannot be "
                 "counted as written. Trigger.Continuous is not supported, as Spark does not run the tasks of "
-                "a Python sink in it: use Trigger.ProcessingTime or Trigger.AvailableNow."
+                "a Python sink in it. Use Trigger.ProcessingTime or Trigger.AvailableNow."
             )
-            # In Trigger.Continuous Spark logs the exception, records no progress and lets the query stand.
+            # With Trigger.Continuous, Spark logs the exception, makes no progress and does not end the query.
             driver_log.error(_label(batch_id) + problem)
             raise DeliveryError(problem)
         outcome = ""
@@ -206,7 +207,7 @@ class PlannedWrite:
         zipimport_workaround.forget_spark_archives()
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batch_id: int | None = None) -> None:
-        """Report what a failed job has written. Kafka keeps that, except for open transactions."""
+        """Log what a failed job has written. Kafka keeps those rows, unless they are in open transactions."""
         self._end_attempts(batch_id)
         if self.transactions is not None:
             self._abort_transactions(self.transactions, len(messages), batch_id)
@@ -226,15 +227,15 @@ class PlannedWrite:
             # This must not replace the error that Spark already has.
             driver_log.warn(
                 f"{label}the batch of {tasks} tasks failed, and its open transactions could not be aborted: "
-                f"{error}. The next run aborts them, or brokers do after kafka.transaction.timeout.ms. Until "
-                "then readers of committed rows wait"
+                f"{error}. The next run aborts them, or brokers do so after kafka.transaction.timeout.ms. "
+                "Until then, consumers with isolation.level=read_committed wait"
             )
         else:
             driver_log.warn(f"{label}the batch of {tasks} tasks failed; {aborted} open transactions aborted")
 
 
 class BatchWriter(DataSourceArrowWriter):
-    """What Spark calls for ``df.write``."""
+    """The writer that Spark calls for ``df.write``."""
 
     def __init__(self, planned: PlannedWrite) -> None:
         self.planned = planned
@@ -250,7 +251,7 @@ class BatchWriter(DataSourceArrowWriter):
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """What Spark calls for ``df.writeStream``, anew for every micro-batch."""
+    """The writer that Spark calls for ``df.writeStream``. Spark creates one for every micro-batch."""
 
     def __init__(self, planned: PlannedWrite) -> None:
         self.planned = planned
@@ -270,11 +271,11 @@ def _results(messages: Sequence[WriterCommitMessage | None]) -> list[TaskResult]
 
 
 def _micro_batch(context: TaskContext) -> BatchIdentity:
-    """Raises DeliveryError where Spark does not say which micro-batch this is."""
+    """The task's query and micro-batch. Raises DeliveryError if Spark does not provide them."""
     query = context.getLocalProperty("sql.streaming.queryId")
     number = context.getLocalProperty(_BATCH_ID)
     if query is None or number is None:
-        raise DeliveryError("Spark does not tell the task its query and micro-batch")
+        raise DeliveryError("Spark does not provide the task's query and micro-batch")
     return BatchIdentity(query, int(number))
 
 
@@ -282,11 +283,13 @@ def _label(batch_id: int | None) -> str:
     return "kafka-chunked: " if batch_id is None else f"kafka-chunked, micro-batch {batch_id}: "
 
 
-def batches_to_their_end(
+def checked_batches(
     batches: Iterator[pa.RecordBatch], check_executor: Callable[[], None]
 ) -> Iterator[pa.RecordBatch]:
-    """The batches. Raises ExecutorDisconnectedError where they end because the executor hung up, which
-    PyArrow takes for the end of the rows."""
+    """Yield the batches, then check for a hang-up, which PyArrow takes for the end of the rows.
+
+    Raises ExecutorDisconnectedError.
+    """
     yield from batches
     check_executor()
 
@@ -294,10 +297,10 @@ def batches_to_their_end(
 def send_tables(
     batches: Iterator[pa.RecordBatch], producer: Sends, plan: ColumnPlan, linger_ms: float
 ) -> None:
-    """Give the rows of all batches to the producer, in order, as tables of about 2 MiB.
+    """Pass the rows of all batches to the producer, in order, as tables of about 2 MiB.
 
-    ``plan`` describes the batches as Spark sends them; the tables hold only the columns that it uses.
-    Rows wait for others no longer than ``linger_ms``, also while Spark has no next batch.
+    ``plan`` describes the batches as Spark sends them. The tables contain only the columns that it uses. Rows
+    wait for ``linger_ms`` at most, even if Spark sends no next batch.
     """
     from kafka_sink.rows.rebatching import Rebatcher
 
@@ -320,17 +323,17 @@ def send_tables(
 
 
 class Late(Enum):
-    """Returned instead of a batch that did not come in time."""
+    """Returned if no batch arrived in time."""
 
     LATE = "late"
 
 
 class TimedReader:
-    """Reads an iterator with a timeout, by a thread of its own.
+    """Reads an iterator with a timeout, on its own thread.
 
-    Without a timeout the caller's thread reads, which costs no hand-over; the two never read at once. The
-    thread reads no batch in advance, because a batch may be 64 MiB. It is a daemon, and ends with the
-    iterator, or after ``close`` once a read under way has returned.
+    Without a timeout the caller's thread reads, which saves switching threads. The two never read at the same
+    time. The thread does not read ahead, because a batch may have 64 MiB. It is a daemon. It ends with the
+    iterator, or after ``close`` once the current read has returned.
     """
 
     def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
@@ -343,7 +346,7 @@ class TimedReader:
     def read(self, timeout_ms: float) -> pa.RecordBatch | Late | None:
         """The next batch, None at the end, or LATE after ``timeout_ms``.
 
-        The read goes on after LATE, and a later call returns its batch. Raises what the iterator raises.
+        After LATE the read continues, and a later call returns its batch. Raises what the iterator raises.
         """
         if not self._is_asked:
             if timeout_ms == math.inf:
@@ -362,7 +365,7 @@ class TimedReader:
         return batch
 
     def close(self) -> None:
-        """Lets the thread end."""
+        """Ask the thread to end."""
         self._asks.put(False)
 
     def _ask(self) -> None:
@@ -376,7 +379,7 @@ class TimedReader:
         while self._asks.get():
             try:
                 batch = next(self._batches, None)
-            except BaseException as failure:  # noqa: BLE001 - whatever it is, it belongs to the task's thread
+            except BaseException as failure:  # noqa: BLE001 - raised again on the task's thread
                 self._answers.put((None, failure))
                 return
             self._answers.put((batch, None))

@@ -352,7 +352,7 @@ def test_rights_that_are_missing_are_named(secured: Secured) -> None:
         done.result(30)
     secured.broker.create_topic("hidden", 1)
     given = WAYS["PLAIN"](secured)
-    with pytest.raises(ConfigurationError, match="may not write to 'readable': grant it WRITE"):
+    with pytest.raises(ConfigurationError, match=r"may not write to 'readable'\. Grant it WRITE"):
         _until_denied(options(given, "readable"))
     with pytest.raises(ConfigurationError, match="'hidden' cannot be used: topic authorization failed"):
         prepare_topic(options(given, "hidden"))

@@ -199,7 +199,7 @@ def test_missing_mode_is_spark_own_error(spark: SparkSession, broker: LocalBroke
 
 def test_reading_is_refused(spark: SparkSession) -> None:
     for reader in (spark.read, spark.readStream):
-        assert "kafka-chunked only writes. Read with Spark's own source" in failure(
+        assert "kafka-chunked cannot read. Use Spark's own source to read" in failure(
             reader.format("kafka-chunked").load
         )
 

@@ -15,7 +15,7 @@ import pytest
 from kafka_sink.errors import ExecutorDisconnectedError
 from kafka_sink.spark import executor_connection
 from kafka_sink.spark.executor_connection import executor_socket, watched
-from kafka_sink.spark.writer import batches_to_their_end
+from kafka_sink.spark.writer import checked_batches
 
 PATIENCE_S = 20
 Pair = tuple[socket.socket, socket.socket]
@@ -121,7 +121,7 @@ def test_rows_end_only_where_spark_said_so(pair: Pair, *, hangs_up: bool, ended:
         sink.close()
         jvm.close()
     with worker.makefile("rb") as source, watched(worker.fileno(), lambda _: None) as check:
-        batches = batches_to_their_end(iter(pa.ipc.open_stream(source)), check)
+        batches = checked_batches(iter(pa.ipc.open_stream(source)), check)
         assert next(batches).num_rows == 1
         if hangs_up:
             with pytest.raises(ExecutorDisconnectedError):
