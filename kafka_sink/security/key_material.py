@@ -92,8 +92,12 @@ def _named(store: Store) -> str:
 def _bytes(store: Store) -> _Contents:
     if store.text is not None:
         return _Contents(store.text.reveal().encode())
+    path = Path(store.location)
+    if path.is_fifo() or path.is_char_device():
+        # Reading one may never end.
+        raise ConfigurationError(f"{_named(store)} cannot be read: it is a pipe or a device, not a file")
     try:
-        return _Contents(Path(store.location).read_bytes())
+        return _Contents(path.read_bytes())
     except OSError as error:
         reason = error.strerror or type(error).__name__
         raise ConfigurationError(f"{_named(store)} cannot be read: {reason}") from None

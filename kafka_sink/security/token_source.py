@@ -141,8 +141,13 @@ def _fetch_of(settings: TokenSettings) -> Fetch:
 
 
 def _read_file(path: str) -> str:
+    file = Path(path)
     try:
-        return Path(path).read_text(encoding="ascii").strip()
+        if file.is_fifo() or file.is_char_device():
+            # Reading one may never end.
+            reason = "it is a pipe or a device, not a file"
+        else:
+            return file.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is no token"
     raise TokenUnavailableError(f"the token file {path} cannot be read: {reason}")

@@ -6,6 +6,7 @@ import os
 import shutil
 import ssl
 import subprocess
+import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -154,6 +155,24 @@ def test_what_cannot_be_used_says_why(authority: Authority, client: Identity, tm
     assert "holds no certificate" in problem(location(path), trust=True)
     client.pkcs12_file(path, "x")
     assert "looks like PKCS12" in problem(location(path))
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    said: list[str] = []
+
+    def read() -> None:
+        try:
+            read_trust(location(tmp_path / "pipe"))
+        except ConfigurationError as error:
+            said.append(str(error))
+
+    reading = threading.Thread(target=read, daemon=True)
+    reading.start()
+    reading.join(10)
+    assert not reading.is_alive()
+    assert "not a file" in said[0]
+    assert "not a file" in problem(location(Path("/dev/null")))
 
 
 @pytest.mark.parametrize("case", ["type", "no chain", "not base64", "other chain", "no PEM chain"])

@@ -289,6 +289,12 @@ def test_an_endpoint_that_is_not_there_may_come_back() -> None:
         TokenEndpoint(settings).fetch()
 
 
+def test_a_device_is_no_token_file() -> None:
+    tokens = token_source(TokenSettings(url="file:///dev/null", retry_backoff_s=0.0))
+    with pytest.raises(TokenUnavailableError, match="not a file"):
+        tokens.get()
+
+
 def test_a_file_is_read_anew(tmp_path: Path) -> None:
     path = tmp_path / "tok en"
     path.write_text("one\n")
