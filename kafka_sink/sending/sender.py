@@ -1,6 +1,7 @@
 """The sender thread: accumulator to brokers and back.
 
-It owns all sockets. One pass of ``run_once`` expires what is too old, refreshes metadata, drains what is
+It owns the producer's connections to brokers. Other threads only call ``wakeup``, which writes a byte into a
+socketpair and so ends the poll. One pass of ``run_once`` expires what is too old, refreshes metadata, drains what is
 ready into one Produce request per broker, and acts on what the network reports.
 """
 
@@ -88,6 +89,8 @@ class Sender(threading.Thread):
         self._aborting = False
         self._task_ended = False
         self._known_version = -1
+        # Why the thread ends, if it fails or is aborted. It may do so before the first task begins.
+        self._end_cause: Exception | None = None
 
     @property
     def deliveries(self) -> TaskDeliveries:
@@ -95,8 +98,12 @@ class Sender(threading.Thread):
         return self._completion.deliveries
 
     def begin(self) -> None:
-        """A new task: its counts start at zero."""
+        """A new task: its counts start at zero. The task fails at once if the thread has ended with a failure."""
         self._completion.deliveries = TaskDeliveries()
+        # Read after the replacement: `_end_with` writes it before it looks the deliveries up, so one of the
+        # two records the cause for the new task.
+        if self._end_cause is not None:
+            self.deliveries.failed(None, 0, self._end_cause)
 
     # -- the loop ---------------------------------------------------------------------------------
 
@@ -107,10 +114,10 @@ class Sender(threading.Thread):
                 self.run_once(self._clock_ms())
         except Exception as error:  # noqa: BLE001 - the task that waits must fail with any of them
             if isinstance(error, KafkaSinkError):
-                self.deliveries.failed(None, 0, error)
+                self._end_with(error)
             else:
                 _log.exception("the sender stopped on an unexpected error")
-                self.deliveries.failed(None, 0, KafkaSinkError(f"the sender stopped: {error!r}"))
+                self._end_with(KafkaSinkError(f"the sender stopped: {error!r}"))
         finally:
             self._network.close(abort=self._aborting)
             # A task that has not ended may still write into the batches that it leases.
@@ -145,10 +152,14 @@ class Sender(threading.Thread):
 
         Rows that have not reached a broker are dropped, also those that the kernel holds for the connections.
         """
-        self.deliveries.failed(None, 0, cause)
+        self._end_with(cause)
         self._aborting = True
         self._closing = True
         self._network.wakeup()
+
+    def _end_with(self, cause: Exception) -> None:
+        self._end_cause = self._end_cause or cause
+        self.deliveries.failed(None, 0, cause)
 
     def close(self, timeout_ms: float, *, abort: bool = False) -> None:
         """Ends the thread. Batches without a response fail. Called when the task appends no more.
@@ -189,22 +200,22 @@ class Sender(threading.Thread):
         check = self._accumulator.ready(self._cluster.leader, now_ms, muted)
         delay = check.next_check_delay_ms
         self._expiry.expire_missing(check.unknown_leaders, now_ms)
-        lacking = check.unknown_leaders | self._led_by_gone(check.nodes) | self._led_by_gone(check.held)
-        for topic in lacking:
+        stale = check.unknown_leaders | self._topics_of_gone(check.nodes) | self._topics_of_gone(check.held)
+        for topic in stale:
             self._cluster.mark_stale(topic, now_ms)
-        if lacking:
+        if stale:
             # Sends the request if one is due; the delay then includes the wait for a broker to ask.
             delay = min(delay, self._metadata.refresh(now_ms))
-        taking = {node for node in check.nodes if self._network.ready(node, now_ms)}
-        waiting = check.nodes.keys() - taking
-        self.availability.observe(waiting, taking, now_ms)
-        for node in waiting:
+        accepting = {node for node in check.nodes if self._network.ready(node, now_ms)}
+        not_accepting = check.nodes.keys() - accepting
+        self.availability.observe(not_accepting, accepting, now_ms)
+        for node in not_accepting:
             self._policy.on_waiting(queue.partition for queue in check.nodes[node])
-        unreachable = [node for node in waiting if self._unconnected(node, now_ms)]
+        unreachable = [node for node in not_accepting if self._unconnected(node, now_ms)]
         failing = [node for node in unreachable if self._network.is_gone(node)]
         self._policy.on_unreachable(unreachable, failing, now_ms)
         for node, queues in check.nodes.items():
-            if node in taking:
+            if node in accepting:
                 delay = min(delay, self._produce(node, queues, now_ms))
             else:
                 delay = min(delay, self._network.ready_delay_ms(node, now_ms))
@@ -212,7 +223,7 @@ class Sender(threading.Thread):
             delay = min(delay, self._probe(node, queues, now_ms))
         return delay
 
-    def _led_by_gone(self, led: Mapping[int, Sequence[PartitionQueue]]) -> set[str]:
+    def _topics_of_gone(self, led: Mapping[int, Sequence[PartitionQueue]]) -> set[str]:
         """Topics with rows for a broker that cannot be reached.
 
         Other brokers lead their partitions once the cluster has noticed, and only a Metadata request shows
@@ -238,7 +249,8 @@ class Sender(threading.Thread):
         return math.inf
 
     def _produce(self, node: int, queues: Sequence[PartitionQueue], now_ms: float) -> float:
-        """Sends one request. Returns 0 where more batches may wait for the same broker."""
+        """Sends one request if there is a batch for it. Returns the delay until the next look at this broker:
+        0 after a request, as more batches may wait, and infinity if nothing was sent."""
         if self._aborting:
             return math.inf
         max_bytes = self._settings.max_request_size

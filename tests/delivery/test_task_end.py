@@ -220,6 +220,23 @@ def test_a_sender_that_breaks_down_fails_the_task_and_gives_all_back(
     assert_nothing_is_left(cluster, seen[0])
 
 
+def test_a_sender_that_breaks_down_before_the_first_task_begins_says_why(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def breaking(*_: object) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(NetworkClient, "poll", breaking)
+    producer = Producer(parse({"kafka.bootstrap.servers": cluster.bootstrap_servers}).options)
+    try:
+        producer._sender.join(10)
+        producer.begin()
+        with pytest.raises(DeliveryError, match=r"the sender stopped: RuntimeError\('a bug'\)"):
+            producer.check()
+    finally:
+        producer.close()
+
+
 def test_what_was_leased_when_the_sender_broke_down_is_given_back_with_the_task(
     cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
