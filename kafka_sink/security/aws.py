@@ -37,8 +37,7 @@ class IamLogin:
         """
         if importlib.util.find_spec("botocore") is None:
             raise AuthenticationError(
-                "AWS_MSK_IAM needs the package botocore: pip install 'kafka-chunked[msk]' for driver and "
-                "executors"
+                "AWS_MSK_IAM needs the package botocore: pip install botocore on driver and executors"
             )
         from kafka.net.sasl.msk import AwsMskIamClient
 

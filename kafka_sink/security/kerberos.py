@@ -16,7 +16,7 @@ def exchange(settings: KerberosSettings, host: str) -> SaslExchange:
     except (ImportError, OSError):
         raise AuthenticationError(
             "SASL GSSAPI needs the package gssapi and the system's Kerberos library: pip install "
-            "'kafka-chunked[kerberos]' for driver and executors"
+            "gssapi on driver and executors"
         ) from None
     from kafka.net.sasl.gssapi import SaslMechanismGSSAPI
 

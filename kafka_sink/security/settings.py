@@ -158,7 +158,9 @@ def _only_one(given: dict[str, object]) -> str | None:
     """The name of the one that is set. Raises ConfigurationError for more."""
     names = [f"kafka.{name}" for name, value in given.items() if value]
     if len(names) > 1:
-        raise ConfigurationError(f"Options {' and '.join(names)} say the same in different ways: give one")
+        raise ConfigurationError(
+            f"Options {' and '.join(names)} say the same in different ways: set only one of them"
+        )
     return names[0] if names else None
 
 
@@ -285,7 +287,7 @@ def _password_login(options: SinkOptions, module: LoginModule | None) -> SaslSet
     if module is not None:
         if username or password is not None:
             raise ConfigurationError(
-                "kafka.sasl.jaas.config and kafka.sasl.username or kafka.sasl.password are given: give one"
+                "set either kafka.sasl.jaas.config, or kafka.sasl.username and kafka.sasl.password, not both"
             )
         if (module.get("tokenauth") or "").lower() == "true":
             raise ConfigurationError(f"{_JAAS}: tokenauth (delegation tokens) is not supported")
@@ -294,7 +296,11 @@ def _password_login(options: SinkOptions, module: LoginModule | None) -> SaslSet
         where = _JAAS if module is not None else "kafka.sasl.username and kafka.sasl.password"
         raise ConfigurationError(
             f"kafka.sasl.mechanism={mechanism} needs a username and a password: "
-            + (f"{where} lacks one" if module is not None else f"set kafka.sasl.jaas.config, or {where}")
+            + (
+                f"{where} lacks username or password"
+                if module is not None
+                else f"set kafka.sasl.jaas.config, or {where}"
+            )
         )
     return SaslSettings(mechanism, username, password)
 
@@ -303,8 +309,7 @@ def _tokens(options: SinkOptions, module: LoginModule | None) -> TokenSettings:
     provider, url = options.sasl_oauthbearer_token_provider, options.sasl_oauthbearer_token_endpoint_url
     if provider and url:
         raise ConfigurationError(
-            "sasl.oauthbearer.token.provider and kafka.sasl.oauthbearer.token.endpoint.url are given: give "
-            "one"
+            "set only one of sasl.oauthbearer.token.provider and kafka.sasl.oauthbearer.token.endpoint.url"
         )
     if not provider and not url:
         raise ConfigurationError(

@@ -22,7 +22,7 @@ _JOINING_WAIT_MS = 20.0
 
 
 class Action(Enum):
-    """What the dispatcher does with the batch."""
+    """What ResponseHandler does with the batch."""
 
     SUCCEED = "succeed"
     RETRY = "retry"

@@ -1,4 +1,4 @@
-"""What happens to batches after a Produce response: the dispatcher does what the classifier decides."""
+"""What happens to batches after a Produce response: ResponseHandler does what response_classifier decides."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ class ResponseHandler:
             transactional=self._identity.transactional_id is not None,
         )
 
-    # -- the dispatcher -----------------------------------------------------------------------------
+    # -- carrying decisions out ---------------------------------------------------------------------
 
     def _succeed(
         self,

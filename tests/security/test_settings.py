@@ -117,7 +117,7 @@ def test_iam_with_and_without_jaas() -> None:
         ("SSL", {"ssl.protocol": "TLSv1.2", "ssl.enabled.protocols": "TLSv1.3"}, "leaves none of"),
         ("SSL", {"ssl.truststore.type": "BCFKS"}, "is not one of JKS, PKCS12, PEM"),
         ("SSL", {"ssl.truststore.password": SECRET}, "no truststore that it opens"),
-        ("SSL", {"ssl.ca.location": "/x", "ssl.truststore.location": "/y"}, "give one"),
+        ("SSL", {"ssl.ca.location": "/x", "ssl.truststore.location": "/y"}, "set only one"),
         ("SSL", {"ssl.keystore.key": SECRET}, "without its certificate"),
         ("SSL", {"ssl.keystore.certificate.chain": "x"}, "without its private key"),
         ("SSL", {"ssl.engine.factory.class": "x.Y"}, "names a Java class"),
@@ -138,7 +138,7 @@ def test_iam_with_and_without_jaas() -> None:
         (
             "SASL_SSL",
             {"sasl.mechanism": "SCRAM-SHA-256", "sasl.jaas.config": SCRAM, "sasl.username": "u"},
-            "give one",
+            "not both",
         ),
         (
             "SASL_SSL",
@@ -160,7 +160,7 @@ def test_iam_with_and_without_jaas() -> None:
             {**TOKENS, "sasl.oauthbearer.token.endpoint.url": f"https://u:{SECRET}@h/"},
             "hold no credentials",
         ),
-        ("SASL_SSL", {**TOKENS, "sasl.oauthbearer.token.provider": "a.b"}, "give one"),
+        ("SASL_SSL", {**TOKENS, "sasl.oauthbearer.token.provider": "a.b"}, "set only one"),
         ("SASL_SSL", {**TOKENS, "sasl.login.callback.handler.class": "my.Handler"}, "names a Java class"),
         (
             "SASL_SSL",
