@@ -4,7 +4,8 @@
     python examples/flights.py --bootstrap-servers localhost:9092 --topic flights
 
 Every row has a key (carrier + flight number), the flight as JSON, two headers and the time of the flight as
-its timestamp. Needs: pip install '.[demo]' in a clone of the repository, Java 17 or newer.
+its timestamp. Needs: pip install '.[demo]' in a clone of the repository,
+Java 17 or newer.
 """
 
 from __future__ import annotations

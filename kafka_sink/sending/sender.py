@@ -98,7 +98,7 @@ class Sender(threading.Thread):
         return self._completion.deliveries
 
     def begin(self) -> None:
-        """A new task: its counts start at zero. The task fails at once if the thread has ended with a failure."""
+        """A new task: its counts start at zero. It has failed already if the thread has."""
         self._completion.deliveries = TaskDeliveries()
         # Read after the replacement: `_end_with` writes it before it looks the deliveries up, so one of the
         # two records the cause for the new task.
