@@ -1,8 +1,10 @@
 """The sender thread: accumulator to brokers and back.
 
 It owns the producer's connections to brokers. Other threads only call ``wakeup``, which writes a byte into a
-socketpair and so ends the poll. One pass of ``run_once`` expires what is too old, refreshes metadata, drains what is
-ready into one Produce request per broker, and acts on what the network reports.
+socketpair and so ends the poll.
+
+One pass of ``run_once`` expires what is too old, refreshes metadata, drains what is ready into one Produce
+request per broker, and acts on what the network reports.
 """
 
 from __future__ import annotations
