@@ -46,16 +46,16 @@ class TopicPreparation:
 
     def run(self) -> None:
         """Return once the topic can be written to. Raises as ``prepare_topic``."""
-        answer = self._metadata()
-        self._client.use_advertised(answer.update.nodes)
+        response = self._metadata()
+        self._client.use_advertised(response.update.nodes)
         if self._topic is not None:
-            self._settle(self._topic, answer)
+            self._settle(self._topic, response)
         self._check_idempotence()
 
-    def _settle(self, topic: str, answer: MetadataResponse | None) -> None:
+    def _settle(self, topic: str, response: MetadataResponse | None) -> None:
         while True:
-            code = REQUEST_TIMED_OUT if answer is None else answer.update.errors.get(topic, 0)
-            if answer is not None and topic in answer.unwritable:
+            code = REQUEST_TIMED_OUT if response is None else response.update.errors.get(topic, 0)
+            if response is not None and topic in response.unwritable:
                 raise ConfigurationError(
                     f"Option 'topic': this login may not write to '{topic}'. Grant it WRITE (brokers: "
                     f"{self._brokers})"
@@ -78,15 +78,15 @@ class TopicPreparation:
             if self._left_ms() <= 0:
                 raise MetadataTimeoutError(self._timeout_text(_named(code)))
             time.sleep(_RETRY_PAUSE_S)
-            answer = self._ask_metadata()
+            response = self._request_metadata()
 
     def _metadata(self) -> MetadataResponse:
-        while (answer := self._ask_metadata()) is None:
+        while (response := self._request_metadata()) is None:
             if self._left_ms() <= 0:
                 raise MetadataTimeoutError(self._timeout_text("no broker responded"))
-        return answer
+        return response
 
-    def _ask_metadata(self) -> MetadataResponse | None:
+    def _request_metadata(self) -> MetadataResponse | None:
         """Request metadata. Brokers may create a missing topic if kafka.allow.auto.create.topics is true."""
         topics = () if self._topic is None else (self._topic,)
         create = self._options.allow_auto_create_topics
@@ -95,7 +95,7 @@ class TopicPreparation:
             requests.METADATA,
             requests.METADATA_VERSIONS,
             lambda version: requests.encode_metadata(version, topics, create, operations=version >= 8),
-            self._ask_ms(_PROPAGATION_MS if self._is_missing else math.inf),
+            self._request_timeout_ms(_PROPAGATION_MS if self._is_missing else math.inf),
         )
         if found is not None:
             self._controller = found.controller_id
@@ -105,19 +105,19 @@ class TopicPreparation:
         """Create the topic. One that another client has created in the meantime is used unchanged."""
         while True:
             node = self._controller if self._client.reach(self._controller) else self._client.connect()
-            answer = self._ask_creation(node, topic)
-            code = REQUEST_TIMED_OUT if answer is None else answer.error_code
+            response = self._request_creation(node, topic)
+            code = REQUEST_TIMED_OUT if response is None else response.error_code
             if code in (0, TOPIC_ALREADY_EXISTS):
                 if not code:
                     driver_log.report(f"kafka-chunked: created topic '{topic}'")
                 return
-            if answer is not None and not error_of(code).retriable and code != NOT_CONTROLLER:
+            if response is not None and not error_of(code).retriable and code != NOT_CONTROLLER:
                 remedy = (
                     "Grant this login CREATE on the topic or the cluster, or create it beforehand"
                     if code in (TOPIC_AUTHORIZATION_FAILED, CLUSTER_AUTHORIZATION_FAILED)
                     else "Change topic.partitions or topic.replication.factor, or create it beforehand"
                 )
-                detail = f" ({answer.error_message})" if answer.error_message else ""
+                detail = f" ({response.error_message})" if response.error_message else ""
                 raise ConfigurationError(
                     f"topic.create=true, but topic '{topic}' could not be created: {_named(code)}{detail}. "
                     f"{remedy} (brokers: {self._brokers})"
@@ -125,15 +125,15 @@ class TopicPreparation:
             if self._left_ms() <= 0:
                 raise MetadataTimeoutError(self._timeout_text(_named(code)))
             time.sleep(_RETRY_PAUSE_S)
-            self._ask_metadata()
+            self._request_metadata()
 
-    def _ask_creation(self, node: int, topic: str) -> CreateTopicResponse | None:
+    def _request_creation(self, node: int, topic: str) -> CreateTopicResponse | None:
         numbers = self._numbers(node)
         if numbers is None:
             return None
         partitions, replication_factor = numbers
-        milliseconds = int(self._ask_ms())
-        answer: CreateTopicResponse | None = self._client.ask(
+        milliseconds = int(self._request_timeout_ms())
+        response: CreateTopicResponse | None = self._client.ask(
             node,
             requests.CREATE_TOPICS,
             requests.CREATE_TOPICS_VERSIONS,
@@ -142,7 +142,7 @@ class TopicPreparation:
             ),
             milliseconds,
         )
-        return answer
+        return response
 
     def _numbers(self, node: int) -> tuple[int, int] | None:
         """Partitions and replicas to ask this broker for; None where it sent no response.
@@ -163,7 +163,7 @@ class TopicPreparation:
                 config_requests.DESCRIBE_CONFIGS,
                 config_requests.DESCRIBE_CONFIGS_VERSIONS,
                 lambda version: config_requests.encode_describe_broker(version, node, unset),
-                self._ask_ms(),
+                self._request_timeout_ms(),
             )
             if found is None:
                 return None
@@ -188,17 +188,17 @@ class TopicPreparation:
             # Tasks connect to these addresses, too, so they are tested.
             self._client.connect()
             return
-        answer: ProducerIdResponse | None = self._client.ask(
+        response: ProducerIdResponse | None = self._client.ask(
             self._client.connect(),
             requests.INIT_PRODUCER_ID,
             requests.INIT_PRODUCER_ID_VERSIONS,
             lambda version: requests.encode_init_producer_id(version, -1, -1),
-            self._ask_ms(_PROPAGATION_MS),
+            self._request_timeout_ms(_PROPAGATION_MS),
         )
         # Other errors may pass, and tasks retry.
-        if answer is not None and answer.error_code == CLUSTER_AUTHORIZATION_FAILED:
+        if response is not None and response.error_code == CLUSTER_AUTHORIZATION_FAILED:
             raise ConfigurationError(
-                f"this login may not write idempotently ({_named(answer.error_code)}). Grant it "
+                f"this login may not write idempotently ({_named(response.error_code)}). Grant it "
                 "IDEMPOTENT_WRITE on the cluster or WRITE on the topic, or set "
                 f"kafka.enable.idempotence=false (brokers: {self._brokers})"
             )
@@ -209,7 +209,7 @@ class TopicPreparation:
         passed_ms = (time.monotonic() - self._started) * 1000
         return min(bound_ms, self._options.max_block_ms) - passed_ms
 
-    def _ask_ms(self, bound_ms: float = math.inf) -> float:
+    def _request_timeout_ms(self, bound_ms: float = math.inf) -> float:
         return min(max(self._left_ms(bound_ms), 1.0), self._options.request_timeout_ms, _MAX_REQUEST_MS)
 
     def _missing_text(self) -> str:
