@@ -52,8 +52,8 @@ class LocalBroker:
     ``port``: the first broker's port (the next ones follow), any free one by default. ``properties``: Kafka's
     own, they win over the defaults here. ``extra_listeners``: listener name to security protocol, each on a
     free port (settings as ``listener.name.<lower-case name>.*`` properties, address from ``bootstrap_for``).
-    ``heap``: each JVM's, as for -Xmx. ``java_options``: further JVM flags. Raises LocalBrokerError from start
-    and from every method whose broker does not do as told.
+    ``heap``: each JVM's, as for -Xmx. ``java_options``: further JVM flags. The constructor and all methods
+    raise LocalBrokerError if a broker fails.
     """
 
     def __init__(  # noqa: PLR0913 - each is a choice of the caller, by its name
@@ -194,7 +194,7 @@ class LocalBroker:
         self._await_end(broker, 10.0)
 
     def freeze(self, broker: int) -> None:
-        """SIGSTOP, and wait until all threads stand: sockets stay open and nothing answers."""
+        """SIGSTOP, and wait until all threads are stopped: sockets stay open, but the broker is silent."""
         self._signal(broker, signal.SIGSTOP)
         command = ["ps", "-o", "stat=", "-p", str(self.pid(broker))]
         deadline = time.monotonic() + 10.0
@@ -373,7 +373,7 @@ class LocalBroker:
 
 
 def _listed_brokers(address: str) -> set[int]:
-    """The broker ids in the metadata of one broker; empty when it does not answer yet."""
+    """The broker ids in the metadata of one broker; empty if it does not respond yet."""
     from confluent_kafka import KafkaException
     from confluent_kafka.admin import AdminClient
 

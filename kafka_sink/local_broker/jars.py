@@ -23,7 +23,7 @@ from kafka_sink.local_broker.java import Java
 
 KAFKA_VERSION = "4.3.0"
 SCALA_VERSION = "2.13"
-# Kafka 4 logs through SLF4J 1.7, and its server module declares no binding: without one a broker is mute.
+# Kafka 4 logs through SLF4J 1.7, and its server module declares no binding. Without one it logs nothing.
 LOG4J_VERSION = "2.25.4"
 
 KAFKA_HOME_ENV = "KAFKA_CHUNKED_KAFKA_HOME"
@@ -148,7 +148,7 @@ def _download_into(
 
 
 def _check(jars: Path, pinned: Mapping[str, str]) -> None:
-    """Whoever answers for a repository also answers for the digests that Ivy compares: these are ours."""
+    """Compares with pinned digests: the digests that Ivy checks come from the same repository as the jars."""
     brought = {jar.name: jar for jar in jars.glob("*.jar")}
     missing = sorted(pinned.keys() - brought.keys())
     if missing:
@@ -190,7 +190,7 @@ def ivy_jar() -> Path:
 
 
 def _proxy_flags(environ: Mapping[str, str]) -> list[str]:
-    """Java reads no https_proxy: translate it."""
+    """Translates https_proxy, which Java does not read."""
     flags = []
     for scheme in ("http", "https"):
         value = environ.get(f"{scheme}_proxy") or environ.get(f"{scheme.upper()}_PROXY")
@@ -262,7 +262,7 @@ def _follow(lines: Iterable[str], tail: deque[str], progress: Progress) -> None:
 
 
 def _failure(code: int, tail: list[str]) -> str:
-    """Ivy's pages of warnings as two lines, and what can be done."""
+    """A short message from Ivy's warnings, with what to do."""
     seen: dict[str, None] = {}
     for line in tail:
         if _TROUBLE.search(line):

@@ -26,7 +26,7 @@ class SupervisedProcesses:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._lock = threading.Lock()  # guards the pipes: one question, one answer
+        self._lock = threading.Lock()  # guards the pipes: one command and its reply at a time
         script = os.path.abspath(supervisor_script.__file__)
         self._supervisor = subprocess.Popen(
             [sys.executable, "-I", "-S", script, str(folder), str(os.getpid())],

@@ -32,7 +32,7 @@ class Supervisor:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def handle(self, command: dict[str, Any]) -> dict[str, Any]:
-        """Carry out one command and answer it."""
+        """Carry out one command and return the reply."""
         action, name = command["do"], command["name"]
         try:
             if action == "start":
@@ -84,7 +84,7 @@ def _commands(parent: int) -> Any:
 
 
 def main(folder: str, parent: int) -> None:
-    """Serve until the parent lets go."""
+    """Serve until the parent closes the pipe or ends."""
     supervisor = Supervisor(folder)
     # SystemExit out of whatever runs, so that the end below is reached.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
@@ -93,7 +93,7 @@ def main(folder: str, parent: int) -> None:
         for command in _commands(parent):
             os.write(1, json.dumps(supervisor.handle(command)).encode() + b"\n")
     except BrokenPipeError:
-        pass  # the parent went away between its command and our answer
+        pass  # the parent ended between its command and our reply
     finally:
         supervisor.end()
 
