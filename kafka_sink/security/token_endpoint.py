@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import http.client
 import json
+import socket
 import ssl
+import threading
 import time
 from typing import Any
 from urllib.parse import quote_plus, urlencode, urlsplit
@@ -24,6 +26,36 @@ _REFUSALS = (400, 401, 403, 404, 405)
 _MAX_CHARACTERS = 200
 # A hundred years. NaN and infinity are numbers to Python's JSON; NaN is not below anything.
 _MAX_LIFETIME_S = 100 * 365 * 86_400
+
+
+class _Deadline:
+    """Ends an exchange on a socket. The socket's own timeout begins anew with each byte, and http.client
+    reads any number of '100 Continue'. Raises TimeoutError at its end where it was exceeded."""
+
+    def __init__(self, sock: socket.socket, seconds: float) -> None:
+        self._sock = sock
+        self._seconds = seconds
+        self._exceeded = threading.Event()
+        self._timer = threading.Timer(seconds, self._cut)
+        self._timer.daemon = True
+
+    def __enter__(self) -> None:
+        self._timer.start()
+
+    def _cut(self) -> None:
+        self._exceeded.set()
+        try:
+            # Not SSLSocket's, which takes the TLS state away from the thread that reads.
+            socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
+        except OSError:
+            pass  # it is closed already
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()
+        if self._exceeded.is_set():
+            raise TimeoutError(
+                f"no answer within {self._seconds:.0f} s; kafka.sasl.login.read.timeout.ms sets this bound"
+            ) from None
 
 
 class TokenEndpoint:
@@ -82,9 +114,10 @@ class TokenEndpoint:
                 "Content-Type": "application/x-www-form-urlencoded",
                 "Authorization": f"Basic {self._credentials()}",
             }
-            connection.request("POST", self._path, urlencode(form), headers)
-            response = connection.getresponse()
-            return response.status, response.read(_MAX_BYTES)
+            with _Deadline(connection.sock, settings.read_timeout_s):
+                connection.request("POST", self._path, urlencode(form), headers)
+                response = connection.getresponse()
+                return response.status, response.read(_MAX_BYTES)
         finally:
             connection.close()
 

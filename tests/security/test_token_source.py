@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -287,6 +289,37 @@ def test_an_endpoint_that_is_not_there_may_come_back() -> None:
     settings = TokenSettings(url="http://127.0.0.1:1/x", client_id="me", client_secret=Secret(SECRET))
     with pytest.raises(TokenUnavailableError, match=r"127\.0\.0\.1:1/x cannot be reached: .*refused"):
         TokenEndpoint(settings).fetch()
+
+
+@pytest.mark.parametrize("drop", [b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 200 OK\r\n\r\n", b"x"])
+def test_an_endpoint_that_drips_is_left_within_the_bound(drop: bytes) -> None:
+    over, said = threading.Event(), []
+
+    def drip(listener: socket.socket) -> None:
+        peer, _ = listener.accept()
+        with peer, contextlib.suppress(OSError):
+            while not over.wait(0.1):
+                peer.sendall(drop)
+
+    def fetch(url: str) -> None:
+        given = TokenSettings(url=url, client_id="me", client_secret=Secret(SECRET), read_timeout_s=1.0)
+        try:
+            TokenEndpoint(given).fetch()
+        except TokenUnavailableError as error:
+            said.append(str(error))
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
+        threads = [
+            threading.Thread(target=drip, args=(listener,), daemon=True),
+            threading.Thread(target=fetch, args=(url,), daemon=True),
+        ]
+        for thread in threads:
+            thread.start()
+        threads[1].join(8)
+        over.set()
+    assert said
+    assert "kafka.sasl.login.read.timeout.ms sets this bound" in said[0]
 
 
 def test_a_device_is_no_token_file() -> None:
