@@ -20,16 +20,17 @@ from kafka_sink.records import batch_header
 from kafka_sink.records.compression import BlockCodec, WholeCodec
 from kafka_sink.records.ordered_rows import OrderedRows
 
-# A refused reservation waits for at most this share of the pool: small grants come sooner, and the
+# A refused reservation waits for at most 1/16 of the pool: small grants come sooner, and the
 # batch grows on without blocking once memory is free again.
-_BLOCKING_SHARE = 16
-# The share of the pool, as a divisor, that open batches of a whole-batch codec may hold raw; beyond it they
-# pack.
-_RAW_SHARE = 2
+_BLOCKING_DIVISOR = 16
+# Open batches that are compressed only when sealed (zstd, gzip) may hold 1/2 of the pool uncompressed; beyond
+# that they pack.
+_RAW_DIVISOR = 2
 
 
 class RowCursor(NamedTuple):
-    """The next row to place: ``row`` of run ``run``. A row before the run's first means the first."""
+    """The next row to place: ``row`` of run ``run``. Row 0 stands for the run's first row,
+    whatever its number."""
 
     run: int
     row: int = 0
@@ -104,9 +105,9 @@ class AppendPlanner:
         self._settings = settings
         self._allocator = allocator
         self._codec = codec
-        self._holds_raw = isinstance(codec, WholeCodec)
-        self._moves_to_grow = allocator.moves_to_grow
-        self._raw_limit = settings.buffer_memory // _RAW_SHARE
+        self._compresses_at_seal = isinstance(codec, WholeCodec)
+        self._has_fixed_buffers = allocator.moves_to_grow
+        self._max_open_raw_bytes = settings.buffer_memory // _RAW_DIVISOR
         self._estimates = estimates
         self._clock_ms = clock_ms
 
@@ -120,7 +121,8 @@ class AppendPlanner:
     ) -> AppendPlan:
         """Places rows from ``cursor`` up to run ``stop_run``, until the pool refuses memory.
 
-        ``grant`` is memory for the rows at the cursor. Where it ends before their run, so does the turn.
+        ``grant`` is memory for the rows at the cursor. If it does not hold the whole run, the turn ends
+        after it.
         """
         plan = AppendPlan(ordered, self._clock_ms(), RowCursor(stop_run))
         if queues.too_large_batches:
@@ -156,14 +158,16 @@ class AppendPlanner:
     def _extend(
         self, queues: BatchQueues, plan: AppendPlan, tail: ProducerBatch, run: int, bound: int
     ) -> bool:
-        """Puts a whole run, ``bound`` bytes at most, into the open tail batch if room and memory allow;
-        changes nothing otherwise."""
+        """Puts a whole run, ``bound`` bytes at most, into the open tail batch if room and memory allow.
+
+        Otherwise no row is placed, but the batch may have begun to pack.
+        """
         if tail.state is not BatchState.OPEN:
             return False
         ordered, start, stop = plan.ordered, plan.ordered.starts[run], plan.ordered.starts[run + 1]
-        fits = self._estimates.rows_that_fit(ordered, start, stop, tail)
+        fit_stop = self._estimates.rows_that_fit(ordered, start, stop, tail)
         surplus = ordered.surplus(stop - start, tail.base_timestamp)
-        if fits != stop or not self._grow(queues, plan, tail, bound + surplus):
+        if fit_stop != stop or not self._grow(queues, plan, tail, bound + surplus):
             return False
         plan.add(tail, start, stop)
         return True
@@ -194,16 +198,16 @@ class AppendPlanner:
     ) -> int:
         """Puts rows into an open batch as far as room and memory go; returns the first row beyond."""
         ordered = plan.ordered
-        fits = self._estimates.rows_that_fit(ordered, start, stop, tail)
-        if fits == start:
+        fit_stop = self._estimates.rows_that_fit(ordered, start, stop, tail)
+        if fit_stop == start:
             return start
-        surplus = ordered.surplus(fits - start, tail.base_timestamp)
-        if self._grow(queues, plan, tail, ordered.bound(start, fits) + surplus):
-            plan.add(tail, start, fits)
-            return fits
+        surplus = ordered.surplus(fit_stop - start, tail.base_timestamp)
+        if self._grow(queues, plan, tail, ordered.bound(start, fit_stop) + surplus):
+            plan.add(tail, start, fit_stop)
+            return fit_stop
         # Memory is short: as many rows as what is left of it takes.
         limit = tail.buffer.capacity + self._allocator.growable_bytes(tail.buffer)
-        end = min(ordered.rows_below(start, tail.raw_bytes_within(limit) - surplus), fits)
+        end = min(ordered.rows_below(start, tail.raw_bytes_within(limit) - surplus), fit_stop)
         if end <= start:
             return start
         added = ordered.bound(start, end) + ordered.surplus(end - start, tail.base_timestamp)
@@ -221,7 +225,7 @@ class AppendPlanner:
         end = self._estimates.rows_for_new_batch(ordered, start, stop, topic)
         buffer = self._allocator.try_open(self._new_batch_bytes(queues, plan, topic, start, end))
         if buffer is None:
-            share = max(self._settings.buffer_memory // _BLOCKING_SHARE, 1)
+            share = max(self._settings.buffer_memory // _BLOCKING_DIVISOR, 1)
             end = ordered.rows_within(start, end, share)
             plan.refusal = Refusal(self._new_batch_bytes(queues, plan, topic, start, end), end)
             return start
@@ -263,7 +267,7 @@ class AppendPlanner:
         """Makes a batch the partition's last; its first rows take ``added`` raw bytes at most."""
         queues.enqueue(queue, batch)
         plan.opened = True
-        if self._holds_raw and batch_header.SIZE + added > batch.buffer.capacity:
+        if self._compresses_at_seal and batch_header.SIZE + added > batch.buffer.capacity:
             batch.pack(self._estimates.packed_ratio(queue.partition.topic))
         else:
             plan.raw_bytes += added
@@ -273,7 +277,7 @@ class AppendPlanner:
     ) -> int:
         """Bytes that a new batch will hold with rows ``start`` to ``stop``, which it has room for."""
         size = self._estimates.new_batch_bytes(plan.ordered, start, stop, topic)
-        if self._holds_raw:
+        if self._compresses_at_seal:
             added = plan.ordered.bound(start, stop)
             if self._must_pack(queues, plan, added, outgrows=size > self._settings.batch_size):
                 return min(size, self._estimates.packed_bytes(added, topic))
@@ -283,14 +287,15 @@ class AppendPlanner:
         """Gets memory for rows of at most ``added`` bytes that the batch has room for; False where the pool
         refuses it."""
         projected = batch.projected_size_with(added)
-        raw = self._holds_raw and not batch.packing
+        raw = self._compresses_at_seal and not batch.packing
         if raw and self._must_pack(queues, plan, added, outgrows=projected > batch.buffer.capacity):
             batch.pack(self._estimates.packed_ratio(batch.partition.topic))
             projected = batch.projected_size_with(added)
         if self._codec is None:
             if projected <= batch.buffer.capacity:
                 return True
-            # Uncompressed, what has room stays within the limit by its exact size, not by its upper bound.
+            # These rows have room by their exact sizes, so the batch stays within the limit even where the
+            # upper bound exceeds it.
             projected = min(projected, self._estimates.limits_of(batch.partition.topic).write_limit)
         if self._allocator.overdrawn:
             return False
@@ -304,4 +309,4 @@ class AppendPlanner:
         """Whether a batch of a whole-batch codec must no longer hold its rows raw: because all open batches
         together hold enough, or because it would outgrow the batch.size that `full` gave it."""
         held = queues.open_raw_bytes + plan.raw_bytes + added
-        return held > self._raw_limit or (self._moves_to_grow and outgrows)
+        return held > self._max_open_raw_bytes or (self._has_fixed_buffers and outgrows)

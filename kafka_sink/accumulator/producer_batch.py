@@ -64,14 +64,16 @@ class ProducerBatch:
 
     The buffer holds [header][body][raw tail]. With a block codec the body is compressed and the tail at
     most one block. With a whole-batch codec all is tail until the batch is sealed; with ``packing`` the
-    body is PACKER's blocks, unpacked when the batch is sealed, and the tail at most one such block.
+    rows wait in quick LZ4 blocks (PACKER), because memory is short, and the tail is at most one such block.
+    Sealing unpacks them and compresses all rows with the real codec.
     Without compression body and tail are the same.
 
     Which attributes may go together:
 
     - OPEN, CLOSED: leased or not. Under a lease only the task's thread uses the batch. Without one the task
       may lease an open batch, and the sender may take or fail it.
-    - SEALED: leased until its task gives it up. Then it waits to be sent, with or without a sequence.
+    - SEALED: leased until the task has ended its lease. From then on the sender may take it, with or without
+      a sequence.
       ``header_current``: the header has the sequence that the batch has now.
     - IN_FLIGHT: with a current header, and one request that refers to its memory.
     - SUCCEEDED, FAILED, SPLIT: the memory is released once no request refers to it.

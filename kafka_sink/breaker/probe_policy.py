@@ -23,22 +23,24 @@ class ProbePolicy:
     """
 
     def __init__(self, mutes: LocalMutes, partitions: MutedPartitions, waiting: WaitingRows) -> None:
-        # Whether a response is due of a broker, or for a partition: it would say as much as a probe's.
+        # Whether a request to the target has no response yet. Its response is as good as a probe's, so none
+        # is sent.
         self.awaits_response: Callable[[Target], bool] = lambda _: False
         self._mutes = mutes
         self._table = mutes.table
         self._partitions = partitions
         self._waiting = waiting
-        # When leases end; those that allow new rows for their partition.
+        # By target, when this task's lease ends.
         self._leases: dict[Target, float] = {}
+        # Targets whose lease also lets new rows go to the partition.
         self._trial_leases: set[Target] = set()
         # The partition whose batch probes a target, until the mute ends: its response may come late.
-        self._probes: dict[Target, TopicPartition] = {}
+        self._batch_probes: dict[Target, TopicPartition] = {}
         # Brokers with a probe that has no response yet. A broker gets one at a time, however long it takes.
-        self._probed_nodes: set[int] = set()
+        self._awaited_brokers: set[int] = set()
         # Brokers that the coordinator asks about, muted or not: before and after their request went out.
-        self._questions: set[int] = set()
-        self._questioned: set[int] = set()
+        self._to_ask: set[int] = set()
+        self._asked: set[int] = set()
         self._failures: list[tuple[Target, str]] = []
 
     # -- the coordinator ----------------------------------------------------------------------------
@@ -51,13 +53,13 @@ class ProbePolicy:
 
     def ask_broker(self, node_id: int) -> None:
         """The coordinator wants to know whether a broker responds to this task."""
-        self._questions.add(node_id)
+        self._to_ask.add(node_id)
 
     def on_coordinator_lost(self) -> None:
         """Ends what the coordinator granted or asked."""
         self._leases.clear()
-        self._questions.clear()
-        self._questioned.clear()
+        self._to_ask.clear()
+        self._asked.clear()
 
     def take_failures(self) -> list[tuple[Target, str]]:
         """Probes that failed since the last call, with their errors."""
@@ -69,17 +71,17 @@ class ProbePolicy:
     def brokers_to_probe(self) -> list[int]:
         """Brokers that should get a request without rows now: muted ones, and those the coordinator asks
         about."""
-        if not self._table.mutes and not self._questions:
+        if not self._table.mutes and not self._to_ask:
             return []
         due = [target for target in self._table.mutes if isinstance(target, int) and self._is_due(target)]
-        return [node for node in {*due, *self._questions} if node not in self._probed_nodes]
+        return [node for node in {*due, *self._to_ask} if node not in self._awaited_brokers]
 
     def broker_probe_sent(self, node_id: int) -> None:
         """A request without rows goes to a broker."""
-        self._probed_nodes.add(node_id)
-        if node_id in self._questions:
-            self._questions.discard(node_id)
-            self._questioned.add(node_id)
+        self._awaited_brokers.add(node_id)
+        if node_id in self._to_ask:
+            self._to_ask.discard(node_id)
+            self._asked.add(node_id)
         if self._is_due(node_id):
             self._begin(node_id)
 
@@ -88,9 +90,9 @@ class ProbePolicy:
 
         True if the coordinator asked for this response.
         """
-        self._probed_nodes.discard(node_id)
-        was_asked = node_id in self._questioned
-        self._questioned.discard(node_id)
+        self._awaited_brokers.discard(node_id)
+        was_asked = node_id in self._asked
+        self._asked.discard(node_id)
         if has_response(cause):
             self.connected(node_id)
             return was_asked
@@ -119,10 +121,11 @@ class ProbePolicy:
         """A batch goes out. It is the probe if its partition is muted."""
         if self._table.mutes:
             for target in self._partitions.covering(partition):
-                # A broker's probe too: where everything is muted, batches go out as if nothing was.
+                # If everything is muted, mutes are ignored and batches go out. Such a batch is also the probe
+                # of its broker.
                 if self._is_due(target):
                     self._begin(target)
-                    self._probes[target] = partition
+                    self._batch_probes[target] = partition
 
     def batch_done(self, partition: TopicPartition, exception: Exception | None) -> None:
         """An attempt of a batch has ended; where it was a probe, its outcome counts."""
@@ -135,7 +138,7 @@ class ProbePolicy:
                 continue
             if exception is not None:
                 mute.last_error = str(exception)
-            if self._probes.get(target) == partition:
+            if self._batch_probes.get(target) == partition:
                 self._batch_probe_done(mute, partition, exception)
 
     def _batch_probe_done(self, mute: Mute, partition: TopicPartition, exception: Exception | None) -> None:
@@ -162,6 +165,7 @@ class ProbePolicy:
             return False
         if self._mutes.is_shared(target):
             return target in self._trial_leases
+        # One more interval than a probe needs: a waiting batch would have been the probe by now.
         return self._table.is_due(target, self._mutes.now_ms - self._table.retry_interval_ms)
 
     # -- both ---------------------------------------------------------------------------------------
@@ -180,5 +184,5 @@ class ProbePolicy:
 
     def forget(self, target: Target) -> None:
         """A target is no longer muted."""
-        self._probes.pop(target, None)
+        self._batch_probes.pop(target, None)
         self._leases.pop(target, None)

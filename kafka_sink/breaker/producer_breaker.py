@@ -221,7 +221,11 @@ class ProducerBreaker:
         self.control.waiting.note_waiting(partitions)
 
     def muted(self, now_ms: float) -> MutedView:
-        """See SendPolicy."""
+        """See SendPolicy. Once in each pass of the sender.
+
+        Lets the breaker class judge, logs and reports its changes, applies the coordinator's messages, and
+        publishes ``mutes`` anew.
+        """
         self._at(now_ms)
         if self._breaker is not None:
             self._call(self._breaker.on_tick, self._context)

@@ -135,7 +135,7 @@ class MetadataCache:
             found.used_ms = now_ms
             if not found.in_use:
                 found.in_use = True
-                self._schedule.file(name, found)
+                self._schedule.reschedule(name, found)
 
     def _is_outdated(self, found: TopicState, now_ms: float) -> bool:
         if found.used_ms + self._idle_ms <= now_ms:
@@ -168,7 +168,7 @@ class MetadataCache:
         if found.metadata is None:
             if found.final and not found.retry:
                 found.retry = True
-                self._schedule.file(topic, found)
+                self._schedule.reschedule(topic, found)
             return
         in_flight = self._in_flight is not None and topic in self._in_flight
         if in_flight:
@@ -179,7 +179,7 @@ class MetadataCache:
             found.stale = True
             found.stale_ms = now_ms
             if not in_flight:
-                self._schedule.file(topic, found)
+                self._schedule.reschedule(topic, found)
 
     def leader_hint(
         self,
@@ -214,7 +214,8 @@ class MetadataCache:
     def import_topic(
         self, topic: TopicMetadata, age_ms: float, now_ms: float, replaced_age_ms: float = math.inf
     ) -> bool:
-        """Merges a topic that another cache of the same cluster observed ``age_ms`` ago; True if it was news.
+        """Merges a topic that another cache of the same cluster observed ``age_ms`` ago; True if it
+        changed anything here.
 
         It is merged like an own response of that time: higher epochs win, and another topic id wins only
         where it was observed later. A topic that is not in use is kept for metadata.max.idle.ms in case it
@@ -238,7 +239,7 @@ class MetadataCache:
             found.unhelpful = 0 if changed else found.unhelpful + 1
             attempts = max(found.unhelpful, 1)
             found.not_before_ms = max(found.not_before_ms, observed_ms + self._backoff.delay_ms(attempts))
-        self._schedule.file(topic.name, found)
+        self._schedule.reschedule(topic.name, found)
         self.version += changed
         return changed
 
@@ -324,7 +325,7 @@ class MetadataCache:
     def next_request_delay_ms(self, now_ms: float) -> float:
         """Until next_request may have something; infinite while a request is in flight.
 
-        Forgets topics that were idle for long: else their time, once past, would be due for ever.
+        Forgets idle topics first; one whose time has passed would make this return 0 for ever.
         """
         self._forget_idle(now_ms)
         if self._in_flight is not None:
@@ -343,16 +344,16 @@ class MetadataCache:
     def _admit(self, name: str, now_ms: float) -> None:
         found = self._topics[name] = TopicState(now_ms)
         self._idle.put(name, now_ms + self._idle_ms)
-        self._schedule.file(name, found)
+        self._schedule.reschedule(name, found)
 
     # -- answers ----------------------------------------------------------------------------------
 
     def on_response(self, update: MetadataUpdate, requested: Collection[str], now_ms: float) -> bool:
         """Merges an answer. Topics that it does not help stay urgent, each with its own backoff.
 
-        Topics that are no longer in use by now are left out. True where the answer is another cluster's
-        (bootstrap.servers leads elsewhere now): it replaces all that was known. Raises ValueError, and
-        changes nothing, for such an answer to a cache that is ``pinned``; on_failure ends the request then.
+        Topics that are no longer in use by now are left out. Returns True if the response is another
+        cluster's (bootstrap.servers leads elsewhere now): it replaces all that was known. If the cache is
+        ``pinned``, it raises ValueError instead and changes nothing; the caller then calls on_failure.
         """
         switched = self.is_other_cluster(update.cluster_id)
         if switched:
@@ -375,18 +376,18 @@ class MetadataCache:
             found = self._topics.get(topic.name)
             if found is not None:
                 self.version += merger.merge(found, topic)
-                self._schedule.file(topic.name, found)
+                self._schedule.reschedule(topic.name, found)
         for name, code in update.errors.items():
             missing.pop(name, None)
             found = self._topics.get(name)
             if found is not None:
                 self.version += merger.note_error(found, code)
-                self._schedule.file(name, found)
+                self._schedule.reschedule(name, found)
         for name in missing:
             found = self._topics.get(name)
             if found is not None:
                 merger.note_missing(found)
-                self._schedule.file(name, found)
+                self._schedule.reschedule(name, found)
         return switched
 
     def on_failure(self, now_ms: float) -> None:
@@ -398,4 +399,4 @@ class MetadataCache:
         for name in asked:
             found = self._topics.get(name)
             if found is not None:
-                self._schedule.file(name, found)
+                self._schedule.reschedule(name, found)

@@ -34,7 +34,7 @@ class RefreshSchedule:
         self._fresh, self._aging = DeadlineHeap(), DeadlineHeap()
         self._with_metadata: set[str] = set()
 
-    def file(self, name: str, state: TopicState) -> None:
+    def reschedule(self, name: str, state: TopicState) -> None:
         """Puts a topic into the heap of its state, or into none where nothing is to be requested."""
         if state.metadata is None:
             self.drop(name)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from kafka_sink.errors import IncompleteBatchError, TransactionError
 from kafka_sink.model import TopicPartition
-from kafka_sink.transactions import decision as records
+from kafka_sink.transactions import decision as decisions
 from kafka_sink.transactions.decision import BatchIdentity, Decision, Part
 from kafka_sink.transactions.operations import (
     OPEN,
@@ -66,18 +66,22 @@ def take_over(scope: Scope) -> Steps[Ownership]:
     """Fence other drivers of the prefix, complete what was decided, abort everything else that is open."""
     claim = yield from init_producer(scope.driver_id)
     # Both at once, for every micro-batch waits for it; where nothing is left open, this is all.
-    seen, names = yield (FetchOffsets((_first_decision(scope), _first_marks(scope))), ListOpen(scope.prefix))
+    seen, names = yield (
+        FetchOffsets((_first_decision_group(scope), _first_mark_group(scope))),
+        ListOpen(scope.prefix),
+    )
     decision = yield from _decision_in(scope, seen)
     undone: tuple[Part, ...] = ()
     if decision is not None:
-        undone = yield from _not_seen(scope, decision, seen)
+        undone = yield from _not_visible(scope, decision, seen)
     if undone:
         yield from _end(scope, undone)
         (names,) = yield (ListOpen(scope.prefix),)
     aborted = yield from abort_open(scope, claim, names)
     missing: tuple[Part, ...] = ()
     if decision is not None and undone:
-        # Now that nothing else is open, what is pending is about to become visible.
+        # Everything else of the prefix is aborted, so asking for the marks in a way that waits for undecided
+        # transactions ends soon.
         missing = yield from unmarked(scope, decision)
     return Ownership(
         claim,
@@ -93,27 +97,27 @@ def read_decision(scope: Scope) -> Steps[Decision | None]:
 
     None is pending for whoever holds the driver's id, as taking that over waits for its markers.
     """
-    return (yield from _decision_in(scope, (yield from fetch_offsets(_first_decision(scope)))))
+    return (yield from _decision_in(scope, (yield from fetch_offsets(_first_decision_group(scope)))))
 
 
-def _first_decision(scope: Scope) -> str:
+def _first_decision_group(scope: Scope) -> str:
     return scope.decision_key(0).group
 
 
-def _first_marks(scope: Scope) -> str:
+def _first_mark_group(scope: Scope) -> str:
     return scope.mark_key(0).group
 
 
 def _decision_in(scope: Scope, seen: Mapping[OffsetKey, str]) -> Steps[Decision | None]:
     """The latest decision, from offsets with those of its first group."""
-    texts = [text for key, text in seen.items() if key.group == _first_decision(scope)]
-    head = records.newest_head(texts)
+    texts = [text for key, text in seen.items() if key.group == _first_decision_group(scope)]
+    head = decisions.newest_head(texts)
     if head is None:
         return None
-    groups = records.written_scope(scope, head).decision_groups(head.chunks)
+    groups = decisions.written_scope(scope, head).decision_groups(head.chunks)
     if len(groups) > 1:
         texts = list((yield from fetch_offsets(*groups)).values())
-    return records.decode(texts)
+    return decisions.decode(texts)
 
 
 def decide(
@@ -129,7 +133,7 @@ def decide(
     ``previous`` is the decision that planning found. Raises TransactionError where nothing was decided or
     nobody knows, IncompleteBatchError where it was and some transactions had ended by then.
     """
-    decision = records.next_decision(scope, previous, batch, tasks, parts)
+    decision = decisions.next_decision(scope, previous, batch, tasks, parts)
     return (yield from _decide(scope, claim, decision, decision.parts))
 
 
@@ -138,7 +142,7 @@ def repair(
 ) -> Steps[Committed]:
     """Commit tasks of a decided batch that were written anew, as their first transactions were lost."""
     parts = tuple(written)
-    return (yield from _decide(scope, claim, records.repaired(previous, parts), parts))
+    return (yield from _decide(scope, claim, decisions.repaired(previous, parts), parts))
 
 
 def forget(scope: Scope, claim: ProducerEpoch, decision: Decision) -> Steps[None]:
@@ -169,7 +173,9 @@ def _decide(
         )
     *answers, names = yield (*_ends(scope, parts), ListOpen(scope.prefix))
     refused = _refused(parts, answers)
-    # Theirs may be on its way still; whatever is open under the id of one refused, is somebody else's.
+    # The list was asked for together with the commits, so it may still name parts that have just been
+    # committed: leave those out. An open transaction under the id of a refused part is another
+    # attempt's: abort it.
     ours = {scope.task_id(part.task, part.slot) for part in parts if part not in refused}
     aborted = yield from abort_open(scope, ended, [name for name in names if name not in ours])
     if refused:
@@ -180,7 +186,11 @@ def _decide(
 
 
 def _require_open(scope: Scope, batch: BatchIdentity, parts: tuple[Part, ...]) -> Steps[int]:
-    """Nothing is decided of which a part is lost already. Returns when the first one began."""
+    """Returns when the first part began, by a broker's clock.
+
+    Raises TransactionError if a part's transaction is no longer open: a batch that has lost a part must not
+    be decided.
+    """
     ids = {scope.task_id(part.task, part.slot): part for part in parts}
     found = yield from describe(*ids)
     lost = [part.task for name, part in ids.items() if not _is_open(found.get(name), part.producer)]
@@ -200,7 +210,7 @@ def _is_open(found: Described | None, producer: ProducerEpoch) -> bool:
 def _record(scope: Scope, claim: ProducerEpoch, decision: Decision) -> Steps[None]:
     """Put the decision into the driver's transaction."""
     groups: dict[str, list[tuple[TopicPartition, str]]] = {}
-    for index, text in enumerate(records.encode(decision, scope.partitions)):
+    for index, text in enumerate(decisions.encode(decision, scope.partitions)):
         key = scope.decision_key(index)
         groups.setdefault(key.group, []).append((key.partition, text))
     answers = yield tuple(
@@ -246,16 +256,16 @@ def unmarked(scope: Scope, decision: Decision) -> Steps[tuple[Part, ...]]:
 
 def uncommitted(scope: Scope, decision: Decision) -> Steps[tuple[Part, ...]]:
     """The parts that readers do not see at this moment. Waits for nothing: for people who look."""
-    return (yield from _not_seen(scope, decision, (yield from fetch_offsets(_first_marks(scope)))))
+    return (yield from _not_visible(scope, decision, (yield from fetch_offsets(_first_mark_group(scope)))))
 
 
-def _not_seen(scope: Scope, decision: Decision, seen: Mapping[OffsetKey, str]) -> Steps[tuple[Part, ...]]:
+def _not_visible(scope: Scope, decision: Decision, seen: Mapping[OffsetKey, str]) -> Steps[tuple[Part, ...]]:
     """The parts whose mark is not visible at this moment; they may be committed all the same.
 
     ``seen`` are offsets with those of the first group of marks.
     """
     where = replace(scope, topic=decision.topic, partitions=decision.partitions)
-    groups = {where.mark_key(part.task).group for part in decision.parts} - {_first_marks(scope)}
+    groups = {where.mark_key(part.task).group for part in decision.parts} - {_first_mark_group(scope)}
     marks = set(seen.values())
     if groups:
         marks |= set((yield from fetch_offsets(*sorted(groups))).values())

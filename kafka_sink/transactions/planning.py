@@ -31,7 +31,8 @@ _LONG_OPEN = 0.5
 
 @dataclass(frozen=True)
 class PlannedTransactions:
-    """What a write in transactions is given. ``batch`` is None where tasks know it: that of a micro-batch.
+    """What a write in transactions is given. ``batch`` is None for a stream: there Spark tells each task its
+    micro-batch.
 
     ``handover`` is None on the writer that only commits: there tasks' reports have it.
     """
@@ -59,7 +60,7 @@ def plan(
             "progress is recorded as offsets of that topic"
         )
     batch = None if is_streaming else _job(options)
-    with _client(options) as client:
+    with client_of(options) as client:
         partitions = client.partitions(topic, options.max_block_ms)
         if not partitions:
             raise ConfigurationError(f"the topic '{topic}', which progress is recorded for, is not there")
@@ -76,11 +77,11 @@ def plan(
 def commit(options: SinkOptions, planned: PlannedTransactions, reports: Sequence[TaskReport]) -> BatchOutcome:
     """Decide and complete a batch. Raises TransactionError, IncompleteBatchError, DeliveryError."""
     records_empty = planned.batch is not None and bool(options.txn_app_id)
-    with _client(options) as client:
+    with client_of(options) as client:
         steps = batches.commit(planned.scope, reports, records_empty=records_empty)
         outcome = client.run(steps, options.delivery_timeout_ms)
     if planned.batch is not None:
-        application_markers.forget(_lease_key(planned.scope.prefix))
+        application_markers.forget(_taken_key(planned.scope.prefix))
     # By two clocks, so it is for warning only.
     open_ms = wall_ms() - outcome.began_ms
     if outcome.began_ms >= 0 and open_ms > _LONG_OPEN * options.transaction_timeout_ms:
@@ -99,7 +100,7 @@ def abort(options: SinkOptions, planned: PlannedTransactions) -> int:
     """
     claim = _remembered_claim(planned)
     scope = planned.scope
-    with _client(options) as client:
+    with client_of(options) as client:
         found = client.run(describe(scope.driver_id), options.max_block_ms)
         present = found.get(scope.driver_id)
         if claim is None or present is None or not _is_ours(present.producer, claim):
@@ -110,7 +111,7 @@ def abort(options: SinkOptions, planned: PlannedTransactions) -> int:
 
 
 def _is_ours(present: ProducerEpoch, claim: ProducerEpoch) -> bool:
-    """As planning left it, or as this batch's decision did."""
+    """The epoch is the one that planning got, or one more: a decision raises it."""
     return present.producer_id == claim.producer_id and present.epoch - claim.epoch in (0, 1)
 
 
@@ -144,12 +145,12 @@ def _job_prefix() -> str:
     """
     application = application_markers.folder() or uuid.uuid4().hex
     number = 0
-    while not application_markers.first_time(_lease_key(f"kafka-chunked-{_digits(application)}-{number}")):
+    while not application_markers.first_time(_taken_key(f"kafka-chunked-{_digits(application)}-{number}")):
         number += 1
     return f"kafka-chunked-{_digits(application)}-{number}"
 
 
-def _lease_key(prefix: str) -> str:
+def _taken_key(prefix: str) -> str:
     return f"transactional.id.prefix {prefix} is taken"
 
 
@@ -204,28 +205,25 @@ def _report_takeover(scope: Scope, ownership: driver.Ownership, handover: Handov
 
 # -- connections ----------------------------------------------------------------------------------
 
-_kept: dict[SinkOptions, TransactionClient] = {}
-_keeper = os.getpid()
+_idle_clients: dict[SinkOptions, TransactionClient] = {}
+_owner_pid = os.getpid()
 
 
 @contextmanager
-def _client(options: SinkOptions) -> Iterator[TransactionClient]:
+def client_of(options: SinkOptions) -> Iterator[TransactionClient]:
     """This process's client for a cluster; one whose run failed is not used again."""
-    global _keeper
-    if _keeper != os.getpid():
+    global _owner_pid
+    if _owner_pid != os.getpid():
         # Sockets are not shared with the process that this one was forked from.
-        _kept.clear()
-        _keeper = os.getpid()
+        _idle_clients.clear()
+        _owner_pid = os.getpid()
     key = replace(options.for_tasks(), delivery_guarantee="at-least-once")
-    client = _kept.pop(key, None) or TransactionClient(options)
+    client = _idle_clients.pop(key, None) or TransactionClient(options)
     try:
         yield client
     except BaseException:
         client.close()
         raise
-    while len(_kept) >= 2:
-        _kept.pop(next(iter(_kept))).close()
-    _kept[key] = client
-
-
-client_of = _client
+    while len(_idle_clients) >= 2:
+        _idle_clients.pop(next(iter(_idle_clients))).close()
+    _idle_clients[key] = client

@@ -23,7 +23,10 @@ class Scope:
         return f"{self.prefix}-driver"
 
     def task_id(self, task: int, slot: int) -> str:
-        """The transactional id of a task's attempt. Bounded: Spark bounds partitions and attempts."""
+        """The transactional id of a task attempt. ``task`` is Spark's partition, ``slot`` its attempt number.
+
+        The ids are bounded, as Spark bounds both.
+        """
         return f"{self.prefix}-task-{task}-{slot}"
 
     def decision_key(self, chunk: int) -> OffsetKey:

@@ -157,7 +157,7 @@ class Run:
             self.allocator,
         )
         self.appender = RecordAppender(self.accumulator, codec_for(codec, None), lambda: 0.0, lambda: None)
-        self.appender._planner._raw_limit = open_raw_limit
+        self.appender._planner._max_open_raw_bytes = open_raw_limit
         self.partitioner = Partitioner(
             room=lambda *_: BatchRoom(None, 1000), ignore_keys=False, adaptive=True, random=self.chance.random
         )

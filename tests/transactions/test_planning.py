@@ -29,7 +29,7 @@ def _application(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_jobs_of_an_application_take_its_names_in_turn_and_give_them_back() -> None:
     first, second = prefix(), prefix()
     assert first != second
-    planning.application_markers.forget(planning._lease_key(first))
+    planning.application_markers.forget(planning._taken_key(first))
     assert prefix() == first
     assert prefix() not in (first, second)
 

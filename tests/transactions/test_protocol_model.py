@@ -126,10 +126,10 @@ def takes_pending_marks_for_missing(scope: Any) -> Steps[Any]:
     decision = yield from driver.read_decision(scope)
     missing: tuple[Any, ...] = ()
     if decision is not None:
-        undone = yield from driver._not_seen(scope, decision, (yield from seen(scope)))
+        undone = yield from driver._not_visible(scope, decision, (yield from seen(scope)))
         yield from driver._end(scope, undone)
         yield from driver.abort_open(scope, claim, (yield (ListOpen(scope.prefix),))[0])
-        missing = yield from driver._not_seen(scope, decision, (yield from seen(scope)))
+        missing = yield from driver._not_visible(scope, decision, (yield from seen(scope)))
     return driver.Ownership(claim, decision, frozenset(part.task for part in missing))
 
 
