@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import socket
+import struct
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -16,6 +18,7 @@ from kafka_sink.coordinator.server.metadata_fetcher import metadata_handler
 from kafka_sink.coordinator.wire.address import CoordinatorAddress
 from kafka_sink.errors import DeliveryError
 from kafka_sink.local_broker import LocalBroker
+from kafka_sink.network import requests
 from kafka_sink.options import SinkOptions, parse
 from kafka_sink.producer_cache import PRODUCERS, TaskProducer, task_producer
 from kafka_sink.rows.column_plan import ColumnPlan
@@ -121,6 +124,29 @@ def test_tasks_that_begin_in_an_outage_put_no_row_on_the_dead_broker() -> None:
     assert all(found.count(number) == 1 for number in tasks.acknowledged)
 
 
+def ask_for_producer_id(address: str) -> None:
+    """Returns once this broker has given one.
+
+    A broker gets producer ids from the controller, a thousand at a time. One that has none yet and whose
+    controller is frozen gives none before the next controller is elected.
+    """
+    host, _, port = address.rpartition(":")
+    header = requests.encode_header(requests.INIT_PRODUCER_ID, 1, 1, "test")
+    request = header + requests.encode_init_producer_id(1, -1, -1)
+    with socket.create_connection((host, int(port)), 10) as connection:
+        connection.settimeout(10)
+        error = -1
+        deadline_s = time.monotonic() + 30
+        while error and time.monotonic() < deadline_s:
+            connection.sendall(struct.pack(">i", len(request)) + request)
+            with connection.makefile("rb") as answers:
+                (size,) = struct.unpack(">i", answers.read(4))
+                # Correlation id and throttle time come before the error code.
+                (error,) = struct.unpack_from(">h", answers.read(size), 8)
+            time.sleep(0.05)
+    assert error == 0
+
+
 def leaders(client: AdminClient, topic: str) -> list[bool]:
     """Of each partition whether it has one."""
     found = client.list_topics(topic, timeout=10).topics[topic].partitions
@@ -132,6 +158,8 @@ def test_keyless_tasks_outlive_a_frozen_broker_of_three(cluster3: LocalBroker) -
     """The same with a stopped process: a broker that the cluster gives up only when its session ends."""
     topic, timeout_ms = "long-outage", 4_000
     cluster3.create_topic(topic, PARTITIONS, replication_factor=1)
+    for address in cluster3.bootstrap_servers.split(","):
+        ask_for_producer_id(address)
     with job(cluster3.bootstrap_servers, topic, timeout_ms) as tasks:
         tasks.run()
         victim = 1
