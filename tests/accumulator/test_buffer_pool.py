@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-import re
 import random
+import re
 import signal
 import sys
 import threading
