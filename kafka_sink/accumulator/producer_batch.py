@@ -55,8 +55,8 @@ def projected_size(codec: BlockCodec | None, ratio: float, body: int, tail: int)
     if codec is None:
         return body + tail
     blocks, rest = divmod(tail, codec.block_size)
-    packed = int(blocks * codec.block_size * min(1.0, ratio * CompressionRatios.SAFETY))
-    return body + packed + rest + (blocks + 1) * codec.block_overhead + len(codec.epilogue)
+    compressed = int(blocks * codec.block_size * min(1.0, ratio * CompressionRatios.SAFETY))
+    return body + compressed + rest + (blocks + 1) * codec.block_overhead + len(codec.epilogue)
 
 
 class ProducerBatch:
@@ -197,9 +197,9 @@ class ProducerBatch:
                 self._write_block(self.codec, joined)
             self.buffer.write_growing(self.codec.epilogue)
         elif self.codec is not None:
-            packed = self.codec.compress(self._raw_records())
+            compressed = self.codec.compress(self._raw_records())
             self.buffer.truncate(batch_header.SIZE)
-            self.buffer.write_growing(packed)
+            self.buffer.write_growing(compressed)
         self.buffer.trim()
         self.move_to(BatchState.SEALED)
 

@@ -218,7 +218,9 @@ class Sender(threading.Thread):
         self._policy.on_unreachable(unreachable, failing, now_ms)
         for node, queues in check.nodes.items():
             if node in accepting:
-                delay = min(delay, self._produce(node, queues, now_ms))
+                if self._produce(node, queues, now_ms):
+                    # More batches may wait for the same broker.
+                    delay = 0.0
             else:
                 delay = min(delay, self._network.ready_delay_ms(node, now_ms))
         for node, queues in check.held.items():
@@ -239,31 +241,30 @@ class Sender(threading.Thread):
         return not self._network.in_flight(node) and not self._network.throttled_ms(node, now_ms)
 
     def _probe(self, node: int, queues: Sequence[PartitionQueue], now_ms: float) -> float:
-        """Sends one batch of each muted partition that the breaker wants to probe."""
+        """Sends one batch of a muted partition that the breaker wants to probe; returns the delay until
+        the next look at this broker."""
         for queue in queues:
             if not self._policy.may_probe(queue.partition):
                 continue
             if not self._network.ready(node, now_ms):
                 return self._network.ready_delay_ms(node, now_ms)
-            delay = self._produce(node, [queue], now_ms)
-            if delay == 0.0:
-                return delay
+            if self._produce(node, [queue], now_ms):
+                return 0.0
         return math.inf
 
-    def _produce(self, node: int, queues: Sequence[PartitionQueue], now_ms: float) -> float:
-        """Sends one request if there is a batch for it. Returns the delay until the next look at this broker:
-        0 after a request, as more batches may wait, and infinity if nothing was sent."""
+    def _produce(self, node: int, queues: Sequence[PartitionQueue], now_ms: float) -> bool:
+        """Sends one request if there is a batch for it; returns whether it did."""
         if self._aborting:
-            return math.inf
+            return False
         max_bytes = self._settings.max_request_size
         taken = fill_request(self._accumulator, node, queues, max_bytes, partial(self._may_send, now_ms))
         if not taken:
-            return math.inf
+            return False
         self._cluster.pin()
         request = self._requests.build(node, taken, now_ms)
         self._responses.on_sent(node, taken, now_ms)
         self._network.send(node, request, now_ms)
-        return 0.0
+        return True
 
     def _may_send(self, now_ms: float, batch: ProducerBatch) -> bool:
         return self._identity is None or self._identity.may_send(batch, now_ms)

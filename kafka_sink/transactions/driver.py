@@ -71,15 +71,15 @@ def take_over(scope: Scope) -> Steps[Ownership]:
         ListOpen(scope.prefix),
     )
     decision = yield from _decision_in(scope, seen)
-    undone: tuple[Part, ...] = ()
+    not_visible: tuple[Part, ...] = ()
     if decision is not None:
-        undone = yield from _not_visible(scope, decision, seen)
-    if undone:
-        yield from _end(scope, undone)
+        not_visible = yield from _not_visible(scope, decision, seen)
+    if not_visible:
+        yield from _end(scope, not_visible)
         (names,) = yield (ListOpen(scope.prefix),)
     aborted = yield from abort_open(scope, claim, names)
     missing: tuple[Part, ...] = ()
-    if decision is not None and undone:
+    if decision is not None and not_visible:
         # Everything else of the prefix is aborted, so asking for the marks in a way that waits for undecided
         # transactions ends soon.
         missing = yield from unmarked(scope, decision)
@@ -87,7 +87,7 @@ def take_over(scope: Scope) -> Steps[Ownership]:
         claim,
         decision,
         frozenset(part.task for part in missing),
-        completed=len(undone) - len(missing),
+        completed=len(not_visible) - len(missing),
         aborted=aborted,
     )
 
