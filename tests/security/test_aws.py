@@ -99,7 +99,7 @@ def test_without_credentials_or_region_it_says_what_to_set(monkeypatch: pytest.M
 
 def test_without_botocore_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(AuthenticationError, match=r"kafka-chunked\[msk\]"):
+    with pytest.raises(AuthenticationError, match=r"pip install botocore"):
         IamLogin(IamSettings()).exchange(HOST)
 
 

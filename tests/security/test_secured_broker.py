@@ -181,12 +181,12 @@ MISTAKES: dict[str, tuple[Callable[[Secured], dict[str, str]], type[KafkaSinkErr
     "clear to a SASL listener": (
         lambda secured: {"kafka.bootstrap.servers": secured.bootstrap("CLEARSASL")},
         BrokersUnreachableError,
-        r"may want a login \(kafka\.security\.protocol",
+        r"may need a login \(kafka\.security\.protocol",
     ),
     "TLS without the login": (
         lambda secured: {**secured.options("TLS"), "kafka.bootstrap.servers": secured.bootstrap("SASL")},
         BrokersUnreachableError,
-        r"may want a login \(kafka\.security\.protocol=SASL_SSL\)",
+        r"may need a login \(kafka\.security\.protocol=SASL_SSL\)",
     ),
     "unknown authority": (
         lambda secured: {

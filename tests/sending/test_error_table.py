@@ -212,14 +212,14 @@ def test_after_the_last_epoch_comes_a_new_id(cluster: FakeCluster) -> None:
 
 
 FINAL = {
-    29: "TopicAuthorizationFailed.*may not write to this topic",
+    29: "TOPIC_AUTHORIZATION_FAILED.*may not write to this topic",
     31: "enable.idempotence=false",
     32: "timestamp",
-    35: "Unsupported",
-    47: "InvalidProducerEpoch",
-    76: "Unsupported",
+    35: "UNSUPPORTED",
+    47: "INVALID_PRODUCER_EPOCH",
+    76: "UNSUPPORTED",
     87: "a record is invalid",
-    90: "Fenced",
+    90: "PRODUCER_FENCED",
     4242: "error 4242",
 }
 

@@ -302,7 +302,7 @@ def test_a_mark_that_is_pending_for_the_first_time_is_waited_for(job: Callable[.
     handover = run.take_over()
     report = run.write(handover, 0, 0, ["0-0"])
     decision = next_decision(run.scope, None, report.batch, 1, [report.part] if report.part else [])
-    with pytest.raises(DeliveryError, match="Unstable"):
+    with pytest.raises(DeliveryError, match="UNSTABLE_OFFSET_COMMIT"):
         run.client.run(driver.unmarked(run.scope, decision), 1000)
     run.commit(report)
     assert run.run(driver.unmarked(run.scope, decision)) == ()
