@@ -222,7 +222,7 @@ class PlannedWrite:
     def _abort_transactions(self, planned: PlannedTransactions, tasks: int, batch_id: int | None) -> None:
         label = _label(batch_id)
         try:
-            aborted = transactions.abort(self.options, planned)
+            ended = transactions.abort(self.options, planned)
         except KafkaSinkError as error:
             # This must not replace the error that Spark already has.
             driver_log.warn(
@@ -231,7 +231,10 @@ class PlannedWrite:
                 "Until then, consumers with isolation.level=read_committed wait"
             )
         else:
-            driver_log.warn(f"{label}the batch of {tasks} tasks failed; {aborted} open transactions aborted")
+            ended_by = f"{ended.aborted} open transactions aborted"
+            if ended.committed:
+                ended_by += f", {ended.committed} committed, as the batch was decided"
+            driver_log.warn(f"{label}the batch of {tasks} tasks failed; {ended_by}")
 
 
 class BatchWriter(DataSourceArrowWriter):

@@ -10,6 +10,7 @@ from kafka_sink.errors import IncompleteBatchError, TransactionError
 from kafka_sink.transactions import driver
 from kafka_sink.transactions.decision import BatchIdentity, Decision, Part, RowsDigest
 from kafka_sink.transactions.driver import Committed, Ownership, incomplete
+from kafka_sink.transactions.figures import TransactionFigures
 from kafka_sink.transactions.operations import ProducerEpoch, Steps
 from kafka_sink.transactions.scope import Scope
 
@@ -92,6 +93,11 @@ class BatchOutcome:
     aborted: int = 0
     repaired: bool = False
     began_ms: int = -1
+
+    @property
+    def figures(self) -> TransactionFigures:
+        """What the commit has ended."""
+        return TransactionFigures(committed=self.committed, aborted=self.aborted)
 
     def __str__(self) -> str:
         if self.was_written_before:

@@ -9,7 +9,7 @@ import os
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from kafka_sink import application_markers, driver_log
 from kafka_sink.clock import wall_ms
@@ -20,6 +20,7 @@ from kafka_sink.transactions import driver
 from kafka_sink.transactions.batch import BatchOutcome, Handover, TaskReport
 from kafka_sink.transactions.client import TransactionClient
 from kafka_sink.transactions.decision import UNNAMED_JOB, BatchIdentity
+from kafka_sink.transactions.figures import TransactionFigures
 from kafka_sink.transactions.operations import ProducerEpoch, describe
 from kafka_sink.transactions.scope import Scope
 
@@ -34,12 +35,14 @@ class PlannedTransactions:
     """What a write in transactions is given. ``batch`` is None for a stream: there Spark tells each task its
     micro-batch.
 
-    ``handover`` is None on the writer that only commits: there tasks' reports have it.
+    ``handover`` is None on the writer that only commits: there tasks' reports have it. ``figures`` count what
+    planning ended for an earlier run.
     """
 
     scope: Scope
     batch: BatchIdentity | None = None
     handover: Handover | None = None
+    figures: TransactionFigures = field(default_factory=TransactionFigures)
 
 
 def plan(
@@ -71,7 +74,8 @@ def plan(
     handover = Handover.of(ownership)
     _report_takeover(scope, ownership, handover)
     _remember_claim(scope, ownership.claim)
-    return PlannedTransactions(scope, batch, handover)
+    figures = TransactionFigures(recovered=ownership.completed + ownership.aborted)
+    return PlannedTransactions(scope, batch, handover, figures)
 
 
 def commit(options: SinkOptions, planned: PlannedTransactions, reports: Sequence[TaskReport]) -> BatchOutcome:
@@ -93,8 +97,8 @@ def commit(options: SinkOptions, planned: PlannedTransactions, reports: Sequence
     return outcome
 
 
-def abort(options: SinkOptions, planned: PlannedTransactions) -> int:
-    """End what a failed batch has left, or complete it where it was decided; returns how many were aborted.
+def abort(options: SinkOptions, planned: PlannedTransactions) -> TransactionFigures:
+    """End what a failed batch has left, or complete it where it was decided; returns what was ended.
 
     Where another driver has taken over, that is its business. Raises as ``plan``.
     """
@@ -104,10 +108,10 @@ def abort(options: SinkOptions, planned: PlannedTransactions) -> int:
         found = client.run(describe(scope.driver_id), options.max_block_ms)
         present = found.get(scope.driver_id)
         if claim is None or present is None or not _is_ours(present.producer, claim):
-            return 0
+            return TransactionFigures()
         ownership = client.run(driver.take_over(scope), options.max_block_ms)
     _remember_claim(scope, ownership.claim)
-    return ownership.aborted
+    return TransactionFigures(committed=ownership.completed, aborted=ownership.aborted)
 
 
 def _is_ours(present: ProducerEpoch, claim: ProducerEpoch) -> bool:
