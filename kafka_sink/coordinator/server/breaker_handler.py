@@ -1,16 +1,23 @@
-"""The coordinator's breaker: weighs the reports of all tasks, sends mutes to all, leases probes. No I/O."""
+"""The coordinator's breaker: weighs the reports of all tasks, sends mutes to all, leases probes. No I/O.
+
+``breaker_votes.py`` decides on partitions and ``mute_evidence.py`` on brokers, ``probe_leases.py`` on probes;
+``breaker_tasks.py`` knows the tasks, and ``mute_pushes.py`` what they have not heard yet.
+"""
 
 from __future__ import annotations
 
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kafka_sink.breaker.states import BreakerState, MuteTable, ProbeLease, Target
+from kafka_sink.breaker.states import BreakerState, MuteTable, Target
+from kafka_sink.coordinator.server.breaker_tasks import BreakerTasks
 from kafka_sink.coordinator.server.breaker_votes import PartitionVotes
 from kafka_sink.coordinator.server.handlers import Push, Reply, ServerMessage, SharedBody
+from kafka_sink.coordinator.server.mute_evidence import ASK_MS, MuteEvidence
+from kafka_sink.coordinator.server.mute_pushes import MutePushes
+from kafka_sink.coordinator.server.probe_leases import ProbeLeases
 from kafka_sink.coordinator.wire.breaker_messages import (
     MAX_MUTES,
     BreakerReport,
@@ -22,62 +29,14 @@ from kafka_sink.coordinator.wire.breaker_messages import (
 )
 from kafka_sink.model import TopicPartition
 from kafka_sink.options.breaker import DEFAULT_CLASS, failure_rate_settings
-from kafka_sink.timing_bounds import GATHER_MUTES_MS, HEALTHY_VALID_MS
+from kafka_sink.timing_bounds import GATHER_MUTES_MS
 
 if TYPE_CHECKING:
     from kafka_sink.coordinator.server.handlers import Handler
     from kafka_sink.options import SinkOptions
 
-# A task with batches for a muted target reports every coordinator.report.interval.ms. One that has not
-# reported for three intervals, two seconds at least, counts as silent and gets no lease.
-_SILENT_INTERVALS = 3
-_MIN_SILENT_MS = 2_000.0
 # A muted partition that no task has written to for this long is unmuted.
 _FORGET_MS = 600_000.0
-# If a mute is refuted within a second, the task that caused it had a bad network. Its reports are doubted
-# for a minute.
-_REFUTED_SOON_MS = 1_000.0
-_DOUBT_MS = 60_000.0
-# When one task mutes a broker without evidence, another is asked, and has this long to report a response.
-_ASK_MS = 1_000.0
-# After a mute one task sends again, a step later two more, then four, and so on.
-_RAMP_STEP_MS = 100.0
-# With more candidates for a lease, walking the tasks in their order finds one sooner than comparing all
-# candidates.
-_MAX_COMPARED = 16
-
-
-@dataclass(frozen=True, slots=True)
-class _MuteOrigin:
-    """The task whose report muted a target. A response to another task after ``refuted_after_ms`` refutes
-    it."""
-
-    peer: int
-    refuted_after_ms: float
-
-
-@dataclass(frozen=True, slots=True)
-class _Claim:
-    """A task wants a broker muted without evidence. It is muted at ``until_ms`` unless another gets a
-    response."""
-
-    peer: int
-    reason: str
-    until_ms: float
-
-
-@dataclass(slots=True)
-class _BreakerTask:
-    """A task.
-
-    ``holds``: muted targets that its batches wait for. ``wants``: muted partitions that its rows could go to.
-    ``reported_ms``: its last report. ``leased_ms``: its last lease.
-    """
-
-    holds: frozenset[Target] = frozenset()
-    wants: frozenset[Target] = frozenset()
-    reported_ms: float = 0.0
-    leased_ms: float = -math.inf
 
 
 class BreakerHandler:
@@ -95,31 +54,15 @@ class BreakerHandler:
     ) -> None:
         self._table = MuteTable(retry_interval_ms)
         self._votes = votes
-        self._random = random
-        self._quiet_ms = max(_SILENT_INTERVALS * report_interval_ms, _MIN_SILENT_MS)
-        self._peers: dict[int, _BreakerTask] = {}
-        # By broker: when each task last had a response.
-        self._answered: dict[int, dict[int, float]] = {}
-        # The mutes that follow from one task's report.
-        self._origins: dict[Target, _MuteOrigin] = {}
-        # By task and target: when a mute on the task's report was refuted.
-        self._doubted_ms: dict[tuple[int, Target], float] = {}
-        # The task that has the lease for a target.
-        self._owners: dict[Target, int] = {}
-        # By target, the tasks that muted it or had a lease. They know at first hand when the mute is over.
-        self._witnesses: dict[Target, set[int]] = {}
-        self._claims: dict[int, _Claim] = {}
+        self._tasks = BreakerTasks(report_interval_ms)
+        self._evidence = MuteEvidence()
+        self._leases = ProbeLeases(self._table, self._tasks)
+        self._pushes = MutePushes(retry_interval_ms, random)
         # By task, the targets that the next message asks it about.
         self._asks: dict[int, list[Target]] = {}
         self._asked_ms: dict[int, float] = {}
-        # Changes that have not been sent.
-        self._added: dict[Target, str] = {}
-        self._removed: set[Target] = set()
-        self._pushed_ms = self._judged_ms = self._leased_ms = -math.inf
+        self._judged_ms = self._leased_ms = -math.inf
         self._is_judged = True
-        # By muted target, the tasks that hold batches for it, and those that have rows for it.
-        self._holders_of: dict[Target, set[int]] = {}
-        self._wanters_of: dict[Target, set[int]] = {}
         # When time alone requires the next look.
         self._due_ms = -math.inf
 
@@ -130,26 +73,20 @@ class BreakerHandler:
     ) -> Sequence[ServerMessage]:
         """See Handler. The reply to a task's first report lists everything that is muted."""
         report = decode_report(body)
-        first = peer not in self._peers
-        known = self._peers.setdefault(peer, _BreakerTask())
-        was_silent = now_ms - known.reported_ms > self._quiet_ms
-        known.reported_ms = now_ms
-        if report.holds is not None:
-            before, known.holds = known.holds, frozenset(report.holds)
-            _index(self._holders_of, peer, before, known.holds)
-        if report.wants is not None:
-            before, known.wants = known.wants, frozenset(report.wants)
-            _index(self._wanters_of, peer, before, known.wants)
+        first = peer not in self._tasks
+        was_silent = self._tasks.update(peer, report, now_ms)
         if now_ms >= self._due_ms:
             self._table.expire_late(now_ms)
         for node, ago_ms in report.answered.items():
-            self._note_answer(peer, node, now_ms - ago_ms, now_ms)
+            mute = self._table.mutes.get(node)
+            if self._evidence.add_response(peer, node, now_ms - ago_ms, mute, now_ms):
+                self._unmute(node)
         self._weigh(peer, report.rows, report.outcomes, now_ms)
-        for mute in report.muted:
+        for mute_report in report.muted:
             # A first report may hold old mutes, and other tasks may know better by now.
-            self._on_mute(peer, mute, now_ms, doubtful=first)
+            self._on_mute(peer, mute_report, now_ms, doubtful=first)
         for target, error in report.failed:
-            self._on_failure(peer, target, error, now_ms)
+            self._leases.on_failure(peer, target, error, now_ms)
         for target, _ in report.unmuted:
             self._on_unmute(peer, target, now_ms)
         body_back: dict[str, Any] = {}
@@ -164,9 +101,7 @@ class BreakerHandler:
 
     def _gathered_ms(self, report: BreakerReport) -> float:
         """When to act on this report: those of many tasks that come together are handled together."""
-        due_ms = math.inf
-        if self._added or self._removed:
-            due_ms = self._pushed_ms + GATHER_MUTES_MS
+        due_ms = self._pushes.due_ms
         if not self._is_judged:
             due_ms = min(due_ms, self._judged_ms + GATHER_MUTES_MS)
         if report.changes_probes:
@@ -176,116 +111,61 @@ class BreakerHandler:
 
     def on_disconnect(self, peer: int, now_ms: float) -> None:
         """See Handler."""
-        known = self._peers.pop(peer, None)
-        if known is not None:
-            _index(self._holders_of, peer, known.holds, frozenset())
-            _index(self._wanters_of, peer, known.wants, frozenset())
-        self._due_ms = -math.inf
-        for one in [one for one in self._doubted_ms if one[0] == peer]:
-            del self._doubted_ms[one]
-        for answered in self._answered.values():
-            answered.pop(peer, None)
+        self._tasks.remove(peer)
+        self._evidence.remove_task(peer)
         if self._votes is not None:
             self._votes.remove_peer(peer)
-        for witnesses in self._witnesses.values():
-            witnesses.discard(peer)
-        for target in [target for target, owner in self._owners.items() if owner == peer]:
-            # Its probe may be in flight, so the next one waits as after a failure.
-            self._on_failure(peer, target, "", now_ms)
+        self._leases.remove_task(peer, now_ms)
+        self._due_ms = -math.inf
 
     def on_time(self, now_ms: float) -> Sequence[ServerMessage]:
         """See Handler."""
         self._table.expire_late(now_ms)
         self._forget(now_ms)
         self._judge(now_ms)
-        self._end_claims(now_ms)
-        outgoing: list[ServerMessage] = []
-        if (self._added or self._removed) and now_ms - self._pushed_ms >= GATHER_MUTES_MS:
-            outgoing += self._push_changes()
-            self._pushed_ms = now_ms
-        asks, self._asks = self._asks, {}
-        # Most tasks are asked the same, so they share a body.
-        bodies: dict[tuple[Target, ...], SharedBody] = {}
-        for peer, asked in asks.items():
-            key = tuple(asked)
-            if key not in bodies:
-                bodies[key] = SharedBody(encode_update(BreakerUpdate(asks=key)), 0.0)
-            outgoing.append(Push(peer, bodies[key]))
-        outgoing += self._lease_all(now_ms)
+        for node, claim in self._evidence.take_due_claims(now_ms).items():
+            self._mute_for(claim.peer, node, claim.reason, now_ms)
+        outgoing: list[ServerMessage] = [*self._pushes.take(self._tasks, now_ms), *self._take_asks()]
+        for peer, granted in self._leases.grant(now_ms).items():
+            for target in granted:
+                self._evidence.add_witness(peer, target)
+            outgoing.append(Push(peer, encode_update(BreakerUpdate(leases=granted))))
         self._leased_ms = now_ms
         self._due_ms = now_ms + self._next_change_ms(now_ms)
         return outgoing
 
-    def _push_changes(self) -> list[ServerMessage]:
-        """Sends new mutes to all tasks at once. Unmutes take effect in one task after another: otherwise
-        hundreds that wait would all send to a broker that has just come back."""
-        added, removed = self._added, self._removed
-        self._added, self._removed = {}, set()
-        if not removed:
-            update = SharedBody(encode_update(BreakerUpdate(added=added)), 0.0)
-            return [Push(peer, update) for peer in self._peers]
-        # Tasks that hold rows for these targets go first. For the others the moment does not matter yet.
-        order = sorted(
-            self._peers,
-            key=lambda peer: (removed.isdisjoint(self._peers[peer].holds), self._random()),
-        )
-        return [
-            Push(
-                peer,
-                encode_update(
-                    BreakerUpdate(added=added, removed=dict.fromkeys(removed, self._delay_ms(turn)))
-                ),
-            )
-            for turn, peer in enumerate(order)
-        ]
-
-    def _delay_ms(self, turn: int) -> float:
-        if turn == 0:
-            return 0.0
-        step = (turn + 1).bit_length() - 2 + self._random()
-        return min(step * _RAMP_STEP_MS, self._table.retry_interval_ms)
+    def _take_asks(self) -> list[Push]:
+        asks, self._asks = self._asks, {}
+        # Most tasks are asked the same, so they share a body.
+        bodies: dict[tuple[Target, ...], SharedBody] = {}
+        for asked in asks.values():
+            key = tuple(asked)
+            if key not in bodies:
+                bodies[key] = SharedBody(encode_update(BreakerUpdate(asks=key)), 0.0)
+        return [Push(peer, bodies[tuple(asked)]) for peer, asked in asks.items()]
 
     def next_change_ms(self, now_ms: float) -> float:
         """See Handler."""
         return max(0.0, self._due_ms - now_ms)
 
     def _next_change_ms(self, now_ms: float) -> float:
-        delay = self._table.next_change_ms(now_ms)
-        if self._added or self._removed:
-            delay = min(delay, self._pushed_ms + GATHER_MUTES_MS - now_ms)
-        if self._asks:
-            return 0.0
-        delay = min([delay, *(claim.until_ms - now_ms for claim in self._claims.values())])
+        delay = min(
+            self._table.next_change_ms(now_ms),
+            self._pushes.due_ms - now_ms,
+            self._evidence.next_claim_ms(now_ms),
+            self._leases.next_trial_ms(now_ms),
+        )
         voting_ms = None if self._votes is None else self._votes.next_change_ms(now_ms)
         if voting_ms is not None:
             delay = min(delay, max(voting_ms, self._judged_ms + GATHER_MUTES_MS - now_ms))
         if not self._is_judged:
             delay = min(delay, self._judged_ms + GATHER_MUTES_MS - now_ms)
-        for mute in self._table.mutes.values():
-            if mute.state is BreakerState.OPEN:
-                trial_ms = mute.retry_at_ms + self._table.retry_interval_ms
-                if trial_ms > now_ms:
-                    delay = min(delay, trial_ms - now_ms)
         return max(delay, 0.0)
 
     def close(self) -> None:
         """See Handler."""
 
     # -- evidence -----------------------------------------------------------------------------------
-
-    def _note_answer(self, peer: int, node: int, at_ms: float, now_ms: float) -> None:
-        answered = self._answered.setdefault(node, {})
-        answered[peer] = max(answered.get(peer, -math.inf), at_ms)
-        claim = self._claims.get(node)
-        if claim is not None and claim.peer != peer and at_ms > claim.until_ms - _ASK_MS:
-            del self._claims[node]
-            self._doubted_ms[claim.peer, node] = now_ms
-        mute, origin = self._table.mutes.get(node), self._origins.get(node)
-        if mute is None or origin is None or at_ms <= origin.refuted_after_ms:
-            return
-        if peer != origin.peer and at_ms < mute.since_ms + _REFUTED_SOON_MS:
-            self._doubted_ms[origin.peer, node] = now_ms
-        self._unmute(node)
 
     def _weigh(self, peer: int, rows: int, outcomes: Sequence[OutcomeCounts], now_ms: float) -> None:
         if self._votes is not None:
@@ -307,7 +187,7 @@ class BreakerHandler:
         if votes.has_votes:
             self._judged_ms, self._is_judged = now_ms, True
         suspects = [one for one in votes.suspects(now_ms) if one not in self._table.mutes]
-        active = self._active(now_ms) if suspects else []
+        active = self._tasks.active(now_ms) if suspects else []
         for partition in suspects:
             all_voted = votes.vote_count(partition) >= len(active) and not votes.missing_voters(
                 partition, active
@@ -325,169 +205,84 @@ class BreakerHandler:
         A silent broker is muted for all tasks while another task asks it. If others had responses in the
         second half of the silence, the network of that one task is at fault, and the mute stays its own.
         """
-        target = mute.target
+        target, silence_ms = mute.target, mute.silence_ms
+        doubted = self._evidence.is_doubted(peer, target, now_ms)
         if isinstance(target, TopicPartition):
-            self._on_partition_mute(peer, target, mute.reason, now_ms)
+            if not doubted:
+                self._on_partition_mute(peer, target, mute.reason, now_ms)
             return
-        silence_ms = mute.silence_ms
-        doubted = now_ms - self._doubted_ms.get((peer, target), -math.inf) < _DOUBT_MS
-        since = now_ms - (max(HEALTHY_VALID_MS, silence_ms / 2) if doubtful or doubted else silence_ms / 2)
-        answered = self._answered.get(target, {})
-        if any(at > since for other, at in answered.items() if other != peer):
+        if self._evidence.contradicts(peer, target, silence_ms, now_ms, doubtful=doubtful or doubted):
             return
         # Others get the next leases: they find out whether the broker is at fault or this task's network.
-        self._peers[peer].leased_ms = now_ms
+        self._tasks.move_to_end(peer, now_ms)
         asked = self._ask_another(peer, target, now_ms)
-        if not silence_ms and asked:
-            if not doubted and target not in self._table.mutes:
-                self._claims.setdefault(target, _Claim(peer, mute.reason, now_ms + _ASK_MS))
-            return
-        if self._mute(target, mute.reason, now_ms, peer):
-            # Messages take time, and a response before the silence must not look like one within it.
-            self._origins[target] = _MuteOrigin(peer, now_ms - min(silence_ms, _REFUTED_SOON_MS) / 4)
+        if silence_ms or not asked:
+            self._mute_for(peer, target, mute.reason, now_ms, silence_ms)
+        elif not doubted and target not in self._table.mutes:
+            self._evidence.claim(peer, target, mute, now_ms)
 
     def _on_partition_mute(self, peer: int, target: TopicPartition, reason: str, now_ms: float) -> None:
         """A user's breaker class has muted a partition. Another task that holds a batch for it probes at
         once. If that succeeds, the first task is doubted for a minute."""
-        if now_ms - self._doubted_ms.get((peer, target), -math.inf) < _DOUBT_MS:
-            return
-        if self._mute(target, reason, now_ms, peer):
-            self._origins[target] = _MuteOrigin(peer, now_ms)
-            if len(self._active(now_ms)) > 1:
-                self._table.mutes[target].retry_at_ms = now_ms
+        if self._mute_for(peer, target, reason, now_ms) and len(self._tasks.active(now_ms)) > 1:
+            self._table.mutes[target].retry_at_ms = now_ms
 
     def _ask_another(self, peer: int, node: int, now_ms: float) -> bool:
         """Has another task send a broker a request without rows. False if there is no other task."""
-        others = [other for other in self._active(now_ms) if other != peer]
-        if not others:
+        chosen = self._tasks.next_for_lease(now_ms, other_than=peer)
+        if chosen is None:
             return False
-        if now_ms - self._asked_ms.get(node, -math.inf) < _ASK_MS:
-            return True
-        self._asked_ms[node] = now_ms
-        chosen = min(others, key=lambda other: self._peers[other].leased_ms)
-        self._peers[chosen].leased_ms = now_ms
-        self._asks.setdefault(chosen, []).append(node)
+        if now_ms - self._asked_ms.get(node, -math.inf) >= ASK_MS:
+            self._asked_ms[node] = now_ms
+            self._tasks.move_to_end(chosen, now_ms)
+            self._asks.setdefault(chosen, []).append(node)
         return True
 
-    def _end_claims(self, now_ms: float) -> None:
-        for node in [node for node, claim in self._claims.items() if claim.until_ms <= now_ms]:
-            claim = self._claims.pop(node)
-            if self._mute(node, claim.reason, now_ms, claim.peer):
-                self._origins[node] = _MuteOrigin(claim.peer, now_ms)
+    # -- mutes --------------------------------------------------------------------------------------
+
+    def _mute_for(
+        self, peer: int, target: Target, reason: str, now_ms: float, silence_ms: float = 0.0
+    ) -> bool:
+        """Mutes a target on one task's report. False if it was muted already."""
+        muted = self._mute(target, reason, now_ms, peer)
+        if muted:
+            self._evidence.may_be_refuted(peer, target, now_ms, silence_ms)
+        return muted
 
     def _mute(self, target: Target, reason: str, now_ms: float, finder: int | None = None) -> bool:
         full = len(self._table.mutes) >= MAX_MUTES
         if full or not self._table.trip(target, reason, now_ms):
             return False
-        self._added[target] = reason
-        self._removed.discard(target)
-        self._witnesses[target] = set() if finder is None else {finder}
+        self._pushes.add(target, reason)
+        self._evidence.begin(target, finder)
         return True
 
     def _on_unmute(self, peer: int, target: Target, now_ms: float) -> None:
         """A task says that a mute is over. It knows if it caused the mute or had a lease; from any other
         task that is a reason to probe at once."""
-        origin, mute = self._origins.get(target), self._table.mutes.get(target)
+        mute = self._table.mutes.get(target)
         if mute is None:
-            self._claims.pop(target, None) if isinstance(target, int) else None
-        elif peer in self._witnesses.get(target, ()):
-            soon = now_ms - mute.since_ms < 2 * self._table.retry_interval_ms
-            if isinstance(target, TopicPartition) and origin is not None and origin.peer != peer and soon:
-                self._doubted_ms[origin.peer, target] = now_ms
+            self._evidence.withdraw_claim(target)
+        elif self._evidence.is_witness(peer, target):
+            soon_ms = 2 * self._table.retry_interval_ms
+            self._evidence.on_unmuted_by(peer, target, mute, now_ms, soon_ms)
             self._unmute(target)
         elif mute.state is BreakerState.OPEN:
             mute.retry_at_ms = now_ms
 
     def _unmute(self, target: Target) -> None:
-        self._owners.pop(target, None)
-        self._origins.pop(target, None)
-        self._witnesses.pop(target, None)
+        self._leases.end(target)
+        self._evidence.end(target)
         if self._table.reset(target):
-            self._removed.add(target)
-            self._added.pop(target, None)
-
-    def _on_failure(self, peer: int, target: Target, error: str, now_ms: float) -> None:
-        mute = self._table.mutes.get(target)
-        # A task without the lease sent its batch before the mute, or without the coordinator.
-        if mute is not None and self._owners.get(target) == peer:
-            self._table.fail(target, error, now_ms)
-            del self._owners[target]
+            self._pushes.remove(target)
 
     def _forget(self, now_ms: float) -> None:
         for target, mute in list(self._table.mutes.items()):
             # Brokers stay muted: their probes need no rows, so any task can do them.
             is_partition = isinstance(target, TopicPartition)
-            if is_partition and now_ms - mute.since_ms > _FORGET_MS and not self._holders(target, now_ms):
+            is_old = now_ms - mute.since_ms > _FORGET_MS
+            if is_partition and is_old and not self._tasks.has_holder(target, now_ms):
                 self._unmute(target)
-
-    # -- probes -------------------------------------------------------------------------------------
-
-    def _holders(self, target: Target, now_ms: float) -> list[int]:
-        return [peer for peer in self._holders_of.get(target, ()) if self._is_active(peer, now_ms)]
-
-    def _is_active(self, peer: int, now_ms: float) -> bool:
-        return now_ms - self._peers[peer].reported_ms <= self._quiet_ms
-
-    def _active(self, now_ms: float) -> list[int]:
-        return [peer for peer in self._peers if self._is_active(peer, now_ms)]
-
-    def _lease_all(self, now_ms: float) -> list[ServerMessage]:
-        due = [target for target in self._table.mutes if self._table.is_due(target, now_ms)]
-        if not due:
-            return []
-        # The task whose last lease is longest ago comes first. A task that gets a lease goes to the end.
-        order = dict.fromkeys(sorted(self._active(now_ms), key=lambda peer: self._peers[peer].leased_ms))
-        leases: dict[int, dict[Target, ProbeLease]] = {}
-        for target in due:
-            found = self._candidate(target, order, now_ms)
-            if found is None:
-                continue
-            peer, trial = found
-            self._table.probe(target, now_ms)
-            self._owners[target] = peer
-            self._witnesses.setdefault(target, set()).add(peer)
-            self._peers[peer].leased_ms = now_ms
-            del order[peer]
-            order[peer] = None
-            leases.setdefault(peer, {})[target] = ProbeLease(self._table.retry_interval_ms, trial)
-        return [Push(peer, encode_update(BreakerUpdate(leases=granted))) for peer, granted in leases.items()]
-
-    def _candidate(self, target: Target, order: Mapping[int, None], now_ms: float) -> tuple[int, bool] | None:
-        """The first task in ``order`` that can probe a target, and whether new rows may go there for it.
-
-        Any task can probe a broker, as that needs no row. A partition's probe needs a batch. A task that
-        holds one goes first. If none does for another interval, a task whose rows could go there gets a
-        trial.
-        """
-        if not isinstance(target, TopicPartition):
-            first = next(iter(order), None)
-            return None if first is None else (first, False)
-        first = self._first(order, self._holders_of.get(target, set()))
-        if first is not None:
-            return first, False
-        if now_ms < self._table.mutes[target].retry_at_ms + self._table.retry_interval_ms:
-            return None
-        first = self._first(order, self._wanters_of.get(target, set()))
-        return None if first is None else (first, True)
-
-    def _first(self, order: Mapping[int, None], able: set[int]) -> int | None:
-        """The first of ``able`` in ``order``."""
-        if len(able) > _MAX_COMPARED:
-            return next((peer for peer in order if peer in able), None)
-        active = [peer for peer in able if peer in order]
-        return min(active, key=lambda peer: (self._peers[peer].leased_ms, peer), default=None)
-
-
-def _index(
-    index: dict[Target, set[int]], peer: int, before: frozenset[Target], now: frozenset[Target]
-) -> None:
-    """Moves a task in an index from the targets ``before`` to those ``now``."""
-    for target in before - now:
-        index[target].discard(peer)
-        if not index[target]:
-            del index[target]
-    for target in now - before:
-        index.setdefault(target, set()).add(peer)
 
 
 def breaker_handler(options: SinkOptions, wake: Callable[[], None]) -> Handler:  # noqa: ARG001 - HandlerFactory's signature

@@ -129,14 +129,14 @@ def test_if_the_probing_task_is_gone_another_probes() -> None:
     job = Job(2)
     job.run(100)
     frozen(job)
-    while not job.handler._owners:
+    while not job.handler._leases.owners:
         job.step()
-    (prober,) = job.handler._owners.values()
+    (prober,) = job.handler._leases.owners.values()
     job.lose(prober)
     lost = job.now
-    while not job.handler._owners:
+    while not job.handler._leases.owners:
         job.step()
-    assert list(job.handler._owners.values()) == [1 - prober]
+    assert list(job.handler._leases.owners.values()) == [1 - prober]
     assert lost + INTERVAL <= job.now <= lost + INTERVAL + 600
 
 

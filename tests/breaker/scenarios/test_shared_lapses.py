@@ -166,11 +166,11 @@ def test_nothing_is_left_of_a_lease_when_its_task_ends() -> None:
     frozen(job)
     job.tasks[1].exchange._outbox.clear()
     job.tasks[1].waiting = {P0}
-    while not job.handler._owners:
+    while not job.handler._leases.owners:
         job.step()
-    (owner,) = job.handler._owners.values()
+    (owner,) = job.handler._leases.owners.values()
     job.lose(owner)
-    assert not job.handler._owners
+    assert not job.handler._leases.owners
     assert isinstance(job.tasks[owner].exchange, BreakerChannel)
     job.tasks[owner].run_pass()
     assert not job.tasks[owner].control.probes._leases

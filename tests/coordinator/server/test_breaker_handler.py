@@ -50,7 +50,7 @@ def test_an_invalid_report_changes_nothing(name: str, value: object) -> None:
 
 def test_reports_that_come_together_cost_one_walk_over_all_mutes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches: a walk over hundreds of mutes for each report of a thousand tasks while votes come in,
-    which kept the coordinator from writing what it had to tell."""
+    which kept the coordinator from sending its messages."""
     handler = BreakerHandler(INTERVAL, PartitionVotes(1, 50), 500.0, lambda: 0.5)
     partitions = [TopicPartition("t", number) for number in range(300)]
     failing = encode_report(
