@@ -85,7 +85,7 @@ class Producer:
         self._breaker_before = BreakerMetrics()
         self._coordinator: CoordinatorClient | None = None
         self._shared_breaker: BreakerChannel | None = None
-        self._writes = WriteChannel(self.abandon)
+        self._writes = WriteChannel(self.abort)
         self._memory_before = self._allocator.metrics()
         self._sender.start()
         LIVE_PRODUCERS.add(self)
@@ -151,7 +151,7 @@ class Producer:
         interval_ms = self.options.coordinator_report_interval_ms
         idle_ms = self.options.metadata_max_idle_ms
         metadata = MetadataChannel(self._cluster, monotonic_ms, interval_ms, idle_ms)
-        self._writes = WriteChannel(self.abandon)
+        self._writes = WriteChannel(self.abort)
         channels: list[Channel] = [metadata, self._writes]
         if self._breaker is not None:
             self._shared_breaker = BreakerChannel(self._network.wakeup, interval_ms)
@@ -253,16 +253,16 @@ class Producer:
         # Read first: a thread that ends records its reason before.
         ended = not self._sender.is_alive()
         if self._sender.deliveries.has_failed:
-            self._sender.deliveries.raise_failure(self._rows, self._accumulator.unanswered_records())
+            self._sender.deliveries.raise_failure(self._rows, self._accumulator.unacknowledged_records())
         if ended:
             raise DeliveryError("the sender thread has ended")
 
-    def abandon(self, cause: Exception) -> None:
+    def abort(self, cause: Exception) -> None:
         """Stops sending at once and drops what was not sent. Any thread may call it.
 
         The task fails with this cause, wherever it waits. The producer serves no other task.
         """
-        unanswered = self._accumulator.unanswered_records()
+        unanswered = self._accumulator.unacknowledged_records()
         self._sender.abort(cause)
         written = self._sender.deliveries.counts().written_records
         _log.warning(

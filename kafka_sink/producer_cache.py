@@ -43,9 +43,9 @@ class TaskProducer:
         """See Producer.check."""
         self._producer.check()
 
-    def abandon(self, cause: Exception) -> None:
-        """See Producer.abandon."""
-        self._producer.abandon(cause)
+    def abort(self, cause: Exception) -> None:
+        """See Producer.abort."""
+        self._producer.abort(cause)
 
     def finish(self) -> TaskResult:
         """See Producer.finish."""

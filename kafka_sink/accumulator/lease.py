@@ -13,7 +13,7 @@ class Lease:
 
     The sender neither sends nor fails a batch whose ``lease`` is set. The accumulator's lock is held while
     batches are added and given up, unless no other thread knows of them. A turn that an exception ends keeps
-    its lease: those batches may lack rows, and only ``RecordAccumulator.abandon`` ends it.
+    its lease: those batches may lack rows, and only ``RecordAccumulator.abort_incomplete`` ends it.
     """
 
     __slots__ = ()

@@ -301,7 +301,7 @@ class RecordAccumulator:
             self._queues.release(batch)
             return True
 
-    def abandon(self, record: Callable[[ProducerBatch], None], *, end_leases: bool) -> None:
+    def abort_incomplete(self, record: Callable[[ProducerBatch], None], *, end_leases: bool) -> None:
         """Fails all batches that are left and releases their memory. Every connection must be closed.
 
         ``end_leases``: the task has ended, so no thread writes into its batches any more.
@@ -338,7 +338,7 @@ class RecordAccumulator:
         with self._lock:
             return sum(batch.buffer.capacity for batch in self._queues.live if batch.partition in muted)
 
-    def unanswered_records(self) -> int:
+    def unacknowledged_records(self) -> int:
         """The number of rows that were sent and perhaps written, but have no final state."""
         with self._lock:
             return sum(b.record_count for b in self._queues.live if b.attempts and not b.terminal)

@@ -172,7 +172,7 @@ class BrokerConnection:
             return
         self._move_to(ConnectionState.PREPARING)
         if self._preparation is None or self._preparation.done:
-            # The result of an abandoned attempt may be out of date.
+            # The result of an earlier attempt may be out of date.
             self._preparation = self._security.begin(self.node.host, self._notify)
         self.prepared()
 
@@ -405,7 +405,7 @@ class BrokerConnection:
         if self.transport is not None:
             self.transport.close()
             self.transport = None
-        lost = self._protocol.abandon()
+        lost = self._protocol.take_in_flight()
         self._protocol = self._new_protocol(None)
         self._renew_at_ms = self._session_end_ms = math.inf
         self._heard_since_ready = False

@@ -126,7 +126,7 @@ class BrokerProtocol:
     """Protocol state of one connection; the time comes in as milliseconds.
 
     Pass received bytes to ``receive``, then call ``next_response`` until it returns None. Pass requests to
-    ``submit`` and write what ``send_buffer`` holds. After a ProtocolError call only ``abandon``.
+    ``submit`` and write what ``send_buffer`` holds. After a ProtocolError call only ``take_in_flight``.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class BrokerProtocol:
         self._request_timeout_ms = request_timeout_ms
         self._awaiting: deque[InFlightRequest] = deque()
         # Requests that expect no response have their own queue: they are complete when written.
-        self._unanswered: deque[InFlightRequest] = deque()
+        self._without_response: deque[InFlightRequest] = deque()
         self._next_correlation = 0
         self._received = bytearray()
 
@@ -177,23 +177,23 @@ class BrokerProtocol:
         buffers: list[Buffer] = [_LENGTH.pack(size) + header, *request.body]
         self.send_buffer.add(buffers)
         entry = InFlightRequest(request, correlation, now_ms, begin, begin + _LENGTH.size + size)
-        (self._awaiting if request.expects_response else self._unanswered).append(entry)
+        (self._awaiting if request.expects_response else self._without_response).append(entry)
 
     @property
     def in_flight(self) -> int:
         """Requests without a response yet and, of those that expect none, the ones not written yet."""
-        return len(self._awaiting) + len(self._unanswered)
+        return len(self._awaiting) + len(self._without_response)
 
     def oldest(self) -> InFlightRequest | None:
         """The request that has waited longest."""
-        heads = [queue[0] for queue in (self._awaiting, self._unanswered) if queue]
+        heads = [queue[0] for queue in (self._awaiting, self._without_response) if queue]
         return min(heads, key=lambda entry: entry.begin, default=None)
 
     def written(self) -> list[InFlightRequest]:
         """Requests that expect no response and whose bytes have all been written since the last call."""
         done = []
-        while self._unanswered and self._unanswered[0].end <= self.send_buffer.written_bytes:
-            done.append(self._unanswered.popleft())
+        while self._without_response and self._without_response[0].end <= self.send_buffer.written_bytes:
+            done.append(self._without_response.popleft())
         return done
 
     # -- responses --------------------------------------------------------------------------------
@@ -208,7 +208,7 @@ class BrokerProtocol:
         Responses to the connection's own requests are handled here and not returned. Raises ProtocolError for
         bytes that no broker sends, BrokerVersionError where the broker takes no Produce requests,
         AuthenticationError where it refuses the login. A request whose response cannot be read stays in
-        flight, so that ``abandon`` reports it.
+        flight, so that ``take_in_flight`` reports it.
         """
         while True:
             payload = self._next_payload()
@@ -324,14 +324,15 @@ class BrokerProtocol:
 
     # -- the end ----------------------------------------------------------------------------------
 
-    def abandon(self) -> list[tuple[InFlightRequest, bool]]:
-        """Everything in flight, in the order of submission, and whether bytes of it were written.
+    def take_in_flight(self) -> list[tuple[InFlightRequest, bool]]:
+        """Removes and returns what is in flight, in the order of submission, each with whether bytes of it
+        were written.
 
         The connection's own requests are left out. A broker acts on whole requests only; counting a request
         as possibly sent after its first byte errs on the safe side.
         """
-        lost = sorted((*self._awaiting, *self._unanswered), key=lambda entry: entry.begin)
+        lost = sorted((*self._awaiting, *self._without_response), key=lambda entry: entry.begin)
         self._awaiting.clear()
-        self._unanswered.clear()
+        self._without_response.clear()
         written = self.send_buffer.written_bytes
         return [(entry, entry.begin < written) for entry in lost if entry.request.tag is not _Own.REQUEST]

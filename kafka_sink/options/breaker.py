@@ -21,7 +21,7 @@ SWITCHED_OFF = "none"
 
 
 # A probe needs one round trip, up to 300 ms between continents. With a shorter interval every probe would be
-# abandoned before its response could arrive.
+# given up before its response could arrive.
 _MIN_RETRY_INTERVAL_MS = 100
 
 

@@ -81,7 +81,7 @@ class BatchCompletion:
         for batch in [*self._accumulator.queued_batches_snapshot(), *self._in_flight.values()]:
             self.fail(batch, cause)
 
-    def abandon(self, *, end_leases: bool) -> None:
+    def abort_incomplete(self, *, end_leases: bool) -> None:
         """Fails what is left and gives its memory back. Only after the connections are closed."""
         closed = DeliveryError("the producer was closed")
 
@@ -89,7 +89,7 @@ class BatchCompletion:
             self.deliveries.failed(batch.partition, batch.record_count, closed)
 
         self._in_flight.clear()
-        self._accumulator.abandon(record, end_leases=end_leases)
+        self._accumulator.abort_incomplete(record, end_leases=end_leases)
 
     def _record_failure(self, batch: ProducerBatch, cause: Exception) -> Callable[[], None]:
         return partial(self.deliveries.failed, batch.partition, batch.record_count, cause)

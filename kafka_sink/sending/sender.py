@@ -123,7 +123,7 @@ class Sender(threading.Thread):
         finally:
             self._network.close(abort=self._aborting)
             # A task that has not ended may still write into the batches that it leases.
-            self._completion.abandon(end_leases=self._task_ended)
+            self._completion.abort_incomplete(end_leases=self._task_ended)
             self._policy.close()
 
     def run_once(self, now_ms: float) -> None:
@@ -177,7 +177,7 @@ class Sender(threading.Thread):
             self.join(timeout_ms / 1000)
         if not self.is_alive():
             # The thread may have ended by itself while batches were leased.
-            self._completion.abandon(end_leases=True)
+            self._completion.abort_incomplete(end_leases=True)
 
     @property
     def is_reusable(self) -> bool:

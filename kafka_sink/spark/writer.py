@@ -102,7 +102,7 @@ class PlannedWrite:
                 again=self._is_run_again(),
                 write=self._name_in_task(is_streaming=is_streaming),
             ) as producer,
-            watched(executor_socket(), producer.abandon) as check_executor,
+            watched(executor_socket(), producer.abort) as check_executor,
         ):
             rows = checked_batches(batches, check_executor)
             if attempt is not None:

@@ -324,11 +324,11 @@ def test_closing_gives_all_back_wherever_it_is(end_leases: bool) -> None:
     leased = bench.batch(P[2])
     leased.lease = Lease()
     failed: list[ProducerBatch] = []
-    bench.accumulator.abandon(failed.append, end_leases=end_leases)
+    bench.accumulator.abort_incomplete(failed.append, end_leases=end_leases)
     assert len(failed) == (3 if end_leases else 2)
     assert (leased in failed) is end_leases
     assert (bench.used() == 0) is end_leases
-    bench.accumulator.abandon(failed.append, end_leases=True)
+    bench.accumulator.abort_incomplete(failed.append, end_leases=True)
     assert (len(failed), bench.used(), bench.accumulator.incomplete) == (3, 0, 0)
     assert not bench.accumulator.holds_memory
 

@@ -73,5 +73,5 @@ def test_a_turn_that_fails_keeps_its_lease(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(KeyboardInterrupt):
         bench.writer.write(plan)
     assert plan.segments[0].batch.lease is plan.lease
-    bench.accumulator.abandon(lambda batch: None, end_leases=True)
+    bench.accumulator.abort_incomplete(lambda batch: None, end_leases=True)
     assert bench.pool.metrics().used_bytes == 0

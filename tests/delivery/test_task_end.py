@@ -130,7 +130,7 @@ def test_a_task_whose_executor_hangs_up_ends_at_once_and_leaves_nothing_behind(
     def killed() -> None:
         with (
             task(cluster, buffer_memory=65_536, batch_size=4_096) as producer,
-            watched(worker.fileno(), producer.abandon),
+            watched(worker.fileno(), producer.abort),
         ):
             seen.append(inside(producer))
             threading.Timer(0.4, hang_up).start()

@@ -274,7 +274,7 @@ def test_good_answers_before_a_bad_one_count_and_the_bad_one_stays_in_flight() -
     assert answered.entry.request.tag == "good"
     with pytest.raises(ProtocolError, match="Produce v12"):
         peer.connection.next_response(0.0)
-    lost = peer.connection.abandon()
+    lost = peer.connection.take_in_flight()
     assert [(entry.request.tag, possibly) for entry, possibly in lost] == [("bad", True), ("after", True)]
 
 
@@ -308,26 +308,26 @@ def test_requests_without_an_answer_do_not_disturb_the_order_of_others() -> None
 # -- the end --------------------------------------------------------------------------------------
 
 
-def test_what_is_abandoned_tells_sent_from_unsent() -> None:
+def test_requests_lost_with_a_connection_tell_whether_bytes_of_them_were_written() -> None:
     peer = Peer().ready()
     peer.connection.submit(metadata_request("t", tag="sent"), 0.0)
     peer.sent()
     peer.connection.submit(produce_request(batch(1), tag="begun"), 0.0)
     peer.connection.submit(produce_request(batch(1), acks=0, tag="unsent"), 0.0)
     peer.connection.send_buffer.advance(1)
-    lost = peer.connection.abandon()
+    lost = peer.connection.take_in_flight()
     assert [(entry.request.tag, possibly) for entry, possibly in lost] == [
         ("sent", True),
         ("begun", True),
         ("unsent", False),
     ]
-    assert peer.connection.abandon() == []
+    assert peer.connection.take_in_flight() == []
 
 
 def test_negotiation_is_not_reported_as_lost() -> None:
     peer = Peer()
     peer.connection.start(0.0)
-    assert peer.connection.abandon() == []
+    assert peer.connection.take_in_flight() == []
 
 
 def test_the_oldest_request_is_found_over_both_kinds() -> None:

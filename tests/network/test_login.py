@@ -92,7 +92,7 @@ def test_each_refusal_says_what_to_change_and_no_request_follows(
         talk(one, broker)
     assert "host:1" in str(caught.value)
     assert one.phase is not Phase.READY
-    assert one.abandon() == []
+    assert one.take_in_flight() == []
     assert SECRET not in repr(vars(one)) + str(caught.value)
 
 
@@ -121,7 +121,7 @@ def test_a_connection_lost_in_a_second_login_reports_the_requests_of_others_only
     one.submit(metadata_request("t", tag="mine"), 1.0)
     one.log_in_again(sasl.plain("user", Secret("second")), 1.0)
     sent(one)
-    assert [(entry.request.tag, left) for entry, left in one.abandon()] == [("mine", True)]
+    assert [(entry.request.tag, left) for entry, left in one.take_in_flight()] == [("mine", True)]
 
 
 def test_cut_at_every_byte_a_login_is_neither_over_nor_reported() -> None:
@@ -147,7 +147,7 @@ def test_cut_at_every_byte_a_login_is_neither_over_nor_reported() -> None:
             if len(part) < len(reply):
                 break
         assert one.phase in (Phase.NEGOTIATING, Phase.AUTHENTICATING)
-        assert one.abandon() == []
+        assert one.take_in_flight() == []
 
 
 @pytest.mark.parametrize("at", range(3))

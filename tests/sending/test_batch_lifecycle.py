@@ -426,14 +426,14 @@ def _a_failed_batch_stays_queued(patch: pytest.MonkeyPatch) -> None:
 
 
 def _a_close_forgets_what_is_in_flight(patch: pytest.MonkeyPatch) -> None:
-    def abandon(
+    def abort_incomplete(
         self: RecordAccumulator, record: Callable[[ProducerBatch], None], *, end_leases: bool
     ) -> None:
         for queue in self._queues.by_partition.values():
             for batch in list(queue.batches):
                 self.fail(batch, lambda batch=batch: record(batch))  # type: ignore[misc]
 
-    patch.setattr(record_accumulator.RecordAccumulator, "abandon", abandon)
+    patch.setattr(record_accumulator.RecordAccumulator, "abort_incomplete", abort_incomplete)
 
 
 def _expired_batches_vanish(patch: pytest.MonkeyPatch) -> None:

@@ -265,7 +265,7 @@ class Model:
         """The task has ended, one way or the other: connections close, then everything goes back."""
         self.closed = True
         self.pending.clear()
-        self.completion.abandon(end_leases=True)
+        self.completion.abort_incomplete(end_leases=True)
 
     # -- the wire and the brokers ---------------------------------------------------------------------
 

@@ -19,14 +19,14 @@ _DRIVER_TIMEOUT_MS = 500.0
 
 
 class WriteChannel:
-    """See Channel. Calls ``abandon``, on the client's thread, when the current write is over."""
+    """See Channel. Calls ``abort``, on the client's thread, when the current write is over."""
 
     kind = KIND
 
-    def __init__(self, abandon: Callable[[Exception], None]) -> None:
-        self._abandon = abandon
+    def __init__(self, abort: Callable[[Exception], None]) -> None:
+        self._abort = abort
         self._wake: Callable[[], None] = lambda: None
-        # Guards the next two, and makes ``end`` wait for a running call of ``abandon``.
+        # Guards the next two, and makes ``end`` wait for a running call of ``abort``.
         self._lock = threading.Lock()
         self._name: str | None = None
         self._must_send = False
@@ -42,7 +42,7 @@ class WriteChannel:
         self._wake()
 
     def end(self) -> None:
-        """The task has ended: ``abandon`` is not called any more."""
+        """The task has ended: ``abort`` is not called any more."""
         with self._lock:
             self._name, self._must_send = None, False
 
@@ -73,7 +73,7 @@ class WriteChannel:
         over = body.get("over")
         with self._lock:
             if over is not None and over == self._name:
-                self._abandon(
+                self._abort(
                     WriteOverError("Spark committed or aborted this write while the attempt still ran")
                 )
 
