@@ -262,7 +262,7 @@ class Producer:
 
         The task fails with this cause, wherever it waits. The producer serves no other task.
         """
-        unanswered = self._accumulator.unacknowledged_records()
+        unacknowledged = self._accumulator.unacknowledged_records()
         self._sender.abort(cause)
         written = self._sender.deliveries.counts().written_records
         _log.warning(
@@ -271,8 +271,8 @@ class Producer:
             cause,
             self._rows,
             written,
-            unanswered,
-            max(0, self._rows - written - unanswered),
+            unacknowledged,
+            max(0, self._rows - written - unacknowledged),
         )
         self._accumulator.wake_waiters()
 

@@ -114,10 +114,10 @@ class TaskDeliveries:
         """Whether a batch or the producer has failed."""
         return self._first_failure is not None
 
-    def raise_failure(self, rows: int, unanswered: int) -> None:
+    def raise_failure(self, rows: int, unacknowledged: int) -> None:
         """Raises DeliveryError with the first cause if anything failed.
 
-        The task has appended ``rows``. ``unanswered`` of them were sent and have no response yet.
+        The task has appended ``rows``. ``unacknowledged`` of them were sent and have no response yet.
         """
         failure = self._first_failure
         if failure is None:
@@ -125,12 +125,12 @@ class TaskDeliveries:
         partition, cause = failure
         counts = self.counts()
         where = "" if partition is None else f" to {partition}"
-        never = max(rows - counts.written_records - counts.failed_records - unanswered, 0)
+        never = max(rows - counts.written_records - counts.failed_records - unacknowledged, 0)
         unconfirmed = f"{counts.unconfirmed_records} unconfirmed, " if counts.unconfirmed_records else ""
         raise DeliveryError(
             f"delivery{where} failed: {cause} "
             f"[{counts.acknowledged_records} rows acknowledged, {unconfirmed}{counts.failed_records} failed, "
-            f"{unanswered} sent without a response, {never} never sent]"
+            f"{unacknowledged} sent without a response, {never} never sent]"
         ) from cause
 
     def partitions(self) -> tuple[PartitionResult, ...]:

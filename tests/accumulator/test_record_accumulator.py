@@ -343,18 +343,18 @@ def test_the_partitioner_learns_how_many_batches_wait() -> None:
     assert bench.accumulator.queued_batches("v", 2) == [0, 0]
 
 
-def test_unanswered_rows_are_those_that_were_sent() -> None:
+def test_unacknowledged_rows_are_those_that_were_sent() -> None:
     bench = Bench()
     bench.closed(P[0])
     bench.closed(P[1])
     bench.batch(P[2])
     (one,) = bench.drain(0, may_send=lambda batch: batch.partition == P[0])
     bench.drain(1)
-    assert bench.accumulator.unanswered_records() == 4
+    assert bench.accumulator.unacknowledged_records() == 4
     bench.accumulator.reenqueue(one, 0)
-    assert bench.accumulator.unanswered_records() == 4
+    assert bench.accumulator.unacknowledged_records() == 4
     bench.accumulator.fail(one, nothing)
-    assert bench.accumulator.unanswered_records() == 2
+    assert bench.accumulator.unacknowledged_records() == 2
 
 
 def test_among_many_that_linger_the_oldest_says_when_to_look_again() -> None:

@@ -491,7 +491,9 @@ def test_keyless_rows_avoid_a_broker_that_has_taken_nothing_for_long(cluster: Fa
     assert len(written(cluster, 2)) == before[2]
 
 
-def test_an_error_says_what_was_acknowledged_failed_unanswered_and_never_sent(cluster: FakeCluster) -> None:
+def test_an_error_says_what_was_acknowledged_failed_unacknowledged_and_never_sent(
+    cluster: FakeCluster,
+) -> None:
     with task(cluster, linger_ms=10_000, max_in_flight_requests_per_connection=1) as producer:
         appender = inside(producer)._appender
         producer.send(rows(0, 7, partition=1))
@@ -501,7 +503,7 @@ def test_an_error_says_what_was_acknowledged_failed_unanswered_and_never_sent(cl
         cluster.freeze(1)
         producer.send(rows(7, 6, partition=1))
         appender.flush()
-        until(lambda: inside(producer)._accumulator.unanswered_records() == 6, "the unanswered rows")
+        until(lambda: inside(producer)._accumulator.unacknowledged_records() == 6, "the unacknowledged rows")
         inside(producer)._accumulator._queues.flushing = False
         producer.send(rows(13, 4, partition=3))  # its broker is busy
         cluster.script(PRODUCE, error(87), node_id=0)

@@ -496,7 +496,7 @@ def test_no_restart_while_a_batch_of_the_partition_is_in_doubt() -> None:
     model = _a_second_batch_in_doubt_behind_one_that_was_refused()
     model.settle()
     with pytest.raises(DeliveryError, match=r"the leader lost its state.*\[1 rows acknowledged, 1 failed"):
-        model.completion.deliveries.raise_failure(model.next_row, model.accumulator.unanswered_records())
+        model.completion.deliveries.raise_failure(model.next_row, model.accumulator.unacknowledged_records())
     assert [row for batch in model.logs[TopicPartition(TOPIC, 0)].batches for row in rows_in(batch.data)] == [
         0,
         2,

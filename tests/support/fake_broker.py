@@ -273,8 +273,8 @@ class FakeCluster:
             self._closed.wait(reply.delay_ms / 1000)
         if reply.mangle is not None:
             frame = reply.mangle(frame)
-        unanswered = api_key == PRODUCE and request.acks == 0
-        if not reply.silent and not unanswered and frame:
+        without_response = api_key == PRODUCE and request.acks == 0
+        if not reply.silent and not without_response and frame:
             connection.sendall(frame)
         return not reply.disconnect
 
