@@ -213,7 +213,7 @@ class Model:
 
     def _on_frame(self, task: Task, frame: bytes) -> None:
         if task.stage == 0:
-            self._write(task, task.session.answer_greeting(frame))
+            self._write(task, task.session.reply_to_greeting(frame))
             task.stage = 1
         elif task.stage == 1:
             task.session.verify_proof(frame)

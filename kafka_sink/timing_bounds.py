@@ -12,7 +12,7 @@ from __future__ import annotations
 GATHER_STALE_MS = 100.0
 PENDING_MS = 100.0
 # A task does not ask brokers while the coordinator may be about to bring the topic. Shorter than
-# COORDINATOR_SILENCE_MS: no task waits for a coordinator that has stopped answering.
+# COORDINATOR_SILENCE_MS: no task waits for a coordinator that has stopped responding.
 HINT_WAIT_MS = 1000.0
 # After this the coordinator gives a topic up, and the task asks brokers itself.
 GIVE_UP_MS = 2000.0

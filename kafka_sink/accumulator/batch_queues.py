@@ -91,7 +91,7 @@ class BatchQueues:
         return batch
 
     def request_ended(self, batch: ProducerBatch) -> None:
-        """A batch's request was answered, has failed or was never sent."""
+        """A batch's request has a response, has failed or was never sent."""
         batch.request_references -= 1
         self.by_partition[batch.partition].in_flight -= 1
 

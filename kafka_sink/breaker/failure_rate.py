@@ -43,7 +43,7 @@ class FailureRateCircuitBreaker(PartitionCircuitBreaker):
         self._suspects: dict[int, float] = {}
         # Brokers that this producer found silent.
         self._silent: set[int] = set()
-        self._answered_ms: dict[int, float] = {}
+        self._last_response_ms: dict[int, float] = {}
         # By broker, when its mute for silence ended. Requests sent before then are late already and say
         # nothing new.
         self._forgiven_ms: dict[int, float] = {}
@@ -92,7 +92,7 @@ class FailureRateCircuitBreaker(PartitionCircuitBreaker):
             manager.unmute_congested(node)
         changed = False
         if has_response(exception):
-            self._answered_ms[node] = context.now
+            self._last_response_ms[node] = context.now
             self._latency.observe(node, max(0.0, context.now - context.request_sent_ms))
             changed = self._end_silence(manager, context)
         health = health_of(exception)
@@ -171,7 +171,7 @@ class FailureRateCircuitBreaker(PartitionCircuitBreaker):
             return manager.others_available(node)
         # Responses in the first half of the silence may have been on their way when everything stopped.
         middle = context.now - self._age_ms(context, node) / 2
-        return any(at > middle for other, at in self._answered_ms.items() if other != node)
+        return any(at > middle for other, at in self._last_response_ms.items() if other != node)
 
     def next_tick_ms(self, context: ProducerStatusContext) -> float:
         """See PartitionCircuitBreaker."""

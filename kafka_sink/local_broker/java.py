@@ -53,10 +53,10 @@ def install_hint() -> str:
 def java_version(path: str) -> int | None:
     """The feature version that ``path -version`` prints; None when it does not run."""
     try:
-        answer = subprocess.run([path, "-version"], capture_output=True, text=True, timeout=30, check=False)
+        result = subprocess.run([path, "-version"], capture_output=True, text=True, timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    found = _VERSION.search(answer.stderr + answer.stdout)
+    found = _VERSION.search(result.stderr + result.stdout)
     return int(found.group(1)) if found else None
 
 

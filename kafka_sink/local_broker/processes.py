@@ -42,8 +42,8 @@ class SupervisedProcesses:
 
     def start(self, name: str, argv: Sequence[str], *, log: Path, cwd: Path) -> int:
         """Start a process under a name and return its pid; its output is appended to ``log``."""
-        answer = self._ask(do="start", name=name, argv=list(argv), log=str(log), cwd=str(cwd))
-        return int(answer["pid"])
+        reply = self._ask(do="start", name=name, argv=list(argv), log=str(log), cwd=str(cwd))
+        return int(reply["pid"])
 
     def signal(self, name: str, number: signal.Signals) -> None:
         """Send a signal; nothing happens when the process has ended."""
@@ -84,7 +84,7 @@ class SupervisedProcesses:
                 raise LocalBrokerError(f"the brokers' supervisor is gone: {error}") from error
         if not line:
             raise LocalBrokerError("the brokers' supervisor is gone: it was ended from outside")
-        answer: dict[str, Any] = json.loads(line)
-        if "error" in answer:
-            raise LocalBrokerError(f"{command['name']}: {command['do']} failed: {answer['error']}")
-        return answer
+        reply: dict[str, Any] = json.loads(line)
+        if "error" in reply:
+            raise LocalBrokerError(f"{command['name']}: {command['do']} failed: {reply['error']}")
+        return reply

@@ -1,13 +1,13 @@
 """A small process that owns the broker JVMs, so that they never outlive the process that asked for them.
 
-It is started as a script and imports the standard library only. Commands come as JSON lines on stdin, answers
+It is started as a script and imports the standard library only. Commands come as JSON lines on stdin, replies
 go to stdout. When stdin ends, or its parent is gone (a forked sibling may hold the pipe open), it kills every
 JVM, deletes the folder named on its command line and ends. It lives in a session of its own: a Ctrl-C or a
 hang-up in the terminal reaches the parent, which then closes the pipe, and never a broker first.
 
 Commands: ``{"do": "start", "name", "argv", "log", "cwd"}`` -> ``{"pid"}``;
 ``{"do": "signal", "name", "signal"}`` -> ``{}``; ``{"do": "poll", "name"}`` -> ``{"code"}`` (null while it
-runs). A refused command answers ``{"error"}``.
+runs). The reply to a refused command is ``{"error"}``.
 """
 
 from __future__ import annotations

@@ -346,10 +346,10 @@ class MetadataCache:
         self._idle.put(name, now_ms + self._idle_ms)
         self._schedule.reschedule(name, found)
 
-    # -- answers ----------------------------------------------------------------------------------
+    # -- responses --------------------------------------------------------------------------------
 
     def on_response(self, update: MetadataUpdate, requested: Collection[str], now_ms: float) -> bool:
-        """Merges an answer. Topics that it does not help stay urgent, each with its own backoff.
+        """Merges a response. Topics that it does not help stay urgent, each with its own backoff.
 
         Topics that are no longer in use by now are left out. Returns True if the response is another
         cluster's (bootstrap.servers leads elsewhere now): it replaces all that was known. If the cache is
@@ -358,7 +358,7 @@ class MetadataCache:
         switched = self.is_other_cluster(update.cluster_id)
         if switched:
             if self.pinned:
-                raise ValueError(f"an answer of cluster {update.cluster_id}, not {self.cluster_id}")
+                raise ValueError(f"a response of cluster {update.cluster_id}, not {self.cluster_id}")
             self._start_over()
         marked, self._marked_in_flight = self._marked_in_flight, set()
         self._in_flight = None

@@ -182,7 +182,7 @@ class ClusterMetadata:
     def _explain_locked(self, missing: list[str], timeout_ms: float) -> str:
         shown = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
         errors = {self._cache.topic_error(name) for name in missing}
-        reasons = ", ".join(_describe(code) for code in errors if code is not None) or "no answer"
+        reasons = ", ".join(_describe(code) for code in errors if code is not None) or "no response"
         return (
             f"no metadata for topic {shown} within kafka.max.block.ms = {timeout_ms:.0f} ms "
             f"({reasons}; brokers: {self._describe_brokers()}). "
@@ -279,7 +279,7 @@ class ClusterMetadata:
             switched = self._cache.on_response(update, requested, now_ms)
             self._updated.notify_all()
         if switched:
-            _log.warning("brokers answer for cluster %s instead of %s", update.cluster_id, known)
+            _log.warning("brokers of cluster %s respond, instead of %s", update.cluster_id, known)
         return switched
 
     def on_failure(self, now_ms: float) -> None:

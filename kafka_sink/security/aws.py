@@ -108,19 +108,19 @@ class _Iam:
 
     def __init__(self, client: Any) -> None:
         self._client = client
-        self._answer: bytes | None = None
+        self._broker_message: bytes | None = None
 
     def auth_bytes(self) -> bytes:
         return bytes(self._client.first_message())
 
     def receive(self, challenge: bytes) -> None:
-        self._answer = challenge
+        self._broker_message = challenge
 
     def is_done(self) -> bool:
-        return self._answer is not None
+        return self._broker_message is not None
 
     def is_authenticated(self) -> bool:
-        return bool(self._answer)
+        return bool(self._broker_message)
 
 
 def region_of(host: str) -> str:

@@ -28,7 +28,7 @@ _SERVER_FIRST = re.compile(
 
 
 class SaslExchange(Protocol):
-    """One login on one connection. Raises AuthenticationError for what no broker should answer."""
+    """One login on one connection. Raises AuthenticationError for a message that no broker should send."""
 
     mechanism: str
 
@@ -36,7 +36,7 @@ class SaslExchange(Protocol):
         """What the client begins with."""
 
     def respond(self, challenge: bytes) -> bytes | None:
-        """The answer to a broker's challenge; None where the exchange is over."""
+        """The response to a broker's challenge; None where the exchange is over."""
 
 
 class MechanismExchange:
@@ -64,7 +64,7 @@ class MechanismExchange:
             if not self._driven.is_done():
                 return bytes(self._driven.auth_bytes())
             is_authenticated = bool(self._driven.is_authenticated())
-        except Exception as error:  # noqa: BLE001 - KeyError, ValueError, binascii.Error ... of a wrong answer
+        except Exception as error:  # noqa: BLE001 - KeyError, ValueError, binascii.Error ... of a wrong message
             problem = type(error).__name__
         else:
             if is_authenticated:
@@ -72,7 +72,7 @@ class MechanismExchange:
             problem = "not authenticated"
         # Raised outside of the handler: the cause's frames hold passwords.
         raise AuthenticationError(
-            f"SASL {self.mechanism}: the broker's answer is not one of this mechanism ({problem}); it does "
+            f"SASL {self.mechanism}: the broker's message is not one of this mechanism ({problem}); it does "
             "not know the password, or is no Kafka broker"
         )
 
@@ -95,7 +95,7 @@ class ScramExchange(MechanismExchange):
         match = _SERVER_FIRST.fullmatch(challenge)
         if match is None:
             raise AuthenticationError(
-                f"SASL {self.mechanism}: the broker's answer is not one of this mechanism (RFC 5802)"
+                f"SASL {self.mechanism}: the broker's message is not one of this mechanism (RFC 5802)"
             )
         iterations = int(match["iterations"])
         if iterations < _MIN_ITERATIONS:

@@ -20,7 +20,7 @@ from kafka_sink.security.tls_errors import explain
 from kafka_sink.security.token import Token, TokenUnavailableError, from_text
 
 _MAX_BYTES = 1024 * 1024
-# What RFC 6749 and proxies answer to those who should not ask again.
+# Status codes of RFC 6749 and of proxies after which no retry can help.
 _REFUSALS = (400, 401, 403, 404, 405)
 # Of an error's own words, which come from the network.
 _MAX_CHARACTERS = 200
@@ -54,7 +54,7 @@ class _Deadline:
         self._timer.cancel()
         if self._exceeded.is_set():
             raise TimeoutError(
-                f"no answer within {self._seconds:.0f} s; kafka.sasl.login.read.timeout.ms sets this bound"
+                f"no response within {self._seconds:.0f} s; kafka.sasl.login.read.timeout.ms sets this bound"
             ) from None
 
 
@@ -130,21 +130,21 @@ class TokenEndpoint:
         return base64.b64encode(":".join(pair).encode()).decode("ascii")
 
     def _read(self, status: int, body: bytes) -> Token:
-        answer = _json(body)
+        response = _json(body)
         if status != 200:
-            words = [str(answer[name]) for name in ("error", "error_description") if answer.get(name)]
-            text = f"the token endpoint {self._shown} answered {status}"
+            words = [str(response[name]) for name in ("error", "error_description") if response.get(name)]
+            text = f"the token endpoint {self._shown} responded {status}"
             text += f" ({self._clean(': '.join(words))})" if words else ""
             if status in _REFUSALS:
                 raise AuthenticationError(
                     f"OAUTHBEARER: {text}: check client id, client secret, scope and URL"
                 )
             raise TokenUnavailableError(text)
-        token = answer.get("access_token")
+        token = response.get("access_token")
         if not isinstance(token, str):
             raise AuthenticationError(f"OAUTHBEARER: the token endpoint {self._shown} gave no access_token")
         found = from_text(token)
-        lifetime = answer.get("expires_in")
+        lifetime = response.get("expires_in")
         if found.expires_at_s is not None or not isinstance(lifetime, int | float):
             return found
         if not abs(lifetime) < _MAX_LIFETIME_S:
@@ -161,7 +161,7 @@ class TokenEndpoint:
 
 def _json(body: bytes) -> dict[str, Any]:
     try:
-        answer = json.loads(body)
+        response = json.loads(body)
     except (ValueError, RecursionError):
         return {}
-    return answer if isinstance(answer, dict) else {}
+    return response if isinstance(response, dict) else {}

@@ -86,20 +86,20 @@ class ProducerIdentity:
         """A request is in flight."""
         self._requested = True
 
-    def on_response(self, answer: ProducerIdResponse, now_ms: float) -> KafkaSinkError | None:
+    def on_response(self, response: ProducerIdResponse, now_ms: float) -> KafkaSinkError | None:
         """Takes the id; returns an error where no retry can help."""
         self._requested = False
-        if answer.error_code in _FINAL_ERRORS:
+        if response.error_code in _FINAL_ERRORS:
             return DeliveryError(
-                f"the broker gave no producer id ({kafka_errors.error_of(answer.error_code).label}); "
+                f"the broker gave no producer id ({kafka_errors.error_of(response.error_code).label}); "
                 "grant IdempotentWrite or Write, or set kafka.enable.idempotence=false"
             )
-        if answer.error_code:
-            self.on_failure(now_ms, kafka_errors.error_of(answer.error_code).label)
+        if response.error_code:
+            self.on_failure(now_ms, kafka_errors.error_of(response.error_code).label)
             return None
         self._failures = 0
         self.last_error = None
-        self.producer_id, self.producer_epoch = answer.producer_id, answer.producer_epoch
+        self.producer_id, self.producer_epoch = response.producer_id, response.producer_epoch
         return None
 
     def on_failure(self, now_ms: float, cause: object) -> None:

@@ -52,7 +52,7 @@ def _times(results: Sequence[TaskResult]) -> str:
     parts = [f"{slowest.elapsed_ms / 1000:.2f} s"]
     for name, spent in (
         ("waiting for memory", slowest.pool_wait_ms),
-        ("waiting for answers", slowest.flush_ms),
+        ("waiting for responses", slowest.flush_ms),
     ):
         # Only times worth acting on: at least a tenth of the total.
         if spent >= slowest.elapsed_ms / 10:

@@ -342,7 +342,7 @@ class TimedReader:
     def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
         self._batches = batches
         self._asks: SimpleQueue[bool] = SimpleQueue()
-        self._answers: SimpleQueue[tuple[pa.RecordBatch | None, BaseException | None]] = SimpleQueue()
+        self._reads: SimpleQueue[tuple[pa.RecordBatch | None, BaseException | None]] = SimpleQueue()
         self._thread: Thread | None = None
         self._is_asked = False
 
@@ -359,7 +359,7 @@ class TimedReader:
             timeout_s = None
             if timeout_ms != math.inf:
                 timeout_s = min(max(0.0, timeout_ms / 1000), TIMEOUT_MAX)
-            batch, failure = self._answers.get(timeout=timeout_s)
+            batch, failure = self._reads.get(timeout=timeout_s)
         except Empty:
             return Late.LATE
         self._is_asked = False
@@ -383,8 +383,8 @@ class TimedReader:
             try:
                 batch = next(self._batches, None)
             except BaseException as failure:  # noqa: BLE001 - raised again on the task's thread
-                self._answers.put((None, failure))
+                self._reads.put((None, failure))
                 return
-            self._answers.put((batch, None))
+            self._reads.put((batch, None))
             if batch is None:
                 return

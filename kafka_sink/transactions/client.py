@@ -1,7 +1,7 @@
 """Runs protocol steps against brokers, on the caller's thread, over the project's own connections.
 
-It finds coordinators, repeats what may pass and requests whose answer was lost, and sends operations of one
-step at the same time. What is left are the answers that the protocol decides by, and errors that no
+It finds coordinators, repeats what may pass and requests whose response was lost, and sends operations of one
+step at the same time. What is left are the responses that the protocol decides by, and errors that no
 repetition mends.
 """
 
@@ -115,9 +115,9 @@ class _Call:
 
 @dataclass(slots=True)
 class _Step:
-    """The operations of one step: calls that are not done, and what was answered."""
+    """The operations of one step: calls that are not done, and the results so far."""
 
-    answers: list[Any]
+    results: list[Any]
     calls: list[_Call] = field(default_factory=list)
 
 
@@ -156,7 +156,7 @@ class TransactionClient:
         self._not_before_ms = 0.0
         self._failures = 0
         self._deadline_ms = 0.0
-        self._last_error = "no broker answered"
+        self._last_error = "no broker responded"
 
     # -- for the caller ---------------------------------------------------------------------------
 
@@ -188,11 +188,11 @@ class TransactionClient:
         def encode(version: int) -> bytes:
             return requests.encode_metadata(version, (topic,), False)
 
-        def take(answer: requests.MetadataResponse) -> bool:
-            code = answer.update.errors.get(topic, kafka_errors.NONE)
+        def take(response: requests.MetadataResponse) -> bool:
+            code = response.update.errors.get(topic, kafka_errors.NONE)
             if code not in (kafka_errors.NONE, kafka_errors.UNKNOWN_TOPIC_OR_PARTITION):
                 return self._again(call, kafka_errors.error_of(code).name)
-            found.append(next((len(one.partitions) for one in answer.update.topics), 0))
+            found.append(next((len(one.partitions) for one in response.update.topics), 0))
             return True
 
         self._connect()
@@ -215,7 +215,7 @@ class TransactionClient:
         for index, operation in enumerate(operations):
             step.calls += self._calls(step, index, operation)
         self._finish(step)
-        return tuple(step.answers)
+        return tuple(step.results)
 
     def _finish(self, step: _Step) -> None:
         while step.calls:
@@ -230,7 +230,7 @@ class TransactionClient:
         reasons = sorted({call.last_error for call in step.calls if call.last_error}) or [self._last_error]
         what = requests.API_NAMES[step.calls[0].api]
         raise DeliveryError(
-            f"{what} was not answered as it must be within the time allowed: {'; '.join(reasons)} (brokers: "
+            f"{what} did not succeed within the time allowed: {'; '.join(reasons)} (brokers: "
             f"{self._network.describe_brokers()})"
         )
 
@@ -309,7 +309,7 @@ class TransactionClient:
         return False
 
     def _judge(self, call: _Call, code: int) -> bool:
-        """Whether an answer is final; false where it is to be repeated. Raises where it is hopeless."""
+        """Whether a response is final; false if the request must be repeated. Raises for a hopeless one."""
         if code == kafka_errors.NONE or code in _REFUSALS:
             return True
         name = kafka_errors.error_of(code).name
@@ -331,7 +331,7 @@ class TransactionClient:
             now_ms = monotonic_ms()
             if now_ms > self._deadline_ms:
                 raise DeliveryError(
-                    f"no broker answered within the time allowed: {self._network.describe_brokers()}"
+                    f"no broker responded within the time allowed: {self._network.describe_brokers()}"
                 )
             self._poll(_Step([]), self._ask_nodes(now_ms))
 
@@ -381,10 +381,12 @@ class TransactionClient:
         self._asked_coordinators = True
         self._network.send(node, OutboundRequest(api, version, body, True, timeout, of_groups), now_ms)
 
-    def _on_coordinators(self, of_groups: object, answer: transaction_requests.CoordinatorsResponse) -> None:
+    def _on_coordinators(
+        self, of_groups: object, response: transaction_requests.CoordinatorsResponse
+    ) -> None:
         self._asked_coordinators = False
         is_new = False
-        for name, found in answer.found.items():
+        for name, found in response.found.items():
             if found.node is not None:
                 self._coordinators[bool(of_groups), name] = found.node.id
                 is_new |= found.node.id not in self._nodes
@@ -440,13 +442,13 @@ class TransactionClient:
         def encode(version: int) -> bytes:
             return requests.encode_init_producer_id(version, -1, -1, name, timeout)
 
-        def take(answer: requests.ProducerIdResponse) -> bool:
+        def take(response: requests.ProducerIdResponse) -> bool:
             # Fenced here says that somebody else is taking the id over at this moment.
-            if answer.error_code in _REFUSALS:
-                return self._again(call, kafka_errors.error_of(answer.error_code).name)
-            if not self._judge(call, answer.error_code):
+            if response.error_code in _REFUSALS:
+                return self._again(call, kafka_errors.error_of(response.error_code).name)
+            if not self._judge(call, response.error_code):
                 return False
-            step.answers[index] = ProducerEpoch(answer.producer_id, answer.producer_epoch)
+            step.results[index] = ProducerEpoch(response.producer_id, response.producer_epoch)
             return True
 
         api = requests.INIT_PRODUCER_ID
@@ -461,13 +463,13 @@ class TransactionClient:
         def encode(version: int) -> bytes:
             return transaction_requests.encode_end_txn(version, name, *producer, commit=operation.commit)
 
-        def take(answer: transaction_requests.EndTxnResponse) -> bool:
-            if not self._judge(call, answer.error_code):
+        def take(response: transaction_requests.EndTxnResponse) -> bool:
+            if not self._judge(call, response.error_code):
                 return False
-            step.answers[index] = (
-                _refused(answer.error_code)
-                if answer.error_code
-                else ProducerEpoch(answer.producer_id, answer.producer_epoch)
+            step.results[index] = (
+                _refused(response.error_code)
+                if response.error_code
+                else ProducerEpoch(response.producer_id, response.producer_epoch)
             )
             return True
 
@@ -482,11 +484,11 @@ class TransactionClient:
             name, producer, group = operation.transactional_id, operation.producer, operation.group
             return transaction_requests.encode_txn_offset_commit(version, name, *producer, group, offsets)
 
-        def take(answer: transaction_requests.TxnOffsetCommitResponse) -> bool:
-            code = next((one for one in answer.errors.values() if one), kafka_errors.NONE)
+        def take(response: transaction_requests.TxnOffsetCommitResponse) -> bool:
+            code = next((one for one in response.errors.values() if one), kafka_errors.NONE)
             if not self._judge(call, code):
                 return False
-            step.answers[index] = _refused(code) if code else None
+            step.results[index] = _refused(code) if code else None
             return True
 
         api, versions = (
@@ -508,14 +510,14 @@ class TransactionClient:
             stable = partitions is not None
             return transaction_requests.encode_offset_fetch(version, group, partitions, stable=stable)
 
-        def take(answer: transaction_requests.OffsetFetchResponse) -> bool:
-            code, offsets = answer.groups.get(group, (kafka_errors.NONE, {}))
+        def take(response: transaction_requests.OffsetFetchResponse) -> bool:
+            code, offsets = response.groups.get(group, (kafka_errors.NONE, {}))
             code = code or next(
                 (one.error_code for one in offsets.values() if one.error_code), kafka_errors.NONE
             )
             if not self._judge(call, code):
                 return False
-            step.answers[index] |= {
+            step.results[index] |= {
                 OffsetKey(group, partition): one.metadata
                 for partition, one in offsets.items()
                 if one.offset >= 0
@@ -530,14 +532,14 @@ class TransactionClient:
         def encode(version: int) -> bytes:
             return transaction_requests.encode_describe_transactions(version, (name,))
 
-        def take(answer: transaction_requests.DescribeTransactionsResponse) -> bool:
-            one = answer.transactions[name]
+        def take(response: transaction_requests.DescribeTransactionsResponse) -> bool:
+            one = response.transactions[name]
             if one.error_code == kafka_errors.TRANSACTIONAL_ID_NOT_FOUND:
                 return True
             if not self._judge(call, one.error_code):
                 return False
             producer = ProducerEpoch(one.producer_id, one.producer_epoch)
-            step.answers[index][name] = Described(one.state, producer, one.started_ms, one.partitions)
+            step.results[index][name] = Described(one.state, producer, one.started_ms, one.partitions)
             return True
 
         api = transaction_requests.DESCRIBE_TRANSACTIONS
@@ -551,10 +553,10 @@ class TransactionClient:
         def encode(version: int) -> bytes:
             return transaction_requests.encode_list_transactions(version, (OPEN,), pattern)
 
-        def take(answer: transaction_requests.ListTransactionsResponse) -> bool:
-            if not self._judge(call, answer.error_code):
+        def take(response: transaction_requests.ListTransactionsResponse) -> bool:
+            if not self._judge(call, response.error_code):
                 return False
-            step.answers[index] += [name for name in answer.states if re.match(pattern, name)]
+            step.results[index] += [name for name in response.states if re.match(pattern, name)]
             return True
 
         api, versions = (

@@ -171,8 +171,8 @@ def _decide(
             f"whether {decision.batch} was decided is not known ({ended.error}), as {OTHER_DRIVER}. "
             "The next run finds out, and completes it or writes it anew"
         )
-    *answers, names = yield (*_ends(scope, parts), ListOpen(scope.prefix))
-    refused = _refused(parts, answers)
+    *results, names = yield (*_ends(scope, parts), ListOpen(scope.prefix))
+    refused = _refused(parts, results)
     # The list was asked for together with the commits, so it may still name parts that have just been
     # committed: leave those out. An open transaction under the id of a refused part is another
     # attempt's: abort it.
@@ -213,13 +213,13 @@ def _record(scope: Scope, claim: ProducerEpoch, decision: Decision) -> Steps[Non
     for index, text in enumerate(decisions.encode(decision, scope.partitions)):
         key = scope.decision_key(index)
         groups.setdefault(key.group, []).append((key.partition, text))
-    answers = yield tuple(
+    results = yield tuple(
         RecordOffsets(scope.driver_id, claim, group, tuple(entries)) for group, entries in groups.items()
     )
-    for answer in answers:
-        if isinstance(answer, Refused):
+    for result in results:
+        if isinstance(result, Refused):
             raise TransactionError(
-                f"{decision.batch} is not committed: {OTHER_DRIVER} ({answer.error}; "
+                f"{decision.batch} is not committed: {OTHER_DRIVER} ({result.error}; "
                 f"transactional.id.prefix '{scope.prefix}')"
             )
 
@@ -237,8 +237,8 @@ def _ends(scope: Scope, parts: tuple[Part, ...]) -> tuple[EndTransaction, ...]:
     )
 
 
-def _refused(parts: tuple[Part, ...], answers: Sequence[object]) -> list[Part]:
-    return [part for part, answer in zip(parts, answers, strict=True) if isinstance(answer, Refused)]
+def _refused(parts: tuple[Part, ...], results: Sequence[object]) -> list[Part]:
+    return [part for part, result in zip(parts, results, strict=True) if isinstance(result, Refused)]
 
 
 def unmarked(scope: Scope, decision: Decision) -> Steps[tuple[Part, ...]]:
@@ -288,8 +288,8 @@ def abort_open(scope: Scope, claim: ProducerEpoch, names: Iterable[str]) -> Step
     still_open = [(name, one.producer) for name, one in found.items() if one.state == OPEN]
     if not still_open:
         return 0
-    answers = yield tuple(EndTransaction(name, producer, commit=False) for name, producer in still_open)
-    return sum(not isinstance(answer, Refused) for answer in answers)
+    results = yield tuple(EndTransaction(name, producer, commit=False) for name, producer in still_open)
+    return sum(not isinstance(result, Refused) for result in results)
 
 
 def incomplete(decision: Decision, tasks: Iterable[int]) -> str:

@@ -1,8 +1,8 @@
-"""What the protocol asks of Kafka, and the answers: plain values.
+"""What the protocol asks of Kafka, and the results: plain values.
 
 Protocol code is generators (``Steps``): they yield a tuple of operations that may run at the same time, and
-are sent their answers in the same order. Who runs them retries what may pass and repeats requests whose
-answer was lost; each of these operations may be repeated.
+are sent their results in the same order. Who runs them retries what may pass and repeats requests whose
+response was lost; each of these operations may be repeated.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class FetchStableOffsets:
     """The offsets of these keys, once none is pending in a transaction. Answer: as of FetchOffsets.
 
     Keys must be named: asked for all offsets of a group, brokers leave out a pending one that had no value
-    before, however stable the answer is to be (OffsetMetadataManager.fetchAllOffsets).
+    before, however stable the result must be (OffsetMetadataManager.fetchAllOffsets).
     """
 
     keys: tuple[OffsetKey, ...]
@@ -121,27 +121,27 @@ Steps = Generator[tuple[Operation, ...], tuple[Any, ...], Result]
 
 def init_producer(transactional_id: str) -> Steps[ProducerEpoch]:
     """One InitProducer."""
-    (answer,) = yield (InitProducer(transactional_id),)
-    return ProducerEpoch(*answer)
+    (result,) = yield (InitProducer(transactional_id),)
+    return ProducerEpoch(*result)
 
 
 def describe(*transactional_ids: str) -> Steps[Mapping[str, Described]]:
     """One Describe; asks nothing where there are no ids."""
     if not transactional_ids:
         return {}
-    (answer,) = yield (Describe(transactional_ids),)
-    return dict(answer)
+    (result,) = yield (Describe(transactional_ids),)
+    return dict(result)
 
 
 def fetch_offsets(*groups: str) -> Steps[Mapping[OffsetKey, str]]:
     """One FetchOffsets."""
-    (answer,) = yield (FetchOffsets(groups),)
-    return dict(answer)
+    (result,) = yield (FetchOffsets(groups),)
+    return dict(result)
 
 
 def fetch_stable_offsets(*keys: OffsetKey) -> Steps[Mapping[OffsetKey, str]]:
     """One FetchStableOffsets; asks nothing where there are no keys."""
     if not keys:
         return {}
-    (answer,) = yield (FetchStableOffsets(keys),)
-    return dict(answer)
+    (result,) = yield (FetchStableOffsets(keys),)
+    return dict(result)

@@ -51,7 +51,7 @@ def plan(
     """Take over what the write is to use; None without delivery.guarantee=exactly-once.
 
     ``for_tasks`` is false where Spark makes a writer only to commit with. Raises ConfigurationError for what
-    cannot hold, BrokerVersionError, DeliveryError where brokers do not answer.
+    cannot hold, BrokerVersionError, DeliveryError where brokers do not respond.
     """
     if options.delivery_guarantee != EXACTLY_ONCE:
         return None

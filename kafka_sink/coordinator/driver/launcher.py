@@ -50,7 +50,7 @@ _started: list[subprocess.Popen[bytes]] = []
 
 @dataclass(frozen=True, slots=True)
 class LocatedCoordinator:
-    """Where tasks find the coordinator. ``is_new``: it was started just now and may not answer yet.
+    """Where tasks find the coordinator. ``is_new``: it was started just now and may not respond yet.
 
     ``host``: its address for this process, which is on the same host.
     """

@@ -21,7 +21,7 @@ from kafka_sink.metadata.snapshot import MetadataSnapshot
 from kafka_sink.options import SinkOptions
 from kafka_sink.timing_bounds import PLANNING_RESPONSE_MS
 
-# A process that was just started must import its parts first; one that runs answers within milliseconds.
+# A process that was just started must import its parts first; one that runs responds within milliseconds.
 _NEW_SILENCE_MS = 5000.0
 _SILENCE_MS = 500.0
 
@@ -42,7 +42,7 @@ def hand_off(
     """Finds or starts the coordinator, and asks it for the topic that the options name.
 
     For a stream it does not ask: the producers of its tasks live on from micro-batch to micro-batch. It waits
-    for a process that was just started, so that the first tasks find one that answers.
+    for a process that was just started, so that the first tasks find one that responds.
     """
     located = launcher.locate(options, environ)
     if located is None:

@@ -77,7 +77,7 @@ class BreakerHandler:
         was_silent = self._tasks.update(peer, report, now_ms)
         if now_ms >= self._due_ms:
             self._table.expire_late(now_ms)
-        for node, ago_ms in report.answered.items():
+        for node, ago_ms in report.responses.items():
             mute = self._table.mutes.get(node)
             if self._evidence.add_response(peer, node, now_ms - ago_ms, mute, now_ms):
                 self._unmute(node)

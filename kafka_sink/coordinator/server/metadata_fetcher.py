@@ -101,7 +101,7 @@ class MetadataFetcher(threading.Thread):
             if isinstance(event, ResponseReceived) and isinstance(event.tag, MetadataTag):
                 self._requests.on_response(event, event.tag, now_ms)
                 if self._handler is not None:
-                    self._handler.answered(event.tag.topics)
+                    self._handler.on_response(event.tag.topics)
                 self._failed(None)
             elif isinstance(event, RequestFailed):
                 self._requests.on_failure(now_ms)

@@ -96,7 +96,7 @@ class _Claim:
 
 
 class MetadataHandler:
-    """See Handler. The fetching thread refreshes ``view`` and then calls ``answered``; ``fetch`` wakes it.
+    """See Handler. The fetching thread refreshes ``view`` and then calls ``on_response``; ``fetch`` wakes it.
 
     ``auto_create``: brokers may create a missing topic, so its error is transient.
     """
@@ -119,7 +119,7 @@ class MetadataHandler:
         self._tidy_at = _MAX_SPARE
         self._claims: dict[TopicPartition, _Claim] = {}
         # Filled by the fetching thread: append and popleft of a deque are atomic.
-        self._answered: deque[tuple[str, ...]] = deque()
+        self._responses: deque[tuple[str, ...]] = deque()
         self._failure: str | None = None
         # Topics without metadata in the replies just made.
         self._missing: set[str] = set()
@@ -131,9 +131,9 @@ class MetadataHandler:
 
     # -- the fetching thread ------------------------------------------------------------------------
 
-    def answered(self, topics: tuple[str, ...]) -> None:
+    def on_response(self, topics: tuple[str, ...]) -> None:
         """The view has new metadata or errors of these topics."""
-        self._answered.append(topics)
+        self._responses.append(topics)
         self._wake()
 
     def failed(self, reason: str | None) -> None:
@@ -151,11 +151,11 @@ class MetadataHandler:
         asked, used = names(body.get("ask", [])), names(body.get("use", []))
         stale, leaders = _stale(body.get("stale", [])), named_leaders(body.get("leaders", []))
         known = self._peers.setdefault(peer, _MetadataTask())
-        self._note_answers(now_ms)
+        self._note_responses(now_ms)
         self._tidy()
         self._note_topics(known, asked, used, now_ms)
         newer = [topic for topic, ago_ms in stale.items() if not self._mark(topic, ago_ms, now_ms)]
-        missing = {name for name in asked if not self._is_answered(name)}
+        missing = {name for name in asked if not self._is_settled(name)}
         if self._take_leaders(leaders, now_ms) or missing or len(newer) < len(stale):
             self._fetch()
         topics = self._changed(known).union(asked, newer)
@@ -197,14 +197,14 @@ class MetadataHandler:
             any_new = True
         return any_new
 
-    def _check_claims(self, answered: Collection[str], now_ms: float) -> None:
+    def _check_claims(self, responded: Collection[str], now_ms: float) -> None:
         """Fetch again until a response confirms a reported leader, or enough responses have not.
 
         The broker that responded may lag behind the broker that named the leader. Each retry waits longer.
         """
         again = False
         for partition, claim in list(self._claims.items()):
-            if partition.topic not in answered:
+            if partition.topic not in responded:
                 continue
             known = self._view.leader(partition)
             claim.responses_left -= 1
@@ -223,11 +223,11 @@ class MetadataHandler:
 
     def on_time(self, now_ms: float) -> Sequence[ServerMessage]:
         """See Handler."""
-        self._note_answers(now_ms)
+        self._note_responses(now_ms)
         replies: list[ServerMessage] = []
         waiting: list[_Pending] = []
         for one in self._pending:
-            one.missing = {name for name in one.missing if not self._is_answered(name)}
+            one.missing = {name for name in one.missing if not self._is_settled(name)}
             if not one.missing or now_ms >= one.until_ms or self._failure is not None:
                 peer = self._peers[one.peer]
                 peer.pending -= 1
@@ -260,8 +260,8 @@ class MetadataHandler:
         """Bodies with these topics and facts. Tasks with the same topics share one encoding of
         the metadata, until it changes. ``waited`` is the time since then, in milliseconds."""
         topics = topics if isinstance(topics, frozenset) else frozenset(topics)
-        # The view may contain a change that ``_note_answers`` has not counted yet.
-        state = (self._change, len(self._answered))
+        # The view may contain a change that ``_note_responses`` has not counted yet.
+        state = (self._change, len(self._responses))
         if self._encoded_at != state or len(self._encoded) >= _MAX_ENCODED:
             self._encoded.clear()
             self._encoded_at = state
@@ -280,13 +280,13 @@ class MetadataHandler:
 
     # -- responses ----------------------------------------------------------------------------------
 
-    def _note_answers(self, now_ms: float) -> None:
-        if self._answered:
+    def _note_responses(self, now_ms: float) -> None:
+        if self._responses:
             self._fresh, self._fresh_after = set(), self._change
             self._changed_of.clear()
-        while self._answered:
+        while self._responses:
             self._change += 1
-            topics = self._answered.popleft()
+            topics = self._responses.popleft()
             self._fresh.update(topics)
             self._changes.update(dict.fromkeys(topics, self._change))
             if self._claims:
@@ -326,7 +326,7 @@ class MetadataHandler:
             changed = self._changed_of[key] = self._sets.get(changed, changed)
         return changed
 
-    def _is_answered(self, name: str) -> bool:
+    def _is_settled(self, name: str) -> bool:
         """Whether there is metadata, or an error that does not pass."""
         if self._view.topic(name) is not None:
             return True

@@ -213,7 +213,7 @@ class CoordinatorServer:
         peer.begun_ms = math.inf
         session = peer.session
         if not session.established:
-            peer.transport.write(session.answer_proof(frame))
+            peer.transport.write(session.reply_to_proof(frame))
             peer.frames.max_bytes = self._bounds.request_bytes
             self._connections.proved(peer)
             return

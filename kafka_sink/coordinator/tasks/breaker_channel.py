@@ -61,7 +61,7 @@ class BreakerChannel:
         # When rows may go to targets that the coordinator has unmuted.
         self._release_ms: dict[Target, float] = {}
         # By broker, the last response since the last report.
-        self._answered_ms: dict[int, float] = {}
+        self._last_response_ms: dict[int, float] = {}
         self._changes: list[MuteChange] = []
         self._failures: list[tuple[Target, str]] = []
         self._holds: list[Target] = []
@@ -92,7 +92,7 @@ class BreakerChannel:
         if not self._connected:
             return
         if cause is None:
-            self._answered_ms[node_id] = now_ms
+            self._last_response_ms[node_id] = now_ms
         health = health_of(cause)
         if health is Health.NEUTRAL:
             return
@@ -105,7 +105,7 @@ class BreakerChannel:
     def probed(self, node_id: int, now_ms: float) -> None:
         """See SharedState."""
         if self._connected:
-            self._answered_ms[node_id] = now_ms
+            self._last_response_ms[node_id] = now_ms
             self._urgent = True
 
     def changed(self, change: MuteChange) -> None:
@@ -201,7 +201,7 @@ class BreakerChannel:
             control.apply_shared(self._muted, {})
 
     def _forget(self) -> None:
-        self._rows, self._errors, self._answered_ms = 0, {}, {}
+        self._rows, self._errors, self._last_response_ms = 0, {}, {}
         self._asked, self._release_ms = {}, {}
         self._changes, self._failures, self._holds, self._wants = [], [], [], []
         self._reported = [], []
@@ -211,7 +211,7 @@ class BreakerChannel:
         changes, self._changes = self._changes[:MAX_TARGETS], self._changes[MAX_TARGETS:]
         failed, self._failures = self._failures[:MAX_TARGETS], self._failures[MAX_TARGETS:]
         report = BreakerReport(
-            {node: now_ms - at for node, at in self._answered_ms.items()},
+            {node: now_ms - at for node, at in self._last_response_ms.items()},
             self._rows,
             self._outcomes(control),
             tuple(
@@ -223,7 +223,7 @@ class BreakerChannel:
             tuple(self._wants) if self._wants != self._reported[1] else None,
         )
         self._reported = self._holds, self._wants
-        self._rows, self._answered_ms = 0, {}
+        self._rows, self._last_response_ms = 0, {}
         self._sent_ms = now_ms
         self._urgent = bool(self._changes or self._failures or self._errors or self._asked)
         with self._lock:

@@ -5,7 +5,7 @@ differ.
 
 A task's report may have these keys:
 
-- ``answered``: ``[broker, age]`` of each broker's last response without an error
+- ``responses``: ``[broker, age]`` of each broker's last response without an error
 - ``rows``: rows sent since the last report
 - ``outcomes``: ``[topic, partition, batches written, batches failed, whether a broker refused them, last
 error]``   of the last seconds, for partitions that fail and for those the coordinator asked about
@@ -71,7 +71,7 @@ class MuteReport:
 class BreakerReport:
     """A task's report; the module's docstring describes the fields."""
 
-    answered: Mapping[int, float] = field(default_factory=dict)
+    responses: Mapping[int, float] = field(default_factory=dict)
     rows: int = 0
     outcomes: tuple[OutcomeCounts, ...] = ()
     muted: tuple[MuteReport, ...] = ()
@@ -92,7 +92,7 @@ def aged(report: BreakerReport, waited_ms: float) -> BreakerReport:
     begins."""
     return replace(
         report,
-        answered={node: ago_ms + waited_ms for node, ago_ms in report.answered.items()},
+        responses={node: ago_ms + waited_ms for node, ago_ms in report.responses.items()},
         outcomes=report.outcomes if waited_ms < _MAX_OUTCOME_AGE_MS else (),
         muted=tuple(
             replace(one, silence_ms=one.silence_ms + waited_ms) if one.silence_ms else one
@@ -115,7 +115,7 @@ class BreakerUpdate:
 def encode_report(report: BreakerReport) -> dict[str, Any]:
     """A report as a JSON body. The caller observes MAX_OUTCOMES and MAX_TARGETS."""
     body: dict[str, Any] = {
-        "answered": [[node, ago_ms] for node, ago_ms in report.answered.items()],
+        "responses": [[node, ago_ms] for node, ago_ms in report.responses.items()],
         "rows": report.rows,
         "outcomes": [
             [*one.partition, one.written, one.failed, one.refused, _cut(one.error)] for one in report.outcomes
@@ -135,7 +135,7 @@ def decode_report(body: Mapping[str, Any]) -> BreakerReport:
     """A report from its JSON body. Raises ProtocolError."""
     try:
         return BreakerReport(
-            {_count(node): _ms(ago_ms) for node, ago_ms in _list(body, "answered", _MAX_NODES)},
+            {_count(node): _ms(ago_ms) for node, ago_ms in _list(body, "responses", _MAX_NODES)},
             _count(body.get("rows", 0)),
             tuple(
                 OutcomeCounts(

@@ -42,7 +42,7 @@ class CoordinatorConnection:
         self.socket = socket.create_connection(where, timeout=silence_ms / 1000)
         try:
             self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            proof = self._session.answer_greeting(self._first_frame(deadline_ms, clock_ms))
+            proof = self._session.reply_to_greeting(self._first_frame(deadline_ms, clock_ms))
             self.socket.sendall(proof)
             self._session.verify_proof(self._first_frame(deadline_ms, clock_ms))
             self._frames.max_bytes = MAX_FRAME_BYTES

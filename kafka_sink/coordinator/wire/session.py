@@ -112,7 +112,7 @@ class Session:
         """The server's first frame."""
         return _frame(_NO_TAG, {"version": VERSION, "nonce": self._nonce.hex()})
 
-    def answer_greeting(self, frame: bytes) -> bytes:
+    def reply_to_greeting(self, frame: bytes) -> bytes:
         """The client's proof."""
         message = _plain(frame)
         if message.get("version") != VERSION:
@@ -122,7 +122,7 @@ class Session:
         self._nonces = _nonce(message) + self._nonce
         return _frame(_NO_TAG, {"nonce": self._nonce.hex(), "proof": self._proof(self._ours)})
 
-    def answer_proof(self, frame: bytes) -> bytes:
+    def reply_to_proof(self, frame: bytes) -> bytes:
         """The server's proof, after verifying the client's."""
         message = _plain(frame)
         self._nonces = self._nonce + _nonce(message)

@@ -23,9 +23,9 @@ INTERVAL = 2_000.0
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("answered", [[1]]),
-        ("answered", [[1, -5]]),
-        ("answered", [[1, float("nan")]]),
+        ("responses", [[1]]),
+        ("responses", [[1, -5]]),
+        ("responses", [[1, float("nan")]]),
         ("rows", -1),
         ("outcomes", [["t", 0, 1, -1, False, ""]]),
         ("outcomes", [["t" * 250, 0, 1, 1, False, ""]]),

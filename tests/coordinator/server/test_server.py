@@ -43,7 +43,7 @@ class Raw:
         return frame
 
     def prove(self, cluster: str = KEY) -> Raw:
-        self.socket.sendall(self.session.answer_greeting(self.frame()))
+        self.socket.sendall(self.session.reply_to_greeting(self.frame()))
         self.session.verify_proof(self.frame())
         self.tell({"cluster": cluster})
         return self
@@ -87,7 +87,7 @@ def test_who_knows_the_secret_is_answered() -> None:
 def test_a_wrong_secret_is_turned_away() -> None:
     with serving() as found, raw(found.port) as peer:
         peer.session = Session(b"wrong" * 6, "client")
-        peer.socket.sendall(peer.session.answer_greeting(peer.frame()))
+        peer.socket.sendall(peer.session.reply_to_greeting(peer.frame()))
         assert peer.is_closed()
         assert works(found)
 
@@ -350,7 +350,7 @@ def test_who_knows_no_secret_but_saw_a_challenge_is_turned_away() -> None:
     """A whole conversation, sent again byte by byte to the same coordinator."""
     with serving() as found:
         with raw(found.port) as peer:
-            proof = peer.session.answer_greeting(peer.frame())
+            proof = peer.session.reply_to_greeting(peer.frame())
             peer.socket.sendall(proof)
             peer.session.verify_proof(peer.frame())
             rest = [peer.session.encode({"cluster": KEY})]
@@ -431,7 +431,7 @@ def test_refused_proofs_and_dropped_connections_are_logged(
         with raw(found.port) as peer:
             if secret is not None:
                 peer.session = Session(secret, "client")
-                peer.socket.sendall(peer.session.answer_greeting(peer.frame()))
+                peer.socket.sendall(peer.session.reply_to_greeting(peer.frame()))
             assert peer.is_closed()
         assert works(found)
         eventually(lambda: any(expected in line for line in caplog.messages))

@@ -65,7 +65,7 @@ class Coordinator:
         asked = self.view.next_request(self.now_ms)
         assert asked is not None
         self.view.on_response(MetadataUpdate(NODES, topics, errors), asked, self.now_ms)
-        self.handler.answered(asked)
+        self.handler.on_response(asked)
         return list(self.handler.on_time(self.now_ms))
 
 
@@ -212,7 +212,7 @@ def test_what_a_task_writes_to_is_bounded_and_so_is_what_is_remembered_of_change
         coordinator.view.on_response(
             MetadataUpdate(NODES, tuple(map(metadata, asked))), asked, coordinator.now_ms
         )
-        coordinator.handler.answered(asked)
+        coordinator.handler.on_response(asked)
         coordinator.now_ms += 1000
         assert len(coordinator.handler._peers[1].topics) <= 500
         # Twice those in use, with some to spare: else it would be sorted out at every message.
@@ -447,8 +447,8 @@ def test_the_largest_messages_are_taken_by_the_server() -> None:
     client, server = Session(b"s" * 32, "client"), Session(b"s" * 32, "server")
     reader = FrameReader(ServerBounds().request_bytes)
     reader.feed(server.greeting())
-    proof = client.answer_greeting(reader.next_frame() or b"")
-    server.answer_proof(proof[4:])
+    proof = client.reply_to_greeting(reader.next_frame() or b"")
+    server.reply_to_proof(proof[4:])
     client._key = server._key
     count = 0
     while count < 8:

@@ -26,8 +26,8 @@ def one_frame(data: bytes) -> bytes:
 
 def established(secret: bytes = SECRET) -> tuple[Session, Session]:
     client, server = Session(secret, "client"), Session(SECRET, "server")
-    proof = client.answer_greeting(one_frame(server.greeting()))
-    client.verify_proof(one_frame(server.answer_proof(one_frame(proof))))
+    proof = client.reply_to_greeting(one_frame(server.greeting()))
+    client.verify_proof(one_frame(server.reply_to_proof(one_frame(proof))))
     return client, server
 
 
@@ -45,14 +45,14 @@ def test_a_client_with_another_secret_is_refused_by_the_server() -> None:
 
 def test_a_server_with_another_secret_is_refused_by_the_client() -> None:
     client, impostor = Session(SECRET, "client"), Session(b"t" * 32, "server")
-    client.answer_greeting(one_frame(impostor.greeting()))
+    client.reply_to_greeting(one_frame(impostor.greeting()))
     with pytest.raises(ProtocolError, match="does not know the secret"):
         client.verify_proof(bytes(16) + json.dumps({"proof": "00" * 32}).encode())
 
 
 def test_a_proof_cannot_be_sent_back_to_where_it_came_from() -> None:
     client, server = Session(SECRET, "client"), Session(SECRET, "server")
-    proof = one_frame(client.answer_greeting(one_frame(server.greeting())))
+    proof = one_frame(client.reply_to_greeting(one_frame(server.greeting())))
     with pytest.raises(ProtocolError, match="does not know the secret"):
         client.verify_proof(proof)
 
@@ -79,7 +79,7 @@ def test_frames_cannot_be_repeated_reordered_changed_or_returned() -> None:
 def test_garbage_instead_of_a_proof_is_refused(payload: bytes) -> None:
     server = Session(SECRET, "server")
     with pytest.raises(ProtocolError):
-        server.answer_proof(bytes(16) + payload)
+        server.reply_to_proof(bytes(16) + payload)
 
 
 def test_a_frame_too_large_is_refused_before_it_has_come() -> None:
