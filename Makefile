@@ -50,7 +50,7 @@ exactly-once: $(STAMP) java  ## kill drivers, workers, brokers of queries that w
 
 fuzz: export KAFKA_CHUNKED_TEST_EFFORT := $(EFFORT)
 fuzz: $(STAMP)  ## search for answers and orders of events that harm, longer than make test does (EFFORT=25)
-	@$(BIN)/python -m pytest tests/network tests/delivery/test_hostile_answers.py tests/sending/test_batch_lifecycle.py \
+	@$(BIN)/python -m pytest tests/network tests/delivery/test_hostile_responses.py tests/sending/test_batch_lifecycle.py \
 		-k "fuzz or client_faults or hostile or lifecycle" $(ARGS)
 
 endurance: export KAFKA_CHUNKED_TEST_EFFORT := 25

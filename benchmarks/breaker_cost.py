@@ -3,8 +3,9 @@
     python -m benchmarks.breaker_cost [--smoke]
 
 First the calls alone, on one core: what the sender asks of the breaker for a request of so many batches, with
-the two passes of its loop that a request takes (one sends it, one has its answer). Then a producer writes to
-a real broker, for the processor time that a batch takes in all: taking rows in, encoding, sending, answers.
+the two passes of its loop that a request takes (one sends it, one has its response). Then a producer
+writes to a real broker, for the processor time that a batch takes in all: taking rows in, encoding, sending,
+responses.
 Times of the calls are the least of many rounds, so that whatever else runs here is left out.
 """
 
@@ -37,7 +38,7 @@ PARTITIONS = 12
 TOPIC = "cost"
 BATCHES_PER_REQUEST = (1, 4)
 BATCH_SIZES = (16_384, 524_288)
-# Answers come after so long; the clock of the calls is made up.
+# Responses come after so long; the clock of the calls is made up.
 LATENCY_MS = 5.0
 ROWS_A_BATCH = 1_000
 

@@ -8,7 +8,7 @@ another process: each has a connection, proves the secret, and tells as often an
 interval, and it holds batches for all that is muted. Bodies are encoded once, so that the model costs less
 than what it measures. In each case first nothing is wrong, then a broker is muted on one task's word, or
 partitions on their failures. Figures of the server: processor time in percent of a core, the 99th percentile
-of its answers' latency as tasks see it, connections lost, messages, memory at most, and the time from the
+of its responses' latency as tasks see it, connections lost, messages, memory at most, and the time from the
 report that mutes to the last task that has heard of it.
 """
 
@@ -287,7 +287,7 @@ class Model:
             body["holds"] = self.sick if task.holds else []
         failed, task.leased = task.leased, []
         if failed:
-            body["failed"] = [[target, "no answer"] for target in failed]
+            body["failed"] = [[target, "no response"] for target in failed]
         return body
 
     def mute(self) -> float:
@@ -301,7 +301,7 @@ class Model:
             for number in self.failing:
                 self.tell(self.tasks[number], "breaker", self._body(self.tasks[number], [0]))
             return started
-        self.run(2.5)  # so long nobody has had an answer from it
+        self.run(2.5)  # so long nobody has had a response from it
         started = time.monotonic()
         report = BreakerReport(muted=(MuteReport(SICK, "silent", 2000.0),))
         self.tell(self.tasks[0], "breaker", encode_report(report))

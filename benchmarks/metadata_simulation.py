@@ -3,7 +3,7 @@
     python -m benchmarks.metadata_simulation [--smoke]
 
 Simulated, hence the same on every machine: the sink's own metadata cache with a clock of numbers, and the
-real encoded sizes of Metadata requests and answers (version 12, three brokers, three partitions a topic,
+real encoded sizes of Metadata requests and responses (version 12, three brokers, three partitions a topic,
 three replicas). Steady topics are written once a minute; of mixed ones a quarter each every 30 s, 2, 8 and 40
 minutes, so half of them are forgotten in between. Topics of a second are one unit; metadata.max.age.ms and
 metadata.max.idle.ms are 5 minutes. Against it:
@@ -72,8 +72,8 @@ class Kip526:
         asked = self._cache.next_request(now_ms)
         if asked is None:
             return []
-        answer = MetadataUpdate(NODES, tuple(metadata(name) for name in asked))
-        self._cache.on_response(answer, asked, now_ms)
+        response = MetadataUpdate(NODES, tuple(metadata(name) for name in asked))
+        self._cache.on_response(response, asked, now_ms)
         return [asked]
 
 
@@ -109,21 +109,21 @@ class AllAtExpiry:
 
 @dataclass
 class Outcome:
-    """``sizes``: (time in s, topics, request bytes, answer bytes) of each request."""
+    """``sizes``: (time in s, topics, request bytes, response bytes) of each request."""
 
     name: str
     sizes: list[tuple[float, int, int, int]] = field(default_factory=list)
 
     @property
     def summary(self) -> dict[str, Any]:
-        answers = [answer for _, _, _, answer in self.sizes]
-        late = [answer for at, _, _, answer in self.sizes if at > STARTED_S]
+        responses = [response for _, _, _, response in self.sizes]
+        late = [response for at, _, _, response in self.sizes if at > STARTED_S]
         return {
             "requests": len(self.sizes),
             "request_bytes": sum(size for _, _, size, _ in self.sizes),
-            "answer_bytes": sum(answers),
-            "largest_answer": max(answers),
-            "largest_answer_after_the_start": max(late, default=0),
+            "response_bytes": sum(responses),
+            "largest_response": max(responses),
+            "largest_response_after_the_start": max(late, default=0),
         }
 
 
@@ -151,17 +151,17 @@ class Sizes:
 
     def __init__(self) -> None:
         self._request = encoded_request(1) - encoded_request(0)
-        self._answer = encoded_answer(1) - encoded_answer(0)
-        self._bases = encoded_request(0), encoded_answer(0)
+        self._response = encoded_response(1) - encoded_response(0)
+        self._bases = encoded_request(0), encoded_response(0)
 
     def __call__(self, topics: int) -> tuple[int, int]:
-        """(request, answer) in bytes."""
+        """(request, response) in bytes."""
         # Flexible versions write an array's length plus one, as a varint.
         more = len(range(7, (topics + 1).bit_length(), 7))
-        return self._bases[0] + topics * self._request + more, self._bases[1] + topics * self._answer + more
+        return self._bases[0] + topics * self._request + more, self._bases[1] + topics * self._response + more
 
     def check(self, topics: int) -> None:
-        assert self(topics) == (encoded_request(topics), encoded_answer(topics)), topics
+        assert self(topics) == (encoded_request(topics), encoded_response(topics)), topics
 
 
 def encoded_request(topics: int) -> int:
@@ -170,7 +170,7 @@ def encoded_request(topics: int) -> int:
     return 4 + len(header) + len(requests.encode_metadata(VERSION, names, True))
 
 
-def encoded_answer(topics: int) -> int:
+def encoded_response(topics: int) -> int:
     brokers = [
         _Broker(version=VERSION, node_id=node.id, host=node.host, port=node.port, rack=None) for node in NODES
     ]
@@ -198,7 +198,7 @@ def encoded_answer(topics: int) -> int:
                 partitions=partitions,
             )
         )
-    answer = MetadataResponse(
+    response = MetadataResponse(
         version=VERSION,
         throttle_time_ms=0,
         brokers=brokers,
@@ -206,8 +206,8 @@ def encoded_answer(topics: int) -> int:
         controller_id=0,
         topics=rows,
     )
-    answer.with_header(correlation_id=1)
-    return len(answer.encode(header=True, framed=True))
+    response.with_header(correlation_id=1)
+    return len(response.encode(header=True, framed=True))
 
 
 def simulate(name: str, policy: Policy, topics: int, seconds: int, periods: Sequence[int]) -> Outcome:
@@ -237,24 +237,24 @@ def run(topics: int = TOPICS, seconds: int = SECONDS) -> dict[str, list[Outcome]
 def report(outcomes: dict[str, list[Outcome]]) -> None:
     for workload, policies in outcomes.items():
         print(
-            f"\n{workload:38}{'requests':>9}{'sent MB':>10}{'received MB':>13}{'largest answer':>16}"
+            f"\n{workload:38}{'requests':>9}{'sent MB':>10}{'received MB':>13}{'largest response':>16}"
             f"{'later':>12}"
         )
         for one in policies:
             told = one.summary
             print(
                 f"{one.name:38}{told['requests']:9,}{told['request_bytes'] / 1e6:10,.1f}"
-                f"{told['answer_bytes'] / 1e6:13,.1f}{told['largest_answer']:16,}"
-                f"{told['largest_answer_after_the_start']:12,}"
+                f"{told['response_bytes'] / 1e6:13,.1f}{told['largest_response']:16,}"
+                f"{told['largest_response_after_the_start']:12,}"
             )
         ours, expiry, before = (one.summary for one in policies)
         print(
             f"ratios of this sink to all at each expiry / before KIP-526: requests "
             f"{ours['requests'] / expiry['requests']:.2f} / {ours['requests'] / before['requests']:.3f}, "
-            f"bytes received {ours['answer_bytes'] / expiry['answer_bytes']:.2f} / "
-            f"{ours['answer_bytes'] / before['answer_bytes']:.4f}, largest answer "
-            f"{ours['largest_answer'] / expiry['largest_answer']:.3f} / "
-            f"{ours['largest_answer'] / before['largest_answer']:.3f}"
+            f"bytes received {ours['response_bytes'] / expiry['response_bytes']:.2f} / "
+            f"{ours['response_bytes'] / before['response_bytes']:.4f}, largest response "
+            f"{ours['largest_response'] / expiry['largest_response']:.3f} / "
+            f"{ours['largest_response'] / before['largest_response']:.3f}"
         )
 
 
@@ -270,14 +270,14 @@ def plot(outcomes: dict[str, list[Outcome]], conditions: str) -> None:
     for (left, right), (workload, policies) in zip(rows, outcomes.items(), strict=True):
         for one, colour in zip(policies, ("#1f77b4", "#d62728", "#b0b0b0"), strict=True):
             minutes = [at / 60 for at, *_ in one.sizes]
-            answers = [answer for *_, answer in one.sizes]
-            total = [size / 1e6 for size in accumulate(answers)]
+            responses = [response for *_, response in one.sizes]
+            total = [size / 1e6 for size in accumulate(responses)]
             left.plot(minutes, total, color=colour, label=one.name, drawstyle="steps-post")
             right.plot(
-                minutes, [size / 1e3 for size in answers], ".", markersize=3, color=colour, label=one.name
+                minutes, [size / 1e3 for size in responses], ".", markersize=3, color=colour, label=one.name
             )
         left.set_ylabel("Metadata received so far, MB")
-        right.set_ylabel("each answer, kB")
+        right.set_ylabel("each response, kB")
         for axes in (left, right):
             axes.set_title(workload, fontsize=9)
             axes.set_yscale("log")

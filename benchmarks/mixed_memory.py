@@ -4,7 +4,7 @@
 
 Topic ``logs``: keyless, 40 MB/s; topic ``events``: keyed, 1,000 partitions, 5,000 rows (0.55 MB) a second;
 110-byte values, batch.size 4 MiB, message limits to match, linger 1 s, no compression, so that bytes are what
-rows make them. Answers come 50 ms late, as from brokers that write to remote storage, which is what large
+rows make them. Responses come 50 ms late, as from brokers that write to remote storage, which is what large
 batches are for; --delay-ms 0 leaves that out. Rows come at that pace, or as fast as they are taken where that
 is slower. ``full`` runs with the same 64 MiB and with 8 GiB, where it shows what it would need. Samples every
 10 ms, under the accumulator's lock. No Spark.
@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from benchmarks import direct_producer as direct
 from benchmarks.direct_producer import MIB, VALUE_BYTES, MemoryOverTime, Sample
-from benchmarks.slow_answers import slow_answers
+from benchmarks.slow_responses import slow_responses
 from benchmarks.surroundings import RESULTS
 from kafka_sink.accumulator.chunked_buffer import chunk_size
 from kafka_sink.local_broker import LocalBroker
@@ -190,7 +190,7 @@ def main() -> None:
     conditions = (
         f"logs: keyless, {LOGS_PARTITIONS} partitions, 40 MB/s; events: keyed, {EVENTS_PARTITIONS:,} "
         f"partitions, {EVENTS_ROWS_S:,} rows/s; {VALUE_BYTES}-byte values, batch.size 4 MiB, linger 1 s, "
-        f"uncompressed, answers {options.delay_ms:.0f} ms late, {seconds:.0f} s, "
+        f"uncompressed, responses {options.delay_ms:.0f} ms late, {seconds:.0f} s, "
         f"Kafka 4.3.0 on the same machine, {os.cpu_count()} cores, "
         f"Python {platform.python_version()}"
     )
@@ -198,7 +198,7 @@ def main() -> None:
     with LocalBroker() as broker:
         broker.create_topic("logs", LOGS_PARTITIONS, config=direct.ADMITS_8_MIB)
         broker.create_topic("events", EVENTS_PARTITIONS, config=direct.ADMITS_8_MIB)
-        with slow_answers(broker.bootstrap_servers, options.delay_ms) as bootstrap:
+        with slow_responses(broker.bootstrap_servers, options.delay_ms) as bootstrap:
             outcome = [run(bootstrap, case, seconds) for case in CASES]
     report(outcome)
     if options.smoke or options.dry:

@@ -249,7 +249,7 @@ def test_dead_brokers_are_named_with_the_reason(topic: str, create: str) -> None
         assert part in str(caught.value)
 
 
-def test_a_broker_that_never_answers_is_given_up(topic: str) -> None:
+def test_a_broker_that_never_responds_is_given_up(topic: str) -> None:
     with socket.create_server(("127.0.0.1", 0), backlog=50) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
         begun = time.monotonic()

@@ -100,23 +100,23 @@ class Request:
     ) -> None:
         self.arena, self.count, self.tenant = arena, count, tenant
         self.need = arena.size * count
-        self._answer: Future[list[Chunk]] = Future()
+        self._result: Future[list[Chunk]] = Future()
 
         def run() -> None:
             try:
-                self._answer.set_result(pool.take(arena, count, timeout_ms, tenant))
+                self._result.set_result(pool.take(arena, count, timeout_ms, tenant))
             except BaseException as error:  # noqa: BLE001 - whatever it is, result() raises it
-                self._answer.set_exception(error)
+                self._result.set_exception(error)
 
         self.thread = threading.Thread(target=run, daemon=True)
         self.thread.start()
 
     def result(self) -> list[Chunk]:
-        return self._answer.result(JOIN_S)
+        return self._result.result(JOIN_S)
 
     @property
     def done(self) -> bool:
-        return self._answer.done()
+        return self._result.done()
 
 
 def wait_in_line(

@@ -49,11 +49,11 @@ def test_every_move_is_legal_late_or_raises(start: BatchState, goal: BatchState)
         assert batch.state is goal
 
 
-def test_every_answer_to_a_failed_batch_is_late_and_harmless() -> None:
+def test_every_response_to_a_failed_batch_is_late_and_harmless() -> None:
     """An expired in-flight batch may still be answered in every way; the sender must survive it."""
-    answers = {BatchState.SUCCEEDED, BatchState.SEALED, BatchState.SPLIT, BatchState.FAILED}
-    assert TRANSITIONS[BatchState.IN_FLIGHT] <= answers
-    assert answers <= TRANSITIONS[BatchState.FAILED]
+    responses = {BatchState.SUCCEEDED, BatchState.SEALED, BatchState.SPLIT, BatchState.FAILED}
+    assert TRANSITIONS[BatchState.IN_FLIGHT] <= responses
+    assert responses <= TRANSITIONS[BatchState.FAILED]
 
 
 @pytest.mark.parametrize("state", list(BatchState))

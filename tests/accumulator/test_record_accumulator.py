@@ -255,7 +255,7 @@ def test_rows_are_accounted_for_before_their_batch_counts_as_complete() -> None:
     assert bench.accumulator.incomplete == 0
 
 
-def test_a_late_answer_changes_nothing_but_frees_the_memory() -> None:
+def test_a_late_response_changes_nothing_but_frees_the_memory() -> None:
     bench = Bench()
     bench.closed(P[0])
     (taken,) = bench.drain(0)

@@ -425,8 +425,8 @@ def noise(count: int, partitions: int = 1, size: int = 1_000) -> OrderedRows:
     return ordered_rows_of(extract(PLAN, batch, 0), TOPICS, PARTITIONER, lambda topic, count: [0] * count, 0)
 
 
-def test_rows_that_turn_incompressible_wait_for_answers_and_do_not_fail_the_task() -> None:
-    """The heap's limit is reached in the middle of an append; answers bring memory back."""
+def test_rows_that_turn_incompressible_wait_for_responses_and_do_not_fail_the_task() -> None:
+    """The heap's limit is reached in the middle of an append; responses bring memory back."""
     bench = Bench(
         memory=192 << 10,
         batch_size=64 << 10,

@@ -19,9 +19,9 @@ def test_an_hour_of_steady_topics() -> None:
     assert max(topics for _, topics, _, _ in ours.sizes) == target, "no request is larger than the target"
     late = [at for at, *_ in ours.sizes if at > 300]
     assert len(late) / (3600 - 300) < 0.25, "a request of 333 topics each four seconds would do it"
-    # Half of max.age instead of all of it: up to twice the bytes, in small answers.
-    assert ours.summary["answer_bytes"] < 2.1 * expiry.summary["answer_bytes"]
-    assert ours.summary["largest_answer"] < expiry.summary["largest_answer"] / 25
+    # Half of max.age instead of all of it: up to twice the bytes, in small responses.
+    assert ours.summary["response_bytes"] < 2.1 * expiry.summary["response_bytes"]
+    assert ours.summary["largest_response"] < expiry.summary["largest_response"] / 25
 
 
 def test_no_topic_in_use_gets_older_than_max_age() -> None:

@@ -39,9 +39,9 @@ class Bench:
         self.breaker.on_tick(self.in_flight.context)
         return self
 
-    def pass_time(self, until: float, step: float = 20.0, *, others_answer: bool = True) -> None:
+    def pass_time(self, until: float, step: float = 20.0, *, others_respond: bool = True) -> None:
         while self.now < until:
-            if others_answer:
+            if others_respond:
                 self.batch(P2)
             self.at(min(max(self.now, self.now + step - 10), until))
 
@@ -143,7 +143,7 @@ def test_errors_that_do_not_blame_the_broker_do_not_count(error: Exception) -> N
     assert not bench.control.local.take_changes()
 
 
-@pytest.mark.parametrize("error", [ConnectionResetError("reset"), TimeoutError("no answer"), REPLICAS])
+@pytest.mark.parametrize("error", [ConnectionResetError("reset"), TimeoutError("no response"), REPLICAS])
 def test_what_is_the_brokers_health_counts(error: Exception) -> None:
     bench = Bench(trigger_message_count="1000")
     for _ in range(3):
@@ -151,7 +151,7 @@ def test_what_is_the_brokers_health_counts(error: Exception) -> None:
     assert bench.manager.is_muted(P0)
 
 
-def test_a_silent_broker_is_muted_after_the_threshold_and_its_answers_unmute_it() -> None:
+def test_a_silent_broker_is_muted_after_the_threshold_and_its_responses_unmute_it() -> None:
     bench = Bench()
     for _ in range(20):
         bench.batch(P0)
@@ -184,7 +184,7 @@ def test_a_pause_of_the_client_is_not_a_silence() -> None:
     assert not bench.control.local.take_changes()
 
 
-def test_slow_answers_become_usual() -> None:
+def test_slow_responses_become_usual() -> None:
     bench = Bench()
     for _ in range(100):
         bench.send(P0)
@@ -197,7 +197,7 @@ def test_slow_answers_become_usual() -> None:
     assert bench.manager.is_muted(1)
 
 
-def test_slow_first_answers_are_soon_forgotten() -> None:
+def test_slow_first_responses_are_soon_forgotten() -> None:
     latency = UsualLatency(500.0, 5.0, 15_000.0)
     assert latency.threshold_ms(1) == 3_000.0
     latency.observe(1, 1_700.0)
@@ -289,15 +289,15 @@ def test_requests_that_were_late_before_the_mute_ended_do_not_mute_again() -> No
     assert bench.manager.is_muted(1), "but not for this one"
 
 
-def test_where_no_broker_answers_none_is_muted() -> None:
+def test_when_no_broker_responds_none_is_muted() -> None:
     bench = Bench()
     for partition in (P0, P1):
         bench.batch(partition)
         bench.send(partition)
-    bench.pass_time(5_000, others_answer=False)
+    bench.pass_time(5_000, others_respond=False)
     assert not bench.control.local.take_changes()
     bench.answer(P1)
-    bench.pass_time(5_100, others_answer=False)
+    bench.pass_time(5_100, others_respond=False)
     assert bench.manager.is_muted(1)
     assert not bench.manager.is_muted(2)
 

@@ -38,7 +38,7 @@ def test_a_broker_owes_one_probe_at_a_time(control: MuteControl) -> None:
     control.refresh()
     assert control.probes.brokers_to_probe() == [1]
     control.probes.connected(1)
-    assert not control.manager.is_muted(1), "a new connection's first answer tells as much"
+    assert not control.manager.is_muted(1), "a new connection's first response tells as much"
 
 
 def test_no_row_goes_to_a_muted_broker_however_long_it_is_muted(control: MuteControl) -> None:

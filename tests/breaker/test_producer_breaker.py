@@ -60,7 +60,7 @@ class Bench:
             self.gate.muted(self.now)
 
     def freeze(self) -> None:
-        """Broker 1, after one answer in time."""
+        """Broker 1, after one response in time."""
         self.send(P0)
         self.now += 10
         self.answer(P0)

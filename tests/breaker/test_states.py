@@ -92,7 +92,7 @@ def test_probes_go_once_per_interval_whatever_becomes_of_them() -> None:
     assert not book.is_due(1, 6_699.0)
     assert book.is_due(1, 6_700.0)
     assert book.mutes[1].last_error == "NOT_ENOUGH_REPLICAS"
-    assert book.succeed(1), "the lost probe's answer comes late and is as good"
+    assert book.succeed(1), "the lost probe's response comes late and is as good"
     assert not book.succeed(1)
     assert (book.trips, book.probes) == (1, 2)
 

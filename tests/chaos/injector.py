@@ -84,7 +84,7 @@ class Injector:
         elif fault is Fault.STALL:
             proxy.freeze()
         elif fault is Fault.LOSE:
-            # Answers pass, so that whatever is in flight in the end has not been delivered.
+            # Responses pass, so that whatever is in flight in the end has not been delivered.
             proxy.freeze(REQUEST)
         elif fault is Fault.REFUSE:
             proxy.refuse()

@@ -23,7 +23,7 @@ class Fault(Enum):
     CUT = "reset connections"
     CUT_REQUEST = "reset in mid-request"
     CUT_RESPONSE = "reset in mid-response"
-    SWALLOW = "deliver, swallow the answer"
+    SWALLOW = "deliver, swallow the response"
     DELAY = "delay every piece"
     TRICKLE = "trickle"
     STALL = "forward nothing"
@@ -39,7 +39,7 @@ WIRE_FAULTS = tuple(fault for fault in Fault if fault not in BROKER_FAULTS)
 class Event:
     """``after_ms`` the event before has ended, ``fault`` strikes ``broker`` and lasts for ``lasts_ms``.
 
-    ``amount``: bytes until the cut, answers to swallow, milliseconds of delay, bytes a trickle lets through
+    ``amount``: bytes until the cut, responses to swallow, milliseconds of delay, bytes a trickle lets through
     every 5 ms; else 0.
     """
 

@@ -105,7 +105,9 @@ def broken(report: RoundReport) -> set[Invariant]:
 
 
 @pytest.mark.parametrize("idempotent", [True, False])
-def test_without_idempotence_a_swallowed_answer_doubles_rows(cluster3: LocalBroker, idempotent: bool) -> None:
+def test_without_idempotence_a_swallowed_response_doubles_rows(
+    cluster3: LocalBroker, idempotent: bool
+) -> None:
     report = run_round(
         cluster3, _SWALLOWED, f"proof-{idempotent}", {"enable.idempotence": str(idempotent).lower()}
     )
@@ -137,7 +139,7 @@ def test_injected_bugs_are_caught(cluster3: LocalBroker, monkeypatch: pytest.Mon
         monkeypatch.setattr(ResponseHandler, "_apply", _call_it_written)
     topic = f"bug-{bug.replace(' ', '-')}"
     found = broken(run_round(cluster3, _LOST_IN_FLIGHT, topic, {"enable.idempotence": "false"}))
-    # Answers were lost as well as requests: doubles, and so fewer offsets told of than there are.
+    # Responses were lost as well as requests: doubles, and so fewer offsets told of than there are.
     found -= {Invariant.ONCE, Invariant.TOLD}
     if bug == "none":
         assert found == set()

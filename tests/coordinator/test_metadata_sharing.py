@@ -307,10 +307,10 @@ def test_the_coordinator_refreshes_topics_no_more_often_than_a_producer_by_itsel
         view.note_use(names[: int(count * now_ms / max_age_ms) + 1], now_ms)
         chosen = view.next_request(now_ms)
         if chosen:
-            answers = tuple(
+            responses = tuple(
                 TopicMetadata(name, b"i" * 16, (PartitionInfo(name, 0, 1, 0),)) for name in chosen
             )
-            view.on_response(MetadataUpdate((Node(1, "a", 1),), answers), chosen, now_ms)
+            view.on_response(MetadataUpdate((Node(1, "a", 1),), responses), chosen, now_ms)
             asked += len(chosen) * (now_ms > 2 * max_age_ms)
         now_ms += min(max(1.0, view.next_request_delay_ms(now_ms)), 10_000)
     fetcher._network.close()

@@ -76,7 +76,7 @@ def _in_the_wait_for_memory(cluster: FakeCluster, producer: TaskProducer) -> Non
         producer.send(rows(start, 200))
 
 
-def _in_the_wait_for_answers(cluster: FakeCluster, producer: TaskProducer) -> None:
+def _in_the_wait_for_responses(cluster: FakeCluster, producer: TaskProducer) -> None:
     cluster.freeze(0)
     producer.send(rows(0, 50))
     producer.finish()
@@ -90,7 +90,7 @@ def _in_the_wait_for_metadata(cluster: FakeCluster, producer: TaskProducer) -> N
 
 @pytest.mark.parametrize(
     "work",
-    [_in_the_wait_for_memory, _in_the_wait_for_answers, _in_the_wait_for_metadata],
+    [_in_the_wait_for_memory, _in_the_wait_for_responses, _in_the_wait_for_metadata],
     ids=lambda w: w.__name__,
 )
 def test_a_task_that_is_interrupted_leaves_nothing_behind(
@@ -113,7 +113,7 @@ def test_a_task_that_is_interrupted_leaves_nothing_behind(
 
 @pytest.mark.parametrize(
     "work",
-    [_in_the_wait_for_memory, _in_the_wait_for_answers, _in_the_wait_for_metadata],
+    [_in_the_wait_for_memory, _in_the_wait_for_responses, _in_the_wait_for_metadata],
     ids=lambda w: w.__name__,
 )
 def test_a_task_whose_executor_hangs_up_ends_at_once_and_leaves_nothing_behind(
@@ -170,7 +170,7 @@ def test_what_was_not_sent_when_the_executor_hung_up_is_never_sent(
         jvm.close()  # what a reader takes for the end of the rows
         thawing.start()
 
-    # For a task that did not notice, and would wait for answers.
+    # For a task that did not notice, and would wait for responses.
     thawing = threading.Timer(2.0, cluster.thaw, [0])
     with worker, pytest.raises(KafkaSinkError, match="Spark's executor closed its connection"):
         PlannedWrite(options, plan).write(batches())
@@ -413,7 +413,7 @@ def test_a_throttled_broker_gets_no_request_until_the_time_has_passed(cluster: F
     with task(cluster) as producer:
         cluster.script(PRODUCE, Reply(throttle_ms=500), node_id=0)
         producer.send(rows(0, 5))
-        until(lambda: not inside(producer)._accumulator.incomplete, "the throttling answer")
+        until(lambda: not inside(producer)._accumulator.incomplete, "the throttling response")
         throttled = time.monotonic()
         producer.send(rows(5, 5))
         producer.send(rows(100, 5, partition=1))

@@ -120,7 +120,7 @@ def test_whether_a_broker_may_create_topics_follows_the_option(allowed: bool) ->
         assert {one.body.allow_auto_topic_creation for one in cluster.received(METADATA)} == {allowed}
 
 
-def test_a_leader_named_in_a_produce_answer_needs_no_lookup() -> None:
+def test_a_leader_named_in_a_produce_response_needs_no_lookup() -> None:
     with FakeCluster({"t": 1}, brokers=2) as cluster:
         with writing(cluster.bootstrap_servers) as producer:
             producer.send(rows("t"))
@@ -336,7 +336,7 @@ def test_a_bootstrap_name_that_leads_to_another_cluster_fails_the_task_and_mixes
         assert written(new, "t") == written(new, "u") == 1
 
 
-def test_a_producer_that_was_hinted_the_former_cluster_starts_over_with_the_one_that_answers() -> None:
+def test_a_producer_that_was_hinted_the_former_cluster_starts_over_with_the_one_that_responds() -> None:
     with (
         FakeCluster({"t": 1}, brokers=2, cluster_id="old") as old,
         FakeCluster({"t": 1}, brokers=1, cluster_id="new") as new,

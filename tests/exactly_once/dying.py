@@ -24,13 +24,13 @@ def install(count: int, die: Callable[[], None]) -> None:
         nonlocal left
         if not any(_commits_a_task(one) for one in operations):
             return execute(self, operations)
-        answers: list[Any] = []
+        results: list[Any] = []
         for operation in operations:
             left -= 1
             if left == 0:
                 die()
-            answers += execute(self, (operation,))
-        return tuple(answers)
+            results += execute(self, (operation,))
+        return tuple(results)
 
     TransactionClient._execute = dying  # type: ignore[method-assign]
 

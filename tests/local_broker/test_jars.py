@@ -197,10 +197,10 @@ def test_parallel_callers_wait_for_one_download(
 ) -> None:
     ivy.does(BRING.replace("mkdir", "sleep 1; mkdir"))
     processes = [start_download(ivy, cache, project_environment) for _ in range(3)]
-    answers = [process.communicate(timeout=60) for process in processes]
-    assert [out.strip() for out, _ in answers] == [str(cache / FINAL)] * 3
+    outputs = [process.communicate(timeout=60) for process in processes]
+    assert [out.strip() for out, _ in outputs] == [str(cache / FINAL)] * 3
     assert len(ivy.calls) == 1
-    assert sum("Waiting for another process" in err for _, err in answers) == 2
+    assert sum("Waiting for another process" in err for _, err in outputs) == 2
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])

@@ -69,7 +69,7 @@ def test_data_survives_kill_and_clean_stop(own: LocalBroker) -> None:
     assert receive(servers, topic, 3) == [b"a", b"b", b"c"]
 
 
-def test_a_frozen_broker_answers_again_after_the_thaw(own: LocalBroker) -> None:
+def test_a_frozen_broker_responds_again_after_the_thaw(own: LocalBroker) -> None:
     topic = f"frozen-{uuid.uuid4().hex[:8]}"
     own.create_topic(topic)
     own.freeze(0)

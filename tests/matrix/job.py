@@ -76,7 +76,7 @@ class Checks:
         self._admin.delete_topics([topic])[topic].result(30)
         deadline = time.monotonic() + _WAIT_S
         while True:
-            # Deletion goes on after its answer, and a topic of that name cannot be made meanwhile.
+            # Deletion goes on after its response, and a topic of that name cannot be made meanwhile.
             try:
                 self._create(topic, 4)
                 break
@@ -146,7 +146,7 @@ class Checks:
             while left:
                 message = consumer.poll(30)
                 if message is None:
-                    raise AssertionError(f"{topic}: no answer to a fetch within 30 s")
+                    raise AssertionError(f"{topic}: no response to a fetch within 30 s")
                 error = message.error()
                 if error is None:
                     found[message.value() or b""] += 1
@@ -175,7 +175,7 @@ def main(bootstrap: str) -> None:
         problem = ""
         try:
             check()
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is this check's answer
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is this check's result
             problem = f"{type(error).__name__}: {error}"[:2000]
         seconds = round(time.monotonic() - started, 1)
         print(json.dumps({"check": name, "problem": problem, "seconds": seconds}), flush=True)

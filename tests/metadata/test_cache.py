@@ -26,7 +26,7 @@ def topic(name: str, leader: int = 1, epoch: int = 0, topic_id: bytes | None = b
     return TopicMetadata(name, topic_id, (PartitionInfo(name, 0, leader, epoch),))
 
 
-def answer(*topics: TopicMetadata, **errors: int) -> MetadataUpdate:
+def response(*topics: TopicMetadata, **errors: int) -> MetadataUpdate:
     return MetadataUpdate(NODES, topics, errors)
 
 
@@ -36,7 +36,7 @@ def filled(count: int, now: float = 0.0) -> MetadataCache:
     made.note_use(names, now)
     asked = made.next_request(now)
     assert asked is not None
-    made.on_response(answer(*map(topic, asked)), asked, now)
+    made.on_response(response(*map(topic, asked)), asked, now)
     return made
 
 
@@ -95,7 +95,7 @@ def test_what_has_been_idle_does_not_make_the_delay_zero_for_ever() -> None:
         random=lambda: 0.5,
     )
     made.note_use(["t"], 0)
-    made.on_response(answer(topic("t")), made.next_request(0) or (), 0)
+    made.on_response(response(topic("t")), made.next_request(0) or (), 0)
     made.note_use(["t"], IDLE - 1)
     for now in (IDLE, IDLE + 1, 2 * IDLE, 2 * IDLE + 1):
         assert not made.is_wanting(now)
@@ -113,8 +113,8 @@ def test_idle_topics_are_forgotten() -> None:
 
 def test_an_older_epoch_never_overwrites_a_newer_one() -> None:
     made = filled(1)
-    made.on_response(answer(topic("t00000", leader=2, epoch=7)), (), 10)
-    made.on_response(answer(topic("t00000", leader=1, epoch=6)), (), 20)
+    made.on_response(response(topic("t00000", leader=2, epoch=7)), (), 10)
+    made.on_response(response(topic("t00000", leader=1, epoch=6)), (), 20)
     info = made.leader(TopicPartition("t00000", 0))
     assert info is not None
     assert (info.leader, info.leader_epoch) == (2, 7)
@@ -122,15 +122,15 @@ def test_an_older_epoch_never_overwrites_a_newer_one() -> None:
 
 def test_a_recreated_topic_replaces_all_and_stays() -> None:
     made = filled(1)
-    made.on_response(answer(topic("t00000", leader=1, epoch=9)), (), 10)
-    made.on_response(answer(topic("t00000", leader=2, epoch=0, topic_id=b"n" * 16)), (), 20)
+    made.on_response(response(topic("t00000", leader=1, epoch=9)), (), 10)
+    made.on_response(response(topic("t00000", leader=2, epoch=0, topic_id=b"n" * 16)), (), 20)
     info = made.leader(TopicPartition("t00000", 0))
     assert info is not None
     assert (info.leader, info.leader_epoch) == (2, 0)
-    made.on_response(answer(topic("t00000", leader=1, epoch=10)), (), 30)
+    made.on_response(response(topic("t00000", leader=1, epoch=10)), (), 30)
     late = made.topic("t00000")
     assert late is not None
-    assert late.topic_id == b"n" * 16, "a late answer brought the old topic back"
+    assert late.topic_id == b"n" * 16, "a late response brought the old topic back"
 
 
 def test_errors_keep_a_topic_urgent_with_growing_backoff() -> None:
@@ -141,7 +141,7 @@ def test_errors_keep_a_topic_urgent_with_growing_backoff() -> None:
     for _ in range(5):
         asked = made.next_request(now)
         assert asked == ("missing",)
-        made.on_response(answer(missing=3), asked, now)
+        made.on_response(response(missing=3), asked, now)
         wait = made.next_request_delay_ms(now)
         waits.append(wait)
         assert made.next_request(now + wait - 1) is None
@@ -155,7 +155,7 @@ def test_final_errors_are_not_asked_again() -> None:
     made = cache()
     made.note_use(["secret"], 0)
     asked = made.next_request(0) or ()
-    made.on_response(answer(secret=29), asked, 0)
+    made.on_response(response(secret=29), asked, 0)
     made.note_use(["secret"], 10)
     assert made.next_request(10_000) is None
     assert made.topic_error("secret") == 29
@@ -178,7 +178,7 @@ def test_a_stale_mark_does_not_ask_hundreds_of_times_a_second() -> None:
         names = made.next_request(float(now))
         if names:
             asked += 1
-            made.on_response(answer(topic("t00000")), names, float(now))
+            made.on_response(response(topic("t00000")), names, float(now))
     assert asked <= 10
 
 
@@ -199,7 +199,7 @@ def test_used_topics_outlive_idle_ones_by_their_last_use() -> None:
         made.note_use(["t00001"], now)
         asked = made.next_request(now)
         if asked:
-            made.on_response(answer(*map(topic, asked)), asked, now)
+            made.on_response(response(*map(topic, asked)), asked, now)
     assert made.names() == ("t00001",)
     made.next_request(3 * IDLE + IDLE)
     assert made.names() == ()
@@ -210,28 +210,28 @@ def test_a_topic_that_is_evicted_while_it_is_asked_for_stays_away() -> None:
     made.note_use(["t"], 0)
     asked = made.next_request(0) or ()
     assert made.next_request(IDLE) is None
-    made.on_response(answer(topic("t")), asked, IDLE)
+    made.on_response(response(topic("t")), asked, IDLE)
     assert made.topic("t") is None
 
 
-def test_a_mark_during_a_request_outlives_an_answer_that_says_the_same() -> None:
+def test_a_mark_during_a_request_outlives_a_response_that_says_the_same() -> None:
     made = filled(1)
     made.mark_stale("t00000", 1000)
     asked = made.next_request(1000) or ()
     made.mark_stale("t00000", 1001)
-    made.on_response(answer(topic("t00000")), asked, 1002)
+    made.on_response(response(topic("t00000")), asked, 1002)
     assert made.next_request_delay_ms(1002) == 100, "asked again after the backoff"
     asked = made.next_request(1102) or ()
     made.mark_stale("t00000", 1103)
-    made.on_response(answer(topic("t00000", leader=2, epoch=1)), asked, 1104)
-    assert made.next_request_delay_ms(1104) > 1000, "the answer brought what the mark missed"
+    made.on_response(response(topic("t00000", leader=2, epoch=1)), asked, 1104)
+    assert made.next_request_delay_ms(1104) > 1000, "the response brought what the mark missed"
 
 
-def test_stale_topics_gather_after_an_answer_but_new_ones_go_at_once() -> None:
+def test_stale_topics_gather_after_a_response_but_new_ones_go_at_once() -> None:
     made = filled(30)
     made.mark_stale("t00000", 1000)
     asked = made.next_request(1000) or ()
-    made.on_response(answer(*map(topic, asked)), asked, 1010)
+    made.on_response(response(*map(topic, asked)), asked, 1010)
     for number in range(1, 11):
         made.mark_stale(f"t{number:05}", 1010 + number)
         assert made.next_request(1010 + number) is None
@@ -246,7 +246,7 @@ def test_a_missing_topic_does_not_hold_back_others() -> None:
     made.note_use(["missing"], 0)
     for now in (0, 100, 300):
         asked = made.next_request(now) or ()
-        made.on_response(answer(missing=3), asked, now)
+        made.on_response(response(missing=3), asked, now)
     made.note_use(["other"], 301)
     assert made.next_request(301) == ("other",)
 
@@ -259,7 +259,7 @@ def test_a_partition_without_a_leader_is_asked_for_a_while_and_then_only_when_ro
         asked = made.next_request(now)
         if asked:
             requests += 1
-            made.on_response(answer(topic("t00000", leader=-1, epoch=1)), asked, now)
+            made.on_response(response(topic("t00000", leader=-1, epoch=1)), asked, now)
         now += 50
     assert requests == 9
     info = made.leader(TopicPartition("t00000", 0))
@@ -276,7 +276,7 @@ def test_a_leader_that_is_no_known_broker_counts_as_none() -> None:
     assert info is not None
     assert info.leader == -1
     made.forget_nodes()
-    made.on_response(answer(topic("t00000", leader=2, epoch=1)), (), 20)
+    made.on_response(response(topic("t00000", leader=2, epoch=1)), (), 20)
     info = made.leader(TopicPartition("t00000", 0))
     assert info is not None
     assert info.leader == 2
@@ -284,7 +284,7 @@ def test_a_leader_that_is_no_known_broker_counts_as_none() -> None:
 
 def test_a_hint_of_a_former_topic_is_refused() -> None:
     made = filled(1)
-    made.on_response(answer(topic("t00000", topic_id=b"n" * 16)), (), 10)
+    made.on_response(response(topic("t00000", topic_id=b"n" * 16)), (), 10)
     where = TopicPartition("t00000", 0)
     assert not made.leader_hint(where, 2, 5, NODES, topic_id=b"i" * 16)
     assert made.leader_hint(where, 2, 5, NODES, topic_id=b"n" * 16)
@@ -294,7 +294,7 @@ def test_final_errors_are_asked_again_after_max_age() -> None:
     made = cache()
     made.note_use(["secret"], 0)
     asked = made.next_request(0) or ()
-    made.on_response(answer(secret=29), asked, 0)
+    made.on_response(response(secret=29), asked, 0)
     for now in range(0, int(MAX_AGE), 50_000):
         made.note_use(["secret"], now)
     made.note_use(["secret"], MAX_AGE)
@@ -324,7 +324,7 @@ def test_work_does_not_grow_with_the_topics_that_are_cached() -> None:
         # Each refreshed at a time of its own, as after an hour.
         for number in range(count):
             name = f"t{number:05}"
-            made.on_response(answer(topic(name, epoch=1)), (name,), number * 60_000 / count)
+            made.on_response(response(topic(name, epoch=1)), (name,), number * 60_000 / count)
         now = 60_000.0
 
         def send(made: MetadataCache = made, start: float = now) -> None:
@@ -337,7 +337,7 @@ def test_work_does_not_grow_with_the_topics_that_are_cached() -> None:
     assert costs[1] < 1.5 * costs[0], f"{costs[0]} calls with 100 topics, {costs[1]} with 10,000"
 
 
-def test_wanting_is_waiting_for_an_answer_or_for_the_backoff() -> None:
+def test_wanting_is_waiting_for_a_response_or_for_the_backoff() -> None:
     made = filled(1)
     assert not made.is_wanting(1000)
     made.mark_stale("t00000", 1000)
@@ -348,7 +348,7 @@ def test_wanting_is_waiting_for_an_answer_or_for_the_backoff() -> None:
     assert made.next_request(1050) is None
     assert made.is_wanting(1050), "the backoff is no reason not to want"
     made.next_request(1100)
-    made.on_response(answer(topic("t00000")), asked, 1100)
+    made.on_response(response(topic("t00000")), asked, 1100)
     assert not made.is_wanting(1100)
 
 
@@ -358,13 +358,13 @@ def test_one_refusal_in_a_refresh_leaves_what_is_known(code: int) -> None:
     made = filled(1)
     made.mark_stale("t00000", 1000)
     asked = made.next_request(1000) or ()
-    made.on_response(answer(t00000=code), asked, 1000)
+    made.on_response(response(t00000=code), asked, 1000)
     assert made.topic("t00000") is not None
     assert made.topic_error("t00000") is None
     assert made.lookup_error("t00000") == code
     assert made.next_request(1099) is None
     assert made.next_request(1100) == ("t00000",)
-    made.on_response(answer(topic("t00000", 2, 1)), ("t00000",), 1110)
+    made.on_response(response(topic("t00000", 2, 1)), ("t00000",), 1110)
     assert made.lookup_error("t00000") is None
 
 
@@ -374,13 +374,13 @@ def test_a_refused_topic_is_asked_for_again_while_rows_wait() -> None:
     now, waits = 0.0, []
     for _ in range(5):
         asked = made.next_request(now) or ()
-        made.on_response(answer(secret=29), asked, now)
+        made.on_response(response(secret=29), asked, now)
         assert made.next_request_delay_ms(now) > 10_000
         made.mark_stale("secret", now)
         waits.append(made.next_request_delay_ms(now))
         now += waits[-1]
     assert waits == [100, 200, 400, 800, 1000]
-    made.on_response(answer(topic("secret")), made.next_request(now) or (), now)
+    made.on_response(response(topic("secret")), made.next_request(now) or (), now)
     assert made.topic("secret") is not None
 
 
@@ -394,7 +394,7 @@ def test_non_urgent_topics_are_left_to_another_cache_that_refreshes_them() -> No
         assert made.next_request_delay_ms(now) > 0
     made.note_use(["new"], MAX_AGE - 1)
     assert made.next_request(MAX_AGE - 1) == ("new",)
-    made.on_response(answer(topic("new")), ("new",), MAX_AGE - 1)
+    made.on_response(response(topic("new")), ("new",), MAX_AGE - 1)
     assert set(made.next_request(MAX_AGE) or ()) == set(names), "unless it fails to"
     lost = filled(50)
     lost.share_refreshes(True)

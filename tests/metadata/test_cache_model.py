@@ -36,7 +36,7 @@ class Known:
     stale: bool = False
     denied_at: float | None = None
     denied_but_wanted: bool = False
-    bad_answers: int = 0
+    bad_responses: int = 0
     wait_until: float = -math.inf
     marked_in_flight: bool = False
 
@@ -75,7 +75,7 @@ class Model:
             return
         known.marked_in_flight = self.in_flight is not None and name in self.in_flight
         if not known.stale and now > known.wait_until + BACKOFF_MAX:
-            known.bad_answers = 0
+            known.bad_responses = 0
         known.stale = True
 
     def ask(self, now: float) -> tuple[set[str], list[str]] | None:
@@ -113,9 +113,9 @@ class Model:
         self.failures += 1
         self.blocked_until = now + backoff(self.failures)
 
-    def answer(self, answers: dict[str, str], now: float) -> None:
+    def answer(self, responses: dict[str, str], now: float) -> None:
         self.failures, self.blocked_until, self.answered = 0, -math.inf, now
-        here = {name: said for name, said in answers.items() if name in self.topics}
+        here = {name: said for name, said in responses.items() if name in self.topics}
         marked = {name for name in here if self.topics[name].marked_in_flight}
         self._unmark()
         for name, said in here.items():
@@ -131,11 +131,11 @@ class Model:
             changed = before != (known.epoch, known.leaderless)
             answered = said in (OK, NEWER_EPOCH, LEADERLESS)
             unmended = answered and was_stale and name in marked and not changed
-            electing = said == LEADERLESS and known.bad_answers < ELECTION_TRIES
+            electing = said == LEADERLESS and known.bad_responses < ELECTION_TRIES
             known.stale = known.epoch is not None and (not answered or unmended or electing)
             good = said in (OK, NEWER_EPOCH) and not unmended and (changed or not was_stale)
-            known.bad_answers = 0 if good else known.bad_answers + 1
-            known.wait_until = now + backoff(max(1, known.bad_answers))
+            known.bad_responses = 0 if good else known.bad_responses + 1
+            known.wait_until = now + backoff(max(1, known.bad_responses))
 
     def _unmark(self) -> None:
         self.in_flight = None
@@ -143,9 +143,9 @@ class Model:
             known.marked_in_flight = False
 
 
-def update(model: Model, answers: dict[str, str]) -> MetadataUpdate:
+def update(model: Model, responses: dict[str, str]) -> MetadataUpdate:
     topics, errors = [], {}
-    for name, said in answers.items():
+    for name, said in responses.items():
         known = model.topics.get(name)
         epoch = ((known.epoch if known else 0) or 0) + (said == NEWER_EPOCH)
         if said in (OK, NEWER_EPOCH, LEADERLESS):
@@ -202,9 +202,9 @@ class Pair:
     def respond(self, choose: Callable[[int], str]) -> None:
         if self.model.in_flight is None:
             return
-        answers = {name: choose(index) for index, name in enumerate(self.asked)}
-        self.cache.on_response(update(self.model, answers), self.asked, self.now)
-        self.model.answer(answers, self.now)
+        responses = {name: choose(index) for index, name in enumerate(self.asked)}
+        self.cache.on_response(update(self.model, responses), self.asked, self.now)
+        self.model.answer(responses, self.now)
         for name, known in self.model.topics.items():
             metadata = self.cache.topic(name)
             assert (metadata is None) == (known.epoch is None)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from kafka_sink.metadata.rebootstrap import RebootstrapTimer
 
 
-def test_it_triggers_after_the_time_without_an_answer_and_again_after_another() -> None:
+def test_it_triggers_after_the_time_without_a_response_and_again_after_another() -> None:
     recovery = RebootstrapTimer(rebootstrap=True, trigger_ms=1000)
     told = [now for now in range(0, 3500, 100) if recovery.wanted(now)]
     assert told == [1000, 2000, 3000]
 
 
-def test_an_answer_starts_the_timer_anew() -> None:
+def test_a_response_starts_the_timer_anew() -> None:
     recovery = RebootstrapTimer(rebootstrap=True, trigger_ms=1000)
     assert not recovery.wanted(0)
     recovery.satisfied()
@@ -23,7 +23,7 @@ def test_a_new_start_is_given_time_however_short_the_trigger() -> None:
     recovery = RebootstrapTimer(rebootstrap=True, trigger_ms=0)
     assert [now for now in range(0, 2500, 100) if recovery.wanted(now)] == [0, 1000, 2000]
     recovery.satisfied()
-    assert not recovery.wanted(2600), "an answer came, but the last start is no second ago"
+    assert not recovery.wanted(2600), "a response came, but the last start is no second ago"
     assert recovery.wanted(3000)
 
 

@@ -184,13 +184,13 @@ def test_hints_of_another_cluster_are_refused() -> None:
     assert made.nodes() == {node.id: node for node in NODES}
 
 
-def test_another_clusters_answer_replaces_all_that_was_known_before_rows_were_sent() -> None:
+def test_another_clusters_response_replaces_all_that_was_known_before_rows_were_sent() -> None:
     made = told(("t00", "t01"), 0.0)
     made.mark_stale("t00", 1000.0)
     assert made.next_request(1000.0) == ("t00",)
     elsewhere = (Node(1, "elsewhere", 1),)
-    answer = of_cluster("other", topic("t00", 1, 0, b"n" * 16), nodes=elsewhere)
-    assert made.on_response(answer, ("t00",), 1001.0)
+    response = of_cluster("other", topic("t00", 1, 0, b"n" * 16), nodes=elsewhere)
+    assert made.on_response(response, ("t00",), 1001.0)
     assert made.cluster_id == "other"
     assert made.nodes() == {1: elsewhere[0]}
     assert made.topic("t01") is None
@@ -199,7 +199,7 @@ def test_another_clusters_answer_replaces_all_that_was_known_before_rows_were_se
     assert not made.on_response(of_cluster("other", topic("t01")), ("t01",), 1002.0)
 
 
-def test_another_clusters_answer_is_refused_once_rows_were_sent() -> None:
+def test_another_clusters_response_is_refused_once_rows_were_sent() -> None:
     made = told(("t00",), 0.0)
     made.pinned = True
     made.mark_stale("t00", 1000.0)

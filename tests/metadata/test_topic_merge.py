@@ -1,4 +1,4 @@
-"""Answers about one topic, in any order of arrival."""
+"""Responses about one topic, in any order of arrival."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ def at_epochs(epochs: list[int]) -> TopicMetadata:
 
 @settings(deadline=None)
 @given(st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=4), min_size=1, max_size=6), st.randoms())
-def test_the_order_of_arrival_does_not_matter(answers: list[list[int]], random: object) -> None:
+def test_the_order_of_arrival_does_not_matter(responses: list[list[int]], random: object) -> None:
     """Without recreation, any order ends in the highest epoch of each partition."""
-    shuffled = list(answers)
+    shuffled = list(responses)
     random.shuffle(shuffled)  # type: ignore[attr-defined]  # hypothesis' Random
     known = at_epochs(shuffled[0])
     for epochs in shuffled[1:]:
         known = merge(known, at_epochs(epochs), later=True)
-    most = max(map(len, answers))
-    highest = [max(epochs[p] for epochs in answers if p < len(epochs)) for p in range(most)]
+    most = max(map(len, responses))
+    highest = [max(epochs[p] for epochs in responses if p < len(epochs)) for p in range(most)]
     assert known == at_epochs(highest)
 
 
-def test_without_epochs_the_later_answer_is_believed() -> None:
+def test_without_epochs_the_later_response_is_believed() -> None:
     known, told = topic((1, UNKNOWN_EPOCH)), topic((2, UNKNOWN_EPOCH))
     assert merge(known, told, later=True) == told
     assert merge(known, told, later=False) == known
@@ -83,7 +83,7 @@ def test_a_recreated_topic_takes_nothing_from_the_old_one() -> None:
     assert state.metadata == topic((2, 0), topic_id=NEW)
 
 
-def test_a_recreated_topic_without_ids_is_accepted_once_answers_insist() -> None:
+def test_a_recreated_topic_without_ids_is_accepted_once_responses_insist() -> None:
     """Brokers before 2.8 tell no ids; the epochs of a topic that is created again start at 0."""
     state = TopicState(0.0)
     before, after = topic((1, 9), (2, 7), topic_id=None), topic((2, 0), (1, 0), topic_id=None)
@@ -105,7 +105,7 @@ def test_a_broker_before_ids_that_lags_convinces_nobody() -> None:
         assert state.metadata == known
 
 
-def test_what_a_broker_before_ids_knows_more_of_is_taken_from_an_answer_that_is_refused() -> None:
+def test_what_a_broker_before_ids_knows_more_of_is_taken_from_a_response_that_is_refused() -> None:
     state = TopicState(0.0)
     state.merge_response(topic((1, 9), (2, 3), (1, 1), topic_id=None), 1.0)
     assert not state.merge_response(topic((2, 8), (1, 4), topic_id=None), 2.0)

@@ -28,7 +28,7 @@ ALLOWED = {
 
 
 class DeafTransport:
-    """Takes every byte and answers nothing."""
+    """Takes every byte and sends nothing."""
 
     wants_write = False
     buffered = False
@@ -77,7 +77,7 @@ def link(random: float = 0.5, **changes: Any) -> BrokerConnection:
 
 
 def connected(now_ms: float = 0.0, **changes: Any) -> BrokerConnection:
-    """Up to the ApiVersions request, which stays without an answer."""
+    """Up to the ApiVersions request, which stays without a response."""
     one = link(**changes)
     one.open(now_ms)
     one.writable(now_ms)
@@ -87,7 +87,7 @@ def connected(now_ms: float = 0.0, **changes: Any) -> BrokerConnection:
 
 
 def made_ready(now_ms: float = 0.0, **changes: Any) -> BrokerConnection:
-    """As if the answer had come."""
+    """As if the response had come."""
     one = connected(now_ms, **changes)
     one._protocol._awaiting.clear()
     one._protocol.phase = Phase.READY

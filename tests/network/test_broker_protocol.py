@@ -1,4 +1,4 @@
-"""The protocol core without sockets: right answers in any pieces, and every wrong one told apart."""
+"""The protocol core without sockets: right responses in any pieces, and every wrong one told apart."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Peer:
         return frames
 
     def answer(self, frame: bytes, reply: Reply = OK) -> bytes:
-        """The broker's answer to a request, as a frame."""
+        """The broker's response to a request, as a frame."""
         api_key, version = int.from_bytes(frame[:2], "big"), int.from_bytes(frame[2:4], "big")
         if version > self.state.versions[api_key][1]:
             response = self.state.api_versions(0, Reply(error=35))
@@ -69,7 +69,7 @@ class Peer:
         whole = framed(response, int.from_bytes(frame[4:8], "big"))
         return whole if reply.mangle is None else reply.mangle(whole)
 
-    def answers(self) -> list[CompletedRequest]:
+    def responses(self) -> list[CompletedRequest]:
         """All that are complete."""
         found = []
         while (answered := self.connection.next_response(0.0)) is not None:
@@ -82,12 +82,12 @@ class Peer:
         while self.connection.phase is not Phase.READY:
             for frame in self.sent():
                 self.connection.receive(self.answer(frame))
-            assert self.answers() == []
+            assert self.responses() == []
         return self
 
 
 def three_requests(peer: Peer) -> list[bytes]:
-    """One of each API in flight; returns the broker's answers."""
+    """One of each API in flight; returns the broker's responses."""
     peer.connection.submit(metadata_request("t", tag=1), 5.0)
     peer.connection.submit(produce_request(batch(3), tag=2), 6.0)
     body = [requests.encode_init_producer_id(4, -1, -1)]
@@ -95,16 +95,16 @@ def three_requests(peer: Peer) -> list[bytes]:
     return [peer.answer(frame) for frame in peer.sent()]
 
 
-def check_three(answers: list[CompletedRequest]) -> None:
+def check_three(responses: list[CompletedRequest]) -> None:
     """In order, decoded."""
-    assert [a.entry.request.tag for a in answers] == [1, 2, 3]
-    assert [type(a.response) for a in answers] == [
+    assert [a.entry.request.tag for a in responses] == [1, 2, 3]
+    assert [type(a.response) for a in responses] == [
         requests.MetadataResponse,
         ProduceResponse,
         requests.ProducerIdResponse,
     ]
-    assert [a.entry.sent_at_ms for a in answers] == [5.0, 6.0, 7.0]
-    assert answers[1].response.partitions[0].base_offset == 0
+    assert [a.entry.sent_at_ms for a in responses] == [5.0, 6.0, 7.0]
+    assert responses[1].response.partitions[0].base_offset == 0
 
 
 # -- negotiation ----------------------------------------------------------------------------------
@@ -122,11 +122,11 @@ def test_a_broker_that_knows_only_version_0_is_asked_again_in_it() -> None:
     (first,) = peer.sent()
     assert first[2:4] == (4).to_bytes(2, "big")
     peer.connection.receive(peer.answer(first))
-    assert peer.answers() == []
+    assert peer.responses() == []
     (second,) = peer.sent()
     assert second[2:4] == (0).to_bytes(2, "big")
     peer.connection.receive(peer.answer(second))
-    assert peer.answers() == []
+    assert peer.responses() == []
     assert peer.connection.phase is Phase.READY
 
 
@@ -135,10 +135,10 @@ def test_versions_with_an_error_in_version_0_end_the_connection(code: int) -> No
     peer = Peer({API_VERSIONS: (0, 0)})
     peer.connection.start(0.0)
     peer.connection.receive(peer.answer(peer.sent()[0]))
-    assert peer.answers() == []
+    assert peer.responses() == []
     peer.connection.receive(peer.answer(peer.sent()[0], Reply(error=code)))
     with pytest.raises(ProtocolError, match=rf"b1:9092 .*\(error {code}\)"):
-        peer.answers()
+        peer.responses()
 
 
 def test_a_broker_without_produce_is_named_as_a_controller() -> None:
@@ -147,7 +147,7 @@ def test_a_broker_without_produce_is_named_as_a_controller() -> None:
     peer.connection.start(0.0)
     peer.connection.receive(peer.answer(peer.sent()[0]))
     with pytest.raises(BrokerVersionError, match=r"b1:9092 .*controller"):
-        peer.answers()
+        peer.responses()
 
 
 def test_requests_before_the_versions_are_known_change_nothing() -> None:
@@ -158,27 +158,27 @@ def test_requests_before_the_versions_are_known_change_nothing() -> None:
     assert connection.in_flight == 0
 
 
-# -- answers in pieces ----------------------------------------------------------------------------
+# -- responses in pieces ----------------------------------------------------------------------------
 
 
-def test_answers_whole() -> None:
+def test_responses_whole() -> None:
     peer = Peer().ready()
     peer.connection.receive(b"".join(three_requests(peer)))
-    check_three(peer.answers())
+    check_three(peer.responses())
     assert peer.connection.in_flight == 0
 
 
-def test_answers_byte_by_byte() -> None:
+def test_responses_byte_by_byte() -> None:
     peer = Peer().ready()
     found = []
     for byte in b"".join(three_requests(peer)):
         peer.connection.receive(bytes([byte]))
-        found += peer.answers()
+        found += peer.responses()
     check_three(found)
 
 
 @given(cuts=st.lists(st.integers(1, 60), min_size=1, max_size=30))
-def test_answers_in_any_pieces(cuts: list[int]) -> None:
+def test_responses_in_any_pieces(cuts: list[int]) -> None:
     peer = Peer().ready()
     data = memoryview(b"".join(three_requests(peer)))
     found = []
@@ -186,12 +186,12 @@ def test_answers_in_any_pieces(cuts: list[int]) -> None:
     while at < len(data):
         step = cuts[turn % len(cuts)]
         peer.connection.receive(data[at : at + step])
-        found += peer.answers()
+        found += peer.responses()
         at, turn = at + step, turn + 1
     check_three(found)
 
 
-# -- wrong answers --------------------------------------------------------------------------------
+# -- wrong responses --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("delta", [1, -1, 2**30])
@@ -201,7 +201,7 @@ def test_a_wrong_correlation_id_is_told_before_the_rest_arrives(delta: int) -> N
     frame = peer.answer(peer.sent()[0], wrong_correlation_id(delta))
     peer.connection.receive(frame[:8])
     with pytest.raises(ProtocolError, match=r"b1:9092 .* sent correlation id .* but 1 was expected"):
-        peer.answers()
+        peer.responses()
 
 
 @pytest.mark.parametrize("length", [-1, -(2**31), 0, 3, 2**31 - 1, MAX_FRAME_BYTES[METADATA] + 1])
@@ -210,7 +210,7 @@ def test_an_insane_length_is_told_at_once(length: int) -> None:
     peer.connection.submit(metadata_request("t"), 0.0)
     peer.connection.receive(peer.answer(peer.sent()[0], claimed_length(length))[:4])
     with pytest.raises(ProtocolError, match=rf"a response of {length} bytes"):
-        peer.answers()
+        peer.responses()
 
 
 def test_the_bound_of_a_frame_follows_the_request() -> None:
@@ -219,16 +219,16 @@ def test_the_bound_of_a_frame_follows_the_request() -> None:
     peer.sent()
     peer.connection.receive((MAX_FRAME_BYTES[API_VERSIONS] + 1).to_bytes(4, "big"))
     with pytest.raises(ProtocolError, match="expects TLS"):
-        peer.answers()
+        peer.responses()
 
 
-def test_a_tls_alert_is_no_answer() -> None:
+def test_a_tls_alert_is_no_response() -> None:
     peer = Peer()
     peer.connection.start(0.0)
     peer.sent()
     peer.connection.receive(bytes.fromhex("15030300020246"))
     with pytest.raises(ProtocolError, match="expects TLS"):
-        peer.answers()
+        peer.responses()
 
 
 @pytest.mark.parametrize("junk", [b"\0", b"abc", b"HTTP/1.1 400 Bad Request\r\n"])
@@ -236,20 +236,20 @@ def test_bytes_that_nobody_asked_for(junk: bytes) -> None:
     peer = Peer().ready()
     peer.connection.receive(junk)
     with pytest.raises(ProtocolError, match="bytes without a request"):
-        peer.answers()
+        peer.responses()
 
 
-def test_an_answer_before_its_request_was_written() -> None:
+def test_a_response_before_its_request_was_written() -> None:
     peer = Peer().ready()
     peer.connection.submit(metadata_request("t"), 0.0)
     (frame,) = peer.sent()
     peer.connection.receive(peer.answer(frame))
-    peer.answers()
+    peer.responses()
     peer.connection.submit(metadata_request("t"), 0.0)
     peer.connection.send_buffer.advance(10)
     peer.connection.receive(bytes(8))
     with pytest.raises(ProtocolError, match="bytes without a request"):
-        peer.answers()
+        peer.responses()
 
 
 def test_trailing_bytes_in_a_frame_are_an_error() -> None:
@@ -257,10 +257,10 @@ def test_trailing_bytes_in_a_frame_are_an_error() -> None:
     peer.connection.submit(produce_request(batch(1)), 0.0)
     peer.connection.receive(peer.answer(peer.sent()[0], trailing(b"xyz")))
     with pytest.raises(ProtocolError, match=r"b1:9092 .*Produce v12 has 3 bytes too many"):
-        peer.answers()
+        peer.responses()
 
 
-def test_good_answers_before_a_bad_one_count_and_the_bad_one_stays_in_flight() -> None:
+def test_good_responses_before_a_bad_one_count_and_the_bad_one_stays_in_flight() -> None:
     peer = Peer().ready()
     peer.connection.submit(metadata_request("t", tag="good"), 0.0)
     peer.connection.submit(produce_request(batch(1), tag="bad"), 0.0)
@@ -278,10 +278,10 @@ def test_good_answers_before_a_bad_one_count_and_the_bad_one_stays_in_flight() -
     assert [(entry.request.tag, possibly) for entry, possibly in lost] == [("bad", True), ("after", True)]
 
 
-# -- requests without an answer -------------------------------------------------------------------
+# -- requests without a response -------------------------------------------------------------------
 
 
-def test_requests_without_an_answer_are_done_when_written() -> None:
+def test_requests_without_a_response_are_done_when_written() -> None:
     peer = Peer().ready()
     peer.connection.submit(produce_request(batch(1), acks=0, tag=1), 0.0)
     assert peer.connection.written() == []
@@ -292,16 +292,16 @@ def test_requests_without_an_answer_are_done_when_written() -> None:
     assert peer.connection.in_flight == 0
 
 
-def test_requests_without_an_answer_do_not_disturb_the_order_of_others() -> None:
+def test_requests_without_a_response_do_not_disturb_the_order_of_others() -> None:
     peer = Peer().ready()
     peer.connection.submit(metadata_request("t", tag=1), 0.0)
     peer.connection.submit(produce_request(batch(1), acks=0, tag=2), 0.0)
     peer.connection.submit(metadata_request("t", tag=3), 0.0)
     frames = peer.sent()
     peer.connection.receive(peer.answer(frames[0]))
-    assert [a.entry.request.tag for a in peer.answers()] == [1]
+    assert [a.entry.request.tag for a in peer.responses()] == [1]
     peer.connection.receive(peer.answer(frames[2]))
-    assert [a.entry.request.tag for a in peer.answers()] == [3]
+    assert [a.entry.request.tag for a in peer.responses()] == [3]
     assert [entry.request.tag for entry in peer.connection.written()] == [2]
 
 
@@ -348,11 +348,11 @@ def test_throttling_is_the_clients_from_version_6_on(version: int, expected: int
     peer = Peer().ready()
     peer.connection.submit(produce_request(batch(1), version=version), 0.0)
     peer.connection.receive(peer.answer(peer.sent()[0], Reply(throttle_ms=700)))
-    assert [a.throttle_ms for a in peer.answers()] == [expected]
+    assert [a.throttle_ms for a in peer.responses()] == [expected]
 
 
 def test_a_negative_throttle_time_is_none() -> None:
     peer = Peer().ready()
     peer.connection.submit(produce_request(batch(1)), 0.0)
     peer.connection.receive(peer.answer(peer.sent()[0], Reply(throttle_ms=-5)))
-    assert [a.throttle_ms for a in peer.answers()] == [0]
+    assert [a.throttle_ms for a in peer.responses()] == [0]

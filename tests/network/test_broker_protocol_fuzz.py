@@ -1,4 +1,4 @@
-"""Garbage as answers: ProtocolError or a plausible value, in bounded time and memory; never anything else."""
+"""Garbage as responses: a ProtocolError or a plausible value, in bounded time and memory."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def attempt(name: str, version: int, payload: bytes) -> None:
     """Decodes; only ProtocolError may escape."""
     decode, _, kind = DECODERS[name]
     try:
-        answer = decode(version, payload)
+        response = decode(version, payload)
     except ProtocolError:
         return
-    assert isinstance(answer, kind)
+    assert isinstance(response, kind)
 
 
 def valid(name: str, version: int) -> bytes:
@@ -113,7 +113,7 @@ def test_random_bytes(case: tuple[str, int], payload: bytes) -> None:
         st.tuples(st.integers(0, 400), st.sampled_from([0, 1, 0x7F, 0x80, 0xFE, 0xFF])), max_size=4
     ),
 )
-def test_valid_answers_with_bytes_changed(case: tuple[str, int], changes: list[tuple[int, int]]) -> None:
+def test_valid_responses_with_bytes_changed(case: tuple[str, int], changes: list[tuple[int, int]]) -> None:
     payload = bytearray(valid(*case))
     for place, value in changes:
         payload[place % len(payload)] = value

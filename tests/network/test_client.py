@@ -42,7 +42,7 @@ def driver(cluster: FakeCluster) -> Iterator[Driver]:
         yield one
 
 
-# -- requests and answers -------------------------------------------------------------------------
+# -- requests and responses -------------------------------------------------------------------------
 
 
 def test_connecting_is_told_and_versions_are_known(driver: Driver) -> None:
@@ -68,7 +68,7 @@ def test_pipelined_requests_are_answered_with_their_latency(cluster: FakeCluster
     assert driver.client.in_flight(-1) == 0
 
 
-def test_a_request_without_an_answer_is_done_when_written(cluster: FakeCluster, driver: Driver) -> None:
+def test_a_request_without_a_response_is_done_when_written(cluster: FakeCluster, driver: Driver) -> None:
     driver.send(produce_request(batch(2), acks=0, tag="fire"))
     driver.send(metadata_request("t", tag="after"))
     assert driver.event(ResponseReceived, "fire").response is None
@@ -141,7 +141,7 @@ def test_an_unknown_broker_is_never_ready(driver: Driver) -> None:
     assert driver.client.in_flight(5) == 0
 
 
-# -- wrong answers --------------------------------------------------------------------------------
+# -- wrong responses --------------------------------------------------------------------------------
 
 WRONG = {
     "correlation id": wrong_correlation_id(),
@@ -155,7 +155,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("kind", WRONG)
-def test_a_wrong_answer_fails_what_is_in_flight_and_the_next_connection_works(
+def test_a_wrong_response_fails_what_is_in_flight_and_the_next_connection_works(
     cluster: FakeCluster, driver: Driver, kind: str
 ) -> None:
     cluster.script(PRODUCE, WRONG[kind])
@@ -176,7 +176,7 @@ def test_a_wrong_answer_fails_what_is_in_flight_and_the_next_connection_works(
 
 
 @pytest.mark.parametrize("count", [0, 3, 4, 7, 8, 20])
-def test_a_connection_cut_inside_of_an_answer(cluster: FakeCluster, driver: Driver, count: int) -> None:
+def test_a_connection_cut_inside_of_a_response(cluster: FakeCluster, driver: Driver, count: int) -> None:
     cluster.script(PRODUCE, cut_after(count))
     driver.send(produce_request(batch(1), tag="p"))
     failed = driver.event(RequestFailed, "p")
@@ -184,7 +184,7 @@ def test_a_connection_cut_inside_of_an_answer(cluster: FakeCluster, driver: Driv
     assert failed.possibly_sent
 
 
-def test_answers_before_the_cut_count(cluster: FakeCluster, driver: Driver) -> None:
+def test_responses_before_the_cut_count(cluster: FakeCluster, driver: Driver) -> None:
     cluster.script(PRODUCE, Reply(), SWALLOWED)
     driver.send(produce_request(batch(1), tag="answered"))
     driver.send(produce_request(batch(2), tag="swallowed"))
@@ -223,7 +223,7 @@ def test_a_controller_is_refused_by_name() -> None:
         assert "is it a controller" in str(driver.event(NodeDisconnected).cause)
 
 
-def test_a_metadata_answer_with_an_error_of_its_own_fails(cluster: FakeCluster, driver: Driver) -> None:
+def test_a_metadata_response_with_an_error_of_its_own_fails(cluster: FakeCluster, driver: Driver) -> None:
     def with_error(frame: bytes) -> bytes:
         return frame[:-3] + (5).to_bytes(2, "big") + frame[-1:]
 

@@ -1,4 +1,4 @@
-"""Whatever a broker does to its answers: each request ends exactly once, and the client goes on."""
+"""Whatever a broker does to its responses: each request ends exactly once, and the client goes on."""
 
 from __future__ import annotations
 

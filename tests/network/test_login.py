@@ -35,14 +35,14 @@ def sent(one: BrokerProtocol) -> bytes:
 
 def talk(one: BrokerProtocol, broker: Broker, *, piece: int = 1 << 20, until: int = 1 << 30) -> list[Any]:
     """Both sides until nobody has anything to say; the broker's bytes come in pieces."""
-    answers: list[Any] = []
+    responses: list[Any] = []
     while data := sent(one):
         reply = broker.answer(data)
         for at in range(0, min(len(reply), until), piece):
             one.receive(reply[at : min(at + piece, until)])
             while (answered := one.next_response(5.0)) is not None:
-                answers.append(answered.response)
-    return answers
+                responses.append(answered.response)
+    return responses
 
 
 @pytest.mark.parametrize("piece", [1, 2, 3, 7, 1 << 20])
@@ -188,7 +188,7 @@ def test_no_spelling_of_few_iterations_gets_a_proof(iterations: bytes) -> None:
         exchange.respond(b"r=" + nonce + b"x,s=c2FsdA==," + iterations)
 
 
-def test_scram_takes_extensions_that_need_no_answer() -> None:
+def test_scram_takes_extensions_that_need_no_response() -> None:
     exchange = sasl.scram("SCRAM-SHA-256", "u", Secret(SECRET))
     nonce = exchange.first().partition(b"r=")[2]
     assert exchange.respond(b"r=" + nonce + b"x,s=c2FsdA==,i=4096,x=y=z") is not None
@@ -253,8 +253,8 @@ def test_any_bytes_at_any_point_of_a_login_are_errors_of_this_package(
     one.start(0.0)
     problem = ""
     try:
-        for answers, junk in pieces:
-            for _ in range(answers):
+        for responses, junk in pieces:
+            for _ in range(responses):
                 if data := sent(one):
                     one.receive(broker.answer(data))
                 one.next_response(0.0)

@@ -87,15 +87,15 @@ def state_of(one: BrokerConnection) -> ConnectionState:
 
 
 def talk(one: BrokerConnection, now_ms: float) -> int:
-    """Until nobody has anything to say; how many answers to requests of others there were."""
-    answers = 0
+    """Until nobody has anything to say; how many responses to requests of others there were."""
+    responses = 0
     buffer = memoryview(bytearray(1 << 16))
     one.flush()
     while one.receive(buffer, now_ms):
         while one.next_response(now_ms) is not None:
-            answers += 1
+            responses += 1
         one.flush()
-    return answers
+    return responses
 
 
 def ready(security: Stub, now_ms: float = 0.0) -> BrokerConnection:

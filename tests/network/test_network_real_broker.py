@@ -42,7 +42,7 @@ def topic_on(driver: Driver, node_id: int = -1) -> TopicMetadata:
 
 
 def appended(driver: Driver, version: int, body: list[bytes | memoryview], node_id: int = -1) -> Any:
-    """The partition's answer; asks again while a new topic's leader does not know it yet."""
+    """The partition's response; asks again while a new topic's leader does not know it yet."""
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
         driver.events.clear()
@@ -91,10 +91,10 @@ def test_producer_ids_in_every_version_that_the_broker_takes(driver: Driver) -> 
             driver.events.clear()
             body = [requests.encode_init_producer_id(version, -1, -1)]
             driver.send(OutboundRequest(requests.INIT_PRODUCER_ID, version, body, True, 30_000, "i"))
-            answer = driver.event(ResponseReceived, "i").response
-            code = answer.error_code  # 14 and 15 while the coordinator loads
-        assert (code, answer.producer_epoch) == (0, 0)
-        assert answer.producer_id >= 0
+            response = driver.event(ResponseReceived, "i").response
+            code = response.error_code  # 14 and 15 while the coordinator loads
+        assert (code, response.producer_epoch) == (0, 0)
+        assert response.producer_id >= 0
 
 
 def test_a_request_of_many_thousand_chunks(driver: Driver) -> None:
@@ -107,7 +107,7 @@ def test_a_request_of_many_thousand_chunks(driver: Driver) -> None:
 
 
 def test_through_the_proxies_of_a_cluster(broker: LocalBroker) -> None:
-    """Metadata names the proxy; a swallowed answer leaves the batch in the log and fails the request."""
+    """Metadata names the proxy; a swallowed response leaves the batch in the log and fails the request."""
     with ProxyCluster(broker.bootstrap_servers) as proxies, Driver(proxies.bootstrap_servers) as driver:
         driver.connect()
         topic = topic_on(driver)

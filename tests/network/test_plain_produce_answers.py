@@ -1,4 +1,4 @@
-"""The short way to read a Produce answer against kafka-python's: equal, or not taken."""
+"""The short way to read a Produce response against kafka-python's: equal, or not taken."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def uvarint(value: int) -> bytes:
 
 
 @st.composite
-def answers(draw: Any) -> tuple[int, bytes, int]:
-    """A version, an answer as a broker writes it, and its number of partitions."""
+def responses(draw: Any) -> tuple[int, bytes, int]:
+    """A version, a response as a broker writes it, and its number of partitions."""
     version = draw(VERSIONS)
     topics = draw(st.lists(st.lists(st.integers(0, 1 << 20), max_size=200), max_size=4))
     body = struct.pack(">i", draw(st.integers(0, 1 << 30))) + b"\0" + uvarint(len(topics) + 1)
@@ -50,20 +50,20 @@ def by_library(version: int, payload: bytes) -> produce.ProduceResponse:
     return read_response(ProduceResponse, version, payload, lambda found: produce._response(version, found))
 
 
-@given(answers())
-def test_plain_answers_are_read_the_short_way_and_alike(answer: tuple[int, bytes, int]) -> None:
-    version, payload, partitions = answer
+@given(responses())
+def test_plain_responses_are_read_the_short_way_and_alike(response: tuple[int, bytes, int]) -> None:
+    version, payload, partitions = response
     found = produce._read_plain(version, payload)
     assert found is not None
     assert len(found.partitions) == partitions
     assert found == by_library(version, payload)
 
 
-@given(answers(), st.data())
-def test_damaged_answers_are_left_to_the_library_or_read_alike(
-    answer: tuple[int, bytes, int], data: Any
+@given(responses(), st.data())
+def test_damaged_responses_are_left_to_the_library_or_read_alike(
+    response: tuple[int, bytes, int], data: Any
 ) -> None:
-    version, payload, _ = answer
+    version, payload, _ = response
     damaged = bytearray(payload)
     for _ in range(data.draw(st.integers(1, 3))):
         at = data.draw(st.integers(4, max(4, len(damaged) - 1)))

@@ -1,4 +1,4 @@
-"""Our Produce body against kafka-python's encoder, and Produce answers of every version."""
+"""Our Produce body against kafka-python's encoder, and Produce responses of every version."""
 
 from __future__ import annotations
 
@@ -136,10 +136,10 @@ def header(version: int) -> bytes:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_answers_of_every_version(version: int) -> None:
+def test_responses_of_every_version(version: int) -> None:
     body = bytes(full_response(version).encode(version=version))
-    answer = produce.decode_produce(version, header(version) + body)
-    good, bad = answer.partitions
+    response = produce.decode_produce(version, header(version) + body)
+    good, bad = response.partitions
     assert (good.topic, good.topic_id) == (("t", None) if version < 13 else (None, uuid.UUID(int=5).bytes))
     assert (good.partition, good.error_code, good.base_offset, good.log_append_time_ms) == (0, 0, 2**40, 17)
     assert good.log_start_offset == (3 if version >= 5 else -1)
@@ -149,12 +149,12 @@ def test_answers_of_every_version(version: int) -> None:
     assert bad.error_message == ("no good" if told else None)
     assert bad.record_errors == (((4, "é"), (5, None)) if told else ())
     assert bad.current_leader == ((2, 7) if version >= 10 else None)
-    assert answer.node_endpoints == ((Node(2, "b2", 9094, "r"),) if version >= 10 else ())
-    assert answer.throttle_time_ms == 250
+    assert response.node_endpoints == ((Node(2, "b2", 9094, "r"),) if version >= 10 else ())
+    assert response.throttle_time_ms == 250
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_a_truncated_or_longer_answer_is_a_protocol_error(version: int) -> None:
+def test_a_truncated_or_longer_response_is_a_protocol_error(version: int) -> None:
     body = bytes(full_response(version).encode(version=version))
     for end in range(len(body)):
         with pytest.raises(ProtocolError, match=f"Produce v{version}"):
@@ -169,5 +169,5 @@ def test_an_unknown_leader_is_none() -> None:
     request = ProduceRequest.decode(theirs(12, -1, 1, None, [("t", bytes(16), [(0, [b""])])]), version=12)
     response = state.answer(0, 0, 12, request, Reply(error=6, leader=(-1, -1)))
     response.node_endpoints = []
-    answer = produce.decode_produce(12, header(12) + bytes(response.encode(version=12)))
-    assert answer.partitions[0].current_leader is None
+    response = produce.decode_produce(12, header(12) + bytes(response.encode(version=12)))
+    assert response.partitions[0].current_leader is None

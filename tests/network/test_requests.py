@@ -1,4 +1,4 @@
-"""Requests other than Produce as kafka-python reads them, and their answers as our own values."""
+"""Requests other than Produce as kafka-python reads them, and their responses as our own values."""
 
 from __future__ import annotations
 
@@ -54,16 +54,16 @@ def test_init_producer_id(version: int) -> None:
     response = InitProducerIdResponse(
         version=version, throttle_time_ms=2, error_code=0, producer_id=8, producer_epoch=4
     )
-    answer = requests.decode_init_producer_id(version, framed(response, 1)[4:])
-    assert answer == requests.ProducerIdResponse(0, 8, 4, 2)
+    response = requests.decode_init_producer_id(version, framed(response, 1)[4:])
+    assert response == requests.ProducerIdResponse(0, 8, 4, 2)
 
 
 @pytest.mark.parametrize("version", range(5))
 def test_api_versions(version: int) -> None:
     rows = [ApiVersionsResponse.ApiVersion(api_key=0, min_version=3, max_version=11)]
     response = ApiVersionsResponse(version=version, error_code=0, api_keys=rows, throttle_time_ms=9)
-    answer = requests.decode_api_versions(version, framed(response, 1)[4:])
-    assert answer == requests.ApiVersionsResponse(0, {0: (3, 11)}, 9 if version else 0)
+    response = requests.decode_api_versions(version, framed(response, 1)[4:])
+    assert response == requests.ApiVersionsResponse(0, {0: (3, 11)}, 9 if version else 0)
 
 
 def test_refused_versions_come_in_version_0() -> None:
@@ -80,7 +80,7 @@ def partition(index: int, **changes: Any) -> Any:
     return _Partition(**{**fields, **changes})
 
 
-def answer_of(version: int, *topics: Any, error_code: int = 0) -> requests.MetadataResponse:
+def response_of(version: int, *topics: Any, error_code: int = 0) -> requests.MetadataResponse:
     """Through the wire."""
     response = MetadataResponse(
         version=version,
@@ -99,14 +99,14 @@ def test_metadata_as_our_own_values(version: int) -> None:
     topic = _Topic(
         error_code=0, name="t", topic_id=topic_id, partitions=[partition(1, leader_id=2), partition(0)]
     )
-    answer = answer_of(version, topic)
+    response = response_of(version, topic)
     # Before Kafka 2.4 epochs are there from version 7 on, and wrong while partitions are reassigned.
     epoch = 5 if version >= 9 else -1
-    assert answer.update.nodes == (Node(1, "b1", 9093, "r"),)
-    assert answer.update.cluster_id == "c"
-    assert answer.throttle_time_ms == 6
-    assert answer.update.errors == {}
-    assert answer.update.topics == (
+    assert response.update.nodes == (Node(1, "b1", 9093, "r"),)
+    assert response.update.cluster_id == "c"
+    assert response.throttle_time_ms == 6
+    assert response.update.errors == {}
+    assert response.update.topics == (
         TopicMetadata(
             "t",
             topic_id.bytes if version >= 10 else None,
@@ -116,32 +116,32 @@ def test_metadata_as_our_own_values(version: int) -> None:
 
 
 def test_topics_with_an_error_have_no_metadata() -> None:
-    answer = answer_of(12, _Topic(error_code=3, name="gone", partitions=[]))
-    assert answer.update.topics == ()
-    assert answer.update.errors == {"gone": 3}
+    response = response_of(12, _Topic(error_code=3, name="gone", partitions=[]))
+    assert response.update.topics == ()
+    assert response.update.errors == {"gone": 3}
 
 
 @pytest.mark.parametrize("indexes", [[], [1], [0, 2], [0, 0]])
 def test_topics_with_missing_partitions_are_not_yet_there(indexes: list[int]) -> None:
-    answer = answer_of(12, _Topic(error_code=0, name="new", partitions=[partition(i) for i in indexes]))
-    assert answer.update.topics == ()
-    assert answer.update.errors == {"new": 5}
+    response = response_of(12, _Topic(error_code=0, name="new", partitions=[partition(i) for i in indexes]))
+    assert response.update.topics == ()
+    assert response.update.errors == {"new": 5}
 
 
 def test_partitions_without_a_leader() -> None:
     rows = [partition(0, error_code=5, leader_id=4), partition(1, leader_id=-1), partition(2, error_code=9)]
-    answer = answer_of(12, _Topic(error_code=0, name="t", partitions=rows))
-    assert [p.leader for p in answer.update.topics[0].partitions] == [NO_LEADER, NO_LEADER, 1]
+    response = response_of(12, _Topic(error_code=0, name="t", partitions=rows))
+    assert [p.leader for p in response.update.topics[0].partitions] == [NO_LEADER, NO_LEADER, 1]
 
 
 def test_an_unknown_id_without_a_name_is_skipped() -> None:
-    answer = answer_of(12, _Topic(error_code=100, name=None, topic_id=uuid.UUID(int=1), partitions=[]))
-    assert (answer.update.topics, answer.update.errors) == ((), {})
+    response = response_of(12, _Topic(error_code=100, name=None, topic_id=uuid.UUID(int=1), partitions=[]))
+    assert (response.update.topics, response.update.errors) == ((), {})
 
 
-def test_the_error_of_the_whole_answer() -> None:
-    assert answer_of(13, error_code=129).error_code == REBOOTSTRAP_REQUIRED
-    assert answer_of(12, error_code=129).error_code == 0
+def test_the_error_of_the_whole_response() -> None:
+    assert response_of(13, error_code=129).error_code == REBOOTSTRAP_REQUIRED
+    assert response_of(12, error_code=129).error_code == 0
 
 
 @pytest.mark.parametrize(("operations", "unwritable"), [(None, ()), ({3, 4}, ()), ({3, 8}, ("t",))])
@@ -152,6 +152,6 @@ def test_topics_that_may_not_be_written_to_are_named(
         error_code=0, name="t", topic_id=uuid.UUID(int=7), partitions=[], authorized_operations=operations
     )
     response = MetadataResponse(version=13, brokers=[], topics=[row], cluster_id="c", controller_id=4)
-    answer = requests.decode_metadata(13, framed(response, 1)[4:])
-    assert answer.unwritable == unwritable
-    assert answer.controller_id == 4
+    response = requests.decode_metadata(13, framed(response, 1)[4:])
+    assert response.unwritable == unwritable
+    assert response.controller_id == 4

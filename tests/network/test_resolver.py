@@ -43,7 +43,7 @@ def test_a_name_with_a_zero_byte_is_not_another_name(host: str) -> None:
     assert "zero byte" in str(lookup.error)
 
 
-def fake(monkeypatch: pytest.MonkeyPatch, answer: Any) -> list[tuple[str, int]]:
+def fake(monkeypatch: pytest.MonkeyPatch, response: Any) -> list[tuple[str, int]]:
     """Replaces the system's resolver; returns what it is asked."""
     asked: list[tuple[str, int]] = []
 
@@ -51,9 +51,9 @@ def fake(monkeypatch: pytest.MonkeyPatch, answer: Any) -> list[tuple[str, int]]:
         if flags & socket.AI_NUMERICHOST:
             raise socket.gaierror("not numeric")
         asked.append((host, flags))
-        if isinstance(answer, BaseException):
-            raise answer
-        return answer
+        if isinstance(response, BaseException):
+            raise response
+        return response
 
     monkeypatch.setattr(resolver.socket, "getaddrinfo", getaddrinfo)
     return asked

@@ -128,12 +128,12 @@ def test_a_handshake_and_data_however_they_are_split(
     assert (
         server.tls.read(1 << 16) + server.tls.read(1 << 16) + server.tls.read(1 << 16) == b"question" * 5000
     )
-    server.tls.write(b"answer" * 3000)
+    server.tls.write(b"response" * 3000)
     data, reply = b"", server.step(b"")
     for at in range(0, len(reply), piece):
         client.feed(memoryview(reply[at : at + piece]))
         data += received(client)
-    assert data == b"answer" * 3000
+    assert data == b"response" * 3000
     assert not client.unread
 
 
@@ -184,7 +184,7 @@ def test_bytes_damaged_on_the_way_are_no_reason_to_give_up(authority: Authority,
     client = stream(settings(authority))
     shake(client, server)
     received(client)
-    server.tls.write(b"answer")
+    server.tls.write(b"response")
     damaged = bytearray(server.step(b""))
     damaged[-1] ^= 1
     client.feed(memoryview(bytes(damaged)))

@@ -1,4 +1,4 @@
-"""Requests about transactions: what is encoded, and answers as values, cut short or with bytes left over
+"""Requests about transactions: what is encoded, and responses as values, cut short or with bytes left over
 too."""
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from kafka_sink.network import transaction_requests as sut
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
 
 
-def answer(response: Any, version: int) -> bytes:
+def encoded(response: Any, version: int) -> bytes:
     """As a broker sends it, with the header that the version asks for."""
     header = b"\0\0\0\7" + (b"\0" if response.flexible_version_q(version) else b"")
     return header + bytes(response.encode(version=version))
@@ -43,11 +43,11 @@ def found() -> bytes:
         row(version=4, key="a", node_id=3, host="h", port=9, error_code=0, error_message=None),
         row(version=4, key="b", node_id=-1, host="", port=-1, error_code=15, error_message="not yet"),
     ]
-    return answer(FindCoordinatorResponse(version=4, throttle_time_ms=5, coordinators=rows), 4)
+    return encoded(FindCoordinatorResponse(version=4, throttle_time_ms=5, coordinators=rows), 4)
 
 
 def ended() -> bytes:
-    return answer(
+    return encoded(
         EndTxnResponse(version=5, throttle_time_ms=0, error_code=0, producer_id=8, producer_epoch=3), 5
     )
 
@@ -57,7 +57,7 @@ def recorded() -> bytes:
     row = topic.TxnOffsetCommitResponsePartition
     rows = [row(version=5, partition_index=index, error_code=code) for index, code in ((0, 0), (1, 47))]
     topics = [topic(version=5, name="t", partitions=rows)]
-    return answer(TxnOffsetCommitResponse(version=5, throttle_time_ms=0, topics=topics), 5)
+    return encoded(TxnOffsetCommitResponse(version=5, throttle_time_ms=0, topics=topics), 5)
 
 
 def fetched() -> bytes:
@@ -84,7 +84,7 @@ def fetched() -> bytes:
     ]
     topics = [topic(version=8, name="t", partitions=rows)]
     groups = [group(version=8, group_id="g", topics=topics, error_code=0)]
-    return answer(OffsetFetchResponse(version=8, throttle_time_ms=0, groups=groups), 8)
+    return encoded(OffsetFetchResponse(version=8, throttle_time_ms=0, groups=groups), 8)
 
 
 def described() -> bytes:
@@ -103,7 +103,7 @@ def described() -> bytes:
             topics=[topic(version=0, topic="t", partitions=[0, 1])],
         )
     ]
-    return answer(DescribeTransactionsResponse(version=0, throttle_time_ms=0, transaction_states=rows), 0)
+    return encoded(DescribeTransactionsResponse(version=0, throttle_time_ms=0, transaction_states=rows), 0)
 
 
 def listed() -> bytes:
@@ -112,7 +112,7 @@ def listed() -> bytes:
     response = ListTransactionsResponse(
         version=1, throttle_time_ms=0, error_code=0, unknown_state_filters=[], transaction_states=rows
     )
-    return answer(response, 1)
+    return encoded(response, 1)
 
 
 ANSWERS: dict[str, tuple[Callable[[int, bytes], Any], int, bytes, Any]] = {
@@ -159,7 +159,7 @@ ANSWERS: dict[str, tuple[Callable[[int, bytes], Any], int, bytes, Any]] = {
 
 
 @pytest.mark.parametrize("name", ANSWERS)
-def test_an_answer_is_read_and_nothing_but_a_whole_one(name: str) -> None:
+def test_a_response_is_read_and_nothing_but_a_whole_one(name: str) -> None:
     decode, version, payload, expected = ANSWERS[name]
     assert decode(version, payload) == expected
     for end in range(len(payload)):

@@ -117,7 +117,7 @@ def test_the_region_is_in_the_brokers_name(host: str, region: str) -> None:
     assert region_of(host) == region
 
 
-def test_an_answer_ends_the_exchange_and_an_empty_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_response_ends_the_exchange_and_an_empty_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
     login = IamLogin(IamSettings())

@@ -149,7 +149,7 @@ def test_tokens_come_from_an_endpoint_once_for_all_connections(secured: Secured)
         untrusting = {**raw, "kafka.sasl.jaas.config": jaas.replace(trust, "")}
         with pytest.raises(AuthenticationError, match=r"TLS with the token endpoint .*trusted authority"):
             prepare_topic(options(untrusting))
-        server.answer = lambda: (401, b'{"error": "invalid_client"}')
+        server.response = lambda: (401, b'{"error": "invalid_client"}')
         other = {**raw, "kafka.sasl.jaas.config": jaas.replace("'me'", "'you'")}
         with pytest.raises(AuthenticationError, match=r"responded 401 \(invalid_client\): check client id"):
             prepare_topic(options(other))

@@ -260,10 +260,10 @@ def test_it_is_asked_as_rfc_6749_has_it(endpoint: TokenServer) -> None:
         (200, b'{"access_token": ""}', AuthenticationError, "no token"),
     ],
 )
-def test_each_answer_of_the_endpoint(
+def test_each_response_of_the_endpoint(
     endpoint: TokenServer, status: int, body: bytes, kind: type[Exception], problem: str
 ) -> None:
-    endpoint.answer, endpoint.headers = lambda: (status, body), {"Location": endpoint.url}
+    endpoint.response, endpoint.headers = lambda: (status, body), {"Location": endpoint.url}
     with pytest.raises(kind, match=problem) as caught:
         asking(endpoint).fetch()
     assert SECRET not in str(caught.value)
@@ -272,7 +272,7 @@ def test_each_answer_of_the_endpoint(
 
 def test_an_endpoint_that_repeats_the_secret_does_not_show_it(endpoint: TokenServer) -> None:
     text = json.dumps({"error": "invalid_client", "error_description": f"no {SECRET}\nERROR forged"})
-    endpoint.answer = lambda: (401, text.encode())
+    endpoint.response = lambda: (401, text.encode())
     with pytest.raises(AuthenticationError, match="invalid_client") as caught:
         asking(endpoint).fetch()
     assert SECRET not in str(caught.value)
@@ -281,7 +281,7 @@ def test_an_endpoint_that_repeats_the_secret_does_not_show_it(endpoint: TokenSer
 
 @pytest.mark.parametrize("lifetime", ["NaN", "Infinity", "1" + "0" * 400, "-1" + "0" * 400])
 def test_an_absurd_lifetime_is_none(endpoint: TokenServer, lifetime: str) -> None:
-    endpoint.answer = lambda: (200, f'{{"access_token": "opaque", "expires_in": {lifetime}}}'.encode())
+    endpoint.response = lambda: (200, f'{{"access_token": "opaque", "expires_in": {lifetime}}}'.encode())
     assert asking(endpoint).fetch().expires_at_s is None
 
 

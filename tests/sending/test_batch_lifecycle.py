@@ -1,4 +1,4 @@
-"""The batch lifecycle under every order of append, drain, answer, error, split, expiry, mute and close.
+"""The batch lifecycle under every order of append, drain, response, error, split, expiry, mute and close.
 
 The last test shows what this would find: each of its bugs, put into the code, breaks an invariant.
 """
@@ -36,7 +36,7 @@ from kafka_sink.sending.producer_identity import ProducerIdentity
 from tests.support.effort import tries
 from tests.support.lifecycle_model import DELIVERY_TIMEOUT_MS, NODES, PARTITIONS, TOPIC, Model, rows_in
 
-# Refusals without an append, also of what was appended before; answers of unknown meaning; ends.
+# Refusals without an append, also of what was appended before; responses of unknown meaning; ends.
 PASSING = (3, 5, 6, 19, 74)
 LIES = (10, 45, 59)
 UNREAD = ("lost", "late", "unsent")
@@ -347,7 +347,7 @@ def _retries_go_to_the_end(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(BatchQueues, "insert", insert)
 
 
-def _late_answers_count(patch: pytest.MonkeyPatch) -> None:
+def _late_responses_count(patch: pytest.MonkeyPatch) -> None:
     """A completion after FAILED is taken for the first."""
 
     def move_to(batch: ProducerBatch, state: BatchState) -> bool:
@@ -394,7 +394,7 @@ def _restarts_renumber_everything(patch: pytest.MonkeyPatch) -> None:
 
 
 def _unknown_outcomes_are_forgotten(patch: pytest.MonkeyPatch) -> None:
-    """A batch whose answer was lost counts as surely not written."""
+    """A batch whose response was lost counts as surely not written."""
     original = response_classifier.classify_failure
 
     def forgetful(cause: Exception, *, possibly_sent: bool) -> response_classifier.Decision:
@@ -445,7 +445,7 @@ BUGS: list[Bug] = [
     _memory_goes_back_at_expiry,
     _leases_do_not_count,
     _retries_go_to_the_end,
-    _late_answers_count,
+    _late_responses_count,
     _anything_may_be_sent,
     _each_attempt_gets_a_new_sequence,
     _no_sequences_at_all,

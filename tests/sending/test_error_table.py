@@ -1,6 +1,6 @@
-"""The table of broker answers, row by row, from the task's rows to the brokers' logs and back.
+"""The table of broker responses, row by row, from the task's rows to the brokers' logs and back.
 
-What an answer means is tested in tests/sending/test_response_classifier.py; here, that it is done.
+What a response means is tested in tests/sending/test_response_classifier.py; here, that it is done.
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ def test_after_the_last_epoch_comes_a_new_id(cluster: FakeCluster) -> None:
         identity.producer_epoch = 2**15 - 1
         cluster.script(PRODUCE, error(45))
         producer.send(rows(5, 5))
-        until(lambda: len(cluster.received(PRODUCE)) >= 2, "the answer that was scripted")
+        until(lambda: len(cluster.received(PRODUCE)) >= 2, "the response that was scripted")
         producer.send(rows(10, 5, partition=1))
         assert producer.finish().records == 15
     assert written(cluster) == list(range(10))
@@ -225,7 +225,7 @@ FINAL = {
 
 
 @pytest.mark.parametrize("code", sorted(FINAL))
-def test_final_answers_fail_the_task_with_cause_place_and_counts(cluster: FakeCluster, code: int) -> None:
+def test_final_responses_fail_the_task_with_cause_place_and_counts(cluster: FakeCluster, code: int) -> None:
     with task(cluster) as producer:
         producer.send(rows(0, 7, partition=1))
         until(lambda: not inside(producer)._accumulator.incomplete, "the first acknowledgement")

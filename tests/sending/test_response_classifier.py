@@ -1,4 +1,4 @@
-"""Every row of the table of broker answers, and what stands outside of it."""
+"""Every row of the table of broker responses, and what is outside of it."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_an_unknown_producer_restarts_where_the_log_moved_past_its_last_write() 
 
 
 @pytest.mark.parametrize("code", [29, 31, 32, 35, 47, 76, 87, 90, 4242])
-def test_final_answers_fail_and_are_named(code: int) -> None:
+def test_final_responses_fail_and_are_named(code: int) -> None:
     outcome = classify_response(attempt(code, error_message="broker's words", record_errors=((7, "bad"),)))
     assert outcome.action is Action.FAIL
     text = str(outcome.cause)
@@ -120,7 +120,7 @@ def test_final_answers_fail_and_are_named(code: int) -> None:
     assert "row 7" in text
 
 
-def test_no_answer_keeps_batch_and_sequence() -> None:
+def test_no_response_keeps_batch_and_sequence() -> None:
     sent = classify_failure(ConnectionResetError("gone"), possibly_sent=True)
     assert (sent.action, sent.possibly_written) == (Action.RETRY, True)
     unsent = classify_failure(ConnectionResetError("gone"), possibly_sent=False)

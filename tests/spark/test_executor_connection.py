@@ -38,7 +38,7 @@ def close(jvm: socket.socket) -> None:
     jvm.close()
 
 
-def close_with_an_answer_unread(jvm: socket.socket) -> None:
+def close_with_a_response_unread(jvm: socket.socket) -> None:
     """TCP answers with a reset, then."""
     jvm.close()
 
@@ -49,7 +49,7 @@ def half_close(jvm: socket.socket) -> None:
 
 
 @pytest.mark.parametrize("unread", [b"", b"rows"], ids=["nothing_unread", "rows_unread"])
-@pytest.mark.parametrize("hang_up", [close, close_with_an_answer_unread, half_close])
+@pytest.mark.parametrize("hang_up", [close, close_with_a_response_unread, half_close])
 def test_a_hang_up_is_noticed_at_once_also_behind_unread_rows(
     pair: Pair, hang_up: Callable[[socket.socket], None], unread: bytes
 ) -> None:
@@ -61,8 +61,8 @@ def test_a_hang_up_is_noticed_at_once_also_behind_unread_rows(
         causes.append(cause)
         noticed.set()
 
-    if hang_up is close_with_an_answer_unread:
-        worker.sendall(b"an answer")
+    if hang_up is close_with_a_response_unread:
+        worker.sendall(b"a response")
     with watched(worker.fileno(), note) as check:
         jvm.sendall(unread)
         check()

@@ -2,7 +2,7 @@
 
 It speaks ApiVersions, Metadata, Produce, InitProducerId, CreateTopics of one topic, and DescribeConfigs of
 one broker, through kafka-python's codecs on real sockets of 127.0.0.1. Each request takes the next scripted
-``Reply`` of its API, and the right answer once there is none.
+``Reply`` of its API, and the right response once there is none.
 Batches are checked as a real broker does (``fake_log``), so a lost, doubled or reordered batch shows.
 
 What it leaves out: replication and elections (leaders move when a test says so), acks other than "appended",

@@ -8,18 +8,18 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Reply:
-    """The right answer, with the changes given here.
+    """The right response, with the changes given here.
 
-    ``error``: the code of every partition (Produce), topic (Metadata) or of the answer (InitProducerId,
+    ``error``: the code of every partition (Produce), topic (Metadata) or of the response (InitProducerId,
     ApiVersions); ``partition_errors`` are of single partitions, by (topic, partition).
     ``append``: whether batches with an error are appended in spite of it (NOT_ENOUGH_REPLICAS_AFTER_APPEND).
-    ``delay_ms``: real time before the answer goes out. ``throttle_ms``: throttle_time_ms in the answer.
+    ``delay_ms``: real time before the response goes out. ``throttle_ms``: throttle_time_ms in the response.
     ``leader``: (node id, epoch) as current_leader of partitions with an error, with its address (KIP-951).
     ``message``: error_message of partitions with an error.
     ``mangle``: from the whole frame, length included, to what is sent instead; b"" is silence.
     ``tell_offset``: an error beside the offset of what was appended, as from a leader that was deposed while
     it waited for its replicas. ``log_start_offset``: beside errors; -1 is unknown.
-    ``disconnect``: close after that. ``silent``: handle the request, answer nothing, keep the connection.
+    ``disconnect``: close after that. ``silent``: handle the request, send no response, keep the connection.
     """
 
     error: int = 0
@@ -52,17 +52,17 @@ def error(code: int, **changes: object) -> Reply:
 
 
 def cut_after(count: int) -> Reply:
-    """Handles the request, sends the answer's first ``count`` bytes and closes."""
+    """Handles the request, sends the response's first ``count`` bytes and closes."""
     return Reply(mangle=lambda frame: frame[:count], disconnect=True)
 
 
 def garbage(data: bytes) -> Reply:
-    """Handles the request and answers with these bytes."""
+    """Handles the request and responds with these bytes."""
     return Reply(mangle=lambda frame: data)
 
 
 def wrong_correlation_id(delta: int = 1) -> Reply:
-    """The right answer to another question."""
+    """The right response to another question."""
 
     def mangle(frame: bytes) -> bytes:
         correlation = int.from_bytes(frame[4:8], "big") + delta
@@ -72,10 +72,10 @@ def wrong_correlation_id(delta: int = 1) -> Reply:
 
 
 def claimed_length(length: int) -> Reply:
-    """The right answer under a length that is not its own."""
+    """The right response under a length that is not its own."""
     return Reply(mangle=lambda frame: (length & 0xFFFFFFFF).to_bytes(4, "big") + frame[4:])
 
 
 def trailing(data: bytes) -> Reply:
-    """The right answer with bytes after its end, inside of the frame."""
+    """The right response with bytes after its end, inside of the frame."""
     return Reply(mangle=lambda frame: (len(frame) - 4 + len(data)).to_bytes(4, "big") + frame[4:] + data)

@@ -1,4 +1,4 @@
-"""The fake broker's mind: topics, producers and the right answer to each request. No sockets, no threads."""
+"""The state of the fake broker: topics, producers and the right response to each request. No sockets."""
 
 from __future__ import annotations
 

@@ -50,8 +50,8 @@ class JavaOracle:
 
     def murmur2(self, keys: list[bytes]) -> list[int]:
         """Utils.murmur2 as unsigned numbers."""
-        answer = self._run("hash", len(keys), b"".join(_text(key) for key in keys))
-        return list(struct.unpack(f">{len(keys)}I", answer))
+        response = self._run("hash", len(keys), b"".join(_text(key) for key in keys))
+        return list(struct.unpack(f">{len(keys)}I", response))
 
     def _run(self, verb: str, cases: int, body: bytes) -> bytes:
         source = Path(__file__).with_name("Oracle.java")

@@ -87,12 +87,12 @@ class Versions:
 
 @dataclass
 class Pending:
-    """A request on its way. ``answer`` is set once the broker has handled it."""
+    """A request on its way. ``response`` is set once the broker has handled it."""
 
     node: int
     tag: ProduceTag
     views: dict[TopicPartition, list[memoryview]]
-    answer: ProduceResponse | None = None
+    response: ProduceResponse | None = None
 
 
 @dataclass
@@ -271,14 +271,14 @@ class Model:
 
     def unhandled(self, node: int) -> Pending | None:
         """The oldest request that a broker has not read."""
-        return next((r for r in self.pending if r.node == node and r.answer is None), None)
+        return next((r for r in self.pending if r.node == node and r.response is None), None)
 
     def arrive(self, node: int, error: int, *, append: bool, log_start: int = 0) -> None:
         """A broker handles its next request; with an error code it answers that, and appends or not."""
         request = self.unhandled(node)
         if request is None:
             return
-        answers = []
+        responses = []
         for partition, views in request.views.items():
             data = b"".join(views)
             code, offset = error, -1
@@ -287,12 +287,12 @@ class Model:
             elif not error or append:
                 found, offset = self.write(partition, data)
                 code = found or error
-            answers.append(
+            responses.append(
                 ProducePartitionResponse(
                     TOPIC, None, partition.partition, code, offset, -1, log_start, None, (), None
                 )
             )
-        request.answer = ProduceResponse(tuple(answers), 0, ())
+        request.response = ProduceResponse(tuple(responses), 0, ())
 
     def write(self, partition: TopicPartition, data: bytes) -> tuple[int, int]:
         """A broker appends; the bytes must be a batch, and of this partition's rows."""
@@ -302,13 +302,13 @@ class Model:
         return self.logs[partition].append(parsed)
 
     def respond(self, node: int) -> None:
-        """The client reads a broker's next answer."""
+        """The client reads a broker's next response."""
         request = next((r for r in self.pending if r.node == node), None)
-        if request is None or request.answer is None:
+        if request is None or request.response is None:
             return
         self.pending.remove(request)
         self.responses.on_response(
-            ResponseReceived(node, request.tag, request.answer, 1.0), request.tag, self.now
+            ResponseReceived(node, request.tag, request.response, 1.0), request.tag, self.now
         )
 
     def disconnect(self, node: int, *, unread: str) -> None:
@@ -316,13 +316,13 @@ class Model:
         broken = [request for request in self.pending if request.node == node]
         self.pending = [request for request in self.pending if request.node != node]
         for request in broken:
-            if request.answer is None and unread == "late":
+            if request.response is None and unread == "late":
                 for partition, views in request.views.items():
                     self.zombies.append((partition, b"".join(views)))
             event = RequestFailed(
                 node, request.tag, ConnectionResetError("cut"), possibly_sent=unread != "unsent"
             )
-            if request.answer is not None:
+            if request.response is not None:
                 event = RequestFailed(node, request.tag, ConnectionResetError("cut"), possibly_sent=True)
             self.responses.on_failure(event, request.tag, self.now)
 

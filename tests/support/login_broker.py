@@ -16,7 +16,7 @@ SECRET = "hunter2-not-to-be-seen"
 
 
 class Broker:
-    """Answers what a connection has sent, request by request."""
+    """Responses what a connection has sent, request by request."""
 
     def __init__(self, rounds: int = 1, session_ms: int = 0, **refusals: Any) -> None:
         self.rounds = rounds
@@ -26,15 +26,15 @@ class Broker:
         self.said: list[bytes] = []
 
     def answer(self, data: bytes) -> bytes:
-        answers, at = b"", 0
+        responses, at = b"", 0
         while at < len(data):
             (size,) = struct.unpack_from(">i", data, at)
             frame = data[at + 4 : at + 4 + size]
             at += 4 + size
             api, version, correlation = struct.unpack_from(">hhi", frame)
             self.asked.append(api)
-            answers += framed(self._response(api, version, frame), correlation)
-        return answers
+            responses += framed(self._response(api, version, frame), correlation)
+        return responses
 
     def _response(self, api: int, version: int, frame: bytes) -> Any:
         if api == requests.API_VERSIONS:

@@ -5,13 +5,13 @@
         write(bootstrap_servers=proxies.bootstrap_servers)
         assert proxies.requests[METADATA] < 5
 
-Clients find brokers by the addresses in Metadata answers, so the proxy rewrites them there (and in the
-endpoints of Produce answers, KIP-951) to those of the proxies: the broker needs no setting and the brokers
+Clients find brokers by the addresses in Metadata responses, so the proxy rewrites them there (and in the
+endpoints of Produce responses, KIP-951) to those of the proxies: the broker needs no setting and the brokers
 talk to each other directly. For an encrypted connection, which cannot be rewritten, give the proxy a fixed
 ``port``, let the broker's ``advertised.listeners`` name that port, and pass ``parse=False``; counts and
 ``swallow`` are then not to be had.
 
-It leaves out: addresses in FindCoordinator and DescribeCluster answers, and IPv6.
+It leaves out: addresses in FindCoordinator and DescribeCluster responses, and IPv6.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ class Proxy:
             self._cut_after[direction] = count
 
     def swallow(self, api_key: int, count: int = 1) -> None:
-        """Delivers the next requests of this API, drops the answers and resets their connections."""
+        """Delivers the next requests of this API, drops the responses and resets their connections."""
         with self._lock:
             self._swallow[api_key] += count
 
@@ -215,7 +215,7 @@ class Proxy:
             self._spawn(self._run, pair)
 
     def _run(self, pair: _Pair) -> None:
-        downward = threading.Thread(target=self._guard, args=(self._answers, pair), daemon=True)
+        downward = threading.Thread(target=self._guard, args=(self._responses, pair), daemon=True)
         downward.start()
         self._guard(self._questions, pair)
         downward.join()
@@ -242,7 +242,7 @@ class Proxy:
             self._forward(pair.broker, data, REQUEST)
         pair.broker.shutdown(socket.SHUT_WR)
 
-    def _answers(self, pair: _Pair) -> None:
+    def _responses(self, pair: _Pair) -> None:
         received = bytearray()
         while data := pair.broker.recv(_PIECE):
             if not self._parse:
@@ -252,10 +252,10 @@ class Proxy:
             while len(received) >= 4 and len(received) >= (size := int.from_bytes(received[:4], "big") + 4):
                 frame = bytes(received[:size])
                 del received[:size]
-                self._forward(pair.client, self._on_answer(pair, frame), RESPONSE)
+                self._forward(pair.client, self._on_response(pair, frame), RESPONSE)
         pair.client.shutdown(socket.SHUT_WR)
 
-    def _on_answer(self, pair: _Pair, frame: bytes) -> bytes:
+    def _on_response(self, pair: _Pair, frame: bytes) -> bytes:
         api_key, version = pair.asked.pop(int.from_bytes(frame[4:8], "big"))
         with self._lock:
             self.response_bytes[api_key] += len(frame)

@@ -101,7 +101,7 @@ def produce(
 
 
 def only(response: Any) -> Any:
-    """The one partition of an answer."""
+    """The one partition of a response."""
     return response.responses[0].partition_responses[0]
 
 
@@ -193,7 +193,7 @@ def test_producer_ids_are_new_each_time(client: PlainClient) -> None:
     assert len(ids) == 7
 
 
-def test_acks_0_has_no_answer(cluster: FakeCluster, client: PlainClient) -> None:
+def test_acks_0_has_no_response(cluster: FakeCluster, client: PlainClient) -> None:
     client.send(produce(batch(2), acks=0))
     assert client.ask(metadata("t")).topics[0].error_code == 0
     assert [b.record_count for b in cluster.batches("t", 0)] == [2]
@@ -202,10 +202,10 @@ def test_acks_0_has_no_answer(cluster: FakeCluster, client: PlainClient) -> None
 def test_scripts_are_taken_one_each_and_then_all_is_well(cluster: FakeCluster, client: PlainClient) -> None:
     cluster.script(PRODUCE, error(19, message="few"), error(20, append=True), Reply(throttle_ms=7))
     cluster.script(PRODUCE, Reply(partition_errors={("t", 0): 7}))
-    answers = [client.ask(produce(batch(1))) for _ in range(5)]
-    assert [only(a).error_code for a in answers] == [19, 20, 0, 7, 0]
-    assert only(answers[0]).error_message == "few"
-    assert [a.throttle_time_ms for a in answers] == [0, 0, 7, 0, 0]
+    responses = [client.ask(produce(batch(1))) for _ in range(5)]
+    assert [only(a).error_code for a in responses] == [19, 20, 0, 7, 0]
+    assert only(responses[0]).error_message == "few"
+    assert [a.throttle_time_ms for a in responses] == [0, 0, 7, 0, 0]
     assert len(cluster.batches("t", 0)) == 3, "of 20 (after append), of throttling and the last"
 
 
@@ -226,7 +226,7 @@ def test_errors_of_other_apis(cluster: FakeCluster, client: PlainClient) -> None
     assert client.ask(asked).error_code == 41
 
 
-def test_a_swallowed_answer(cluster: FakeCluster, client: PlainClient) -> None:
+def test_a_swallowed_response(cluster: FakeCluster, client: PlainClient) -> None:
     cluster.script(PRODUCE, SWALLOWED)
     client.send(produce(batch(4)))
     assert client.read(1) == b""
@@ -240,7 +240,7 @@ def test_a_refused_request(cluster: FakeCluster, client: PlainClient) -> None:
     assert cluster.batches("t", 0) == []
 
 
-def test_answers_that_are_cut_or_wrong(cluster: FakeCluster) -> None:
+def test_responses_that_are_cut_or_wrong(cluster: FakeCluster) -> None:
     right = b""
     wrong = [cut_after(6), garbage(b"junk"), wrong_correlation_id(), claimed_length(-1), trailing(b"zz")]
     for reply in [Reply(disconnect=True), *wrong]:
@@ -268,7 +268,7 @@ def test_silence_and_delay(cluster: FakeCluster, client: PlainClient) -> None:
     assert len(client.read(4)) == 4
 
 
-def test_frozen_brokers_answer_once_thawed(cluster: FakeCluster, client: PlainClient) -> None:
+def test_frozen_brokers_respond_once_thawed(cluster: FakeCluster, client: PlainClient) -> None:
     cluster.freeze(0)
     client.send(produce(batch(1)))
     late = PlainClient(cluster)

@@ -94,14 +94,14 @@ def test_addresses_are_rewritten_in_every_version(
     assert len(update.topics[0].partitions) == 2
 
 
-def test_leaders_in_produce_answers_are_rewritten(proxies: ProxyCluster, driver: Driver) -> None:
+def test_leaders_in_produce_responses_are_rewritten(proxies: ProxyCluster, driver: Driver) -> None:
     driver.send(produce_request(batch(1), partition=1, tag="p"))
-    answer = driver.event(ResponseReceived, "p").response
-    assert answer.partitions[0].current_leader == (1, 0)
-    assert [node.port for node in answer.node_endpoints] == [proxies[1].port]
+    response = driver.event(ResponseReceived, "p").response
+    assert response.partitions[0].current_leader == (1, 0)
+    assert [node.port for node in response.node_endpoints] == [proxies[1].port]
 
 
-def test_swallowed_answers(cluster: FakeCluster, proxies: ProxyCluster, driver: Driver) -> None:
+def test_swallowed_responses(cluster: FakeCluster, proxies: ProxyCluster, driver: Driver) -> None:
     proxies[0].swallow(PRODUCE)
     driver.send(metadata_request("t", tag="m"))
     driver.send(produce_request(batch(3), tag="p"))
@@ -149,7 +149,7 @@ def test_bytes_count_over_requests_before_the_cut(
 
 
 @pytest.mark.parametrize("count", [0, 3, 10])
-def test_an_answer_cut_in_the_middle(
+def test_a_response_cut_in_the_middle(
     cluster: FakeCluster, proxies: ProxyCluster, driver: Driver, count: int
 ) -> None:
     proxies[0].cut_after(count, RESPONSE)

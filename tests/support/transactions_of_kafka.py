@@ -1,6 +1,6 @@
 """Kafka's transactions as values: transaction protocol 2, with markers that take their time.
 
-Left out: brokers and their failures (an operation is repeated until its answer is there), the change of
+Left out: brokers and their failures (an operation is repeated until its response is there), the change of
 producer ids at the last epoch, and expiry of ids and offsets.
 """
 
@@ -30,7 +30,7 @@ Row = tuple[int, int]
 
 @dataclass(frozen=True)
 class Produce:
-    """A task's rows; answer: whether Kafka took them."""
+    """A task's rows; response: whether Kafka took them."""
 
     transactional_id: str
     producer: ProducerEpoch
@@ -38,7 +38,7 @@ class Produce:
 
 
 class NotYet(Exception):
-    """Kafka answers so that the request is repeated: CONCURRENT_TRANSACTIONS, UNSTABLE_OFFSET_COMMIT."""
+    """Kafka responds so that the request is repeated: CONCURRENT_TRANSACTIONS, UNSTABLE_OFFSET_COMMIT."""
 
 
 @dataclass
@@ -63,7 +63,7 @@ class Kafka:
         self._producer_ids = 0
 
     def execute(self, operation: Any) -> Any:
-        """The operation's answer. Raises NotYet."""
+        """The operation's response. Raises NotYet."""
         match operation:
             case InitProducer(name):
                 return self._init(name)

@@ -40,12 +40,12 @@ class Faults:
 
 @dataclass
 class Actor:
-    """A process: its code, and the operations that it waits for. ``answers`` fill up in any order."""
+    """A process: its code, and the operations that it waits for. ``responses`` fill up in any order."""
 
     name: str
     body: Body
     waiting: dict[int, Any] = field(default_factory=dict)
-    answers: dict[int, Any] = field(default_factory=dict)
+    responses: dict[int, Any] = field(default_factory=dict)
     awaits_tasks: list[Actor] | None = None
     done: bool = False
     result: Any = None
@@ -160,7 +160,7 @@ class World:
             actor.awaits_tasks = wanted
         else:
             actor.waiting = dict(enumerate(wanted))
-            actor.answers = {}
+            actor.responses = {}
             if not wanted:
                 self._advance(actor, ())
 
@@ -220,13 +220,13 @@ class World:
 
     def _deliver(self, actor: Actor, index: int) -> None:
         try:
-            actor.answers[index] = self.kafka.execute(actor.waiting[index])
+            actor.responses[index] = self.kafka.execute(actor.waiting[index])
         except NotYet:
             self.trace[-1] += " (not yet)"
             return
         del actor.waiting[index]
         if not actor.waiting:
-            self._advance(actor, tuple(actor.answers[i] for i in sorted(actor.answers)))
+            self._advance(actor, tuple(actor.responses[i] for i in sorted(actor.responses)))
 
     def _tasks_over(self, actor: Actor) -> bool:
         """Every partition has an attempt that succeeded, or one of them has none left that could."""

@@ -141,7 +141,7 @@ def test_a_throttled_broker_is_not_muted_for_delayed_requests(cluster: FakeClust
         producer.send(rows(0, 1))
         until(lambda: written(cluster), "the broker's usual time is known")
         for start in (1, 2):
-            # The second is on its way when the first one's answer tells of the throttling.
+            # The second is on its way when the first one's response tells of the throttling.
             producer.send(rows(start, 1))
             until(lambda sent=start: len(cluster.received(PRODUCE, 0)) > sent, "it is sent")
         for number in itertools.count(3):
@@ -153,7 +153,7 @@ def test_a_throttled_broker_is_not_muted_for_delayed_requests(cluster: FakeClust
     assert result.breaker_trips == 0
 
 
-def test_rows_do_not_gather_for_a_frozen_broker_that_owes_an_answer(cluster: FakeCluster) -> None:
+def test_rows_do_not_gather_for_a_frozen_broker_that_owes_a_response(cluster: FakeCluster) -> None:
     """Catches: a memory that fills with keyless rows for a broker whose window is full: nothing waits for it
     that could be the probe, and new rows cannot be sent either."""
     alone = {"max_in_flight_requests_per_connection": 1, "partitioner_adaptive_partitioning_enable": "false"}

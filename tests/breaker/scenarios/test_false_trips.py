@@ -59,7 +59,7 @@ class Bench:
 
 
 def test_requests_that_a_quota_holds_back_are_no_silence() -> None:
-    """Catches: a mute for a throttled broker, which answers nothing on a connection for throttle_time_ms."""
+    """Catches: a mute for a throttled broker, which sends nothing on a connection for throttle_time_ms."""
     bench = Bench()
     bench.batch(P0)
     for _ in range(3):
@@ -95,15 +95,15 @@ def test_others_are_watched_while_one_is_throttled() -> None:
     bench.gate.on_throttled(3, bench.now, 5.0)
 
 
-def test_a_broker_without_a_first_answer_is_judged_by_the_others_first_ones() -> None:
-    """A broker that freezes before its first answer: one second where the others are quick at once."""
+def test_a_broker_without_a_first_response_is_judged_by_the_others_first_ones() -> None:
+    """A broker that freezes before its first response: one second where the others are quick at once."""
     bench = Bench()
     bench.batch(P1, 20.0)
     bench.send(P0)
     assert 1_000 <= bench.until_muted(1, 5_000) < 1_200
 
 
-def test_where_first_answers_are_slow_a_slow_first_answer_is_none() -> None:
+def test_where_first_responses_are_slow_a_slow_first_response_is_none() -> None:
     bench = Bench()
     bench.batch(P1, 450.0)
     bench.send(P0)
@@ -115,14 +115,14 @@ def test_where_first_answers_are_slow_a_slow_first_answer_is_none() -> None:
     latency.observe(3, 400.0)
     assert latency.threshold_ms(2) == 2_000.0
     latency.observe(1, 2_900.0)
-    assert latency.threshold_ms(2) == 2_000.0, "not a first answer"
+    assert latency.threshold_ms(2) == 2_000.0, "not a first response"
     latency.observe(4, 1_900.0)
     assert latency.threshold_ms(2) == 3_000.0, "as while nothing is known"
 
 
 @pytest.mark.parametrize("pause", [600.0, 5_000.0, 60_000.0])
 def test_a_pause_of_the_client_while_requests_are_out_is_no_silence(pause: float) -> None:
-    """A stop of the process: at its end the answers of all brokers lie in its sockets."""
+    """A stop of the process: at its end the responses of all brokers lie in its sockets."""
     bench = Bench()
     for partition in (P0, P1, P2):
         bench.batch(partition)
@@ -195,7 +195,7 @@ def test_a_producer_at_rest_finds_nobody_silent() -> None:
     assert not bench.control.metrics().breaker_trips_total
 
 
-def test_every_answer_of_the_outcome_table_is_judged() -> None:
+def test_every_response_of_the_outcome_table_is_judged() -> None:
     """Only what tells of a broker's or a partition's health may mute."""
     sick = {7, 19, 20, -1, 56, 13, 89}
     for code in {*RULES, 29, 32, 87} - {0}:
@@ -226,8 +226,8 @@ def test_a_trial_ends_when_a_batch_waits_that_cannot_be_sent() -> None:
     assert not bench.gate.may_probe(P0)
 
 
-def test_there_is_no_trial_while_an_answer_is_awaited() -> None:
-    """Catches: rows that gather behind a batch that has no answer yet."""
+def test_there_is_no_trial_while_a_response_is_awaited() -> None:
+    """Catches: rows that gather behind a batch that has no response yet."""
     bench = Bench()
     bench.batch(P0)
     bench.send(P0)

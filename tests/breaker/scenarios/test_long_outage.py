@@ -139,10 +139,10 @@ def ask_for_producer_id(address: str) -> None:
         deadline_s = time.monotonic() + 30
         while error and time.monotonic() < deadline_s:
             connection.sendall(struct.pack(">i", len(request)) + request)
-            with connection.makefile("rb") as answers:
-                (size,) = struct.unpack(">i", answers.read(4))
+            with connection.makefile("rb") as responses:
+                (size,) = struct.unpack(">i", responses.read(4))
                 # Correlation id and throttle time come before the error code.
-                (error,) = struct.unpack_from(">h", answers.read(size), 8)
+                (error,) = struct.unpack_from(">h", responses.read(size), 8)
             time.sleep(0.05)
     assert error == 0
 

@@ -137,7 +137,7 @@ def test_a_mute_that_one_task_kept_is_refuted_by_those_that_know_better() -> Non
 
 
 def test_one_tasks_bad_network_does_not_make_all_mute_and_unmute() -> None:
-    """Catches: a mute by the one task that cannot reach a broker, ended by the answers of the others, found
+    """Catches: a mute by the one task that cannot reach a broker, ended by the responses of the others, found
     again by the one, and so on, all sent to every task."""
     job = Job(3)
     job.run(100)

@@ -308,7 +308,7 @@ def test_a_channel_with_a_bug_costs_its_connection_and_no_task(caplog: pytest.Lo
     assert len([line for line in caplog.messages if "coordinator" in line]) == 1
 
 
-def test_a_coordinator_that_never_answers_costs_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_coordinator_that_never_responds_costs_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     with (
         caplog.at_level(logging.WARNING),
         socket.create_server(("127.0.0.1", 0)) as frozen,
@@ -319,7 +319,7 @@ def test_a_coordinator_that_never_answers_costs_one_warning(caplog: pytest.LogCa
     assert "connected" not in talker.events
 
 
-def test_a_client_takes_no_answer_from_who_does_not_know_the_secret() -> None:
+def test_a_client_takes_no_response_from_who_does_not_know_the_secret() -> None:
     with serving() as found:
         address = replace(found.address, rendezvous=replace(found.address.rendezvous, secret=b"x" * 32))
         with client_of(address) as (_client, talker):

@@ -35,7 +35,7 @@ def metadata(name: str, leader: int = 1, epoch: int = 0) -> TopicMetadata:
 
 
 class Coordinator:
-    """A handler with its view, whose answers the test gives as the fetcher would."""
+    """A handler with its view, whose responses the test gives as the fetcher would."""
 
     def __init__(self, *, auto_create: bool = False, idle_ms: float = 300_000) -> None:
         self.now_ms = 1_000_000.0
@@ -61,7 +61,7 @@ class Coordinator:
         self.requests += 1
         return list(self.handler.on_message(peer, self.requests, body, self.now_ms))
 
-    def answers(self, *topics: TopicMetadata, **errors: int) -> list[ServerMessage]:
+    def respond(self, *topics: TopicMetadata, **errors: int) -> list[ServerMessage]:
         asked = self.view.next_request(self.now_ms)
         assert asked is not None
         self.view.on_response(MetadataUpdate(NODES, topics, errors), asked, self.now_ms)
@@ -73,13 +73,13 @@ def names(outgoing: Iterable[ServerMessage]) -> list[tuple[int, list[str]]]:
     return [(one.peer, sorted(topic[0] for topic in one.body["topics"])) for one in outgoing]
 
 
-def test_all_who_wait_are_told_by_one_answer_and_who_asks_later_at_once() -> None:
+def test_all_who_wait_are_told_by_one_response_and_who_asks_later_at_once() -> None:
     coordinator = Coordinator()
     for peer in (1, 2):
         (reply,) = coordinator.hears(peer, ask=["a", "b"])
         assert isinstance(reply, Reply)
         assert not reply.last
-    told = coordinator.answers(metadata("a"), metadata("b"))
+    told = coordinator.respond(metadata("a"), metadata("b"))
     assert names(told) == [(1, ["a", "b"]), (2, ["a", "b"])]
     assert all(isinstance(one, Reply) and one.last for one in told)
     assert coordinator.view.next_request(coordinator.now_ms) is None
@@ -93,18 +93,18 @@ def test_a_change_is_pushed_to_those_who_use_the_topic_once() -> None:
     coordinator.hears(1, ask=["a"])
     coordinator.hears(2, ask=["a"])
     coordinator.hears(3, ask=["b"])
-    coordinator.answers(metadata("a"), metadata("b"))
+    coordinator.respond(metadata("a"), metadata("b"))
     coordinator.now_ms += 1000
     coordinator.hears(1, stale=[["a", 0.0]])
     coordinator.now_ms += 200
-    told = coordinator.answers(metadata("a", leader=2, epoch=1))
+    told = coordinator.respond(metadata("a", leader=2, epoch=1))
     assert all(isinstance(one, Push) for one in told)
     assert names(told) == [(1, ["a"]), (2, ["a"])]
     assert not coordinator.handler.on_time(coordinator.now_ms)
     coordinator.handler.on_disconnect(2, coordinator.now_ms)
     coordinator.hears(1, stale=[["a", 0.0]])
     coordinator.now_ms += 2000
-    assert names(coordinator.answers(metadata("a", leader=1, epoch=2))) == [(1, ["a"])]
+    assert names(coordinator.respond(metadata("a", leader=1, epoch=2))) == [(1, ["a"])]
 
 
 def claimed(epoch: int) -> Coordinator:
@@ -112,7 +112,7 @@ def claimed(epoch: int) -> Coordinator:
     coordinator = Coordinator()
     coordinator.hears(1, ask=["a"])
     coordinator.hears(2, ask=["a"])
-    coordinator.answers(metadata("a", epoch=4))
+    coordinator.respond(metadata("a", epoch=4))
     coordinator.now_ms += 1000
     coordinator.fetches = 0
     told = coordinator.hears(1, stale=[["a", 0.0]], leaders=[["a", bytes(16).hex(), 0, 2, epoch]])
@@ -125,10 +125,10 @@ def claimed(epoch: int) -> Coordinator:
 def test_a_leader_that_a_task_named_is_asked_for_until_a_broker_that_lags_confirms_it() -> None:
     coordinator = claimed(epoch=5)
     for _ in range(3):
-        told = coordinator.answers(metadata("a", leader=1, epoch=4))
+        told = coordinator.respond(metadata("a", leader=1, epoch=4))
         assert {tuple(one.body["topics"][0][3][0]) for one in told} == {(1, 4)}
         coordinator.now_ms += coordinator.view.next_request_delay_ms(coordinator.now_ms)
-    told = coordinator.answers(metadata("a", leader=2, epoch=5))
+    told = coordinator.respond(metadata("a", leader=2, epoch=5))
     assert names(told) == [(1, ["a"]), (2, ["a"])]
     assert {tuple(one.body["topics"][0][3][0]) for one in told} == {(2, 5)}
     coordinator.now_ms += 2000
@@ -138,28 +138,28 @@ def test_a_leader_that_a_task_named_is_asked_for_until_a_broker_that_lags_confir
 def test_one_task_that_errs_does_not_mislead_the_others() -> None:
     """Its epoch, taken as it is, would outlive all that brokers say."""
     coordinator = claimed(epoch=2**31 - 1)
-    begun, answers = coordinator.now_ms, 0
+    begun, responses = coordinator.now_ms, 0
     while coordinator.view.next_request_delay_ms(coordinator.now_ms) < 60_000:
         coordinator.now_ms += coordinator.view.next_request_delay_ms(coordinator.now_ms)
-        told = coordinator.answers(metadata("a", leader=1, epoch=4))
+        told = coordinator.respond(metadata("a", leader=1, epoch=4))
         assert {tuple(one.body["topics"][0][3][0]) for one in told} == {(1, 4)}
-        answers += 1
-    assert answers <= 6
+        responses += 1
+    assert responses <= 6
     assert coordinator.now_ms - begun < 5000
     assert coordinator.view.topic("a") == metadata("a", leader=1, epoch=4)
 
 
 def test_a_task_that_errs_all_the_time_costs_a_request_a_second() -> None:
     coordinator = claimed(epoch=5)
-    begun, answers = coordinator.now_ms, 0
+    begun, responses = coordinator.now_ms, 0
     while coordinator.now_ms < begun + 20_000:
         epoch = 6 + int(coordinator.now_ms - begun)
         coordinator.hears(1, leaders=[["a", bytes(16).hex(), 0, 2, epoch]])
         if coordinator.view.next_request_delay_ms(coordinator.now_ms) == 0:
-            coordinator.answers(metadata("a", leader=1, epoch=4))
-            answers += 1
+            coordinator.respond(metadata("a", leader=1, epoch=4))
+            responses += 1
         coordinator.now_ms += 50
-    assert answers < 25
+    assert responses < 25
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_a_leader_that_is_no_news_is_told_to_nobody(named: list[Any]) -> None:
     coordinator = Coordinator()
     coordinator.hears(1, ask=["a"])
     coordinator.hears(2, ask=["a"])
-    coordinator.answers(metadata("a", epoch=4))
+    coordinator.respond(metadata("a", epoch=4))
     coordinator.hears(1, leaders=[named])
     assert not coordinator.handler.on_time(coordinator.now_ms)
 
@@ -178,7 +178,7 @@ def test_a_leader_that_is_no_news_is_told_to_nobody(named: list[Any]) -> None:
 def test_a_leader_that_is_stale_to_one_task_only_is_told_without_a_request() -> None:
     coordinator = Coordinator()
     coordinator.hears(1, ask=["a"])
-    coordinator.answers(metadata("a", epoch=5))
+    coordinator.respond(metadata("a", epoch=5))
     coordinator.now_ms += 1000
     # What the task had was denied two seconds ago, before the coordinator asked.
     (reply,) = coordinator.hears(1, stale=[["a", 2000.0]])
@@ -191,7 +191,7 @@ def test_the_fetcher_is_woken_for_what_is_to_be_asked_and_only_then() -> None:
     coordinator = Coordinator()
     coordinator.hears(1, ask=["a"])
     assert coordinator.fetches == 1
-    coordinator.answers(metadata("a"))
+    coordinator.respond(metadata("a"))
     coordinator.now_ms += 1000
     coordinator.hears(2, ask=["a"], use=["a"])
     assert coordinator.fetches == 1
@@ -267,35 +267,35 @@ def test_who_cannot_reach_brokers_goes_on_trying_for_those_whom_it_does_not_keep
     coordinator.now_ms += 60_000
     assert coordinator.view.next_request(coordinator.now_ms) is None, "nobody waits for it"
     coordinator.hears(1, ask=["a"])
-    assert names(coordinator.answers(metadata("a"))) == [(1, ["a"])]
+    assert names(coordinator.respond(metadata("a"))) == [(1, ["a"])]
 
 
 @pytest.mark.parametrize("code", [UNKNOWN, NOT_AUTHORIZED])
 def test_errors_are_told_and_the_next_who_asks_has_it_asked_for_anew(code: int) -> None:
     coordinator = Coordinator()
     coordinator.hears(1, ask=["a"])
-    (reply,) = coordinator.answers(a=code)
+    (reply,) = coordinator.respond(a=code)
     assert reply.body["errors"] == {"a": code}
     coordinator.now_ms += 60_000
     assert coordinator.view.next_request(coordinator.now_ms) is None
     coordinator.hears(1, ask=["a"])
-    assert names(coordinator.answers(metadata("a"))) == [(1, ["a"])]
+    assert names(coordinator.respond(metadata("a"))) == [(1, ["a"])]
 
 
 def test_a_topic_that_brokers_may_be_creating_is_waited_for() -> None:
     coordinator = Coordinator(auto_create=True)
     coordinator.hears(1, ask=["a"])
-    assert not coordinator.answers(a=UNKNOWN)
+    assert not coordinator.respond(a=UNKNOWN)
     coordinator.now_ms += 150
-    (reply,) = [one for one in coordinator.answers(metadata("a")) if isinstance(one, Reply) and one.last]
+    (reply,) = [one for one in coordinator.respond(metadata("a")) if isinstance(one, Reply) and one.last]
     assert names([reply]) == [(1, ["a"])]
 
 
-def test_an_answer_that_came_while_a_clock_was_read_has_no_negative_age() -> None:
+def test_a_response_that_came_while_a_clock_was_read_has_no_negative_age() -> None:
     coordinator = Coordinator()
     coordinator.hears(1, ask=["a"])
     coordinator.now_ms += 5
-    coordinator.answers(metadata("a"))
+    coordinator.respond(metadata("a"))
     coordinator.now_ms -= 5
     (reply,) = coordinator.hears(2, ask=["a"])
     assert decode_snapshot(reply.body).topics[0].age_ms == 0
@@ -468,13 +468,13 @@ def test_what_many_are_told_is_put_together_once() -> None:
     looks: list[object] = []
     snapshot = coordinator.view.snapshot
     coordinator.view.snapshot = lambda *told: (looks.append(told), snapshot(*told))[1]  # type: ignore[method-assign]
-    told = coordinator.answers(metadata("a"), metadata("b"))
+    told = coordinator.respond(metadata("a"), metadata("b"))
     assert names(told) == [(peer, ["a", "b"]) for peer in range(50)]
     assert len(looks) == 1
     coordinator.now_ms += 1000
     coordinator.hears(7, stale=[["a", 0.0]])
     looks.clear()
-    told = coordinator.answers(metadata("a", leader=2, epoch=1))
+    told = coordinator.respond(metadata("a", leader=2, epoch=1))
     assert len(told) == 50
     assert len(looks) == 1
 
@@ -500,7 +500,7 @@ def test_a_leader_found_stale_while_a_clock_was_read_has_no_negative_age() -> No
     assert task.exchange.next_message(0) == {"use": [], "stale": [["a", 0]]}
 
 
-def test_requests_are_held_as_long_as_an_answer_is_on_its_way() -> None:
+def test_requests_are_held_as_long_as_a_response_is_on_its_way() -> None:
     task = Task()
     task.exchange.ask(["a"])
     task.says()
@@ -555,7 +555,7 @@ def test_a_topic_in_use_is_never_forgotten_by_the_coordinator(idle_ms: float, pa
     begun = coordinator.now_ms
     task.exchange.ask(["a"])
     coordinator.hears(1, **task.says())
-    coordinator.answers(metadata("a"))
+    coordinator.respond(metadata("a"))
     use_ms = 0.0
     messages = 0
     while task.now_ms < 5 * idle_ms:

@@ -1,4 +1,4 @@
-"""A token endpoint (RFC 6749) of a test: answers what the test says, keeps the requests."""
+"""A token endpoint (RFC 6749) of a test: responses what the test says, keeps the requests."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any
 
 
 class TokenServer:
-    """A context manager. ``answer`` gives status and body of each request; ``context`` makes it HTTPS."""
+    """A context manager. ``response`` gives status and body of each request; ``context`` makes it HTTPS."""
 
     def __init__(self, context: ssl.SSLContext | None = None) -> None:
-        self.answer: Callable[[], tuple[int, bytes]] = lambda: (200, b"{}")
+        self.response: Callable[[], tuple[int, bytes]] = lambda: (200, b"{}")
         self.headers: dict[str, str] = {}
         self.requests: list[tuple[str, dict[str, str], str]] = []
         outer = self
@@ -24,12 +24,12 @@ class TokenServer:
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"])).decode()
                 outer.requests.append((self.path, dict(self.headers), body))
-                status, answer = outer.answer()
+                status, response = outer.response()
                 self.send_response(status)
                 for name, value in outer.headers.items():
                     self.send_header(name, value)
                 self.end_headers()
-                self.wfile.write(answer)
+                self.wfile.write(response)
 
             def log_message(self, *_: Any) -> None:
                 """Nothing: tests look at the requests."""
@@ -53,7 +53,7 @@ class TokenServer:
     def gives(self, token: Callable[[], str], lifetime_s: int = 60) -> None:
         """From now on each request gets a token."""
 
-        def answer() -> tuple[int, bytes]:
+        def response() -> tuple[int, bytes]:
             return 200, json.dumps({"access_token": token(), "expires_in": lifetime_s}).encode()
 
-        self.answer = answer
+        self.response = response

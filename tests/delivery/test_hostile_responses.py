@@ -1,6 +1,6 @@
-"""Hostile answers through the whole producer: it reconnects and delivers, or says what was wrong; no hang.
+"""Hostile responses through the whole producer: it reconnects and delivers, or says what was wrong; no hang.
 
-A row that a hostile answer hid is sent again under its sequence, so the log holds each once, in order.
+A row that a hostile response hid is sent again under its sequence, so the log holds each once, in order.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ HOSTILE: dict[str, Reply] = {
     "nothing, then closed": SWALLOWED,
     "no length": cut_after(2),
     "a length only": cut_after(4),
-    "half an answer": cut_after(17),
+    "half a response": cut_after(17),
     "another's correlation id": wrong_correlation_id(1),
     "a correlation id of the past": wrong_correlation_id(-1),
     "2 GiB to come": claimed_length(2**31 - 1),
@@ -72,7 +72,7 @@ def assert_once_in_order(cluster: FakeCluster, count: int) -> None:
 
 @pytest.mark.parametrize("reply", HOSTILE.values(), ids=HOSTILE.keys())
 @pytest.mark.parametrize("api", APIS)
-def test_a_hostile_answer_costs_a_connection_and_no_row(api: str, reply: Reply) -> None:
+def test_a_hostile_response_costs_a_connection_and_no_row(api: str, reply: Reply) -> None:
     with FakeCluster({TOPIC: 1}) as cluster, _bounded():
         cluster.script(APIS[api], reply, reply)
         result = send(cluster, rows(0, 20), rows(20, 20), request_timeout_ms=2_000)
@@ -85,7 +85,7 @@ def test_a_hostile_answer_costs_a_connection_and_no_row(api: str, reply: Reply) 
 
 
 @pytest.mark.parametrize("api", ["produce", "metadata", "versions", "id"])
-def test_hostile_answers_without_end_are_named_within_the_bounds(api: str) -> None:
+def test_hostile_responses_without_end_are_named_within_the_bounds(api: str) -> None:
     """Catches: a hang, a loop without backoff, and an error that does not say what was wrong."""
     bad = wrong_correlation_id(7)
     with FakeCluster({TOPIC: 1}) as cluster, _bounded():
@@ -103,7 +103,7 @@ def test_hostile_answers_without_end_are_named_within_the_bounds(api: str) -> No
         assert len(cluster.received(APIS[api])) < 200
 
 
-def test_answers_byte_by_byte_through_the_whole_producer() -> None:
+def test_responses_byte_by_byte_through_the_whole_producer() -> None:
     with FakeCluster({TOPIC: 2}, brokers=2) as cluster, ProxyCluster(cluster.bootstrap_servers) as proxies:
         for proxy in proxies:
             proxy.slow(trickle_bytes=1, trickle_ms=0.2)
@@ -114,8 +114,8 @@ def test_answers_byte_by_byte_through_the_whole_producer() -> None:
 
 
 @pytest.mark.parametrize("count", [*range(1, 12), 20, 40, 60])
-def test_a_connection_that_ends_after_any_byte_of_the_answers(count: int) -> None:
-    """The cut falls into the answers to ApiVersions, Metadata, InitProducerId or Produce."""
+def test_a_connection_that_ends_after_any_byte_of_the_responses(count: int) -> None:
+    """The cut falls into the responses to ApiVersions, Metadata, InitProducerId or Produce."""
     with FakeCluster({TOPIC: 1}) as cluster, ProxyCluster(cluster.bootstrap_servers) as proxies, _bounded():
         target = _Behind(cluster, proxies.bootstrap_servers)
         assert send(target, rows(0, 5)).records == 5
@@ -127,7 +127,7 @@ def test_a_connection_that_ends_after_any_byte_of_the_answers(count: int) -> Non
 def test_a_claimed_length_costs_no_memory() -> None:
     with FakeCluster({TOPIC: 1}) as cluster:
         send(cluster, rows(0, 5))
-        # 16 MiB is what a Produce answer may claim.
+        # 16 MiB is what a Produce response may claim.
         cluster.script(PRODUCE, claimed_length(16 * 2**20 - 1))
         tracemalloc.start()
         try:
@@ -160,7 +160,7 @@ REPLIES = st.one_of(
 
 
 def _changed(place: int, value: int):  # type: ignore[no-untyped-def]  # a Reply's mangle
-    """One byte of the answer is another, beyond length and correlation id."""
+    """One byte of the response is another, beyond length and correlation id."""
 
     def mangle(frame: bytes) -> bytes:
         at = place % len(frame)
@@ -179,7 +179,7 @@ def _changed(place: int, value: int):  # type: ignore[no-untyped-def]  # a Reply
 def test_whatever_comes_no_row_is_doubled_or_claimed_and_missing(
     produced: list[Reply], asked: list[Reply], negotiated: list[Reply], identified: list[Reply]
 ) -> None:
-    """A byte changed in an answer may be a lie that no client can see: of an error, an offset, a leader.
+    """A byte changed in a response may be a lie that no client can see: of an error, an offset, a leader.
 
     So the task may fail, with an error of the sink; but what it says was written is written, never twice.
     """

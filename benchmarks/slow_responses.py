@@ -1,6 +1,6 @@
-"""A proxy in a process of its own whose answers come late, as from brokers that write to remote storage.
+"""A proxy in a process of its own whose responses come late, as from brokers that write to remote storage.
 
-    python -m benchmarks.slow_answers HOST:PORT MILLISECONDS
+    python -m benchmarks.slow_responses HOST:PORT MILLISECONDS
 
 It takes as many requests at once as the client sends: a delay, not a throttle. It ends with its standard
 input.
@@ -23,7 +23,7 @@ from tests.support.proxy import RESPONSE, Proxy
 
 
 class LateProxy(Proxy):
-    """Passes answers on ``delay_s`` after they came."""
+    """Passes responses on ``delay_s`` after they came."""
 
     def __init__(self, target: tuple[str, int], delay_s: float) -> None:
         self._delay_s = delay_s
@@ -50,12 +50,12 @@ class LateProxy(Proxy):
 
 
 @contextlib.contextmanager
-def slow_answers(bootstrap: str, delay_ms: float) -> Iterator[str]:
-    """A bootstrap address whose broker answers ``delay_ms`` late; the broker's own where that is 0."""
+def slow_responses(bootstrap: str, delay_ms: float) -> Iterator[str]:
+    """A bootstrap address whose broker responds ``delay_ms`` late; the broker's own where that is 0."""
     if not delay_ms:
         yield bootstrap
         return
-    command = [sys.executable, "-m", "benchmarks.slow_answers", bootstrap, str(delay_ms)]
+    command = [sys.executable, "-m", "benchmarks.slow_responses", bootstrap, str(delay_ms)]
     with subprocess.Popen(
         command, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
