@@ -23,7 +23,6 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from benchmarks.surroundings import RESULTS
@@ -41,8 +40,8 @@ from kafka_sink.accumulator.record_accumulator import (
 from kafka_sink.accumulator.record_appender import RecordAppender
 from kafka_sink.accumulator.single_buffer import FullAllocator
 from kafka_sink.model import CompressionType, TopicPartition
-from kafka_sink.records import encoder
 from kafka_sink.records.ordered_rows import OrderedRows
+from kafka_sink.records.record_columns import RecordColumns
 
 HEADER = bytes(61)
 RUN = 4096
@@ -171,9 +170,9 @@ def unit_over(partitions: list[TopicPartition], rows: int) -> OrderedRows:
     count = rows * len(partitions)
     keys = pa.array([b"k%09d" % number for number in range(count)], pa.binary())
     values = pa.array([b"%0110d" % number for number in range(count)], pa.binary())
-    columns = encoder.RecordColumns.of(keys, (values,), None)
+    columns = RecordColumns.of(keys, (values,), None)
     starts = list(range(0, count + 1, rows))
-    return OrderedRows(columns, np.zeros(count, dtype=np.int64), partitions, starts)
+    return OrderedRows(columns, 0, partitions, starts)
 
 
 class Appending:

@@ -13,6 +13,7 @@ import os
 import platform
 import timeit
 from collections.abc import Callable
+from itertools import pairwise
 
 import google_crc32c
 import numpy as np
@@ -20,6 +21,8 @@ import pyarrow as pa
 
 from kafka_sink.records import encoder
 from kafka_sink.records.compression import Lz4Codec
+from kafka_sink.records.record_columns import RecordColumns
+from kafka_sink.records.record_heads import Run
 from kafka_sink.rows.murmur2 import partitions_for
 
 GOAL_NS = 250
@@ -39,17 +42,17 @@ def main() -> None:
 
     partitions = partitions_for(keys, 4)
     order = np.argsort(partitions.astype(np.int16), kind="stable")
-    plain = encoder.RecordColumns.of(keys, (values,), None)
+    plain = RecordColumns.of(keys, (values,), None)
     ordered = plain.ordered(order)
-    offsets = np.arange(rows, dtype=np.int64) % 4000
-    times = np.zeros(rows, dtype=np.int64)
-    encoded = encoder.encode(ordered, offsets, times)
+    starts = [0, *np.cumsum(np.bincount(partitions, minlength=4)).tolist()]
+    runs = [Run(start, stop, 1000, 0) for start, stop in pairwise(starts) if start < stop]
+    encoded = encoder.encode(ordered, 0, runs)
     blocks = [encoded.data[at : at + 65536] for at in range(0, len(encoded.data), 65536)]
     codec = Lz4Codec(9)
     stages: dict[str, Callable[[], object]] = {
         "murmur2 of the keys": lambda: partitions_for(keys, 4),
         "order by partition": lambda: plain.ordered(np.argsort(partitions.astype(np.int16), kind="stable")),
-        "encode": lambda: encoder.encode(ordered, offsets, times),
+        "encode": lambda: encoder.encode(ordered, 0, runs),
         "lz4": lambda: [codec.compress_block(block) for block in blocks],
         "crc32c (of raw bytes)": lambda: google_crc32c.value(np.frombuffer(encoded.data, np.uint8)),
     }

@@ -257,7 +257,7 @@ class AppendPlanner:
             self._codec,
             self._settings.compression,
             self._estimates.ratio(queue.partition.topic),
-            int(plan.ordered.timestamps[start]),
+            plan.ordered.timestamp(start),
             plan.now_ms,
         )
 

@@ -13,6 +13,7 @@ from kafka_sink.accumulator.record_accumulator import RecordAccumulator
 from kafka_sink.accumulator.size_estimates import SizeEstimates
 from kafka_sink.records import encoder
 from kafka_sink.records.ordered_rows import OrderedRows
+from kafka_sink.records.record_heads import Run
 
 
 class RunWriter:
@@ -65,17 +66,17 @@ class RunWriter:
 def _encode(ordered: OrderedRows, segments: list[Segment]) -> None:
     """Encodes the rows of all segments, which are neighbours, in one pass."""
     first, last = segments[0].start, segments[-1].stop
-    rows = ordered.columns.slice(first, last)
-    starts = np.array([segment.start for segment in segments], dtype=np.int64) - first
-    lengths = np.diff(np.append(starts, last - first))
-    shift = np.array([segment.base_offset for segment in segments], dtype=np.int64) - starts
-    offset_deltas = np.arange(last - first, dtype=np.int64) + np.repeat(shift, lengths)
-    timestamps = ordered.timestamps[first:last]
-    bases = np.array([segment.batch.base_timestamp for segment in segments], dtype=np.int64)
-    encoded = encoder.encode(rows, offset_deltas, timestamps - np.repeat(bases, lengths))
-    latest = np.maximum.reduceat(timestamps, starts).tolist()
-    ends = encoded.ends[starts + lengths - 1].tolist()
+    timestamps = ordered.timestamps(first, last)
+    runs = [
+        Run(segment.start - first, segment.stop - first, segment.base_offset, segment.batch.base_timestamp)
+        for segment in segments
+    ]
+    if isinstance(timestamps, int):
+        latest = [timestamps] * len(runs)
+    else:
+        latest = np.maximum.reduceat(timestamps, [run.start for run in runs]).tolist()
+    encoded = encoder.encode(ordered.columns.slice(first, last), timestamps, runs)
     at = 0
-    for segment, end, max_timestamp in zip(segments, ends, latest, strict=True):
+    for segment, end, max_timestamp in zip(segments, encoded.ends, latest, strict=True):
         segment.batch.append(encoded.data[at:end], segment.stop - segment.start, max_timestamp)
         at = end

@@ -97,7 +97,7 @@ class SizeEstimates:
             stop,
             raw_bytes=0,
             record_count=0,
-            base_timestamp=int(ordered.timestamps[start]),
+            base_timestamp=ordered.timestamp(start),
             factor=self._factor(self.ratio(topic)),
         )
 

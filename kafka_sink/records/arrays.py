@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 Offsets = npt.NDArray[np.signedinteger[Any]]
+Lengths = npt.NDArray[np.int32] | npt.NDArray[np.int64]
 _BYTES = (pa.binary(), pa.string(), pa.large_binary(), pa.large_string())
 
 
@@ -56,10 +57,13 @@ def has_byte_offsets(kind: pa.DataType) -> bool:
     return kind in _BYTES
 
 
-def lengths(array: pa.Array) -> npt.NDArray[np.int64]:
-    """The length of each entry of an array that has ``offsets``: bytes, or elements of a list; 0 for null."""
+def lengths(array: pa.Array) -> Lengths:
+    """The length of each entry of an array that has ``offsets``: bytes, or elements of a list; 0 for null.
+
+    Numbers are as wide as the offsets.
+    """
     ends = offsets(array)
-    sizes = np.subtract(ends[1:], ends[:-1], dtype=np.int64)
+    sizes: Lengths = np.subtract(ends[1:], ends[:-1])
     if array.null_count:
         # Arrow lets a null entry span bytes that mean nothing.
         sizes[null_mask(array)] = 0

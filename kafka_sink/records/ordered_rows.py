@@ -7,8 +7,9 @@ from functools import cached_property
 import numpy as np
 
 from kafka_sink.model import TopicPartition
-from kafka_sink.records import batch_header, encoder, varint
-from kafka_sink.records.encoder import Int64s, RecordColumns
+from kafka_sink.records import batch_header, varint
+from kafka_sink.records.encoder import Int64s
+from kafka_sink.records.record_columns import RecordColumns
 
 # A batch may be older than these rows; their deltas then exceed the span of their own timestamps.
 _MIN_DELTA_BYTES = 3
@@ -20,34 +21,47 @@ class OrderedRows:
     """About 2 MiB of rows, ordered by partition. Run r, rows ``starts[r]`` to ``starts[r + 1]``, is for
     ``partitions[r]``.
 
-    ``timestamps`` are milliseconds since the epoch, one per row, in the same order.
+    ``timestamps`` are milliseconds since the epoch, one per row in the same order, or one for all rows.
     """
 
     def __init__(
         self,
         columns: RecordColumns,
-        timestamps: Int64s,
+        timestamps: Int64s | int,
         partitions: list[TopicPartition],
         starts: list[int],
     ) -> None:
         self.columns = columns
-        self.timestamps = timestamps
         self.partitions = partitions
         self.starts = starts
-        self._earliest = int(timestamps.min())
-        self._latest = int(timestamps.max())
+        if isinstance(timestamps, int):
+            self._earliest = self._latest = timestamps
+        else:
+            self._earliest, self._latest = int(timestamps.min()), int(timestamps.max())
+        self._timestamps = self._latest if self._earliest == self._latest else timestamps
         self._delta_bytes = max(_MIN_DELTA_BYTES, len(varint.scalar(self._latest - self._earliest)))
         reach = 1 << (7 * self._delta_bytes - 1)
         # Base timestamps for which every row's delta fits ``_delta_bytes``.
         self._base_range = (self._latest - reach + 1, self._earliest + reach)
         bounds = columns.upper_bounds(self._delta_bytes)
-        self.largest_bound = int(bounds.max())
-        cumulated = np.zeros(len(bounds) + 1, dtype=np.int64)
-        np.cumsum(bounds, out=cumulated[1:])
-        self._cumulated = cumulated
+        self.largest_bound = bounds.largest
+        self._cumulated: Int64s
+        if bounds.each is None:
+            self._cumulated = np.arange(len(columns) + 1, dtype=np.int64) * bounds.largest
+        else:
+            self._cumulated = np.zeros(len(columns) + 1, dtype=np.int64)
+            np.cumsum(bounds.each, out=self._cumulated[1:])
 
     def __len__(self) -> int:
-        return len(self.timestamps)
+        return len(self.columns)
+
+    def timestamp(self, row: int) -> int:
+        """A row's timestamp."""
+        return self._timestamps if isinstance(self._timestamps, int) else int(self._timestamps[row])
+
+    def timestamps(self, start: int, stop: int) -> Int64s | int:
+        """The timestamps of rows ``start`` to ``stop``, or the one that all of them have."""
+        return self._timestamps if isinstance(self._timestamps, int) else self._timestamps[start:stop]
 
     @cached_property
     def bound_at_run(self) -> list[int]:
@@ -100,26 +114,20 @@ class OrderedRows:
             return projected
         if stop - start > 1:
             return limit
-        size = self.exact_sizes(start, stop, 0, int(self.timestamps[start]))
+        size = self.exact_sizes(start, stop, 0, self.timestamp(start))
         return batch_header.SIZE + int(size[0])
 
     @cached_property
     def _fixed_sizes(self) -> Int64s:
         """Record bytes without the two deltas and the record's own length."""
-        columns = self.columns
-        sizes = columns.key_lengths + columns.value_lengths
-        # A null's -1 takes one byte, like the 0 that it has here.
-        sizes += varint.widths(columns.key_lengths)
-        sizes += varint.widths(columns.value_lengths)
-        sizes += 2 if columns.header_lengths is None else columns.header_lengths + 1
-        return sizes
+        return self.columns.body.numbers().astype(np.int64, copy=False)
 
     def exact_sizes(self, start: int, stop: int, base_offset: int, base_timestamp: int) -> Int64s:
         """Record sizes of rows ``start`` to ``stop``, the first with the batch's offset ``base_offset``."""
         sizes: Int64s = self._fixed_sizes[start:stop] + varint.count_widths(base_offset, stop - start)
-        if self._earliest == self._latest:
-            sizes += len(varint.scalar(self._latest - base_timestamp))
+        if isinstance(self._timestamps, int):
+            sizes += len(varint.scalar(self._timestamps - base_timestamp))
         else:
-            sizes += encoder.varint_widths(self.timestamps[start:stop] - base_timestamp)
+            sizes += varint.column(self._timestamps[start:stop] - base_timestamp).widths
         sizes += varint.widths(sizes)
         return sizes

@@ -11,6 +11,7 @@ _MAX_NARROW = (1 << 31) - 1
 _NO_NUMBERS = np.zeros(0, dtype=np.uint32)
 
 Unsigned = npt.NDArray[np.uint64] | npt.NDArray[np.uint32]
+Signed = npt.NDArray[np.int64] | npt.NDArray[np.int32]
 Widths = npt.NDArray[np.uint8] | int
 
 
@@ -35,7 +36,7 @@ def same(value: int) -> Column:
     return Column(_NO_NUMBERS, len(encoded), len(encoded), len(encoded), encoded)
 
 
-def column(values: npt.NDArray[np.int64]) -> Column:
+def column(values: Signed) -> Column:
     """Prepares signed numbers; small magnitudes stay small: 0, -1, 1, -2 become 0, 1, 2, 3."""
     if len(values) == 0:
         return same(0)
@@ -45,10 +46,11 @@ def column(values: npt.NDArray[np.int64]) -> Column:
     numbers: Unsigned
     if low >= -_MAX_NARROW // 2 and high <= _MAX_NARROW // 2:
         # Half the memory traffic, for nearly every column.
-        narrow = values.astype(np.int32)
+        narrow = values.astype(np.int32, copy=False)
         numbers = ((narrow << 1) ^ (narrow >> 31)).view(np.uint32)
     else:
-        numbers = ((values << 1) ^ (values >> 63)).view(np.uint64)
+        wide = values.astype(np.int64, copy=False)
+        numbers = ((wide << 1) ^ (wide >> 63)).view(np.uint64)
     extremes = (len(scalar(low)), len(scalar(high)))
     # Widths grow with the magnitude, so the widest is at one end of the range.
     widest = max(extremes)
@@ -60,11 +62,15 @@ def column(values: npt.NDArray[np.int64]) -> Column:
     return Column(numbers, widths, int(widths.min()), widest)
 
 
-def widths(values: npt.NDArray[np.int64]) -> Widths:
-    """Bytes of each number as a zigzag varint; one int if all take as many. No number may be negative."""
+def widths(values: Signed, low: int | None = None, high: int | None = None) -> Widths:
+    """Bytes of each number as a zigzag varint; one int if all take as many.
+
+    No number may be negative. ``low`` and ``high`` are bounds of the numbers, where the caller knows them.
+    """
     if len(values) == 0:
         return 1
-    narrowest, widest = len(scalar(int(values.min()))), len(scalar(int(values.max())))
+    narrowest = len(scalar(int(values.min()) if low is None else low))
+    widest = len(scalar(int(values.max()) if high is None else high))
     if narrowest == widest:
         return widest
     found = np.full(len(values), narrowest, dtype=np.uint8)

@@ -8,9 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from kafka_sink.model import TopicMetadata, TopicPartition
-from kafka_sink.records import encoder
 from kafka_sink.records.arrays import indices
+from kafka_sink.records.lengths import Ints
 from kafka_sink.records.ordered_rows import OrderedRows
+from kafka_sink.records.record_columns import RecordColumns
 from kafka_sink.rows.columns import RowBatch
 from kafka_sink.rows.partitioner import Partitioner, QueueLoads, TopicView
 
@@ -36,22 +37,20 @@ def ordered_rows_of(
     that are ``muted`` or led by an ``unavailable`` broker, if others are left. Raises
     InvalidRowError for a partition that does not exist.
     """
-    columns = encoder.RecordColumns.of(rows.key, rows.value, rows.headers)
+    columns = RecordColumns.of(rows.key, rows.value, rows.headers)
     # An upper bound, so that a batch takes what its partition is given. Only a free choice needs it.
     sizes = columns.value_lengths
     if partitioner.chooses(rows.key, rows.partition):
         sizes = columns.upper_bounds(_DELTA_BYTES)
     views = [_view(topics[name], unavailable, muted) for name in rows.topics]
     bases = np.cumsum([0] + [view.partition_count for view in views])
-    slots = _slots(rows, sizes, views, bases, partitioner, loads)
-    timestamps = rows.timestamps_ms
+    slots = _slots(rows, sizes.numbers(), views, bases, partitioner, loads)
+    timestamps = now_ms if rows.timestamps_ms is None else rows.timestamps_ms
     if slots.min() != slots.max():
         order = _stable_order(_muted_last(slots, views, bases), int(bases[-1]))
         slots = slots[order]
         columns = columns.ordered(order)
-        timestamps = None if timestamps is None else timestamps[order]
-    if timestamps is None:
-        timestamps = np.full(rows.num_rows, now_ms, dtype=np.int64)
+        timestamps = timestamps if isinstance(timestamps, int) else timestamps[order]
     changes = np.flatnonzero(slots[1:] != slots[:-1]) + 1
     starts = [0, *changes.tolist()]
     topic_of = np.searchsorted(bases, slots[starts], side="right") - 1
@@ -100,7 +99,7 @@ def _muted_last(slots: Int32s, views: list[TopicView], bases: npt.NDArray[np.int
 
 def _slots(
     rows: RowBatch,
-    sizes: npt.NDArray[np.int64],
+    sizes: Ints,
     views: list[TopicView],
     bases: npt.NDArray[np.int64],
     partitioner: Partitioner,

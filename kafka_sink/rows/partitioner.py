@@ -15,11 +15,11 @@ from kafka_sink.accumulator.batch_limits import BatchRoom
 from kafka_sink.errors import InvalidRowError
 from kafka_sink.model import TopicPartition
 from kafka_sink.records.arrays import null_mask
+from kafka_sink.records.lengths import Ints
 from kafka_sink.rows.columns import NO_PARTITION
 from kafka_sink.rows.murmur2 import partitions_for
 
 Int32s = npt.NDArray[np.int32]
-Int64s = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class Partitioner:
         self,
         key: pa.Array | None,
         explicit: Int32s | None,
-        sizes: Int64s,
+        sizes: Ints,
         topic: TopicView,
         loads: QueueLoads,
     ) -> Int32s:
@@ -123,10 +123,10 @@ class Partitioner:
                 result[free] = self._assign_sticky(sizes[free], topic, loads)
         return result
 
-    def _assign_sticky(self, sizes: Int64s, topic: TopicView, loads: QueueLoads) -> Int32s:
+    def _assign_sticky(self, sizes: Ints, topic: TopicView, loads: QueueLoads) -> Int32s:
         """Each step gives a partition the rows up to a batch's end."""
         result = np.empty(len(sizes), dtype=np.int32)
-        cumulated = np.cumsum(sizes)
+        cumulated = np.cumsum(sizes, dtype=np.int64)
         row_bytes = float(cumulated[-1]) / len(sizes)
         choices = topic.available or tuple(range(topic.partition_count))
         state = self._sticky.get(topic.name)

@@ -13,6 +13,7 @@ from kafka_sink.accumulator.batch_limits import BatchLimits
 from kafka_sink.model import TopicPartition
 from kafka_sink.records import batch_header, encoder, varint
 from kafka_sink.records.ordered_rows import OrderedRows
+from kafka_sink.records.record_columns import RecordColumns
 
 NOW = 1_700_000_000_000
 
@@ -30,7 +31,7 @@ rows = st.lists(
 def ordered_rows_of(found: list[tuple[int, int, int]]) -> OrderedRows:
     keys = pa.array([b"k" * key for key, _, _ in found], pa.binary())
     values = pa.array([b"v" * value for _, value, _ in found], pa.binary())
-    columns = encoder.RecordColumns.of(keys, (values,), None)
+    columns = RecordColumns.of(keys, (values,), None)
     stamps = np.array([stamp for _, _, stamp in found], dtype=np.int64)
     return OrderedRows(columns, stamps, [TopicPartition("t", 0)], [0, len(found)])
 

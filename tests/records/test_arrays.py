@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 
 from kafka_sink.records import encoder
 from kafka_sink.records.arrays import as_binary, indices, null_mask, numbers
+from kafka_sink.records.record_columns import RecordColumns
+from kafka_sink.records.record_heads import Run
 
 VALUES = st.lists(st.one_of(st.none(), st.integers(-5, 5)), max_size=70)
 
@@ -49,6 +51,7 @@ from kafka_sink.records.ordered_rows import OrderedRows
 import kafka_sink.producer
 from kafka_sink.model import PartitionInfo, TopicMetadata
 from kafka_sink.records import encoder
+from kafka_sink.records.record_heads import Run
 from kafka_sink.rows import columns, ordering, rebatching
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.accumulator.batch_limits import BatchRoom
@@ -73,9 +76,8 @@ for batch in reader:
         parts = [(n, (PartitionInfo(n, 0, 0), PartitionInfo(n, 1, 0))) for n in rows.topics]
         topics = {n: TopicMetadata(n, None, found) for n, found in parts}
         unit = ordering.ordered_rows_of(rows, topics, partitioner, lambda topic, count: [0] * count, 5)
-        zeros = np.zeros(len(unit), dtype=np.int64)
-        encoder.encode(unit.columns, zeros, zeros)
-        encoder.encode(unit.columns.slice(1, 3), zeros[:2], zeros[:2])
+        encoder.encode(unit.columns, unit.timestamps(0, len(unit)), [Run(0, len(unit), 0, 5)])
+        encoder.encode(unit.columns.slice(1, 3), 5, [Run(0, 2, 0, 5)])
 assert 'pandas' not in sys.modules, 'pandas was imported'
 """
     headers = pa.array(
@@ -139,8 +141,7 @@ def test_rows_of_a_slice_beyond_2_31_bytes_are_encoded() -> None:
             pa.large_binary(), 2, [None, pa.py_buffer(offsets), pa.py_buffer(memory)]
         )
         value = whole.slice(1)
-        none, two = np.zeros(1, dtype=np.int64), np.array([2], dtype=np.int64)
-        rows = encoder.RecordColumns(None, (value,), None, none, two, None)
+        rows = RecordColumns.of(None, (value,), None)
         # length 8, attributes, deltas, no key (-1), value of 2, no headers: zigzag varints
-        assert bytes(encoder.encode(rows, none, none).data) == b"\x10\0\0\0\x01\x04ab\0"
+        assert bytes(encoder.encode(rows, 0, [Run(0, 1, 0, 0)]).data) == b"\x10\0\0\0\x01\x04ab\0"
         del whole, value, rows

@@ -19,6 +19,8 @@ from kafka_sink.local_broker import LocalBroker
 from kafka_sink.model import CompressionType, TopicPartition
 from kafka_sink.records import batch_header, encoder
 from kafka_sink.records.compression import codec_for
+from kafka_sink.records.record_columns import RecordColumns
+from kafka_sink.records.record_heads import Run
 from kafka_sink.rows.murmur2 import murmur2, partitions_for
 from tests.support.java_oracle import Batch, JavaOracle, Row
 
@@ -30,7 +32,7 @@ def oracle(broker: LocalBroker, tmp_path_factory: pytest.TempPathFactory) -> Jav
     return JavaOracle(broker, tmp_path_factory.mktemp("oracle"))
 
 
-def columns_of(rows: tuple[Row, ...], *, large: bool) -> encoder.RecordColumns:
+def columns_of(rows: tuple[Row, ...], *, large: bool) -> RecordColumns:
     kind = pa.large_binary() if large else pa.binary()
     keys = pa.array([row.key for row in rows], kind)
     values = pa.array([row.value for row in rows], kind)
@@ -38,7 +40,7 @@ def columns_of(rows: tuple[Row, ...], *, large: bool) -> encoder.RecordColumns:
     if any(row.headers for row in rows):
         pairs = [[{"key": k.decode(), "value": v} for k, v in row.headers] or None for row in rows]
         headers = pa.array(pairs, HEADERS)
-    return encoder.RecordColumns.of(None if keys.null_count == len(keys) else keys, (values,), headers)
+    return RecordColumns.of(None if keys.null_count == len(keys) else keys, (values,), headers)
 
 
 def encode_batch(
@@ -65,9 +67,8 @@ def encode_batch(
         if not rows:
             continue
         times = np.array([row.timestamp for row in rows], dtype=np.int64)
-        records = encoder.encode(
-            columns_of(rows, large=start % 2 == 1), np.arange(start, stop, dtype=np.int64), times - base
-        )
+        columns = columns_of(rows, large=start % 2 == 1)
+        records = encoder.encode(columns, times, [Run(0, len(rows), start, base)])
         assert allocator.try_grow(buffer, made.projected_size_with(len(records.data)))
         made.append(records.data, len(rows), int(times.max()))
     made.move_to(BatchState.CLOSED)

@@ -13,8 +13,8 @@ from kafka_sink.accumulator.chunked_buffer import IncrementalAllocator
 from kafka_sink.accumulator.record_accumulator import AccumulatorSettings
 from kafka_sink.accumulator.size_estimates import SizeEstimates
 from kafka_sink.model import CompressionType, TopicPartition
-from kafka_sink.records.encoder import RecordColumns
 from kafka_sink.records.ordered_rows import OrderedRows
+from kafka_sink.records.record_columns import RecordColumns
 
 BATCH_SIZE = 1_024
 CHUNK = 1_024
@@ -27,7 +27,7 @@ def rows(*counts: int, size: int = 50) -> OrderedRows:
     total = sum(counts)
     columns = RecordColumns.of(None, (pa.array([b"v" * size] * total, pa.binary()),), None)
     starts = np.concatenate(([0], np.cumsum(counts))).tolist()
-    return OrderedRows(columns, np.full(total, 7, dtype=np.int64), P[: len(counts)], starts)
+    return OrderedRows(columns, 7, P[: len(counts)], starts)
 
 
 class Bench:

@@ -1,0 +1,230 @@
+"""The bytes of records around keys and values, for whole tables: lengths, attributes and deltas.
+
+There are two ways. Where the rows form a few ranges in which a number takes as many bytes in every row,
+each range is a matrix of bytes, its numbers come from tables, and it can hold the keys as well. Otherwise
+columns of varints are laid out with a mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from kafka_sink.records import varint
+from kafka_sink.records.arrays import null_mask, offsets, values_buffer
+from kafka_sink.records.lengths import Lengths
+from kafka_sink.records.record_columns import RecordColumns
+from kafka_sink.records.record_headers import binary
+
+# A range costs about as much as the mask does for this many rows.
+_MIN_RANGE_ROWS = 512
+# Longer keys stay where they are: copying them twice costs more than a part of their own.
+_MAX_INLINE_KEY = 64
+# The first numbers that take two, three and four bytes.
+_TWO_BYTES, _THREE_BYTES, _FOUR_BYTES = 1 << 6, 1 << 13, 1 << 20
+_ZERO = varint.same(0)
+
+Int64s = npt.NDArray[np.int64]
+# Bytes that all rows share, or each row's, with as many bytes an item.
+Field = bytes | npt.NDArray[Any]
+
+
+class Run(NamedTuple):
+    """Rows ``start`` to ``stop`` go to one batch, the first with the offset delta ``base_offset``."""
+
+    start: int
+    stop: int
+    base_offset: int
+    base_timestamp: int
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """What surrounds keys and values, in writing order.
+
+    ``prefix`` has the bytes before each key, ``middle`` those between key and value. If ``middle`` is None,
+    there are no keys, or ``prefix`` contains them and all up to the value. Without headers, each prefix
+    begins with the last byte of the record before, a header count of 0. ``ends`` are the bytes of all records
+    up to each run's end.
+    """
+
+    prefix: pa.Array
+    middle: pa.Array | None
+    ends: list[int]
+
+
+def heads_of(rows: RecordColumns, timestamps: Int64s | int, runs: Sequence[Run]) -> Heads:
+    """Heads of all rows, which the runs cover without gaps; ``timestamps`` one a row, or the same for all."""
+    if isinstance(timestamps, int):
+        heads = _by_ranges(rows, timestamps, runs)
+        if heads is not None:
+            return heads
+    return _by_mask(rows, timestamps, runs)
+
+
+# -- by ranges ------------------------------------------------------------------------------------------
+
+
+def _table(width: int, *, continued: bool = False) -> npt.NDArray[np.unsignedinteger[Any]]:
+    """The varints of 0, 1, 2 ... as little-endian numbers, valid for those that take ``width`` bytes.
+
+    ``continued``: the low two bytes of longer varints.
+    """
+    zigzag = np.arange(_TWO_BYTES if width == 1 else _THREE_BYTES) << 1
+    if width == 1:
+        return zigzag.astype(np.uint8)
+    high = zigzag >> 7 | (0x80 if continued else 0)
+    return ((zigzag & 0x7F) | 0x80 | high << 8).astype("<u2")
+
+
+_TABLES = (_table(1), _table(2))
+_LOW_BYTES = _table(2, continued=True)
+
+
+def _by_ranges(rows: RecordColumns, timestamp: int, runs: Sequence[Run]) -> Heads | None:
+    """None if the ranges are too many, or a number's width changes within one."""
+    if len(runs) * _MIN_RANGE_ROWS > len(rows) or rows.has_nulls:
+        return None
+    if max(run.base_offset + run.stop - run.start for run in runs) > _FOUR_BYTES:
+        return None
+    key = None if rows.key is None else _inline_key(rows.key, rows.key_lengths, rows.order)
+    key_length = b"\x01" if rows.key is None else _field(rows.key_lengths)
+    value_length = _field(rows.value_lengths)
+    if key_length is None or value_length is None:
+        return None
+    after_key: list[Field] = [value_length] if rows.key is None else []
+    if key is not None:
+        after_key = [key, value_length]
+    ranges = []
+    ends, end = [], 0
+    for run in runs:
+        between = b"\0" + varint.scalar(timestamp - run.base_timestamp)
+        for start, stop, offset in _offset_ranges(run):
+            # What is in the record besides the payload: attributes, deltas and a header count of 0.
+            extra = len(between) + sum(map(_width, offset)) + (rows.headers is None)
+            body = rows.payload.slice(start, stop)
+            length = _field(body, extra)
+            if length is None:
+                return None
+            end += body.total() + (stop - start) * (extra + _width(length))
+            shared = [_part(field, start, stop) for field in (key_length, *after_key)]
+            begin = [b"\0"] if rows.headers is None else []
+            ranges.append((stop - start, [*begin, length, between, *offset, *shared]))
+        ends.append(end)
+    middle = None
+    if rows.key is not None and key is None:
+        middle = _filled([(len(rows), [value_length])])
+    return Heads(_filled(ranges), middle, ends)
+
+
+def _offset_ranges(run: Run) -> Iterator[tuple[int, int, list[Field]]]:
+    """Parts of a run, first row to last, in whose offset deltas only the low one or two bytes differ."""
+    at, shift = run.start, run.base_offset - run.start
+    while at < run.stop:
+        offset = at + shift
+        high, low = divmod(offset, _THREE_BYTES)
+        if offset < _TWO_BYTES:
+            stop = min(run.stop, _TWO_BYTES - shift)
+            yield at, stop, [_TABLES[0][offset : stop + shift]]
+        else:
+            stop = min(run.stop, (high + 1) * _THREE_BYTES - shift)
+            table = _LOW_BYTES if high else _TABLES[1]
+            yield at, stop, [table[low : low + stop - at], bytes([high]) if high else b""]
+        at = stop
+
+
+def _field(lengths: Lengths, extra: int = 0) -> Field | None:
+    """Varints of the lengths plus ``extra``; None if they may take different or more than two bytes."""
+    if lengths.each is None:
+        return varint.scalar(lengths.largest + extra)
+    widest = len(varint.scalar(lengths.largest + extra))
+    if widest > len(_TABLES) or widest != len(varint.scalar(lengths.smallest + extra)):
+        return None
+    return _TABLES[widest - 1][extra:].take(lengths.each)
+
+
+def _inline_key(key: pa.Array, lengths: Lengths, order: npt.NDArray[np.int32] | None) -> Field | None:
+    """The keys in writing order, if all are equally long and short; no key is null."""
+    size = lengths.largest
+    if lengths.each is not None or not 0 < size <= _MAX_INLINE_KEY:
+        return None
+    first = int(offsets(key)[0])
+    keys = values_buffer(key)[first : first + len(key) * size].view(f"V{size}")
+    return keys if order is None else keys.take(order)
+
+
+def _width(field: Field) -> int:
+    return len(field) if isinstance(field, bytes) else field.itemsize
+
+
+def _part(field: Field, start: int, stop: int) -> Field:
+    return field if isinstance(field, bytes) else field[start:stop]
+
+
+def _filled(ranges: Sequence[tuple[int, Sequence[Field]]]) -> pa.Array:
+    """One entry a row: the fields of its range back to back. Each range has its number of rows."""
+    widths = [sum(map(_width, fields)) for _, fields in ranges]
+    count = sum(rows for rows, _ in ranges)
+    data = np.empty(
+        sum(rows * width for (rows, _), width in zip(ranges, widths, strict=True)), dtype=np.uint8
+    )
+    ends = np.empty(count + 1, dtype=np.int32)
+    row = at = 0
+    for (rows, fields), width in zip(ranges, widths, strict=True):
+        stop = at + rows * width
+        ends[row : row + rows] = np.arange(at, stop, width, dtype=np.int32)
+        template = b"".join(field if isinstance(field, bytes) else bytes(field.itemsize) for field in fields)
+        data[at:stop].view(f"V{width}")[:] = np.void(template)
+        for field in fields:
+            if not isinstance(field, bytes):
+                np.ndarray((rows,), field.dtype, data.data, at, (width,))[:] = field
+            at += _width(field)
+        row, at = row + rows, stop
+    ends[row] = at
+    return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(ends), pa.py_buffer(data)])
+
+
+# -- by mask --------------------------------------------------------------------------------------------
+
+
+def _by_mask(rows: RecordColumns, timestamps: Int64s | int, runs: Sequence[Run]) -> Heads:
+    count = len(rows)
+    lengths = np.array([run.stop - run.start for run in runs])
+    shifts = np.array([run.base_offset - run.start for run in runs], dtype=np.int64)
+    offsets = varint.column(np.arange(count, dtype=np.int64) + np.repeat(shifts, lengths))
+    bases = np.repeat(np.array([run.base_timestamp for run in runs], dtype=np.int64), lengths)
+    deltas = varint.column(timestamps - bases)
+    key = varint.same(-1) if rows.key is None else _length_column([rows.key], rows.key_lengths, rows.order)
+    value = _length_column(rows.value, rows.value_lengths, rows.order)
+    body = rows.body.numbers() + (deltas.widths + offsets.widths)
+    length = varint.column(body)
+    numbers = [length, _ZERO, deltas, offsets, key]
+    if rows.headers is None:
+        # The header count of the record before.
+        numbers.insert(0, _ZERO)
+    ends = np.cumsum(np.add.reduceat(body + length.widths, [run.start for run in runs], dtype=np.int64))
+    if rows.key is None:
+        return Heads(_varints([*numbers, value], count), None, ends.tolist())
+    return Heads(_varints(numbers, count), _varints([value], count), ends.tolist())
+
+
+def _varints(columns: list[varint.Column], count: int) -> pa.Array:
+    widths: npt.NDArray[np.integer[Any]] | int = 0
+    for column in columns:
+        widths = widths + column.widths
+    return binary(varint.lay_out(columns, count), widths, count)
+
+
+def _length_column(
+    chunks: Sequence[pa.Array], lengths: Lengths, order: npt.NDArray[np.int32] | None
+) -> varint.Column:
+    """A length field, -1 for null. ``order`` is the position of each length's row in the chunks."""
+    if any(chunk.null_count for chunk in chunks):
+        nulls = np.concatenate([null_mask(chunk) for chunk in chunks])
+        return varint.column(np.where(nulls if order is None else nulls[order], -1, lengths.numbers()))
+    return varint.same(lengths.largest) if lengths.each is None else varint.column(lengths.each)
