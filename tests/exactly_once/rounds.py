@@ -284,8 +284,8 @@ class Round:
             (self._settings.commits / str(done - 1)).unlink()
 
     def _worker_of(self, driver: int) -> int:
-        children = _children(driver)
-        return self._chance.choice(children) if children else driver
+        workers = children(driver)
+        return self._chance.choice(workers) if workers else driver
 
     def _freeze(self, pid: int) -> None:
         if self._signal(pid, signal.SIGSTOP):
@@ -355,7 +355,8 @@ class _BrokerHealing:
         return "broker"
 
 
-def _children(pid: int) -> list[int]:
+def children(pid: int) -> list[int]:
+    """The pids of a process's children."""
     try:
         text = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii")
     except OSError:

@@ -1,8 +1,8 @@
-"""``python -m tests.exactly_once.spark_rounds --rounds 10``: rounds of kills on a Spark cluster and three
-brokers.
+"""``python -m tests.exactly_once.spark_rounds --rounds 10``: rounds of kills on Spark and three brokers.
 
-As the rounds of ``python -m tests.exactly_once``, with real drivers and executors, hence slower: JVMs of
-both are killed and suspended, and their Python workers, and brokers.
+As the rounds of ``python -m tests.exactly_once``, with real drivers and executors. A driver is slow to start,
+so each runs several queries, and a fault that kills it finds each at another moment. Each query has a topic
+and a checkpoint of its own and is checked by itself.
 """
 
 from __future__ import annotations
@@ -19,11 +19,14 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from kafka_sink.local_broker import LocalBroker
 from tests.exactly_once import dying
-from tests.exactly_once.rounds import CLUSTER_PROPERTIES, PARTITIONS, read_committed
+from tests.exactly_once.rounds import CLUSTER_PROPERTIES, PARTITIONS, children, read_committed
 from tests.support.standalone_cluster import StandaloneCluster
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,19 +44,19 @@ FAULTS = (
     "broker frozen",
 )
 IN_ONE_JVM = tuple(fault for fault in FAULTS if not fault.startswith("executor"))
-_PATIENCE_S = 240.0
+_EXECUTORS = 2
+_PATIENCE_S = 400.0
 
 
 def main() -> int:
     """0 where no row was lost or doubled; with at-least-once, where some round has found doubled ones."""
     parser = argparse.ArgumentParser(prog="python -m tests.exactly_once.spark_rounds", description=__doc__)
     parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--queries", type=int, default=4, help="of each driver")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=0, help="start no further round after that long")
     parser.add_argument(
-        "--executors",
-        action="store_true",
-        help="on a cluster of three executors, else all in the driver's JVM",
+        "--executors", action="store_true", help="on a standalone cluster, else all in the driver's JVM"
     )
     parser.add_argument("--guarantee", choices=("exactly-once", "at-least-once"), default="exactly-once")
     arguments = parser.parse_args()
@@ -63,23 +66,24 @@ def main() -> int:
     began = time.monotonic()
     with (
         LocalBroker(brokers=3, properties=CLUSTER_PROPERTIES) as brokers,
-        StandaloneCluster(workers=3, cores=2, memory="1g", environ=environ)
+        StandaloneCluster(workers=_EXECUTORS, cores=2, memory="1g", environ=environ)
         if arguments.executors
         else contextlib.nullcontext() as cluster,
     ):
         for seed in range(arguments.seed, arguments.seed + arguments.rounds):
             if arguments.minutes and time.monotonic() - began > arguments.minutes * 60:
                 break
-            one = SparkRound(brokers, cluster, environ, seed, arguments.guarantee)
+            one = SparkRound(brokers, cluster, environ, seed, arguments.guarantee, arguments.queries)
             one.run()
             totals.update(one.found)
             faults.update(one.faults)
             print(one, flush=True)
     kinds = ", ".join(f"{count} x {name}" for name, count in faults.most_common())
-    where = "3 executors" if arguments.executors else "local[3]"
+    where = f"{_EXECUTORS} executors' hosts" if arguments.executors else "local[3]"
     print(
-        f"{totals['rounds']} rounds with {arguments.guarantee} on Spark: {totals['rows']:,} rows, "
-        f"{totals['lost']} lost, {totals['doubled']} doubled, {totals['unfinished']} rounds unfinished; "
+        f"{totals['rounds']} rounds of {arguments.queries} queries with {arguments.guarantee} on Spark: "
+        f"{totals['rows']:,} rows, {totals['lost']} lost, {totals['doubled']} doubled, "
+        f"{totals['unfinished']} queries unfinished; "
         f"{totals['drivers']} drivers; {sum(faults.values())} faults: {kinds}.\n"
         f"{where}, 3 brokers, replication 3, {time.monotonic() - began:.0f} s in all."
     )
@@ -100,8 +104,30 @@ def environment() -> dict[str, str]:
     }
 
 
+@dataclass
+class Query:
+    """One query's topic and checkpoint, and what ``spark_job.py`` is told of it."""
+
+    topic: str
+    checkpoint: Path
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    def committed(self) -> int:
+        """The last batch of the commit log; -1 where there is none."""
+        folder = self.checkpoint / "commits"
+        if not folder.exists():
+            return -1
+        return max((int(name) for name in os.listdir(folder) if name.isdigit()), default=-1)
+
+    def lose_last_commit(self) -> None:
+        """As a file system does that did not keep the file."""
+        last = self.committed()
+        for name in (str(last), f".{last}.crc"):
+            (self.checkpoint / "commits" / name).unlink(missing_ok=True)
+
+
 class SparkRound:
-    """One topic, one checkpoint, and faults drawn from the seed."""
+    """Drivers one after the other with the same queries, and faults drawn from the seed."""
 
     def __init__(
         self,
@@ -110,6 +136,7 @@ class SparkRound:
         environ: dict[str, str],
         seed: int,
         guarantee: str,
+        queries: int,
     ) -> None:
         self.found: Counter[str] = Counter(rounds=1)
         self.faults: Counter[str] = Counter()
@@ -118,44 +145,54 @@ class SparkRound:
         self._environ = environ
         self._seed = seed
         self._chance = random.Random(seed)
-        self._topic = f"spark-{guarantee[:2]}-{seed}-{os.getpid()}"
-        self._checkpoint = Path(tempfile.mkdtemp(prefix="exactly-once-spark-"))
-        self._settings = {
-            "master": cluster.url if cluster else "local[3]",
+        self._folder = Path(tempfile.mkdtemp(prefix="exactly-once-spark-"))
+        self._speculation = self._chance.choice(("true", "false"))
+        self._queries = [self._drawn(number, guarantee) for number in range(queries)]
+        self._log = self._folder / "log"
+        self._drivers: list[subprocess.Popen[bytes]] = []
+        self._frozen: list[int] = []
+        self._began = time.monotonic()
+
+    def _drawn(self, number: int, guarantee: str) -> Query:
+        topic = f"spark-{guarantee[:2]}-{self._seed}-{number}-{os.getpid()}"
+        checkpoint = self._folder / f"checkpoint-{number}"
+        settings = {
             "rows": self._chance.choice((300, 3000)),
             "tasks": self._chance.randint(1, 3),
             "until": 0,
             "pause_ms": self._chance.choice((0, 200)),
-            "speculation": self._chance.choice(("true", "false")),
-            "checkpoint": str(self._checkpoint),
+            "checkpoint": str(checkpoint),
             "options": {
-                "kafka.bootstrap.servers": brokers.bootstrap_servers,
-                "topic": self._topic,
+                "kafka.bootstrap.servers": self._brokers.bootstrap_servers,
+                "topic": topic,
                 "delivery.guarantee": guarantee,
                 "kafka.request.timeout.ms": "5000",
                 "coordinator.enabled": "false",
                 "log.summary": "false",
             },
         }
-        self._log = self._checkpoint.with_suffix(".log")
-        self._drivers: list[subprocess.Popen[bytes]] = []
-        self._frozen: list[int] = []
+        return Query(topic, checkpoint, settings)
 
     def __str__(self) -> str:
         faults = ", ".join(f"{name} x {count}" for name, count in self.faults.items())
         found = self.found
         broken = found["lost"] or found["doubled"] or found["unfinished"]
         verdict = f"BROKEN: {found['lost']} lost, {found['doubled']} doubled" if broken else "ok"
-        return f"seed {self._seed} [{faults}] {found['rows']} rows, {found['drivers']} drivers: {verdict}"
+        if found["unfinished"]:
+            verdict += f", {found['unfinished']} queries unfinished"
+        counts = f"{found['rows']} rows, {found['drivers']} drivers, {time.monotonic() - self._began:.0f} s"
+        return f"seed {self._seed} [{faults}] {counts}: {verdict}"
 
     def run(self) -> None:
-        """Faults, then none until two more batches are written; then the topic is read."""
-        self._brokers.create_topic(self._topic, PARTITIONS, config={"min.insync.replicas": 2})
+        """Faults, then none until each query has written two more batches; then the topics are read."""
+        for query in self._queries:
+            self._brokers.create_topic(query.topic, PARTITIONS, config={"min.insync.replicas": 2})
         try:
             for fault in self._chance.choices(
                 FAULTS if self._cluster else IN_ONE_JVM, k=self._chance.randint(1, 3)
             ):
-                self._settings["until"] = 1_000_000
+                for query in self._queries:
+                    query.settings["until"] = 1_000_000
                 self._ensure_running()
                 self._await_progress()
                 time.sleep(self._chance.random() * 1.5)
@@ -167,11 +204,11 @@ class SparkRound:
             self._thaw()
             for driver in self._drivers:
                 _kill_group(driver)
-        self._check()
-        shutil.rmtree(self._checkpoint, ignore_errors=True)
+        for query in self._queries:
+            self._check(query)
         if self.found["unfinished"]:
-            print(self._log.read_text(errors="replace")[-4000:], file=sys.stderr)
-        self._log.unlink(missing_ok=True)
+            print(self._log.read_text(errors="replace")[-8000:], file=sys.stderr)
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     # -- drivers ----------------------------------------------------------------------------------
 
@@ -180,10 +217,15 @@ class SparkRound:
         environ = dict(self._environ)
         if die_before_commit:
             environ[dying.VARIABLE] = str(die_before_commit)
+        settings = {
+            "master": self._cluster.url if self._cluster else "local[3]",
+            "speculation": self._speculation,
+            "queries": [query.settings for query in self._queries],
+        }
         job = Path(__file__).with_name("spark_job.py")
         with self._log.open("ab") as log:
             driver = subprocess.Popen(
-                [sys.executable, str(job), json.dumps(self._settings)],
+                [sys.executable, str(job), json.dumps(settings)],
                 env=environ,
                 stdout=log,
                 stderr=log,
@@ -201,40 +243,41 @@ class SparkRound:
             _kill_group(driver)
             driver.wait()
 
-    def _committed(self) -> int:
-        folder = self._checkpoint / "commits"
-        if not folder.exists():
-            return -1
-        return max((int(name) for name in os.listdir(folder) if name.isdigit()), default=-1)
-
     def _await_progress(self) -> None:
-        """A batch is committed, and the next may be under way."""
-        before, deadline = self._committed(), time.monotonic() + _PATIENCE_S / 2
-        while self._committed() <= before and time.monotonic() < deadline:
+        """Some query's batch is committed, so that its next one may be under way; others are anywhere."""
+        before = [query.committed() for query in self._queries]
+        self._until(lambda: [query.committed() for query in self._queries] > before, _PATIENCE_S / 2)
+
+    def _until(self, done: Callable[[], bool], seconds: float) -> bool:
+        """Keeps a driver running until then; false where the time was over before."""
+        deadline = time.monotonic() + seconds
+        while not done():
+            if time.monotonic() > deadline:
+                return False
             self._ensure_running()
             time.sleep(0.05)
+        return True
 
     def _finish(self) -> None:
         self._end_all()
-        self._settings["until"] = self._committed() + 2
-        deadline = time.monotonic() + _PATIENCE_S
-        while self._committed() < int(str(self._settings["until"])):
-            if time.monotonic() > deadline:
-                self.found["unfinished"] += 1
-                break
-            self._ensure_running()
-            time.sleep(0.1)
+        for query in self._queries:
+            query.settings["until"] = query.committed() + 2
+        self._until(lambda: not self._undone(), _PATIENCE_S)
+        self.found["unfinished"] += self._undone()
         for driver in self._drivers:
             try:
                 driver.wait(60)
             except subprocess.TimeoutExpired:
                 _kill_group(driver)
 
+    def _undone(self) -> int:
+        return sum(query.committed() < query.settings["until"] for query in self._queries)
+
     # -- faults -----------------------------------------------------------------------------------
 
     def _strike(self, fault: str) -> None:
         driver = self._ensure_running()
-        jvm = next(iter(_children(driver.pid)), driver.pid)
+        jvm = next(iter(children(driver.pid)), driver.pid)
         if fault == "driver JVM killed":
             _signal(jvm, signal.SIGKILL)
         elif fault == "driver and its workers killed":
@@ -251,22 +294,22 @@ class SparkRound:
             self._end_all()
             dead = self._start(self._chance.randint(1, 4))
             try:
-                dead.wait(90)
+                dead.wait(150)
             except subprocess.TimeoutExpired:
                 _kill_group(dead)
         elif fault == "last commit file deleted":
             self._end_all()
-            last = self._committed()
-            for name in (str(last), f".{last}.crc"):
-                (self._checkpoint / "commits" / name).unlink(missing_ok=True)
+            for query in self._queries:
+                query.lose_last_commit()
         elif fault == "driver frozen, second driver on the checkpoint":
             self._freeze(jvm)
             self._start()
-            time.sleep(12 + self._chance.random() * 10)
+            self._await_progress()
             self._thaw()
         elif fault == "restarted with other tasks":
             self._end_all()
-            self._settings["tasks"] = self._chance.randint(1, 4)
+            for query in self._queries:
+                query.settings["tasks"] = self._chance.randint(1, 4)
         else:
             self._strike_broker(fault)
 
@@ -283,7 +326,7 @@ class SparkRound:
 
     def _worker(self, jvm: int) -> int:
         """A Python worker of a driver's JVM: a child of one of its daemons."""
-        found = [worker for daemon in _children(jvm) for worker in _children(daemon)]
+        found = [worker for daemon in children(jvm) for worker in children(daemon)]
         return self._chance.choice(found) if found else 0
 
     def _executor(self, main: str) -> int:
@@ -310,37 +353,26 @@ class SparkRound:
             _signal(pid, signal.SIGCONT)
         self._frozen.clear()
 
-    def _check(self) -> None:
+    def _check(self, query: Query) -> None:
         """Rows of whole batches, from the first on; the last may be decided and not in the commit log."""
-        rows = int(str(self._settings["rows"]))
-        seen = Counter(read_committed(self._brokers.bootstrap_servers, self._topic))
-        batches = max(self._committed() + 1, (max(seen, default=-1) + rows) // rows)
-        self.found["rows"] = batches * rows
-        self.found["lost"] = sum(1 for row in range(batches * rows) if not seen[row])
-        self.found["doubled"] = sum(count - 1 for count in seen.values() if count > 1)
-
-
-def _children(pid: int) -> list[int]:
-    try:
-        text = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii")
-    except OSError:
-        return []
-    return [int(one) for one in text.split()]
+        rows = int(query.settings["rows"])
+        seen = Counter(read_committed(self._brokers.bootstrap_servers, query.topic))
+        batches = max(query.committed() + 1, (max(seen, default=-1) + rows) // rows)
+        self.found["rows"] += batches * rows
+        self.found["lost"] += sum(1 for row in range(batches * rows) if not seen[row])
+        self.found["doubled"] += sum(count - 1 for count in seen.values() if count > 1)
 
 
 def _signal(pid: int, number: signal.Signals) -> None:
-    if pid:
-        try:
+    # 0 would be this process's whole group.
+    if pid > 0:
+        with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
-        except ProcessLookupError:
-            pass
 
 
 def _kill_group(driver: subprocess.Popen[bytes]) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(driver.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
 
 
 if __name__ == "__main__":
