@@ -169,7 +169,7 @@ def held_up(cluster: LocalBroker) -> dict[str, float]:
         options, scope = parse(raw).options, Scope(topic, topic, 1)
         dead = TransactionClient(options)
         claim = dead.run(driver.take_over(scope), 60_000).claim
-        producer = dead.run(task.begin(scope, claim, 0, 0), 60_000)
+        _, producer = dead.run(task.begin(scope, claim, 0, 0), 60_000)
         _write_open(options, topic, scope.task_id(0, 0), producer)
         dead.run(task.finish(scope, claim, BatchIdentity("query", 0), 0, 0, producer), 60_000)
         dead.close()

@@ -279,7 +279,7 @@ def _micro_batch(context: TaskContext) -> BatchIdentity:
     number = context.getLocalProperty(_BATCH_ID)
     if query is None or number is None:
         raise DeliveryError("Spark does not provide the task's query and micro-batch")
-    return BatchIdentity(query, int(number))
+    return BatchIdentity.of_query(query, int(number))
 
 
 def _label(batch_id: int | None) -> str:

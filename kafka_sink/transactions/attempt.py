@@ -43,7 +43,7 @@ class TaskAttempt:
         handover: Handover,
         batch: BatchIdentity,
         task: int,
-        slot: int,
+        attempt: int,
         columns: Sequence[int],
         timeout_ms: float,
     ) -> None:
@@ -55,7 +55,7 @@ class TaskAttempt:
         self._handover = handover
         self._batch = batch
         self._task = task
-        self._slot = slot
+        self._slot = attempt
         self._digest = RunningDigest(columns)
         self._timeout_ms = timeout_ms
         self._producer: ProducerEpoch | None = None
@@ -85,7 +85,7 @@ class TaskAttempt:
             if self._producer is None:
                 steps = task.begin(self._scope, self._handover.claim, self._task, self._slot)
                 began = time.monotonic_ns()
-                self._producer = self._client.run(steps, self._timeout_ms)
+                self._slot, self._producer = self._client.run(steps, self._timeout_ms)
                 self.metrics[INIT_TIME_METRIC] = time.monotonic_ns() - began
                 self.figures = TransactionFigures(open=1, oldest_open_ms=int(wall_ms()))
                 name = self._scope.task_id(self._task, self._slot)
@@ -110,6 +110,7 @@ class TaskAttempt:
             self.duty,
             digest,
             part,
+            self._scope,
             is_repair=self._handover.incomplete is not None,
         )
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from enum import Enum
 
 from kafka_sink.errors import IncompleteBatchError, TransactionError
+from kafka_sink.transactions import decision as decisions
 from kafka_sink.transactions import driver
 from kafka_sink.transactions.decision import BatchIdentity, Decision, Part, RowsDigest
-from kafka_sink.transactions.driver import Committed, Ownership, incomplete
+from kafka_sink.transactions.driver import Ownership, incomplete
 from kafka_sink.transactions.figures import TransactionFigures
 from kafka_sink.transactions.operations import ProducerEpoch, Steps
 from kafka_sink.transactions.scope import Scope
@@ -69,6 +70,7 @@ class Handover:
 class TaskReport:
     """What a task that is done tells the commit. ``part`` is None where it began no transaction.
 
+    ``scope`` is where its mark is: the commit's own process may see more partitions of the topic by now.
     ``is_repair``: the batch was decided, and just the tasks that are missing write.
     """
 
@@ -78,6 +80,7 @@ class TaskReport:
     duty: Duty
     digest: RowsDigest
     part: Part | None
+    scope: Scope
     is_repair: bool = False
 
 
@@ -110,7 +113,7 @@ class BatchOutcome:
         return text
 
 
-def commit(scope: Scope, reports: Sequence[TaskReport], *, records_empty: bool) -> Steps[BatchOutcome]:
+def commit(reports: Sequence[TaskReport], *, records_empty: bool) -> Steps[BatchOutcome]:
     """Decide and complete the batch that these tasks have written.
 
     ``records_empty``: a batch without rows counts as written, too. Raises TransactionError where nothing is
@@ -118,45 +121,53 @@ def commit(scope: Scope, reports: Sequence[TaskReport], *, records_empty: bool) 
     """
     if not reports:
         return BatchOutcome()
-    claim, batch, is_repair = _agreed(reports)
+    run = _agreed(reports)
     parts = [report.part for report in reports if report.part is not None]
     duties = {report.duty for report in reports}
     if not parts and not records_empty and duties == {Duty.WRITE}:
         return BatchOutcome()
-    previous = yield from driver.read_decision(scope)
+    previous, found = yield from driver.look(run.scope, parts)
     if Duty.SKIP in duties:
-        if previous is None or not previous.covers(batch):
-            raise TransactionError(f"{batch} was written before according to planning, and now it was not")
+        if previous is None or not previous.covers(run.batch):
+            raise TransactionError(
+                f"{run.batch} was written before according to planning, and now it was not"
+            )
         return BatchOutcome(was_written_before=True)
-    if is_repair:
-        committed = yield from _repair(scope, claim, batch, previous, reports)
-        return BatchOutcome(
-            committed=committed.committed,
-            aborted=committed.aborted,
-            repaired=True,
-            began_ms=committed.began_ms,
-        )
-    committed = yield from driver.decide(scope, claim, previous, batch, len(reports), parts)
-    return BatchOutcome(committed=committed.committed, aborted=committed.aborted, began_ms=committed.began_ms)
+    if run.is_repair:
+        decision = decisions.repaired(_repairable(run.batch, previous, reports), parts)
+    else:
+        decision = decisions.next_decision(run.scope, previous, run.batch, len(reports), parts)
+    committed = yield from driver.decide(run.scope, run.claim, decision, tuple(parts), found)
+    return BatchOutcome(
+        committed=committed.committed,
+        aborted=committed.aborted,
+        repaired=run.is_repair,
+        began_ms=committed.began_ms,
+    )
 
 
-def _agreed(reports: Sequence[TaskReport]) -> tuple[ProducerEpoch, BatchIdentity, bool]:
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """What all reports of one job or micro-batch agree on."""
+
+    claim: ProducerEpoch
+    batch: BatchIdentity
+    scope: Scope
+    is_repair: bool
+
+
+def _agreed(reports: Sequence[TaskReport]) -> _Run:
     tasks = {report.task for report in reports}
     if len(tasks) != len(reports):
         raise TransactionError("two tasks report the same partition of the job")
-    agreed = {(report.claim, report.batch, report.is_repair) for report in reports}
+    agreed = {_Run(one.claim, one.batch, one.scope, one.is_repair) for one in reports}
     if len(agreed) != 1:
         raise TransactionError("tasks of different runs report to one commit")
     return agreed.pop()
 
 
-def _repair(
-    scope: Scope,
-    claim: ProducerEpoch,
-    batch: BatchIdentity,
-    previous: Decision | None,
-    reports: Sequence[TaskReport],
-) -> Steps[Committed]:
+def _repairable(batch: BatchIdentity, previous: Decision | None, reports: Sequence[TaskReport]) -> Decision:
+    """The decision to repair. Raises IncompleteBatchError where these tasks are not the ones it was made of."""
     if previous is None or previous.batch != batch:
         raise TransactionError(f"the decision of {batch} is gone")
     changed = len(reports) != previous.tasks or any(
@@ -169,5 +180,4 @@ def _repair(
             f"where there were {previous.tasks}) or had other rows, so it cannot tell which ones are "
             "missing: nothing was written"
         )
-    parts = [report.part for report in reports if report.part is not None]
-    return (yield from driver.repair(scope, claim, previous, parts))
+    return previous

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import json
+import uuid
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -20,10 +21,10 @@ from kafka_sink.transactions.scope import Scope
 
 _CHUNK_BYTES = 3500
 _FORMAT = "kc1"
-# Named queries and applications that may share a prefix: the progress of each is kept, however old it is.
+# Writers under one prefix whose progress a decision keeps: applications for ever, queries by recency.
 _MAX_WRITERS = 64
-# Begins the name of a job without txnAppId. Nothing looks its progress up again.
-UNNAMED_JOB = "job "
+# Each begins the name of a writer of its kind, so that no txnAppId is mistaken for another kind.
+_QUERY, _APPLICATION, _UNNAMED_JOB = "query ", "application ", "job "
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +34,29 @@ class BatchIdentity:
     writer: str
     number: int
 
-    def mark(self, task: int) -> str:
-        """What a task's transaction records; visible once that is committed."""
-        return f"{sha256(self.writer.encode()).hexdigest()[:16]}:{self.number}:{task}"
+    @classmethod
+    def of_query(cls, query_id: str, batch_id: int) -> BatchIdentity:
+        """A micro-batch. A checkpoint that is deleted gives its query another id."""
+        return cls(_QUERY + query_id, batch_id)
+
+    @classmethod
+    def of_application(cls, app_id: str, topic: str, version: int) -> BatchIdentity:
+        """A job with txnAppId and txnVersion."""
+        return cls(f"{_APPLICATION}{app_id}/{topic}", version)
+
+    @classmethod
+    def of_unnamed_job(cls) -> BatchIdentity:
+        """A job without txnAppId. Nothing looks its progress up again."""
+        return cls(_UNNAMED_JOB + uuid.uuid4().hex, 0)
+
+    def mark(self, task: int, producer: ProducerEpoch) -> str:
+        """What a task's transaction records; visible once that is committed.
+
+        It names the transaction: a batch that is written a second time must not be taken for committed by
+        the marks of the first.
+        """
+        writer = sha256(self.writer.encode()).hexdigest()[:16]
+        return f"{writer}:{self.number}:{task}:{producer.producer_id}:{producer.epoch}"
 
     def __str__(self) -> str:
         return f"batch {self.number} of {self.writer}"
@@ -102,12 +123,17 @@ def next_decision(
     before = progress.pop(batch.writer, -1)
     if previous is not None and previous.batch == batch:
         before = previous.before
-    progress = {name: last for name, last in progress.items() if not name.startswith(UNNAMED_JOB)}
-    if len(progress) >= _MAX_WRITERS and not batch.writer.startswith(UNNAMED_JOB):
-        raise TransactionError(
-            f"{batch} is not committed: {_MAX_WRITERS} other applications write under its prefix, no more "
-            "can be remembered. Give some of them a transactional.id.prefix of their own"
-        )
+    progress = {name: last for name, last in progress.items() if not name.startswith(_UNNAMED_JOB)}
+    if len(progress) >= _MAX_WRITERS and not batch.writer.startswith(_UNNAMED_JOB):
+        # The least recently written one. A query asks for its own last batches only, when it is restarted.
+        oldest = next((name for name in progress if name.startswith(_QUERY)), None)
+        if oldest is None:
+            raise TransactionError(
+                f"{batch} is not committed: {_MAX_WRITERS} other applications write under its prefix, no "
+                "more can be remembered. Give some of them a transactional.id.prefix of their own"
+            )
+        del progress[oldest]
+    # Last, so that the order is that of writing.
     progress[batch.writer] = batch.number
     number = 1 if previous is None else previous.number + 1
     ordered = tuple(sorted(parts, key=lambda part: part.task))

@@ -16,6 +16,7 @@ from kafka_sink.transactions import decision as decisions
 from kafka_sink.transactions.decision import BatchIdentity, Decision, Part
 from kafka_sink.transactions.operations import (
     OPEN,
+    Describe,
     Described,
     EndTransaction,
     FetchOffsets,
@@ -120,29 +121,11 @@ def _decision_in(scope: Scope, seen: Mapping[OffsetKey, str]) -> Steps[Decision 
     return decisions.decode(texts)
 
 
-def decide(
-    scope: Scope,
-    claim: ProducerEpoch,
-    previous: Decision | None,
-    batch: BatchIdentity,
-    tasks: int,
-    parts: Iterable[Part],
-) -> Steps[Committed]:
-    """Decide a batch that was not decided before, and commit its transactions.
-
-    ``previous`` is the decision that planning found. Raises TransactionError where nothing was decided or
-    nobody knows, IncompleteBatchError where it was and some transactions had ended by then.
-    """
-    decision = decisions.next_decision(scope, previous, batch, tasks, parts)
-    return (yield from _decide(scope, claim, decision, decision.parts))
-
-
-def repair(
-    scope: Scope, claim: ProducerEpoch, previous: Decision, written: Iterable[Part]
-) -> Steps[Committed]:
-    """Commit tasks of a decided batch that were written anew, as their first transactions were lost."""
-    parts = tuple(written)
-    return (yield from _decide(scope, claim, decisions.repaired(previous, parts), parts))
+def look(scope: Scope, parts: Iterable[Part]) -> Steps[tuple[Decision | None, Mapping[str, Described]]]:
+    """The latest decision, and what is open under the ids of these parts: one round trip for both."""
+    ids = tuple(scope.task_id(part.task, part.slot) for part in parts)
+    seen, found = yield (FetchOffsets((_first_decision_group(scope),)), Describe(ids))
+    return (yield from _decision_in(scope, seen)), dict(found)
 
 
 def forget(scope: Scope, claim: ProducerEpoch, decision: Decision) -> Steps[None]:
@@ -160,10 +143,19 @@ def forget(scope: Scope, claim: ProducerEpoch, decision: Decision) -> Steps[None
         raise TransactionError(f"{OTHER_DRIVER} ({ended.error})")
 
 
-def _decide(
-    scope: Scope, claim: ProducerEpoch, decision: Decision, parts: tuple[Part, ...]
+def decide(
+    scope: Scope,
+    claim: ProducerEpoch,
+    decision: Decision,
+    parts: tuple[Part, ...],
+    found: Mapping[str, Described],
 ) -> Steps[Committed]:
-    began_ms = yield from _require_open(scope, decision.batch, parts)
+    """Record a decision and commit those of its parts that are written now.
+
+    ``found`` describes their transactions. Raises TransactionError where nothing was decided or nobody knows,
+    IncompleteBatchError where it was and some transactions had ended by then.
+    """
+    began_ms = _require_open(scope, decision.batch, parts, found)
     yield from _record(scope, claim, decision)
     (ended,) = yield (EndTransaction(scope.driver_id, claim, commit=True),)
     if isinstance(ended, Refused):
@@ -185,14 +177,15 @@ def _decide(
     return Committed(len(parts), aborted, began_ms)
 
 
-def _require_open(scope: Scope, batch: BatchIdentity, parts: tuple[Part, ...]) -> Steps[int]:
+def _require_open(
+    scope: Scope, batch: BatchIdentity, parts: tuple[Part, ...], found: Mapping[str, Described]
+) -> int:
     """Returns when the first part began, by a broker's clock.
 
     Raises TransactionError if a part's transaction is no longer open: a batch that has lost a part must not
     be decided.
     """
     ids = {scope.task_id(part.task, part.slot): part for part in parts}
-    found = yield from describe(*ids)
     lost = [part.task for name, part in ids.items() if not _is_open(found.get(name), part.producer)]
     if lost:
         raise TransactionError(
@@ -249,9 +242,7 @@ def unmarked(scope: Scope, decision: Decision) -> Steps[tuple[Part, ...]]:
     where = replace(scope, topic=decision.topic, partitions=decision.partitions)
     keys = {part.task: where.mark_key(part.task) for part in decision.parts}
     marks = yield from fetch_stable_offsets(*keys.values())
-    return tuple(
-        part for part in decision.parts if marks.get(keys[part.task]) != decision.batch.mark(part.task)
-    )
+    return tuple(part for part in decision.parts if marks.get(keys[part.task]) != _mark(decision, part))
 
 
 def uncommitted(scope: Scope, decision: Decision) -> Steps[tuple[Part, ...]]:
@@ -269,7 +260,11 @@ def _not_visible(scope: Scope, decision: Decision, seen: Mapping[OffsetKey, str]
     marks = set(seen.values())
     if groups:
         marks |= set((yield from fetch_offsets(*sorted(groups))).values())
-    return tuple(part for part in decision.parts if decision.batch.mark(part.task) not in marks)
+    return tuple(part for part in decision.parts if _mark(decision, part) not in marks)
+
+
+def _mark(decision: Decision, part: Part) -> str:
+    return decision.batch.mark(part.task, part.producer)
 
 
 def abort_open(scope: Scope, claim: ProducerEpoch, names: Iterable[str]) -> Steps[int]:

@@ -19,7 +19,7 @@ from kafka_sink.transactions import batch as batches
 from kafka_sink.transactions import driver
 from kafka_sink.transactions.batch import BatchOutcome, Handover, TaskReport
 from kafka_sink.transactions.client import TransactionClient
-from kafka_sink.transactions.decision import UNNAMED_JOB, BatchIdentity
+from kafka_sink.transactions.decision import BatchIdentity
 from kafka_sink.transactions.figures import TransactionFigures
 from kafka_sink.transactions.operations import ProducerEpoch, describe
 from kafka_sink.transactions.scope import Scope
@@ -63,13 +63,14 @@ def plan(
             "progress is recorded as offsets of that topic"
         )
     batch = None if is_streaming else _job(options)
+    if not for_tasks:
+        # Decisions and marks are found without the number of partitions.
+        return PlannedTransactions(Scope(prefix, topic, 1), batch)
     with client_of(options) as client:
         partitions = client.partitions(topic, options.max_block_ms)
         if not partitions:
             raise ConfigurationError(f"the topic '{topic}', which progress is recorded for, is not there")
         scope = Scope(prefix, topic, partitions)
-        if not for_tasks:
-            return PlannedTransactions(scope, batch)
         ownership = client.run(driver.take_over(scope), options.max_block_ms)
     handover = Handover.of(ownership)
     _report_takeover(scope, ownership, handover)
@@ -82,7 +83,7 @@ def commit(options: SinkOptions, planned: PlannedTransactions, reports: Sequence
     """Decide and complete a batch. Raises TransactionError, IncompleteBatchError, DeliveryError."""
     records_empty = planned.batch is not None and bool(options.txn_app_id)
     with client_of(options) as client:
-        steps = batches.commit(planned.scope, reports, records_empty=records_empty)
+        steps = batches.commit(reports, records_empty=records_empty)
         outcome = client.run(steps, options.delivery_timeout_ms)
     if planned.batch is not None:
         application_markers.forget(_taken_key(planned.scope.prefix))
@@ -164,8 +165,8 @@ def _digits(*parts: str) -> str:
 
 def _job(options: SinkOptions) -> BatchIdentity:
     if options.txn_app_id:
-        return BatchIdentity(f"{options.txn_app_id}/{options.topic or ''}", options.txn_version)
-    return BatchIdentity(f"{UNNAMED_JOB}{uuid.uuid4().hex}", 0)
+        return BatchIdentity.of_application(options.txn_app_id, options.topic or "", options.txn_version)
+    return BatchIdentity.of_unnamed_job()
 
 
 # -- the claim between the processes of an application ---------------------------------------------

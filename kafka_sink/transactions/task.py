@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from kafka_sink.errors import TransactionError
 from kafka_sink.transactions.decision import BatchIdentity
 from kafka_sink.transactions.operations import (
+    OPEN,
     Describe,
     Described,
     EndTransaction,
@@ -19,15 +20,27 @@ from kafka_sink.transactions.operations import (
 )
 from kafka_sink.transactions.scope import Scope
 
+# Further slots of an attempt whose first one is taken.
+_NEXT_SLOT = 1000
+_MAX_SLOTS = 16
 
-def begin(scope: Scope, claim: ProducerEpoch, task: int, slot: int) -> Steps[ProducerEpoch]:
-    """The producer id and epoch to write with. Raises TransactionError for an attempt that comes too late.
 
-    Each attempt has a slot of its own, so a late one ends no transaction of another attempt of its batch. One
-    of an older batch finds that the driver's id has moved on.
+def begin(scope: Scope, claim: ProducerEpoch, task: int, attempt: int) -> Steps[tuple[int, ProducerEpoch]]:
+    """The slot, and the producer id and epoch to write with.
+
+    Each attempt has a slot of its own, its number, so a late one ends no transaction of another attempt of
+    its batch. A stage that Spark runs again counts its attempts from 0 once more, while tasks of its first run
+    may go on, or have succeeded: an attempt that finds an open transaction in its slot takes another slot.
+    Planning left none open. Raises TransactionError for an attempt of an older batch, which finds that the
+    driver's id has moved on.
     """
-    _require_owner(scope, claim, (yield from describe(scope.driver_id)))
-    return (yield from init_producer(scope.task_id(task, slot)))
+    for slot in range(attempt, attempt + _MAX_SLOTS * _NEXT_SLOT, _NEXT_SLOT):
+        name = scope.task_id(task, slot)
+        found = yield from describe(scope.driver_id, name)
+        _require_owner(scope, claim, found)
+        if name not in found or found[name].state != OPEN:
+            return slot, (yield from init_producer(name))
+    raise TransactionError(f"attempt {attempt} of task {task} has {_MAX_SLOTS} transactions open already")
 
 
 def finish(
@@ -36,7 +49,7 @@ def finish(
     """Put the mark into the transaction, once all rows are acknowledged. Raises TransactionError."""
     key = scope.mark_key(task)
     name = scope.task_id(task, slot)
-    mark = RecordOffsets(name, producer, key.group, ((key.partition, batch.mark(task)),))
+    mark = RecordOffsets(name, producer, key.group, ((key.partition, batch.mark(task, producer)),))
     refused, driver = yield (mark, Describe((scope.driver_id,)))
     if isinstance(refused, Refused):
         raise TransactionError(

@@ -240,7 +240,7 @@ def _task(
             client,
             planned.scope,
             planned.handover,
-            BatchIdentity(_QUERY, number),
+            BatchIdentity.of_query(_QUERY, number),
             task,
             attempt,
             [0],

@@ -111,7 +111,7 @@ class World:
                 self._spawn(me, handover, number, index, 0, rows[index]) for index in range(len(rows))
             ]
             reports = yield attempts
-            yield from self.settings.commit(SCOPE, reports, records_empty=False)
+            yield from self.settings.commit(reports, records_empty=False)
             # Spark's own commit log refuses what another driver of the checkpoint has written.
             if self.commit_log != number:
                 return
@@ -133,7 +133,7 @@ class World:
         part = None
         slot = self.settings.slot_of(attempt)
         if duty is Duty.WRITE and rows:
-            producer = yield from self.settings.begin(SCOPE, handover.claim, index, slot)
+            slot, producer = yield from self.settings.begin(SCOPE, handover.claim, index, slot)
             name = SCOPE.task_id(index, slot)
             (taken,) = yield (Produce(name, producer, tuple((number, row) for row in rows)),)
             if not taken:
@@ -141,7 +141,7 @@ class World:
             yield from self.settings.finish(SCOPE, handover.claim, batch, index, slot, producer)
             part = Part(index, slot, producer, digest)
         return TaskReport(
-            handover.claim, batch, index, duty, digest, part, is_repair=handover.incomplete is not None
+            handover.claim, batch, index, duty, digest, part, SCOPE, is_repair=handover.incomplete is not None
         )
 
     def _advance(self, actor: Actor, sent: Any) -> None:

@@ -158,13 +158,39 @@ def test_the_pattern_of_ids_takes_no_other_prefix() -> None:
 
 def test_no_application_that_shares_a_prefix_is_forgotten() -> None:
     """Catches: a version that is written again because many others were written since."""
-    found = next_decision(SCOPE, None, BatchIdentity("app 0", 7), 0, ())
+    found = next_decision(SCOPE, None, BatchIdentity.of_application("app 0", "t", 7), 0, ())
     for number in range(1, 64):
-        found = next_decision(SCOPE, found, BatchIdentity(f"app {number}", 1), 0, ())
-        found = next_decision(SCOPE, found, BatchIdentity(f"job {number}", 0), 0, ())
-    assert found.covers(BatchIdentity("app 0", 7))
-    assert not [name for name in found.progress if name.startswith("job ") and name != "job 63"]
+        found = next_decision(SCOPE, found, BatchIdentity.of_application(f"app {number}", "t", 1), 0, ())
+        found = next_decision(SCOPE, found, BatchIdentity.of_unnamed_job(), 0, ())
+    assert found.covers(BatchIdentity.of_application("app 0", "t", 7))
+    assert len([name for name in found.progress if name.startswith("job ")]) == 1
     assert decode(encode(found, 4)) == found
-    with pytest.raises(TransactionError, match=r"app 64 is not committed.*prefix of their own"):
-        next_decision(SCOPE, found, BatchIdentity("app 64", 1), 0, ())
-    assert next_decision(SCOPE, found, BatchIdentity("app 0", 8), 0, ()).covers(BatchIdentity("app 0", 8))
+    with pytest.raises(TransactionError, match=r"app 64/t is not committed.*prefix of their own"):
+        next_decision(SCOPE, found, BatchIdentity.of_application("app 64", "t", 1), 0, ())
+    assert next_decision(SCOPE, found, BatchIdentity.of_application("app 0", "t", 8), 0, ()).covers(
+        BatchIdentity.of_application("app 0", "t", 8)
+    )
+
+
+def test_no_application_is_mistaken_for_an_unnamed_job() -> None:
+    """Catches: a txnAppId that begins with "job " was forgotten by the next decision, and written again."""
+    mine = BatchIdentity.of_application("job nightly", "t", 7)
+    found = next_decision(SCOPE, None, mine, 0, ())
+    found = next_decision(SCOPE, found, BatchIdentity.of_unnamed_job(), 0, ())
+    assert found.covers(mine)
+    assert not next_decision(SCOPE, found, BatchIdentity.of_query("one", 0), 0, ()).covers(
+        BatchIdentity.of_unnamed_job()
+    )
+
+
+def test_a_checkpoint_may_be_deleted_any_number_of_times() -> None:
+    """Catches: the 65th query on a path was refused, as each new checkpoint makes another query of it."""
+    app = BatchIdentity.of_application("app", "t", 1)
+    found = next_decision(SCOPE, None, app, 0, ())
+    for number in range(200):
+        found = next_decision(SCOPE, found, BatchIdentity.of_query(f"id-{number}", 0), 0, ())
+    assert found.covers(app)
+    assert found.covers(BatchIdentity.of_query("id-199", 0))
+    assert found.covers(BatchIdentity.of_query("id-150", 0))
+    assert not found.covers(BatchIdentity.of_query("id-100", 0))
+    assert decode(encode(found, 4)) == found

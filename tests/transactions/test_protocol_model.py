@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from kafka_sink.transactions import batch as batches
+from kafka_sink.transactions import decision as decisions
 from kafka_sink.transactions import driver, task
 from kafka_sink.transactions.batch import Handover
 from kafka_sink.transactions.operations import EndTransaction, ListOpen, Steps, fetch_offsets, init_producer
@@ -133,11 +134,11 @@ def takes_pending_marks_for_missing(scope: Any) -> Steps[Any]:
     return driver.Ownership(claim, decision, frozenset(part.task for part in missing))
 
 
-def commits_without_deciding(scope: Any, reports: Any, **_: Any) -> Steps[Any]:
+def commits_without_deciding(reports: Any, **_: Any) -> Steps[Any]:
     """As most sinks do: the driver commits one transaction after the other."""
     for report in reports:
         if report.part is not None:
-            name = scope.task_id(report.task, report.part.slot)
+            name = report.scope.task_id(report.task, report.part.slot)
             yield (EndTransaction(name, report.part.producer, commit=True),)
 
 
@@ -151,21 +152,14 @@ def forgets_what_is_missing(ownership: Any) -> Handover:
     return Handover.of(replace(ownership, missing=frozenset()))
 
 
-def repairs_whatever_the_tasks_are(scope: Any, reports: Any, **named: Any) -> Steps[Any]:
+def repairs_whatever_the_tasks_are(reports: Any, **named: Any) -> Steps[Any]:
     """The rows that tasks were given are not compared."""
-    previous = yield from driver.read_decision(scope)
-    if previous is not None and reports:
-        reports = [replace(report, digest=previous.digest_of(report.task)) for report in reports]
-        reports = [replace(report, is_repair=report.is_repair) for report in reports]
-        if reports[0].is_repair:
-            parts = [report.part for report in reports if report.part is not None]
-            return (yield from driver.repair(scope, reports[0].claim, previous, parts))
-    return (yield from batches.commit(scope, reports, **named))
-
-
-def begins_without_asking(scope: Any, claim: Any, index: int, slot: int) -> Steps[Any]:
-    """A late attempt takes its slot over, whoever is the driver by now."""
-    return (yield from init_producer(scope.task_id(index, slot)))
+    if reports and reports[0].is_repair:
+        parts = tuple(report.part for report in reports if report.part is not None)
+        previous, found = yield from driver.look(reports[0].scope, parts)
+        decision = decisions.repaired(previous, parts)
+        return (yield from driver.decide(reports[0].scope, reports[0].claim, decision, parts, found))
+    return (yield from batches.commit(reports, **named))
 
 
 def leaves_no_mark(scope: Any, claim: Any, batch: Any, index: int, slot: int, producer: Any) -> Steps[None]:

@@ -70,7 +70,7 @@ class Job:
         return attempt.finish()
 
     def commit(self, *reports: TaskReport) -> Any:
-        return self.run(batch.commit(self.scope, reports, records_empty=False))
+        return self.run(batch.commit(reports, records_empty=False))
 
     def decide_only(self, handover: Handover, *reports: TaskReport) -> None:
         """What a driver has done that dies between its decision and the first transaction's end."""

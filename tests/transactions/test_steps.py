@@ -1,0 +1,157 @@
+"""Single courses of the protocol on the model of Kafka, step by step: one for each hole that was found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kafka_sink.errors import TransactionError
+from kafka_sink.transactions import batch as batches
+from kafka_sink.transactions import driver, task
+from kafka_sink.transactions.batch import Handover, TaskReport
+from kafka_sink.transactions.decision import BatchIdentity, Part, RowsDigest
+from kafka_sink.transactions.operations import EndTransaction, Operation, ProducerEpoch, Steps
+from kafka_sink.transactions.scope import Scope
+from tests.support.transactions_of_kafka import Kafka, NotYet, Produce
+
+SCOPE = Scope("q", "t", 2)
+
+
+class Died(Exception):
+    """The process did, before an operation."""
+
+
+class Cluster:
+    """Runs steps to their end, markers without delay."""
+
+    def __init__(self) -> None:
+        self.kafka = Kafka()
+
+    def run(self, steps: Steps[Any], die_before: Callable[[Operation], bool] | None = None) -> Any:
+        """The steps' result. Raises what they raise, and Died."""
+        answers: Any = None
+        while True:
+            try:
+                wanted = steps.send(answers)
+            except StopIteration as stop:
+                return stop.value
+            answers = tuple(self._answer(one, die_before) for one in wanted)
+
+    def _answer(self, operation: Operation, die_before: Callable[[Operation], bool] | None) -> Any:
+        if die_before is not None and die_before(operation):
+            raise Died
+        while True:
+            try:
+                answer = self.kafka.execute(operation)
+            except NotYet:
+                self.settle()
+                continue
+            self.settle()
+            return answer
+
+    def settle(self) -> None:
+        for name in self.kafka.pending_markers():
+            self.kafka.write_markers(name)
+
+    def plan(self, scope: Scope = SCOPE) -> Handover:
+        return Handover.of(self.run(driver.take_over(scope)))
+
+    def write(
+        self, handover: Handover, number: int, index: int, *rows: int, attempt: int = 0, scope: Scope = SCOPE
+    ) -> TaskReport:
+        """One attempt of a task, with these rows."""
+        batch = BatchIdentity.of_query("one", number)
+        digest = RowsDigest(len(rows), len(rows), hash(rows) & 0xFFFF)
+        duty = handover.duty(batch, index)
+        slot, producer = self.run(task.begin(scope, handover.claim, index, attempt))
+        taken = self.kafka.execute(
+            Produce(scope.task_id(index, slot), producer, tuple((number, r) for r in rows))
+        )
+        assert taken
+        self.run(task.finish(scope, handover.claim, batch, index, slot, producer))
+        part = Part(index, slot, producer, digest)
+        is_repair = handover.incomplete is not None
+        return TaskReport(handover.claim, batch, index, duty, digest, part, scope, is_repair=is_repair)
+
+    def commit(self, *reports: TaskReport, die_before: Callable[[Operation], bool] | None = None) -> Any:
+        return self.run(batches.commit(reports, records_empty=False), die_before)
+
+
+def ends_task(index: int) -> Callable[[Operation], bool]:
+    """Whether an operation commits this task's transaction."""
+
+    def ends(one: Operation) -> bool:
+        return isinstance(one, EndTransaction) and one.transactional_id.startswith(f"q-task-{index}-")
+
+    return ends
+
+
+def test_marks_of_a_batchs_first_writing_do_not_stand_for_its_second() -> None:
+    """Catches: rows lost, of a batch that was written anew after ``rewrite`` and decided by a driver that
+    died then: the next run took the first writing's marks for the second's and aborted what was decided."""
+    cluster = Cluster()
+    run = cluster.plan()
+    reports = [cluster.write(run, 0, 0, 0, 1), cluster.write(run, 0, 1, 2)]
+    with pytest.raises(Died):
+        cluster.commit(*reports, die_before=ends_task(1))
+    cluster.kafka.time_out(SCOPE.task_id(1, 0))
+    broken = cluster.run(driver.take_over(SCOPE))
+    assert broken.missing == {1}
+    cluster.run(driver.forget(SCOPE, broken.claim, broken.decision))
+
+    run = cluster.plan()
+    reports = [cluster.write(run, 0, 0, 2), cluster.write(run, 0, 1, 0, 1)]
+    with pytest.raises(Died):
+        cluster.commit(*reports, die_before=ends_task(0))
+    found = cluster.run(driver.take_over(SCOPE))
+    assert (found.completed, found.aborted, found.missing) == (2, 0, frozenset())
+    assert cluster.kafka.visible[0, 2] == 1
+
+
+def test_marks_are_looked_for_where_the_tasks_left_them() -> None:
+    """Catches: a batch taken for incomplete, and written twice, as the topic got partitions since planning."""
+    cluster = Cluster()
+    run = cluster.plan()
+    cluster.commit(*(cluster.write(run, 0, index, index) for index in range(3)))
+    found = cluster.run(driver.take_over(replace(SCOPE, partitions=3)))
+    assert (found.completed, found.missing) == (0, frozenset())
+
+
+def test_reports_of_runs_that_saw_other_partitions_are_refused() -> None:
+    cluster = Cluster()
+    run = cluster.plan()
+    other = replace(SCOPE, partitions=3)
+    with pytest.raises(TransactionError, match="different runs"):
+        cluster.commit(cluster.write(run, 0, 0, 0), cluster.write(run, 0, 1, 1, scope=other))
+
+
+def test_a_stage_that_runs_again_does_not_end_what_its_first_run_has_written() -> None:
+    """Catches: attempt numbers begin at 0 again, so the second run's attempt aborted the transaction of the
+    first run's, which Spark had counted as done."""
+    cluster = Cluster()
+    run = cluster.plan()
+    first = cluster.write(run, 0, 0, 0, 1)
+    again = cluster.write(run, 0, 0, 0, 1)
+    assert first.part.slot != again.part.slot
+    assert cluster.commit(first).aborted == 1
+    assert dict(cluster.kafka.visible) == {(0, 0): 1, (0, 1): 1}
+    late = cluster.plan()
+    assert cluster.write(late, 1, 0, 0).part.slot == 0
+
+
+def test_an_attempt_does_not_look_for_a_free_slot_for_ever() -> None:
+    cluster = Cluster()
+    run = cluster.plan()
+    for _ in range(16):
+        cluster.write(run, 0, 0, 0)
+    with pytest.raises(TransactionError, match="16 transactions open"):
+        cluster.write(run, 0, 0, 0)
+
+
+def test_a_mark_names_its_transaction() -> None:
+    batch = BatchIdentity.of_query("one", 3)
+    assert batch.mark(0, ProducerEpoch(1, 2)) != batch.mark(0, ProducerEpoch(1, 3))
+    assert len(batch.mark(10**6, ProducerEpoch(2**62, 2**15))) < 100
