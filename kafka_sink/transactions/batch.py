@@ -167,7 +167,7 @@ def _agreed(reports: Sequence[TaskReport]) -> _Run:
 
 
 def _repairable(batch: BatchIdentity, previous: Decision | None, reports: Sequence[TaskReport]) -> Decision:
-    """The decision to repair. Raises IncompleteBatchError where these tasks are not the ones it was made of."""
+    """The decision to repair. Raises IncompleteBatchError where these tasks are not those of the decision."""
     if previous is None or previous.batch != batch:
         raise TransactionError(f"the decision of {batch} is gone")
     changed = len(reports) != previous.tasks or any(

@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from kafka_sink import application_markers, driver_log
 from kafka_sink.clock import wall_ms
@@ -18,11 +19,13 @@ from kafka_sink.options import SinkOptions
 from kafka_sink.transactions import batch as batches
 from kafka_sink.transactions import driver
 from kafka_sink.transactions.batch import BatchOutcome, Handover, TaskReport
-from kafka_sink.transactions.client import TransactionClient
 from kafka_sink.transactions.decision import BatchIdentity
 from kafka_sink.transactions.figures import TransactionFigures
 from kafka_sink.transactions.operations import ProducerEpoch, describe
 from kafka_sink.transactions.scope import Scope
+
+if TYPE_CHECKING:
+    from kafka_sink.transactions.client import TransactionClient
 
 EXACTLY_ONCE = "exactly-once"
 _NAME_DIGITS = 16
@@ -222,6 +225,9 @@ def client_of(options: SinkOptions) -> Iterator[TransactionClient]:
         # Sockets are not shared with the process that this one was forked from.
         _idle_clients.clear()
         _owner_pid = os.getpid()
+    # Imported here because most jobs have no transactions, and planning runs in every micro-batch.
+    from kafka_sink.transactions.client import TransactionClient
+
     key = replace(options.for_tasks(), delivery_guarantee="at-least-once")
     client = _idle_clients.pop(key, None) or TransactionClient(options)
     try:

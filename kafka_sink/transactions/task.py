@@ -29,10 +29,10 @@ def begin(scope: Scope, claim: ProducerEpoch, task: int, attempt: int) -> Steps[
     """The slot, and the producer id and epoch to write with.
 
     Each attempt has a slot of its own, its number, so a late one ends no transaction of another attempt of
-    its batch. A stage that Spark runs again counts its attempts from 0 once more, while tasks of its first run
-    may go on, or have succeeded: an attempt that finds an open transaction in its slot takes another slot.
-    Planning left none open. Raises TransactionError for an attempt of an older batch, which finds that the
-    driver's id has moved on.
+    its batch. A stage that Spark runs again counts its attempts from 0 once more, while tasks of its first
+    run may go on, or have succeeded: an attempt that finds an open transaction in its slot takes another
+    slot. Planning left none open. Raises TransactionError for an attempt of an older batch, which finds that
+    the driver's id has moved on.
     """
     for slot in range(attempt, attempt + _MAX_SLOTS * _NEXT_SLOT, _NEXT_SLOT):
         name = scope.task_id(task, slot)

@@ -112,7 +112,8 @@ def test_marks_of_a_batchs_first_writing_do_not_stand_for_its_second() -> None:
 
 
 def test_marks_are_looked_for_where_the_tasks_left_them() -> None:
-    """Catches: a batch taken for incomplete, and written twice, as the topic got partitions since planning."""
+    """Catches: a batch taken for incomplete, and written twice, as the topic got partitions since
+    planning."""
     cluster = Cluster()
     run = cluster.plan()
     cluster.commit(*(cluster.write(run, 0, index, index) for index in range(3)))
