@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
 
 class KafkaSinkError(Exception):
     """Base of all errors of this package."""
@@ -16,7 +22,28 @@ class SchemaError(KafkaSinkError, ValueError):
 
 
 class InvalidRowError(KafkaSinkError, ValueError):
-    """A row's content cannot be sent: null topic, partition out of range, negative timestamp."""
+    """A row's content cannot be sent: null topic, partition out of range, negative timestamp.
+
+    ``rows`` marks the invalid rows of the table, where it is known which they are. ``reason`` says what is
+    wrong with each of them.
+    """
+
+    def __init__(self, message: str, rows: npt.NDArray[np.bool_] | None = None, reason: str = "") -> None:
+        super().__init__(message)
+        self.rows = rows
+        self.reason = reason or message
+
+
+class TopicRefusedError(InvalidRowError):
+    """A topic can never be written: its name is invalid, or access is denied."""
+
+    def __init__(self, message: str, topic: str) -> None:
+        super().__init__(message)
+        self.topic = topic
+
+
+class MissingPartitionError(InvalidRowError):
+    """Rows name a partition that the topic does not have."""
 
 
 class RecordTooLargeError(InvalidRowError):
@@ -25,6 +52,10 @@ class RecordTooLargeError(InvalidRowError):
 
 class BufferExhaustedError(KafkaSinkError, TimeoutError):
     """No buffer memory was available within max.block.ms."""
+
+
+class TooManyDeadLettersError(KafkaSinkError):
+    """More rows can never be written than errors.max allows."""
 
 
 class MetadataTimeoutError(KafkaSinkError, TimeoutError):

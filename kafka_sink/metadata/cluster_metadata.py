@@ -9,7 +9,12 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 from kafka_sink.clock import Clock
-from kafka_sink.errors import ClusterChangedError, InvalidRowError, MetadataTimeoutError
+from kafka_sink.errors import (
+    ClusterChangedError,
+    MetadataTimeoutError,
+    MissingPartitionError,
+    TopicRefusedError,
+)
 from kafka_sink.kafka_errors import INVALID_TOPIC_EXCEPTION, TOPIC_AUTHORIZATION_FAILED, error_of
 from kafka_sink.metadata.cache import MetadataCache
 from kafka_sink.metadata.snapshot import MetadataSnapshot
@@ -103,8 +108,8 @@ class ClusterMetadata:
         ``partitions``: how many partitions a topic needs for rows that name theirs. A topic known with fewer
         may have got more since, so this waits for newer metadata, as Kafka's producer does. Raises
         MetadataTimeoutError naming the topics and the last error after ``timeout_ms`` (max.block.ms),
-        InvalidRowError for a topic that can never be written or, after ``timeout_ms``, for a partition that
-        does not exist.
+        TopicRefusedError for a topic that can never be written, MissingPartitionError after ``timeout_ms``
+        for a partition that does not exist.
         """
         wanted = tuple(topics)
         deadline = self._clock_ms() + timeout_ms
@@ -162,12 +167,12 @@ class ClusterMetadata:
 
     def _lack_error_locked(
         self, missing: list[str], short: list[str], partitions: Mapping[str, int], timeout_ms: float
-    ) -> MetadataTimeoutError | InvalidRowError:
+    ) -> MetadataTimeoutError | MissingPartitionError:
         if missing:
             return MetadataTimeoutError(self._explain_locked(missing, timeout_ms))
         metadata = self._cache.topic(short[0])
         count = 0 if metadata is None else len(metadata.partitions)
-        return InvalidRowError(
+        return MissingPartitionError(
             f"Invalid partition: column 'partition' has {partitions[short[0]] - 1} in a row for topic "
             f"{short[0]!r}, whose partitions are 0 to {count - 1}, and no other came within "
             f"kafka.max.block.ms = {timeout_ms:.0f} ms"
@@ -177,7 +182,7 @@ class ClusterMetadata:
         for name in topics:
             reason = _FINAL_TOPIC_ERRORS.get(self._cache.topic_error(name) or 0)
             if reason is not None:
-                raise InvalidRowError(f"topic {name!r} cannot be written: {reason}")
+                raise TopicRefusedError(f"topic {name!r} cannot be written: {reason}", name)
 
     def _explain_locked(self, missing: list[str], timeout_ms: float) -> str:
         shown = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")

@@ -6,6 +6,7 @@ Only columns of a few bytes a row are made anew: timestamps in milliseconds, par
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +15,7 @@ import pyarrow as pa
 from kafka_sink.errors import InvalidRowError, SchemaError
 from kafka_sink.model import NO_TIMESTAMP
 from kafka_sink.options import topic_problem
-from kafka_sink.records.arrays import null_mask, numbers
+from kafka_sink.records.arrays import lengths, null_mask, numbers
 from kafka_sink.rows.column_plan import ColumnPlan
 
 __all__ = ["NO_PARTITION", "ColumnPlan", "RowBatch", "extract"]
@@ -111,11 +112,13 @@ def _timestamps(column: pa.Array, now_ms: int) -> Int64s:
     if column.null_count:
         millis[null_mask(column)] = now_ms
     if len(millis) and int(millis.min()) < 0:
-        wrong = int(np.count_nonzero((millis < 0) & (millis != NO_TIMESTAMP)))
-        if wrong:
+        wrong = (millis < 0) & (millis != NO_TIMESTAMP)
+        if wrong.any():
             raise InvalidRowError(
-                f"column 'timestamp' is before 1970 in {wrong} of {len(millis)} rows. "
-                "Timestamp should always be non-negative or null."
+                f"column 'timestamp' is before 1970 in {int(wrong.sum())} of {len(millis)} rows. "
+                "Timestamp should always be non-negative or null.",
+                wrong,
+                "column 'timestamp' is before 1970",
             )
     return millis
 
@@ -132,7 +135,9 @@ def _partitions(column: pa.Array) -> Int32s | None:
     if wrong.any():
         raise InvalidRowError(
             f"Invalid partition: column 'partition' is negative in {int(wrong.sum())} of {len(column)} rows. "
-            "Partition number should always be non-negative or null."
+            "Partition number should always be non-negative or null.",
+            wrong,
+            "column 'partition' is negative",
         )
     return partitions
 
@@ -142,23 +147,23 @@ def _headers(column: pa.Array) -> pa.Array | None:
         return None
     entries = column.flatten()
     if entries.null_count:
-        _refuse_headers(column, "a null header")
+        _refuse_headers(column, null_mask(entries), "a null header")
     # flatten() of a struct array, unlike field(), is exact for sliced ones of every pyarrow.
-    if entries.flatten()[0].null_count:
-        _refuse_headers(column, "a header without a key")
+    keys = entries.flatten()[0]
+    if keys.null_count:
+        _refuse_headers(column, null_mask(keys), "a header without a key")
     return column
 
 
-def _refuse_headers(column: pa.Array, what: str) -> None:
-    # Counting rows one by one is slow, but the task fails here anyway.
-    rows = sum(
-        1
-        for headers in column
-        if headers.is_valid
-        and any(not header.is_valid or not header["key"].is_valid for header in headers.values)
-    )
+def _refuse_headers(column: pa.Array, entries: npt.NDArray[np.bool_], what: str) -> NoReturn:
+    """``entries`` marks the invalid headers of all rows, one after the other."""
+    wrong = np.zeros(len(column), dtype=np.bool_)
+    ends = np.cumsum(lengths(column))
+    wrong[np.searchsorted(ends, np.flatnonzero(entries), side="right")] = True
     raise InvalidRowError(
-        f"column 'headers' has {what} in {rows} of {len(column)} rows. A header's key is required."
+        f"column 'headers' has {what} in {int(wrong.sum())} of {len(column)} rows. A header's key is required.",
+        wrong,
+        f"column 'headers' has {what}",
     )
 
 
@@ -172,7 +177,9 @@ def _topics(plan: ColumnPlan, batch: pa.RecordBatch | pa.Table) -> tuple[tuple[s
         raise InvalidRowError(
             "The Kafka message data sent to the producer contains a null topic. "
             "Use the `topic` option for setting a default topic. "
-            f"(column 'topic' is null in {column.null_count} of {len(column)} rows)"
+            f"(column 'topic' is null in {column.null_count} of {len(column)} rows)",
+            null_mask(column),
+            "column 'topic' is null",
         )
     encoded = column.dictionary_encode()
     topics = tuple(encoded.dictionary.to_pylist())
@@ -180,9 +187,11 @@ def _topics(plan: ColumnPlan, batch: pa.RecordBatch | pa.Table) -> tuple[tuple[s
     for number, topic in enumerate(topics):
         problem = topic_problem(topic)
         if problem:
-            rows = int(np.count_nonzero(index == number))
+            wrong = index == number
             raise InvalidRowError(
-                f"column 'topic' names a topic that Kafka does not take in {rows} of {len(index)} rows: "
-                f"the name {problem}"
+                f"column 'topic' names a topic that Kafka does not take in {int(wrong.sum())} of {len(index)} "
+                f"rows: the name {problem}",
+                wrong,
+                f"the topic's name {problem}",
             )
     return topics, index if len(topics) > 1 else None

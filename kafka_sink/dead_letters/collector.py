@@ -1,0 +1,76 @@
+"""Collects the dead letters of one task until they are written, and stops a task that has too many."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Sequence
+
+from kafka_sink.dead_letters.letter import DeadLetter
+from kafka_sink.errors import TooManyDeadLettersError
+
+_log = logging.getLogger(__name__)
+UNLIMITED = -1
+# Rows that a task logs one by one. The summary counts all.
+_LOGGED = 3
+
+
+class DeadLetters:
+    """Thread-safe: the task's thread and the sender's add, the task's thread takes.
+
+    ``topic`` is the dead letter topic. Without one, letters are counted and their content is dropped.
+    ``max_rows`` is the maximum number per task.
+    """
+
+    def __init__(self, topic: str | None, max_rows: int) -> None:
+        self.topic = topic
+        self._max_rows = max_rows
+        self._lock = threading.Lock()  # guards everything below
+        self._waiting: list[DeadLetter] = []
+        self._reasons: Counter[str] = Counter()
+        self._rows = 0
+        self.task = ""
+
+    def begin(self, task: str) -> None:
+        """A new task: counts start at zero."""
+        with self._lock:
+            self.task = task
+            self._waiting = []
+            self._reasons = Counter()
+            self._rows = 0
+
+    def add(self, letters: Sequence[DeadLetter]) -> None:
+        """Rows that can never be written. Raises TooManyDeadLettersError, and takes none, beyond the maximum."""
+        with self._lock:
+            rows = self._rows + len(letters)
+            if self._max_rows != UNLIMITED and rows > self._max_rows:
+                raise TooManyDeadLettersError(
+                    f"{rows} rows of this task can never be written, more than errors.max = {self._max_rows}. "
+                    f"The last one: {letters[-1].reason}"
+                )
+            logged = letters[: max(0, _LOGGED - self._rows)]
+            self._rows = rows
+            self._reasons.update(letter.error for letter in letters)
+            if self.topic is not None:
+                self._waiting.extend(letters)
+        for letter in logged:
+            _log.warning(
+                "a row for topic %s can never be written: %s; errors.tolerance=all skips it", letter.topic, letter.reason
+            )
+
+    def take(self) -> list[DeadLetter]:
+        """Letters that are not yet written."""
+        with self._lock:
+            letters, self._waiting = self._waiting, []
+            return letters
+
+    @property
+    def rows(self) -> int:
+        """Rows of this task that can never be written."""
+        return self._rows
+
+    def reasons(self) -> dict[str, int]:
+        """Counts by the class of the error."""
+        with self._lock:
+            return dict(self._reasons)

@@ -1,0 +1,90 @@
+"""Dead letters as rows of the dead letter topic.
+
+The context headers are those of Kafka Connect's sink connectors (KIP-298), as far as a row from Spark has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+from kafka_sink.dead_letters.letter import DeadLetter, Header
+from kafka_sink.rows.column_plan import HEADERS_TYPE, ColumnPlan
+
+PREFIX = "__connect.errors."
+# Not Kafka Connect's: what was cut off, and how much of it there was.
+CUT_PREFIX = "kafka-chunked.errors."
+# Kafka Connect's name for the step that failed.
+STAGE = "KAFKA_PRODUCE"
+# A batch has a header, and a record has lengths and deltas.
+_OVERHEAD = 256
+_HEADER_OVERHEAD = 12
+_COLUMNS = (("key", "binary"), ("value", "binary"), ("headers", HEADERS_TYPE), ("timestamp", "timestamp"))
+
+
+def letter_plan(topic: str) -> ColumnPlan:
+    """The plan of the tables that ``letter_table`` makes."""
+    return ColumnPlan.of(_COLUMNS, topic)
+
+
+def letter_table(letters: Sequence[DeadLetter], max_bytes: int, task: str) -> pa.Table:
+    """One row per letter. A letter of more than ``max_bytes`` is cut, and headers say so.
+
+    ``task`` identifies the Spark task.
+    """
+    schema = pa.schema(
+        [
+            ("key", pa.binary()),
+            ("value", pa.binary()),
+            ("headers", pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))),
+            ("timestamp", pa.timestamp("us", tz="UTC")),
+        ]
+    )
+    return pa.Table.from_pylist([_row(letter, max_bytes, task) for letter in letters], schema)
+
+
+def _row(letter: DeadLetter, max_bytes: int, task: str) -> dict[str, object]:
+    context = _context(letter, task)
+    left = max_bytes - _OVERHEAD - _size(context)
+    own = letter.headers
+    if _size(own) > left // 4:
+        context.append((CUT_PREFIX + "headers.dropped", str(len(own)).encode()))
+        own = ()
+    left -= _size(own)
+    # The key first, as it identifies the row; a usual key is far shorter than that.
+    key = _cut(letter.key, left // 4, "key", context)
+    left -= len(key or b"")
+    value = _cut(letter.value, left, "value", context)
+    return {
+        "key": key,
+        "value": value,
+        "headers": [{"key": name, "value": content} for name, content in (*own, *context)],
+        # A timestamp before 1970 is one of the reasons why rows get here.
+        "timestamp": max(letter.timestamp_ms, 0) * 1000,
+    }
+
+
+def _context(letter: DeadLetter, task: str) -> list[Header]:
+    known = {
+        "topic": letter.topic,
+        "partition": None if letter.partition < 0 else str(letter.partition),
+        "connector.name": "kafka-chunked",
+        "task.id": task,
+        "stage": STAGE,
+        "class.name": "kafka_sink",
+        "exception.class.name": letter.error,
+        "exception.message": letter.reason,
+    }
+    return [(PREFIX + name, text.encode()) for name, text in known.items() if text is not None]
+
+
+def _size(headers: Sequence[Header]) -> int:
+    return sum(len(name.encode()) + len(content or b"") + 12 for name, content in headers)
+
+
+def _cut(content: bytes | None, limit: int, name: str, context: list[Header]) -> bytes | None:
+    if content is None or len(content) <= limit:
+        return content
+    context.append((f"{CUT_PREFIX}{name}.length", str(len(content)).encode()))
+    return content[: max(limit, 0)]

@@ -1,0 +1,159 @@
+"""Takes rows that can never be written out of a table, and makes dead letters of them (errors.tolerance=all).
+
+Nothing here runs while all rows are valid: the errors that fail a task otherwise say which rows they are about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from kafka_sink.clock import Clock
+from kafka_sink.dead_letters.collector import DeadLetters
+from kafka_sink.dead_letters.letter import DeadLetter, Header
+from kafka_sink.errors import InvalidRowError, MissingPartitionError, TopicRefusedError
+from kafka_sink.metadata.cluster_metadata import ClusterMetadata
+from kafka_sink.model import NO_TIMESTAMP, TopicMetadata
+from kafka_sink.records.arrays import indices
+from kafka_sink.records.ordered_rows import OrderedRows
+from kafka_sink.rows.column_plan import ColumnPlan
+from kafka_sink.rows.columns import NO_PARTITION, RowBatch
+from kafka_sink.rows.ordering import partitions_needed
+
+# Brokers learn of an added partition one by one. After this time a partition that is still unknown does not
+# exist.
+PARTITION_WAIT_MS = 5000.0
+
+Order = Callable[[ColumnPlan, pa.Table], OrderedRows]
+
+
+class RowRejection:
+    """Used by the task's thread. ``max_block_ms`` and ``max_age_ms`` are max.block.ms and metadata.max.age.ms."""
+
+    def __init__(
+        self,
+        dead_letters: DeadLetters,
+        cluster: ClusterMetadata,
+        clock_ms: Clock,
+        max_block_ms: float,
+        max_age_ms: float,
+    ) -> None:
+        self._dead_letters = dead_letters
+        self._cluster = cluster
+        self._clock_ms = clock_ms
+        self._max_block_ms = max_block_ms
+        self._max_age_ms = max_age_ms
+        # Until when a topic is known to have no more than so many partitions.
+        self._confirmed: dict[str, tuple[int, float]] = {}
+
+    def order(self, plan: ColumnPlan, table: pa.RecordBatch | pa.Table, order: Order) -> OrderedRows | None:
+        """``order`` of the valid rows; None if there are none.
+
+        Raises what ``order`` raises about anything but rows, and TooManyDeadLettersError.
+        """
+        left = table if isinstance(table, pa.Table) else pa.Table.from_batches([table])
+        while left.num_rows:
+            try:
+                return order(plan, left)
+            except InvalidRowError as error:
+                if error.rows is None or not error.rows.any():
+                    raise
+                self._dead_letters.add(letters_of(plan, left, error))
+                left = left.take(indices(np.flatnonzero(~error.rows)))
+        return None
+
+    def await_topics(self, rows: RowBatch, check: Callable[[], None]) -> dict[str, TopicMetadata]:
+        """Metadata of the rows' topics. Waits for a missing partition for 5 s, once per topic and
+        metadata.max.age.ms.
+
+        Raises MetadataTimeoutError after max.block.ms, InvalidRowError with the rows for a topic that can
+        never be written or a partition that does not exist.
+        """
+        try:
+            topics = self._cluster.await_topics(rows.topics, self._max_block_ms, check)
+        except TopicRefusedError as error:
+            raise InvalidRowError(str(error), _rows_of(rows, error.topic), str(error)) from None
+        needed = partitions_needed(rows)
+        doubtful = {name: count for name, count in needed.items() if self._is_doubtful(topics[name], count)}
+        if doubtful:
+            try:
+                wait_ms = min(PARTITION_WAIT_MS, self._max_block_ms)
+                topics |= self._cluster.await_topics(tuple(doubtful), wait_ms, check, doubtful)
+            except MissingPartitionError:
+                for name in doubtful:
+                    topics[name] = self._cluster.topic(name) or topics[name]
+                    until_ms = self._clock_ms() + self._max_age_ms
+                    self._confirmed[name] = (len(topics[name].partitions), until_ms)
+        for name, count in needed.items():
+            exists = len(topics[name].partitions)
+            if count > exists and rows.partition is not None:
+                reason = f"topic {name!r} has only partitions 0 to {exists - 1}"
+                raise InvalidRowError(reason, _rows_of(rows, name) & (rows.partition >= exists), reason)
+        return topics
+
+    def _is_doubtful(self, topic: TopicMetadata, needed: int) -> bool:
+        """Whether the topic is known with fewer partitions, and this was not confirmed recently."""
+        exists = len(topic.partitions)
+        return needed > exists and self._confirmed.get(topic.name, (0, 0.0)) < (exists, self._clock_ms())
+
+
+def _rows_of(rows: RowBatch, topic: str) -> npt.NDArray[np.bool_]:
+    if rows.topic_index is None:
+        return np.ones(rows.num_rows, dtype=np.bool_)
+    mask: npt.NDArray[np.bool_] = rows.topic_index == rows.topics.index(topic)
+    return mask
+
+
+def letters_of(plan: ColumnPlan, table: pa.Table, error: InvalidRowError) -> list[DeadLetter]:
+    """The rows that an error is about. They are few, so this handles them one by one."""
+    assert error.rows is not None
+    few = table.take(indices(np.flatnonzero(error.rows)))
+
+    def column(index: int | None) -> list[Any]:
+        return [None] * few.num_rows if index is None else few.column(index).to_pylist()
+
+    topics = [plan.topic] * few.num_rows if plan.topic is not None else column(plan.topic_column)
+    times = [None] * few.num_rows if plan.timestamp is None else _milliseconds(few.column(plan.timestamp))
+    parts = zip(
+        topics,
+        column(plan.partition),
+        column(plan.key),
+        column(plan.value),
+        column(plan.headers),
+        times,
+        strict=True,
+    )
+    return [
+        DeadLetter(
+            topic,
+            NO_PARTITION if partition is None else partition,
+            _bytes(key),
+            _bytes(value),
+            _headers(headers),
+            NO_TIMESTAMP if time is None else time,
+            error.reason,
+            type(error).__name__,
+        )
+        for topic, partition, key, value, headers, time in parts
+    ]
+
+
+def _milliseconds(column: pa.ChunkedArray) -> list[int | None]:
+    # As numbers: Python's dates end at the year 9999.
+    micros = column.cast(pa.int64()).to_pylist()
+    return [None if value is None else value // 1000 for value in micros]
+
+
+def _bytes(content: str | bytes | None) -> bytes | None:
+    return content.encode() if isinstance(content, str) else content
+
+
+def _headers(headers: list[dict[str, Any] | None] | None) -> tuple[Header, ...]:
+    """A null header, and a header without a key, keep their place under an empty key."""
+    return tuple(
+        ("", None) if header is None else (header["key"] or "", header["value"]) for header in headers or ()
+    )
