@@ -248,7 +248,7 @@ class RecordAccumulator:
             queue.retry_at_ms = max(queue.retry_at_ms, retry_at_ms)
 
     def reenqueue_split(self, parent: ProducerBatch, pieces: Sequence[ProducerBatch]) -> bool:
-        """Puts the pieces of a batch that was too large in its place. If the batch had failed before, returns
+        """Puts the pieces of a refused batch in its place. If the batch had failed before, returns
         False and releases the pieces."""
         with self._lock:
             self._queues.request_ended(parent)
@@ -259,6 +259,8 @@ class RecordAccumulator:
                     self._queues.insert(queue, piece)
                 self._queues.live.update(pieces)
                 self._queues.incomplete += len(pieces) - 1
+                # There is no piece if no record is left of the batch.
+                self._completed.notify_all()
             else:
                 for piece in pieces:
                     piece.buffer.release()

@@ -75,6 +75,10 @@ class BatchCompletion:
         self.deliveries.count(splits=1)
         self._accumulator.reenqueue_split(batch, [*pieces])
 
+    def shrink(self, batch: ProducerBatch, pieces: Collection[ProducerBatch]) -> None:
+        """Queues what is left of a batch without the records that became dead letters."""
+        self._accumulator.reenqueue_split(batch, [*pieces])
+
     def fail_all(self, cause: Exception) -> None:
         """Fails every batch: the producer cannot go on (authentication failed, no producer id)."""
         self.deliveries.failed(None, 0, cause)

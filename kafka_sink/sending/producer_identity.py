@@ -66,6 +66,8 @@ class ProducerIdentity:
         self._requested = False
         self._sequences: dict[TopicPartition, _Sequence] = {}
         self._to_restart: set[TopicPartition] = set()
+        # The first sequence of records that were dropped. Later batches have sequences that are too high.
+        self._gaps: dict[TopicPartition, int] = {}
 
     # -- the id -----------------------------------------------------------------------------------
 
@@ -131,6 +133,8 @@ class ProducerIdentity:
         it (seen on a real broker that responded NOT_LEADER_OR_FOLLOWER to a new topic's first batch only).
         """
         sequence = self._sequences.get(batch.partition)
+        if batch.partition in self._gaps:
+            return False
         if sequence is None or not sequence.unacknowledged:
             return True
         if batch.partition in self._to_restart:
@@ -175,8 +179,10 @@ class ProducerIdentity:
         self._sequences[batch.partition].established_until_ms = -math.inf
 
     def is_next(self, batch: ProducerBatch) -> bool:
-        """Whether every earlier batch of the partition is acknowledged."""
+        """Whether every earlier batch of the partition is acknowledged, and no earlier record was dropped."""
         sequence = self._sequences.get(batch.partition)
+        if batch.partition in self._gaps:
+            return False
         return sequence is not None and bool(sequence.unacknowledged) and sequence.unacknowledged[0] is batch
 
     def last_acknowledged_offset(self, partition: TopicPartition) -> int:
@@ -200,6 +206,47 @@ class ProducerIdentity:
             piece.base_sequence = at
             sequence.unacknowledged.insert(place + offset, piece)
             at = (at + piece.record_count) % _SEQUENCE_RANGE
+
+    # -- dropped records --------------------------------------------------------------------------
+
+    def shrunk(self, batch: ProducerBatch, pieces: list[ProducerBatch]) -> None:
+        """A batch that was surely not written lost records. ``pieces`` contain the others and take over its
+        first sequences.
+
+        The broker expects the sequence after them next, so it refuses what is in flight behind them. Nothing
+        more is sent to the partition until ``close_gap``.
+        """
+        self.replaced(batch, pieces)
+        gap = (batch.base_sequence + sum(piece.record_count for piece in pieces)) % _SEQUENCE_RANGE
+        known = self._gaps.get(batch.partition, gap)
+        self._gaps[batch.partition] = known if _is_after(gap, known) else gap
+
+    def gaps_due(self) -> list[TopicPartition]:
+        """Partitions with dropped records and nothing in flight."""
+        return [
+            partition
+            for partition in self._gaps
+            if not any(batch.request_references for batch in self._sequences[partition].unacknowledged)
+        ]
+
+    def after_gap(self, partition: TopicPartition) -> list[ProducerBatch]:
+        """The batches whose sequences ``close_gap`` would change."""
+        gap = self._gaps[partition]
+        return [b for b in self._sequences[partition].unacknowledged if _is_after(b.base_sequence, gap)]
+
+    def close_gap(self, partition: TopicPartition) -> None:
+        """Batches behind dropped records take over their sequences.
+
+        Raises KafkaSinkError and changes nothing where one of them is in flight or may have been written.
+        """
+        behind = self.after_gap(partition)
+        if any(batch.request_references or batch.possibly_written for batch in behind):
+            raise KafkaSinkError(f"{partition} has unresolved batches, which keep their sequences")
+        at = self._gaps.pop(partition)
+        for batch in behind:
+            batch.base_sequence = at
+            at = (at + batch.record_count) % _SEQUENCE_RANGE
+        self._sequences[partition].next = at
 
     # -- restarts ---------------------------------------------------------------------------------
 
@@ -235,6 +282,7 @@ class ProducerIdentity:
         sequence.restarts += 1
         sequence.established_until_ms = -math.inf
         self._to_restart.discard(partition)
+        self._gaps.pop(partition, None)
         if self.producer_epoch >= _LAST_EPOCH:
             self.producer_id, self.producer_epoch = _NOBODY
         elif self.ready:
@@ -243,7 +291,12 @@ class ProducerIdentity:
     @property
     def settled(self) -> bool:
         """Whether every sequence is acknowledged. Only then may another task use the id."""
-        return not self._to_restart and not any(s.unacknowledged for s in self._sequences.values())
+        return not self._to_restart and not self._gaps and not any(s.unacknowledged for s in self._sequences.values())
+
+
+def _is_after(sequence: int, other: int) -> bool:
+    """Whether a sequence is ``other`` or follows it. Sequences wrap around."""
+    return (sequence - other) % _SEQUENCE_RANGE < _SEQUENCE_RANGE // 2
 
 
 class TransactionalIdentity(ProducerIdentity):
@@ -266,6 +319,7 @@ class TransactionalIdentity(ProducerIdentity):
         self.producer_id, self.producer_epoch = _NOBODY
         self.transactional_id = None
         self._sequences.clear()
+        self._gaps.clear()
 
     def may_request(self, now_ms: float) -> bool:  # noqa: ARG002 - ProducerIdentity's signature
         return False

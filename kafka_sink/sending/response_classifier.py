@@ -63,7 +63,8 @@ class Attempt:
 class Decision:
     """``possibly_written``: from now on the batch keeps its sequence and is never split. ``immediate``
     skips the backoff; ``cause`` is the error if this was the last attempt. ``too_large``: smaller batches
-    may pass. The backoff is no longer than ``longest_wait_ms``."""
+    may pass. The backoff is no longer than ``longest_wait_ms``. ``unwritable``: records of the batch that no
+    attempt can write, by position; empty where the broker did not say which."""
 
     action: Action
     cause: Exception | None = None
@@ -73,6 +74,7 @@ class Decision:
     possibly_written: bool = False
     spends_retry: bool = True
     too_large: bool = False
+    unwritable: tuple[int, ...] | None = None
 
 
 Rule = Callable[[Attempt, Exception], Decision]
@@ -119,7 +121,17 @@ def _too_large(attempt: Attempt, cause: Exception) -> Decision:
             f"a record of {attempt.size} bytes (compressed, with its batch header) is larger than the broker "
             f"takes for {attempt.partition}; raise the topic's max.message.bytes or send smaller records"
         ),
+        unwritable=(0,),
     )
+
+
+def _invalid_records(attempt: Attempt, cause: Exception) -> Decision:
+    named = sorted({index for index, _ in attempt.record_errors if 0 <= index < attempt.record_count})
+    return Decision(Action.FAIL, cause, unwritable=tuple(named))
+
+
+def _refuse_topic(attempt: Attempt, cause: Exception) -> Decision:
+    return Decision(Action.FAIL, cause, unwritable=tuple(range(attempt.record_count)))
 
 
 def _out_of_order(attempt: Attempt, cause: Exception) -> Decision:
@@ -174,6 +186,10 @@ RULES: Mapping[int, Rule] = {
     kafka_errors.RECORD_LIST_TOO_LARGE: _too_large,
     kafka_errors.OUT_OF_ORDER_SEQUENCE_NUMBER: _out_of_order,
     kafka_errors.UNKNOWN_PRODUCER_ID: _unknown_producer_id,
+    kafka_errors.INVALID_RECORD: _invalid_records,
+    kafka_errors.INVALID_TIMESTAMP: _invalid_records,
+    kafka_errors.TOPIC_AUTHORIZATION_FAILED: _refuse_topic,
+    kafka_errors.INVALID_TOPIC_EXCEPTION: _refuse_topic,
 }
 _ENDED = (
     "in a transaction: another attempt or run took it over, or it was open for longer than "

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from kafka_sink.accumulator.producer_batch import ProducerBatch
 from kafka_sink.accumulator.record_accumulator import RecordAccumulator
 from kafka_sink.backoff import ExponentialBackoff
 from kafka_sink.breaker.send_policy import SendPolicy
-from kafka_sink.errors import BrokerRefusedError, BufferExhaustedError, DeliveryError
+from kafka_sink.dead_letters.collector import DeadLetters
+from kafka_sink.dead_letters.letter import DeadLetter
+from kafka_sink.errors import (
+    BrokerRefusedError,
+    BufferExhaustedError,
+    DeliveryError,
+    TooManyDeadLettersError,
+)
 from kafka_sink.kafka_errors import error_of
 from kafka_sink.metadata.cluster_metadata import ClusterMetadata
 from kafka_sink.model import Node, TopicPartition
@@ -22,7 +29,7 @@ from kafka_sink.sending.produce_requests import ProduceTag
 from kafka_sink.sending.producer_identity import ProducerIdentity
 from kafka_sink.sending.response_classifier import Action, Attempt, Decision
 from kafka_sink.sending.settings import SenderSettings
-from kafka_sink.sending.splitting import split_batch
+from kafka_sink.sending.splitting import split_batch, take_out
 
 _log = logging.getLogger(__name__)
 
@@ -39,6 +46,7 @@ class ResponseHandler:
         identity: ProducerIdentity | None,
         backoff: ExponentialBackoff,
         policy: SendPolicy,
+        dead_letters: DeadLetters | None = None,
     ) -> None:
         self._settings = settings
         self._completion = completion
@@ -47,6 +55,7 @@ class ResponseHandler:
         self._identity = identity
         self._backoff = backoff
         self._policy = policy
+        self._dead_letters = dead_letters
 
     def on_sent(self, node_id: int, batches: Collection[ProducerBatch], now_ms: float) -> None:
         """A Produce request with these batches goes out."""
@@ -160,6 +169,8 @@ class ResponseHandler:
         self._note_failed_attempt(batch, node_id, decision, cause, now_ms)
         if decision.action is Action.SPLIT:
             self._split(batch, cause, now_ms)
+        elif self._skips(batch, decision):
+            self._skip_records(batch, decision.unwritable or (), cause, now_ms)
         elif decision.action is Action.FAIL or not self._retries_left(batch, decision):
             self._completion.refuse(batch, cause)
         else:
@@ -231,6 +242,55 @@ class ResponseHandler:
             self._identity.replaced(batch, pieces)
         self._completion.replace(batch, pieces)
 
+    def _skips(self, batch: ProducerBatch, decision: Decision) -> bool:
+        """Whether the records that cannot be written become dead letters. Dead letters themselves do not."""
+        letters = self._dead_letters
+        return (
+            letters is not None
+            and decision.unwritable is not None
+            and not batch.possibly_written
+            and not batch.terminal
+            and batch.partition.topic != letters.topic
+        )
+
+    def _skip_records(
+        self, batch: ProducerBatch, positions: Sequence[int], cause: Exception, now_ms: float
+    ) -> None:
+        """Makes dead letters of these records. The others go on, with consecutive sequences."""
+        if not positions and batch.record_count > 1:
+            # The broker did not say which records are invalid: it will, of smaller batches.
+            self._split(batch, cause, now_ms)
+            return
+        letters = self._dead_letters
+        assert letters is not None
+        try:
+            pieces, records = take_out(batch, positions or (0,), self._accumulator.allocator)
+            letters.add(
+                [
+                    DeadLetter(
+                        batch.partition.topic,
+                        batch.partition.partition,
+                        record.key,
+                        record.value,
+                        record.headers,
+                        record.timestamp_ms,
+                        str(cause),
+                        _error_class(cause),
+                    )
+                    for record in records
+                ]
+            )
+        except BufferExhaustedError as error:
+            self._retry_split(batch, cause, error, now_ms)
+        except TooManyDeadLettersError as error:
+            for piece in pieces:
+                piece.buffer.release()
+            self._completion.refuse(batch, DeliveryError(f"{error}"))
+        else:
+            if self._identity is not None:
+                self._identity.shrunk(batch, pieces)
+            self._completion.shrink(batch, pieces)
+
     def _retry_split(
         self, batch: ProducerBatch, cause: Exception, error: BufferExhaustedError, now_ms: float
     ) -> None:
@@ -246,6 +306,11 @@ class ResponseHandler:
             )
         batch.last_error = DeliveryError(f"{cause}; the batch could not be split: {error}")
         self._completion.retry(batch, now_ms + wait_ms)
+
+
+def _error_class(cause: Exception) -> str:
+    """Kafka's name of a broker's error, or the exception's class."""
+    return error_of(cause.error_code).name if isinstance(cause, BrokerRefusedError) else type(cause).__name__
 
 
 def _error_name(cause: Exception) -> str:

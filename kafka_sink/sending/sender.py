@@ -22,6 +22,7 @@ from kafka_sink.accumulator.record_accumulator import RecordAccumulator
 from kafka_sink.backoff import ExponentialBackoff
 from kafka_sink.breaker.send_policy import SendPolicy
 from kafka_sink.clock import Clock
+from kafka_sink.dead_letters.collector import DeadLetters
 from kafka_sink.errors import ClusterChangedError, KafkaSinkError
 from kafka_sink.metadata.cluster_metadata import ClusterMetadata
 from kafka_sink.metadata.metadata_requests import MetadataRequests, MetadataTag
@@ -44,7 +45,7 @@ from kafka_sink.sending.producer_id_requests import ProducerIdRequests, Producer
 from kafka_sink.sending.producer_identity import ProducerIdentity
 from kafka_sink.sending.request_filling import fill_request
 from kafka_sink.sending.response_handler import ResponseHandler
-from kafka_sink.sending.sequence_restarts import restart_sequences
+from kafka_sink.sending.sequence_restarts import close_sequence_gaps, restart_sequences
 from kafka_sink.sending.settings import SenderSettings
 from kafka_sink.sending.task_deliveries import TaskDeliveries
 from kafka_sink.timing_bounds import MAX_POLL_MS
@@ -64,6 +65,7 @@ class Sender(threading.Thread):
         identity: ProducerIdentity | None,
         policy: SendPolicy,
         clock_ms: Clock,
+        dead_letters: DeadLetters | None = None,
     ) -> None:
         super().__init__(name="kafka-chunked-sender", daemon=True)
         self.availability = NodeAvailability(settings.availability_timeout_ms)
@@ -80,7 +82,7 @@ class Sender(threading.Thread):
             self._completion, accumulator, cluster, identity, self._policy, network.connection_errors
         )
         self._responses = ResponseHandler(
-            settings, self._completion, accumulator, cluster, identity, backoff, self._policy
+            settings, self._completion, accumulator, cluster, identity, backoff, self._policy, dead_letters
         )
         self._metadata = MetadataRequests(settings.metadata, cluster, network)
         timeout_ms = settings.request_timeout_ms
@@ -131,6 +133,7 @@ class Sender(threading.Thread):
         delay = min(MAX_POLL_MS, self._expiry.expire(now_ms))
         if self._identity is not None:
             restart_sequences(self._identity, self._completion)
+            close_sequence_gaps(self._identity, self._completion)
         self._refresh_nodes()
         # Needed before there is a producer id: a task's first rows wait for the coordinator's mutes.
         muted = self._policy.muted(now_ms)

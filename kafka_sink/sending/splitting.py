@@ -1,11 +1,12 @@
-"""MESSAGE_TOO_LARGE: splits a batch into smaller ones, as Kafka's ProducerBatch.split does.
+"""Splits a refused batch into smaller ones, as Kafka's ProducerBatch.split does, or without some records.
 
 A split is rare and bounded by one batch, so this code handles records one by one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 
 from kafka_sink.accumulator.batch_buffer import BatchBuffer, BufferAllocator
 from kafka_sink.accumulator.lease import Lease
@@ -17,21 +18,55 @@ from kafka_sink.records.compression import CompressionRatios, decompress
 Record = tuple[int, memoryview, int]
 
 
+@dataclass(frozen=True, slots=True)
+class ParsedRecord:
+    """A record's content; ``timestamp_ms`` is milliseconds since the epoch."""
+
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...]
+    timestamp_ms: int
+
+
 def split_batch(batch: ProducerBatch, batch_size: int, allocator: BufferAllocator) -> list[ProducerBatch]:
     """Sealed pieces in order, each with at least one record.
 
     A piece holds up to ``batch_size`` raw bytes, or half the batch where that would be the batch again.
     Raises BufferExhaustedError and holds no memory where there is not enough for all pieces.
     """
-    raw = decompress(b"".join(batch.buffer.views(batch_header.SIZE)), batch.compression, batch.raw_bytes)
-    records = _records(memoryview(raw), batch.record_count)
+    records = _records_of(batch)
     limit = batch_size - batch_header.SIZE
     total = sum(size for _, _, size in records)
     if total <= limit:
         limit = -(-total // 2)
+    return _pieces(batch, list(_groups(records, limit)), allocator)
+
+
+def take_out(
+    batch: ProducerBatch, positions: Collection[int], allocator: BufferAllocator
+) -> tuple[list[ProducerBatch], list[ParsedRecord]]:
+    """A sealed piece of the batch without the records at these positions, and those records.
+
+    There is no piece where no record is left. Raises BufferExhaustedError and holds no memory where there is
+    not enough.
+    """
+    records = _records_of(batch)
+    left = [record for position, record in enumerate(records) if position not in positions]
+    pieces = _pieces(batch, [left] if left else [], allocator)
+    return pieces, [_parse(batch.base_timestamp, records[position]) for position in sorted(positions)]
+
+
+def _records_of(batch: ProducerBatch) -> list[Record]:
+    raw = decompress(b"".join(batch.buffer.views(batch_header.SIZE)), batch.compression, batch.raw_bytes)
+    return _records(memoryview(raw), batch.record_count)
+
+
+def _pieces(
+    batch: ProducerBatch, groups: Sequence[list[Record]], allocator: BufferAllocator
+) -> list[ProducerBatch]:
     pieces: list[ProducerBatch] = []
     try:
-        for group in _groups(records, limit):
+        for group in groups:
             pieces.append(_piece(batch, group, allocator))
             pieces[-1].ordinal = (*batch.ordinal, len(pieces) - 1)
     except BaseException:
@@ -65,6 +100,25 @@ def _records(raw: memoryview, count: int) -> list[Record]:
         found.append((timestamp, raw[place:end], end - begin))
         at = end
     return found
+
+
+def _parse(base_timestamp: int, record: Record) -> ParsedRecord:
+    timestamp, body, _ = record
+    key, at = _bytes(body, 0)
+    value, at = _bytes(body, at)
+    count, at = varint.read(body, at)
+    headers = []
+    for _ in range(count):
+        name, at = _bytes(body, at)
+        content, at = _bytes(body, at)
+        headers.append(((name or b"").decode(), content))
+    return ParsedRecord(key, value, tuple(headers), base_timestamp + timestamp)
+
+
+def _bytes(data: memoryview, at: int) -> tuple[bytes | None, int]:
+    """Bytes after their length, and the position after them; None for the length -1."""
+    length, at = varint.read(data, at)
+    return (None, at) if length < 0 else (bytes(data[at : at + length]), at + length)
 
 
 def _piece(parent: ProducerBatch, group: list[Record], allocator: BufferAllocator) -> ProducerBatch:
