@@ -90,7 +90,9 @@ class TaskResult:
     ``wire_bytes`` counts record batch bytes as sent (compressed, with headers, first attempts only).
     ``raw_bytes`` counts the same records uncompressed. ``unconfirmed`` counts rows sent with acks=0; these
     are included in ``partitions`` and in no other count of rows. ``metrics`` have Kafka's names
-    (docs/metrics.md).
+    (docs/metrics.md). ``skipped`` counts rows that can never be written (errors.tolerance=all), and
+    ``skip_reasons`` by the name of the error. Their dead letters are included in ``partitions`` and in the
+    counts of batches and bytes.
     """
 
     partitions: tuple[PartitionResult, ...] = ()
@@ -109,6 +111,8 @@ class TaskResult:
     breaker_trips: int = 0
     breaker_probes: int = 0
     metrics: Mapping[str, float] = field(default_factory=dict)
+    skipped: int = 0
+    skip_reasons: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

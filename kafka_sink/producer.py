@@ -26,20 +26,23 @@ from kafka_sink.coordinator.tasks.client import Channel, CoordinatorClient
 from kafka_sink.coordinator.tasks.metadata_channel import MetadataChannel
 from kafka_sink.coordinator.tasks.write_channel import WriteChannel
 from kafka_sink.coordinator.wire.address import CoordinatorAddress
-from kafka_sink.errors import DeliveryError, RecordTooLargeError
+from kafka_sink.dead_letters.collector import DeadLetters
+from kafka_sink.errors import DeliveryError, InvalidRowError, MetadataTimeoutError, RecordTooLargeError
 from kafka_sink.metadata.cache import MetadataCache
 from kafka_sink.metadata.cluster_metadata import ClusterMetadata, NoHints
 from kafka_sink.metadata.snapshot import MetadataSnapshot
-from kafka_sink.model import TaskResult, TopicPartition
+from kafka_sink.model import TaskResult, TopicMetadata, TopicPartition
 from kafka_sink.network.client import NetworkClient, NetworkSettings
 from kafka_sink.options import SinkOptions
 from kafka_sink.records import batch_header
 from kafka_sink.records.compression import codec_for
 from kafka_sink.records.ordered_rows import OrderedRows
 from kafka_sink.rows.column_plan import ColumnPlan
-from kafka_sink.rows.columns import extract
-from kafka_sink.rows.ordering import ordered_rows_of, partitions_needed
+from kafka_sink.rows.columns import RowBatch, extract
+from kafka_sink.rows.letter_table import letter_plan, letter_table
+from kafka_sink.rows.ordering import ordered_rows_of, partitions_needed, rows_larger_than
 from kafka_sink.rows.partitioner import Partitioner
+from kafka_sink.rows.row_rejection import RowRejection
 from kafka_sink.sending.producer_identity import ProducerIdentity, TransactionalIdentity
 from kafka_sink.sending.producer_metrics import LiveProducers, Metrics, task_metrics
 from kafka_sink.sending.sender import Sender
@@ -52,6 +55,9 @@ _CLOSE_TIMEOUT_MS = 5000.0
 _WATCH_MS = 1000.0
 
 
+# Of a dead letter. Below the default max.message.bytes of topics, 1,048,588.
+_MAX_LETTER_BYTES = 1_000_000
+
 POOLS = WorkerPools(monotonic_ms)
 LIVE_PRODUCERS = LiveProducers()
 
@@ -62,6 +68,7 @@ class Producer:
     def __init__(self, options: SinkOptions) -> None:
         self.options = options
         self._rows = 0
+        self._letters = 0
         self._started_ms = 0.0
         self._network = NetworkClient(NetworkSettings.from_options(options), monotonic_ms)
         self._allocator = POOLS.allocator(
@@ -72,6 +79,8 @@ class Producer:
         self._breaker = _breaker(options, self._cluster)
         self._appender = _appender(options, self._accumulator, self._network, self._breaker)
         self._identity = _identity(options)
+        self._dead_letters = _dead_letters(options)
+        self._rejection = _rejection(options, self._dead_letters, self._cluster)
         self._sender = Sender(
             SenderSettings.from_options(options),
             self._accumulator,
@@ -80,6 +89,7 @@ class Producer:
             self._identity,
             self._breaker or NoSendPolicy(),
             monotonic_ms,
+            self._dead_letters,
         )
         self._partitioner = _partitioner(options, self._appender)
         self._breaker_before = BreakerMetrics()
@@ -95,16 +105,20 @@ class Producer:
         coordinator: CoordinatorAddress | None = None,
         hints: MetadataSnapshot | None = None,
         write: str | None = None,
+        task: str = "",
     ) -> None:
         """A new task: its counts start at zero.
 
         ``hints`` is the metadata that the driver sent along, with its age. ``write`` is the Spark write that
-        the task belongs to: the coordinator reports when it is over.
+        the task belongs to: the coordinator reports when it is over. ``task`` is the task's number,
+        which dead letters contain.
         """
         if hints is not None:
             self._cluster.import_hints(hints, monotonic_ms())
         self._use_coordinator(coordinator)
-        self._rows = 0
+        self._rows = self._letters = 0
+        if self._dead_letters is not None:
+            self._dead_letters.begin(task)
         self._started_ms = monotonic_ms()
         if isinstance(self._identity, TransactionalIdentity):
             self._identity.leave()
@@ -167,24 +181,46 @@ class Producer:
 
         Raises InvalidRowError (after max.block.ms for a partition that does not exist) or
         RecordTooLargeError for rows that cannot be sent, MetadataTimeoutError or BufferExhaustedError after
-        max.block.ms, DeliveryError once earlier rows have failed.
+        max.block.ms, DeliveryError once earlier rows have failed. With errors.tolerance=all, rows that cannot
+        be sent become dead letters, and TooManyDeadLettersError is raised for more than errors.max.
         """
         self.check()
         if batch.num_rows == 0:
             return 0
-        ordered = self._order(plan, batch)
-        self._check_sizes(ordered)
+        ordered: OrderedRows | None
+        if self._rejection is None:
+            ordered = self._order(plan, batch)
+        else:
+            ordered = self._rejection.order(plan, batch, self._order)
+            self._send_letters()
         self._rows += batch.num_rows
+        if ordered is None:
+            return 0
         self._appender.append(ordered, self.check)
         return len(ordered.partitions)
+
+    def _send_letters(self) -> bool:
+        """Appends the dead letters that wait; returns whether there were any."""
+        letters = self._dead_letters
+        if letters is None or letters.topic is None or not (waiting := letters.take()):
+            return False
+        table = letter_table(waiting, _max_letter_bytes(self.options), letters.task)
+        try:
+            ordered = self._order(letter_plan(letters.topic), table)
+        except (InvalidRowError, MetadataTimeoutError) as error:
+            raise DeliveryError(
+                f"{len(waiting)} dead letters cannot be written to errors.deadletterqueue.topic.name = "
+                f"{letters.topic!r}: {error}"
+            ) from error
+        self._letters += len(waiting)
+        self._appender.append(ordered, self.check)
+        return True
 
     def _order(self, plan: ColumnPlan, batch: pa.RecordBatch | pa.Table) -> OrderedRows:
         """The rows by partition. Waits for metadata, and for what the coordinator has muted."""
         now_ms = int(wall_ms())
         rows = extract(plan, batch, now_ms)
-        topics = self._cluster.await_topics(
-            rows.topics, self.options.max_block_ms, self.check, partitions_needed(rows)
-        )
+        topics = self._await_topics(rows)
         unavailable = self._sender.availability.unavailable
         muted: Container[TopicPartition] = ()
         breaker = self._breaker
@@ -195,9 +231,17 @@ class Producer:
             unavailable |= breaker.congested
             muted = breaker.mutes
         queued = self._accumulator.queued_batches
-        return ordered_rows_of(rows, topics, self._partitioner, queued, now_ms, unavailable, muted)
+        ordered = ordered_rows_of(rows, topics, self._partitioner, queued, now_ms, unavailable, muted)
+        self._check_sizes(rows, ordered)
+        return ordered
 
-    def _check_sizes(self, ordered: OrderedRows) -> None:
+    def _await_topics(self, rows: RowBatch) -> dict[str, TopicMetadata]:
+        if self._rejection is not None:
+            return self._rejection.await_topics(rows, self.check)
+        timeout_ms = self.options.max_block_ms
+        return self._cluster.await_topics(rows.topics, timeout_ms, self.check, partitions_needed(rows))
+
+    def _check_sizes(self, rows: RowBatch, ordered: OrderedRows) -> None:
         largest = ordered.largest_bound + batch_header.SIZE
         options = self.options
         for limit, name in (
@@ -207,7 +251,9 @@ class Producer:
             if largest > limit:
                 raise RecordTooLargeError(
                     f"a row makes a record of {largest} bytes, more than {name} = {limit}; raise {name} (and "
-                    "the topic's max.message.bytes where it is lower) or send smaller rows"
+                    "the topic's max.message.bytes where it is lower) or send smaller rows",
+                    rows_larger_than(rows, ordered, limit - batch_header.SIZE),
+                    f"the record is larger than {name} = {limit}",
                 )
 
     def finish(self) -> TaskResult:
@@ -218,21 +264,23 @@ class Producer:
         """
         started = monotonic_ms()
         self._appender.flush()
-        deliveries = self._sender.deliveries
-        while not self._accumulator.await_completion(_WATCH_MS / 1000, lambda: deliveries.has_failed):
-            if not self._sender.is_alive():
-                break
-        self.check()
-        counts = deliveries.counts()
-        if counts.written_records != self._rows:
+        self._await_completion()
+        # Brokers may have refused rows meanwhile.
+        while self._send_letters():
+            self._appender.flush()
+            self._await_completion()
+        counts = self._sender.deliveries.counts()
+        skipped = 0 if self._dead_letters is None else self._dead_letters.rows
+        written = counts.written_records - self._letters
+        if written + skipped != self._rows:
             # Guards the first invariant: no row is lost in silence. No known path leads here.
-            raise DeliveryError(f"of {self._rows} rows {counts.written_records} are accounted for")
+            raise DeliveryError(f"of {self._rows} rows {written + skipped} are accounted for")
         now = monotonic_ms()
         breaker = self.breaker_metrics().since(self._breaker_before)
         return TaskResult(
             partitions=self._sender.deliveries.partitions(),
-            records=counts.acknowledged_records,
-            unconfirmed=counts.unconfirmed_records,
+            records=written if self.options.acks else 0,
+            unconfirmed=0 if self.options.acks else written,
             batches=counts.batches,
             raw_bytes=counts.raw_bytes,
             wire_bytes=counts.wire_bytes,
@@ -246,7 +294,16 @@ class Producer:
             breaker_trips=breaker.breaker_trips_total,
             breaker_probes=breaker.probes,
             metrics=self.metrics(),
+            skipped=skipped,
+            skip_reasons={} if self._dead_letters is None else self._dead_letters.reasons(),
         )
+
+    def _await_completion(self) -> None:
+        deliveries = self._sender.deliveries
+        while not self._accumulator.await_completion(_WATCH_MS / 1000, lambda: deliveries.has_failed):
+            if not self._sender.is_alive():
+                break
+        self.check()
 
     def check(self) -> None:
         """Raises DeliveryError if rows of this task have failed. A task that waits calls it now and then."""
@@ -329,6 +386,27 @@ def _accumulator(options: SinkOptions, allocator: BufferAllocator) -> RecordAccu
     )
     limits = BatchSizeLimits(options.batch_size, repr(options.bootstrap_servers))
     return RecordAccumulator(settings, allocator, limits)
+
+
+def _dead_letters(options: SinkOptions) -> DeadLetters | None:
+    if options.errors_tolerance == "none":
+        return None
+    return DeadLetters(options.errors_deadletterqueue_topic_name, options.errors_max)
+
+
+def _rejection(
+    options: SinkOptions, dead_letters: DeadLetters | None, cluster: ClusterMetadata
+) -> RowRejection | None:
+    if dead_letters is None:
+        return None
+    return RowRejection(
+        dead_letters, cluster, monotonic_ms, options.max_block_ms, options.metadata_max_age_ms
+    )
+
+
+def _max_letter_bytes(options: SinkOptions) -> int:
+    """A letter must fit where the row did not, and into a topic with the default max.message.bytes."""
+    return min(_MAX_LETTER_BYTES, options.max_request_size // 2, options.buffer_memory // 2)
 
 
 def _cluster_metadata(options: SinkOptions, network: NetworkClient) -> ClusterMetadata:

@@ -111,18 +111,19 @@ def task_producer(
     hints: MetadataSnapshot | None = None,
     *,
     write: str | None = None,
+    task: str = "",
     again: bool = False,
 ) -> Iterator[TaskProducer]:
     """A producer for one task. An exception inside the context discards it with all that is half sent.
 
-    ``coordinator`` is where the task shares metadata and mutes. For ``hints`` and ``write`` see
-    Producer.begin. ``again`` says that an earlier attempt of the task failed: the task then gets a new
+    ``coordinator`` is where the task shares metadata and mutes. For ``hints``, ``write`` and ``task``
+    see Producer.begin. ``again`` says that an earlier attempt of the task failed: the task then gets a new
     producer, because an idle one may hold the same wrong metadata (of a cluster that was replaced, say).
     """
     # One producer serves all topics. Options that only planning reads must not tell producers apart.
     producer = PRODUCERS.take(options.for_tasks(), new=again)
     try:
-        producer.begin(coordinator, hints, write)
+        producer.begin(coordinator, hints, write, task)
         yield TaskProducer(producer, plan)
     except BaseException:
         producer.close(abort=True)

@@ -41,13 +41,13 @@ class DeadLetters:
             self._rows = 0
 
     def add(self, letters: Sequence[DeadLetter]) -> None:
-        """Rows that can never be written. Raises TooManyDeadLettersError, and takes none, beyond the maximum."""
+        """Rows that can never be written. Raises TooManyDeadLettersError beyond the maximum, and takes none."""
         with self._lock:
             rows = self._rows + len(letters)
             if self._max_rows != UNLIMITED and rows > self._max_rows:
                 raise TooManyDeadLettersError(
-                    f"{rows} rows of this task can never be written, more than errors.max = {self._max_rows}. "
-                    f"The last one: {letters[-1].reason}"
+                    f"{rows} rows of this task can never be written, more than errors.max = "
+                    f"{self._max_rows}. The last one: {letters[-1].reason}"
                 )
             logged = letters[: max(0, _LOGGED - self._rows)]
             self._rows = rows
@@ -56,7 +56,9 @@ class DeadLetters:
                 self._waiting.extend(letters)
         for letter in logged:
             _log.warning(
-                "a row for topic %s can never be written: %s; errors.tolerance=all skips it", letter.topic, letter.reason
+                "a row for topic %s can never be written: %s; errors.tolerance=all skips it",
+                letter.topic,
+                letter.reason,
             )
 
     def take(self) -> list[DeadLetter]:

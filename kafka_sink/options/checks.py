@@ -24,6 +24,10 @@ _OF_TRANSACTIONS = {
     "txn_app_id": "txnAppId",
     "txn_version": "txnVersion",
 }
+_OF_DEAD_LETTERS = {
+    "errors_deadletterqueue_topic_name": "errors.deadletterqueue.topic.name",
+    "errors_max": "errors.max",
+}
 _DEFAULTS: Mapping[str, Any] = {spec.attribute: spec.default for spec in SPECS}
 
 
@@ -84,6 +88,24 @@ def _exactly_once(values: Values, given: Mapping[str, Any]) -> list[str]:
         )
     if (_get(values, "txn_app_id") == "") != (_get(values, "txn_version") == -1):
         raise ConfigurationError("Options 'txnAppId' and 'txnVersion' must be set together")
+    return []
+
+
+def _dead_letters(values: Values, given: Mapping[str, Any]) -> list[str]:
+    if _get(values, "errors_tolerance") == "all":
+        topic = _get(values, "errors_deadletterqueue_topic_name")
+        if topic is not None and topic == _get(values, "topic"):
+            raise ConfigurationError(
+                f"Options 'topic' and 'errors.deadletterqueue.topic.name' both name '{topic}': give dead "
+                "letters a topic of their own"
+            )
+        return []
+    for attribute, name in _OF_DEAD_LETTERS.items():
+        if attribute in given:
+            raise ConfigurationError(
+                f"Option '{name}' has no effect without errors.tolerance=all: set that, too, or "
+                f"remove '{name}'"
+            )
     return []
 
 
@@ -244,6 +266,7 @@ _RULES: tuple[Callable[[Values, Mapping[str, Any]], list[str]], ...] = (
     _verification,
     _idempotence,
     _exactly_once,
+    _dead_letters,
     _unconfirmed,
     _delivery_timeout,
     _memory,

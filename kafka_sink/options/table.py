@@ -19,6 +19,7 @@ from kafka_sink.secret import HIDDEN, Secret
 
 TARGET = "The job"
 DELIVERY = "Delivery"
+ERRORS = "Rows that can never be written"
 TRANSACTIONS = "Exactly once"
 BATCHING = "Batches and memory"
 COMPRESSION = "Compression"
@@ -176,6 +177,26 @@ class SinkOptions:
         """How long a task waits for buffer memory, for the metadata of a new topic, and for a partition that
         rows name but the topic does not have (it may just have been added, or the topic was recreated with
         fewer partitions). If `topic` is set, it also limits how long planning waits for brokers.""",
+    )
+
+    errors_tolerance: str = _option(
+        "errors.tolerance", values.words("none", "all"), "none", ERRORS, "high",
+        """What happens to a row that can never be written: it is too large, names a partition that does not
+        exist, has a null topic or a null header key, or its topic refuses it. `none`: the task fails. `all`:
+        the row is skipped, counted in the summary, and written to `errors.deadletterqueue.topic.name` if that
+        is set. Timeouts always fail the task.""",
+    )
+    errors_deadletterqueue_topic_name: str | None = _option(
+        "errors.deadletterqueue.topic.name", values.topic(), None, ERRORS, "high",
+        """Topic for rows that can never be written, with the reason in headers as Kafka Connect has them
+        (`__connect.errors.*`). A row that is too large is cut, and headers `kafka-chunked.errors.*` give the
+        original lengths. Requires `errors.tolerance=all`. Without it such rows are counted and their content
+        is dropped.""",
+    )
+    errors_max: int = _option(
+        "errors.max", values.integer(0, LONG_MAX, or_value=-1), 10_000, ERRORS, "medium",
+        """Maximum number of rows that a task may skip. One more fails the task, so that a job does not skip
+        everything. `-1`: no maximum. Requires `errors.tolerance=all`.""",
     )
 
     delivery_guarantee: str = _option(
@@ -654,7 +675,7 @@ _OF_PLANNING = (
     *("transactional_id_prefix", "transaction_progress_topic", "txn_app_id", "txn_version"),
 )
 # Groups about what a write does with its rows. Every other group is about the cluster, also one added later.
-_GROUPS_OF_WRITES = (TARGET, DELIVERY, TRANSACTIONS, BATCHING, COMPRESSION, PARTITIONER, COORDINATOR)
+_GROUPS_OF_WRITES = (TARGET, DELIVERY, ERRORS, TRANSACTIONS, BATCHING, COMPRESSION, PARTITIONER, COORDINATOR)
 # Options of these groups that the coordinator's own requests use, and the one by which it notices tasks that
 # are gone.
 _READ_BY_COORDINATOR = (

@@ -22,6 +22,7 @@ class OrderedRows:
     ``partitions[r]``.
 
     ``timestamps`` are milliseconds since the epoch, one per row in the same order, or one for all rows.
+    ``delta_bytes`` are the most bytes that the difference of two of them takes.
     """
 
     def __init__(
@@ -39,11 +40,11 @@ class OrderedRows:
         else:
             self._earliest, self._latest = int(timestamps.min()), int(timestamps.max())
         self._timestamps = self._latest if self._earliest == self._latest else timestamps
-        self._delta_bytes = max(_MIN_DELTA_BYTES, len(varint.scalar(self._latest - self._earliest)))
-        reach = 1 << (7 * self._delta_bytes - 1)
-        # Base timestamps for which every row's delta fits ``_delta_bytes``.
+        self.delta_bytes = max(_MIN_DELTA_BYTES, len(varint.scalar(self._latest - self._earliest)))
+        reach = 1 << (7 * self.delta_bytes - 1)
+        # Base timestamps for which every row's delta fits ``delta_bytes``.
         self._base_range = (self._latest - reach + 1, self._earliest + reach)
-        bounds = columns.upper_bounds(self._delta_bytes)
+        bounds = columns.upper_bounds(self.delta_bytes)
         self.largest_bound = bounds.largest
         self._cumulated: Int64s
         if bounds.each is None:
@@ -92,7 +93,7 @@ class OrderedRows:
         """
         if self.deltas_are_bounded(base_timestamp):
             return 0
-        return rows * (_MAX_DELTA_BYTES - self._delta_bytes + 1)
+        return rows * (_MAX_DELTA_BYTES - self.delta_bytes + 1)
 
     def rows_within(self, start: int, stop: int, limit: int) -> int:
         """First row past ``start`` whose bound exceeds ``limit`` bytes together with its predecessors'.

@@ -161,7 +161,8 @@ def _refuse_headers(column: pa.Array, entries: npt.NDArray[np.bool_], what: str)
     ends = np.cumsum(lengths(column))
     wrong[np.searchsorted(ends, np.flatnonzero(entries), side="right")] = True
     raise InvalidRowError(
-        f"column 'headers' has {what} in {int(wrong.sum())} of {len(column)} rows. A header's key is required.",
+        f"column 'headers' has {what} in {int(wrong.sum())} of {len(column)} rows. "
+        "A header's key is required.",
         wrong,
         f"column 'headers' has {what}",
     )
@@ -189,8 +190,8 @@ def _topics(plan: ColumnPlan, batch: pa.RecordBatch | pa.Table) -> tuple[tuple[s
         if problem:
             wrong = index == number
             raise InvalidRowError(
-                f"column 'topic' names a topic that Kafka does not take in {int(wrong.sum())} of {len(index)} "
-                f"rows: the name {problem}",
+                f"column 'topic' names a topic that Kafka does not take in {int(wrong.sum())} of "
+                f"{len(index)} rows: the name {problem}",
                 wrong,
                 f"the topic's name {problem}",
             )

@@ -1,6 +1,7 @@
 """Dead letters as rows of the dead letter topic.
 
-The context headers are those of Kafka Connect's sink connectors (KIP-298), as far as a row from Spark has them.
+The context headers are those of Kafka Connect's sink connectors (KIP-298), as far as a row of a DataFrame has
+them.
 """
 
 from __future__ import annotations

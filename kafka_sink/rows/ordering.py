@@ -61,6 +61,12 @@ def ordered_rows_of(
     return OrderedRows(columns, timestamps, partitions, [*starts, rows.num_rows])
 
 
+def rows_larger_than(rows: RowBatch, ordered: OrderedRows, limit: int) -> npt.NDArray[np.bool_]:
+    """Which of the rows, in their order before ``ordered``, have a record that may exceed ``limit`` bytes."""
+    columns = RecordColumns.of(rows.key, rows.value, rows.headers)
+    return columns.upper_bounds(ordered.delta_bytes).numbers() > limit
+
+
 def partitions_needed(rows: RowBatch) -> dict[str, int]:
     """How many partitions topics must have for the partitions that rows name; only topics of such rows."""
     if rows.partition is None:

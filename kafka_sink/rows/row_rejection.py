@@ -1,6 +1,6 @@
-"""Takes rows that can never be written out of a table, and makes dead letters of them (errors.tolerance=all).
+"""With errors.tolerance=all: takes rows that can never be written out of a table, as dead letters.
 
-Nothing here runs while all rows are valid: the errors that fail a task otherwise say which rows they are about.
+While all rows are valid this costs nothing: the errors that would fail the task name the invalid rows.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Order = Callable[[ColumnPlan, pa.Table], OrderedRows]
 
 
 class RowRejection:
-    """Used by the task's thread. ``max_block_ms`` and ``max_age_ms`` are max.block.ms and metadata.max.age.ms."""
+    """Used by the task's thread. ``max_block_ms`` is max.block.ms, ``max_age_ms`` metadata.max.age.ms."""
 
     def __init__(
         self,

@@ -291,7 +291,11 @@ class ProducerIdentity:
     @property
     def settled(self) -> bool:
         """Whether every sequence is acknowledged. Only then may another task use the id."""
-        return not self._to_restart and not self._gaps and not any(s.unacknowledged for s in self._sequences.values())
+        return (
+            not self._to_restart
+            and not self._gaps
+            and not any(s.unacknowledged for s in self._sequences.values())
+        )
 
 
 def _is_after(sequence: int, other: int) -> bool:

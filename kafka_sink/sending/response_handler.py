@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 class ResponseHandler:
     """Used by the sender's thread. Times are monotonic milliseconds."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the parts of a producer
         self,
         settings: SenderSettings,
         completion: BatchCompletion,

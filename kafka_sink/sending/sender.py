@@ -56,7 +56,7 @@ _log = logging.getLogger(__name__)
 class Sender(threading.Thread):
     """Runs until ``close``; a daemon, because a killed task must not be kept alive by it."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the parts of a producer
         self,
         settings: SenderSettings,
         accumulator: RecordAccumulator,

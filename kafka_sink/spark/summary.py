@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from kafka_sink.model import TaskResult
@@ -16,7 +17,7 @@ def summarise(results: Sequence[TaskResult]) -> str:
     parts = [f"{rows:,} rows acknowledged"] if rows or not unconfirmed else []
     if unconfirmed:
         parts.append(f"{unconfirmed:,} rows sent unconfirmed")
-    line = " and ".join(parts) + _topics(results) + f" by {_count(len(results), 'task')}"
+    line = " and ".join(parts) + _topics(results) + f" by {_count(len(results), 'task')}" + _skipped(results)
     batches = sum(result.batches for result in results)
     if not batches:
         return line
@@ -32,6 +33,17 @@ def summarise(results: Sequence[TaskResult]) -> str:
         if count:
             line += f", {_count(count, noun)}"
     return f"{line}; {_times(results)}{_memory(results)}"
+
+
+def _skipped(results: Sequence[TaskResult]) -> str:
+    """Rows that can never be written, by reason."""
+    reasons: Counter[str] = Counter()
+    for result in results:
+        reasons.update(result.skip_reasons)
+    if not reasons:
+        return ""
+    rows = _count(sum(result.skipped for result in results), "row")
+    return f"; {rows} skipped ({', '.join(f'{name}: {count:,}' for name, count in reasons.most_common())})"
 
 
 def _topics(results: Sequence[TaskResult]) -> str:

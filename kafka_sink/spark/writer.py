@@ -101,6 +101,7 @@ class PlannedWrite:
                 self._snapshot(),
                 again=self._is_run_again(),
                 write=self._name_in_task(is_streaming=is_streaming),
+                task=_task_number(),
             ) as producer,
             watched(executor_socket(), producer.abort) as check_executor,
         ):
@@ -280,6 +281,11 @@ def _micro_batch(context: TaskContext) -> BatchIdentity:
     if query is None or number is None:
         raise DeliveryError("Spark does not provide the task's query and micro-batch")
     return BatchIdentity.of_query(query, int(number))
+
+
+def _task_number() -> str:
+    context = TaskContext.get()
+    return "" if context is None else str(context.partitionId())
 
 
 def _label(batch_id: int | None) -> str:
