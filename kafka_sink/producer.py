@@ -27,6 +27,7 @@ from kafka_sink.coordinator.tasks.metadata_channel import MetadataChannel
 from kafka_sink.coordinator.tasks.write_channel import WriteChannel
 from kafka_sink.coordinator.wire.address import CoordinatorAddress
 from kafka_sink.dead_letters.collector import DeadLetters
+from kafka_sink.dead_letters.letter import DeadLetter
 from kafka_sink.errors import DeliveryError, InvalidRowError, MetadataTimeoutError, RecordTooLargeError
 from kafka_sink.metadata.cache import MetadataCache
 from kafka_sink.metadata.cluster_metadata import ClusterMetadata, NoHints
@@ -204,7 +205,7 @@ class Producer:
         letters = self._dead_letters
         if letters is None or letters.topic is None or not (waiting := letters.take()):
             return False
-        table = letter_table(waiting, _max_letter_bytes(self.options), letters.task)
+        table = letter_table(waiting, letters.max_bytes, letters.task)
         try:
             ordered = self._order(letter_plan(letters.topic), table)
         except (InvalidRowError, MetadataTimeoutError) as error:
@@ -212,7 +213,8 @@ class Producer:
                 f"{len(waiting)} dead letters cannot be written to errors.deadletterqueue.topic.name = "
                 f"{letters.topic!r}: {error}"
             ) from error
-        self._letters += len(waiting)
+        # One that was refused is counted already.
+        self._letters += sum(isinstance(letter, DeadLetter) for letter in waiting)
         self._appender.append(ordered, self.check)
         return True
 
@@ -391,7 +393,10 @@ def _accumulator(options: SinkOptions, allocator: BufferAllocator) -> RecordAccu
 def _dead_letters(options: SinkOptions) -> DeadLetters | None:
     if options.errors_tolerance == "none":
         return None
-    return DeadLetters(options.errors_deadletterqueue_topic_name, options.errors_max)
+    topic, max_rows = options.errors_deadletterqueue_topic_name, options.errors_max
+    # A letter must fit where the row did not, and into a topic with the default max.message.bytes.
+    max_bytes = min(_MAX_LETTER_BYTES, options.max_request_size // 2, options.buffer_memory // 2)
+    return DeadLetters(topic, max_rows, max_bytes)
 
 
 def _rejection(
@@ -402,11 +407,6 @@ def _rejection(
     return RowRejection(
         dead_letters, cluster, monotonic_ms, options.max_block_ms, options.metadata_max_age_ms
     )
-
-
-def _max_letter_bytes(options: SinkOptions) -> int:
-    """A letter must fit where the row did not, and into a topic with the default max.message.bytes."""
-    return min(_MAX_LETTER_BYTES, options.max_request_size // 2, options.buffer_memory // 2)
 
 
 def _cluster_metadata(options: SinkOptions, network: NetworkClient) -> ClusterMetadata:

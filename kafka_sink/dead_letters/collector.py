@@ -7,27 +7,31 @@ import threading
 from collections import Counter
 from collections.abc import Sequence
 
-from kafka_sink.dead_letters.letter import DeadLetter
+from kafka_sink.dead_letters.letter import DeadLetter, RefusedLetter
 from kafka_sink.errors import TooManyDeadLettersError
 
 _log = logging.getLogger(__name__)
 UNLIMITED = -1
 # Rows that a task logs one by one. The summary counts all.
 _LOGGED = 3
+# The context headers of a letter take some 500 bytes.
+_MIN_BYTES = 1024
 
 
 class DeadLetters:
     """Thread-safe: the task's thread and the sender's add, the task's thread takes.
 
     ``topic`` is the dead letter topic. Without one, letters are counted and their content is dropped.
-    ``max_rows`` is the maximum number per task.
+    ``max_rows`` is the maximum number per task, ``max_bytes`` the maximum size of a letter.
     """
 
-    def __init__(self, topic: str | None, max_rows: int) -> None:
+    def __init__(self, topic: str | None, max_rows: int, max_bytes: int) -> None:
         self.topic = topic
         self._max_rows = max_rows
         self._lock = threading.Lock()  # guards everything below
-        self._waiting: list[DeadLetter] = []
+        self._waiting: list[DeadLetter | RefusedLetter] = []
+        # Of a letter. Lower once the dead letter topic has refused one.
+        self._max_bytes = max_bytes
         self._reasons: Counter[str] = Counter()
         self._rows = 0
         self.task = ""
@@ -41,7 +45,7 @@ class DeadLetters:
             self._rows = 0
 
     def add(self, letters: Sequence[DeadLetter]) -> None:
-        """Rows that can never be written. Raises TooManyDeadLettersError beyond the maximum, and takes none."""
+        """Rows that can never be written. Beyond the maximum, TooManyDeadLettersError is raised."""
         with self._lock:
             rows = self._rows + len(letters)
             if self._max_rows != UNLIMITED and rows > self._max_rows:
@@ -61,7 +65,24 @@ class DeadLetters:
                 letter.reason,
             )
 
-    def take(self) -> list[DeadLetter]:
+    def refused(self, letter: RefusedLetter, size: int) -> bool:
+        """The dead letter topic refused a letter of ``size`` bytes as too large.
+
+        It is taken again, cut to half of that; False where there is nothing left to cut.
+        """
+        with self._lock:
+            if size < 2 * _MIN_BYTES:
+                return False
+            self._max_bytes = min(self._max_bytes, size // 2)
+            self._waiting.append(letter)
+            return True
+
+    @property
+    def max_bytes(self) -> int:
+        """The maximum size of a letter."""
+        return self._max_bytes
+
+    def take(self) -> list[DeadLetter | RefusedLetter]:
         """Letters that are not yet written."""
         with self._lock:
             letters, self._waiting = self._waiting, []

@@ -24,3 +24,13 @@ class DeadLetter:
     timestamp_ms: int
     reason: str
     error: str
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedLetter:
+    """A letter that the dead letter topic refused as too large, with its context in ``headers``."""
+
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[Header, ...]
+    timestamp_ms: int

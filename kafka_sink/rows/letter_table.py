@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from kafka_sink.dead_letters.letter import DeadLetter, Header
+from kafka_sink.dead_letters.letter import DeadLetter, Header, RefusedLetter
 from kafka_sink.rows.column_plan import HEADERS_TYPE, ColumnPlan
 
 PREFIX = "__connect.errors."
@@ -29,7 +29,7 @@ def letter_plan(topic: str) -> ColumnPlan:
     return ColumnPlan.of(_COLUMNS, topic)
 
 
-def letter_table(letters: Sequence[DeadLetter], max_bytes: int, task: str) -> pa.Table:
+def letter_table(letters: Sequence[DeadLetter | RefusedLetter], max_bytes: int, task: str) -> pa.Table:
     """One row per letter. A letter of more than ``max_bytes`` is cut, and headers say so.
 
     ``task`` identifies the Spark task.
@@ -45,18 +45,23 @@ def letter_table(letters: Sequence[DeadLetter], max_bytes: int, task: str) -> pa
     return pa.Table.from_pylist([_row(letter, max_bytes, task) for letter in letters], schema)
 
 
-def _row(letter: DeadLetter, max_bytes: int, task: str) -> dict[str, object]:
-    context = _context(letter, task)
-    left = max_bytes - _OVERHEAD - _size(context)
+def _row(letter: DeadLetter | RefusedLetter, max_bytes: int, task: str) -> dict[str, object]:
+    context: list[Header] = []
     own = letter.headers
+    if isinstance(letter, RefusedLetter):
+        context = [header for header in own if _is_context(header)]
+        own = tuple(header for header in own if not _is_context(header))
+    else:
+        context = _context(letter, task)
+    left = max_bytes - _OVERHEAD - _size(context)
     if _size(own) > left // 4:
-        context.append((CUT_PREFIX + "headers.dropped", str(len(own)).encode()))
+        _note_cut("headers.dropped", len(own), context)
         own = ()
     left -= _size(own)
-    # The key first, as it identifies the row; a usual key is far shorter than that.
-    key = _cut(letter.key, left // 4, "key", context)
+    # The key identifies the row, and most keys are far shorter than that.
+    key = _cut(letter.key, left // 4, "key.length", context)
     left -= len(key or b"")
-    value = _cut(letter.value, left, "value", context)
+    value = _cut(letter.value, left, "value.length", context)
     return {
         "key": key,
         "value": value,
@@ -64,6 +69,10 @@ def _row(letter: DeadLetter, max_bytes: int, task: str) -> dict[str, object]:
         # A timestamp before 1970 is one of the reasons why rows get here.
         "timestamp": max(letter.timestamp_ms, 0) * 1000,
     }
+
+
+def _is_context(header: Header) -> bool:
+    return header[0].startswith((PREFIX, CUT_PREFIX))
 
 
 def _context(letter: DeadLetter, task: str) -> list[Header]:
@@ -87,5 +96,11 @@ def _size(headers: Sequence[Header]) -> int:
 def _cut(content: bytes | None, limit: int, name: str, context: list[Header]) -> bytes | None:
     if content is None or len(content) <= limit:
         return content
-    context.append((f"{CUT_PREFIX}{name}.length", str(len(content)).encode()))
+    _note_cut(name, len(content), context)
     return content[: max(limit, 0)]
+
+
+def _note_cut(name: str, amount: int, context: list[Header]) -> None:
+    """Says how much there was before the first cut."""
+    if all(known != CUT_PREFIX + name for known, _ in context):
+        context.append((CUT_PREFIX + name, str(amount).encode()))

@@ -245,6 +245,7 @@ class ProducerIdentity:
         at = self._gaps.pop(partition)
         for batch in behind:
             batch.base_sequence = at
+            batch.header_current = False
             at = (at + batch.record_count) % _SEQUENCE_RANGE
         self._sequences[partition].next = at
 

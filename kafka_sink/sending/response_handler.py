@@ -11,11 +11,12 @@ from kafka_sink.accumulator.record_accumulator import RecordAccumulator
 from kafka_sink.backoff import ExponentialBackoff
 from kafka_sink.breaker.send_policy import SendPolicy
 from kafka_sink.dead_letters.collector import DeadLetters
-from kafka_sink.dead_letters.letter import DeadLetter
+from kafka_sink.dead_letters.letter import DeadLetter, RefusedLetter
 from kafka_sink.errors import (
     BrokerRefusedError,
     BufferExhaustedError,
     DeliveryError,
+    RecordTooLargeError,
     TooManyDeadLettersError,
 )
 from kafka_sink.kafka_errors import error_of
@@ -29,7 +30,7 @@ from kafka_sink.sending.produce_requests import ProduceTag
 from kafka_sink.sending.producer_identity import ProducerIdentity
 from kafka_sink.sending.response_classifier import Action, Attempt, Decision
 from kafka_sink.sending.settings import SenderSettings
-from kafka_sink.sending.splitting import split_batch, take_out
+from kafka_sink.sending.splitting import ParsedRecord, split_batch, take_out
 
 _log = logging.getLogger(__name__)
 
@@ -243,53 +244,58 @@ class ResponseHandler:
         self._completion.replace(batch, pieces)
 
     def _skips(self, batch: ProducerBatch, decision: Decision) -> bool:
-        """Whether the records that cannot be written become dead letters. Dead letters themselves do not."""
+        """Whether the records that cannot be written become dead letters."""
         letters = self._dead_letters
-        return (
-            letters is not None
-            and decision.unwritable is not None
-            and not batch.possibly_written
-            and not batch.terminal
-            and batch.partition.topic != letters.topic
-        )
+        if letters is None or decision.unwritable is None or batch.possibly_written or batch.terminal:
+            return False
+        # A dead letter that is too large is cut. Any other that is refused fails the task.
+        return batch.partition.topic != letters.topic or isinstance(decision.cause, RecordTooLargeError)
 
     def _skip_records(
         self, batch: ProducerBatch, positions: Sequence[int], cause: Exception, now_ms: float
     ) -> None:
         """Makes dead letters of these records. The others go on, with consecutive sequences."""
         if not positions and batch.record_count > 1:
-            # The broker did not say which records are invalid: it will, of smaller batches.
+            # The broker did not say which records are invalid. It will when each has a batch of its own.
             self._split(batch, cause, now_ms)
             return
-        letters = self._dead_letters
-        assert letters is not None
         try:
             pieces, records = take_out(batch, positions or (0,), self._accumulator.allocator)
-            letters.add(
-                [
-                    DeadLetter(
-                        batch.partition.topic,
-                        batch.partition.partition,
-                        record.key,
-                        record.value,
-                        record.headers,
-                        record.timestamp_ms,
-                        str(cause),
-                        _error_class(cause),
-                    )
-                    for record in records
-                ]
-            )
         except BufferExhaustedError as error:
             self._retry_split(batch, cause, error, now_ms)
-        except TooManyDeadLettersError as error:
+            return
+        refusal = self._add_letters(batch, records, cause)
+        if refusal is not None:
             for piece in pieces:
                 piece.buffer.release()
-            self._completion.refuse(batch, DeliveryError(f"{error}"))
-        else:
-            if self._identity is not None:
-                self._identity.shrunk(batch, pieces)
-            self._completion.shrink(batch, pieces)
+            self._completion.refuse(batch, refusal)
+            return
+        if self._identity is not None:
+            self._identity.shrunk(batch, pieces)
+        self._completion.shrink(batch, pieces)
+
+    def _add_letters(
+        self, batch: ProducerBatch, records: Sequence[ParsedRecord], cause: Exception
+    ) -> Exception | None:
+        """Returns why the task fails, None if it goes on."""
+        letters = self._dead_letters
+        assert letters is not None
+        topic, partition = batch.partition
+        if topic == letters.topic:
+            [record] = records
+            refused = RefusedLetter(record.key, record.value, record.headers, record.timestamp_ms)
+            return None if letters.refused(refused, batch.size) else cause
+        error = _error_class(cause)
+        try:
+            letters.add(
+                [
+                    DeadLetter(topic, partition, r.key, r.value, r.headers, r.timestamp_ms, str(cause), error)
+                    for r in records
+                ]
+            )
+        except TooManyDeadLettersError as too_many:
+            return too_many
+        return None
 
     def _retry_split(
         self, batch: ProducerBatch, cause: Exception, error: BufferExhaustedError, now_ms: float

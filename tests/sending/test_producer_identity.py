@@ -274,3 +274,59 @@ def test_a_transactions_identity_asks_for_no_id_and_starts_sequences_with_each_t
     made.leave()
     assert not made.ready
     assert made.transactional_id is None
+
+
+# -- dropped records ----------------------------------------------------------------------------------
+
+
+def test_batches_behind_dropped_records_take_over_their_sequences() -> None:
+    of = identity()
+    of.acknowledged(sent(of, batch(1)), 0, 0)
+    first, dropped, behind = sent(of, batch(2)), sent(of, batch(5)), sent(of, batch(3))
+    behind.header_current = True
+    start = first.base_sequence
+    refuse(of, dropped)
+    left = batch(4)
+    of.shrunk(dropped, [left])
+    assert left.base_sequence == start + 2
+    assert not of.may_send(left, 0)
+    assert not of.is_next(behind), "its refusal is no reason to restart"
+    assert of.gaps_due() == [], "two batches are in flight"
+    first.request_references -= 1
+    of.acknowledged(first, 1, 0)
+    refuse(of, behind)
+    assert of.gaps_due() == [P0]
+    of.close_gap(P0)
+    assert behind.base_sequence == start + 6
+    assert not behind.header_current, "the header has the old one"
+    assert of.gaps_due() == []
+    assert not of.settled
+    for one in (left, behind):
+        of.acknowledged(sent(of, one), -1, 0)
+    assert of.settled
+    assert sent(of, batch(1)).base_sequence == start + 9
+
+
+def test_a_gap_keeps_a_batch_that_may_have_been_written() -> None:
+    of = identity()
+    of.acknowledged(sent(of, batch(1)), 0, 0)
+    dropped, behind = sent(of, batch(1)), sent(of, batch(1))
+    refuse(of, dropped)
+    of.shrunk(dropped, [])
+    refuse(of, behind)
+    behind.possibly_written = True
+    assert of.after_gap(P0) == [behind]
+    with pytest.raises(KafkaSinkError, match="keep their sequences"):
+        of.close_gap(P0)
+
+
+def test_two_gaps_close_at_once() -> None:
+    of = identity()
+    of.acknowledged(sent(of, batch(1)), 0, 0)
+    one, two, three = (sent(of, batch(1)) for _ in range(3))
+    for dropped in (two, one):
+        refuse(of, dropped)
+        of.shrunk(dropped, [])
+    refuse(of, three)
+    of.close_gap(P0)
+    assert three.base_sequence == one.base_sequence

@@ -1,0 +1,242 @@
+"""errors.tolerance=all: every other row is written once and in order, and each refused row has its letter."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+
+from kafka_sink.errors import KafkaSinkError
+from kafka_sink.local_broker import LocalBroker
+from kafka_sink.options import parse
+from kafka_sink.producer_cache import TaskProducer, task_producer
+from kafka_sink.rows.column_plan import ColumnPlan
+from tests.support.fake_broker import FakeCluster
+from tests.support.fake_replies import Reply, error
+from tests.support.scripted_cluster import (
+    PRODUCE,
+    TOPIC,
+    attempts,
+    inside,
+    rows,
+    task_options,
+    until,
+    written,
+)
+from tests.support.topics import read_topic
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+LETTERS = "letters"
+MIB = 1 << 20
+TOPIC_AUTHORIZATION_FAILED = 29
+PLAN = ColumnPlan.of([("value", "binary"), ("partition", "int")], TOPIC)
+TOLERANT = {"errors.tolerance": "all", "errors.deadletterqueue.topic.name": LETTERS}
+
+
+def tolerant(
+    cluster: FakeCluster, plan: ColumnPlan = PLAN, extra: dict[str, str] | None = None, **options: object
+) -> AbstractContextManager[TaskProducer]:
+    raw = task_options(cluster, **options) | TOLERANT | (extra or {})
+    return task_producer(parse(raw).options, plan, task="7")
+
+
+def large(number: int, size: int, partition: int = 0) -> pa.RecordBatch:
+    value = (b"<%d>" % number).ljust(size, b"x")
+    return pa.record_batch(
+        {"value": pa.array([value], pa.binary()), "partition": pa.array([partition], pa.int32())}
+    )
+
+
+def test_a_record_too_large_for_its_topic_is_skipped_between_batches_in_flight() -> None:
+    """The broker refuses all batches behind it, whose sequences are then too high."""
+    with FakeCluster({TOPIC: 1, LETTERS: 1}, max_message_bytes=10_000) as cluster:
+        with tolerant(cluster, batch_size=500) as producer:
+            for number in range(0, 300, 30):
+                producer.send(rows(number, 29))
+                producer.send(large(number + 29, 20_000 if number % 60 == 0 else 200))
+            result = producer.finish()
+        skipped = {number + 29 for number in range(0, 300, 60)}
+        assert written(cluster) == [number for number in range(300) if number not in skipped]
+        assert (result.records, result.skipped) == (295, 5)
+        assert result.skip_reasons == {"RecordTooLargeError": 5}
+        assert sum(batch.record_count for batch in cluster.batches(LETTERS, 0)) == 5, (
+            "cut to what their topic takes"
+        )
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_batches_in_flight_behind_a_skipped_record_are_written_next(in_order: bool) -> None:
+    """Their sequences are too high. They get lower ones under the same epoch, also in a transaction."""
+    with (
+        FakeCluster({TOPIC: 1, LETTERS: 1}, max_message_bytes=10_000) as cluster,
+        tolerant(cluster) as producer,
+    ):
+        producer.send(rows(0, 1))
+        until(lambda: written(cluster) == [0] and not in_flight(producer), "the first row")
+        cluster.script(PRODUCE, Reply(delay_ms=400))
+        producer.send(large(1, 20_000))
+        for number in range(2, 5):
+            until(lambda count=number: in_flight(producer) == count - 1, "a request of its own")
+            producer.send(rows(number, 1) if in_order else large(number, 20_000))
+        result = producer.finish()
+        assert written(cluster) == ([0, 2, 3, 4] if in_order else [0])
+        assert result.skipped == (1 if in_order else 4)
+        assert {batch.producer_epoch for batch in attempts(cluster)} == {0}
+
+
+def in_flight(producer: TaskProducer) -> int:
+    return len(inside(producer)._sender._completion.in_flight())
+
+
+@pytest.mark.parametrize("idempotence", ["true", "false"])
+def test_a_topic_that_refuses_this_login_gives_its_rows_to_the_letters(idempotence: str) -> None:
+    with FakeCluster({TOPIC: 1, LETTERS: 1}) as cluster:
+        cluster.script(PRODUCE, error(TOPIC_AUTHORIZATION_FAILED))
+        with tolerant(cluster, enable_idempotence=idempotence) as producer:
+            producer.send(rows(0, 20))
+            first = producer.finish()
+        assert (first.records, first.skipped) == (0, 20)
+        assert first.flush_ms < 900, "the wait ends with the last row"
+        assert written(cluster) == []
+        assert sum(batch.record_count for batch in cluster.batches(LETTERS, 0)) == 20
+        with tolerant(cluster, enable_idempotence=idempotence) as producer:
+            producer.send(rows(20, 5))
+            assert producer.finish().skipped == 0, "counts start anew"
+        assert written(cluster) == list(range(20, 25))
+
+
+def failure(cluster: FakeCluster, *batches: pa.RecordBatch, **options: str) -> str:
+    """The error of a task that fails."""
+
+    def run() -> None:
+        with tolerant(cluster, extra=options) as producer:
+            for batch in batches:
+                producer.send(batch)
+            producer.finish()
+
+    with pytest.raises(KafkaSinkError) as caught:
+        run()
+    return str(caught.value)
+
+
+def test_letters_that_are_refused_fail_the_task() -> None:
+    """They must not become letters again, for ever."""
+    with FakeCluster({TOPIC: 1, LETTERS: 1}) as cluster:
+        cluster.script(PRODUCE, error(TOPIC_AUTHORIZATION_FAILED), error(TOPIC_AUTHORIZATION_FAILED))
+        assert "delivery to letters-0 failed" in failure(cluster, rows(0, 5))
+
+
+def test_more_rows_than_errors_max_fail_the_task() -> None:
+    with FakeCluster({TOPIC: 1, LETTERS: 1}, max_message_bytes=1000) as cluster:
+        refused = [large(number, 2000) for number in range(3)]
+        assert "more than errors.max = 2" in failure(cluster, *refused, **{"errors.max": "2"})
+        negative = pa.record_batch({"value": [b"v"] * 3, "partition": pa.array([-1, -2, -3], pa.int32())})
+        assert "more than errors.max = 2" in failure(cluster, negative, **{"errors.max": "2"})
+
+
+def test_a_partition_that_does_not_exist_costs_one_wait_for_all_tables(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("kafka_sink.rows.row_rejection.PARTITION_WAIT_MS", 300.0)
+    with FakeCluster({TOPIC: 2, LETTERS: 1}) as cluster:
+        with tolerant(cluster) as producer:
+            for number in range(0, 100, 2):
+                producer.send(rows(number, 1, partition=1))
+                producer.send(rows(number + 1, 1, partition=2))
+            result = producer.finish()
+        assert (result.records, result.skipped) == (50, 50)
+        assert result.elapsed_ms < 3000
+        assert written(cluster, 1) == list(range(0, 100, 2))
+
+
+def test_without_a_dead_letter_topic_rows_are_counted_and_logged_without_content(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    raw_value = b"secret content"
+    with FakeCluster({TOPIC: 1}) as cluster:
+        options = parse(task_options(cluster) | {"errors.tolerance": "all"}).options
+        with caplog.at_level(logging.WARNING), task_producer(options, PLAN) as producer:
+            producer.send(
+                pa.record_batch({"value": [raw_value] * 20, "partition": pa.array([-1] * 20, pa.int32())})
+            )
+            result = producer.finish()
+    assert (result.records, result.skipped) == (0, 20)
+    assert "column 'partition' is negative" in caplog.text
+    assert "secret" not in caplog.text
+    assert len(caplog.records) == 3
+
+
+def test_one_row_in_ten_thousand_is_too_large_or_has_a_wrong_partition(
+    spark: SparkSession, broker: LocalBroker
+) -> None:
+    """The whole way, on a real broker: all others written, letters complete, counts equal."""
+    broker.create_topic("tolerant", 4)
+    broker.create_topic("tolerant-letters", 1)
+    frame = spark.range(40_000).selectExpr(
+        "cast(id as string) as key",
+        "case when id % 20000 = 77 then repeat('x', 1500000) else concat(id, ':') end as value",
+        "cast(case when id % 20000 = 99 then 4 else null end as int) as partition",
+        "array(struct('origin' as key, cast('test' as binary) as value)) as headers",
+    )
+    (
+        frame.write.format("kafka-chunked")
+        .mode("append")
+        .option("kafka.bootstrap.servers", broker.bootstrap_servers)
+        .option("topic", "tolerant")
+        .option("errors.tolerance", "all")
+        .option("errors.deadletterqueue.topic.name", "tolerant-letters")
+        .save()
+    )
+    found = sorted(int(row.key or b"-1") for row in read_topic(broker, "tolerant"))
+    wrong = {77, 99, 20_077, 20_099}
+    assert found == [number for number in range(40_000) if number not in wrong]
+    letters = read_topic(broker, "tolerant-letters")
+    assert sorted(int(letter.key or b"-1") for letter in letters) == sorted(wrong)
+    for letter in letters:
+        context = dict(letter.headers)
+        assert context["origin"] == b"test"
+        assert context["__connect.errors.topic"] == b"tolerant"
+        assert context["__connect.errors.stage"] == b"KAFKA_PRODUCE"
+        if int(letter.key or b"") % 20_000 == 77:
+            assert context["__connect.errors.exception.class.name"] == b"RecordTooLargeError"
+            assert context["kafka-chunked.errors.value.length"] == b"1500000"
+            assert 400_000 < len(letter.value or b"") < 1_000_000
+        else:
+            assert context["__connect.errors.partition"] == b"4"
+            assert b"only partitions 0 to 3" in (context["__connect.errors.exception.message"] or b"")
+
+
+def test_a_compacted_topic_refuses_rows_without_a_key_by_name(broker: LocalBroker) -> None:
+    """INVALID_RECORD names the rows of a batch; the others of the same batch are written, in order."""
+    broker.create_topic("compacted", config={"cleanup.policy": "compact"})
+    broker.create_topic("compacted-letters", 1)
+    plan = ColumnPlan.of([("key", "binary"), ("value", "binary")], "compacted")
+    keys = [None if number % 1000 == 500 else b"%d" % number for number in range(5000)]
+    table = pa.table(
+        {"key": pa.array(keys, pa.binary()), "value": [b"%d" % number for number in range(5000)]}
+    )
+    raw = {
+        "kafka.bootstrap.servers": broker.bootstrap_servers,
+        "topic": "compacted",
+        "kafka.batch.size": "8192",
+        "errors.tolerance": "all",
+        "errors.deadletterqueue.topic.name": "compacted-letters",
+    }
+    with task_producer(parse(raw).options, plan) as producer:
+        for start in range(0, 5000, 250):
+            producer.send(table.slice(start, 250))
+        result = producer.finish()
+    assert (result.records, result.skipped) == (4995, 5)
+    assert [int(row.value or b"") for row in read_topic(broker, "compacted")] == [
+        number for number in range(5000) if number % 1000 != 500
+    ]
+    letters = read_topic(broker, "compacted-letters")
+    assert sorted(int(letter.value or b"") for letter in letters) == [500, 1500, 2500, 3500, 4500]
+    assert {dict(letter.headers)["__connect.errors.exception.class.name"] for letter in letters} == {
+        b"INVALID_RECORD"
+    }

@@ -1,0 +1,103 @@
+"""Rows that can never be written are taken out of a table, and the others stay in order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kafka_sink.dead_letters.collector import DeadLetters
+from kafka_sink.dead_letters.letter import DeadLetter
+from kafka_sink.errors import InvalidRowError, MetadataTimeoutError
+from kafka_sink.rows.column_plan import ColumnPlan
+from kafka_sink.rows.columns import extract
+from kafka_sink.rows.row_rejection import RowRejection
+
+HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+PLAN = ColumnPlan(value=0, topic_column=1, partition=2, headers=3, timestamp=4)
+GOOD = {"topic": "t", "partition": 1, "headers": [{"key": "h", "value": b"x"}], "timestamp": 5_000_000}
+FLAWS: dict[str, dict[str, Any]] = {
+    "column 'topic' is null": {"topic": None},
+    "the topic's name": {"topic": "no/topic"},
+    "column 'partition' is negative": {"partition": -4},
+    "column 'headers' has a null header": {"headers": [None]},
+    "column 'headers' has a header without a key": {
+        "headers": [{"key": "a", "value": None}, {"key": None, "value": b"x"}]
+    },
+    "column 'timestamp' is before 1970": {"timestamp": -2_000_000},
+}
+
+
+def table(rows: list[dict[str, Any]]) -> pa.Table:
+    schema = pa.schema(
+        [
+            ("value", pa.binary()),
+            ("topic", pa.string()),
+            ("partition", pa.int32()),
+            ("headers", HEADERS),
+            ("timestamp", pa.timestamp("us", tz="UTC")),
+        ]
+    )
+    return pa.Table.from_pylist(rows, schema)
+
+
+def rejection(letters: DeadLetters) -> RowRejection:
+    return RowRejection(letters, None, lambda: 0.0, 1000, 1000)  # type: ignore[arg-type]  # asks no brokers here
+
+
+def split(rows: list[dict[str, Any]], slice_from: int = 0) -> tuple[list[bytes], list[DeadLetter]]:
+    """The values that are left, and the letters."""
+    letters = DeadLetters("dead", -1, 1000)
+    left: list[bytes] = []
+
+    def order(plan: ColumnPlan, rest: pa.Table) -> Any:
+        extract(plan, rest, 0)
+        left.extend(rest.column(0).to_pylist())
+        return rest
+
+    rejection(letters).order(PLAN, table(rows).slice(slice_from), order)
+    return left, [letter for letter in letters.take() if isinstance(letter, DeadLetter)]
+
+
+@given(st.lists(st.sampled_from([None, *FLAWS]), max_size=30), st.integers(0, 5))
+def test_each_invalid_row_has_its_letter_and_its_reason(flaws: list[str | None], skip: int) -> None:
+    rows = [
+        GOOD | {"value": b"%d" % number} | (FLAWS[flaw] if flaw else {}) for number, flaw in enumerate(flaws)
+    ]
+    left, letters = split(rows, min(skip, len(rows)))
+    expected = list(enumerate(flaws))[skip:]
+    assert left == [b"%d" % number for number, flaw in expected if flaw is None]
+    found = {letter.value: letter.reason for letter in letters}
+    assert len(found) == len(letters)
+    assert found.keys() == {b"%d" % number for number, flaw in expected if flaw is not None}
+    for number, flaw in expected:
+        if flaw is not None:
+            assert found[b"%d" % number].startswith(flaw)
+
+
+def test_a_letter_keeps_all_of_its_row() -> None:
+    bad = GOOD | {"value": None, "headers": [None, {"key": None, "value": b"x"}], "timestamp": 5_000_999}
+    _, [letter] = split([bad])
+    assert (letter.topic, letter.partition, letter.key, letter.value) == ("t", 1, None, None)
+    assert letter.headers == (("", None), ("", b"x"))
+    assert letter.timestamp_ms == 5_000
+
+
+def test_what_is_not_about_rows_still_fails_the_task() -> None:
+    def no_metadata(plan: ColumnPlan, rest: pa.Table) -> Any:
+        raise MetadataTimeoutError("no broker responded")
+
+    def unknown_rows(plan: ColumnPlan, rest: pa.Table) -> Any:
+        raise InvalidRowError("some row is wrong")
+
+    def no_rows(plan: ColumnPlan, rest: pa.Table) -> Any:
+        raise InvalidRowError("no row is wrong", np.zeros(rest.num_rows, dtype=np.bool_))
+
+    rows = table([GOOD | {"value": b"v"}])
+    for order in (no_metadata, unknown_rows, no_rows):
+        with pytest.raises((MetadataTimeoutError, InvalidRowError)):
+            rejection(DeadLetters("dead", -1, 1000)).order(PLAN, rows, order)
