@@ -33,11 +33,15 @@ _PARTITIONS, _REPLICATION_FACTOR = "num.partitions", "default.replication.factor
 
 
 class TopicPreparation:
-    """One look-up of the topic, or of the brokers alone. ``run`` retries requests until it has a result."""
+    """One look-up of a topic, or of the brokers alone. ``run`` retries requests until it has a result.
 
-    def __init__(self, options: SinkOptions, client: PlanningClient) -> None:
+    ``option`` is the option that names the topic.
+    """
+
+    def __init__(self, options: SinkOptions, client: PlanningClient, option: str, topic: str | None) -> None:
         self._options = options
-        self._topic = options.topic
+        self._option = option
+        self._topic = topic
         self._client = client
         self._brokers = options.redacted()["kafka.bootstrap.servers"]
         self._started = time.monotonic()
@@ -57,8 +61,8 @@ class TopicPreparation:
             code = REQUEST_TIMED_OUT if response is None else response.update.errors.get(topic, 0)
             if response is not None and topic in response.unwritable:
                 raise ConfigurationError(
-                    f"Option 'topic': this login may not write to '{topic}'. Grant it WRITE (brokers: "
-                    f"{self._brokers})"
+                    f"Option '{self._option}': this login may not write to '{topic}'. Grant it WRITE "
+                    f"(brokers: {self._brokers})"
                 )
             if code in (0, LEADER_NOT_AVAILABLE):
                 return  # the topic exists; tasks wait for its leaders
@@ -70,7 +74,7 @@ class TopicPreparation:
             elif not error_of(code).retriable:
                 remedy = ". Grant this login DESCRIBE and WRITE" if code == TOPIC_AUTHORIZATION_FAILED else ""
                 raise ConfigurationError(
-                    f"Option 'topic': '{topic}' cannot be used: {_named(code)}{remedy} (brokers: "
+                    f"Option '{self._option}': '{topic}' cannot be used: {_named(code)}{remedy} (brokers: "
                     f"{self._brokers})"
                 )
             if self._is_missing and self._left_ms(_PROPAGATION_MS) <= 0:
@@ -219,8 +223,9 @@ class TopicPreparation:
             else "kafka.allow.auto.create.topics=false"
         )
         return (
-            f"Option 'topic': there is no topic '{self._topic}' at {self._brokers}, and {because}. "
-            "Create it, set topic.create=true, or correct 'topic' or 'kafka.bootstrap.servers'"
+            f"Option '{self._option}': there is no topic '{self._topic}' at {self._brokers}, and {because}. "
+            f"Create it, set topic.create=true, or correct '{self._option}' or "
+            "'kafka.bootstrap.servers'"
         )
 
     def _timeout_text(self, last: str) -> str:

@@ -372,3 +372,15 @@ def test_where_nothing_can_be_remembered_nothing_is(monkeypatch: pytest.MonkeyPa
 def test_options_at_their_bounds_can_be_sent(version: int) -> None:
     body = requests.encode_create_topic(version, "t" * 249, 100_000, 10_000, 2**31 - 1)
     assert (100_000).to_bytes(4, "big") + (10_000).to_bytes(2, "big") in body
+
+
+def test_a_missing_dead_letter_topic_is_found_at_planning() -> None:
+    with FakeCluster({"there": 1}) as cluster:
+        wanted = {"errors.tolerance": "all", "errors.deadletterqueue.topic.name": "letters"}
+        more = {"kafka.allow.auto.create.topics": "false", "kafka.max.block.ms": "300"}
+        told = options(cluster.bootstrap_servers, "there", **wanted, **more)
+        text = r"Option 'errors\.deadletterqueue\.topic\.name': there is no topic 'letters'"
+        with pytest.raises(ConfigurationError, match=text):
+            prepare_topic(told)
+        cluster.create_topic("letters", 1)
+        prepare_topic(told)

@@ -191,7 +191,7 @@ class SinkOptions:
         """Topic for rows that can never be written, with the reason in headers as Kafka Connect has them
         (`__connect.errors.*`). A row that is too large is cut, and headers `kafka-chunked.errors.*` give the
         original lengths. Requires `errors.tolerance=all`. Without it such rows are counted and their content
-        is dropped.""",
+        is dropped. The topic must exist, unless brokers create topics or `topic.create=true`.""",
     )
     errors_max: int = _option(
         "errors.max", values.integer(0, LONG_MAX, or_value=-1), 10_000, ERRORS, "medium",

@@ -16,6 +16,7 @@ from kafka_sink.options.table import (
     COMPRESSION,
     COORDINATOR,
     DELIVERY,
+    ERRORS,
     PARTITIONER,
     SPECS,
     TARGET,
@@ -165,7 +166,7 @@ def test_security_settings_make_a_cluster_whatever_they_are_called() -> None:
         for secret in (False, True):
             spec = dataclasses.replace(SPECS[0], attribute="new", group=group, secret=secret)
             of_write = group in (
-                *(TARGET, TRANSACTIONS, DELIVERY, BATCHING, COMPRESSION, PARTITIONER, COORDINATOR),
+                *(TARGET, TRANSACTIONS, DELIVERY, ERRORS, BATCHING, COMPRESSION, PARTITIONER, COORDINATOR),
             )
             assert _is_of_cluster(spec) is (not of_write or secret)
     assert all(_is_of_cluster(spec) for spec in SPECS if spec.secret)
@@ -203,3 +204,15 @@ def test_an_unencrypted_token_endpoint_is_warned_about(scheme: str, count: int) 
     }
     found = [warning for warning in parsed(options).warnings if "begins with http://" in warning]
     assert len(found) == count
+
+
+def test_dead_letters_need_tolerance_and_a_topic_of_their_own() -> None:
+    base = {"kafka.bootstrap.servers": "h:1", "topic": "t"}
+    letters = {"errors.deadletterqueue.topic.name": "dead"}
+    with pytest.raises(ConfigurationError, match=r"no effect without errors\.tolerance=all"):
+        parse(base | letters)
+    with pytest.raises(ConfigurationError, match=r"'errors\.max' has no effect"):
+        parse(base | {"errors.max": "5"})
+    with pytest.raises(ConfigurationError, match="a topic of their own"):
+        parse(base | {"errors.tolerance": "all", "errors.deadletterqueue.topic.name": "t"})
+    assert parse(base | letters | {"errors.tolerance": "all"}).options.errors_max == 10_000
