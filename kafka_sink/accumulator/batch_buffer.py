@@ -27,8 +27,8 @@ class BatchBuffer(Protocol):
     def write(self, data: Data) -> None:
         """Appends. Raises ValueError, changing nothing, if there is no room."""
 
-    def write_growing(self, data: Data) -> bool:
-        """Appends, and grows as needed: from the pool without blocking, otherwise from the heap.
+    def write_growing(self, *parts: Data) -> bool:
+        """Appends all parts, and grows as needed: from the pool without blocking, otherwise from the heap.
 
         Returns whether it took heap memory now. The data was reserved before, so it may exceed the heap's
         limit; then no new request is granted until enough heap memory has come back."""

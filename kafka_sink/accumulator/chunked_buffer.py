@@ -166,13 +166,14 @@ class ChunkedBuffer:
             stop += self._step
         self._limit = stop - shift
 
-    def write_growing(self, data: Data) -> bool:
+    def write_growing(self, *parts: Data) -> bool:
         """See BatchBuffer."""
-        projected = self.size + len(data)
+        projected = self.size + sum(map(len, parts))
         overflow = projected > self.capacity and not self.grow(projected)
         if overflow:
             self._grow_on_heap(projected, reserved=True)
-        self.write(data)
+        for part in parts:
+            self.write(part)
         return overflow
 
     def grow(self, projected: int) -> bool:

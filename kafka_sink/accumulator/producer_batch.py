@@ -152,21 +152,23 @@ class ProducerBatch:
 
     def _append_blocks(self, codec: BlockCodec, records: memoryview) -> None:
         """Compresses every block that fills and keeps the rest raw, at fixed raw offsets."""
-        at = 0
+        size = codec.block_size
         tail = self.raw_tail
-        if tail >= codec.block_size:
+        if tail >= size:
             tail = self._pack_tail(codec)
-        while tail + len(records) - at >= codec.block_size:
-            piece = records[at : at + codec.block_size - tail]
-            at += len(piece)
-            block: bytes | memoryview = piece
+        if tail + len(records) >= size:
+            first = size - tail if tail else 0
+            packed: list[bytes | memoryview] = []
             if tail:
-                block = b"".join([*self.buffer.views(self._tail_at), piece])
-                self.buffer.truncate(self._tail_at)
-                tail = 0
-            self._write_block(codec, block)
-        if at < len(records):
-            self.buffer.write_growing(records[at:])
+                packed += codec.compress_block(b"".join([*self.buffer.views(self._tail_at), records[:first]]))
+            for at in range(first, len(records) - size + 1, size):
+                packed += codec.compress_block(records[at : at + size])
+            records = records[len(records) - (tail + len(records)) % size :]
+            self.buffer.truncate(self._tail_at)
+            self.buffer.write_growing(*packed)
+            self._tail_at = self.buffer.size
+        if records:
+            self.buffer.write_growing(records)
 
     def _pack_tail(self, codec: BlockCodec) -> int:
         """Packs the rows that were held raw before the batch began to pack; returns the bytes left raw."""
@@ -180,9 +182,7 @@ class ProducerBatch:
         return len(raw) - whole
 
     def _write_block(self, codec: BlockCodec, block: bytes | memoryview) -> None:
-        framing, body = codec.compress_block(block)
-        self.buffer.write_growing(framing)
-        self.buffer.write_growing(body)
+        self.buffer.write_growing(*codec.compress_block(block))
         self._tail_at = self.buffer.size
 
     def seal(self) -> None:

@@ -59,14 +59,15 @@ class SingleBuffer:
         self._slab[begin + size : begin + end] = data
         self.size = end
 
-    def write_growing(self, data: Data) -> bool:
+    def write_growing(self, *parts: Data) -> bool:
         """See BatchBuffer."""
-        projected = self.size + len(data)
+        projected = self.size + sum(map(len, parts))
         overflow = projected > self.capacity and not self.grow(projected)
         if overflow:
             arena = ChunkArena(projected, kept=False, heap=True)
             self._move_to(arena, self._pool.take_heap(arena, 1, projected, reserved=True))
-        self.write(data)
+        for part in parts:
+            self.write(part)
         return overflow
 
     def grow(self, projected: int) -> bool:

@@ -258,10 +258,11 @@ class BrokerConnection:
         if self.transport is not None and self.state in _TALKING:
             self.transport.flush()
         while self.transport is not None and send_buffer.pending:
-            sent = self.transport.send(send_buffer.next_buffers())
-            if sent == 0:
-                break
+            buffers = send_buffer.next_buffers()
+            sent = self.transport.send(buffers)
             send_buffer.advance(sent)
+            if sent < sum(map(len, buffers)):
+                break  # the stream is full
         return self._protocol.written()
 
     def receive(self, buffer: memoryview, now_ms: float) -> bool:

