@@ -9,6 +9,7 @@ from kafka_sink.accumulator.batch_buffer import BatchBuffer
 from kafka_sink.accumulator.lease import Lease
 from kafka_sink.model import CompressionType, TopicPartition
 from kafka_sink.records import batch_header
+from kafka_sink.records.batch_header import NO_SEQUENCE, ProducerSequence
 from kafka_sink.records.compression import PACKER, BlockCodec, CompressionRatios, WholeCodec, unpack
 
 
@@ -74,12 +75,15 @@ class ProducerBatch:
       may lease an open batch, and the sender may take or fail it.
     - SEALED: leased until the task has ended its lease. From then on the sender may take it, with or without
       a sequence.
-      ``header_current``: the header has the sequence that the batch has now.
-    - IN_FLIGHT: with a current header, and one request that refers to its memory.
+    - IN_FLIGHT: with a header that has the batch's sequence, and one request that refers to its memory.
     - SUCCEEDED, FAILED, SPLIT: the memory is released once no request refers to it.
 
-    ``possibly_written`` is set when a request has failed that the broker may have carried out; from then on
-    neither sequence nor rows change.
+    The idempotent producer's sequence (NO_SEQUENCE without idempotence):
+
+    - none yet: until the first attempt, or until the parent of this piece is split.
+    - assigned: it may be withdrawn while no request is in flight, for another one (KIP-360).
+    - fixed, once ``possibly_written``: a request has failed that the broker may have carried out. From then
+      on neither sequence nor rows change.
     """
 
     def __init__(
@@ -110,12 +114,10 @@ class ProducerBatch:
         self.attempts = 0
         self.last_attempt_ms = 0.0
         self.request_references = 0
-        # The idempotent producer's marks; a sequence never changes once possibly_written is set.
-        self.producer_id = batch_header.NO_PRODUCER_ID
-        self.producer_epoch = batch_header.NO_PRODUCER_EPOCH
-        self.base_sequence = batch_header.NO_SEQUENCE
-        self.possibly_written = False
-        self.header_current = False
+        self._sequence = NO_SEQUENCE
+        self._possibly_written = False
+        # The sequence in the buffer's header; None before the header is written.
+        self._header_sequence: ProducerSequence | None = None
         self.last_error: Exception | None = None
         self.codec = codec
         # Whether the codec compresses all rows at once, when the batch is sealed.
@@ -213,8 +215,43 @@ class ProducerBatch:
         raw[done:] = tail
         return raw
 
+    # -- the header and its sequence: the sender's thread -----------------------------------------
+
+    @property
+    def sequence(self) -> ProducerSequence:
+        """The producer's id and epoch and the batch's base sequence; NO_SEQUENCE before it has one."""
+        return self._sequence
+
+    @property
+    def has_sequence(self) -> bool:
+        """Whether the batch has a sequence."""
+        return self._sequence != NO_SEQUENCE
+
+    @property
+    def possibly_written(self) -> bool:
+        """Whether a broker may have the batch: its sequence and rows are fixed."""
+        return self._possibly_written
+
+    def assign_sequence(self, sequence: ProducerSequence) -> None:
+        """Gives the batch its sequence. Raises IllegalTransitionError if it has one."""
+        if self.has_sequence:
+            raise IllegalTransitionError(f"a batch of {self.partition} has the sequence {self._sequence}")
+        self._sequence = sequence
+
+    def withdraw_sequence(self) -> None:
+        """Takes the sequence back, for a restart. Raises IllegalTransitionError if it is fixed."""
+        if self._possibly_written or self.request_references:
+            raise IllegalTransitionError(f"the sequence {self._sequence} of {self.partition} is in use")
+        self._sequence = NO_SEQUENCE
+
+    def set_possibly_written(self) -> None:
+        """From now on neither sequence nor rows change."""
+        self._possibly_written = True
+
     def write_header(self, *, transactional: bool = False) -> None:
-        """Writes the header into its reserved place, with the sequence that the batch has now."""
+        """Writes the header into its reserved place, unless it has the batch's sequence already."""
+        if self._header_sequence == self._sequence:
+            return
         body = self.buffer.views(batch_header.SIZE)
         header = batch_header.build(
             body,
@@ -223,13 +260,11 @@ class ProducerBatch:
             record_count=self.record_count,
             base_timestamp=self.base_timestamp,
             max_timestamp=self.max_timestamp,
-            producer_id=self.producer_id,
-            producer_epoch=self.producer_epoch,
-            base_sequence=self.base_sequence,
+            sequence=self._sequence,
             transactional=transactional,
         )
         self.buffer.patch(header)
-        self.header_current = True
+        self._header_sequence = self._sequence
 
     # -- sizes ----------------------------------------------------------------------------------
 

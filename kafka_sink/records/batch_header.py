@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import google_crc32c
 
@@ -13,7 +14,6 @@ SIZE = 61
 MAGIC = 2
 NO_PRODUCER_ID = -1
 NO_PRODUCER_EPOCH = -1
-NO_SEQUENCE = -1
 
 # baseOffset, batchLength, partitionLeaderEpoch, magic, crc
 _HEAD = struct.Struct(">qiibI")
@@ -24,6 +24,17 @@ _LENGTH_OVERHEAD = 12
 _TRANSACTIONAL = 0x10
 
 
+class ProducerSequence(NamedTuple):
+    """By these three fields of the header a broker recognises a batch that it has already (KIP-98)."""
+
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+
+
+NO_SEQUENCE = ProducerSequence(NO_PRODUCER_ID, NO_PRODUCER_EPOCH, -1)
+
+
 def build(  # noqa: PLR0913 - the fields of the header, by name
     body: Sequence[memoryview],
     body_size: int,
@@ -32,9 +43,7 @@ def build(  # noqa: PLR0913 - the fields of the header, by name
     record_count: int,
     base_timestamp: int,
     max_timestamp: int,
-    producer_id: int = NO_PRODUCER_ID,
-    producer_epoch: int = NO_PRODUCER_EPOCH,
-    base_sequence: int = NO_SEQUENCE,
+    sequence: ProducerSequence = NO_SEQUENCE,
     transactional: bool = False,
 ) -> bytes:
     """The header of a batch whose records section is ``body`` (``body_size`` bytes, compressed or not).
@@ -48,9 +57,7 @@ def build(  # noqa: PLR0913 - the fields of the header, by name
         record_count - 1,
         base_timestamp,
         max_timestamp,
-        producer_id,
-        producer_epoch,
-        base_sequence,
+        *sequence,
         record_count,
     )
     crc = google_crc32c.value(checked)

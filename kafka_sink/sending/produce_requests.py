@@ -73,12 +73,10 @@ class ProduceRequests:
 
     def _prepare(self, batch: ProducerBatch, now_ms: float) -> None:
         """Completes a sealed batch's header. This is the only place that assigns a sequence."""
-        if self._identity is not None and self._identity.assign(batch):
-            batch.header_current = False
-        if not batch.header_current:
-            batch.write_header(
-                transactional=self._identity is not None and self._identity.transactional_id is not None
-            )
+        identity = self._identity
+        if identity is not None:
+            identity.assign(batch)
+        batch.write_header(transactional=identity is not None and identity.transactional_id is not None)
         batch.move_to(BatchState.IN_FLIGHT)
         batch.attempts += 1
         batch.last_attempt_ms = now_ms

@@ -16,7 +16,7 @@ from kafka_sink.backoff import ExponentialBackoff
 from kafka_sink.errors import DeliveryError, KafkaSinkError
 from kafka_sink.model import TopicPartition
 from kafka_sink.network.requests import ProducerIdResponse
-from kafka_sink.records import batch_header
+from kafka_sink.records.batch_header import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, ProducerSequence
 
 # Brokers remember this many batches of a producer and partition for finding duplicates.
 MAX_IN_FLIGHT = 5
@@ -31,16 +31,16 @@ _FINAL_ERRORS = frozenset(
         kafka_errors.UNSUPPORTED_VERSION,
     }
 )
-_NOBODY = (batch_header.NO_PRODUCER_ID, batch_header.NO_PRODUCER_EPOCH)
+_NO_ID = (NO_PRODUCER_ID, NO_PRODUCER_EPOCH)
 
 
-class _Sequence:
-    """One partition's sequences. ``owner`` is the id and epoch that they belong to."""
+class _PartitionSequences:
+    """One partition's sequences. ``producer`` is the id and epoch that they belong to."""
 
-    __slots__ = ("established_until_ms", "last_offset", "next", "owner", "restarts", "unacknowledged")
+    __slots__ = ("established_until_ms", "last_offset", "next", "producer", "restarts", "unacknowledged")
 
     def __init__(self) -> None:
-        self.owner = _NOBODY
+        self.producer = _NO_ID
         self.next = 0
         # Until then the leader surely remembers the producer, as it has acknowledged a batch.
         self.established_until_ms = -math.inf
@@ -56,7 +56,7 @@ class ProducerIdentity:
     transactional_id: str | None = None
 
     def __init__(self, backoff: ExponentialBackoff) -> None:
-        self.producer_id, self.producer_epoch = _NOBODY
+        self.producer_id, self.producer_epoch = _NO_ID
         self.last_error: str | None = None
         # Increases when the id is given up.
         self.generation = 0
@@ -64,7 +64,7 @@ class ProducerIdentity:
         self._failures = 0
         self._not_before_ms = 0.0
         self._requested = False
-        self._sequences: dict[TopicPartition, _Sequence] = {}
+        self._sequences: dict[TopicPartition, _PartitionSequences] = {}
         self._to_restart: set[TopicPartition] = set()
         # The first sequence of records that were dropped. Later batches have sequences that are too high.
         self._gaps: dict[TopicPartition, int] = {}
@@ -74,7 +74,7 @@ class ProducerIdentity:
     @property
     def ready(self) -> bool:
         """Whether there is an id to write with."""
-        return self.producer_id != batch_header.NO_PRODUCER_ID
+        return self.producer_id != NO_PRODUCER_ID
 
     def may_request(self, now_ms: float) -> bool:
         """Whether an InitProducerId request should go now."""
@@ -118,7 +118,7 @@ class ProducerIdentity:
         """
         if self._sequences:
             raise KafkaSinkError("a producer id that was written with is kept")
-        self.producer_id, self.producer_epoch = _NOBODY
+        self.producer_id, self.producer_epoch = _NO_ID
         self.generation += 1
         self._requested = False
 
@@ -139,26 +139,24 @@ class ProducerIdentity:
             return True
         if batch.partition in self._to_restart:
             return False
-        if batch.base_sequence != batch_header.NO_SEQUENCE:
+        if batch.has_sequence:
             return sequence.unacknowledged[0] is batch
         return now_ms < sequence.established_until_ms and len(sequence.unacknowledged) < MAX_IN_FLIGHT
 
-    def assign(self, batch: ProducerBatch) -> bool:
-        """Gives a batch its id, epoch and sequence. False where it has them from an earlier attempt."""
-        if batch.base_sequence != batch_header.NO_SEQUENCE:
-            return False
-        sequence = self._sequences.setdefault(batch.partition, _Sequence())
+    def assign(self, batch: ProducerBatch) -> None:
+        """Gives a batch its id, epoch and sequence, unless it has them from an earlier attempt."""
+        if batch.has_sequence:
+            return
+        sequence = self._sequences.setdefault(batch.partition, _PartitionSequences())
         current = (self.producer_id, self.producer_epoch)
-        if sequence.owner != current and not sequence.unacknowledged:
+        if sequence.producer != current and not sequence.unacknowledged:
             # Another partition's restart raised the epoch. This one follows when all is acknowledged.
-            sequence.owner = current
+            sequence.producer = current
             sequence.next = 0
             sequence.established_until_ms = -math.inf
-        batch.producer_id, batch.producer_epoch = sequence.owner
-        batch.base_sequence = sequence.next
+        batch.assign_sequence(ProducerSequence(*sequence.producer, sequence.next))
         sequence.unacknowledged.append(batch)
         sequence.next = (sequence.next + batch.record_count) % _SEQUENCE_RANGE
-        return True
 
     def acknowledged(self, batch: ProducerBatch, last_offset: int, now_ms: float) -> None:
         """The broker has the batch. ``last_offset`` is its last record's offset, -1 where unknown."""
@@ -171,7 +169,7 @@ class ProducerIdentity:
             if earlier is batch:
                 break
             # A broker accepts sequences in order, so it has these too. Their own responses are late or lost.
-            earlier.possibly_written = True
+            earlier.set_possibly_written()
         sequence.unacknowledged.remove(batch)
 
     def refused(self, batch: ProducerBatch) -> None:
@@ -200,10 +198,9 @@ class ProducerIdentity:
         sequence = self._sequences[batch.partition]
         place = sequence.unacknowledged.index(batch)
         del sequence.unacknowledged[place]
-        at = batch.base_sequence
+        at = batch.sequence.base_sequence
         for offset, piece in enumerate(pieces):
-            piece.producer_id, piece.producer_epoch = batch.producer_id, batch.producer_epoch
-            piece.base_sequence = at
+            piece.assign_sequence(batch.sequence._replace(base_sequence=at))
             sequence.unacknowledged.insert(place + offset, piece)
             at = (at + piece.record_count) % _SEQUENCE_RANGE
 
@@ -276,16 +273,15 @@ class ProducerIdentity:
         if any(batch.request_references or batch.possibly_written for batch in sequence.unacknowledged):
             raise KafkaSinkError(f"{partition} has unresolved batches, which keep their sequences")
         for batch in sequence.unacknowledged:
-            batch.base_sequence = batch_header.NO_SEQUENCE
-            batch.producer_id, batch.producer_epoch = _NOBODY
+            batch.withdraw_sequence()
         sequence.unacknowledged.clear()
-        sequence.owner = _NOBODY
+        sequence.producer = _NO_ID
         sequence.restarts += 1
         sequence.established_until_ms = -math.inf
         self._to_restart.discard(partition)
         self._gaps.pop(partition, None)
         if self.producer_epoch >= _LAST_EPOCH:
-            self.producer_id, self.producer_epoch = _NOBODY
+            self.producer_id, self.producer_epoch = _NO_ID
         elif self.ready:
             self.producer_epoch += 1
 
@@ -321,7 +317,7 @@ class TransactionalIdentity(ProducerIdentity):
 
     def leave(self) -> None:
         """Write nothing until the next transaction."""
-        self.producer_id, self.producer_epoch = _NOBODY
+        self.producer_id, self.producer_epoch = _NO_ID
         self.transactional_id = None
         self._sequences.clear()
         self._gaps.clear()

@@ -184,7 +184,8 @@ class ResponseHandler:
     ) -> None:
         self._completion.end_attempt(batch)
         self._policy.on_complete(node_id, batch.partition, batch.record_count, cause, now_ms)
-        batch.possibly_written |= decision.possibly_written
+        if decision.possibly_written:
+            batch.set_possibly_written()
         batch.last_error = decision.cause
         if decision.refresh:
             self._cluster.mark_stale(batch.partition.topic, now_ms)

@@ -23,6 +23,7 @@ from kafka_sink.accumulator.record_appender import RecordAppender
 from kafka_sink.accumulator.single_buffer import FullAllocator
 from kafka_sink.model import CompressionType, PartitionInfo, TopicMetadata, TopicPartition
 from kafka_sink.network.produce import produce_body
+from kafka_sink.records.batch_header import ProducerSequence
 from kafka_sink.records.compression import codec_for
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.columns import extract
@@ -189,8 +190,7 @@ class Run:
             for batch in taken:
                 self.batches += 1
                 number = batch.partition.partition
-                batch.producer_id, batch.producer_epoch = 7, 1
-                batch.base_sequence = self.sequences[number]
+                batch.assign_sequence(ProducerSequence(7, 1, self.sequences[number]))
                 batch.write_header()
                 batch.move_to(BatchState.IN_FLIGHT)
                 batch.attempts += 1

@@ -54,10 +54,9 @@ def test_sequences_wrap(broker: LocalBroker, monkeypatch: pytest.MonkeyPatch) ->
             sequence = self._sequences[batch.partition]
             sequence.next = 2**31 - 7
             sequence.unacknowledged.clear()
-            batch.base_sequence = -1
-        given = assign(self, batch)
-        seen.append(batch.base_sequence)
-        return given
+            batch.withdraw_sequence()
+        assign(self, batch)
+        seen.append(batch.sequence.base_sequence)
 
     monkeypatch.setattr(ProducerIdentity, "assign", near_the_end)
     with task(broker, topic) as producer:
@@ -84,7 +83,7 @@ def test_a_gap_is_answered_by_a_new_epoch_or_a_new_id(broker: LocalBroker, last_
         sequence.next += 1_000
         if last_epoch:
             identity.producer_epoch = 2**15 - 1
-            sequence.owner = (identity.producer_id, identity.producer_epoch)
+            sequence.producer = (identity.producer_id, identity.producer_epoch)
         producer.send(rows(5, 5))
         producer.send(rows(10, 5))
         assert producer.finish().records == 15

@@ -18,6 +18,7 @@ from kafka_sink.accumulator.single_buffer import FullAllocator
 from kafka_sink.local_broker import LocalBroker
 from kafka_sink.model import CompressionType, TopicPartition
 from kafka_sink.records import batch_header, encoder
+from kafka_sink.records.batch_header import ProducerSequence
 from kafka_sink.records.compression import codec_for
 from kafka_sink.records.record_columns import RecordColumns
 from kafka_sink.records.record_heads import Run
@@ -58,8 +59,8 @@ def encode_batch(
     made = ProducerBatch(
         TopicPartition("t", 0), buffer, codec_for(compression, None), compression, 1.0, base, 0.0
     )
-    made.producer_id, made.producer_epoch = batch.producer_id, batch.producer_epoch
-    made.base_sequence = batch.base_sequence
+    if batch.producer_id >= 0:
+        made.assign_sequence(ProducerSequence(batch.producer_id, batch.producer_epoch, batch.base_sequence))
     edges = np.linspace(0, len(batch.rows), pieces + 1).astype(int).tolist()
     made.lease = Lease()
     for start, stop in pairwise(edges):

@@ -364,18 +364,18 @@ def _anything_may_be_sent(patch: pytest.MonkeyPatch) -> None:
 def _each_attempt_gets_a_new_sequence(patch: pytest.MonkeyPatch) -> None:
     assign = ProducerIdentity.assign
 
-    def anew(self: ProducerIdentity, batch: ProducerBatch) -> bool:
+    def anew(self: ProducerIdentity, batch: ProducerBatch) -> None:
         if batch.attempts:
             self._sequences[batch.partition].unacknowledged.remove(batch)
-            batch.base_sequence = batch_header.NO_SEQUENCE
-        return assign(self, batch)
+            batch._sequence = batch_header.NO_SEQUENCE
+        assign(self, batch)
 
     patch.setattr(ProducerIdentity, "assign", anew)
 
 
 def _no_sequences_at_all(patch: pytest.MonkeyPatch) -> None:
     """Idempotence off: the fake log takes every batch, also twice."""
-    patch.setattr(ProducerIdentity, "assign", lambda self, batch: False)
+    patch.setattr(ProducerIdentity, "assign", lambda self, batch: None)
     patch.setattr(ProducerIdentity, "acknowledged", lambda *arguments: None)
     patch.setattr(ProducerIdentity, "refused", lambda *arguments: None)
 
@@ -387,7 +387,7 @@ def _restarts_renumber_everything(patch: pytest.MonkeyPatch) -> None:
 
     def forced(self: ProducerIdentity, partition: TopicPartition) -> None:
         for batch in self._sequences[partition].unacknowledged:
-            batch.possibly_written = False
+            batch._possibly_written = False
         restart(self, partition)
 
     patch.setattr(ProducerIdentity, "restart", forced)

@@ -15,6 +15,7 @@ from kafka_sink.backoff import ExponentialBackoff
 from kafka_sink.errors import DeliveryError, KafkaSinkError
 from kafka_sink.model import CompressionType, TopicPartition
 from kafka_sink.network.requests import ProducerIdResponse
+from kafka_sink.records.batch_header import ProducerSequence
 from kafka_sink.sending.producer_identity import ProducerIdentity, TransactionalIdentity
 
 ALLOCATOR = IncrementalAllocator(BufferPool(1 << 22, 128, clock_ms=lambda: 0.0))
@@ -54,8 +55,8 @@ def acknowledge(of: ProducerIdentity, one: ProducerBatch, now_ms: float = 0) -> 
     of.acknowledged(one, -1, now_ms)
 
 
-def marks(one: ProducerBatch) -> tuple[int, int, int]:
-    return one.producer_id, one.producer_epoch, one.base_sequence
+def marks(one: ProducerBatch) -> ProducerSequence:
+    return one.sequence
 
 
 # -- the id -------------------------------------------------------------------------------------------
@@ -94,7 +95,7 @@ def test_a_sequence_is_given_once_and_counts_records() -> None:
     acknowledge(of, first)
     second, other = sent(of, batch(3)), sent(of, batch(3, P1))
     assert [marks(one) for one in (first, second, other)] == [(7, 0, 0), (7, 0, 10), (7, 0, 0)]
-    assert of.assign(second) is False
+    of.assign(second)
     assert marks(second) == (7, 0, 10)
 
 
@@ -104,7 +105,7 @@ def test_sequences_wrap_to_zero() -> None:
     numbers = []
     for count in (2, 1, 4):
         one = sent(of, batch(count))
-        numbers.append(one.base_sequence)
+        numbers.append(one.sequence.base_sequence)
         acknowledge(of, one)
     assert numbers == [2**31 - 3, 2**31 - 1, 0]
 
@@ -115,8 +116,8 @@ def test_sequences_always_follow_each_other(counts: list[int]) -> None:
     expected = 0
     for count in counts:
         one = sent(of, batch(count))
-        assert one.base_sequence == expected
-        assert 0 <= one.base_sequence < 2**31
+        assert one.sequence.base_sequence == expected
+        assert 0 <= one.sequence.base_sequence < 2**31
         expected = (expected + count) % 2**31
         acknowledge(of, one)
         one.buffer.release()
@@ -177,7 +178,7 @@ def test_pieces_share_their_parents_sequences_in_its_place() -> None:
         False,
         False,
     )
-    assert behind.base_sequence == 11
+    assert behind.sequence.base_sequence == 11
 
 
 # -- restarts -----------------------------------------------------------------------------------------
@@ -212,7 +213,7 @@ def test_a_restart_refuses_to_renumber_what_is_in_doubt(doubt: str) -> None:
     one = sent(of, batch())
     if doubt == "possibly written":
         refuse(of, one)
-        one.possibly_written = True
+        one.set_possibly_written()
         of.request_restart(P0)
         assert of.unresolved(P0) == [one]
     with pytest.raises(KafkaSinkError, match="keep their sequences"):

@@ -27,6 +27,7 @@ from kafka_sink.metadata.metadata_requests import MetadataRequestSettings
 from kafka_sink.model import CompressionType, PartitionInfo, TopicMetadata, TopicPartition
 from kafka_sink.network.client import RequestFailed, ResponseReceived
 from kafka_sink.network.produce import ProducePartitionResponse, ProduceResponse
+from kafka_sink.records.batch_header import ProducerSequence
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.columns import extract
 from kafka_sink.rows.ordering import ordered_rows_of
@@ -96,15 +97,6 @@ class Pending:
 
 
 @dataclass
-class Pinned:
-    """What a batch that may have been written must keep."""
-
-    producer_id: int
-    epoch: int
-    sequence: int
-
-
-@dataclass
 class Model:
     """One task. Every method is one step; ``check`` raises AssertionError where an invariant is broken."""
 
@@ -168,7 +160,8 @@ class Model:
         )
         names = [TopicPartition(TOPIC, index) for index in range(PARTITIONS)]
         self.logs = {partition: PartitionLog(self.max_message_bytes) for partition in names}
-        self.pinned: dict[ProducerBatch, Pinned] = {}
+        # Sequences of batches that may have been written, which must keep them.
+        self.pinned: dict[ProducerBatch, ProducerSequence] = {}
         self._watch_acknowledgements()
 
     def _watch_acknowledgements(self) -> None:
@@ -399,9 +392,8 @@ class Model:
 
     def _check_pins(self, live: Collection[ProducerBatch]) -> None:
         for batch in live:
-            marks = Pinned(batch.producer_id, batch.producer_epoch, batch.base_sequence)
             if batch.possibly_written and not batch.terminal:
-                assert self.pinned.setdefault(batch, marks) == marks, (
+                assert self.pinned.setdefault(batch, batch.sequence) == batch.sequence, (
                     "a sequence changed after a possible write"
                 )
 
