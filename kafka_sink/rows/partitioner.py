@@ -40,20 +40,20 @@ class TopicView:
 QueueLoads = Callable[[str, int], Sequence[int]]
 
 
-# How many bytes of rows of a size a partition's batches still take.
+# How many bytes of rows of a given average size a partition's batches still take.
 Room = Callable[[TopicPartition, float], BatchRoom]
-# A partition has had a batch's worth from this share on (estimates are not exact to the row), and gets this
-# many batches' worth at most.
-_ENOUGH = 0.9
+# A sticky partition changes at the end of a batch, after this many batches' worth of rows at least (estimates
+# are not exact to the row) and at most.
+_MIN_BATCHES = 0.9
 _MAX_BATCHES = 2.0
 
 
 @dataclass(slots=True)
-class _Sticky:
-    """``given`` is the number of batches' worth of rows that the partition got since it was chosen."""
+class _StickyPartition:
+    """Where a topic's rows without a key go. ``batches_given``: batches' worth of rows since it was chosen."""
 
     partition: int
-    given: float = 0.0
+    batches_given: float = 0.0
 
 
 class Partitioner:
@@ -79,7 +79,7 @@ class Partitioner:
         self._ignore_keys = ignore_keys
         self._adaptive = adaptive
         self._random = random
-        self._sticky: dict[str, _Sticky] = {}
+        self._sticky: dict[str, _StickyPartition] = {}
 
     def chooses(self, key: pa.Array | None, explicit: Int32s | None) -> bool:
         """Whether ``assign`` is free to choose the partition of any of these rows."""
@@ -124,14 +124,15 @@ class Partitioner:
         return result
 
     def _assign_sticky(self, sizes: Ints, topic: TopicView, loads: QueueLoads) -> Int32s:
-        """Each step gives a partition the rows up to a batch's end."""
+        """Partitions of rows without a key. Each step gives one partition rows up to a batch's end, then
+        switches to the next."""
         result = np.empty(len(sizes), dtype=np.int32)
         cumulated = np.cumsum(sizes, dtype=np.int64)
         row_bytes = float(cumulated[-1]) / len(sizes)
         choices = topic.available or tuple(range(topic.partition_count))
         state = self._sticky.get(topic.name)
         if state is None or state.partition not in choices:
-            state = self._sticky[topic.name] = _Sticky(self._choose(choices, topic, loads, None))
+            state = self._sticky[topic.name] = _StickyPartition(self._choose(choices, topic, loads, None))
         ended: set[int] = set()
         at, before = 0, 0
         while at < len(sizes):
@@ -139,18 +140,18 @@ class Partitioner:
             if state.partition in ended:
                 # The rows before them in this table fill the batch that is open.
                 room = BatchRoom(None, room.new)
-            limit = before + _bytes_to_give(state.given, room)
+            limit = before + _bytes_before_switch(state.batches_given, room)
             end = int(np.searchsorted(cumulated, limit, side="right"))
-            if end == at and not state.given:
+            if end == at and not state.batches_given:
                 end = at + 1  # A row larger than a batch.
             if end > at:
                 result[at:end] = state.partition
-                state.given += (int(cumulated[end - 1]) - before) / max(room.new, 1.0)
+                state.batches_given += (int(cumulated[end - 1]) - before) / max(room.new, 1.0)
                 before, at = int(cumulated[end - 1]), end
             if at < len(sizes):
                 ended.add(state.partition)
                 state.partition = self._choose(choices, topic, loads, state.partition)
-                state.given = 0.0
+                state.batches_given = 0.0
         return result
 
     def _choose(
@@ -168,14 +169,17 @@ class Partitioner:
         return choices[bisect_right(weights, self._random() * weights[-1])]
 
 
-def _bytes_to_give(given: float, room: BatchRoom) -> float:
-    """Bytes up to the end of the batch with which a partition has had a batch's worth; 0 if it has."""
-    if room.open is None and given >= _ENOUGH:
+def _bytes_before_switch(batches_given: float, room: BatchRoom) -> float:
+    """How many more bytes the sticky partition gets before it changes; 0 if it changes now.
+
+    They end where a batch ends: the open one or, if that would be less than ``_MIN_BATCHES``, the next.
+    """
+    if room.open is None and batches_given >= _MIN_BATCHES:
         return 0.0
     to_end = room.new if room.open is None else room.open
-    if given * room.new + to_end < _ENOUGH * room.new:
+    if batches_given * room.new + to_end < _MIN_BATCHES * room.new:
         to_end += room.new
-    return max(0.0, min(to_end, (_MAX_BATCHES - given) * room.new))
+    return max(0.0, min(to_end, (_MAX_BATCHES - batches_given) * room.new))
 
 
 def _spread(result: Int32s, keyed: pa.Array, topic: TopicView) -> None:
