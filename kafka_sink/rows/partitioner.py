@@ -50,7 +50,7 @@ _MAX_BATCHES = 2.0
 
 @dataclass(slots=True)
 class _StickyPartition:
-    """Where a topic's rows without a key go. ``batches_given``: batches' worth of rows since it was chosen."""
+    """A topic's current partition. ``batches_given``: batches' worth of rows that it got so far."""
 
     partition: int
     batches_given: float = 0.0
