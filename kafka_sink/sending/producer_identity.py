@@ -214,7 +214,7 @@ class ProducerIdentity:
         more is sent to the partition until ``close_gap``.
         """
         self.replaced(batch, pieces)
-        gap = (batch.base_sequence + sum(piece.record_count for piece in pieces)) % _SEQUENCE_RANGE
+        gap = (batch.sequence.base_sequence + sum(piece.record_count for piece in pieces)) % _SEQUENCE_RANGE
         known = self._gaps.get(batch.partition, gap)
         self._gaps[batch.partition] = known if _is_after(gap, known) else gap
 
@@ -229,7 +229,8 @@ class ProducerIdentity:
     def after_gap(self, partition: TopicPartition) -> list[ProducerBatch]:
         """The batches whose sequences ``close_gap`` would change."""
         gap = self._gaps[partition]
-        return [b for b in self._sequences[partition].unacknowledged if _is_after(b.base_sequence, gap)]
+        batches = self._sequences[partition].unacknowledged
+        return [batch for batch in batches if _is_after(batch.sequence.base_sequence, gap)]
 
     def close_gap(self, partition: TopicPartition) -> None:
         """Batches behind dropped records take over their sequences.
@@ -241,8 +242,9 @@ class ProducerIdentity:
             raise KafkaSinkError(f"{partition} has unresolved batches, which keep their sequences")
         at = self._gaps.pop(partition)
         for batch in behind:
-            batch.base_sequence = at
-            batch.header_current = False
+            moved = batch.sequence._replace(base_sequence=at)
+            batch.withdraw_sequence()
+            batch.assign_sequence(moved)
             at = (at + batch.record_count) % _SEQUENCE_RANGE
         self._sequences[partition].next = at
 
