@@ -1,8 +1,8 @@
-"""``python -m kafka_sink.coordinator``: started by the launcher, told everything through stdin."""
+"""``python -m kafka_sink.coordinator``: started by the launcher, which sends all settings through stdin."""
 
 import sys
 
-from kafka_sink.coordinator.server.process import main
+from kafka_sink.coordinator.server.supervisor import main
 
 if __name__ == "__main__":
     sys.exit(main())

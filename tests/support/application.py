@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
+import time
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from unittest import mock
@@ -11,6 +14,51 @@ from unittest import mock
 from kafka_sink.coordinator.driver import launcher
 from kafka_sink.coordinator.wire import driver_process
 from kafka_sink.coordinator.wire.driver_process import DriverProcess
+
+
+class CoordinatorProcesses:
+    """A coordinator: its supervisor and the process that serves, which signals reach together."""
+
+    def __init__(self, supervisor: subprocess.Popen[bytes]) -> None:
+        self.supervisor = supervisor
+        self.pid = supervisor.pid
+
+    def send_signal(self, number: int) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def wait(self, timeout: float = 10.0) -> int:
+        code = self.supervisor.wait(timeout)
+        until = time.monotonic() + timeout
+        # Nobody here may wait for its child, which is another's by now.
+        while self._members(1):
+            assert time.monotonic() < until, "the process that serves lives on"
+            time.sleep(0.01)
+        return code
+
+    def poll(self) -> int | None:
+        return self.supervisor.poll()
+
+    @property
+    def server(self) -> int:
+        """The pid of the process that serves."""
+        until = time.monotonic() + 10.0
+        while not (found := self._members(2)):
+            assert time.monotonic() < until, "the supervisor has no child"
+            time.sleep(0.02)
+        return found[0]
+
+    def _members(self, column: int) -> list[int]:
+        """Living processes of this group (column 1) or of this parent (column 2)."""
+        command = ["ps", "-ewwo", "pid=,pgid=,ppid=,stat="]
+        listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        fields = [line.split() for line in listed.splitlines()]
+        mine = [one for one in fields if one[column] == str(self.pid)]
+        # A zombie with threads (l) still has its files open.
+        return [int(one[0]) for one in mine if one[3][0] != "Z" or "l" in one[3]]
 
 
 class Application:
@@ -29,9 +77,9 @@ class Application:
         self._before = len(launcher._started)
 
     @property
-    def processes(self) -> list[subprocess.Popen[bytes]]:
+    def processes(self) -> list[CoordinatorProcesses]:
         """Coordinators that were started in it, dead ones too."""
-        return launcher._started[self._before :]
+        return [CoordinatorProcesses(one) for one in launcher._started[self._before :]]
 
     def __enter__(self) -> Application:
         for patch in self._patches:
@@ -43,6 +91,8 @@ class Application:
     ) -> None:
         for patch in self._patches:
             patch.stop()
-        for process in (self.driver, *self.processes):
+        self.driver.kill()
+        self.driver.wait()
+        for process in self.processes:
             process.kill()
             process.wait()

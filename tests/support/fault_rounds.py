@@ -64,12 +64,16 @@ class Scene:
         return "127.0.0.1", self.rendezvous.port
 
     def signal(self, number: signal.Signals) -> None:
-        with suppress(ProcessLookupError):
-            os.kill(self.application.processes[-1].pid, number)
+        self.application.processes[-1].send_signal(number)
 
 
 def kill(scene: Scene) -> None:
     scene.signal(signal.SIGKILL)
+
+
+def kill_server(scene: Scene) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(scene.application.processes[-1].server, signal.SIGKILL)
 
 
 def freeze(scene: Scene) -> None:
@@ -109,7 +113,8 @@ def wrong_secret(scene: Scene) -> None:
 
 
 FAULTS: dict[str, Callable[[Scene], None]] = {
-    one.__name__: one for one in (kill, freeze, freeze_and_thaw, kill_driver, garbage, crowd, wrong_secret)
+    one.__name__: one
+    for one in (kill, kill_server, freeze, freeze_and_thaw, kill_driver, garbage, crowd, wrong_secret)
 }
 
 

@@ -6,7 +6,6 @@ process in a session of its own. If it cannot be started, the write is planned w
 
 from __future__ import annotations
 
-import math
 import os
 import secrets
 import socket
@@ -28,6 +27,7 @@ from kafka_sink.coordinator.driver.rendezvous_directory import (
 )
 from kafka_sink.coordinator.wire import driver_process
 from kafka_sink.coordinator.wire.address import Rendezvous
+from kafka_sink.coordinator.wire.application_files import pause_s
 from kafka_sink.coordinator.wire.driver_process import DriverProcess
 from kafka_sink.coordinator.wire.session import SECRET_BYTES
 from kafka_sink.coordinator.wire.warnings import UNAVAILABLE, warn_of_no_coordinator
@@ -37,8 +37,6 @@ _LOCK_MS = 2000.0
 # A new process must import its parts before it reads; one that runs reads within milliseconds.
 _NEW_READS_MS, _READS_MS = 5000.0, 1000.0
 _BACKLOG = 4096
-# A coordinator that ended is started again at once; one that keeps ending, after ever longer pauses.
-_PAUSE_S, _MAX_PAUSE_S = 10.0, 600.0
 # After a failure, not every micro-batch tries again.
 _AFTER_FAILURE_S = 10.0
 # Spark's variables for one worker or session. The coordinator serves the whole application: some of them are
@@ -116,11 +114,6 @@ def _located(found: RunningCoordinator, key: str, *, is_new: bool) -> LocatedCoo
     where = Placement(found.address, found.port)
     host = where.address if where.is_loopback else ""
     return LocatedCoordinator(Rendezvous(found.port, key, found.secret, host), where.local_host, is_new)
-
-
-def pause_s(starts: int) -> float:
-    """How long to wait after the last start, when ``starts`` processes in a row ended early."""
-    return 0.0 if starts < 2 else min(_PAUSE_S * math.pow(2, min(starts, 30) - 2), _MAX_PAUSE_S)
 
 
 def _count_start(place: RendezvousDirectory, now_s: float) -> None:

@@ -26,6 +26,7 @@ from kafka_sink.coordinator.driver.rendezvous_directory import FOLDER, RunningCo
 from kafka_sink.coordinator.tasks.write_channel import end_attempts
 from kafka_sink.coordinator.wire import driver_process
 from kafka_sink.coordinator.wire.address import CoordinatorAddress
+from kafka_sink.coordinator.wire.application_files import pause_s
 from kafka_sink.coordinator.wire.connection import CoordinatorConnection
 from kafka_sink.coordinator.wire.driver_process import DriverProcess
 from kafka_sink.errors import ConfigurationError
@@ -69,6 +70,12 @@ def answers(found: CoordinatorHandoff) -> bool:
         return bool(connection.receive(clock_ms())[0].last)
     finally:
         connection.close()
+
+
+def answers_again(found: CoordinatorHandoff) -> bool:
+    with contextlib.suppress(OSError):
+        return answers(found)
+    return False
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -128,6 +135,51 @@ def test_a_dead_one_is_replaced(application: Application, cluster: FakeCluster) 
     # Tasks under way connect to where the first one was.
     assert first.rendezvous == second.rendezvous
     assert answers(first)
+
+
+def test_running_tasks_find_the_process_that_takes_the_place_of_a_dead_one(
+    application: Application, cluster: FakeCluster
+) -> None:
+    """Catches: a long job whose tasks share nothing any more, because only planning starts a coordinator."""
+    first = planned(cluster)
+    # Added while it runs, so that only the supervisor can have kept it.
+    second = planned(cluster, kafka_metadata_max_age_ms="1000")
+    (process,) = application.processes
+    server = process.server
+    os.kill(server, signal.SIGKILL)
+    eventually(lambda: answers_again(first) and answers_again(second), within_s=10)
+    assert process.server != server
+    assert process.poll() is None
+
+
+def test_without_its_supervisor_the_process_goes_on(application: Application, cluster: FakeCluster) -> None:
+    first = planned(cluster)
+    (process,) = application.processes
+    process.server  # noqa: B018 - it was forked
+    os.kill(process.pid, signal.SIGKILL)
+    process.supervisor.wait()
+    assert answers(first)
+    assert planned(cluster).rendezvous == first.rendezvous
+    assert len(application.processes) == 1
+
+
+def test_one_that_is_about_to_be_started_again_refuses_at_once(
+    application: Application, cluster: FakeCluster
+) -> None:
+    """Catches: tasks that wait two seconds for a challenge from a socket that nobody serves."""
+    first = planned(cluster)
+    (process,) = application.processes
+    os.kill(process.server, signal.SIGKILL)
+    eventually(lambda: answers_again(first), within_s=10)
+    os.kill(process.server, signal.SIGKILL)
+    log = application.folder / FOLDER / "log"
+    eventually(lambda: "started again in 10 s" in log.read_text())
+    assert first.driver_address is not None
+    for _ in range(3):
+        started = time.monotonic()
+        with pytest.raises((ConnectionError, TimeoutError)):
+            CoordinatorConnection(first.driver_address, 2000.0, clock_ms)
+        assert time.monotonic() - started < 1.0
 
 
 def test_a_cluster_that_made_room_for_others_is_told_of_again(
@@ -336,7 +388,7 @@ def test_one_that_keeps_ending_is_started_ever_later_with_one_warning(
 
 
 def test_pauses_between_starts_double_up_to_ten_minutes() -> None:
-    assert [launcher.pause_s(starts) for starts in (0, 1, 2, 3, 4, 8, 9, 10_000)] == [
+    assert [pause_s(starts) for starts in (0, 1, 2, 3, 4, 8, 9, 10_000)] == [
         *(0, 0, 10, 20, 40, 600, 600, 600)
     ]
 
