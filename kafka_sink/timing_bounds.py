@@ -5,6 +5,8 @@ A time that no other module depends on stays where it is used.
 
 from __future__ import annotations
 
+import math
+
 # -- metadata by way of the coordinator: each waits a little longer than the one it waits for ----------------
 
 # The coordinator gathers leaders that moved, and reminds tasks of requests that are still pending, at this
@@ -34,7 +36,17 @@ GATHER_MUTES_MS = 50.0
 HEALTHY_REPORT_MS = 2000.0
 # The coordinator counts a reported response for this long at least: longer than tasks take to report.
 HEALTHY_VALID_MS = 3000.0
+# A task that has not reported for so long gets no lease and no question: longer than two reports are apart.
+SILENT_TASK_MS = 5000.0
 # The sender looks at waiting batches at least this often.
 MAX_POLL_MS = 1000.0
 # Batches count as waiting for this long after the sender last saw them: longer than it takes to look again.
 HELD_MS = 1500.0
+
+
+def next_beat_ms(after_ms: float, interval_ms: float) -> float:
+    """The next multiple of an interval on the monotonic clock, which the processes of a host share.
+
+    What they send at such times travels in one frame.
+    """
+    return after_ms if math.isinf(after_ms) else (after_ms // interval_ms + 1) * interval_ms

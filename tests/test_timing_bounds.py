@@ -38,5 +38,9 @@ def test_responses_count_until_tasks_report_the_next_ones() -> None:
     assert bounds.HEALTHY_VALID_MS > bounds.HEALTHY_REPORT_MS + bounds.GATHER_MUTES_MS
 
 
+def test_a_task_counts_as_silent_only_after_it_has_missed_a_report() -> None:
+    assert bounds.SILENT_TASK_MS > bounds.HEALTHY_REPORT_MS + bounds.MAX_POLL_MS
+
+
 def test_batches_count_as_waiting_until_the_sender_looks_again() -> None:
     assert bounds.HELD_MS > bounds.MAX_POLL_MS

@@ -11,7 +11,14 @@ from contextlib import contextmanager
 from typing import Any
 
 from kafka_sink.coordinator.server.connections import ServerBounds
-from kafka_sink.coordinator.server.handlers import Handler, HandlerFactory, Push, Reply, ServerMessage
+from kafka_sink.coordinator.server.handlers import (
+    Handler,
+    HandlerFactory,
+    Push,
+    Reply,
+    ServerMessage,
+    SharedBody,
+)
 from kafka_sink.coordinator.server.server import CoordinatorServer
 from kafka_sink.coordinator.wire.address import CoordinatorAddress, Rendezvous
 from kafka_sink.options import SinkOptions, parse
@@ -47,7 +54,8 @@ class Echo:
     ) -> Sequence[ServerMessage]:
         self.heard.append(body)
         if "shout" in body:
-            return [*(Push(other, body) for other, _ in self.waiting), Reply(peer, request, {})]
+            shared = SharedBody(body, 0.0)
+            return [*(Push(other, shared) for other, _ in self.waiting), Reply(peer, request, {})]
         if body.get("later"):
             self.waiting.append((peer, request))
             return [Reply(peer, request, {"pending": 1}, last=False)]

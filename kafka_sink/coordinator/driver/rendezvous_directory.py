@@ -20,7 +20,6 @@ import hmac
 import json
 import os
 import select
-import stat
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -29,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from kafka_sink.coordinator.wire.application_files import known_cluster_marker, starts_file
+from kafka_sink.coordinator.wire.private_folder import check_private_folder, make_private_folder
 
 FOLDER = "kafka-chunked-coordinator"
 _LOCK_POLL_S = 0.005
@@ -88,7 +88,7 @@ class RendezvousDirectory:
         for parent in dict.fromkeys((str(place.parent), *local_dirs.split(","))):
             place = cls(parent)
             try:
-                place._make()
+                make_private_folder(place.folder)
             except PermissionError as error:
                 # Others can write to it: an attack, or a mistake that the user should see.
                 if os.path.lexists(place.folder):
@@ -99,24 +99,6 @@ class RendezvousDirectory:
             else:
                 return place
         raise problem or FileNotFoundError(errno.ENOENT, "no writable folder", local_dirs)
-
-    def _make(self) -> None:
-        """Create the folder, private to this user. The parent is Spark's, so it is never created here."""
-        try:
-            self.folder.mkdir(mode=0o700)
-        except FileExistsError:
-            self._check()
-
-    def _check(self) -> None:
-        """Raise PermissionError if anybody but this user could have written to the folder."""
-        # A link is refused: its target may be another user's, and may change at any time.
-        found = self.folder.lstat()
-        if not stat.S_ISDIR(found.st_mode):
-            raise PermissionError(errno.EPERM, "it is not a folder", str(self.folder))
-        if found.st_uid != os.getuid():
-            raise PermissionError(errno.EPERM, "it belongs to another user", str(self.folder))
-        if found.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-            raise PermissionError(errno.EPERM, "other users have access to it", str(self.folder))
 
     @contextmanager
     def lock(self, timeout_ms: float) -> Iterator[None]:
@@ -144,7 +126,7 @@ class RendezvousDirectory:
         Raises PermissionError if others could have written this.
         """
         try:
-            self._check()
+            check_private_folder(self.folder)
             fields = json.loads(self._found.read_bytes())
             secret = bytes.fromhex(fields["secret"])
             return RunningCoordinator(

@@ -116,7 +116,8 @@ class BreakerHandler:
         if self._votes is not None:
             self._votes.remove_peer(peer)
         self._leases.remove_task(peer, now_ms)
-        self._due_ms = -math.inf
+        # All tasks of an executor may go at once.
+        self._due_ms = min(self._due_ms, self._leased_ms + GATHER_MUTES_MS)
 
     def on_time(self, now_ms: float) -> Sequence[ServerMessage]:
         """See Handler."""

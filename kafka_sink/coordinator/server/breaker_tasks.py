@@ -8,11 +8,10 @@ from dataclasses import dataclass
 
 from kafka_sink.breaker.states import Target
 from kafka_sink.coordinator.wire.breaker_messages import BreakerReport
+from kafka_sink.timing_bounds import SILENT_TASK_MS
 
-# A task with batches for a muted target reports every coordinator.report.interval.ms. One that has not
-# reported for three intervals, two seconds at least, counts as silent and gets no lease.
+# Reports of a task without news are at most so many intervals of coordinator.report.interval.ms apart.
 _SILENT_INTERVALS = 3
-_MIN_SILENT_MS = 2_000.0
 # With more candidates for a lease, walking the tasks in their order finds one sooner than comparing all
 # candidates.
 _MAX_COMPARED = 16
@@ -36,7 +35,7 @@ class BreakerTasks:
     """The connected tasks by peer number, in the order of their first reports."""
 
     def __init__(self, report_interval_ms: float) -> None:
-        self._quiet_ms = max(_SILENT_INTERVALS * report_interval_ms, _MIN_SILENT_MS)
+        self._quiet_ms = max(_SILENT_INTERVALS * report_interval_ms, SILENT_TASK_MS)
         self._peers: dict[int, _BreakerTask] = {}
         # By muted target, the tasks that hold batches for it, and those that have rows for it.
         self._holders_of: dict[Target, set[int]] = {}
@@ -52,7 +51,7 @@ class BreakerTasks:
         """Notes a task's report. True if the task had been silent before."""
         known = self._peers.setdefault(peer, _BreakerTask())
         was_silent = now_ms - known.reported_ms > self._quiet_ms
-        known.reported_ms = now_ms
+        known.reported_ms = -math.inf if report.is_resting else now_ms
         if report.holds is not None:
             before, known.holds = known.holds, frozenset(report.holds)
             _index(self._holders_of, peer, before, known.holds)

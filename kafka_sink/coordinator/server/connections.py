@@ -23,14 +23,18 @@ _SWEEP_MS = 1000.0
 class ServerBounds:
     """Counts, bytes and milliseconds.
 
-    ``silence_ms``: a connection without any frame for so long is closed. ``frame_ms``: the time for the rest
-    of a frame, and for a peer to read what waits for it. ``cluster_idle_ms``: a cluster without connections
-    for so long gives its threads and memory back. ``new_of_one_address``: connections in a second.
-    ``unread_bytes_of_all`` leaves out bodies that many peers get, because there is one copy of each.
+    ``tasks``: of all connections together, which relays share; ``tasks_of_one``: of one connection.
+    ``messages_per_s``: of each task. ``silence_ms``: a connection without any frame for so long is closed.
+    ``frame_ms``: the time for the rest of a frame, and for a peer to read some of what waits for it.
+    ``cluster_idle_ms``: a cluster without connections for so long gives its threads and memory back.
+    ``new_of_one_address``: connections in a second. ``unread_bytes_of_all`` leaves out bodies that many peers
+    get, because there is one copy of each.
     """
 
     connections: int = 10_000
     unproved: int = 256
+    tasks: int = 100_000
+    tasks_of_one: int = 1_024
     new_of_one_address: int = 2_000
     messages_per_s: float = 500.0
     request_bytes: int = 2 * 1024 * 1024
@@ -39,7 +43,7 @@ class ServerBounds:
     unread_bytes_of_all: int = 32 * 1024 * 1024
     clusters: int = 64
     cluster_idle_ms: float = 600_000.0
-    challenge_ms: float = 2000.0
+    challenge_ms: float = 5000.0
     frame_ms: float = 5000.0
     silence_ms: float = 120_000.0
 
@@ -70,10 +74,6 @@ class Connections:
 
     def __len__(self) -> int:
         return len(self._peers)
-
-    def get(self, number: int) -> PeerConnection | None:
-        """The connection with this number, if it is still there."""
-        return self._peers.get(number)
 
     # -- coming and going ---------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from kafka_sink.coordinator.wire.packed_body import packed
 from kafka_sink.errors import ProtocolError
 
 if TYPE_CHECKING:
@@ -33,9 +34,10 @@ class SharedBody(dict[str, Any]):
 
     @property
     def tail(self) -> bytes:
-        """The JSON without its opening brace, followed by the closing brace of the enclosing message."""
+        """The JSON, compressed if it is large, without its opening brace; then the enclosing message's
+        closing brace."""
         if self._tail is None:
-            self._tail = json.dumps(self, separators=(",", ":")).encode()[1:] + b"}"
+            self._tail = packed(json.dumps(self, separators=(",", ":")).encode())[1:] + b"}"
         return self._tail
 
 
@@ -46,7 +48,7 @@ def with_facts(facts: Mapping[str, Any], shared: SharedBody) -> Mapping[str, Any
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A reply to message number ``request`` of connection ``peer``. ``last``: no other reply follows."""
+    """A reply to message number ``request`` of task ``peer``. ``last``: no other reply follows."""
 
     peer: int
     request: int
@@ -56,7 +58,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Push:
-    """A message to connection ``peer`` that replies to none of its messages."""
+    """A message to task ``peer`` that replies to none of its messages."""
 
     peer: int
     body: Mapping[str, Any]
@@ -68,8 +70,10 @@ ServerMessage = Reply | Push
 class Handler(Protocol):
     """One kind of message for one cluster. Called on the server's loop only; must not block.
 
+    ``peer`` is the number of a task, which has its own connection or shares one with others of its executor.
+
     Times are monotonic milliseconds of the coordinator's clock. Bodies are JSON objects. An invalid body
-    raises ProtocolError, which closes the peer's connection and leaves the handler's state unchanged.
+    raises ProtocolError, which ends the peer and leaves the handler's state unchanged.
     """
 
     def on_message(

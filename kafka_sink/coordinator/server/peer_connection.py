@@ -14,6 +14,8 @@ from kafka_sink.coordinator.wire.session import MAX_HANDSHAKE_BYTES, FrameReader
 
 # Bytes that the transport may buffer. More waits in the queue, where connections share message bodies.
 _PIECE_BYTES = 64 * 1024
+# Messages below this size are joined in one frame.
+_SMALL_BYTES = 4096
 
 
 class Owner(Protocol):
@@ -34,6 +36,9 @@ class PeerConnection(asyncio.Protocol):
         self.session = session
         self.frames = FrameReader(MAX_HANDSHAKE_BYTES)
         self.cluster: str | None = None
+        # The tasks that have sent a message, by their numbers on this connection. None: it has one task,
+        # and messages carry no number.
+        self.tasks: dict[int | None, int] = {}
         self.opened_ms = self.heard_ms = now_ms
         # When the incomplete frame began, and since when the peer has left bytes unread.
         self.begun_ms = self.unread_since_ms = math.inf
@@ -104,10 +109,8 @@ class PeerConnection(asyncio.Protocol):
         is_open = self._is_writable and self._transport is not None and not self._transport.is_closing()
         return is_open and bool(self._queue or self._pieces)
 
-    def enqueue(self, head: Mapping[str, Any], body: Mapping[str, Any]) -> int:
-        """Queue a message for ``flush``. ``head`` is the message without its body. Returns the size of the
-        part that is not shared."""
-        start, shared = encode_message(head, body)
+    def enqueue(self, start: bytes, shared: bytes) -> int:
+        """Queue a line in two parts, of which connections share the second. Returns the first's size."""
         self._queue.append((start, shared))
         self._queued += len(start) + len(shared)
         self._held += len(start)
@@ -132,11 +135,26 @@ class PeerConnection(asyncio.Protocol):
         return written
 
     def _encode_next(self) -> None:
-        """Encode a frame only when it is sent, because its tag contains the frame's number."""
+        """Encode a frame only when it is sent, because its tag contains the frame's number.
+
+        Small messages that wait together share one.
+        """
         start, shared = self._queue.popleft()
-        self._held -= len(start)
+        size, own = len(start) + len(shared), len(start)
+        if size < _SMALL_BYTES:
+            lines = [start + shared]
+            while self._queue and size < _PIECE_BYTES // 2:
+                start, shared = self._queue[0]
+                if len(start) + len(shared) >= _SMALL_BYTES:
+                    break
+                self._queue.popleft()
+                lines.append(start + shared)
+                size += len(start) + len(shared)
+                own += len(start)
+            start, shared = b"\n".join(lines), b""
+        self._held -= own
         head, tail = self.session.encode_parts(start, shared)
-        self._queued += len(head) - len(start)
+        self._queued += len(head) + len(tail) - size
         self._own_pieces = len(head)
         if len(head) + len(tail) <= _PIECE_BYTES:
             self._pieces.append(memoryview(head + tail))  # one system call

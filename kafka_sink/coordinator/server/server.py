@@ -1,6 +1,7 @@
 """The coordinator's sockets on one asyncio loop: accepts, reads frames, dispatches messages, writes replies.
 
-Handlers decide what a message means, and Connections which connections are kept. The server itself bounds a
+Handlers decide what a message means, and Connections which connections are kept. A connection serves one
+task, or all tasks of an executor by way of a relay; handlers see tasks only. The server itself bounds a
 connection's messages in a second and the bytes that wait for one peer.
 """
 
@@ -11,15 +12,16 @@ import logging
 import math
 import socket
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from kafka_sink.clock import Clock
 from kafka_sink.coordinator.server.cluster_registry import ClusterRegistry
 from kafka_sink.coordinator.server.connection_log import Dropped
 from kafka_sink.coordinator.server.connections import Connections, ServerBounds
 from kafka_sink.coordinator.server.handlers import HandlerFactory, Reply, ServerMessage
-from kafka_sink.coordinator.server.peer_connection import PeerConnection
-from kafka_sink.coordinator.wire.session import Message, Session
+from kafka_sink.coordinator.server.peer_connection import PeerConnection, encode_message
+from kafka_sink.coordinator.wire.lines import Line, prefixed, split_lines
+from kafka_sink.coordinator.wire.session import Message, Session, parse
 from kafka_sink.errors import ProtocolError
 from kafka_sink.options import SinkOptions
 
@@ -62,8 +64,10 @@ class CoordinatorServer:
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._listening: socket.socket | None = None
         self._connections = Connections(bounds, self._on_removed)
-        # Connections so far; the number of the last one.
+        # The number of the last connection or task.
         self._count = 0
+        # The tasks that have sent a message: their connections, and their numbers there.
+        self._tasks: dict[int, tuple[PeerConnection, int | None]] = {}
         # Peers with something to write, in turn.
         self._to_write: deque[PeerConnection] = deque()
         self._writing = False
@@ -157,10 +161,18 @@ class CoordinatorServer:
     def _on_removed(self, peer: PeerConnection) -> None:
         if peer.cluster is None:
             return
-        cluster, now_ms = self._clusters.running(peer.cluster), self._clock_ms()
-        self._clusters.leave(peer.cluster, now_ms)
-        if cluster is not None:
-            cluster.on_disconnect(peer.number, now_ms)
+        for task in list(peer.tasks):
+            self._leave(peer, task)
+        self._clusters.leave(peer.cluster, self._clock_ms())
+
+    def _leave(self, peer: PeerConnection, task: int | None) -> None:
+        """A task has left."""
+        number = peer.tasks.pop(task, None)
+        cluster = None if peer.cluster is None else self._clusters.running(peer.cluster)
+        if number is not None:
+            del self._tasks[number]
+            if cluster is not None:
+                cluster.on_disconnect(number, self._clock_ms())
 
     # -- bytes --------------------------------------------------------------------------------------
 
@@ -189,7 +201,7 @@ class CoordinatorServer:
 
     def _may_speak(self, peer: PeerConnection) -> bool:
         """A token bucket that holds one second's messages."""
-        rate, now_ms = self._bounds.messages_per_s, self._clock_ms()
+        rate, now_ms = self._bounds.messages_per_s * max(1, len(peer.tasks)), self._clock_ms()
         peer.allowance = min(rate, peer.allowance + rate * (now_ms - peer.allowed_ms) / 1000)
         peer.allowed_ms = now_ms
         if peer.allowance >= 1:
@@ -209,7 +221,6 @@ class CoordinatorServer:
             self._handle(peer)
 
     def _take(self, peer: PeerConnection, frame: bytes) -> None:
-        peer.allowance -= 1
         peer.begun_ms = math.inf
         session = peer.session
         if not session.established:
@@ -217,11 +228,20 @@ class CoordinatorServer:
             peer.frames.max_bytes = self._bounds.request_bytes
             self._connections.proved(peer)
             return
-        message = session.decode(frame)
-        if peer.cluster is None:
-            self._greet(peer, message)
-        else:
-            self._dispatch(peer, peer.cluster, message)
+        outgoing: list[tuple[str, ServerMessage]] = []
+        try:
+            for line in split_lines(session.payload(frame)):
+                if peer.is_gone:
+                    break
+                peer.allowance -= 1
+                if peer.cluster is None:
+                    self._greet(peer, parse(line.message))
+                else:
+                    outgoing += self._take_line(peer, peer.cluster, line)
+        finally:
+            self._send(outgoing)
+            if outgoing and peer.cluster is not None:
+                self._arm(peer.cluster)
 
     # -- messages -----------------------------------------------------------------------------------
 
@@ -235,15 +255,51 @@ class CoordinatorServer:
             raise ProtocolError("a peer named a cluster that is not served")
         peer.cluster = key
 
-    def _dispatch(self, peer: PeerConnection, key: str, message: Message) -> None:
+    def _take_line(self, peer: PeerConnection, key: str, line: Line) -> Sequence[tuple[str, ServerMessage]]:
+        if not line.tasks:
+            return self._dispatch(peer, key, None, line.message)
+        (task, *others) = line.tasks
+        if others:
+            raise ProtocolError("a message of several tasks")
+        if not line.message:
+            self._leave(peer, task)
+            return ()
+        try:
+            return self._dispatch(peer, key, task, line.message)
+        except ProtocolError as error:
+            # The other tasks of a relay keep their connection.
+            _log.debug("task %d of connection %d ended: %s", task, peer.number, error)
+            self._connections.log.note(Dropped.NONSENSE, peer.source)
+            self._leave(peer, task)
+            self._enqueue(peer, prefixed((task,), b""), b"")
+            return ()
+
+    def _dispatch(
+        self, peer: PeerConnection, key: str, task: int | None, line: bytes
+    ) -> Sequence[tuple[str, ServerMessage]]:
+        message = parse(line)
         request, kind = message.get("id"), message.get("kind")
         if not isinstance(request, int) or not isinstance(kind, str):
             raise ProtocolError("a message without number or kind")
         cluster = self._clusters.running(key)
         if cluster is None:
             raise ProtocolError("a message for a cluster that is not running")
-        self._send(cluster.on_message(kind, peer.number, request, message.get("body"), self._clock_ms()))
-        self._arm(key)
+        number = peer.tasks.get(task)
+        if number is None:
+            number = self._enter(peer, task)
+        return cluster.on_message(kind, number, request, message.get("body"), self._clock_ms())
+
+    def _enter(self, peer: PeerConnection, task: int | None) -> int:
+        bounds = self._bounds
+        if len(peer.tasks) >= bounds.tasks_of_one or len(self._tasks) >= bounds.tasks:
+            raise ProtocolError("too many tasks")
+        number = peer.number
+        if task is not None:
+            self._count += 1
+            number = self._count
+        peer.tasks[task] = number
+        self._tasks[number] = peer, task
+        return number
 
     def _on_time(self, key: str) -> None:
         cluster = self._clusters.running(key)
@@ -274,20 +330,46 @@ class CoordinatorServer:
         self._timers[key] = loop.call_at(when, self._on_time, key)
 
     def _send(self, outgoing: Iterable[tuple[str, ServerMessage]]) -> None:
+        # Consecutive pushes of one body: a connection gets one line for all its tasks.
+        same: tuple[bytes, bytes] | None = None
+        receivers: dict[PeerConnection, list[int]] = {}
         for kind, one in outgoing:
-            peer = self._connections.get(one.peer)
-            if peer is None:
+            found = self._tasks.get(one.peer)
+            if found is None:
                 continue
+            peer, task = found
             head: Message = {"kind": kind}
             if isinstance(one, Reply):
                 head |= {"id": one.request, "last": one.last}
-            was_behind = peer.is_behind
-            self._grown_bytes += peer.enqueue(head, one.body)
-            if not was_behind and peer.is_behind:
-                self._to_write.append(peer)
-            if peer.unread > self._bounds.unread_bytes:
-                self._connections.drop(peer, Dropped.UNREAD)
+            start, shared = encode_message(head, one.body)
+            if same is not None and (same[0] != start or same[1] is not shared):
+                self._push(receivers, *same)
+                same = None
+            if task is None:
+                self._enqueue(peer, start, shared)
+            elif isinstance(one, Reply) or not shared:
+                self._enqueue(peer, prefixed((task,), start), shared)
+            else:
+                same = start, shared
+                receivers.setdefault(peer, []).append(task)
+        if same is not None:
+            self._push(receivers, *same)
         self._write()
+
+    def _push(self, receivers: dict[PeerConnection, list[int]], start: bytes, shared: bytes) -> None:
+        for peer, tasks in receivers.items():
+            self._enqueue(peer, prefixed(tasks, start), shared)
+        receivers.clear()
+
+    def _enqueue(self, peer: PeerConnection, start: bytes, shared: bytes) -> None:
+        if peer.is_gone:
+            return
+        was_behind = peer.is_behind
+        self._grown_bytes += peer.enqueue(start, shared)
+        if not was_behind and peer.is_behind:
+            self._to_write.append(peer)
+        if peer.unread > self._bounds.unread_bytes:
+            self._connections.drop(peer, Dropped.UNREAD)
 
     def on_writable(self, peer: PeerConnection) -> None:
         """See Owner."""

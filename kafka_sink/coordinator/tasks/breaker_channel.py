@@ -26,10 +26,12 @@ from kafka_sink.coordinator.wire.breaker_messages import (
     encode_report,
 )
 from kafka_sink.model import TopicPartition
-from kafka_sink.timing_bounds import HEALTHY_REPORT_MS
+from kafka_sink.timing_bounds import HEALTHY_REPORT_MS, next_beat_ms
 
 # Bounds the queue of reports, because none is sent between tasks.
 _MAX_QUEUED_REPORTS = 4
+# Changes of what a task's batches wait for are gathered for this long.
+_MIN_CHANGE_MS = 100.0
 
 
 class BreakerChannel:
@@ -44,9 +46,11 @@ class BreakerChannel:
         self._wake_sender = wake_sender
         self._wake: Callable[[], None] = lambda: None
         self._interval_ms = report_interval_ms
-        self._lock = threading.Lock()  # guards the next two
+        self._lock = threading.Lock()  # guards the next three
         self._inbox: deque[BreakerUpdate | bool] = deque()  # True: connected; False: connection lost
         self._outbox: deque[tuple[float, BreakerReport]] = deque()  # with the time it was made
+        # The task has ended, and the coordinator takes it for one that is at work.
+        self._is_leaving = self._has_reported = False
         # The rest belongs to the sender's thread.
         self._connected = False
         # The coordinator's mutes, with their reasons.
@@ -66,8 +70,9 @@ class BreakerChannel:
         self._failures: list[tuple[Target, str]] = []
         self._holds: list[Target] = []
         self._wants: list[Target] = []
-        # ``holds`` and ``wants`` as last reported.
+        # ``holds`` and ``wants`` as last reported, and whether they have changed since.
         self._reported: tuple[list[Target], list[Target]] = [], []
+        self._waits_changed = False
         self._sent_ms = -math.inf
         self._urgent = False
         # False while connecting, and until the first message has arrived. Any thread may read it.
@@ -137,13 +142,15 @@ class BreakerChannel:
         holds = control.waiting.held()[:MAX_TARGETS] if any_muted else []
         wants = control.waiting.wanted()[:MAX_TARGETS] if any_muted else []
         if (holds, wants) != (self._holds, self._wants):
-            self._holds, self._wants, self._urgent = holds, wants, True
+            # The first one may be what a probe waits for. Later ones change with every batch that is full.
+            self._urgent |= not (self._holds or self._wants)
+            self._holds, self._wants, self._waits_changed = holds, wants, True
         if self._due_ms() > control.now_ms:
             return
         if len(self._outbox) < _MAX_QUEUED_REPORTS:
             self._report(control)
         else:
-            self._sent_ms, self._urgent = control.now_ms, False
+            self._sent_ms, self._urgent, self._waits_changed = control.now_ms, False, False
 
     def next_change_ms(self, now_ms: float) -> float:
         """See SharedState."""
@@ -154,9 +161,13 @@ class BreakerChannel:
     def _due_ms(self) -> float:
         if self._urgent:
             return -math.inf
-        if self._errors or self._holds or self._muted or self._changes or self._failures:
+        if self._errors or self._changes or self._failures:
             return self._sent_ms + self._interval_ms
-        return self._sent_ms + max(self._interval_ms, HEALTHY_REPORT_MS) if self._rows else math.inf
+        if self._waits_changed:
+            return self._sent_ms + min(self._interval_ms, _MIN_CHANGE_MS)
+        # Without news a task only shows that it is there, and which brokers respond.
+        is_busy = self._rows or self._holds or self._muted
+        return next_beat_ms(self._sent_ms, max(self._interval_ms, HEALTHY_REPORT_MS)) if is_busy else math.inf
 
     def _apply(self, message: BreakerUpdate | bool, control: MuteControl) -> None:
         if isinstance(message, bool):
@@ -204,7 +215,7 @@ class BreakerChannel:
         self._rows, self._errors, self._last_response_ms = 0, {}, {}
         self._asked, self._release_ms = {}, {}
         self._changes, self._failures, self._holds, self._wants = [], [], [], []
-        self._reported = [], []
+        self._reported, self._waits_changed = ([], []), False
 
     def _report(self, control: MuteControl) -> None:
         now_ms = control.now_ms
@@ -223,6 +234,7 @@ class BreakerChannel:
             tuple(self._wants) if self._wants != self._reported[1] else None,
         )
         self._reported = self._holds, self._wants
+        self._waits_changed = False
         self._rows, self._last_response_ms = 0, {}
         self._sent_ms = now_ms
         self._urgent = bool(self._changes or self._failures or self._errors or self._asked)
@@ -256,12 +268,17 @@ class BreakerChannel:
         """See Channel."""
         with self._lock:
             if not self._outbox:
-                return None
+                leaving, self._is_leaving = self._is_leaving and self._has_reported, False
+                self._has_reported &= not leaving
+                return encode_report(BreakerReport(is_resting=True)) if leaving else None
             made_ms, report = self._outbox.popleft()
+            self._has_reported = True
         return encode_report(aged(report, max(0.0, now_ms - made_ms)))
 
     def hurry(self) -> None:
-        """See Channel. No message of this channel is delayed."""
+        """See Channel. No message of this channel is delayed, but the coordinator learns of the pause."""
+        with self._lock:
+            self._is_leaving = True
 
     def next_message_delay_ms(self, now_ms: float) -> float:  # noqa: ARG002 - Channel's signature
         """See Channel."""
@@ -284,6 +301,7 @@ class BreakerChannel:
         """See Channel."""
         with self._lock:
             self._outbox.clear()
+            self._has_reported = False
         self._put(False)
 
     def _put(self, message: BreakerUpdate | bool) -> None:

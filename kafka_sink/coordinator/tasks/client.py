@@ -1,8 +1,9 @@
 """The task's connection to the coordinator, served by its own thread, which no task waits for.
 
-Channels supply the messages to send and handle the replies. If the coordinator cannot be reached or does not
-reply, the client notifies the channels at once and the task works alone. The client logs one warning in a
-process, and connects again with exponential backoff.
+It goes by way of the executor's relay where there is one. Channels supply the messages to send and handle
+the replies. If the coordinator cannot be reached or does not reply, the client notifies the channels at once
+and the task works alone. The client logs one warning in a process, and connects again with exponential
+backoff.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any, Protocol
 
 from kafka_sink.backoff import ExponentialBackoff
 from kafka_sink.clock import Clock
+from kafka_sink.coordinator.tasks.executor_relay import ExecutorRelay
 from kafka_sink.coordinator.wire.address import CoordinatorAddress
 from kafka_sink.coordinator.wire.connection import CoordinatorConnection
 from kafka_sink.coordinator.wire.warnings import warn_once
@@ -78,6 +80,7 @@ class CoordinatorClient(threading.Thread):
         self._channels = {one.kind: one for one in channels}
         self._clock_ms = clock_ms
         self._silence_ms = silence_ms
+        self._relay = ExecutorRelay(address, silence_ms, clock_ms)
         self._backoff = ExponentialBackoff(_BACKOFF_MS, _BACKOFF_MAX_MS, random.random)
         self._failures = 0
         self._connect_after_ms = -math.inf
@@ -147,7 +150,7 @@ class CoordinatorClient(threading.Thread):
     def _run_once(self) -> None:
         now_ms = self._clock_ms()
         if self._connection is None and self._active and now_ms >= self._connect_after_ms:
-            self._connection = CoordinatorConnection(self.address, self._silence_ms, self._clock_ms)
+            self._connection = self._relay.connect()
             self._has_received = False
             now_ms = self._clock_ms()
             for channel in self._channels.values():
@@ -210,11 +213,17 @@ class CoordinatorClient(threading.Thread):
         now_ms = self._clock_ms()
         for channel in self._channels.values():
             channel.on_lost(now_ms)
-        was_idle = connected is not None and connected.is_idle and self._has_received
-        if was_idle and isinstance(error, ConnectionError):
-            # No failure: the server closes idle connections. If it is gone, reconnecting fails.
-            self._connect_after_ms = now_ms + _AFTER_IDLE_MS
+        is_broken = isinstance(error, ConnectionError)
+        if connected is not None and connected.is_relayed and not is_broken:
+            self._relay.avoid()
+        if connected is not None and self._may_reconnect_soon(connected, is_broken=is_broken):
+            # No failure: the server closes idle connections, and relays end with their workers. If the
+            # coordinator is gone, reconnecting fails.
+            self._connect_after_ms = now_ms + _AFTER_IDLE_MS * random.random()
         elif self._active:
             self._failures += 1
             self._connect_after_ms = now_ms + self._backoff.delay_ms(self._failures)
             warn_once(self.address, error)
+
+    def _may_reconnect_soon(self, lost: CoordinatorConnection, *, is_broken: bool) -> bool:
+        return self._has_received and (lost.is_relayed or (lost.is_idle and is_broken))

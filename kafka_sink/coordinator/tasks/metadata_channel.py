@@ -19,10 +19,10 @@ from kafka_sink.coordinator.wire.metadata_messages import (
 )
 from kafka_sink.metadata.snapshot import MetadataSnapshot
 from kafka_sink.model import TopicPartition
-from kafka_sink.timing_bounds import GATHER_STALE_MS, HINT_WAIT_MS
+from kafka_sink.timing_bounds import GATHER_STALE_MS, HINT_WAIT_MS, next_beat_ms
 
 # A task without other messages checks this often that the coordinator still replies.
-_HEARTBEAT_MS = 5000.0
+_HEARTBEAT_MS = 6000.0
 
 
 class HintSink(Protocol):
@@ -116,7 +116,7 @@ class MetadataChannel:
             reported = list(islice(self._stale, MAX_STALE))
             stale = [[name, max(0.0, now_ms - self._stale.pop(name))] for name in reported]
             leaders = [self._leaders.pop(one) for one in list(islice(self._leaders, MAX_STALE))]
-            if not used and not stale and not leaders and now_ms < self._sent_ms + _HEARTBEAT_MS:
+            if not used and not stale and not leaders and now_ms < next_beat_ms(self._sent_ms, _HEARTBEAT_MS):
                 return None
             self._sent_ms = now_ms
             report: dict[str, Any] = {"use": used, "stale": stale}
@@ -144,9 +144,9 @@ class MetadataChannel:
             return 0.0 if self._asks else max(0.0, self._report_ms() - now_ms)
 
     def _report_ms(self) -> float:
-        is_urgent = self._stale or self._leaders
-        delay_ms = min(self._interval_ms, GATHER_STALE_MS) if is_urgent else self._interval_ms
-        return self._checked_ms + delay_ms
+        if self._stale or self._leaders:
+            return self._checked_ms + min(self._interval_ms, GATHER_STALE_MS)
+        return next_beat_ms(self._checked_ms, self._interval_ms)
 
     def on_reply(self, body: Mapping[str, Any], last: bool, now_ms: float) -> None:
         """See Channel."""

@@ -14,6 +14,7 @@ error]``   of the last seconds, for partitions that fail and for those the coord
 - ``failed``: ``[target, error]`` of each failed probe
 - ``holds``: muted targets that batches of the task wait for; only after a change
 - ``wants``: muted partitions that rows of the task could go to; only after a change
+- ``resting``: the task has ended; its producer waits for the next one
 
 An update from the coordinator may have these:
 
@@ -79,6 +80,7 @@ class BreakerReport:
     failed: tuple[tuple[Target, str], ...] = ()
     holds: tuple[Target, ...] | None = None
     wants: tuple[Target, ...] | None = None
+    is_resting: bool = False
 
     @property
     def changes_probes(self) -> bool:
@@ -125,6 +127,8 @@ def encode_report(report: BreakerReport) -> dict[str, Any]:
         "failed": [[_encode(target), _cut(error)] for target, error in report.failed],
     }
     present = {name: value for name, value in body.items() if value}
+    if report.is_resting:
+        present["resting"] = True
     for name, targets in (("holds", report.holds), ("wants", report.wants)):
         if targets is not None:
             present[name] = [_encode(target) for target in targets]
@@ -155,6 +159,7 @@ def decode_report(body: Mapping[str, Any]) -> BreakerReport:
             tuple((_target(target), _text(why)) for target, why in _list(body, "failed", MAX_TARGETS)),
             _targets(body, "holds"),
             _targets(body, "wants"),
+            bool(body.get("resting")),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ProtocolError(f"invalid breaker report: {error}") from None

@@ -1,4 +1,4 @@
-"""A client's connection to the coordinator, for tasks and for planning. Blocks; one thread uses it."""
+"""A client's connection to the coordinator, for tasks, relays and planning. Blocks; one thread uses it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from kafka_sink.clock import Clock
-from kafka_sink.coordinator.wire.address import CoordinatorAddress
-from kafka_sink.coordinator.wire.session import MAX_FRAME_BYTES, MAX_HANDSHAKE_BYTES, FrameReader, Session
+from kafka_sink.coordinator.wire.address import CoordinatorAddress, Rendezvous
+from kafka_sink.coordinator.wire.packed_body import unpacked
+from kafka_sink.coordinator.wire.session import (
+    MAX_FRAME_BYTES,
+    MAX_HANDSHAKE_BYTES,
+    FrameReader,
+    Session,
+    parse,
+)
 from kafka_sink.errors import ProtocolError
 
-_READ_BYTES = 256 * 1024
+READ_BYTES = 256 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,44 +32,76 @@ class Received:
     last: bool | None
 
 
-class CoordinatorConnection:
-    """One connection after its challenge. Raises OSError and ProtocolError; close it then.
+class Link:
+    """A connected socket after the challenge of both ends, with its session. The socket blocks.
 
-    ``silence_ms`` bounds the challenge, and then the wait for each reply.
+    ``silence_ms`` bounds the challenge. Raises OSError and ProtocolError.
     """
 
-    def __init__(self, address: CoordinatorAddress, silence_ms: float, clock_ms: Clock) -> None:
-        self._silence_ms = silence_ms
-        self._asked: dict[int, float] = {}
-        self._count = 0
-        self._session = Session(address.rendezvous.secret, "client")
-        self._frames = FrameReader(MAX_HANDSHAKE_BYTES)
-        where = (address.host, address.rendezvous.port)
+    def __init__(
+        self, connected: socket.socket, rendezvous: Rendezvous, silence_ms: float, clock_ms: Clock
+    ) -> None:
+        self.socket = connected
+        self.session = Session(rendezvous.secret, "client")
+        self.frames = FrameReader(MAX_HANDSHAKE_BYTES)
         deadline_ms = clock_ms() + silence_ms
-        self.socket = socket.create_connection(where, timeout=silence_ms / 1000)
         try:
-            self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            proof = self._session.reply_to_greeting(self._first_frame(deadline_ms, clock_ms))
+            proof = self.session.reply_to_greeting(self._next_frame(deadline_ms, silence_ms, clock_ms))
             self.socket.sendall(proof)
-            self._session.verify_proof(self._first_frame(deadline_ms, clock_ms))
-            self._frames.max_bytes = MAX_FRAME_BYTES
-            self.socket.sendall(self._session.encode({"cluster": address.rendezvous.cluster}))
+            self.session.verify_proof(self._next_frame(deadline_ms, silence_ms, clock_ms))
+            self.frames.max_bytes = MAX_FRAME_BYTES
+            self.socket.sendall(self.session.encode({"cluster": rendezvous.cluster}))
             self.socket.settimeout(silence_ms / 1000)
         except BaseException:
             self.socket.close()
             raise
 
-    def _first_frame(self, deadline_ms: float, clock_ms: Clock) -> bytes:
-        while (frame := self._frames.next_frame()) is None:
+    def _next_frame(self, deadline_ms: float, silence_ms: float, clock_ms: Clock) -> bytes:
+        while (frame := self.frames.next_frame()) is None:
             left_ms = deadline_ms - clock_ms()
             if left_ms <= 0:
-                raise ProtocolError(f"no greeting within {self._silence_ms:.0f} ms")
+                raise ProtocolError(f"no greeting within {silence_ms:.0f} ms")
             self.socket.settimeout(left_ms / 1000)
-            data = self.socket.recv(_READ_BYTES)
+            data = self.socket.recv(READ_BYTES)
             if not data:
                 raise ConnectionError("it closed the connection during the challenge")
-            self._frames.feed(data)
+            self.frames.feed(data)
         return frame
+
+
+def connect(address: CoordinatorAddress, silence_ms: float) -> socket.socket:
+    """A socket to the coordinator's process. Raises OSError."""
+    connected = socket.create_connection((address.host, address.rendezvous.port), timeout=silence_ms / 1000)
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return connected
+
+
+class CoordinatorConnection:
+    """One task's connection after its challenge. Raises OSError and ProtocolError; close it then.
+
+    ``silence_ms`` bounds the challenge, and then the wait for each reply. ``connected``: a socket to a relay;
+    without one it connects to the coordinator itself. ``challenge_ms`` bounds a relay's challenge instead.
+    """
+
+    def __init__(
+        self,
+        address: CoordinatorAddress,
+        silence_ms: float,
+        clock_ms: Clock,
+        connected: socket.socket | None = None,
+        challenge_ms: float | None = None,
+    ) -> None:
+        self._silence_ms = silence_ms
+        self._asked: dict[int, float] = {}
+        self._count = 0
+        self.is_relayed = connected is not None
+        started_ms = clock_ms()
+        if connected is None:
+            connected = connect(address, silence_ms)
+            challenge_ms = silence_ms - (clock_ms() - started_ms)
+        link = Link(connected, address.rendezvous, challenge_ms or silence_ms, clock_ms)
+        self.socket, self._session, self._frames = link.socket, link.session, link.frames
+        self.socket.settimeout(silence_ms / 1000)
 
     @property
     def is_idle(self) -> bool:
@@ -82,20 +121,22 @@ class CoordinatorConnection:
 
     def receive(self, now_ms: float) -> list[Received]:
         """Waits for bytes; returns the messages that are complete, perhaps none."""
-        data = self.socket.recv(_READ_BYTES)
+        data = self.socket.recv(READ_BYTES)
         if not data:
             raise ConnectionError("it closed the connection")
         self._frames.feed(data)
         found: list[Received] = []
         while (frame := self._frames.next_frame()) is not None:
-            found.append(self._parse(self._session.decode(frame), now_ms))
+            lines = self._session.payload(frame).split(b"\n")
+            found.extend(self._receive(parse(line), now_ms) for line in lines)
         return found
 
-    def _parse(self, message: Mapping[str, Any], now_ms: float) -> Received:
+    def _receive(self, message: Mapping[str, Any], now_ms: float) -> Received:
         request, last = message.get("id"), message.get("last")
         kind, body = message.get("kind"), message.get("body")
         if not isinstance(kind, str) or not isinstance(body, dict):
             raise ProtocolError("a message without kind or body")
+        body = unpacked(body)
         if request is None:
             return Received(kind, body, None)
         if not isinstance(request, int) or not isinstance(last, bool):

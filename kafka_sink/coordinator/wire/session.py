@@ -1,9 +1,10 @@
 """The wire protocol between tasks and the coordinator: authenticated frames of JSON.
 
-A frame is a length (4 bytes, big-endian, without itself), a tag (16 bytes) and a JSON object in UTF-8. The
-first three frames are the challenge in both directions. Their tags are zeros:
+A frame is a length (4 bytes, big-endian, without itself), a tag (16 bytes) and one or more JSON objects in
+UTF-8, one a line (see lines). The first three frames are the challenge in both directions. Their tags are
+zeros:
 
-    server -> client   {"version": 1, "nonce": hex}
+    server -> client   {"version": 2, "nonce": hex}
     client -> server   {"nonce": hex, "proof": HMAC(secret, "client", both nonces)}
     server -> client   {"proof": HMAC(secret, "server", both nonces)}
 
@@ -24,7 +25,7 @@ from typing import Any
 
 from kafka_sink.errors import ProtocolError
 
-VERSION = 1
+VERSION = 2
 # The largest frame read from a peer that has not yet proved that it knows the secret.
 MAX_HANDSHAKE_BYTES = 512
 # Enough for 16,000 topic names of maximum length, or the metadata of some 50,000 partitions.
@@ -72,9 +73,9 @@ class FrameReader:
         if len(self._held) < _LENGTH.size:
             return None
         (length,) = _LENGTH.unpack_from(self._held)
-        if not _TAG_BYTES + 2 <= length <= self.max_bytes:
+        if not _TAG_BYTES < length <= self.max_bytes:
             raise ProtocolError(
-                f"a frame has {length} bytes; allowed are {_TAG_BYTES + 2} to {self.max_bytes}"
+                f"a frame has {length} bytes; allowed are {_TAG_BYTES + 1} to {self.max_bytes}"
             )
         end = _LENGTH.size + length
         if len(self._held) < end:
@@ -151,7 +152,11 @@ class Session:
 
     def encode(self, message: Message) -> bytes:
         """The next frame. Raises ProtocolError for a message that is too large, and then changes nothing."""
-        return b"".join(self.encode_parts(_dump(message), b""))
+        return self.encode_payload(_dump(message))
+
+    def encode_payload(self, payload: bytes) -> bytes:
+        """The next frame, with encoded lines. Raises as ``encode``."""
+        return b"".join(self.encode_parts(payload, b""))
 
     def encode_parts(self, start: bytes, end: bytes) -> tuple[bytes, bytes]:
         """The next frame, with a payload in two parts. The second part is returned as it is, so that peers
@@ -166,12 +171,16 @@ class Session:
         return _LENGTH.pack(_TAG_BYTES + length) + tag + start, end
 
     def decode(self, frame: bytes) -> Message:
-        """The message of the next frame, after verifying its tag."""
+        """The message of the next frame, which holds one, after verifying its tag."""
+        return parse(self.payload(frame))
+
+    def payload(self, frame: bytes) -> bytes:
+        """The lines of the next frame, after verifying its tag."""
         payload = frame[_TAG_BYTES:]
         if not hmac.compare_digest(frame[:_TAG_BYTES], self._tag(self._theirs, self._received, payload)):
             raise ProtocolError("a frame's tag is wrong")
         self._received += 1
-        return _load(payload)
+        return payload
 
     def _tag(self, role: str, number: int, payload: bytes, end: bytes = b"") -> bytes:
         if self._key is None:
@@ -191,7 +200,7 @@ def _frame(tag: bytes, message: Message) -> bytes:
 
 
 def _plain(frame: bytes) -> Message:
-    return _load(frame[_TAG_BYTES:])
+    return parse(frame[_TAG_BYTES:])
 
 
 def _nonce(message: Message) -> bytes:
@@ -208,7 +217,8 @@ def _dump(message: Message) -> bytes:
     return json.dumps(message, separators=(",", ":")).encode()
 
 
-def _load(payload: bytes) -> Message:
+def parse(payload: bytes) -> Message:
+    """A JSON object. Raises ProtocolError."""
     try:
         message = json.loads(payload)
     except (ValueError, RecursionError):

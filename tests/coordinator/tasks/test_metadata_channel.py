@@ -403,7 +403,7 @@ def test_what_is_asked_goes_at_once_and_use_when_it_is_gathered() -> None:
     task.now_ms = 1000
     assert task.says() is None
     assert task.exchange.next_message_delay_ms(task.now_ms) == 500
-    task.now_ms = 5500
+    task.now_ms = 6000
     assert task.says() == {"use": [], "stale": []}
     task.now_ms = 60_001
     task.exchange.note_use(["a", "b"])

@@ -1,0 +1,128 @@
+"""Connects a task to the coordinator by way of its executor's relay, or directly.
+
+The first worker that finds no relay becomes it. Where workers cannot share one (no common folder, no Unix
+sockets, a relay that is frozen), each has a connection of its own. A relay saves work, and nothing depends on
+it.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import socket
+import threading
+import time
+from contextlib import suppress
+
+from kafka_sink.clock import Clock
+from kafka_sink.coordinator.tasks.relay import Relay
+from kafka_sink.coordinator.tasks.relay_folder import RelayFolder
+from kafka_sink.coordinator.wire.address import CoordinatorAddress
+from kafka_sink.coordinator.wire.connection import CoordinatorConnection, Link, connect
+from kafka_sink.errors import ProtocolError
+
+# A relay runs on this host, in a worker that may be busy.
+_CHALLENGE_MS = 500.0
+# Another worker may be about to become the relay: it connects to the coordinator first.
+_WAITS_S = (0.0, 0.02, 0.04, 0.08, 0.16, 0.32)
+# A relay that did not answer is not tried again for this long.
+_AVOID_MS = 60_000.0
+
+_lock = threading.Lock()  # guards the dictionary; held while this process becomes a relay
+_relays: dict[str, Relay] = {}
+
+
+def _forget_after_fork() -> None:
+    """Another thread may have held the lock."""
+    global _lock
+    _lock = threading.Lock()
+    _relays.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_after_fork)
+
+
+class ExecutorRelay:
+    """The way to one coordinator. Used by one thread."""
+
+    def __init__(self, address: CoordinatorAddress, silence_ms: float, clock_ms: Clock) -> None:
+        self._address = address
+        self._silence_ms = silence_ms
+        self._clock_ms = clock_ms
+        self._avoid_until_ms = -math.inf
+
+    def connect(self) -> CoordinatorConnection:
+        """A connection after its challenge. Raises OSError and ProtocolError."""
+        folder = None
+        if hasattr(socket, "AF_UNIX") and self._clock_ms() >= self._avoid_until_ms:
+            folder = RelayFolder.of(self._address)
+        if folder is not None:
+            with suppress(_NoRelayError):
+                return self._connect_by(folder)
+        return CoordinatorConnection(self._address, self._silence_ms, self._clock_ms)
+
+    def avoid(self) -> None:
+        """The relay does not respond: connect directly for a while."""
+        self._avoid_until_ms = self._clock_ms() + _AVOID_MS
+
+    def _connect_by(self, folder: RelayFolder) -> CoordinatorConnection:
+        for wait_s in _WAITS_S:
+            # Workers of an executor try at the same time.
+            time.sleep(wait_s * (0.5 + random.random()))
+            self._become_relay(folder)
+            try:
+                connected = folder.connect(_CHALLENGE_MS)
+                return CoordinatorConnection(
+                    self._address, self._silence_ms, self._clock_ms, connected, _CHALLENGE_MS
+                )
+            except (TimeoutError, ProtocolError):
+                self.avoid()
+                break
+            except OSError:
+                continue
+        raise _NoRelayError
+
+    def _become_relay(self, folder: RelayFolder) -> None:
+        """Start the relay in this process, unless there is one. Raises as connecting does."""
+        key = str(folder.lock_path)
+        with _lock:
+            running = _relays.get(key)
+            if running is not None and running.is_ours:
+                return
+            _relays.pop(key, None)
+            try:
+                handle = folder.try_lock()
+            except OSError:
+                raise _NoRelayError from None
+            if handle is None:
+                return
+            try:
+                _relays[key] = self._start(folder, handle)
+            except BaseException:
+                os.close(handle)
+                raise
+
+    def _start(self, folder: RelayFolder, handle: int) -> Relay:
+        rendezvous, pid = self._address.rendezvous, os.getpid()
+        link = Link(connect(self._address, self._silence_ms), rendezvous, self._silence_ms, self._clock_ms)
+        try:
+            listening = folder.listen()
+        except OSError:
+            link.socket.close()
+            raise _NoRelayError from None
+
+        def ended() -> None:
+            with _lock:
+                if os.getpid() == pid:
+                    _relays.pop(str(folder.lock_path), None)
+                    os.close(handle)
+
+        relay = Relay(link, listening, rendezvous, self._clock_ms, ended)
+        relay.start()
+        return relay
+
+
+class _NoRelayError(Exception):
+    """Connect directly."""
