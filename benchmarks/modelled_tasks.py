@@ -1,0 +1,336 @@
+"""Modelled tasks of a coordinator: connections, messages and times of real ones, all on one thread.
+
+Tasks of an executor share a connection, as behind a relay; with ``per_host=0`` each has its own. They
+report as often and as much as real tasks do (``BreakerChannel``, ``MetadataChannel``), of the worst kind:
+all partitions are written in each interval, and each task holds batches for all that is muted.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+import re
+import selectors
+import socket
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from kafka_sink.coordinator.wire.breaker_messages import BreakerReport, MuteReport, encode_report
+from kafka_sink.coordinator.wire.lines import prefixed, split_lines
+from kafka_sink.coordinator.wire.metadata_messages import in_parts
+from kafka_sink.coordinator.wire.packed_body import unpacked
+from kafka_sink.coordinator.wire.session import MAX_FRAME_BYTES, FrameReader, Session, parse
+from kafka_sink.model import TopicPartition
+from kafka_sink.timing_bounds import HEALTHY_REPORT_MS, next_beat_ms
+
+SECRET = bytes(range(32))
+KEY = "modelled"
+NODES = 3
+SICK = 1
+INTERVAL_MS, HEARTBEAT_MS, GATHER_MS = 500.0, 6000.0, 5.0
+LARGE_BYTES = 2048
+METADATA_HEAD = re.compile(rb'\{"kind":"metadata"(?:,"id":(\d+),"last":(true|false))?,"body"')
+# So many connect at a time.
+TOGETHER, CONNECT_S = 32, 120.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """``muted``: how many partitions are muted; 0: a broker. ``per_host``: tasks that share a connection."""
+
+    tasks: int
+    partitions: int
+    muted: int = 0
+    topics: int = 1
+    per_host: int = 8
+
+
+@dataclass
+class Task:
+    """One modelled task."""
+
+    number: int
+    host: Host
+    asked: dict[int, float] = field(default_factory=dict)
+    count: int = 0
+    muted: set[str] = field(default_factory=set)
+    leased: list[Any] = field(default_factory=list)
+    questions: list[Any] = field(default_factory=list)
+    holds: bool = False
+
+
+@dataclass(eq=False)
+class Host:
+    """A connection. ``phase_ms``: when its clock was started, so that hosts do not report together."""
+
+    sock: socket.socket
+    phase_ms: float
+    session: Session = field(default_factory=lambda: Session(SECRET, "client"))
+    frames: FrameReader = field(default_factory=lambda: FrameReader(MAX_FRAME_BYTES))
+    unsent: bytearray = field(default_factory=bytearray)
+    tasks: dict[int, Task] = field(default_factory=dict)
+    lines: list[bytes] = field(default_factory=list)
+    stage: int = 0
+    is_lost: bool = False
+
+
+class Model:
+    """All tasks of a case."""
+
+    def __init__(self, case: Case, port: int) -> None:
+        self.case = case
+        self.port = port
+        self.selector = selectors.DefaultSelector()
+        self.hosts: list[Host] = []
+        self.tasks: list[Task] = []
+        self.due: list[tuple[float, int, Callable[[], None]]] = []
+        self.latencies: list[float] = []
+        self.bytes_in = self.bytes_out = self.messages = self.frames = 0
+        self.failing: set[int] = set()
+        self.is_muted = False
+        self.sick_responds = True
+        self.heard_at: dict[int, float] = {}
+        per_topic = case.partitions // case.topics or 1
+        self.topics = [f"orders-{number}" for number in range(case.topics)]
+        self.partitions = [
+            TopicPartition(topic, index) for topic in self.topics for index in range(per_topic)
+        ][: case.partitions]
+        if case.muted:
+            self.sick: list[Any] = [[one.topic, one.partition] for one in self.partitions[: case.muted]]
+        else:
+            self.sick = [SICK]
+        self.expected = {json.dumps(one) for one in self.sick}
+
+    # -- connections --------------------------------------------------------------------------------
+
+    @property
+    def lost(self) -> int:
+        """How many connections the server has closed."""
+        return sum(host.is_lost for host in self.hosts)
+
+    def connect(self) -> float:
+        """Connects all, and returns the seconds that it took."""
+        started = time.monotonic()
+        per_host = self.case.per_host or 1
+        wanted = -(-self.case.tasks // per_host)
+        while len(self.hosts) < wanted and time.monotonic() < started + CONNECT_S:
+            proving = sum(host.stage < 2 and not host.is_lost for host in self.hosts)
+            for _ in range(min(TOGETHER - proving, wanted - len(self.hosts))):
+                self.add_host(min(per_host, self.case.tasks - len(self.tasks)))
+            self.run(0.002)
+        while any(host.stage < 2 and not host.is_lost for host in self.hosts) and (
+            time.monotonic() < started + CONNECT_S
+        ):
+            self.run(0.05)
+        return time.monotonic() - started
+
+    def add_host(self, tasks: int, source: str = "127.0.0.1") -> Host:
+        """Begins a connection with so many tasks."""
+        sock = socket.create_connection(("127.0.0.1", self.port), timeout=10, source_address=(source, 0))
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # The golden ratio spreads them evenly, however many there are.
+        host = Host(sock, (len(self.hosts) * 0.618034 % 1) * HEALTHY_REPORT_MS)
+        for number in range(tasks):
+            task = Task(len(self.tasks), host)
+            self.tasks.append(task)
+            host.tasks[number + 1] = task
+        self.hosts.append(host)
+        self.selector.register(sock, selectors.EVENT_READ, host)
+        return host
+
+    def _lose(self, host: Host) -> None:
+        if not host.is_lost:
+            host.is_lost = True
+            self.selector.unregister(host.sock)
+            host.sock.close()
+
+    def _write(self, host: Host, data: bytes) -> None:
+        if host.is_lost:
+            return
+        self.bytes_in += len(data)
+        self.frames += 1
+        host.unsent += data
+        self._flush(host)
+
+    def _flush(self, host: Host) -> None:
+        try:
+            while host.unsent:
+                del host.unsent[: host.sock.send(host.unsent)]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._lose(host)
+            return
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if host.unsent else 0)
+        if self.selector.get_key(host.sock).events != events:
+            self.selector.modify(host.sock, events, host)
+
+    def tell(self, task: Task, kind: str, body: Mapping[str, Any]) -> None:
+        """Sends a message; those of a host travel together, as from a relay."""
+        host = task.host
+        if host.is_lost:
+            return
+        task.count += 1
+        task.asked[task.count] = time.monotonic()
+        self.messages += 1
+        line = json.dumps({"id": task.count, "kind": kind, "body": body}, separators=(",", ":")).encode()
+        if not self.case.per_host:
+            self._write(host, host.session.encode_payload(line))
+            return
+        if not host.lines:
+            self.at(time.monotonic() + GATHER_MS / 1000, lambda: self._send(host))
+        number = next(number for number, one in host.tasks.items() if one is task)
+        host.lines.append(prefixed((number,), line))
+
+    def _send(self, host: Host) -> None:
+        lines, host.lines = host.lines, []
+        self._write(host, host.session.encode_payload(b"\n".join(lines)))
+
+    def _on_readable(self, host: Host) -> None:
+        try:
+            data = host.sock.recv(1 << 18)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._lose(host)
+            return
+        self.bytes_out += len(data)
+        host.frames.feed(data)
+        while (frame := host.frames.next_frame()) is not None:
+            self._on_frame(host, frame)
+
+    def _on_frame(self, host: Host, frame: bytes) -> None:
+        if host.stage == 0:
+            self._write(host, host.session.reply_to_greeting(frame))
+            host.stage = 1
+        elif host.stage == 1:
+            host.session.verify_proof(frame)
+            host.stage = 2
+            self._write(host, host.session.encode({"cluster": KEY}))
+            for task in host.tasks.values():
+                self._begin(task)
+        else:
+            for line in split_lines(host.session.payload(frame)):
+                message = _head(line.message) or parse(line.message)
+                message["body"] = unpacked(message["body"])
+                for number in line.tasks or (1,):
+                    self._on_message(host.tasks[number], message)
+
+    def _on_message(self, task: Task, message: Mapping[str, Any]) -> None:
+        now = time.monotonic()
+        request = message.get("id")
+        if request is not None and message.get("last"):
+            self.latencies.append(1000 * (now - task.asked.pop(request)))
+        if message["kind"] == "breaker" and message["body"]:
+            self._on_update(task, message["body"], now)
+
+    def _on_update(self, task: Task, body: Mapping[str, Any], now: float) -> None:
+        task.muted.update(json.dumps(target) for target, *_ in body.get("added", []))
+        task.muted.difference_update(json.dumps(target) for target, *_ in body.get("removed", []))
+        if body.get("leases"):
+            task.leased = [lease[0] for lease in body["leases"]]
+        asked = [one for one in body.get("asks", []) if isinstance(one, list)]
+        task.questions += asked
+        if self.is_muted and task.number not in self.heard_at and self.expected <= task.muted:
+            self.heard_at[task.number] = now
+        if asked or bool(task.muted) != task.holds:
+            self.tell(task, "breaker", self._body(task, [0]))
+
+    # -- what a task does ---------------------------------------------------------------------------
+
+    def at(self, when: float, act: Callable[[], None]) -> None:
+        heapq.heappush(self.due, (when, id(act), act))
+
+    def _begin(self, task: Task) -> None:
+        for names in in_parts(self.topics):
+            self.tell(task, "metadata", {"ask": names})
+        self._at_beat(task, HEALTHY_REPORT_MS, lambda: self._report(task))
+        self._at_beat(task, HEARTBEAT_MS, lambda: self._beat(task))
+
+    def _at_beat(self, task: Task, interval_ms: float, act: Callable[[], None]) -> None:
+        phase_ms = task.host.phase_ms
+        next_ms = next_beat_ms(time.monotonic() * 1000 - phase_ms, interval_ms) + phase_ms
+        self.at(next_ms / 1000, act)
+
+    def _beat(self, task: Task) -> None:
+        self.tell(task, "metadata", {"use": [], "stale": []})
+        self._at_beat(task, HEARTBEAT_MS, lambda: self._beat(task))
+
+    def _report(self, task: Task) -> None:
+        nodes = [node for node in range(NODES) if node != SICK or self.sick_responds]
+        self.tell(task, "breaker", self._body(task, nodes))
+        is_failing = task.number in self.failing and not task.muted
+        interval_ms = INTERVAL_MS if is_failing else HEALTHY_REPORT_MS
+        self._at_beat(task, interval_ms, lambda: self._report(task))
+
+    def _body(self, task: Task, nodes: list[int]) -> dict[str, Any]:
+        body = encode_report(BreakerReport(dict.fromkeys(nodes, 5.0), 400 * len(self.partitions)))
+        if task.number in self.failing and not task.muted:
+            body["outcomes"] = [
+                [topic, index, 0, 5, True, "NOT_ENOUGH_REPLICAS"] for topic, index in self.sick
+            ]
+        elif task.questions:
+            body["outcomes"] = [[*one, 0, 5, True, "NOT_ENOUGH_REPLICAS"] for one in task.questions[:700]]
+        task.questions = task.questions[700:]
+        if bool(task.muted) != task.holds:
+            task.holds = bool(task.muted)
+            body["holds"] = self.sick if task.holds else []
+        failed, task.leased = task.leased, []
+        if failed:
+            body["failed"] = [[target, "no response"] for target in failed]
+        return body
+
+    def mute(self) -> float:
+        """Causes the mute; returns when it was reported."""
+        self.is_muted = True
+        self.sick_responds = False
+        if self.case.muted:
+            self.failing = set(range(min(10, self.case.tasks)))
+            self.run(0.0)
+            started = time.monotonic()
+            for number in self.failing:
+                self.tell(self.tasks[number], "breaker", self._body(self.tasks[number], [0]))
+            return started
+        self.run(2.5)  # for so long nobody has had a response from it
+        started = time.monotonic()
+        report = BreakerReport(muted=(MuteReport(SICK, "silent", 2000.0),))
+        self.tell(self.tasks[0], "breaker", encode_report(report))
+        return started
+
+    def run(self, seconds: float) -> None:
+        """Lets the tasks work for so long."""
+        until = time.monotonic() + seconds
+        while True:
+            now = time.monotonic()
+            while self.due and self.due[0][0] <= now:
+                heapq.heappop(self.due)[2]()
+            next_s = min(until, self.due[0][0] if self.due else until) - time.monotonic()
+            # Even where all time is used up: tasks that do not read are dropped by the server.
+            for key, events in self.selector.select(max(0.0, next_s)):
+                if events & selectors.EVENT_WRITE:
+                    self._flush(key.data)
+                if events & selectors.EVENT_READ and not key.data.is_lost:
+                    self._on_readable(key.data)
+            if now >= until:
+                return
+
+    def close(self) -> None:
+        """Ends all connections."""
+        for host in self.hosts:
+            if not host.is_lost:
+                host.sock.close()
+        self.selector.close()
+
+
+def _head(message: bytes) -> dict[str, Any] | None:
+    """Of a large message of metadata: a model that reads it all would be slower than the server."""
+    found = METADATA_HEAD.match(message) if len(message) > LARGE_BYTES else None
+    if found is None:
+        return None
+    number, last = found.groups()
+    return {"kind": "metadata", "id": number and int(number), "last": last == b"true", "body": {}}
