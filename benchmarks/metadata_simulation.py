@@ -26,7 +26,7 @@ from kafka.protocol.metadata import MetadataResponse
 from benchmarks.surroundings import RESULTS
 from kafka_sink.metadata.cache import MetadataCache
 from kafka_sink.model import MetadataUpdate, Node, PartitionInfo, TopicMetadata
-from kafka_sink.network import requests
+from kafka_sink.network import apis, requests
 
 TOPICS = 10_000
 SECONDS = 3600
@@ -166,7 +166,7 @@ class Sizes:
 
 def encoded_request(topics: int) -> int:
     names = tuple(map(name_of, range(topics)))
-    header = requests.encode_header(requests.METADATA, VERSION, 1, "kafka-chunked")
+    header = requests.encode_header(apis.METADATA, VERSION, 1, "kafka-chunked")
     return 4 + len(header) + len(requests.encode_metadata(VERSION, names, True))
 
 

@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from kafka.errors import for_code
-
 UNKNOWN_SERVER_ERROR = -1
 NONE = 0
 CORRUPT_MESSAGE = 2
@@ -145,5 +143,8 @@ def error_of(code: int) -> KafkaError:
     known = ERRORS.get(code)
     if known is not None:
         return known
+    # Imported here because few processes meet such a code, and kafka-python is slow to import.
+    from kafka.errors import for_code
+
     name = getattr(for_code(code), "message", None)
     return KafkaError(code, f"error {code}" if name in (None, "UNKNOWN") else str(name))

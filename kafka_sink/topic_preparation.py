@@ -18,9 +18,9 @@ from kafka_sink.kafka_errors import (
     UNKNOWN_TOPIC_OR_PARTITION,
     error_of,
 )
-from kafka_sink.network import config_requests, requests
-from kafka_sink.network.config_requests import BrokerConfigs
-from kafka_sink.network.requests import CreateTopicResponse, MetadataResponse, ProducerIdResponse
+from kafka_sink.network import apis, requests, topic_requests
+from kafka_sink.network.requests import MetadataResponse, ProducerIdResponse
+from kafka_sink.network.topic_requests import BrokerConfigs, CreateTopicResponse
 from kafka_sink.options import SinkOptions
 from kafka_sink.planning_client import PlanningClient
 
@@ -96,7 +96,7 @@ class TopicPreparation:
         create = self._options.allow_auto_create_topics
         found: MetadataResponse | None = self._client.ask(
             self._client.connect(),
-            requests.METADATA,
+            apis.METADATA,
             requests.METADATA_VERSIONS,
             lambda version: requests.encode_metadata(version, topics, create, operations=version >= 8),
             self._request_timeout_ms(_PROPAGATION_MS if self._is_missing else math.inf),
@@ -139,9 +139,9 @@ class TopicPreparation:
         milliseconds = int(self._request_timeout_ms())
         response: CreateTopicResponse | None = self._client.ask(
             node,
-            requests.CREATE_TOPICS,
-            requests.CREATE_TOPICS_VERSIONS,
-            lambda version: requests.encode_create_topic(
+            apis.CREATE_TOPICS,
+            topic_requests.CREATE_TOPICS_VERSIONS,
+            lambda version: topic_requests.encode_create_topic(
                 version, topic, partitions, replication_factor, milliseconds
             ),
             milliseconds,
@@ -160,13 +160,13 @@ class TopicPreparation:
             _REPLICATION_FACTOR: options.topic_replication_factor,
         }
         unset = [name for name, number in numbers.items() if number == -1]
-        version = self._client.api_version(node, requests.CREATE_TOPICS, requests.CREATE_TOPICS_VERSIONS)
-        if unset and version < requests.CREATE_TOPICS_BY_DEFAULTS:
+        version = self._client.api_version(node, apis.CREATE_TOPICS, topic_requests.CREATE_TOPICS_VERSIONS)
+        if unset and version < topic_requests.CREATE_TOPICS_BY_DEFAULTS:
             found: BrokerConfigs | None = self._client.ask(
                 node,
-                config_requests.DESCRIBE_CONFIGS,
-                config_requests.DESCRIBE_CONFIGS_VERSIONS,
-                lambda version: config_requests.encode_describe_broker(version, node, unset),
+                apis.DESCRIBE_CONFIGS,
+                topic_requests.DESCRIBE_CONFIGS_VERSIONS,
+                lambda version: topic_requests.encode_describe_broker(version, node, unset),
                 self._request_timeout_ms(),
             )
             if found is None:
@@ -194,7 +194,7 @@ class TopicPreparation:
             return
         response: ProducerIdResponse | None = self._client.ask(
             self._client.connect(),
-            requests.INIT_PRODUCER_ID,
+            apis.INIT_PRODUCER_ID,
             requests.INIT_PRODUCER_ID_VERSIONS,
             lambda version: requests.encode_init_producer_id(version, -1, -1),
             self._request_timeout_ms(_PROPAGATION_MS),

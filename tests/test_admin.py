@@ -17,7 +17,7 @@ from kafka_sink import application_markers, driver_log, planning_client
 from kafka_sink.admin import STREAM_RECHECK_S, prepare_topic
 from kafka_sink.errors import AuthenticationError, BrokersUnreachableError, ConfigurationError
 from kafka_sink.local_broker import LocalBroker
-from kafka_sink.network import requests
+from kafka_sink.network import topic_requests
 from kafka_sink.options import SinkOptions, parse
 from tests.support.fake_broker import (
     CREATE_TOPICS,
@@ -367,10 +367,10 @@ def test_where_nothing_can_be_remembered_nothing_is(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(
-    "version", range(requests.CREATE_TOPICS_VERSIONS[0], requests.CREATE_TOPICS_VERSIONS[1] + 1)
+    "version", range(topic_requests.CREATE_TOPICS_VERSIONS[0], topic_requests.CREATE_TOPICS_VERSIONS[1] + 1)
 )
 def test_options_at_their_bounds_can_be_sent(version: int) -> None:
-    body = requests.encode_create_topic(version, "t" * 249, 100_000, 10_000, 2**31 - 1)
+    body = topic_requests.encode_create_topic(version, "t" * 249, 100_000, 10_000, 2**31 - 1)
     assert (100_000).to_bytes(4, "big") + (10_000).to_bytes(2, "big") in body
 
 

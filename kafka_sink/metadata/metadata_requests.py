@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from kafka_sink.metadata.cluster_metadata import ClusterMetadata
 from kafka_sink.metadata.rebootstrap import RebootstrapTimer
-from kafka_sink.network import requests
+from kafka_sink.network import apis, requests
 from kafka_sink.network.client import NetworkClient, OutboundRequest, ResponseReceived
 
 if TYPE_CHECKING:
@@ -77,10 +77,10 @@ class MetadataRequests:
         if topics is None:
             # Some topics have aged, but too few for a request of their own. They wait until one is urgent.
             return self._cluster.next_request_delay_ms(now_ms)
-        version = self._network.api_version(node, requests.METADATA, requests.METADATA_VERSIONS)
+        version = self._network.api_version(node, apis.METADATA, requests.METADATA_VERSIONS)
         body = requests.encode_metadata(version, topics, self._settings.allow_auto_create_topics)
         timeout_ms = self._settings.request_timeout_ms
-        request = OutboundRequest(requests.METADATA, version, [body], True, timeout_ms, MetadataTag(topics))
+        request = OutboundRequest(apis.METADATA, version, [body], True, timeout_ms, MetadataTag(topics))
         self._network.send(node, request, now_ms)
         return math.inf
 

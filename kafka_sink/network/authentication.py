@@ -4,8 +4,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kafka.protocol.sasl import (
     SaslAuthenticateRequest,
@@ -21,10 +22,12 @@ from kafka_sink.kafka_errors import (
     UNSUPPORTED_SASL_MECHANISM,
     error_of,
 )
+from kafka_sink.network.apis import SASL_AUTHENTICATE, SASL_HANDSHAKE
 from kafka_sink.network.events import Buffer
-from kafka_sink.network.requests import SASL_AUTHENTICATE, SASL_HANDSHAKE
 from kafka_sink.network.wire import read_response
-from kafka_sink.security.sasl import SaslExchange
+
+if TYPE_CHECKING:
+    from kafka_sink.security.sasl import SaslExchange
 
 # Version 0 of the handshake, for brokers before 1.0, is followed by bytes without frames.
 HANDSHAKE_VERSIONS = (1, int(SaslHandshakeRequest.max_version))
@@ -180,3 +183,13 @@ def _authenticate(response: Any) -> AuthenticateResponse:
 def _printable(text: str) -> str:
     """A start of it, which forges no line of a log."""
     return "".join(char if char.isprintable() else " " for char in text[:_MAX_CHARACTERS])
+
+
+REQUESTS: Mapping[int, Any] = {
+    SASL_HANDSHAKE: SaslHandshakeRequest,
+    SASL_AUTHENTICATE: SaslAuthenticateRequest,
+}
+DECODERS: Mapping[int, Callable[[int, bytes], Any]] = {
+    SASL_HANDSHAKE: decode_handshake,
+    SASL_AUTHENTICATE: decode_authenticate,
+}

@@ -4,9 +4,9 @@ versions, authenticating, ready."""
 from __future__ import annotations
 
 import math
-import ssl
 from collections.abc import Callable
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from kafka_sink.backoff import ExponentialBackoff
 from kafka_sink.model import Node
@@ -14,10 +14,13 @@ from kafka_sink.network.broker_protocol import BrokerProtocol, CompletedRequest,
 from kafka_sink.network.events import OutboundRequest
 from kafka_sink.network.resolver import Lookup, start_lookup
 from kafka_sink.network.settings import NetworkSettings
-from kafka_sink.network.tls_transport import TlsTransport
 from kafka_sink.network.transport import PlaintextTransport, SocketAddress, Transport
-from kafka_sink.security.preparation import Preparation, Security
-from kafka_sink.security.sasl import SaslExchange
+
+if TYPE_CHECKING:
+    import ssl
+
+    from kafka_sink.security.preparation import Preparation, Security
+    from kafka_sink.security.sasl import SaslExchange
 
 
 class ConnectionState(Enum):
@@ -193,6 +196,8 @@ class BrokerConnection:
         if context is None:
             self.transport = PlaintextTransport(address, self._settings)
         else:
+            from kafka_sink.network.tls_transport import TlsTransport
+
             self.transport = TlsTransport(address, self._settings, context, self.node.host, str(self.node))
         self._move_to(ConnectionState.CONNECTING)
 

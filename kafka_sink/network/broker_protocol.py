@@ -10,81 +10,28 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kafka_sink.errors import BrokerVersionError, ProtocolError
 from kafka_sink.kafka_errors import UNSUPPORTED_VERSION, error_of
-from kafka_sink.network import authentication, config_requests, produce, requests, transaction_requests
-from kafka_sink.network.authentication import LoggedIn, Login, LoginRequest
+from kafka_sink.network import produce, requests
+from kafka_sink.network.apis import API_VERSIONS, APIS, METADATA, PRODUCE, codec_of
 from kafka_sink.network.events import Buffer, OutboundRequest
 from kafka_sink.network.send_buffer import SendBuffer
 from kafka_sink.network.wire import correlation_id
-from kafka_sink.security.sasl import SaslExchange
 from kafka_sink.version import __version__
 
-_LENGTH = struct.Struct(">i")
-_MIB = 1024 * 1024
+if TYPE_CHECKING:
+    from kafka_sink.network.authentication import Login, LoginRequest
+    from kafka_sink.security.sasl import SaslExchange
 
-_DECODERS: dict[int, Callable[[int, bytes], Any]] = {
-    requests.PRODUCE: produce.decode_produce,
-    requests.METADATA: requests.decode_metadata,
-    requests.API_VERSIONS: requests.decode_api_versions,
-    requests.INIT_PRODUCER_ID: requests.decode_init_producer_id,
-    requests.CREATE_TOPICS: requests.decode_create_topic,
-    config_requests.DESCRIBE_CONFIGS: config_requests.decode_describe_broker,
-    requests.SASL_HANDSHAKE: authentication.decode_handshake,
-    requests.SASL_AUTHENTICATE: authentication.decode_authenticate,
-    transaction_requests.FIND_COORDINATOR: transaction_requests.decode_find_coordinator,
-    transaction_requests.END_TXN: transaction_requests.decode_end_txn,
-    transaction_requests.TXN_OFFSET_COMMIT: transaction_requests.decode_txn_offset_commit,
-    transaction_requests.OFFSET_FETCH: transaction_requests.decode_offset_fetch,
-    transaction_requests.DESCRIBE_TRANSACTIONS: transaction_requests.decode_describe_transactions,
-    transaction_requests.LIST_TRANSACTIONS: transaction_requests.decode_list_transactions,
-}
-# The largest response accepted, by API. Decoding may need fifty bytes of memory for one byte, so the bounds
-# follow what brokers send: a Metadata response for 100,000 partitions has 5 MiB, and a Produce response has
-# more than some kilobytes only with errors of single records (KIP-467).
-MAX_FRAME_BYTES: dict[int, int] = {
-    requests.PRODUCE: 16 * _MIB,
-    requests.METADATA: 100 * _MIB,
-    requests.API_VERSIONS: _MIB,
-    requests.INIT_PRODUCER_ID: 64 * 1024,
-    requests.CREATE_TOPICS: _MIB,
-    config_requests.DESCRIBE_CONFIGS: _MIB,
-    requests.SASL_HANDSHAKE: 64 * 1024,
-    # Kerberos' tickets may be some 64 KiB.
-    requests.SASL_AUTHENTICATE: 256 * 1024,
-    transaction_requests.FIND_COORDINATOR: 16 * _MIB,
-    transaction_requests.END_TXN: 64 * 1024,
-    transaction_requests.TXN_OFFSET_COMMIT: 16 * _MIB,
-    # 4 KiB for each of thousands of progress marks.
-    transaction_requests.OFFSET_FETCH: 100 * _MIB,
-    transaction_requests.DESCRIBE_TRANSACTIONS: 100 * _MIB,
-    transaction_requests.LIST_TRANSACTIONS: 100 * _MIB,
-}
+_LENGTH = struct.Struct(">i")
 _SHORTEST_FRAME = 4
 # A TLS listener responds to plaintext with a record of type alert, version 3.x.
 _TLS_ALERT = b"\x15\x03"
-_NEEDED = {requests.PRODUCE: produce.VERSIONS, requests.METADATA: requests.METADATA_VERSIONS}
-# From these versions on, brokers respond at once and the client has to pause (KIP-219). Earlier ones delayed
-# the response.
-_FIRST_CLIENT_THROTTLED = {
-    requests.PRODUCE: 6,
-    requests.METADATA: 6,
-    requests.API_VERSIONS: 2,
-    requests.CREATE_TOPICS: 3,
-    config_requests.DESCRIBE_CONFIGS: 2,
-    requests.INIT_PRODUCER_ID: 1,
-    transaction_requests.FIND_COORDINATOR: 2,
-    transaction_requests.END_TXN: 1,
-    transaction_requests.TXN_OFFSET_COMMIT: 1,
-    transaction_requests.OFFSET_FETCH: 4,
-    transaction_requests.DESCRIBE_TRANSACTIONS: 0,
-    transaction_requests.LIST_TRANSACTIONS: 0,
-}
+_NEEDED = {PRODUCE: produce.VERSIONS, METADATA: requests.METADATA_VERSIONS}
 
 
 class Phase(Enum):
@@ -159,7 +106,7 @@ class BrokerProtocol:
     def _ask_versions(self, version: int, now_ms: float) -> None:
         body = [requests.encode_api_versions(version, __version__)]
         timeout = self._request_timeout_ms
-        request = OutboundRequest(requests.API_VERSIONS, version, body, True, timeout, _Own.REQUEST)
+        request = OutboundRequest(API_VERSIONS, version, body, True, timeout, _Own.REQUEST)
         self._queue(request, now_ms)
 
     def submit(self, request: OutboundRequest, now_ms: float) -> None:
@@ -217,17 +164,17 @@ class BrokerProtocol:
             entry = self._awaiting[0]
             request = entry.request
             try:
-                response = _DECODERS[request.api_key](request.api_version, payload)
+                response = codec_of(request.api_key).DECODERS[request.api_key](request.api_version, payload)
             except ProtocolError as error:
                 raise ProtocolError(f"{self._name}: {error}") from error
             self._awaiting.popleft()
             if request.tag is _Own.REQUEST:
-                if request.api_key == requests.API_VERSIONS:
+                if request.api_key == API_VERSIONS:
                     self._on_versions(request.api_version, response, now_ms)
                 else:
                     self._on_login_response(response, now_ms)
                 continue
-            throttled = request.api_version >= _FIRST_CLIENT_THROTTLED[request.api_key]
+            throttled = request.api_version >= APIS[request.api_key].first_client_throttled
             return CompletedRequest(entry, response, max(0, response.throttle_time_ms) if throttled else 0)
 
     def _next_payload(self) -> bytes | None:
@@ -239,7 +186,7 @@ class BrokerProtocol:
         if len(received) < _LENGTH.size:
             return None
         (size,) = _LENGTH.unpack_from(received)
-        max_size = MAX_FRAME_BYTES[self._awaiting[0].request.api_key]
+        max_size = APIS[self._awaiting[0].request.api_key].max_response_bytes
         if not _SHORTEST_FRAME <= size <= max_size:
             if bytes(received[:2]) == _TLS_ALERT:
                 raise ProtocolError(
@@ -275,13 +222,13 @@ class BrokerProtocol:
             return
         if response.error_code:
             raise ProtocolError(f"{self._name} failed ApiVersions: {error_of(response.error_code).label}")
-        if requests.PRODUCE not in response.ranges:
+        if PRODUCE not in response.ranges:
             raise BrokerVersionError(f"{self._name} does not take Produce requests: is it a controller?")
         for api, (oldest, newest) in _NEEDED.items():
             low, high = response.ranges.get(api, (0, -1))
             if min(high, newest) < max(low, oldest):
                 raise BrokerVersionError(
-                    f"{self._name} speaks {requests.API_NAMES[api]} in versions {low} to {high}, this sink "
+                    f"{self._name} speaks {APIS[api].name} in versions {low} to {high}, this sink "
                     f"in {oldest} to {newest}; Apache Kafka 2.1 or later is needed"
                 )
         self.api_versions = response.ranges
@@ -303,6 +250,9 @@ class BrokerProtocol:
         self._begin_login(exchange, now_ms)
 
     def _begin_login(self, exchange: SaslExchange, now_ms: float) -> None:
+        # Most clusters need no login, and kafka-python's mechanisms are slow to import.
+        from kafka_sink.network.authentication import Login
+
         self._login = Login(exchange, self._name, self.api_versions)
         self._ask_for_login(self._login.begin(), now_ms)
 
@@ -313,6 +263,8 @@ class BrokerProtocol:
         )
 
     def _on_login_response(self, response: Any, now_ms: float) -> None:
+        from kafka_sink.network.authentication import LoggedIn
+
         assert self._login is not None
         following = self._login.on_response(response)
         if isinstance(following, LoggedIn):

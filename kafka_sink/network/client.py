@@ -20,7 +20,7 @@ from kafka_sink.clock import Clock
 from kafka_sink.errors import BrokerVersionError, KafkaSinkError
 from kafka_sink.kafka_errors import REBOOTSTRAP_REQUIRED, error_of
 from kafka_sink.model import Node
-from kafka_sink.network import requests
+from kafka_sink.network import apis, requests
 from kafka_sink.network.broker_connection import BrokerConnection, ConnectionState, RequestTimeoutError
 from kafka_sink.network.broker_protocol import CompletedRequest
 from kafka_sink.network.events import (
@@ -252,7 +252,7 @@ class NetworkClient:
         low, high = connection.api_versions.get(api_key, (0, -1))
         version = min(high, ours[1])
         if version < max(low, ours[0]):
-            api = requests.API_NAMES.get(api_key, api_key)
+            api = apis.APIS[api_key].name if api_key in apis.APIS else api_key
             raise BrokerVersionError(
                 f"broker {connection.node} speaks {api} in versions {low} to {high}, this sink "
                 f"in {ours[0]} to {ours[1]}; Apache Kafka 2.1 or later is needed"

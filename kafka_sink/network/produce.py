@@ -9,7 +9,7 @@ partitions. kafka-python decodes every other response.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 from kafka.protocol import producer as producer_api
 
 from kafka_sink.model import Node
+from kafka_sink.network.apis import PRODUCE
 from kafka_sink.network.wire import read_response
 
 VERSIONS = (3, 13)
@@ -234,3 +235,7 @@ def _partition(version: int, topic: Any, partition: Any) -> ProducePartitionResp
             (int(leader.leader_id), int(leader.leader_epoch)) if leader and leader.leader_id >= 0 else None
         ),
     )
+
+
+REQUESTS: Mapping[int, Any] = {PRODUCE: producer_api.ProduceRequest}
+DECODERS: Mapping[int, Callable[[int, bytes], Any]] = {PRODUCE: decode_produce}

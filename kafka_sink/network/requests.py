@@ -1,65 +1,30 @@
-"""Requests other than Produce, and their responses as the project's own values.
+"""The requests of every task other than Produce, and their responses as the project's own values.
 
 kafka-python encodes and decodes; its objects do not leave this module.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from kafka.protocol import metadata as metadata_api
-from kafka.protocol.admin import DescribeConfigsRequest
-from kafka.protocol.admin.topics import CreateTopicsRequest, CreateTopicsResponse
 from kafka.protocol.api_header import RequestHeader
 from kafka.protocol.metadata import ApiVersionsRequest, MetadataRequest
-from kafka.protocol.producer import InitProducerIdRequest, InitProducerIdResponse, ProduceRequest
-from kafka.protocol.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
+from kafka.protocol.producer import InitProducerIdRequest, InitProducerIdResponse
 
 from kafka_sink.kafka_errors import LEADER_NOT_AVAILABLE
 from kafka_sink.model import NO_LEADER, UNKNOWN_EPOCH, MetadataUpdate, Node, PartitionInfo, TopicMetadata
-from kafka_sink.network import config_requests, transaction_requests
+from kafka_sink.network.apis import API_VERSIONS, INIT_PRODUCER_ID, METADATA, codec_of
 from kafka_sink.network.wire import read_response
-
-PRODUCE = 0
-METADATA = 3
-SASL_HANDSHAKE = 17
-API_VERSIONS = 18
-CREATE_TOPICS = 19
-INIT_PRODUCER_ID = 22
-SASL_AUTHENTICATE = 36
 
 # Version 4 is the first that can forbid auto-creation; 10 brings topic ids.
 METADATA_VERSIONS = (4, int(MetadataRequest.max_version))
 INIT_PRODUCER_ID_VERSIONS = (0, int(InitProducerIdRequest.max_version))
-CREATE_TOPICS_VERSIONS = (2, int(CreateTopicsRequest.max_version))
-# The first version in which brokers can choose the numbers of partitions and replicas (KIP-464).
-CREATE_TOPICS_BY_DEFAULTS = 4
 API_VERSIONS_VERSIONS = (0, int(ApiVersionsRequest.max_version))
 
-API_NAMES = {
-    PRODUCE: "Produce",
-    METADATA: "Metadata",
-    SASL_HANDSHAKE: "SaslHandshake",
-    API_VERSIONS: "ApiVersions",
-    CREATE_TOPICS: "CreateTopics",
-    INIT_PRODUCER_ID: "InitProducerId",
-    SASL_AUTHENTICATE: "SaslAuthenticate",
-    config_requests.DESCRIBE_CONFIGS: "DescribeConfigs",
-    **transaction_requests.NAMES,
-}
-_REQUESTS: dict[int, Any] = {
-    PRODUCE: ProduceRequest,
-    METADATA: MetadataRequest,
-    SASL_HANDSHAKE: SaslHandshakeRequest,
-    API_VERSIONS: ApiVersionsRequest,
-    CREATE_TOPICS: CreateTopicsRequest,
-    INIT_PRODUCER_ID: InitProducerIdRequest,
-    SASL_AUTHENTICATE: SaslAuthenticateRequest,
-    config_requests.DESCRIBE_CONFIGS: DescribeConfigsRequest,
-    **transaction_requests.REQUESTS,
-}
 # Before this version (Kafka 2.4) brokers may send wrong epochs while partitions are reassigned. Kafka's own
 # clients ignore those, too (KAFKA-9212).
 _FIRST_RELIABLE_EPOCHS = 9
@@ -113,7 +78,7 @@ def encode_header(api_key: int, api_version: int, correlation_id: int, client_id
         correlation_id=correlation_id,
         client_id=client_id,
     )
-    return bytes(header.encode(flexible=_REQUESTS[api_key].flexible_version_q(api_version)))
+    return bytes(header.encode(flexible=codec_of(api_key).REQUESTS[api_key].flexible_version_q(api_version)))
 
 
 # -- ApiVersions ----------------------------------------------------------------------------------
@@ -228,45 +193,6 @@ def _partition(topic: str, partition: Any, reliable_epochs: bool) -> PartitionIn
     )
 
 
-# -- CreateTopics -----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class CreateTopicResponse:
-    """The response for the one topic of the request; ``error_message`` is the broker's own."""
-
-    error_code: int
-    error_message: str = ""
-    throttle_time_ms: int = 0
-
-
-def encode_create_topic(
-    version: int, name: str, partitions: int, replication_factor: int, timeout_ms: int
-) -> bytes:
-    """Creates one topic; the broker chooses a number given as -1. Versions: CREATE_TOPICS_VERSIONS."""
-    topic = CreateTopicsRequest.CreatableTopic(
-        version=version,
-        name=name,
-        num_partitions=partitions,
-        replication_factor=replication_factor,
-        assignments=[],
-        configs=[],
-    )
-    request = CreateTopicsRequest(version=version, topics=[topic], timeout_ms=timeout_ms, validate_only=False)
-    return bytes(request.encode(version=version))
-
-
-def decode_create_topic(version: int, payload: bytes) -> CreateTopicResponse:
-    """``payload`` with its header. Raises ProtocolError."""
-    return read_response(CreateTopicsResponse, version, payload, _create_topic)
-
-
-def _create_topic(response: Any) -> CreateTopicResponse:
-    (topic,) = response.topics
-    throttle = int(response.throttle_time_ms or 0)
-    return CreateTopicResponse(int(topic.error_code), str(topic.error_message or ""), throttle)
-
-
 # -- InitProducerId -------------------------------------------------------------------------------
 
 
@@ -306,3 +232,15 @@ def _producer_id(response: Any) -> ProducerIdResponse:
         int(response.producer_epoch),
         int(response.throttle_time_ms or 0),
     )
+
+
+REQUESTS: Mapping[int, Any] = {
+    METADATA: MetadataRequest,
+    API_VERSIONS: ApiVersionsRequest,
+    INIT_PRODUCER_ID: InitProducerIdRequest,
+}
+DECODERS: Mapping[int, Callable[[int, bytes], Any]] = {
+    METADATA: decode_metadata,
+    API_VERSIONS: decode_api_versions,
+    INIT_PRODUCER_ID: decode_init_producer_id,
+}

@@ -6,7 +6,7 @@ the transaction, and every EndTxn raises the producer's epoch. kafka-python enco
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,14 +25,15 @@ from kafka.protocol.producer import (
 )
 
 from kafka_sink.model import Node, TopicPartition
+from kafka_sink.network.apis import (
+    DESCRIBE_TRANSACTIONS,
+    END_TXN,
+    FIND_COORDINATOR,
+    LIST_TRANSACTIONS,
+    OFFSET_FETCH,
+    TXN_OFFSET_COMMIT,
+)
 from kafka_sink.network.wire import read_response
-
-OFFSET_FETCH = 9
-FIND_COORDINATOR = 10
-END_TXN = 26
-TXN_OFFSET_COMMIT = 28
-DESCRIBE_TRANSACTIONS = 65
-LIST_TRANSACTIONS = 66
 
 # Version 4 looks up many keys at once (KIP-699).
 FIND_COORDINATOR_VERSIONS = (4, 5)
@@ -46,22 +47,6 @@ DESCRIBE_TRANSACTIONS_VERSIONS = (0, 0)
 LIST_TRANSACTIONS_VERSIONS = (0, 2)
 _FIRST_WITH_DURATION, _FIRST_WITH_PATTERN = 1, 2
 
-REQUESTS: Mapping[int, Any] = {
-    OFFSET_FETCH: OffsetFetchRequest,
-    FIND_COORDINATOR: FindCoordinatorRequest,
-    END_TXN: EndTxnRequest,
-    TXN_OFFSET_COMMIT: TxnOffsetCommitRequest,
-    DESCRIBE_TRANSACTIONS: DescribeTransactionsRequest,
-    LIST_TRANSACTIONS: ListTransactionsRequest,
-}
-NAMES: Mapping[int, str] = {
-    OFFSET_FETCH: "OffsetFetch",
-    FIND_COORDINATOR: "FindCoordinator",
-    END_TXN: "EndTxn",
-    TXN_OFFSET_COMMIT: "TxnOffsetCommit",
-    DESCRIBE_TRANSACTIONS: "DescribeTransactions",
-    LIST_TRANSACTIONS: "ListTransactions",
-}
 _GROUP, _TRANSACTION = 0, 1
 
 
@@ -371,3 +356,21 @@ def _list_transactions(response: Any) -> ListTransactionsResponse:
         {str(one.transactional_id): str(one.transaction_state) for one in response.transaction_states},
         int(response.throttle_time_ms),
     )
+
+
+REQUESTS: Mapping[int, Any] = {
+    OFFSET_FETCH: OffsetFetchRequest,
+    FIND_COORDINATOR: FindCoordinatorRequest,
+    END_TXN: EndTxnRequest,
+    TXN_OFFSET_COMMIT: TxnOffsetCommitRequest,
+    DESCRIBE_TRANSACTIONS: DescribeTransactionsRequest,
+    LIST_TRANSACTIONS: ListTransactionsRequest,
+}
+DECODERS: Mapping[int, Callable[[int, bytes], Any]] = {
+    OFFSET_FETCH: decode_offset_fetch,
+    FIND_COORDINATOR: decode_find_coordinator,
+    END_TXN: decode_end_txn,
+    TXN_OFFSET_COMMIT: decode_txn_offset_commit,
+    DESCRIBE_TRANSACTIONS: decode_describe_transactions,
+    LIST_TRANSACTIONS: decode_list_transactions,
+}

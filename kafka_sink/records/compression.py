@@ -15,7 +15,6 @@ from collections.abc import Callable
 import lz4.block
 import lz4.frame
 import pyarrow as pa
-import zstandard
 from zlib_ng import zlib_ng
 
 from kafka_sink.model import CompressionType
@@ -123,6 +122,8 @@ def zstd_codec(level: int) -> WholeCodec:
     """Zstandard, one frame; the context (about 1 MiB) is shared by all batches of the thread."""
     import threading
 
+    import zstandard
+
     contexts = threading.local()
 
     def compress(raw: bytes | bytearray) -> bytes:
@@ -154,6 +155,8 @@ def decompress(body: bytes, compression: CompressionType, raw_size: int) -> byte
     if compression is CompressionType.GZIP:
         return zlib_ng.decompress(body, 31)
     if compression is CompressionType.ZSTD:
+        import zstandard
+
         return bytes(zstandard.ZstdDecompressor().decompress(body, max_output_size=raw_size))
     if compression is CompressionType.SNAPPY:
         return _decompress_snappy(body, raw_size)

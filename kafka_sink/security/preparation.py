@@ -7,16 +7,20 @@ with the process, and its connection asks for no second one meanwhile.
 from __future__ import annotations
 
 import socket
-import ssl
 import threading
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from kafka_sink.errors import AuthenticationError, KafkaSinkError
-from kafka_sink.security import kerberos, sasl
-from kafka_sink.security.aws import IamLogin
-from kafka_sink.security.sasl import SaslExchange
 from kafka_sink.security.settings import SaslSettings, SecuritySettings
-from kafka_sink.security.tls_context import TlsContexts
+
+# What a protocol needs is imported when it is used: most clusters need none of it.
+if TYPE_CHECKING:
+    import ssl
+
+    from kafka_sink.security.aws import IamLogin
+    from kafka_sink.security.sasl import SaslExchange
+    from kafka_sink.security.tls_context import TlsContexts
 
 
 class Preparation:
@@ -34,9 +38,16 @@ class Security:
 
     def __init__(self, settings: SecuritySettings) -> None:
         self.settings = settings
-        self._contexts = None if settings.tls is None else TlsContexts(settings.tls)
-        iam = None if settings.sasl is None else settings.sasl.iam
-        self._iam = None if iam is None else IamLogin(iam)
+        self._contexts: TlsContexts | None = None
+        self._iam: IamLogin | None = None
+        if settings.tls is not None:
+            from kafka_sink.security.tls_context import TlsContexts
+
+            self._contexts = TlsContexts(settings.tls)
+        if settings.sasl is not None and settings.sasl.iam is not None:
+            from kafka_sink.security.aws import IamLogin
+
+            self._iam = IamLogin(settings.sasl.iam)
 
     @property
     def needs_preparation(self) -> bool:
@@ -79,6 +90,8 @@ class Security:
             notify()
 
     def _exchange(self, settings: SaslSettings, host: str) -> SaslExchange:
+        from kafka_sink.security import kerberos, sasl
+
         if settings.tokens is not None:
             # It brings Python's HTTP client, which other logins need not load.
             from kafka_sink.security.token_source import token_source

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from kafka_sink.breaker.send_policy import SendPolicy
-from kafka_sink.network import requests
+from kafka_sink.network import apis, requests
 from kafka_sink.network.client import NetworkClient, OutboundRequest
 from kafka_sink.version import __version__
 
@@ -45,7 +45,7 @@ class BrokerProbes:
         It takes the connection of Produce requests, behind those in flight, so that its response speaks for
         them.
         """
-        api = requests.API_VERSIONS
+        api = apis.API_VERSIONS
         version = self._network.api_version(node, api, requests.API_VERSIONS_VERSIONS)
         body = requests.encode_api_versions(version, __version__)
         request = OutboundRequest(api, version, [body], True, self._request_timeout_ms, BrokerProbeTag())

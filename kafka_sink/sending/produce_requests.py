@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
 from kafka_sink.metadata.cluster_metadata import ClusterMetadata
 from kafka_sink.model import TopicPartition
-from kafka_sink.network import produce, requests
+from kafka_sink.network import apis, produce
 from kafka_sink.network.client import NetworkClient, OutboundRequest
 from kafka_sink.sending.producer_identity import ProducerIdentity
 from kafka_sink.sending.settings import SenderSettings
@@ -43,7 +43,7 @@ class ProduceRequests:
 
         Raises BrokerVersionError where broker and sink have no version of Produce in common.
         """
-        version = self._network.api_version(node, requests.PRODUCE, produce.VERSIONS)
+        version = self._network.api_version(node, apis.PRODUCE, produce.VERSIONS)
         names: dict[bytes, str] = {}
         topics: dict[str, tuple[bytes | None, list[tuple[int, list[memoryview], int]]]] = {}
         for batch in taken:
@@ -69,7 +69,7 @@ class ProduceRequests:
         tag = ProduceTag(node, {batch.partition: batch for batch in taken}, names)
         expects_response = self._settings.acks != 0
         timeout = self._settings.request_timeout_ms
-        return OutboundRequest(requests.PRODUCE, version, body, expects_response, timeout, tag)
+        return OutboundRequest(apis.PRODUCE, version, body, expects_response, timeout, tag)
 
     def _prepare(self, batch: ProducerBatch, now_ms: float) -> None:
         """Completes a sealed batch's header. This is the only place that assigns a sequence."""

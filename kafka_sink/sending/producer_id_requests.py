@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from kafka_sink.errors import KafkaSinkError
-from kafka_sink.network import requests
+from kafka_sink.network import apis, requests
 from kafka_sink.network.client import NetworkClient, OutboundRequest, RequestFailed, ResponseReceived
 from kafka_sink.sending.producer_identity import ProducerIdentity
 
@@ -34,7 +34,7 @@ class ProducerIdRequests:
         node, delay = self._network.node_to_ask(now_ms)
         if node is None:
             return delay
-        api = requests.INIT_PRODUCER_ID
+        api = apis.INIT_PRODUCER_ID
         version = self._network.api_version(node, api, requests.INIT_PRODUCER_ID_VERSIONS)
         body = requests.encode_init_producer_id(version, identity.producer_id, identity.producer_epoch)
         tag = ProducerIdTag(identity.generation)

@@ -19,7 +19,6 @@ from kafka_sink.options import parse
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.spark import zipimport_workaround
 from kafka_sink.spark.writer import BatchWriter, PlannedWrite, StreamWriter
-from kafka_sink.transactions import planning as transactions
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader
@@ -66,9 +65,13 @@ class KafkaChunkedDataSource(DataSource):
         columns = [(field.name, field.dataType.simpleString()) for field in schema.fields]
         columns_plan = ColumnPlan.of(columns, parsed.options.topic)
         prepare_topic(parsed.options, is_streaming=is_streaming)
-        in_transactions = transactions.plan(
-            parsed.options, self.options, is_streaming=is_streaming, for_tasks=not _only_commits()
-        )
+        in_transactions = None
+        if parsed.options.delivery_guarantee == "exactly-once":
+            from kafka_sink.transactions import planning as transactions
+
+            in_transactions = transactions.plan(
+                parsed.options, self.options, is_streaming=is_streaming, for_tasks=not _only_commits()
+            )
         coordinator = hand_off(parsed.options, is_streaming=is_streaming)
         write = PlannedWrite(parsed.options, columns_plan, coordinator, transactions=in_transactions)
         zipimport_workaround.forget_spark_archives()

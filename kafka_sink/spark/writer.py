@@ -30,15 +30,15 @@ from kafka_sink.options import SinkOptions
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.spark import zipimport_workaround
 from kafka_sink.spark.summary import summarise
-from kafka_sink.transactions import planning as transactions
-from kafka_sink.transactions.batch import Duty, TaskReport
-from kafka_sink.transactions.decision import BatchIdentity
-from kafka_sink.transactions.planning import PlannedTransactions
 
+# Planning and commit import this module, too, and few writes use transactions.
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from kafka_sink.transactions.attempt import TaskAttempt
+    from kafka_sink.transactions.batch import TaskReport
+    from kafka_sink.transactions.decision import BatchIdentity
+    from kafka_sink.transactions.planning import PlannedTransactions
 
 # The local property that Spark sets for tasks of a micro-batch.
 _BATCH_ID = "streaming.sql.batchId"
@@ -115,7 +115,9 @@ class PlannedWrite:
         self, batches: Iterator[pa.RecordBatch], planned: PlannedTransactions, *, is_streaming: bool
     ) -> TaskCommitted:
         """As ``write``, but the rows stay in an open transaction until the batch is committed or aborted."""
+        from kafka_sink.transactions import planning as transactions
         from kafka_sink.transactions.attempt import TaskAttempt
+        from kafka_sink.transactions.batch import Duty
 
         context = TaskContext.get()
         if context is None or planned.handover is None:
@@ -198,6 +200,8 @@ class PlannedWrite:
             raise DeliveryError(problem)
         outcome = ""
         if self.transactions is not None:
+            from kafka_sink.transactions import planning as transactions
+
             reports = [message.report for message in messages if isinstance(message, TaskCommitted)]
             committed = transactions.commit(
                 self.options, self.transactions, [report for report in reports if report is not None]
@@ -221,6 +225,8 @@ class PlannedWrite:
         driver_log.warn(line)
 
     def _abort_transactions(self, planned: PlannedTransactions, tasks: int, batch_id: int | None) -> None:
+        from kafka_sink.transactions import planning as transactions
+
         label = _label(batch_id)
         try:
             ended = transactions.abort(self.options, planned)
@@ -276,6 +282,8 @@ def _results(messages: Sequence[WriterCommitMessage | None]) -> list[TaskResult]
 
 def _micro_batch(context: TaskContext) -> BatchIdentity:
     """The task's query and micro-batch. Raises DeliveryError if Spark does not provide them."""
+    from kafka_sink.transactions.decision import BatchIdentity
+
     query = context.getLocalProperty("sql.streaming.queryId")
     number = context.getLocalProperty(_BATCH_ID)
     if query is None or number is None:

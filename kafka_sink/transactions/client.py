@@ -18,7 +18,7 @@ from kafka_sink.backoff import ExponentialBackoff
 from kafka_sink.clock import monotonic_ms
 from kafka_sink.errors import BrokerVersionError, ConfigurationError, DeliveryError
 from kafka_sink.model import Node, TopicPartition
-from kafka_sink.network import requests, transaction_requests
+from kafka_sink.network import apis, requests, transaction_requests
 from kafka_sink.network.client import NetworkClient, NetworkSettings, OutboundRequest, RequestFailed
 from kafka_sink.network.events import NodeDisconnected, ResponseReceived
 from kafka_sink.options import SinkOptions
@@ -196,7 +196,7 @@ class TransactionClient:
             return True
 
         self._connect()
-        call = _Call(ListOpen(""), 0, requests.METADATA, requests.METADATA_VERSIONS, encode, take)
+        call = _Call(ListOpen(""), 0, apis.METADATA, requests.METADATA_VERSIONS, encode, take)
         call.node = next(iter(self._nodes))
         self._finish(_Step([None], [call]))
         if found[0]:
@@ -228,7 +228,7 @@ class TransactionClient:
 
     def _give_up(self, step: _Step) -> None:
         reasons = sorted({call.last_error for call in step.calls if call.last_error}) or [self._last_error]
-        what = requests.API_NAMES[step.calls[0].api]
+        what = apis.APIS[step.calls[0].api].name
         raise DeliveryError(
             f"{what} did not succeed within the time allowed: {'; '.join(reasons)} (brokers: "
             f"{self._network.describe_brokers()})"
@@ -318,7 +318,7 @@ class TransactionClient:
         if code in _MAY_PASS:
             return self._again(call, name)
         advice = _ADVICE.get(code)
-        what = f"{requests.API_NAMES[call.api]} failed: {kafka_errors.error_of(code).label}"
+        what = f"{apis.APIS[call.api].name} failed: {kafka_errors.error_of(code).label}"
         if advice:
             raise ConfigurationError(f"{what}; {advice}")
         raise DeliveryError(what)
@@ -342,10 +342,10 @@ class TransactionClient:
         if node is None:
             return 10.0
         self._require_protocol(node)
-        version = self._network.api_version(node, requests.METADATA, requests.METADATA_VERSIONS)
+        version = self._network.api_version(node, apis.METADATA, requests.METADATA_VERSIONS)
         body = [requests.encode_metadata(version, (), False)]
         timeout = self._options.request_timeout_ms
-        request = OutboundRequest(requests.METADATA, version, body, True, timeout, _NODES)
+        request = OutboundRequest(apis.METADATA, version, body, True, timeout, _NODES)
         self._asked_nodes = True
         self._network.send(node, request, now_ms)
         return _MAX_POLL_MS
@@ -374,7 +374,7 @@ class TransactionClient:
             return
         of_groups = missing[0][0]
         keys = list(dict.fromkeys(name for kind, name in missing if kind is of_groups))
-        api = transaction_requests.FIND_COORDINATOR
+        api = apis.FIND_COORDINATOR
         version = self._network.api_version(node, api, transaction_requests.FIND_COORDINATOR_VERSIONS)
         body = [transaction_requests.encode_find_coordinator(version, keys, of_groups=of_groups)]
         timeout = self._options.request_timeout_ms
@@ -451,7 +451,7 @@ class TransactionClient:
             step.results[index] = ProducerEpoch(response.producer_id, response.producer_epoch)
             return True
 
-        api = requests.INIT_PRODUCER_ID
+        api = apis.INIT_PRODUCER_ID
         call = _Call(
             operation, index, api, _INIT_PRODUCER_ID_VERSIONS, encode, take, (_TRANSACTION_KEY, name)
         )
@@ -473,7 +473,7 @@ class TransactionClient:
             )
             return True
 
-        api, versions = transaction_requests.END_TXN, transaction_requests.END_TXN_VERSIONS
+        api, versions = apis.END_TXN, transaction_requests.END_TXN_VERSIONS
         call = _Call(operation, index, api, versions, encode, take, (_TRANSACTION_KEY, name))
         return call
 
@@ -492,7 +492,7 @@ class TransactionClient:
             return True
 
         api, versions = (
-            transaction_requests.TXN_OFFSET_COMMIT,
+            apis.TXN_OFFSET_COMMIT,
             transaction_requests.TXN_OFFSET_COMMIT_VERSIONS,
         )
         call = _Call(operation, index, api, versions, encode, take, (_GROUP_KEY, operation.group))
@@ -524,7 +524,7 @@ class TransactionClient:
             }
             return True
 
-        api, versions = transaction_requests.OFFSET_FETCH, transaction_requests.OFFSET_FETCH_VERSIONS
+        api, versions = apis.OFFSET_FETCH, transaction_requests.OFFSET_FETCH_VERSIONS
         call = _Call(operation, index, api, versions, encode, take, (_GROUP_KEY, group))
         return call
 
@@ -542,7 +542,7 @@ class TransactionClient:
             step.results[index][name] = Described(one.state, producer, one.started_ms, one.partitions)
             return True
 
-        api = transaction_requests.DESCRIBE_TRANSACTIONS
+        api = apis.DESCRIBE_TRANSACTIONS
         versions = transaction_requests.DESCRIBE_TRANSACTIONS_VERSIONS
         call = _Call(operation, index, api, versions, encode, take, (_TRANSACTION_KEY, name))
         return call
@@ -560,7 +560,7 @@ class TransactionClient:
             return True
 
         api, versions = (
-            transaction_requests.LIST_TRANSACTIONS,
+            apis.LIST_TRANSACTIONS,
             transaction_requests.LIST_TRANSACTIONS_VERSIONS,
         )
         call = _Call(operation, index, api, versions, encode, take, node=node)

@@ -12,7 +12,8 @@ from kafka.protocol.producer import InitProducerIdRequest, ProduceRequest
 
 from kafka_sink.errors import BrokerVersionError, ProtocolError
 from kafka_sink.network import requests
-from kafka_sink.network.broker_protocol import MAX_FRAME_BYTES, BrokerProtocol, CompletedRequest, Phase
+from kafka_sink.network.apis import APIS
+from kafka_sink.network.broker_protocol import BrokerProtocol, CompletedRequest, Phase
 from kafka_sink.network.events import OutboundRequest
 from kafka_sink.network.produce import ProduceResponse
 from tests.support.fake_replies import OK, Reply, claimed_length, trailing, wrong_correlation_id
@@ -204,7 +205,7 @@ def test_a_wrong_correlation_id_is_told_before_the_rest_arrives(delta: int) -> N
         peer.responses()
 
 
-@pytest.mark.parametrize("length", [-1, -(2**31), 0, 3, 2**31 - 1, MAX_FRAME_BYTES[METADATA] + 1])
+@pytest.mark.parametrize("length", [-1, -(2**31), 0, 3, 2**31 - 1, APIS[METADATA].max_response_bytes + 1])
 def test_an_insane_length_is_told_at_once(length: int) -> None:
     peer = Peer().ready()
     peer.connection.submit(metadata_request("t"), 0.0)
@@ -217,7 +218,7 @@ def test_the_bound_of_a_frame_follows_the_request() -> None:
     peer = Peer()
     peer.connection.start(0.0)
     peer.sent()
-    peer.connection.receive((MAX_FRAME_BYTES[API_VERSIONS] + 1).to_bytes(4, "big"))
+    peer.connection.receive((APIS[API_VERSIONS].max_response_bytes + 1).to_bytes(4, "big"))
     with pytest.raises(ProtocolError, match="expects TLS"):
         peer.responses()
 

@@ -10,7 +10,7 @@ import pytest
 
 from kafka_sink.errors import BrokerVersionError, KafkaSinkError, ProtocolError
 from kafka_sink.model import Node
-from kafka_sink.network import requests
+from kafka_sink.network import apis
 from kafka_sink.network.client import NodeConnected, NodeDisconnected, RequestFailed, ResponseReceived
 from tests.support.fake_broker import API_VERSIONS, METADATA, PRODUCE, FakeCluster
 from tests.support.fake_replies import (
@@ -47,10 +47,10 @@ def driver(cluster: FakeCluster) -> Iterator[Driver]:
 
 def test_connecting_is_told_and_versions_are_known(driver: Driver) -> None:
     assert [event.node_id for event in driver.of(NodeConnected)] == [-1]
-    assert driver.client.api_version(-1, requests.PRODUCE, (3, 13)) == 13
-    assert driver.client.api_version(-1, requests.PRODUCE, (3, 9)) == 9
+    assert driver.client.api_version(-1, apis.PRODUCE, (3, 13)) == 13
+    assert driver.client.api_version(-1, apis.PRODUCE, (3, 9)) == 9
     with pytest.raises(BrokerVersionError, match="speaks Produce in versions 3 to 13, this sink in 14 to 15"):
-        driver.client.api_version(-1, requests.PRODUCE, (14, 15))
+        driver.client.api_version(-1, apis.PRODUCE, (14, 15))
     with pytest.raises(BrokerVersionError, match="speaks 99 in versions 0 to -1"):
         driver.client.api_version(-1, 99, (0, 1))
 

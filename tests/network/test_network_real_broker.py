@@ -10,7 +10,7 @@ import pytest
 
 from kafka_sink.local_broker import LocalBroker
 from kafka_sink.model import TopicMetadata
-from kafka_sink.network import produce, requests
+from kafka_sink.network import apis, produce, requests
 from kafka_sink.network.client import OutboundRequest, RequestFailed, ResponseReceived
 from tests.support.network_harness import Driver, batch
 from tests.support.proxy import METADATA, PRODUCE, ProxyCluster
@@ -32,7 +32,7 @@ def topic_on(driver: Driver, node_id: int = -1) -> TopicMetadata:
     while time.monotonic() < deadline:
         body = [requests.encode_metadata(12, (TOPIC,), True)]
         driver.events.clear()
-        driver.send(OutboundRequest(requests.METADATA, 12, body, True, 30_000, "topic"), node_id)
+        driver.send(OutboundRequest(apis.METADATA, 12, body, True, 30_000, "topic"), node_id)
         update = driver.event(ResponseReceived, "topic").response.update
         if update.topics and all(p.leader >= 0 for p in update.topics[0].partitions):
             driver.client.set_nodes(update.nodes)
@@ -46,7 +46,7 @@ def appended(driver: Driver, version: int, body: list[bytes | memoryview], node_
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
         driver.events.clear()
-        driver.send(OutboundRequest(requests.PRODUCE, version, body, True, 30_000, "p"), node_id)
+        driver.send(OutboundRequest(apis.PRODUCE, version, body, True, 30_000, "p"), node_id)
         (partition,) = driver.event(ResponseReceived, "p").response.partitions
         if partition.error_code not in (3, 6, 100):
             return partition
@@ -73,7 +73,7 @@ def test_produce_in_every_version(driver: Driver, version: int) -> None:
 def test_metadata_in_every_version(driver: Driver, broker: LocalBroker, version: int) -> None:
     known = topic_on(driver)
     body = [requests.encode_metadata(version, (TOPIC, "not-there"), False)]
-    driver.send(OutboundRequest(requests.METADATA, version, body, True, 30_000, "m"))
+    driver.send(OutboundRequest(apis.METADATA, version, body, True, 30_000, "m"))
     update = driver.event(ResponseReceived, "m").response.update
     assert [f"{node.host}:{node.port}" for node in update.nodes] == [broker.bootstrap_servers]
     assert update.errors == {"not-there": 3}
@@ -83,14 +83,14 @@ def test_metadata_in_every_version(driver: Driver, broker: LocalBroker, version:
 
 
 def test_producer_ids_in_every_version_that_the_broker_takes(driver: Driver) -> None:
-    newest = driver.client.api_version(-1, requests.INIT_PRODUCER_ID, requests.INIT_PRODUCER_ID_VERSIONS)
+    newest = driver.client.api_version(-1, apis.INIT_PRODUCER_ID, requests.INIT_PRODUCER_ID_VERSIONS)
     for version in range(newest + 1):
         deadline = time.monotonic() + 30
         code = -1
         while code and time.monotonic() < deadline:
             driver.events.clear()
             body = [requests.encode_init_producer_id(version, -1, -1)]
-            driver.send(OutboundRequest(requests.INIT_PRODUCER_ID, version, body, True, 30_000, "i"))
+            driver.send(OutboundRequest(apis.INIT_PRODUCER_ID, version, body, True, 30_000, "i"))
             response = driver.event(ResponseReceived, "i").response
             code = response.error_code  # 14 and 15 while the coordinator loads
         assert (code, response.producer_epoch) == (0, 0)
@@ -119,11 +119,11 @@ def test_through_the_proxies_of_a_cluster(broker: LocalBroker) -> None:
         offset = appended(driver, 12, body, 0).base_offset
         before = proxies.requests[PRODUCE]
         proxies[0].swallow(PRODUCE)
-        driver.send(OutboundRequest(requests.PRODUCE, 12, body, True, 30_000, "lost"), 0)
+        driver.send(OutboundRequest(apis.PRODUCE, 12, body, True, 30_000, "lost"), 0)
         assert driver.event(RequestFailed, "lost").possibly_sent
         driver.clock.now += 1_000
         driver.connect(0)
-        driver.send(OutboundRequest(requests.PRODUCE, 12, body, True, 30_000, "next"), 0)
+        driver.send(OutboundRequest(apis.PRODUCE, 12, body, True, 30_000, "next"), 0)
         assert driver.event(ResponseReceived, "next").response.partitions[0].base_offset == offset + 2
         assert len(topic.partitions) > 1
         assert proxies.requests[PRODUCE] == before + 2

@@ -77,7 +77,7 @@ def test_a_bug_in_preparing_ends_it_with_its_class_alone(monkeypatch: pytest.Mon
     def fail(*_: object) -> None:
         raise RuntimeError("hunter2")
 
-    monkeypatch.setattr("kafka_sink.security.preparation.sasl.plain", fail)
+    monkeypatch.setattr("kafka_sink.security.sasl.plain", fail)
     found = prepared(sasl(SaslSettings("PLAIN", "u", Secret("hunter2"))))
     assert isinstance(found.error, AuthenticationError)
     assert "RuntimeError" in str(found.error)

@@ -8,7 +8,7 @@ from typing import Any
 from kafka.protocol.metadata import ApiVersionsResponse, MetadataResponse
 from kafka.protocol.sasl import SaslAuthenticateResponse, SaslHandshakeResponse
 
-from kafka_sink.network import requests
+from kafka_sink.network import apis
 from tests.support.fake_state import framed
 
 RANGES = {0: (3, 12), 3: (4, 12), 17: (0, 1), 18: (0, 3), 22: (0, 4), 36: (0, 2)}
@@ -37,17 +37,17 @@ class Broker:
         return responses
 
     def _response(self, api: int, version: int, frame: bytes) -> Any:
-        if api == requests.API_VERSIONS:
+        if api == apis.API_VERSIONS:
             rows = [
                 ApiVersionsResponse.ApiVersion(api_key=key, min_version=low, max_version=high)
                 for key, (low, high) in {**RANGES, **self.refusals.get("ranges", {})}.items()
             ]
             return ApiVersionsResponse(version=version, error_code=0, api_keys=rows)
-        if api == requests.SASL_HANDSHAKE:
+        if api == apis.SASL_HANDSHAKE:
             code = self.refusals.get("handshake", 0)
             offered = self.refusals.get("mechanisms", ["PLAIN", "GSSAPI"])
             return SaslHandshakeResponse(version=version, error_code=code, mechanisms=offered)
-        if api == requests.SASL_AUTHENTICATE:
+        if api == apis.SASL_AUTHENTICATE:
             self.said.append(frame)
             code = self.refusals.get("authenticate", 0)
             message = "Authentication failed: wrong\x1b[31m" if code else None

@@ -9,7 +9,7 @@ from typing import Any
 
 from kafka.record.default_records import DefaultRecordBatchBuilder
 
-from kafka_sink.network import produce, requests
+from kafka_sink.network import apis, produce, requests
 from kafka_sink.network.client import NetworkClient, NetworkEvent, NetworkSettings, OutboundRequest
 
 SETTINGS = NetworkSettings(
@@ -73,13 +73,13 @@ def produce_request(
     body = produce.produce_body(
         version, acks, 30_000, None, [(topic, None, [(partition, [memoryview(data)], len(data))])]
     )
-    return OutboundRequest(requests.PRODUCE, version, body, acks != 0, 30_000, tag)
+    return OutboundRequest(apis.PRODUCE, version, body, acks != 0, 30_000, tag)
 
 
 def metadata_request(*topics: str, version: int = 12, tag: object = "metadata") -> OutboundRequest:
     """Metadata of these topics."""
     body = [requests.encode_metadata(version, topics, False)]
-    return OutboundRequest(requests.METADATA, version, body, True, 30_000, tag)
+    return OutboundRequest(apis.METADATA, version, body, True, 30_000, tag)
 
 
 class Driver:

@@ -18,7 +18,7 @@ from kafka_sink.coordinator.server.metadata_fetcher import metadata_handler
 from kafka_sink.coordinator.wire.address import CoordinatorAddress
 from kafka_sink.errors import DeliveryError
 from kafka_sink.local_broker import LocalBroker
-from kafka_sink.network import requests
+from kafka_sink.network import apis, requests
 from kafka_sink.options import SinkOptions, parse
 from kafka_sink.producer_cache import PRODUCERS, TaskProducer, task_producer
 from kafka_sink.rows.column_plan import ColumnPlan
@@ -131,7 +131,7 @@ def ask_for_producer_id(address: str) -> None:
     controller is frozen gives none before the next controller is elected.
     """
     host, _, port = address.rpartition(":")
-    header = requests.encode_header(requests.INIT_PRODUCER_ID, 1, 1, "test")
+    header = requests.encode_header(apis.INIT_PRODUCER_ID, 1, 1, "test")
     request = header + requests.encode_init_producer_id(1, -1, -1)
     with socket.create_connection((host, int(port)), 10) as connection:
         connection.settimeout(10)

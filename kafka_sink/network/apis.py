@@ -1,0 +1,80 @@
+"""The Kafka APIs that this client uses, and where their codecs are.
+
+kafka-python reads a schema file for each message when its class is made: 0.1 s for all of them. A codec
+module is therefore imported when its API is first used, which for most tasks is never.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol, cast
+
+PRODUCE = 0
+METADATA = 3
+OFFSET_FETCH = 9
+FIND_COORDINATOR = 10
+SASL_HANDSHAKE = 17
+API_VERSIONS = 18
+CREATE_TOPICS = 19
+INIT_PRODUCER_ID = 22
+END_TXN = 26
+TXN_OFFSET_COMMIT = 28
+DESCRIBE_CONFIGS = 32
+SASL_AUTHENTICATE = 36
+DESCRIBE_TRANSACTIONS = 65
+LIST_TRANSACTIONS = 66
+
+_KIB, _MIB = 1024, 1024 * 1024
+
+
+class Api(NamedTuple):
+    """``module``: the codec module in this package.
+
+    ``max_response_bytes``: the largest response accepted. Decoding may need fifty bytes of memory for one
+    byte, so the bounds follow what brokers send: a Metadata response for 100,000 partitions has 5 MiB, and a
+    Produce response has more than some kilobytes only with errors of single records (KIP-467).
+
+    ``first_client_throttled``: from this version on, brokers respond at once and the client has to pause
+    (KIP-219). Earlier ones delayed the response.
+    """
+
+    name: str
+    module: str
+    max_response_bytes: int
+    first_client_throttled: int = 0
+
+
+APIS: Mapping[int, Api] = {
+    PRODUCE: Api("Produce", "produce", 16 * _MIB, 6),
+    METADATA: Api("Metadata", "requests", 100 * _MIB, 6),
+    # 4 KiB for each of thousands of progress marks.
+    OFFSET_FETCH: Api("OffsetFetch", "transaction_requests", 100 * _MIB, 4),
+    FIND_COORDINATOR: Api("FindCoordinator", "transaction_requests", 16 * _MIB, 2),
+    SASL_HANDSHAKE: Api("SaslHandshake", "authentication", 64 * _KIB),
+    API_VERSIONS: Api("ApiVersions", "requests", _MIB, 2),
+    CREATE_TOPICS: Api("CreateTopics", "topic_requests", _MIB, 3),
+    INIT_PRODUCER_ID: Api("InitProducerId", "requests", 64 * _KIB, 1),
+    END_TXN: Api("EndTxn", "transaction_requests", 64 * _KIB, 1),
+    TXN_OFFSET_COMMIT: Api("TxnOffsetCommit", "transaction_requests", 16 * _MIB, 1),
+    DESCRIBE_CONFIGS: Api("DescribeConfigs", "topic_requests", _MIB, 2),
+    # Kerberos' tickets may be some 64 KiB.
+    SASL_AUTHENTICATE: Api("SaslAuthenticate", "authentication", 256 * _KIB),
+    DESCRIBE_TRANSACTIONS: Api("DescribeTransactions", "transaction_requests", 100 * _MIB),
+    LIST_TRANSACTIONS: Api("ListTransactions", "transaction_requests", 100 * _MIB),
+}
+
+
+class Codec(Protocol):
+    """What a codec module has, by API key: kafka-python's request classes, and its own decoders.
+
+    A decoder takes the version and the response with its header. It raises ProtocolError.
+    """
+
+    REQUESTS: Mapping[int, Any]
+    DECODERS: Mapping[int, Callable[[int, bytes], Any]]
+
+
+def codec_of(api_key: int) -> Codec:
+    """The codec module of this API. The first call may import it."""
+    return cast(Codec, importlib.import_module(f"{__package__}.{APIS[api_key].module}"))

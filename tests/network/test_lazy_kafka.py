@@ -1,0 +1,75 @@
+"""That kafka-python's package is whole for everyone else in the process, and that tasks do not pay for it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+
+def run(code: str) -> str:
+    """What a new process prints."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_tasks_do_not_import_kafka_pythons_clients() -> None:
+    code = """
+        import sys
+        import kafka_sink.producer_cache, kafka_sink.spark.datasource
+        slow = ("kafka.admin", "kafka.consumer", "kafka.net", "kafka.producer")
+        print(sorted(name for name in sys.modules if name.startswith(slow)))
+        print("kafka.protocol.admin" in sys.modules, "kafka.protocol.consumer" in sys.modules)
+    """
+    assert run(code) == "[]\nFalse False"
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        "from kafka import KafkaProducer, TopicPartition; assert TopicPartition('t', 1).partition == 1",
+        "import kafka; assert kafka.KafkaAdminClient.__name__ == 'KafkaAdminClient' and kafka.__version__",
+        "from kafka import *; assert KafkaConsumer",
+        "import kafka.errors; assert kafka.errors.KafkaError",
+        "import kafka.admin; assert kafka.admin.NewTopic and kafka.KafkaConsumer",
+        "from kafka.consumer.group import KafkaConsumer",
+        "import kafka; assert not hasattr(kafka, 'no_such_name')",
+        "import kafka, inspect, os; assert os.path.exists(inspect.getfile(kafka)) and kafka.__path__",
+        "import kafka, importlib; importlib.reload(kafka); assert kafka.KafkaProducer",
+    ],
+)
+def test_users_find_the_whole_package(use: str) -> None:
+    assert run(f"import kafka_sink.network.client\n{use}\nprint('good')") == "good"
+
+
+def test_a_package_that_was_imported_before_stays() -> None:
+    code = """
+        import kafka
+        before = kafka
+        import kafka_sink.network.client
+        import kafka as after
+        print(before is after, type(after).__name__)
+    """
+    assert run(code) == "True module"
+
+
+def test_threads_that_ask_first_at_once_all_find_it() -> None:
+    code = """
+        import threading
+        import kafka_sink.network.client
+        found, start = [], threading.Barrier(8)
+        def ask():
+            start.wait()
+            from kafka import KafkaProducer
+            found.append(KafkaProducer)
+        threads = [threading.Thread(target=ask) for _ in range(8)]
+        [one.start() for one in threads]
+        [one.join() for one in threads]
+        print(len(found), len(set(found)))
+    """
+    assert run(code) == "8 1"

@@ -1,0 +1,145 @@
+"""The daemon that imports the sink before it forks Spark's workers."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from kafka_sink.local_broker import LocalBroker
+from tests.support.topics import numbers_in
+
+linux = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="elsewhere PySpark's own daemon runs")
+
+JOB = """
+    import json, os, sys
+    from pyspark.sql import SparkSession
+
+    def look(batches):
+        import random
+        import numpy
+        import pyarrow as pa
+        loaded = {"kafka_sink.producer_cache", "pyspark.worker", "pyarrow.compute"} <= set(sys.modules)
+        parent = open(f"/proc/{os.getppid()}/cmdline").read().split("\\0")
+        for _ in batches:
+            pass
+        seen = [os.getpid(), loaded, parent, random.random(), float(numpy.random.random())]
+        yield pa.record_batch([pa.array([json.dumps(seen)])], names=["seen"])
+
+    spark = (
+        SparkSession.builder.master("local[4]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.log.level", "ERROR")
+        .config("spark.python.daemon.module", "kafka_sink.daemon")
+        .getOrCreate()
+    )
+    # Looks first: a worker that has run another task has imported what that needed.
+    seen = [json.loads(row.seen) for row in spark.range(0, 4, 1, 4).mapInArrow(look, "seen string").collect()]
+    for turn in range(2):
+        rows = spark.range(0, 1000, 1, 4).selectExpr("cast(id as string) as value")
+        writer = rows.write.format("kafka-chunked").mode("append")
+        for name, value in json.loads(sys.argv[1]).items():
+            writer = writer.option(name, value)
+        writer.save()
+    print("SEEN " + json.dumps(seen))
+    spark.stop()
+"""
+
+
+@linux
+def test_workers_share_what_the_daemon_imported(
+    broker: LocalBroker, project_environment: dict[str, str], tmp_path: Path
+) -> None:
+    broker.create_topic("by-daemon", 3)
+    script = tmp_path / "job.py"
+    script.write_text(textwrap.dedent(JOB))
+    options = {
+        "kafka.bootstrap.servers": broker.bootstrap_servers,
+        "topic": "by-daemon",
+        "kafka.compression.type": "zstd",
+    }
+    done = subprocess.run(
+        [sys.executable, str(script), json.dumps(options)],
+        env=project_environment,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "kafka_sink.daemon" not in done.stderr, done.stderr
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("SEEN ")]
+    seen = json.loads(line.removeprefix("SEEN "))
+    workers = {worker for worker, *_ in seen}
+    assert all(loaded for _, loaded, *_ in seen)
+    assert all("kafka_sink.daemon" in parent for _, _, parent, *_ in seen)
+    assert len({first for *_, first, _ in seen}) == len(workers), "workers share a random generator"
+    assert len({second for *_, second in seen}) == len(workers), "workers share numpy's random generator"
+    found = numbers_in(broker.bootstrap_servers, "by-daemon", 3)
+    values = [number for numbers in found.values() for number in numbers]
+    assert sorted(values) == sorted([*range(1000), *range(1000)])
+
+
+def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A new process that has imported kafka_sink.daemon, but whose PySpark daemon only says that it runs."""
+    before = """
+        import os, sys, types
+        from kafka_sink import daemon
+        stand_in = types.ModuleType("pyspark.daemon")
+        stand_in.manager = lambda: print("manager runs in", "pandas" in sys.modules)
+        sys.modules["pyspark.daemon"] = stand_in
+        os.execv = lambda path, arguments: (print("exec", *arguments[1:], flush=True), os._exit(0))
+        sys.argv = ["daemon", "pyspark.worker"]
+    """
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(before) + textwrap.dedent(code)],
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
+    )
+
+
+@linux
+def test_no_import_starts_a_thread() -> None:
+    done = run("daemon.main(); print(daemon.is_single_threaded(), os.environ.get('JE_ARROW_MALLOC_CONF'))")
+    assert done.stdout.splitlines()[-1] == "True None", done.stderr
+    assert done.stdout.startswith("manager runs")
+
+
+@linux
+def test_users_settings_of_jemalloc_stay() -> None:
+    done = run("daemon.preload(); print(os.environ['JE_ARROW_MALLOC_CONF'])", JE_ARROW_MALLOC_CONF="narenas:1")
+    assert done.stdout.strip() == "narenas:1"
+
+
+def test_sparks_own_daemon_runs_where_an_import_starts_a_thread(tmp_path: Path) -> None:
+    (tmp_path / "threaded.py").write_text(
+        "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+    )
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = run("daemon.MODULES = ('threaded',); daemon.main()", PYTHONPATH=path)
+    assert done.stdout.strip() == "exec -m pyspark.daemon pyspark.worker"
+    assert "pyspark.daemon runs in its place" in done.stderr
+
+
+def test_sparks_own_daemon_runs_where_threads_cannot_be_counted() -> None:
+    done = run("daemon._THREADS = '/no/such/folder'; daemon.main()")
+    assert done.stdout.strip() == "exec -m pyspark.daemon pyspark.worker"
+    assert not done.stdout.startswith("manager")
+
+
+def test_modules_that_cannot_be_imported_are_left_to_the_workers(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text("raise RuntimeError('broken')\n")
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = run("daemon.MODULES = ('broken', 'no_such', 'json.tool'); daemon.preload(); "
+               "print('json.tool' in sys.modules)", PYTHONPATH=path)
+    assert done.stdout.strip() == "True"
