@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,38 +14,41 @@ _COORDINATOR = b"kafka_sink.coordinator"
 
 @dataclass(frozen=True)
 class ProcessorTime:
-    """Seconds in user and system mode: the driver's JVM, the Python processes below it, the coordinator."""
+    """Seconds in user and system mode by process: the driver's JVM, the Python processes below it, the
+    coordinator."""
 
-    jvm: float
-    python: float
-    coordinator: float
+    jvm: Mapping[int, float]
+    python: Mapping[int, float]
+    coordinator: Mapping[int, float]
 
-    def __sub__(self, earlier: ProcessorTime) -> ProcessorTime:
-        return ProcessorTime(
-            self.jvm - earlier.jvm, self.python - earlier.python, self.coordinator - earlier.coordinator
-        )
+    def since(self, earlier: ProcessorTime) -> dict[str, float]:
+        """Seconds from then to now. What processes used that have ended meanwhile is missing."""
+        return {
+            "jvm": _grown(self.jvm, earlier.jvm),
+            "python": _grown(self.python, earlier.python),
+            "coordinator": _grown(self.coordinator, earlier.coordinator),
+        }
 
-    @property
-    def total(self) -> float:
-        """All of them."""
-        return self.jvm + self.python + self.coordinator
+
+def _grown(now: Mapping[int, float], then: Mapping[int, float]) -> float:
+    return sum(seconds - then.get(process, 0.0) for process, seconds in now.items())
 
 
 def of_spark(jvm: int) -> ProcessorTime:
     """Of a Spark in local mode so far. ``jvm`` is the process id of its driver.
 
-    Workers that have ended do not count: their daemon ignores SIGCHLD, so no process gets their time.
+    Workers that have ended are missing: their daemon ignores SIGCHLD, so no process gets their time.
     """
     stats = _stats()
-    python = coordinator = 0.0
-    for process, (parent, own, ended) in stats.items():
+    python, coordinator = {}, {}
+    for process, (parent, seconds) in stats.items():
         if process == jvm:
             continue
         if _is_coordinator(process):
-            coordinator += own + ended
+            coordinator[process] = seconds
         elif _is_below(parent, jvm, stats):
-            python += own + ended
-    return ProcessorTime(stats[jvm][1], python, coordinator)
+            python[process] = seconds
+    return ProcessorTime({jvm: stats[jvm][1]}, python, coordinator)
 
 
 def of_process(process: int) -> float:
@@ -52,8 +56,8 @@ def of_process(process: int) -> float:
     return _stats()[process][1]
 
 
-def _stats() -> dict[int, tuple[int, float, float]]:
-    """By process: its parent, its own seconds, and those of its ended children."""
+def _stats() -> dict[int, tuple[int, float]]:
+    """Each process's parent and seconds."""
     found = {}
     for entry in _PROC.iterdir():
         if entry.name.isdigit():
@@ -62,16 +66,11 @@ def _stats() -> dict[int, tuple[int, float, float]]:
                 fields = (entry / "stat").read_text().rsplit(")", 1)[1].split()
             except OSError:
                 continue
-            ticks = [int(one) for one in fields[11:15]]
-            found[int(entry.name)] = (
-                int(fields[1]),
-                (ticks[0] + ticks[1]) * _TICK_S,
-                (ticks[2] + ticks[3]) * _TICK_S,
-            )
+            found[int(entry.name)] = (int(fields[1]), (int(fields[11]) + int(fields[12])) * _TICK_S)
     return found
 
 
-def _is_below(process: int, root: int, stats: dict[int, tuple[int, float, float]]) -> bool:
+def _is_below(process: int, root: int, stats: dict[int, tuple[int, float]]) -> bool:
     while process in stats and process != root:
         process = stats[process][0]
     return process == root

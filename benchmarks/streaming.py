@@ -88,21 +88,17 @@ def run_query(spark: Any, name: str, bootstrap: str, folder: str, batches: int) 
     query = writer.option("kafka.bootstrap.servers", bootstrap).option("topic", "stream").start()
     try:
         _await_batches(query, WARM_BATCHES)
-        before, broker_before = processor_time.of_spark(jvm), time.monotonic()
+        before, started = processor_time.of_spark(jvm), time.monotonic()
         first = query.lastProgress["batchId"]
         _await_batches(query, first + batches)
-        used, seconds = processor_time.of_spark(jvm) - before, time.monotonic() - broker_before
+        used, seconds = processor_time.of_spark(jvm).since(before), time.monotonic() - started
         found = [one for one in query.recentProgress if one["batchId"] > first and one["numInputRows"]]
         done = query.lastProgress["batchId"] - first
     finally:
         query.stop()
     return {
         "durations": [dict(one["durationMs"]) for one in found],
-        "processor_ms": {
-            "jvm": used.jvm * 1000 / done,
-            "python": used.python * 1000 / done,
-            "coordinator": used.coordinator * 1000 / done,
-        },
+        "processor_ms": {name: spent * 1000 / done for name, spent in used.items()},
         "every_ms": seconds * 1000 / done,
     }
 

@@ -17,7 +17,7 @@ from kafka_sink.coordinator.driver.planning import hand_off
 from kafka_sink.errors import ConfigurationError
 from kafka_sink.options import parse
 from kafka_sink.rows.column_plan import ColumnPlan
-from kafka_sink.spark import zipimport_workaround
+from kafka_sink.spark import frozen_imports, zipimport_workaround
 from kafka_sink.spark.writer import BatchWriter, PlannedWrite, StreamWriter
 
 if TYPE_CHECKING:
@@ -74,6 +74,7 @@ class KafkaChunkedDataSource(DataSource):
             )
         coordinator = hand_off(parsed.options, is_streaming=is_streaming)
         write = PlannedWrite(parsed.options, columns_plan, coordinator, transactions=in_transactions)
+        frozen_imports.freeze_imports()
         zipimport_workaround.forget_spark_archives()
         return write
 

@@ -28,7 +28,7 @@ from kafka_sink.metadata.snapshot import MetadataSnapshot
 from kafka_sink.model import TaskResult
 from kafka_sink.options import SinkOptions
 from kafka_sink.rows.column_plan import ColumnPlan
-from kafka_sink.spark import zipimport_workaround
+from kafka_sink.spark import frozen_imports, zipimport_workaround
 from kafka_sink.spark.summary import summarise
 
 # Planning and commit import this module, too, and few writes use transactions.
@@ -92,6 +92,8 @@ class PlannedWrite:
         # Imported here because the driver imports this module for every commit and needs none of these.
         from kafka_sink.producer_cache import task_producer
         from kafka_sink.spark.executor_connection import executor_socket, watched
+
+        frozen_imports.freeze_imports()
 
         with (
             task_producer(

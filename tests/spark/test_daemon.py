@@ -117,7 +117,9 @@ def test_no_import_starts_a_thread() -> None:
 
 @linux
 def test_users_settings_of_jemalloc_stay() -> None:
-    done = run("daemon.preload(); print(os.environ['JE_ARROW_MALLOC_CONF'])", JE_ARROW_MALLOC_CONF="narenas:1")
+    done = run(
+        "daemon.preload(); print(os.environ['JE_ARROW_MALLOC_CONF'])", JE_ARROW_MALLOC_CONF="narenas:1"
+    )
     assert done.stdout.strip() == "narenas:1"
 
 
@@ -140,6 +142,9 @@ def test_sparks_own_daemon_runs_where_threads_cannot_be_counted() -> None:
 def test_modules_that_cannot_be_imported_are_left_to_the_workers(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("raise RuntimeError('broken')\n")
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
-    done = run("daemon.MODULES = ('broken', 'no_such', 'json.tool'); daemon.preload(); "
-               "print('json.tool' in sys.modules)", PYTHONPATH=path)
+    done = run(
+        "daemon.MODULES = ('broken', 'no_such', 'json.tool'); daemon.preload(); "
+        "print('json.tool' in sys.modules)",
+        PYTHONPATH=path,
+    )
     assert done.stdout.strip() == "True"

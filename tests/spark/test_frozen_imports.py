@@ -1,0 +1,47 @@
+"""That a worker's collections do not look at what it has imported, and still free what came later."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+
+
+def run(code: str) -> str:
+    """What a new process prints."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_planning_leaves_little_to_collect() -> None:
+    code = """
+        import gc
+        from pyspark.sql.types import StructType
+        from kafka_sink.spark.datasource import KafkaChunkedDataSource
+        from unittest import mock
+        options = {"kafka.bootstrap.servers": "localhost:1", "topic": "t", "coordinator.enabled": "false"}
+        with mock.patch("kafka_sink.spark.datasource.prepare_topic"):
+            KafkaChunkedDataSource(options).streamWriter(StructType().add("value", "string"), False)
+        print(len(gc.get_objects()) < 2000, gc.get_freeze_count() > 10_000)
+    """
+    assert run(code) == "True True"
+
+
+def test_what_comes_later_is_still_collected() -> None:
+    code = """
+        import gc, weakref
+        from kafka_sink.spark.frozen_imports import freeze_imports
+        class Node: pass
+        freeze_imports()
+        node = Node()
+        node.itself = node
+        gone = weakref.ref(node)
+        freeze_imports()
+        del node
+        gc.collect()
+        print(gone() is None)
+    """
+    assert run(code) == "True"
