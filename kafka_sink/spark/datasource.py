@@ -52,6 +52,7 @@ class KafkaChunkedDataSource(DataSource):
         return StreamWriter(self._plan(schema, is_streaming=True))
 
     def _plan(self, schema: StructType, *, is_streaming: bool) -> PlannedWrite:
+        frozen_imports.freeze_when_reused()
         parsed = parse(self.options)
         if parsed.warnings:
             # For a stream, this method runs several times in each micro-batch.
@@ -74,7 +75,6 @@ class KafkaChunkedDataSource(DataSource):
             )
         coordinator = hand_off(parsed.options, is_streaming=is_streaming)
         write = PlannedWrite(parsed.options, columns_plan, coordinator, transactions=in_transactions)
-        frozen_imports.freeze_imports()
         zipimport_workaround.forget_spark_archives()
         return write
 

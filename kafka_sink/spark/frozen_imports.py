@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import gc
 
-_is_frozen = False
+_calls = 0
 
 
-def freeze_imports() -> None:
-    """Exempt all present objects from garbage collections, at the first call in a process.
+def freeze_when_reused() -> None:
+    """Called at the start of planning, a task or a commit. The second call in a process exempts all present
+    objects from garbage collections.
 
-    Objects are still freed when nothing refers to them; only reference cycles among the present objects stay.
-    Call it once everything is imported and nothing else was created.
+    Everything is imported by then (PySpark imports pandas at the end of the first task), and the daemon has
+    just collected the garbage. The objects are still freed when nothing refers to them any more. Only
+    reference cycles among them stay.
     """
-    global _is_frozen
-    if not _is_frozen:
+    global _calls
+    _calls += 1
+    if _calls == 2:
         gc.freeze()
-        _is_frozen = True

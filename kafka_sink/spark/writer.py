@@ -75,6 +75,7 @@ class PlannedWrite:
 
     def write(self, batches: Iterator[pa.RecordBatch], *, is_streaming: bool = False) -> TaskCommitted:
         """Send all rows, and return once all are acknowledged. Raises KafkaSinkError."""
+        frozen_imports.freeze_when_reused()
         if self.transactions is None:
             written = TaskCommitted(self._send(batches, is_streaming=is_streaming))
         else:
@@ -92,8 +93,6 @@ class PlannedWrite:
         # Imported here because the driver imports this module for every commit and needs none of these.
         from kafka_sink.producer_cache import task_producer
         from kafka_sink.spark.executor_connection import executor_socket, watched
-
-        frozen_imports.freeze_imports()
 
         with (
             task_producer(
