@@ -81,6 +81,7 @@ class PartitionResult:
     bytes: int
     offset_ranges: tuple[tuple[int, int], ...]
     log_append_time_ms: int = NO_TIMESTAMP
+    raw_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

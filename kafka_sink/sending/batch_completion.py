@@ -9,16 +9,18 @@ from functools import partial
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
 from kafka_sink.accumulator.record_accumulator import RecordAccumulator
 from kafka_sink.errors import DeliveryError
+from kafka_sink.sending.node_metrics import NodeMetricsRecorder
 from kafka_sink.sending.task_deliveries import TaskDeliveries
 
 _log = logging.getLogger(__name__)
 
 
 class BatchCompletion:
-    """Used by the sender's thread. ``deliveries`` is replaced between tasks, when no batch is left."""
+    """Used by the sender's thread. ``deliveries`` and ``nodes`` are replaced between tasks, when no batch is left."""
 
     def __init__(self, accumulator: RecordAccumulator) -> None:
         self.deliveries = TaskDeliveries()
+        self.nodes = NodeMetricsRecorder()
         self._accumulator = accumulator
         # Batches that were sent and have no response yet, by identity. They expire like queued batches, but
         # keep their memory until the response, because the socket may still read it.

@@ -61,6 +61,7 @@ class ResponseHandler:
     def on_sent(self, node_id: int, batches: Collection[ProducerBatch], now_ms: float) -> None:
         """A Produce request with these batches goes out."""
         self._completion.sent(node_id, batches)
+        self._completion.nodes.sent(node_id, now_ms)
         self._policy.on_request(node_id, now_ms)
         for batch in batches:
             self._policy.on_send(node_id, batch.partition, batch.record_count, now_ms)
@@ -68,6 +69,7 @@ class ResponseHandler:
     def on_failure(self, event: RequestFailed, tag: ProduceTag, now_ms: float) -> None:
         """The request will get no response."""
         self._policy.on_request_done(tag.node_id, now_ms)
+        self._completion.nodes.failed(tag.node_id)
         for batch in tag.batches.values():
             self._cluster.mark_stale(batch.partition.topic, now_ms)
             decision = response_classifier.classify_failure(event.cause, possibly_sent=event.possibly_sent)
@@ -76,6 +78,7 @@ class ResponseHandler:
     def on_response(self, event: ResponseReceived, tag: ProduceTag, now_ms: float) -> None:
         """The response has come; with acks=0, the request is written to the socket."""
         self._policy.on_request_done(tag.node_id, now_ms)
+        self._completion.nodes.responded(tag.node_id, now_ms)
         if self._settings.acks == 0:
             for batch in tag.batches.values():
                 self._succeed(batch, tag.node_id, now_ms, confirmed=False)

@@ -40,6 +40,7 @@ from kafka_sink.sending.batch_completion import BatchCompletion
 from kafka_sink.sending.batch_expiry import BatchExpiry
 from kafka_sink.sending.broker_probes import BrokerProbes, BrokerProbeTag
 from kafka_sink.sending.node_availability import NodeAvailability
+from kafka_sink.sending.node_metrics import NodeMetrics, NodeMetricsRecorder
 from kafka_sink.sending.produce_requests import ProduceRequests, ProduceTag
 from kafka_sink.sending.producer_id_requests import ProducerIdRequests, ProducerIdTag
 from kafka_sink.sending.producer_identity import ProducerIdentity
@@ -101,9 +102,14 @@ class Sender(threading.Thread):
         """How the present task's batches ended."""
         return self._completion.deliveries
 
+    def node_metrics(self, now_ms: float) -> dict[int, NodeMetrics]:
+        """The present task's requests by broker. Any thread."""
+        return self._completion.nodes.snapshot(now_ms)
+
     def begin(self) -> None:
         """A new task: its counts start at zero. It has failed already if the thread has."""
         self._completion.deliveries = TaskDeliveries()
+        self._completion.nodes = NodeMetricsRecorder()
         # Read after the replacement: `_end_with` writes it before it looks the deliveries up, so one of the
         # two records the cause for the new task.
         if self._end_cause is not None:
@@ -288,6 +294,7 @@ class Sender(threading.Thread):
     def _on_response(self, event: ResponseReceived, now_ms: float) -> None:
         if throttled := self._network.throttled_ms(event.node_id, now_ms):
             self._policy.on_throttled(event.node_id, now_ms, throttled)
+            self._completion.nodes.throttled(event.node_id, throttled)
         match event.tag:
             case ProduceTag():
                 self._responses.on_response(event, event.tag, now_ms)

@@ -39,15 +39,26 @@ class DeliveryCounts:
         return self.written_records - self.unconfirmed_records
 
 
+@dataclass(slots=True)
+class TopicCounts:
+    """A topic's acknowledged rows (with acks=0: sent rows), their bytes and batches."""
+
+    records: int = 0
+    wire_bytes: int = 0
+    raw_bytes: int = 0
+    batches: int = 0
+
+
 class _PartitionCounts:
     """One partition's acknowledged batches."""
 
-    __slots__ = ("batches", "log_append_time_ms", "ranges", "records", "wire_bytes")
+    __slots__ = ("batches", "log_append_time_ms", "ranges", "raw_bytes", "records", "wire_bytes")
 
     def __init__(self) -> None:
         self.records = 0
         self.batches = 0
         self.wire_bytes = 0
+        self.raw_bytes = 0
         self.log_append_time_ms = NO_TIMESTAMP
         self.ranges: list[Range] = []
 
@@ -59,6 +70,7 @@ class TaskDeliveries:
         self._lock = threading.Lock()  # guards everything below
         self._counts = DeliveryCounts()
         self._partitions: dict[TopicPartition, _PartitionCounts] = {}
+        self._topics: dict[str, TopicCounts] = {}
         self._first_failure: tuple[TopicPartition | None, Exception] | None = None
 
     def acknowledged(
@@ -78,6 +90,12 @@ class TaskDeliveries:
             of_partition.records += records
             of_partition.batches += 1
             of_partition.wire_bytes += wire_bytes
+            of_partition.raw_bytes += raw_bytes
+            of_topic = self._topics.setdefault(partition.topic, TopicCounts())
+            of_topic.records += records
+            of_topic.batches += 1
+            of_topic.wire_bytes += wire_bytes
+            of_topic.raw_bytes += raw_bytes
             of_partition.log_append_time_ms = max(of_partition.log_append_time_ms, log_append_time_ms)
             if base_offset >= 0:
                 of_partition.ranges.append((base_offset, base_offset + records - 1))
@@ -108,6 +126,11 @@ class TaskDeliveries:
         """A copy of the counts, all as of one moment."""
         with self._lock:
             return replace(self._counts)
+
+    def topics(self) -> dict[str, TopicCounts]:
+        """A copy of the counts by topic, in the order of their first batches."""
+        with self._lock:
+            return {name: replace(counts) for name, counts in self._topics.items()}
 
     @property
     def has_failed(self) -> bool:
@@ -143,6 +166,7 @@ class TaskDeliveries:
                     records=counts.records,
                     batches=counts.batches,
                     bytes=counts.wire_bytes,
+                    raw_bytes=counts.raw_bytes,
                     offset_ranges=merge_ranges(counts.ranges),
                     log_append_time_ms=counts.log_append_time_ms,
                 )

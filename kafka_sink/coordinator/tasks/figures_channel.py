@@ -1,0 +1,137 @@
+"""A task's side of the live figures: reports what it did about once a second, and once more at its end."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+from kafka_sink.clock import Clock, monotonic_ms
+from kafka_sink.coordinator.wire.address import CoordinatorAddress
+from kafka_sink.coordinator.wire.connection import CoordinatorConnection
+from kafka_sink.coordinator.wire.job_figures import (
+    KIND,
+    FinalFigures,
+    TaskFigures,
+    TaskIdentity,
+    TopicFigures,
+    encode_final,
+    encode_task,
+)
+from kafka_sink.errors import KafkaSinkError
+
+_INTERVAL_MS = 1000.0
+# Last reports that wait for a connection.
+_MAX_ENDED = 16
+# Bounds connecting and the reply. The coordinator runs on the driver's host.
+_DRIVER_TIMEOUT_MS = 500.0
+
+
+class FiguresChannel:
+    """See Channel. ``figures`` makes a report of the present task; any thread may call it."""
+
+    kind = KIND
+
+    def __init__(
+        self,
+        figures: Callable[[TaskIdentity], TaskFigures],
+        clock_ms: Clock,
+        interval_ms: float = _INTERVAL_MS,
+    ) -> None:
+        self._figures = figures
+        self._clock_ms = clock_ms
+        self._interval_ms = interval_ms
+        self._wake: Callable[[], None] = lambda: None
+        self._lock = threading.Lock()  # guards all below
+        self._identity: TaskIdentity | None = None
+        self._sent_ms = -math.inf
+        self._sent_topics: Mapping[str, TopicFigures] = {}
+        # Last reports of tasks that have ended: the next task may begin before they are sent.
+        self._ended: deque[dict[str, Any]] = deque(maxlen=_MAX_ENDED)
+
+    def attach(self, wake: Callable[[], None]) -> None:
+        """See Channel."""
+        self._wake = wake
+
+    def begin(self, identity: TaskIdentity) -> None:
+        """A task starts. Its first report is sent at once, so that the task is seen."""
+        with self._lock:
+            self._identity, self._sent_ms, self._sent_topics = identity, -math.inf, {}
+        self._wake()
+
+    def end(self, last: TaskFigures) -> None:
+        """The task has ended; ``last`` has all its totals."""
+        with self._lock:
+            if self._identity is None:
+                return
+            self._identity = None
+            self._ended.append(encode_task(last))
+        self._wake()
+
+    @property
+    def identity(self) -> TaskIdentity | None:
+        """The task that runs. None between tasks."""
+        return self._identity
+
+    def next_message(self, now_ms: float) -> Mapping[str, Any] | None:
+        """See Channel."""
+        with self._lock:
+            if self._ended:
+                return self._ended.popleft()
+            identity = self._identity
+            if identity is None or now_ms < self._sent_ms + self._interval_ms:
+                return None
+            self._sent_ms = now_ms
+            sent = self._sent_topics
+        # Takes locks of the producer, so not under this one.
+        figures = self._figures(identity)
+        with self._lock:
+            if self._identity is not identity:
+                return self._ended.popleft() if self._ended else None
+            self._sent_topics = figures.topics
+        changed = {name: one for name, one in figures.topics.items() if sent.get(name) != one}
+        body = encode_task(figures)
+        if len(changed) < len(figures.topics):
+            names = set(changed)
+            body["topics"] = [one for one in body["topics"] if one[0] in names]
+        return body
+
+    def hurry(self) -> None:
+        """See Channel. Last reports are not delayed."""
+
+    def next_message_delay_ms(self, now_ms: float) -> float:
+        """See Channel."""
+        with self._lock:
+            if self._ended:
+                return 0.0
+            if self._identity is None:
+                return math.inf
+            return max(0.0, self._sent_ms + self._interval_ms - now_ms)
+
+    def on_reply(self, body: Mapping[str, Any], last: bool, now_ms: float) -> None:
+        """See Channel."""
+
+    def on_push(self, body: Mapping[str, Any], now_ms: float) -> None:
+        """See Channel."""
+
+    def on_connected(self, now_ms: float) -> None:  # noqa: ARG002 - Channel's signature
+        """See Channel. A new coordinator knows nothing of this task."""
+        with self._lock:
+            self._sent_ms, self._sent_topics = -math.inf, {}
+
+    def on_lost(self, now_ms: float) -> None:
+        """See Channel."""
+
+
+def report_final(address: CoordinatorAddress, final: FinalFigures) -> None:
+    """Called on the driver when a write commits or aborts: waits for the confirmation. Raises nothing."""
+    with suppress(OSError, KafkaSinkError):
+        connection = CoordinatorConnection(address, _DRIVER_TIMEOUT_MS, monotonic_ms)
+        try:
+            connection.tell(KIND, encode_final(final), monotonic_ms())
+            connection.receive(monotonic_ms())
+        finally:
+            connection.close()

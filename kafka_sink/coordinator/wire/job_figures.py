@@ -1,0 +1,332 @@
+"""What tasks and the driver report about a write, as JSON bodies. Decoding checks every field.
+
+A task reports about once a second, under its own name, because several tasks may share a connection. Counts
+are totals since the task began, so a lost report does no harm. ``topics`` has those that changed since the
+last report; the last report of a task (``done``) has all.
+
+The driver reports a write's ``final`` figures when it commits or aborts. They replace what tasks reported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from kafka_sink.errors import ProtocolError
+from kafka_sink.options.values import TOPIC_MAX_LENGTH
+from kafka_sink.task_activity import STATES
+
+KIND = "figures"
+# A task names this many topics. Rows of its other topics count under no name.
+MAX_TOPICS = 100
+MAX_BROKERS = 200
+MAX_MUTES = 20
+# The driver's report names all topics of a write up to this number.
+MAX_FINAL_TOPICS = 5_000
+_MAX_BUCKETS = 32
+_MAX_TEXT = 300
+
+# Totals of a task. A new one is added here and in the producer's ``figures``; the live view's table of
+# metrics then needs a line, too.
+COUNTERS = (
+    "records",
+    "unconfirmed",
+    "failed",
+    "batches",
+    "raw_bytes",
+    "sent_bytes",
+    "requests",
+    "retries",
+    "splits",
+    "encode_ms",
+    "pool_wait_ms",
+    "buffer_exhausted",
+    "breaker_trips",
+    "breaker_probes",
+    "metadata_requests",
+    "metadata_avoided",
+    "transactions_begun",
+    "throttled_rows_ms",
+    "dead_letters",
+)
+# Values of a task at this moment; bytes.
+GAUGES = (
+    "buffer_total_bytes",
+    "buffer_used_bytes",
+    "buffer_allocated_bytes",
+    "buffer_heap_bytes",
+    "buffer_full_strategy_bytes",
+    "waiting_threads",
+)
+Number = int | float
+
+
+@dataclass(frozen=True, slots=True)
+class TaskIdentity:
+    """The attempt that reports. ``task``: Spark's taskAttemptId, unique in an application.
+
+    ``write`` names the Spark write, ``query`` and ``batch`` the micro-batch where there is one.
+    """
+
+    write: str
+    task: int
+    partition: int = 0
+    attempt: int = 0
+    host: str = ""
+    query: str = ""
+    batch: int = -1
+    application: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicFigures:
+    """Acknowledged rows of one topic, their bytes as sent and uncompressed, and their batches."""
+
+    records: int = 0
+    sent_bytes: int = 0
+    raw_bytes: int = 0
+    batches: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerFigures:
+    """Requests to one broker; see NodeMetrics. ``address``: host and port."""
+
+    address: str
+    requests: int
+    failures: int
+    in_flight: int
+    latency_ms: float
+    max_latency_ms: float
+    latency_buckets: tuple[int, ...]
+    throttle_ms: float
+    oldest_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class MuteFigures:
+    """A muted broker's id or partition's name, the reason, and for how long."""
+
+    target: str
+    reason: str
+    age_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class TaskFigures:
+    """A task's report. ``state`` is one of task_activity.STATES, entered ``state_ms`` ago."""
+
+    identity: TaskIdentity
+    elapsed_ms: float = 0.0
+    state: str = STATES[0]
+    state_ms: float = 0.0
+    counters: Mapping[str, Number] = field(default_factory=dict)
+    gauges: Mapping[str, Number] = field(default_factory=dict)
+    topics: Mapping[str, TopicFigures] = field(default_factory=dict)
+    brokers: Mapping[int, BrokerFigures] = field(default_factory=dict)
+    mutes: tuple[MuteFigures, ...] = ()
+    transaction_ms: float = -1.0
+    done: bool = False
+    failed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FinalFigures:
+    """A write's figures as its summary has them. ``outcome``: "committed" or "aborted".
+
+    ``topics`` are all topics of the write, unless there are too many; then it is empty. ``transactions``
+    counts what the driver did with the write's transactions, by outcome.
+    """
+
+    write: str
+    outcome: str
+    query: str = ""
+    batch: int = -1
+    tasks: int = 0
+    counters: Mapping[str, Number] = field(default_factory=dict)
+    topics: Mapping[str, TopicFigures] = field(default_factory=dict)
+    transactions: Mapping[str, int] = field(default_factory=dict)
+
+
+def encode_task(figures: TaskFigures) -> dict[str, Any]:
+    """A task's report as a JSON body. The caller observes the bounds above."""
+    identity = figures.identity
+    return {
+        "task": [
+            identity.write,
+            identity.task,
+            identity.partition,
+            identity.attempt,
+            identity.host[:_MAX_TEXT],
+            identity.query,
+            identity.batch,
+            identity.application[:_MAX_TEXT],
+        ],
+        "elapsed": round(figures.elapsed_ms),
+        "state": [figures.state, round(figures.state_ms)],
+        "counters": _rounded(figures.counters),
+        "gauges": _rounded(figures.gauges),
+        "topics": _encode_topics(figures.topics),
+        "brokers": [
+            [
+                node,
+                one.address[:_MAX_TEXT],
+                one.requests,
+                one.failures,
+                one.in_flight,
+                round(one.latency_ms, 1),
+                round(one.max_latency_ms, 1),
+                list(one.latency_buckets),
+                round(one.throttle_ms, 1),
+                round(one.oldest_ms),
+            ]
+            for node, one in figures.brokers.items()
+        ],
+        "mutes": [[one.target[:_MAX_TEXT], one.reason[:_MAX_TEXT], round(one.age_ms)] for one in figures.mutes],
+        "transaction": round(figures.transaction_ms),
+        "end": 2 if figures.failed else int(figures.done),
+    }
+
+
+def decode_task(body: Mapping[str, Any]) -> TaskFigures:
+    """A task's report from its JSON body. Raises ProtocolError."""
+    try:
+        write, task, partition, attempt, host, query, batch, application = body["task"]
+        state, state_ms = body["state"]
+        if state not in STATES:
+            raise ValueError("unknown state")
+        end = _count(body["end"])
+        return TaskFigures(
+            TaskIdentity(
+                _text(write),
+                _count(task),
+                _count(partition),
+                _count(attempt),
+                _text(host),
+                _text(query),
+                _number(batch, int),
+                _text(application),
+            ),
+            float(_count(body["elapsed"])),
+            state,
+            float(_count(state_ms)),
+            _numbers(body["counters"], COUNTERS),
+            _numbers(body["gauges"], GAUGES),
+            _decode_topics(body["topics"], MAX_TOPICS),
+            dict(_decode_broker(one) for one in _list(body["brokers"], MAX_BROKERS)),
+            tuple(
+                MuteFigures(_text(target), _text(reason), float(_count(age_ms)))
+                for target, reason, age_ms in _list(body["mutes"], MAX_MUTES)
+            ),
+            float(_number(body["transaction"], int)),
+            end > 0,
+            end == 2,
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise ProtocolError(f"invalid figures of a task: {error}") from None
+
+
+def _decode_broker(value: Any) -> tuple[int, BrokerFigures]:
+    node, address, requests, failures, in_flight, latency, max_latency, buckets, throttle, oldest = value
+    return _number(node, int), BrokerFigures(
+        _text(address),
+        _count(requests),
+        _count(failures),
+        _count(in_flight),
+        float(_amount(latency)),
+        float(_amount(max_latency)),
+        tuple(_count(one) for one in _list(buckets, _MAX_BUCKETS)),
+        float(_amount(throttle)),
+        float(_amount(oldest)),
+    )
+
+
+def encode_final(figures: FinalFigures) -> dict[str, Any]:
+    """The driver's report as a JSON body."""
+    topics = figures.topics if len(figures.topics) <= MAX_FINAL_TOPICS else {}
+    return {
+        "final": [figures.write, figures.outcome, figures.query, figures.batch, figures.tasks],
+        "counters": _rounded(figures.counters),
+        "topics": _encode_topics(topics),
+        "transactions": dict(figures.transactions),
+    }
+
+
+def decode_final(body: Mapping[str, Any]) -> FinalFigures:
+    """The driver's report from its JSON body. Raises ProtocolError."""
+    try:
+        write, outcome, query, batch, tasks = body["final"]
+        transactions = body["transactions"]
+        if outcome not in ("committed", "aborted") or not isinstance(transactions, dict):
+            raise ValueError("unknown outcome")
+        return FinalFigures(
+            _text(write),
+            outcome,
+            _text(query),
+            _number(batch, int),
+            _count(tasks),
+            _numbers(body["counters"], COUNTERS),
+            _decode_topics(body["topics"], MAX_FINAL_TOPICS),
+            {_text(name): _count(count) for name, count in list(transactions.items())[:_MAX_BUCKETS]},
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise ProtocolError(f"invalid final figures of a write: {error}") from None
+
+
+def _encode_topics(topics: Mapping[str, TopicFigures]) -> list[list[Any]]:
+    return [
+        [name, one.records, one.sent_bytes, one.raw_bytes, one.batches] for name, one in topics.items()
+    ]
+
+
+def _decode_topics(value: Any, max_length: int) -> dict[str, TopicFigures]:
+    found = {}
+    for name, records, sent, raw, batches in _list(value, max_length):
+        if not isinstance(name, str) or len(name) > TOPIC_MAX_LENGTH:
+            raise ValueError("not a topic")
+        found[name] = TopicFigures(_count(records), _count(sent), _count(raw), _count(batches))
+    return found
+
+
+def _rounded(values: Mapping[str, Number]) -> dict[str, Number]:
+    # Zeros are left out: most counters of a healthy task are zero.
+    return {name: round(value, 1) for name, value in values.items() if value}
+
+
+def _numbers(value: Any, names: tuple[str, ...]) -> dict[str, Number]:
+    """Unknown names are skipped: the other end may be of a newer version."""
+    if not isinstance(value, dict):
+        raise TypeError("not an object")
+    return {name: _amount(value[name]) for name in names if name in value}
+
+
+def _list(value: Any, max_length: int) -> list[Any]:
+    if not isinstance(value, list) or len(value) > max_length:
+        raise ValueError("not a list, or too long")
+    return value
+
+
+def _number(value: Any, kind: type[int]) -> int:
+    if not isinstance(value, kind) or isinstance(value, bool) or not -1 <= value < 1 << 63:
+        raise ValueError("not a number")
+    return value
+
+
+def _count(value: Any) -> int:
+    if _number(value, int) < 0:
+        raise ValueError("not a count")
+    return int(value)
+
+
+def _amount(value: Any) -> Number:
+    # The bounds exclude infinities and NaN.
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1 << 63:
+        raise ValueError("not an amount")
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or len(value) > _MAX_TEXT:
+        raise ValueError("not a text, or too long")
+    return value

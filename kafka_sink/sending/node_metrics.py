@@ -1,0 +1,95 @@
+"""Requests of one task by broker: counts, latency, throttling (Kafka's producer-node-metrics)."""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left
+from collections import deque
+from dataclasses import dataclass
+
+# Upper bounds of the latency histogram in milliseconds. The last bucket has no bound.
+LATENCY_BOUNDS_MS = (5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 500.0, 1_000.0, 2_500.0, 5_000.0, 10_000.0, 30_000.0)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeMetrics:
+    """Produce requests of one task to one broker. Times are milliseconds.
+
+    ``latency_buckets`` counts responses by LATENCY_BOUNDS_MS, not cumulated; one more for longer ones.
+    ``oldest_ms`` is the age of the oldest request without a response, 0 if there is none.
+    """
+
+    requests: int = 0
+    failures: int = 0
+    in_flight: int = 0
+    latency_ms: float = 0.0
+    max_latency_ms: float = 0.0
+    latency_buckets: tuple[int, ...] = (0,) * (len(LATENCY_BOUNDS_MS) + 1)
+    throttle_ms: float = 0.0
+    oldest_ms: float = 0.0
+
+
+class _Node:
+    __slots__ = ("buckets", "failures", "latency_ms", "max_latency_ms", "requests", "sent_ms", "throttle_ms")
+
+    def __init__(self) -> None:
+        self.requests = self.failures = 0
+        self.latency_ms = self.max_latency_ms = self.throttle_ms = 0.0
+        self.buckets = [0] * (len(LATENCY_BOUNDS_MS) + 1)
+        # When each request without a response was sent. Brokers respond in order.
+        self.sent_ms: deque[float] = deque()
+
+
+class NodeMetricsRecorder:
+    """The sender's thread records, any thread reads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # guards the nodes
+        self._nodes: dict[int, _Node] = {}
+
+    def sent(self, node_id: int, now_ms: float) -> None:
+        """A Produce request goes out."""
+        with self._lock:
+            node = self._nodes.setdefault(node_id, _Node())
+            node.requests += 1
+            node.sent_ms.append(now_ms)
+
+    def responded(self, node_id: int, now_ms: float) -> None:
+        """The oldest request has its response."""
+        with self._lock:
+            node = self._nodes.setdefault(node_id, _Node())
+            if node.sent_ms:
+                latency_ms = max(0.0, now_ms - node.sent_ms.popleft())
+                node.latency_ms += latency_ms
+                node.max_latency_ms = max(node.max_latency_ms, latency_ms)
+                node.buckets[bisect_left(LATENCY_BOUNDS_MS, latency_ms)] += 1
+
+    def failed(self, node_id: int) -> None:
+        """The oldest request gets no response."""
+        with self._lock:
+            node = self._nodes.setdefault(node_id, _Node())
+            node.failures += 1
+            if node.sent_ms:
+                node.sent_ms.popleft()
+
+    def throttled(self, node_id: int, throttle_ms: float) -> None:
+        """The broker wants no requests for this long."""
+        with self._lock:
+            self._nodes.setdefault(node_id, _Node()).throttle_ms += throttle_ms
+
+    def snapshot(self, now_ms: float) -> dict[int, NodeMetrics]:
+        """The metrics by broker."""
+        with self._lock:
+            return {
+                node_id: NodeMetrics(
+                    node.requests,
+                    node.failures,
+                    len(node.sent_ms),
+                    node.latency_ms,
+                    node.max_latency_ms,
+                    tuple(node.buckets),
+                    node.throttle_ms,
+                    max(0.0, now_ms - node.sent_ms[0]) if node.sent_ms else 0.0,
+                )
+                for node_id, node in self._nodes.items()
+            }
