@@ -23,9 +23,11 @@ from kafka_sink.breaker.send_policy import NoSendPolicy
 from kafka_sink.clock import monotonic_ms, wall_ms
 from kafka_sink.coordinator.tasks.breaker_channel import BreakerChannel
 from kafka_sink.coordinator.tasks.client import Channel, CoordinatorClient
+from kafka_sink.coordinator.tasks.figures_channel import FiguresChannel
 from kafka_sink.coordinator.tasks.metadata_channel import MetadataChannel
 from kafka_sink.coordinator.tasks.write_channel import WriteChannel
 from kafka_sink.coordinator.wire.address import CoordinatorAddress
+from kafka_sink.coordinator.wire.job_figures import TaskIdentity
 from kafka_sink.dead_letters.collector import DeadLetters
 from kafka_sink.dead_letters.letter import DeadLetter
 from kafka_sink.errors import DeliveryError, InvalidRowError, MetadataTimeoutError, RecordTooLargeError
@@ -48,6 +50,8 @@ from kafka_sink.sending.producer_identity import ProducerIdentity, Transactional
 from kafka_sink.sending.producer_metrics import LiveProducers, Metrics, task_metrics
 from kafka_sink.sending.sender import Sender
 from kafka_sink.sending.settings import SenderSettings
+from kafka_sink.task_activity import BROKER, METADATA, TaskActivity
+from kafka_sink.task_figures import TaskFiguresReader
 from kafka_sink.timing_bounds import HINT_WAIT_MS
 
 _log = logging.getLogger(__name__)
@@ -78,7 +82,8 @@ class Producer:
         self._accumulator = _accumulator(options, self._allocator)
         self._cluster = _cluster_metadata(options, self._network)
         self._breaker = _breaker(options, self._cluster)
-        self._appender = _appender(options, self._accumulator, self._network, self._breaker)
+        self.activity = TaskActivity(monotonic_ms)
+        self._appender = _appender(options, self._accumulator, self._network, self._breaker, self.activity)
         self._identity = _identity(options)
         self._dead_letters = _dead_letters(options)
         self._rejection = _rejection(options, self._dead_letters, self._cluster)
@@ -98,6 +103,17 @@ class Producer:
         self._shared_breaker: BreakerChannel | None = None
         self._writes = WriteChannel(self.abort)
         self._memory_before = self._allocator.metrics()
+        self._figures = TaskFiguresReader(
+            self._sender,
+            self._allocator,
+            self._appender,
+            self._cluster,
+            self._breaker,
+            self.activity,
+            monotonic_ms,
+            self._skipped,
+        )
+        self._figures_channel: FiguresChannel | None = None
         self._sender.start()
         LIVE_PRODUCERS.add(self)
 
@@ -107,6 +123,7 @@ class Producer:
         hints: MetadataSnapshot | None = None,
         write: str | None = None,
         task: str = "",
+        identity: TaskIdentity | None = None,
     ) -> None:
         """A new task: its counts start at zero.
 
@@ -130,6 +147,9 @@ class Producer:
         self._accumulator.begin_task()
         self._appender.encode_ms = self._appender.pool_wait_ms = 0.0
         self._writes.begin(write)
+        self._figures.begin()
+        if self._figures_channel is not None and identity is not None:
+            self._figures_channel.begin(identity)
 
     def begin_transaction(self, transactional_id: str, producer_id: int, epoch: int) -> None:
         """Writes the rows from now on in this transaction. Only before a task's first row.
@@ -139,6 +159,7 @@ class Producer:
         if not isinstance(self._identity, TransactionalIdentity):
             raise ValueError("this producer writes without transactions")
         self._identity.adopt(transactional_id, producer_id, epoch)
+        self._figures.transaction_since_ms = monotonic_ms()
 
     def _use_coordinator(self, address: CoordinatorAddress | None) -> None:
         """Works with the coordinator at this address from now on, or without one."""
@@ -156,7 +177,7 @@ class Producer:
 
     def _leave_coordinator(self, coordinator: CoordinatorClient) -> None:
         coordinator.close()
-        self._coordinator = None
+        self._coordinator = self._figures_channel = None
         self._cluster.hints = NoHints()
         self._cluster.share_refreshes(False)
         if self._breaker is not None:
@@ -172,6 +193,9 @@ class Producer:
             self._shared_breaker = BreakerChannel(self._network.wakeup, interval_ms)
             self._breaker.share(self._shared_breaker)
             channels.append(self._shared_breaker)
+        if address.rendezvous.figures:
+            self._figures_channel = FiguresChannel(self._figures.read, monotonic_ms)
+            channels.append(self._figures_channel)
         coordinator = CoordinatorClient(address, channels, monotonic_ms)
         self._cluster.hints = metadata
         coordinator.start()
@@ -222,7 +246,8 @@ class Producer:
         """The rows by partition. Waits for metadata, and for what the coordinator has muted."""
         now_ms = int(wall_ms())
         rows = extract(plan, batch, now_ms)
-        topics = self._await_topics(rows)
+        with self.activity.waiting(METADATA):
+            topics = self._await_topics(rows)
         unavailable = self._sender.availability.unavailable
         muted: Container[TopicPartition] = ()
         breaker = self._breaker
@@ -279,6 +304,7 @@ class Producer:
             raise DeliveryError(f"of {self._rows} rows {written + skipped} are accounted for")
         now = monotonic_ms()
         breaker = self.breaker_metrics().since(self._breaker_before)
+        self._end_figures()
         return TaskResult(
             partitions=self._sender.deliveries.partitions(),
             records=written if self.options.acks else 0,
@@ -302,9 +328,10 @@ class Producer:
 
     def _await_completion(self) -> None:
         deliveries = self._sender.deliveries
-        while not self._accumulator.await_completion(_WATCH_MS / 1000, lambda: deliveries.has_failed):
-            if not self._sender.is_alive():
-                break
+        with self.activity.waiting(BROKER):
+            while not self._accumulator.await_completion(_WATCH_MS / 1000, lambda: deliveries.has_failed):
+                if not self._sender.is_alive():
+                    break
         self.check()
 
     def check(self) -> None:
@@ -334,6 +361,16 @@ class Producer:
             max(0, self._rows - written - unacknowledged),
         )
         self._accumulator.wake_waiters()
+
+    def _skipped(self) -> tuple[int, int]:
+        """Rows of this task that can never be written, and dead letters written."""
+        return 0 if self._dead_letters is None else self._dead_letters.rows, self._letters
+
+    def _end_figures(self, *, failed: bool = False) -> None:
+        """The task's last report, while its counts are there."""
+        channel = self._figures_channel
+        if channel is not None and channel.identity is not None:
+            channel.end(self._figures.read(channel.identity, done=True, failed=failed))
 
     def metrics(self) -> Metrics:
         """Metrics of the present task, or else of the last one, under Kafka's names: see docs/metrics.md."""
@@ -368,6 +405,7 @@ class Producer:
         """
         LIVE_PRODUCERS.discard(self)
         self._writes.end()
+        self._end_figures(failed=True)
         if self._coordinator is not None:
             self._coordinator.close()
         self._allocator.close()
@@ -425,10 +463,11 @@ def _appender(
     accumulator: RecordAccumulator,
     network: NetworkClient,
     breaker: ProducerBreaker | None,
+    activity: TaskActivity,
 ) -> RecordAppender:
     codec = codec_for(options.compression_type, options.compression_level)
     limit = None if breaker is None else _muted_memory_limit(options, accumulator, breaker)
-    return RecordAppender(accumulator, codec, monotonic_ms, network.wakeup, limit)
+    return RecordAppender(accumulator, codec, monotonic_ms, network.wakeup, limit, activity)
 
 
 def _muted_memory_limit(

@@ -19,6 +19,7 @@ from kafka_sink.clock import Clock
 from kafka_sink.model import TopicPartition
 from kafka_sink.records.compression import BlockCodec, WholeCodec
 from kafka_sink.records.ordered_rows import OrderedRows
+from kafka_sink.task_activity import BROKER, MEMORY, TaskActivity
 
 
 class RecordAppender:
@@ -31,7 +32,9 @@ class RecordAppender:
         clock_ms: Clock,
         wake_sender: Callable[[], None],
         muted_memory_limit: MutedMemoryLimit | None = None,
+        activity: TaskActivity | None = None,
     ) -> None:
+        self._activity = TaskActivity(clock_ms) if activity is None else activity
         self.encode_ms = 0.0
         self.pool_wait_ms = 0.0
         self._accumulator = accumulator
@@ -68,7 +71,8 @@ class RecordAppender:
                 (ordered.partitions[run], ordered.bound(ordered.starts[run], ordered.starts[run + 1]))
                 for run in muted
             ]
-            taken = limit.wait(needs, check)
+            with self._activity.waiting(BROKER):
+                taken = limit.wait(needs, check)
             for run, stop in _neighbours(muted[:taken]):
                 self._append_runs(ordered, run, stop, check)
             del muted[:taken]
@@ -108,7 +112,8 @@ class RecordAppender:
 
         started = self._clock_ms()
         try:
-            buffer = self._allocator.open(refusal.size, self._settings.max_block_ms, watch)
+            with self._activity.waiting(MEMORY):
+                buffer = self._allocator.open(refusal.size, self._settings.max_block_ms, watch)
         finally:
             self.pool_wait_ms += self._clock_ms() - started
         return Grant(buffer, refusal.stop)

@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Collection, Iterable
 from datetime import datetime, timedelta, timezone
+from itertools import islice
 from typing import Protocol
 
 from kafka_sink.breaker.in_flight_tracker import InFlightTracker
@@ -96,6 +97,17 @@ class ProducerBreaker:
     def congested(self) -> frozenset[int]:
         """Brokers that keyless rows avoid for the moment."""
         return self._manager.congested
+
+    def muted_targets(self, limit: int) -> list[tuple[Target, str, float]]:
+        """At most ``limit`` muted targets with reason and milliseconds since. Any thread."""
+        view, mutes = self.control.view, self._local.table.mutes
+        found: list[tuple[Target, str, float]] = []
+        targets: tuple[Target, ...] = (*view.nodes, *view.partitions)
+        for target in islice(targets, limit):
+            mute = mutes.get(target)
+            if mute is not None:
+                found.append((target, mute.reason, max(0.0, self._context.now - mute.since_ms)))
+        return found
 
     def share(self, state: SharedState | None) -> None:
         """Work with a coordinator, or alone, from the sender's next pass on. Any thread."""

@@ -6,6 +6,7 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from kafka_sink.clock import Clock
@@ -53,6 +54,14 @@ class HintSource(Protocol):
         """A response showed that a partition's leader is old, and named the new one."""
 
 
+@dataclass(frozen=True, slots=True)
+class LookupCounts:
+    """Metadata requests that were sent, and imported snapshots that had news and so spared a request."""
+
+    requests: int = 0
+    imports: int = 0
+
+
 class NoHints:
     """A HintSource that knows nothing."""
 
@@ -93,6 +102,7 @@ class ClusterMetadata:
         self._updated = threading.Condition(self._lock)
         self._held_until_max_ms = math.inf
         self.hints: HintSource = NoHints()
+        self._lookups = LookupCounts()
 
     # -- the task's thread ------------------------------------------------------------------------
 
@@ -201,6 +211,8 @@ class ClusterMetadata:
         with self._lock:
             news = self._cache.import_snapshot(snapshot, now_ms)
             self._updated.notify_all()
+            if news:
+                self._lookups = replace(self._lookups, imports=self._lookups.imports + 1)
         if news:
             self._wake_sender()
         return news
@@ -255,7 +267,15 @@ class ClusterMetadata:
     def next_request(self, now_ms: float) -> tuple[str, ...] | None:
         """The topics to request now, None when nothing is due."""
         with self._lock:
-            return self._cache.next_request(now_ms)
+            topics = self._cache.next_request(now_ms)
+            if topics is not None:
+                self._lookups = replace(self._lookups, requests=self._lookups.requests + 1)
+            return topics
+
+    @property
+    def lookups(self) -> LookupCounts:
+        """So far. Any thread."""
+        return self._lookups
 
     def next_request_delay_ms(self, now_ms: float) -> float:
         """Until next_request may have something."""

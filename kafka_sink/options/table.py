@@ -28,6 +28,7 @@ PARTITIONER = "Partitioner"
 NETWORK = "Connections"
 SECURITY = "Security"
 COORDINATOR = "Coordinator"
+LIVE_VIEW = "Live view and reports"
 
 
 @dataclass(frozen=True)
@@ -125,6 +126,11 @@ class SinkOptions:
     log_summary: bool = _option(
         "log.summary", values.boolean(), True, TARGET, "low",
         """Log one line per job or micro-batch on the driver: rows, topics, bytes, retries, times.""",
+    )
+    log_summary_format: str = _option(
+        "log.summary.format", values.words("text", "json"), "text", TARGET, "low",
+        """Format of this line. `json`: one JSON object with `queryId` and `batchId`, to join with the
+        progress that a StreamingQueryListener receives.""",
     )
     client_id: str = _option(
         "kafka.client.id", values.string(), "", TARGET, "medium",
@@ -607,6 +613,25 @@ class SinkOptions:
         later.""",
     )
 
+    ui_port: int = _option(
+        "ui.port", values.integer(0, 65_535, or_value=-1), -1, LIVE_VIEW, "medium",
+        """Port of the live view, which the coordinator serves on the driver's host: a page at `/`, and
+        metrics for Prometheus at `/metrics`. `0` selects a free port; the address is logged. `-1`: no live
+        view. It shows all writes of the application from then on. `KAFKA_CHUNKED_UI_PORT` and
+        `spark.kafka-chunked.ui.port` override it.""",
+    )
+    ui_bind_address: str = _option(
+        "ui.bind.address", values.string(), "127.0.0.1", LIVE_VIEW, "medium",
+        """Address on which the live view listens. Whoever can connect sees names of topics, brokers and
+        hosts, and figures, but no rows and no secrets. There is no login. `KAFKA_CHUNKED_UI_BIND_ADDRESS` and
+        `spark.kafka-chunked.ui.bind.address` override it.""",
+    )
+    delivery_report_path: str = _option(
+        "delivery.report.path", values.text(), "", LIVE_VIEW, "medium",
+        """Absolute path of a file on the driver's host. Each job or micro-batch appends one line of JSON with
+        the offsets that it wrote to each partition. See docs/metrics.md.""",
+    )
+
     # Not a row of the table: the breaker class checks its options under kafka.producer.circuit.breaker.
     breaker: BreakerSettings = BreakerSettings()
 
@@ -670,12 +695,16 @@ SPECS: tuple[OptionSpec, ...] = tuple(
 )
 _OF_PLANNING = (
     *("topic", "topic_create", "topic_partitions", "topic_replication_factor", "log_summary"),
+    *("log_summary_format", "ui_port", "ui_bind_address", "delivery_report_path"),
     *("coordinator_enabled", "coordinator_port", "coordinator_bind_address", "coordinator_max_connections"),
     *("coordinator_buffer_memory", "coordinator_max_messages_per_second"),
     *("transactional_id_prefix", "transaction_progress_topic", "txn_app_id", "txn_version"),
 )
 # Groups about what a write does with its rows. Every other group is about the cluster, also one added later.
-_GROUPS_OF_WRITES = (TARGET, DELIVERY, ERRORS, TRANSACTIONS, BATCHING, COMPRESSION, PARTITIONER, COORDINATOR)
+_GROUPS_OF_WRITES = (
+    *(TARGET, DELIVERY, ERRORS, TRANSACTIONS, BATCHING, COMPRESSION, PARTITIONER, COORDINATOR),
+    LIVE_VIEW,
+)
 # Options of these groups that the coordinator's own requests use, and the one by which it notices tasks that
 # are gone.
 _READ_BY_COORDINATOR = (

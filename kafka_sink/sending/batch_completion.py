@@ -16,7 +16,8 @@ _log = logging.getLogger(__name__)
 
 
 class BatchCompletion:
-    """Used by the sender's thread. ``deliveries`` and ``nodes`` are replaced between tasks, when no batch is left."""
+    """Used by the sender's thread. ``deliveries`` and ``nodes`` are replaced between tasks, when no batch is
+    left."""
 
     def __init__(self, accumulator: RecordAccumulator) -> None:
         self.deliveries = TaskDeliveries()

@@ -7,8 +7,7 @@ from bisect import bisect_left
 from collections import deque
 from dataclasses import dataclass
 
-# Upper bounds of the latency histogram in milliseconds. The last bucket has no bound.
-LATENCY_BOUNDS_MS = (5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 500.0, 1_000.0, 2_500.0, 5_000.0, 10_000.0, 30_000.0)
+from kafka_sink.latency_bounds import LATENCY_BOUNDS_MS
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +29,14 @@ class NodeMetrics:
 
 
 class _Node:
-    __slots__ = ("buckets", "failures", "latency_ms", "max_latency_ms", "requests", "sent_ms", "throttle_ms")
+    __slots__ = (
+        *("buckets", "failures", "latency_ms", "max_latency_ms", "requests"),
+        *("sent_ms", "throttle_ms", "throttled_until_ms"),
+    )
 
     def __init__(self) -> None:
         self.requests = self.failures = 0
-        self.latency_ms = self.max_latency_ms = self.throttle_ms = 0.0
+        self.latency_ms = self.max_latency_ms = self.throttle_ms = self.throttled_until_ms = 0.0
         self.buckets = [0] * (len(LATENCY_BOUNDS_MS) + 1)
         # When each request without a response was sent. Brokers respond in order.
         self.sent_ms: deque[float] = deque()
@@ -72,10 +74,13 @@ class NodeMetricsRecorder:
             if node.sent_ms:
                 node.sent_ms.popleft()
 
-    def throttled(self, node_id: int, throttle_ms: float) -> None:
-        """The broker wants no requests for this long."""
+    def throttled(self, node_id: int, throttle_ms: float, now_ms: float) -> None:
+        """The broker wants no requests for this long from now on. Time that overlaps counts once."""
         with self._lock:
-            self._nodes.setdefault(node_id, _Node()).throttle_ms += throttle_ms
+            node = self._nodes.setdefault(node_id, _Node())
+            until_ms = now_ms + throttle_ms
+            node.throttle_ms += max(0.0, until_ms - max(now_ms, node.throttled_until_ms))
+            node.throttled_until_ms = max(node.throttled_until_ms, until_ms)
 
     def snapshot(self, now_ms: float) -> dict[int, NodeMetrics]:
         """The metrics by broker."""

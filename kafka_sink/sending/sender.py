@@ -294,7 +294,7 @@ class Sender(threading.Thread):
     def _on_response(self, event: ResponseReceived, now_ms: float) -> None:
         if throttled := self._network.throttled_ms(event.node_id, now_ms):
             self._policy.on_throttled(event.node_id, now_ms, throttled)
-            self._completion.nodes.throttled(event.node_id, throttled)
+            self._completion.nodes.throttled(event.node_id, throttled, now_ms)
         match event.tag:
             case ProduceTag():
                 self._responses.on_response(event, event.tag, now_ms)

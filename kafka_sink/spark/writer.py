@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 import secrets
+import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from queue import Empty, SimpleQueue
@@ -23,6 +24,7 @@ from kafka_sink import driver_log
 from kafka_sink.clock import monotonic_ms
 from kafka_sink.coordinator.driver.planning import CoordinatorHandoff
 from kafka_sink.coordinator.wire.address import CoordinatorAddress, without_brackets
+from kafka_sink.coordinator.wire.job_figures import TaskIdentity
 from kafka_sink.errors import DeliveryError, KafkaSinkError
 from kafka_sink.metadata.snapshot import MetadataSnapshot
 from kafka_sink.model import TaskResult
@@ -30,6 +32,7 @@ from kafka_sink.options import SinkOptions
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.spark import frozen_imports, zipimport_workaround
 from kafka_sink.spark.summary import summarise
+from kafka_sink.task_activity import ROWS, TaskActivity
 
 # Planning and commit import this module, too, and few writes use transactions.
 if TYPE_CHECKING:
@@ -42,6 +45,7 @@ if TYPE_CHECKING:
 
 # The local property that Spark sets for tasks of a micro-batch.
 _BATCH_ID = "streaming.sql.batchId"
+_QUERY_ID = "sql.streaming.queryId"
 
 
 class Sends(Protocol):
@@ -59,6 +63,8 @@ class TaskCommitted(WriterCommitMessage):
 
     result: TaskResult
     report: TaskReport | None = None
+    # Spark does not tell a commit which query it is for.
+    query: str = ""
 
 
 @dataclass(frozen=True)
@@ -81,7 +87,8 @@ class PlannedWrite:
         else:
             written = self._write_in_transaction(batches, self.transactions, is_streaming=is_streaming)
         zipimport_workaround.forget_spark_archives()
-        return written
+        context = TaskContext.get()
+        return written if context is None else replace(written, query=micro_batch_of(context)[0])
 
     def _send(
         self,
@@ -103,13 +110,14 @@ class PlannedWrite:
                 again=self._is_run_again(),
                 write=self._name_in_task(is_streaming=is_streaming),
                 task=_task_number(),
+                identity=self._identity_in_task(is_streaming=is_streaming),
             ) as producer,
             watched(executor_socket(), producer.abort) as check_executor,
         ):
             rows = checked_batches(batches, check_executor)
             if attempt is not None:
                 rows = attempt.rows(rows, producer)
-            send_tables(rows, producer, self.plan, self.options.linger_ms)
+            send_tables(rows, producer, self.plan, self.options.linger_ms, producer.activity)
             return producer.finish()
 
     def _write_in_transaction(
@@ -163,12 +171,52 @@ class PlannedWrite:
         """The name with the micro-batch: a reused plan must not end tasks of the next micro-batch."""
         return self.name if batch_id is None else f"{self.name}/{batch_id}"
 
+    def _identity_in_task(self, *, is_streaming: bool) -> TaskIdentity | None:
+        """Under which name the task reports to the live view. None where nobody looks."""
+        context = TaskContext.get()
+        if context is None or self.handoff.rendezvous is None or not self.handoff.rendezvous.figures:
+            return None
+        query, batch = micro_batch_of(context)
+        return TaskIdentity(
+            self.write_id(query, batch) if is_streaming else self.name,
+            context.taskAttemptId(),
+            context.partitionId(),
+            context.attemptNumber(),
+            socket.gethostname(),
+            query,
+            batch,
+            context.getLocalProperty("spark.app.name") or "",
+        )
+
+    def write_id(self, query: str, batch: int) -> str:
+        """The write's name in reports: of the query, as a micro-batch's commit does not know ``name``."""
+        return f"{query}/{batch}" if query else self.name
+
     def _end_attempts(self, batch_id: int | None) -> None:
         """End attempts that still run: superseded speculative copies, and tasks of a cancelled job."""
         if self.handoff.driver_address is not None:
             from kafka_sink.coordinator.tasks.write_channel import end_attempts
 
             end_attempts(self.handoff.driver_address, self._name_of(batch_id))
+
+    def _report_final(
+        self,
+        outcome: str,
+        messages: Sequence[WriterCommitMessage | None],
+        batch_id: int | None,
+        in_transactions: Mapping[str, int],
+    ) -> None:
+        """The live view shows the figures of the summary from then on."""
+        address = self.handoff.driver_address
+        if address is None or not address.rendezvous.figures:
+            return
+        from kafka_sink.coordinator.tasks.figures_channel import report_final
+        from kafka_sink.spark.final_figures import final_figures
+
+        query, batch = _query_of(messages), -1 if batch_id is None else batch_id
+        write = self.write_id(query, batch) if batch_id is not None else self.name
+        final = final_figures(write, outcome, query, batch, _results(messages), in_transactions)
+        report_final(address, final)
 
     def _snapshot(self) -> MetadataSnapshot | None:
         """The metadata snapshot of planning, aged by the wall clocks of both hosts.
@@ -199,7 +247,7 @@ class PlannedWrite:
             # With Trigger.Continuous, Spark logs the exception, makes no progress and does not end the query.
             driver_log.error(_label(batch_id) + problem)
             raise DeliveryError(problem)
-        outcome = ""
+        outcome, in_transactions = "", {}
         if self.transactions is not None:
             from kafka_sink.transactions import planning as transactions
 
@@ -208,6 +256,8 @@ class PlannedWrite:
                 self.options, self.transactions, [report for report in reports if report is not None]
             )
             outcome = f"; {committed}"
+            in_transactions = {"committed": len(messages)}
+        self._report_final("committed", messages, batch_id, in_transactions)
         if self.options.log_summary:
             driver_log.report(_label(batch_id) + summarise(results) + outcome)
         zipimport_workaround.forget_spark_archives()
@@ -215,6 +265,7 @@ class PlannedWrite:
     def abort(self, messages: Sequence[WriterCommitMessage | None], batch_id: int | None = None) -> None:
         """Log what a failed job has written. Kafka keeps those rows, unless they are in open transactions."""
         self._end_attempts(batch_id)
+        self._report_final("aborted", messages, batch_id, {})
         if self.transactions is not None:
             self._abort_transactions(self.transactions, len(messages), batch_id)
             return
@@ -281,11 +332,22 @@ def _results(messages: Sequence[WriterCommitMessage | None]) -> list[TaskResult]
     return [message.result for message in messages if isinstance(message, TaskCommitted)]
 
 
+def _query_of(messages: Sequence[WriterCommitMessage | None]) -> str:
+    """The id of the query that these tasks belong to, or ""."""
+    return next((one.query for one in messages if isinstance(one, TaskCommitted) and one.query), "")
+
+
+def micro_batch_of(context: TaskContext) -> tuple[str, int]:
+    """The query's id and the micro-batch's number; "" and -1 where the task belongs to none."""
+    query, batch = context.getLocalProperty(_QUERY_ID), context.getLocalProperty(_BATCH_ID)
+    return (query or "", int(batch)) if query and batch and batch.isdigit() else ("", -1)
+
+
 def _micro_batch(context: TaskContext) -> BatchIdentity:
     """The task's query and micro-batch. Raises DeliveryError if Spark does not provide them."""
     from kafka_sink.transactions.decision import BatchIdentity
 
-    query = context.getLocalProperty("sql.streaming.queryId")
+    query = context.getLocalProperty(_QUERY_ID)
     number = context.getLocalProperty(_BATCH_ID)
     if query is None or number is None:
         raise DeliveryError("Spark does not provide the task's query and micro-batch")
@@ -313,7 +375,11 @@ def checked_batches(
 
 
 def send_tables(
-    batches: Iterator[pa.RecordBatch], producer: Sends, plan: ColumnPlan, linger_ms: float
+    batches: Iterator[pa.RecordBatch],
+    producer: Sends,
+    plan: ColumnPlan,
+    linger_ms: float,
+    activity: TaskActivity | None = None,
 ) -> None:
     """Pass the rows of all batches to the producer, in order, as tables of about 2 MiB.
 
@@ -325,8 +391,13 @@ def send_tables(
     used = list(plan.used)
     builder = Rebatcher(plan.narrowed().sized, linger_ms=linger_ms)
     reader = TimedReader(batches)
+    activity = TaskActivity(monotonic_ms) if activity is None else activity
     try:
-        while (batch := reader.read(builder.deadline_ms() - monotonic_ms())) is not None:
+        while True:
+            with activity.waiting(ROWS):
+                batch = reader.read(builder.deadline_ms() - monotonic_ms())
+            if batch is None:
+                break
             if isinstance(batch, Late):
                 tables = builder.take(monotonic_ms())
             else:

@@ -14,7 +14,17 @@ from pathlib import Path
 
 # Other settings are dropped, because they may be passwords.
 OWN_PREFIX = "spark.kafka-chunked."
-_KEPT = ("spark.driver.bindAddress", "spark.driver.host")
+# Spark may end Python workers that neither take nor return data for so many seconds.
+IDLE_TIMEOUTS = (
+    "spark.python.worker.idleTimeoutSeconds",
+    "spark.python.worker.killOnIdleTimeout",
+    "spark.sql.execution.pyspark.udf.idleTimeoutSeconds",
+    "spark.sql.execution.pyspark.udf.killOnIdleTimeout",
+)
+_PROGRESS = "spark.ui.showConsoleProgress"
+_KEPT = ("spark.driver.bindAddress", "spark.driver.host", _PROGRESS, *IDLE_TIMEOUTS)
+# PySpark starts its JVM with this resource, for shells and for scripts that Python runs.
+_SHELL = "pyspark-shell"
 _DEFAULTS_FILE = "spark-defaults.conf"
 # The separator of java.util.Properties: a colon, an equals sign or white space.
 _SEPARATOR = re.compile(r"\s*[=:\s]\s*")
@@ -33,6 +43,12 @@ def spark_conf(arguments: Sequence[str], environ: Mapping[str, str]) -> dict[str
     given += [one.partition("=")[2] for one in arguments if one.startswith("--conf=")]
     found.update(_kept(one.partition("=")[::2] for one in given))
     return found
+
+
+def shows_progress(arguments: Sequence[str], conf: Mapping[str, str]) -> bool:
+    """Whether Spark shows progress bars in the driver's terminal, as SparkSubmit decides."""
+    value = conf.get(_PROGRESS)
+    return value.lower() == "true" if value is not None else _SHELL in arguments
 
 
 def _kept(pairs: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:

@@ -15,9 +15,9 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from kafka_sink import application_markers
-from kafka_sink.coordinator.driver.driver_conf import spark_conf
-from kafka_sink.coordinator.driver.placement import Placement, is_enabled, placement
+from kafka_sink import application_markers, driver_log
+from kafka_sink.coordinator.driver.driver_conf import shows_progress, spark_conf
+from kafka_sink.coordinator.driver.placement import Placement, is_enabled, placement, ui_placement
 from kafka_sink.coordinator.driver.rendezvous_directory import (
     RendezvousDirectory,
     RunningCoordinator,
@@ -58,6 +58,10 @@ class LocatedCoordinator:
     is_new: bool
 
 
+# What the user reads where the live view is, once in an application.
+_LIVE_VIEW = "live view"
+
+
 def locate(options: SinkOptions, environ: Mapping[str, str] = os.environ) -> LocatedCoordinator | None:
     """The application's coordinator, which knows this job's cluster; None, after a warning, if there is none.
 
@@ -86,8 +90,9 @@ def _find_or_start(
     found = place.found()
     if found is not None and place.is_alive():
         key = found.key_of(cluster)
-        if place.has_cluster(found, key):
-            return _located(found, key, is_new=False)
+        wants_view = ui_placement(options, environ) is not None and place.live_view(found) is None
+        if place.has_cluster(found, key) and not wants_view:
+            return _located(place, found, key, is_new=False)
     if application_markers.happened_within(UNAVAILABLE, _AFTER_FAILURE_S):
         return None
     driver = driver_process.find_driver_process()
@@ -97,23 +102,66 @@ def _find_or_start(
     if not is_enabled(options, environ, conf):
         return None
     where = placement(options, environ, conf)
+    view = ui_placement(options, environ, conf)
     place = RendezvousDirectory.make(local_dirs)
     with place.lock(_LOCK_MS):
         found = place.found()
         is_new = found is None or not place.is_alive()
         if found is None or is_new:
             _count_start(place, time.time())
-            found = _start(where, place, driver, environ, found, _bounds(options))
+            before = found
+            view = _former_port(view, place, before)
+            found = _start(where, place, driver, environ, before, _bounds(options))
+            if shows_progress(driver.arguments(), conf):
+                place.note_progress(found)
         key = found.key_of(cluster)
         if not place.has_cluster(found, key):
             place.add_cluster(found, key, cluster, _NEW_READS_MS if is_new else _READS_MS)
-    return _located(found, key, is_new=is_new)
+        if view is not None and place.live_view(found) is None:
+            _open_live_view(place, found, view, _NEW_READS_MS if is_new else _READS_MS)
+    return _located(place, found, key, is_new=is_new)
 
 
-def _located(found: RunningCoordinator, key: str, *, is_new: bool) -> LocatedCoordinator:
+def _located(
+    place: RendezvousDirectory, found: RunningCoordinator, key: str, *, is_new: bool
+) -> LocatedCoordinator:
     where = Placement(found.address, found.port)
     host = where.address if where.is_loopback else ""
-    return LocatedCoordinator(Rendezvous(found.port, key, found.secret, host), where.local_host, is_new)
+    view = place.live_view(found)
+    figures = (view is not None and "error" not in view) or place.shows_progress(found)
+    rendezvous = Rendezvous(found.port, key, found.secret, host, figures)
+    return LocatedCoordinator(rendezvous, where.local_host, is_new)
+
+
+def _former_port(
+    view: Placement | None, place: RendezvousDirectory, before: RunningCoordinator | None
+) -> Placement | None:
+    """The live view of a restarted coordinator keeps its port, so that open pages find it."""
+    former = None if before is None or view is None else place.live_view(before)
+    if view is None or former is None or view.port or not isinstance(former.get("port"), int):
+        return view
+    return Placement(view.address, former["port"])
+
+
+def _open_live_view(
+    place: RendezvousDirectory, found: RunningCoordinator, view: Placement, timeout_ms: float
+) -> None:
+    """Open the live view, wait until it serves, and log where. Only under the lock."""
+    place.open_live_view(view.address, view.port, timeout_ms)
+    until_s = time.monotonic() + timeout_ms / 1000
+    while (opened := place.live_view(found)) is None and time.monotonic() < until_s:
+        time.sleep(0.01)
+    if opened is None:
+        driver_log.warn("kafka-chunked: the live view has not started in time; see the coordinator's log")
+    elif "error" in opened:
+        driver_log.warn(f"kafka-chunked: there is no live view: {opened['error']}")
+    elif application_markers.first_time(f"{_LIVE_VIEW} {opened['url']}"):
+        driver_log.report(f"kafka-chunked: the live view is at {opened['url']}")
+        if not view.is_loopback:
+            driver_log.warn(
+                f"kafka-chunked: ui.bind.address={view.address}: everybody who can connect to the live view "
+                "sees names of topics, brokers and hosts"
+            )
 
 
 def _count_start(place: RendezvousDirectory, now_s: float) -> None:

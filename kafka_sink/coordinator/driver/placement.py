@@ -20,7 +20,9 @@ from kafka_sink.options import SinkOptions
 from kafka_sink.options.table import SPECS
 
 _ENABLED, _PORT, _ADDRESS = "coordinator.enabled", "coordinator.port", "coordinator.bind.address"
-_KINDS = {spec.name: spec.kind for spec in SPECS if spec.name in (_ENABLED, _PORT, _ADDRESS)}
+_UI_PORT, _UI_ADDRESS = "ui.port", "ui.bind.address"
+_ADMINISTERED = (_ENABLED, _PORT, _ADDRESS, _UI_PORT, _UI_ADDRESS)
+_KINDS = {spec.name: spec.kind for spec in SPECS if spec.name in _ADMINISTERED}
 _ANY = ("0.0.0.0", "::")
 # An address reserved for documentation. Nothing is sent to it; the system only looks up its route.
 _REMOTE_ADDRESS = ("192.0.2.1", 9)
@@ -61,6 +63,18 @@ def placement(options: SinkOptions, environ: Mapping[str, str], conf: Mapping[st
         without_brackets(address or _drivers_address(environ, conf)),
         options.coordinator_port if port is None else port,
     )
+
+
+def ui_placement(
+    options: SinkOptions, environ: Mapping[str, str], conf: Mapping[str, str] = _NO_CONF
+) -> Placement | None:
+    """Where the live view listens; None where it is off. Raises as ``placement``."""
+    port = _administered(_UI_PORT, environ, conf)
+    port = options.ui_port if port is None else port
+    if port < 0:
+        return None
+    address = _administered(_UI_ADDRESS, environ, conf) or options.ui_bind_address
+    return Placement(without_brackets(address), port)
 
 
 def _administered(name: str, environ: Mapping[str, str], conf: Mapping[str, str]) -> Any:

@@ -6,6 +6,8 @@ It contains:
     pipe      the coordinator's stdin; later clusters are sent through it, with their credentials. If nobody
               reads the pipe, the coordinator has ended.
     said-...  one empty file for each cluster that this coordinator has
+    ui-...    where it serves the live view
+    console-. exists where it shows progress in the driver's terminal
     lock      held while any of the others changes
 
 Another user who could write there could redirect tasks to a coordinator of their own. A folder that others
@@ -27,7 +29,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kafka_sink.coordinator.wire.application_files import known_cluster_marker, starts_file
+from kafka_sink.coordinator.wire.application_files import (
+    console_marker,
+    known_cluster_marker,
+    starts_file,
+    ui_marker,
+)
 from kafka_sink.coordinator.wire.private_folder import check_private_folder, make_private_folder
 
 FOLDER = "kafka-chunked-coordinator"
@@ -143,8 +150,9 @@ class RendezvousDirectory:
             "token": found.token,
             "address": found.address,
         }
-        for path in self.folder.glob("said-*"):
-            path.unlink(missing_ok=True)
+        for pattern in ("said-*", "ui-*", "console-*"):
+            for path in self.folder.glob(pattern):
+                path.unlink(missing_ok=True)
         self._write(self._found, json.dumps(fields).encode())
 
     def starts(self) -> Starts:
@@ -201,6 +209,32 @@ class RendezvousDirectory:
         finally:
             os.close(handle)
         self._write(self._marker(found, key), b"")
+
+    # -- the live view ------------------------------------------------------------------------------
+
+    def live_view(self, found: RunningCoordinator) -> dict[str, Any] | None:
+        """What the coordinator wrote about its live view; see ui_marker. None: nothing so far."""
+        try:
+            view = json.loads(ui_marker(self.folder, found.token).read_bytes())
+        except (FileNotFoundError, ValueError):
+            return None
+        return view if isinstance(view, dict) else None
+
+    def open_live_view(self, address: str, port: int, timeout_ms: float) -> None:
+        """Have the coordinator serve the live view. Only under the lock. Raises as ``add_cluster``."""
+        handle = self._open_pipe()
+        try:
+            write_all(handle, b"\n" + json_line({"ui": {"address": address, "port": port}}), timeout_ms)
+        finally:
+            os.close(handle)
+
+    def shows_progress(self, found: RunningCoordinator) -> bool:
+        """Whether the coordinator shows progress in the driver's terminal."""
+        return console_marker(self.folder, found.token).exists()
+
+    def note_progress(self, found: RunningCoordinator) -> None:
+        """It does. Only under the lock."""
+        self._write(console_marker(self.folder, found.token), b"")
 
     def _marker(self, found: RunningCoordinator, key: str) -> Path:
         return known_cluster_marker(self.folder, found.token, key)

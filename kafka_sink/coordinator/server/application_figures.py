@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from kafka_sink.coordinator.server.metadata_handler import Lookups
 from kafka_sink.coordinator.server.rates import RateWindow
 from kafka_sink.coordinator.wire.job_figures import (
     BrokerFigures,
@@ -44,20 +45,8 @@ _SILENT_MS, _GONE_MS = 5_000.0, 30_000.0
 _LOST_JOB_MS, _LOST_STREAM_MS = 600_000.0, 86_400_000.0
 
 
-@dataclass(slots=True)
-class Lookups:
-    """Of the coordinator: Metadata requests that it sent, and those that it spared tasks."""
-
-    made: int = 0
-    asked: int = 0
-
-    @property
-    def avoided(self) -> int:
-        """A task that asks the coordinator would otherwise ask a broker."""
-        return max(0, self.asked - self.made)
-
-
-MuteSource = Callable[[float], Iterable[MuteFigures]]
+# Returns None once the cluster's handler is gone.
+MuteSource = Callable[[], Callable[[float], Iterable[MuteFigures]] | None]
 
 
 @dataclass(slots=True)
@@ -143,8 +132,9 @@ class ApplicationFigures:
         return self._lookups.setdefault(cluster, Lookups())
 
     def add_mutes(self, cluster: str, source: MuteSource) -> None:
-        """``source`` lists what is muted for all tasks of a cluster."""
-        self._mute_sources.setdefault(cluster, []).append(source)
+        """``source`` refers to a function that lists what is muted for all tasks of a cluster."""
+        kept = [one for one in self._mute_sources.get(cluster, ()) if one() is not None]
+        self._mute_sources[cluster] = [*kept, source]
 
     # -- reports ------------------------------------------------------------------------------------
 
@@ -317,7 +307,7 @@ class ApplicationFigures:
             "rates": {"records": self._records.per_second, "sent_bytes": self._sent_bytes.per_second},
             "history": list(self._history),
             "clusters": [self._cluster(name, shown, now_ms) for name in self._names()],
-            "jobs": [self._shown_job(key, job, shown, now_ms) for key, job in reversed(self._jobs.items())],
+            "jobs": [self._shown_job(key, job, shown) for key, job in reversed(self._jobs.items())],
             "topics": [
                 {
                     "cluster": cluster,
@@ -343,7 +333,7 @@ class ApplicationFigures:
         gauges: Counter[str] = Counter()
         states: Counter[str] = Counter()
         for one in tasks:
-            gauges.update(one.figures.gauges)  # type: ignore[arg-type]  # bytes are whole numbers
+            gauges.update(one.figures.gauges)
             states["silent" if now_ms - one.reported_ms > _SILENT_MS else one.figures.state] += 1
         lookups = self._lookups.get(name, Lookups())
         totals = self._totals.get(name, Counter())
@@ -369,7 +359,7 @@ class ApplicationFigures:
             },
         }
 
-    def _shown_job(self, key: str, job: _Job, shown: list[_Attempt], now_ms: float) -> dict[str, Any]:
+    def _shown_job(self, key: str, job: _Job, shown: list[_Attempt]) -> dict[str, Any]:
         tasks = [one for one in shown if (one.figures.identity.query or one.figures.identity.write) == key]
         pauses = job.state == "running" and not tasks
         return {
@@ -425,8 +415,8 @@ class ApplicationFigures:
         """What the coordinator mutes for all, then what tasks mute for themselves. The longest first."""
         found: dict[tuple[str, str], dict[str, Any]] = {}
         for cluster, sources in self._mute_sources.items():
-            for source in sources:
-                for mute in source(now_ms):
+            for muted in filter(None, (source() for source in sources)):
+                for mute in muted(now_ms):
                     found[cluster, mute.target] = _mute(cluster, mute, mute.age_ms, shared=True)
         for one in shown:
             for mute in one.figures.mutes:
@@ -435,7 +425,7 @@ class ApplicationFigures:
         return sorted(found.values(), key=lambda mute: -mute["seconds"])
 
     def _shown_tasks(self, shown: list[_Attempt], now_ms: float) -> list[dict[str, Any]]:
-        tasks = []
+        tasks: list[dict[str, Any]] = []
         for one in shown:
             figures, waited_ms = one.figures, now_ms - one.reported_ms
             tasks.append(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kafka_sink.breaker.states import BreakerState, MuteTable, Target
@@ -27,12 +27,12 @@ from kafka_sink.coordinator.wire.breaker_messages import (
     decode_report,
     encode_update,
 )
+from kafka_sink.coordinator.wire.job_figures import MuteFigures
 from kafka_sink.model import TopicPartition
 from kafka_sink.options.breaker import DEFAULT_CLASS, failure_rate_settings
 from kafka_sink.timing_bounds import GATHER_MUTES_MS
 
 if TYPE_CHECKING:
-    from kafka_sink.coordinator.server.handlers import Handler
     from kafka_sink.options import SinkOptions
 
 # A muted partition that no task has written to for this long is unmuted.
@@ -108,6 +108,11 @@ class BreakerHandler:
             due_ms = min(due_ms, self._leased_ms + GATHER_MUTES_MS)
         self._due_ms = min(self._due_ms, due_ms)
         return due_ms
+
+    def muted(self, now_ms: float) -> Iterator[MuteFigures]:
+        """What is muted for all tasks, for the live view."""
+        for target, mute in self._table.mutes.items():
+            yield MuteFigures(str(target), mute.reason, max(0.0, now_ms - mute.since_ms))
 
     def on_disconnect(self, peer: int, now_ms: float) -> None:
         """See Handler."""
@@ -286,7 +291,7 @@ class BreakerHandler:
                 self._unmute(target)
 
 
-def breaker_handler(options: SinkOptions, wake: Callable[[], None]) -> Handler:  # noqa: ARG001 - HandlerFactory's signature
+def breaker_handler(options: SinkOptions, wake: Callable[[], None]) -> BreakerHandler:  # noqa: ARG001 - HandlerFactory's signature
     """The handler of one cluster, with the options of the default breaker class."""
     settings = options.breaker
     votes = None

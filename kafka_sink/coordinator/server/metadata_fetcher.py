@@ -10,7 +10,7 @@ from collections.abc import Callable
 from kafka_sink.backoff import ExponentialBackoff
 from kafka_sink.clock import monotonic_ms
 from kafka_sink.coordinator.server.handlers import Handler
-from kafka_sink.coordinator.server.metadata_handler import MetadataHandler
+from kafka_sink.coordinator.server.metadata_handler import Lookups, MetadataHandler
 from kafka_sink.coordinator.wire.metadata_messages import coordinator_idle_ms
 from kafka_sink.metadata.cache import MetadataCache
 from kafka_sink.metadata.cluster_metadata import ClusterMetadata
@@ -121,17 +121,26 @@ class MetadataFetcher(threading.Thread):
 class _FetchingHandler(MetadataHandler):
     """A handler that owns its fetcher."""
 
-    def __init__(self, fetcher: MetadataFetcher, wake: Callable[[], None], *, auto_create: bool) -> None:
-        super().__init__(fetcher.view, fetcher.wake, wake, auto_create=auto_create)
+    def __init__(
+        self,
+        fetcher: MetadataFetcher,
+        wake: Callable[[], None],
+        lookups: Lookups | None,
+        *,
+        auto_create: bool,
+    ) -> None:
+        super().__init__(fetcher.view, fetcher.wake, wake, auto_create=auto_create, lookups=lookups)
         self._fetcher = fetcher
 
     def close(self) -> None:
         self._fetcher.close()
 
 
-def metadata_handler(options: SinkOptions, wake: Callable[[], None]) -> Handler:
-    """The metadata handler of a cluster, with its fetcher started."""
+def metadata_handler(
+    options: SinkOptions, wake: Callable[[], None], lookups: Lookups | None = None
+) -> Handler:
+    """The metadata handler of a cluster, with its fetcher started. It counts in ``lookups``."""
     fetcher = MetadataFetcher(options)
-    handler = _FetchingHandler(fetcher, wake, auto_create=options.allow_auto_create_topics)
+    handler = _FetchingHandler(fetcher, wake, lookups, auto_create=options.allow_auto_create_topics)
     fetcher.begin(handler)
     return handler

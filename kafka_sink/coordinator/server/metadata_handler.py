@@ -67,6 +67,19 @@ class MetadataView(Protocol):
 
 
 @dataclass(slots=True)
+class Lookups:
+    """Of the coordinator: Metadata responses that it got from brokers, and requests of tasks."""
+
+    made: int = 0
+    asked: int = 0
+
+    @property
+    def avoided(self) -> int:
+        """A task that asks the coordinator would otherwise ask a broker."""
+        return max(0, self.asked - self.made)
+
+
+@dataclass(slots=True)
 class _Pending:
     """A request that waits until its topics have been fetched."""
 
@@ -102,8 +115,15 @@ class MetadataHandler:
     """
 
     def __init__(
-        self, view: MetadataView, fetch: Callable[[], None], wake: Callable[[], None], *, auto_create: bool
+        self,
+        view: MetadataView,
+        fetch: Callable[[], None],
+        wake: Callable[[], None],
+        *,
+        auto_create: bool,
+        lookups: Lookups | None = None,
     ) -> None:
+        self._lookups = Lookups() if lookups is None else lookups
         self._view = view
         self._fetch = fetch
         self._wake = wake
@@ -133,6 +153,7 @@ class MetadataHandler:
 
     def on_response(self, topics: tuple[str, ...]) -> None:
         """The view has new metadata or errors of these topics."""
+        self._lookups.made += 1
         self._responses.append(topics)
         self._wake()
 
@@ -151,6 +172,7 @@ class MetadataHandler:
         asked, used = names(body.get("ask", [])), names(body.get("use", []))
         stale, leaders = _stale(body.get("stale", [])), named_leaders(body.get("leaders", []))
         known = self._peers.setdefault(peer, _MetadataTask())
+        self._lookups.asked += bool(asked)
         self._note_responses(now_ms)
         self._tidy()
         self._note_topics(known, asked, used, now_ms)

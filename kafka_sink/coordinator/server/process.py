@@ -12,16 +12,21 @@ import logging
 import os
 import resource
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
+from weakref import WeakMethod
 
 from kafka_sink.clock import monotonic_ms
+from kafka_sink.coordinator.server.application_figures import ApplicationFigures
 from kafka_sink.coordinator.server.breaker_handler import breaker_handler
 from kafka_sink.coordinator.server.command_pipe import CommandPipe
 from kafka_sink.coordinator.server.connections import ServerBounds
+from kafka_sink.coordinator.server.figures_handler import FiguresHandler
+from kafka_sink.coordinator.server.handlers import Handler, HandlerFactory
 from kafka_sink.coordinator.server.metadata_fetcher import metadata_handler
 from kafka_sink.coordinator.server.server import CoordinatorServer
+from kafka_sink.coordinator.server.ui.live_view import LiveView
 from kafka_sink.coordinator.server.write_handler import write_handler
 from kafka_sink.coordinator.wire.application_files import (
     LONG_LIFE_S,
@@ -29,17 +34,19 @@ from kafka_sink.coordinator.wire.application_files import (
     is_current,
     known_cluster_marker,
     starts_file,
+    ui_marker,
 )
 from kafka_sink.coordinator.wire.driver_process import DriverProcess
+from kafka_sink.coordinator.wire.job_figures import KIND
 from kafka_sink.errors import ConfigurationError
-from kafka_sink.options import parse
+from kafka_sink.options import SinkOptions, parse
 
 _log = logging.getLogger(__name__)
+_MAX_NAME = 200
 # Bytes that one peer may leave unread.
 _UNREAD_BYTES = 16 * 1024 * 1024
 # Open files other than connections: to brokers, log files, files that Python opens.
 _OTHER_FILES = 1000
-_HANDLERS = {"metadata": metadata_handler, "breaker": breaker_handler, "writes": write_handler}
 
 
 class _Report:
@@ -54,7 +61,7 @@ class _Report:
 
 
 async def _serve(
-    settings: Mapping[str, Any], clusters: Iterable[Mapping[str, Any]], commands: CommandPipe, report_fd: int
+    settings: Mapping[str, Any], first: Iterable[Mapping[str, Any]], commands: CommandPipe, report_fd: int
 ) -> None:
     loop = asyncio.get_running_loop()
     transport, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, os.fdopen(report_fd, "wb"))
@@ -68,11 +75,19 @@ async def _serve(
                 # The reason is not logged: it may quote a password.
                 _log.warning("The coordinator ignores a cluster with invalid options")
 
-    def read_commands() -> None:
-        for line in commands.lines():
-            report.send(line)
-            add([line])
+    def obey(lines: Iterable[Mapping[str, Any]]) -> None:
+        for line in lines:
+            if isinstance(line.get("ui"), dict):
+                # The process that replaces this one takes the same port.
+                report.send({"ui": live_view.open(line["ui"])})
+            else:
+                report.send(line)
+                add([line])
 
+    def read_commands() -> None:
+        obey(commands.lines())
+
+    figures = ApplicationFigures()
     driver = DriverProcess(int(settings["driver"][0]), str(settings["driver"][1]))
     marker = Path(settings["marker"])
 
@@ -82,21 +97,46 @@ async def _serve(
 
     server = CoordinatorServer(
         bytes.fromhex(settings["secret"]),
-        _HANDLERS,
+        _handlers(figures),
         monotonic_ms,
         _bounds(settings["bounds"]),
         look=read_commands,
         forgotten=forgotten,
     )
-    add(clusters)
+    live_view = LiveView(figures, ui_marker(marker.parent, settings["token"]))
+    obey(first)
     listening = socket.socket(fileno=int(settings["listening"]))
     await server.start(listening)
     loop.add_reader(0, read_commands)
     loop.call_later(LONG_LIFE_S, lambda: starts_file(marker.parent).unlink(missing_ok=True))
     while driver.is_alive() and is_current(marker, settings["token"]):
         report.send({})
+        figures.sample(monotonic_ms())
         await asyncio.sleep(WATCH_S)
+    live_view.close()
     server.close()
+
+
+def _handlers(figures: ApplicationFigures) -> dict[str, HandlerFactory]:
+    """The handlers of each cluster. Those with something for the live view share ``figures``."""
+
+    def metadata(options: SinkOptions, wake: Callable[[], None]) -> Handler:
+        return metadata_handler(options, wake, figures.lookups(_shown(options)))
+
+    def breaker(options: SinkOptions, wake: Callable[[], None]) -> Handler:
+        handler = breaker_handler(options, wake)
+        figures.add_mutes(_shown(options), WeakMethod(handler.muted))
+        return handler
+
+    def job_figures(options: SinkOptions, wake: Callable[[], None]) -> Handler:  # noqa: ARG001 - HandlerFactory's signature
+        return FiguresHandler(_shown(options), figures)
+
+    return {"metadata": metadata, "breaker": breaker, "writes": write_handler, KIND: job_figures}
+
+
+def _shown(options: SinkOptions) -> str:
+    """The name of a cluster in the live view: its bootstrap addresses."""
+    return ",".join(f"{host}:{port}" for host, port in options.bootstrap_servers)[:_MAX_NAME]
 
 
 def _bounds(settings: dict[str, Any]) -> ServerBounds:

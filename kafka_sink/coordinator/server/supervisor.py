@@ -39,7 +39,11 @@ class Supervisor:
     ) -> None:
         self._settings = settings
         self._commands = commands
-        self._clusters = {str(one.get("cluster")): one for one in clusters}
+        self._clusters: dict[str, dict[str, Any]] = {}
+        # Where the live view is, if there is one.
+        self._live_view: dict[str, Any] | None = None
+        for line in clusters:
+            self._take(line)
         self._driver = DriverProcess(int(settings["driver"][0]), str(settings["driver"][1]))
         self._marker = Path(settings["marker"])
 
@@ -70,7 +74,7 @@ class Supervisor:
             try:
                 from kafka_sink.coordinator.server.process import serve
 
-                serve(self._settings, list(self._clusters.values()), self._commands, writing)
+                serve(self._settings, self._lines(), self._commands, writing)
             except BaseException:  # noqa: BLE001 - it must not run the supervisor's code
                 _log.exception("the coordinator failed")
             os._exit(1)
@@ -101,7 +105,14 @@ class Supervisor:
             if reports.is_closed:
                 return
 
+    def _lines(self) -> list[dict[str, Any]]:
+        """What a process that serves must know first."""
+        view = [] if self._live_view is None else [self._live_view]
+        return [*self._clusters.values(), *view]
+
     def _take(self, line: Mapping[str, Any]) -> None:
+        if "ui" in line:
+            self._live_view = dict(line)
         key = line.get("cluster")
         if isinstance(key, str):
             self._clusters.pop(key, None)

@@ -15,6 +15,8 @@ class Rendezvous:
     cluster: str
     secret: bytes = field(repr=False)
     host: str = ""
+    # Whether tasks report what they do, for the live view.
+    figures: bool = False
 
 
 @dataclass(frozen=True, slots=True)

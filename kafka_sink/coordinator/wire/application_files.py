@@ -22,6 +22,17 @@ def known_cluster_marker(folder: Path, token: str, key: str) -> Path:
     return folder / f"said-{token}-{key}"
 
 
+def ui_marker(folder: Path, token: str) -> Path:
+    """Written by the coordinator with this token when it serves the live view, or could not: JSON with
+    ``url``, ``address`` and ``port``, or ``error``."""
+    return folder / f"ui-{token}"
+
+
+def console_marker(folder: Path, token: str) -> Path:
+    """This file exists where the coordinator with this token shows progress in the driver's terminal."""
+    return folder / f"console-{token}"
+
+
 def starts_file(folder: Path) -> Path:
     """The file that counts how often a coordinator was started."""
     return folder / "starts"

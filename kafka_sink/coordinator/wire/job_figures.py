@@ -183,7 +183,9 @@ def encode_task(figures: TaskFigures) -> dict[str, Any]:
             ]
             for node, one in figures.brokers.items()
         ],
-        "mutes": [[one.target[:_MAX_TEXT], one.reason[:_MAX_TEXT], round(one.age_ms)] for one in figures.mutes],
+        "mutes": [
+            [one.target[:_MAX_TEXT], one.reason[:_MAX_TEXT], round(one.age_ms)] for one in figures.mutes
+        ],
         "transaction": round(figures.transaction_ms),
         "end": 2 if figures.failed else int(figures.done),
     }
@@ -275,9 +277,7 @@ def decode_final(body: Mapping[str, Any]) -> FinalFigures:
 
 
 def _encode_topics(topics: Mapping[str, TopicFigures]) -> list[list[Any]]:
-    return [
-        [name, one.records, one.sent_bytes, one.raw_bytes, one.batches] for name, one in topics.items()
-    ]
+    return [[name, one.records, one.sent_bytes, one.raw_bytes, one.batches] for name, one in topics.items()]
 
 
 def _decode_topics(value: Any, max_length: int) -> dict[str, TopicFigures]:

@@ -1,0 +1,157 @@
+"""The live view of an application: its page, the page's data, and metrics for Prometheus."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import json
+import logging
+import os
+import re
+import socket
+from collections.abc import Awaitable, Callable, Mapping
+from functools import lru_cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from kafka_sink.clock import monotonic_ms
+from kafka_sink.coordinator.server.application_figures import ApplicationFigures
+from kafka_sink.coordinator.server.ui.http_server import HttpServer, Response
+from kafka_sink.version import __version__
+
+_log = logging.getLogger(__name__)
+_ANY = ("0.0.0.0", "::")
+# How long a snapshot and what is made of it serve all clients, and how long to wait for a new one.
+_FRESH_S, _SNAPSHOT_S = 0.5, 2.0
+_BACKLOG = 64
+
+
+class LiveView:
+    """Opened at most once. ``open`` and ``close`` are called on the coordinator's loop.
+
+    ``marker``: the file that tells planning where the live view is, or why there is none.
+    """
+
+    def __init__(self, figures: ApplicationFigures, marker: Path) -> None:
+        self._figures = figures
+        self._marker = marker
+        self._server: HttpServer | None = None
+
+    def open(self, where: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Listen on ``where``'s address and port, and return the same with the port chosen.
+
+        Raises nothing: planning reads the marker.
+        """
+        if self._server is not None:
+            return where
+        try:
+            address, port = str(where["address"]), int(where["port"])
+            listening = _listen(address, port)
+        except (OSError, KeyError, TypeError, ValueError) as error:
+            self._write(
+                {"error": f"ui.bind.address={where.get('address')}, ui.port={where.get('port')}: {error}"}
+            )
+            return where
+        port = int(listening.getsockname()[1])
+        name = socket.gethostname() if address in _ANY else address
+        pages = LivePages(self._figures, asyncio.get_running_loop())
+        hosts = {"localhost", address, socket.gethostname()}
+        self._server = HttpServer(listening, pages.by_path, hosts)
+        self._server.start()
+        shown = f"[{name}]" if ":" in name else name
+        self._write({"url": f"http://{shown}:{port}/", "address": address, "port": port})
+        return {"address": address, "port": port}
+
+    def _write(self, content: dict[str, Any]) -> None:
+        try:
+            draft = self._marker.with_name(self._marker.name + ".new")
+            with open(os.open(draft, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "w") as file:
+                json.dump(content, file)
+            os.replace(draft, self._marker)
+        except OSError as error:
+            _log.warning("The address of the live view could not be written: %s", error)
+
+    def close(self) -> None:
+        """End the server."""
+        if self._server is not None:
+            self._server.close()
+
+
+def _listen(address: str, port: int) -> socket.socket:
+    family = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0][0]
+    dual = address == "::" and socket.has_dualstack_ipv6()
+    return socket.create_server((address, port), family=family, dualstack_ipv6=dual, backlog=_BACKLOG)
+
+
+class LivePages:
+    """The pages, for the server's thread. ``owner`` is the loop that ``figures`` belongs to."""
+
+    def __init__(self, figures: ApplicationFigures, owner: asyncio.AbstractEventLoop) -> None:
+        self._figures = figures
+        self._owner = owner
+        self._made: dict[str, tuple[float, Response]] = {}
+        self._snapshot: tuple[float, dict[str, Any]] | None = None
+        self.by_path: dict[str, Callable[[], Awaitable[Response]]] = {
+            "/": self._page,
+            "/figures.json": lambda: self._shared("figures", _figures),
+            "/metrics": lambda: self._shared("metrics", _metrics),
+        }
+
+    async def _page(self) -> Response:
+        return page()
+
+    async def _shared(self, name: str, render: Callable[[dict[str, Any]], Response]) -> Response:
+        """A response that all clients share for a moment, so that many cost no more than one."""
+        now_s = asyncio.get_running_loop().time()
+        made = self._made.get(name)
+        if made is None or now_s - made[0] > _FRESH_S:
+            try:
+                made = (now_s, render(await self._take(now_s)))
+            except asyncio.TimeoutError:
+                busy = "503 Service Unavailable"
+                return Response(b"the coordinator is busy\n", status=busy, headers={"Retry-After": "1"})
+            self._made[name] = made
+        return made[1]
+
+    async def _take(self, now_s: float) -> dict[str, Any]:
+        if self._snapshot is None or now_s - self._snapshot[0] > _FRESH_S:
+            taken = asyncio.run_coroutine_threadsafe(_snapshot_of(self._figures), self._owner)
+            self._snapshot = now_s, await asyncio.wait_for(asyncio.wrap_future(taken), _SNAPSHOT_S)
+        return self._snapshot[1]
+
+
+async def _snapshot_of(figures: ApplicationFigures) -> dict[str, Any]:
+    return figures.snapshot(monotonic_ms())
+
+
+def _figures(snapshot: dict[str, Any]) -> Response:
+    body = json.dumps({**snapshot, "version": __version__}, separators=(",", ":")).encode()
+    return Response(body, "application/json")
+
+
+def _metrics(snapshot: dict[str, Any]) -> Response:
+    # Imported when somebody asks for it first: most applications are not scraped.
+    from kafka_sink.coordinator.server.ui.metrics import exposition
+
+    body, content_type = exposition(snapshot)
+    return Response(body, content_type)
+
+
+@lru_cache(maxsize=1)
+def page() -> Response:
+    """The page. Its script and styles are in it, and nothing else may run or load."""
+    text = files("kafka_sink.coordinator.server.ui").joinpath("page.html").read_text("utf-8")
+    policy = (
+        "default-src 'none'; connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
+        f"frame-ancestors 'none'; script-src {_hash(text, 'script')}; style-src {_hash(text, 'style')}"
+    )
+    headers = {"Content-Security-Policy": policy}
+    return Response(text.encode(), "text/html; charset=utf-8", headers=headers)
+
+
+def _hash(text: str, element: str) -> str:
+    found = re.search(rf"<{element}>(.*?)</{element}>", text, re.DOTALL)
+    content = found.group(1) if found else ""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"

@@ -1,0 +1,56 @@
+"""A write's final figures, which the driver reports to the live view when it commits or aborts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from kafka_sink.coordinator.wire.job_figures import FinalFigures, TopicFigures
+from kafka_sink.model import TaskResult
+
+
+def final_figures(
+    write: str,
+    outcome: str,
+    query: str,
+    batch: int,
+    results: Sequence[TaskResult],
+    transactions: Mapping[str, int],
+) -> FinalFigures:
+    """The sums that the summary shows. ``results``: of the tasks that Spark counts."""
+    return FinalFigures(
+        write,
+        outcome,
+        query,
+        batch,
+        len(results),
+        {
+            "records": sum(result.records for result in results),
+            "unconfirmed": sum(result.unconfirmed for result in results),
+            "batches": sum(result.batches for result in results),
+            "raw_bytes": sum(result.raw_bytes for result in results),
+            "sent_bytes": sum(result.wire_bytes for result in results),
+            "requests": sum(result.requests for result in results),
+            "retries": sum(result.retries for result in results),
+            "splits": sum(result.splits for result in results),
+            "dead_letters": sum(result.skipped for result in results),
+            "breaker_trips": sum(result.breaker_trips for result in results),
+            "breaker_probes": sum(result.breaker_probes for result in results),
+        },
+        topics_of(results),
+        transactions,
+    )
+
+
+def topics_of(results: Sequence[TaskResult]) -> dict[str, TopicFigures]:
+    """The sums by topic."""
+    topics: dict[str, TopicFigures] = {}
+    for result in results:
+        for one in result.partitions:
+            sum_ = topics.get(one.topic, TopicFigures())
+            topics[one.topic] = TopicFigures(
+                sum_.records + one.records,
+                sum_.sent_bytes + one.bytes,
+                sum_.raw_bytes + one.raw_bytes,
+                sum_.batches + one.batches,
+            )
+    return topics

@@ -1,0 +1,173 @@
+"""What a task reports to the live view, read from the parts of its producer. Any thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from kafka_sink.clock import Clock
+from kafka_sink.coordinator.wire.job_figures import (
+    MAX_BROKERS,
+    MAX_MUTES,
+    MAX_TOPICS,
+    BrokerFigures,
+    MuteFigures,
+    Number,
+    TaskFigures,
+    TaskIdentity,
+    TopicFigures,
+)
+from kafka_sink.metadata.cluster_metadata import LookupCounts
+from kafka_sink.sending.task_deliveries import TopicCounts
+
+if TYPE_CHECKING:
+    from kafka_sink.accumulator.batch_buffer import BufferAllocator
+    from kafka_sink.accumulator.pool_metrics import PoolMetrics
+    from kafka_sink.accumulator.record_appender import RecordAppender
+    from kafka_sink.breaker.producer_breaker import ProducerBreaker
+    from kafka_sink.metadata.cluster_metadata import ClusterMetadata
+    from kafka_sink.sending.sender import Sender
+    from kafka_sink.task_activity import TaskActivity
+
+
+@dataclass(slots=True)
+class TaskFiguresReader:
+    """The parts of a producer that have figures. ``begin`` sets what its counts start from.
+
+    ``transaction_since_ms`` is when the task's transaction was begun; None without one.
+    """
+
+    sender: Sender
+    allocator: BufferAllocator
+    appender: RecordAppender
+    cluster: ClusterMetadata
+    breaker: ProducerBreaker | None
+    activity: TaskActivity
+    clock_ms: Clock
+    # Returns the rows that can never be written, and the dead letters written.
+    skipped: Callable[[], tuple[int, int]]
+    started_ms: float = 0.0
+    transaction_since_ms: float | None = None
+    _memory_before: PoolMetrics | None = None
+    _lookups_before: LookupCounts = field(default_factory=LookupCounts)
+    _trips_before: tuple[int, int] = (0, 0)
+
+    def begin(self) -> None:
+        """A new task."""
+        self.started_ms = self.clock_ms()
+        self.transaction_since_ms = None
+        self._memory_before = self.allocator.metrics()
+        self._lookups_before = self.cluster.lookups
+        self._trips_before = self._trips()
+
+    def _trips(self) -> tuple[int, int]:
+        if self.breaker is None:
+            return 0, 0
+        metrics = self.breaker.metrics()
+        return metrics.breaker_trips_total, metrics.probes
+
+    def read(self, identity: TaskIdentity, *, done: bool = False, failed: bool = False) -> TaskFigures:
+        """The report of the present task."""
+        now_ms = self.clock_ms()
+        state, since_ms = self.activity.current
+        began = self.transaction_since_ms
+        return TaskFigures(
+            identity,
+            elapsed_ms=max(0.0, now_ms - self.started_ms),
+            state=state,
+            state_ms=max(0.0, now_ms - since_ms),
+            counters=self._counters(),
+            gauges={} if done else self._gauges(),
+            topics=named_topics(self.sender.deliveries.topics()),
+            brokers=self._brokers(now_ms, done=done),
+            mutes=() if done or self.breaker is None else self._mutes(self.breaker),
+            transaction_ms=-1.0 if began is None else max(0.0, now_ms - began),
+            done=done,
+            failed=failed,
+        )
+
+    def _counters(self) -> dict[str, Number]:
+        counts = self.sender.deliveries.counts()
+        trips, probes = self._trips()
+        lookups, before = self.cluster.lookups, self._lookups_before
+        exhausted = self.allocator.metrics().buffer_exhausted_total
+        if self._memory_before is not None:
+            exhausted -= self._memory_before.buffer_exhausted_total
+        skipped, letters = self.skipped()
+        # Dead letters are no rows. Their batches are still in flight when they are counted first.
+        return {
+            "records": max(0, counts.acknowledged_records - letters),
+            "unconfirmed": counts.unconfirmed_records,
+            "dead_letters": skipped,
+            "failed": counts.failed_records,
+            "batches": counts.batches,
+            "raw_bytes": counts.raw_bytes,
+            "sent_bytes": counts.wire_bytes,
+            "requests": counts.requests,
+            "retries": counts.retries,
+            "splits": counts.splits,
+            "encode_ms": self.appender.encode_ms,
+            "pool_wait_ms": self.appender.pool_wait_ms,
+            "buffer_exhausted": exhausted,
+            "breaker_trips": trips - self._trips_before[0],
+            "breaker_probes": probes - self._trips_before[1],
+            "metadata_requests": lookups.requests - before.requests,
+            "metadata_avoided": lookups.imports - before.imports,
+            "transactions_begun": int(self.transaction_since_ms is not None),
+        }
+
+    def _gauges(self) -> dict[str, Number]:
+        pool = self.allocator.metrics()
+        held = pool.used_bytes + pool.heap_bytes
+        return {
+            "buffer_total_bytes": pool.buffer_total_bytes,
+            "buffer_used_bytes": pool.used_bytes,
+            "buffer_allocated_bytes": pool.allocated_bytes,
+            "buffer_heap_bytes": pool.heap_bytes,
+            # Under the strategy `full` itself, what it holds.
+            "buffer_full_strategy_bytes": max(held, pool.full_strategy_bytes),
+            "waiting_threads": pool.waiting_threads,
+        }
+
+    def _brokers(self, now_ms: float, *, done: bool) -> dict[int, BrokerFigures]:
+        addresses = self.cluster.nodes()
+        found = {}
+        for node_id, node in list(self.sender.node_metrics(now_ms).items())[:MAX_BROKERS]:
+            address = addresses.get(node_id)
+            found[node_id] = BrokerFigures(
+                "" if address is None else f"{address.host}:{address.port}",
+                node.requests,
+                node.failures,
+                0 if done else node.in_flight,
+                node.latency_ms,
+                node.max_latency_ms,
+                node.latency_buckets,
+                node.throttle_ms,
+                node.oldest_ms,
+            )
+        return found
+
+    @staticmethod
+    def _mutes(breaker: ProducerBreaker) -> tuple[MuteFigures, ...]:
+        return tuple(
+            MuteFigures(str(target), reason, age_ms)
+            for target, reason, age_ms in breaker.muted_targets(MAX_MUTES)
+        )
+
+
+def named_topics(counts: dict[str, TopicCounts]) -> dict[str, TopicFigures]:
+    """The first topics by name, and the sum of all others under ""."""
+    found: dict[str, TopicFigures] = {}
+    others = TopicCounts()
+    for name, one in counts.items():
+        if len(found) < MAX_TOPICS - 1:
+            found[name] = TopicFigures(one.records, one.wire_bytes, one.raw_bytes, one.batches)
+        else:
+            others.records += one.records
+            others.wire_bytes += one.wire_bytes
+            others.raw_bytes += one.raw_bytes
+            others.batches += one.batches
+    if others.batches:
+        found[""] = TopicFigures(others.records, others.wire_bytes, others.raw_bytes, others.batches)
+    return found

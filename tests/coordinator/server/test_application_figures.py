@@ -1,0 +1,294 @@
+"""The live figures: what lost, late and repeated reports do to totals, and what is bounded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kafka_sink.coordinator.server import application_figures
+from kafka_sink.coordinator.server.application_figures import OTHER, ApplicationFigures
+from kafka_sink.coordinator.server.figures_handler import FiguresHandler
+from kafka_sink.coordinator.tasks.figures_channel import FiguresChannel
+from kafka_sink.coordinator.wire.job_figures import (
+    COUNTERS,
+    BrokerFigures,
+    FinalFigures,
+    MuteFigures,
+    TaskFigures,
+    TaskIdentity,
+    TopicFigures,
+    decode_final,
+    decode_task,
+    encode_final,
+    encode_task,
+)
+from kafka_sink.errors import ProtocolError
+
+CLUSTER = "broker:9092"
+TASK = TaskIdentity("w", 7, 3, 0, "host", application="app")
+
+
+def report(records: int, identity: TaskIdentity = TASK, **changes: Any) -> TaskFigures:
+    """A task that has written so many rows of 10 bytes to topic t."""
+    figures = TaskFigures(
+        identity,
+        elapsed_ms=1000.0,
+        counters={"records": records, "sent_bytes": 10 * records, "batches": 1},
+        topics={"t": TopicFigures(records, 10 * records, 20 * records, 1)} if records else {},
+    )
+    return replace(figures, **changes)
+
+
+def final(records: int, **changes: Any) -> FinalFigures:
+    figures = FinalFigures(
+        "w",
+        "committed",
+        tasks=1,
+        counters={"records": records, "sent_bytes": 10 * records, "batches": 1},
+        topics={"t": TopicFigures(records, 10 * records, 20 * records, 1)},
+    )
+    return replace(figures, **changes)
+
+
+class Board:
+    """Figures as an HTTP client sees them."""
+
+    def __init__(self) -> None:
+        self.figures = ApplicationFigures(lambda: 1_000.0)
+
+    def report(self, figures: TaskFigures, now_ms: float = 0.0) -> None:
+        self.figures.report(CLUSTER, figures, now_ms)
+
+    def end(self, figures: FinalFigures) -> None:
+        self.figures.end_write(CLUSTER, figures, 0.0)
+
+    def shown(self, now_ms: float = 0.0) -> Mapping[str, Any]:
+        return json.loads(json.dumps(self.figures.snapshot(now_ms)))
+
+    def total(self, name: str = "records") -> int:
+        return self.shown()["clusters"][0]["counters"].get(name, 0)
+
+    def topic(self, name: str = "t") -> int:
+        return next(one["records"] for one in self.shown()["topics"] if one["topic"] == name)
+
+    def job(self) -> Mapping[str, Any]:
+        return self.shown()["jobs"][0]
+
+
+def test_reports_are_totals_so_a_lost_or_repeated_one_changes_nothing() -> None:
+    board = Board()
+    board.report(report(10))
+    board.report(report(10))
+    # A report of 20 was lost; one of 15 comes late.
+    board.report(report(30))
+    board.report(report(15))
+    assert board.total() == board.topic() == board.job()["counters"]["records"] == 30
+
+
+def test_the_drivers_figures_replace_those_of_a_task_whose_last_report_was_lost() -> None:
+    board = Board()
+    board.report(report(10))
+    board.end(final(100))
+    board.report(report(100, done=True))
+    assert board.total() == board.topic() == board.job()["counters"]["records"] == 100
+    assert board.job()["state"] == "committed"
+
+
+def test_rows_of_a_failed_attempt_stay_in_the_totals_but_not_in_the_job() -> None:
+    board = Board()
+    board.report(report(40, done=True, failed=True))
+    board.report(report(100, replace(TASK, task=8, attempt=1), done=True))
+    board.end(final(100))
+    assert board.job()["counters"]["records"] == 100, "as the summary has it"
+    assert board.total() == board.topic() == 140, "totals never shrink"
+    assert board.total("uncommitted") == 40
+
+
+def test_a_commit_that_is_reported_twice_counts_once() -> None:
+    board = Board()
+    board.end(final(5))
+    board.end(final(5))
+    assert board.total() == 5
+    assert board.total("writes_committed") == 1
+
+
+def test_micro_batches_add_up_to_one_job_of_the_query() -> None:
+    board = Board()
+    for batch in range(3):
+        name = f"q/{batch}"
+        board.report(report(10, TaskIdentity(name, batch, query="q", batch=batch), done=True))
+        board.end(final(10, write=name, query="q", batch=batch))
+    assert len(board.shown()["jobs"]) == 1
+    assert board.job()["counters"]["records"] == 30
+    assert (board.job()["batch"], board.job()["writes"], board.job()["state"]) == (2, 3, "waiting for rows")
+
+
+def test_a_silent_task_is_shown_as_silent_and_then_not_at_all() -> None:
+    board = Board()
+    board.report(report(1, state="memory", state_ms=2_000.0))
+    assert board.shown(1_000)["tasks"][0]["state"] == "memory"
+    assert board.shown(1_000)["tasks"][0]["seconds"] == 3.0
+    assert board.shown(6_000)["tasks"][0]["state"] == "silent"
+    assert board.shown(40_000)["tasks"] == []
+    assert board.total() == 1
+
+
+def test_topics_beyond_the_bound_count_together() -> None:
+    board = Board()
+    for number in range(5 * application_figures.MAX_TOPICS):
+        name = f"t{number}"
+        board.report(report(0, topics={name: TopicFigures(1, 1, 1, 1)}, identity=replace(TASK, task=number)))
+    shown = board.shown()["topics"]
+    assert len(shown) <= application_figures.MAX_TOPICS + 1
+    assert board.topic(OTHER) == 4 * application_figures.MAX_TOPICS
+
+
+def test_ended_jobs_make_room_for_new_ones() -> None:
+    board = Board()
+    for number in range(500):
+        board.report(report(1, replace(TASK, write=str(number))))
+        board.end(final(1, write=str(number)))
+    assert len(board.shown()["jobs"]) <= 50
+    assert board.figures._writes == {}
+    assert not board.figures._attempts
+
+
+def test_rates_are_of_the_last_seconds() -> None:
+    board = Board()
+    for second in range(20):
+        board.report(report(1_000 * (second + 1)), 1_000.0 * second)
+        board.figures.sample(1_000.0 * second)
+    assert board.shown(20_000)["rates"]["records"] == pytest.approx(1_000)
+    assert board.shown(20_000)["topics"][0]["sent_bytes_rate"] == pytest.approx(10_000)
+    for second in range(20, 30):
+        board.figures.sample(1_000.0 * second)
+    assert board.shown(30_000)["rates"]["records"] == 0
+
+
+def broker(requests: int, buckets: tuple[int, ...]) -> BrokerFigures:
+    return BrokerFigures("b:9092", requests, 0, 2, 50.0, 30.0, buckets, 5.0, 7_000.0)
+
+
+def test_brokers_add_up_over_tasks_and_show_the_oldest_request() -> None:
+    board = Board()
+    for task in (1, 2):
+        board.report(report(1, replace(TASK, task=task), brokers={0: broker(3, (1, 0, 2))}))
+    board.report(report(1, replace(TASK, task=1), brokers={0: broker(4, (2, 0, 2))}))
+    (shown,) = board.shown(1_000)["brokers"]
+    assert (shown["requests"], shown["in_flight"], shown["latency_buckets"]) == (7, 4, [3, 0, 4])
+    assert shown["oldest"] == 8.0
+
+
+def test_mutes_of_the_coordinator_and_of_tasks_are_named_with_cause_and_time() -> None:
+    board = Board()
+    board.figures.add_mutes(CLUSTER, lambda: lambda now_ms: [MuteFigures("1", "silent for 2 s", now_ms)])
+    board.report(report(1, mutes=(MuteFigures("1", "mine", 9e9), MuteFigures("t-3", "errors", 500.0))))
+    first, second = board.shown(4_000)["mutes"]
+    assert (first["target"], second["target"]) == ("t-3", "1")
+    assert (second["reason"], second["seconds"], second["shared"]) == ("silent for 2 s", 4.0, True)
+    assert (first["kind"], first["shared"]) == ("partition", False)
+
+
+def test_an_open_transaction_is_open_until_the_driver_has_ended_the_write() -> None:
+    board = Board()
+    board.report(report(1, done=True, transaction_ms=2_000.0))
+    assert board.shown(40_000)["clusters"][0]["transactions"]["open"] == 1
+    assert board.shown(40_000)["clusters"][0]["transactions"]["oldest"] == 42.0
+    board.end(final(1, transactions={"committed": 1}))
+    assert board.shown()["clusters"][0]["transactions"] == {
+        "open": 0,
+        "oldest": 0.0,
+        "committed": 1,
+        "aborted": 0,
+        "recovered": 0,
+    }
+
+
+# -- messages ---------------------------------------------------------------------------------------
+
+
+def full_report() -> TaskFigures:
+    return report(
+        5,
+        counters=dict.fromkeys(COUNTERS, 3),
+        brokers={-1: broker(3, (1, 2))},
+        mutes=(MuteFigures("1", "why", 5.0),),
+        transaction_ms=4.0,
+        done=True,
+    )
+
+
+def test_messages_survive_the_wire() -> None:
+    assert decode_task(json.loads(json.dumps(encode_task(full_report())))) == full_report()
+    sent = final(5, query="q", batch=3, transactions={"committed": 2})
+    assert decode_final(json.loads(json.dumps(encode_final(sent)))) == sent
+
+
+@pytest.mark.parametrize("key", ["task", "state", "counters", "topics", "brokers", "mutes", "end"])
+@pytest.mark.parametrize("value", [None, -2, "x", [1], {"a": 1}, [[1]], 1e400, [["t", -1, 0, 0, 0]]])
+def test_a_report_that_makes_no_sense_is_refused_and_changes_nothing(key: str, value: object) -> None:
+    board = Board()
+    body = encode_task(full_report())
+    if key == "counters" and isinstance(value, dict):
+        pytest.skip("unknown counters are those of a newer version")
+    with pytest.raises(ProtocolError):
+        FiguresHandler(CLUSTER, board.figures).on_message(1, 1, body | {key: value}, 0.0)
+    assert board.shown()["jobs"] == []
+
+
+def test_tasks_that_share_a_connection_are_told_apart() -> None:
+    board = Board()
+    handler = FiguresHandler(CLUSTER, board.figures)
+    for task in (1, 2):
+        handler.on_message(9, task, encode_task(report(10, replace(TASK, task=task))), 0.0)
+    assert board.total() == 20
+
+
+# -- a task's side ----------------------------------------------------------------------------------
+
+
+class Channel:
+    """A task with a counter, and the messages that it sends."""
+
+    def __init__(self) -> None:
+        self.now_ms = 0.0
+        self.rows = 0
+        self.channel = FiguresChannel(lambda identity: report(self.rows, identity), lambda: self.now_ms)
+
+    def send(self) -> list[TaskFigures]:
+        sent = []
+        while (body := self.channel.next_message(self.now_ms)) is not None:
+            sent.append(decode_task(body))
+        return sent
+
+
+def test_a_task_reports_at_once_then_every_second_and_at_its_end() -> None:
+    task = Channel()
+    assert task.send() == []
+    task.channel.begin(TASK)
+    assert len(task.send()) == 1
+    task.now_ms = 900.0
+    assert task.send() == []
+    assert task.channel.next_message_delay_ms(900.0) == 100.0
+    task.now_ms, task.rows = 1_000.0, 5
+    assert [one.counters.get("records", 0) for one in task.send()] == [5]
+    task.channel.end(report(9, done=True))
+    # The next task begins before the last report has gone out.
+    task.channel.begin(replace(TASK, task=8))
+    assert [(one.identity.task, one.done) for one in task.send()] == [(7, True), (8, False)]
+
+
+def test_topics_without_news_are_left_out_until_a_new_coordinator_needs_them() -> None:
+    task = Channel()
+    task.rows = 5
+    task.channel.begin(TASK)
+    assert list(task.send()[0].topics) == ["t"]
+    task.now_ms = 1_000.0
+    assert list(task.send()[0].topics) == []
+    task.channel.on_lost(task.now_ms)
+    task.channel.on_connected(task.now_ms)
+    assert list(task.send()[0].topics) == ["t"]

@@ -1,0 +1,303 @@
+"""The live view's HTTP server: what it serves, to whom, and what clients that misbehave cannot do."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import re
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
+from email.message import Message
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from prometheus_client.core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from kafka_sink.coordinator.server.application_figures import ApplicationFigures
+from kafka_sink.coordinator.server.ui.http_server import HttpBounds, HttpServer, Response
+from kafka_sink.coordinator.server.ui.live_view import LiveView, page
+from kafka_sink.coordinator.server.ui.metrics import METRICS, PREFIX, exposition, sample_names
+from tests.coordinator.server.test_application_figures import (
+    CLUSTER,
+    Board,
+    broker,
+    final,
+    full_report,
+    report,
+)
+
+
+class Got(NamedTuple):
+    status: int
+    headers: Message
+    body: bytes
+
+
+class Served:
+    def __init__(self, port: int, figures: ApplicationFigures, loop: asyncio.AbstractEventLoop) -> None:
+        self.port = port
+        self.figures = figures
+        self.loop = loop
+
+    def get(self, path: str, host: str | None = None, method: str = "GET") -> Got:
+        with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)) as connection:
+            connection.request(method, path, headers={} if host is None else {"Host": host})
+            with connection.getresponse() as response:
+                return Got(response.status, response.headers, response.read())
+
+    def body(self, path: str) -> bytes:
+        got = self.get(path)
+        assert got.status == 200
+        return got.body
+
+
+@contextmanager
+def looping() -> Iterator[asyncio.AbstractEventLoop]:
+    """Stands for the coordinator's loop."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    try:
+        yield loop
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(5)
+        loop.close()
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    board = Board()
+    board.report(full_report())
+    with looping() as loop:
+        view = LiveView(board.figures, tmp_path / "ui")
+
+        async def open_view() -> None:
+            view.open({"address": "127.0.0.1", "port": 0})
+
+        asyncio.run_coroutine_threadsafe(open_view(), loop).result(5)
+        port = json.loads((tmp_path / "ui").read_text())["port"]
+        try:
+            yield Served(port, board.figures, loop)
+        finally:
+            view.close()
+
+
+def parsed(board: Board) -> dict[str, Metric]:
+    text = exposition(board.shown())[0].decode()
+    return {family.name: family for family in text_string_to_metric_families(text)}
+
+
+def test_prometheus_own_parser_reads_the_metrics() -> None:
+    board = Board()
+    board.report(full_report())
+    body, content_type = exposition(board.shown())
+    families = {family.name: family for family in text_string_to_metric_families(body.decode())}
+    assert content_type.startswith("text/plain; version=")
+    assert {PREFIX + spec.name for spec in METRICS} <= families.keys()
+    names = {sample.name for family in families.values() for sample in family.samples}
+    assert names <= sample_names() | {name + "_created" for name in families}
+    (rows,) = families[PREFIX + "record_send"].samples
+    assert (rows.labels, rows.value) == ({"cluster": CLUSTER, "topic": "t"}, 5.0)
+    # All metrics are documented.
+    text = Path("docs/metrics.md").read_text()
+    missing = [spec.name for spec in METRICS if PREFIX + spec.name not in text]
+    assert not missing
+
+
+def test_the_totals_of_the_metrics_are_those_of_the_summary() -> None:
+    board = Board()
+    board.report(report(10))
+    board.end(final(12_345))
+    families = {
+        one.name: one for one in text_string_to_metric_families(exposition(board.shown())[0].decode())
+    }
+    assert [one.value for one in families[PREFIX + "record_send"].samples] == [12_345]
+
+
+def test_latencies_are_a_histogram() -> None:
+    board = Board()
+    board.report(report(1, brokers={3: broker(6, (1, 0, 2) + (0,) * 9 + (3,))}))
+    text = exposition(board.shown())[0].decode()
+    name = PREFIX + "request_latency_seconds"
+    assert f'{name}_bucket{{broker="3",cluster="{CLUSTER}",le="0.025"}} 3.0' in text
+    assert f'{name}_bucket{{broker="3",cluster="{CLUSTER}",le="+Inf"}} 6.0' in text
+    assert f'{name}_count{{broker="3",cluster="{CLUSTER}"}} 6.0' in text
+
+
+def test_names_of_topics_cannot_break_the_format_or_the_page(served: Served) -> None:
+    board = Board()
+    # Kafka refuses such names; a task that is not ours could send one.
+    nasty = 'a"b\\c\n<script>alert(1)</script>'
+    board.report(report(0, topics={nasty: report(1).topics["t"]}))
+    families = {
+        one.name: one for one in text_string_to_metric_families(exposition(board.shown())[0].decode())
+    }
+    assert families[PREFIX + "record_send"].samples[0].labels["topic"] == nasty
+    text = page().body.decode()
+    assert "innerHTML" not in text
+    assert "document.write" not in text
+
+
+def test_the_page_loads_nothing_from_elsewhere_and_runs_only_its_own_script(served: Served) -> None:
+    response = served.get("/")
+    text = response.body.decode()
+    policy = response.headers["Content-Security-Policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert "Access-Control-Allow-Origin" not in response.headers
+    assert response.headers["X-Frame-Options"] == "DENY"
+    assert not re.findall(r"""(?:src|href)=["'](?!/metrics|data:,)""", text)
+    assert "http" not in text.replace("http://www.w3.org/2000/svg", "")
+
+
+def test_the_pages_data_is_json_without_secrets(served: Served) -> None:
+    data = json.loads(served.body("/figures.json"))
+    assert data["application"] == "app"
+    assert data["jobs"][0]["counters"]["records"] == 3
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1:4040", 200),
+        ("localhost:4040", 200),
+        ("[::1]:4040", 200),
+        (socket.gethostname(), 200),
+        ("evil.example.com:4040", 403),
+        ("127.0.0.1.evil.example.com", 403),
+        ("", 403),
+    ],
+)
+def test_a_foreign_site_whose_name_leads_here_gets_nothing(served: Served, host: str, status: int) -> None:
+    assert served.get("/figures.json", host=host).status == status
+
+
+def test_other_methods_and_paths_are_refused(served: Served) -> None:
+    assert served.get("/", method="POST").status == 405
+    assert served.get("/../../etc/passwd").status == 404
+    assert served.get("/metrics", method="HEAD").body == b""
+
+
+def test_a_port_in_use_is_named_instead_of_failing_the_write(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        view = LiveView(ApplicationFigures(), tmp_path / "ui")
+        view.open({"address": "127.0.0.1", "port": taken.getsockname()[1]})
+        error = json.loads((tmp_path / "ui").read_text())["error"]
+    assert f"ui.port={taken.getsockname()[1] if taken.fileno() >= 0 else ''}" in error
+    assert "in use" in error
+
+
+# -- clients that misbehave -------------------------------------------------------------------------
+
+
+def serve(stack: ExitStack, bounds: HttpBounds) -> tuple[int, list[float]]:
+    """A server with one page; returns its port and when the page was computed."""
+    computed: list[float] = []
+
+    async def one_page() -> Response:
+        computed.append(time.monotonic())
+        return Response(b"x" * 1_000_000)
+
+    listening = socket.create_server(("127.0.0.1", 0), backlog=64)
+    server = HttpServer(listening, {"/": one_page}, {"localhost"}, bounds)
+    server.start()
+    stack.callback(server.close)
+    return listening.getsockname()[1], computed
+
+
+def fetch(port: int) -> int:
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=10)) as connection:
+        connection.request("GET", "/")
+        with connection.getresponse() as response:
+            response.read()
+            return response.status
+
+
+def test_scrapers_that_hang_make_room_for_others() -> None:
+    with ExitStack() as stack:
+        port, _ = serve(stack, HttpBounds(connections=8, accepts_per_s=1_000.0))
+        silent = [stack.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(20)]
+        for one in silent[:4]:
+            one.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")  # and reads nothing
+        assert fetch(port) == 200
+
+
+def test_a_request_that_drips_in_ends_after_its_time() -> None:
+    with ExitStack() as stack:
+        port, computed = serve(stack, HttpBounds(request_s=0.3))
+        dripping = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+        dripping.settimeout(5)
+        started = time.monotonic()
+        with suppress(OSError):
+            while time.monotonic() - started < 5:
+                dripping.sendall(b"G")
+                time.sleep(0.02)
+        assert time.monotonic() - started < 3
+        assert not computed
+
+
+def test_a_request_without_end_is_cut_off() -> None:
+    with ExitStack() as stack:
+        port, computed = serve(stack, HttpBounds(request_bytes=4096))
+        endless = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+        endless.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"y" * 5_000)
+        assert endless.recv(100).startswith(b"HTTP/1.1 431")
+        assert not computed
+
+
+def test_a_flood_of_requests_costs_a_bounded_number_of_responses() -> None:
+    with ExitStack() as stack:
+        port, computed = serve(stack, HttpBounds(accepts_per_s=50.0))
+        until = time.monotonic() + 1.0
+        stop = threading.Event()
+
+        def flood() -> None:
+            while not stop.is_set():
+                try:
+                    fetch(port)
+                except OSError:
+                    pass
+
+        threads = [threading.Thread(target=flood, daemon=True) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        time.sleep(max(0.0, until - time.monotonic()))
+        stop.set()
+        for thread in threads:
+            thread.join(10)
+        assert 0 < len(computed) <= 70
+
+
+def test_many_clients_of_one_second_share_a_snapshot(served: Served) -> None:
+    taken: list[float] = []
+    original = served.figures.snapshot
+
+    def counted(now_ms: float) -> dict[str, object]:
+        taken.append(now_ms)
+        return original(now_ms)
+
+    served.figures.snapshot = counted
+    for _ in range(10):
+        served.body("/figures.json")
+        served.body("/metrics")
+    assert len(taken) <= 3
+
+
+def test_a_coordinator_that_is_busy_is_reported_and_not_waited_for_for_long(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kafka_sink.coordinator.server.ui.live_view._SNAPSHOT_S", 0.1)
+    release = threading.Event()
+    served.loop.call_soon_threadsafe(release.wait, 5)
+    try:
+        assert served.get("/metrics").status == 503
+    finally:
+        release.set()
+    assert served.get("/metrics").status == 200
