@@ -126,8 +126,8 @@ def task_producer(  # noqa: PLR0913 - most by name
 
     ``coordinator`` is where the task shares metadata and mutes. For ``hints``, ``write``, ``task`` and
     ``identity`` see Producer.begin. ``again`` says that an earlier attempt of the task failed: the task then
-    gets a new
-    producer, because an idle one may hold the same wrong metadata (of a cluster that was replaced, say).
+    gets a new producer, because an idle one may hold the same wrong metadata (of a cluster that was replaced,
+    say).
     """
     # One producer serves all topics. Options that only planning reads must not tell producers apart.
     producer = PRODUCERS.take(options.for_tasks(), new=again)

@@ -17,6 +17,7 @@ from kafka_sink.options.table import (
     COORDINATOR,
     DELIVERY,
     ERRORS,
+    LIVE_VIEW,
     PARTITIONER,
     SPECS,
     TARGET,
