@@ -168,6 +168,7 @@ def test_security_settings_make_a_cluster_whatever_they_are_called() -> None:
             spec = dataclasses.replace(SPECS[0], attribute="new", group=group, secret=secret)
             of_write = group in (
                 *(TARGET, TRANSACTIONS, DELIVERY, ERRORS, BATCHING, COMPRESSION, PARTITIONER, COORDINATOR),
+                LIVE_VIEW,
             )
             assert _is_of_cluster(spec) is (not of_write or secret)
     assert all(_is_of_cluster(spec) for spec in SPECS if spec.secret)
