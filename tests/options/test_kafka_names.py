@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
-
 from kafka_sink.accumulator.buffer_pool import BufferPool
 from kafka_sink.breaker.metrics import BreakerMetrics
 from kafka_sink.kafka_errors import ERRORS
-from kafka_sink.local_broker import LocalBroker
 from kafka_sink.options import unsupported
 from kafka_sink.options.prefixes import KAFKA_PREFIX
 from kafka_sink.options.table import SPECS, OptionSpec
 from kafka_sink.sending.producer_metrics import task_metrics
 from kafka_sink.sending.task_deliveries import DeliveryCounts
-from tests.support.kafka_names import KafkaNames, read_names
+from tests.support.kafka_names import KafkaNames
 
 # Options behind the prefix that Kafka 4.3 does not have, and where their names come from.
 NOT_IN_THE_JAR = {
@@ -50,11 +47,6 @@ OUR_METRICS = {
     "buffer-used-bytes-max",
     "muted-partitions",
 }
-
-
-@pytest.fixture(scope="module")
-def names(broker: LocalBroker) -> KafkaNames:
-    return read_names(broker)
 
 
 def prefixed() -> list[OptionSpec]:

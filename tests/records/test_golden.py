@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from itertools import pairwise
 
 import numpy as np
@@ -29,8 +30,9 @@ HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
 
 @pytest.fixture(scope="module")
-def oracle(broker: LocalBroker, tmp_path_factory: pytest.TempPathFactory) -> JavaOracle:
-    return JavaOracle(broker, tmp_path_factory.mktemp("oracle"))
+def oracle(broker: LocalBroker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[JavaOracle]:
+    with JavaOracle(broker, tmp_path_factory.mktemp("oracle")) as running:
+        yield running
 
 
 def columns_of(rows: tuple[Row, ...], *, large: bool) -> RecordColumns:

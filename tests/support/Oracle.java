@@ -1,9 +1,11 @@
 import java.io.BufferedInputStream;
 import java.io.BufferedOutputStream;
+import java.io.BufferedReader;
 import java.io.DataInputStream;
 import java.io.DataOutputStream;
 import java.io.FileInputStream;
 import java.io.FileOutputStream;
+import java.io.InputStreamReader;
 import java.nio.ByteBuffer;
 import org.apache.kafka.common.compress.Compression;
 import org.apache.kafka.common.header.Header;
@@ -14,7 +16,8 @@ import org.apache.kafka.common.record.internal.Record;
 import org.apache.kafka.common.utils.Utils;
 
 /**
- * Kafka's own classes as the judge of the sink's bytes. Input and output are binary files of big-endian
+ * Kafka's own classes as the judge of the sink's bytes. Each line of stdin is a verb; once it is carried out, a line
+ * "done" goes to stdout. Input and output are the binary files that are named on the command line, of big-endian
  * fields; a byte string is an int length (-1: null) and its bytes.
  *
  * build: cases of (producerId long, epoch short, sequence int, count int, records of timestamp long, key, value,
@@ -25,16 +28,24 @@ import org.apache.kafka.common.utils.Utils;
  */
 public class Oracle {
     public static void main(String[] args) throws Exception {
-        try (DataInputStream in = new DataInputStream(new BufferedInputStream(new FileInputStream(args[1])));
+        BufferedReader verbs = new BufferedReader(new InputStreamReader(System.in));
+        for (String verb = verbs.readLine(); verb != null; verb = verbs.readLine()) {
+            carryOut(verb, args[0], args[1]);
+            System.out.println("done");
+        }
+    }
+
+    private static void carryOut(String verb, String asked, String answered) throws Exception {
+        try (DataInputStream in = new DataInputStream(new BufferedInputStream(new FileInputStream(asked)));
                 DataOutputStream out =
-                        new DataOutputStream(new BufferedOutputStream(new FileOutputStream(args[2])))) {
+                        new DataOutputStream(new BufferedOutputStream(new FileOutputStream(answered)))) {
             int cases = in.readInt();
             for (int i = 0; i < cases; i++) {
-                switch (args[0]) {
+                switch (verb) {
                     case "build" -> build(in, out);
                     case "read" -> read(in, out);
                     case "hash" -> out.writeInt(Utils.murmur2(bytes(in)));
-                    default -> throw new IllegalArgumentException(args[0]);
+                    default -> throw new IllegalArgumentException(verb);
                 }
             }
         }

@@ -31,11 +31,23 @@ class Batch:
 
 
 class JavaOracle:
-    """Kafka's classes; ``folder`` takes the exchanged files."""
+    """Kafka's classes in a JVM, within a ``with`` block; ``folder`` takes the exchanged files."""
 
     def __init__(self, broker: LocalBroker, folder: Path) -> None:
-        self._broker = broker
-        self._folder = folder
+        self._asked, self._answered = folder / "asked", folder / "answered"
+        source = Path(__file__).with_name("Oracle.java")
+        command = [broker.java, "-cp", broker.classpath, str(source), str(self._asked), str(self._answered)]
+        self._log = (folder / "log").open("w+")
+        self._jvm = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True
+        )
+
+    def __enter__(self) -> JavaOracle:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._log, self._jvm:
+            self._jvm.kill()
 
     def build(self, batches: list[Batch]) -> list[bytes]:
         """The uncompressed bytes that MemoryRecordsBuilder makes of each batch."""
@@ -54,21 +66,16 @@ class JavaOracle:
         return list(struct.unpack(f">{len(keys)}I", response))
 
     def _run(self, verb: str, cases: int, body: bytes) -> bytes:
-        source = Path(__file__).with_name("Oracle.java")
-        asked, answered = self._folder / "asked", self._folder / "answered"
-        asked.write_bytes(struct.pack(">i", cases) + body)
-        command = [
-            self._broker.java,
-            "-cp",
-            self._broker.classpath,
-            str(source),
-            verb,
-            str(asked),
-            str(answered),
-        ]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-        assert done.returncode == 0, done.stderr[-3000:]
-        return answered.read_bytes()
+        self._asked.write_bytes(struct.pack(">i", cases) + body)
+        assert self._jvm.stdin is not None
+        assert self._jvm.stdout is not None
+        self._jvm.stdin.write(f"{verb}\n")
+        self._jvm.stdin.flush()
+        if self._jvm.stdout.readline() != "done\n":
+            self._jvm.wait(120)
+            self._log.seek(0)
+            raise AssertionError(self._log.read()[-3000:])
+        return self._answered.read_bytes()
 
 
 def _text(data: Text) -> bytes:
