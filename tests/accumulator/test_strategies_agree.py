@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from unittest.mock import patch
 
 import pyarrow as pa
@@ -105,6 +106,13 @@ shapes = st.builds(
 )
 
 
+@lru_cache(maxsize=1)
+def units_of(shape: Shape) -> list[pa.RecordBatch]:
+    """The rows of all runs of a shape; making them takes as long as a run."""
+    chance = random.Random(shape.seed)
+    return [unit_rows(chance, count, shape) for count in shape.units]
+
+
 def unit_rows(chance: random.Random, count: int, shape: Shape) -> pa.RecordBatch:
     keys, values, headers, times = [], [], [], []
     # Units years apart share batches.
@@ -167,10 +175,10 @@ class Run:
         self.batches = 0
 
     def everything(self) -> Wire:
-        for count in self.shape.units:
-            rows = extract(PLAN, unit_rows(self.chance, count, self.shape), NOW)
-            unit = ordered_rows_of(rows, TOPICS, self.partitioner, self.accumulator.queued_batches, NOW)
-            self.appender.append(unit, lambda: None)
+        for unit in units_of(self.shape):
+            rows = extract(PLAN, unit, NOW)
+            ordered = ordered_rows_of(rows, TOPICS, self.partitioner, self.accumulator.queued_batches, NOW)
+            self.appender.append(ordered, lambda: None)
             while self.chance.random() < self.shape.drains and self.drain():
                 pass
         self.appender.flush()
