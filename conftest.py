@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kafka_sink.local_broker import LocalBroker
-from tests.support import lanes
+from tests.support import lanes, processor_time
 from tests.support.strategy import forced
 
 if TYPE_CHECKING:
@@ -40,6 +40,12 @@ def pytest_configure(config: pytest.Config) -> None:
     strategy = config.getoption("--allocation-strategy")
     if strategy:
         os.environ[forced.VARIABLE] = strategy
+    # With xdist, workers run the tests and the process that shares them out reports.
+    if not config.getoption("numprocesses", default=None):
+        config.pluginmanager.register(processor_time.Meter(), "processor-time")
+    if config.getoption("durations") is not None and not hasattr(config, "workerinput"):
+        summary = processor_time.Summary(config.getoption("durations"))
+        config.pluginmanager.register(summary, "processor-time-summary")
     # Only the process that shares the tests out to workers reports for all.
     if config.getoption("numprocesses", default=None):
         config.pluginmanager.register(lanes.Progress(config), "lanes-progress")
