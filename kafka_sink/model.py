@@ -68,6 +68,21 @@ class TopicMetadata:
 
 
 @dataclass(frozen=True, slots=True)
+class SparkTask:
+    """Which task a producer works for.
+
+    ``write`` is the Spark write that it belongs to: the coordinator reports when that is over. ``number``
+    is the task's number in the write. All tasks with the same ``job`` share a rate limit; without a
+    coordinator, ``tasks_at_once`` do, the number of tasks that may run at the same time.
+    """
+
+    write: str | None = None
+    number: int = -1
+    job: str = ""
+    tasks_at_once: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class PartitionResult:
     """What a task wrote to one partition; offsets are -1 if the broker did not return them.
 
@@ -109,6 +124,7 @@ class TaskResult:
     encode_ms: float = 0.0
     pool_wait_ms: float = 0.0
     flush_ms: float = 0.0
+    rate_wait_ms: float = 0.0
     breaker_trips: int = 0
     breaker_probes: int = 0
     metrics: Mapping[str, float] = field(default_factory=dict)

@@ -25,6 +25,7 @@ from kafka_sink.coordinator.tasks.breaker_channel import BreakerChannel
 from kafka_sink.coordinator.tasks.client import Channel, CoordinatorClient
 from kafka_sink.coordinator.tasks.figures_channel import FiguresChannel
 from kafka_sink.coordinator.tasks.metadata_channel import MetadataChannel
+from kafka_sink.coordinator.tasks.rate_channel import RateChannel
 from kafka_sink.coordinator.tasks.write_channel import WriteChannel
 from kafka_sink.coordinator.wire.address import CoordinatorAddress
 from kafka_sink.coordinator.wire.job_figures import TaskIdentity
@@ -34,9 +35,10 @@ from kafka_sink.errors import DeliveryError, InvalidRowError, MetadataTimeoutErr
 from kafka_sink.metadata.cache import MetadataCache
 from kafka_sink.metadata.cluster_metadata import ClusterMetadata, NoHints
 from kafka_sink.metadata.snapshot import MetadataSnapshot
-from kafka_sink.model import TaskResult, TopicMetadata, TopicPartition
+from kafka_sink.model import SparkTask, TaskResult, TopicMetadata, TopicPartition
 from kafka_sink.network.client import NetworkClient, NetworkSettings
 from kafka_sink.options import SinkOptions
+from kafka_sink.rate_limit import RateLimit, limits_of
 from kafka_sink.records import batch_header
 from kafka_sink.records.compression import codec_for
 from kafka_sink.records.ordered_rows import OrderedRows
@@ -63,6 +65,7 @@ _WATCH_MS = 1000.0
 # Of a dead letter. Below the default max.message.bytes of topics, 1,048,588.
 _MAX_LETTER_BYTES = 1_000_000
 
+_NO_TASK = SparkTask()
 POOLS = WorkerPools(monotonic_ms)
 LIVE_PRODUCERS = LiveProducers()
 
@@ -99,6 +102,8 @@ class Producer:
         )
         self._partitioner = _partitioner(options, self._appender)
         self._breaker_before = BreakerMetrics()
+        self._rate_limit: RateLimit | None = None
+        self._rates: RateChannel | None = None
         self._coordinator: CoordinatorClient | None = None
         self._shared_breaker: BreakerChannel | None = None
         self._writes = WriteChannel(self.abort)
@@ -121,22 +126,20 @@ class Producer:
         self,
         coordinator: CoordinatorAddress | None = None,
         hints: MetadataSnapshot | None = None,
-        write: str | None = None,
-        task: str = "",
+        task: SparkTask = _NO_TASK,
         identity: TaskIdentity | None = None,
     ) -> None:
         """A new task: its counts start at zero.
 
-        ``hints`` is the metadata that the driver sent along, with its age. ``write`` is the Spark write that
-        the task belongs to: the coordinator reports when it is over. ``task`` is the task's number,
-        which dead letters contain.
+        ``hints`` is the metadata that the driver sent along, with its age.
         """
         if hints is not None:
             self._cluster.import_hints(hints, monotonic_ms())
         self._use_coordinator(coordinator)
         self._rows = self._letters = 0
         if self._dead_letters is not None:
-            self._dead_letters.begin(task)
+            self._dead_letters.begin(str(task.number))
+        self._begin_rate_limit(task)
         self._started_ms = monotonic_ms()
         if isinstance(self._identity, TransactionalIdentity):
             self._identity.leave()
@@ -146,10 +149,19 @@ class Producer:
         self._breaker_before = self.breaker_metrics()
         self._accumulator.begin_task()
         self._appender.encode_ms = self._appender.pool_wait_ms = 0.0
-        self._writes.begin(write)
+        self._writes.begin(task.write)
         self._figures.begin()
         if self._figures_channel is not None and identity is not None:
             self._figures_channel.begin(identity)
+
+    def _begin_rate_limit(self, task: SparkTask) -> None:
+        limits = limits_of(self.options)
+        if not limits:
+            return
+        if self._rate_limit is None:
+            self._rate_limit = RateLimit(limits, task.tasks_at_once, monotonic_ms)
+        self._rate_limit.grants = None if self._coordinator is None else self._rates
+        self._rate_limit.begin(task.job)
 
     def begin_transaction(self, transactional_id: str, producer_id: int, epoch: int) -> None:
         """Writes the rows from now on in this transaction. Only before a task's first row.
@@ -196,6 +208,9 @@ class Producer:
         if address.rendezvous.figures:
             self._figures_channel = FiguresChannel(self._figures.read, monotonic_ms)
             channels.append(self._figures_channel)
+        if limits_of(self.options):
+            self._rates = RateChannel()
+            channels.append(self._rates)
         coordinator = CoordinatorClient(address, channels, monotonic_ms)
         self._cluster.hints = metadata
         coordinator.start()
@@ -209,6 +224,13 @@ class Producer:
         max.block.ms, DeliveryError once earlier rows have failed. With errors.tolerance=all, rows that cannot
         be sent become dead letters, and TooManyDeadLettersError is raised for more than errors.max.
         """
+        if self._rate_limit is None:
+            return self._send(plan, batch)
+        return max(
+            (self._send(plan, piece) for piece in self._rate_limit.pieces(batch, self.check)), default=0
+        )
+
+    def _send(self, plan: ColumnPlan, batch: pa.RecordBatch | pa.Table) -> int:
         self.check()
         if batch.num_rows == 0:
             return 0
@@ -322,6 +344,7 @@ class Producer:
             breaker_trips=breaker.breaker_trips_total,
             breaker_probes=breaker.probes,
             metrics=self.metrics(),
+            rate_wait_ms=0.0 if self._rate_limit is None else self._rate_limit.waited_ms,
             skipped=skipped,
             skip_reasons={} if self._dead_letters is None else self._dead_letters.reasons(),
         )

@@ -17,13 +17,14 @@ import pyarrow as pa
 from kafka_sink.coordinator.wire.address import CoordinatorAddress
 from kafka_sink.coordinator.wire.job_figures import TaskIdentity
 from kafka_sink.metadata.snapshot import MetadataSnapshot
-from kafka_sink.model import TaskResult
+from kafka_sink.model import SparkTask, TaskResult
 from kafka_sink.options import SinkOptions
 from kafka_sink.producer import Producer
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.task_activity import TaskActivity
 
 _CACHED_PRODUCERS = 4
+_NO_TASK = SparkTask()
 
 
 class TaskProducer:
@@ -111,28 +112,26 @@ PRODUCERS = ProducerCache()
 
 
 @contextmanager
-def task_producer(  # noqa: PLR0913 - most by name
+def task_producer(
     options: SinkOptions,
     plan: ColumnPlan,
     coordinator: CoordinatorAddress | None = None,
     hints: MetadataSnapshot | None = None,
     *,
-    write: str | None = None,
-    task: str = "",
+    task: SparkTask = _NO_TASK,
     identity: TaskIdentity | None = None,
     again: bool = False,
 ) -> Iterator[TaskProducer]:
     """A producer for one task. An exception inside the context discards it with all that is half sent.
 
-    ``coordinator`` is where the task shares metadata and mutes. For ``hints``, ``write``, ``task`` and
-    ``identity`` see Producer.begin. ``again`` says that an earlier attempt of the task failed: the task then
-    gets a new producer, because an idle one may hold the same wrong metadata (of a cluster that was replaced,
-    say).
+    ``coordinator`` is where the task shares metadata and mutes. For ``hints``, ``task`` and ``identity`` see
+    Producer.begin. ``again`` says that an earlier attempt of the task failed: the task then gets a new
+    producer, because an idle one may hold the same wrong metadata (of a cluster that was replaced, say).
     """
     # One producer serves all topics. Options that only planning reads must not tell producers apart.
     producer = PRODUCERS.take(options.for_tasks(), new=again)
     try:
-        producer.begin(coordinator, hints, write, task, identity)
+        producer.begin(coordinator, hints, task, identity)
         yield TaskProducer(producer, plan)
     except BaseException:
         producer.close(abort=True)

@@ -19,6 +19,7 @@ from kafka_sink.secret import HIDDEN, Secret
 
 TARGET = "The job"
 DELIVERY = "Delivery"
+RATE = "Rate limit"
 ERRORS = "Rows that can never be written"
 TRANSACTIONS = "Exactly once"
 BATCHING = "Batches and memory"
@@ -183,6 +184,17 @@ class SinkOptions:
         """How long a task waits for buffer memory, for the metadata of a new topic, and for a partition that
         rows name but the topic does not have (it may just have been added, or the topic was recreated with
         fewer partitions). If `topic` is set, it also limits how long planning waits for brokers.""",
+    )
+
+    max_rows_per_second: int = _option(
+        "max.rows.per.second", values.integer(0, LONG_MAX), 0, RATE, "medium",
+        """Maximum rate of rows of the whole job or query. The coordinator shares it fairly between tasks.
+        Without a coordinator each task keeps to the limit divided by the number of tasks that run at once.
+        `0`: no limit.""",
+    )
+    max_bytes_per_second: int = _option(
+        "max.bytes.per.second", values.integer(0, LONG_MAX), 0, RATE, "medium",
+        """Maximum rate of bytes of the whole job or query, counted before compression. `0`: no limit.""",
     )
 
     errors_tolerance: str = _option(
@@ -702,7 +714,7 @@ _OF_PLANNING = (
 )
 # Groups about what a write does with its rows. Every other group is about the cluster, also one added later.
 _GROUPS_OF_WRITES = (
-    *(TARGET, DELIVERY, ERRORS, TRANSACTIONS, BATCHING, COMPRESSION, PARTITIONER, COORDINATOR),
+    *(TARGET, RATE, DELIVERY, ERRORS, TRANSACTIONS, BATCHING, COMPRESSION, PARTITIONER, COORDINATOR),
     LIVE_VIEW,
 )
 # Options of these groups that the coordinator's own requests use, and the one by which it notices tasks that

@@ -15,7 +15,7 @@ from kafka_sink.admin import prepare_topic
 from kafka_sink.breaker.loading import load_breaker
 from kafka_sink.coordinator.driver.planning import hand_off
 from kafka_sink.errors import ConfigurationError
-from kafka_sink.options import parse
+from kafka_sink.options import SinkOptions, parse
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.spark import frozen_imports, zipimport_workaround
 from kafka_sink.spark.writer import BatchWriter, PlannedWrite, StreamWriter
@@ -74,7 +74,13 @@ class KafkaChunkedDataSource(DataSource):
                 parsed.options, self.options, is_streaming=is_streaming, for_tasks=not _only_commits()
             )
         coordinator = hand_off(parsed.options, is_streaming=is_streaming)
-        write = PlannedWrite(parsed.options, columns_plan, coordinator, transactions=in_transactions)
+        write = PlannedWrite(
+            parsed.options,
+            columns_plan,
+            coordinator,
+            transactions=in_transactions,
+            tasks_at_once=_tasks_at_once(parsed.options),
+        )
         zipimport_workaround.forget_spark_archives()
         return write
 
@@ -86,6 +92,15 @@ class KafkaChunkedDataSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002, N802 - Spark's signature
         raise ConfigurationError(_READ)
+
+
+def _tasks_at_once(options: SinkOptions) -> int:
+    """Only a rate limit depends on it."""
+    if not (options.max_rows_per_second or options.max_bytes_per_second):
+        return 1
+    from kafka_sink.coordinator.driver.parallelism import tasks_at_once
+
+    return tasks_at_once()
 
 
 def _only_commits() -> bool:

@@ -63,6 +63,7 @@ def _times(results: Sequence[TaskResult]) -> str:
     slowest = max(results, key=lambda result: result.elapsed_ms)
     parts = [f"{slowest.elapsed_ms / 1000:.2f} s"]
     for name, spent in (
+        ("held back by the rate limit", slowest.rate_wait_ms),
         ("waiting for memory", slowest.pool_wait_ms),
         ("waiting for responses", slowest.flush_ms),
     ):

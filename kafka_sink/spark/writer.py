@@ -27,7 +27,7 @@ from kafka_sink.coordinator.wire.address import CoordinatorAddress, without_brac
 from kafka_sink.coordinator.wire.job_figures import TaskIdentity
 from kafka_sink.errors import DeliveryError, KafkaSinkError
 from kafka_sink.metadata.snapshot import MetadataSnapshot
-from kafka_sink.model import TaskResult
+from kafka_sink.model import SparkTask, TaskResult
 from kafka_sink.options import SinkOptions
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.spark import frozen_imports, zipimport_workaround
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from kafka_sink.transactions.decision import BatchIdentity
     from kafka_sink.transactions.planning import PlannedTransactions
 
-# The local property that Spark sets for tasks of a micro-batch.
+# The local properties that Spark sets for tasks of a micro-batch.
 _BATCH_ID = "streaming.sql.batchId"
 _QUERY_ID = "sql.streaming.queryId"
 
@@ -78,6 +78,8 @@ class PlannedWrite:
     # Generated at planning, and the same in tasks and commit.
     name: str = field(default_factory=lambda: secrets.token_hex(8))
     transactions: PlannedTransactions | None = None
+    # How many tasks run at once, where that matters.
+    tasks_at_once: int = 1
 
     def write(self, batches: Iterator[pa.RecordBatch], *, is_streaming: bool = False) -> TaskCommitted:
         """Send all rows, and return once all are acknowledged. Raises KafkaSinkError."""
@@ -108,8 +110,7 @@ class PlannedWrite:
                 self._coordinator(),
                 self._snapshot(),
                 again=self._is_run_again(),
-                write=self._name_in_task(is_streaming=is_streaming),
-                task=_task_number(),
+                task=self._task(is_streaming=is_streaming),
                 identity=self._identity_in_task(is_streaming=is_streaming),
             ) as producer,
             watched(executor_socket(), producer.abort) as check_executor,
@@ -161,6 +162,15 @@ class PlannedWrite:
             return None
         host = rendezvous.host or context.getLocalProperty("spark.driver.host")
         return None if host is None else CoordinatorAddress(without_brackets(host), rendezvous)
+
+    def _task(self, *, is_streaming: bool) -> SparkTask:
+        name = self._name_in_task(is_streaming=is_streaming)
+        context = TaskContext.get()
+        if context is None:
+            return SparkTask(name, job=self.name, tasks_at_once=self.tasks_at_once)
+        # A batch write in foreachBatch has the query, too.
+        query = context.getLocalProperty(_QUERY_ID)
+        return SparkTask(name, context.partitionId(), query or self.name, self.tasks_at_once)
 
     def _name_in_task(self, *, is_streaming: bool) -> str:
         # A batch write in foreachBatch has the property as well.
@@ -352,11 +362,6 @@ def _micro_batch(context: TaskContext) -> BatchIdentity:
     if query is None or number is None:
         raise DeliveryError("Spark does not provide the task's query and micro-batch")
     return BatchIdentity.of_query(query, int(number))
-
-
-def _task_number() -> str:
-    context = TaskContext.get()
-    return "" if context is None else str(context.partitionId())
 
 
 def _label(batch_id: int | None) -> str:

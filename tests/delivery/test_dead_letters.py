@@ -11,6 +11,7 @@ import pytest
 
 from kafka_sink.errors import KafkaSinkError
 from kafka_sink.local_broker import LocalBroker
+from kafka_sink.model import SparkTask
 from kafka_sink.options import parse
 from kafka_sink.producer_cache import TaskProducer, task_producer
 from kafka_sink.rows.column_plan import ColumnPlan
@@ -42,7 +43,7 @@ def tolerant(
     cluster: FakeCluster, plan: ColumnPlan = PLAN, extra: dict[str, str] | None = None, **options: object
 ) -> AbstractContextManager[TaskProducer]:
     raw = task_options(cluster, **options) | TOLERANT | (extra or {})
-    return task_producer(parse(raw).options, plan, task="7")
+    return task_producer(parse(raw).options, plan, task=SparkTask(number=7))
 
 
 def large(number: int, size: int, partition: int = 0) -> pa.RecordBatch:

@@ -19,6 +19,7 @@ from kafka_sink.options.table import (
     ERRORS,
     LIVE_VIEW,
     PARTITIONER,
+    RATE,
     SPECS,
     TARGET,
     TRANSACTIONS,
@@ -167,8 +168,8 @@ def test_security_settings_make_a_cluster_whatever_they_are_called() -> None:
         for secret in (False, True):
             spec = dataclasses.replace(SPECS[0], attribute="new", group=group, secret=secret)
             of_write = group in (
-                *(TARGET, TRANSACTIONS, DELIVERY, ERRORS, BATCHING, COMPRESSION, PARTITIONER, COORDINATOR),
-                LIVE_VIEW,
+                *(TARGET, RATE, TRANSACTIONS, DELIVERY, ERRORS, BATCHING, COMPRESSION, PARTITIONER),
+                *(COORDINATOR, LIVE_VIEW),
             )
             assert _is_of_cluster(spec) is (not of_write or secret)
     assert all(_is_of_cluster(spec) for spec in SPECS if spec.secret)

@@ -22,7 +22,18 @@ IDLE_TIMEOUTS = (
     "spark.sql.execution.pyspark.udf.killOnIdleTimeout",
 )
 _PROGRESS = "spark.ui.showConsoleProgress"
-_KEPT = ("spark.driver.bindAddress", "spark.driver.host", _PROGRESS, *IDLE_TIMEOUTS)
+_KEPT = (
+    "spark.driver.bindAddress",
+    "spark.driver.host",
+    _PROGRESS,
+    *IDLE_TIMEOUTS,
+    "spark.master",
+    "spark.cores.max",
+    "spark.executor.instances",
+    "spark.executor.cores",
+    "spark.dynamicAllocation.maxExecutors",
+    "spark.task.cpus",
+)
 # PySpark starts its JVM with this resource, for shells and for scripts that Python runs.
 _SHELL = "pyspark-shell"
 _DEFAULTS_FILE = "spark-defaults.conf"

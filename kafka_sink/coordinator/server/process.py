@@ -25,6 +25,7 @@ from kafka_sink.coordinator.server.connections import ServerBounds
 from kafka_sink.coordinator.server.figures_handler import FiguresHandler
 from kafka_sink.coordinator.server.handlers import Handler, HandlerFactory
 from kafka_sink.coordinator.server.metadata_fetcher import metadata_handler
+from kafka_sink.coordinator.server.rate_handler import rate_handler
 from kafka_sink.coordinator.server.server import CoordinatorServer
 from kafka_sink.coordinator.server.ui.live_view import LiveView
 from kafka_sink.coordinator.server.write_handler import write_handler
@@ -131,7 +132,13 @@ def _handlers(figures: ApplicationFigures) -> dict[str, HandlerFactory]:
     def job_figures(options: SinkOptions, wake: Callable[[], None]) -> Handler:  # noqa: ARG001 - HandlerFactory's signature
         return FiguresHandler(_shown(options), figures)
 
-    return {"metadata": metadata, "breaker": breaker, "writes": write_handler, KIND: job_figures}
+    return {
+        "metadata": metadata,
+        "breaker": breaker,
+        "writes": write_handler,
+        "rates": rate_handler,
+        KIND: job_figures,
+    }
 
 
 def _shown(options: SinkOptions) -> str:

@@ -1,0 +1,118 @@
+"""max.rows.per.second and max.bytes.per.second in a task: cuts tables into what the task may send now.
+
+With a coordinator, the limit is the job's, and each piece waits for a grant. Without one, the task keeps to
+its share of the limit: the limit divided by the number of tasks that run at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+import pyarrow as pa
+
+from kafka_sink.clock import Clock
+from kafka_sink.options import SinkOptions
+
+_log = logging.getLogger(__name__)
+# How often a task that waits looks whether it has been given up.
+_CHECK_MS = 100.0
+# A piece is what a share allows in this time, so that rows flow evenly.
+_PIECE_S = 0.1
+
+
+class Grants(Protocol):
+    """The part of RateChannel that this uses."""
+
+    def ask(self, job: str, limits: dict[str, int], rows: int, size: int) -> bool: ...
+
+    def await_grant(self, timeout_ms: float) -> int | None: ...
+
+
+def limits_of(options: SinkOptions) -> dict[str, int]:
+    """The limits of a job per second, by what they limit; empty if there are none."""
+    given = {"rows": options.max_rows_per_second, "bytes": options.max_bytes_per_second}
+    return {name: limit for name, limit in given.items() if limit}
+
+
+def sleep_ms(milliseconds: float) -> None:
+    """Waits for this long."""
+    time.sleep(milliseconds / 1000)
+
+
+class RateLimit:
+    """Used by the task's thread. Times are monotonic milliseconds.
+
+    ``tasks`` is the number of tasks that may run at once, for the share without a coordinator.
+    """
+
+    def __init__(
+        self, limits: dict[str, int], tasks: int, clock_ms: Clock, sleep: Callable[[float], None] = sleep_ms
+    ) -> None:
+        self.waited_ms = 0.0
+        self.job = ""
+        self.grants: Grants | None = None
+        self._limits = limits
+        self._clock_ms = clock_ms
+        self._sleep = sleep
+        self._share = {name: limit / max(1, tasks) for name, limit in limits.items()}
+        self._levels = dict.fromkeys(limits, 1.0)
+        self._at_ms = clock_ms()
+        self._has_warned = False
+
+    def begin(self, job: str) -> None:
+        """A new task, which writes for the job with this name."""
+        self.job = job
+        self.waited_ms = 0.0
+
+    def pieces(self, table: pa.Table | pa.RecordBatch, check: Callable[[], None]) -> Iterator[pa.Table]:
+        """Yields the rows in order, each piece when it may be sent. ``check`` raises if the task is lost."""
+        start = 0
+        while start < table.num_rows:
+            rest = table.slice(start)
+            started = self._clock_ms()
+            rows = self._granted(rest.num_rows, rest.nbytes, check)
+            self.waited_ms += self._clock_ms() - started
+            yield rest.slice(0, rows)
+            start += rows
+
+    def _granted(self, rows: int, size: int, check: Callable[[], None]) -> int:
+        if self.grants is not None and self.job and self.grants.ask(self.job, self._limits, rows, size):
+            while True:
+                check()
+                granted = self.grants.await_grant(_CHECK_MS)
+                if granted is None:
+                    break
+                if granted:
+                    return min(granted, rows)
+        return self._own_share(rows, size, check)
+
+    def _own_share(self, rows: int, size: int, check: Callable[[], None]) -> int:
+        if not self._has_warned:
+            self._has_warned = True
+            each = " and ".join(f"{share:,.0f} {name}" for name, share in self._share.items())
+            _log.warning(
+                "there is no coordinator to share the rate limit: this task keeps to %s per second", each
+            )
+        while True:
+            check()
+            self._refill()
+            delay_ms = max(-level / self._share[name] * 1000 for name, level in self._levels.items())
+            if delay_ms < 0:
+                break
+            self._sleep(min(delay_ms + 1.0, _CHECK_MS))
+        wanted = {"rows": rows, "bytes": max(1, size)}
+        part = min([1.0, *(share * _PIECE_S / wanted[name] for name, share in self._share.items())])
+        taken = max(1, int(rows * part))
+        for name in self._levels:
+            self._levels[name] -= wanted[name] * taken / rows
+        return taken
+
+    def _refill(self) -> None:
+        now_ms = self._clock_ms()
+        passed_s = (now_ms - self._at_ms) / 1000
+        self._at_ms = now_ms
+        for name, share in self._share.items():
+            self._levels[name] = min(share * _PIECE_S, self._levels[name] + share * passed_s)
