@@ -241,6 +241,6 @@ def test_partition_out_of_range_is_named(spark: SparkSession, write: Write, topi
     frame = spark.sql("SELECT 'hidden' AS value, 3 AS partition")
     # The task waits so long for a partition that may just have been added.
     message = failure(lambda: write(frame, topic=topic, **{"kafka.max.block.ms": "2000"}).save())
-    assert "InvalidRowError" in message
+    assert "MissingPartitionError" in message
     assert topic in message
     assert "hidden" not in message
