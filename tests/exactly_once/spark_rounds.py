@@ -26,7 +26,7 @@ from typing import Any
 
 from kafka_sink.local_broker import LocalBroker
 from tests.exactly_once import dying
-from tests.exactly_once.rounds import CLUSTER_PROPERTIES, PARTITIONS, children, read_committed
+from tests.exactly_once.rounds import CLUSTER_PROPERTIES, children, create_topic, read_committed
 from tests.support.standalone_cluster import StandaloneCluster
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -186,7 +186,7 @@ class SparkRound:
     def run(self) -> None:
         """Faults, then none until each query has written two more batches; then the topics are read."""
         for query in self._queries:
-            self._brokers.create_topic(query.topic, PARTITIONS, config={"min.insync.replicas": 2})
+            create_topic(self._brokers, query.topic)
         try:
             for fault in self._chance.choices(
                 FAULTS if self._cluster else IN_ONE_JVM, k=self._chance.randint(1, 3)
