@@ -5,9 +5,8 @@ held up.
 
 Three brokers, topics with three replicas. ``jobs``: a million 110-byte keyed rows from Parquet in two tasks,
 lz4, the guarantees alternating. ``micro_batches``: 2,000 rows each by two tasks, median over the batches of a
-query. ``held_up``: a driver is killed in mid-batch with rows of open transactions in the topic; how long
-until a reader of committed rows, at the end before, gets a row that was written after: where the query is
-started again at once, and where nobody does before the transaction times out.
+query. ``held_up``: rows of an open transaction are in the topic; how long until a reader of committed rows
+gets a row that was written after them, by what left the transaction open.
 """
 
 from __future__ import annotations
@@ -18,7 +17,9 @@ import os
 import statistics
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,13 +28,16 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 
 from benchmarks.surroundings import RESULTS
 from kafka_sink.local_broker import LocalBroker
-from kafka_sink.options import SinkOptions, parse
+from kafka_sink.options import parse
 from kafka_sink.producer_cache import task_producer
 from kafka_sink.rows.column_plan import ColumnPlan
-from kafka_sink.transactions import driver, task
+from kafka_sink.transactions import batch as batches
+from kafka_sink.transactions import driver, planning
+from kafka_sink.transactions.attempt import TaskAttempt
+from kafka_sink.transactions.batch import Handover, TaskReport
 from kafka_sink.transactions.client import TransactionClient
-from kafka_sink.transactions.decision import BatchIdentity
-from kafka_sink.transactions.operations import ProducerEpoch
+from kafka_sink.transactions.decision import BatchIdentity, next_decision
+from kafka_sink.transactions.operations import EndTransaction, ListOpen, Steps
 from kafka_sink.transactions.scope import Scope
 
 if TYPE_CHECKING:
@@ -56,6 +60,7 @@ def main() -> int:
         found: dict[str, Any] = {"held_up": held_up(cluster)}
         spark = session()
         try:
+            found["held_up"] |= held_up_in_spark(spark, cluster, Path(folder))
             found["jobs"] = jobs(spark, cluster, Path(folder), rows, turns)
             found["micro_batches"] = micro_batches(spark, cluster, Path(folder), batches)
         finally:
@@ -152,45 +157,197 @@ def _options(cluster: LocalBroker, topic: str, guarantee: str) -> dict[str, str]
 
 
 def held_up(cluster: LocalBroker) -> dict[str, float]:
-    """Seconds that a reader of committed rows waits behind what a dead driver's task has left open."""
+    """Seconds that a reader of committed rows waits behind an open transaction, by what left it open.
+
+    Counted from when its end begins: a driver that is started again plans, one that lives commits or aborts.
+    """
+    cases: dict[str, Callable[[Held], float]] = {
+        "attempt died, another one's batch is committed": Held.attempt_died,
+        "job failed or query stopped: the driver's abort": Held.job_failed,
+        "driver died before its decision, started again": Held.driver_died,
+        "driver died between decision and commits, started again": Held.driver_died_after_decision,
+        "coordinator's broker killed, then the commit": Held.broker_killed,
+        "coordinator's broker frozen for 5 s, then the commit": Held.broker_frozen,
+    }
     found = {}
-    for name, timeout_ms, comes_back in (
-        ("query started again after 2 s", 60_000, True),
-        ("nobody starts it; kafka.transaction.timeout.ms = 5000", 5_000, False),
-    ):
-        topic = f"held-{timeout_ms}"
+    for number, (name, case) in enumerate(cases.items()):
+        with Held(cluster, f"held-{number}") as held:
+            began = case(held)
+            found[name] = round(_first_row(cluster, held.topic) - began, 3)
+    with Held(cluster, "held-timeout", timeout_ms=5_000) as held:
+        held.write(0, 0)
+        began = time.monotonic()
+        held.write_after()
+        found["nobody starts it again; kafka.transaction.timeout.ms=5000, brokers look each second"] = round(
+            _first_row(cluster, held.topic) - began, 3
+        )
+    return found
+
+
+class Held:
+    """A topic, a driver with an open transaction, and a row of somebody else behind it."""
+
+    def __init__(self, cluster: LocalBroker, topic: str, timeout_ms: int = 60_000) -> None:
+        self._cluster = cluster
+        self.topic = topic
         cluster.create_topic(topic, 1)
         raw = {
             "kafka.bootstrap.servers": cluster.bootstrap_servers,
             "topic": topic,
             "delivery.guarantee": "exactly-once",
             "kafka.transaction.timeout.ms": str(timeout_ms),
+            "kafka.request.timeout.ms": "5000",
         }
-        options, scope = parse(raw).options, Scope(topic, topic, 1)
-        dead = TransactionClient(options)
-        claim = dead.run(driver.take_over(scope), 60_000).claim
-        _, producer = dead.run(task.begin(scope, claim, 0, 0), 60_000)
-        _write_open(options, topic, scope.task_id(0, 0), producer)
-        dead.run(task.finish(scope, claim, BatchIdentity("query", 0), 0, 0, producer), 60_000)
-        dead.close()
+        self._options, self._scope = parse(raw).options, Scope(topic, topic, 1)
+        self._client = TransactionClient(self._options)
+        self._handover = Handover.of(self._run(driver.take_over(self._scope)))
+
+    def __enter__(self) -> Held:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.close()
+
+    def _run(self, steps: Steps[Any]) -> Any:
+        return self._client.run(steps, 60_000)
+
+    def write(self, index: int, number: int) -> TaskReport:
+        """A task attempt, with all of its rows acknowledged."""
+        batch = BatchIdentity.of_query("held", 0)
+        attempt = TaskAttempt(self._client, self._scope, self._handover, batch, index, number, [0], 60_000.0)
+        with task_producer(self._options, ColumnPlan.of([("value", "binary")], self.topic)) as ours:
+            rows = iter([pa.record_batch({"value": pa.array([b"row"], pa.binary())})])
+            for one in attempt.rows(rows, ours):
+                ours.send(one)
+            ours.finish()
+        return attempt.finish()
+
+    def write_after(self) -> None:
+        """The row that readers wait for."""
+        _write_after(self._cluster, self.topic)
+
+    def _again(self) -> float:
+        """A driver that is started, with connections of its own."""
         began = time.monotonic()
+        client = TransactionClient(self._options)
+        client.run(driver.take_over(self._scope), 60_000)
+        client.close()
+        return began
+
+    def _commit(self, *reports: TaskReport) -> float:
+        began = time.monotonic()
+        self._run(batches.commit(reports, records_empty=False))
+        return began
+
+    def attempt_died(self) -> float:
+        self.write(0, 0)
+        report = self.write(0, 1)
+        self.write_after()
+        return self._commit(report)
+
+    def job_failed(self) -> float:
+        self.write(0, 0)
+        self.write_after()
+        began = time.monotonic()
+        planning.abort(self._options, planning.PlannedTransactions(self._scope, None, self._handover))
+        return began
+
+    def driver_died(self) -> float:
+        self.write(0, 0)
+        self.write_after()
+        return self._again()
+
+    def driver_died_after_decision(self) -> float:
+        report = self.write(0, 0)
+        self.write_after()
+
+        def decide() -> Steps[None]:
+            assert report.part is not None
+            decision = next_decision(self._scope, None, report.batch, 1, [report.part])
+            yield from driver._record(self._scope, report.claim, decision)
+            yield (EndTransaction(self._scope.driver_id, report.claim, commit=True),)
+
+        self._run(decide())
+        return self._again()
+
+    def _coordinator(self) -> int:
+        """The broker that coordinates the task's transaction."""
+        return self._client._coordinators[False, self._scope.task_id(0, 0)]
+
+    def broker_killed(self) -> float:
+        report = self.write(0, 0)
+        self.write_after()
+        broker = self._coordinator()
+        self._cluster.kill(broker)
+        try:
+            return self._commit(report)
+        finally:
+            self._cluster.start(broker)
+
+    def broker_frozen(self) -> float:
+        report = self.write(0, 0)
+        self.write_after()
+        broker = self._coordinator()
+        self._cluster.freeze(broker)
+        thaw = threading.Timer(5.0, self._cluster.thaw, [broker])
+        thaw.start()
+        try:
+            return self._commit(report)
+        finally:
+            thaw.join()
+
+
+def held_up_in_spark(spark: SparkSession, cluster: LocalBroker, folder: Path) -> dict[str, float]:
+    """The same where Spark ends a batch: from ``query.stop()``, or from the job's failure."""
+    found = {}
+    for name in ("query.stop() in mid-batch", "a task failed for good"):
+        topic = f"held-{name.split()[0].strip('().')}".replace(".", "-").replace("(", "")
+        cluster.create_topic(topic, 1)
+        options = _options(cluster, topic, "exactly-once")
+        stop = folder / f"stop-{topic}"
+        fails = name.startswith("a task")
+
+        def slowly(batches: Iterator[pa.RecordBatch], stop: Path = stop) -> Iterator[pa.RecordBatch]:
+            yield from batches
+            while not stop.exists():
+                time.sleep(0.05)
+            raise ValueError("as the benchmark wants it")
+
+        query = (
+            _rate(spark)
+            .mapInArrow(slowly, "value string")
+            .writeStream.format("kafka-chunked")
+            .options(**options, **{"transactional.id.prefix": topic})
+            .option("checkpointLocation", str(folder / f"checkpoint-{topic}"))
+            .start()
+        )
+        _await_open(cluster, topic)
         _write_after(cluster, topic)
-        if comes_back:
-            time.sleep(2)
-            began = time.monotonic()
-            again = TransactionClient(options)
-            again.run(driver.take_over(scope), 60_000)
-            again.close()
+        began = time.monotonic()
+        if fails:
+            stop.touch()
+        else:
+            query.stop()
         found[name] = round(_first_row(cluster, topic) - began, 3)
+        if fails:
+            query.stop()
     return found
 
 
-def _write_open(options: SinkOptions, topic: str, name: str, producer: ProducerEpoch) -> None:
-    """A row of an open transaction, by the sink's own producer."""
-    with task_producer(options, ColumnPlan.of([("value", "binary")], topic)) as ours:
-        ours.begin_transaction(name, *producer)
-        ours.send(pa.record_batch({"value": pa.array([b"open"], pa.binary())}))
-        ours.finish()
+def _await_open(cluster: LocalBroker, prefix: str) -> None:
+    """Until both tasks have a transaction with rows."""
+    client = TransactionClient(parse({"kafka.bootstrap.servers": cluster.bootstrap_servers}).options)
+
+    def steps() -> Steps[int]:
+        (names,) = yield (ListOpen(prefix),)
+        return len(names)
+
+    try:
+        while client.run(steps(), 30_000) < 2:
+            time.sleep(0.1)
+        time.sleep(1.0)
+    finally:
+        client.close()
 
 
 def _write_after(cluster: LocalBroker, topic: str) -> None:

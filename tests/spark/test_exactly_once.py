@@ -135,6 +135,61 @@ def test_for_each_batch_writes_a_batch_that_is_run_again_once(
     await_rows(broker, topic, list(range(200)))
 
 
+def test_a_query_with_for_each_batch_that_fails_after_its_write_writes_each_row_once(
+    spark: SparkSession, job: Job, broker: LocalBroker, topic: str, tmp_path: Path
+) -> None:
+    """A micro-batch fails after its rows are committed, the query is started again, and then its commit log
+    loses a batch: Spark runs both batches twice."""
+    checkpoint = tmp_path / "checkpoint"
+    runs: Counter[int] = Counter()
+
+    def write(frame: DataFrame, batch_id: int) -> None:
+        named = frame.withColumnRenamed("value", "id")
+        job(named, txnAppId="for each batch", txnVersion=str(batch_id)).save()
+        runs[batch_id] += 1
+        if batch_id == 1 and runs[batch_id] == 1:
+            raise RuntimeError("after the write")
+
+    def run(until: int, tasks: int) -> None:
+        query = (
+            spark.readStream.format("rate-micro-batch")
+            .option("rowsPerBatch", 100)
+            .option("numPartitions", tasks)
+            .load()
+            .select("value")
+            .writeStream.foreachBatch(write)
+            .option("checkpointLocation", str(checkpoint))
+            .start()
+        )
+        deadline = time.monotonic() + 120
+        while query.isActive and not (checkpoint / "commits" / str(until)).exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        query.stop()
+
+    run(3, 2)
+    assert runs == {0: 1, 1: 1}
+    run(3, 3)
+    lose_commit(checkpoint)
+    run(5, 1)
+    rows = committed(broker, topic)
+    assert rows == list(range(len(rows)))
+    assert len(rows) >= 600
+    assert sum(runs.values()) >= len(runs) + 2
+
+
+def last_commit(checkpoint: Path) -> int:
+    return max(int(name) for name in os.listdir(checkpoint / "commits") if name.isdigit())
+
+
+def lose_commit(checkpoint: Path) -> int:
+    """Delete the last file of Spark's commit log; returns its batch."""
+    lost = last_commit(checkpoint)
+    for name in (str(lost), f".{lost}.crc"):
+        (checkpoint / "commits" / name).unlink(missing_ok=True)
+    return lost
+
+
 def test_a_query_whose_last_commit_is_lost_and_whose_tasks_change_writes_each_row_once(
     spark: SparkSession, broker: LocalBroker, topic: str, tmp_path: Path
 ) -> None:
@@ -161,13 +216,8 @@ def test_a_query_whose_last_commit_is_lost_and_whose_tasks_change_writes_each_ro
             time.sleep(0.1)
         query.stop()
 
-    def last_commit() -> int:
-        return max(int(name) for name in os.listdir(checkpoint / "commits") if name.isdigit())
-
     run(2, 2)
-    lost = last_commit()
-    for name in (str(lost), f".{lost}.crc"):
-        (checkpoint / "commits" / name).unlink(missing_ok=True)
+    lost = lose_commit(checkpoint)
     run(3, lost + 2)
     rows = committed(broker, topic)
     assert rows == list(range(len(rows)))

@@ -1,0 +1,131 @@
+"""Transactions over TLS and logins on a real broker, and rights that are missing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import pyarrow as pa
+import pytest
+from confluent_kafka.admin import (
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    ResourcePatternType,
+    ResourceType,
+)
+
+from kafka_sink.errors import ConfigurationError, KafkaSinkError
+from kafka_sink.options import SinkOptions, parse
+from kafka_sink.producer_cache import task_producer
+from kafka_sink.rows.column_plan import ColumnPlan
+from kafka_sink.transactions import planning
+from kafka_sink.transactions.attempt import TaskAttempt
+from kafka_sink.transactions.decision import BatchIdentity
+from tests.support.security.secured_broker import PASSWORD, Secured, secured_broker
+
+_PATIENCE_MS = 60_000.0
+_CHECKPOINT = {"checkpointlocation": "/checkpoints/one"}
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+    with secured_broker(tmp_path_factory.mktemp("secured")) as running:
+        running.broker.create_topic("rows", 2)
+        yield running
+
+
+def as_bob(secured: Secured, **more: str) -> SinkOptions:
+    raw = secured.options("SASL", sasl_mechanism="PLAIN", sasl_username="bob", sasl_password=PASSWORD)
+    return parse({"topic": "rows", "delivery.guarantee": "exactly-once", **raw, **more}).options
+
+
+def by_certificate(secured: Secured) -> SinkOptions:
+    path = secured.client.pkcs12_file(secured.folder / "client.p12", "key")
+    raw = secured.options(
+        "MUTUAL",
+        ssl_keystore_type="PKCS12",
+        ssl_keystore_location=str(path),
+        ssl_keystore_password="key",
+    )
+    return parse({"topic": "rows", "delivery.guarantee": "exactly-once", **raw}).options
+
+
+def write(options: SinkOptions, number: int) -> str:
+    """One micro-batch of one task, from planning to commit; what the commit says."""
+    planned = planning.plan(options, _CHECKPOINT, is_streaming=True, for_tasks=True)
+    assert planned is not None
+    assert planned.handover is not None
+    batch = BatchIdentity.of_query("query", number)
+    rows = iter([pa.record_batch({"value": pa.array([b"x"] * 100, pa.binary())})])
+    with planning.client_of(options) as client:
+        attempt = TaskAttempt(client, planned.scope, planned.handover, batch, 0, 0, [0], _PATIENCE_MS)
+        with task_producer(options, ColumnPlan.of([("value", "binary")], "rows")) as producer:
+            for one in attempt.rows(rows, producer):
+                producer.send(one)
+            assert producer.finish().records == 100
+        report = attempt.finish()
+    return str(planning.commit(options, planned, [report]))
+
+
+@pytest.mark.parametrize("login", [as_bob, by_certificate])
+def test_batches_are_committed_over_tls_and_logins(
+    secured: Secured, login: Callable[[Secured], SinkOptions]
+) -> None:
+    for number in range(2):
+        assert "1 transactions committed" in write(login(secured), number)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "operation", "advice"),
+    [
+        (
+            "TRANSACTIONAL_ID",
+            "none-",
+            AclOperation.WRITE,
+            "grant Write and Describe on the transactional",
+        ),
+        ("TRANSACTIONAL_ID", "all-", AclOperation.ALL, "grant Write and Describe on the transactional"),
+        ("GROUP", "group-", AclOperation.ALL, "grant Read on the groups that begin with"),
+    ],
+)
+def test_rights_that_are_missing_are_named_when_the_write_is_planned(
+    secured: Secured, kind: str, name: str, operation: AclOperation, advice: str
+) -> None:
+    admin = AdminClient({"bootstrap.servers": secured.broker.bootstrap_servers, "log_level": 0})
+    denied = AclBinding(
+        ResourceType[kind],
+        name,
+        ResourcePatternType.PREFIXED,
+        "User:bob",
+        "*",
+        operation,
+        AclPermissionType.DENY,
+    )
+    for done in admin.create_acls([denied]).values():
+        done.result(30)
+    options = as_bob(secured, **{"transactional.id.prefix": f"{name}of-bob"})
+    with pytest.raises(ConfigurationError, match=advice) as raised:
+        _plan_until_denied(options)
+    assert PASSWORD not in str(raised.value)
+
+
+def _plan_until_denied(options: SinkOptions) -> None:
+    """Brokers learn of ACLs some time after they are made."""
+    for _ in range(50):
+        planning.plan(options, _CHECKPOINT, is_streaming=True, for_tasks=True)
+        time.sleep(0.1)
+
+
+def test_a_wrong_password_is_said_at_once(secured: Secured) -> None:
+    began = time.monotonic()
+    with pytest.raises(KafkaSinkError, match=r"(?i)log|authenticat|sasl") as raised:
+        planning.plan(
+            as_bob(secured, **{"kafka.sasl.password": "wrong"}),
+            _CHECKPOINT,
+            is_streaming=True,
+            for_tasks=True,
+        )
+    assert time.monotonic() - began < 20
+    assert "wrong" not in str(raised.value)
