@@ -85,7 +85,8 @@ class TaskAttempt:
             if self._producer is None:
                 steps = task.begin(self._scope, self._handover.claim, self._task, self._slot)
                 began = time.monotonic_ns()
-                self._slot, self._producer = self._client.run(steps, self._timeout_ms)
+                groups = (self._scope.mark_key(self._task).group,)
+                self._slot, self._producer = self._client.run(steps, self._timeout_ms, groups=groups)
                 self.metrics[INIT_TIME_METRIC] = time.monotonic_ns() - began
                 self.figures = TransactionFigures(open=1, oldest_open_ms=int(wall_ms()))
                 name = self._scope.task_id(self._task, self._slot)

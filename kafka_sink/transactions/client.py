@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -152,7 +152,10 @@ class TransactionClient:
         self._nodes: dict[int, Node] = {}
         self._partitions: dict[str, int] = {}
         self._asked_nodes = False
-        self._asked_coordinators = False
+        # Kinds of keys whose coordinators are being asked for.
+        self._asked_coordinators: set[bool] = set()
+        self._ahead: list[tuple[bool, str]] = []
+        self._topic: str | None = None
         self._not_before_ms = 0.0
         self._failures = 0
         self._deadline_ms = 0.0
@@ -160,13 +163,25 @@ class TransactionClient:
 
     # -- for the caller ---------------------------------------------------------------------------
 
-    def run(self, steps: Steps[Result], timeout_ms: float) -> Result:
+    def run(
+        self,
+        steps: Steps[Result],
+        timeout_ms: float,
+        *,
+        groups: Iterable[str] = (),
+        transactional_ids: Iterable[str] = (),
+    ) -> Result:
         """Run protocol code to its end.
+
+        ``groups`` and ``transactional_ids`` name what later steps will use: their coordinators are looked up,
+        and all brokers connected to, while the first step is under way.
 
         Raises what it raises, DeliveryError after ``timeout_ms``, ConfigurationError where rights or settings
         are in the way, BrokerVersionError where the cluster lacks transaction protocol 2.
         """
         self._deadline_ms = monotonic_ms() + timeout_ms
+        self._ahead = [(_GROUP_KEY, name) for name in groups]
+        self._ahead += [(_TRANSACTION_KEY, name) for name in transactional_ids]
         try:
             wanted = next(steps)
             while True:
@@ -195,7 +210,11 @@ class TransactionClient:
             found.append(next((len(one.partitions) for one in response.update.topics), 0))
             return True
 
+        # A client's first request asks for the topic together with the brokers.
+        self._topic = topic
         self._connect()
+        if topic in self._partitions:
+            return self._partitions[topic]
         call = _Call(ListOpen(""), 0, apis.METADATA, requests.METADATA_VERSIONS, encode, take)
         call.node = next(iter(self._nodes))
         self._finish(_Step([None], [call]))
@@ -218,6 +237,10 @@ class TransactionClient:
         return tuple(step.results)
 
     def _finish(self, step: _Step) -> None:
+        if self._ahead:
+            now_ms = monotonic_ms()
+            for node in self._nodes:
+                self._network.ready_for_any(node, now_ms)
         while step.calls:
             now_ms = monotonic_ms()
             if now_ms > self._deadline_ms:
@@ -283,7 +306,8 @@ class TransactionClient:
         if isinstance(event.tag, _Call):
             self._again(event.tag, str(event.cause))
         else:
-            self._asked_nodes = self._asked_coordinators = False
+            self._asked_nodes = False
+            self._asked_coordinators.clear()
             self._back_off()
 
     def _on_response(self, step: _Step, event: ResponseReceived) -> None:
@@ -293,6 +317,9 @@ class TransactionClient:
                 step.calls.remove(event.tag)
         elif isinstance(event.response, requests.MetadataResponse):
             self._asked_nodes = False
+            for topic in event.response.update.topics:
+                if topic.partitions:
+                    self._partitions[topic.name] = len(topic.partitions)
             self._nodes = {node.id: node for node in event.response.update.nodes}
             self._network.set_nodes(self._nodes.values())
         elif isinstance(event.response, transaction_requests.CoordinatorsResponse):
@@ -343,7 +370,8 @@ class TransactionClient:
             return 10.0
         self._require_protocol(node)
         version = self._network.api_version(node, apis.METADATA, requests.METADATA_VERSIONS)
-        body = [requests.encode_metadata(version, (), False)]
+        topics = () if self._topic is None else (self._topic,)
+        body = [requests.encode_metadata(version, topics, False)]
         timeout = self._options.request_timeout_ms
         request = OutboundRequest(apis.METADATA, version, body, True, timeout, _NODES)
         self._asked_nodes = True
@@ -365,26 +393,27 @@ class TransactionClient:
             )
 
     def _look_up(self, step: _Step, now_ms: float) -> None:
-        """Asks for coordinators that are not known, those of one kind at a time."""
-        missing = [call.key for call in step.calls if call.key and call.key not in self._coordinators]
-        if not missing or self._asked_coordinators or now_ms < self._not_before_ms:
-            return
-        node = self._any_node(now_ms)
-        if node is None:
-            return
-        of_groups = missing[0][0]
-        keys = list(dict.fromkeys(name for kind, name in missing if kind is of_groups))
-        api = apis.FIND_COORDINATOR
-        version = self._network.api_version(node, api, transaction_requests.FIND_COORDINATOR_VERSIONS)
-        body = [transaction_requests.encode_find_coordinator(version, keys, of_groups=of_groups)]
-        timeout = self._options.request_timeout_ms
-        self._asked_coordinators = True
-        self._network.send(node, OutboundRequest(api, version, body, True, timeout, of_groups), now_ms)
+        """Asks for coordinators that are not known: one request for each kind of key."""
+        keys = dict.fromkeys([*(call.key for call in step.calls if call.key), *self._ahead])
+        missing = [key for key in keys if key not in self._coordinators]
+        for of_groups in (_TRANSACTION_KEY, _GROUP_KEY):
+            names = [name for kind, name in missing if kind is of_groups]
+            if not names or of_groups in self._asked_coordinators or now_ms < self._not_before_ms:
+                continue
+            node = self._any_node(now_ms)
+            if node is None:
+                return
+            api = apis.FIND_COORDINATOR
+            version = self._network.api_version(node, api, transaction_requests.FIND_COORDINATOR_VERSIONS)
+            body = [transaction_requests.encode_find_coordinator(version, names, of_groups=of_groups)]
+            timeout = self._options.request_timeout_ms
+            self._asked_coordinators.add(of_groups)
+            self._network.send(node, OutboundRequest(api, version, body, True, timeout, of_groups), now_ms)
 
     def _on_coordinators(
         self, of_groups: object, response: transaction_requests.CoordinatorsResponse
     ) -> None:
-        self._asked_coordinators = False
+        self._asked_coordinators.discard(bool(of_groups))
         is_new = False
         for name, found in response.found.items():
             if found.node is not None:

@@ -68,7 +68,7 @@ def take_over(scope: Scope) -> Steps[Ownership]:
     claim = yield from init_producer(scope.driver_id)
     # Both at once, for every micro-batch waits for it; where nothing is left open, this is all.
     seen, names = yield (
-        FetchOffsets((_first_decision_group(scope), _first_mark_group(scope))),
+        FetchOffsets(take_over_groups(scope)),
         ListOpen(scope.prefix),
     )
     decision = yield from _decision_in(scope, seen)
@@ -91,6 +91,11 @@ def take_over(scope: Scope) -> Steps[Ownership]:
         completed=len(not_visible) - len(missing),
         aborted=aborted,
     )
+
+
+def take_over_groups(scope: Scope) -> tuple[str, ...]:
+    """The groups that ``take_over`` reads every time."""
+    return _first_decision_group(scope), _first_mark_group(scope)
 
 
 def read_decision(scope: Scope) -> Steps[Decision | None]:

@@ -74,7 +74,8 @@ def plan(
         if not partitions:
             raise ConfigurationError(f"the topic '{topic}', which progress is recorded for, is not there")
         scope = Scope(prefix, topic, partitions)
-        ownership = client.run(driver.take_over(scope), options.max_block_ms)
+        groups = driver.take_over_groups(scope)
+        ownership = client.run(driver.take_over(scope), options.max_block_ms, groups=groups)
     handover = Handover.of(ownership)
     _report_takeover(scope, ownership, handover)
     _remember_claim(scope, ownership.claim)
@@ -87,7 +88,9 @@ def commit(options: SinkOptions, planned: PlannedTransactions, reports: Sequence
     records_empty = planned.batch is not None and bool(options.txn_app_id)
     with client_of(options) as client:
         steps = batches.commit(reports, records_empty=records_empty)
-        outcome = client.run(steps, options.delivery_timeout_ms)
+        # The decision's own, which comes after the look at what tasks have left.
+        ids = (planned.scope.driver_id,)
+        outcome = client.run(steps, options.delivery_timeout_ms, transactional_ids=ids)
     if planned.batch is not None:
         application_markers.forget(_taken_key(planned.scope.prefix))
     # By two clocks, so it is for warning only.
