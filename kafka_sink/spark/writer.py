@@ -266,7 +266,7 @@ class PlannedWrite:
                 self.options, self.transactions, [report for report in reports if report is not None]
             )
             outcome = f"; {committed}"
-            in_transactions = {"committed": len(messages)}
+            in_transactions = committed.counts
         self._report_final("committed", messages, batch_id, in_transactions)
         if self.options.log_summary:
             driver_log.report(_label(batch_id) + summarise(results) + outcome)
@@ -275,9 +275,11 @@ class PlannedWrite:
     def abort(self, messages: Sequence[WriterCommitMessage | None], batch_id: int | None = None) -> None:
         """Log what a failed job has written. Kafka keeps those rows, unless they are in open transactions."""
         self._end_attempts(batch_id)
-        self._report_final("aborted", messages, batch_id, {})
+        in_transactions: Mapping[str, int] = {}
         if self.transactions is not None:
-            self._abort_transactions(self.transactions, len(messages), batch_id)
+            in_transactions = self._abort_transactions(self.transactions, len(messages), batch_id)
+        self._report_final("aborted", messages, batch_id, in_transactions)
+        if self.transactions is not None:
             return
         results = _results(messages)
         unfinished = len(messages) - len(results)
@@ -286,7 +288,10 @@ class PlannedWrite:
             line += f"; Kafka keeps what the others wrote: {summarise(results)}"
         driver_log.warn(line)
 
-    def _abort_transactions(self, planned: PlannedTransactions, tasks: int, batch_id: int | None) -> None:
+    def _abort_transactions(
+        self, planned: PlannedTransactions, tasks: int, batch_id: int | None
+    ) -> Mapping[str, int]:
+        """Returns what became of the batch's transactions."""
         from kafka_sink.transactions import planning as transactions
 
         label = _label(batch_id)
@@ -299,11 +304,12 @@ class PlannedWrite:
                 f"{error}. The next run aborts them, or brokers do so after kafka.transaction.timeout.ms. "
                 "Until then, consumers with isolation.level=read_committed wait"
             )
-        else:
-            ended_by = f"{ended.aborted} open transactions aborted"
-            if ended.committed:
-                ended_by += f", {ended.committed} committed, as the batch was decided"
-            driver_log.warn(f"{label}the batch of {tasks} tasks failed; {ended_by}")
+            return {}
+        ended_by = f"{ended.aborted} open transactions aborted"
+        if ended.committed:
+            ended_by += f", {ended.committed} committed, as the batch was decided"
+        driver_log.warn(f"{label}the batch of {tasks} tasks failed; {ended_by}")
+        return ended.counts
 
 
 class BatchWriter(DataSourceArrowWriter):

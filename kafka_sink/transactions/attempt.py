@@ -9,14 +9,12 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from kafka_sink.clock import wall_ms
 from kafka_sink.errors import KafkaSinkError
 from kafka_sink.transactions import task
 from kafka_sink.transactions.batch import Duty, Handover, TaskReport
 from kafka_sink.transactions.client import TransactionClient
 from kafka_sink.transactions.decision import BatchIdentity, Part
 from kafka_sink.transactions.digest import RunningDigest
-from kafka_sink.transactions.figures import TransactionFigures
 from kafka_sink.transactions.operations import ProducerEpoch
 from kafka_sink.transactions.scope import Scope
 
@@ -61,8 +59,6 @@ class TaskAttempt:
         self._producer: ProducerEpoch | None = None
         # Kafka's names; they add to the producer's.
         self.metrics: dict[str, float] = {}
-        # Replaced as a whole, so that any thread may read it.
-        self.figures = TransactionFigures()
 
     def rows(
         self, batches: Iterator[pa.RecordBatch], writes: WritesInTransaction
@@ -88,7 +84,6 @@ class TaskAttempt:
                 groups = (self._scope.mark_key(self._task).group,)
                 self._slot, self._producer = self._client.run(steps, self._timeout_ms, groups=groups)
                 self.metrics[INIT_TIME_METRIC] = time.monotonic_ns() - began
-                self.figures = TransactionFigures(open=1, oldest_open_ms=int(wall_ms()))
                 name = self._scope.task_id(self._task, self._slot)
                 writes.begin_transaction(name, *self._producer)
 
@@ -113,6 +108,7 @@ class TaskAttempt:
             part,
             self._scope,
             is_repair=self._handover.incomplete is not None,
+            recovered=self._handover.recovered,
         )
 
     def abort(self) -> None:
@@ -123,5 +119,4 @@ class TaskAttempt:
             try:
                 self._client.run(task.abort(self._scope, self._task, self._slot, self._producer), _ABORT_MS)
             except KafkaSinkError:
-                return  # the driver's abort, the next run or the broker's timeout ends it
-            self.figures = TransactionFigures(aborted=1)
+                pass  # the driver's abort, the next run or the broker's timeout ends it

@@ -11,7 +11,6 @@ from kafka_sink.transactions import decision as decisions
 from kafka_sink.transactions import driver
 from kafka_sink.transactions.decision import BatchIdentity, Decision, Part, RowsDigest
 from kafka_sink.transactions.driver import Ownership, incomplete
-from kafka_sink.transactions.figures import TransactionFigures
 from kafka_sink.transactions.operations import ProducerEpoch, Steps
 from kafka_sink.transactions.scope import Scope
 
@@ -35,26 +34,30 @@ class Incomplete:
 
 @dataclass(frozen=True, slots=True)
 class Handover:
-    """What planning gives to tasks: the claim that the decision needs, and what was written before."""
+    """What planning gives to tasks: the claim that the decision needs, and what was written before.
+
+    ``recovered`` counts the transactions that planning ended for an earlier run.
+    """
 
     claim: ProducerEpoch
     progress: Mapping[str, int]
     incomplete: Incomplete | None = None
+    recovered: int = 0
 
     @classmethod
     def of(cls, ownership: Ownership) -> Handover:
         """The part of ownership that tasks need: a decision may name thousands of transactions."""
-        decision = ownership.decision
+        decision, recovered = ownership.decision, ownership.completed + ownership.aborted
         if decision is None:
-            return cls(ownership.claim, {})
+            return cls(ownership.claim, {}, recovered=recovered)
         if ownership.missing and ownership.missing == {part.task for part in decision.parts}:
             # Readers see none of it: as if it had not been decided, so that tasks may be others now.
-            return cls(ownership.claim, decision.progress_before())
+            return cls(ownership.claim, decision.progress_before(), recovered=recovered)
         broken = None
         if ownership.missing:
             problem = incomplete(decision, ownership.missing)
             broken = Incomplete(decision.batch, ownership.missing, problem)
-        return cls(ownership.claim, decision.progress, broken)
+        return cls(ownership.claim, decision.progress, broken, recovered)
 
     def duty(self, batch: BatchIdentity, task: int) -> Duty:
         """Raises IncompleteBatchError where another batch must be completed first."""
@@ -82,25 +85,28 @@ class TaskReport:
     part: Part | None
     scope: Scope
     is_repair: bool = False
+    recovered: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class BatchOutcome:
     """``was_written_before``: nothing was written now. Counts are of transactions.
 
+    ``recovered``: an earlier run had left them, and planning ended them.
     ``began_ms``: when the first one began, by a broker's clock; -1 where there was none.
     """
 
     was_written_before: bool = False
     committed: int = 0
     aborted: int = 0
+    recovered: int = 0
     repaired: bool = False
     began_ms: int = -1
 
     @property
-    def figures(self) -> TransactionFigures:
-        """What the commit has ended."""
-        return TransactionFigures(committed=self.committed, aborted=self.aborted)
+    def counts(self) -> dict[str, int]:
+        """Transactions by what became of them, for the live view."""
+        return {"committed": self.committed, "aborted": self.aborted, "recovered": self.recovered}
 
     def __str__(self) -> str:
         if self.was_written_before:
@@ -121,18 +127,18 @@ def commit(reports: Sequence[TaskReport], *, records_empty: bool) -> Steps[Batch
     """
     if not reports:
         return BatchOutcome()
-    run = _agreed(reports)
+    run, recovered = _agreed(reports), max(report.recovered for report in reports)
     parts = [report.part for report in reports if report.part is not None]
     duties = {report.duty for report in reports}
     if not parts and not records_empty and duties == {Duty.WRITE}:
-        return BatchOutcome()
+        return BatchOutcome(recovered=recovered)
     previous, found = yield from driver.look(run.scope, parts)
     if Duty.SKIP in duties:
         if previous is None or not previous.covers(run.batch):
             raise TransactionError(
                 f"{run.batch} was written before according to planning, and now it was not"
             )
-        return BatchOutcome(was_written_before=True)
+        return BatchOutcome(was_written_before=True, recovered=recovered)
     if run.is_repair:
         decision = decisions.repaired(_repairable(run.batch, previous, reports), parts)
     else:
@@ -141,6 +147,7 @@ def commit(reports: Sequence[TaskReport], *, records_empty: bool) -> Steps[Batch
     return BatchOutcome(
         committed=committed.committed,
         aborted=committed.aborted,
+        recovered=recovered,
         repaired=run.is_repair,
         began_ms=committed.began_ms,
     )

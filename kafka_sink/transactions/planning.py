@@ -9,7 +9,7 @@ import os
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kafka_sink import application_markers, driver_log
@@ -20,7 +20,6 @@ from kafka_sink.transactions import batch as batches
 from kafka_sink.transactions import driver
 from kafka_sink.transactions.batch import BatchOutcome, Handover, TaskReport
 from kafka_sink.transactions.decision import BatchIdentity
-from kafka_sink.transactions.figures import TransactionFigures
 from kafka_sink.transactions.operations import ProducerEpoch, describe
 from kafka_sink.transactions.scope import Scope
 
@@ -38,14 +37,12 @@ class PlannedTransactions:
     """What a write in transactions is given. ``batch`` is None for a stream: there Spark tells each task its
     micro-batch.
 
-    ``handover`` is None on the writer that only commits: there tasks' reports have it. ``figures`` count what
-    planning ended for an earlier run.
+    ``handover`` is None on the writer that only commits: there tasks' reports have it.
     """
 
     scope: Scope
     batch: BatchIdentity | None = None
     handover: Handover | None = None
-    figures: TransactionFigures = field(default_factory=TransactionFigures)
 
 
 def plan(
@@ -79,8 +76,7 @@ def plan(
     handover = Handover.of(ownership)
     _report_takeover(scope, ownership, handover)
     _remember_claim(scope, ownership.claim)
-    figures = TransactionFigures(recovered=ownership.completed + ownership.aborted)
-    return PlannedTransactions(scope, batch, handover, figures)
+    return PlannedTransactions(scope, batch, handover)
 
 
 def commit(options: SinkOptions, planned: PlannedTransactions, reports: Sequence[TaskReport]) -> BatchOutcome:
@@ -104,7 +100,7 @@ def commit(options: SinkOptions, planned: PlannedTransactions, reports: Sequence
     return outcome
 
 
-def abort(options: SinkOptions, planned: PlannedTransactions) -> TransactionFigures:
+def abort(options: SinkOptions, planned: PlannedTransactions) -> BatchOutcome:
     """End what a failed batch has left, or complete it where it was decided; returns what was ended.
 
     Where another driver has taken over, that is its business. Raises as ``plan``.
@@ -115,10 +111,10 @@ def abort(options: SinkOptions, planned: PlannedTransactions) -> TransactionFigu
         found = client.run(describe(scope.driver_id), options.max_block_ms)
         present = found.get(scope.driver_id)
         if claim is None or present is None or not _is_ours(present.producer, claim):
-            return TransactionFigures()
+            return BatchOutcome()
         ownership = client.run(driver.take_over(scope), options.max_block_ms)
     _remember_claim(scope, ownership.claim)
-    return TransactionFigures(committed=ownership.completed, aborted=ownership.aborted)
+    return BatchOutcome(committed=ownership.completed, aborted=ownership.aborted)
 
 
 def _is_ours(present: ProducerEpoch, claim: ProducerEpoch) -> bool:

@@ -74,7 +74,17 @@ class Cluster:
         self.run(task.finish(scope, handover.claim, batch, index, slot, producer))
         part = Part(index, slot, producer, digest)
         is_repair = handover.incomplete is not None
-        return TaskReport(handover.claim, batch, index, duty, digest, part, scope, is_repair=is_repair)
+        return TaskReport(
+            handover.claim,
+            batch,
+            index,
+            duty,
+            digest,
+            part,
+            scope,
+            is_repair=is_repair,
+            recovered=handover.recovered,
+        )
 
     def commit(self, *reports: TaskReport, die_before: Callable[[Operation], bool] | None = None) -> Any:
         return self.run(batches.commit(reports, records_empty=False), die_before)
@@ -156,3 +166,17 @@ def test_a_mark_names_its_transaction() -> None:
     batch = BatchIdentity.of_query("one", 3)
     assert batch.mark(0, ProducerEpoch(1, 2)) != batch.mark(0, ProducerEpoch(1, 3))
     assert len(batch.mark(10**6, ProducerEpoch(2**62, 2**15))) < 100
+
+
+def test_a_commit_counts_what_planning_ended_for_an_earlier_run() -> None:
+    """Catches: the live view showed tasks for transactions, and never what was recovered."""
+    cluster = Cluster()
+    dead = cluster.plan()
+    reports = [cluster.write(dead, 0, index, index) for index in range(3)]
+    with pytest.raises(Died):
+        cluster.commit(*reports, die_before=ends_task(1))
+    run = cluster.plan()
+    first = cluster.write(run, 1, 0, 0)
+    won = cluster.write(run, 1, 0, 0, attempt=1)
+    assert first.recovered == 2
+    assert cluster.commit(won).counts == {"committed": 1, "aborted": 1, "recovered": 2}

@@ -52,9 +52,10 @@ def by_certificate(secured: Secured) -> SinkOptions:
     return parse({"topic": "rows", "delivery.guarantee": "exactly-once", **raw}).options
 
 
-def write(options: SinkOptions, number: int) -> str:
+def write(options: SinkOptions, number: int, checkpoint: str) -> str:
     """One micro-batch of one task, from planning to commit; what the commit says."""
-    planned = planning.plan(options, _CHECKPOINT, is_streaming=True, for_tasks=True)
+    raw = {"checkpointlocation": checkpoint}
+    planned = planning.plan(options, raw, is_streaming=True, for_tasks=True)
     assert planned is not None
     assert planned.handover is not None
     batch = BatchIdentity.of_query("query", number)
@@ -74,7 +75,7 @@ def test_batches_are_committed_over_tls_and_logins(
     secured: Secured, login: Callable[[Secured], SinkOptions]
 ) -> None:
     for number in range(2):
-        assert "1 transactions committed" in write(login(secured), number)
+        assert "1 transactions committed" in write(login(secured), number, login.__name__)
 
 
 @pytest.mark.parametrize(
