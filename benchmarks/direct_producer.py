@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from benchmarks.sampler import Sampler
+from kafka_sink.accumulator.chunked_buffer import IncrementalAllocator
 from kafka_sink.accumulator.pool_metrics import PoolMetrics
 from kafka_sink.options import SinkOptions, parse
 from kafka_sink.producer import Producer
@@ -69,8 +70,10 @@ def options_for(bootstrap: str, **settings: str | int) -> SinkOptions:
 
 
 def pool_of(producer: Producer) -> PoolMetrics:
-    """What the producer's pool tells."""
-    return producer._allocator._pool.metrics()
+    """The metrics of the producer's pool."""
+    allocator = producer._allocator
+    assert isinstance(allocator, IncrementalAllocator)
+    return allocator._pool.metrics()
 
 
 @dataclass(frozen=True, slots=True)

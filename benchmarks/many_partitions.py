@@ -26,7 +26,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks import throughput
-from benchmarks.throughput import JVM_SINK_SPARK, RESULTS
+from benchmarks.surroundings import RESULTS
+from benchmarks.throughput import JVM_SINK_SPARK
 from benchmarks.worker_memory import Peak, WorkerMemory
 from kafka_sink.local_broker import LocalBroker
 
@@ -108,7 +109,7 @@ class Job:
         from confluent_kafka.admin import AdminClient, OffsetSpec
 
         admin = AdminClient({"bootstrap.servers": self._bootstrap})
-        places = {TopicPartition(_topic(partitions), p): OffsetSpec.latest() for p in range(partitions)}
+        places = {TopicPartition(_topic(partitions), p): OffsetSpec.latest() for p in range(partitions)}  # type: ignore[no-untyped-call]
         return sum(int(future.result(60).offset) for future in admin.list_offsets(places).values())
 
 

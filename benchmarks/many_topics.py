@@ -119,7 +119,7 @@ def rows_in(bootstrap: str, topics: int) -> int:
     from confluent_kafka.admin import AdminClient, OffsetSpec
 
     admin = AdminClient({"bootstrap.servers": bootstrap})
-    places = {TopicPartition(f"many-{number:05}", 0): OffsetSpec.latest() for number in range(topics)}
+    places = {TopicPartition(f"many-{number:05}", 0): OffsetSpec.latest() for number in range(topics)}  # type: ignore[no-untyped-call]
     return sum(int(future.result(60).offset) for future in admin.list_offsets(places).values())
 
 
@@ -161,7 +161,8 @@ def measure(
         written += 2 * rows * len(forms) * (1 + repeats)
         arrived = rows_in(broker.bootstrap_servers, topics)
         assert arrived == written, f"{arrived} of {written} rows arrived"
-    return json.loads(json.dumps(outcome))
+    decoded: dict[str, Any] = json.loads(json.dumps(outcome))
+    return decoded
 
 
 def report(outcome: dict[str, Any]) -> None:

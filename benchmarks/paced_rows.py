@@ -155,7 +155,7 @@ def read_back(bootstrap: str, topic: str, partitions: int) -> Stored:
             messages = consumer.consume(10_000, 1.0)
             left -= len(messages)
             if messages:
-                stamps.append(b"".join(one.value()[: _STAMP.itemsize] for one in messages))
+                stamps.append(b"".join((one.value() or b"")[: _STAMP.itemsize] for one in messages))
                 places.append(
                     np.array([(one.partition(), one.timestamp()[1], one.leader_epoch()) for one in messages])
                 )

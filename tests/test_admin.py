@@ -342,7 +342,10 @@ def test_a_stream_that_was_connected_waits_for_brokers_that_restart_and_a_batch_
             later.join()
 
 
-def test_a_stream_with_another_login_is_tried_at_once(topic: str, application: Path) -> None:
+@pytest.mark.usefixtures("application")
+def test_a_stream_with_another_login_is_tried_at_once(
+    topic: str,
+) -> None:
     with FakeCluster({topic: 1}) as cluster:
         prepare_topic(options(cluster.bootstrap_servers, topic), is_streaming=True)
         login = {"kafka_security_protocol": "SASL_PLAINTEXT", "kafka_sasl_mechanism": "PLAIN"}
@@ -351,7 +354,10 @@ def test_a_stream_with_another_login_is_tried_at_once(topic: str, application: P
             prepare_topic(options(cluster.bootstrap_servers, topic, **login), is_streaming=True)
 
 
-def test_a_stream_looks_again_after_an_error(topic: str, application: Path) -> None:
+@pytest.mark.usefixtures("application")
+def test_a_stream_looks_again_after_an_error(
+    topic: str,
+) -> None:
     told = options("127.0.0.1:1", topic, kafka_max_block_ms="50")
     for _ in range(2):
         with pytest.raises(BrokersUnreachableError):

@@ -481,6 +481,7 @@ def test_every_way_to_open_a_batch_counts_it_until_its_release(
     buffers = [allocator.try_open(10), allocator.open(10, 0), allocator.open_overflow(7 * BATCH)]
     assert pool.open_batches == 3
     assert buffers[0] is not None
+    assert buffers[1] is not None
     assert allocator.try_grow(buffers[0], BATCH + 1)
     buffers[1].write(bytes(10))
     buffers[1].write_growing(bytes(5 * BATCH))

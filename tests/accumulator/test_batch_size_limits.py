@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -56,8 +57,8 @@ def test_what_two_workers_learn_is_kept_together() -> None:
 
 def test_after_an_hour_batch_size_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     BatchSizeLimits(1_000, "a").refused("t", 900)
-    now = application_markers.time.time()
-    monkeypatch.setattr(application_markers.time, "time", lambda: now + 3_601)
+    now = time.time()
+    monkeypatch.setattr("kafka_sink.application_markers.time.time", lambda: now + 3_601)
     assert BatchSizeLimits(1_000, "a").of("t") == 1_000
 
 

@@ -18,7 +18,7 @@ from kafka_sink.accumulator.producer_batch import (
     projected_size,
 )
 from kafka_sink.model import CompressionType, TopicPartition
-from kafka_sink.records.compression import codec_for
+from kafka_sink.records.compression import BlockCodec, codec_for
 
 
 def pool() -> BufferPool:
@@ -76,6 +76,7 @@ def test_rows_are_taken_only_under_a_lease() -> None:
 @pytest.mark.parametrize(("ratio", "share"), [(0.25, 0.25 * 1.05), (1.0, 1.0), (1.3, 1.0)])
 def test_full_blocks_are_reserved_for_as_they_are_expected_to_shrink(ratio: float, share: float) -> None:
     lz4 = codec_for(CompressionType.LZ4, None)
+    assert isinstance(lz4, BlockCodec)
     block = 65_536
     # Four bytes of length for each block, the last one raw, and four at the end of the frame.
     assert projected_size(lz4, ratio, 68, 3 * block + 100) == 68 + int(3 * block * share) + 100 + 4 * 4 + 4

@@ -33,7 +33,7 @@ P = [TopicPartition("t", index) for index in range(6)]
 def nothing() -> None: ...
 
 
-def anything(batch: ProducerBatch) -> bool:
+def anything(_: ProducerBatch) -> bool:
     return True
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from kafka_sink.accumulator import run_writer
 from kafka_sink.accumulator.append_planner import AppendPlan, RowCursor
 from kafka_sink.accumulator.producer_batch import BatchState
 from kafka_sink.accumulator.record_accumulator import RecordAccumulator
@@ -69,7 +68,7 @@ def test_a_turn_that_fails_keeps_its_lease(monkeypatch: pytest.MonkeyPatch) -> N
     def failing(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(run_writer.encoder, "encode", failing)
+    monkeypatch.setattr("kafka_sink.accumulator.run_writer.encoder.encode", failing)
     with pytest.raises(KeyboardInterrupt):
         bench.writer.write(plan)
     assert plan.segments[0].batch.lease is plan.lease

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 from unittest.mock import patch
 
 import pyarrow as pa
@@ -114,7 +115,10 @@ def units_of(shape: Shape) -> list[pa.RecordBatch]:
 
 
 def unit_rows(chance: random.Random, count: int, shape: Shape) -> pa.RecordBatch:
-    keys, values, headers, times = [], [], [], []
+    keys: list[Any] = []
+    values: list[Any] = []
+    headers: list[Any] = []
+    times: list[Any] = []
     # Units years apart share batches.
     leap = chance.choice([0, 10**9, 10**12]) if shape.times == "leaping" else 0
     for _ in range(count):

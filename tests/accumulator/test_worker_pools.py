@@ -7,7 +7,6 @@ import os
 
 import pytest
 
-from kafka_sink.accumulator import worker_pools
 from kafka_sink.accumulator.chunked_buffer import IncrementalAllocator
 from kafka_sink.accumulator.single_buffer import FullAllocator
 from kafka_sink.accumulator.worker_pools import WorkerPools
@@ -81,7 +80,7 @@ def test_a_fork_begins_with_pools_of_its_own(monkeypatch: pytest.MonkeyPatch) ->
     held = parent.try_open(MEMORY)
     assert held is not None
     child = os.getpid() + 1
-    monkeypatch.setattr(worker_pools.os, "getpid", lambda: child)
+    monkeypatch.setattr("kafka_sink.accumulator.worker_pools.os.getpid", lambda: child)
     fresh = pools.allocator("incremental", MEMORY, 1024).try_open(MEMORY)
     assert fresh is not None
     fresh.release()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from kafka_sink.breaker.mute_change import Evidence
 from kafka_sink.breaker.mute_control import MuteControl
-from kafka_sink.breaker.states import ProbeLease
+from kafka_sink.breaker.states import ProbeLease, Target
 from kafka_sink.errors import BrokerRefusedError
 from tests.support.breaker_cluster import A0, A1
 
 
 def test_the_coordinators_mutes_and_leases(control: MuteControl) -> None:
-    muted = {1: "another task's", A1: "another task's"}
+    muted: dict[Target, str] = {1: "another task's", A1: "another task's"}
     control.apply_shared(muted, {})
     assert [(c.target, c.muted, c.own) for c in control.local.take_changes()] == [
         (1, True, False),

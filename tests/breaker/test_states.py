@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 from hypothesis import strategies as st
@@ -36,14 +37,15 @@ def _state(book: MuteTable) -> BreakerState:
 
 
 def _apply(book: MuteTable, event: BreakerEvent, now: float) -> None:
-    {
+    calls: dict[BreakerEvent, Callable[[], object]] = {
         BreakerEvent.TRIP: lambda: book.trip(1, "again", now),
         BreakerEvent.PROBE: lambda: book.probe(1, now),
         BreakerEvent.SUCCESS: lambda: book.succeed(1),
         BreakerEvent.FAILURE: lambda: book.fail(1, "error", now),
         BreakerEvent.EXPIRE: lambda: book.expire(1, now),
         BreakerEvent.RESET: lambda: book.reset(1),
-    }[event]()
+    }
+    calls[event]()
 
 
 @pytest.mark.parametrize("state", BreakerState)

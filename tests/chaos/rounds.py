@@ -238,7 +238,10 @@ def read(bootstrap_servers: str, topic: str, partitions: int) -> Iterator[Record
             for message in messages:
                 if message.error() is not None:
                     raise RuntimeError(str(message.error()))
-                reached[message.partition()] = message.offset() + 1
+                partition, offset = message.partition(), message.offset()
+                assert partition is not None
+                assert offset is not None
+                reached[partition] = offset + 1
                 yield Record(message.partition(), message.offset(), message.key(), message.value())  # type: ignore[arg-type]
     finally:
         consumer.close()

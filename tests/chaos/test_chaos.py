@@ -125,7 +125,7 @@ def _insert_last(self: BatchQueues, queue: PartitionQueue, batch: ProducerBatch)
 
 
 def _call_it_written(
-    self: ResponseHandler, batch: ProducerBatch, node_id: int, outcome: Decision, now_ms: float
+    self: ResponseHandler, batch: ProducerBatch, node_id: int, _outcome: Decision, now_ms: float
 ) -> None:
     """The bug: whatever ends a request acknowledges its batches."""
     self._succeed(batch, node_id, now_ms)

@@ -198,10 +198,12 @@ def test_a_long_task_comes_back_to_a_coordinator_whose_connections_dropped(
     with FakeCluster({"t": 1, "u": 1}) as cluster, coordinating(options_of(cluster)) as found:
         with task(options_of(cluster, client_id="mine"), found.address) as producer:
             producer.send(rows("t"))
-            client = producer._producer._coordinator
-            eventually(lambda: client is not None and client._has_received)
+            client, server = producer._producer._coordinator, found.server
+            assert client is not None
+            assert server is not None
+            assert server._loop is not None
+            eventually(lambda: client._has_received)
             first = client._connection
-            server = found.server
             for peer in list(server._connections._peers.values()):
                 server._loop.call_soon_threadsafe(peer.abort)
             eventually(lambda: client._connection not in (None, first) and client._has_received)

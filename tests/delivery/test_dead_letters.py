@@ -15,10 +15,9 @@ from kafka_sink.model import SparkTask
 from kafka_sink.options import parse
 from kafka_sink.producer_cache import TaskProducer, task_producer
 from kafka_sink.rows.column_plan import ColumnPlan
-from tests.support.fake_broker import FakeCluster
+from tests.support.fake_broker import PRODUCE, FakeCluster
 from tests.support.fake_replies import Reply, error
 from tests.support.scripted_cluster import (
-    PRODUCE,
     TOPIC,
     attempts,
     inside,

@@ -99,9 +99,9 @@ def read(broker: LocalBroker, topic: str) -> dict[int, list[Record]]:
             assert messages, f"only {sum(map(len, found.values()))} of {sum(ends.values())} came"
             for message in messages:
                 assert message.error() is None, message.error()
-                headers = tuple((name, value) for name, value in message.headers() or ())
+                headers = tuple(message.headers() or ())
                 record = Record(message.key(), message.value(), message.timestamp()[1], headers)  # type: ignore[arg-type]
-                found[message.partition()].append(record)
+                found[message.partition() or 0].append(record)
     finally:
         consumer.close()
     return found

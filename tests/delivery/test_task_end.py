@@ -13,7 +13,6 @@ import pyarrow as pa
 import pytest
 
 import kafka_sink
-from kafka_sink.accumulator import run_writer
 from kafka_sink.accumulator.chunked_buffer import IncrementalAllocator
 from kafka_sink.accumulator.single_buffer import FullAllocator
 from kafka_sink.errors import BrokerVersionError, BufferExhaustedError, DeliveryError, KafkaSinkError
@@ -192,7 +191,7 @@ def test_a_task_that_dies_while_it_writes_into_batches_leaves_nothing_behind(
         with task(cluster) as producer:
             seen.append(inside(producer))
             producer.send(rows(0, 50))
-            monkeypatch.setattr(run_writer.encoder, "encode", dying)
+            monkeypatch.setattr("kafka_sink.accumulator.run_writer.encoder.encode", dying)
             producer.send(rows(50, 50))
 
     with pytest.raises(KeyboardInterrupt):
@@ -256,7 +255,7 @@ def test_what_was_leased_when_the_sender_broke_down_is_given_back_with_the_task(
         with task(cluster) as producer:
             seen.append(inside(producer))
             producer.send(rows(0, 1))
-            monkeypatch.setattr(run_writer.encoder, "encode", dying)
+            monkeypatch.setattr("kafka_sink.accumulator.run_writer.encoder.encode", dying)
             producer.send(rows(1, 50))
 
     with pytest.raises(KeyboardInterrupt):

@@ -397,12 +397,13 @@ def read_committed(bootstrap_servers: str, topic: str) -> list[int]:
             message = consumer.poll(1)
             if message is None:
                 continue
-            if message.error() is None:
-                rows.append(int(message.value()))
-            elif message.error().name() == "_PARTITION_EOF":
-                ended.add(message.partition())
-            elif not message.error().retriable():
-                raise KafkaException(message.error())
+            error = message.error()
+            if error is None:
+                rows.append(int(message.value() or b""))
+            elif error.name() == "_PARTITION_EOF":
+                ended.add(message.partition() or 0)
+            elif not error.retriable():
+                raise KafkaException(error)
     finally:
         consumer.close()
     return rows

@@ -263,7 +263,7 @@ def test_a_named_folder_without_kafka_is_an_error(
 def test_no_pyspark_is_an_error_that_offers_another_way(
     ivy: Ivy, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jars_module.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr("kafka_sink.local_broker.jars.importlib.util.find_spec", lambda _: None)
     monkeypatch.delenv("SPARK_HOME", raising=False)
     with pytest.raises(LocalBrokerError, match=KAFKA_HOME_ENV):
         find_jars(ivy.java, cache=cache, progress=silent)
@@ -288,7 +288,7 @@ def test_a_cache_that_is_there_and_unwritable_is_a_clear_error(
     # Not by permissions: they do not bind root, as whom containers run this.
     cache.mkdir()
     if blocked == "cannot be written to":
-        monkeypatch.setattr(jars_module.tempfile, "mkdtemp", refuse)
+        monkeypatch.setattr("kafka_sink.local_broker.jars.tempfile.mkdtemp", refuse)
     else:
         (cache / f"{FINAL}.lock").mkdir()
     with pytest.raises(LocalBrokerError, match=f"cannot use the cache folder {cache}: .*XDG_CACHE_HOME"):

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from kafka_sink.errors import LocalBrokerError
-from kafka_sink.local_broker import java as java_module
 from kafka_sink.local_broker.java import find_java, install_hint, java_version
 
 
@@ -80,8 +79,10 @@ def test_missing_says_how_to_install(tmp_path: Path) -> None:
 def test_the_hint_is_one_command_for_the_platform(
     monkeypatch: pytest.MonkeyPatch, system: str, programs: tuple[str, ...], command: str
 ) -> None:
-    monkeypatch.setattr(java_module.platform, "system", lambda: system)
-    monkeypatch.setattr(java_module.shutil, "which", lambda name: name if name in programs else None)
+    monkeypatch.setattr("kafka_sink.local_broker.java.platform.system", lambda: system)
+    monkeypatch.setattr(
+        "kafka_sink.local_broker.java.shutil.which", lambda name: name if name in programs else None
+    )
     assert install_hint() == command
 
 
@@ -89,5 +90,5 @@ def test_a_java_that_hangs_is_passed_over(monkeypatch: pytest.MonkeyPatch, tmp_p
     def hang(*_: object, **__: object) -> None:
         raise subprocess.TimeoutExpired("java", 30)
 
-    monkeypatch.setattr(java_module.subprocess, "run", hang)
+    monkeypatch.setattr("kafka_sink.local_broker.java.subprocess.run", hang)
     assert java_version(str(tmp_path)) is None

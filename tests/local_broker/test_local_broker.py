@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
@@ -19,6 +20,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from kafka_sink.errors import LocalBrokerError
 from kafka_sink.local_broker import LocalBroker
 from kafka_sink.local_broker import broker as broker_module
+from kafka_sink.local_broker.node_config import plan_nodes
 
 
 def alive(pid: int) -> bool:
@@ -143,11 +145,11 @@ def test_a_taken_port_is_told_before_anything_starts() -> None:
 
 
 def test_a_port_lost_between_choice_and_bind_is_chosen_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = broker_module.plan_nodes
+    real = plan_nodes
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
-        plans = []
+        plans: list[Any] = []
 
         def first_unlucky(*args: object) -> object:
             nodes = real(*args)  # type: ignore[arg-type]  # passed on as it came
@@ -171,7 +173,7 @@ def test_no_room_for_the_data_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(**_: object) -> str:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(broker_module.tempfile, "mkdtemp", full)
+    monkeypatch.setattr("kafka_sink.local_broker.broker.tempfile.mkdtemp", full)
     with pytest.raises(LocalBrokerError, match=r"No space left on device; TMPDIR"):
         LocalBroker().open()
 

@@ -305,7 +305,7 @@ def calls_of(work: Callable[[], object]) -> int:
     """Python and C calls made: a measure of work that no other load disturbs."""
     count = 0
 
-    def note(frame: object, event: str, arg: object) -> None:
+    def note(_frame: object, event: str, _arg: object) -> None:
         nonlocal count
         count += event in ("call", "c_call")
 

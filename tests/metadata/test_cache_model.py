@@ -24,7 +24,7 @@ ANSWERS = [OK, OK, OK, NEWER_EPOCH, LEADERLESS, MISSING, FORBIDDEN, SILENT]
 
 
 def backoff(attempts: int) -> float:
-    return min(BACKOFF * 2 ** (attempts - 1), BACKOFF_MAX)
+    return float(min(BACKOFF * 2 ** (attempts - 1), BACKOFF_MAX))
 
 
 @dataclass

@@ -110,7 +110,8 @@ def ready(security: Stub, now_ms: float = 0.0) -> BrokerConnection:
     return one
 
 
-def test_nothing_is_connected_before_the_login_is_prepared(broker: Broker) -> None:
+@pytest.mark.usefixtures("broker")
+def test_nothing_is_connected_before_the_login_is_prepared() -> None:
     security = Stub()
     one = connection(security)
     one.open(0.0)
@@ -121,7 +122,8 @@ def test_nothing_is_connected_before_the_login_is_prepared(broker: Broker) -> No
     assert "fetching its login or reading TLS files did not end" in str(cause)
 
 
-def test_what_cannot_be_prepared_is_why_there_is_no_connection(broker: Broker) -> None:
+@pytest.mark.usefixtures("broker")
+def test_what_cannot_be_prepared_is_why_there_is_no_connection() -> None:
     security = Stub()
     one = connection(security)
     one.open(0.0)
@@ -130,7 +132,8 @@ def test_what_cannot_be_prepared_is_why_there_is_no_connection(broker: Broker) -
         one.prepared()
 
 
-def test_a_preparation_that_nobody_waited_for_is_not_used_later(broker: Broker) -> None:
+@pytest.mark.usefixtures("broker")
+def test_a_preparation_that_nobody_waited_for_is_not_used_later() -> None:
     security = Stub()
     one = connection(security)
     one.open(0.0)
@@ -141,7 +144,8 @@ def test_a_preparation_that_nobody_waited_for_is_not_used_later(broker: Broker) 
     assert state_of(one) is ConnectionState.PREPARING
 
 
-def test_one_that_hangs_is_waited_for_and_not_doubled(broker: Broker) -> None:
+@pytest.mark.usefixtures("broker")
+def test_one_that_hangs_is_waited_for_and_not_doubled() -> None:
     security = Stub()
     one = connection(security)
     for number in range(3):
@@ -150,7 +154,8 @@ def test_one_that_hangs_is_waited_for_and_not_doubled(broker: Broker) -> None:
     assert len(security.begun) == 1
 
 
-def test_a_login_is_renewed_in_time_and_requests_go_on(broker: Broker) -> None:
+@pytest.mark.usefixtures("broker")
+def test_a_login_is_renewed_in_time_and_requests_go_on() -> None:
     security = Stub()
     one = ready(security)
     due = SESSION_MS * (0.85 + 0.10 * 0.5)
@@ -172,7 +177,8 @@ def test_a_login_is_renewed_in_time_and_requests_go_on(broker: Broker) -> None:
     assert one.next_deadline_ms() == due + 10 + due
 
 
-def test_a_login_that_cannot_be_renewed_serves_to_its_end_and_is_tried_again(broker: Broker) -> None:
+@pytest.mark.usefixtures("broker")
+def test_a_login_that_cannot_be_renewed_serves_to_its_end_and_is_tried_again() -> None:
     security = Stub()
     one = ready(security)
     now = SESSION_MS * 0.9

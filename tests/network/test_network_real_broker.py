@@ -36,7 +36,8 @@ def topic_on(driver: Driver, node_id: int = -1) -> TopicMetadata:
         update = driver.event(ResponseReceived, "topic").response.update
         if update.topics and all(p.leader >= 0 for p in update.topics[0].partitions):
             driver.client.set_nodes(update.nodes)
-            return update.topics[0]
+            found: TopicMetadata = update.topics[0]
+            return found
         time.sleep(0.1)
     raise AssertionError("the topic never came")
 

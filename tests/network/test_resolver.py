@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from kafka_sink.network import resolver
 from kafka_sink.network.resolver import Lookup, start_lookup
 
 
@@ -47,7 +46,7 @@ def fake(monkeypatch: pytest.MonkeyPatch, response: Any) -> list[tuple[str, int]
     """Replaces the system's resolver; returns what it is asked."""
     asked: list[tuple[str, int]] = []
 
-    def getaddrinfo(host: str, port: int, type: int = 0, flags: int = 0) -> Any:
+    def getaddrinfo(host: str, _port: int, *, flags: int = 0, **_: Any) -> Any:
         if flags & socket.AI_NUMERICHOST:
             raise socket.gaierror("not numeric")
         asked.append((host, flags))
@@ -55,7 +54,7 @@ def fake(monkeypatch: pytest.MonkeyPatch, response: Any) -> list[tuple[str, int]
             raise response
         return response
 
-    monkeypatch.setattr(resolver.socket, "getaddrinfo", getaddrinfo)
+    monkeypatch.setattr("kafka_sink.network.resolver.socket.getaddrinfo", getaddrinfo)
     return asked
 
 

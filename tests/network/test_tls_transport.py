@@ -367,12 +367,11 @@ def test_a_slow_reader_gets_everything_and_nothing_blocks(authority: Authority, 
         thread.start()
         transport = _transport(listener, given)
         chunk = memoryview(bytes(16_384))
-        small = b"x" * 61
+        small = memoryview(b"x" * 61)
         left = total
         while left:
-            buffers = [small, chunk, small, chunk][: 4 if left > 100_000 else 1]
-            buffers = [buffer[:left] for buffer in buffers]
-            sent = transport.send(buffers)
+            buffers = [small[:left], chunk[:left], small[:left], chunk[:left]]
+            sent = transport.send(buffers[: 4 if left > 100_000 else 1])
             left -= sent
             if not sent:
                 assert transport.wants_write

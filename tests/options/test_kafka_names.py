@@ -68,7 +68,7 @@ def test_defaults_that_are_called_kafkas_are(names: KafkaNames) -> None:
 
 def test_defaults_of_options_that_are_refused_or_without_effect(names: KafkaNames) -> None:
     found = {
-        name: default for name, (default, _) in (unsupported.REFUSED | unsupported.WITHOUT_EFFECT).items()
+        name: default for name, (default, _) in {**unsupported.REFUSED, **unsupported.WITHOUT_EFFECT}.items()
     }
     shared = found.keys() & names.options.keys() - {"key.serializer", "value.serializer"}
     assert [name for name in shared if not unsupported.same_setting(found[name], names.options[name])] == []

@@ -29,7 +29,7 @@ def test_options_of_the_java_client_share_one_warning() -> None:
 
 
 def test_defaults_of_foreign_options_ask_for_nothing() -> None:
-    known = unsupported.WITHOUT_EFFECT | unsupported.REFUSED
+    known = {**unsupported.WITHOUT_EFFECT, **unsupported.REFUSED}
     raw = {f"kafka.{name}": default for name, (default, _) in known.items() if "serializer" not in name}
     raw |= {"kafka.security.protocol": "plaintext", "kafka.ssl.enabled.protocols": "TLSv1.2, TLSv1.3"}
     assert parse({**SERVERS, **raw}).warnings == ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -81,7 +82,7 @@ def runs_of(chance: random.Random, count: int, number: int) -> list[Run]:
     ]
 
 
-SIZES = {
+SIZES: dict[str, Callable[[random.Random], int | None]] = {
     "equal": lambda chance: 10,
     "short": lambda chance: chance.randrange(40),
     "long": lambda chance: chance.randrange(64, 200),

@@ -28,7 +28,7 @@ def letter(**parts: Any) -> DeadLetter:
 
 def row(one: DeadLetter | RefusedLetter, max_bytes: int = 10_000) -> dict[str, Any]:
     [found] = letter_table([one], max_bytes, "7").to_pylist()
-    return found | {"headers": [(entry["key"], entry["value"]) for entry in found["headers"]]}
+    return {**found, "headers": [(entry["key"], entry["value"]) for entry in found["headers"]]}
 
 
 def test_a_letter_has_its_content_and_the_headers_of_kafka_connect() -> None:

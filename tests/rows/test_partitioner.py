@@ -60,7 +60,7 @@ def view(count: int = 4, available: tuple[int, ...] | None = None) -> TopicView:
     return TopicView("t", count, tuple(range(count)) if available is None else available)
 
 
-def idle(topic: str, count: int) -> list[int]:
+def idle(_topic: str, count: int) -> list[int]:
     return [0] * count
 
 

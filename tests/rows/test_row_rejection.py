@@ -88,13 +88,13 @@ def test_a_letter_keeps_all_of_its_row() -> None:
 
 
 def test_what_is_not_about_rows_still_fails_the_task() -> None:
-    def no_metadata(plan: ColumnPlan, rest: pa.Table) -> Any:
+    def no_metadata(_plan: ColumnPlan, _rest: pa.Table) -> Any:
         raise MetadataTimeoutError("no broker responded")
 
-    def unknown_rows(plan: ColumnPlan, rest: pa.Table) -> Any:
+    def unknown_rows(_plan: ColumnPlan, _rest: pa.Table) -> Any:
         raise InvalidRowError("some row is wrong")
 
-    def no_rows(plan: ColumnPlan, rest: pa.Table) -> Any:
+    def no_rows(_plan: ColumnPlan, rest: pa.Table) -> Any:
         raise InvalidRowError("no row is wrong", np.zeros(rest.num_rows, dtype=np.bool_))
 
     rows = table([GOOD | {"value": b"v"}])

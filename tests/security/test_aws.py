@@ -53,7 +53,7 @@ def botocores(message: dict[str, str], token: str | None, region: str = "eu-west
         signer.add_auth(request)
     finally:
         patch.undo()
-    return parse_qs(urlsplit(request.url).query)["X-Amz-Signature"][0]
+    return str(parse_qs(urlsplit(request.url).query)["X-Amz-Signature"][0])
 
 
 @pytest.mark.parametrize("token", [None, "FwoGZXIvYXdzE//token=="])
@@ -146,7 +146,7 @@ def test_a_role_is_assumed_once_with_what_the_login_module_says(monkeypatch: pyt
 
     made: list[tuple[Any, Any]] = []
 
-    def create_client(self: Session, service: str, **given: Any) -> Sts:
+    def create_client(_self: Session, service: str, **given: Any) -> Sts:
         made.append((service, given.get("region_name")))
         return Sts()
 

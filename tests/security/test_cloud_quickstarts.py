@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,7 @@ VARIABLES = (
 
 def configurations() -> list[tuple[str, dict[str, str]]]:
     """(section, options) of each block that sets them; one that adds to the block before includes that."""
-    found = []
+    found: list[Any] = []
     for section in re.split(r"^## ", PAGE.read_text(), flags=re.MULTILINE)[1:]:
         name, _, text = section.partition("\n")
         names = {variable: f"{variable}-value" for variable in VARIABLES}

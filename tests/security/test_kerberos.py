@@ -67,7 +67,7 @@ def kerberised(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kerberised]
 
 
 @pytest.fixture(autouse=True)
-def _where_kerberos_looks(kerberised: Kerberised, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def _where_kerberos_looks(kerberised: Kerberised, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in kerberised.kdc.environ.items():
         monkeypatch.setenv(name, value)
 

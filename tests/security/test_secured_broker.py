@@ -471,9 +471,7 @@ def test_the_coordinator_asks_brokers_by_the_options_that_it_is_sent(secured: Se
         fetcher.join(10)
 
 
-def test_limits_as_azure_event_hubs_has_them_are_kept(
-    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_limits_as_azure_event_hubs_has_them_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """A broker with the service's limits: larger requests and unused connections end connections there."""
     limits = {"socket.request.max.bytes": 1_046_528, "connections.max.idle.ms": 240_000}
     rows = pa.record_batch([pa.array([os.urandom(300).hex() for _ in range(20_000)])], names=["value"])

@@ -149,7 +149,8 @@ def _descendants(root: int) -> set[int]:
         except OSError:
             continue
         parents[int(folder.name)] = int(fields[1])
-    found, frontier = set(), {root}
+    found: set[int] = set()
+    frontier = {root}
     while frontier:
         frontier = {pid for pid, parent in parents.items() if parent in frontier} - found
         found |= frontier

@@ -397,7 +397,7 @@ def _unknown_outcomes_are_forgotten(patch: pytest.MonkeyPatch) -> None:
     """A batch whose response was lost counts as surely not written."""
     original = response_classifier.classify_failure
 
-    def forgetful(cause: Exception, *, possibly_sent: bool) -> response_classifier.Decision:
+    def forgetful(cause: Exception, **_: object) -> response_classifier.Decision:
         return original(cause, possibly_sent=False)
 
     patch.setattr(response_classifier, "classify_failure", forgetful)
@@ -406,7 +406,7 @@ def _unknown_outcomes_are_forgotten(patch: pytest.MonkeyPatch) -> None:
 def _pieces_get_no_sequence(patch: pytest.MonkeyPatch) -> None:
     """The pieces of a split batch are numbered after what was sent behind it."""
 
-    def replaced(self: ProducerIdentity, batch: ProducerBatch, pieces: list[ProducerBatch]) -> None:
+    def replaced(self: ProducerIdentity, batch: ProducerBatch, _pieces: list[ProducerBatch]) -> None:
         self._sequences[batch.partition].unacknowledged.remove(batch)
 
     patch.setattr(ProducerIdentity, "replaced", replaced)
@@ -427,7 +427,7 @@ def _a_failed_batch_stays_queued(patch: pytest.MonkeyPatch) -> None:
 
 def _a_close_forgets_what_is_in_flight(patch: pytest.MonkeyPatch) -> None:
     def abort_incomplete(
-        self: RecordAccumulator, record: Callable[[ProducerBatch], None], *, end_leases: bool
+        self: RecordAccumulator, record: Callable[[ProducerBatch], None], **_: object
     ) -> None:
         for queue in self._queues.by_partition.values():
             for batch in list(queue.batches):

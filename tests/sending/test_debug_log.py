@@ -26,9 +26,9 @@ def lines(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
     return lambda: [record.getMessage() for record in caplog.records if record.levelno == logging.DEBUG]
 
 
-def _sent(count: int = 3, size: int = 20, **limits: int) -> Model:
+def _sent(count: int = 3, size: int = 20, max_message_bytes: int = 500) -> Model:
     """A task whose rows for partition 0 are on their way to broker 0."""
-    model = Model(**limits)
+    model = Model(max_message_bytes=max_message_bytes)
     model.append([0] * count, size, lambda: None)
     model.flush()
     model.send()

@@ -9,6 +9,7 @@ import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -292,7 +293,7 @@ def _count_passes(producer: TaskProducer, monkeypatch: pytest.MonkeyPatch) -> li
     return passes
 
 
-def _unit(producer, start):  # type: ignore[no-untyped-def]
+def _unit(producer: TaskProducer, start: int) -> Any:
     from kafka_sink.rows.columns import extract
     from kafka_sink.rows.ordering import ordered_rows_of
 

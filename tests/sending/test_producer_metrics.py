@@ -17,7 +17,6 @@ from kafka_sink.accumulator.chunked_buffer import IncrementalAllocator
 from kafka_sink.breaker.metrics import BreakerMetrics
 from kafka_sink.errors import BufferExhaustedError
 from kafka_sink.model import TopicPartition
-from kafka_sink.sending import producer_metrics
 from kafka_sink.sending.producer_metrics import LiveProducers, Metrics, task_metrics
 from kafka_sink.sending.task_deliveries import DeliveryCounts, TaskDeliveries
 from kafka_sink.transactions.attempt import INIT_TIME_METRIC, SEND_OFFSETS_TIME_METRIC
@@ -118,7 +117,7 @@ def test_producers_that_live_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(living.metrics()) == 1
     # After a fork those of the parent are here too, but not alive.
     child = os.getpid() + 1
-    monkeypatch.setattr(producer_metrics.os, "getpid", lambda: child)
+    monkeypatch.setattr("kafka_sink.sending.producer_metrics.os.getpid", lambda: child)
     assert living.metrics() == []
     living.add(first)
     assert len(living.metrics()) == 1

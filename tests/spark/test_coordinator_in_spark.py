@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kafka_sink.local_broker import LocalBroker
 from tests.support.proxy import ProxyCluster
@@ -19,7 +19,7 @@ def test_a_second_job_asks_for_no_metadata(spark: SparkSession, broker: LocalBro
     for number in range(TOPICS):
         broker.create_topic(f"shared-{number}", 1)
     with ProxyCluster(broker.bootstrap_servers) as proxies:
-        asked = []
+        asked: list[Any] = []
         for job in range(2):
             # Another batch.size is another producer in each worker: it knows nothing but what it is told.
             spark.range(TOPICS * 8, numPartitions=8).selectExpr(

@@ -77,7 +77,7 @@ def committed(broker: LocalBroker, topic: str) -> list[int]:
         if message.error() is not None:
             ended += 1
         else:
-            rows.append(int(message.value()))
+            rows.append(int(message.value() or b""))
     consumer.close()
     return sorted(rows)
 

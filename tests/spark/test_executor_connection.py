@@ -99,7 +99,7 @@ def test_the_watch_ends_with_the_task_and_leaves_nothing_open(pair: Pair) -> Non
 
 
 def test_without_a_socket_nothing_is_watched() -> None:
-    with watched(None, pytest.fail) as check:
+    with watched(None, lambda cause: pytest.fail(str(cause))) as check:
         check()
 
 

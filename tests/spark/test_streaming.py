@@ -149,7 +149,7 @@ def test_restart_goes_on_where_it_stopped(
 
 
 def test_a_failed_micro_batch_is_written_after_the_restart(
-    spark: SparkSession, broker: LocalBroker, stream: Stream, topic: str, inbox: Path, tmp_path: Path
+    spark: SparkSession, broker: LocalBroker, stream: Stream, topic: str, inbox: Path
 ) -> None:
     put(inbox, "0.txt", ["a"])
     put(inbox, "1.txt", ["b"])
@@ -179,7 +179,9 @@ def test_stopped_at_any_moment_loses_nothing(
             lambda query=query, least=done: (query.lastProgress or {}).get("batchId", -1) > least, "progress"
         )
         time.sleep(pause)
-        done = query.lastProgress["batchId"]
+        progress = query.lastProgress
+        assert progress is not None
+        done = progress["batchId"]
         query.stop()
     counts = Counter(map(int, values(broker, topic)))
     # What was in flight when a query stopped is written again; nothing may be missing below the last row.

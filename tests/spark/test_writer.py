@@ -22,7 +22,6 @@ from kafka_sink.model import PartitionResult, TaskResult
 from kafka_sink.options import parse
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.rebatching import TARGET_TABLE_BYTES
-from kafka_sink.spark import writer
 from kafka_sink.spark.writer import (
     BatchWriter,
     Late,
@@ -307,7 +306,7 @@ def test_tasks_find_the_coordinator_of_any_driver_host(
         def getLocalProperty(name: str) -> str | None:
             return {"spark.driver.host": of_driver}.get(name)
 
-    monkeypatch.setattr(writer.TaskContext, "get", Context)
+    monkeypatch.setattr("kafka_sink.spark.writer.TaskContext.get", Context)
     options = parse({"kafka.bootstrap.servers": "h:1", "topic": "t"}).options
     planned = CoordinatorHandoff(Rendezvous(7, "key", b"secret", of_rendezvous))
     found = PlannedWrite(options, ColumnPlan.of([("value", "string")], "t"), planned)._coordinator()

@@ -9,6 +9,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 from unittest import mock
 
 from kafka_sink.coordinator.driver import launcher
@@ -62,7 +63,7 @@ class CoordinatorProcesses:
 
 
 class Application:
-    """A context manager; ``folder`` becomes SPARK_LOCAL_DIRS and is to be empty."""
+    """A context manager; ``folder`` becomes SPARK_LOCAL_DIRS and must be empty."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -70,7 +71,7 @@ class Application:
         found = driver_process._look(self.driver.pid)
         assert found is not None
         driver = DriverProcess(self.driver.pid, found.started)
-        self._patches = [
+        self._patches: list[Any] = [
             mock.patch.object(driver_process, "find_driver_process", return_value=driver),
             mock.patch.dict(os.environ, {"SPARK_LOCAL_DIRS": str(folder), "SPARK_LOCAL_IP": "127.0.0.1"}),
         ]

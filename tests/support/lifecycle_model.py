@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from kafka_sink.accumulator import run_writer
 from kafka_sink.accumulator.batch_limits import BatchRoom
 from kafka_sink.accumulator.buffer_pool import BufferPool
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
@@ -27,6 +26,7 @@ from kafka_sink.metadata.metadata_requests import MetadataRequestSettings
 from kafka_sink.model import CompressionType, PartitionInfo, TopicMetadata, TopicPartition
 from kafka_sink.network.client import RequestFailed, ResponseReceived
 from kafka_sink.network.produce import ProducePartitionResponse, ProduceResponse
+from kafka_sink.records import encoder
 from kafka_sink.records.batch_header import ProducerSequence
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.columns import extract
@@ -137,7 +137,7 @@ class Model:
         self.expiry = BatchExpiry(
             self.completion,
             self.accumulator,
-            self.metadata,
+            self.metadata,  # type: ignore[arg-type]
             self.identity,
             policy,
             dict,  # type: ignore[arg-type]
@@ -146,7 +146,7 @@ class Model:
             sender,
             self.completion,
             self.accumulator,
-            self.metadata,
+            self.metadata,  # type: ignore[arg-type]
             self.identity,
             backoff,
             policy,  # type: ignore[arg-type]
@@ -193,19 +193,19 @@ class Model:
         unit = ordered_rows_of(rows, topics, self.partitioner, self.accumulator.queued_batches, 0)
         for number, partition in zip(numbers, partitions, strict=True):
             self.appended.setdefault(TopicPartition(TOPIC, partition), []).append(number)
-        encode = run_writer.encoder.encode
+        encode = encoder.encode
 
         def interrupted(*arguments: object) -> object:
             meanwhile()
             return encode(*arguments)  # type: ignore[arg-type]
 
-        run_writer.encoder.encode = interrupted  # type: ignore[assignment]
+        encoder.encode = interrupted  # type: ignore[assignment]
         try:
             self.appender.append(unit, lambda: None)
         except BufferExhaustedError:
             self.exhausted = True  # the task fails with it; what it did not append is never sent
         finally:
-            run_writer.encoder.encode = encode
+            encoder.encode = encode
 
     def flush(self) -> None:
         """As at the end of the task's rows, but more may follow."""

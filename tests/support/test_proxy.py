@@ -67,9 +67,7 @@ def test_requests_are_found_in_any_pieces(bodies: list[bytes], cuts: list[int]) 
     assert found == [(i % 70, 9, i, 12 + len(body)) for i, body in enumerate(bodies)]
 
 
-def test_without_faults_all_passes_and_is_counted(
-    cluster: FakeCluster, proxies: ProxyCluster, driver: Driver
-) -> None:
+def test_without_faults_all_passes_and_is_counted(proxies: ProxyCluster, driver: Driver) -> None:
     driver.send(metadata_request("t", tag="m"))
     driver.send(produce_request(batch(3), tag="p"))
     update = driver.event(ResponseReceived, "m").response.update

@@ -44,7 +44,7 @@ def read_topic(broker: LocalBroker, topic: str) -> list[Row]:
             assert messages, f"{len(rows)} of {sum(ends.values())} rows came"
             for message in messages:
                 assert message.error() is None, message.error()
-                headers = tuple((name, value) for name, value in message.headers() or ())
+                headers = tuple(message.headers() or ())
                 rows.append(
                     Row(message.partition(), message.key(), message.value(), message.timestamp()[1], headers)  # type: ignore[arg-type]
                 )
@@ -64,7 +64,7 @@ def numbers_in(bootstrap: str, topic: str, partitions: int) -> dict[int, list[in
         messages = consumer.consume(min(left, 10_000), timeout=30)
         assert messages
         for message in messages:
-            found[message.partition()].append(int(message.value().split(b":")[0]))
+            found[message.partition() or 0].append(int((message.value() or b"").split(b":")[0]))
     consumer.close()
     return found
 

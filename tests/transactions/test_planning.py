@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from kafka_sink import application_markers
 from kafka_sink.errors import ConfigurationError
 from kafka_sink.options import parse
 from kafka_sink.transactions import planning
@@ -29,7 +30,7 @@ def _application(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_jobs_of_an_application_take_its_names_in_turn_and_give_them_back() -> None:
     first, second = prefix(), prefix()
     assert first != second
-    planning.application_markers.forget(planning._taken_key(first))
+    application_markers.forget(planning._taken_key(first))
     assert prefix() == first
     assert prefix() not in (first, second)
 

@@ -13,7 +13,14 @@ from kafka_sink.transactions import batch as batches
 from kafka_sink.transactions import decision as decisions
 from kafka_sink.transactions import driver, task
 from kafka_sink.transactions.batch import Handover
-from kafka_sink.transactions.operations import EndTransaction, ListOpen, Steps, fetch_offsets, init_producer
+from kafka_sink.transactions.operations import (
+    EndTransaction,
+    ListOpen,
+    Steps,
+    describe,
+    fetch_offsets,
+    init_producer,
+)
 from tests.support.effort import EFFORT
 from tests.support.transactions_of_spark import Faults, Settings, World
 
@@ -106,7 +113,7 @@ def without_completing(scope: Any) -> Steps[Any]:
 
 def without_taking_over(scope: Any) -> Steps[Any]:
     """Planning looks, and fences nobody: it shares the driver's epoch with an older driver."""
-    known = yield from driver.describe(scope.driver_id)
+    known = yield from describe(scope.driver_id)
     if scope.driver_id not in known:
         return (yield from driver.take_over(scope))
     claim = known[scope.driver_id].producer
@@ -157,14 +164,15 @@ def repairs_whatever_the_tasks_are(reports: Any, **named: Any) -> Steps[Any]:
     if reports and reports[0].is_repair:
         parts = tuple(report.part for report in reports if report.part is not None)
         previous, found = yield from driver.look(reports[0].scope, parts)
+        assert previous is not None
         decision = decisions.repaired(previous, parts)
         return (yield from driver.decide(reports[0].scope, reports[0].claim, decision, parts, found))
     return (yield from batches.commit(reports, **named))
 
 
-def leaves_no_mark(scope: Any, claim: Any, batch: Any, index: int, slot: int, producer: Any) -> Steps[None]:
+def leaves_no_mark(scope: Any, claim: Any, *_: Any) -> Steps[None]:
     """Nothing tells a transaction that was committed from one that timed out."""
-    task._require_owner(scope, claim, (yield from driver.describe(scope.driver_id)))
+    task._require_owner(scope, claim, (yield from describe(scope.driver_id)))
 
 
 _CRASHES, _DRIVERS, _TIMEOUTS, _OTHER_TASKS = (

@@ -146,11 +146,15 @@ def test_a_stage_that_runs_again_does_not_end_what_its_first_run_has_written() -
     run = cluster.plan()
     first = cluster.write(run, 0, 0, 0, 1)
     again = cluster.write(run, 0, 0, 0, 1)
+    assert first.part is not None
+    assert again.part is not None
     assert first.part.slot != again.part.slot
     assert cluster.commit(first).aborted == 1
     assert dict(cluster.kafka.visible) == {(0, 0): 1, (0, 1): 1}
     late = cluster.plan()
-    assert cluster.write(late, 1, 0, 0).part.slot == 0
+    part = cluster.write(late, 1, 0, 0).part
+    assert part is not None
+    assert part.slot == 0
 
 
 def test_an_attempt_does_not_look_for_a_free_slot_for_ever() -> None:

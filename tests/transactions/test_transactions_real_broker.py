@@ -89,7 +89,8 @@ class Job:
             (names,) = yield (ListOpen(self.scope.prefix),)
             return list(names)
 
-        return self.run(steps())
+        found: list[str] = self.run(steps())
+        return found
 
     def read(self) -> list[str]:
         """What readers of committed rows see now."""
@@ -111,7 +112,7 @@ class Job:
             if message.error() is not None:
                 ends += 1
             else:
-                rows.append(message.value().decode())
+                rows.append((message.value() or b"").decode())
         consumer.close()
         return sorted(rows)
 
@@ -251,7 +252,7 @@ def test_what_timed_out_after_the_decision_is_written_again_and_only_that(job: C
 
 
 def test_a_batch_that_cannot_be_repaired_is_an_error_until_somebody_resolves_it(
-    job: Callable[..., Job], broker: LocalBroker, capsys: pytest.CaptureFixture[str]
+    job: Callable[..., Job], broker: LocalBroker
 ) -> None:
     run = job()
     handover = run.take_over()

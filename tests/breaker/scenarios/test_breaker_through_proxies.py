@@ -79,7 +79,7 @@ def muted(producer: TaskProducer) -> object:
     return gate.mutes
 
 
-def connected_through(cluster: FakeCluster, proxies: ProxyCluster) -> object:
+def connected_through(proxies: ProxyCluster) -> object:
     """The scripted cluster as the proxies show it."""
 
     class Through:
@@ -92,7 +92,7 @@ def test_a_broker_that_is_away_three_seconds_and_back_three_seconds(
     cluster: FakeCluster, proxies: ProxyCluster
 ) -> None:
     """Catches: a mute that outlasts the absence, one that is missed the second time, rows out of order."""
-    with task(connected_through(cluster, proxies), **SMALL) as producer:  # type: ignore[arg-type]
+    with task(connected_through(proxies), **SMALL) as producer:  # type: ignore[arg-type]
         stream = Stream(producer, cluster)
         stream.send_to_all()
         for _ in range(2):
@@ -123,7 +123,7 @@ def test_a_broker_whose_connections_are_reset_and_refused(
     cluster: FakeCluster, proxies: ProxyCluster
 ) -> None:
     """Catches: probes that never find the broker again, a stall of the healthy partitions."""
-    with task(connected_through(cluster, proxies), **SMALL) as producer:  # type: ignore[arg-type]
+    with task(connected_through(proxies), **SMALL) as producer:  # type: ignore[arg-type]
         stream = Stream(producer, cluster)
         stream.send_to_all()
         proxies[0].refuse()
@@ -145,7 +145,7 @@ def test_a_broker_that_has_become_slow_gets_less_while_it_is(
     cluster: FakeCluster, proxies: ProxyCluster
 ) -> None:
     """Catches: a slow broker that holds everybody up, or that stays muted once it is quick again."""
-    with task(connected_through(cluster, proxies), **SMALL) as producer:  # type: ignore[arg-type]
+    with task(connected_through(proxies), **SMALL) as producer:  # type: ignore[arg-type]
         stream = Stream(producer, cluster)
         stream.send_to_all()
         proxies[0].slow(delay_ms=600)

@@ -243,9 +243,8 @@ def test_a_frozen_one_costs_one_warning_and_a_moment(
     assert len(application.processes) == 1
 
 
-def test_the_process_tells_attempts_that_their_write_is_over(
-    application: Application, cluster: FakeCluster
-) -> None:
+@pytest.mark.usefixtures("application")
+def test_the_process_tells_attempts_that_their_write_is_over(cluster: FakeCluster) -> None:
     address = planned(cluster).driver_address
     assert address is not None
     end_attempts(address, "a")
@@ -370,7 +369,7 @@ def test_one_that_keeps_ending_is_started_ever_later_with_one_warning(
     """Catches: a process started anew, and waited for, by every micro-batch."""
     monkeypatch.setattr(launcher, "_AFTER_FAILURE_S", 0.0)
     now_s = [1_000_000.0]
-    monkeypatch.setattr(launcher.time, "time", lambda: now_s[0])
+    monkeypatch.setattr("kafka_sink.coordinator.driver.launcher.time.time", lambda: now_s[0])
     started_at: list[float] = []
     with caplog.at_level(logging.WARNING):
         for _ in range(60):
@@ -398,10 +397,10 @@ def test_options_larger_than_a_pipe_reach_it(application: Application, cluster: 
     bundle = "-----BEGIN CERTIFICATE-----" * 30_000
     own_class = {
         "kafka_producer_circuit_breaker_class": "tests.breaker.test_loading.Own",
-        "kafka_producer_circuit_breaker_bundle": bundle,
     }
     for size in (70_000, len(bundle)):
-        found = planned(cluster, **{**own_class, "kafka_producer_circuit_breaker_bundle": bundle[:size]})
+        own_class["kafka_producer_circuit_breaker_bundle"] = bundle[:size]
+        found = planned(cluster, is_streaming=False, **own_class)
         assert answers(found)
         assert found.snapshot is not None
     assert len(application.processes) == 1
@@ -419,7 +418,7 @@ def test_one_that_reads_nothing_costs_one_warning_and_a_moment(
     with caplog.at_level(logging.WARNING):
         started = time.monotonic()
         for _ in range(5):
-            assert planned(cluster, **options) == CoordinatorHandoff()
+            assert planned(cluster, is_streaming=False, **options) == CoordinatorHandoff()
         assert time.monotonic() - started < 2.5
     assert len(warnings(caplog)) == 1
 
@@ -495,11 +494,11 @@ def listens_on(found: CoordinatorHandoff) -> str:
         ([], {"KAFKA_CHUNKED_COORDINATOR_BIND_ADDRESS": "127.0.0.7"}, "0700007F"),
     ],
 )
+@pytest.mark.usefixtures("application")
 def test_it_listens_where_the_driver_does(
     conf: list[str],
     environ: dict[str, str],
     expected: str,
-    application: Application,
     cluster: FakeCluster,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -530,8 +529,9 @@ def test_an_administrator_switches_it_off_for_all_jobs(
     assert not (application.folder / FOLDER).exists()
 
 
+@pytest.mark.usefixtures("application")
 def test_an_administrator_fixes_the_port_for_all_jobs(
-    application: Application, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -541,9 +541,8 @@ def test_an_administrator_fixes_the_port_for_all_jobs(
     assert found.rendezvous.port == port
 
 
-def test_an_administrators_mistake_is_named(
-    application: Application, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("application")
+def test_an_administrators_mistake_is_named(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KAFKA_CHUNKED_COORDINATOR_ENABLED", "flase")
     with pytest.raises(
         ConfigurationError, match="'KAFKA_CHUNKED_COORDINATOR_ENABLED' must be true or false, got 'flase'"
@@ -598,7 +597,8 @@ def _connected(address: CoordinatorAddress) -> CoordinatorConnection:
     return found[0]
 
 
-def test_connections_beyond_the_option_are_refused(application: Application, cluster: FakeCluster) -> None:
+@pytest.mark.usefixtures("application")
+def test_connections_beyond_the_option_are_refused(cluster: FakeCluster) -> None:
     found = planned(cluster, coordinator_max_connections="2")
     assert found.rendezvous is not None
     address = CoordinatorAddress("127.0.0.1", found.rendezvous)
