@@ -88,14 +88,17 @@ class Result:
 
 
 def serve(fd: int, bootstrap: str) -> None:
+    from kafka_sink.coordinator.server.application_figures import ApplicationFigures
     from kafka_sink.coordinator.server.connections import ServerBounds
-    from kafka_sink.coordinator.server.process import _HANDLERS
+    from kafka_sink.coordinator.server.process import _handlers
     from kafka_sink.coordinator.server.server import CoordinatorServer
     from kafka_sink.options import parse
 
     async def main() -> None:
         bounds = ServerBounds(connections=20_000)
-        server = CoordinatorServer(SECRET, _HANDLERS, lambda: time.monotonic() * 1000, bounds)
+        server = CoordinatorServer(
+            SECRET, _handlers(ApplicationFigures()), lambda: time.monotonic() * 1000, bounds
+        )
         server.add_cluster(KEY, parse({"kafka.bootstrap.servers": bootstrap}).options)
         await server.start(socket.socket(fileno=fd))
         done = asyncio.Event()

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pytest
 
 from kafka_sink.coordinator.server.breaker_handler import breaker_handler
+from kafka_sink.coordinator.server.handlers import HandlerFactory
 from kafka_sink.coordinator.server.metadata_fetcher import MetadataFetcher, metadata_handler
 from kafka_sink.coordinator.tasks import metadata_channel
 from kafka_sink.coordinator.wire.address import CoordinatorAddress
@@ -63,7 +64,7 @@ def options_of(cluster: FakeCluster, **options: object) -> SinkOptions:
 
 @contextmanager
 def coordinating(options: SinkOptions) -> Iterator[Serving]:
-    factories = {"metadata": metadata_handler, "breaker": breaker_handler}
+    factories: dict[str, HandlerFactory] = {"metadata": metadata_handler, "breaker": breaker_handler}
     with serving(factories=factories, options=options) as found:
         yield found
 

@@ -13,6 +13,7 @@ from pyspark import TaskContext
 
 from kafka_sink.coordinator.driver.planning import CoordinatorHandoff
 from kafka_sink.coordinator.server.breaker_handler import breaker_handler
+from kafka_sink.coordinator.server.handlers import HandlerFactory
 from kafka_sink.coordinator.server.metadata_fetcher import metadata_handler
 from kafka_sink.errors import DeliveryError, InvalidRowError
 from kafka_sink.local_broker import LocalBroker
@@ -103,7 +104,7 @@ def test_all_tasks_learn_of_a_partition_that_one_task_missed(monkeypatch: pytest
     with FakeCluster({TOPIC: 2}) as cluster:
         raw = {"kafka.bootstrap.servers": cluster.bootstrap_servers, "topic": TOPIC, "kafka.linger.ms": "0"}
         plan = ColumnPlan.of([("value", "binary"), ("partition", "int")], TOPIC)
-        factories = {"metadata": metadata_handler, "breaker": breaker_handler}
+        factories: dict[str, HandlerFactory] = {"metadata": metadata_handler, "breaker": breaker_handler}
         with serving(factories=factories, options=parse(raw).options) as found:
 
             def writing(client_id: str) -> AbstractContextManager[TaskProducer]:

@@ -14,6 +14,7 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from kafka_sink.coordinator.server.breaker_handler import breaker_handler
+from kafka_sink.coordinator.server.handlers import HandlerFactory
 from kafka_sink.coordinator.server.metadata_fetcher import metadata_handler
 from kafka_sink.coordinator.wire.address import CoordinatorAddress
 from kafka_sink.errors import DeliveryError
@@ -53,7 +54,7 @@ def job(bootstrap: str, topic: str, delivery_timeout_ms: int) -> Iterator[Tasks]
         "coordinator.report.interval.ms": "100",
     }
     options = parse(raw).options
-    factories = {"metadata": metadata_handler, "breaker": breaker_handler}
+    factories: dict[str, HandlerFactory] = {"metadata": metadata_handler, "breaker": breaker_handler}
     with serving(factories=factories, options=options) as running:
         yield Tasks(options, topic, running.address)
 

@@ -16,6 +16,7 @@ from kafka_sink.breaker import (
     ProducerStatusContext,
 )
 from kafka_sink.coordinator.server.breaker_handler import breaker_handler
+from kafka_sink.coordinator.server.handlers import HandlerFactory
 from kafka_sink.coordinator.server.metadata_fetcher import metadata_handler
 from kafka_sink.model import TopicPartition
 from kafka_sink.options import parse
@@ -55,7 +56,7 @@ def job(raw: Mapping[str, str], tasks: int) -> Iterator[tuple[Callable[[], None]
     """Tasks of one job, and what ends their coordinator."""
     options = parse(raw).options
     plan = ColumnPlan.of([("value", "binary"), ("partition", "int")], TOPIC)
-    factories = {"metadata": metadata_handler, "breaker": breaker_handler}
+    factories: dict[str, HandlerFactory] = {"metadata": metadata_handler, "breaker": breaker_handler}
     with ExitStack() as coordinator, ExitStack() as stack:
         running = coordinator.enter_context(serving(factories=factories, options=options))
         producers = [

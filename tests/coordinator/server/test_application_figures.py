@@ -67,16 +67,18 @@ class Board:
         self.figures.end_write(CLUSTER, figures, 0.0)
 
     def shown(self, now_ms: float = 0.0) -> Mapping[str, Any]:
-        return json.loads(json.dumps(self.figures.snapshot(now_ms)))
+        decoded: Mapping[str, Any] = json.loads(json.dumps(self.figures.snapshot(now_ms)))
+        return decoded
 
     def total(self, name: str = "records") -> int:
-        return self.shown()["clusters"][0]["counters"].get(name, 0)
+        return int(self.shown()["clusters"][0]["counters"].get(name, 0))
 
     def topic(self, name: str = "t") -> int:
-        return next(one["records"] for one in self.shown()["topics"] if one["topic"] == name)
+        return next(int(one["records"]) for one in self.shown()["topics"] if one["topic"] == name)
 
     def job(self) -> Mapping[str, Any]:
-        return self.shown()["jobs"][0]
+        found: Mapping[str, Any] = self.shown()["jobs"][0]
+        return found
 
 
 def test_reports_are_totals_so_a_lost_or_repeated_one_changes_nothing() -> None:

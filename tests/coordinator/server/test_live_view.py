@@ -131,7 +131,7 @@ def test_latencies_are_a_histogram() -> None:
     assert f'{name}_count{{broker="3",cluster="{CLUSTER}"}} 6.0' in text
 
 
-def test_names_of_topics_cannot_break_the_format_or_the_page(served: Served) -> None:
+def test_names_of_topics_cannot_break_the_format_or_the_page() -> None:
     board = Board()
     # Kafka refuses such names; a task that is not ours could send one.
     nasty = 'a"b\\c\n<script>alert(1)</script>'
@@ -283,7 +283,7 @@ def test_many_clients_of_one_second_share_a_snapshot(served: Served) -> None:
         taken.append(now_ms)
         return original(now_ms)
 
-    served.figures.snapshot = counted
+    served.figures.snapshot = counted  # type: ignore[method-assign]
     for _ in range(10):
         served.body("/figures.json")
         served.body("/metrics")

@@ -21,6 +21,7 @@ from kafka_sink.coordinator.server.handlers import SharedBody
 from kafka_sink.coordinator.tasks import executor_relay, relay_folder
 from kafka_sink.coordinator.tasks.client import CoordinatorClient
 from kafka_sink.coordinator.tasks.executor_relay import ExecutorRelay
+from kafka_sink.coordinator.tasks.relay import Relay
 from kafka_sink.coordinator.tasks.relay_folder import RelayFolder
 from kafka_sink.coordinator.wire.address import CoordinatorAddress
 from kafka_sink.coordinator.wire.connection import CoordinatorConnection
@@ -244,7 +245,7 @@ def test_a_forked_process_becomes_no_second_relay_and_uses_the_first() -> None:
 
 def test_the_relay_ends_some_time_after_its_last_task(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kafka_sink.coordinator.tasks.relay._LINGER_MS", 50.0)
-    short: Callable[..., Any] = executor_relay.Relay
+    short: Callable[..., Any] = Relay
     monkeypatch.setattr(executor_relay, "Relay", lambda *given: short(*given, linger_ms=50.0))
     with serving() as found:
         connected(found).close()
