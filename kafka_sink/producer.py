@@ -202,7 +202,9 @@ class Producer:
         self._writes = WriteChannel(self.abort)
         channels: list[Channel] = [metadata, self._writes]
         if self._breaker is not None:
-            self._shared_breaker = BreakerChannel(self._network.wakeup, interval_ms)
+            self._shared_breaker = BreakerChannel(
+                self._network.wakeup, interval_ms, lambda: self._cluster.cluster_id
+            )
             self._breaker.share(self._shared_breaker)
             channels.append(self._shared_breaker)
         if address.rendezvous.figures:

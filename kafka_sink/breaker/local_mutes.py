@@ -42,6 +42,11 @@ class LocalMutes:
         if self.table.reset(target):
             self._note_unmute(target, reason, own=own)
 
+    def unmute_all(self, reason: str) -> None:
+        """Unmutes everything. The coordinator is not to hear of it."""
+        for target in list(self.table.mutes):
+            self.unmute(target, reason, own=False)
+
     def succeed(self, target: Target, reason: str) -> None:
         """A probe of a target succeeded: unmutes it."""
         if self.table.succeed(target):

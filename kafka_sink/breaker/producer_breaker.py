@@ -45,6 +45,9 @@ class SharedState(Protocol):
     def changed(self, change: MuteChange) -> None:
         """This task's breaker muted or unmuted something."""
 
+    def on_other_cluster(self) -> None:
+        """Another Kafka cluster responds now: what was muted and reported concerns brokers of the former."""
+
     def exchange(self, control: MuteControl) -> None:
         """Applies messages that have come, and sends what is due."""
 
@@ -227,6 +230,14 @@ class ProducerBreaker:
     def on_throttled(self, node_id: int, now_ms: float, throttled_ms: float) -> None:
         """See SendPolicy."""
         self._in_flight.throttled(node_id, now_ms + throttled_ms)
+
+    def on_other_cluster(self, now_ms: float) -> None:
+        """See SendPolicy. The other cluster's brokers and partitions may have the same ids and names."""
+        self._at(now_ms)
+        self.control.local.unmute_all("another cluster responds at bootstrap.servers now")
+        shared = self._shared
+        if shared is not None:
+            shared.on_other_cluster()
 
     def on_waiting(self, partitions: Iterable[TopicPartition]) -> None:
         """See SendPolicy."""

@@ -40,6 +40,9 @@ class SendEvents(Protocol):
     def on_throttled(self, node_id: int, now_ms: float, throttled_ms: float) -> None:
         """A broker delays its other requests for ``throttled_ms`` (throttle_time_ms of a response)."""
 
+    def on_other_cluster(self, now_ms: float) -> None:
+        """Another Kafka cluster responds at bootstrap.servers now. No row was sent to the former one."""
+
     def on_waiting(self, partitions: Iterable[TopicPartition]) -> None:
         """These partitions are not muted and have batches, but their brokers take no request now."""
 
@@ -101,6 +104,9 @@ class NoSendPolicy:
         """See SendPolicy."""
 
     def on_throttled(self, node_id: int, now_ms: float, throttled_ms: float) -> None:
+        """See SendPolicy."""
+
+    def on_other_cluster(self, now_ms: float) -> None:
         """See SendPolicy."""
 
     def on_waiting(self, partitions: Iterable[TopicPartition]) -> None:

@@ -362,6 +362,11 @@ class ClusterMetadata:
             return dict(self._cache.nodes())
 
     @property
+    def cluster_id(self) -> str | None:
+        """The id of the cluster that responds, None where it is not known."""
+        return self._cache.cluster_id
+
+    @property
     def version(self) -> int:
         """Rises at every change."""
         return self._cache.version

@@ -153,15 +153,15 @@ class NetworkClient:
             if connection.node.id >= 0:
                 del self._connections[connection.node.id]
 
-    def least_loaded_node(self, now_ms: float) -> int | None:
+    def least_loaded_node(self, now_ms: float, *, known_only: bool = False) -> int | None:
         """A broker to ask for metadata, None while all wait for a reconnect.
 
         The choice is a connected broker with the fewest requests in flight, with silent and throttling ones
         last. Without a connected one it is a broker that is being connected, or, where that takes long, one
         that may be connected now. Without a usable known broker it is a bootstrap address, unless
-        metadata.recovery.strategy is none (KIP-899).
+        metadata.recovery.strategy is none (KIP-899). ``known_only``: no bootstrap address.
         """
-        for candidates in self._candidates():
+        for candidates in self._candidates(known_only=known_only):
             connections = [self._connections[node] for node in candidates]
             ready = [connection for connection in connections if connection.state is ConnectionState.READY]
             if ready:
@@ -179,19 +179,22 @@ class NetworkClient:
                 return begun[0].node.id
         return None
 
-    def node_to_ask(self, now_ms: float) -> tuple[int | None, float]:
-        """A broker that takes a request now; else None and the milliseconds until there may be one."""
-        node = self.least_loaded_node(now_ms)
+    def node_to_ask(self, now_ms: float, *, known_only: bool = False) -> tuple[int | None, float]:
+        """A broker that takes a request now; else None and the milliseconds until there may be one.
+
+        ``known_only``: a broker of the latest metadata, no bootstrap address.
+        """
+        node = self.least_loaded_node(now_ms, known_only=known_only)
         if node is None:
-            return None, self.connect_delay_ms(now_ms)
+            return None, self.connect_delay_ms(now_ms, known_only=known_only)
         if not self.ready_for_any(node, now_ms):
             return None, _RECONSIDER_MS
         throttled_ms = self.throttled_ms(node, now_ms)
         return (None, throttled_ms) if throttled_ms > 0 else (node, 0.0)
 
-    def _candidates(self) -> tuple[Iterable[int], Iterable[int]]:
+    def _candidates(self, *, known_only: bool) -> tuple[Iterable[int], Iterable[int]]:
         """Brokers to ask for metadata: the known ones, then the bootstrap addresses where allowed."""
-        stand_in = self._settings.rebootstrap or not self._known
+        stand_in = not known_only and (self._settings.rebootstrap or not self._known)
         others = [node for node in self._known if node not in self.avoided] if self.avoided else ()
         return others or self._known, self._bootstrap if stand_in else ()
 
@@ -240,9 +243,13 @@ class NetworkClient:
             return max(0.0, connection.connect_after_ms - now_ms)
         return max(0.0, connection.throttled_until_ms - now_ms) or math.inf
 
-    def connect_delay_ms(self, now_ms: float) -> float:
+    def connect_delay_ms(self, now_ms: float, *, known_only: bool = False) -> float:
         """Until ``least_loaded_node`` may connect to a broker again; infinite where none is in backoff."""
-        connections = (self._connections[node] for candidates in self._candidates() for node in candidates)
+        connections = (
+            self._connections[node]
+            for candidates in self._candidates(known_only=known_only)
+            for node in candidates
+        )
         idle = (connection for connection in connections if connection.state is ConnectionState.IDLE)
         return max(0.0, min((connection.connect_after_ms - now_ms for connection in idle), default=math.inf))
 

@@ -31,7 +31,8 @@ class ProducerIdRequests:
         identity = self._identity
         if not identity.may_request(now_ms):
             return identity.retry_delay_ms(now_ms)
-        node, delay = self._network.node_to_ask(now_ms)
+        # A bootstrap address may lead to another cluster by now, where another producer has the id.
+        node, delay = self._network.node_to_ask(now_ms, known_only=True)
         if node is None:
             return delay
         api = apis.INIT_PRODUCER_ID

@@ -147,7 +147,7 @@ class Sender(threading.Thread):
         delay = min(delay, self._policy.next_change_ms(now_ms), self._probes.send_due(now_ms))
         delay = min(delay, self._metadata.refresh(now_ms))
         if self._producer_ids is not None and self._identity is not None and not self._identity.ready:
-            delay = min(delay, self._producer_ids.refresh(now_ms))
+            delay = min(delay, self._producer_ids.refresh(now_ms), self._find_brokers(now_ms))
         elif not self.deliveries.has_failed:
             # Spark runs a failed task again, so every further row that is sent now would be a duplicate.
             delay = min(delay, self._send_ready(now_ms, muted))
@@ -245,6 +245,15 @@ class Sender(threading.Thread):
         gone = (queues for node, queues in led.items() if self._network.is_gone(node))
         return {queue.partition.topic for queues in gone for queue in queues}
 
+    def _find_brokers(self, now_ms: float) -> float:
+        """Requests metadata if no known broker can be reached, as only those are asked for an id."""
+        known, muted = self._cluster.nodes(), self._policy.muted_brokers
+        if not known or not all(node in muted or self._network.is_gone(node) for node in known):
+            return math.inf
+        for topic in self._cluster.names():
+            self._cluster.mark_stale(topic, now_ms)
+        return self._metadata.refresh(now_ms)
+
     def _unconnected(self, node: int, now_ms: float) -> bool:
         """Whether a broker has no connection, as opposed to a full in-flight window or a throttle."""
         return not self._network.in_flight(node) and not self._network.throttled_ms(node, now_ms)
@@ -313,7 +322,10 @@ class Sender(threading.Thread):
         except ClusterChangedError as error:
             self._completion.fail_all(error)
             return
-        if switched and self._identity is not None:
+        if not switched:
+            return
+        self._policy.on_other_cluster(now_ms)
+        if self._identity is not None:
             # In the cluster that responds now, another producer may have this id.
             self._identity.forget()
 

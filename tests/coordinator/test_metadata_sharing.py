@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from kafka_sink.coordinator.server.breaker_handler import breaker_handler
+from kafka_sink.coordinator.server.cluster_breakers import breaker_handler
 from kafka_sink.coordinator.server.handlers import HandlerFactory
 from kafka_sink.coordinator.server.metadata_fetcher import MetadataFetcher, metadata_handler
 from kafka_sink.coordinator.tasks import metadata_channel

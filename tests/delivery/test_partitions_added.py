@@ -12,7 +12,7 @@ from confluent_kafka.admin import AdminClient, NewPartitions
 from pyspark import TaskContext
 
 from kafka_sink.coordinator.driver.planning import CoordinatorHandoff
-from kafka_sink.coordinator.server.breaker_handler import breaker_handler
+from kafka_sink.coordinator.server.cluster_breakers import breaker_handler
 from kafka_sink.coordinator.server.handlers import HandlerFactory
 from kafka_sink.coordinator.server.metadata_fetcher import metadata_handler
 from kafka_sink.errors import DeliveryError, InvalidRowError

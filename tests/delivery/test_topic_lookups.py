@@ -17,7 +17,7 @@ from kafka_sink.model import Node, PartitionInfo, TopicMetadata
 from kafka_sink.options import parse
 from kafka_sink.producer_cache import TaskProducer, task_producer
 from kafka_sink.rows.column_plan import ColumnPlan
-from tests.support.fake_broker import METADATA, PRODUCE, FakeCluster
+from tests.support.fake_broker import INIT_PRODUCER_ID, METADATA, PRODUCE, FakeCluster
 from tests.support.fake_replies import error
 from tests.support.proxy import Proxy
 from tests.support.scripted_cluster import until
@@ -356,6 +356,54 @@ def test_a_producer_that_was_hinted_the_former_cluster_starts_over_with_the_one_
             until(lambda: written(new, "t") >= 1, "rows in the new cluster")
             assert set(producer._producer._cluster.nodes()) == {0}
         assert not old.received(PRODUCE)
+
+
+def test_no_producer_id_comes_from_a_cluster_whose_metadata_is_not_known() -> None:
+    """Catches: an id from a bootstrap name that had moved was used in the former cluster, where another
+    producer may have it: brokers would take its rows for duplicates."""
+    with (
+        FakeCluster({"t": 1}, cluster_id="old") as old,
+        FakeCluster({"t": 1}, cluster_id="new") as new,
+    ):
+        options = parse({"kafka.bootstrap.servers": new.bootstrap_servers, "kafka.linger.ms": "0"}).options
+        plan = ColumnPlan.of([("topic", "string"), ("value", "binary")], None)
+        known = TopicMetadata("t", b"i" * 16, (PartitionInfo("t", 0, 0, 7),))
+        nodes = (Node(0, "127.0.0.1", old.port(0)),)
+        hints = MetadataSnapshot((TopicSnapshot(known, 0.0),), nodes, 0.0, "old")
+        old.stop(0)
+        with task_producer(options, plan, hints=hints) as producer:
+            time.sleep(0.3)
+            assert not new.received(INIT_PRODUCER_ID)
+            producer.send(rows("t"))
+            until(lambda: written(new, "t") == 1, "the row in the new cluster")
+            assert producer.finish().records == 1
+        kinds = [one.api_key for one in new.requests if one.api_key in (METADATA, INIT_PRODUCER_ID)]
+        assert kinds[0] == METADATA
+
+
+def test_mutes_of_the_former_cluster_end_when_another_one_answers() -> None:
+    """Catches: a broker's id was still muted in the cluster that the bootstrap name had moved to."""
+    with (
+        FakeCluster({"t": 2}, brokers=2, cluster_id="old") as old,
+        FakeCluster({"t": 2}, cluster_id="new") as new,
+    ):
+        given = {"kafka.bootstrap.servers": new.bootstrap_servers, "kafka.linger.ms": "0"}
+        given["kafka.producer.circuit.breaker.mute.retry.interval"] = "60000"
+        plan = ColumnPlan.of([("topic", "string"), ("value", "binary")], None)
+        known = TopicMetadata("t", b"i" * 16, (PartitionInfo("t", 0, 0, 7), PartitionInfo("t", 1, 1, 7)))
+        nodes = tuple(Node(number, "127.0.0.1", old.port(number)) for number in (0, 1))
+        hints = MetadataSnapshot((TopicSnapshot(known, 0.0),), nodes, 0.0, "old")
+        old.stop(0)
+        old.stop(1)
+        with task_producer(parse(given).options, plan, hints=hints) as producer:
+            breaker = producer._producer._breaker  # type: ignore[union-attr]
+            assert breaker is not None
+            breaker.control.manager.mute(0)
+            until(lambda: 0 in breaker.mutes.nodes, "the mute")
+            producer.send(rows("t"))
+            until(lambda: producer._producer._cluster.cluster_id == "new", "the new cluster")  # type: ignore[union-attr]
+            until(lambda: not breaker.mutes.nodes, "the end of the mute")
+            assert producer.finish().records == 1
 
 
 def test_a_task_that_is_run_again_gets_a_new_producer() -> None:

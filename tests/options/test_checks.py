@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from kafka_sink.coordinator.server.breaker_handler import breaker_handler
+from kafka_sink.coordinator.server.cluster_breakers import breaker_handler
 from kafka_sink.coordinator.server.metadata_fetcher import metadata_handler
 from kafka_sink.errors import ConfigurationError
 from kafka_sink.options import ParsedOptions, SinkOptions, parse

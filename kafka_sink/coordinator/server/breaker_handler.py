@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kafka_sink.breaker.states import BreakerState, MuteTable, Target
 from kafka_sink.coordinator.server.breaker_tasks import BreakerTasks
@@ -29,11 +29,7 @@ from kafka_sink.coordinator.wire.breaker_messages import (
 )
 from kafka_sink.coordinator.wire.job_figures import MuteFigures
 from kafka_sink.model import TopicPartition
-from kafka_sink.options.breaker import DEFAULT_CLASS, failure_rate_settings
 from kafka_sink.timing_bounds import GATHER_MUTES_MS
-
-if TYPE_CHECKING:
-    from kafka_sink.options import SinkOptions
 
 # A muted partition that no task has written to for this long is unmuted.
 _FORGET_MS = 600_000.0
@@ -289,15 +285,3 @@ class BreakerHandler:
             is_old = now_ms - mute.since_ms > _FORGET_MS
             if is_partition and is_old and not self._tasks.has_holder(target, now_ms):
                 self._unmute(target)
-
-
-def breaker_handler(options: SinkOptions, wake: Callable[[], None]) -> BreakerHandler:  # noqa: ARG001 - HandlerFactory's signature
-    """The handler of one cluster, with the options of the default breaker class."""
-    settings = options.breaker
-    votes = None
-    if settings.class_path == DEFAULT_CLASS:
-        thresholds = failure_rate_settings(dict(settings.given))
-        votes = PartitionVotes(thresholds.trigger_message_count, thresholds.trigger_failure_perc)
-    return BreakerHandler(
-        settings.mute_retry_interval_ms, votes, float(options.coordinator_report_interval_ms)
-    )

@@ -19,7 +19,7 @@ from weakref import WeakMethod
 
 from kafka_sink.clock import monotonic_ms
 from kafka_sink.coordinator.server.application_figures import ApplicationFigures
-from kafka_sink.coordinator.server.breaker_handler import breaker_handler
+from kafka_sink.coordinator.server.cluster_breakers import breaker_handler
 from kafka_sink.coordinator.server.command_pipe import CommandPipe
 from kafka_sink.coordinator.server.connections import ServerBounds
 from kafka_sink.coordinator.server.figures_handler import FiguresHandler

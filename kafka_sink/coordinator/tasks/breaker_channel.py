@@ -37,13 +37,21 @@ _MIN_CHANGE_MS = 100.0
 class BreakerChannel:
     """A Channel of the coordinator's client, and the SharedState of a ProducerBreaker.
 
-    ``wake_sender`` makes the sender apply received messages.
+    ``wake_sender`` makes the sender apply received messages. ``cluster_id`` returns the id of the Kafka
+    cluster, None where it is not known: broker ids mean nothing in another one.
     """
 
     kind = "breaker"
 
-    def __init__(self, wake_sender: Callable[[], None], report_interval_ms: float) -> None:
+    def __init__(
+        self,
+        wake_sender: Callable[[], None],
+        report_interval_ms: float,
+        cluster_id: Callable[[], str | None] = lambda: None,
+    ) -> None:
         self._wake_sender = wake_sender
+        self._cluster_id = cluster_id
+        self._reported_cluster: str | None = None
         self._wake: Callable[[], None] = lambda: None
         self._interval_ms = report_interval_ms
         self._lock = threading.Lock()  # guards the next three
@@ -125,6 +133,12 @@ class BreakerChannel:
             if not (change.muted and change.evidence.counted):
                 self._changes.append(change)
 
+    def on_other_cluster(self) -> None:
+        """See SharedState. The next report names the cluster, and its reply has what is muted there."""
+        self._muted.clear()
+        self._forget()
+        self._urgent = self._connected
+
     def exchange(self, control: MuteControl) -> None:
         """See SharedState."""
         while self._inbox:
@@ -145,6 +159,8 @@ class BreakerChannel:
             # The first one may be what a probe waits for. Later ones change with every batch that is full.
             self._urgent |= not (self._holds or self._wants)
             self._holds, self._wants, self._waits_changed = holds, wants, True
+        if self._muted and self._cluster_id() != self._reported_cluster:
+            self._urgent = True
         if self._due_ms() > control.now_ms:
             return
         if len(self._outbox) < _MAX_QUEUED_REPORTS:
@@ -216,11 +232,13 @@ class BreakerChannel:
         self._asked, self._release_ms = {}, {}
         self._changes, self._failures, self._holds, self._wants = [], [], [], []
         self._reported, self._waits_changed = ([], []), False
+        self._reported_cluster = None
 
     def _report(self, control: MuteControl) -> None:
         now_ms = control.now_ms
         changes, self._changes = self._changes[:MAX_TARGETS], self._changes[MAX_TARGETS:]
         failed, self._failures = self._failures[:MAX_TARGETS], self._failures[MAX_TARGETS:]
+        cluster_id = self._cluster_id()
         report = BreakerReport(
             {node: now_ms - at for node, at in self._last_response_ms.items()},
             self._rows,
@@ -232,9 +250,11 @@ class BreakerChannel:
             tuple(failed),
             tuple(self._holds) if self._holds != self._reported[0] else None,
             tuple(self._wants) if self._wants != self._reported[1] else None,
+            cluster_id if cluster_id != self._reported_cluster else None,
         )
         self._reported = self._holds, self._wants
         self._waits_changed = False
+        self._reported_cluster = cluster_id
         self._rows, self._last_response_ms = 0, {}
         self._sent_ms = now_ms
         self._urgent = bool(self._changes or self._failures or self._errors or self._asked)

@@ -15,6 +15,7 @@ error]``   of the last seconds, for partitions that fail and for those the coord
 - ``holds``: muted targets that batches of the task wait for; only after a change
 - ``wants``: muted partitions that rows of the task could go to; only after a change
 - ``resting``: the task has ended; its producer waits for the next one
+- ``cluster``: the id of the Kafka cluster that the task writes to; only after a change
 
 An update from the coordinator may have these:
 
@@ -43,6 +44,7 @@ MAX_OUTCOMES = 700
 MAX_TARGETS = 700
 _MAX_NODES = 10_000
 _MAX_TEXT = 300
+_MAX_CLUSTER_ID = 200
 # The coordinator weighs the outcomes of the last seconds. Older ones are left out of a late report.
 _MAX_OUTCOME_AGE_MS = 5_000.0
 
@@ -81,6 +83,7 @@ class BreakerReport:
     holds: tuple[Target, ...] | None = None
     wants: tuple[Target, ...] | None = None
     is_resting: bool = False
+    cluster_id: str | None = None
 
     @property
     def changes_probes(self) -> bool:
@@ -132,7 +135,17 @@ def encode_report(report: BreakerReport) -> dict[str, Any]:
     for name, targets in (("holds", report.holds), ("wants", report.wants)):
         if targets is not None:
             present[name] = [_encode(target) for target in targets]
+    if report.cluster_id is not None:
+        present["cluster"] = report.cluster_id
     return present
+
+
+def cluster_id_in(body: Mapping[str, Any]) -> str | None:
+    """The cluster that a report names, None where it names none. Raises ProtocolError."""
+    found = body.get("cluster")
+    if found is not None and not (isinstance(found, str) and 0 < len(found) <= _MAX_CLUSTER_ID):
+        raise ProtocolError("invalid breaker report: the cluster id is no text, or too long")
+    return found
 
 
 def decode_report(body: Mapping[str, Any]) -> BreakerReport:
@@ -160,6 +173,7 @@ def decode_report(body: Mapping[str, Any]) -> BreakerReport:
             _targets(body, "holds"),
             _targets(body, "wants"),
             bool(body.get("resting")),
+            cluster_id_in(body),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ProtocolError(f"invalid breaker report: {error}") from None

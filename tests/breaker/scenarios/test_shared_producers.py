@@ -15,7 +15,7 @@ from kafka_sink.breaker import (
     PartitionCircuitBreaker,
     ProducerStatusContext,
 )
-from kafka_sink.coordinator.server.breaker_handler import breaker_handler
+from kafka_sink.coordinator.server.cluster_breakers import breaker_handler
 from kafka_sink.coordinator.server.handlers import HandlerFactory
 from kafka_sink.coordinator.server.metadata_fetcher import metadata_handler
 from kafka_sink.model import TopicPartition
