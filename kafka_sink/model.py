@@ -71,15 +71,17 @@ class TopicMetadata:
 class SparkTask:
     """Which task a producer works for.
 
-    ``write`` is the Spark write that it belongs to: the coordinator reports when that is over. ``number``
-    is the task's number in the write. All tasks with the same ``job`` share a rate limit; without a
-    coordinator, ``tasks_at_once`` do, the number of tasks that may run at the same time.
+    ``write`` is the Spark write that it belongs to, and ``stage`` the number of its stage: the coordinator
+    reports when either is over. ``number`` is the task's number in the write. All tasks with the same
+    ``job`` share a rate limit; without a coordinator, ``tasks_at_once`` do, the number of tasks that may run
+    at the same time.
     """
 
     write: str | None = None
     number: int = -1
     job: str = ""
     tasks_at_once: int = 1
+    stage: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

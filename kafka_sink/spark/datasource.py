@@ -5,7 +5,9 @@ It runs on the driver, for a stream in every micro-batch, so it avoids slow impo
 
 from __future__ import annotations
 
+import hashlib
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
 from pyspark.sql.datasource import DataSource
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 _COMMIT_MODULE = "python_streaming_sink_runner"
+_NAME_LENGTH = 16
 _READ = "kafka-chunked cannot read. Use Spark's own source to read: format('kafka') of spark-sql-kafka-0-10"
 
 
@@ -81,6 +84,8 @@ class KafkaChunkedDataSource(DataSource):
             transactions=in_transactions,
             tasks_at_once=_tasks_at_once(parsed.options),
         )
+        if is_streaming and (checkpoint := self.options.get("checkpointlocation")):
+            write = replace(write, name=_query_name(checkpoint))
         zipimport_workaround.forget_spark_archives()
         return write
 
@@ -101,6 +106,11 @@ def _tasks_at_once(options: SinkOptions) -> int:
     from kafka_sink.coordinator.driver.parallelism import tasks_at_once
 
     return tasks_at_once()
+
+
+def _query_name(checkpoint: str) -> str:
+    """A name for the writes of the query with this checkpoint: its tasks and its commits plan separately."""
+    return hashlib.sha256(checkpoint.encode()).hexdigest()[:_NAME_LENGTH]
 
 
 def _only_commits() -> bool:

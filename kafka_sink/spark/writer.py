@@ -75,7 +75,7 @@ class PlannedWrite:
     plan: ColumnPlan
     handoff: CoordinatorHandoff = field(default_factory=CoordinatorHandoff)
     planned_at_s: float = field(default_factory=time.time)
-    # Generated at planning, and the same in tasks and commit.
+    # The same in tasks and commit. For a stream, Spark plans again to commit.
     name: str = field(default_factory=lambda: secrets.token_hex(8))
     transactions: PlannedTransactions | None = None
     # How many tasks run at once, where that matters.
@@ -170,7 +170,9 @@ class PlannedWrite:
             return SparkTask(name, job=self.name, tasks_at_once=self.tasks_at_once)
         # A batch write in foreachBatch has the query, too.
         query = context.getLocalProperty(_QUERY_ID)
-        return SparkTask(name, context.partitionId(), query or self.name, self.tasks_at_once)
+        return SparkTask(
+            name, context.partitionId(), query or self.name, self.tasks_at_once, context.stageId()
+        )
 
     def _name_in_task(self, *, is_streaming: bool) -> str:
         # A batch write in foreachBatch has the property as well.
@@ -207,7 +209,9 @@ class PlannedWrite:
         if self.handoff.driver_address is not None:
             from kafka_sink.coordinator.tasks.write_channel import end_attempts
 
-            end_attempts(self.handoff.driver_address, self._name_of(batch_id))
+            # A restarted query writes the micro-batch again, under the same name.
+            again = batch_id is not None
+            end_attempts(self.handoff.driver_address, self._name_of(batch_id), again=again)
 
     def _report_final(
         self,

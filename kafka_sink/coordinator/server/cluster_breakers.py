@@ -7,7 +7,7 @@ brokers of both may have the same ids. So a task shares mutes only with tasks th
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +15,10 @@ from kafka_sink.coordinator.server.breaker_handler import BreakerHandler
 from kafka_sink.coordinator.server.breaker_votes import PartitionVotes
 from kafka_sink.coordinator.server.handlers import ServerMessage
 from kafka_sink.coordinator.wire.breaker_messages import cluster_id_in
+from kafka_sink.coordinator.wire.job_figures import MuteFigures
 from kafka_sink.options.breaker import DEFAULT_CLASS, failure_rate_settings
 
 if TYPE_CHECKING:
-    from kafka_sink.coordinator.server.handlers import Handler
     from kafka_sink.options import SinkOptions
 
 # Clusters without tasks whose mutes are kept for the next stage's tasks.
@@ -66,6 +66,11 @@ class ClusterBreakers:
             if cluster_id is not None:
                 self._breakers[cluster_id].on_disconnect(peer, now_ms)
 
+    def muted(self, now_ms: float) -> Iterator[MuteFigures]:
+        """What is muted for all tasks, for the live view."""
+        for one in self._breakers.values():
+            yield from one.muted(now_ms)
+
     def on_disconnect(self, peer: int, now_ms: float) -> None:
         """See Handler."""
         if peer in self._clusters:
@@ -85,7 +90,7 @@ class ClusterBreakers:
             one.close()
 
 
-def breaker_handler(options: SinkOptions, wake: Callable[[], None]) -> Handler:  # noqa: ARG001 - HandlerFactory's signature
+def breaker_handler(options: SinkOptions, wake: Callable[[], None]) -> ClusterBreakers:  # noqa: ARG001 - HandlerFactory's signature
     """The breaker handler of one set of options, with those of the default breaker class."""
     return ClusterBreakers(partial(_new_breaker, options))
 

@@ -13,6 +13,7 @@ import os
 import resource
 import socket
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 from weakref import WeakMethod
@@ -26,6 +27,7 @@ from kafka_sink.coordinator.server.figures_handler import FiguresHandler
 from kafka_sink.coordinator.server.handlers import Handler, HandlerFactory
 from kafka_sink.coordinator.server.metadata_fetcher import metadata_handler
 from kafka_sink.coordinator.server.rate_handler import rate_handler
+from kafka_sink.coordinator.server.running_jobs import RunningJobs
 from kafka_sink.coordinator.server.server import CoordinatorServer
 from kafka_sink.coordinator.server.ui.live_view import LiveView
 from kafka_sink.coordinator.server.write_handler import write_handler
@@ -96,9 +98,10 @@ async def _serve(
         known_cluster_marker(marker.parent, settings["token"], key).unlink(missing_ok=True)
         report.send({"forgotten": key})
 
+    jobs = RunningJobs(driver)
     server = CoordinatorServer(
         bytes.fromhex(settings["secret"]),
-        _handlers(figures),
+        _handlers(figures, jobs),
         monotonic_ms,
         _bounds(settings["bounds"]),
         look=read_commands,
@@ -116,10 +119,12 @@ async def _serve(
         await asyncio.sleep(WATCH_S)
     live_view.close()
     server.close()
+    jobs.close()
 
 
-def _handlers(figures: ApplicationFigures) -> dict[str, HandlerFactory]:
+def _handlers(figures: ApplicationFigures, jobs: RunningJobs) -> dict[str, HandlerFactory]:
     """The handlers of each cluster. Those with something for the live view share ``figures``."""
+    writes = partial(write_handler, jobs=jobs)
 
     def metadata(options: SinkOptions, wake: Callable[[], None]) -> Handler:
         return metadata_handler(options, wake, figures.lookups(_shown(options)))
@@ -135,7 +140,7 @@ def _handlers(figures: ApplicationFigures) -> dict[str, HandlerFactory]:
     return {
         "metadata": metadata,
         "breaker": breaker,
-        "writes": write_handler,
+        "writes": writes,
         "rates": rate_handler,
         KIND: job_figures,
     }

@@ -2,16 +2,19 @@
 
 The driver reports a write that commits or aborts, before ``save()`` or ``query.stop()`` returns. Some
 attempts still run then: superseded speculative copies, tasks of a cancelled job, and tasks of executors that
-lost the driver. Nobody waits for their rows, and their executor may take seconds to end them.
+lost the driver. Nobody waits for their rows, and their executor may take seconds to end them. Spark's UI
+reports the end of a write's job, often before the driver does: see running_jobs.
 
-    task -> {"writing": name}     reply {} or {"over": name}; the push {"over": name} may follow
-    driver -> {"over": name}      reply {}
+    task -> {"writing": name, "stage": id}     reply {} or {"over": name}; the push {"over": name} may follow
+    driver -> {"over": name, "again": false}   reply {}
+
+``again``: a later write may have this name, so it is not remembered.
 """
 
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +23,7 @@ from kafka_sink.errors import ProtocolError
 
 if TYPE_CHECKING:
     from kafka_sink.coordinator.server.handlers import Handler
+    from kafka_sink.coordinator.server.running_jobs import JobWatch
     from kafka_sink.options import SinkOptions
 
 # Finished writes that are remembered. An attempt that starts later than that is not ended.
@@ -28,11 +32,17 @@ _MAX_NAME = 200
 
 
 class WriteHandler:
-    """See Handler."""
+    """See Handler. ``jobs``: reports when the job of a stage has ended; it then calls ``wake``."""
 
-    def __init__(self) -> None:
-        self._writing: dict[int, str] = {}
-        self._over: OrderedDict[str, None] = OrderedDict()
+    def __init__(self, jobs: JobWatch | None = None, wake: Callable[[], None] = lambda: None) -> None:
+        self._jobs = jobs
+        self._wake = wake
+        # By task, its write and its stage.
+        self._writing: dict[int, tuple[str, int | None]] = {}
+        # Names of writes and numbers of stages.
+        self._over: OrderedDict[str | int, None] = OrderedDict()
+        # Filled by another thread: append and popleft of a deque are atomic.
+        self._ended_stages: deque[int] = deque()
 
     def on_message(
         self,
@@ -43,16 +53,29 @@ class WriteHandler:
     ) -> Sequence[ServerMessage]:
         """See Handler."""
         if "over" in body:
-            return [Reply(peer, request, {}), *self._end(_name(body["over"]))]
-        name = _name(body.get("writing"))
-        self._writing[peer] = name
-        return [Reply(peer, request, {"over": name} if name in self._over else {})]
+            name = _name(body["over"])
+            if not body.get("again"):
+                self._remember(name)
+            return [Reply(peer, request, {}), *self._end(lambda write, _: write == name)]
+        name, stage = _name(body.get("writing")), _stage(body.get("stage"))
+        self._writing[peer] = name, stage
+        is_over = name in self._over or stage in self._over
+        if self._jobs is not None and stage is not None and not is_over:
+            self._jobs.watch(stage, self._on_job_end)
+        return [Reply(peer, request, {"over": name} if is_over else {})]
 
-    def _end(self, name: str) -> list[ServerMessage]:
-        self._over[name] = None
+    def _on_job_end(self, stage: int) -> None:
+        """Any thread."""
+        self._ended_stages.append(stage)
+        self._wake()
+
+    def _remember(self, over: str | int) -> None:
+        self._over[over] = None
         if len(self._over) > _MAX_OVER:
             self._over.popitem(last=False)
-        return [Push(peer, {"over": name}) for peer, writing in self._writing.items() if writing == name]
+
+    def _end(self, concerns: Callable[[str, int | None], bool]) -> list[ServerMessage]:
+        return [Push(peer, {"over": write[0]}) for peer, write in self._writing.items() if concerns(*write)]
 
     def on_disconnect(self, peer: int, now_ms: float) -> None:  # noqa: ARG002 - Handler's signature
         """See Handler."""
@@ -60,7 +83,12 @@ class WriteHandler:
 
     def on_time(self, now_ms: float) -> Sequence[ServerMessage]:  # noqa: ARG002 - Handler's signature
         """See Handler."""
-        return ()
+        ended = set()
+        while self._ended_stages:
+            ended.add(self._ended_stages.popleft())
+        for stage in ended:
+            self._remember(stage)
+        return self._end(lambda _, stage: stage in ended) if ended else ()
 
     def next_change_ms(self, now_ms: float) -> float:  # noqa: ARG002 - Handler's signature
         """See Handler."""
@@ -76,6 +104,16 @@ def _name(value: object) -> str:
     return value
 
 
-def write_handler(options: SinkOptions, wake: Callable[[], None]) -> Handler:  # noqa: ARG001 - HandlerFactory's signature
+def _stage(value: object) -> int | None:
+    if value is not None and not isinstance(value, int):
+        raise ProtocolError("the number of a stage is no integer")
+    return value
+
+
+def write_handler(
+    options: SinkOptions,  # noqa: ARG001 - HandlerFactory's signature
+    wake: Callable[[], None],
+    jobs: JobWatch | None = None,
+) -> Handler:
     """The handler of one cluster."""
-    return WriteHandler()
+    return WriteHandler(jobs, wake)

@@ -29,16 +29,20 @@ class WriteChannel:
         # Guards the next two, and makes ``end`` wait for a running call of ``abort``.
         self._lock = threading.Lock()
         self._name: str | None = None
+        self._stage: int | None = None
         self._must_send = False
 
     def attach(self, wake: Callable[[], None]) -> None:
         """See Channel."""
         self._wake = wake
 
-    def begin(self, name: str | None) -> None:
-        """A task of the write with this name starts. None: the write has no name."""
+    def begin(self, name: str | None, stage: int | None = None) -> None:
+        """A task of the write with this name starts. None: the write has no name.
+
+        ``stage``: Spark's number of the task's stage, where it is known.
+        """
         with self._lock:
-            self._name, self._must_send = name, name is not None
+            self._name, self._stage, self._must_send = name, stage, name is not None
         self._wake()
 
     def end(self) -> None:
@@ -52,7 +56,8 @@ class WriteChannel:
             if not self._must_send:
                 return None
             self._must_send = False
-            return {"writing": self._name}
+            body: dict[str, Any] = {"writing": self._name}
+            return body if self._stage is None else body | {"stage": self._stage}
 
     def hurry(self) -> None:
         """See Channel."""
@@ -86,12 +91,15 @@ class WriteChannel:
         """See Channel. The attempt still ends when the executor closes its socket."""
 
 
-def end_attempts(address: CoordinatorAddress, name: str) -> None:
-    """Called on the driver: end the attempts of this write that still run. Raises nothing."""
+def end_attempts(address: CoordinatorAddress, name: str, *, again: bool = False) -> None:
+    """Called on the driver: end the attempts of this write that still run. Raises nothing.
+
+    ``again``: a later write may have this name. Attempts that begin later are not ended then.
+    """
     with suppress(OSError, KafkaSinkError, ProtocolError):
         connection = CoordinatorConnection(address, _DRIVER_TIMEOUT_MS, monotonic_ms)
         try:
-            connection.tell(KIND, {"over": name}, monotonic_ms())
+            connection.tell(KIND, {"over": name, "again": again}, monotonic_ms())
             connection.receive(monotonic_ms())
         finally:
             connection.close()

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
+from pyspark.sql.datasource import CaseInsensitiveDict
+from pyspark.sql.types import BinaryType, StructField, StructType
 
 from kafka_sink.coordinator.driver.planning import CoordinatorHandoff
 from kafka_sink.coordinator.server.handlers import Push, Reply
@@ -13,6 +17,8 @@ from kafka_sink.coordinator.wire.address import CoordinatorAddress, Rendezvous
 from kafka_sink.errors import ProtocolError, WriteOverError
 from kafka_sink.options import parse
 from kafka_sink.rows.column_plan import ColumnPlan
+from kafka_sink.spark import datasource
+from kafka_sink.spark.datasource import KafkaChunkedDataSource
 from kafka_sink.spark.writer import PlannedWrite
 from tests.support.coordinator_harness import SECRET, clock_ms, eventually, serving
 
@@ -43,7 +49,65 @@ def test_what_is_over_is_remembered_within_a_bound() -> None:
     assert len(handler._over) == _MAX_OVER
 
 
-@pytest.mark.parametrize("body", [{}, {"writing": 3}, {"over": None}, {"over": ""}, {"writing": "x" * 201}])
+def test_a_name_that_comes_again_is_not_remembered() -> None:
+    """Catches: a restarted query could not write its micro-batch again, as the abort had ended it."""
+    handler = WriteHandler()
+    handler.on_message(1, 1, {"writing": "query/5"}, 0)
+    told = handler.on_message(9, 1, {"over": "query/5", "again": True}, 0)
+    assert told == [Reply(9, 1, {}), Push(1, {"over": "query/5"})]
+    assert handler.on_message(2, 1, {"writing": "query/5"}, 0) == [Reply(2, 1, {})]
+
+
+class _Jobs:
+    def __init__(self) -> None:
+        self.ends: dict[int, Callable[[int], None]] = {}
+
+    def watch(self, stage: int, on_end: Callable[[int], None]) -> None:
+        self.ends[stage] = on_end
+
+
+def test_tasks_of_a_job_that_spark_ended_are_told_before_the_driver_calls_abort() -> None:
+    """Catches: tasks of a cancelled job wrote for seconds, until the driver had started a Python process
+    for abort, or the executor's JVM had ended them."""
+    jobs, woken = _Jobs(), []
+    handler = WriteHandler(jobs, lambda: woken.append(True))
+    handler.on_message(1, 1, {"writing": "a", "stage": 7}, 0)
+    handler.on_message(2, 1, {"writing": "b", "stage": 8}, 0)
+    assert handler.on_time(0) == ()
+    jobs.ends[7](7)
+    assert woken
+    assert handler.on_time(0) == [Push(1, {"over": "a"})]
+    late = {"writing": "a", "stage": 7}
+    assert handler.on_message(3, 1, late, 0) == [Reply(3, 1, {"over": "a"})]
+    assert handler.on_message(3, 1, {"writing": "a", "stage": 9}, 0) == [Reply(3, 1, {})]
+
+
+def test_the_tasks_and_the_commits_of_a_query_use_one_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches: Spark plans a stream again to commit it, so the commit named a write that no task had."""
+    monkeypatch.setattr(datasource, "prepare_topic", lambda options, is_streaming: None)
+    options = {"kafka.bootstrap.servers": "h:1", "topic": "t", "coordinator.enabled": "false"}
+    schema = StructType([StructField("value", BinaryType())])
+
+    def planned(**more: str) -> PlannedWrite:
+        source = KafkaChunkedDataSource(CaseInsensitiveDict(options | more))
+        return source.streamWriter(schema, overwrite=False).planned
+
+    assert planned(checkpointLocation="/c").name == planned(checkpointLocation="/c").name
+    assert planned(checkpointLocation="/c").name != planned(checkpointLocation="/d").name
+    assert planned().name != planned().name, "two queries without this option are not mixed up"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"writing": 3},
+        {"over": None},
+        {"over": ""},
+        {"writing": "x" * 201},
+        {"writing": "a", "stage": "7"},
+    ],
+)
 def test_what_makes_no_sense_is_refused(body: dict[str, object]) -> None:
     with pytest.raises(ProtocolError):
         WriteHandler().on_message(1, 1, body, 0)
@@ -77,8 +141,8 @@ def test_a_task_at_work_is_ended_by_the_commit_on_the_driver() -> None:
 def test_a_task_that_has_ended_is_left_alone() -> None:
     causes: list[Exception] = []
     channel = WriteChannel(causes.append)
-    channel.begin("a")
-    assert channel.next_message(0) == {"writing": "a"}
+    channel.begin("a", 7)
+    assert channel.next_message(0) == {"writing": "a", "stage": 7}
     assert channel.next_message(0) is None
     channel.on_push({"over": "b"}, 0)
     channel.end()

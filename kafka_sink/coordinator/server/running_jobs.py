@@ -1,0 +1,160 @@
+"""Learns from Spark's web UI that the job of a write has ended.
+
+Spark's driver is the first to know that a job was cancelled or has failed. The executors' JVMs tell their
+Python workers up to four seconds later, and the call of ``abort`` waits for a new Python process. Spark's
+monitoring REST API lists the running jobs; the coordinator asks it while tasks write. Without the UI, or
+where it may not be read, tasks learn of the end as before.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import logging
+import threading
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Protocol
+
+from kafka_sink.clock import monotonic_ms
+from kafka_sink.coordinator.server.spark_ui import find_ui
+from kafka_sink.coordinator.wire.driver_process import DriverProcess
+
+_log = logging.getLogger(__name__)
+# Spark's UI answers within milliseconds, at about 2 ms of processor time.
+_INTERVAL_S = 0.3
+# At the first request Spark loads its REST server, which takes a busy driver many seconds.
+_TIMEOUT_S = 60.0
+# After an error, or without a UI, the next look comes later.
+_PAUSE_S = 10.0
+# A stage whose job is not listed for so long is not watched any more.
+_UNSEEN_MS = 60_000.0
+_MAX_BYTES = 16 * 1024 * 1024
+_API = "/api/v1/applications"
+
+
+class JobWatch(Protocol):
+    """Reports the end of the jobs that stages belong to. Any thread."""
+
+    def watch(self, stage: int, on_end: Callable[[int], None]) -> None:
+        """Call ``on_end(stage)``, on another thread, once the stage's job has ended."""
+
+
+class StageTracker:
+    """Which of the watched stages have lost their job. Pure; times are monotonic milliseconds.
+
+    A job has ended once it was listed as running and is not listed any more: Spark keeps running jobs in the
+    list, whatever else it removes. A job that was never listed says nothing.
+    """
+
+    def __init__(self) -> None:
+        # By watched stage, when it was first watched, and its job once that is known.
+        self._since_ms: dict[int, float] = {}
+        self._jobs: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._since_ms)
+
+    def watch(self, stage: int, now_ms: float) -> None:
+        """Tasks of this stage write."""
+        self._since_ms.setdefault(stage, now_ms)
+
+    def observe(self, running: Mapping[int, Collection[int]], now_ms: float) -> list[int]:
+        """The running jobs with their stages have been listed. Returns the stages whose job has ended."""
+        for job, stages in running.items():
+            for stage in self._since_ms.keys() & set(stages):
+                self._jobs[stage] = job
+        ended = [stage for stage, job in self._jobs.items() if job not in running]
+        unseen = [
+            stage
+            for stage, since_ms in self._since_ms.items()
+            if stage not in self._jobs and now_ms - since_ms > _UNSEEN_MS
+        ]
+        for stage in (*ended, *unseen):
+            self._since_ms.pop(stage, None)
+            self._jobs.pop(stage, None)
+        return ended
+
+
+class RunningJobs:
+    """See JobWatch. A daemon thread asks the driver's UI, and only while stages are watched."""
+
+    def __init__(self, driver: DriverProcess) -> None:
+        self._driver = driver
+        self._lock = threading.Lock()  # guards the next two
+        self._tracker = StageTracker()
+        self._on_end: dict[int, list[Callable[[int], None]]] = {}
+        self._work = threading.Event()
+        self._closing = threading.Event()
+        self._thread: threading.Thread | None = None
+        # The thread's own: the application's path in the API.
+        self._connection: http.client.HTTPConnection | None = None
+        self._path = ""
+
+    def watch(self, stage: int, on_end: Callable[[int], None]) -> None:
+        """See JobWatch."""
+        with self._lock:
+            self._tracker.watch(stage, monotonic_ms())
+            listeners = self._on_end.setdefault(stage, [])
+            if on_end not in listeners:
+                listeners.append(on_end)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="kafka-chunked-jobs", daemon=True)
+                self._thread.start()
+        self._work.set()
+
+    def close(self) -> None:
+        """Ask the thread to end."""
+        self._closing.set()
+        self._work.set()
+
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            self._work.wait()
+            pause_s = _INTERVAL_S
+            try:
+                running = self._running()
+            except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError) as error:
+                _log.debug("Spark's UI does not list the running jobs: %r", error)
+                self._disconnect()
+                pause_s = _PAUSE_S
+            else:
+                self._observe(running)
+            self._closing.wait(pause_s)
+        self._disconnect()
+
+    def _observe(self, running: Mapping[int, Collection[int]]) -> None:
+        with self._lock:
+            ended = {
+                stage: self._on_end.pop(stage, []) for stage in self._tracker.observe(running, monotonic_ms())
+            }
+            if not len(self._tracker):
+                self._on_end.clear()
+                self._work.clear()
+        for stage, listeners in ended.items():
+            for on_end in listeners:
+                on_end(stage)
+
+    def _running(self) -> dict[int, list[int]]:
+        """The running jobs with their stages. Raises an error if the UI does not list them."""
+        if self._connection is None:
+            address = find_ui(self._driver)
+            if address is None:
+                raise LookupError("the driver has no UI")
+            self._connection = http.client.HTTPConnection(*address, timeout=_TIMEOUT_S)
+            (application,) = self._get(_API)
+            self._path = f"{_API}/{application['id']}/jobs?status=running"
+        return {int(job["jobId"]): list(map(int, job["stageIds"])) for job in self._get(self._path)}
+
+    def _get(self, path: str) -> Any:
+        assert self._connection is not None
+        self._connection.request("GET", path, headers={"Accept": "application/json"})
+        response = self._connection.getresponse()
+        body = response.read(_MAX_BYTES)
+        if response.status != http.client.OK:
+            raise LookupError(f"status {response.status}")
+        return json.loads(body)
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
