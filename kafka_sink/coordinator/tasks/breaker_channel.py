@@ -250,7 +250,7 @@ class BreakerChannel:
             tuple(failed),
             tuple(self._holds) if self._holds != self._reported[0] else None,
             tuple(self._wants) if self._wants != self._reported[1] else None,
-            cluster_id if cluster_id != self._reported_cluster else None,
+            cluster_id=cluster_id if cluster_id != self._reported_cluster else None,
         )
         self._reported = self._holds, self._wants
         self._waits_changed = False
