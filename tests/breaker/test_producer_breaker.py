@@ -254,6 +254,9 @@ class Shared:
     def changed(self, change: MuteChange) -> None:
         self.changes.append(change)
 
+    def on_other_cluster(self) -> None:
+        pass
+
     def exchange(self, control: MuteControl) -> None:
         self.held = list(control.waiting.held())
 

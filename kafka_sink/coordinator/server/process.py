@@ -27,7 +27,7 @@ from kafka_sink.coordinator.server.figures_handler import FiguresHandler
 from kafka_sink.coordinator.server.handlers import Handler, HandlerFactory
 from kafka_sink.coordinator.server.metadata_fetcher import metadata_handler
 from kafka_sink.coordinator.server.rate_handler import rate_handler
-from kafka_sink.coordinator.server.running_jobs import RunningJobs
+from kafka_sink.coordinator.server.running_jobs import JobWatch, RunningJobs
 from kafka_sink.coordinator.server.server import CoordinatorServer
 from kafka_sink.coordinator.server.ui.live_view import LiveView
 from kafka_sink.coordinator.server.write_handler import write_handler
@@ -122,7 +122,7 @@ async def _serve(
     jobs.close()
 
 
-def _handlers(figures: ApplicationFigures, jobs: RunningJobs) -> dict[str, HandlerFactory]:
+def _handlers(figures: ApplicationFigures, jobs: JobWatch | None = None) -> dict[str, HandlerFactory]:
     """The handlers of each cluster. Those with something for the live view share ``figures``."""
     writes = partial(write_handler, jobs=jobs)
 
