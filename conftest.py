@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from kafka_sink.local_broker import LocalBroker
 from tests.support import lanes, processor_time
@@ -34,6 +35,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     forced.install()
+    # Hypothesis bounds an example by wall time, which on a busy machine says nothing about the code.
+    settings.register_profile("any-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("any-machine")
     os.environ.setdefault("JAVA_TOOL_OPTIONS", _JVM_OPTIONS)
     # Spark's workers import the package. Without bytecode files each of them compiles it again, in 0.3 s.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
