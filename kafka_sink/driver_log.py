@@ -23,6 +23,12 @@ def report(line: str) -> None:
         LOGGER.info(line)
 
 
+def report_json(line: str) -> None:
+    """Log a line of JSON, without anything before it unless the user's own handlers add that."""
+    with _visible("%(message)s"):
+        LOGGER.info(line)
+
+
 def warn(line: str) -> None:
     """Log a line that the user should look into."""
     with _visible():
@@ -36,7 +42,7 @@ def error(line: str) -> None:
 
 
 @contextmanager
-def _visible() -> Iterator[None]:
+def _visible(form: str = _FORMAT) -> Iterator[None]:
     """Give the logger a handler within the block, unless it has one.
 
     The handler is removed after each line. Spark installs its own log capture for the time of a call, and
@@ -48,7 +54,7 @@ def _visible() -> Iterator[None]:
     handler = None
     if not LOGGER.hasHandlers():
         handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(logging.Formatter(_FORMAT, _DATE_FORMAT))
+        handler.setFormatter(logging.Formatter(form, _DATE_FORMAT))
         LOGGER.addHandler(handler)
     try:
         yield

@@ -19,7 +19,7 @@ from kafka_sink.coordinator.driver.planning import hand_off
 from kafka_sink.errors import ConfigurationError
 from kafka_sink.options import SinkOptions, parse
 from kafka_sink.rows.column_plan import ColumnPlan
-from kafka_sink.spark import frozen_imports, zipimport_workaround
+from kafka_sink.spark import frozen_imports, idle_timeout, zipimport_workaround
 from kafka_sink.spark.writer import BatchWriter, PlannedWrite, StreamWriter
 
 if TYPE_CHECKING:
@@ -63,6 +63,11 @@ class KafkaChunkedDataSource(DataSource):
             if not is_streaming or application_markers.first_time(key):
                 for warning in parsed.warnings:
                     driver_log.warn(f"kafka-chunked: {warning}")
+        if parsed.options.delivery_report_path:
+            from kafka_sink.spark import delivery_report
+
+            delivery_report.check(parsed.options.delivery_report_path)
+        idle_timeout.warn_at_planning(parsed.options.delivery_timeout_ms)
         breaker = load_breaker(parsed.options)
         if breaker is not None:
             breaker.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 from kafka_sink.model import TaskResult
 
@@ -33,6 +34,37 @@ def summarise(results: Sequence[TaskResult]) -> str:
         if count:
             line += f", {_count(count, noun)}"
     return f"{line}; {_times(results)}{_memory(results)}"
+
+
+def summary_fields(results: Sequence[TaskResult]) -> dict[str, Any]:
+    """The same as values for JSON. Bytes and milliseconds; maxima are of one task."""
+    topics: dict[str, int] = {}
+    for result in results:
+        for written in result.partitions:
+            topics[written.topic] = topics.get(written.topic, 0) + written.records
+    return {
+        "rows": sum(result.records for result in results),
+        "unconfirmedRows": sum(result.unconfirmed for result in results),
+        "skippedRows": sum(result.skipped for result in results),
+        "rowsByTopic": dict(sorted(topics.items())),
+        "partitions": len({(one.topic, one.partition) for result in results for one in result.partitions}),
+        "rawBytes": sum(result.raw_bytes for result in results),
+        "sentBytes": sum(result.wire_bytes for result in results),
+        "batches": sum(result.batches for result in results),
+        "requests": sum(result.requests for result in results),
+        "retries": sum(result.retries for result in results),
+        "splits": sum(result.splits for result in results),
+        "breakerTrips": sum(result.breaker_trips for result in results),
+        "breakerProbes": sum(result.breaker_probes for result in results),
+        "elapsedMs": round(max((result.elapsed_ms for result in results), default=0.0)),
+        "poolWaitMs": round(max((result.pool_wait_ms for result in results), default=0.0)),
+        "flushMs": round(max((result.flush_ms for result in results), default=0.0)),
+        "bufferBytesMax": max((_held(result) for result in results), default=0),
+        "bufferBytesMaxOfFull": max(
+            (_held(result) + int(result.metrics.get("buffer-saved-bytes-max", 0)) for result in results),
+            default=0,
+        ),
+    }
 
 
 def _skipped(results: Sequence[TaskResult]) -> str:

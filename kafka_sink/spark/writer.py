@@ -24,20 +24,20 @@ from kafka_sink import driver_log
 from kafka_sink.clock import monotonic_ms
 from kafka_sink.coordinator.driver.planning import CoordinatorHandoff
 from kafka_sink.coordinator.wire.address import CoordinatorAddress, without_brackets
-from kafka_sink.coordinator.wire.job_figures import TaskIdentity
 from kafka_sink.errors import DeliveryError, KafkaSinkError
 from kafka_sink.metadata.snapshot import MetadataSnapshot
 from kafka_sink.model import SparkTask, TaskResult
 from kafka_sink.options import SinkOptions
 from kafka_sink.rows.column_plan import ColumnPlan
-from kafka_sink.spark import frozen_imports, zipimport_workaround
-from kafka_sink.spark.summary import summarise
+from kafka_sink.spark import frozen_imports, write_reports, zipimport_workaround
+from kafka_sink.spark.write_reports import EndedWrite
 from kafka_sink.task_activity import ROWS, TaskActivity
 
 # Planning and commit import this module, too, and few writes use transactions.
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from kafka_sink.coordinator.wire.job_figures import TaskIdentity
     from kafka_sink.transactions.attempt import TaskAttempt
     from kafka_sink.transactions.batch import TaskReport
     from kafka_sink.transactions.decision import BatchIdentity
@@ -90,7 +90,8 @@ class PlannedWrite:
             written = self._write_in_transaction(batches, self.transactions, is_streaming=is_streaming)
         zipimport_workaround.forget_spark_archives()
         context = TaskContext.get()
-        return written if context is None else replace(written, query=micro_batch_of(context)[0])
+        query = "" if context is None else micro_batch_of(context)[0]
+        return replace(written, query=query) if query else written
 
     def _send(
         self,
@@ -188,6 +189,8 @@ class PlannedWrite:
         context = TaskContext.get()
         if context is None or self.handoff.rendezvous is None or not self.handoff.rendezvous.figures:
             return None
+        from kafka_sink.coordinator.wire.job_figures import TaskIdentity
+
         query, batch = micro_batch_of(context)
         return TaskIdentity(
             self.write_id(query, batch) if is_streaming else self.name,
@@ -213,24 +216,19 @@ class PlannedWrite:
             again = batch_id is not None
             end_attempts(self.handoff.driver_address, self._name_of(batch_id), again=again)
 
-    def _report_final(
+    def _ended(
         self,
         outcome: str,
         messages: Sequence[WriterCommitMessage | None],
         batch_id: int | None,
         in_transactions: Mapping[str, int],
-    ) -> None:
-        """The live view shows the figures of the summary from then on."""
-        address = self.handoff.driver_address
-        if address is None or not address.rendezvous.figures:
-            return
-        from kafka_sink.coordinator.tasks.figures_channel import report_final
-        from kafka_sink.spark.final_figures import final_figures
-
-        query, batch = _query_of(messages), -1 if batch_id is None else batch_id
-        write = self.write_id(query, batch) if batch_id is not None else self.name
-        final = final_figures(write, outcome, query, batch, _results(messages), in_transactions)
-        report_final(address, final)
+        note: str = "",
+    ) -> EndedWrite:
+        tasks = [one for one in messages if isinstance(one, TaskCommitted)]
+        query = next((one.query for one in tasks if one.query), "")
+        write = self.name if batch_id is None else self.write_id(query, batch_id)
+        results = [one.result for one in tasks]
+        return EndedWrite(write, outcome, query, batch_id, len(messages), results, in_transactions, note)
 
     def _snapshot(self) -> MetadataSnapshot | None:
         """The metadata snapshot of planning, aged by the wall clocks of both hosts.
@@ -261,7 +259,7 @@ class PlannedWrite:
             # With Trigger.Continuous, Spark logs the exception, makes no progress and does not end the query.
             driver_log.error(_label(batch_id) + problem)
             raise DeliveryError(problem)
-        outcome, in_transactions = "", {}
+        note, in_transactions = "", dict[str, int]()
         if self.transactions is not None:
             from kafka_sink.transactions import planning as transactions
 
@@ -269,11 +267,9 @@ class PlannedWrite:
             committed = transactions.commit(
                 self.options, self.transactions, [report for report in reports if report is not None]
             )
-            outcome = f"; {committed}"
-            in_transactions = committed.counts
-        self._report_final("committed", messages, batch_id, in_transactions)
-        if self.options.log_summary:
-            driver_log.report(_label(batch_id) + summarise(results) + outcome)
+            note, in_transactions = f"; {committed}", committed.counts
+        ended = self._ended("committed", messages, batch_id, in_transactions, note)
+        write_reports.report(self.options, self.handoff, ended)
         zipimport_workaround.forget_spark_archives()
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batch_id: int | None = None) -> None:
@@ -282,15 +278,8 @@ class PlannedWrite:
         in_transactions: Mapping[str, int] = {}
         if self.transactions is not None:
             in_transactions = self._abort_transactions(self.transactions, len(messages), batch_id)
-        self._report_final("aborted", messages, batch_id, in_transactions)
-        if self.transactions is not None:
-            return
-        results = _results(messages)
-        unfinished = len(messages) - len(results)
-        line = f"{_label(batch_id)}aborted, {unfinished} of {len(messages)} tasks did not finish"
-        if results:
-            line += f"; Kafka keeps what the others wrote: {summarise(results)}"
-        driver_log.warn(line)
+        ended = self._ended("aborted", messages, batch_id, in_transactions)
+        write_reports.report(self.options, self.handoff, ended, logged=self.transactions is not None)
 
     def _abort_transactions(
         self, planned: PlannedTransactions, tasks: int, batch_id: int | None
@@ -350,11 +339,6 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
 def _results(messages: Sequence[WriterCommitMessage | None]) -> list[TaskResult]:
     return [message.result for message in messages if isinstance(message, TaskCommitted)]
-
-
-def _query_of(messages: Sequence[WriterCommitMessage | None]) -> str:
-    """The id of the query that these tasks belong to, or ""."""
-    return next((one.query for one in messages if isinstance(one, TaskCommitted) and one.query), "")
 
 
 def micro_batch_of(context: TaskContext) -> tuple[str, int]:

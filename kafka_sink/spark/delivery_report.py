@@ -1,0 +1,101 @@
+"""The delivery report: for each job or micro-batch one line of JSON with the offsets that it wrote."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from kafka_sink.errors import ConfigurationError
+from kafka_sink.model import TaskResult
+
+_OPTION = "delivery.report.path"
+_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+
+
+def local_path(value: str) -> str:
+    """The path that the option names: an absolute one, or a ``file:`` URI. Raises ConfigurationError."""
+    parts = urlsplit(value)
+    if parts.scheme == "file" and parts.netloc in ("", "localhost"):
+        return unquote(parts.path)
+    if parts.scheme:
+        raise ConfigurationError(
+            f"Option '{_OPTION}' = {value}: only files on the driver's host are supported. Write to one, "
+            "and copy it from there"
+        )
+    if not os.path.isabs(value):
+        raise ConfigurationError(f"Option '{_OPTION}' = {value} must be an absolute path")
+    return value
+
+
+def check(value: str) -> None:
+    """At planning: raises ConfigurationError if the file cannot be appended to."""
+    try:
+        os.close(os.open(local_path(value), _FLAGS, 0o644))
+    except OSError as error:
+        raise ConfigurationError(
+            f"Option '{_OPTION}' = {value} cannot be written on the driver's host: {error.strerror}"
+        ) from None
+
+
+def append(value: str, line: Mapping[str, Any]) -> None:
+    """Append one line, whole or not at all, also where other processes append. Raises OSError."""
+    content = json.dumps(line, separators=(",", ":")).encode() + b"\n"
+    handle = os.open(local_path(value), _FLAGS, 0o644)
+    try:
+        # Released by the close. Between others' appends, so that the size is ours to go back to.
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        size = os.fstat(handle).st_size
+        try:
+            while content:
+                content = content[os.write(handle, content) :]
+            os.fsync(handle)
+        except OSError:
+            os.ftruncate(handle, size)
+            raise
+    finally:
+        os.close(handle)
+
+
+def partitions_of(results: Sequence[TaskResult]) -> list[dict[str, Any]]:
+    """By topic and partition: rows, batches, bytes, and the offsets as inclusive ranges in ascending order.
+
+    ``endOffset`` is one past the highest; a reader that has reached it has seen all. ``rowsWithoutOffset``
+    are acknowledged rows whose offsets the broker did not return (acks=0, duplicates of a retry).
+    """
+    found: dict[tuple[str, int], dict[str, Any]] = {}
+    for result in results:
+        for one in result.partitions:
+            entry = found.setdefault(
+                (one.topic, one.partition),
+                {
+                    "topic": one.topic,
+                    "partition": one.partition,
+                    "rows": 0,
+                    "batches": 0,
+                    "bytes": 0,
+                    "offsets": [],
+                },
+            )
+            entry["rows"] += one.records
+            entry["batches"] += one.batches
+            entry["bytes"] += one.bytes
+            entry["offsets"] += one.offset_ranges
+    for entry in found.values():
+        ranges = entry["offsets"] = _merged(entry["offsets"])
+        entry["endOffset"] = ranges[-1][1] + 1 if ranges else None
+        entry["rowsWithoutOffset"] = max(0, entry["rows"] - sum(last - first + 1 for first, last in ranges))
+    return [found[key] for key in sorted(found)]
+
+
+def _merged(ranges: Sequence[tuple[int, int]]) -> list[list[int]]:
+    merged: list[list[int]] = []
+    for first, last in sorted(ranges):
+        if merged and first == merged[-1][1] + 1:
+            merged[-1][1] = last
+        else:
+            merged.append([first, last])
+    return merged

@@ -1,0 +1,100 @@
+"""What the driver reports when a write ends: to the log, to the live view, and to the delivery report."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from typing import Any
+
+from kafka_sink import driver_log
+from kafka_sink.coordinator.driver.planning import CoordinatorHandoff
+from kafka_sink.model import TaskResult
+from kafka_sink.options import SinkOptions
+from kafka_sink.spark.summary import summarise, summary_fields
+
+
+@dataclass(frozen=True, slots=True)
+class EndedWrite:
+    """A job or micro-batch. ``outcome``: "committed" or "aborted". ``results``: of the tasks that finished.
+
+    ``query`` is the query's id, and ``batch`` the micro-batch; "" and None for a batch write outside of
+    queries. ``transactions`` counts by outcome. ``note`` ends the line of a committed write.
+    """
+
+    write: str
+    outcome: str
+    query: str
+    batch: int | None
+    tasks: int
+    results: Sequence[TaskResult]
+    transactions: Mapping[str, int] = field(default_factory=dict)
+    note: str = ""
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """The fields by which lines of a query are joined with its progress."""
+        return {
+            "time": datetime.now(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "queryId": self.query or None,
+            "batchId": self.batch,
+            "write": self.write,
+            "outcome": self.outcome,
+        }
+
+    @property
+    def label(self) -> str:
+        """How text lines begin."""
+        return "kafka-chunked: " if self.batch is None else f"kafka-chunked, micro-batch {self.batch}: "
+
+
+def report(
+    options: SinkOptions, handoff: CoordinatorHandoff, ended: EndedWrite, *, logged: bool = False
+) -> None:
+    """All reports of a write. None of them fails the write, whose rows Kafka has.
+
+    ``logged``: the log has a line about it already.
+    """
+    _to_live_view(handoff, ended)
+    if options.delivery_report_path:
+        _to_delivery_report(options.delivery_report_path, ended)
+    if options.log_summary_format == "json":
+        if options.log_summary:
+            fields = {**ended.identity, **summary_fields(ended.results), "tasks": ended.tasks}
+            transactions = {"transactions": dict(ended.transactions)} if ended.transactions else {}
+            driver_log.report_json(json.dumps({**fields, **transactions}, separators=(",", ":")))
+    elif ended.outcome == "committed":
+        if options.log_summary:
+            driver_log.report(ended.label + summarise(ended.results) + ended.note)
+    elif not logged:
+        unfinished = ended.tasks - len(ended.results)
+        line = f"{ended.label}aborted, {unfinished} of {ended.tasks} tasks did not finish"
+        if ended.results:
+            line += f"; Kafka keeps what the others wrote: {summarise(ended.results)}"
+        driver_log.warn(line)
+
+
+def _to_live_view(handoff: CoordinatorHandoff, ended: EndedWrite) -> None:
+    address = handoff.driver_address
+    if address is None or not address.rendezvous.figures:
+        return
+    from kafka_sink.coordinator.tasks.figures_channel import report_final
+    from kafka_sink.spark.final_figures import final_figures
+
+    batch = -1 if ended.batch is None else ended.batch
+    final = final_figures(ended.write, ended.outcome, ended.query, batch, ended.results, ended.transactions)
+    report_final(address, final)
+
+
+def _to_delivery_report(path: str, ended: EndedWrite) -> None:
+    from kafka_sink.spark.delivery_report import append, partitions_of
+
+    line = {**ended.identity, "partitions": partitions_of(ended.results)}
+    try:
+        append(path, line)
+    except OSError as error:
+        driver_log.error(
+            f"{ended.label}delivery.report.path={path}: the write is {ended.outcome}, but its line could not "
+            f"be written: {error.strerror}"
+        )

@@ -1,0 +1,281 @@
+"""The live view's page in a real browser, while tasks write to three real brokers. It makes the pictures too.
+
+KAFKA_CHUNKED_SCREENSHOTS=1 writes the pictures to docs/images; without it, they go to a temporary folder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from selenium import webdriver
+from selenium.common.exceptions import StaleElementReferenceException
+from selenium.webdriver.chrome.service import Service
+
+from kafka_sink.coordinator.driver.planning import CoordinatorHandoff, hand_off
+from kafka_sink.coordinator.tasks.figures_channel import report_final
+from kafka_sink.coordinator.wire.address import CoordinatorAddress
+from kafka_sink.coordinator.wire.job_figures import TaskIdentity
+from kafka_sink.errors import KafkaSinkError
+from kafka_sink.local_broker import LocalBroker
+from kafka_sink.model import SparkTask, TaskResult
+from kafka_sink.options import parse
+from kafka_sink.producer_cache import task_producer
+from kafka_sink.rows.column_plan import ColumnPlan
+from kafka_sink.spark.final_figures import final_figures
+from tests.support.application import Application
+
+DOCS = Path(__file__).parents[2] / "docs" / "images"
+PLAN = ColumnPlan.of([("key", "string"), ("value", "string")], "orders")
+ROWS = 2_000
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
+    """Chromium without a window. It fails, and says what to do, where Chromium is missing."""
+    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    driver = shutil.which("chromedriver")
+    if found is None or driver is None:
+        pytest.fail("Chromium or chromedriver is missing: run tools/ensure_chromium.sh")
+    options = webdriver.ChromeOptions()
+    options.binary_location = found
+    for argument in (
+        *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+        *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+        *("--disable-dev-shm-usage", "--hide-scrollbars", "--lang=en-US"),
+        f"--user-data-dir={tmp_path_factory.mktemp('chromium')}",
+    ):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    made = webdriver.Chrome(options=options, service=Service(driver))
+    made.set_page_load_timeout(30)
+    try:
+        yield made
+    finally:
+        made.quit()
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    if os.environ.get("KAFKA_CHUNKED_SCREENSHOTS") != "1":
+        return tmp_path
+    DOCS.mkdir(exist_ok=True)
+    return DOCS
+
+
+class Page:
+    """The page in the browser."""
+
+    def __init__(self, browser: webdriver.Chrome, url: str) -> None:
+        self.browser = browser
+        self.url = url
+        browser.get(url)
+        self.eventually(lambda: self.text("status") == "live")
+
+    def text(self, element: str) -> str:
+        try:
+            return str(self.browser.find_element("id", element).text)
+        except StaleElementReferenceException:
+            return ""
+
+    def eventually(self, condition: Callable[[], object], within_s: float = 60.0) -> None:
+        until = time.monotonic() + within_s
+        while not condition():
+            assert time.monotonic() < until, self.browser.find_element("tag name", "body").text
+            time.sleep(0.2)
+
+    def rows(self) -> int:
+        return int(re.findall(r"Rows acknowledged\n([\d,]+)", self.text("tiles"))[0].replace(",", ""))
+
+    def look(self, width: int, *, dark: bool) -> None:
+        self.browser.execute_cdp_cmd(
+            "Emulation.setEmulatedMedia",
+            {"features": [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]},
+        )
+        metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
+        self.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+
+    def picture(self, path: Path, width: int = 1200, *, dark: bool = False) -> None:
+        """The whole page. Nothing may stick out of it to the right."""
+        self.look(width, dark=dark)
+        time.sleep(1.2)
+        size = "return [document.documentElement.scrollWidth, document.documentElement.scrollHeight]"
+        wide, high = self.browser.execute_script(size)
+        assert wide <= width
+        metrics = {"width": width, "height": high, "deviceScaleFactor": 1, "mobile": width < 600}
+        self.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+        time.sleep(0.3)
+        assert self.browser.save_screenshot(str(path))
+
+    def errors(self) -> list[str]:
+        return [
+            one["message"]
+            for one in self.browser.execute("getLog", {"type": "browser"})["value"]
+            if one["level"] == "SEVERE"
+        ]
+
+
+class Job:
+    """Tasks as threads, which write as Spark's would, and a driver that commits."""
+
+    def __init__(self, brokers: LocalBroker, name: str, tasks: int, **options: str) -> None:
+        raw = {"kafka.bootstrap.servers": brokers.bootstrap_servers, "topic": "orders", "ui.port": "0"}
+        raw |= {key.replace("_", "."): value for key, value in options.items()}
+        self.options = parse(raw).options
+        self.name = name
+        self.handoff: CoordinatorHandoff = hand_off(self.options, is_streaming=False)
+        assert self.handoff.rendezvous is not None
+        assert self.handoff.rendezvous.figures
+        self.results: list[TaskResult] = []
+        self.failures: list[Exception] = []
+        self.stop = threading.Event()
+        self.threads = [
+            threading.Thread(target=self._run, args=(task,), daemon=True) for task in range(tasks)
+        ]
+        for thread in self.threads:
+            thread.start()
+
+    def _run(self, task: int) -> None:
+        assert self.handoff.rendezvous is not None
+        address = CoordinatorAddress("127.0.0.1", self.handoff.rendezvous)
+        number = 1_000 * (1 + abs(hash(self.name)) % 1000) + task
+        identity = TaskIdentity(self.name, number, task, host="worker-1", application="nightly orders")
+        try:
+            spark_task = SparkTask(self.name, task)
+            with task_producer(self.options, PLAN, address, task=spark_task, identity=identity) as producer:
+                sent = 0
+                while not self.stop.is_set():
+                    producer.send(orders(sent, keyless=task % 2 == 0))
+                    sent += ROWS
+                    time.sleep(0.08)
+                self.results.append(producer.finish())
+        except KafkaSinkError as error:
+            self.failures.append(error)
+
+    def end(self) -> int:
+        """Let the tasks finish, commit, and return the rows of the summary."""
+        self.stop.set()
+        for thread in self.threads:
+            thread.join(120)
+        assert self.handoff.driver_address is not None
+        outcome = "aborted" if self.failures else "committed"
+        report_final(self.handoff.driver_address, final_figures(self.name, outcome, "", -1, self.results, {}))
+        return sum(result.records for result in self.results)
+
+
+def orders(start: int, *, keyless: bool) -> pa.Table:
+    numbers = range(start, start + ROWS)
+    values = [
+        json.dumps({"order": one, "customer": one % 997, "amount": one % 89, "state": "new"})
+        for one in numbers
+    ]
+    keys = [None if keyless else str(one % 997) for one in numbers]
+    return pa.table({"key": pa.array(keys, pa.string()), "value": values})
+
+
+def url_of(folder: Path) -> str:
+    (found,) = folder.glob("kafka-chunked-coordinator/ui-*")
+    return str(json.loads(found.read_text())["url"])
+
+
+def figures(url: str) -> dict[str, Any]:
+    with urllib.request.urlopen(url + "figures.json", timeout=10) as response:
+        found: dict[str, Any] = json.load(response)
+    return found
+
+
+@pytest.fixture
+def application(tmp_path: Path, cluster3: LocalBroker) -> Iterator[Path]:
+    cluster3.create_topic("orders", partitions=6, replication_factor=1)
+    folder = tmp_path / "blockmgr"
+    folder.mkdir()
+    with Application(folder):
+        yield folder
+
+
+def test_the_page_shows_a_job_a_frozen_broker_and_a_job_out_of_memory(
+    application: Path, cluster3: LocalBroker, browser: webdriver.Chrome, pictures: Path
+) -> None:
+    with ExitStack() as stack:
+        job = Job(cluster3, "nightly", 4, kafka_compression_type="lz4", kafka_linger_ms="50")
+        stack.callback(job.stop.set)
+        url = url_of(application)
+        page = Page(browser, url)
+
+        # A healthy job: it updates by itself.
+        page.eventually(lambda: page.rows() > 0)
+        before = page.rows()
+        page.eventually(lambda: page.rows() > before)
+        page.eventually(lambda: len(figures(url)["history"]) >= 25)
+        assert "orders" in page.text("topics")
+        assert "No task" not in page.text("tasks")
+        assert all(address in page.text("brokers") for address in cluster3.bootstrap_servers.split(","))
+        page.picture(pictures / "live-view.png")
+        page.picture(pictures / "live-view-dark.png", dark=True)
+        page.picture(pictures / "live-view-phone.png", 390)
+        page.picture(pictures / "live-view-phone-dark.png", 390, dark=True)
+        page.look(1200, dark=False)
+
+        # A broker freezes: it is named with the cause, and later no more.
+        cluster3.freeze(1)
+        stack.callback(cluster3.thaw, 1)
+        page.eventually(lambda: "broker 1" in page.text("mutes"))
+        assert re.search(r"broker 1 [\d.]+ m?s .+ all tasks", page.text("mutes").replace("\n", " "))
+        page.eventually(lambda: "muted" in page.text("brokers"))
+        time.sleep(4)
+        page.picture(pictures / "live-view-muted.png")
+        cluster3.thaw(1)
+        page.eventually(lambda: "broker 1" not in page.text("mutes"))
+
+        # At its end the job shows what its summary says.
+        total = job.end()
+        assert not job.failures
+        page.eventually(lambda: "committed" in page.text("jobs"))
+        page.eventually(lambda: page.rows() == total)
+        (shown,) = figures(url)["jobs"]
+        assert shown["counters"]["records"] == total == sum(one["records"] for one in figures(url)["topics"])
+
+        # A job whose memory is used up, as no broker takes anything.
+        small = {"kafka_buffer_memory": "2097152", "kafka_batch_size": "131072", "kafka_linger_ms": "5"}
+        starved = Job(cluster3, "backfill", 4, kafka_producer_circuit_breaker_class="none", **small)
+        stack.callback(starved.stop.set)
+        page.eventually(lambda: "2 jobs" in page.text("jobs") or "backfill" in page.text("jobs"))
+        page.eventually(lambda: starved_rows(url) > 0)
+        for broker in range(3):
+            cluster3.freeze(broker)
+            stack.callback(cluster3.thaw, broker)
+        page.eventually(lambda: "buffer memory" in page.text("tasks"))
+        time.sleep(6)
+        page.picture(pictures / "live-view-memory.png")
+        for broker in range(3):
+            cluster3.thaw(broker)
+        starved.end()
+        page.eventually(lambda: "running" not in page.text("jobs").replace("0 running", ""))
+        assert page.errors() == []
+
+
+def starved_rows(url: str) -> int:
+    return sum(
+        int(one["counters"].get("records", 0)) for one in figures(url)["jobs"] if one["job"] == "backfill"
+    )
+
+
+def test_a_page_whose_application_has_ended_says_so(
+    application: Path, cluster3: LocalBroker, browser: webdriver.Chrome
+) -> None:
+    job = Job(cluster3, "short", 1)
+    page = Page(browser, url_of(application))
+    job.end()
+    shutil.rmtree(application / "kafka-chunked-coordinator")
+    page.eventually(lambda: page.text("status").startswith("no answer"), within_s=30)

@@ -1,0 +1,221 @@
+"""What the driver reports when a write ends: JSON summary, delivery report, the live view's figures."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import resource
+import signal
+import stat
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kafka_sink.coordinator.driver.planning import CoordinatorHandoff
+from kafka_sink.coordinator.server.application_figures import ApplicationFigures
+from kafka_sink.coordinator.server.figures_handler import FiguresHandler
+from kafka_sink.coordinator.wire.address import CoordinatorAddress, Rendezvous
+from kafka_sink.coordinator.wire.job_figures import KIND
+from kafka_sink.errors import ConfigurationError
+from kafka_sink.model import PartitionResult, TaskResult
+from kafka_sink.options import parse
+from kafka_sink.rows.column_plan import ColumnPlan
+from kafka_sink.spark import delivery_report, idle_timeout
+from kafka_sink.spark.writer import PlannedWrite, TaskCommitted
+from tests.support.coordinator_harness import serving
+
+PLAN = ColumnPlan.of([("value", "string")], "t")
+
+
+def planned(handoff: CoordinatorHandoff | None = None, **options: str) -> PlannedWrite:
+    raw = {"kafka.bootstrap.servers": "h:1", "topic": "t"}
+    raw |= {name.replace("_", "."): value for name, value in options.items()}
+    return PlannedWrite(parse(raw).options, PLAN, handoff or CoordinatorHandoff(), name="0123")
+
+
+def committed(
+    *ranges: tuple[int, int], partition: int = 0, query: str = "", records: int | None = None
+) -> TaskCommitted:
+    count = sum(last - first + 1 for first, last in ranges) if records is None else records
+    written = PartitionResult("t", partition, count, 1, 10 * count, tuple(ranges), raw_bytes=20 * count)
+    result = TaskResult(
+        (written,), records=count, batches=1, raw_bytes=20 * count, wire_bytes=10 * count, requests=1
+    )
+    return TaskCommitted(result, query=query)
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_the_json_summary_is_one_object_that_joins_with_a_querys_progress(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    for handler in list(logging.getLogger().handlers):
+        logging.getLogger().removeHandler(handler)
+    write = planned(log_summary_format="json")
+    write.commit([committed((0, 9), query="q-1"), committed((10, 14), query="q-1")], 7)
+    (line,) = capfd.readouterr().err.splitlines()
+    found = json.loads(line)
+    assert (found["queryId"], found["batchId"], found["outcome"]) == ("q-1", 7, "committed")
+    assert (found["rows"], found["rowsByTopic"], found["tasks"]) == (15, {"t": 15}, 2)
+    assert (found["sentBytes"], found["rawBytes"], found["partitions"]) == (150, 300, 1)
+
+
+def test_a_failed_write_has_a_json_line_too(capfd: pytest.CaptureFixture[str]) -> None:
+    for handler in list(logging.getLogger().handlers):
+        logging.getLogger().removeHandler(handler)
+    planned(log_summary_format="json").abort([committed((0, 9)), None])
+    (line,) = capfd.readouterr().err.splitlines()
+    found = json.loads(line)
+    assert (found["outcome"], found["rows"], found["tasks"], found["queryId"]) == ("aborted", 10, 2, None)
+
+
+def test_the_delivery_report_has_the_offsets_of_every_write(tmp_path: Path) -> None:
+    path = tmp_path / "report.jsonl"
+    write = planned(delivery_report_path=str(path))
+    write.commit([committed((10, 14), (20, 29)), committed((15, 19)), committed((3, 4), partition=1)])
+    write.abort([committed((100, 100)), None])
+    first, second = lines(path)
+    assert first["partitions"] == [
+        {
+            "topic": "t",
+            "partition": 0,
+            "rows": 20,
+            "batches": 2,
+            "bytes": 200,
+            "offsets": [[10, 29]],
+            "endOffset": 30,
+            "rowsWithoutOffset": 0,
+        },
+        {
+            "topic": "t",
+            "partition": 1,
+            "rows": 2,
+            "batches": 1,
+            "bytes": 20,
+            "offsets": [[3, 4]],
+            "endOffset": 5,
+            "rowsWithoutOffset": 0,
+        },
+    ]
+    assert (first["outcome"], second["outcome"], second["partitions"][0]["endOffset"]) == (
+        "committed",
+        "aborted",
+        101,
+    )
+
+
+def test_rows_whose_offsets_are_unknown_are_counted(tmp_path: Path) -> None:
+    path = tmp_path / "report.jsonl"
+    planned(delivery_report_path=f"file://{path}").commit([committed(records=7)])
+    (partition,) = lines(path)[0]["partitions"]
+    assert (partition["rowsWithoutOffset"], partition["endOffset"], partition["offsets"]) == (7, None, [])
+
+
+def test_lines_of_writes_that_end_together_do_not_mix(tmp_path: Path) -> None:
+    path = tmp_path / "report.jsonl"
+    content = {"partitions": "x" * 200_000}
+
+    def append() -> None:
+        for _ in range(10):
+            delivery_report.append(str(path), content)
+
+    threads = [threading.Thread(target=append) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert lines(path) == [content] * 40
+
+
+def test_a_full_disk_leaves_no_half_line_and_fails_no_write(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "report.jsonl"
+    write = planned(delivery_report_path=str(path))
+    write.commit([committed((0, 9))])
+    size = path.stat().st_size
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size + 20, limits[1]))
+        write.commit([committed((10, 19))])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert path.stat().st_size == size
+    assert any("delivery.report.path" in message for message in caplog.messages)
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("s3://bucket/report", "only files on the driver's host"),
+        ("hdfs:/x", "only files on the driver's host"),
+        ("report.jsonl", "must be an absolute path"),
+        ("/nowhere/report.jsonl", "No such file or directory"),
+    ],
+)
+def test_a_report_that_cannot_be_written_fails_at_planning(path: str, text: str) -> None:
+    with pytest.raises(ConfigurationError, match=text):
+        delivery_report.check(path)
+
+
+def test_the_report_is_not_writable_for_others(tmp_path: Path) -> None:
+    path = tmp_path / "report.jsonl"
+    old = os.umask(0)
+    try:
+        delivery_report.check(str(path))
+    finally:
+        os.umask(old)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o644
+
+
+def test_the_live_view_shows_the_figures_of_the_summary_once_save_returns() -> None:
+    figures = ApplicationFigures()
+    with serving(
+        factories={
+            KIND: lambda options, wake: FiguresHandler("c", figures),
+            "writes": lambda o, w: FiguresHandler("c", figures),
+        }
+    ) as server:
+        rendezvous = Rendezvous(
+            server.port, server.address.rendezvous.cluster, server.address.rendezvous.secret, "", True
+        )
+        handoff = CoordinatorHandoff(rendezvous, None, CoordinatorAddress("127.0.0.1", rendezvous))
+        planned(handoff, log_summary="false").commit([committed((0, 9), query="q")], 3)
+        (job,) = figures.snapshot(0.0)["jobs"]
+    assert (job["counters"]["records"], job["query"], job["batch"]) == (10, "q", 3)
+
+
+# -- Spark's idle timeout ----------------------------------------------------------------------------
+
+SQL, CORE = "spark.sql.execution.pyspark.udf.", "spark.python.worker."
+
+
+@pytest.mark.parametrize(
+    ("conf", "warns"),
+    [
+        ({}, False),
+        ({SQL + "idleTimeoutSeconds": "60"}, False),
+        ({SQL + "idleTimeoutSeconds": "60", SQL + "killOnIdleTimeout": "true"}, True),
+        ({CORE + "idleTimeoutSeconds": "1min", CORE + "killOnIdleTimeout": "true"}, True),
+        ({CORE + "idleTimeoutSeconds": "120s", CORE + "killOnIdleTimeout": "True"}, True),
+        ({SQL + "idleTimeoutSeconds": "121", SQL + "killOnIdleTimeout": "true"}, False),
+        ({SQL + "idleTimeoutSeconds": "0", SQL + "killOnIdleTimeout": "true"}, False),
+        ({CORE + "idleTimeoutSeconds": "60", CORE + "killOnIdleTimeout": "false"}, False),
+        ({CORE + "idleTimeoutSeconds": "soon", CORE + "killOnIdleTimeout": "true"}, False),
+    ],
+)
+def test_an_idle_timeout_that_ends_tasks_before_the_sink_can_say_why_is_warned_of(
+    conf: dict[str, str], warns: bool
+) -> None:
+    line = idle_timeout.problem(conf.get, 120_000)
+    assert (line is not None) is warns
+    if line is not None:
+        assert "kafka.delivery.timeout.ms" in line
+        assert "idleTimeoutSeconds" in line
