@@ -12,9 +12,9 @@ import mmap
 from collections.abc import Callable
 
 from kafka_sink.accumulator.batch_buffer import BatchBuffer, Data
-from kafka_sink.accumulator.buffer_pool import BufferPool, PoolClient
+from kafka_sink.accumulator.buffer_pool import BufferPool
 from kafka_sink.accumulator.memory_arena import Chunk, ChunkArena
-from kafka_sink.accumulator.pool_metrics import PoolMetrics
+from kafka_sink.accumulator.pool_allocator import PoolAllocator
 from kafka_sink.errors import BufferOwnershipError
 
 MAX_CHUNK = 16384
@@ -287,7 +287,7 @@ class ChunkedBuffer:
         self._slab = None
 
 
-class IncrementalAllocator:
+class IncrementalAllocator(PoolAllocator):
     """Takes only the chunks that a batch lacks, all of one request in a single pool call.
 
     If so many batches are open that a chunk for each would take a quarter of the pool, further batches get
@@ -296,25 +296,11 @@ class IncrementalAllocator:
     """
 
     def __init__(self, pool: BufferPool, batch_size: int | None = None) -> None:
-        """``batch_size``: default the pool's poolable size; given if producers share a pool."""
-        self._pool = pool
-        self._batch_size = max(1, pool.poolable_size if batch_size is None else batch_size)
-        pool.admit_batches_of(self._batch_size)
+        super().__init__(pool, batch_size)
         largest = chunk_size(self._batch_size)
         smaller = [largest // divisor for divisor in _FINER if largest // divisor >= _MIN_FINER]
         self._arenas = [pool.arena(size) for size in (largest, *smaller)]
         self._share = pool.total_bytes // _SHARE_OF_CHUNKS
-        self._tenant = PoolClient()
-
-    @property
-    def queued(self) -> int:
-        """See BufferAllocator."""
-        return self._pool.queued
-
-    @property
-    def overdrawn(self) -> bool:
-        """See BufferAllocator."""
-        return self._pool.overdrawn
 
     def _arena_for(self, projected: int) -> ChunkArena:
         """The chunks for a new batch."""
@@ -371,20 +357,3 @@ class IncrementalAllocator:
         if opened is not None:
             return opened
         return ChunkedBuffer.on_heap(self._pool, arena, projected)
-
-    def metrics(self) -> PoolMetrics:
-        """See BufferAllocator."""
-        return self._pool.metrics()
-
-    def restart_maxima(self) -> None:
-        """See BufferAllocator."""
-        self._pool.restart_maxima()
-
-    def trim_free(self) -> None:
-        """See BufferAllocator."""
-        self._pool.trim_free()
-
-    def close(self) -> None:
-        """See BufferAllocator."""
-        self._pool.close_tenant(self._tenant)
-        self._pool.trim_free()

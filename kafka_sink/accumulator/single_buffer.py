@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from kafka_sink.accumulator.batch_buffer import BatchBuffer, Data
-from kafka_sink.accumulator.buffer_pool import BufferPool, PoolClient
+from kafka_sink.accumulator.buffer_pool import BufferPool
 from kafka_sink.accumulator.memory_arena import Chunk, ChunkArena
-from kafka_sink.accumulator.pool_metrics import PoolMetrics
+from kafka_sink.accumulator.pool_allocator import PoolAllocator
 from kafka_sink.errors import BufferOwnershipError
 
 # Bytes that a batch may hold beyond its estimated size while its last block is raw: a 64 KiB block of lz4.
@@ -132,28 +132,13 @@ class SingleBuffer:
         self.capacity = self.size = 0
 
 
-class FullAllocator:
+class FullAllocator(PoolAllocator):
     """Takes batch.size at once, from the free list. A larger first record gets an unpooled buffer."""
 
     def __init__(self, pool: BufferPool, batch_size: int | None = None) -> None:
-        """``batch_size``: default the pool's poolable size; given if producers share a pool."""
-        self._pool = pool
-        # batch.size = 0 is legal: every record then gets a buffer of its own size.
-        self._batch_size = max(1, pool.poolable_size if batch_size is None else batch_size)
-        pool.admit_batches_of(self._batch_size)
+        super().__init__(pool, batch_size)
         self._arena = pool.arena(self._batch_size)
         self._roomier = pool.arena(self._batch_size + _RAW_TAIL)
-        self._tenant = PoolClient()
-
-    @property
-    def queued(self) -> int:
-        """See BufferAllocator."""
-        return self._pool.queued
-
-    @property
-    def overdrawn(self) -> bool:
-        """See BufferAllocator."""
-        return self._pool.overdrawn
 
     def _arena_for(self, projected: int) -> ChunkArena:
         return self._arena if projected <= self._batch_size else ChunkArena(projected, kept=False)
@@ -199,20 +184,3 @@ class FullAllocator:
             return opened
         arena = ChunkArena(max(projected, 1), kept=False, heap=True)
         return SingleBuffer(self._pool, arena, self._pool.take_heap(arena, 1, arena.size)[0], self._roomier)
-
-    def metrics(self) -> PoolMetrics:
-        """See BufferAllocator."""
-        return self._pool.metrics()
-
-    def restart_maxima(self) -> None:
-        """See BufferAllocator."""
-        self._pool.restart_maxima()
-
-    def trim_free(self) -> None:
-        """See BufferAllocator."""
-        self._pool.trim_free()
-
-    def close(self) -> None:
-        """See BufferAllocator."""
-        self._pool.close_tenant(self._tenant)
-        self._pool.trim_free()

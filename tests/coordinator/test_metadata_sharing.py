@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from kafka_sink.coordinator.server.cluster_breakers import breaker_handler
@@ -31,6 +30,7 @@ from kafka_sink.rows.column_plan import ColumnPlan
 from tests.support.coordinator_harness import Serving, eventually, serving
 from tests.support.fake_broker import METADATA, PRODUCE, FakeCluster
 from tests.support.fake_replies import error
+from tests.support.lookups import asked, rows, written
 
 PLAN = ColumnPlan.of([("topic", "string"), ("value", "binary")], None)
 NOT_LEADER_OR_FOLLOWER, TOPIC_AUTHORIZATION_FAILED = 6, 29
@@ -73,20 +73,6 @@ def coordinating(options: SinkOptions) -> Iterator[Serving]:
 def task(options: SinkOptions, address: CoordinatorAddress) -> Iterator[TaskProducer]:
     with task_producer(options, PLAN, address) as producer:
         yield producer
-
-
-def rows(*topics: str) -> pa.RecordBatch:
-    values = pa.array([b"v"] * len(topics), pa.binary())
-    return pa.record_batch({"topic": pa.array(topics, pa.string()), "value": values})
-
-
-def asked(cluster: FakeCluster) -> list[set[str]]:
-    """The topics of each Metadata request so far."""
-    return [{topic.name for topic in one.body.topics} for one in cluster.received(METADATA)]
-
-
-def written(cluster: FakeCluster, topic: str) -> int:
-    return sum(batch.record_count for batch in cluster.batches(topic, 0))
 
 
 def view(producer: TaskProducer) -> ClusterMetadata:

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from kafka_sink.errors import DeliveryError, InvalidRowError, MetadataTimeoutError
@@ -19,6 +18,7 @@ from kafka_sink.producer_cache import TaskProducer, task_producer
 from kafka_sink.rows.column_plan import ColumnPlan
 from tests.support.fake_broker import INIT_PRODUCER_ID, METADATA, PRODUCE, FakeCluster
 from tests.support.fake_replies import error
+from tests.support.lookups import asked, rows, written
 from tests.support.proxy import Proxy
 from tests.support.scripted_cluster import until
 
@@ -32,20 +32,6 @@ def writing(bootstrap: str, **options: object) -> Iterator[TaskProducer]:
     plan = ColumnPlan.of([("topic", "string"), ("value", "binary")], None)
     with task_producer(parse(raw).options, plan) as producer:
         yield producer
-
-
-def rows(*topics: str) -> pa.RecordBatch:
-    values = pa.array([b"v"] * len(topics), pa.binary())
-    return pa.record_batch({"topic": pa.array(topics, pa.string()), "value": values})
-
-
-def asked(cluster: FakeCluster) -> list[set[str]]:
-    """The topics of each Metadata request so far."""
-    return [{topic.name for topic in one.body.topics} for one in cluster.received(METADATA)]
-
-
-def written(cluster: FakeCluster, topic: str) -> int:
-    return sum(batch.record_count for batch in cluster.batches(topic, 0))
 
 
 def dead_port() -> int:
