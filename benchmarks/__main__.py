@@ -27,6 +27,7 @@ BENCHMARKS = (
     "moved_leader",
     "tls",
     "exactly_once",
+    "rate_limit",
 )
 WITH_JVM_SINK = ("many_topics", "many_partitions", "throughput", "frozen_broker", "moved_leader", "tls")
 

@@ -1,0 +1,160 @@
+"""The rate limit of a job with uneven tasks on a standalone cluster of two workers: rows written over time.
+
+    python -m benchmarks.rate_limit [--smoke]
+
+Eight tasks, of which two have most of the rows, on two worker hosts with two cores each, so that tasks start
+and end all the time. The rows that the broker has are counted twenty times a second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka import Consumer, TopicPartition
+
+from benchmarks.sampler import Sampler
+from benchmarks.surroundings import RESULTS, prepare_workers
+from kafka_sink.local_broker import LocalBroker
+from tests.support.standalone_cluster import StandaloneCluster
+
+TOPIC = "limited"
+PARTITIONS = 4
+# Of the eight tasks, in parts of all rows.
+SHARES = (0.35, 0.05, 0.05, 0.05, 0.35, 0.05, 0.05, 0.05)
+LIMIT = 5_000
+
+
+class Curve(Sampler):
+    """(seconds since the start, rows that the broker has)."""
+
+    def __init__(self, bootstrap: str) -> None:
+        super().__init__("rows", 0.05)
+        self.points: list[tuple[float, int]] = []
+        self._begun_s = time.monotonic()
+        self._consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "rate-limit", "log_level": 0})
+
+    def sample(self) -> None:
+        ends = (
+            self._consumer.get_watermark_offsets(TopicPartition(TOPIC, partition), timeout=10)[1]
+            for partition in range(PARTITIONS)
+        )
+        rows = sum(ends)
+        self.points.append((time.monotonic() - self._begun_s, rows))
+
+
+def write(spark: Any, bootstrap: str, rows: int, limit: int) -> None:
+    ends = [0]
+    for share in SHARES:
+        ends.append(ends[-1] + int(rows * share))
+    parts = [spark.range(start, end, 1, 1) for start, end in pairwise(ends)]
+    frame = parts[0]
+    for part in parts[1:]:
+        frame = frame.union(part)
+    (
+        frame.selectExpr("cast(id as string) as key", "repeat('x', 100) as value")
+        .write.format("kafka-chunked")
+        .mode("append")
+        .option("kafka.bootstrap.servers", bootstrap)
+        .option("topic", TOPIC)
+        .option("max.rows.per.second", str(limit))
+        .save()
+    )
+
+
+def rates(points: list[tuple[float, int]], window_s: float) -> list[tuple[float, float]]:
+    """(end of the window, rows per second in it) for windows that begin with each point."""
+    found = []
+    last = 0
+    for start, rows in points:
+        while last < len(points) and points[last][0] < start + window_s:
+            last += 1
+        if last == len(points):
+            break
+        at, later = points[last]
+        found.append((at, (later - rows) / (at - start)))
+    return found
+
+
+def active(points: list[tuple[float, int]]) -> list[tuple[float, int]]:
+    """From the first row to the last, in seconds since then."""
+    begin = next(place for place, (_, rows) in enumerate(points) if rows)
+    end = next(place for place, (_, rows) in enumerate(points) if rows == points[-1][1])
+    kept = points[max(0, begin - 1) : end + 1]
+    return [(at - kept[0][0], rows) for at, rows in kept]
+
+
+def plot(points: list[tuple[float, int]], file: Path) -> None:
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(9, 4.5), layout="constrained")
+    one = rates(points, 1.0)
+    axes.plot([at for at, _ in one], [rate for _, rate in one], color="#8db8e8", lw=1, label="over 1 s")
+    ten = rates(points, 10.0)
+    axes.plot([at for at, _ in ten], [rate for _, rate in ten], color="#1f5fa8", lw=2.5, label="over 10 s")
+    axes.axhline(LIMIT, color="#c0392b", ls="--", label=f"max.rows.per.second = {LIMIT:,}")
+    axes.set_ylim(0, LIMIT * 1.5)
+    axes.set_xlabel("seconds since the first row")
+    axes.set_ylabel("rows per second at the broker")
+    axes.set_title("One job's rate limit: 8 uneven tasks on 2 workers of a standalone cluster")
+    axes.legend(loc="lower right")
+    figure.savefig(file, dpi=110)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--smoke", action="store_true")
+    smoke = parser.parse_args().smoke
+    seconds = 3 if smoke else 40
+    prepare_workers()
+    from pyspark.sql import SparkSession
+
+    with LocalBroker() as broker, StandaloneCluster(workers=2, cores=2) as cluster:
+        broker.create_topic(TOPIC, PARTITIONS)
+        spark = (
+            SparkSession.builder.master(cluster.url)
+            .config("spark.driver.host", "127.0.0.1")
+            .config("spark.driver.bindAddress", "127.0.0.1")
+            .config("spark.ui.enabled", "false")
+            .config("spark.log.level", "ERROR")
+            .getOrCreate()
+        )
+        try:
+            with Curve(broker.bootstrap_servers) as curve:
+                write(spark, broker.bootstrap_servers, LIMIT * seconds, LIMIT)
+                curve.sample()
+        finally:
+            spark.stop()
+    points = active(curve.points)
+    window = 1.0 if smoke else 10.0
+    over = [rate for _, rate in rates(points, window)] or [0.0]
+    taken = points[-1][0] - points[0][0]
+    figures = {
+        "limit": LIMIT,
+        "rows": points[-1][1],
+        "seconds": taken,
+        "rate": points[-1][1] / taken,
+        "window_s": window,
+        "slowest_window": min(over),
+        "fastest_window": max(over),
+        "python": platform.python_version(),
+        "cores": os.cpu_count(),
+    }
+    print(json.dumps(figures, indent=1))
+    if not smoke:
+        RESULTS.mkdir(exist_ok=True)
+        plot(points, RESULTS / "rate_limit.png")
+        (RESULTS / "rate_limit.json").write_text(json.dumps(figures, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
