@@ -116,7 +116,9 @@ def broker() -> Iterator[LocalBroker]:
 @pytest.fixture(scope="session")
 def cluster3() -> Iterator[LocalBroker]:
     """Three real brokers for the whole run; a test that stops or freezes one brings it back."""
-    with LocalBroker(brokers=3) as running:
+    # Transactions that time out are aborted within a second, not ten.
+    quick = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": 1000}
+    with LocalBroker(brokers=3, properties=quick) as running:
         yield running
 
 

@@ -36,7 +36,7 @@ from benchmarks.surroundings import RESULTS
 from kafka_sink.local_broker import LocalBroker
 from tests.support.proxy import ProxyCluster
 
-PARTITIONS, BROKERS, TASKS = 12, 3, 4
+PARTITIONS, BROKERS = 12, 3
 POLL_S = 0.02
 BIN_MS = 200
 # A move that is not seen by then, or a write that goes on for so long after its last row, is given up.
@@ -53,6 +53,7 @@ class Load:
     rate: float = 8_000
     before: float = 8
     after: float = 18
+    tasks: int = 4
 
     @property
     def seconds(self) -> float:
@@ -170,8 +171,8 @@ def moved_run(
 ) -> dict[str, Any]:
     """Runs one contender and moves leaders in the middle."""
     cluster.create_topic(topic, PARTITIONS, BROKERS, {"message.timestamp.type": "LogAppendTime"})
-    source = paced_rows.paced(load.rate / TASKS, load.seconds, keyed=True)
-    frame = spark.range(0, TASKS, 1, TASKS).mapInArrow(source, paced_rows.SCHEMA)
+    source = paced_rows.paced(load.rate / load.tasks, load.seconds, keyed=True)
+    frame = spark.range(0, load.tasks, 1, load.tasks).mapInArrow(source, paced_rows.SCHEMA)
     with contextlib.ExitStack() as stack:
         move = stack.enter_context((by_election if part == "elected" else by_killing)(cluster, topic))
         bootstrap = cluster.bootstrap_servers
@@ -212,7 +213,7 @@ def outcome_of(stored: paced_rows.Stored, mover: Mover, ended: float, load: Load
         silences.append(first - float(times[times < first].max(initial=mover.moved_at)))
     late = np.diff(np.sort(appended[(appended >= mover.moved_at - 1) & (appended <= ended)]))
     edges = np.arange(mover.moved_at - load.before, mover.moved_at + load.after, BIN_MS / 1000)
-    sent = int(load.rate / TASKS * load.seconds) * TASKS
+    sent = int(load.rate / load.tasks * load.seconds) * load.tasks
     asked = None
     if mover.requests:
         before, after = mover.requests
@@ -288,22 +289,22 @@ def main() -> None:
     options = parser.parse_args()
     import pyspark
 
-    load = Load(1000, 1, 5) if options.smoke else Load()
+    load = Load(1000, 1, 5, tasks=2) if options.smoke else Load()
     parts = ["elected"] if options.smoke else options.part.split(",")
     with_jvm = pyspark.__version__ == JVM_SINK_SPARK and not options.smoke
     contenders = [scene.Contender("kafka-chunked", scene.sink("kafka-chunked"), keyed=True)]
     if with_jvm:
         contenders.append(scene.Contender("JVM sink", scene.sink("kafka"), keyed=True))
     conditions = (
-        f"{load.rate:,.0f} keyed rows of {paced_rows.ROW_BYTES} bytes a second offered by {TASKS} tasks, "
-        f"defaults, {PARTITIONS} partitions with {BROKERS} replicas on {BROKERS} brokers; pyspark "
+        f"{load.rate:,.0f} keyed rows of {paced_rows.ROW_BYTES} bytes a second offered by {load.tasks} "
+        f"tasks, defaults, {PARTITIONS} partitions with {BROKERS} replicas on {BROKERS} brokers; pyspark "
         f"{pyspark.__version__}, Kafka 4.3.0 on the same machine, {os.cpu_count()} cores, Python "
         f"{platform.python_version()}"
     )
     print(conditions, flush=True)
     told: dict[str, Any] = {}
     with LocalBroker(brokers=BROKERS) as cluster:
-        spark = scene.session(with_jvm, f"local[{TASKS}]")
+        spark = scene.session(with_jvm, f"local[{load.tasks}]")
         # Spark gathers that many rows for a Python sink, which must not pass for a gap.
         spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "50")
         for part in parts:

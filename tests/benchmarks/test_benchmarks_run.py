@@ -1,39 +1,87 @@
-"""Each benchmark runs on tiny input; nothing is timed here."""
+"""Each benchmark runs on tiny input; nothing is timed here.
+
+They run in this process, on the Spark and the brokers that all tests share. One is run from the command line.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
+import tempfile
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import pytest
 
 from benchmarks.__main__ import BENCHMARKS
+from kafka_sink.local_broker import LocalBroker
+from tests.support.lent_spark import lend
 
-Done = subprocess.CompletedProcess[str]
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
+FROM_COMMAND_LINE = ("encoder",)
+ALONE = ("allocation", "metadata_simulation")
+ON_ONE_BROKER = ("mixed_memory", "partition_growth", "breaker_cost", "many_topics")
+ON_SPARK = ("many_partitions", "throughput", "tls")
+ON_SPARK_AND_THREE_BROKERS = ("frozen_broker", "muted_together", "moved_leader", "exactly_once")
+# Its broker has listeners and certificates of its own.
+WITH_ITS_OWN_BROKER = ("tls",)
 
-@pytest.fixture(scope="module")
-def runs(
-    request: pytest.FixtureRequest, project_environment: dict[str, str]
-) -> Iterator[Mapping[str, Future[Done]]]:
-    """Those that this run of the tests asks for, two at a time: mostly they wait for a JVM to start."""
-
-    def run(name: str) -> Done:
-        command = [sys.executable, "-m", f"benchmarks.{name}", "--smoke"]
-        return subprocess.run(
-            command, env=project_environment, capture_output=True, text=True, timeout=250, check=False
-        )
-
-    here = [item for item in request.session.items if item.path == Path(__file__)]
-    names = [item.callspec.params["name"] for item in here if isinstance(item, pytest.Function)]
-    with ThreadPoolExecutor(2) as pool:
-        yield {name: pool.submit(run, name) for name in names}  # type: ignore[arg-type]
+Run = Callable[..., None]
 
 
-@pytest.mark.parametrize("name", BENCHMARKS)
-def test_it_runs(name: str, runs: Mapping[str, Future[Done]]) -> None:
-    done = runs[name].result()
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Run:
+    """``run(name, broker, spark)`` is ``python -m benchmarks.<name> --smoke`` on what is lent."""
+
+    def run_here(name: str, broker: LocalBroker | None = None, spark: SparkSession | None = None) -> None:
+        module = importlib.import_module(f"benchmarks.{name}")
+        monkeypatch.setattr(sys, "argv", [module.__name__, "--smoke"])
+        # Benchmarks may move it to memory.
+        monkeypatch.setattr(tempfile, "tempdir", None)
+        if broker is not None:
+            monkeypatch.setattr(module, "LocalBroker", lambda *_, **__: contextlib.nullcontext(broker))
+        if spark is not None:
+            lend(spark, monkeypatch)
+        assert module.main() in (None, 0)
+
+    return run_here
+
+
+def test_every_benchmark_is_run() -> None:
+    groups = (FROM_COMMAND_LINE, ALONE, ON_ONE_BROKER, ON_SPARK, ON_SPARK_AND_THREE_BROKERS)
+    assert sorted(name for names in groups for name in names) == sorted(BENCHMARKS)
+
+
+@pytest.mark.parametrize("name", FROM_COMMAND_LINE)
+def test_it_runs_from_the_command_line(name: str, project_environment: dict[str, str]) -> None:
+    command = [sys.executable, "-m", "benchmarks", name, "--smoke"]
+    done = subprocess.run(
+        command, env=project_environment, capture_output=True, text=True, timeout=250, check=False
+    )
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_it_runs(name: str, run: Run) -> None:
+    run(name)
+
+
+@pytest.mark.parametrize("name", ON_ONE_BROKER)
+def test_it_runs_on_a_broker(name: str, run: Run, broker: LocalBroker) -> None:
+    run(name, broker)
+
+
+@pytest.mark.parametrize("name", ON_SPARK)
+def test_it_runs_on_spark(name: str, run: Run, broker: LocalBroker, spark: SparkSession) -> None:
+    run(name, None if name in WITH_ITS_OWN_BROKER else broker, spark)
+
+
+@pytest.mark.parametrize("name", ON_SPARK_AND_THREE_BROKERS)
+def test_it_runs_on_spark_and_three_brokers(
+    name: str, run: Run, cluster3: LocalBroker, spark: SparkSession
+) -> None:
+    run(name, cluster3, spark)

@@ -1,22 +1,33 @@
-"""Every example runs as its text says, in a process of its own, and what it claims is looked up in Kafka."""
+"""Every example runs, and what it claims is looked up in Kafka.
+
+Two run as their texts say, with ``python`` and with ``spark-submit``; the others in this process, on the
+Spark that all tests share.
+"""
 
 from __future__ import annotations
 
+import runpy
 import subprocess
 import sys
 import uuid
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from confluent_kafka import Consumer, Message, TopicPartition
 
 from kafka_sink.local_broker import LocalBroker
+from tests.support.lent_spark import lend
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
 
 
 def run(command: list[str], environ: dict[str, str], folder: Path) -> str:
+    """The command in a process of its own; what it printed."""
     done = subprocess.run(
         command, env=environ, cwd=folder, capture_output=True, text=True, timeout=240, check=False
     )
@@ -59,12 +70,15 @@ def test_flights_arrive_complete(
     assert "all    336,776    5,725" in printed
 
 
-def test_batch(broker: LocalBroker, project_environment: dict[str, str], tmp_path: Path, topic: str) -> None:
-    run(
-        [sys.executable, str(EXAMPLES / "batch.py"), broker.bootstrap_servers, topic],
-        project_environment,
-        tmp_path,
-    )
+def run_here(script: str, arguments: list[str], spark: SparkSession, patch: pytest.MonkeyPatch) -> None:
+    path = str(EXAMPLES / script)
+    patch.setattr(sys, "argv", [path, *arguments])
+    lend(spark, patch)
+    runpy.run_path(path, run_name="__main__")
+
+
+def test_batch(broker: LocalBroker, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, topic: str) -> None:
+    run_here("batch.py", [broker.bootstrap_servers, topic], spark, monkeypatch)
     messages = read_topic(broker, topic)
     assert len(messages) == 10_000
     assert {message.key() for message in messages} == {str(n).encode() for n in range(100)}
@@ -72,11 +86,9 @@ def test_batch(broker: LocalBroker, project_environment: dict[str, str], tmp_pat
 
 
 def test_streaming_goes_on_where_it_stopped(
-    broker: LocalBroker, project_environment: dict[str, str], tmp_path: Path, topic: str
+    broker: LocalBroker, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, topic: str
 ) -> None:
-    environ = {**project_environment, "KAFKA_BOOTSTRAP_SERVERS": broker.bootstrap_servers}
-    script = EXAMPLES / "streaming.py"
-    run([sys.executable, str(script), broker.bootstrap_servers, topic], environ, tmp_path)
+    run_here("streaming.py", [broker.bootstrap_servers, topic], spark, monkeypatch)
     values = [message.value() for message in read_topic(broker, topic)]
     assert len(values) == len(set(values)) == 2_500
 

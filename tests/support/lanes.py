@@ -18,10 +18,8 @@ SHARED = ("cluster3", "spark", "broker")
 FIRST = (
     "spark",
     "cluster3",
-    "tests/benchmarks/test_benchmarks_run.py",
     "tests/security/test_secured_spark.py",
     "tests/exactly_once/test_rounds.py",
-    "tests/examples/test_examples.py",
     "tests/standalone/test_standalone.py",
     "tests/project/test_packaging.py",
     "tests/security/test_secured_broker.py",
