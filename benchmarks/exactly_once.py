@@ -1,7 +1,7 @@
 """What exactly once costs: jobs and micro-batches with both guarantees in turns, and how long readers are
 held up.
 
-    python -m benchmarks.exactly_once [--out FILE] [--smoke]
+    python -m benchmarks.exactly_once [--out FILE] [--smoke] [--parts jobs micro_batches]
 
 Three brokers, topics with three replicas. ``jobs``: a million 110-byte keyed rows from Parquet in two tasks,
 lz4, the guarantees alternating. ``micro_batches``: 2,000 rows each by two tasks, median over the batches of a
@@ -43,6 +43,7 @@ from kafka_sink.transactions.scope import Scope
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+_PARTS = ("held_up", "jobs", "micro_batches")
 GUARANTEES = ("at-least-once", "exactly-once")
 PARTITIONS = 4
 GOAL_SHARE, GOAL_MORE_MS = 0.9, 150.0
@@ -53,24 +54,34 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.exactly_once", description=__doc__)
     parser.add_argument("--out", type=Path, default=RESULTS / "exactly_once.json")
     parser.add_argument("--smoke", action="store_true", help="small, to see that it runs")
+    parser.add_argument("--parts", nargs="+", choices=_PARTS, default=_PARTS)
     arguments = parser.parse_args()
+    parts = arguments.parts
     rows, turns, batches = (20_000, 1, 4) if arguments.smoke else (1_000_000, 7, 40)
     quick = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": 1000}
     with LocalBroker(brokers=3, properties=quick) as cluster, tempfile.TemporaryDirectory() as folder:
-        found: dict[str, Any] = {"held_up": held_up(cluster)}
+        found: dict[str, Any] = {}
+        if "held_up" in parts:
+            found["held_up"] = held_up(cluster)
         spark = session()
         try:
-            found["held_up"] |= held_up_in_spark(spark, cluster, Path(folder))
-            found["jobs"] = jobs(spark, cluster, Path(folder), rows, turns)
-            found["micro_batches"] = micro_batches(spark, cluster, Path(folder), batches)
+            if "held_up" in parts:
+                found["held_up"] |= held_up_in_spark(spark, cluster, Path(folder))
+            if "jobs" in parts:
+                found["jobs"] = jobs(spark, cluster, Path(folder), rows, turns)
+            if "micro_batches" in parts:
+                found["micro_batches"] = micro_batches(spark, cluster, Path(folder), batches)
         finally:
             spark.stop()
     print(json.dumps(found, indent=1))
-    if not arguments.smoke:
-        arguments.out.write_text(json.dumps(found, indent=1) + "\n")
-    share = found["jobs"]["share_of_the_rate"]
-    more = found["micro_batches"]["more_ms"]
-    return 0 if arguments.smoke or (share >= GOAL_SHARE and more <= GOAL_MORE_MS) else 1
+    if arguments.smoke:
+        return 0
+    if arguments.out.exists():
+        found = json.loads(arguments.out.read_text()) | found
+    arguments.out.write_text(json.dumps(found, indent=1) + "\n")
+    share = found.get("jobs", {}).get("share_of_the_rate", 1.0)
+    more = found.get("micro_batches", {}).get("more_ms", 0.0)
+    return 0 if share >= GOAL_SHARE and more <= GOAL_MORE_MS else 1
 
 
 def session() -> SparkSession:
@@ -108,7 +119,7 @@ def jobs(spark: SparkSession, cluster: LocalBroker, folder: Path, rows: int, tur
 
 
 def micro_batches(spark: SparkSession, cluster: LocalBroker, folder: Path, batches: int) -> dict[str, Any]:
-    """Milliseconds of ``addBatch`` for each guarantee, the queries one after the other, twice."""
+    """Milliseconds of a whole micro-batch for each guarantee, the queries one after the other, twice."""
     taken: dict[str, list[int]] = {guarantee: [] for guarantee in GUARANTEES}
     for turn in range(4):
         guarantee = GUARANTEES[turn % 2]
@@ -139,7 +150,7 @@ def _run_query(
         if not query.isActive:
             raise RuntimeError(str(query.exception()))
         for progress in query.recentProgress:
-            times[progress["batchId"]] = progress["durationMs"].get("addBatch", 0)
+            times[progress["batchId"]] = progress["durationMs"].get("triggerExecution", 0)
         time.sleep(0.05)
     query.stop()
     # The first ones start processes and load modules.
