@@ -13,11 +13,20 @@ import re
 import selectors
 import socket
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from kafka_sink.coordinator.wire.breaker_messages import BreakerReport, MuteReport, encode_report
+from kafka_sink.breaker.states import Target
+from kafka_sink.coordinator.wire.breaker_messages import (
+    MAX_MUTES,
+    BreakerReport,
+    BreakerUpdate,
+    MuteReport,
+    OutcomeCounts,
+    decode_update,
+    encode_report,
+)
 from kafka_sink.coordinator.wire.lines import prefixed, split_lines
 from kafka_sink.coordinator.wire.metadata_messages import in_parts
 from kafka_sink.coordinator.wire.packed_body import unpacked
@@ -55,9 +64,9 @@ class Task:
     host: Host
     asked: dict[int, float] = field(default_factory=dict)
     count: int = 0
-    muted: set[str] = field(default_factory=set)
-    leased: list[Any] = field(default_factory=list)
-    questions: list[Any] = field(default_factory=list)
+    muted: set[Target] = field(default_factory=set)
+    leased: list[Target] = field(default_factory=list)
+    questions: list[Target] = field(default_factory=list)
     holds: bool = False
 
 
@@ -98,10 +107,10 @@ class Model:
             TopicPartition(topic, index) for topic in self.topics for index in range(per_topic)
         ][: case.partitions]
         if case.muted:
-            self.sick: list[Any] = [[one.topic, one.partition] for one in self.partitions[: case.muted]]
+            self.sick: list[Target] = list(self.partitions[: case.muted])
         else:
             self.sick = [SICK]
-        self.expected = {json.dumps(one) for one in self.sick}
+        self.expected = set(self.sick)
 
     # -- connections --------------------------------------------------------------------------------
 
@@ -218,23 +227,25 @@ class Model:
             for line in split_lines(host.session.payload(frame)):
                 message = _head(line.message) or parse(line.message)
                 message["body"] = unpacked(message["body"])
+                update = None
+                if message["kind"] == "breaker" and message["body"]:
+                    update = decode_update(message["body"], MAX_MUTES)
                 for number in line.tasks or (1,):
-                    self._on_message(host.tasks[number], message)
+                    self._on_message(host.tasks[number], message, update)
 
-    def _on_message(self, task: Task, message: Mapping[str, Any]) -> None:
+    def _on_message(self, task: Task, message: Mapping[str, Any], update: BreakerUpdate | None) -> None:
         now = time.monotonic()
         request = message.get("id")
         if request is not None and message.get("last"):
             self.latencies.append(1000 * (now - task.asked.pop(request)))
-        if message["kind"] == "breaker" and message["body"]:
-            self._on_update(task, message["body"], now)
+        if update is not None:
+            self._on_update(task, update, now)
 
-    def _on_update(self, task: Task, body: Mapping[str, Any], now: float) -> None:
-        task.muted.update(json.dumps(target) for target, *_ in body.get("added", []))
-        task.muted.difference_update(json.dumps(target) for target, *_ in body.get("removed", []))
-        if body.get("leases"):
-            task.leased = [lease[0] for lease in body["leases"]]
-        asked = [one for one in body.get("asks", []) if isinstance(one, list)]
+    def _on_update(self, task: Task, update: BreakerUpdate, now: float) -> None:
+        task.muted.update(update.added)
+        task.muted.difference_update(update.removed)
+        task.leased += update.leases
+        asked = [one for one in update.asks if isinstance(one, TopicPartition)]
         task.questions += asked
         if self.is_muted and task.number not in self.heard_at and self.expected <= task.muted:
             self.heard_at[task.number] = now
@@ -269,21 +280,27 @@ class Model:
         self._at_beat(task, interval_ms, lambda: self._report(task))
 
     def _body(self, task: Task, nodes: list[int]) -> dict[str, Any]:
-        body = encode_report(BreakerReport(dict.fromkeys(nodes, 5.0), 400 * len(self.partitions)))
+        failing: Sequence[Target] = ()
         if task.number in self.failing and not task.muted:
-            body["outcomes"] = [
-                [topic, index, 0, 5, True, "NOT_ENOUGH_REPLICAS"] for topic, index in self.sick
-            ]
+            failing = self.sick
         elif task.questions:
-            body["outcomes"] = [[*one, 0, 5, True, "NOT_ENOUGH_REPLICAS"] for one in task.questions[:700]]
+            failing = task.questions[:700]
         task.questions = task.questions[700:]
+        report = BreakerReport(
+            dict.fromkeys(nodes, 5.0),
+            400 * len(self.partitions),
+            tuple(
+                OutcomeCounts(one, 0, 5, True, "NOT_ENOUGH_REPLICAS")
+                for one in failing
+                if isinstance(one, TopicPartition)
+            ),
+            failed=tuple((target, "no response") for target in task.leased),
+        )
+        task.leased = []
         if bool(task.muted) != task.holds:
             task.holds = bool(task.muted)
-            body["holds"] = self.sick if task.holds else []
-        failed, task.leased = task.leased, []
-        if failed:
-            body["failed"] = [[target, "no response"] for target in failed]
-        return body
+            report = replace(report, holds=tuple(self.sick) if task.holds else ())
+        return encode_report(report)
 
     def mute(self) -> float:
         """Causes the mute; returns when it was reported."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from kafka_sink.breaker.states import BreakerState, MuteTable, Target
 from kafka_sink.coordinator.server.breaker_tasks import BreakerTasks
-from kafka_sink.coordinator.server.breaker_votes import PartitionVotes
+from kafka_sink.coordinator.server.breaker_votes import MAX_ASKED, PartitionVotes
 from kafka_sink.coordinator.server.handlers import Push, Reply, ServerMessage, SharedBody
 from kafka_sink.coordinator.server.mute_evidence import ASK_MS, MuteEvidence
 from kafka_sink.coordinator.server.mute_pushes import MutePushes
@@ -50,6 +50,7 @@ class BreakerHandler:
     ) -> None:
         self._table = MuteTable(retry_interval_ms)
         self._votes = votes
+        self._random = random
         self._tasks = BreakerTasks(report_interval_ms)
         self._evidence = MuteEvidence()
         self._leases = ProbeLeases(self._table, self._tasks)
@@ -190,16 +191,16 @@ class BreakerHandler:
             self._judged_ms, self._is_judged = now_ms, True
         suspects = [one for one in votes.suspects(now_ms) if one not in self._table.mutes]
         active = self._tasks.active(now_ms) if suspects else []
+        if len(active) > MAX_ASKED:
+            # Neighbours may share a host, and its network. One order makes the same tasks answer for all.
+            active.sort(key=lambda _: self._random())
         for partition in suspects:
-            all_voted = votes.vote_count(partition) >= len(active) and not votes.missing_voters(
-                partition, active
-            )
-            if all_voted or votes.is_voting_over(partition, now_ms):
+            if votes.is_decided(partition, active, now_ms):
                 self._mute(partition, votes.describe(partition), now_ms)
                 votes.forget(partition)
-            elif votes.begin_voting(partition, now_ms):
-                for peer in votes.missing_voters(partition, active):
-                    self._asks.setdefault(peer, []).append(partition)
+                continue
+            for peer in votes.begin_voting(partition, active, now_ms):
+                self._asks.setdefault(peer, []).append(partition)
 
     def _on_mute(self, peer: int, mute: MuteReport, now_ms: float, *, doubtful: bool) -> None:
         """A task has muted a target; that is a reason to ask others, not a proof.

@@ -1,14 +1,15 @@
 """The breaker's messages as JSON bodies. Decoding checks every field.
 
-A target is a broker's id or ``[topic, partition]``. Times are ages or delays in milliseconds, as clocks
+A target is a broker's id or ``[topic, partition]``. In lists without other facts, partitions of one topic
+stand together: ``[topic, partition, partition, ...]``. Times are ages or delays in milliseconds, as clocks
 differ.
 
 A task's report may have these keys:
 
 - ``responses``: ``[broker, age]`` of each broker's last response without an error
 - ``rows``: rows sent since the last report
-- ``outcomes``: ``[topic, partition, batches written, batches failed, whether a broker refused them, last
-error]``   of the last seconds, for partitions that fail and for those the coordinator asked about
+- ``outcomes``: ``[topic, [partition, batches written, batches failed, whether a broker refused them, last
+  error], ...]`` of the last seconds, for partitions that fail and for those the coordinator asked about
 - ``muted``: ``[target, reason, silence]``
 - ``unmuted``: ``[target, reason]``
 - ``failed``: ``[target, error]`` of each failed probe
@@ -28,8 +29,9 @@ An update from the coordinator may have these:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Any
 
 from kafka_sink.breaker.states import ProbeLease, Target
@@ -122,9 +124,7 @@ def encode_report(report: BreakerReport) -> dict[str, Any]:
     body: dict[str, Any] = {
         "responses": [[node, ago_ms] for node, ago_ms in report.responses.items()],
         "rows": report.rows,
-        "outcomes": [
-            [*one.partition, one.written, one.failed, one.refused, _cut(one.error)] for one in report.outcomes
-        ],
+        "outcomes": _encode_outcomes(report.outcomes),
         "muted": [[_encode(one.target), _cut(one.reason), one.silence_ms] for one in report.muted],
         "unmuted": [[_encode(target), _cut(reason)] for target, reason in report.unmuted],
         "failed": [[_encode(target), _cut(error)] for target, error in report.failed],
@@ -134,7 +134,7 @@ def encode_report(report: BreakerReport) -> dict[str, Any]:
         present["resting"] = True
     for name, targets in (("holds", report.holds), ("wants", report.wants)):
         if targets is not None:
-            present[name] = [_encode(target) for target in targets]
+            present[name] = _encode_all(targets)
     if report.cluster_id is not None:
         present["cluster"] = report.cluster_id
     return present
@@ -154,16 +154,7 @@ def decode_report(body: Mapping[str, Any]) -> BreakerReport:
         return BreakerReport(
             {_count(node): _ms(ago_ms) for node, ago_ms in _list(body, "responses", _MAX_NODES)},
             _count(body.get("rows", 0)),
-            tuple(
-                OutcomeCounts(
-                    _partition([topic, partition]),
-                    _count(written),
-                    _count(failed),
-                    bool(refused),
-                    _text(error),
-                )
-                for topic, partition, written, failed, refused, error in _list(body, "outcomes", MAX_OUTCOMES)
-            ),
+            _outcomes(_list(body, "outcomes", MAX_OUTCOMES)),
             tuple(
                 MuteReport(_target(target), _text(reason), _ms(silence_ms))
                 for target, reason, silence_ms in _list(body, "muted", MAX_TARGETS)
@@ -186,7 +177,7 @@ def encode_update(update: BreakerUpdate) -> dict[str, Any]:
         "added": [[_encode(target), _cut(reason)] for target, reason in update.added.items()],
         "removed": [[_encode(target), delay_ms] for target, delay_ms in update.removed.items()],
         "leases": [[_encode(target), one.left_ms, one.trial] for target, one in update.leases.items()],
-        "asks": [_encode(target) for target in update.asks],
+        "asks": _encode_all(update.asks),
     }
     return {name: value for name, value in body.items() if value or name == "whole"}
 
@@ -202,7 +193,7 @@ def decode_update(body: Mapping[str, Any], max_length: int) -> BreakerUpdate:
                 _target(target): ProbeLease(_ms(left_ms), bool(trial))
                 for target, left_ms, trial in _list(body, "leases", max_length)
             },
-            tuple(_target(target) for target in _list(body, "asks", max_length)),
+            _all_targets(_list(body, "asks", max_length), max_length),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ProtocolError(f"invalid breaker update: {error}") from None
@@ -218,13 +209,69 @@ def _target(value: Any) -> Target:
 
 def _partition(value: Any) -> TopicPartition:
     topic, partition = value
-    if not isinstance(topic, str) or len(topic) > TOPIC_MAX_LENGTH:
+    return TopicPartition(_topic(topic), _count(partition))
+
+
+def _topic(value: Any) -> str:
+    if not isinstance(value, str) or len(value) > TOPIC_MAX_LENGTH:
         raise ValueError("not a topic")
-    return TopicPartition(topic, _count(partition))
+    return value
 
 
 def _targets(body: Mapping[str, Any], name: str) -> tuple[Target, ...] | None:
-    return tuple(_target(one) for one in _list(body, name, MAX_TARGETS)) if name in body else None
+    return _all_targets(_list(body, name, MAX_TARGETS), MAX_TARGETS) if name in body else None
+
+
+def _encode_all(targets: Iterable[Target]) -> list[Any]:
+    encoded: list[Any] = []
+    for topic, same in groupby(targets, key=lambda one: None if isinstance(one, int) else one.topic):
+        if topic is None:
+            encoded += same
+        else:
+            encoded.append([topic, *(one.partition for one in same if isinstance(one, TopicPartition))])
+    return encoded
+
+
+def _all_targets(values: list[Any], max_length: int) -> tuple[Target, ...]:
+    found: list[Target] = []
+    for value in values:
+        if not isinstance(value, list):
+            found.append(_count(value))
+            continue
+        topic, *partitions = value
+        # Thousands of tasks may name hundreds of partitions at once, hence no call for each.
+        if any(type(one) is not int or one < 0 for one in partitions):
+            raise ValueError("not a partition")
+        name = _topic(topic)
+        found += [TopicPartition(name, one) for one in partitions]
+    if len(found) > max_length:
+        raise ValueError("too many targets")
+    return tuple(found)
+
+
+def _encode_outcomes(outcomes: Iterable[OutcomeCounts]) -> list[Any]:
+    return [
+        [
+            topic,
+            *(
+                [one.partition.partition, one.written, one.failed, one.refused, _cut(one.error)]
+                for one in same
+            ),
+        ]
+        for topic, same in groupby(outcomes, key=lambda one: one.partition.topic)
+    ]
+
+
+def _outcomes(values: list[Any]) -> tuple[OutcomeCounts, ...]:
+    found: list[OutcomeCounts] = []
+    for topic, *rows in values:
+        name = _topic(topic)
+        for partition, written, failed, refused, error in rows:
+            where = TopicPartition(name, _count(partition))
+            found.append(OutcomeCounts(where, _count(written), _count(failed), bool(refused), _text(error)))
+    if len(found) > MAX_OUTCOMES:
+        raise ValueError("too many outcomes")
+    return tuple(found)
 
 
 def _list(body: Mapping[str, Any], name: str, max_length: int) -> list[Any]:
