@@ -14,7 +14,7 @@ import selectors
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from kafka_sink.breaker.states import Target
@@ -111,6 +111,7 @@ class Model:
         else:
             self.sick = [SICK]
         self.expected = set(self.sick)
+        self.all_held = encode_report(BreakerReport(holds=tuple(self.sick)))["holds"]
 
     # -- connections --------------------------------------------------------------------------------
 
@@ -297,10 +298,10 @@ class Model:
             failed=tuple((target, "no response") for target in task.leased),
         )
         task.leased = []
-        if bool(task.muted) != task.holds:
-            task.holds = bool(task.muted)
-            report = replace(report, holds=tuple(self.sick) if task.holds else ())
-        return encode_report(report)
+        if bool(task.muted) == task.holds:
+            return encode_report(report)
+        task.holds = bool(task.muted)
+        return {**encode_report(report), "holds": self.all_held if task.holds else []}
 
     def mute(self) -> float:
         """Causes the mute; returns when it was reported."""

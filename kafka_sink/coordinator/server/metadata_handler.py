@@ -47,6 +47,8 @@ _MAX_PENDING = 64
 # Encoded responses that are cached, and how long each is used at most.
 _MAX_ENCODED = 64
 _ENCODED_MS = 10_000.0
+# The use of the same topics is noted at most this often.
+_NOTE_USE_MS = 1000.0
 # Leaders that tasks reported and brokers have not confirmed, and the responses that refute one.
 _MAX_CLAIMS = 10_000
 _REFUTING_RESPONSES = 5
@@ -89,6 +91,15 @@ class _Pending:
     missing: set[str]
     next_ms: float
     until_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Lookup:
+    """Of the topics of a request: those that may still get metadata, those without, and their errors."""
+
+    unsettled: frozenset[str]
+    without_metadata: frozenset[str]
+    errors: Mapping[str, int]
 
 
 @dataclass(slots=True)
@@ -148,6 +159,10 @@ class MetadataHandler:
         self._changed_of: dict[tuple[int, frozenset[str]], frozenset[str]] = {}
         self._encoded: dict[frozenset[str], list[SharedBody]] = {}
         self._encoded_at: tuple[int, int] = (-1, -1)
+        self._lookups: dict[frozenset[str], _Lookup] = {}
+        self._lookups_at: tuple[int, int] = (-1, -1)
+        # When the use of a set of topics was noted last.
+        self._noted_ms: dict[frozenset[str], float] = {}
 
     # -- the fetching thread ------------------------------------------------------------------------
 
@@ -177,7 +192,7 @@ class MetadataHandler:
         self._tidy()
         self._note_topics(known, asked, used, now_ms)
         newer = [topic for topic, ago_ms in stale.items() if not self._mark(topic, ago_ms, now_ms)]
-        missing = {name for name in asked if not self._is_settled(name)}
+        missing = set(self._look_up(asked).unsettled)
         if self._take_leaders(leaders, now_ms) or missing or len(newer) < len(stale):
             self._fetch()
         topics = self._changed(known).union(asked, newer)
@@ -199,7 +214,29 @@ class MetadataHandler:
             # The task reports those still in use again within a minute.
             topics = named if many else peer.topics | named
             peer.topics = self._sets.setdefault(topics, topics)
-        self._view.note_use(named, now_ms)
+        if now_ms - self._noted_ms.get(named, -math.inf) >= _NOTE_USE_MS:
+            if len(self._noted_ms) >= _MAX_ENCODED:
+                self._noted_ms.clear()
+            self._noted_ms[named] = now_ms
+            self._view.note_use(named, now_ms)
+            # It forgets metadata that nobody has used for long.
+            self._lookups.clear()
+
+    def _look_up(self, asked: Iterable[str]) -> _Lookup:
+        """What the view knows of these topics. Many tasks ask for the same thousands of topics at once."""
+        key = frozenset(asked)
+        # The view may contain a change that ``_note_responses`` has not counted yet.
+        state = (self._change, len(self._responses))
+        if self._lookups_at != state or len(self._lookups) >= _MAX_ENCODED:
+            self._lookups.clear()
+            self._lookups_at = state
+        found = self._lookups.get(key)
+        if found is None:
+            without = frozenset(name for name in key if self._view.topic(name) is None)
+            errors = {name: error for name in key if (error := self._view.topic_error(name))}
+            unsettled = frozenset(one for one in without if errors.get(one) in (None, *self._transient))
+            found = self._lookups[key] = _Lookup(unsettled, without, errors)
+        return found
 
     def _take_leaders(self, leaders: Iterable[NamedLeader], now_ms: float) -> bool:
         """Record reported leaders. Returns whether any is new, so that brokers must be asked."""
@@ -249,7 +286,7 @@ class MetadataHandler:
         replies: list[ServerMessage] = []
         waiting: list[_Pending] = []
         for one in self._pending:
-            one.missing = {name for name in one.missing if not self._is_settled(name)}
+            one.missing &= self._look_up(one.asked).unsettled
             if not one.missing or now_ms >= one.until_ms or self._failure is not None:
                 peer = self._peers[one.peer]
                 peer.pending -= 1
@@ -324,6 +361,7 @@ class MetadataHandler:
             for name in self._missing.difference(*(one.missing for one in self._pending)):
                 self._view.forget(name)
             self._missing.clear()
+            self._lookups.clear()
 
     def _tidy(self) -> None:
         if len(self._changes) > self._tidy_at:
@@ -348,13 +386,6 @@ class MetadataHandler:
             changed = self._changed_of[key] = self._sets.get(changed, changed)
         return changed
 
-    def _is_settled(self, name: str) -> bool:
-        """Whether there is metadata, or an error that does not pass."""
-        if self._view.topic(name) is not None:
-            return True
-        error = self._view.topic_error(name)
-        return error is not None and error not in self._transient
-
     def _mark(self, topic: str, ago_ms: float, now_ms: float) -> bool:
         """Mark a topic stale. Returns False if the metadata is newer than the task's."""
         found = self._view.snapshot((topic,), now_ms).topics
@@ -368,18 +399,18 @@ class MetadataHandler:
         peer: int,
         request: int,
         topics: Iterable[str],
-        asked: Iterable[str],
+        asked: Collection[str],
         *,
         last: bool,
         now_ms: float,
     ) -> list[Reply]:
         """``asked``: topics whose errors are included."""
-        errors = {name: self._view.topic_error(name) for name in asked}
-        self._missing.update(name for name in errors if self._view.topic(name) is None)
+        found = self._look_up(asked)
+        self._missing |= found.without_metadata
         facts = {
             "pending": 0 if last else 1,
-            "errors": {name: error for name, error in errors.items() if error},
-            "asked": bool(errors),
+            "errors": found.errors,
+            "asked": bool(asked),
             "failure": self._failure,
         }
         self._peers[peer].seen = self._change
