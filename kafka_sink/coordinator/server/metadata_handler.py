@@ -94,7 +94,7 @@ class _Pending:
 
 
 @dataclass(frozen=True, slots=True)
-class _Lookup:
+class _TopicsView:
     """Of the topics of a request: those that may still get metadata, those without, and their errors."""
 
     unsettled: frozenset[str]
@@ -159,8 +159,8 @@ class MetadataHandler:
         self._changed_of: dict[tuple[int, frozenset[str]], frozenset[str]] = {}
         self._encoded: dict[frozenset[str], list[SharedBody]] = {}
         self._encoded_at: tuple[int, int] = (-1, -1)
-        self._lookups: dict[frozenset[str], _Lookup] = {}
-        self._lookups_at: tuple[int, int] = (-1, -1)
+        self._views: dict[frozenset[str], _TopicsView] = {}
+        self._views_at: tuple[int, int] = (-1, -1)
         # When the use of a set of topics was noted last.
         self._noted_ms: dict[frozenset[str], float] = {}
 
@@ -192,7 +192,7 @@ class MetadataHandler:
         self._tidy()
         self._note_topics(known, asked, used, now_ms)
         newer = [topic for topic, ago_ms in stale.items() if not self._mark(topic, ago_ms, now_ms)]
-        missing = set(self._look_up(asked).unsettled)
+        missing = set(self._view_of(asked).unsettled)
         if self._take_leaders(leaders, now_ms) or missing or len(newer) < len(stale):
             self._fetch()
         topics = self._changed(known).union(asked, newer)
@@ -220,22 +220,22 @@ class MetadataHandler:
             self._noted_ms[named] = now_ms
             self._view.note_use(named, now_ms)
             # It forgets metadata that nobody has used for long.
-            self._lookups.clear()
+            self._views.clear()
 
-    def _look_up(self, asked: Iterable[str]) -> _Lookup:
+    def _view_of(self, asked: Iterable[str]) -> _TopicsView:
         """What the view knows of these topics. Many tasks ask for the same thousands of topics at once."""
         key = frozenset(asked)
         # The view may contain a change that ``_note_responses`` has not counted yet.
         state = (self._change, len(self._responses))
-        if self._lookups_at != state or len(self._lookups) >= _MAX_ENCODED:
-            self._lookups.clear()
-            self._lookups_at = state
-        found = self._lookups.get(key)
+        if self._views_at != state or len(self._views) >= _MAX_ENCODED:
+            self._views.clear()
+            self._views_at = state
+        found = self._views.get(key)
         if found is None:
             without = frozenset(name for name in key if self._view.topic(name) is None)
             errors = {name: error for name in key if (error := self._view.topic_error(name))}
             unsettled = frozenset(one for one in without if errors.get(one) in (None, *self._transient))
-            found = self._lookups[key] = _Lookup(unsettled, without, errors)
+            found = self._views[key] = _TopicsView(unsettled, without, errors)
         return found
 
     def _take_leaders(self, leaders: Iterable[NamedLeader], now_ms: float) -> bool:
@@ -286,7 +286,7 @@ class MetadataHandler:
         replies: list[ServerMessage] = []
         waiting: list[_Pending] = []
         for one in self._pending:
-            one.missing &= self._look_up(one.asked).unsettled
+            one.missing &= self._view_of(one.asked).unsettled
             if not one.missing or now_ms >= one.until_ms or self._failure is not None:
                 peer = self._peers[one.peer]
                 peer.pending -= 1
@@ -361,7 +361,7 @@ class MetadataHandler:
             for name in self._missing.difference(*(one.missing for one in self._pending)):
                 self._view.forget(name)
             self._missing.clear()
-            self._lookups.clear()
+            self._views.clear()
 
     def _tidy(self) -> None:
         if len(self._changes) > self._tidy_at:
@@ -405,7 +405,7 @@ class MetadataHandler:
         now_ms: float,
     ) -> list[Reply]:
         """``asked``: topics whose errors are included."""
-        found = self._look_up(asked)
+        found = self._view_of(asked)
         self._missing |= found.without_metadata
         facts = {
             "pending": 0 if last else 1,
