@@ -139,7 +139,7 @@ ERRORS: Mapping[int, KafkaError] = MappingProxyType({error.code: error for error
 
 
 def error_of(code: int) -> KafkaError:
-    """The table's entry. An unlisted code is not retriable, not final and blames nobody."""
+    """The table's entry. An unlisted code is not retriable, not final, and says nothing of the broker."""
     known = ERRORS.get(code)
     if known is not None:
         return known

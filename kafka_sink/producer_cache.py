@@ -128,7 +128,7 @@ def task_producer(
     Producer.begin. ``again`` says that an earlier attempt of the task failed: the task then gets a new
     producer, because an idle one may hold the same wrong metadata (of a cluster that was replaced, say).
     """
-    # One producer serves all topics. Options that only planning reads must not tell producers apart.
+    # One producer serves all topics. Options that only planning reads must not lead to another producer.
     producer = PRODUCERS.take(options.for_tasks(), new=again)
     try:
         producer.begin(coordinator, hints, task, identity)

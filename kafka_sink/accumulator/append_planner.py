@@ -29,7 +29,7 @@ _RAW_DIVISOR = 2
 
 
 class RowCursor(NamedTuple):
-    """The next row to place: ``row`` of run ``run``. Row 0 stands for the run's first row,
+    """The next row to place: ``row`` of run ``run``. Row 0 means the run's first row,
     whatever its number."""
 
     run: int

@@ -105,7 +105,8 @@ class RecordAppender:
 
     def _wait_for_memory(self, refusal: Refusal, check: Callable[[], None]) -> Grant:
         def watch() -> None:
-            # In line by now: woken before, the sender could find nobody waiting and sleep on through linger.
+            # Only now, with this request in line: a sender woken earlier could find no waiter and sleep on
+            # until linger is over.
             self._wake_sender()
             # Nothing more of a lost task is sent, so no memory would come free.
             check()

@@ -9,7 +9,7 @@ from kafka_sink.breaker.states import MuteTable, Target
 
 
 class LocalMutes:
-    """Mutes with their origin, and the changes that nobody has taken yet.
+    """Mutes with their origin, and the changes that have not been taken yet.
 
     The sender's thread calls it and sets ``now_ms`` (monotonic) first. Any thread may read ``table.mutes``.
     """

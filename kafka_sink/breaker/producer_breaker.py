@@ -247,7 +247,7 @@ class ProducerBreaker:
         """See SendPolicy. Once in each pass of the sender.
 
         Lets the breaker class judge, logs and reports its changes, applies the coordinator's messages, and
-        publishes ``mutes`` anew.
+        publishes ``mutes`` again.
         """
         self._at(now_ms)
         if self._breaker is not None:

@@ -35,7 +35,7 @@ class RefreshSchedule:
         self._with_metadata: set[str] = set()
 
     def reschedule(self, name: str, state: TopicState) -> None:
-        """Puts a topic into the heap of its state, or into none where nothing is to be requested."""
+        """Puts a topic into the heap of its state, or removes it from all heaps if it needs no request."""
         if state.metadata is None:
             self.drop(name)
             if state.in_use and (state.retry or not state.final):

@@ -284,8 +284,11 @@ class BrokerConnection:
         return True
 
     def next_response(self, now_ms: float) -> CompletedRequest | None:
-        """The next response. Responses to ApiVersions and SASL are handled here and make the connection
-        ready. Raises as BrokerProtocol.next_response."""
+        """The next response to a request of the caller; None if there is none yet.
+
+        Responses to ApiVersions and SASL requests make the connection ready, and are not returned. Raises what
+        BrokerProtocol.next_response raises.
+        """
         completed = self._protocol.next_response(now_ms)
         state = _STATE_OF[self._protocol.phase]
         if state is not self.state and self.state in _TALKING:
@@ -294,7 +297,6 @@ class BrokerConnection:
                 self._became_ready(now_ms)
         if completed is not None:
             self._heard_since_ready = True
-        if completed is not None:
             self._last_used_ms = now_ms
             self.throttled_until_ms = max(self.throttled_until_ms, now_ms + completed.throttle_ms)
         return completed

@@ -364,7 +364,7 @@ class NetworkClient:
             self._wake_writer.send(b"\0")
 
     def _take_wakeup(self) -> None:
-        # The latch opens before the caller looks at its queues: what is added after that look wakes anew,
+        # The latch opens before the caller looks at its queues: what is added after that look wakes again,
         # what was added before is found by it. Byte and flag change together under the lock, so there is
         # never a second byte, and never a flag without one.
         with self._wake_lock:
@@ -458,12 +458,12 @@ class NetworkClient:
     # -- the end ----------------------------------------------------------------------------------
 
     def _discard(self, connection: BrokerConnection) -> None:
-        """Closes a link that nobody waits for; no failure, hence no backoff."""
+        """Closes a connection without requests in flight. That is no failure, so there is no backoff."""
         self._unwatch(connection)
         connection.close(self._clock_ms(), None)
 
     def _drop(self, connection: BrokerConnection, cause: Exception) -> None:
-        """Closes a broken link; its requests fail, told apart by whether a byte of them had left."""
+        """Closes a broken connection. Its requests fail, each with whether a byte of it was written."""
         node_id = connection.node.id
         _log.log(
             logging.INFO if connection.state is ConnectionState.READY else logging.DEBUG,

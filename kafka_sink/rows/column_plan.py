@@ -2,7 +2,7 @@
 
 The columns, their types, the order of the checks and the texts of the errors are those of Spark's own Kafka
 sink (``KafkaWriter`` of spark-sql-kafka-0-10); ``timestamp`` is this sink's addition. Imports nothing heavy:
-it runs anew on the driver for every micro-batch.
+it runs again on the driver for every micro-batch.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class ColumnPlan:
             if name in found:
                 # Else Spark says so in the tasks, whatever the column: DUPLICATED_FIELD_NAME_IN_ARROW_STRUCT.
                 raise SchemaError(
-                    f"There are two columns '{name}', and Spark hands over none such to a Python sink: "
+                    f"There are two columns '{name}', and Spark does not hand such rows to a Python sink: "
                     "rename or drop one."
                 )
             months = _MONTHS.search(spark_type)

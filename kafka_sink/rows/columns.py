@@ -1,6 +1,6 @@
 """An Arrow batch as the parts of Kafka records. Offsets and data are not copied.
 
-Only columns of a few bytes a row are made anew: timestamps in milliseconds, partitions, topic numbers.
+Only columns of a few bytes a row are copied: timestamps in milliseconds, partitions, topic numbers.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ _SHADED = "kafkashaded."
 _FLAGS = ("required", "requisite", "sufficient", "optional")
 _ESCAPES = {"a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
 _OPTION = "Option 'kafka.sasl.jaas.config'"
-# Names that messages may show; what else stands in a name's place may be part of a password.
+# Names that messages may show; any other text in a name's place may be part of a password.
 _KNOWN_OPTIONS = (
     *("username", "password", "tokenauth", "clientId", "clientSecret", "scope", "serviceName"),
     *("principal", "keyTab", "useKeyTab", "awsProfileName", "awsRoleArn"),
@@ -80,7 +80,7 @@ def _entry(tokens: list[_Token], at: int) -> tuple[LoginModule, int]:
     while at < len(tokens) and tokens[at].symbol != ";":
         found = _option(tokens[at : at + 3])
         if found is None:
-            # Not what stands there: it may be the end of a password with a quote in it, as may be the name
+            # Not the text itself: it may be the end of a password with a quote in it, as may be the name
             # of the option before.
             last = next(reversed(options), "")
             known = f"after {last}" if last in _KNOWN_OPTIONS else f"number {len(options) + 1}"

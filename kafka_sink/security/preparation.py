@@ -81,7 +81,7 @@ class Security:
         except OSError as error:
             # Its frames know what was sent to whom.
             preparation.error = error.with_traceback(None)
-        except Exception as error:  # noqa: BLE001 - nobody else would learn why this connection never comes
+        except Exception as error:  # noqa: BLE001 - otherwise the cause of a missing connection would be lost
             preparation.error = AuthenticationError(
                 f"preparing the login failed with {type(error).__name__} (on host {socket.gethostname()})"
             )

@@ -39,7 +39,7 @@ class Store:
     location: str = ""
     text: Secret | None = None
     password: Secret | None = None
-    # Only of a key whose certificate chain stands elsewhere.
+    # Only for a key whose certificate chain is in another file.
     chain: Store | None = None
     key_password: Secret | None = None
 

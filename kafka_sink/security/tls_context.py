@@ -1,4 +1,4 @@
-"""A TLS context from settings, made anew when the files that it came from have changed."""
+"""A TLS context from settings, built again when its files have changed."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def from_text(text: str, expires_at_s: float | None = None) -> Token:
 
 
 def jwt_expiry(text: str) -> float | None:
-    """The claim ``exp``, which nobody but the broker verifies; None where there is none to be read."""
+    """The claim ``exp``, not verified: brokers do that. None if the token has no readable one."""
     parts = text.split(".")
     if len(parts) != 3:
         return None

@@ -29,7 +29,7 @@ _MAX_LIFETIME_S = 100 * 365 * 86_400
 
 
 class _Deadline:
-    """Ends an exchange on a socket. The socket's own timeout begins anew with each byte, and http.client
+    """Ends an exchange on a socket. The socket's own timeout starts again with each byte, and http.client
     reads any number of '100 Continue'. Raises TimeoutError at its end where it was exceeded."""
 
     def __init__(self, sock: socket.socket, seconds: float) -> None:

@@ -158,7 +158,7 @@ def _restart(attempt: Attempt, cause: Exception) -> Decision:
     if attempt.possibly_written:
         return Decision(
             Action.FAIL,
-            DeliveryError(f"{cause}; an earlier attempt may have been written, so it is not sent anew"),
+            DeliveryError(f"{cause}; an earlier attempt may have been written, so it is not sent again"),
             possibly_written=True,
         )
     return Decision(Action.RESTART, cause)

@@ -121,7 +121,7 @@ def _query_name(checkpoint: str) -> str:
 def _only_commits() -> bool:
     """Whether this process creates a stream's writer only to call its commit or abort.
 
-    Spark does not tell the data source, but runs its own Python module for this. If Spark renames the module,
+    Spark gives the data source no sign of it, but runs its own Python module. If Spark renames the module,
     each commit takes over the query from its own tasks, and fails with an error about that.
     """
     return any(_COMMIT_MODULE in argument for argument in sys.argv)

@@ -18,7 +18,7 @@ from kafka_sink.transactions.digest import RunningDigest
 from kafka_sink.transactions.operations import ProducerEpoch
 from kafka_sink.transactions.scope import Scope
 
-# For an attempt that failed: what stays open after it, the driver ends.
+# For an attempt that failed. The driver ends transactions that stay open after that time.
 _ABORT_MS = 5000.0
 # Names of Kafka's own producer, see docs/metrics.md.
 INIT_TIME_METRIC = "txn-init-time-ns-total"
@@ -26,7 +26,7 @@ SEND_OFFSETS_TIME_METRIC = "txn-send-offsets-time-ns-total"
 
 
 class WritesInTransaction(Protocol):
-    """The part of a producer that is told whose transaction its rows are in."""
+    """The part of a producer that takes the transaction of its rows."""
 
     def begin_transaction(self, transactional_id: str, producer_id: int, epoch: int) -> None: ...
 

@@ -71,7 +71,7 @@ class Handover:
 
 @dataclass(frozen=True, slots=True)
 class TaskReport:
-    """What a task that is done tells the commit. ``part`` is None where it began no transaction.
+    """What a finished task reports to the commit. ``part`` is None if it began no transaction.
 
     ``scope`` is where its mark is: the commit's own process may see more partitions of the topic by now.
     ``is_repair``: the batch was decided, and just the tasks that are missing write.

@@ -258,7 +258,7 @@ class TransactionClient:
         )
 
     def _send_due(self, step: _Step, now_ms: float) -> float:
-        """Sends what may go; returns how long nothing else is to be done."""
+        """Sends the requests that may go; returns the milliseconds until there is more to do."""
         wait = _MAX_POLL_MS
         for call in step.calls:
             node = call.node if call.key is None else self._coordinators.get(call.key)
@@ -312,7 +312,7 @@ class TransactionClient:
 
     def _on_response(self, step: _Step, event: ResponseReceived) -> None:
         if isinstance(event.tag, _Call):
-            # One of an earlier step, whose time was over, is nobody's by now.
+            # It belongs to an earlier step that timed out.
             if event.tag in step.calls and event.tag.take(event.response):
                 step.calls.remove(event.tag)
         elif isinstance(event.response, requests.MetadataResponse):

@@ -83,7 +83,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """``parts`` are to be committed, all of them; tasks without rows have none. ``number`` counts decisions.
+    """All of ``parts`` must be committed; tasks without rows have none. ``number`` counts decisions.
 
     Marks are offsets of ``topic``, which had ``partitions`` then: Scope's of the run that decided.
     ``progress`` has the last number written of each writer that used the prefix; ``before`` is the one of
@@ -141,7 +141,7 @@ def next_decision(
 
 
 def repaired(previous: Decision, parts: Iterable[Part]) -> Decision:
-    """The same batch, with tasks whose transactions were lost written anew."""
+    """The same batch, in which tasks whose transactions were lost were written again."""
     merged = {part.task: part for part in previous.parts} | {part.task: part for part in parts}
     ordered = tuple(merged[task] for task in sorted(merged))
     return replace(previous, number=previous.number + 1, parts=ordered)

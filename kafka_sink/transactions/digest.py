@@ -1,5 +1,5 @@
-"""What tells whether a task was given the same rows again: their number, bytes, and a sample of them in
-order."""
+"""A digest of a task's rows, to recognise the same rows in a later run: their number, their bytes, and a
+sample of them in order."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 All of it hangs on the driver's own transactional id. Planning takes it over, which fences every earlier
 driver; the decision is a transaction under it, begun with the epoch that planning got. So a decision is
-written by the driver that planned the batch, with nobody in between, or not at all.
+written by the driver that planned the batch, without another driver in between, or not at all.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def take_over_groups(scope: Scope) -> tuple[str, ...]:
 def read_decision(scope: Scope) -> Steps[Decision | None]:
     """The latest decision under the prefix. Raises ProtocolError for one that cannot be read.
 
-    None is pending for whoever holds the driver's id, as taking that over waits for its markers.
+    No decision is pending after the driver's id was taken over, as that waits for its transaction's markers.
     """
     return (yield from _decision_in(scope, (yield from fetch_offsets(_first_decision_group(scope)))))
 
@@ -166,7 +166,7 @@ def decide(
     if isinstance(ended, Refused):
         raise TransactionError(
             f"whether {decision.batch} was decided is not known ({ended.error}), as {OTHER_DRIVER}. "
-            "The next run finds out, and completes it or writes it anew"
+            "The next run finds out, and completes it or writes it again"
         )
     *results, names = yield (*_ends(scope, parts), ListOpen(scope.prefix))
     refused = _refused(parts, results)

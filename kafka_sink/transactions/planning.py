@@ -34,8 +34,8 @@ _LONG_OPEN = 0.5
 
 @dataclass(frozen=True)
 class PlannedTransactions:
-    """What a write in transactions is given. ``batch`` is None for a stream: there Spark tells each task its
-    micro-batch.
+    """What planning hands to a write in transactions. ``batch`` is None for a stream, where each task learns
+    its micro-batch from Spark.
 
     ``handover`` is None on the writer that only commits: there tasks' reports have it.
     """
@@ -48,7 +48,7 @@ class PlannedTransactions:
 def plan(
     options: SinkOptions, raw: Mapping[str, str], *, is_streaming: bool, for_tasks: bool
 ) -> PlannedTransactions | None:
-    """Take over what the write is to use; None without delivery.guarantee=exactly-once.
+    """Take over the transactional ids of the write; None without delivery.guarantee=exactly-once.
 
     ``for_tasks`` is false where Spark makes a writer only to commit with. Raises ConfigurationError for what
     cannot hold, BrokerVersionError, DeliveryError where brokers do not respond.
@@ -206,7 +206,7 @@ def _report_takeover(scope: Scope, ownership: driver.Ownership, handover: Handov
     elif ownership.decision is not None and ownership.missing:
         driver_log.warn(
             f"kafka-chunked: {ownership.decision.batch} was decided, but all its transactions had ended by "
-            "kafka.transaction.timeout.ms; readers see nothing of it, and it is written anew"
+            "kafka.transaction.timeout.ms; readers see nothing of it, and it is written again"
         )
 
 

@@ -20,7 +20,7 @@ class DriverProcess:
     started: str
 
     def is_alive(self) -> bool:
-        """False also for a zombie: a JVM that nobody waits for remains one."""
+        """False also for a zombie, which a JVM remains until its parent waits for it."""
         found = _look(self.pid)
         return found is not None and found.started == self.started and not found.zombie
 
