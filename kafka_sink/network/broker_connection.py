@@ -286,7 +286,7 @@ class BrokerConnection:
     def next_response(self, now_ms: float) -> CompletedRequest | None:
         """The next response to a request of the caller; None if there is none yet.
 
-        Responses to ApiVersions and SASL requests make the connection ready, and are not returned. Raises what
+        Responses to ApiVersions and SASL requests make the connection ready and are not returned. Raises what
         BrokerProtocol.next_response raises.
         """
         completed = self._protocol.next_response(now_ms)
