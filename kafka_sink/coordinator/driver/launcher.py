@@ -29,6 +29,7 @@ from kafka_sink.coordinator.wire import driver_process
 from kafka_sink.coordinator.wire.address import Rendezvous
 from kafka_sink.coordinator.wire.application_files import pause_s
 from kafka_sink.coordinator.wire.driver_process import DriverProcess
+from kafka_sink.coordinator.wire.driver_terminal import driver_terminal
 from kafka_sink.coordinator.wire.session import SECRET_BYTES
 from kafka_sink.coordinator.wire.warnings import UNAVAILABLE, warn_of_no_coordinator
 from kafka_sink.options import SinkOptions
@@ -112,7 +113,7 @@ def _find_or_start(
             before = found
             view = _former_port(view, place, before)
             found = _start(where, place, driver, environ, before, _bounds(options))
-            if shows_progress(driver.arguments(), conf):
+            if shows_progress(driver.arguments(), conf) and driver_terminal(driver.pid) is not None:
                 place.note_progress(found)
         key = found.key_of(cluster)
         if not place.has_cluster(found, key):

@@ -126,6 +126,8 @@ class ApplicationFigures:
         self._records, self._sent_bytes = RateWindow(), RateWindow()
         self._history: deque[tuple[float, float, float]] = deque(maxlen=_HISTORY)
         self.reports = 0
+        # Called when a write has ended, before the driver goes on.
+        self.on_end: Callable[[], None] = lambda: None
 
     def lookups(self, cluster: str) -> Lookups:
         """Where the coordinator counts a cluster's metadata lookups."""
@@ -252,6 +254,7 @@ class ApplicationFigures:
         if not job.query:
             job.state, job.ended_s = final.outcome, self._wall_s()
         self._forget_write(final.write)
+        self.on_end()
 
     def _forget_write(self, name: str) -> None:
         self._ended_writes[name] = None

@@ -29,11 +29,13 @@ from kafka_sink.coordinator.server.metadata_fetcher import metadata_handler
 from kafka_sink.coordinator.server.rate_handler import rate_handler
 from kafka_sink.coordinator.server.running_jobs import JobWatch, RunningJobs
 from kafka_sink.coordinator.server.server import CoordinatorServer
+from kafka_sink.coordinator.server.terminal_progress import TerminalProgress
 from kafka_sink.coordinator.server.ui.live_view import LiveView
 from kafka_sink.coordinator.server.write_handler import write_handler
 from kafka_sink.coordinator.wire.application_files import (
     LONG_LIFE_S,
     WATCH_S,
+    console_marker,
     is_current,
     known_cluster_marker,
     starts_file,
@@ -63,6 +65,29 @@ class _Report:
             self._transport.write(json.dumps(line).encode() + b"\n")
 
 
+class _Display:
+    """What users see of the application's writes while they run."""
+
+    def __init__(self, driver: DriverProcess, folder: Path, token: str) -> None:
+        self.figures = ApplicationFigures()
+        self.live_view = LiveView(self.figures, ui_marker(folder, token))
+        self._driver = driver
+        is_wanted = console_marker(folder, token).exists
+        self._terminal = TerminalProgress(driver.pid, self.figures.progress, is_wanted)
+        self.figures.on_end = self._terminal.update
+
+    def update(self) -> None:
+        """Once a second."""
+        self.figures.sample(monotonic_ms())
+        self._terminal.update()
+
+    def close(self) -> None:
+        # The terminal of a driver that is gone belongs to the shell again.
+        if self._driver.is_alive():
+            self._terminal.clear()
+        self.live_view.close()
+
+
 async def _serve(
     settings: Mapping[str, Any], first: Iterable[Mapping[str, Any]], commands: CommandPipe, report_fd: int
 ) -> None:
@@ -82,7 +107,7 @@ async def _serve(
         for line in lines:
             if isinstance(line.get("ui"), dict):
                 # The process that replaces this one takes the same port.
-                report.send({"ui": live_view.open(line["ui"])})
+                report.send({"ui": display.live_view.open(line["ui"])})
             else:
                 report.send(line)
                 add([line])
@@ -90,9 +115,9 @@ async def _serve(
     def read_commands() -> None:
         obey(commands.lines())
 
-    figures = ApplicationFigures()
     driver = DriverProcess(int(settings["driver"][0]), str(settings["driver"][1]))
     marker = Path(settings["marker"])
+    display = _Display(driver, marker.parent, settings["token"])
 
     def forgotten(key: str) -> None:
         known_cluster_marker(marker.parent, settings["token"], key).unlink(missing_ok=True)
@@ -101,13 +126,12 @@ async def _serve(
     jobs = RunningJobs(driver)
     server = CoordinatorServer(
         bytes.fromhex(settings["secret"]),
-        _handlers(figures, jobs),
+        _handlers(display.figures, jobs),
         monotonic_ms,
         _bounds(settings["bounds"]),
         look=read_commands,
         forgotten=forgotten,
     )
-    live_view = LiveView(figures, ui_marker(marker.parent, settings["token"]))
     obey(first)
     listening = socket.socket(fileno=int(settings["listening"]))
     await server.start(listening)
@@ -115,9 +139,9 @@ async def _serve(
     loop.call_later(LONG_LIFE_S, lambda: starts_file(marker.parent).unlink(missing_ok=True))
     while driver.is_alive() and is_current(marker, settings["token"]):
         report.send({})
-        figures.sample(monotonic_ms())
+        display.update()
         await asyncio.sleep(WATCH_S)
-    live_view.close()
+    display.close()
     server.close()
     jobs.close()
 
