@@ -48,19 +48,19 @@ def given(secured: Secured, **more: str) -> dict[str, str]:
 
 
 def run(
-    options: dict[str, str],
+    jobs: list[tuple[str, dict[str, str]]],
     folder: Path,
     environ: dict[str, str],
     *,
     master: str = "local[2]",
-    kind: str = "batch",
 ) -> tuple[int, str]:
     """A driver of its own, its options through stdin as no secret belongs in a command line."""
     import json
 
     local = folder / "local"
     local.mkdir(exist_ok=True)
-    job = {"options": options, "master": master, "kind": kind, "folder": str(folder)}
+    listed = [{"kind": kind, "options": options} for kind, options in jobs]
+    job = {"jobs": listed, "master": master, "folder": str(folder)}
     done = subprocess.run(
         [sys.executable, str(JOB)],
         input=json.dumps(job),
@@ -74,15 +74,32 @@ def run(
     return done.returncode, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("coordinator", ["true", "false"])
-@pytest.mark.parametrize("kind", ["batch", "stream"])
+KINDS = [(kind, coordinator) for kind in ("batch", "stream") for coordinator in ("true", "false")]
+
+
+def topic_of(kind: str, coordinator: str) -> str:
+    return f"spark-{kind}-{coordinator}"
+
+
+@pytest.fixture(scope="module")
+def written(
+    secured: Secured, tmp_path_factory: pytest.TempPathFactory, project_environment: dict[str, str]
+) -> tuple[int, str]:
+    """Code and output of one driver that runs a job of each kind."""
+    jobs = [
+        (kind, given(secured, topic=topic_of(kind, coordinator), **{"coordinator.enabled": coordinator}))
+        for kind, coordinator in KINDS
+    ]
+    return run(jobs, tmp_path_factory.mktemp("jobs"), project_environment)
+
+
+@pytest.mark.parametrize(("kind", "coordinator"), KINDS)
 def test_jobs_write_to_a_secured_cluster(
-    secured: Secured, tmp_path: Path, project_environment: dict[str, str], kind: str, coordinator: str
+    secured: Secured, written: tuple[int, str], kind: str, coordinator: str
 ) -> None:
-    topic = f"spark-{kind}-{coordinator}"
-    options = given(secured, topic=topic, **{"coordinator.enabled": coordinator})
-    code, output = run(options, tmp_path, project_environment, kind=kind)
+    code, output = written
     assert code == 0, output[-3000:]
+    topic = topic_of(kind, coordinator)
     assert sorted(int(row.value or b"-1") for row in read_topic(secured.broker, topic)) == list(range(300))
 
 
@@ -91,7 +108,7 @@ def test_executors_of_their_own_write_to_a_secured_cluster(
 ) -> None:
     with StandaloneCluster(workers=2, cores=1, environ=project_environment) as cluster:
         options = given(secured, topic="spark-standalone")
-        code, output = run(options, tmp_path, project_environment, master=cluster.url)
+        code, output = run([("batch", options)], tmp_path, project_environment, master=cluster.url)
         assert code == 0, output[-3000:]
     found = read_topic(secured.broker, "spark-standalone")
     assert sorted(int(row.value or b"-1") for row in found) == list(range(300))
@@ -111,7 +128,7 @@ def test_no_secret_is_left_anywhere(
     watcher = threading.Thread(target=_watch_children, args=(os.getpid(), seen, stop))
     watcher.start()
     try:
-        code, output = run(options, tmp_path, project_environment)
+        code, output = run([("batch", options)], tmp_path, project_environment)
     finally:
         stop.set()
         watcher.join()

@@ -1,18 +1,22 @@
-"""A driver of its own that writes 300 numbers: master, kind and options come through stdin."""
+"""A driver of its own that runs jobs of 300 numbers each. What it needs comes through stdin."""
 
 from __future__ import annotations
 
 import json
 import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 
 def main() -> None:
     from pyspark.sql import SparkSession
 
-    job = json.load(sys.stdin)
-    folder = job["folder"]
+    given = json.load(sys.stdin)
+    folder = given["folder"]
     spark = (
-        SparkSession.builder.master(job["master"])
+        SparkSession.builder.master(given["master"])
         .appName("secured")
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
@@ -25,23 +29,29 @@ def main() -> None:
         .getOrCreate()
     )
     try:
-        if job["kind"] == "batch":
-            frame = spark.range(0, 300, 1, 4).selectExpr("cast(id AS string) AS value")
-            frame.write.format("kafka-chunked").mode("append").options(**job["options"]).save()
-        else:
-            spark.range(0, 300, 1, 3).selectExpr("cast(id AS string) AS value").write.parquet(f"{folder}/in")
-            stream = spark.readStream.schema("value string").option("maxFilesPerTrigger", 1)
-            query = (
-                stream.parquet(f"{folder}/in")
-                .writeStream.format("kafka-chunked")
-                .options(**job["options"])
-                .option("checkpointLocation", f"{folder}/checkpoint")
-                .trigger(availableNow=True)
-                .start()
-            )
-            query.awaitTermination()
+        for number, job in enumerate(given["jobs"]):
+            write(spark, job, f"{folder}/{number}")
     finally:
         spark.stop()
+
+
+def write(spark: SparkSession, job: dict[str, Any], folder: str) -> None:
+    """One job, a batch or a stream."""
+    if job["kind"] == "batch":
+        frame = spark.range(0, 300, 1, 4).selectExpr("cast(id AS string) AS value")
+        frame.write.format("kafka-chunked").mode("append").options(**job["options"]).save()
+        return
+    spark.range(0, 300, 1, 3).selectExpr("cast(id AS string) AS value").write.parquet(f"{folder}/in")
+    stream = spark.readStream.schema("value string").option("maxFilesPerTrigger", 1)
+    query = (
+        stream.parquet(f"{folder}/in")
+        .writeStream.format("kafka-chunked")
+        .options(**job["options"])
+        .option("checkpointLocation", f"{folder}/checkpoint")
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
 
 
 if __name__ == "__main__":
