@@ -7,10 +7,12 @@ the addresses that tasks will use.
 from __future__ import annotations
 
 import errno
+import math
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
+from kafka_sink import driver_log
 from kafka_sink.clock import monotonic_ms
 from kafka_sink.errors import (
     AuthenticationError,
@@ -33,6 +35,8 @@ from kafka_sink.options import SinkOptions
 # Bounds connecting. The caller bounds requests.
 CONNECT_BOUND_MS = 9_000.0
 _POLL_MS = 100.0
+# So that a wrong address shows before the bound.
+_WARN_AFTER_MS = 3_000.0
 # Brokers of a cluster to try. One that responds is enough.
 _MAX_TRIED = 5
 # Give up on brokers that close this many connections at the first request.
@@ -78,6 +82,7 @@ class PlanningClient:
         nodes = self._advertised[:_MAX_TRIED] or self._bootstrap
         begun = monotonic_ms()
         until = begun + self._connect_bound_ms
+        warn_at = begun + _WARN_AFTER_MS
         while True:
             now = monotonic_ms()
             ready = [node.id for node in nodes if self._network.ready_for_any(node.id, now)]
@@ -86,6 +91,12 @@ class PlanningClient:
             steps = self._steps(nodes)
             if now >= until or all(isinstance(one.error, _FINAL) for one in steps):
                 raise self._unreachable(steps, now - begun)
+            if now >= warn_at:
+                warn_at = math.inf
+                driver_log.warn(
+                    f"kafka-chunked: no broker could be reached for {_WARN_AFTER_MS / 1000:.0f} s: "
+                    f"{'; '.join(map(_line, steps))}. Trying for another {(until - now) / 1000:.0f} s"
+                )
             self._network.poll(min(_POLL_MS, until - now), now)
 
     def use_advertised(self, nodes: Sequence[Node]) -> None:

@@ -1,0 +1,304 @@
+"""``python -m kafka_sink.doctor``: looks for what would make a job fail, and says why and what to do.
+
+Run it with the driver's Python, where the job would start: it looks at Python, Java, the libraries, the
+Python of Spark's workers and the folders, and, with ``--option kafka.bootstrap.servers=...``, at options,
+connection, login and topic. It writes nothing to Kafka, and creates no topic.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from importlib import metadata
+from typing import TYPE_CHECKING, TextIO
+
+from kafka_sink.errors import KafkaSinkError
+from kafka_sink.version import __version__
+
+if TYPE_CHECKING:
+    from kafka_sink.options import SinkOptions
+
+_PYTHON = (3, 10)
+_JAVA = 17
+_PYSPARK = (4, 1)
+_TIMEOUT_S = 60
+# Runs in the workers' Python. Prints what the driver compares.
+_PROBE = """
+import importlib.util, json, sys
+def version(name):
+    try:
+        from importlib.metadata import version
+        return version(name)
+    except Exception:
+        return None
+missing = [name for name in {modules!r} if importlib.util.find_spec(name) is None]
+print(json.dumps([sys.version_info[:2], version("pyspark"), missing]))
+"""
+# Modules that a task imports, and the distribution that has each.
+MODULES = {
+    "pyspark": "pyspark",
+    "pyarrow": "pyarrow",
+    "numpy": "numpy",
+    "kafka": "kafka-python",
+    "confluent_kafka": "confluent-kafka",
+    "lz4": "lz4",
+    "zstandard": "zstandard",
+    "zlib_ng": "zlib-ng",
+    "google_crc32c": "google-crc32c",
+    "cryptography": "cryptography",
+}
+_OWN_MODULES = ("kafka_sink", "pyspark_kafka_chunked")
+
+
+class Level(Enum):
+    """How bad a finding is. A job fails on a PROBLEM."""
+
+    OK = "ok"
+    NOTE = "note"
+    PROBLEM = "PROBLEM"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the report."""
+
+    level: Level
+    text: str
+
+
+def examine(environ: Mapping[str, str], options: Mapping[str, str]) -> Iterator[Finding]:
+    """All findings, in the order of a job's start. Without ``options``, no broker is asked."""
+    yield _python()
+    yield from _libraries()
+    yield _java(environ)
+    yield from _workers(environ)
+    yield _folders(environ)
+    if options:
+        yield from _job(options)
+    else:
+        yield Finding(
+            Level.NOTE,
+            "no broker was asked: add --option kafka.bootstrap.servers=HOST:PORT and the job's other options",
+        )
+
+
+def _python() -> Finding:
+    version = sys.version_info[:2]
+    if version < _PYTHON:
+        return Finding(
+            Level.PROBLEM, f"Python {_dotted(version)} is too old: use {_dotted(_PYTHON)} or newer"
+        )
+    return Finding(Level.OK, f"kafka-chunked {__version__}, Python {_dotted(version)} ({sys.executable})")
+
+
+def _libraries() -> Iterator[Finding]:
+    missing = [name for name in MODULES.values() if _version(name) is None]
+    if missing:
+        yield Finding(
+            Level.PROBLEM, f"missing libraries: {', '.join(missing)}: pip install {' '.join(missing)}"
+        )
+    pyspark = _version("pyspark")
+    if pyspark is None:
+        return
+    if _numbers(pyspark) < _PYSPARK:
+        yield Finding(
+            Level.PROBLEM,
+            f"PySpark {pyspark} is too old: Python sinks that take Arrow batches need {_dotted(_PYSPARK)}",
+        )
+    else:
+        yield Finding(Level.OK, f"PySpark {pyspark}, PyArrow {_version('pyarrow')}")
+    if "/pyspark/" not in os.environ.get("SPARK_HOME", "/pyspark/"):
+        yield Finding(
+            Level.NOTE,
+            f"SPARK_HOME is {os.environ['SPARK_HOME']}: its Spark runs, not that of the installed PySpark",
+        )
+
+
+def _java(environ: Mapping[str, str]) -> Finding:
+    home = environ.get("JAVA_HOME")
+    path = os.path.join(home, "bin", "java") if home else shutil.which("java", path=environ.get("PATH"))
+    remedy = f"install Java {_JAVA} or newer, and set JAVA_HOME to it"
+    if not path:
+        return Finding(Level.PROBLEM, f"there is no Java, which Spark needs: {remedy}")
+    try:
+        done = subprocess.run(
+            [path, "-version"], capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+        )
+        found = (done.stderr + done.stdout).split('"')
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return Finding(Level.PROBLEM, f"Java at {path} does not start ({error}): {remedy}")
+    version = found[1] if len(found) > 2 else ""
+    major = version.removeprefix("1.").split(".")[0].split("-")[0]
+    if not major.isdecimal() or int(major) < _JAVA:
+        return Finding(
+            Level.PROBLEM, f"Java {version or 'of unknown version'} at {path} is too old: {remedy}"
+        )
+    return Finding(Level.OK, f"Java {version} ({path})")
+
+
+def _workers(environ: Mapping[str, str]) -> Iterator[Finding]:
+    """The Python that Spark starts for tasks and for planning."""
+    named = environ.get("PYSPARK_PYTHON")
+    python = shutil.which(named or "python3", path=environ.get("PATH"))
+    if named is None:
+        yield Finding(
+            Level.NOTE,
+            f"PYSPARK_PYTHON is not set, so Spark's workers take python3 from PATH ({python}). Set it to be "
+            "sure: os.environ['PYSPARK_PYTHON'] = sys.executable, before the session is made",
+        )
+    if python is None:
+        yield Finding(
+            Level.PROBLEM,
+            f"the workers' Python, {named or 'python3'}, does not exist: set PYSPARK_PYTHON to "
+            f"{sys.executable}",
+        )
+        return
+    modules = [*_OWN_MODULES, *MODULES]
+    try:
+        done = subprocess.run(
+            [python, "-c", _PROBE.format(modules=modules)],
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_S,
+            check=True,
+            cwd=tempfile.gettempdir(),
+            env=dict(environ),
+        )
+        version, pyspark, missing = json.loads(done.stdout.splitlines()[-1])
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
+        yield Finding(Level.PROBLEM, f"the workers' Python, {python}, does not run: {error}")
+        return
+    yield _of_workers(python, tuple(version), pyspark, missing)
+
+
+def _of_workers(
+    python: str, version: tuple[int, ...], pyspark: str | None, missing: Sequence[str]
+) -> Finding:
+    own = [name for name in missing if name in _OWN_MODULES]
+    if version != sys.version_info[:2]:
+        text = (
+            f"is {_dotted(version)} and the driver's is {_dotted(sys.version_info[:2])}: Spark refuses such "
+            f"tasks. Set PYSPARK_PYTHON to {sys.executable}"
+        )
+    elif own:
+        text = (
+            "has no kafka-chunked, so Spark says DATA_SOURCE_NOT_FOUND: install it there, set PYSPARK_PYTHON "
+            f"to {sys.executable}, or ship the wheel by --py-files and call kafka_sink.register(spark)"
+        )
+    elif missing:
+        text = f"lacks {', '.join(MODULES[name] for name in missing)}: pip install them there"
+    elif pyspark != _version("pyspark"):
+        text = f"has PySpark {pyspark}, and the driver {_version('pyspark')}: install the same version"
+    else:
+        return Finding(Level.OK, f"Spark's workers: Python {_dotted(version)} with all libraries ({python})")
+    return Finding(Level.PROBLEM, f"the workers' Python, {python}, {text}")
+
+
+def _folders(environ: Mapping[str, str]) -> Finding:
+    named = environ.get("SPARK_LOCAL_DIRS")
+    for folder in (named or tempfile.gettempdir()).split(","):
+        try:
+            with tempfile.TemporaryFile(dir=folder):
+                pass
+        except OSError as error:
+            return Finding(
+                Level.PROBLEM,
+                f"Spark cannot write to {folder} ({error.strerror}): set SPARK_LOCAL_DIRS to one that it "
+                "may write to",
+            )
+    return Finding(Level.OK, f"Spark's local folders can be written ({named or tempfile.gettempdir()})")
+
+
+def _job(options: Mapping[str, str]) -> Iterator[Finding]:
+    from kafka_sink.options import parse
+
+    try:
+        parsed = parse(dict(options))
+    except KafkaSinkError as error:
+        yield Finding(Level.PROBLEM, f"options: {error}")
+        return
+    yield from (Finding(Level.NOTE, warning) for warning in parsed.warnings)
+    try:
+        _reach(parsed.options)
+    except KafkaSinkError as error:
+        yield Finding(Level.PROBLEM, f"brokers, login and topic: {error}")
+    else:
+        yield Finding(Level.OK, "brokers, login and topic: usable")
+
+
+def _reach(options: SinkOptions) -> None:
+    """As planning does, but nothing is created."""
+    from kafka_sink.planning_client import CONNECT_BOUND_MS, PlanningClient
+    from kafka_sink.topic_preparation import TopicPreparation
+
+    asked = replace(options, topic_create=False, allow_auto_create_topics=False)
+    with PlanningClient(asked, min(CONNECT_BOUND_MS, asked.max_block_ms)) as client:
+        TopicPreparation(asked, client, "topic", asked.topic).run()
+        letters = asked.errors_deadletterqueue_topic_name
+        if letters is not None:
+            TopicPreparation(asked, client, "errors.deadletterqueue.topic.name", letters).run()
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    parts = version.split(".")[:2]
+    return tuple(int(part) for part in parts if part.isdecimal())
+
+
+def _dotted(version: Sequence[int]) -> str:
+    return ".".join(map(str, version))
+
+
+def main(arguments: Sequence[str] | None = None, out: TextIO = sys.stdout) -> int:
+    """0 if no job would fail on what was looked at, otherwise 1."""
+    parser = argparse.ArgumentParser(
+        prog="python -m kafka_sink.doctor",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--option",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="an option of the job, such as kafka.bootstrap.servers=HOST:PORT; may be given again",
+    )
+    parser.add_argument(
+        "--options-file",
+        metavar="FILE",
+        help="a JSON object of options, for passwords, which a command line would show to others",
+    )
+    args = parser.parse_args(arguments)
+    options: dict[str, str] = {}
+    if args.options_file:
+        with open(args.options_file, encoding="utf-8") as file:
+            options.update(json.load(file))
+    for pair in args.option:
+        name, separator, value = pair.partition("=")
+        if not separator:
+            parser.error(f"--option {pair!r} lacks '=': write NAME=VALUE")
+        options[name] = value
+    problems = 0
+    for finding in examine(os.environ, options):
+        problems += finding.level is Level.PROBLEM
+        print(f"{finding.level.value:>8}  {finding.text}", file=out, flush=True)
+    print("nothing found that would fail a job" if not problems else f"{problems} to mend", file=out)
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,102 @@
+"""The doctor names what would fail a job, and says what to do; it prints no secret."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from kafka_sink import doctor, planning_client
+from kafka_sink.doctor import Finding, Level, examine, main
+from tests.support.fake_broker import FakeCluster
+
+HERE = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": os.getcwd()}
+
+
+def found(environ: dict[str, str], options: dict[str, str] | None = None) -> list[Finding]:
+    return list(examine(environ, options or {}))
+
+
+def problems(environ: dict[str, str], options: dict[str, str] | None = None) -> str:
+    return "\n".join(one.text for one in found(environ, options) if one.level is Level.PROBLEM)
+
+
+def python_that_prints(folder: Path, line: str) -> str:
+    file = folder / "python"
+    file.write_text(f"#!/bin/sh\ncat <<'END'\n{line}\nEND\n")
+    file.chmod(0o755)
+    return str(file)
+
+
+def test_nothing_to_mend_here() -> None:
+    assert problems(HERE) == ""
+    notes = [one.text for one in found(HERE) if one.level is Level.NOTE]
+    assert any("no broker was asked" in note for note in notes)
+
+
+def test_the_workers_python_is_looked_at(tmp_path: Path) -> None:
+    version = list(sys.version_info[:2])
+    pyspark = doctor._version("pyspark")
+    for answer, text in (
+        ([[3, 9], pyspark, []], "Spark refuses such tasks"),
+        ([version, pyspark, ["kafka_sink", "numpy"]], "DATA_SOURCE_NOT_FOUND"),
+        ([version, pyspark, ["confluent_kafka", "kafka"]], "lacks confluent-kafka, kafka-python"),
+        ([version, "4.0.0", []], "has PySpark 4.0.0, and the driver"),
+    ):
+        python = python_that_prints(tmp_path, json.dumps(answer))
+        assert text in problems({**HERE, "PYSPARK_PYTHON": python})
+    assert "does not run" in problems({**HERE, "PYSPARK_PYTHON": python_that_prints(tmp_path, "no JSON")})
+    assert "does not exist" in problems({**HERE, "PYSPARK_PYTHON": "/nowhere/python"})
+
+
+def test_an_unset_pyspark_python_is_noted() -> None:
+    environ = {name: value for name, value in HERE.items() if name != "PYSPARK_PYTHON"}
+    assert any("PYSPARK_PYTHON is not set" in one.text for one in found(environ))
+
+
+def test_java_is_looked_at(tmp_path: Path) -> None:
+    assert "there is no Java" in problems({**HERE, "JAVA_HOME": "", "PATH": str(tmp_path)})
+    (tmp_path / "bin").mkdir()
+    java = tmp_path / "bin" / "java"
+    java.write_text("#!/bin/sh\necho 'openjdk version \"11.0.2\" 2019' >&2\n")
+    java.chmod(0o755)
+    assert "Java 11.0.2" in problems({**HERE, "JAVA_HOME": str(tmp_path)})
+    java.unlink()
+    assert "does not start" in problems({**HERE, "JAVA_HOME": str(tmp_path)})
+
+
+def test_a_folder_that_cannot_be_written_is_named() -> None:
+    assert "cannot write to /proc" in problems({**HERE, "SPARK_LOCAL_DIRS": "/proc"})
+
+
+def test_options_brokers_and_topics_are_tried_and_nothing_is_created(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning_client, "CONNECT_BOUND_MS", 300.0)
+    with FakeCluster({"there": 1}) as cluster:
+        base = {"kafka.bootstrap.servers": cluster.bootstrap_servers, "kafka.max.block.ms": "300"}
+        assert problems(HERE, base | {"topic": "there"}) == ""
+        missing = problems(HERE, base | {"topic": "missing", "topic.create": "true"})
+        assert "there is no topic 'missing'" in missing
+        letters = {"errors.tolerance": "all", "errors.deadletterqueue.topic.name": "letters"}
+        assert "'letters'" in problems(HERE, base | {"topic": "there"} | letters)
+    assert "Did you mean" in problems(HERE, base | {"kafka.acsk": "all"})
+    assert "Connection refused" in problems(HERE, {**base, "kafka.bootstrap.servers": "127.0.0.1:1"})
+
+
+def test_the_command_takes_options_and_prints_no_secret(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "_workers", lambda environ: iter(()))
+    secrets = tmp_path / "options.json"
+    secrets.write_text(json.dumps({"kafka.sasl.jaas.config": "hunter2 required password=hunter2;"}))
+    out = io.StringIO()
+    servers = "kafka.bootstrap.servers=127.0.0.1:1"
+    code = main(["--option", servers, "--options-file", str(secrets)], out)
+    assert code == 1
+    assert "kafka.sasl.jaas.config" in out.getvalue()
+    assert "hunter2" not in out.getvalue()
+    with pytest.raises(SystemExit):
+        main(["--option", "nonsense"], out)
