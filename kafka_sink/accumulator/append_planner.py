@@ -205,7 +205,7 @@ class AppendPlanner:
         if self._grow(queues, plan, tail, ordered.bound(start, fit_stop) + surplus):
             plan.add(tail, start, fit_stop)
             return fit_stop
-        # Memory is short: as many rows as what is left of it takes.
+        # Memory is short: as many rows as fit into the rest of it.
         limit = tail.buffer.capacity + self._allocator.growable_bytes(tail.buffer)
         end = min(ordered.rows_below(start, tail.raw_bytes_within(limit) - surplus), fit_stop)
         if end <= start:

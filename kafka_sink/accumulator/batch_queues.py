@@ -40,9 +40,10 @@ class BatchQueues:
 
     def __init__(self) -> None:
         self.by_partition: dict[TopicPartition, PartitionQueue] = {}
-        # Queues that hold batches, so that a check costs what is buffered, not what was ever written.
+        # Queues with batches, so that the cost of a check grows with the buffered partitions, not with all
+        # that were ever written to.
         self.waiting: dict[TopicPartition, PartitionQueue] = {}
-        # Every batch that holds memory, wherever it is: what a closing producer must give back.
+        # Every batch with memory, wherever it is. A closing producer must release all of them.
         self.live: set[ProducerBatch] = set()
         # Batches without a final state: queued, open or in flight.
         self.incomplete = 0

@@ -32,7 +32,7 @@ class RunWriter:
             _encode(plan.ordered, plan.segments)
         is_full = self._estimates.is_full
         with self._accumulator.planning() as queues:
-            # One iteration per partition: calls are what a short run costs here.
+            # One iteration per partition: for short runs, calls are most of the cost.
             for segment in plan.segments:
                 batch = segment.batch
                 if batch.state is BatchState.OPEN and (batch.buffer.heap_bytes or is_full(batch)):
@@ -46,8 +46,8 @@ class RunWriter:
                         queues.count_raw(batch)
                     # A closed batch stays leased until it is sealed.
                     batch.lease = None
-            # The sender sleeps until what it knew of is due: it must hear of a batch that is new, and of one
-            # that it found leased.
+            # The sender sleeps until a batch that it knows is due, so new batches and batches that it found
+            # leased must wake it.
             wake = plan.opened or queues.leased_batch_skipped
             queues.leased_batch_skipped = False
         self.seal(plan.full, plan.lease)

@@ -71,7 +71,7 @@ class SingleBuffer:
         return overflow
 
     def grow(self, projected: int) -> bool:
-        """Moves to a larger unpooled buffer if the pool has the memory now, beside what is held."""
+        """Moves to a larger unpooled buffer if the pool has the memory for both now."""
         if projected <= self.capacity:
             return True
         if self._released:

@@ -41,11 +41,11 @@ class SizeEstimates:
     # -- learning -----------------------------------------------------------------------------------
 
     def observe(self, batch: ProducerBatch) -> None:
-        """Takes in what a sealed batch has shrunk to."""
+        """Learns the compression ratio of a sealed batch."""
         self._ratios.observe(batch.partition.topic, batch.compression, batch.observed_ratio)
 
     def observe_packing(self, batch: ProducerBatch) -> None:
-        """Takes in what a batch's packed blocks have shrunk to."""
+        """Learns the ratio of a batch's packed blocks."""
         self._packed_ratios[batch.partition.topic] = batch.packed_ratio
 
     def learn_from(self, refused: list[TooLargeBatch]) -> None:

@@ -22,7 +22,7 @@ class LocalMutes:
         # Called with each target that is unmuted.
         self.on_unmuted: Callable[[Target], None] = lambda _: None
         self._coordinated = False
-        # What the coordinator's last message had muted; what the breaker class here has muted.
+        # The coordinator's mutes, as of its last message, and the mutes of this task's breaker class.
         self._shared: frozenset[Target] = frozenset()
         self._own: dict[Target, MuteChange] = {}
         self._changes: list[MuteChange] = []

@@ -1,4 +1,4 @@
-"""KIP-693's CircuitBreakManager: what a breaker class mutes, unmutes and asks with."""
+"""KIP-693's CircuitBreakManager, through which a breaker class mutes, unmutes and looks at mutes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class CircuitBreakManager:
             self._mutes.mute(target, str(reason), evidence, own=True)
 
     def unmute(self, target: int | TopicPartition, reason: str = "unmuted by the breaker class") -> None:
-        """Ends a mute. Raises ValueError for what cannot be muted."""
+        """Ends a mute. Raises ValueError for a target that cannot be muted."""
         target = target_of(target)
         if self._is_other_thread():
             self._queued.append(partial(self.unmute, target, reason))

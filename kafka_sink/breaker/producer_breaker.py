@@ -46,7 +46,7 @@ class SharedState(Protocol):
         """This task's breaker muted or unmuted something."""
 
     def on_other_cluster(self) -> None:
-        """Another Kafka cluster responds now: what was muted and reported concerns brokers of the former."""
+        """Another Kafka cluster responds now. Mutes and reports so far concern the former one's brokers."""
 
     def exchange(self, control: MuteControl) -> None:
         """Applies messages that have come, and sends what is due."""

@@ -1,4 +1,4 @@
-"""A real Apache Kafka with no Docker: fetched once through the Ivy that PySpark ships, run as KRaft brokers.
+"""A real Apache Kafka without Docker. PySpark's Ivy downloads it once; it runs as KRaft brokers.
 
     with LocalBroker() as broker:
         print(broker.bootstrap_servers)

@@ -1,4 +1,4 @@
-"""``python -m kafka_sink.local_broker``: a Kafka for as long as this runs."""
+"""``python -m kafka_sink.local_broker``: runs Kafka until it is stopped."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _parser() -> argparse.ArgumentParser:
         help="a broker property",
     )
     parser.add_argument(
-        "--no-auto-create", action="store_true", help="clients may not create topics by using them"
+        "--no-auto-create", action="store_true", help="do not create topics when clients use them"
     )
     parser.add_argument(
         "--kafka-home", help=f"an unpacked Kafka instead of the download (or {KAFKA_HOME_ENV})"
@@ -45,7 +45,9 @@ def _parser() -> argparse.ArgumentParser:
         "--ivy-settings", help=f"an Ivy settings file for the download (or {IVY_SETTINGS_ENV})"
     )
     parser.add_argument("--heap", default="512m", help="each broker's heap (default 512m)")
-    parser.add_argument("--download-only", action="store_true", help="fetch Kafka into the cache and end")
+    parser.add_argument(
+        "--download-only", action="store_true", help="download Kafka into the cache, then exit"
+    )
     return parser
 
 
@@ -67,7 +69,7 @@ def main(arguments: list[str] | None = None) -> int:
             heap=args.heap,
         ) as broker:
             print(broker.bootstrap_servers, flush=True)
-            print("Kafka runs. Ctrl-C stops it and deletes its data.", file=sys.stderr, flush=True)
+            print("Kafka is running. Ctrl-C stops it and deletes its data.", file=sys.stderr, flush=True)
             threading.Event().wait()
     except LocalBrokerError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""A real Apache Kafka of one or three KRaft brokers on this machine, for as long as a ``with`` block runs."""
+"""A real Apache Kafka of one or three KRaft brokers on this machine, within a ``with`` block."""
 
 from __future__ import annotations
 
@@ -39,21 +39,21 @@ _POLL_SECONDS = 0.05
 
 
 class _PortLost(Exception):
-    """A port that was free when it was chosen is not any more."""
+    """Another process has taken a port since it was chosen."""
 
 
 class LocalBroker:
     """One or three Kafka brokers (combined KRaft mode, one JVM each) on 127.0.0.1; data is deleted at the
     end.
 
-    Use it as a context manager. The brokers end with the block, with Ctrl-C and with this process, however it
-    ends. Broker ids are 0 .. brokers-1, and every method takes such an id.
+    Use it as a context manager. The brokers end with the block, with Ctrl-C and with this process, even if it
+    is killed. Broker ids are 0 .. brokers-1, and every method takes such an id.
 
-    ``port``: the first broker's port (the next ones follow), any free one by default. ``properties``: Kafka's
-    own, they win over the defaults here. ``extra_listeners``: listener name to security protocol, each on a
-    free port (settings as ``listener.name.<lower-case name>.*`` properties, address from ``bootstrap_for``).
-    ``heap``: each JVM's, as for -Xmx. ``java_options``: further JVM flags. The constructor and all methods
-    raise LocalBrokerError if a broker fails.
+    ``port``: the first broker's port (the next ones follow), any free one by default. ``properties``:
+    broker properties, which override the defaults here. ``extra_listeners``: listener name to security
+    protocol, each on a free port (settings as ``listener.name.<lower-case name>.*`` properties, address from
+    ``bootstrap_for``). ``heap``: each JVM's, as for -Xmx. ``java_options``: further JVM flags. The constructor
+    and all methods raise LocalBrokerError if a broker fails.
     """
 
     def __init__(  # noqa: PLR0913 - each is a choice of the caller, by its name
@@ -102,9 +102,9 @@ class LocalBroker:
         self.close()
 
     def open(self) -> LocalBroker:
-        """Start all brokers and wait until each serves; what ``with`` does."""
+        """Start all brokers and wait until each serves clients. ``with`` does this."""
         if self._processes is not None:
-            raise LocalBrokerError("this LocalBroker runs already")
+            raise LocalBrokerError("this LocalBroker is already running")
         self._java = find_java()
         self._jars = find_jars(
             self._java, kafka_home=self._kafka_home, ivy_settings=self._ivy_settings, progress=self._progress
@@ -114,11 +114,11 @@ class LocalBroker:
                 self._open_once()
                 return self
             except _PortLost as lost:
-                # Between choosing a port and the JVM's bind anyone may take it: choose others.
+                # Another process may take a port before the JVM binds it. Choose other ports.
                 self.close()
                 if self._port is not None or attempt == _START_TRIES:
                     raise LocalBrokerError(f"a port was taken while the broker started: {lost}") from lost
-            except BaseException:  # Ctrl-C too: nothing may stay behind
+            except BaseException:  # also on Ctrl-C: no process and no folder may remain
                 self.close()
                 raise
         raise AssertionError("the last attempt returns or raises")
@@ -127,7 +127,9 @@ class LocalBroker:
         try:
             folder = Path(tempfile.mkdtemp(prefix="kafka-chunked-broker-"))
         except OSError as error:
-            raise LocalBrokerError(f"no folder for the brokers' data: {error}; TMPDIR moves it") from error
+            raise LocalBrokerError(
+                f"no folder for the brokers' data: {error}; set TMPDIR to use another place"
+            ) from error
         self._folder = folder
         self._nodes = plan_nodes(folder, self._count, self._port, self._extra_listeners, self._chooser)
         self._write_files()
@@ -180,11 +182,11 @@ class LocalBroker:
         return self._node(broker).data
 
     def log_text(self, broker: int) -> str:
-        """What the broker has logged so far."""
+        """The broker's log so far."""
         return self._node(broker).log.read_text(encoding="utf-8", errors="replace")
 
     def is_running(self, broker: int) -> bool:
-        """Whether the JVM exists (a frozen one does)."""
+        """Whether the JVM exists. A frozen one does."""
         self._node(broker)
         return self._require_open().is_running(f"broker-{broker}")
 
@@ -208,7 +210,7 @@ class LocalBroker:
         self._signal(broker, signal.SIGCONT)
 
     def stop(self, broker: int, timeout_s: float = 30.0) -> None:
-        """SIGTERM: Kafka's controlled shutdown (leaders move away first); raises when it takes longer."""
+        """SIGTERM: Kafka's controlled shutdown, which moves leaders away first. Raises if it takes longer."""
         self._signal(broker, signal.SIGTERM)
         self._await_end(broker, timeout_s)
 
@@ -216,7 +218,7 @@ class LocalBroker:
         """Start a killed or stopped broker on its port and data, and wait until it serves."""
         node = self._node(broker)
         if self.is_running(broker):
-            raise LocalBrokerError(f"broker {broker} runs already")
+            raise LocalBrokerError(f"broker {broker} is already running")
         for port in node.ports.values():
             if not port_is_free(port):
                 raise LocalBrokerError(f"port {port} of broker {broker} was taken while it was down")
@@ -233,7 +235,7 @@ class LocalBroker:
         replication_factor: int | None = None,
         config: Mapping[str, object] | None = None,
     ) -> None:
-        """Create a topic and wait until it is there; replication as the cluster's default unless given."""
+        """Create a topic and wait until it exists. The replication factor is the cluster's default."""
         from confluent_kafka import KafkaException
         from confluent_kafka.admin import AdminClient
         from confluent_kafka.cimpl import NewTopic
@@ -255,7 +257,7 @@ class LocalBroker:
         timeout_s: float = 120.0,
         stdin: str | None = None,
     ) -> subprocess.CompletedProcess[str]:
-        """Run a Java class of Kafka's jars and return what it printed.
+        """Run a Java class of Kafka's jars and return its output.
 
         For instance ``org.apache.kafka.tools.DumpLogSegments``.
 

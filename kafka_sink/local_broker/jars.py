@@ -1,4 +1,4 @@
-"""Getting Kafka's jars: from a folder that the user names, the user's cache, or through PySpark's Ivy."""
+"""Finds Kafka's jars: in a folder that the user names, in the user's cache, or by a download with Ivy."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ IVY_SETTINGS_ENV = "KAFKA_CHUNKED_IVY_SETTINGS"
 
 Progress = Callable[[str], None]
 
-# kafka-tools has DumpLogSegments and other classes for run_tool. They do not use what else it depends on:
-# Connect and Jetty, 45 jars.
+# kafka-tools has DumpLogSegments and other classes for run_tool. They do not need its other dependencies,
+# Connect and Jetty: 45 jars.
 _IVY_MODULE = f"""<ivy-module version="2.0">
   <info organisation="kafka-chunked" module="local-broker"/>
   <configurations><conf name="default"/></configurations>
@@ -68,13 +68,13 @@ def cache_root(environ: Mapping[str, str] | None = None) -> Path:
 def jars_of(home: Path) -> Path:
     """The folder with Kafka's jars in an unpacked Kafka (``libs``) or in a plain folder of jars.
 
-    Raises LocalBrokerError when there is no Kafka server in it.
+    Raises LocalBrokerError if it has no Kafka server.
     """
     for folder in (home, home / "libs"):
         if next(folder.glob("kafka_2.1*.jar"), None) and next(folder.glob("kafka-clients-*.jar"), None):
             return folder.resolve()
     raise LocalBrokerError(
-        f"{home} holds no Kafka: expected kafka_{SCALA_VERSION}-<version>.jar and "
+        f"{home} contains no Kafka: expected kafka_{SCALA_VERSION}-<version>.jar and "
         f"kafka-clients-<version>.jar there or in its libs folder (named by kafka_home or {KAFKA_HOME_ENV})"
     )
 
@@ -87,11 +87,12 @@ def find_jars(
     cache: Path | None = None,
     progress: Progress = print_progress,
 ) -> Path:
-    """The folder with Kafka's jars; downloads them once per user and version when nothing else is named.
+    """The folder with Kafka's jars; downloads them once per user and version if no other folder is named.
 
-    The download goes to a folder beside its final place and is renamed when it is whole, under a lock:
-    parallel callers wait for one download, and an interrupted one leaves nothing that could be taken for a
-    cache. Raises LocalBrokerError.
+    The download goes to a folder beside its final place, and is renamed when it is complete. A lock makes
+    parallel callers wait for one download. An interrupted download leaves no incomplete cache.
+
+    Raises LocalBrokerError.
     """
     named = kafka_home or os.environ.get(KAFKA_HOME_ENV)
     if named:
@@ -108,18 +109,18 @@ def find_jars(
             return final
         cache.mkdir(parents=True, exist_ok=True)
         with _only_one(cache / f"kafka-{KAFKA_VERSION}.lock", progress):
-            if not final.is_dir():  # the one that held the lock before us may have brought it
+            if not final.is_dir():  # another process may have downloaded it
                 _download_into(final, java, settings, progress)
-    except (OSError, RuntimeError) as error:  # the latter is pathlib's, of a user without a home
+    except (OSError, RuntimeError) as error:  # RuntimeError: the user has no home
         raise LocalBrokerError(
-            f"cannot use the cache folder {cache or 'in your home'}: {error}; XDG_CACHE_HOME moves it"
+            f"cannot use the cache folder {cache or 'in your home'}: {error}; XDG_CACHE_HOME names another"
         ) from error
     return final
 
 
 @contextlib.contextmanager
 def _only_one(lock: Path, progress: Progress) -> Iterator[None]:
-    """Hold an advisory lock; the kernel drops it with the process, so it never goes stale."""
+    """Hold an advisory lock. The kernel releases it with the process, so it never goes stale."""
     with open(lock, "w", encoding="ascii") as handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -132,7 +133,9 @@ def _only_one(lock: Path, progress: Progress) -> Iterator[None]:
 def _download_into(
     final: Path, java: Java, settings: str | os.PathLike[str] | None, progress: Progress
 ) -> None:
-    for leftover in final.parent.glob(f"{final.name}.part-*"):  # of killed downloads: we hold the lock
+    for leftover in final.parent.glob(
+        f"{final.name}.part-*"
+    ):  # of killed downloads, as this process has the lock
         shutil.rmtree(leftover, ignore_errors=True)
     staging = Path(tempfile.mkdtemp(prefix=f"{final.name}.part-", dir=final.parent))
     started = time.monotonic()
@@ -152,17 +155,17 @@ def _check(jars: Path, pinned: Mapping[str, str]) -> None:
     brought = {jar.name: jar for jar in jars.glob("*.jar")}
     missing = sorted(pinned.keys() - brought.keys())
     if missing:
-        raise LocalBrokerError(f"the download of Kafka {KAFKA_VERSION} did not bring {', '.join(missing)}")
+        raise LocalBrokerError(f"the download of Kafka {KAFKA_VERSION} lacks {', '.join(missing)}")
     for name, jar in sorted(brought.items()):
         if name not in pinned:
             raise LocalBrokerError(
-                f"the download of Kafka {KAFKA_VERSION} brought {name}, which is no part of it"
+                f"the download of Kafka {KAFKA_VERSION} contains {name}, which is not part of it"
             )
         found = hashlib.sha256(jar.read_bytes()).hexdigest()
         if not hmac.compare_digest(found, pinned[name]):
             raise LocalBrokerError(
-                f"the download brought a {name} with another content (SHA-256 {found}, "
-                f"expected {pinned[name]}): try again, or name another repository"
+                f"the downloaded {name} has another content (SHA-256 {found}, "
+                f"expected {pinned[name]}): try again, or use another repository"
             )
 
 
@@ -185,7 +188,7 @@ def ivy_jar() -> Path:
             return jar
     raise LocalBrokerError(
         "no Ivy found: the download of Kafka uses the one inside pyspark's jars (pip install pyspark). "
-        f"Or name an unpacked Kafka with {KAFKA_HOME_ENV}."
+        f"Or set {KAFKA_HOME_ENV} to an unpacked Kafka."
     )
 
 
@@ -270,6 +273,6 @@ def _failure(code: int, tail: list[str]) -> str:
     causes = list(seen)[:4] or tail[-3:]
     return (
         f"Kafka {KAFKA_VERSION} could not be downloaded (Ivy ended with {code}): {' | '.join(causes)}. "
-        f"Check the network (https_proxy is obeyed), or name your repository in an Ivy settings file with "
-        f"{IVY_SETTINGS_ENV}, or an unpacked Kafka {KAFKA_VERSION} with {KAFKA_HOME_ENV}."
+        f"Check the network (https_proxy is used), set {IVY_SETTINGS_ENV} to an Ivy settings file with your "
+        f"repository, or set {KAFKA_HOME_ENV} to an unpacked Kafka {KAFKA_VERSION}."
     )

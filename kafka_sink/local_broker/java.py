@@ -1,4 +1,4 @@
-"""Finding a Java that can run Kafka."""
+"""Finds a Java that can run Kafka."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kafka_sink.errors import LocalBrokerError
 MINIMUM_JAVA = 17
 
 _VERSION = re.compile(r'version "(?:1\.)?(\d+)')
-# Where packages put their runtimes; looked at only when JAVA_HOME and PATH give nothing usable.
+# Where packages put their runtimes. Searched only if JAVA_HOME and PATH have no usable one.
 _HOMES = (
     "/usr/lib/jvm/*/bin/java",
     "/opt/homebrew/opt/openjdk*/bin/java",
@@ -34,7 +34,7 @@ class Java:
 
 
 def install_hint() -> str:
-    """The one command that installs a Java for the platform at hand."""
+    """The command that installs a Java on this platform."""
     if platform.system() == "Darwin":
         return "brew install openjdk@17"
     for program, command in (
@@ -51,7 +51,7 @@ def install_hint() -> str:
 
 
 def java_version(path: str) -> int | None:
-    """The feature version that ``path -version`` prints; None when it does not run."""
+    """The feature version that ``path -version`` prints; None if it does not run."""
     try:
         result = subprocess.run([path, "-version"], capture_output=True, text=True, timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -76,9 +76,9 @@ def _installed() -> Iterator[str]:
 
 
 def find_java(environ: Mapping[str, str] | None = None, *, search_installed: bool = True) -> Java:
-    """The first Java of at least MINIMUM_JAVA: of JAVA_HOME, of PATH, then of the usual folders.
+    """The first Java of at least MINIMUM_JAVA, from JAVA_HOME, PATH, then the usual folders.
 
-    Raises LocalBrokerError that says what was found instead and how to install one.
+    Raises LocalBrokerError, which names the ones that were too old and says how to install one.
     """
     environ = os.environ if environ is None else environ
     too_old: list[str] = []

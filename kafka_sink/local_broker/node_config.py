@@ -83,22 +83,22 @@ def free_port(taken: set[int], chooser: random.Random) -> int:
         if port not in taken and port_is_free(port):
             taken.add(port)
             return port
-    raise LocalBrokerError(
-        f"found no free port among {_PORT_TRIES} tries between {_PORTS[0]} and {_PORTS[1]}"
-    )
+    raise LocalBrokerError(f"found no free port in {_PORT_TRIES} tries between {_PORTS[0]} and {_PORTS[1]}")
 
 
 def plan_nodes(
     folder: Path, brokers: int, port: int | None, extra_listeners: Mapping[str, str], chooser: random.Random
 ) -> list[NodeConfig]:
-    """Ports and folders of all brokers; broker ``i`` takes ``port + i`` where a port is asked for.
+    """Ports and folders of all brokers. Broker ``i`` gets ``port + i`` if ``port`` is given.
 
-    Raises LocalBrokerError when such a port is taken.
+    Raises LocalBrokerError if such a port is taken.
     """
     asked = [] if port is None else [port + index for index in range(brokers)]
     for wanted in asked:
         if not port_is_free(wanted):
-            raise LocalBrokerError(f"port {wanted} is taken by another process; name another port or none")
+            raise LocalBrokerError(
+                f"port {wanted} is taken by another process; choose another port, or leave it out"
+            )
     taken = set(asked)
     nodes = []
     for index in range(brokers):
@@ -117,7 +117,7 @@ def server_properties(
     extra_listeners: Mapping[str, str],
     properties: Mapping[str, str],
 ) -> dict[str, str]:
-    """The node's server.properties; the caller's ``properties`` win."""
+    """The node's server.properties. The caller's ``properties`` override the others."""
     replicas = min(3, len(nodes))
     in_sync = max(1, replicas - 1)
     protocols = {BROKER_LISTENER: "PLAINTEXT", CONTROLLER_LISTENER: "PLAINTEXT", **extra_listeners}
@@ -147,12 +147,13 @@ def server_properties(
         "share.coordinator.state.topic.min.isr": in_sync,
         "share.coordinator.state.topic.num.partitions": 4,
         "group.initial.rebalance.delay.ms": 0,
-        # A killed broker may only register again once its old session is over: 9 s by default.
+        # A killed broker can register again only after its old session has ended: 9 s by default.
         "broker.heartbeat.interval.ms": 500,
         "broker.session.timeout.ms": 3000 if len(nodes) == 1 else 6000,
-        # Retention goes by the records' timestamps: old event times would vanish half a minute after start.
+        # Retention follows the records' timestamps: rows with old event times would be deleted half a minute
+        # after the start.
         "log.retention.ms": -1,
-        # 128 MiB of the heap by default, for compaction that a short-lived broker hardly does.
+        # 128 MiB of the heap by default, for compaction, which a short-lived broker hardly needs.
         "log.cleaner.dedupe.buffer.size": 8 * 1024 * 1024,
         **properties,
     }
@@ -160,13 +161,13 @@ def server_properties(
 
 
 def format_properties(values: Mapping[str, str]) -> str:
-    """As Java reads it: backslashes doubled, line ends escaped, a name ends at its first bare ``=``."""
+    """As Java reads it: backslashes doubled, line ends escaped; a name ends at its first bare ``=``."""
     lines = (_escaped(name).replace("=", "\\=") + "=" + _escaped(value) for name, value in values.items())
     return "\n".join(lines) + "\n"
 
 
 def _escaped(text: str) -> str:
-    """Java takes the file for Latin-1, so the rest of Unicode goes in as UTF-16 escapes."""
+    """Java reads the file as Latin-1, so other characters are written as UTF-16 escapes."""
     text = text.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
     return "".join(char if " " <= char <= "~" else _utf16(char) for char in text)
 

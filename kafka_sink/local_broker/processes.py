@@ -1,4 +1,4 @@
-"""This side of the supervisor: start, signal and poll processes that end when we do."""
+"""The client of the supervisor: starts, signals and polls processes that end with this one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CLOSE_SECONDS = 20.0
 class SupervisedProcesses:
     """Named processes that never outlive this one; ``folder`` is deleted with them.
 
-    Raises LocalBrokerError when the supervisor is gone or refuses.
+    Raises LocalBrokerError if the supervisor is gone or refuses a command.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -46,11 +46,11 @@ class SupervisedProcesses:
         return int(reply["pid"])
 
     def signal(self, name: str, number: signal.Signals) -> None:
-        """Send a signal; nothing happens when the process has ended."""
+        """Send a signal. Does nothing if the process has ended."""
         self._ask(do="signal", name=name, signal=int(number))
 
     def is_running(self, name: str) -> bool:
-        """Whether the process exists; a stopped one (SIGSTOP) does."""
+        """Whether the process exists. One that SIGSTOP has stopped does."""
         return self._ask(do="poll", name=name)["code"] is None
 
     def close(self) -> None:
@@ -67,7 +67,7 @@ class SupervisedProcesses:
             supervisor.wait()
         if supervisor.returncode == 0:
             return
-        # What it could not end, because it was killed itself, ends here: all share its process group.
+        # If the supervisor was killed itself, its processes are left. They share its process group.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(supervisor.pid, signal.SIGKILL)
 
@@ -83,7 +83,7 @@ class SupervisedProcesses:
             except (OSError, ValueError) as error:
                 raise LocalBrokerError(f"the brokers' supervisor is gone: {error}") from error
         if not line:
-            raise LocalBrokerError("the brokers' supervisor is gone: it was ended from outside")
+            raise LocalBrokerError("the brokers' supervisor is gone: another process ended it")
         reply: dict[str, Any] = json.loads(line)
         if "error" in reply:
             raise LocalBrokerError(f"{command['name']}: {command['do']} failed: {reply['error']}")

@@ -1,4 +1,4 @@
-"""A small process that owns the broker JVMs, so that they never outlive the process that asked for them.
+"""A small process that owns the broker JVMs, so that they never outlive the process that started them.
 
 It is started as a script and imports the standard library only. Commands come as JSON lines on stdin, replies
 go to stdout. When stdin ends, or its parent is gone (a forked sibling may hold the pipe open), it kills every
@@ -50,7 +50,7 @@ class Supervisor:
     def _start(self, name: str, command: dict[str, Any]) -> int:
         known = self._processes.get(name)
         if known is not None and known.poll() is None:
-            raise ValueError(f"{name} runs already as {known.pid}")
+            raise ValueError(f"{name} is already running as {known.pid}")
         with open(command["log"], "ab") as log:
             process = subprocess.Popen(
                 command["argv"], stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=command["cwd"]
@@ -59,7 +59,7 @@ class Supervisor:
         return process.pid
 
     def end(self) -> None:
-        """Kill everything (SIGKILL also ends a process that SIGSTOP holds) and delete the folder."""
+        """Kill everything (SIGKILL also ends a process that SIGSTOP has stopped) and delete the folder."""
         for process in self._processes.values():
             if process.poll() is None:
                 process.kill()
@@ -86,14 +86,14 @@ def _commands(parent: int) -> Any:
 def main(folder: str, parent: int) -> None:
     """Serve until the parent closes the pipe or ends."""
     supervisor = Supervisor(folder)
-    # SystemExit out of whatever runs, so that the end below is reached.
+    # Raises SystemExit wherever the loop is, so that ``finally`` runs.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         for command in _commands(parent):
             os.write(1, json.dumps(supervisor.handle(command)).encode() + b"\n")
     except BrokenPipeError:
-        pass  # the parent ended between its command and our reply
+        pass  # the parent ended before the reply was written
     finally:
         supervisor.end()
 

@@ -61,7 +61,7 @@ _MAX_NAMED = 5
 
 @dataclass(frozen=True, slots=True)
 class ConnectionStep:
-    """``step``: what went wrong where there is an ``error``, else what is under way; empty for neither."""
+    """``step``: the one that failed if there is an ``error``, else the one under way, else empty."""
 
     node: Node
     is_made: bool

@@ -25,7 +25,7 @@ _ROUND = 16
 _BLOCK = 16384
 # The bytes of a word that count when 0 to 3 are left.
 _TAILS = np.array([0, 0xFF, 0xFFFF, 0xFFFFFF], dtype=np.uint32)
-# Measured: what a round over columns costs at least, what a key costs in plain Python, and each word of it.
+# Measured: the least cost of a round over columns, and the cost of a key in plain Python, and of a word.
 _ROUND_US, _KEY_US, _WORD_US = 25.0, 3.0, 0.1
 # Keys of one length up to this many bytes are hashed as a matrix of words.
 _MAX_ALIKE = 64

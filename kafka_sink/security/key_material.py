@@ -157,7 +157,7 @@ def _load_key(store: Store, block: pem.Block) -> PrivateKeyTypes:
     if is_encrypted and given is None:
         raise ConfigurationError(f"{_named(store)}: the private key is encrypted; set kafka.ssl.key.password")
     try:
-        # A password for a key that needs none is no mistake that harms.
+        # A password for a key without one does no harm.
         password = given.reveal().encode() if is_encrypted and given is not None else None
         return load_pem_private_key(block.pem, password)
     except UnsupportedAlgorithm as error:

@@ -148,7 +148,7 @@ def _stamp_of_file(store: Store) -> tuple[int, int, int] | None:
     if not store.location:
         return None
     try:
-        # Of what a symbolic link leads to: Kubernetes renews mounted secrets by turning links over.
+        # The target of a symbolic link counts: Kubernetes renews mounted secrets by turning links over.
         status = os.stat(store.location)
     except OSError:
         return None

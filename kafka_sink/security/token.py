@@ -29,7 +29,7 @@ def from_text(text: str, expires_at_s: float | None = None) -> Token:
     token can be."""
     if not text or len(text) > _MAX_TOKEN_CHARACTERS or not text.isascii() or not text.isprintable():
         raise AuthenticationError(
-            "OAUTHBEARER: what was fetched is no token: empty, too long or not printable"
+            "OAUTHBEARER: the response is not a token: empty, too long or not printable"
         )
     return Token(Secret(text), jwt_expiry(text) if expires_at_s is None else expires_at_s)
 

@@ -40,7 +40,7 @@ class BrokerProbes:
         return delay
 
     def _send(self, node: int, now_ms: float) -> None:
-        """ApiVersions is the one request to which every broker responds at once, whoever the client.
+        """ApiVersions is the one request to which every broker responds at once, without a login too.
 
         It takes the connection of Produce requests, behind those in flight, so that its response speaks for
         them.

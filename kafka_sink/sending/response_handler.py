@@ -165,7 +165,7 @@ class ResponseHandler:
         self._completion.succeed(batch, base_offset, log_append_time_ms, confirmed=confirmed)
 
     def _apply(self, batch: ProducerBatch, node_id: int, decision: Decision, now_ms: float) -> None:
-        """Does what the classifier decided; nothing else ends an attempt that failed."""
+        """Carries out the decision of the classifier. Nothing else ends an attempt that failed."""
         if decision.action is Action.SUCCEED:
             self._succeed(batch, node_id, now_ms)
             return

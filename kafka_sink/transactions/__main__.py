@@ -4,7 +4,7 @@
 fail. ``complete`` commits what was decided and aborts everything else that is open, as the next run would;
 ``abort`` is another name for it, for where nothing was decided. ``rewrite`` is for a batch that stays
 incomplete, since its tasks are others now: it forgets the decision, and the next run writes the whole batch.
-Readers then see twice what they see of it by now.
+Readers then see the rows that are visible by now twice.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One batch from planning to commit: what tasks are handed, what they report, what the commit makes of it."""
+"""One batch from planning to commit: the data handed to tasks, their reports, and what the commit does."""
 
 from __future__ import annotations
 

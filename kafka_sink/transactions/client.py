@@ -1,8 +1,8 @@
 """Runs protocol steps against brokers, on the caller's thread, over the project's own connections.
 
-It finds coordinators, repeats what may pass and requests whose response was lost, and sends operations of one
-step at the same time. What is left are the responses that the protocol decides by, and errors that no
-repetition mends.
+It finds coordinators and sends the operations of one step at the same time. It repeats requests whose
+response was lost or has an error that may pass. Other responses go back to the protocol, and other errors are
+raised.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class _Step:
     calls: list[_Call] = field(default_factory=list)
 
 
-# What the coordinators' own look-up is tagged with is the kind of key, what the brokers' is this.
+# The tag of a look-up of brokers. A look-up of coordinators has the kind of its keys for a tag.
 _NODES = object()
 _EMPTY: dict[type, Callable[[], Any]] = {
     Describe: dict,
@@ -295,7 +295,7 @@ class TransactionClient:
                 self._on_response(step, event)
 
     def _on_gone(self, step: _Step, node_id: int) -> None:
-        """Only lists are of one broker: what it coordinates is elsewhere soon, and is listed next time."""
+        """Only requests for lists name a broker. If it is gone, others soon list its transactions."""
         for call in [one for one in step.calls if one.key is None and one.node == node_id]:
             self._again(call, self._last_error)
             if call.attempts >= _MAX_LIST_ATTEMPTS:
@@ -436,7 +436,7 @@ class TransactionClient:
         self._not_before_ms = monotonic_ms() + self._backoff.delay_ms(min(self._failures, 6))
 
     def _forget(self, node_id: int) -> None:
-        """A broker is gone: what it coordinated may be elsewhere, and other brokers may be there."""
+        """A broker is gone, so its coordinators may have moved, and there may be new brokers."""
         self._coordinators = {key: node for key, node in self._coordinators.items() if node != node_id}
         self._asked_nodes = False
         self._back_off()

@@ -178,7 +178,7 @@ class Head:
 
 
 def newest_head(texts: Iterable[str]) -> Head | None:
-    """Of the latest decision among these chunks. Raises ProtocolError for text that is none."""
+    """The head of the latest decision among these chunks. Raises ProtocolError for other text."""
     return max((_parse(text)[0] for text in texts), key=lambda head: head.number, default=None)
 
 

@@ -1,7 +1,7 @@
 """What the protocol asks of Kafka, and the results: plain values.
 
 Protocol code is generators (``Steps``): they yield a tuple of operations that may run at the same time, and
-are sent their results in the same order. Who runs them retries what may pass and repeats requests whose
+are sent their results in the same order. Their caller retries errors that may pass and requests whose
 response was lost; each of these operations may be repeated.
 """
 
@@ -34,7 +34,7 @@ class OffsetKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class InitProducer:
-    """Take over a transactional id: fences whoever had it and aborts what is open. Answer: ProducerEpoch."""
+    """Take over a transactional id: fences its owner and aborts its transaction. Result: ProducerEpoch."""
 
     transactional_id: str
 
@@ -82,7 +82,7 @@ class EndTransaction:
 class FetchOffsets:
     """All that groups have committed by now. Answer: a mapping from OffsetKey to the metadata text.
 
-    Of what is pending in a transaction it has the value before, or nothing where there was none.
+    For an offset that is pending in a transaction, this is the value before it, or nothing if there was none.
     """
 
     groups: tuple[str, ...]
@@ -90,7 +90,7 @@ class FetchOffsets:
 
 @dataclass(frozen=True, slots=True)
 class FetchStableOffsets:
-    """The offsets of these keys, once none is pending in a transaction. Answer: as of FetchOffsets.
+    """The offsets of these keys, once no transaction has them pending. Result: as of FetchOffsets.
 
     Keys must be named: asked for all offsets of a group, brokers leave out a pending one that had no value
     before, however stable the result must be (OffsetMetadataManager.fetchAllOffsets).

@@ -101,7 +101,7 @@ def commit(options: SinkOptions, planned: PlannedTransactions, reports: Sequence
 
 
 def abort(options: SinkOptions, planned: PlannedTransactions) -> BatchOutcome:
-    """End what a failed batch has left, or complete it where it was decided; returns what was ended.
+    """End the open transactions of a failed batch, or complete it if it was decided; returns their numbers.
 
     Where another driver has taken over, that is its business. Raises as ``plan``.
     """

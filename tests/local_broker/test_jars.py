@@ -142,21 +142,23 @@ def test_a_jar_with_another_content_is_not_cached(ivy: Ivy, cache: Path) -> None
     """Catches: a repository that answers with a jar of its own, and with the digest of that."""
     with zipfile.ZipFile(ivy.source / NAMES[1], "w") as jar:
         jar.writestr("a", "something else")
-    with pytest.raises(LocalBrokerError, match=rf"a {NAMES[1]} with another content .*, expected"):
+    with pytest.raises(
+        LocalBrokerError, match=rf"the downloaded {NAMES[1]} has another content .*, expected"
+    ):
         find_jars(ivy.java, cache=cache, progress=silent)
     assert not (cache / FINAL).exists()
 
 
 def test_a_jar_that_is_no_part_of_kafka_is_not_cached(ivy: Ivy, cache: Path) -> None:
     (ivy.source / "extra.jar").write_text("a class that the broker would load")
-    with pytest.raises(LocalBrokerError, match=r"extra\.jar, which is no part of it"):
+    with pytest.raises(LocalBrokerError, match=r"extra\.jar, which is not part of it"):
         find_jars(ivy.java, cache=cache, progress=silent)
     assert not (cache / FINAL).exists()
 
 
 def test_a_download_without_the_server_is_not_cached(ivy: Ivy, cache: Path) -> None:
     (ivy.source / NAMES[0]).unlink()
-    with pytest.raises(LocalBrokerError, match=f"did not bring {NAMES[0]}"):
+    with pytest.raises(LocalBrokerError, match=f"lacks {NAMES[0]}"):
         find_jars(ivy.java, cache=cache, progress=silent)
     assert not (cache / FINAL).exists()
 
@@ -256,7 +258,7 @@ def test_a_named_folder_without_kafka_is_an_error(
     ivy: Ivy, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(KAFKA_HOME_ENV, str(tmp_path))
-    with pytest.raises(LocalBrokerError, match="holds no Kafka"):
+    with pytest.raises(LocalBrokerError, match="contains no Kafka"):
         find_jars(ivy.java, cache=cache)
 
 

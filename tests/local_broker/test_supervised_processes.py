@@ -46,7 +46,7 @@ def test_starts_signals_and_polls(folder: Path) -> None:
         pid = processes.start("a", SLEEP, log=folder / "log", cwd=folder)
         assert alive(pid)
         assert processes.is_running("a")
-        with pytest.raises(LocalBrokerError, match="runs already"):
+        with pytest.raises(LocalBrokerError, match="already running"):
             processes.start("a", SLEEP, log=folder / "log", cwd=folder)
         processes.signal("a", signal.SIGTERM)
         wait_until(lambda: not processes.is_running("a"))

@@ -43,7 +43,7 @@ class Channel(Protocol):
         """The next message to send, or None. Called again until it returns None."""
 
     def hurry(self) -> None:
-        """The task ends: ``next_message`` must return at once what it would have delayed."""
+        """The task ends: ``next_message`` must return messages at once that it would have delayed."""
 
     def next_message_delay_ms(self, now_ms: float) -> float:
         """Milliseconds until ``next_message`` may have a message; infinite if only ``wake`` can bring one."""
