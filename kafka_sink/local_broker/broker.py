@@ -51,9 +51,9 @@ class LocalBroker:
 
     ``port``: the first broker's port (the next ones follow), any free one by default. ``properties``:
     broker properties, which override the defaults here. ``extra_listeners``: listener name to security
-    protocol, each on a free port (settings as ``listener.name.<lower-case name>.*`` properties, address from
-    ``bootstrap_for``). ``heap``: each JVM's, as for -Xmx. ``java_options``: further JVM flags. The constructor
-    and all methods raise LocalBrokerError if a broker fails.
+    protocol, each on a free port (settings as ``listener.name.<lower-case name>.*`` properties, address
+    from ``bootstrap_for``). ``heap``: each JVM's, as for -Xmx. ``java_options``: further JVM flags. The
+    constructor and all methods raise LocalBrokerError if a broker fails.
     """
 
     def __init__(  # noqa: PLR0913 - each is a choice of the caller, by its name

@@ -257,7 +257,7 @@ def test_it_is_asked_as_rfc_6749_has_it(endpoint: TokenServer) -> None:
         (200, b"{}", AuthenticationError, "no access_token"),
         (200, b"[" * 100_000, AuthenticationError, "no access_token"),
         (200, b'{"access_token": 5}', AuthenticationError, "no access_token"),
-        (200, b'{"access_token": ""}', AuthenticationError, "no token"),
+        (200, b'{"access_token": ""}', AuthenticationError, "not a token"),
     ],
 )
 def test_each_response_of_the_endpoint(
