@@ -128,7 +128,10 @@ class Model:
         while len(self.hosts) < wanted and time.monotonic() < started + CONNECT_S:
             proving = sum(host.stage < 2 and not host.is_lost for host in self.hosts)
             for _ in range(min(TOGETHER - proving, wanted - len(self.hosts))):
-                self.add_host(min(per_host, self.case.tasks - len(self.tasks)))
+                # Executors have addresses of their own, with up to eight tasks each.
+                executor = len(self.tasks) // 8
+                source = f"127.1.{executor // 250}.{executor % 250 + 1}"
+                self.add_host(min(per_host, self.case.tasks - len(self.tasks)), source)
             self.run(0.002)
         while any(host.stage < 2 and not host.is_lost for host in self.hosts) and (
             time.monotonic() < started + CONNECT_S

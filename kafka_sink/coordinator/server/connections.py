@@ -165,7 +165,7 @@ class Connections:
                 self.remove(peer)  # its application is idle, and connects again when it has something to say
             elif not peer.unread:
                 peer.unread_since_ms = math.inf
-            elif peer.unread_since_ms == math.inf:
-                peer.unread_since_ms = now_ms
+            elif peer.unread_since_ms == math.inf or peer.taken > peer.taken_before:
+                peer.unread_since_ms, peer.taken_before = now_ms, peer.taken
             elif now_ms - peer.unread_since_ms > bounds.frame_ms:
                 self.drop(peer, Dropped.UNREAD)

@@ -54,6 +54,9 @@ class PeerConnection(asyncio.Protocol):
         self._queue: deque[tuple[bytes, bytes]] = deque()
         self._pieces: deque[memoryview] = deque()
         self._queued = self._held = self._own_pieces = 0
+        self._enqueued = 0
+        # Of all bytes so far those that the peer had taken at the last sweep.
+        self.taken_before = 0
 
     # -- asyncio ------------------------------------------------------------------------------------
 
@@ -95,6 +98,11 @@ class PeerConnection(asyncio.Protocol):
         return self._queued + self._buffered
 
     @property
+    def taken(self) -> int:
+        """Of all bytes so far those that the system has taken for the peer."""
+        return self._enqueued - self.unread
+
+    @property
     def held(self) -> int:
         """Bytes of memory held for this peer alone."""
         return self._held + self._own_pieces + self._buffered
@@ -113,6 +121,7 @@ class PeerConnection(asyncio.Protocol):
         """Queue a line in two parts, of which connections share the second. Returns the first's size."""
         self._queue.append((start, shared))
         self._queued += len(start) + len(shared)
+        self._enqueued += len(start) + len(shared)
         self._held += len(start)
         return len(start)
 
@@ -155,6 +164,7 @@ class PeerConnection(asyncio.Protocol):
         self._held -= own
         head, tail = self.session.encode_parts(start, shared)
         self._queued += len(head) + len(tail) - size
+        self._enqueued += len(head) + len(tail) - size
         self._own_pieces = len(head)
         if len(head) + len(tail) <= _PIECE_BYTES:
             self._pieces.append(memoryview(head + tail))  # one system call

@@ -180,6 +180,24 @@ def test_a_peer_that_does_not_read_is_dropped() -> None:
         eventually(lambda: found.connections() == 0)
 
 
+def test_a_peer_that_reads_slowly_is_not_dropped() -> None:
+    """Catches: tasks that lose their connection because their topics take long to read."""
+    bounds = replace(SHORT, frame_ms=600, unread_bytes=64 * 1024 * 1024)
+    with serving(bounds) as found, raw(found.port) as peer:
+        peer.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+        peer.prove()
+        for _ in range(3):
+            peer.tell({"id": 1, "kind": "echo", "body": {"bytes": 3_500_000}})
+        read = 0
+        until = time.monotonic() + 20
+        while read < 10_500_000 and time.monotonic() < until:
+            data = peer.socket.recv(65536)
+            assert data, f"dropped after {read} bytes"
+            read += len(data)
+            time.sleep(0.012)
+        assert read >= 10_500_000
+
+
 def test_a_thousand_silent_connections_do_not_keep_a_task_out() -> None:
     with serving() as found:
         crowd = [socket.create_connection(("127.0.0.1", found.port), timeout=5) for _ in range(1000)]
