@@ -36,6 +36,14 @@ def test_a_later_response_to_another_task_refutes_a_mute_and_raises_doubts() -> 
     assert not evidence.is_doubted(2, 7, 10_300.0)
 
 
+def test_a_task_that_gets_a_response_itself_is_not_doubted_for_its_mute() -> None:
+    evidence = MuteEvidence()
+    evidence.begin(7, 1)
+    evidence.may_be_refuted(1, 7, 10_000.0)
+    assert evidence.add_response(1, 7, 10_200.0, muted(), 10_300.0)
+    assert not evidence.is_doubted(1, 7, 10_300.0)
+
+
 def test_a_mute_by_all_tasks_votes_is_not_refuted_by_a_response() -> None:
     evidence = MuteEvidence()
     evidence.begin(7, None)

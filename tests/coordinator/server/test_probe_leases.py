@@ -46,6 +46,15 @@ def test_any_task_probes_a_broker_one_at_a_time_and_in_turns(bench: Bench) -> No
     assert second == 3 - first
 
 
+def test_more_targets_than_tasks_are_shared_out(bench: Bench) -> None:
+    for peer in (1, 2):
+        bench.report(peer, BreakerReport(), 3_000.0)
+    for node in (7, 8, 9):
+        bench.table.trip(node, "silent", 1_000.0)
+    granted = bench.leases.grant(3_000.0)
+    assert sorted(len(leases) for leases in granted.values()) == [1, 2]
+
+
 def test_a_partition_needs_a_task_with_a_batch_and_after_another_interval_one_with_rows(bench: Bench) -> None:
     bench.report(1, BreakerReport(), 3_000.0)
     bench.report(2, BreakerReport(wants=(P0,)), 3_000.0)
