@@ -26,6 +26,7 @@ from kafka_sink.network import produce
 from kafka_sink.network.client import RequestFailed, ResponseReceived
 from kafka_sink.sending import response_classifier
 from kafka_sink.sending.batch_completion import BatchCompletion
+from kafka_sink.sending.new_partitions import NewPartitions
 from kafka_sink.sending.produce_requests import ProduceTag
 from kafka_sink.sending.producer_identity import ProducerIdentity
 from kafka_sink.sending.response_classifier import Action, Attempt, Decision
@@ -57,6 +58,7 @@ class ResponseHandler:
         self._backoff = backoff
         self._policy = policy
         self._dead_letters = dead_letters
+        self.new_partitions = NewPartitions()
 
     def on_sent(self, node_id: int, batches: Collection[ProducerBatch], now_ms: float) -> None:
         """A Produce request with these batches goes out."""
@@ -65,6 +67,7 @@ class ResponseHandler:
         self._policy.on_request(node_id, now_ms)
         for batch in batches:
             self._policy.on_send(node_id, batch.partition, batch.record_count, now_ms)
+            self.new_partitions.sent(node_id, batch)
 
     def on_failure(self, event: RequestFailed, tag: ProduceTag, now_ms: float) -> None:
         """The request will get no response."""
@@ -159,6 +162,7 @@ class ResponseHandler:
     ) -> None:
         self._completion.end_attempt(batch)
         self._policy.on_complete(node_id, batch.partition, batch.record_count, None, now_ms)
+        self.new_partitions.taken(node_id, batch)
         if self._identity is not None:
             last_offset = base_offset + batch.record_count - 1 if base_offset >= 0 else -1
             self._identity.acknowledged(batch, last_offset, now_ms)
@@ -187,6 +191,8 @@ class ResponseHandler:
     ) -> None:
         self._completion.end_attempt(batch)
         self._policy.on_complete(node_id, batch.partition, batch.record_count, cause, now_ms)
+        error_code = cause.error_code if isinstance(cause, BrokerRefusedError) else 0
+        self.new_partitions.failed(node_id, batch, error_code, now_ms)
         if decision.possibly_written:
             batch.set_possibly_written()
         batch.last_error = decision.cause

@@ -232,6 +232,7 @@ class Sender(threading.Thread):
                     delay = 0.0
             else:
                 delay = min(delay, self._network.ready_delay_ms(node, now_ms))
+        delay = min(delay, self._responses.new_partitions.next_change_ms(now_ms))
         for node, queues in check.held.items():
             delay = min(delay, self._probe(node, queues, now_ms))
         return delay
@@ -275,7 +276,8 @@ class Sender(threading.Thread):
         if self._aborting:
             return False
         max_bytes = self._settings.max_request_size
-        taken = fill_request(self._accumulator, node, queues, max_bytes, partial(self._may_send, now_ms))
+        may_send = self._responses.new_partitions.limited(node, now_ms, partial(self._may_send, now_ms))
+        taken = fill_request(self._accumulator, node, queues, max_bytes, may_send)
         if not taken:
             return False
         self._cluster.pin()
