@@ -21,6 +21,7 @@ BENCHMARKS = (
     "many_topics",
     "many_partitions",
     "throughput",
+    "streaming",
     "frozen_broker",
     "muted_together",
     "breaker_cost",
@@ -29,7 +30,15 @@ BENCHMARKS = (
     "exactly_once",
     "rate_limit",
 )
-WITH_JVM_SINK = ("many_topics", "many_partitions", "throughput", "frozen_broker", "moved_leader", "tls")
+WITH_JVM_SINK = (
+    "many_topics",
+    "many_partitions",
+    "throughput",
+    "streaming",
+    "frozen_broker",
+    "moved_leader",
+    "tls",
+)
 
 
 def main() -> int:
@@ -45,7 +54,7 @@ def main() -> int:
         command = [sys.executable, "-m", f"benchmarks.{name}", *flags]
         if spark41 and name in WITH_JVM_SINK:
             command[0] = spark41
-            if name == "throughput":
+            if name in ("throughput", "streaming"):
                 command += ["--beside", sys.executable]
         done = subprocess.run(command, cwd=ROOT, check=False)
         if done.returncode:

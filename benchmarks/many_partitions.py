@@ -1,13 +1,15 @@
 """Keyed rows over 1,000 partitions with batches that could be 4 MiB: rate and memory, against the JVM sink.
 
-    python -m benchmarks.many_partitions [--part rates|memory|large] [--rows N] [--repeats N] [--smoke]
+    python -m benchmarks.many_partitions [--part rates|cold|memory|large] [--rows N] [--repeats N] [--smoke]
 
 ``rates``: 5 million keyed 110-byte rows, batch.size 4 MiB, linger 1 s, buffer.memory 64 MiB, lz4, to a topic
 of 1,000 partitions and to one of 4; the JVM sink with the same settings on 500,000 rows, as is the `full`
 strategy of ours. Spark's sink has one producer an executor and this one has one a Python worker, of which
 there are two here: so ours runs with 32 MiB each, too. ``memory``: the private memory (USS) of the largest
 Python worker by codec, in workers that are new for every job. ``large``: the same with 30 kB rows. All
-partitions have been written to before. Needs pyspark 4.1.1 for the JVM sink.
+partitions have been written to before. ``cold``: 500,000 rows to a topic of 1,000 partitions that was
+created a second before, at defaults, then the same again; and how long the broker takes until it serves all
+partitions of a topic that nobody writes to. Needs pyspark 4.1.1 for the JVM sink.
 """
 
 from __future__ import annotations
@@ -48,6 +50,8 @@ OURS, OURS_FEW, JVM, JVM_FEW = (
     "JVM sink",
     "JVM sink, 4 partitions",
 )
+BROKER = "the broker alone, no rows"
+PARTS = ("rates", "cold", "memory", "large")
 GOALS = ((OURS, JVM, 20.0), (OURS, OURS_FEW, 0.5))
 MEMORY_GOALS_MIB = {"memory": 250, "large": 300}
 
@@ -146,6 +150,63 @@ def rates(spark: Any, job: Job, folder: str, rows: int, repeats: int) -> dict[st
     return found
 
 
+def cold(
+    spark: Any, broker: LocalBroker, folder: str, rows: int, repeats: int
+) -> dict[str, list[list[float | None]]]:
+    """Seconds of the first job and the second by sink, None for one that failed."""
+    with_jvm = "spark-sql-kafka" in spark.conf.get("spark.jars", "")
+    forms = {OURS: "kafka-chunked", **({JVM: "kafka"} if with_jvm else {})}
+    frame = throughput.source(spark, rows, folder)
+    found: dict[str, list[list[float | None]]] = {BROKER: [], **{name: [] for name in forms}}
+    for form in forms.values():
+        # Starts workers and connections, and compiles.
+        broker.create_topic(f"before-{form}", FEW)
+        _save(frame, form, broker.bootstrap_servers, f"before-{form}")
+    for turn in range(repeats):
+        found[BROKER].append([_creation_seconds(broker, f"idle-{turn}")])
+        for name, form in list(forms.items())[:: 1 if turn % 2 else -1]:
+            topic = f"cold-{form}-{turn}"
+            broker.create_topic(topic, MANY)
+            time.sleep(1)
+            found[name].append(
+                [_save(frame, form, broker.bootstrap_servers, topic) for _ in ("first", "second")]
+            )
+        print(f"  round {turn + 1}  " + ", ".join(f"{name} {found[name][-1]}" for name in found), flush=True)
+    return found
+
+
+def _save(frame: Any, form: str, bootstrap: str, topic: str) -> float | None:
+    from pyspark.errors import PySparkException
+
+    writer = frame.write.format(form).mode("append").option("kafka.compression.type", "lz4")
+    started = time.perf_counter()
+    try:
+        writer.option("kafka.bootstrap.servers", bootstrap).option("topic", topic).save()
+    except PySparkException as error:
+        print(f"  {form} failed after {time.perf_counter() - started:.0f} s: {str(error)[:300]}", flush=True)
+        return None
+    return round(time.perf_counter() - started, 2)
+
+
+def _creation_seconds(broker: LocalBroker, topic: str) -> float:
+    """From the topic's creation until the broker responds for each of its partitions."""
+    from confluent_kafka import KafkaException, TopicPartition
+    from confluent_kafka.admin import AdminClient, OffsetSpec
+
+    broker.create_topic(topic, MANY)
+    started = time.perf_counter()
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
+    places = {TopicPartition(topic, p): OffsetSpec.latest() for p in range(MANY)}  # type: ignore[no-untyped-call]
+    while True:
+        try:
+            for future in admin.list_offsets(places).values():
+                future.result(60)
+        except KafkaException:
+            time.sleep(0.05)
+            continue
+        return round(time.perf_counter() - started, 2)
+
+
 def memory(
     spark: Any, job: Job, warm: Any, frame: Any, part: str, codecs: Sequence[str]
 ) -> dict[str, dict[str, float]]:
@@ -209,7 +270,10 @@ def plot(parts: dict[str, Any]) -> None:
 
     figure, all_axes = pyplot.subplots(len(parts), figsize=(9, 2.6 * len(parts)), squeeze=False)
     for axes, (part, told) in zip(all_axes[:, 0], parts.items(), strict=True):
-        if part == "rates":
+        if part == "cold":
+            values = _cold_medians(told["found"])
+            axes.set_xlabel("seconds (median)")
+        elif part == "rates":
             values = {name: statistics.median(found) / 1e3 for name, found in told["found"].items()}
             axes.set_xlabel("thousand rows per second, acknowledged (median)")
         else:
@@ -219,16 +283,33 @@ def plot(parts: dict[str, Any]) -> None:
         names = list(values)[::-1]
         colours = ["#b0b0b0" if name.startswith("JVM") else "#1f77b4" for name in names]
         bars = axes.barh(names, [values[name] for name in names], color=colours)
-        axes.bar_label(bars, fmt="%.0f", padding=3)
+        axes.bar_label(bars, fmt="%.1f" if part == "cold" else "%.0f", padding=3)
         axes.margins(x=0.08)
         axes.set_title(textwrap.fill(told["conditions"], 130), fontsize=7)
     figure.tight_layout()
     figure.savefig(RESULTS / "many_partitions.png", dpi=120)
 
 
+def _cold_medians(found: dict[str, list[list[float | None]]]) -> dict[str, float]:
+    """By sink and job; jobs that failed are left out."""
+    medians = {}
+    for name, turns in found.items():
+        for job, column in zip(("first job", "second job"), zip(*turns, strict=True), strict=False):
+            succeeded = [one for one in column if one is not None]
+            failed = f", {len(column) - len(succeeded)} failed" if len(succeeded) < len(column) else ""
+            label = name if name == BROKER else f"{name}, {job}{failed}"
+            medians[label] = statistics.median(succeeded) if succeeded else 0.0
+    return medians
+
+
 def conditions_of(part: str, rows: int) -> str:
     import pyspark
 
+    if part == "cold":
+        return (
+            f"{rows:,} keyed 110-byte rows, {MANY:,} new partitions, defaults, lz4, pyspark "
+            f"{pyspark.__version__} local[2], Kafka 4.3.0 on the same machine, {os.cpu_count()} cores"
+        )
     size = f"{LARGE_ROW:,}-byte" if part == "large" else "110-byte"
     return (
         f"{rows:,} keyed {size} rows, {MANY:,} partitions, batch.size 4 MiB, linger 1 s, "
@@ -241,8 +322,9 @@ def run_parts(parts: list[str], rows: int, repeats: int, smoke: bool) -> dict[st
     """Of one application: all its parts have workers that are reused, or none."""
     import pyspark
 
-    with_jvm = "rates" in parts and pyspark.__version__ == JVM_SINK_SPARK and not smoke
-    settings = {} if "rates" in parts else {"spark.python.worker.reuse": "false"}
+    timed = not {"rates", "cold"}.isdisjoint(parts)
+    with_jvm = timed and pyspark.__version__ == JVM_SINK_SPARK and not smoke
+    settings = {} if timed else {"spark.python.worker.reuse": "false"}
     outcome: dict[str, Any] = {}
     folder = tempfile.mkdtemp(prefix="kafka-chunked-bench-")
     try:
@@ -250,12 +332,14 @@ def run_parts(parts: list[str], rows: int, repeats: int, smoke: bool) -> dict[st
             spark = throughput.session(with_jvm, settings)
             job = Job(broker)
             for part in parts:
-                count = rows // 125 if part == "large" else rows
+                count = {"large": rows // 125, "cold": rows // 10}.get(part, rows)
                 conditions = conditions_of(part, count)
                 print(f"{part}: {conditions}", flush=True)
                 found: Any
                 if part == "rates":
                     found = rates(spark, job, folder, count, repeats)
+                elif part == "cold":
+                    found = cold(spark, broker, folder, count, repeats)
                 else:
                     codecs = CODECS[-1:] if smoke else CODECS
                     # Made before: to make rows anew is to delete what others of that number read.
@@ -274,7 +358,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--part", choices=("rates", "memory", "large"), help="only this one")
+    parser.add_argument("--part", choices=PARTS, help="only this one")
     parser.add_argument("--rows", type=int, default=5_000_000)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--dry", action="store_true", help="write no files")
@@ -282,11 +366,11 @@ def main() -> None:
     options = parser.parse_args()
     rows, repeats = (4000, 1) if options.smoke else (options.rows, options.repeats)
     # What a worker holds is asked of new workers, how fast it is of reused ones.
-    groups = [["rates"], ["memory", "large"]]
+    groups = [["rates", "cold"], ["memory", "large"]]
     if options.part:
         groups = [[options.part]]
     elif options.smoke:
-        groups = [["rates", "memory", "large"]]
+        groups = [list(PARTS)]
     found = {}
     for parts in groups:
         found.update(run_parts(parts, rows, repeats, options.smoke))
@@ -296,9 +380,7 @@ def main() -> None:
     path = RESULTS / "many_partitions.json"
     known = json.loads(path.read_text()) if path.exists() else {}
     # Parts may come from runs of their own; they stand in one order.
-    known = {
-        part: {**known, **found}[part] for part in ("rates", "memory", "large") if part in {**known, **found}
-    }
+    known = {part: {**known, **found}[part] for part in PARTS if part in {**known, **found}}
     path.write_text(json.dumps(known, indent=1) + "\n")
     plot(known)
 
