@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import pyarrow as pa
 
 from kafka_sink import kafka_errors
+from kafka_sink.accumulator.producer_batch import ProducerBatch
 from kafka_sink.model import TopicPartition
 from kafka_sink.sending.new_partitions import NewPartitions
 from tests.support.fake_broker import PRODUCE, FakeCluster
@@ -18,15 +20,19 @@ REFUSAL = kafka_errors.NOT_LEADER_OR_FOLLOWER
 
 
 @dataclass(eq=False)
-class Batch:
+class OfPartition:
+    """All that is looked at of a batch."""
+
     partition: TopicPartition
 
 
-def batch(partition: int, topic: str = "t") -> Batch:
-    return Batch(TopicPartition(topic, partition))
+def batch(partition: int, topic: str = "t") -> ProducerBatch:
+    return cast(ProducerBatch, OfPartition(TopicPartition(topic, partition)))
 
 
-def sendable(limits: NewPartitions, batches: list[Batch], now_ms: float, node: int = NODE) -> list[Batch]:
+def sendable(
+    limits: NewPartitions, batches: list[ProducerBatch], now_ms: float, node: int = NODE
+) -> list[ProducerBatch]:
     """Those that go into the next request."""
     may_send = limits.limited(node, now_ms, lambda _: True)
     taken = [one for one in batches if may_send(one)]
