@@ -23,7 +23,7 @@ IN_LANES = -n $(LANES) --dist loadgroup --no-loadscope-reorder --durations 20 --
 # Of make check-pythons: the oldest and the newest that the project runs on.
 PYTHONS ?= 3.10 3.13
 
-.PHONY: help venv java demo test full full-sample chaos exactly-once fuzz faults matrix endurance check check-pythons pins format audit bench scale docs broker clean
+.PHONY: help venv java chromium screenshots demo test full full-sample chaos exactly-once fuzz faults matrix endurance check check-pythons pins format audit bench scale docs broker clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,10 +31,10 @@ help:  ## list the targets
 demo: $(STAMP) java  ## write 336,776 real flights to a Kafka started here, read them back, compare
 	@$(BIN)/python examples/flights.py
 
-test: $(STAMP) java  ## run all tests, on real brokers, two at a time (ARGS="-k name" picks some)
+test: $(STAMP) java chromium  ## run all tests, on real brokers, two at a time (ARGS="-k name" picks some)
 	@$(BIN)/python -m pytest $(IN_LANES) $(ARGS)
 
-full: $(STAMP) java  ## run all tests under kafka.buffer.memory.allocation.strategy=full
+full: $(STAMP) java chromium  ## run all tests under kafka.buffer.memory.allocation.strategy=full
 	@$(BIN)/python -m pytest --allocation-strategy full $(IN_LANES) $(ARGS)
 
 # One way through every layer that the strategy can reach: rows in and out of a real broker, and of Spark's workers.
@@ -108,6 +108,13 @@ venv: $(STAMP)  ## make the virtual environment in .venv with everything for dev
 
 java:  ## make sure that Java 17 or newer is there (installs it where it may)
 	@tools/ensure_java.sh
+
+chromium:  ## make sure that Chromium is there, for the test of the live view's page (installs it where it may)
+	@tools/ensure_chromium.sh
+
+screenshots: export KAFKA_CHUNKED_SCREENSHOTS := 1
+screenshots: $(STAMP) chromium  ## take the pictures of the live view in docs/images
+	@$(BIN)/python -m pytest -q tests/browser
 
 clean:  ## delete the virtual environment and what the tools leave behind
 	rm -rf $(VENV) $(SPARK41) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -148,6 +148,8 @@ def write(rows: DataFrame, servers: str, topic: str, total: int) -> float:
             .option("kafka.bootstrap.servers", servers)
             .option("topic", topic)
             .option("kafka.compression.type", "lz4")
+            # A page that shows what the job does. Its address is logged.
+            .option("ui.port", "0")
             .save()
         )
         return time.perf_counter() - started

@@ -116,7 +116,7 @@ class Producer:
             self._breaker,
             self.activity,
             monotonic_ms,
-            self._skipped,
+            self._limits,
         )
         self._figures_channel: FiguresChannel | None = None
         self._sender.start()
@@ -160,6 +160,7 @@ class Producer:
             return
         if self._rate_limit is None:
             self._rate_limit = RateLimit(limits, task.tasks_at_once, monotonic_ms)
+            self._rate_limit.activity = self.activity
         self._rate_limit.grants = None if self._coordinator is None else self._rates
         self._rate_limit.begin(task.job)
 
@@ -387,9 +388,10 @@ class Producer:
         )
         self._accumulator.wake_waiters()
 
-    def _skipped(self) -> tuple[int, int]:
-        """Rows of this task that can never be written, and dead letters written."""
-        return 0 if self._dead_letters is None else self._dead_letters.rows, self._letters
+    def _limits(self) -> tuple[int, int, float]:
+        """Of this task: rows that can never be written, dead letters written, milliseconds of rate limit."""
+        skipped = 0 if self._dead_letters is None else self._dead_letters.rows
+        return skipped, self._letters, 0.0 if self._rate_limit is None else self._rate_limit.waited_ms
 
     def _end_figures(self, *, failed: bool = False) -> None:
         """The task's last report, while its counts are there."""

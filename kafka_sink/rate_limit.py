@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from kafka_sink.clock import Clock
 from kafka_sink.options import SinkOptions
+from kafka_sink.task_activity import LIMIT, TaskActivity
 
 _log = logging.getLogger(__name__)
 # How often a task that waits looks whether it has been given up.
@@ -51,6 +52,7 @@ class RateLimit:
     def __init__(
         self, limits: dict[str, int], tasks: int, clock_ms: Clock, sleep: Callable[[float], None] = sleep_ms
     ) -> None:
+        self.activity = TaskActivity(clock_ms)
         self.waited_ms = 0.0
         self.job = ""
         self.grants: Grants | None = None
@@ -73,7 +75,8 @@ class RateLimit:
         while start < table.num_rows:
             rest = table.slice(start)
             started = self._clock_ms()
-            rows = self._granted(rest.num_rows, rest.nbytes, check)
+            with self.activity.waiting(LIMIT):
+                rows = self._granted(rest.num_rows, rest.nbytes, check)
             self.waited_ms += self._clock_ms() - started
             yield rest.slice(0, rows)
             start += rows

@@ -13,7 +13,8 @@ ROWS = "rows"
 MEMORY = "memory"
 BROKER = "broker"
 METADATA = "metadata"
-STATES = (WORKING, ROWS, MEMORY, BROKER, METADATA)
+LIMIT = "limit"
+STATES = (WORKING, ROWS, MEMORY, BROKER, METADATA, LIMIT)
 
 
 class TaskActivity:

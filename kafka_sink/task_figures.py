@@ -20,6 +20,7 @@ from kafka_sink.coordinator.wire.job_figures import (
 )
 from kafka_sink.metadata.cluster_metadata import LookupCounts
 from kafka_sink.sending.task_deliveries import TopicCounts
+from kafka_sink.task_activity import LIMIT, MEMORY
 
 if TYPE_CHECKING:
     from kafka_sink.accumulator.batch_buffer import BufferAllocator
@@ -45,8 +46,9 @@ class TaskFiguresReader:
     breaker: ProducerBreaker | None
     activity: TaskActivity
     clock_ms: Clock
-    # Returns the rows that can never be written, and the dead letters written.
-    skipped: Callable[[], tuple[int, int]]
+    # Returns the rows that can never be written, the dead letters written, and how long the rate limit held
+    # the task up.
+    limits: Callable[[], tuple[int, int, float]]
     started_ms: float = 0.0
     transaction_since_ms: float | None = None
     _memory_before: PoolMetrics | None = None
@@ -77,7 +79,7 @@ class TaskFiguresReader:
             elapsed_ms=max(0.0, now_ms - self.started_ms),
             state=state,
             state_ms=max(0.0, now_ms - since_ms),
-            counters=self._counters(),
+            counters=self._counters(state, max(0.0, now_ms - since_ms)),
             gauges={} if done else self._gauges(),
             topics=named_topics(self.sender.deliveries.topics()),
             brokers=self._brokers(now_ms, done=done),
@@ -87,19 +89,23 @@ class TaskFiguresReader:
             failed=failed,
         )
 
-    def _counters(self) -> dict[str, Number]:
+    def _counters(self, state: str, state_ms: float) -> dict[str, Number]:
+        # Waits count when they end. The one that goes on must show, too.
+        memory_ms = state_ms if state == MEMORY else 0.0
+        limit_ms = state_ms if state == LIMIT else 0.0
         counts = self.sender.deliveries.counts()
         trips, probes = self._trips()
         lookups, before = self.cluster.lookups, self._lookups_before
         exhausted = self.allocator.metrics().buffer_exhausted_total
         if self._memory_before is not None:
             exhausted -= self._memory_before.buffer_exhausted_total
-        skipped, letters = self.skipped()
+        skipped, letters, rate_wait_ms = self.limits()
         # Dead letters are no rows. Their batches are still in flight when they are counted first.
         return {
             "records": max(0, counts.acknowledged_records - letters),
             "unconfirmed": counts.unconfirmed_records,
             "dead_letters": skipped,
+            "rate_wait_ms": rate_wait_ms + limit_ms,
             "failed": counts.failed_records,
             "batches": counts.batches,
             "raw_bytes": counts.raw_bytes,
@@ -108,7 +114,7 @@ class TaskFiguresReader:
             "retries": counts.retries,
             "splits": counts.splits,
             "encode_ms": self.appender.encode_ms,
-            "pool_wait_ms": self.appender.pool_wait_ms,
+            "pool_wait_ms": self.appender.pool_wait_ms + memory_ms,
             "buffer_exhausted": exhausted,
             "breaker_trips": trips - self._trips_before[0],
             "breaker_probes": probes - self._trips_before[1],

@@ -33,6 +33,7 @@ def final_figures(
             "retries": sum(result.retries for result in results),
             "splits": sum(result.splits for result in results),
             "dead_letters": sum(result.skipped for result in results),
+            "rate_wait_ms": sum(result.rate_wait_ms for result in results),
             "breaker_trips": sum(result.breaker_trips for result in results),
             "breaker_probes": sum(result.breaker_probes for result in results),
         },

@@ -126,6 +126,30 @@ def test_a_bad_java_home_is_told_though_path_has_a_good_one(machine: Machine, tm
     assert "Unset JAVA_HOME" in done.stderr
 
 
+def test_a_browser_with_its_driver_is_left_alone(machine: Machine) -> None:
+    for program in ("chromium", "chromedriver"):
+        machine.has(program, "exit 0")
+    machine.has("apt-get", 'echo "$@" >> "$CALLS"')
+    assert machine.runs("ensure_chromium.sh").returncode == 0
+    assert not machine.calls.exists()
+
+
+def test_root_with_apt_installs_a_browser_and_its_driver(machine: Machine) -> None:
+    machine.has("chromium", "exit 0")
+    machine.has("id", "echo 0")
+    machine.has("apt-get", 'echo "$@" >> "$CALLS"')
+    assert machine.runs("ensure_chromium.sh").returncode == 0
+    assert "install -y -qq --no-install-recommends chromium chromium-driver" in machine.calls.read_text()
+
+
+def test_others_are_told_how_to_install_a_browser(machine: Machine) -> None:
+    machine.has("apt-get", 'echo "$@" >> "$CALLS"')
+    done = machine.runs("ensure_chromium.sh")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].strip() == "sudo apt-get install -y chromium chromium-driver"
+    assert not machine.calls.exists()
+
+
 def test_an_old_python_is_told(machine: Machine, tmp_path: Path) -> None:
     machine.has("oldpython", 'case "$1" in --version) echo Python 3.9.18;; *) exit 1;; esac')
     done = machine.runs("setup_venv.sh", "oldpython", str(tmp_path / "venv"))

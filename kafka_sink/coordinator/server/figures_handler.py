@@ -28,7 +28,7 @@ class FiguresHandler:
             self._figures.end_write(self._cluster, decode_final(body), now_ms)
         else:
             self._figures.report(self._cluster, decode_task(body), now_ms)
-        return [Reply(peer, request, {})]
+        return [Reply(peer, request, {"interval": self._figures.interval_ms})]
 
     def on_disconnect(self, peer: int, now_ms: float) -> None:
         """See Handler. A connection is no task: a task without reports counts as silent."""

@@ -23,7 +23,7 @@ from kafka_sink.coordinator.wire.job_figures import (
 )
 from kafka_sink.errors import KafkaSinkError
 
-_INTERVAL_MS = 1000.0
+_INTERVAL_MS, _MAX_INTERVAL_MS = 1000.0, 60_000.0
 # Last reports that wait for a connection.
 _MAX_ENDED = 16
 # Bounds connecting and the reply. The coordinator runs on the driver's host.
@@ -111,8 +111,11 @@ class FiguresChannel:
                 return math.inf
             return max(0.0, self._sent_ms + self._interval_ms - now_ms)
 
-    def on_reply(self, body: Mapping[str, Any], last: bool, now_ms: float) -> None:
-        """See Channel."""
+    def on_reply(self, body: Mapping[str, Any], last: bool, now_ms: float) -> None:  # noqa: ARG002 - Channel's signature
+        """See Channel. With many tasks the coordinator asks for fewer reports."""
+        interval_ms = body.get("interval", _INTERVAL_MS)
+        if isinstance(interval_ms, int | float) and _INTERVAL_MS <= interval_ms <= _MAX_INTERVAL_MS:
+            self._interval_ms = interval_ms
 
     def on_push(self, body: Mapping[str, Any], now_ms: float) -> None:
         """See Channel."""

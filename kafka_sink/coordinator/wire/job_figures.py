@@ -47,7 +47,7 @@ COUNTERS = (
     "metadata_requests",
     "metadata_avoided",
     "transactions_begun",
-    "throttled_rows_ms",
+    "rate_wait_ms",
     "dead_letters",
 )
 # Values of a task at this moment; bytes.

@@ -294,3 +294,18 @@ def test_topics_without_news_are_left_out_until_a_new_coordinator_needs_them() -
     task.channel.on_lost(task.now_ms)
     task.channel.on_connected(task.now_ms)
     assert list(task.send()[0].topics) == ["t"]
+
+
+def test_many_tasks_are_asked_for_fewer_reports_and_are_not_called_silent() -> None:
+    board = Board()
+    handler = FiguresHandler(CLUSTER, board.figures)
+    for task in range(2_000):
+        (reply,) = handler.on_message(1, task, encode_task(report(1, replace(TASK, task=task))), 0.0)
+    assert reply.body == {"interval": 10_000.0}
+    assert board.shown(20_000)["clusters"][0]["states"] == {"working": 2_000}
+    assert board.shown(26_000)["clusters"][0]["states"] == {"silent": 2_000}
+    task = Channel()
+    task.channel.begin(TASK)
+    task.send()
+    task.channel.on_reply(reply.body, True, 0.0)
+    assert task.channel.next_message_delay_ms(0.0) == 10_000.0

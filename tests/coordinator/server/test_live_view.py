@@ -19,6 +19,7 @@ import pytest
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+from benchmarks import live_view_cost
 from kafka_sink.coordinator.server.application_figures import ApplicationFigures
 from kafka_sink.coordinator.server.ui.http_server import HttpBounds, HttpServer, Response
 from kafka_sink.coordinator.server.ui.live_view import LiveView, page
@@ -301,3 +302,8 @@ def test_a_coordinator_that_is_busy_is_reported_and_not_waited_for_for_long(
     finally:
         release.set()
     assert served.get("/metrics").status == 200
+
+
+def test_the_live_view_costs_less_than_a_hundredth_of_a_jobs_processor_time() -> None:
+    """Each of 100 tasks keeps a core busy, and writes to 100 topics on 20 brokers."""
+    assert live_view_cost.measure()["job_share"] < 0.01

@@ -61,7 +61,9 @@ OF_CLUSTER: tuple[MetricSpec, ...] = (
     _counter("buffer_exhausted", "buffer_exhausted", "Waits for memory that ended after max.block.ms"),
     _counter("breaker_trips", "breaker_trips", "Brokers and partitions that tasks muted"),
     _counter("breaker_probes", "breaker_probes", "Probes of muted brokers and partitions"),
-    _counter("row_limit_time_seconds", "throttled_rows_ms", "Time that tasks waited for a rate limit", 0.001),
+    _counter(
+        "rate_limit_wait_time_seconds", "rate_wait_ms", "Time that tasks waited for a rate limit", 0.001
+    ),
     _counter("dead_letter", "dead_letters", "Rows that went to the dead letter topic or were dropped"),
 )
 GAUGES_OF_CLUSTER: tuple[MetricSpec, ...] = (

@@ -1,0 +1,105 @@
+"""What the live view costs: processor time of a report in its task and in the coordinator, and of the pages.
+
+    python -m benchmarks.live_view_cost
+
+A task reports once a second. The figures are for a task that has written to 100 topics over 20 brokers, and
+for an application with 100 such tasks.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+
+from kafka_sink.clock import monotonic_ms
+from kafka_sink.coordinator.server.application_figures import ApplicationFigures
+from kafka_sink.coordinator.server.figures_handler import FiguresHandler
+from kafka_sink.coordinator.server.ui.metrics import exposition
+from kafka_sink.coordinator.tasks.figures_channel import FiguresChannel
+from kafka_sink.coordinator.wire.job_figures import TaskIdentity
+from kafka_sink.model import TopicPartition
+from kafka_sink.options import parse
+from kafka_sink.producer import Producer
+from kafka_sink.task_activity import ROWS, TaskActivity
+
+TOPICS, BROKERS, TASKS, REPEATS = 100, 20, 100, 300
+
+
+def processor_us(call: Callable[[], object], repeats: int = REPEATS) -> float:
+    """Microseconds of this thread's processor time for one call."""
+    started = time.thread_time()
+    for _ in range(repeats):
+        call()
+    return (time.thread_time() - started) / repeats * 1e6
+
+
+def busy_producer() -> Producer:
+    """A producer whose task has written to all topics and brokers."""
+    producer = Producer(parse({"kafka.bootstrap.servers": "127.0.0.1:1"}).options)
+    producer.begin()
+    for number in range(20 * TOPICS):
+        producer._sender.deliveries.acknowledged(
+            TopicPartition(f"orders-of-region-{number % TOPICS}", number // TOPICS),
+            records=1000,
+            raw_bytes=100_000,
+            wire_bytes=30_000,
+            base_offset=number,
+            log_append_time_ms=-1,
+        )
+        nodes = producer._sender._completion.nodes
+        nodes.sent(number % BROKERS, float(number))
+        nodes.responded(number % BROKERS, number + 12.0)
+    return producer
+
+
+def measure() -> dict[str, float]:
+    """Processor time in microseconds, and its share of one core's second."""
+    producer = busy_producer()
+    try:
+        channel = FiguresChannel(producer._figures.read, monotonic_ms, interval_ms=0.0)
+        bodies = []
+        for task in range(TASKS):
+            channel.begin(TaskIdentity("write", task, host="host"))
+            bodies.append(json.dumps(channel.next_message(0.0)))
+        channel.begin(TaskIdentity("write", 0, host="host"))
+        report_us = processor_us(lambda: json.dumps(channel.next_message(0.0)))
+    finally:
+        producer.close(abort=True)
+    figures = ApplicationFigures()
+    handler = FiguresHandler("cluster", figures)
+    turn = iter(range(1_000_000))
+    receive_us = processor_us(
+        lambda: handler.on_message(1, 1, json.loads(bodies[next(turn) % TASKS]), monotonic_ms())
+    )
+    activity = TaskActivity(monotonic_ms)
+
+    def wait() -> None:
+        with activity.waiting(ROWS):
+            pass
+
+    seconds = iter(range(1, 1_000_000))
+    found = {
+        "report_us": report_us,
+        "report_bytes": float(len(bodies[0])),
+        "receive_us": receive_us,
+        "sample_us": processor_us(lambda: figures.sample(next(seconds) * 1_000.0), 50),
+        "snapshot_us": processor_us(lambda: figures.snapshot(monotonic_ms()), 50),
+        "metrics_us": processor_us(lambda: exposition(figures.snapshot(monotonic_ms())), 20),
+        "activity_us": processor_us(wait, 20_000),
+    }
+    found["task_core_share"] = report_us / 1e6
+    # Reports of all tasks, a sample, and two snapshots a second for clients.
+    of_coordinator = TASKS * receive_us + found["sample_us"] + 2 * found["snapshot_us"]
+    found["coordinator_core_share"] = of_coordinator / 1e6
+    found["job_share"] = (TASKS * report_us + of_coordinator) / (TASKS * 1e6)
+    return {name: round(value, 6) for name, value in found.items()}
+
+
+def main() -> None:
+    for name, value in measure().items():
+        print(f"{name:24} {value:,.6g}")
+
+
+if __name__ == "__main__":
+    main()
