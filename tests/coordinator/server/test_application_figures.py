@@ -304,8 +304,8 @@ def test_many_tasks_are_asked_for_fewer_reports_and_are_not_called_silent() -> N
     assert reply.body == {"interval": 10_000.0}
     assert board.shown(20_000)["clusters"][0]["states"] == {"working": 2_000}
     assert board.shown(26_000)["clusters"][0]["states"] == {"silent": 2_000}
-    task = Channel()
-    task.channel.begin(TASK)
-    task.send()
-    task.channel.on_reply(reply.body, True, 0.0)
-    assert task.channel.next_message_delay_ms(0.0) == 10_000.0
+    one = Channel()
+    one.channel.begin(TASK)
+    one.send()
+    one.channel.on_reply(reply.body, True, 0.0)
+    assert one.channel.next_message_delay_ms(0.0) == 10_000.0
