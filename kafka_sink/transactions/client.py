@@ -7,6 +7,7 @@ raised.
 
 from __future__ import annotations
 
+import math
 import random
 import re
 from collections.abc import Callable, Iterable
@@ -46,8 +47,7 @@ Result = TypeVar("Result")
 _INIT_PRODUCER_ID_VERSIONS = (3, 5)
 _FEATURE, _NEEDED_LEVEL = "transaction.version", 2
 _MAX_POLL_MS = 100.0
-_MAX_LIST_ATTEMPTS = 3
-_LIST_TIMEOUT_MS = 3000.0
+_LIST_TIMEOUT_MS, _LIST_PATIENCE_MS = 3000.0, 6000.0
 _GROUP_KEY, _TRANSACTION_KEY = True, False
 
 _COORDINATOR_MOVED = frozenset({kafka_errors.COORDINATOR_NOT_AVAILABLE, kafka_errors.NOT_COORDINATOR})
@@ -111,6 +111,8 @@ class _Call:
     not_before_ms: float = 0.0
     is_sent: bool = False
     last_error: str = ""
+    # Done without a response from then on.
+    give_up_ms: float = math.inf
 
 
 @dataclass(slots=True)
@@ -245,6 +247,7 @@ class TransactionClient:
             now_ms = monotonic_ms()
             if now_ms > self._deadline_ms:
                 self._give_up(step)
+            self._leave_brokers_out(step, now_ms)
             self._look_up(step, now_ms)
             wait = self._send_due(step, now_ms)
             self._poll(step, wait)
@@ -286,7 +289,6 @@ class TransactionClient:
             if isinstance(event, NodeDisconnected):
                 self._last_error = str(event.cause)
                 self._forget(event.node_id)
-                self._on_gone(step, event.node_id)
                 if is_final(event.cause):
                     raise event.cause
             elif isinstance(event, RequestFailed):
@@ -294,12 +296,15 @@ class TransactionClient:
             elif isinstance(event, ResponseReceived):
                 self._on_response(step, event)
 
-    def _on_gone(self, step: _Step, node_id: int) -> None:
-        """Only requests for lists name a broker. If it is gone, others soon list its transactions."""
-        for call in [one for one in step.calls if one.key is None and one.node == node_id]:
-            self._again(call, self._last_error)
-            if call.attempts >= _MAX_LIST_ATTEMPTS:
+    def _leave_brokers_out(self, step: _Step, now_ms: float) -> None:
+        """Lists do not wait for a broker that is gone or hangs: others soon list its transactions."""
+        for call in [one for one in step.calls if one.key is None and not one.is_sent]:
+            if call.node in self._nodes and now_ms < call.give_up_ms:
+                continue
+            if call.give_up_ms < math.inf:
                 step.calls.remove(call)
+            else:
+                call.node = next(iter(self._nodes))
 
     def _on_failure(self, event: RequestFailed) -> None:
         self._last_error = str(event.cause)
@@ -593,4 +598,5 @@ class TransactionClient:
             transaction_requests.LIST_TRANSACTIONS_VERSIONS,
         )
         call = _Call(operation, index, api, versions, encode, take, node=node)
+        call.give_up_ms = monotonic_ms() + _LIST_PATIENCE_MS
         return call

@@ -1,0 +1,128 @@
+"""The client that runs protocol steps, over a network that a test scripts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from kafka_sink.errors import DeliveryError
+from kafka_sink.model import MetadataUpdate, Node
+from kafka_sink.network import apis
+from kafka_sink.network.events import NodeDisconnected, RequestFailed, ResponseReceived
+from kafka_sink.network.requests import MetadataResponse
+from kafka_sink.network.transaction_requests import ListTransactionsResponse
+from kafka_sink.options import parse
+from kafka_sink.transactions import client as module
+from kafka_sink.transactions.client import TransactionClient
+from kafka_sink.transactions.operations import ListOpen, Steps, fetch_offsets
+
+NODES = (Node(1, "a", 1, None), Node(2, "b", 2, None), Node(3, "c", 3, None))
+
+
+class Network:
+    """Brokers that answer at once; ``dead`` refuse connections, ``silent`` never answer. Time is scripted."""
+
+    def __init__(self) -> None:
+        self.now_ms = 0.0
+        self.dead: set[int] = set()
+        self.silent: set[int] = set()
+        self.listed: list[int] = []
+        self.nodes = {node.id: node for node in NODES}
+        self._events: list[Any] = []
+        self._waiting: list[tuple[float, Any, int]] = []
+
+    def ready_for_any(self, node: int, _now_ms: float) -> bool:
+        if node not in self.nodes:
+            return False
+        if node in self.dead:
+            self._events.append(NodeDisconnected(node, ConnectionRefusedError("refused")))
+            return False
+        return True
+
+    def ready_delay_ms(self, _node: int, _now_ms: float) -> float:
+        return 50.0
+
+    def least_loaded_node(self, _now_ms: float) -> int | None:
+        return next((node for node in self.nodes if node not in self.dead | self.silent), None)
+
+    def feature_level(self, _node: int, _name: str) -> int:
+        return 2
+
+    def api_version(self, _node: int, _api: int, versions: tuple[int, int]) -> int:
+        return versions[1]
+
+    def describe_brokers(self) -> str:
+        return "scripted"
+
+    def set_nodes(self, nodes: Iterable[Node]) -> None:
+        self.nodes = {node.id: node for node in nodes}
+
+    def send(self, node: int, request: Any, now_ms: float) -> None:
+        if node in self.silent:
+            self._waiting.append((now_ms + request.timeout_ms, request.tag, node))
+        elif request.api_key == apis.METADATA:
+            alive = tuple(one for one in NODES if one.id not in self.dead)
+            self._answer(node, request.tag, MetadataResponse(MetadataUpdate(alive, ())))
+        else:
+            self.listed.append(node)
+            self._answer(node, request.tag, ListTransactionsResponse(0, {f"p-task-{node}-0": "Ongoing"}))
+
+    def _answer(self, node: int, tag: Any, response: Any) -> None:
+        self._events.append(ResponseReceived(node, tag, response, 0.0))
+
+    def poll(self, wait_ms: float, _now_ms: float) -> list[Any]:
+        events, self._events = self._events, []
+        if not events:
+            self.now_ms += max(wait_ms, 1.0)
+        for due, tag, node in [one for one in self._waiting if one[0] <= self.now_ms]:
+            self._waiting.remove((due, tag, node))
+            events += [RequestFailed(node, tag, TimeoutError("no response"), True)]
+            events += [NodeDisconnected(node, TimeoutError("no response"))]
+        return events
+
+
+@pytest.fixture
+def network(monkeypatch: pytest.MonkeyPatch) -> Network:
+    scripted = Network()
+    monkeypatch.setattr(module, "monotonic_ms", lambda: scripted.now_ms)
+    monkeypatch.setattr(module, "NetworkClient", lambda *_: scripted)
+    return scripted
+
+
+def connected(network: Network) -> TransactionClient:
+    options = parse({"kafka.bootstrap.servers": "a:1"}).options
+    client = TransactionClient(options)
+    assert client.run(listing(), 60_000) == {"p-task-1-0", "p-task-2-0", "p-task-3-0"}
+    network.now_ms = 0.0
+    return client
+
+
+def listing() -> Steps[set[str]]:
+    (names,) = yield (ListOpen("p"),)
+    return set(names)
+
+
+def test_a_list_does_not_wait_for_a_broker_that_left_the_cluster(network: Network) -> None:
+    """Catches: a commit failed after kafka.delivery.timeout.ms, as the list was still to come from a broker
+    that Metadata no longer named."""
+    client = connected(network)
+    network.dead = {2}
+    assert client.run(listing(), 60_000) == {"p-task-1-0", "p-task-3-0"}
+    assert network.now_ms < 1_000
+
+
+def test_a_list_waits_a_moment_only_for_a_broker_that_hangs(network: Network) -> None:
+    client = connected(network)
+    network.silent = {2}
+    assert client.run(listing(), 60_000) == {"p-task-1-0", "p-task-3-0"}
+    assert network.now_ms < 10_000
+
+
+def test_without_any_broker_a_step_ends_with_its_time(network: Network) -> None:
+    client = connected(network)
+    network.silent = {1, 2, 3}
+
+    with pytest.raises(DeliveryError, match="within the time allowed"):
+        client.run(fetch_offsets("p-decision"), 20_000)
