@@ -9,7 +9,9 @@ micro-batch of two tasks, more than everything else that its Python processes do
 from __future__ import annotations
 
 import gc
+import sys
 
+_DAEMON = "pyspark.daemon"
 _calls = 0
 
 
@@ -19,9 +21,14 @@ def freeze_when_reused() -> None:
 
     Everything is imported by then (PySpark imports pandas at the end of the first task), and the daemon has
     just collected the garbage. The objects are still freed when nothing refers to them any more. Only
-    reference cycles among them stay.
+    reference cycles among them stay. Elsewhere than in a worker of the daemon, nothing happens.
     """
     global _calls
     _calls += 1
-    if _calls == 2:
+    if _calls == 2 and _is_forked_by_daemon():
         gc.freeze()
+
+
+def _is_forked_by_daemon() -> bool:
+    main = getattr(sys.modules["__main__"], "__spec__", None)
+    return _DAEMON in sys.modules or (main is not None and main.name == _DAEMON)

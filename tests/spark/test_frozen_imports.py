@@ -18,8 +18,9 @@ def run(code: str) -> str:
 
 def test_a_reused_planning_worker_has_little_to_collect() -> None:
     code = """
-        import gc
+        import gc, sys
         from unittest import mock
+        sys.modules["pyspark.daemon"] = object()
         from pyspark.sql.types import StructType
         from kafka_sink.spark.datasource import KafkaChunkedDataSource
         options = {"kafka.bootstrap.servers": "localhost:1", "topic": "t", "coordinator.enabled": "false"}
@@ -36,7 +37,8 @@ def test_a_reused_planning_worker_has_little_to_collect() -> None:
 
 def test_what_comes_later_is_still_collected() -> None:
     code = """
-        import gc, weakref
+        import gc, sys, weakref
+        sys.modules["pyspark.daemon"] = object()
         from kafka_sink.spark.frozen_imports import freeze_when_reused
         class Node: pass
         freeze_when_reused()
@@ -50,3 +52,14 @@ def test_what_comes_later_is_still_collected() -> None:
         print(gone() is None)
     """
     assert run(code) == "True"
+
+
+def test_only_workers_of_the_daemon_do_it() -> None:
+    code = """
+        import gc
+        from kafka_sink.spark.frozen_imports import freeze_when_reused
+        freeze_when_reused()
+        freeze_when_reused()
+        print(gc.get_freeze_count())
+    """
+    assert run(code) == "0"
