@@ -92,7 +92,7 @@ matrix: $(STAMP) java  ## try Python 3.10 to 3.14, PySpark 4.1 to the newest, br
 bench: $(STAMP) $(SPARK41_STAMP) java  ## run the benchmarks against the peers (ARGS="throughput" picks one)
 	@SPARK41_PYTHON=$(abspath $(SPARK41)/bin/python) $(BIN)/python -m benchmarks $(ARGS)
 
-scale: $(STAMP)  ## what the coordinator costs with thousands of modelled tasks (ARGS="1000x12" picks a case)
+scale: $(STAMP)  ## what the coordinator costs with up to 10,000 modelled tasks, and plots of it (ARGS="1000x12" picks a case)
 	@$(BIN)/python -m benchmarks.coordinator_scale $(ARGS)
 
 docs: $(STAMP)  ## generate docs/options.md and docs/migration.md from the options table

@@ -609,9 +609,10 @@ class SinkOptions:
 
     coordinator_max_connections: int = _option(
         "coordinator.max.connections", values.integer(1, 100_000), 10_000, COORDINATOR, "low",
-        """Maximum number of connections to the coordinator. Each Python worker that writes has one. Tasks
-        beyond the limit work without the coordinator, which logs this. The process's limit of open files
-        applies, too. The first write of an application sets this option and the next two.""",
+        """Maximum number of connections to the coordinator. Each executor has one, or each Python worker
+        where an executor's workers share no folder. Tasks beyond the limit work without the coordinator,
+        which logs this. The process's limit of open files applies, too. The first write of an application
+        sets this option and the next two.""",
     )
     coordinator_buffer_memory: int = _option(
         "coordinator.buffer.memory", values.integer(1_048_576, LONG_MAX), 33_554_432, COORDINATOR, "low",
@@ -621,8 +622,8 @@ class SinkOptions:
     )
     coordinator_max_messages_per_second: int = _option(
         "coordinator.max.messages.per.second", values.integer(10, 1_000_000), 500, COORDINATOR, "low",
-        """Maximum number of messages per second on one connection. The coordinator reads further messages
-        later.""",
+        """Maximum number of messages per second of one task. The tasks of an executor share their allowances.
+        The coordinator reads further messages later.""",
     )
 
     ui_port: int = _option(
