@@ -110,3 +110,22 @@ def test_a_sample_votes_for_all_tasks(failing: int, muted: bool) -> None:
     and the few that report by themselves counted as if they were a tenth of all."""
     handler = BreakerHandler(INTERVAL, PartitionVotes(1, 50), 500.0, random.Random(1).random)
     assert _votes_of_thousand(failing, handler) == (MAX_ASKED, muted)
+
+
+def test_a_task_that_rests_gets_no_lease() -> None:
+    """Catches: a probe that waits for a producer between two micro-batches, while the broker is back."""
+    handler = BreakerHandler(INTERVAL, PartitionVotes(1, 50), 500.0, lambda: 0.5)
+    for peer in (1, 2):
+        handler.on_message(peer, 1, encode_report(BreakerReport(rows=5)), 0.0)
+    handler.on_message(1, 2, encode_report(BreakerReport(muted=(MuteReport(7, "x", 1_500.0),))), 10.0)
+    handler.on_message(2, 2, encode_report(BreakerReport(is_resting=True)), 20.0)
+    handler.on_time(100.0)
+    handler.on_message(1, 3, encode_report(BreakerReport(rows=1)), INTERVAL)
+    leased = [
+        one.peer
+        for now_ms in (INTERVAL + 10, INTERVAL + 200, 2 * INTERVAL + 300)
+        for one in handler.on_time(now_ms)
+        if isinstance(one, Push) and decode_update(one.body, 10).leases
+    ]
+    assert leased
+    assert set(leased) == {1}
