@@ -89,6 +89,7 @@ class _Write:
     counters: Counter[str] = field(default_factory=Counter)
     topics: dict[str, Counter[str]] = field(default_factory=dict)
     attempts: set[int] = field(default_factory=set)
+    done: set[int] = field(default_factory=set)
 
 
 @dataclass(slots=True)
@@ -174,7 +175,9 @@ class ApplicationFigures:
             attempt = self._attempts[key] = _Attempt(cluster, figures, now_ms)
             while len(self._attempts) > _MAX_ATTEMPTS:
                 self._attempts.popitem(last=False)
-        job.tasks_done += figures.done and not (attempt.figures.done and attempt.figures is not figures)
+        if figures.done and not figures.failed and identity.task not in write.done:
+            write.done.add(identity.task)
+            job.tasks_done += 1
         attempt.figures, attempt.reported_ms = figures, now_ms
         self._add_counters(cluster, job, write, attempt)
         self._add_topics(cluster, job, write, attempt)
@@ -270,6 +273,8 @@ class ApplicationFigures:
         totals[f"writes_{final.outcome}"] += 1
         self._transactions.setdefault(cluster, Counter()).update(final.transactions)
         job.writes += 1
+        # The last reports of some tasks may come later, or never.
+        job.tasks_done += final.tasks - len(write.done)
         if not job.query:
             job.state, job.ended_s = final.outcome, self._wall_s()
         self._forget_write(final.write)

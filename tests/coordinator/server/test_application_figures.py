@@ -100,6 +100,17 @@ def test_the_drivers_figures_replace_those_of_a_task_whose_last_report_was_lost(
     assert board.job()["state"] == "committed"
 
 
+def test_a_job_that_has_ended_shows_all_its_tasks_as_done() -> None:
+    """Catches: 3 of 4 tasks done, because the commit overtook a task's last report."""
+    board = Board()
+    board.report(report(1, done=True, failed=True))
+    board.report(report(1, replace(TASK, task=8), done=True))
+    board.report(report(1, replace(TASK, task=8), done=True))
+    assert board.job()["tasks_done"] == 1
+    board.end(final(3, tasks=3))
+    assert board.job()["tasks_done"] == 3
+
+
 def test_rows_of_a_failed_attempt_stay_in_the_totals_but_not_in_the_job() -> None:
     board = Board()
     board.report(report(40, done=True, failed=True))

@@ -1,0 +1,110 @@
+"""The live view and the delivery report of real Spark jobs: figures equal what was written, keyed by query."""
+
+from __future__ import annotations
+
+import json
+import socket
+import urllib.request
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from kafka_sink.local_broker import LocalBroker
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ROWS = 20_000
+
+
+@pytest.fixture(scope="module")
+def port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        found: int = free.getsockname()[1]
+    return found
+
+
+def get(port: int, path: str) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as response:
+        text: str = response.read().decode()
+    return text
+
+
+def samples(port: int, name: str, topic: str) -> float:
+    families = text_string_to_metric_families(get(port, "/metrics"))
+    found = [one for family in families for one in family.samples if one.name == f"kafka_chunked_{name}"]
+    return sum(one.value for one in found if one.labels["topic"] == topic)
+
+
+def jobs(port: int, topic: str) -> list[dict[str, Any]]:
+    return [one for one in json.loads(get(port, "/figures.json"))["jobs"] if topic in one["topics"]]
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_the_figures_of_a_batch_write_are_those_of_its_report(
+    spark: SparkSession, broker: LocalBroker, tmp_path: Path, port: int
+) -> None:
+    topic, path = "live-batch", tmp_path / "report.jsonl"
+    broker.create_topic(topic, 3)
+    spark.range(ROWS, numPartitions=4).selectExpr("cast(id AS string) AS value").write.format(
+        "kafka-chunked"
+    ).mode("append").option("kafka.bootstrap.servers", broker.bootstrap_servers).option(
+        "topic", topic
+    ).option("ui.port", str(port)).option("delivery.report.path", str(path)).save()
+    (line,) = lines(path)
+    assert (line["outcome"], line["queryId"], line["batchId"]) == ("committed", None, None)
+    assert sum(one["rows"] for one in line["partitions"]) == ROWS
+    offsets = {one["partition"]: one["offsets"] for one in line["partitions"]}
+    assert all(ranges[0][0] == 0 and len(ranges) == 1 for ranges in offsets.values())
+    assert sum(one["endOffset"] for one in line["partitions"]) == ROWS
+    (job,) = jobs(port, topic)
+    assert (job["state"], job["kind"], job["counters"]["records"]) == ("committed", "batch", ROWS)
+    assert job["tasks_done"] == 4
+    assert samples(port, "record_send_total", topic) == ROWS
+    assert samples(port, "sent_bytes_total", topic) == sum(one["bytes"] for one in line["partitions"])
+    shown = json.loads(get(port, "/figures.json"))
+    assert shown["application"] == "kafka-chunked tests"
+    assert shown["tasks"] == []
+
+
+def test_micro_batches_are_one_job_under_the_id_of_their_query(
+    spark: SparkSession, broker: LocalBroker, tmp_path: Path, port: int
+) -> None:
+    topic, path = "live-stream", tmp_path / "report.jsonl"
+    broker.create_topic(topic, 2)
+    for number in range(3):
+        spark.range(100 * number, 100 * number + 100, numPartitions=1).write.mode("append").parquet(
+            str(tmp_path / "source")
+        )
+    source = (
+        spark.readStream.schema("id long").option("maxFilesPerTrigger", "1").parquet(str(tmp_path / "source"))
+    )
+    query = (
+        source.selectExpr("cast(id AS string) AS value")
+        .writeStream.format("kafka-chunked")
+        .option("kafka.bootstrap.servers", broker.bootstrap_servers)
+        .option("topic", topic)
+        .option("ui.port", str(port))
+        .option("delivery.report.path", str(path))
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    assert query.awaitTermination(120)
+    found = lines(path)
+    assert [(line["queryId"], line["batchId"], line["outcome"]) for line in found] == [
+        (str(query.id), batch, "committed") for batch in range(3)
+    ]
+    assert {(one["id"], one["batchId"]) for one in query.recentProgress} >= {
+        (line["queryId"], line["batchId"]) for line in found
+    }, "a StreamingQueryListener gets the same keys"
+    assert [sum(one["rows"] for one in line["partitions"]) for line in found] == [100, 100, 100]
+    (job,) = jobs(port, topic)
+    assert (job["kind"], job["query"], job["batch"]) == ("stream", str(query.id), 2)
+    assert (job["counters"]["records"], job["writes"]) == (300, 3)
+    assert samples(port, "record_send_total", topic) == 300
