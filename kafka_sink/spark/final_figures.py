@@ -15,6 +15,7 @@ def final_figures(
     batch: int,
     results: Sequence[TaskResult],
     transactions: Mapping[str, int],
+    last_task: int = -1,
 ) -> FinalFigures:
     """The sums that the summary shows. ``results``: of the tasks that Spark counts."""
     return FinalFigures(
@@ -39,6 +40,7 @@ def final_figures(
         },
         topics_of(results),
         transactions,
+        last_task,
     )
 
 

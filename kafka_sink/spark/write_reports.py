@@ -20,7 +20,8 @@ class EndedWrite:
     """A job or micro-batch. ``outcome``: "committed" or "aborted". ``results``: of the tasks that finished.
 
     ``query`` is the query's id, and ``batch`` the micro-batch; "" and None for a batch write outside of
-    queries. ``transactions`` counts by outcome. ``note`` ends the line of a committed write.
+    queries. ``transactions`` counts by outcome. ``note`` ends the line of a committed write. ``last_task`` is
+    the highest taskAttemptId of the tasks that finished.
     """
 
     write: str
@@ -31,6 +32,7 @@ class EndedWrite:
     results: Sequence[TaskResult]
     transactions: Mapping[str, int] = field(default_factory=dict)
     note: str = ""
+    last_task: int = -1
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -83,7 +85,9 @@ def _to_live_view(handoff: CoordinatorHandoff, ended: EndedWrite) -> None:
     from kafka_sink.spark.final_figures import final_figures
 
     batch = -1 if ended.batch is None else ended.batch
-    final = final_figures(ended.write, ended.outcome, ended.query, batch, ended.results, ended.transactions)
+    final = final_figures(
+        ended.write, ended.outcome, ended.query, batch, ended.results, ended.transactions, ended.last_task
+    )
     report_final(address, final)
 
 

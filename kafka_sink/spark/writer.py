@@ -65,6 +65,8 @@ class TaskCommitted(WriterCommitMessage):
     report: TaskReport | None = None
     # Spark does not tell a commit which query it is for.
     query: str = ""
+    # Spark's taskAttemptId.
+    task: int = -1
 
 
 @dataclass(frozen=True)
@@ -90,8 +92,9 @@ class PlannedWrite:
             written = self._write_in_transaction(batches, self.transactions, is_streaming=is_streaming)
         zipimport_workaround.forget_spark_archives()
         context = TaskContext.get()
-        query = "" if context is None else micro_batch_of(context)[0]
-        return replace(written, query=query) if query else written
+        if context is None:
+            return written
+        return replace(written, query=micro_batch_of(context)[0], task=context.taskAttemptId())
 
     def _send(
         self,
@@ -228,7 +231,10 @@ class PlannedWrite:
         query = next((one.query for one in tasks if one.query), "")
         write = self.name if batch_id is None else self.write_id(query, batch_id)
         results = [one.result for one in tasks]
-        return EndedWrite(write, outcome, query, batch_id, len(messages), results, in_transactions, note)
+        last = max((one.task for one in tasks), default=-1)
+        return EndedWrite(
+            write, outcome, query, batch_id, len(messages), results, in_transactions, note, last
+        )
 
     def _snapshot(self) -> MetadataSnapshot | None:
         """The metadata snapshot of planning, aged by the wall clocks of both hosts.

@@ -1,4 +1,4 @@
-"""The live view and the delivery report of real Spark jobs: figures equal what was written, keyed by query."""
+"""The live view and the delivery report of real Spark jobs: figures equal what was written."""
 
 from __future__ import annotations
 

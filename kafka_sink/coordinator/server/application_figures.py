@@ -10,6 +10,7 @@ Everything is bounded: the numbers of jobs, attempts, topics and brokers that ar
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping
@@ -123,7 +124,8 @@ class ApplicationFigures:
         self._brokers: dict[tuple[str, int], _Broker] = {}
         self._jobs: OrderedDict[str, _Job] = OrderedDict()
         self._writes: dict[str, _Write] = {}
-        self._ended_writes: OrderedDict[str, None] = OrderedDict()
+        # With the highest number of a task that belonged to it.
+        self._ended_writes: OrderedDict[str, float] = OrderedDict()
         self._attempts: OrderedDict[tuple[str, int], _Attempt] = OrderedDict()
         self._lookups: dict[str, Lookups] = {}
         self._mute_sources: dict[str, list[MuteSource]] = {}
@@ -164,8 +166,10 @@ class ApplicationFigures:
         """A task's report. Reports for writes that have ended are ignored: the final figures count."""
         identity = figures.identity
         self.reports += 1
-        if identity.write in self._ended_writes:
+        if identity.task <= self._ended_writes.get(identity.write, -1):
             return
+        # A micro-batch that runs again has the name of the failed run.
+        self._ended_writes.pop(identity.write, None)
         job = self._job_of(cluster, identity, now_ms)
         write = self._writes.setdefault(identity.write, _Write(identity.query or identity.write))
         write.attempts.add(identity.task)
@@ -277,11 +281,12 @@ class ApplicationFigures:
         job.tasks_done += final.tasks - len(write.done)
         if not job.query:
             job.state, job.ended_s = final.outcome, self._wall_s()
-        self._forget_write(final.write)
+        last = max([final.last_task, *write.attempts])
+        self._forget_write(final.write, math.inf if last < 0 else last)
         self.on_end()
 
-    def _forget_write(self, name: str) -> None:
-        self._ended_writes[name] = None
+    def _forget_write(self, name: str, last_task: float = math.inf) -> None:
+        self._ended_writes[name] = last_task
         while len(self._ended_writes) > _MAX_ENDED_WRITES:
             self._ended_writes.popitem(last=False)
         write = self._writes.pop(name, None)

@@ -136,7 +136,8 @@ class FinalFigures:
     """A write's figures as its summary has them. ``outcome``: "committed" or "aborted".
 
     ``topics`` are all topics of the write, unless there are too many; then it is empty. ``transactions``
-    counts what the driver did with the write's transactions, by outcome.
+    counts what the driver did with the write's transactions, by outcome. ``last_task`` is the highest
+    number of its tasks; -1 if unknown. Tasks with higher ones belong to another run of the micro-batch.
     """
 
     write: str
@@ -147,6 +148,7 @@ class FinalFigures:
     counters: Mapping[str, Number] = field(default_factory=dict)
     topics: Mapping[str, TopicFigures] = field(default_factory=dict)
     transactions: Mapping[str, int] = field(default_factory=dict)
+    last_task: int = -1
 
 
 def encode_task(figures: TaskFigures) -> dict[str, Any]:
@@ -248,7 +250,14 @@ def encode_final(figures: FinalFigures) -> dict[str, Any]:
     """The driver's report as a JSON body."""
     topics = figures.topics if len(figures.topics) <= MAX_FINAL_TOPICS else {}
     return {
-        "final": [figures.write, figures.outcome, figures.query, figures.batch, figures.tasks],
+        "final": [
+            figures.write,
+            figures.outcome,
+            figures.query,
+            figures.batch,
+            figures.tasks,
+            figures.last_task,
+        ],
         "counters": _rounded(figures.counters),
         "topics": _encode_topics(topics),
         "transactions": dict(figures.transactions),
@@ -258,7 +267,7 @@ def encode_final(figures: FinalFigures) -> dict[str, Any]:
 def decode_final(body: Mapping[str, Any]) -> FinalFigures:
     """The driver's report from its JSON body. Raises ProtocolError."""
     try:
-        write, outcome, query, batch, tasks = body["final"]
+        write, outcome, query, batch, tasks, last_task = body["final"]
         transactions = body["transactions"]
         if outcome not in ("committed", "aborted") or not isinstance(transactions, dict):
             raise ValueError("unknown outcome")
@@ -271,6 +280,7 @@ def decode_final(body: Mapping[str, Any]) -> FinalFigures:
             _numbers(body["counters"], COUNTERS),
             _decode_topics(body["topics"], MAX_FINAL_TOPICS),
             {_text(name): _count(count) for name, count in list(transactions.items())[:_MAX_BUCKETS]},
+            _number(last_task, int),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ProtocolError(f"invalid final figures of a write: {error}") from None

@@ -129,6 +129,30 @@ def test_a_commit_that_is_reported_twice_counts_once() -> None:
     assert board.total("writes_committed") == 1
 
 
+def test_a_micro_batch_that_runs_again_counts_though_its_failed_run_had_the_same_name() -> None:
+    board = Board()
+    failed = TaskIdentity("q/3", 7, query="q", batch=3)
+    board.report(report(10, failed))
+    board.end(final(0, write="q/3", outcome="aborted", query="q", batch=3))
+    board.report(report(11, failed, done=True, failed=True))
+    again = replace(failed, task=9)
+    board.report(report(100, again))
+    board.end(final(100, write="q/3", query="q", batch=3, last_task=9))
+    board.report(report(100, again, done=True))
+    assert board.job()["counters"]["records"] == 100
+    assert board.total() == 110
+
+
+def test_reports_that_the_commit_has_overtaken_are_not_counted_again() -> None:
+    board = Board()
+    board.end(final(100, last_task=7))
+    board.report(report(100, done=True))
+    assert board.total() == 100
+    board.end(final(5, write="unknown"))
+    board.report(report(5, replace(TASK, write="unknown", task=10**9), done=True))
+    assert board.total() == 105
+
+
 def test_micro_batches_add_up_to_one_job_of_the_query() -> None:
     board = Board()
     for batch in range(3):
