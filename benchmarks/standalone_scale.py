@@ -47,7 +47,7 @@ class Watch(threading.Thread):
         self._folder = folder
         self._executors = executors
         self._kill_after_s = kill_after_s
-        self._started: float | None = None
+        self._connected_at: float | None = None
 
     def run(self) -> None:
         killed_at = None
@@ -58,9 +58,9 @@ class Watch(threading.Thread):
             count = connections_to(json.loads(found.read_bytes())["port"])
             now = time.monotonic()
             self.most_connections = max(self.most_connections, count)
-            if self._started is None and count >= self._executors:
-                self._started = now
-            if self._started is not None and killed_at is None and now > self._started + self._kill_after_s:
+            if self._connected_at is None and count >= self._executors:
+                self._connected_at = now
+            if self._connected_at is not None and killed_at is None and now > self._connected_at + self._kill_after_s:
                 os.kill(server_of(found.parent), signal.SIGKILL)
                 killed_at = now
             is_back = killed_at is not None and now > killed_at + _CLOSED_S and count >= self._executors
