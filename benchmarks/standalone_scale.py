@@ -60,7 +60,11 @@ class Watch(threading.Thread):
             self.most_connections = max(self.most_connections, count)
             if self._connected_at is None and count >= self._executors:
                 self._connected_at = now
-            if self._connected_at is not None and killed_at is None and now > self._connected_at + self._kill_after_s:
+            if (
+                self._connected_at is not None
+                and killed_at is None
+                and now > self._connected_at + self._kill_after_s
+            ):
                 os.kill(server_of(found.parent), signal.SIGKILL)
                 killed_at = now
             is_back = killed_at is not None and now > killed_at + _CLOSED_S and count >= self._executors

@@ -120,14 +120,16 @@ class Relay(threading.Thread):
 
     def run(self) -> None:
         """Runs until the coordinator's connection ends, or no task has been there for a while."""
-        with suppress(OSError, ProtocolError):
-            self._serve()
-        for task in list(self._tasks.values()):
-            task.outlet.socket.close()
-        self._link.socket.close()
-        self._listening.close()
-        self._selector.close()
-        self._on_end()
+        try:
+            with suppress(OSError, ProtocolError):
+                self._serve()
+        finally:
+            for task in self._tasks.values():
+                task.outlet.socket.close()
+            self._link.socket.close()
+            self._listening.close()
+            self._selector.close()
+            self._on_end()
 
     def _serve(self) -> None:
         self._listening.setblocking(False)
