@@ -161,12 +161,12 @@ def main() -> None:
             print(f"{batch_size:11,}{batches:9,}{batches / sent:11.1f}{cpu_ns:19,.0f}{share:9.2%}")
     if not options.smoke:
         RESULTS.mkdir(exist_ok=True)
-        told = {
+        figures = {
             "conditions": conditions,
             "calls": [asdict(one) for one in calls],
             "whole": [asdict(one) for one in wholes],
         }
-        (RESULTS / "breaker_cost.json").write_text(json.dumps(told, indent=1) + "\n")
+        (RESULTS / "breaker_cost.json").write_text(json.dumps(figures, indent=1) + "\n")
 
 
 if __name__ == "__main__":

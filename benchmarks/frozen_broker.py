@@ -1,4 +1,4 @@
-"""One of three brokers stands still for 40 seconds under a steady load: who goes on, and at what rate.
+"""One of three brokers is stopped for 40 seconds under a steady load: which rows go on, and at what rate.
 
     python -m benchmarks.frozen_broker [--part=keyless|keyed] [--smoke]
 
@@ -166,7 +166,7 @@ def plot(
     steady = max(found["rows_per_second_before"] for found in outcomes.values())
     all_axes[0, 0].set_ylim(0, 2.5 * steady / 1000)
     all_axes[0, 0].legend(loc="upper left", fontsize=8)
-    all_axes[-1, 0].set_xlabel(f"seconds since one of {BROKERS} brokers stopped; grey: it stands still")
+    all_axes[-1, 0].set_xlabel(f"seconds since one of {BROKERS} brokers stopped; grey: it is stopped")
     figure.suptitle(textwrap.fill(conditions, 150), fontsize=7)
     figure.tight_layout()
     suffix = "" if part == "keyless" else f"_{part}"

@@ -269,15 +269,15 @@ def plot(parts: dict[str, Any]) -> None:
     from matplotlib import pyplot
 
     figure, all_axes = pyplot.subplots(len(parts), figsize=(9, 2.6 * len(parts)), squeeze=False)
-    for axes, (part, told) in zip(all_axes[:, 0], parts.items(), strict=True):
+    for axes, (part, figures) in zip(all_axes[:, 0], parts.items(), strict=True):
         if part == "cold":
-            values = _cold_medians(told["found"])
+            values = _cold_medians(figures["found"])
             axes.set_xlabel("seconds (median)")
         elif part == "rates":
-            values = {name: statistics.median(found) / 1e3 for name, found in told["found"].items()}
+            values = {name: statistics.median(found) / 1e3 for name, found in figures["found"].items()}
             axes.set_xlabel("thousand rows per second, acknowledged (median)")
         else:
-            values = {codec: found["private_mib"] for codec, found in told["found"].items()}
+            values = {codec: found["private_mib"] for codec, found in figures["found"].items()}
             axes.set_xlabel("MiB private in the largest Python worker (peak)")
             axes.axvline(MEMORY_GOALS_MIB[part], color="#c03030", linewidth=1)
         names = list(values)[::-1]
@@ -285,7 +285,7 @@ def plot(parts: dict[str, Any]) -> None:
         bars = axes.barh(names, [values[name] for name in names], color=colours)
         axes.bar_label(bars, fmt="%.1f" if part == "cold" else "%.0f", padding=3)
         axes.margins(x=0.08)
-        axes.set_title(textwrap.fill(told["conditions"], 130), fontsize=7)
+        axes.set_title(textwrap.fill(figures["conditions"], 130), fontsize=7)
     figure.tight_layout()
     figure.savefig(RESULTS / "many_partitions.png", dpi=120)
 
@@ -342,7 +342,7 @@ def run_parts(parts: list[str], rows: int, repeats: int, smoke: bool) -> dict[st
                     found = cold(spark, broker, folder, count, repeats)
                 else:
                     codecs = CODECS[-1:] if smoke else CODECS
-                    # Made before: to make rows anew is to delete what others of that number read.
+                    # Made before: making rows again would delete files that others of that number read.
                     data = (large_rows if part == "large" else throughput.source)(spark, count, folder)
                     is_small = part != "large" and count <= WARM_ROWS
                     warm = data if is_small else throughput.source(spark, WARM_ROWS, folder)
@@ -379,7 +379,7 @@ def main() -> None:
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / "many_partitions.json"
     known = json.loads(path.read_text()) if path.exists() else {}
-    # Parts may come from runs of their own; they stand in one order.
+    # Parts may come from runs of their own; they are in one order.
     known = {part: {**known, **found}[part] for part in PARTS if part in {**known, **found}}
     path.write_text(json.dumps(known, indent=1) + "\n")
     plot(known)

@@ -43,7 +43,7 @@ METADATA = 3
 
 
 def job(form: str, bootstrap: str, master: str, rows: int, topics: int, tasks: int) -> None:
-    """Writes twice; says how long after each, and waits to be told to go on."""
+    """Writes twice; says how long after each, and waits for a command to go on."""
     from pyspark.sql import SparkSession
 
     builder = (
@@ -178,9 +178,9 @@ def report(outcome: dict[str, Any]) -> None:
     print(f"\n{'':47}{'Metadata requests':>20}{'seconds (median)':>22}")
     print(f"{'':47}{'cold':>10}{'again':>10}{'cold':>12}{'again':>10}")
     for master, forms in outcome.items():
-        for form, told in forms.items():
-            asked = [one["Metadata"] for one in told["requests"]]
-            took = [statistics.median(column) for column in zip(*told["seconds"], strict=True)]
+        for form, figures in forms.items():
+            asked = [one["Metadata"] for one in figures["requests"]]
+            took = [statistics.median(column) for column in zip(*figures["seconds"], strict=True)]
             print(f"{master:13}{form:34}{asked[0]:10,}{asked[1]:10,}{took[0]:12.2f}{took[1]:10.2f}")
         if JVM in forms:
             for ours in (OURS, WITH_DAEMON):
@@ -206,11 +206,11 @@ def plot(outcome: dict[str, Any], conditions: str, path: Path) -> None:
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4.5))
     labels, requests, seconds, colours = [], [], [], []
     for master, forms in outcome.items():
-        for form, told in forms.items():
+        for form, figures in forms.items():
             for turn, name in enumerate(("cold", "again")):
                 labels.append(f"{master} {form}, {name}")
-                requests.append(max(told["requests"][turn]["Metadata"], 0.5))
-                seconds.append(statistics.median(one[turn] for one in told["seconds"]))
+                requests.append(max(figures["requests"][turn]["Metadata"], 0.5))
+                seconds.append(statistics.median(one[turn] for one in figures["seconds"]))
                 colours.append("#b0b0b0" if form == JVM else "#1f77b4")
     for axes, values, text in ((left, requests, "Metadata requests"), (right, seconds, "seconds")):
         bars = axes.barh(labels[::-1], values[::-1], color=colours[::-1])

@@ -241,11 +241,11 @@ def report(outcomes: dict[str, list[Outcome]]) -> None:
             f"{'later':>12}"
         )
         for one in policies:
-            told = one.summary
+            figures = one.summary
             print(
-                f"{one.name:38}{told['requests']:9,}{told['request_bytes'] / 1e6:10,.1f}"
-                f"{told['response_bytes'] / 1e6:13,.1f}{told['largest_response']:16,}"
-                f"{told['largest_response_after_the_start']:12,}"
+                f"{one.name:38}{figures['requests']:9,}{figures['request_bytes'] / 1e6:10,.1f}"
+                f"{figures['response_bytes'] / 1e6:13,.1f}{figures['largest_response']:16,}"
+                f"{figures['largest_response_after_the_start']:12,}"
             )
         ours, expiry, before = (one.summary for one in policies)
         print(

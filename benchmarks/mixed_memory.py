@@ -75,7 +75,7 @@ def bound(sample: Sample) -> int:
     return sample.buffered + sample.batches * CHUNK
 
 
-def told(case: Case, result: TaskResult, samples: list[Sample], seconds: float) -> dict[str, Any]:
+def figures_of(case: Case, result: TaskResult, samples: list[Sample], seconds: float) -> dict[str, Any]:
     rows, batches, size = {}, {}, {}
     for plan in (LOGS, EVENTS):
         parts = [one for one in result.partitions if one.topic == plan.topic]
@@ -125,7 +125,7 @@ def run(bootstrap: str, case: Case, seconds: float) -> dict[str, Any]:
             result = producer.finish()
     finally:
         producer.close()
-    return told(case, result, memory.samples, pumped)
+    return figures_of(case, result, memory.samples, pumped)
 
 
 def report(outcome: list[dict[str, Any]]) -> None:

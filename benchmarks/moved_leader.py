@@ -4,7 +4,7 @@
 
 Three brokers, a topic of 12 partitions with three replicas, four Spark tasks that offer keyed rows at a
 fixed rate, each contender at its defaults. ``elected``: all leaders move to the next broker at once, by a
-preferred election; brokers stand behind proxies, which count requests by API. ``killed``: one broker, not the
+preferred election; brokers are behind proxies, which count requests by API. ``killed``: one broker, not the
 active controller, gets SIGKILL; until the cluster misses it (broker.session.timeout.ms, 6 s here) no acks=all
 write can be confirmed. Another client asks for the leaders every 20 ms. A partition's gap is from when that
 client last saw the old leader, to the first row that the new one appended, by its epoch and the broker's
@@ -124,7 +124,7 @@ def leaders(admin: Any, topic: str) -> dict[int, int]:
 
 @contextlib.contextmanager
 def by_election(cluster: LocalBroker, topic: str) -> Iterator[Callable[[], None]]:
-    """Makes the second replica of every partition the preferred one, and moves to it when told."""
+    """Makes the second replica of every partition the preferred one, and moves to it on command."""
     from confluent_kafka import ElectionType, TopicPartition
     from confluent_kafka.admin import AdminClient
 
@@ -146,7 +146,7 @@ def by_election(cluster: LocalBroker, topic: str) -> Iterator[Callable[[], None]
 
 @contextlib.contextmanager
 def by_killing(cluster: LocalBroker, topic: str) -> Iterator[Callable[[], None]]:
-    """Kills one broker when told; starts it again at the end, and waits for its replicas."""
+    """Kills one broker on command; starts it again at the end, and waits for its replicas."""
     from confluent_kafka.admin import AdminClient
 
     victim = scene.follower(cluster)
@@ -259,7 +259,9 @@ def plot(parts: dict[str, Any], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    shown = [(part, name, one) for part, told in parts.items() for name, one in told["outcomes"].items()]
+    shown = [
+        (part, name, one) for part, figures in parts.items() for name, one in figures["outcomes"].items()
+    ]
     figure, all_axes = pyplot.subplots(
         len(shown), figsize=(9, 1 + 1.9 * len(shown)), sharex=True, squeeze=False
     )
@@ -302,7 +304,7 @@ def main() -> None:
         f"{platform.python_version()}"
     )
     print(conditions, flush=True)
-    told: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
     with LocalBroker(brokers=BROKERS) as cluster:
         spark = scene.session(with_jvm, f"local[{load.tasks}]")
         # Spark gathers that many rows for a Python sink, which must not pass for a gap.
@@ -314,13 +316,13 @@ def main() -> None:
                 if options.only in one.name
             }
             report(part, outcomes)
-            told[part] = {"conditions": conditions, "outcomes": outcomes}
+            figures[part] = {"conditions": conditions, "outcomes": outcomes}
         spark.stop()
     print(f"\ngoals for kafka-chunked: less than {GOAL_GAP_S:.0f} s beyond the election, 0 rows lost")
     if not options.smoke and not options.only:
         options.out.parent.mkdir(exist_ok=True)
-        options.out.write_text(json.dumps(told, indent=1) + "\n")
-        plot(told, options.out.with_suffix(".png"))
+        options.out.write_text(json.dumps(figures, indent=1) + "\n")
+        plot(figures, options.out.with_suffix(".png"))
 
 
 if __name__ == "__main__":

@@ -27,8 +27,8 @@ class _Notes(logging.Handler):
         super().__init__(logging.INFO)
         self._file = path.open("a", buffering=1)
 
-    def write(self, **told: object) -> None:
-        self._file.write(json.dumps({"at": time.time(), **told}) + "\n")
+    def write(self, **fields: object) -> None:
+        self._file.write(json.dumps({"at": time.time(), **fields}) + "\n")
 
     def emit(self, record: logging.LogRecord) -> None:
         self.write(log=record.getMessage(), own=record.levelno >= logging.WARNING)

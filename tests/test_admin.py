@@ -64,14 +64,14 @@ def settled(broker: LocalBroker, topic: str) -> dict[int, int]:
 
 
 def test_a_missing_topic_is_created_as_told(cluster3: LocalBroker, topic: str) -> None:
-    told = options(
+    given = options(
         cluster3.bootstrap_servers,
         topic,
         topic_create="true",
         topic_partitions="5",
         topic_replication_factor="2",
     )
-    prepare_topic(told)
+    prepare_topic(given)
     assert settled(cluster3, topic) == dict.fromkeys(range(5), 2)
 
 
@@ -130,14 +130,14 @@ def test_it_is_created_once_however_many_want_it(
 ) -> None:
     created: list[str] = []
     monkeypatch.setattr(driver_log, "report", created.append)
-    told = options(broker.bootstrap_servers, topic, topic_create="true", topic_partitions="3")
+    given = options(broker.bootstrap_servers, topic, topic_create="true", topic_partitions="3")
     failures: list[Exception] = []
     together = threading.Barrier(6)
 
     def run() -> None:
         together.wait()
         try:
-            prepare_topic(told)
+            prepare_topic(given)
         except Exception as failure:  # noqa: BLE001 - whatever it is, the test fails with it
             failures.append(failure)
 
@@ -152,21 +152,21 @@ def test_it_is_created_once_however_many_want_it(
 
 
 def test_what_brokers_refuse_is_told_with_their_reason(broker: LocalBroker, topic: str) -> None:
-    told = options(broker.bootstrap_servers, topic, topic_create="true", topic_replication_factor="3")
+    given = options(broker.bootstrap_servers, topic, topic_create="true", topic_replication_factor="3")
     with pytest.raises(
         ConfigurationError, match=rf"'{topic}' could not be created: .*(?i:replication).*topic\.rep"
     ):
-        prepare_topic(told)
+        prepare_topic(given)
     assert partitions(broker, topic) == {}
 
 
 def test_a_missing_topic_is_an_error_where_brokers_may_not_create_it(broker: LocalBroker, topic: str) -> None:
-    told = options(
+    given = options(
         broker.bootstrap_servers, topic, kafka_allow_auto_create_topics="false", kafka_max_block_ms="700"
     )
     begun = time.monotonic()
     with pytest.raises(ConfigurationError) as caught:
-        prepare_topic(told)
+        prepare_topic(given)
     assert 0.6 <= time.monotonic() - begun < 4
     for part in (topic, broker.bootstrap_servers, "topic.create=true", "allow.auto.create.topics=false"):
         assert part in str(caught.value)
@@ -180,9 +180,9 @@ def test_brokers_create_it_before_tasks_start_where_they_may(broker: LocalBroker
 
 def test_where_brokers_do_not_create_it_planning_says_so(topic: str) -> None:
     with FakeCluster({"another": 1}) as cluster:
-        told = options(cluster.bootstrap_servers, topic, kafka_max_block_ms="500")
+        given = options(cluster.bootstrap_servers, topic, kafka_max_block_ms="500")
         with pytest.raises(ConfigurationError, match=rf"no topic '{topic}' .*auto\.create\.topics\.enable"):
-            prepare_topic(told)
+            prepare_topic(given)
 
 
 def test_a_topic_that_shows_up_late_is_found(broker: LocalBroker, topic: str) -> None:
@@ -240,10 +240,10 @@ def test_a_topic_without_leaders_is_there(topic: str) -> None:
 def test_dead_brokers_are_named_with_the_reason(topic: str, create: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    told = options(f"127.0.0.1:{port}", topic, kafka_max_block_ms="800", topic_create=create)
+    given = options(f"127.0.0.1:{port}", topic, kafka_max_block_ms="800", topic_create=create)
     begun = time.monotonic()
     with pytest.raises(BrokersUnreachableError) as caught:
-        prepare_topic(told)
+        prepare_topic(given)
     assert time.monotonic() - begun < 4
     for part in (f"127.0.0.1:{port}", "connecting by TCP failed: Connection refused", "check host and port"):
         assert part in str(caught.value)
@@ -308,11 +308,11 @@ def application(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_stream_looks_once_a_minute(broker: LocalBroker, topic: str, application: Path) -> None:
     with ProxyCluster(broker.bootstrap_servers) as proxies:
-        told = options(proxies.bootstrap_servers, topic)
+        given = options(proxies.bootstrap_servers, topic)
 
         def asks(is_streaming: bool = True) -> bool:
             before = proxies.requests[METADATA_API]
-            prepare_topic(told, is_streaming=is_streaming)
+            prepare_topic(given, is_streaming=is_streaming)
             return proxies.requests[METADATA_API] > before
 
         assert [asks(), asks(), asks()] == [True, False, False]
@@ -358,10 +358,10 @@ def test_a_stream_with_another_login_is_tried_at_once(
 def test_a_stream_looks_again_after_an_error(
     topic: str,
 ) -> None:
-    told = options("127.0.0.1:1", topic, kafka_max_block_ms="50")
+    given = options("127.0.0.1:1", topic, kafka_max_block_ms="50")
     for _ in range(2):
         with pytest.raises(BrokersUnreachableError):
-            prepare_topic(told, is_streaming=True)
+            prepare_topic(given, is_streaming=True)
 
 
 def test_where_nothing_can_be_remembered_nothing_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -384,9 +384,9 @@ def test_a_missing_dead_letter_topic_is_found_at_planning() -> None:
     with FakeCluster({"there": 1}) as cluster:
         wanted = {"errors.tolerance": "all", "errors.deadletterqueue.topic.name": "letters"}
         more = {"kafka.allow.auto.create.topics": "false", "kafka.max.block.ms": "300"}
-        told = options(cluster.bootstrap_servers, "there", **wanted, **more)
+        given = options(cluster.bootstrap_servers, "there", **wanted, **more)
         text = r"Option 'errors\.deadletterqueue\.topic\.name': there is no topic 'letters'"
         with pytest.raises(ConfigurationError, match=text):
-            prepare_topic(told)
+            prepare_topic(given)
         cluster.create_topic("letters", 1)
-        prepare_topic(told)
+        prepare_topic(given)

@@ -139,7 +139,7 @@ def assert_idle(pool: BufferPool) -> None:
 
 class PoolMachine(RuleBasedStateMachine):
     """Every operation in any order. Requests that must wait do so in threads; which of them are served, and
-    when, is determined, because whoever returns memory hands it on under the pool's lock."""
+    when, is determined, because the thread that returns memory hands it on under the pool's lock."""
 
     TOTAL = 1000
     SIZES = (7, 64, 100)
@@ -253,7 +253,7 @@ class PoolMachine(RuleBasedStateMachine):
         if kept:
             held.append((arena, kept, full))
         if back and self.stamps.keys().isdisjoint(back):
-            # (What already has a new owner cannot be told from its own return; a buffer's flag tells it.)
+            # (A chunk with a new owner looks the same as one of its former owner; the buffer's flag differs.)
             for _ in range(2):
                 with pytest.raises(BufferOwnershipError):
                     self.pool.give(arena, [*kept, *back], full)
@@ -695,7 +695,7 @@ def test_trimmed_memory_leaves_the_process(keep: int) -> None:
     assert pool.metrics().allocated_bytes == len(stay) * 16384
     assert all(bytes(chunk.view) == b"\1" * 16384 for chunk in stay)
     if keep:
-        # What was trimmed beside a lent chunk is used again, not mapped anew.
+        # What was trimmed beside a lent chunk is used again, not mapped again.
         again = pool.try_take(arena, 4096 - 64)
         assert again is not None
         assert {id(chunk.slab) for chunk in again} <= {id(chunk.slab) for chunk in stay}

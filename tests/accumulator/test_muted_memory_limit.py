@@ -131,11 +131,11 @@ def test_past_the_share_rows_wait_until_the_mute_ends(caplog: pytest.LogCaptureF
         bench.append(unit([0, 1] * 50), check)
     assert len(bench.rows(0)) == 110
     assert bench.share.waited_ms >= 200
-    told = [record.getMessage() for record in caplog.records]
-    assert len(told) == 1
-    assert "t-0 rests" in told[0]
-    assert "kafka.partitioner.spread.keys.when.muted=true" in told[0]
-    assert "kafka.delivery.timeout.ms = 1000 ms" in told[0]
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == 1
+    assert "t-0 rests" in messages[0]
+    assert "kafka.partitioner.spread.keys.when.muted=true" in messages[0]
+    assert "kafka.delivery.timeout.ms = 1000 ms" in messages[0]
 
 
 def test_a_first_run_may_exceed_the_share_and_the_next_waits_for_delivery_timeout() -> None:

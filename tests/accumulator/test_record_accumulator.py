@@ -262,9 +262,9 @@ def test_a_late_response_changes_nothing_but_frees_the_memory() -> None:
     assert bench.accumulator.fail(taken, nothing)
     assert not bench.accumulator.fail(taken, nothing)
     assert bench.used() > 0
-    told: list[None] = []
-    assert not bench.accumulator.finish(taken, BatchState.SUCCEEDED, lambda: told.append(None))
-    assert (told, bench.used(), bench.accumulator.incomplete) == ([], 0, 0)
+    recorded: list[None] = []
+    assert not bench.accumulator.finish(taken, BatchState.SUCCEEDED, lambda: recorded.append(None))
+    assert (recorded, bench.used(), bench.accumulator.incomplete) == ([], 0, 0)
     assert taken.state is BatchState.FAILED
     assert not bench.accumulator.holds_memory
 

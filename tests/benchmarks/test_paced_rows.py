@@ -32,7 +32,7 @@ def test_what_is_wrong_is_counted() -> None:
     assert counts(stored((0, 0, 0), (0, 0, 2), (0, 0, 1), (0, 0, 3))) == (0, 0, 1)
     # Two rows behind one that came too early.
     assert counts(stored((0, 0, 3), (0, 0, 1), (0, 0, 2), (1, 0, 0))) == (0, 0, 2)
-    # A second copy stands behind later rows without being out of order.
+    # A second copy is behind later rows without being out of order.
     assert counts(stored((0, 0, 0), (0, 0, 1), (0, 0, 0), (0, 0, 2), (0, 0, 3))) == (0, 1, 0)
 
 

@@ -100,7 +100,7 @@ def test_probes_go_once_per_interval_whatever_becomes_of_them() -> None:
 
 
 class BookMachine(RuleBasedStateMachine):
-    """The model writes down events and derives each state from the whole story anew."""
+    """The model writes down events and derives each state from all of them."""
 
     def __init__(self) -> None:
         super().__init__()

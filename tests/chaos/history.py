@@ -1,6 +1,6 @@
-"""What producers were told against what the log holds: the invariants that no fault may break.
+"""Compares what producers reported with the log: the invariants that no fault may break.
 
-A history is a list of attempts (what a task handed over and what it was told) and the topic's whole content.
+A history is a list of attempts (the rows of a task, and its result) and the topic's whole content.
 ``check`` is pure; whatever it reports is a broken promise or, in a test of the checker, an injected bug.
 """
 
@@ -24,10 +24,10 @@ class Invariant(Enum):
     PRESENT = "an acknowledged row is not in the log"
     ONCE = "a row of one attempt is in the log more than once"
     ORDERED = "rows of one key of one attempt are not in the order in which they were handed over"
-    SUCCESSIVE = "rows of a task stand before rows of an earlier, acknowledged task of the same worker"
+    SUCCESSIVE = "rows of a task are before rows of an earlier, acknowledged task of the same worker"
     OURS = "the log holds what nobody sent"
     ONE_PARTITION = "rows of one key are in more than one partition"
-    TOLD = "the offsets or counts that the task was told are not those of the log"
+    REPORTED = "the offsets or counts in the task's result are not those of the log"
     ENDS = "a task did not end within its bounds"
 
 
@@ -45,7 +45,7 @@ class Attempt:
     """One attempt of a task: rows 0 .. rows-1, keys and values as ``key_of`` and ``value_of`` make them.
 
     ``acknowledged``: the sink said that all were written; else any of them may be there, each at most once.
-    ``result``: what it told of them, None where nobody could look. A worker's attempts follow one another.
+    ``result``: its result, None if it could not be read. A worker's attempts follow one another.
     """
 
     worker: int
@@ -154,21 +154,22 @@ def _check_acknowledged(broken: Violations, attempt: Attempt, found: _Found) -> 
     if result is None:
         return
     if result.records != attempt.rows:
-        broken.add(Invariant.TOLD, f"{name}: {result.records} records of {attempt.rows}")
-    told = {part.partition: part for part in result.partitions}
-    for partition in told.keys() | found.offsets.keys():
+        broken.add(Invariant.REPORTED, f"{name}: {result.records} records of {attempt.rows}")
+    reported = {part.partition: part for part in result.partitions}
+    for partition in reported.keys() | found.offsets.keys():
         held = found.offsets.get(partition, [])
-        part = told.get(partition)
+        part = reported.get(partition)
         if part is None:
-            broken.add(Invariant.TOLD, f"{name}: partition {partition} is not told of")
+            broken.add(Invariant.REPORTED, f"{name}: partition {partition} is not in the result")
             continue
         ranges = [(low, high) for low, high in part.offset_ranges if low >= 0]
         offsets = {offset for low, high in ranges for offset in range(low, high + 1)}
-        # A duplicate may be acknowledged without its offset: then fewer are told, never others.
+        # A duplicate may be acknowledged without its offset: then fewer are reported, never others.
         complete = len(offsets) == part.records
         if part.records != len(held) or not (offsets == set(held) if complete else offsets < set(held)):
             broken.add(
-                Invariant.TOLD, f"{name}: {part.records} in {ranges} of {partition}, {len(held)} are there"
+                Invariant.REPORTED,
+                f"{name}: {part.records} in {ranges} of {partition}, {len(held)} are there",
             )
 
 

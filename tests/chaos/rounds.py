@@ -81,7 +81,7 @@ def ordered_rows_of(task: int, attempt: int, start: int, count: int) -> pa.Recor
 def run_round(
     cluster: LocalBroker, schedule: Schedule, topic: str, overrides: Mapping[str, object] | None = None
 ) -> RoundReport:
-    """Runs producers until all faults are over, and checks the topic against what they were told.
+    """Runs producers until all faults are over, and compares the topic with their results.
 
     ``overrides`` are producer options that win over the schedule's.
     """

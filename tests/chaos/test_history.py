@@ -28,7 +28,7 @@ def log_of(*attempts: tuple[int, int, int]) -> list[Record]:
     return records
 
 
-def told(log: list[Record], task: int) -> TaskResult:
+def result_of(log: list[Record], task: int) -> TaskResult:
     """The result that belongs to a task's rows, which are contiguous in each partition."""
     parts = []
     for partition in range(PARTITIONS):
@@ -43,7 +43,7 @@ def told(log: list[Record], task: int) -> TaskResult:
 def history() -> tuple[list[Attempt], list[Record]]:
     log = log_of((1, 0, 200), (2, 0, 90), (2, 1, 200))
     return [
-        Attempt(0, 1, 0, 200, True, told(log, 1)),
+        Attempt(0, 1, 0, 200, True, result_of(log, 1)),
         Attempt(0, 2, 0, 150, False),
         Attempt(0, 2, 1, 200, True),
     ], log
@@ -162,7 +162,7 @@ def test_offsets_that_are_told_wrong_are_found(change: str) -> None:
         wrong = replace(first, records=first.records - 1, offset_ranges=((low, high - 1),))
     parts = (() if change == "missing" else (wrong,)) + result.partitions[1:]
     changed = replace(result, partitions=parts, records=result.records - (change == "count"))
-    assert broken([replace(attempts[0], result=changed), *attempts[1:]], log) == {Invariant.TOLD}
+    assert broken([replace(attempts[0], result=changed), *attempts[1:]], log) == {Invariant.REPORTED}
 
 
 def test_a_duplicate_without_its_offset_is_no_lie() -> None:

@@ -112,9 +112,9 @@ def test_a_moved_leader_is_known_to_all_tasks_after_one_task_met_it(is_named: bo
             idle.finish()
         assert written(cluster, "t") == 4
         asked_by = {api: cluster.received(api) for api in (PRODUCE, METADATA)}
-        told = {name: [one.node_id for one in asked_by[PRODUCE] if one.client_id == name] for name in "ab"}
+        given = {name: [one.node_id for one in asked_by[PRODUCE] if one.client_id == name] for name in "ab"}
         # The first met the old leader; the second never did, and asked no broker who leads.
-        assert told == {"a": [0, 0, 1], "b": [0, 1]}
+        assert given == {"a": [0, 0, 1], "b": [0, 1]}
         assert "b" not in {one.client_id for one in asked_by[METADATA]}
 
 
@@ -233,7 +233,7 @@ def test_tasks_do_not_refresh_what_the_coordinator_does() -> None:
                     producer.send(rows(*topics))
                     time.sleep(0.1)
                 producer.finish()
-        # At 3.6 s; tasks would ask at 4 s for what they were not told of anew.
+        # At 3.6 s. Tasks would ask brokers at 4 s for metadata that was not renewed.
         assert len(cluster.received(METADATA)) >= 2
         assert "mine" not in {one.client_id for one in cluster.received(METADATA)}
 
@@ -242,10 +242,10 @@ def test_tasks_do_not_refresh_what_the_coordinator_does() -> None:
 def test_an_error_in_the_coordinators_own_thread_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     encode, failures = requests.encode_metadata, iter([True])
 
-    def fail_once(*told: Any) -> bytes:
+    def fail_once(*given: Any) -> bytes:
         if next(failures, False):
             raise RuntimeError("a bug")
-        return encode(*told)
+        return encode(*given)
 
     monkeypatch.setattr(requests, "encode_metadata", fail_once)
     with FakeCluster({"t": 1, "u": 1}) as cluster, coordinating(options_of(cluster)) as found:
@@ -254,8 +254,8 @@ def test_an_error_in_the_coordinators_own_thread_ends_nothing(monkeypatch: pytes
             time.sleep(1.5)  # it pauses for a second, 20 % more by jitter
             producer.send(rows("u"))
             producer.finish()
-        told = {topic.name: one.client_id for one in cluster.received(METADATA) for topic in one.body.topics}
-        assert told["u"] != "mine"
+        given = {topic.name: one.client_id for one in cluster.received(METADATA) for topic in one.body.topics}
+        assert given["u"] != "mine"
 
 
 def test_a_frozen_coordinator_does_not_use_up_max_block() -> None:

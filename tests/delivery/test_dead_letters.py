@@ -106,7 +106,7 @@ def test_a_topic_that_refuses_this_login_gives_its_rows_to_the_letters(idempoten
         assert sum(batch.record_count for batch in cluster.batches(LETTERS, 0)) == 20
         with tolerant(cluster, enable_idempotence=idempotence) as producer:
             producer.send(rows(20, 5))
-            assert producer.finish().skipped == 0, "counts start anew"
+            assert producer.finish().skipped == 0, "counts restart"
         assert written(cluster) == list(range(20, 25))
 
 

@@ -78,7 +78,7 @@ def test_a_hostile_response_costs_a_connection_and_no_row(api: str, reply: Reply
         result = send(cluster, rows(0, 20), rows(20, 20), request_timeout_ms=2_000)
         assert result.records == 40
         assert_once_in_order(cluster, 40)
-        # Two were answered so, and then once more or oftener in peace.
+        # Two had such a response. The requests after them had normal ones.
         assert len(cluster.received(APIS[api])) >= 3
         if api == "produce":
             assert result.retries >= 2
@@ -191,9 +191,9 @@ def test_whatever_comes_no_row_is_doubled_or_claimed_and_missing(
             (INIT_PRODUCER_ID, identified),
         ):
             cluster.script(api, *replies)
-        told, said = 0, ""
+        acknowledged, said = 0, ""
         try:
-            told = send(
+            acknowledged = send(
                 cluster,
                 rows(0, 6),
                 rows(6, 6),
@@ -209,7 +209,7 @@ def test_whatever_comes_no_row_is_doubled_or_claimed_and_missing(
         found = written(cluster)
         assert len(set(found)) == len(found)
         assert found == sorted(found)
-        if told:
-            assert (told, found) == (12, list(range(12)))
+        if acknowledged:
+            assert (acknowledged, found) == (12, list(range(12)))
         PRODUCERS.close()
         assert sender_threads() == []

@@ -37,9 +37,9 @@ def ending(name: str, value: int) -> type[KafkaSinkError] | None:
     return ConfigurationError if name.startswith("kafka.sasl.") else ENDS.get((name, value))
 
 
-def write(cluster: FakeCluster, **told: object) -> int:
+def write(cluster: FakeCluster, **given: object) -> int:
     """A task of two batches, the second of which lets the first wait; returns the rows acknowledged."""
-    raw = task_options(cluster, **told)
+    raw = task_options(cluster, **given)
     plan = ColumnPlan.of([("value", "binary"), ("partition", "int")], TOPIC)
     return PlannedWrite(parse(raw).options, plan).write(iter([rows(0, 25), rows(25, 25)])).result.records
 
@@ -60,19 +60,19 @@ def numbers() -> Iterator[tuple[str, int]]:
 
 @pytest.mark.parametrize(("name", "value"), list(numbers()))
 def test_rows_are_delivered_or_the_task_ends(name: str, value: int) -> None:
-    told: dict[str, object] = {"max.block.ms": 5000, name.removeprefix(KAFKA_PREFIX): value}
+    given: dict[str, object] = {"max.block.ms": 5000, name.removeprefix(KAFKA_PREFIX): value}
     codec = name.partition("compression.")[2].removesuffix(".level")
     if codec:
-        told["compression.type"] = codec
+        given["compression.type"] = codec
     end = ending(name, value)
     if end is MetadataTimeoutError:
-        told["max.block.ms"] = min(value, 700) if name == "kafka.max.block.ms" else 700
+        given["max.block.ms"] = min(value, 700) if name == "kafka.max.block.ms" else 700
     started = time.monotonic()
     with FakeCluster({TOPIC: 1}) as cluster:
         if end is not None:
             with pytest.raises(end) as caught:
-                write(cluster, **told)
+                write(cluster, **given)
             assert "kafka." in str(caught.value)
         else:
-            assert write(cluster, **told) == 50
+            assert write(cluster, **given) == 50
     assert time.monotonic() - started < 10

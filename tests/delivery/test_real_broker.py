@@ -121,10 +121,10 @@ def test_every_acks_setting_delivers(broker: LocalBroker, acks: str) -> None:
     while sum(map(len, found.values())) < 20_000 and time.monotonic() < deadline:
         found = numbers_in(broker.bootstrap_servers, topic, 3)
     assert_once_and_in_order(found, 20_000)
-    told = {part.partition: sum(b - a + 1 for a, b in part.offset_ranges) for part in result.partitions}
+    reported = {part.partition: sum(b - a + 1 for a, b in part.offset_ranges) for part in result.partitions}
     if acks != "0":
-        assert sum(told.values()) == 19_700
-        assert all(told[partition] <= len(found[partition]) for partition in told)
+        assert sum(reported.values()) == 19_700
+        assert all(reported[partition] <= len(found[partition]) for partition in reported)
 
 
 def test_a_missing_topic_fails_within_max_block(broker: LocalBroker) -> None:

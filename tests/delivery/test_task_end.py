@@ -324,7 +324,7 @@ def test_a_split_waits_for_memory_as_long_as_the_batch_may_live(
 
 
 def test_a_lost_task_does_not_wait_for_memory(cluster: FakeCluster) -> None:
-    """Nothing more of it is sent, so none would come free, and the first cause must be told."""
+    """Nothing more of it is sent, so no memory would come free. The error must name the first cause."""
     cluster.freeze(1)
     cluster.script(PRODUCE, error(87, delay_ms=400), node_id=0)
     started = time.monotonic()

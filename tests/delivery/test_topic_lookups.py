@@ -393,7 +393,7 @@ def test_mutes_of_the_former_cluster_end_when_another_one_answers() -> None:
 
 
 def test_a_task_that_is_run_again_gets_a_new_producer() -> None:
-    """One at rest may know as little as the one that failed."""
+    """An idle one may know as little as the one that failed."""
     with FakeCluster({"t": 1}) as cluster:
         options = parse({"kafka.bootstrap.servers": cluster.bootstrap_servers}).options
         plan = ColumnPlan.of([("topic", "string"), ("value", "binary")], None)

@@ -217,7 +217,7 @@ def _work(settings: Settings, pipe: Connection) -> int:
             return 0
         try:
             report = _task(settings, options, planned, number, task, attempt)
-        except Exception as error:  # noqa: BLE001 - a failed task is told, whatever it was
+        except Exception as error:  # noqa: BLE001 - a task may fail in any way
             report = f"{type(error).__name__}: {error}"
         try:
             pipe.send(report)

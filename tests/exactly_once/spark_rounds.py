@@ -106,7 +106,7 @@ def environment() -> dict[str, str]:
 
 @dataclass
 class Query:
-    """One query's topic and checkpoint, and what ``spark_job.py`` is told of it."""
+    """One query's topic and checkpoint, and the arguments of ``spark_job.py``."""
 
     topic: str
     checkpoint: Path

@@ -1,4 +1,4 @@
-"""Real brokers: what the fixtures and the demo stand on."""
+"""Real brokers, as the fixtures and the demo start them."""
 
 from __future__ import annotations
 

@@ -187,7 +187,7 @@ def test_a_leader_hint_counts_only_when_newer_and_known() -> None:
     where = TopicPartition("t00000", 0)
     assert made.leader_hint(where, 2, 5, NODES)
     assert not made.leader_hint(where, 1, 5, NODES)
-    assert not made.leader_hint(where, 9, 6, ()), "nobody told where broker 9 is"
+    assert not made.leader_hint(where, 9, 6, ()), "the address of broker 9 is unknown"
     info = made.leader(where)
     assert info is not None
     assert info.leader == 2

@@ -7,8 +7,8 @@ from kafka_sink.metadata.rebootstrap import RebootstrapTimer
 
 def test_it_triggers_after_the_time_without_a_response_and_again_after_another() -> None:
     recovery = RebootstrapTimer(rebootstrap=True, trigger_ms=1000)
-    told = [now for now in range(0, 3500, 100) if recovery.wanted(now)]
-    assert told == [1000, 2000, 3000]
+    triggered = [now for now in range(0, 3500, 100) if recovery.wanted(now)]
+    assert triggered == [1000, 2000, 3000]
 
 
 def test_a_response_starts_the_timer_anew() -> None:

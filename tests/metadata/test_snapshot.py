@@ -33,7 +33,7 @@ def learn(made: MetadataCache, now: float, *topics: TopicMetadata, nodes: tuple[
     made.on_response(MetadataUpdate(nodes, topics, {}, "cluster"), tuple(one.name for one in topics), now)
 
 
-def told(names: tuple[str, ...], now: float) -> MetadataCache:
+def filled_cache(names: tuple[str, ...], now: float) -> MetadataCache:
     made = cache()
     made.note_use(names, now)
     asked = made.next_request(now) or ()
@@ -51,7 +51,7 @@ def leader(made: MetadataCache, name: str = "t00") -> tuple[int, int]:
 @given(st.floats(0, MAX_AGE * 0.99), st.floats(0, MAX_AGE), st.floats(-1000, 1000))
 def test_a_snapshot_makes_the_same_schedule(age: float, later: float, shift: float) -> None:
     """One cache asked itself; one, whose clock reads otherwise, took over a snapshot ``age`` later."""
-    own = told(NAMES, 1000.0)
+    own = filled_cache(NAMES, 1000.0)
     own.note_use(NAMES, 1000.0 + age)
     snapshot = pickle.loads(pickle.dumps(own.snapshot(1000.0 + age)))
     assert snapshot.aged(5.0).topics[0].age_ms == pytest.approx(age + 5.0)
@@ -78,7 +78,7 @@ def test_a_topic_with_a_hint_needs_no_request() -> None:
 
 def test_what_nobody_uses_is_never_asked_for_and_goes() -> None:
     made = cache()
-    made.import_snapshot(told(NAMES, 0.0).snapshot(0.0), 0.0)
+    made.import_snapshot(filled_cache(NAMES, 0.0).snapshot(0.0), 0.0)
     made.note_use(["t03"], 1000.0)
     assert made.names() == ("t03",)
     made.note_use(["t03"], IDLE - 1)
@@ -89,7 +89,7 @@ def test_what_nobody_uses_is_never_asked_for_and_goes() -> None:
 
 
 def test_epochs_win_over_ages_and_ids_go_by_age() -> None:
-    made = told(("t00",), 10_000.0)
+    made = filled_cache(("t00",), 10_000.0)
     assert made.import_topic(topic("t00", 2, 5), 9_000.0, 10_100.0), "a newer epoch, though heard before ours"
     assert leader(made) == (2, 5)
     assert not made.import_topic(topic("t00", 1, 4), 0.0, 10_200.0)
@@ -101,7 +101,7 @@ def test_epochs_win_over_ages_and_ids_go_by_age() -> None:
 
 
 def test_a_hint_mends_a_stale_topic_when_it_is_news_or_younger_than_the_mark() -> None:
-    made = told(("t00",), 0.0)
+    made = filled_cache(("t00",), 0.0)
     made.mark_stale("t00", 5_000.0)
     assert not made.import_topic(topic("t00"), 1_000.0, 5_050.0), "heard before the mark"
     assert made.next_request_delay_ms(5_050.0) == 0
@@ -113,8 +113,8 @@ def test_a_hint_mends_a_stale_topic_when_it_is_news_or_younger_than_the_mark() -
 
 
 def test_brokers_of_a_later_snapshot_replace_ours() -> None:
-    made = told(("t00",), 10_000.0)
-    other = told(("t00",), 0.0)
+    made = filled_cache(("t00",), 10_000.0)
+    other = filled_cache(("t00",), 0.0)
     learn(other, 0.0, nodes=(Node(1, "old", 9), Node(3, "c", 3)))
     made.import_snapshot(other.snapshot(0.0).aged(10_000.0), 10_500.0)
     assert made.nodes()[1] == NODES[0], "where we heard it later, it is there"
@@ -125,7 +125,7 @@ def test_brokers_of_a_later_snapshot_replace_ours() -> None:
 
 
 def test_a_snapshot_of_some_topics_holds_those_that_are_known() -> None:
-    made = told(NAMES, 0.0)
+    made = filled_cache(NAMES, 0.0)
     assert {one.metadata.name for one in made.snapshot(5.0, ["t01", "nobody", "t07"]).topics} == {
         "t01",
         "t07",
@@ -175,7 +175,7 @@ def of_cluster(name: str, *topics: TopicMetadata, nodes: tuple[Node, ...] = NODE
 
 def test_hints_of_another_cluster_are_refused() -> None:
     """Its brokers have the same ids: rows for one cluster would go to the other's."""
-    made, other = told(("t00",), 0.0), cache()
+    made, other = filled_cache(("t00",), 0.0), cache()
     other.note_use(["t00"], 1000.0)
     other.next_request(1000.0)
     elsewhere = (Node(1, "elsewhere", 1),)
@@ -187,7 +187,7 @@ def test_hints_of_another_cluster_are_refused() -> None:
 
 
 def test_another_clusters_response_replaces_all_that_was_known_before_rows_were_sent() -> None:
-    made = told(("t00", "t01"), 0.0)
+    made = filled_cache(("t00", "t01"), 0.0)
     made.mark_stale("t00", 1000.0)
     assert made.next_request(1000.0) == ("t00",)
     elsewhere = (Node(1, "elsewhere", 1),)
@@ -202,7 +202,7 @@ def test_another_clusters_response_replaces_all_that_was_known_before_rows_were_
 
 
 def test_another_clusters_response_is_refused_once_rows_were_sent() -> None:
-    made = told(("t00",), 0.0)
+    made = filled_cache(("t00",), 0.0)
     made.pinned = True
     made.mark_stale("t00", 1000.0)
     assert made.next_request(1000.0)

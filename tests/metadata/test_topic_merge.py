@@ -38,9 +38,9 @@ def test_the_order_of_arrival_does_not_matter(responses: list[list[int]], random
 
 
 def test_without_epochs_the_later_response_is_believed() -> None:
-    known, told = topic((1, UNKNOWN_EPOCH)), topic((2, UNKNOWN_EPOCH))
-    assert merge(known, told, later=True) == told
-    assert merge(known, told, later=False) == known
+    known, update = topic((1, UNKNOWN_EPOCH)), topic((2, UNKNOWN_EPOCH))
+    assert merge(known, update, later=True) == update
+    assert merge(known, update, later=False) == known
 
 
 def test_an_equal_epoch_goes_by_time() -> None:
@@ -50,8 +50,8 @@ def test_an_equal_epoch_goes_by_time() -> None:
 
 def test_without_ids_a_smaller_topic_is_believed_when_later() -> None:
     known = topic((1, 1), (2, 1), topic_id=None)
-    told = topic((1, 2), topic_id=None)
-    assert merge(known, told, later=True) == told
+    update = topic((1, 2), topic_id=None)
+    assert merge(known, update, later=True) == update
     assert merge(known, topic((1, 1), (2, 1), topic_id=OLD), later=True).topic_id == OLD
 
 

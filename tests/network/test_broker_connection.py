@@ -1,4 +1,4 @@
-"""A link's life as a table, its backoff and its deadlines, on a clock that stands still."""
+"""A connection's states as a table, its backoff and its deadlines, on a fake clock."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def test_a_hosts_further_addresses_are_tried_at_once(monkeypatch: pytest.MonkeyP
     assert not one.may_connect(1.0), "all addresses failed: now the backoff runs"
     one.open(60.0)
     assert isinstance(one.transport, DeafTransport)
-    assert one.transport.address == places[0], "and the name is looked up anew"
+    assert one.transport.address == places[0], "and the name is looked up again"
 
 
 def test_the_system_refusing_at_once_is_an_error_and_leaves_it_idle_after_close() -> None:

@@ -1,4 +1,4 @@
-"""The protocol core without sockets: right responses in any pieces, and every wrong one told apart."""
+"""The protocol core without sockets: right responses in any pieces, and an error for every wrong one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Preparing a connection, and logging in again before a session ends, on a clock that stands still."""
+"""Preparing a connection, and logging in again before a session ends, on a fake clock."""
 
 from __future__ import annotations
 

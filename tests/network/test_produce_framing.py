@@ -145,9 +145,9 @@ def test_responses_of_every_version(version: int) -> None:
     assert good.log_start_offset == (3 if version >= 5 else -1)
     assert (good.error_message, good.record_errors, good.current_leader) == (None, (), None)
     assert (bad.partition, bad.error_code, bad.base_offset) == (9, 87, -1)
-    told = version >= 8
-    assert bad.error_message == ("no good" if told else None)
-    assert bad.record_errors == (((4, "é"), (5, None)) if told else ())
+    has_reasons = version >= 8
+    assert bad.error_message == ("no good" if has_reasons else None)
+    assert bad.record_errors == (((4, "é"), (5, None)) if has_reasons else ())
     assert bad.current_leader == ((2, 7) if version >= 10 else None)
     assert response.node_endpoints == ((Node(2, "b2", 9094, "r"),) if version >= 10 else ())
     assert response.throttle_time_ms == 250

@@ -1,4 +1,4 @@
-"""Names become addresses on another thread; whatever goes wrong there is told."""
+"""Names become addresses on another thread; its errors are reported."""
 
 from __future__ import annotations
 

@@ -211,8 +211,8 @@ def test_each_refusal_of_the_brokers_certificate_says_what_to_change(
     assert "has expired" in refusal(stream(settings(authority)), old)
     early = Server(authority.issue("s", HOST, starts_in_days=2), folder)
     assert "not yet valid" in refusal(stream(settings(authority)), early)
-    foreign = Server(Authority("Somebody else").issue("s", HOST), folder)
-    assert "kafka.ssl.truststore.location" in refusal(stream(settings(authority)), foreign)
+    other = Server(Authority("Somebody else").issue("s", HOST), folder)
+    assert "kafka.ssl.truststore.location" in refusal(stream(settings(authority)), other)
     assert "not of a trusted authority" in refusal(
         stream(settings(authority, trust=None)), Server(authority.issue("s", HOST), folder)
     )
@@ -231,8 +231,8 @@ def test_the_check_of_names_can_be_switched_off_and_nothing_else_with_it(
     given = settings(authority, check_host=False)
     shake(client := stream(given), Server(authority.issue("s", "other.test"), folder))
     assert client.established
-    foreign = Server(Authority("Somebody else").issue("s", HOST), folder)
-    assert "not of a trusted authority" in refusal(stream(given), foreign)
+    other = Server(Authority("Somebody else").issue("s", HOST), folder)
+    assert "not of a trusted authority" in refusal(stream(given), other)
 
 
 def test_a_brokers_own_certificate_in_the_truststore_is_enough(authority: Authority, folder: Path) -> None:
@@ -308,14 +308,14 @@ def test_what_is_no_tls_is_told(authority: Authority) -> None:
 
 
 def test_the_brokers_name_is_sent_and_addresses_are_not(authority: Authority, folder: Path) -> None:
-    for host, told in ((HOST, HOST), ("10.0.0.1", None)):
+    for host, expected in ((HOST, HOST), ("10.0.0.1", None)):
         server = Server(authority.issue("s", HOST, "10.0.0.1"), folder)
         asked: list[str | None] = []
         server.context.sni_callback = lambda _, name, __, asked=asked: asked.append(name)
         server.tls = server.context.wrap_bio(server.incoming, server.outgoing, server_side=True)
         shake(client := stream(settings(authority), host), server)
         assert client.established
-        assert asked == [told]
+        assert asked == [expected]
 
 
 @given(st.integers(0, 1200), st.binary(min_size=1, max_size=40), st.sampled_from(["put in", "put over"]))

@@ -46,7 +46,7 @@ def test_the_page_for_moving_jobs_is_current() -> None:
 def test_every_producer_option_of_kafka_has_its_place(names: KafkaNames) -> None:
     ours = {spec.name.removeprefix("kafka.") for spec in SPECS if spec.name.startswith("kafka.")}
     places = [ours, set(unsupported.WITHOUT_EFFECT), set(unsupported.REFUSED)]
-    assert sum(map(len, places)) == len(set().union(*places)), "an option stands in two places"
+    assert sum(map(len, places)) == len(set().union(*places)), "an option is in two places"
     assert set().union(*places) - NOT_IN_KAFKA == set(names.options)
 
 

@@ -132,7 +132,7 @@ def test_partitions() -> None:
     # Java refuses -1 too: it is not another way to say null.
     message = refused(partition=pa.array([0, -1, None, -7], pa.int32()))
     assert "column 'partition' is negative in 2 of 4 rows" in message
-    # What stands at a null means nothing.
+    # The value under a null means nothing.
     data = pa.py_buffer(np.array([-9, 4], dtype=np.int32))
     column = pa.Array.from_buffers(pa.int32(), 2, [pa.py_buffer(b"\x02"), data])
     assert listed(read(partition=column).partition) == [-1, 4]

@@ -383,7 +383,7 @@ def test_logins_are_renewed_before_they_run_out(secured: Secured) -> None:
         result = producer.finish()
         made = {link.connecting_since_ms for link in producer._network._connections.values() if link.is_made}
         assert made
-        assert max(made) < (begun + 3) * 1000, "a connection was made anew"
+        assert max(made) < (begun + 3) * 1000, "there was a new connection"
     finally:
         producer.close()
     assert result.records == rows

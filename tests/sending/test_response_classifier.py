@@ -64,8 +64,8 @@ def test_what_may_have_been_written_stays_so_and_is_neither_split_nor_renumbered
     code: int, count: int, is_next: bool
 ) -> None:
     for facts in ({"possibly_written": True}, {"base_offset": 3}):
-        told = attempt(code, record_count=count, is_next_expected=is_next, restarted=True, **facts)
-        outcome = classify_response(told)
+        given = attempt(code, record_count=count, is_next_expected=is_next, restarted=True, **facts)
+        outcome = classify_response(given)
         assert outcome.action in (Action.SUCCEED, Action.RETRY, Action.FAIL)
         assert outcome.possibly_written
 
@@ -104,7 +104,7 @@ def test_an_unknown_producer_restarts_where_the_log_moved_past_its_last_write() 
     assert classify_response(attempt(45, **moved)).action is Action.RETRY
     kept = {"log_start_offset": 99, "last_acknowledged_offset": 99}
     assert classify_response(attempt(59, **kept)).action is Action.RETRY
-    # No offset is told where the partition has just moved away.
+    # A response has no offset if the partition has just moved away.
     assert classify_response(attempt(59, log_start_offset=-1)).action is Action.RETRY
     assert classify_response(attempt(59, restarted=True)).action is Action.RESTART
 

@@ -161,7 +161,7 @@ def test_a_piece_that_cannot_be_made_holds_nothing(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("codec", list(CompressionType), ids=lambda codec: codec.name.lower())
 def test_another_reader_finds_every_row_with_its_timestamp(codec: CompressionType) -> None:
-    """kafka-python's: offsets start anew in each piece, and timestamps count from its first row."""
+    """kafka-python's: offsets restart in each piece, and timestamps count from its first row."""
     values = [b"%d" % index for index in range(300)]
     times = [1_700_000_000_000 + (index * 7919) % 4_001 * 1_000 for index in range(300)]
     found = []

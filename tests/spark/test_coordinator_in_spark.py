@@ -1,4 +1,4 @@
-"""The coordinator in a Spark application on a real broker: what jobs ask, and where its process stands."""
+"""The coordinator in a Spark application on a real broker: what jobs ask, and where its process is."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_a_second_job_asks_for_no_metadata(spark: SparkSession, broker: LocalBro
     with ProxyCluster(broker.bootstrap_servers) as proxies:
         asked: list[Any] = []
         for job in range(2):
-            # Another batch.size is another producer in each worker: it knows nothing but what it is told.
+            # Another batch.size is another producer in each worker: it knows only what the coordinator sends.
             spark.range(TOPICS * 8, numPartitions=8).selectExpr(
                 f"concat('shared-', id % {TOPICS}) AS topic", "cast(id AS string) AS value"
             ).write.format("kafka-chunked").mode("append").option(

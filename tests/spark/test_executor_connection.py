@@ -134,7 +134,7 @@ def test_rows_end_only_where_spark_said_so(pair: Pair, *, hangs_up: bool, ended:
 
 
 def in_a_worker(infile: object) -> int | None:
-    """What a task finds below a function that stands where pyspark.worker.main does."""
+    """What a task finds below a function in the place of pyspark.worker.main."""
     source = "def main(infile, outfile):\n    return run()\n"
     names: dict[str, Any] = {"run": lambda: executor_socket()}
     exec(compile(source, "/spark/python/lib/pyspark.zip/pyspark/worker.py", "exec"), names)

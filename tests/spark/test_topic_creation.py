@@ -25,18 +25,18 @@ def topic() -> str:
     return f"made-{next(_numbers)}"
 
 
-def write(spark: SparkSession, broker: LocalBroker, topic: str, told: dict[str, str]) -> None:
+def write(spark: SparkSession, broker: LocalBroker, topic: str, given: dict[str, str]) -> None:
     frame = spark.range(0, 300, 1, 4).selectExpr("cast(id AS string) AS key", "cast(id AS string) AS value")
-    writer = frame.write.format("kafka-chunked").mode("append").options(topic=topic, **told)
+    writer = frame.write.format("kafka-chunked").mode("append").options(topic=topic, **given)
     writer.option("kafka.bootstrap.servers", broker.bootstrap_servers).save()
 
 
-def stream(spark: SparkSession, broker: LocalBroker, topic: str, told: dict[str, str], folder: Path) -> Any:
+def stream(spark: SparkSession, broker: LocalBroker, topic: str, given: dict[str, str], folder: Path) -> Any:
     rows = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 100).load()
     writer = (
         rows.selectExpr("cast(value AS string) AS key", "cast(value AS string) AS value")
         .writeStream.format("kafka-chunked")
-        .options(topic=topic, checkpointLocation=str(folder / topic), **told)
+        .options(topic=topic, checkpointLocation=str(folder / topic), **given)
     )
     return writer.option("kafka.bootstrap.servers", broker.bootstrap_servers).start()
 

@@ -41,7 +41,7 @@ def eventually(condition: Callable[[], object], within_s: float = 5.0) -> None:
 
 
 class Echo:
-    """Replies with what it is told; the last reply to {"later": true} waits until somebody else speaks."""
+    """Replies with the request's body; the last reply to {"later": true} waits for another peer's message."""
 
     def __init__(self) -> None:
         self.heard: list[Mapping[str, Any]] = []

@@ -249,7 +249,7 @@ class FakeCluster:
     # -- requests -------------------------------------------------------------------------------------
 
     def _handle(self, node: _Node, connection: socket.socket, payload: bytes) -> bool:
-        """False where the connection is to be closed."""
+        """False if the connection must be closed."""
         api_key, version, correlation = struct.unpack_from(">hhi", payload)
         low, high = self._state.versions.get(api_key, (0, -1))
         if api_key not in _REQUESTS or not low <= version <= high:

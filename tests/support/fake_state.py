@@ -228,8 +228,8 @@ class FakeState:
             name, code = self._topic_of(topic)
             partitions = []
             for row in topic.partition_data:
-                told, offset, leader = self._outcome(node_id, name, code, row, reply)
-                partitions.append(_produce_partition(version, row.index, told, offset, leader, reply))
+                returned, offset, leader = self._outcome(node_id, name, code, row, reply)
+                partitions.append(_produce_partition(version, row.index, returned, offset, leader, reply))
             rows.append(
                 _ProduceTopic(
                     version=version, name=topic.name, topic_id=topic.topic_id, partition_responses=partitions
@@ -250,11 +250,11 @@ class FakeState:
         self, node_id: int, name: str | None, code: int, row: Any, reply: Reply
     ) -> tuple[int, int, tuple[int, int] | None]:
         """(error code, base offset, a leader to name) for one partition."""
-        told = code or reply.partition_errors.get((name or "", row.index), reply.error)
-        if name is None or (told and not reply.append):
-            return told, -1, reply.leader
+        returned = code or reply.partition_errors.get((name or "", row.index), reply.error)
+        if name is None or (returned and not reply.append):
+            return returned, -1, reply.leader
         found, offset, moved_to = self._append(node_id, name, row)
-        return told or found, offset, reply.leader or moved_to
+        return returned or found, offset, reply.leader or moved_to
 
     def _append(self, node_id: int, name: str, row: Any) -> tuple[int, int, tuple[int, int] | None]:
         """(error code, base offset, the leader where it is another broker)."""

@@ -291,7 +291,9 @@ class Model:
         """A broker appends; the bytes must be a batch, and of this partition's rows."""
         parsed = parse_batch(TOPIC, partition.partition, data)
         assert not isinstance(parsed, int), f"broken bytes reached {partition}: error {parsed}"
-        assert set(rows_in(data)) <= set(self.appended[partition]), f"foreign rows reached {partition}"
+        assert set(rows_in(data)) <= set(self.appended[partition]), (
+            f"rows of another partition reached {partition}"
+        )
         return self.logs[partition].append(parsed)
 
     def respond(self, node: int) -> None:

@@ -29,7 +29,7 @@ PATIENCE_S = 20.0
 
 
 class Clock:
-    """Milliseconds that stand still until a test moves them."""
+    """A fake clock: milliseconds that only a test changes."""
 
     def __init__(self) -> None:
         self.now = 1_000_000.0

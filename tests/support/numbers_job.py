@@ -41,9 +41,11 @@ def main(master: str, bootstrap: str, topic: str, rows: str, tasks: str, writes:
     frame = spark.range(0, int(rows), 1, int(tasks)).selectExpr(
         "cast(id AS string) AS value", f"{named} AS topic"
     )
-    told = frame.mapInArrow(tell_executor, "key string, value string, topic string")
+    with_executor = frame.mapInArrow(tell_executor, "key string, value string, topic string")
     for _ in range(int(writes)):
-        told.write.format("kafka-chunked").mode("append").option("kafka.bootstrap.servers", bootstrap).save()
+        with_executor.write.format("kafka-chunked").mode("append").option(
+            "kafka.bootstrap.servers", bootstrap
+        ).save()
     spark.stop()
 
 

@@ -100,7 +100,7 @@ class Kafka:
         return found.producer
 
     def time_out(self, name: str) -> None:
-        """transaction.timeout.ms has passed: aborted, under an epoch that nobody was told."""
+        """transaction.timeout.ms has passed: aborted, under an epoch that no client knows."""
         found = self.transactions[name]
         found.rows, found.offsets = [], {}
         found.producer = ProducerEpoch(found.producer.producer_id, found.producer.epoch + 1)

@@ -1,7 +1,7 @@
 """Spark's side as values: drivers, task attempts and the network between them and Kafka.
 
 Every message is delivered at a moment of its own, or never, or a second time much later; actors crash or
-freeze between any two of them. What happens next is the choice of whoever explores (a random walk, or all
+freeze between any two of them. The explorer chooses what happens next (a random walk, or all
 ways).
 """
 

@@ -200,7 +200,7 @@ def test_a_wrong_protocol_is_found_out(name: str) -> None:
 
 
 def in_all_orders(settings: Settings, most: int) -> Iterator[World]:
-    """Every order of events, by running each anew up to its last choice that has another way."""
+    """Every order of events, by running each again up to its last choice with an alternative."""
     taken: list[int] = []
     for _ in range(most):
         widths: list[int] = []

@@ -100,7 +100,7 @@ def ends_task(index: int) -> Callable[[Operation], bool]:
 
 
 def test_marks_of_a_batchs_first_writing_do_not_stand_for_its_second() -> None:
-    """Catches: rows lost, of a batch that was written anew after ``rewrite`` and decided by a driver that
+    """Catches: rows lost, of a batch that was written again after ``rewrite`` and decided by a driver that
     died then: the next run took the first writing's marks for the second's and aborted what was decided."""
     cluster = Cluster()
     run = cluster.plan()

@@ -95,7 +95,7 @@ def _probes_of(job: Job, ms: float) -> list[float]:
 
 
 def test_a_new_coordinator_learns_of_mutes_whose_task_is_gone() -> None:
-    """Catches: as many probes an interval as there are tasks, after the coordinator has begun anew."""
+    """Catches: as many probes an interval as there are tasks, after the coordinator was restarted."""
     job = Job(6)
     job.run(100)
     frozen(job)

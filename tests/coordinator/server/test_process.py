@@ -348,8 +348,8 @@ def test_the_driver_is_the_nearest_ancestor_that_is_no_python() -> None:
         text=True,
         cwd=Path(__file__).parents[3],
     )
-    told, _ = shell.communicate(timeout=30)
-    assert int(told) == shell.pid
+    printed, _ = shell.communicate(timeout=30)
+    assert int(printed) == shell.pid
 
 
 def test_a_process_is_known_by_its_start_too() -> None:
@@ -366,7 +366,7 @@ def test_one_that_keeps_ending_is_started_ever_later_with_one_warning(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Catches: a process started anew, and waited for, by every micro-batch."""
+    """Catches: every micro-batch starts a process and waits for it."""
     monkeypatch.setattr(launcher, "_AFTER_FAILURE_S", 0.0)
     now_s = [1_000_000.0]
     monkeypatch.setattr("kafka_sink.coordinator.driver.launcher.time.time", lambda: now_s[0])
@@ -510,7 +510,7 @@ def test_it_listens_where_the_driver_does(
     found = planned(cluster)
     assert found.snapshot is not None
     assert listens_on(found) == expected
-    # Nobody elsewhere could reach it, so tasks are told where it is.
+    # No other host could reach it, so tasks get its address.
     assert found.rendezvous is not None
     assert found.rendezvous.host
 

@@ -459,7 +459,7 @@ def test_refused_proofs_and_dropped_connections_are_logged(
 
 
 def test_a_flood_from_one_address_keeps_no_task_of_another_out() -> None:
-    """Catches: connections that have proved nothing and go by age alone, whoever made them."""
+    """Catches: connections without proof that are closed by age alone, whatever their addresses."""
     bounds = ServerBounds(unproved=8, challenge_ms=60_000)
     with serving(bounds) as found, contextlib.ExitStack() as stack:
         slow = stack.enter_context(raw(found.port))
@@ -507,8 +507,8 @@ def test_a_peer_that_sends_too_much_is_read_from_later_and_loses_nothing() -> No
         started = time.monotonic()
         messages = [{"id": number, "kind": "echo", "body": {"n": number}} for number in range(100)]
         peer.socket.sendall(b"".join(peer.session.encode(one) for one in messages))
-        told = [peer.session.decode(peer.frame())["body"]["n"] for _ in messages]
-        assert told == list(range(100))
+        received = [peer.session.decode(peer.frame())["body"]["n"] for _ in messages]
+        assert received == list(range(100))
         assert time.monotonic() - started > 0.8
 
 

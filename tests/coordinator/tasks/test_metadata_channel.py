@@ -73,15 +73,15 @@ def names(outgoing: Iterable[ServerMessage]) -> list[tuple[int, list[str]]]:
     return [(one.peer, sorted(topic[0] for topic in one.body["topics"])) for one in outgoing]
 
 
-def test_all_who_wait_are_told_by_one_response_and_who_asks_later_at_once() -> None:
+def test_one_response_serves_all_waiting_tasks_and_later_ones_at_once() -> None:
     coordinator = Coordinator()
     for peer in (1, 2):
         (reply,) = coordinator.hears(peer, ask=["a", "b"])
         assert isinstance(reply, Reply)
         assert not reply.last
-    told = coordinator.respond(metadata("a"), metadata("b"))
-    assert names(told) == [(1, ["a", "b"]), (2, ["a", "b"])]
-    assert all(isinstance(one, Reply) and one.last for one in told)
+    sent = coordinator.respond(metadata("a"), metadata("b"))
+    assert names(sent) == [(1, ["a", "b"]), (2, ["a", "b"])]
+    assert all(isinstance(one, Reply) and one.last for one in sent)
     assert coordinator.view.next_request(coordinator.now_ms) is None
     (reply,) = coordinator.hears(3, ask=["a"])
     assert isinstance(reply, Reply)
@@ -97,9 +97,9 @@ def test_a_change_is_pushed_to_those_who_use_the_topic_once() -> None:
     coordinator.now_ms += 1000
     coordinator.hears(1, stale=[["a", 0.0]])
     coordinator.now_ms += 200
-    told = coordinator.respond(metadata("a", leader=2, epoch=1))
-    assert all(isinstance(one, Push) for one in told)
-    assert names(told) == [(1, ["a"]), (2, ["a"])]
+    sent = coordinator.respond(metadata("a", leader=2, epoch=1))
+    assert all(isinstance(one, Push) for one in sent)
+    assert names(sent) == [(1, ["a"]), (2, ["a"])]
     assert not coordinator.handler.on_time(coordinator.now_ms)
     coordinator.handler.on_disconnect(2, coordinator.now_ms)
     coordinator.hears(1, stale=[["a", 0.0]])
@@ -115,9 +115,9 @@ def claimed(epoch: int) -> Coordinator:
     coordinator.respond(metadata("a", epoch=4))
     coordinator.now_ms += 1000
     coordinator.fetches = 0
-    told = coordinator.hears(1, stale=[["a", 0.0]], leaders=[["a", bytes(16).hex(), 0, 2, epoch]])
-    assert not names(told)[0][1]
-    assert not coordinator.handler.on_time(coordinator.now_ms), "nobody is told what one task says"
+    sent = coordinator.hears(1, stale=[["a", 0.0]], leaders=[["a", bytes(16).hex(), 0, 2, epoch]])
+    assert not names(sent)[0][1]
+    assert not coordinator.handler.on_time(coordinator.now_ms), "one task's word is not passed on"
     assert coordinator.fetches == 1
     return coordinator
 
@@ -125,12 +125,12 @@ def claimed(epoch: int) -> Coordinator:
 def test_a_leader_that_a_task_named_is_asked_for_until_a_broker_that_lags_confirms_it() -> None:
     coordinator = claimed(epoch=5)
     for _ in range(3):
-        told = coordinator.respond(metadata("a", leader=1, epoch=4))
-        assert {tuple(one.body["topics"][0][3][0]) for one in told} == {(1, 4)}
+        sent = coordinator.respond(metadata("a", leader=1, epoch=4))
+        assert {tuple(one.body["topics"][0][3][0]) for one in sent} == {(1, 4)}
         coordinator.now_ms += coordinator.view.next_request_delay_ms(coordinator.now_ms)
-    told = coordinator.respond(metadata("a", leader=2, epoch=5))
-    assert names(told) == [(1, ["a"]), (2, ["a"])]
-    assert {tuple(one.body["topics"][0][3][0]) for one in told} == {(2, 5)}
+    sent = coordinator.respond(metadata("a", leader=2, epoch=5))
+    assert names(sent) == [(1, ["a"]), (2, ["a"])]
+    assert {tuple(one.body["topics"][0][3][0]) for one in sent} == {(2, 5)}
     coordinator.now_ms += 2000
     assert coordinator.view.next_request(coordinator.now_ms) is None
 
@@ -141,8 +141,8 @@ def test_one_task_that_errs_does_not_mislead_the_others() -> None:
     begun, responses = coordinator.now_ms, 0
     while coordinator.view.next_request_delay_ms(coordinator.now_ms) < 60_000:
         coordinator.now_ms += coordinator.view.next_request_delay_ms(coordinator.now_ms)
-        told = coordinator.respond(metadata("a", leader=1, epoch=4))
-        assert {tuple(one.body["topics"][0][3][0]) for one in told} == {(1, 4)}
+        sent = coordinator.respond(metadata("a", leader=1, epoch=4))
+        assert {tuple(one.body["topics"][0][3][0]) for one in sent} == {(1, 4)}
         responses += 1
     assert responses <= 6
     assert coordinator.now_ms - begun < 5000
@@ -427,12 +427,12 @@ def test_a_thousand_leaders_and_more_that_move_together_are_all_told() -> None:
     task.says()
     for number in range(2500):
         task.exchange.report_stale(f"t{number}")
-    told: list[str] = []
+    sent: list[str] = []
     for _ in range(3):
         task.now_ms += task.exchange.next_message_delay_ms(task.now_ms)
-        told += [name for name, _ in task.says()["stale"]]
+        sent += [name for name, _ in task.says()["stale"]]
     assert task.now_ms <= 300
-    assert told == [f"t{number}" for number in range(2500)]
+    assert sent == [f"t{number}" for number in range(2500)]
     task.now_ms += 100
     assert task.says() is None
 
@@ -467,15 +467,15 @@ def test_what_many_are_told_is_put_together_once() -> None:
         coordinator.hears(peer, ask=["a", "b"])
     looks: list[object] = []
     snapshot = coordinator.view.snapshot
-    coordinator.view.snapshot = lambda *told: (looks.append(told), snapshot(*told))[1]  # type: ignore[method-assign]
-    told = coordinator.respond(metadata("a"), metadata("b"))
-    assert names(told) == [(peer, ["a", "b"]) for peer in range(50)]
+    coordinator.view.snapshot = lambda *sent: (looks.append(sent), snapshot(*sent))[1]  # type: ignore[method-assign]
+    sent = coordinator.respond(metadata("a"), metadata("b"))
+    assert names(sent) == [(peer, ["a", "b"]) for peer in range(50)]
     assert len(looks) == 1
     coordinator.now_ms += 1000
     coordinator.hears(7, stale=[["a", 0.0]])
     looks.clear()
-    told = coordinator.respond(metadata("a", leader=2, epoch=1))
-    assert len(told) == 50
+    sent = coordinator.respond(metadata("a", leader=2, epoch=1))
+    assert len(sent) == 50
     assert len(looks) == 1
 
 

@@ -53,8 +53,8 @@ def test_a_name_that_comes_again_is_not_remembered() -> None:
     """Catches: a restarted query could not write its micro-batch again, as the abort had ended it."""
     handler = WriteHandler()
     handler.on_message(1, 1, {"writing": "query/5"}, 0)
-    told = handler.on_message(9, 1, {"over": "query/5", "again": True}, 0)
-    assert told == [Reply(9, 1, {}), Push(1, {"over": "query/5"})]
+    replies = handler.on_message(9, 1, {"over": "query/5", "again": True}, 0)
+    assert replies == [Reply(9, 1, {}), Push(1, {"over": "query/5"})]
     assert handler.on_message(2, 1, {"writing": "query/5"}, 0) == [Reply(2, 1, {})]
 
 
@@ -153,7 +153,7 @@ def test_a_task_that_has_ended_is_left_alone() -> None:
     channel.begin("c")
     channel.next_message(0)
     channel.on_connected(0)
-    assert channel.next_message(0) == {"writing": "c"}, "a new coordinator is told, too"
+    assert channel.next_message(0) == {"writing": "c"}, "a new coordinator gets it, too"
 
 
 def test_a_driver_without_coordinator_goes_on() -> None:

@@ -24,7 +24,7 @@ _DAY = datetime.timedelta(days=1)
 
 @dataclass(frozen=True)
 class Identity:
-    """A key with its certificate, and the certificate of whoever signed it."""
+    """A key with its certificate, and the certificate of its issuer."""
 
     key: ec.EllipticCurvePrivateKey
     certificate: x509.Certificate
