@@ -23,7 +23,7 @@ IN_LANES = -n $(LANES) --dist loadgroup --no-loadscope-reorder --durations 20 --
 # Of make check-pythons: the oldest and the newest that the project runs on.
 PYTHONS ?= 3.10 3.13
 
-.PHONY: help venv java chromium screenshots demo test full full-sample chaos exactly-once fuzz faults matrix endurance check check-pythons pins format audit bench scale docs broker clean
+.PHONY: help venv java chromium screenshots demo test full full-sample chaos exactly-once fuzz faults matrix endurance check check-pythons pins format audit bench scale docs site broker clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -57,12 +57,13 @@ endurance: export KAFKA_CHUNKED_TEST_EFFORT := 25
 endurance: $(STAMP) java  ## 2,000 cycles of producers with faults, 1,000 micro-batches: that nothing is left of them
 	@$(BIN)/python -m pytest -s tests/endurance $(ARGS)
 
-check: $(STAMP)  ## ruff, mypy strict, import layers, names in docs
+check: $(STAMP)  ## ruff, mypy strict, import layers, names in docs, the documentation's site
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -q -p no:cacheprovider tests/project/test_names_in_docs.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 check-pythons:  ## make check on the oldest and the newest Python (PYTHONS="3.10 3.13")
 	@for version in $(PYTHONS); do \
@@ -100,6 +101,9 @@ docs: $(STAMP)  ## generate docs/options.md and docs/migration.md from the optio
 	@mv docs/options.md.part docs/options.md
 	$(BIN)/python -m kafka_sink.options migration > docs/migration.md.part
 	@mv docs/migration.md.part docs/migration.md
+
+site: $(STAMP)  ## show the documentation as a site on http://127.0.0.1:8000, until Ctrl-C
+	$(BIN)/mkdocs serve
 
 broker: $(STAMP) java  ## run a Kafka on this machine until Ctrl-C (ARGS="--brokers 3 --port 9092")
 	@$(BIN)/python -m kafka_sink.local_broker $(ARGS)

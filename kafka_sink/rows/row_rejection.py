@@ -76,7 +76,8 @@ class RowRejection:
         try:
             topics = self._cluster.await_topics(rows.topics, self._max_block_ms, check)
         except TopicRefusedError as error:
-            raise InvalidRowError(str(error), _rows_of(rows, error.topic), str(error)) from None
+            error.rows = _rows_of(rows, error.topic)
+            raise
         needed = partitions_needed(rows)
         doubtful = {name: count for name, count in needed.items() if self._is_doubtful(topics[name], count)}
         if doubtful:
@@ -92,7 +93,8 @@ class RowRejection:
             exists = len(topics[name].partitions)
             if count > exists and rows.partition is not None:
                 reason = f"topic {name!r} has only partitions 0 to {exists - 1}"
-                raise InvalidRowError(reason, _rows_of(rows, name) & (rows.partition >= exists), reason)
+                missing = _rows_of(rows, name) & (rows.partition >= exists)
+                raise MissingPartitionError(reason, missing)
         return topics
 
     def _is_doubtful(self, topic: TopicMetadata, needed: int) -> bool:

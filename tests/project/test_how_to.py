@@ -1,0 +1,40 @@
+"""docs/how-to.md: every Python block runs, in order, against a real broker."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kafka_sink.local_broker import LocalBroker
+from tests.support.topics import read_topic
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to.md"
+
+
+def blocks() -> list[tuple[str, str]]:
+    """(heading, code)."""
+    text = PAGE.read_text(encoding="utf-8")
+    found = []
+    for section in re.split(r"^(?:# How|## )", text, flags=re.MULTILINE)[1:]:
+        heading = section.splitlines()[0]
+        found += [(heading, code) for code in re.findall(r"```python\n(.*?)```", section, re.DOTALL)]
+    return found
+
+
+def test_every_block_runs(spark: SparkSession, broker: LocalBroker) -> None:
+    names: dict[str, Any] = {"spark": spark, "servers": broker.bootstrap_servers}
+    for heading, code in blocks():
+        exec(compile(code, f"how-to.md: {heading}", "exec"), names)
+    # Ends the admin client, which would miss its broker.
+    names.clear()
+    orders = read_topic(broker, "orders")
+    framed = [row.value or b"" for row in orders if (row.value or b"").startswith(b"\0\0\0\0\x11{")]
+    assert len(framed) == 1_000
+    assert sum(row.headers == (("source", b"shop"),) for row in orders) == 1_000
+    assert sum(len(read_topic(broker, f"orders-{number}")) for number in range(3)) == 1_000
+    assert len(read_topic(broker, "wide")) == 1_000
+    assert len(read_topic(broker, "orders-dead-letters")) == 1

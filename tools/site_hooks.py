@@ -1,0 +1,40 @@
+"""For mkdocs: README as the first page, the changelog, the examples, and the plots of benchmarks/results."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).resolve().parents[1]
+# Links from docs/ to files outside of it, and from README into docs/.
+_OUTWARD = re.compile(r"\]\(\.\./([^)]+)\)")
+_INWARD = re.compile(r"\]\(docs/([^)]+)\)")
+_EXAMPLE = re.compile(r"\]\((examples/[a-z_]+)\.py\)")
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Adds the pages and pictures that are kept elsewhere in the repository."""
+    generated: dict[str, str | bytes] = {
+        "index.md": (ROOT / "README.md").read_text(encoding="utf-8"),
+        "CHANGELOG.md": (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"),
+        "SECURITY.md": (ROOT / "SECURITY.md").read_text(encoding="utf-8"),
+        "CONTRIBUTING.md": (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"),
+    }
+    for script in sorted((ROOT / "examples").glob("*.py")):
+        code = script.read_text(encoding="utf-8")
+        generated[f"examples/{script.stem}.md"] = f"# {script.name}\n\n```python\n{code}```\n"
+    for result in sorted((ROOT / "benchmarks" / "results").iterdir()):
+        generated[f"benchmarks/results/{result.name}"] = result.read_bytes()
+    for name, content in generated.items():
+        files.append(File.generated(config, name, content=content))
+    return files
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Links as they are in the site."""
+    linked = _OUTWARD.sub(r"](\1)", markdown)
+    linked = _INWARD.sub(r"](\1)", linked)
+    return _EXAMPLE.sub(r"](\1.md)", linked)
