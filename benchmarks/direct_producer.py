@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from benchmarks.sampler import Sampler
 from kafka_sink.accumulator.chunked_buffer import IncrementalAllocator
 from kafka_sink.accumulator.pool_metrics import PoolMetrics
+from kafka_sink.accumulator.single_buffer import FullAllocator
 from kafka_sink.options import SinkOptions, parse
 from kafka_sink.producer import Producer
 
@@ -72,7 +73,7 @@ def options_for(bootstrap: str, **settings: str | int) -> SinkOptions:
 def pool_of(producer: Producer) -> PoolMetrics:
     """The metrics of the producer's pool."""
     allocator = producer._allocator
-    assert isinstance(allocator, IncrementalAllocator)
+    assert isinstance(allocator, (FullAllocator, IncrementalAllocator))
     return allocator._pool.metrics()
 
 

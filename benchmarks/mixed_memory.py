@@ -184,11 +184,11 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--delay-ms", type=float, default=50.0)
     parser.add_argument("--dry", action="store_true", help="write no files")
-    parser.add_argument("--smoke", action="store_true", help="a second each, no files: does it run at all")
+    parser.add_argument("--smoke", action="store_true", help="few partitions, no files: does it run at all")
     options = parser.parse_args()
-    seconds = 1.0 if options.smoke else options.seconds
+    seconds, partitions = (0.5, 50) if options.smoke else (options.seconds, EVENTS_PARTITIONS)
     conditions = (
-        f"logs: keyless, {LOGS_PARTITIONS} partitions, 40 MB/s; events: keyed, {EVENTS_PARTITIONS:,} "
+        f"logs: keyless, {LOGS_PARTITIONS} partitions, 40 MB/s; events: keyed, {partitions:,} "
         f"partitions, {EVENTS_ROWS_S:,} rows/s; {VALUE_BYTES}-byte values, batch.size 4 MiB, linger 1 s, "
         f"uncompressed, responses {options.delay_ms:.0f} ms late, {seconds:.0f} s, "
         f"Kafka 4.3.0 on the same machine, {os.cpu_count()} cores, "
@@ -197,7 +197,7 @@ def main() -> None:
     print(conditions, flush=True)
     with LocalBroker() as broker:
         broker.create_topic("logs", LOGS_PARTITIONS, config=direct.ADMITS_8_MIB)
-        broker.create_topic("events", EVENTS_PARTITIONS, config=direct.ADMITS_8_MIB)
+        broker.create_topic("events", partitions, config=direct.ADMITS_8_MIB)
         with slow_responses(broker.bootstrap_servers, options.delay_ms) as bootstrap:
             outcome = [run(bootstrap, case, seconds) for case in CASES]
     report(outcome)

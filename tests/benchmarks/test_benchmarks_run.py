@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 FROM_COMMAND_LINE = ("encoder",)
 ALONE = ("allocation", "metadata_simulation")
 ON_ONE_BROKER = ("mixed_memory", "partition_growth", "breaker_cost", "many_topics")
-ON_SPARK = ("many_partitions", "throughput", "tls")
+ON_SPARK = ("many_partitions", "throughput", "streaming", "tls", "rate_limit")
 ON_SPARK_AND_THREE_BROKERS = ("frozen_broker", "muted_together", "moved_leader", "exactly_once")
 # Its broker has listeners and certificates of its own.
 WITH_ITS_OWN_BROKER = ("tls",)
@@ -46,6 +47,10 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
             monkeypatch.setattr(module, "LocalBroker", lambda *_, **__: contextlib.nullcontext(broker))
         if spark is not None:
             lend(spark, monkeypatch)
+            local = SimpleNamespace(url="local[2]")
+            monkeypatch.setattr(
+                module, "StandaloneCluster", lambda *_, **__: contextlib.nullcontext(local), raising=False
+            )
         assert module.main() in (None, 0)
 
     return run_here
