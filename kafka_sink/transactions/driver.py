@@ -168,7 +168,8 @@ def decide(
             f"whether {decision.batch} was decided is not known ({ended.error}), as {OTHER_DRIVER}. "
             "The next run finds out, and completes it or writes it again"
         )
-    *results, names = yield (*_ends(scope, parts), ListOpen(scope.prefix))
+    # The list first: a broker handles requests of one connection in order, and commits wait for its log.
+    names, *results = yield (ListOpen(scope.prefix), *_ends(scope, parts))
     refused = _refused(parts, results)
     # The list was asked for together with the commits, so it may still name parts that have just been
     # committed: leave those out. An open transaction under the id of a refused part is another
