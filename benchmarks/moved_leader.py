@@ -274,7 +274,7 @@ def plot(parts: dict[str, Any], path: Path) -> None:
             fontsize=9,
         )
         axes.set_ylabel("1,000 rows/s")
-    all_axes[-1, 0].set_xlabel("seconds since leaders were told to move; grey: the cluster elects")
+    all_axes[-1, 0].set_xlabel("seconds since leaders were moved; grey: the cluster elects")
     figure.suptitle(next(iter(parts.values()))["conditions"], fontsize=7)
     figure.tight_layout()
     figure.savefig(path, dpi=120)

@@ -45,8 +45,8 @@ def judged(notes: dict[str, list[Note]], run: Run) -> dict[str, Any]:
     first: dict[str, Note] = {}
     back: list[float] = []
     probes: list[float] = []
-    for process, told in notes.items():
-        for note in told:
+    for process, lines in notes.items():
+        for note in lines:
             if not run.froze <= note["at"]:
                 continue
             line = note.get("log", "")

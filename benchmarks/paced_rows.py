@@ -163,9 +163,9 @@ def read_back(bootstrap: str, topic: str, partitions: int) -> Stored:
                 raise RuntimeError(f"{left} rows of {topic} could not be read")
     finally:
         consumer.close()
-    told = np.frombuffer(b"".join(stamps), dtype=_STAMP)
+    stamped = np.frombuffer(b"".join(stamps), dtype=_STAMP)
     where = np.concatenate(places) if places else np.empty((0, 3), dtype=np.int64)
     order = np.argsort(where[:, 0], kind="stable")
-    task, number, offered = (told[name].astype(np.int64) for name in ("task", "number", "offered"))
+    task, number, offered = (stamped[name].astype(np.int64) for name in ("task", "number", "offered"))
     columns = (where[:, 0], task, number, offered, where[:, 1], where[:, 2])
     return Stored(*(column[order] for column in columns))

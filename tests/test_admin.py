@@ -151,7 +151,7 @@ def test_it_is_created_once_however_many_want_it(
     assert len(settled(broker, topic)) == 3
 
 
-def test_what_brokers_refuse_is_told_with_their_reason(broker: LocalBroker, topic: str) -> None:
+def test_a_refusal_by_brokers_is_raised_with_their_reason(broker: LocalBroker, topic: str) -> None:
     given = options(broker.bootstrap_servers, topic, topic_create="true", topic_replication_factor="3")
     with pytest.raises(
         ConfigurationError, match=rf"'{topic}' could not be created: .*(?i:replication).*topic\.rep"
@@ -204,7 +204,7 @@ def test_a_topic_that_may_not_be_used_is_named_with_the_reason(topic: str) -> No
             prepare_topic(options(cluster.bootstrap_servers, topic))
 
 
-def test_a_login_that_may_not_write_idempotently_is_told_what_it_lacks(topic: str) -> None:
+def test_a_login_without_the_right_to_write_idempotently_gets_an_error_that_names_it(topic: str) -> None:
     with FakeCluster({topic: 1}) as cluster:
         cluster.script(INIT_PRODUCER_ID, error(CLUSTER_AUTHORIZATION_FAILED))
         with pytest.raises(
@@ -260,7 +260,7 @@ def test_a_broker_that_never_responds_is_given_up(topic: str) -> None:
         assert 0.8 <= time.monotonic() - begun < 4
 
 
-def test_what_is_no_kafka_is_told_without_settings_that_do_not_exist_here(topic: str) -> None:
+def test_an_error_about_a_server_other_than_kafka_names_no_settings_of_java(topic: str) -> None:
     with socket.create_server(("127.0.0.1", 0), backlog=50) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
 

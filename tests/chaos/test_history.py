@@ -146,7 +146,7 @@ def test_a_late_write_of_an_acknowledged_task_is_found() -> None:
 
 
 @pytest.mark.parametrize("change", ["shifted", "short", "long", "other", "count", "missing"])
-def test_offsets_that_are_told_wrong_are_found(change: str) -> None:
+def test_wrong_offsets_in_a_result_are_found(change: str) -> None:
     attempts, log = history()
     result = attempts[0].result
     assert result is not None

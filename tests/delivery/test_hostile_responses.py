@@ -176,7 +176,7 @@ def _changed(place: int, value: int):  # type: ignore[no-untyped-def]  # a Reply
     negotiated=st.lists(REPLIES, max_size=2),
     identified=st.lists(REPLIES, max_size=2),
 )
-def test_whatever_comes_no_row_is_doubled_or_claimed_and_missing(
+def test_with_any_response_no_row_is_doubled_or_reported_and_missing(
     produced: list[Reply], asked: list[Reply], negotiated: list[Reply], identified: list[Reply]
 ) -> None:
     """A byte changed in a response may be a lie that no client can see: of an error, an offset, a leader.

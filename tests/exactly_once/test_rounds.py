@@ -24,6 +24,6 @@ def rounds(environment: dict[str, str], *arguments: str) -> subprocess.Completed
 
 @pytest.mark.chaos
 @pytest.mark.timeout(300)
-def test_no_row_is_lost_or_doubled_whatever_is_killed(project_environment: dict[str, str]) -> None:
+def test_no_row_is_lost_or_doubled_whichever_process_is_killed(project_environment: dict[str, str]) -> None:
     done = rounds(project_environment, "--rounds", "5", "--seed", "1", "--minutes", "2")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -142,7 +142,7 @@ def test_requests_wait_while_another_is_asked() -> None:
     assert made.next_request(60.0) == ("t00",)
 
 
-def test_a_topic_found_to_be_recreated_without_ids_is_told_on_with_that_news() -> None:
+def test_a_hint_says_that_a_topic_without_ids_was_found_to_be_recreated() -> None:
     """Brokers before 2.8: by its epochs alone the topic as it was would win in every other cache."""
     nameless = replace(topic("t00", 1, 9), topic_id=None)
     recreated = replace(topic("t00", 2, 0), topic_id=None)

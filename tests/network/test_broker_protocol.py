@@ -196,7 +196,7 @@ def test_responses_in_any_pieces(cuts: list[int]) -> None:
 
 
 @pytest.mark.parametrize("delta", [1, -1, 2**30])
-def test_a_wrong_correlation_id_is_told_before_the_rest_arrives(delta: int) -> None:
+def test_a_wrong_correlation_id_raises_before_the_rest_arrives(delta: int) -> None:
     peer = Peer().ready()
     peer.connection.submit(metadata_request("t"), 0.0)
     frame = peer.answer(peer.sent()[0], wrong_correlation_id(delta))

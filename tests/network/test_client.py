@@ -45,7 +45,7 @@ def driver(cluster: FakeCluster) -> Iterator[Driver]:
 # -- requests and responses -------------------------------------------------------------------------
 
 
-def test_connecting_is_told_and_versions_are_known(driver: Driver) -> None:
+def test_connecting_is_reported_and_versions_are_known(driver: Driver) -> None:
     assert [event.node_id for event in driver.of(NodeConnected)] == [-1]
     assert driver.client.api_version(-1, apis.PRODUCE, (3, 13)) == 13
     assert driver.client.api_version(-1, apis.PRODUCE, (3, 9)) == 9

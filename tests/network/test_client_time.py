@@ -52,7 +52,7 @@ def test_a_silent_broker_fails_its_requests_after_their_timeout(cluster: FakeClu
     cluster.thaw(0)
 
 
-def test_what_had_not_left_is_told_apart(cluster: FakeCluster) -> None:
+def test_a_failure_says_whether_bytes_of_the_request_were_written(cluster: FakeCluster) -> None:
     with Driver(cluster.bootstrap_servers, send_buffer_bytes=8192) as driver:
         driver.connect()
         cluster.freeze(0)

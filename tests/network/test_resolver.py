@@ -72,7 +72,7 @@ def test_all_addresses_of_a_name_are_kept_in_order(monkeypatch: pytest.MonkeyPat
         ([], "nowhere has no address"),
     ],
 )
-def test_failures_are_told_as_errors(monkeypatch: pytest.MonkeyPatch, problem: Any, text: str) -> None:
+def test_failures_become_errors(monkeypatch: pytest.MonkeyPatch, problem: Any, text: str) -> None:
     fake(monkeypatch, problem)
     lookup = finished("nowhere")
     assert lookup.addresses == []

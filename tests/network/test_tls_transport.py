@@ -299,7 +299,7 @@ def _until_refused(client: TlsStream, server: Server) -> None:
     client.read(memoryview(bytearray(100)))  # TLS 1.3 says so only now
 
 
-def test_what_is_no_tls_is_told(authority: Authority) -> None:
+def test_a_server_without_tls_is_named_in_the_error(authority: Authority) -> None:
     client = stream(settings(authority))
     client.handshake()
     client.feed(memoryview(b"HTTP/1.1 400 Bad Request\r\n\r\n"))

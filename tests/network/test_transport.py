@@ -60,7 +60,7 @@ def test_minus_one_leaves_the_systems_sizes(listener: socket.socket) -> None:
     transport.close()
 
 
-def test_a_refused_connect_is_told(listener: socket.socket) -> None:
+def test_a_refused_connect_raises(listener: socket.socket) -> None:
     address = place(listener)
     listener.close()
     transport = PlaintextTransport(address, SETTINGS)

@@ -82,7 +82,7 @@ def test_a_batch_must_fit_the_memory() -> None:
     assert parsed({"batch.size": "200", "buffer.memory": "200"}).warnings == ()
 
 
-def test_batch_above_the_request_size_is_told() -> None:
+def test_a_batch_size_above_the_request_size_causes_a_warning() -> None:
     assert "max.message.bytes" in parsed({"batch.size": "4194304"}).warnings[0]
     assert parsed({"batch.size": "4194304", "max.request.size": "4194304"}).warnings == ()
 
@@ -139,7 +139,7 @@ def test_with_topic_creation_brokers_create_nothing_unless_told_to() -> None:
     assert parse({**base, "topic.create": "false"}).options.allow_auto_create_topics
 
 
-def test_a_coordinator_is_told_all_that_makes_a_cluster_and_nothing_of_a_single_write() -> None:
+def test_a_coordinator_gets_all_options_of_the_cluster_and_none_of_a_single_write() -> None:
     base = {"kafka.bootstrap.servers": "h:1,i:2"}
     of_cluster = {
         "kafka.metadata.max.age.ms": "7",

@@ -542,7 +542,7 @@ def test_after_a_refusal_batches_go_one_by_one_until_one_is_acknowledged() -> No
     assert len(model.pending) == 2
 
 
-def test_an_unknown_producer_restarts_whatever_stands_in_front_where_its_log_is_gone() -> None:
+def test_an_unknown_producer_restarts_sequences_if_the_log_of_earlier_batches_is_gone() -> None:
     model = _established()
     _one_more(model)
     _one_more(model)

@@ -176,7 +176,9 @@ def test_a_leader_that_lost_its_place_makes_the_sequences_start_anew(cluster: Fa
     assert len(cluster.received(INIT_PRODUCER_ID)) == 1
 
 
-def test_a_log_that_moved_past_the_last_write_restarts_what_stands_behind(cluster: FakeCluster) -> None:
+def test_a_log_that_moved_past_the_last_write_restarts_the_sequences_of_later_batches(
+    cluster: FakeCluster,
+) -> None:
     with task(cluster) as producer:
         producer.send(rows(0, 5))
         until(lambda: not inside(producer)._accumulator.incomplete, "the first acknowledgement")
@@ -303,7 +305,7 @@ def _unit(producer: TaskProducer, start: int) -> Any:
     return ordered_rows_of(batch, topics, inner._partitioner, inner._accumulator.queued_batches, 0)
 
 
-def test_a_failure_is_told_while_the_task_waits_for_rows(cluster: FakeCluster) -> None:
+def test_a_failure_is_raised_while_the_task_waits_for_rows(cluster: FakeCluster) -> None:
     """Spark may take its time with the next rows; ``check`` needs none."""
     cluster.script(PRODUCE, error(87))
     with task(cluster) as producer:

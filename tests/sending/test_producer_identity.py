@@ -157,7 +157,7 @@ def test_after_an_error_batches_go_one_by_one_and_old_ones_in_order() -> None:
     assert (of.may_send(two, 0), of.is_next(two)) == (True, True)
 
 
-def test_an_acknowledgement_tells_that_earlier_batches_are_written_too() -> None:
+def test_an_acknowledgement_means_that_earlier_batches_are_written_too() -> None:
     of = identity()
     acknowledge(of, sent(of, batch()))
     one, two, three = (sent(of, batch()) for _ in range(3))

@@ -50,7 +50,7 @@ def test_an_unknown_outcome_pins_the_batch(code: int) -> None:
 
 
 @pytest.mark.parametrize("code", [6, 19, 3])
-def test_an_error_that_tells_an_offset_pins_the_batch(code: int) -> None:
+def test_an_error_with_an_offset_fixes_the_sequence_of_the_batch(code: int) -> None:
     """A leader that was deposed while it waited for its replicas has appended the batch."""
     outcome = classify_response(attempt(code, base_offset=40))
     assert (outcome.action, outcome.possibly_written) == (Action.RETRY, True)

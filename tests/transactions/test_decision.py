@@ -124,7 +124,7 @@ def test_a_digest_does_not_depend_on_where_batches_end(sizes: list[int]) -> None
     assert whole.result().rows == sum(sizes)
 
 
-def test_a_digest_tells_other_rows_and_another_order() -> None:
+def test_a_digest_differs_for_other_rows_and_another_order() -> None:
     def of(values: list[bytes]) -> RowsDigest:
         digest = RunningDigest([0])
         digest.update(pa.record_batch({"value": pa.array(values, pa.binary())}))

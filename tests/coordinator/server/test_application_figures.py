@@ -277,7 +277,7 @@ def test_a_report_that_makes_no_sense_is_refused_and_changes_nothing(key: str, v
     assert board.shown()["jobs"] == []
 
 
-def test_tasks_that_share_a_connection_are_told_apart() -> None:
+def test_tasks_that_share_a_connection_are_counted_separately() -> None:
     board = Board()
     handler = FiguresHandler(CLUSTER, board.figures)
     for task in (1, 2):

@@ -182,7 +182,7 @@ def test_one_that_is_about_to_be_started_again_refuses_at_once(
         assert time.monotonic() - started < 1.0
 
 
-def test_a_cluster_that_made_room_for_others_is_told_of_again(
+def test_a_cluster_that_was_dropped_to_make_room_is_sent_again(
     application: Application, cluster: FakeCluster
 ) -> None:
     first = planned(cluster)
@@ -244,7 +244,7 @@ def test_a_frozen_one_costs_one_warning_and_a_moment(
 
 
 @pytest.mark.usefixtures("application")
-def test_the_process_tells_attempts_that_their_write_is_over(cluster: FakeCluster) -> None:
+def test_the_process_notifies_attempts_whose_write_is_over(cluster: FakeCluster) -> None:
     address = planned(cluster).driver_address
     assert address is not None
     end_attempts(address, "a")

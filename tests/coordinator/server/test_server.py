@@ -284,7 +284,7 @@ def client_of(
         assert not client.is_alive()
 
 
-def test_a_client_tells_and_hears_also_of_what_comes_late() -> None:
+def test_a_client_sends_and_receives_late_replies_too() -> None:
     with (
         serving() as found,
         client_of(found.address) as (client, talker),
@@ -299,7 +299,7 @@ def test_a_client_tells_and_hears_also_of_what_comes_late() -> None:
         assert other.replies == [({"n": 7}, True)]
 
 
-def test_what_one_tells_is_pushed_to_others() -> None:
+def test_one_tasks_message_is_pushed_to_others() -> None:
     with (
         serving() as found,
         client_of(found.address) as (client, talker),
@@ -512,7 +512,7 @@ def test_a_peer_that_sends_too_much_is_read_from_later_and_loses_nothing() -> No
         assert time.monotonic() - started > 0.8
 
 
-def test_what_many_are_told_is_held_once() -> None:
+def test_a_body_for_many_peers_is_in_memory_once() -> None:
     """Catches: a copy of all topics' metadata for each of a thousand tasks that do not read."""
     shared = SharedBody({"topics": ["x" * 1000] * 1000}, 0.0)
     parts = [

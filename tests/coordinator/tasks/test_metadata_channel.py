@@ -166,7 +166,7 @@ def test_a_task_that_errs_all_the_time_costs_a_request_a_second() -> None:
     "named",
     [["a", bytes(16).hex(), 0, 2, 4], ["a", "01" * 16, 0, 2, 9], ["a", None, 7, 2, 9], ["b", None, 0, 2, 9]],
 )
-def test_a_leader_that_is_no_news_is_told_to_nobody(named: list[Any]) -> None:
+def test_a_leader_that_is_known_already_is_not_passed_on(named: list[Any]) -> None:
     coordinator = Coordinator()
     coordinator.hears(1, ask=["a"])
     coordinator.hears(2, ask=["a"])
@@ -175,7 +175,7 @@ def test_a_leader_that_is_no_news_is_told_to_nobody(named: list[Any]) -> None:
     assert not coordinator.handler.on_time(coordinator.now_ms)
 
 
-def test_a_leader_that_is_stale_to_one_task_only_is_told_without_a_request() -> None:
+def test_a_leader_that_only_one_task_lacks_is_sent_without_a_request() -> None:
     coordinator = Coordinator()
     coordinator.hears(1, ask=["a"])
     coordinator.respond(metadata("a", epoch=5))
@@ -220,7 +220,7 @@ def test_what_a_task_writes_to_is_bounded_and_so_is_what_is_remembered_of_change
     assert used[0] in coordinator.handler._peers[1].topics
 
 
-def test_a_task_is_told_to_wait_and_given_up_in_time() -> None:
+def test_a_task_gets_pending_replies_and_a_last_one_in_time() -> None:
     coordinator = Coordinator()
     coordinator.hears(1, ask=["a"])
     coordinator.now_ms += 99
@@ -271,7 +271,7 @@ def test_who_cannot_reach_brokers_goes_on_trying_for_those_whom_it_does_not_keep
 
 
 @pytest.mark.parametrize("code", [UNKNOWN, NOT_AUTHORIZED])
-def test_errors_are_told_and_the_next_who_asks_has_it_asked_for_anew(code: int) -> None:
+def test_errors_are_sent_and_the_next_request_for_the_topic_fetches_again(code: int) -> None:
     coordinator = Coordinator()
     coordinator.hears(1, ask=["a"])
     (reply,) = coordinator.respond(a=code)
@@ -410,7 +410,7 @@ def test_what_is_asked_goes_at_once_and_use_when_it_is_gathered() -> None:
     assert task.says() == {"use": ["a"], "stale": []}
 
 
-def test_a_stale_leader_is_told_sooner() -> None:
+def test_a_stale_leader_is_reported_sooner() -> None:
     task = Task()
     task.says()
     task.now_ms = 50
@@ -460,7 +460,7 @@ def test_the_largest_messages_are_taken_by_the_server() -> None:
         assert reader.next_frame() is not None
 
 
-def test_what_many_are_told_is_put_together_once() -> None:
+def test_a_reply_for_many_tasks_is_encoded_once() -> None:
     """A thousand workers begin with the same two thousand topics, and wait meanwhile."""
     coordinator = Coordinator()
     for peer in range(50):
@@ -479,7 +479,7 @@ def test_what_many_are_told_is_put_together_once() -> None:
     assert len(looks) == 1
 
 
-def test_a_leader_that_a_broker_named_is_told_with_its_epoch() -> None:
+def test_a_leader_that_a_broker_named_is_reported_with_its_epoch() -> None:
     task = Task()
     task.says()
     task.exchange.report_leader(TopicPartition("a", 3), 2, 7, b"i" * 16)

@@ -23,7 +23,7 @@ from kafka_sink.spark.writer import PlannedWrite
 from tests.support.coordinator_harness import SECRET, clock_ms, eventually, serving
 
 
-def test_tasks_of_a_write_that_is_over_are_told_and_no_others() -> None:
+def test_only_tasks_of_a_write_that_is_over_are_notified() -> None:
     handler = WriteHandler()
     assert handler.on_message(1, 7, {"writing": "a"}, 0) == [Reply(1, 7, {})]
     handler.on_message(2, 1, {"writing": "a"}, 0)
@@ -34,7 +34,7 @@ def test_tasks_of_a_write_that_is_over_are_told_and_no_others() -> None:
     assert handler.on_message(9, 1, {"over": "a"}, 0) == [Reply(9, 1, {}), Push(1, {"over": "a"})]
 
 
-def test_an_attempt_that_begins_after_its_write_is_over_is_told_at_once() -> None:
+def test_an_attempt_that_begins_after_its_write_is_over_is_notified_at_once() -> None:
     handler = WriteHandler()
     handler.on_message(9, 1, {"over": "a"}, 0)
     assert handler.on_message(1, 1, {"writing": "a"}, 0) == [Reply(1, 1, {"over": "a"})]
@@ -66,7 +66,7 @@ class _Jobs:
         self.ends[stage] = on_end
 
 
-def test_tasks_of_a_job_that_spark_ended_are_told_before_the_driver_calls_abort() -> None:
+def test_tasks_of_a_job_that_spark_ended_are_notified_before_the_driver_calls_abort() -> None:
     """Catches: tasks of a cancelled job wrote for seconds, until the driver had started a Python process
     for abort, or the executor's JVM had ended them."""
     jobs, woken = _Jobs(), []
