@@ -159,6 +159,9 @@ class CoordinatorClient(threading.Thread):
         leaving, self._leaving = self._leaving, False
         if connection is not None and (self._active or leaving):
             self._send(connection, now_ms, leaving=leaving)
+        if leaving and connection is not None and not self._active and self._relay.is_better(connection):
+            self._disconnect(connection, now_ms)
+            connection = None
         self._wait(connection, now_ms)
 
     def _send(self, connection: CoordinatorConnection, now_ms: float, *, leaving: bool) -> None:
@@ -203,6 +206,12 @@ class CoordinatorClient(threading.Thread):
                     channel.on_reply(message.body, message.last, now_ms)
         elif now_ms >= connection.silent_at_ms:
             raise ProtocolError(f"no reply within {self._silence_ms:.0f} ms")
+
+    def _disconnect(self, connection: CoordinatorConnection, now_ms: float) -> None:
+        connection.close()
+        self._connection = None
+        for channel in self._channels.values():
+            channel.on_lost(now_ms)
 
     def _lose(self, error: Exception) -> None:
         connected, self._connection = self._connection, None

@@ -23,11 +23,12 @@ from kafka_sink.coordinator.wire.connection import CoordinatorConnection, Link, 
 from kafka_sink.errors import ProtocolError
 
 # A relay runs on this host, in a worker that may be busy.
-_CHALLENGE_MS = 500.0
+_CHALLENGE_MS = 1000.0
 # Another worker may be about to become the relay: it connects to the coordinator first.
-_WAITS_S = (0.0, 0.02, 0.04, 0.08, 0.16, 0.32)
-# A relay that did not answer is not tried again for this long.
-_AVOID_MS = 60_000.0
+_WAITS_S = (0.0, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64)
+# A relay that stopped responding is not tried again for this long; one that did not greet may only be busy,
+# because all workers of an executor start at once.
+_AVOID_MS, _AVOID_BUSY_MS = 60_000.0, 5_000.0
 
 _lock = threading.Lock()  # guards the dictionary; held while this process becomes a relay
 _relays: dict[str, Relay] = {}
@@ -55,17 +56,26 @@ class ExecutorRelay:
 
     def connect(self) -> CoordinatorConnection:
         """A connection after its challenge. Raises OSError and ProtocolError."""
-        folder = None
-        if hasattr(socket, "AF_UNIX") and self._clock_ms() >= self._avoid_until_ms:
-            folder = RelayFolder.of(self._address)
+        folder = RelayFolder.of(self._address) if self.is_usable else None
         if folder is not None:
             with suppress(_NoRelayError):
                 return self._connect_by(folder)
         return CoordinatorConnection(self._address, self._silence_ms, self._clock_ms)
 
-    def avoid(self) -> None:
+    @property
+    def is_usable(self) -> bool:
+        """Whether ``connect`` would try the relay now."""
+        return hasattr(socket, "AF_UNIX") and self._clock_ms() >= self._avoid_until_ms
+
+    def is_better(self, connection: CoordinatorConnection) -> bool:
+        """Whether the next task should connect again, by a relay that could not be used before."""
+        if connection.is_relayed or not self.is_usable:
+            return False
+        return RelayFolder.of(self._address) is not None
+
+    def avoid(self, for_ms: float = _AVOID_MS) -> None:
         """The relay does not respond: connect directly for a while."""
-        self._avoid_until_ms = self._clock_ms() + _AVOID_MS
+        self._avoid_until_ms = self._clock_ms() + for_ms
 
     def _connect_by(self, folder: RelayFolder) -> CoordinatorConnection:
         for wait_s in _WAITS_S:
@@ -78,7 +88,7 @@ class ExecutorRelay:
                     self._address, self._silence_ms, self._clock_ms, connected, _CHALLENGE_MS
                 )
             except (TimeoutError, ProtocolError):
-                self.avoid()
+                self.avoid(_AVOID_BUSY_MS)
                 break
             except OSError:
                 continue

@@ -158,6 +158,28 @@ def test_a_frozen_relay_costs_a_moment_and_no_warning(caplog: pytest.LogCaptureF
     assert not [line for line in caplog.messages if "coordinator" in line]
 
 
+def test_a_connection_of_its_own_lasts_until_the_task_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches: a worker that found its relay busy, and never shares a connection for that."""
+    with serving() as found:
+        monkeypatch.setattr(ExecutorRelay, "is_usable", False)
+        with client(found.address) as one, worker(found):
+            tell(one, {"n": 1})
+            eventually(lambda: one[1].replies)
+            eventually(lambda: found.connections() == 2)
+            one[0].pause()
+            one[0].resume()
+            tell(one, {"n": 2})
+            eventually(lambda: len(one[1].replies) == 2)
+            assert one[1].events.count("connected") == 1
+            monkeypatch.setattr(ExecutorRelay, "is_usable", True)
+            one[0].pause()
+            eventually(lambda: found.connections() == 1)
+            one[0].resume()
+            tell(one, {"n": 3})
+            eventually(lambda: len(one[1].replies) == 3)
+            assert found.connections() == 1
+
+
 def test_a_task_that_sends_nonsense_is_ended_alone() -> None:
     with serving() as found, client(found.address) as one:
         tell(one, {"n": 1})
