@@ -15,6 +15,15 @@ try:
     __all__ += ["DefaultSource"]
 except Exception as failure:  # noqa: BLE001 - other data sources must stay usable in any case
     _REASON = f"{type(failure).__name__}: {failure}"
+    # "failed to map segment" is what the dynamic loader says.
+    _MEMORY = isinstance(failure, MemoryError) or "failed to map segment" in _REASON
+    _REMEDY = (
+        "Spark limits the memory of this process: raise spark.sql.planner.pythonExecution.memory, "
+        "or leave it unset."
+        if _MEMORY
+        else "Spark's Python workers use PYSPARK_PYTHON, else python3 from PATH: "
+        "point PYSPARK_PYTHON at the environment where kafka-chunked is installed."
+    )
     try:
         from pyspark.sql.datasource import DataSource
 
@@ -23,9 +32,7 @@ except Exception as failure:  # noqa: BLE001 - other data sources must stay usab
 
             def __init__(self, options: dict[str, str]) -> None:  # noqa: ARG002 - DataSource's signature
                 raise ImportError(
-                    f"the kafka-chunked sink cannot be imported by this Python: {_REASON}. "
-                    "Spark's Python workers use PYSPARK_PYTHON, else python3 from PATH: "
-                    "point PYSPARK_PYTHON at the environment where kafka-chunked is installed."
+                    f"the kafka-chunked sink cannot be imported by this Python: {_REASON}. {_REMEDY}"
                 )
 
             @classmethod

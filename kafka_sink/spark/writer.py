@@ -29,7 +29,7 @@ from kafka_sink.metadata.snapshot import MetadataSnapshot
 from kafka_sink.model import SparkTask, TaskResult
 from kafka_sink.options import SinkOptions
 from kafka_sink.rows.column_plan import ColumnPlan
-from kafka_sink.spark import frozen_imports, write_reports, zipimport_workaround
+from kafka_sink.spark import frozen_imports, memory_limits, write_reports, zipimport_workaround
 from kafka_sink.spark.write_reports import EndedWrite
 from kafka_sink.task_activity import ROWS, TaskActivity
 
@@ -104,8 +104,9 @@ class PlannedWrite:
         is_streaming: bool,
     ) -> TaskResult:
         # Imported here because the driver imports this module for every commit and needs none of these.
-        from kafka_sink.producer_cache import task_producer
-        from kafka_sink.spark.executor_connection import executor_socket, watched
+        with memory_limits.explained():
+            from kafka_sink.producer_cache import task_producer
+            from kafka_sink.spark.executor_connection import executor_socket, watched
 
         with (
             task_producer(
