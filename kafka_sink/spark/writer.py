@@ -1,4 +1,4 @@
-"""Runs a write in tasks, which send Spark's Arrow batches as larger tables, and commits it.
+"""A write: tasks send Spark's Arrow batches as larger tables, and the driver commits or aborts.
 
 Batch and streaming share one implementation. The two classes that Spark calls only adapt its signatures.
 Spark may pickle a planned write at any time, so it contains no socket, thread or lock.

@@ -533,7 +533,7 @@ def test_rows_that_get_no_memory_in_time_are_refused_and_nothing_is_held_for_the
 
 
 def test_the_sender_is_woken_once_the_task_waits_for_memory() -> None:
-    """Woken before, it finds nobody waiting and leaves the batches of others to their linger."""
+    """Woken earlier, it finds no waiter and lets other batches linger."""
     bench = Bench(memory=2_048)
     queued: list[int] = []
     bench.appender._wake_sender = lambda: queued.append(bench.allocator.queued)

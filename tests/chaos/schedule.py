@@ -74,7 +74,7 @@ class Schedule:
 
 
 def draw(seed: int, broker_fault: Fault | None = None, *, wire: int = 6) -> Schedule:
-    """The plan of a round with one fault of a broker (none where None) and ``wire`` faults of the wire."""
+    """The plan of a round with one fault of a broker (no fault if None) and ``wire`` faults of the wire."""
     random = Random(seed)
     strict = random.random() < 0.25
     return Schedule(

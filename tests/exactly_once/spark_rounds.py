@@ -113,7 +113,7 @@ class Query:
     settings: dict[str, Any] = field(default_factory=dict)
 
     def committed(self) -> int:
-        """The last batch of the commit log; -1 where there is none."""
+        """The last batch of the commit log; -1 if it is empty."""
         folder = self.checkpoint / "commits"
         if not folder.exists():
             return -1
@@ -184,7 +184,7 @@ class SparkRound:
         return f"seed {self._seed} [{faults}] {counts}: {verdict}"
 
     def run(self) -> None:
-        """Faults, then none until each query has written two more batches; then the topics are read."""
+        """Faults; then two more batches of each query without faults; then the topics are read."""
         for query in self._queries:
             create_topic(self._brokers, query.topic)
         try:
@@ -330,7 +330,7 @@ class SparkRound:
         return self._chance.choice(found) if found else 0
 
     def _executor(self, main: str) -> int:
-        """A process of this cluster's executors; 0 where there is none."""
+        """A process of this cluster's executors; 0 if there is no such process."""
         found = []
         for entry in Path("/proc").iterdir():
             if not entry.name.isdigit():

@@ -17,7 +17,7 @@ SLEEP = ["sleep", "600"]
 
 
 def alive(pid: int) -> bool:
-    """Whether a process runs; a zombie that nobody reaps does not."""
+    """Whether a process runs. A zombie does not."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

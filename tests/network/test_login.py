@@ -34,7 +34,7 @@ def sent(one: BrokerProtocol) -> bytes:
 
 
 def talk(one: BrokerProtocol, broker: Broker, *, piece: int = 1 << 20, until: int = 1 << 30) -> list[Any]:
-    """Both sides until nobody has anything to say; the broker's bytes come in pieces."""
+    """Runs both sides until neither has bytes to send; the broker's bytes come in pieces."""
     responses: list[Any] = []
     while data := sent(one):
         reply = broker.answer(data)

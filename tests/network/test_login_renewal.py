@@ -87,7 +87,7 @@ def state_of(one: BrokerConnection) -> ConnectionState:
 
 
 def talk(one: BrokerConnection, now_ms: float) -> int:
-    """Until nobody has anything to say; how many responses to requests of others there were."""
+    """Runs until neither side has bytes to send; returns the number of responses to other requests."""
     responses = 0
     buffer = memoryview(bytearray(1 << 16))
     one.flush()

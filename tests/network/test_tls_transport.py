@@ -93,7 +93,7 @@ def stream(given: TlsSettings, host: str = HOST) -> TlsStream:
 
 
 def shake(client: TlsStream, server: Server, *, piece: int = 1 << 20, most: int = 1 << 30) -> None:
-    """Both sides until nobody has anything to say; the server's bytes come in pieces, ``most`` of them."""
+    """Runs both sides until neither has bytes to send; the server's come in pieces of ``most`` bytes."""
     given = 0
     client.handshake()
     while data := client.take():

@@ -1,4 +1,4 @@
-"""Units: every row once and in order, about 4 MiB each, none held for longer than linger allows."""
+"""Tables of about 2 MiB: every row once and in order, and no row waits longer than linger allows."""
 
 from __future__ import annotations
 

@@ -366,7 +366,7 @@ def _until_denied(given: SinkOptions) -> None:
 
 
 def test_logins_are_renewed_before_they_run_out(secured: Secured) -> None:
-    """KIP-368: the broker closes a connection whose login ran out; none is lost here over four sessions."""
+    """KIP-368: brokers close connections whose login ran out. Here four sessions lose no connection."""
     given = options(
         secured.options("SHORT", sasl_mechanism="PLAIN", sasl_username="bob", sasl_password=PASSWORD), "short"
     )

@@ -1,4 +1,4 @@
-"""Tokens: fetched once, renewed in time, kept while nobody answers; endpoint, functions and files."""
+"""Tokens: fetched once, renewed in time, kept while no endpoint responds; endpoint, functions and files."""
 
 from __future__ import annotations
 

@@ -306,7 +306,7 @@ def _unit(producer: TaskProducer, start: int) -> Any:
 
 
 def test_a_failure_is_raised_while_the_task_waits_for_rows(cluster: FakeCluster) -> None:
-    """Spark may take its time with the next rows; ``check`` needs none."""
+    """Spark may take long to produce the next rows, so ``check`` raises without rows."""
     cluster.script(PRODUCE, error(87))
     with task(cluster) as producer:
         producer.send(rows(0, 5))

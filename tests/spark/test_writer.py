@@ -71,7 +71,7 @@ def _no_thread_is_left() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _bare_logging(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in Spark's workers: nobody set a handler up (pytest has its own on all that it finds)."""
+    """As in Spark's workers, which set up no handler (pytest adds its own to every logger)."""
     monkeypatch.setattr(driver_log, "LOGGER", logging.Logger("kafka_sink"))
 
 

@@ -22,7 +22,7 @@ class Row(NamedTuple):
 
 
 def read_topic(broker: LocalBroker, topic: str) -> list[Row]:
-    """All rows of a topic, each partition's in its order; none where there is no such topic."""
+    """All rows of a topic, each partition's in order; empty if the topic does not exist."""
     consumer = Consumer(
         {
             "bootstrap.servers": broker.bootstrap_servers,

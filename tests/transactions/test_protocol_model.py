@@ -112,7 +112,7 @@ def without_completing(scope: Any) -> Steps[Any]:
 
 
 def without_taking_over(scope: Any) -> Steps[Any]:
-    """Planning looks, and fences nobody: it shares the driver's epoch with an older driver."""
+    """Planning reads without fencing, so it shares the driver's epoch with an older driver."""
     known = yield from describe(scope.driver_id)
     if scope.driver_id not in known:
         return (yield from driver.take_over(scope))
@@ -171,7 +171,7 @@ def repairs_whatever_the_tasks_are(reports: Any, **named: Any) -> Steps[Any]:
 
 
 def leaves_no_mark(scope: Any, claim: Any, *_: Any) -> Steps[None]:
-    """Nothing tells a transaction that was committed from one that timed out."""
+    """A transaction that was committed looks like one that timed out."""
     task._require_owner(scope, claim, (yield from describe(scope.driver_id)))
 
 

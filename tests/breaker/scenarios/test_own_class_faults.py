@@ -224,8 +224,8 @@ class Congested(FailureRateCircuitBreaker):
         return super().on_complete(context, topic_partition, exception)
 
 
-def test_congestion_ends_with_the_class_that_told_of_it() -> None:
-    """Catches: keyless rows that avoid a broker for ever, as nobody is left to say that it has answered."""
+def test_congestion_ends_with_the_class_that_reported_it() -> None:
+    """Catches: keyless rows that avoid a broker for ever after the class that avoided it is off."""
     breaker = Congested()
     breaker.configure(
         {"enable.mute.inflight.full": "true", "max.in.flight.requests.per.connection": "1"},

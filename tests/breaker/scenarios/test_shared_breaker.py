@@ -141,8 +141,8 @@ def test_if_the_probing_task_is_gone_another_probes() -> None:
 
 
 def test_a_broker_is_probed_by_tasks_that_have_no_rows_for_it() -> None:
-    """Catches: a broker that stays muted as nobody holds a batch for it, and rows that are let through to a
-    dead one."""
+    """Catches: a broker that stays muted because no task holds a batch for it, and rows that are
+    sent to a dead one."""
     job = Job(60)
     job.run(100)
     frozen(job)

@@ -87,7 +87,7 @@ def test_a_tasks_own_unmute_is_not_undone_by_the_next_message() -> None:
 
 
 def _probes_of(job: Job, ms: float) -> list[float]:
-    """When brokers are probed; nobody answers."""
+    """The times at which brokers are probed. No broker responds."""
     start = job.now
     job.run(ms)
     connected = [task for task in job.tasks if task.number in job.connected]

@@ -156,7 +156,7 @@ def test_a_cluster_that_nobody_is_connected_for_rests_and_comes_back() -> None:
 
 
 def test_what_a_peer_says_after_it_had_to_go_is_not_heard() -> None:
-    """Else a handler would keep it for ever: nobody says a second time that it has gone."""
+    """Otherwise a handler would keep it for ever, as it hears only once that a task has gone."""
     bounds = replace(SHORT, unread_bytes=100_000)
     with serving(bounds) as found, raw(found.port) as peer:
         peer.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
