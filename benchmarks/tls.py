@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import statistics
 import tempfile
@@ -19,40 +18,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.processor_time import Meter
 from benchmarks.surroundings import RESULTS
 from benchmarks.throughput import JVM_SINK_SPARK, PARTITIONS, count, session, source
 from kafka_sink.local_broker import LocalBroker
 from tests.support.security.certificates import Authority
-
-_TICKS = os.sysconf("SC_CLK_TCK")
-
-
-def processor_s(pids: set[int]) -> float:
-    """Processor time of these processes, and of children of theirs that have ended."""
-    ticks = 0
-    for pid in pids:
-        try:
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        ticks += sum(map(int, fields[11:15]))
-    return ticks / _TICKS
-
-
-def tree(root: int) -> set[int]:
-    """A process and all below it."""
-    found, frontier = {root}, {root}
-    while frontier:
-        below = set()
-        for pid in frontier:
-            for path in Path(f"/proc/{pid}/task").glob("*/children"):
-                try:
-                    below |= set(map(int, path.read_text().split()))
-                except OSError:
-                    pass
-        frontier = below - found
-        found |= frontier
-    return found
 
 
 def run(rows: int, repeats: int, with_jvm: bool) -> dict[str, Any]:
@@ -86,18 +56,17 @@ def run(rows: int, repeats: int, with_jvm: bool) -> dict[str, Any]:
                 for sink, way in contenders[turn:] + contenders[:turn]:
                     topic = f"{sinks[sink]}-{way.replace(' ', '-')}-{number}"
                     broker.create_topic(topic, PARTITIONS)
-                    server = {broker.pid(0)}
-                    before = processor_s(tree(os.getpid()) - server), processor_s(server)
+                    meter = Meter({broker.pid(0)})
                     started = time.perf_counter()
                     writer = frame.write.format(sinks[sink]).mode("append").options(**ways[way])
                     writer.option("kafka.bootstrap.servers", brokers[way]).option("topic", topic).save()
                     taken = time.perf_counter() - started
-                    after = processor_s(tree(os.getpid()) - server), processor_s(server)
+                    spark_s, broker_s = meter.read()
                     assert count(broker.bootstrap_servers, topic) == rows
                     one = {
                         "rows_per_s": rows / taken,
-                        "spark_ns_a_row": (after[0] - before[0]) / rows * 1e9,
-                        "broker_ns_a_row": (after[1] - before[1]) / rows * 1e9,
+                        "spark_ns_a_row": spark_s / rows * 1e9,
+                        "broker_ns_a_row": broker_s / rows * 1e9,
                     }
                     print(f"  {number} {sink:14} {way:9}", {k: round(v) for k, v in one.items()}, flush=True)
                     if number:

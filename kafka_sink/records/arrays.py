@@ -14,7 +14,10 @@ import pyarrow as pa
 
 Offsets = npt.NDArray[np.signedinteger[Any]]
 Lengths = npt.NDArray[np.int32] | npt.NDArray[np.int64]
-_BYTES = (pa.binary(), pa.string(), pa.large_binary(), pa.large_string())
+# By id, because types are compared and hashed by what they look like as text.
+_BYTES = {kind.id for kind in (pa.binary(), pa.string(), pa.large_binary(), pa.large_string())}
+_BINARY = pa.binary().id
+_LARGE = {kind.id for kind in (pa.large_binary(), pa.large_string(), pa.large_list(pa.null()))}
 
 
 def null_mask(array: pa.Array) -> npt.NDArray[np.bool_]:
@@ -54,7 +57,7 @@ def offsets(array: pa.Array) -> Offsets:
 
 def has_byte_offsets(kind: pa.DataType) -> bool:
     """Whether ``offsets`` of an array of this type count bytes."""
-    return kind in _BYTES
+    return kind.id in _BYTES
 
 
 def lengths(array: pa.Array) -> Lengths:
@@ -83,13 +86,13 @@ def as_binary(array: pa.Array) -> pa.Array:
 
     Raises OverflowError where the entries take 2 GiB or more.
     """
-    if array.type == pa.binary():
+    if array.type.id == _BINARY:
         return array
     return _with_narrow_offsets(array) if _is_large(array.type) else array.cast(pa.binary())
 
 
 def _is_large(kind: pa.DataType) -> bool:
-    return kind in (pa.large_binary(), pa.large_string()) or pa.types.is_large_list(kind)
+    return kind.id in _LARGE
 
 
 def _with_narrow_offsets(array: pa.Array) -> pa.Array:

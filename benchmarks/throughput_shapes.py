@@ -1,0 +1,233 @@
+"""Rows of other shapes and settings, against Spark's JVM sink and a sink that only counts, in one run.
+
+    python -m benchmarks.throughput_shapes [--cases NAME,...] [--repeats N] [--smoke]
+
+Values of 20 and 110 bytes and 10 kB, rows without keys, with headers, each codec, replication factor 3, TLS;
+four partitions, local[2], Parquet to a real broker on the same machine. Both sinks are tuned: linger.ms 20,
+batch.size 1 MiB. Sinks take turns within a round. The first round is apart, since caches are cold in it.
+Needs pyspark 4.1.1 for the JVM sink.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks import peers
+from benchmarks.surroundings import RESULTS
+from benchmarks.throughput import JVM_SINK_SPARK, PARTITIONS, Job, medians, run_job, session
+from kafka_sink.local_broker import LocalBroker
+from tests.support.security.certificates import Authority
+
+OURS, JVM, COUNTING = "kafka-chunked", "JVM sink", "counting sink"
+KEY = "format_string('k%09d', (id * 7919) % 1000000007) as key"
+JSON = """format_string('{"id":%012d,"user":"u%06d","event":"click","page":"/item/%08d","ms":%06d,"ok":true}',
+    id, id % 999983, (id * 31) % 99999989, (id * 17) % 999983)"""
+VALUES = {
+    20: "format_string('%012d-%07d', id, id % 9999991)",
+    110: f"rpad({JSON}, 110, ' ')",
+    # Hexadecimal digests in a frame of text: lz4 makes two thirds of it.
+    10_000: """rpad(array_join(transform(sequence(1, 140), n -> concat('{"part":', n, ',"digest":"',
+        substring(sha2(concat(id, n), 256), 1, 40), '","ok":true}')), ','), 10000, ' ')""",
+}
+HEADERS = """array(named_struct('key', 'trace', 'value', cast(lpad(hex(id), 16, '0') as binary)),
+    named_struct('key', 'source', 'value', cast('bench' as binary))) as headers"""
+
+
+@dataclass(frozen=True)
+class Case:
+    """Rows and settings. ``brokers`` is also the replication factor."""
+
+    name: str
+    rows: int = 2_000_000
+    value_bytes: int = 110
+    keyed: bool = True
+    headers: bool = False
+    codec: str = "lz4"
+    brokers: int = 1
+    tls: bool = False
+
+    def frame(self, spark: Any, folder: str) -> Any:
+        """The rows as Parquet, which cases share."""
+        path = f"{folder}/{self.rows}-{self.value_bytes}-{self.keyed}-{self.headers}"
+        if not Path(path).exists():
+            columns = [f"{VALUES[self.value_bytes]} as value"]
+            columns += [KEY] if self.keyed else []
+            columns += [HEADERS] if self.headers else []
+            spark.range(0, self.rows, 1, 2).selectExpr(*columns).write.parquet(path)
+        return spark.read.parquet(path)
+
+
+CASES = (
+    Case("20-byte values", rows=4_000_000, value_bytes=20),
+    Case("110-byte values"),
+    Case("10 kB values", rows=40_000, value_bytes=10_000),
+    Case("no keys", keyed=False),
+    Case("two headers", rows=1_000_000, headers=True),
+    Case("no compression", codec="none"),
+    Case("gzip", rows=1_000_000, codec="gzip"),
+    Case("snappy", codec="snappy"),
+    Case("zstd", codec="zstd"),
+    Case("TLS", tls=True),
+    Case("three replicas", brokers=3),
+)
+
+
+@dataclass
+class Found:
+    """The jobs of each sink, the cold one first."""
+
+    case: Case
+    jobs: dict[str, list[Job]] = field(default_factory=dict)
+
+
+def measure(spark: Any, broker: LocalBroker, case: Case, repeats: int, folder: str, trust: str) -> Found:
+    frame = case.frame(spark, folder)
+    settings: dict[str, str] = {**peers.TUNED, "compression.type": case.codec}
+    servers = {broker.pid(number) for number in range(case.brokers)}
+    plain = bootstrap = broker.bootstrap_servers
+    if case.tls:
+        bootstrap = broker.bootstrap_for("TLS")
+        settings["security.protocol"] = "SSL"
+        settings |= {"ssl.truststore.type": "PEM", "ssl.truststore.location": trust}
+
+    def writes(form: str) -> Callable[[Any, str, str], None]:
+        write = peers.sink(form, settings)
+        return lambda rows, _, topic: write(rows, bootstrap, topic)
+
+    contenders = [
+        peers.Contender(OURS, writes("kafka-chunked")),
+        peers.Contender(COUNTING, peers.count_only, writes=False),
+    ]
+    if "spark-sql-kafka" in (spark.conf.get("spark.jars", None) or ""):
+        contenders.insert(1, peers.Contender(JVM, writes("kafka")))
+    found = Found(case, {one.name: [] for one in contenders})
+    for number in range(repeats + 1):
+        turn = number % len(contenders)
+        for one in contenders[turn:] + contenders[:turn]:
+            topic = f"{case.name}-{one.name}-{number}".replace(" ", "-")
+            broker.create_topic(topic, PARTITIONS, replication_factor=case.brokers)
+            found.jobs[one.name].append(run_job(one, frame, case.rows, servers, plain, topic))
+    shown = {name: f"{medians(jobs[1:]).rows_per_s:,.0f}" for name, jobs in found.jobs.items()}
+    print(f"  {case.name:18} {shown}", flush=True)
+    return found
+
+
+def run(cases: list[Case], repeats: int, with_jvm: bool) -> list[Found]:
+    """All cases: first those of one broker, then those of three."""
+    folder = tempfile.mkdtemp(prefix="kafka-chunked-bench-")
+    trust = Path(folder) / "authority.pem"
+    authority = Authority()
+    authority.pem_file(trust)
+    authority.issue("broker", "127.0.0.1").pem_file(Path(folder) / "broker.pem")
+    properties: Mapping[str, str] = {
+        "listener.name.tls.ssl.keystore.type": "PEM",
+        "listener.name.tls.ssl.keystore.location": f"{folder}/broker.pem",
+    }
+    found = []
+    try:
+        spark = session(with_jvm)
+        for brokers in sorted({case.brokers for case in cases}):
+            with LocalBroker(
+                brokers=brokers, properties=properties, extra_listeners={"TLS": "SSL"}
+            ) as broker:
+                here = [case for case in cases if case.brokers == brokers]
+                found += [measure(spark, broker, case, repeats, folder, str(trust)) for case in here]
+        spark.stop()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return found
+
+
+def report(found: list[Found]) -> None:
+    """Prints medians, ratios and the processor time of a million rows."""
+    print(f"\n{'rows/s':19}{'ours':>11}{'JVM':>11}{'ratio':>7}{'cold: ours':>12}{'JVM':>11}", end="")
+    print(f"   s/M: {'ours':>5}{'JVM':>7}{'counting':>10}   broker: {'ours':>5}{'JVM':>7}")
+    for one in found:
+        steady = {name: medians(jobs[1:]) for name, jobs in one.jobs.items()}
+        ours, theirs, counting = steady[OURS], steady.get(JVM), steady[COUNTING]
+        if theirs is None:
+            print(f"{one.case.name:19}{ours.rows_per_s:11,.0f}   JVM sink: needs pyspark {JVM_SINK_SPARK}")
+            continue
+        print(
+            f"{one.case.name:19}{ours.rows_per_s:11,.0f}{theirs.rows_per_s:11,.0f}"
+            f"{ours.rows_per_s / theirs.rows_per_s:7.2f}"
+            f"{one.jobs[OURS][0].rows_per_s:12,.0f}{one.jobs[JVM][0].rows_per_s:11,.0f}"
+            f"        {ours.spark_s:5.2f}{theirs.spark_s:7.2f}{counting.spark_s:10.2f}"
+            f"           {ours.broker_s:5.2f}{theirs.broker_s:7.2f}"
+        )
+
+
+def plot(found: list[Found]) -> None:
+    """Ratios of rates, and processor time stacked: hand-over, sink, broker."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (rates, costs) = pyplot.subplots(1, 2, figsize=(12, 1.2 + 0.55 * len(found)), sharey=True)
+    names = [one.case.name for one in found]
+    for index, one in enumerate(found):
+        steady = {name: medians(jobs[1:]) for name, jobs in one.jobs.items()}
+        ratio = steady[OURS].rows_per_s / steady[JVM].rows_per_s
+        bar = rates.barh([index], [ratio], color="#1f77b4", height=0.6)
+        rates.bar_label(
+            bar, [f"{ratio:.2f}   ({steady[OURS].rows_per_s:,.0f} rows/s)"], padding=3, fontsize=8
+        )
+        # Long rows cost a hundred times as much, so each case has its own unit: what the JVM sink takes.
+        whole = steady[JVM].spark_s
+        for name, shift, colour in ((OURS, -0.2, "#1f77b4"), (JVM, 0.2, "#808080")):
+            hand_over = steady[COUNTING].spark_s / whole if name == OURS else 0.0
+            total = steady[name].spark_s / whole
+            costs.barh([index + shift], [hand_over], color="#9ecae1", height=0.38)
+            costs.barh([index + shift], [total - hand_over], left=[hand_over], color=colour, height=0.38)
+            bar = costs.barh(
+                [index + shift], [steady[name].broker_s / whole], left=[total], color="#e0c080", height=0.38
+            )
+            text = f"{steady[name].spark_s:.2f} + {steady[name].broker_s:.2f} s"
+            costs.bar_label(bar, [text], padding=3, fontsize=7)
+    rates.set_yticks(range(len(names)), names)
+    rates.invert_yaxis()
+    rates.axvline(1, color="black", linewidth=0.8)
+    rates.margins(x=0.35)
+    costs.margins(x=0.2)
+    rates.set_xlabel("our rate / the tuned JVM sink's")
+    costs.set_xlabel(
+        "processor seconds for a million rows, Spark + broker (bars: JVM sink's Spark = 1;\n"
+        "light blue: hand-over to Python, blue: our sink, grey: JVM sink and its reading, sand: broker)"
+    )
+    figure.tight_layout()
+    figure.savefig(RESULTS / "throughput_shapes.png", dpi=110)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cases", help="names, separated by commas")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--smoke", action="store_true", help="tiny input, no files: does it run at all")
+    options = parser.parse_args()
+    import pyspark
+
+    chosen = [case for case in CASES if options.cases is None or case.name in options.cases.split(",")]
+    if options.smoke:
+        chosen = [Case("smoke", rows=2000), Case("headers", rows=2000, headers=True, tls=True)]
+    repeats = 1 if options.smoke else options.repeats
+    found = run(chosen, repeats, pyspark.__version__ == JVM_SINK_SPARK and not options.smoke)
+    report(found)
+    if options.smoke or options.cases:
+        return
+    shown = [asdict(one) for one in found]
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / "throughput_shapes.json").write_text(json.dumps(shown, indent=1) + "\n")
+    if all(JVM in one.jobs for one in found):
+        plot(found)
+
+
+if __name__ == "__main__":
+    main()
