@@ -1,52 +1,98 @@
-"""Processor time of processes, from /proc (Linux)."""
+"""Processor time of processes, read from the outside (Linux)."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
-_TICKS = os.sysconf("SC_CLK_TCK")
+_PROC = Path("/proc")
+_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+_COORDINATOR = b"kafka_sink.coordinator"
 
 
-def processor_s(pids: set[int]) -> float:
-    """Processor time of these processes, and of children of theirs that have ended."""
-    ticks = 0
-    for pid in pids:
-        try:
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        except OSError:
+@dataclass(frozen=True)
+class ProcessorTime:
+    """Seconds in user and system mode by process: the driver's JVM, the Python processes below it, the
+    coordinator."""
+
+    jvm: Mapping[int, float]
+    python: Mapping[int, float]
+    coordinator: Mapping[int, float]
+
+    def since(self, earlier: ProcessorTime) -> dict[str, float]:
+        """Seconds from then to now. What processes used that have ended meanwhile is missing."""
+        return {
+            "jvm": _grown(self.jvm, earlier.jvm),
+            "python": _grown(self.python, earlier.python),
+            "coordinator": _grown(self.coordinator, earlier.coordinator),
+        }
+
+
+def _grown(now: Mapping[int, float], then: Mapping[int, float]) -> float:
+    return sum(seconds - then.get(process, 0.0) for process, seconds in now.items())
+
+
+def of_spark(jvm: int) -> ProcessorTime:
+    """Of a Spark in local mode so far. ``jvm`` is the process id of its driver.
+
+    Workers that have ended are missing: their daemon ignores SIGCHLD, so no process gets their time.
+    """
+    stats = _stats()
+    python, coordinator = {}, {}
+    for process, (parent, seconds) in stats.items():
+        if process == jvm:
             continue
-        ticks += sum(map(int, fields[11:15]))
-    return ticks / _TICKS
+        if _is_coordinator(process):
+            coordinator[process] = seconds
+        elif _is_below(parent, jvm, stats):
+            python[process] = seconds
+    return ProcessorTime({jvm: stats[jvm][1]}, python, coordinator)
 
 
-def tree(root: int) -> set[int]:
-    """A process and all below it."""
-    found, frontier = {root}, {root}
-    while frontier:
-        below = set()
-        for pid in frontier:
-            for path in Path(f"/proc/{pid}/task").glob("*/children"):
-                try:
-                    below |= set(map(int, path.read_text().split()))
-                except OSError:
-                    pass
-        frontier = below - found
-        found |= frontier
+def of_process(process: int) -> float:
+    """Of one process so far, without those that it started."""
+    return _stats()[process][1]
+
+
+def _stats() -> dict[int, tuple[int, float]]:
+    """Each process's parent and seconds."""
+    found = {}
+    for entry in _PROC.iterdir():
+        if entry.name.isdigit():
+            try:
+                # The name, in brackets, may hold anything.
+                fields = (entry / "stat").read_text().rsplit(")", 1)[1].split()
+            except OSError:
+                continue
+            found[int(entry.name)] = (int(fields[1]), (int(fields[11]) + int(fields[12])) * _TICK_S)
     return found
 
 
+def _is_below(process: int, root: int, stats: dict[int, tuple[int, float]]) -> bool:
+    while process in stats and process != root:
+        process = stats[process][0]
+    return process == root
+
+
+def _is_coordinator(process: int) -> bool:
+    try:
+        return _COORDINATOR in (_PROC / str(process) / "cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+
+
 class Meter:
-    """Processor time since its creation: that of this process and all below it, and apart that of brokers."""
+    """Processor time since its creation: of Spark with its Python processes, and apart of the brokers."""
 
-    def __init__(self, brokers: set[int]) -> None:
-        self._brokers = brokers
-        self._before = self._now()
+    def __init__(self, jvm: int, brokers: Collection[int]) -> None:
+        self._jvm, self._brokers = jvm, brokers
+        self._spark, self._servers = of_spark(jvm), self._of_brokers()
 
-    def _now(self) -> tuple[float, float]:
-        return processor_s(tree(os.getpid()) - self._brokers), processor_s(self._brokers)
+    def _of_brokers(self) -> float:
+        return sum(map(of_process, self._brokers))
 
     def read(self) -> tuple[float, float]:
-        """Seconds of Spark with its Python workers, and of the brokers."""
-        now = self._now()
-        return now[0] - self._before[0], now[1] - self._before[1]
+        """Seconds of Spark, and of the brokers."""
+        return sum(of_spark(self._jvm).since(self._spark).values()), self._of_brokers() - self._servers

@@ -106,7 +106,7 @@ def run_job(
     one: peers.Contender, frame: Any, rows: int, servers: set[int], bootstrap: str, topic: str
 ) -> Job:
     """Writes the frame's ``rows`` to a topic and checks that they arrived. ``servers`` are the brokers."""
-    meter = Meter(servers)
+    meter = Meter(frame.sparkSession.sparkContext._gateway.proc.pid, servers)
     started = time.perf_counter()
     one.write(frame, bootstrap, topic)
     taken = time.perf_counter() - started

@@ -56,7 +56,7 @@ def run(rows: int, repeats: int, with_jvm: bool) -> dict[str, Any]:
                 for sink, way in contenders[turn:] + contenders[:turn]:
                     topic = f"{sinks[sink]}-{way.replace(' ', '-')}-{number}"
                     broker.create_topic(topic, PARTITIONS)
-                    meter = Meter({broker.pid(0)})
+                    meter = Meter(spark.sparkContext._gateway.proc.pid, {broker.pid(0)})
                     started = time.perf_counter()
                     writer = frame.write.format(sinks[sink]).mode("append").options(**ways[way])
                     writer.option("kafka.bootstrap.servers", brokers[way]).option("topic", topic).save()
