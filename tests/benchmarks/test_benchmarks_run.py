@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 FROM_COMMAND_LINE = ("encoder",)
 ALONE = ("allocation", "metadata_simulation")
 ON_ONE_BROKER = ("mixed_memory", "partition_growth", "breaker_cost", "many_topics")
-ON_SPARK = ("many_partitions", "throughput", "streaming", "tls", "rate_limit")
+ON_SPARK = ("many_partitions", "throughput", "throughput_shapes", "streaming", "tls", "rate_limit")
 ON_SPARK_AND_THREE_BROKERS = ("frozen_broker", "muted_together", "moved_leader", "exactly_once")
-# Its broker has listeners and certificates of its own.
-WITH_ITS_OWN_BROKER = ("tls",)
+# Their brokers have listeners and certificates of their own.
+WITH_ITS_OWN_BROKER = ("throughput_shapes", "tls")
 
 Run = Callable[..., None]
 
