@@ -151,7 +151,7 @@ def rates(spark: Any, job: Job, folder: str, rows: int, repeats: int) -> dict[st
 
 
 def cold(
-    spark: Any, broker: LocalBroker, folder: str, rows: int, repeats: int
+    spark: Any, broker: LocalBroker, folder: str, rows: int, repeats: int, partitions: int = MANY
 ) -> dict[str, list[list[float | None]]]:
     """Seconds of the first job and the second by sink, None for one that failed."""
     with_jvm = "spark-sql-kafka" in spark.conf.get("spark.jars", "")
@@ -163,10 +163,10 @@ def cold(
         broker.create_topic(f"before-{form}", FEW)
         _save(frame, form, broker.bootstrap_servers, f"before-{form}")
     for turn in range(repeats):
-        found[BROKER].append([_creation_seconds(broker, f"idle-{turn}")])
+        found[BROKER].append([_creation_seconds(broker, f"idle-{turn}", partitions)])
         for name, form in list(forms.items())[:: 1 if turn % 2 else -1]:
             topic = f"cold-{form}-{turn}"
-            broker.create_topic(topic, MANY)
+            broker.create_topic(topic, partitions)
             time.sleep(1)
             found[name].append(
                 [_save(frame, form, broker.bootstrap_servers, topic) for _ in ("first", "second")]
@@ -188,15 +188,15 @@ def _save(frame: Any, form: str, bootstrap: str, topic: str) -> float | None:
     return round(time.perf_counter() - started, 2)
 
 
-def _creation_seconds(broker: LocalBroker, topic: str) -> float:
+def _creation_seconds(broker: LocalBroker, topic: str, partitions: int) -> float:
     """From the topic's creation until the broker responds for each of its partitions."""
     from confluent_kafka import KafkaException, TopicPartition
     from confluent_kafka.admin import AdminClient, OffsetSpec
 
-    broker.create_topic(topic, MANY)
+    broker.create_topic(topic, partitions)
     started = time.perf_counter()
     admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
-    places = {TopicPartition(topic, p): OffsetSpec.latest() for p in range(MANY)}  # type: ignore[no-untyped-call]
+    places = {TopicPartition(topic, p): OffsetSpec.latest() for p in range(partitions)}  # type: ignore[no-untyped-call]
     while True:
         try:
             for future in admin.list_offsets(places).values():
@@ -339,7 +339,7 @@ def run_parts(parts: list[str], rows: int, repeats: int, smoke: bool) -> dict[st
                 if part == "rates":
                     found = rates(spark, job, folder, count, repeats)
                 elif part == "cold":
-                    found = cold(spark, broker, folder, count, repeats)
+                    found = cold(spark, broker, folder, count, repeats, FEW if smoke else MANY)
                 else:
                     codecs = CODECS[-1:] if smoke else CODECS
                     # Made before: making rows again would delete files that others of that number read.
