@@ -174,7 +174,7 @@ def test_no_room_for_the_data_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("kafka_sink.local_broker.broker.tempfile.mkdtemp", full)
-    with pytest.raises(LocalBrokerError, match=r"No space left on device; TMPDIR"):
+    with pytest.raises(LocalBrokerError, match=r"No space left on device; set TMPDIR"):
         LocalBroker().open()
 
 
