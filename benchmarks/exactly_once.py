@@ -19,7 +19,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +37,7 @@ from kafka_sink.transactions.attempt import TaskAttempt
 from kafka_sink.transactions.batch import Handover, TaskReport
 from kafka_sink.transactions.client import TransactionClient
 from kafka_sink.transactions.decision import BatchIdentity, next_decision
-from kafka_sink.transactions.operations import EndTransaction, ListOpen, Steps
+from kafka_sink.transactions.operations import EndTransaction, Steps
 from kafka_sink.transactions.scope import Scope
 
 if TYPE_CHECKING:
@@ -65,8 +65,6 @@ def main() -> int:
             found["held_up"] = held_up(cluster, arguments.smoke)
         spark = session()
         try:
-            if "held_up" in parts:
-                found["held_up"] |= held_up_in_spark(spark, cluster, Path(folder))
             if "jobs" in parts:
                 found["jobs"] = jobs(spark, cluster, Path(folder), rows, turns)
             if "micro_batches" in parts:
@@ -309,59 +307,6 @@ class Held:
             return self._commit(report)
         finally:
             thaw.join()
-
-
-def held_up_in_spark(spark: SparkSession, cluster: LocalBroker, folder: Path) -> dict[str, float]:
-    """The same where Spark ends a batch: from ``query.stop()``, or from the job's failure."""
-    found = {}
-    for name in ("query.stop() in mid-batch", "a task failed for good"):
-        topic = f"held-{name.split()[0].strip('().')}".replace(".", "-").replace("(", "")
-        cluster.create_topic(topic, 1)
-        options = _options(cluster, topic, "exactly-once")
-        stop = folder / f"stop-{topic}"
-        fails = name.startswith("a task")
-
-        def slowly(batches: Iterator[pa.RecordBatch], stop: Path = stop) -> Iterator[pa.RecordBatch]:
-            yield from batches
-            while not stop.exists():
-                time.sleep(0.05)
-            raise ValueError("as the benchmark wants it")
-
-        query = (
-            _rate(spark)
-            .mapInArrow(slowly, "value string")
-            .writeStream.format("kafka-chunked")
-            .options(**options, **{"transactional.id.prefix": topic})
-            .option("checkpointLocation", str(folder / f"checkpoint-{topic}"))
-            .start()
-        )
-        _await_open(cluster, topic)
-        _write_after(cluster, topic)
-        began = time.monotonic()
-        if fails:
-            stop.touch()
-        else:
-            query.stop()
-        found[name] = round(_first_row(cluster, topic) - began, 3)
-        if fails:
-            query.stop()
-    return found
-
-
-def _await_open(cluster: LocalBroker, prefix: str) -> None:
-    """Until both tasks have a transaction with rows."""
-    client = TransactionClient(parse({"kafka.bootstrap.servers": cluster.bootstrap_servers}).options)
-
-    def steps() -> Steps[int]:
-        (names,) = yield (ListOpen(prefix),)
-        return len(names)
-
-    try:
-        while client.run(steps(), 30_000) < 2:
-            time.sleep(0.1)
-        time.sleep(1.0)
-    finally:
-        client.close()
 
 
 def _write_after(cluster: LocalBroker, topic: str) -> None:
