@@ -10,7 +10,7 @@ from kafka_sink.local_broker import LocalBroker
 from kafka_sink.options import parse
 from kafka_sink.producer_cache import TaskProducer, task_producer
 from kafka_sink.rows.column_plan import ColumnPlan
-from kafka_sink.sending.producer_identity import ProducerIdentity
+from kafka_sink.sending.producer_identity import ProducerIdentity, _PartitionSequences
 from tests.support.scripted_cluster import inside, until
 
 
@@ -48,13 +48,10 @@ def test_sequences_wrap(broker: LocalBroker, monkeypatch: pytest.MonkeyPatch) ->
     seen: list[int] = []
 
     def near_the_end(self, batch):  # type: ignore[no-untyped-def]
-        known = batch.partition in self._sequences
-        if not known:
-            assign(self, batch)
-            sequence = self._sequences[batch.partition]
+        if batch.partition not in self._sequences:
+            sequence = self._sequences[batch.partition] = _PartitionSequences()
+            sequence.producer = (self.producer_id, self.producer_epoch)
             sequence.next = 2**31 - 7
-            sequence.unacknowledged.clear()
-            batch.withdraw_sequence()
         assign(self, batch)
         seen.append(batch.sequence.base_sequence)
 
