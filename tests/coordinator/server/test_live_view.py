@@ -24,14 +24,7 @@ from kafka_sink.coordinator.server.application_figures import ApplicationFigures
 from kafka_sink.coordinator.server.ui.http_server import HttpBounds, HttpServer, Response
 from kafka_sink.coordinator.server.ui.live_view import LiveView, page
 from kafka_sink.coordinator.server.ui.metrics import METRICS, PREFIX, exposition, sample_names
-from tests.coordinator.server.test_application_figures import (
-    CLUSTER,
-    Board,
-    broker,
-    final,
-    full_report,
-    report,
-)
+from tests.support.reported_figures import CLUSTER, Board, broker, final, full_report, report
 
 
 class Got(NamedTuple):

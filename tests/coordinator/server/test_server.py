@@ -8,7 +8,7 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -18,11 +18,10 @@ import pytest
 from kafka_sink.coordinator.server.connections import ServerBounds
 from kafka_sink.coordinator.server.handlers import SharedBody, with_facts
 from kafka_sink.coordinator.server.peer_connection import encode_message
-from kafka_sink.coordinator.tasks.client import CoordinatorClient
-from kafka_sink.coordinator.wire.address import CoordinatorAddress
 from kafka_sink.coordinator.wire.packed_body import unpacked
 from kafka_sink.coordinator.wire.session import MAX_FRAME_BYTES, FrameReader, Session
 from tests.support.coordinator_harness import KEY, SECRET, Serving, clock_ms, eventually, serving
+from tests.support.recording_channel import client_of
 
 SHORT = ServerBounds(challenge_ms=200, frame_ms=200, silence_ms=60_000)
 
@@ -230,58 +229,6 @@ def test_frames_that_have_begun_are_bounded_over_all_peers() -> None:
         eventually(lambda: found.connections() == 2)
         filler = "x" * 300_000
         assert third.ask({"filler": filler}) == {"filler": filler}
-
-
-class Talker:
-    """A channel that sends numbers and records what happens."""
-
-    kind = "echo"
-
-    def __init__(self) -> None:
-        self.to_tell: list[dict[str, Any]] = []
-        self.replies: list[tuple[Mapping[str, Any], bool]] = []
-        self.pushes: list[Mapping[str, Any]] = []
-        self.events: list[str] = []
-
-    def attach(self, wake: object) -> None:
-        pass
-
-    def next_message(self, now_ms: float) -> Mapping[str, Any] | None:
-        return self.to_tell.pop(0) if self.to_tell else None
-
-    def hurry(self) -> None:
-        self.events.append("hurry")
-
-    def next_message_delay_ms(self, now_ms: float) -> float:
-        return float("inf")
-
-    def on_reply(self, body: Mapping[str, Any], last: bool, now_ms: float) -> None:
-        self.replies.append((body, last))
-
-    def on_push(self, body: Mapping[str, Any], now_ms: float) -> None:
-        self.pushes.append(body)
-
-    def on_connected(self, now_ms: float) -> None:
-        self.events.append("connected")
-
-    def on_lost(self, now_ms: float) -> None:
-        self.events.append("lost")
-
-
-@contextmanager
-def client_of(
-    address: CoordinatorAddress, silence_ms: float = 2000
-) -> Iterator[tuple[CoordinatorClient, Talker]]:
-    talker = Talker()
-    client = CoordinatorClient(address, [talker], clock_ms, silence_ms)
-    client.start()
-    client.resume()
-    try:
-        yield client, talker
-    finally:
-        client.close()
-        client.join(5)
-        assert not client.is_alive()
 
 
 def test_a_client_sends_and_receives_late_replies_too() -> None:

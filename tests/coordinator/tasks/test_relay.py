@@ -23,11 +23,10 @@ from kafka_sink.coordinator.tasks.client import CoordinatorClient
 from kafka_sink.coordinator.tasks.executor_relay import ExecutorRelay
 from kafka_sink.coordinator.tasks.relay import Relay
 from kafka_sink.coordinator.tasks.relay_folder import RelayFolder
-from kafka_sink.coordinator.wire.address import CoordinatorAddress
 from kafka_sink.coordinator.wire.connection import CoordinatorConnection
 from kafka_sink.errors import ProtocolError
-from tests.coordinator.server.test_server import Talker
 from tests.support.coordinator_harness import Serving, clock_ms, eventually, serving
+from tests.support.recording_channel import RecordingChannel, client_of
 
 ROOT = Path(__file__).resolve().parents[3]
 # Another worker of the executor: connects, says hello, and waits.
@@ -71,20 +70,7 @@ def worker(found: Serving) -> Iterator[subprocess.Popen[str]]:
         process.communicate()
 
 
-@contextmanager
-def client(address: CoordinatorAddress) -> Iterator[tuple[CoordinatorClient, Talker]]:
-    talker = Talker()
-    made = CoordinatorClient(address, [talker], clock_ms)
-    made.start()
-    made.resume()
-    try:
-        yield made, talker
-    finally:
-        made.close()
-        made.join(5)
-
-
-def tell(one: tuple[CoordinatorClient, Talker], body: dict[str, Any]) -> None:
+def tell(one: tuple[CoordinatorClient, RecordingChannel], body: dict[str, Any]) -> None:
     one[1].to_tell.append(body)
     one[0].wake()
 
@@ -95,7 +81,7 @@ def connected(found: Serving) -> CoordinatorConnection:
 
 def test_all_tasks_share_one_connection_and_each_gets_its_own_replies() -> None:
     with serving() as found, ExitStack() as stack:
-        clients = [stack.enter_context(client(found.address)) for _ in range(8)]
+        clients = [stack.enter_context(client_of(found.address)) for _ in range(8)]
         for number, one in enumerate(clients):
             tell(one, {"n": number})
         for number, (_, talker) in enumerate(clients):
@@ -104,7 +90,7 @@ def test_all_tasks_share_one_connection_and_each_gets_its_own_replies() -> None:
 
 
 def test_a_worker_of_another_process_uses_the_relay_and_is_missed_when_it_is_killed() -> None:
-    with serving() as found, client(found.address) as one:
+    with serving() as found, client_of(found.address) as one:
         tell(one, {"n": 1})
         eventually(lambda: one[1].replies)
         with worker(found) as process:
@@ -120,7 +106,7 @@ def test_a_worker_of_another_process_uses_the_relay_and_is_missed_when_it_is_kil
 def test_when_the_relays_worker_is_killed_its_tasks_connect_again_without_a_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    with serving() as found, worker(found) as process, client(found.address) as one:
+    with serving() as found, worker(found) as process, client_of(found.address) as one:
         tell(one, {"n": 1})
         eventually(lambda: one[1].replies)
         assert found.connections() == 1
@@ -137,7 +123,7 @@ def test_when_the_relays_worker_is_killed_its_tasks_connect_again_without_a_warn
 
 
 def test_a_frozen_relay_costs_a_moment_and_no_warning(caplog: pytest.LogCaptureFixture) -> None:
-    with serving() as found, worker(found) as process, client(found.address) as one:
+    with serving() as found, worker(found) as process, client_of(found.address) as one:
         tell(one, {"n": 1})
         eventually(lambda: one[1].replies)
         os.kill(process.pid, signal.SIGSTOP)
@@ -162,7 +148,7 @@ def test_a_connection_of_its_own_lasts_until_the_task_ends(monkeypatch: pytest.M
     """Catches: a worker that found its relay busy, and never shares a connection for that."""
     with serving() as found:
         monkeypatch.setattr(ExecutorRelay, "is_usable", False)
-        with client(found.address) as one, worker(found):
+        with client_of(found.address) as one, worker(found):
             tell(one, {"n": 1})
             eventually(lambda: one[1].replies)
             eventually(lambda: found.connections() == 2)
@@ -181,7 +167,7 @@ def test_a_connection_of_its_own_lasts_until_the_task_ends(monkeypatch: pytest.M
 
 
 def test_a_task_that_sends_nonsense_is_ended_alone() -> None:
-    with serving() as found, client(found.address) as one:
+    with serving() as found, client_of(found.address) as one:
         tell(one, {"n": 1})
         eventually(lambda: one[1].replies)
         wrong = connected(found)
@@ -291,7 +277,7 @@ def test_what_is_pushed_to_all_crosses_to_an_executor_once(caplog: pytest.LogCap
     caplog.set_level(logging.WARNING)
 
     with serving() as found, ExitStack() as stack:
-        clients = [stack.enter_context(client(found.address)) for _ in range(5)]
+        clients = [stack.enter_context(client_of(found.address)) for _ in range(5)]
         for one in clients:
             tell(one, {"later": True})
         eventually(lambda: len(found.echo.waiting) == 5)
