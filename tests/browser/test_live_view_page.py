@@ -42,7 +42,7 @@ ROWS = 2_000
 
 
 @pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
     """Chromium without a window. It fails, and says what to do, where Chromium is missing."""
     found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     driver = shutil.which("chromedriver")
@@ -67,11 +67,28 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chro
 
 
 @pytest.fixture
+def browser(chromium: webdriver.Chrome) -> webdriver.Chrome:
+    """Chromium without the former test's page, which polls a server that is gone, and without its errors."""
+    chromium.get("about:blank")
+    errors_of(chromium)
+    return chromium
+
+
+@pytest.fixture
 def pictures(tmp_path: Path) -> Path:
     if os.environ.get("KAFKA_CHUNKED_SCREENSHOTS") != "1":
         return tmp_path
     DOCS.mkdir(exist_ok=True)
     return DOCS
+
+
+def errors_of(browser: webdriver.Chrome) -> list[str]:
+    """The errors in the console since the last call."""
+    return [
+        one["message"]
+        for one in browser.execute("getLog", {"type": "browser"})["value"]
+        if one["level"] == "SEVERE"
+    ]
 
 
 class Page:
@@ -119,11 +136,7 @@ class Page:
         assert self.browser.save_screenshot(str(path))
 
     def errors(self) -> list[str]:
-        return [
-            one["message"]
-            for one in self.browser.execute("getLog", {"type": "browser"})["value"]
-            if one["level"] == "SEVERE"
-        ]
+        return errors_of(self.browser)
 
 
 class Job:
@@ -290,3 +303,5 @@ def test_a_page_whose_application_has_ended_says_so(
     job.end()
     shutil.rmtree(application / "kafka-chunked-coordinator")
     page.eventually(lambda: page.text("status").startswith("no answer"), within_s=30)
+    # The console does show errors: the other test relies on it.
+    page.eventually(page.errors, within_s=30)
