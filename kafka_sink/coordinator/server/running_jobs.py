@@ -20,7 +20,7 @@ from kafka_sink.coordinator.server.spark_ui import find_ui
 from kafka_sink.coordinator.wire.driver_process import DriverProcess
 
 _log = logging.getLogger(__name__)
-# Spark's UI answers within milliseconds, at about 2 ms of processor time.
+# Spark's UI answers within milliseconds.
 _INTERVAL_S = 0.3
 # At the first request Spark loads its REST server, which takes a busy driver many seconds.
 _TIMEOUT_S = 60.0
