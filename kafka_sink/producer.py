@@ -162,6 +162,8 @@ class Producer:
             self._rate_limit = RateLimit(limits, task.tasks_at_once, monotonic_ms)
             self._rate_limit.activity = self.activity
         self._rate_limit.grants = None if self._coordinator is None else self._rates
+        if self._rates is not None and self._coordinator is not None and self._coordinator.is_connecting:
+            self._rates.expect()
         self._rate_limit.begin(task.job)
 
     def begin_transaction(self, transactional_id: str, producer_id: int, epoch: int) -> None:

@@ -27,6 +27,9 @@ _PIECE_S = 0.1
 class Grants(Protocol):
     """The part of RateChannel that this uses."""
 
+    @property
+    def is_shared(self) -> bool: ...
+
     def ask(self, job: str, limits: dict[str, int], rows: int, size: int) -> bool: ...
 
     def await_grant(self, timeout_ms: float) -> int | None: ...
@@ -82,17 +85,18 @@ class RateLimit:
             start += rows
 
     def _granted(self, rows: int, size: int, check: Callable[[], None]) -> int:
-        if self.grants is not None and self.job and self.grants.ask(self.job, self._limits, rows, size):
-            while True:
-                check()
-                granted = self.grants.await_grant(_CHECK_MS)
-                if granted is None:
-                    break
-                if granted:
-                    return min(granted, rows)
-        return self._own_share(rows, size, check)
+        while True:
+            if self.grants is not None and self.job and self.grants.ask(self.job, self._limits, rows, size):
+                while (granted := self.grants.await_grant(_CHECK_MS)) is not None:
+                    check()
+                    if granted:
+                        return min(granted, rows)
+            own = self._own_share(rows, size, check)
+            if own:
+                return own
 
     def _own_share(self, rows: int, size: int, check: Callable[[], None]) -> int:
+        """How many rows this task's share allows; 0 once there is a coordinator to ask again."""
         if not self._has_warned:
             self._has_warned = True
             each = " and ".join(f"{share:,.0f} {name}" for name, share in self._share.items())
@@ -101,6 +105,8 @@ class RateLimit:
             )
         while True:
             check()
+            if self.grants is not None and self.job and self.grants.is_shared:
+                return 0
             self._refill()
             delay_ms = max(-level / self._share[name] * 1000 for name, level in self._levels.items())
             if delay_ms < 0:

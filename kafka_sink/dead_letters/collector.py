@@ -44,15 +44,20 @@ class DeadLetters:
             self._reasons = Counter()
             self._rows = 0
 
+    def require_room(self, rows: int, reason: str) -> None:
+        """Raises TooManyDeadLettersError where so many more rows would exceed the maximum."""
+        rows += self._rows
+        if self._max_rows != UNLIMITED and rows > self._max_rows:
+            raise TooManyDeadLettersError(
+                f"{rows} rows of this task can never be written, more than errors.max = {self._max_rows}. "
+                f"The last one: {reason}"
+            )
+
     def add(self, letters: Sequence[DeadLetter]) -> None:
         """Rows that can never be written. Beyond the maximum, TooManyDeadLettersError is raised."""
         with self._lock:
+            self.require_room(len(letters), letters[-1].reason)
             rows = self._rows + len(letters)
-            if self._max_rows != UNLIMITED and rows > self._max_rows:
-                raise TooManyDeadLettersError(
-                    f"{rows} rows of this task can never be written, more than errors.max = "
-                    f"{self._max_rows}. The last one: {letters[-1].reason}"
-                )
             logged = letters[: max(0, _LOGGED - self._rows)]
             self._rows = rows
             self._reasons.update(letter.error for letter in letters)

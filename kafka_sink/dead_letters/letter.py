@@ -33,4 +33,3 @@ class RefusedLetter:
     key: bytes | None
     value: bytes | None
     headers: tuple[Header, ...]
-    timestamp_ms: int

@@ -187,14 +187,14 @@ def _topics(plan: ColumnPlan, batch: pa.RecordBatch | pa.Table) -> tuple[tuple[s
     encoded = column.dictionary_encode()
     topics = tuple(encoded.dictionary.to_pylist())
     index: Int32s = numbers(encoded.indices, np.int32)
-    for number, topic in enumerate(topics):
-        problem = topic_problem(topic)
-        if problem:
-            wrong = index == number
-            raise InvalidRowError(
-                f"column 'topic' names a topic that Kafka does not take in {int(wrong.sum())} of "
-                f"{len(index)} rows: the name {problem}",
-                wrong,
-                f"the topic's name {problem}",
-            )
+    problems = {number: text for number, topic in enumerate(topics) if (text := topic_problem(topic))}
+    if problems:
+        wrong = np.isin(index, list(problems))
+        problem = next(iter(problems.values()))
+        raise InvalidRowError(
+            f"column 'topic' names a topic that Kafka does not take in {int(wrong.sum())} of {len(index)} "
+            f"rows: the name {problem}",
+            wrong,
+            f"the topic's name {problem}" if len(problems) == 1 else "the topic's name is invalid",
+        )
     return topics, index if len(topics) > 1 else None

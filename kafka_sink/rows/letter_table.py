@@ -10,14 +10,12 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
+from kafka_sink.dead_letters.context_headers import CUT_PREFIX, NAME, PREFIX, STAGE, is_context
 from kafka_sink.dead_letters.letter import DeadLetter, Header, RefusedLetter
+from kafka_sink.model import NO_TIMESTAMP
 from kafka_sink.rows.column_plan import HEADERS_TYPE, ColumnPlan
 
-PREFIX = "__connect.errors."
-# Not Kafka Connect's: what was cut off, and how much of it there was.
-CUT_PREFIX = "kafka-chunked.errors."
-# Kafka Connect's name for the step that failed.
-STAGE = "KAFKA_PRODUCE"
+_MAX_REASON = 500
 # A batch has a header, and a record has lengths and deltas.
 _OVERHEAD = 256
 _HEADER_OVERHEAD = 12
@@ -49,8 +47,8 @@ def _row(letter: DeadLetter | RefusedLetter, max_bytes: int, task: str) -> dict[
     context: list[Header] = []
     own = letter.headers
     if isinstance(letter, RefusedLetter):
-        context = [header for header in own if _is_context(header)]
-        own = tuple(header for header in own if not _is_context(header))
+        context = [header for header in own if is_context(header)]
+        own = tuple(header for header in own if not is_context(header))
     else:
         context = _context(letter, task)
     left = max_bytes - _OVERHEAD - _size(context)
@@ -66,27 +64,29 @@ def _row(letter: DeadLetter | RefusedLetter, max_bytes: int, task: str) -> dict[
         "key": key,
         "value": value,
         "headers": [{"key": name, "value": content} for name, content in (*own, *context)],
-        # A timestamp before 1970 is one of the reasons why rows get here.
-        "timestamp": max(letter.timestamp_ms, 0) * 1000,
+        # The present time. The row's own may be why it was refused, or so old that the letter is soon
+        # deleted.
+        "timestamp": None,
     }
-
-
-def _is_context(header: Header) -> bool:
-    return header[0].startswith((PREFIX, CUT_PREFIX))
 
 
 def _context(letter: DeadLetter, task: str) -> list[Header]:
     known = {
         "topic": letter.topic,
         "partition": None if letter.partition < 0 else str(letter.partition),
-        "connector.name": "kafka-chunked",
+        "connector.name": NAME,
         "task.id": task,
         "stage": STAGE,
         "class.name": "kafka_sink",
         "exception.class.name": letter.error,
-        "exception.message": letter.reason,
+        "exception.message": letter.reason[:_MAX_REASON],
     }
-    return [(PREFIX + name, text.encode()) for name, text in known.items() if text is not None]
+    context: list[Header] = [
+        (PREFIX + name, text.encode()) for name, text in known.items() if text is not None
+    ]
+    if letter.timestamp_ms != NO_TIMESTAMP:
+        context.append((CUT_PREFIX + "timestamp", str(letter.timestamp_ms).encode()))
+    return context
 
 
 def _size(headers: Sequence[Header]) -> int:

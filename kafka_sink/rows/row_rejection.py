@@ -5,7 +5,9 @@ While all rows are valid this costs nothing: the errors that would fail the task
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,12 @@ import pyarrow as pa
 from kafka_sink.clock import Clock
 from kafka_sink.dead_letters.collector import DeadLetters
 from kafka_sink.dead_letters.letter import DeadLetter, Header
-from kafka_sink.errors import InvalidRowError, MissingPartitionError, TopicRefusedError
+from kafka_sink.errors import (
+    InvalidRowError,
+    MetadataTimeoutError,
+    MissingPartitionError,
+    TopicRefusedError,
+)
 from kafka_sink.metadata.cluster_metadata import ClusterMetadata
 from kafka_sink.model import NO_TIMESTAMP, TopicMetadata
 from kafka_sink.records.arrays import indices
@@ -27,6 +34,7 @@ from kafka_sink.rows.ordering import partitions_needed
 # Brokers learn of an added partition one by one. After this time a partition that is still unknown does not
 # exist.
 PARTITION_WAIT_MS = 5000.0
+_LOOK_MS = 100.0
 
 Order = Callable[[ColumnPlan, pa.Table], OrderedRows]
 
@@ -81,14 +89,7 @@ class RowRejection:
         needed = partitions_needed(rows)
         doubtful = {name: count for name, count in needed.items() if self._is_doubtful(topics[name], count)}
         if doubtful:
-            try:
-                wait_ms = min(PARTITION_WAIT_MS, self._max_block_ms)
-                topics |= self._cluster.await_topics(tuple(doubtful), wait_ms, check, doubtful)
-            except MissingPartitionError:
-                for name in doubtful:
-                    topics[name] = self._cluster.topic(name) or topics[name]
-                    until_ms = self._clock_ms() + self._max_age_ms
-                    self._confirmed[name] = (len(topics[name].partitions), until_ms)
+            topics |= self._await_partitions(doubtful, check)
         for name, count in needed.items():
             exists = len(topics[name].partitions)
             if count > exists and rows.partition is not None:
@@ -97,10 +98,46 @@ class RowRejection:
                 raise MissingPartitionError(reason, missing)
         return topics
 
+    def _await_partitions(
+        self, needed: dict[str, int], check: Callable[[], None]
+    ) -> dict[str, TopicMetadata]:
+        """Metadata of these topics, with all partitions or newer than this call.
+
+        Raises MetadataTimeoutError after max.block.ms without any.
+        """
+        started_ms = self._clock_ms()
+        found: dict[str, TopicMetadata] = {}
+        for name, count in needed.items():
+            try:
+                wait_ms = min(PARTITION_WAIT_MS, self._max_block_ms)
+                found |= self._cluster.await_topics((name,), wait_ms, check, {name: count})
+            except MissingPartitionError:
+                # Only a broker's response shows that there is no such partition.
+                while self._age_ms(name) > self._clock_ms() - started_ms:
+                    if self._clock_ms() - started_ms >= self._max_block_ms:
+                        raise MetadataTimeoutError(
+                            f"no broker said within kafka.max.block.ms = {self._max_block_ms:.0f} ms whether "
+                            f"topic {name!r} has the partitions that rows name"
+                        ) from None
+                    check()
+                    with suppress(MissingPartitionError):
+                        self._cluster.await_topics((name,), _LOOK_MS, check, {name: count})
+                metadata = self._cluster.topic(name)
+                if metadata is not None:
+                    found[name] = metadata
+                    self._confirmed[name] = (len(metadata.partitions), self._clock_ms() + self._max_age_ms)
+        return found
+
+    def _age_ms(self, topic: str) -> float:
+        """How old the topic's metadata is."""
+        known = self._cluster.snapshot([topic], self._clock_ms()).topics
+        return known[0].age_ms if known else math.inf
+
     def _is_doubtful(self, topic: TopicMetadata, needed: int) -> bool:
         """Whether the topic is known with fewer partitions, and this was not confirmed recently."""
         exists = len(topic.partitions)
-        return needed > exists and self._confirmed.get(topic.name, (0, 0.0)) < (exists, self._clock_ms())
+        count, until_ms = self._confirmed.get(topic.name, (0, 0.0))
+        return needed > exists and not (count == exists and self._clock_ms() < until_ms)
 
 
 def _rows_of(rows: RowBatch, topic: str) -> npt.NDArray[np.bool_]:
@@ -116,7 +153,7 @@ def letters_of(plan: ColumnPlan, table: pa.Table, error: InvalidRowError) -> lis
     few = table.take(indices(np.flatnonzero(error.rows)))
 
     def column(index: int | None) -> list[Any]:
-        return [None] * few.num_rows if index is None else few.column(index).to_pylist()
+        return [None] * few.num_rows if index is None else _as_bytes(few.column(index)).to_pylist()
 
     topics = [plan.topic] * few.num_rows if plan.topic is not None else column(plan.topic_column)
     times = [None] * few.num_rows if plan.timestamp is None else _milliseconds(few.column(plan.timestamp))
@@ -131,10 +168,10 @@ def letters_of(plan: ColumnPlan, table: pa.Table, error: InvalidRowError) -> lis
     )
     return [
         DeadLetter(
-            topic,
+            topic.decode(errors="replace") if isinstance(topic, bytes) else topic,
             NO_PARTITION if partition is None else partition,
-            _bytes(key),
-            _bytes(value),
+            key,
+            value,
             _headers(headers),
             NO_TIMESTAMP if time is None else time,
             error.reason,
@@ -150,12 +187,19 @@ def _milliseconds(column: pa.ChunkedArray) -> list[int | None]:
     return [None if value is None else value // 1000 for value in micros]
 
 
-def _bytes(content: str | bytes | None) -> bytes | None:
-    return content.encode() if isinstance(content, str) else content
+def _as_bytes(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Strings as bytes, since Spark's strings may be no UTF-8."""
+    kind = column.type
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return column.cast(pa.list_(pa.struct([("key", pa.binary()), ("value", pa.binary())])))
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return column.cast(pa.binary() if pa.types.is_string(kind) else pa.large_binary())
+    return column
 
 
 def _headers(headers: list[dict[str, Any] | None] | None) -> tuple[Header, ...]:
     """A null header, and a header without a key, keep their place under an empty key."""
     return tuple(
-        ("", None) if header is None else (header["key"] or "", header["value"]) for header in headers or ()
+        ("", None) if header is None else ((header["key"] or b"").decode(errors="replace"), header["value"])
+        for header in headers or ()
     )

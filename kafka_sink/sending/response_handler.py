@@ -11,6 +11,7 @@ from kafka_sink.accumulator.record_accumulator import RecordAccumulator
 from kafka_sink.backoff import ExponentialBackoff
 from kafka_sink.breaker.send_policy import SendPolicy
 from kafka_sink.dead_letters.collector import DeadLetters
+from kafka_sink.dead_letters.context_headers import can_be_cut, is_letter
 from kafka_sink.dead_letters.letter import DeadLetter, RefusedLetter
 from kafka_sink.errors import (
     BrokerRefusedError,
@@ -269,6 +270,14 @@ class ResponseHandler:
             # The broker did not say which records are invalid. It will when each has a batch of its own.
             self._split(batch, cause, now_ms)
             return
+        letters = self._dead_letters
+        assert letters is not None
+        try:
+            # Before the records are decoded, which takes long where they are many.
+            letters.require_room(len(positions), str(cause))
+        except TooManyDeadLettersError as too_many:
+            self._completion.refuse(batch, too_many)
+            return
         try:
             pieces, records = take_out(batch, positions or (0,), self._accumulator.allocator)
         except BufferExhaustedError as error:
@@ -291,10 +300,11 @@ class ResponseHandler:
         letters = self._dead_letters
         assert letters is not None
         topic, partition = batch.partition
-        if topic == letters.topic:
+        if topic == letters.topic and is_letter(records[0].headers):
             [record] = records
-            refused = RefusedLetter(record.key, record.value, record.headers, record.timestamp_ms)
-            return None if letters.refused(refused, batch.size) else cause
+            refused = RefusedLetter(record.key, record.value, record.headers)
+            cut = can_be_cut(refused) and letters.refused(refused, batch.size)
+            return None if cut else cause
         error = _error_class(cause)
         try:
             letters.add(

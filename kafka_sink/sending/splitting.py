@@ -51,7 +51,8 @@ def take_out(
     not enough.
     """
     records = _records_of(batch)
-    left = [record for position, record in enumerate(records) if position not in positions]
+    dropped = frozenset(positions)
+    left = [record for position, record in enumerate(records) if position not in dropped]
     pieces = _pieces(batch, [left] if left else [], allocator)
     return pieces, [_parse(batch.base_timestamp, records[position]) for position in sorted(positions)]
 
@@ -111,7 +112,7 @@ def _parse(base_timestamp: int, record: Record) -> ParsedRecord:
     for _ in range(count):
         name, at = _bytes(body, at)
         content, at = _bytes(body, at)
-        headers.append(((name or b"").decode(), content))
+        headers.append(((name or b"").decode(errors="replace"), content))
     return ParsedRecord(key, value, tuple(headers), base_timestamp + timestamp)
 
 

@@ -51,7 +51,7 @@ def test_a_refused_letter_is_cut_to_half_and_counted_once() -> None:
     found = DeadLetters("dead", -1, 100_000)
     found.add(letters(1))
     found.take()
-    refused = RefusedLetter(b"k", b"v", (), 1)
+    refused = RefusedLetter(b"k", b"v", ())
     assert found.refused(refused, 60_000)
     assert (found.max_bytes, found.take(), found.rows) == (30_000, [refused], 1)
     assert not found.refused(refused, 2000), "its headers alone would be too large"

@@ -15,7 +15,7 @@ from kafka_sink.model import SparkTask
 from kafka_sink.options import parse
 from kafka_sink.producer_cache import TaskProducer, task_producer
 from kafka_sink.rows.column_plan import ColumnPlan
-from tests.support.fake_broker import PRODUCE, FakeCluster
+from tests.support.fake_broker import METADATA, PRODUCE, FakeCluster
 from tests.support.fake_replies import Reply, error
 from tests.support.scripted_cluster import (
     TOPIC,
@@ -152,6 +152,43 @@ def test_a_partition_that_does_not_exist_costs_one_wait_for_all_tables(
         assert (result.records, result.skipped) == (50, 50)
         assert result.elapsed_ms < 3000
         assert written(cluster, 1) == list(range(0, 100, 2))
+
+
+def test_slow_metadata_is_no_proof_that_a_partition_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only a broker's response is. A timeout fails the task."""
+    monkeypatch.setattr("kafka_sink.rows.row_rejection.PARTITION_WAIT_MS", 200.0)
+    with FakeCluster({TOPIC: 2, LETTERS: 1}) as cluster, tolerant(cluster, max_block_ms=3000) as producer:
+        producer.send(rows(0, 1, partition=1))
+        producer.finish()
+        cluster.add_partitions(TOPIC, 3)
+        cluster.script(METADATA, Reply(delay_ms=1200))
+        producer.send(rows(1, 1, partition=2))
+        assert producer.finish().skipped == 0
+        assert written(cluster, 2) == [1]
+
+
+def test_a_row_of_the_topic_column_for_the_letters_topic_is_not_cut() -> None:
+    plan = ColumnPlan.of([("value", "binary"), ("topic", "string")], None)
+    with FakeCluster({TOPIC: 1, LETTERS: 1}, max_message_bytes=10_000) as cluster:
+        raw = {name: value for name, value in task_options(cluster).items() if name != "topic"} | TOLERANT
+        with task_producer(parse(raw).options, plan) as producer:
+            producer.send(pa.record_batch({"value": [b"v" * 20_000], "topic": [LETTERS]}))
+            result = producer.finish()
+        assert (result.records, result.skipped) == (0, 1)
+
+
+def test_a_hundred_thousand_refused_rows_take_no_minutes() -> None:
+    with FakeCluster({TOPIC: 1, LETTERS: 1}) as cluster:
+        cluster.script(PRODUCE, error(TOPIC_AUTHORIZATION_FAILED))
+        with tolerant(
+            cluster, extra={"errors.max": "-1"}, batch_size=10**7, max_request_size=10**7
+        ) as producer:
+            producer.send(
+                pa.table({"value": [b"v"] * 100_000, "partition": pa.array([0] * 100_000, pa.int32())})
+            )
+            result = producer.finish()
+        assert result.skipped == 100_000
+        assert result.elapsed_ms < 20_000
 
 
 def test_without_a_dead_letter_topic_rows_are_counted_and_logged_without_content(

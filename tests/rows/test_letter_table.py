@@ -7,6 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kafka_sink.dead_letters.context_headers import can_be_cut, is_letter
 from kafka_sink.dead_letters.letter import DeadLetter, RefusedLetter
 from kafka_sink.rows.columns import extract
 from kafka_sink.rows.letter_table import letter_plan, letter_table
@@ -44,6 +45,7 @@ def test_a_letter_has_its_content_and_the_headers_of_kafka_connect() -> None:
         ("__connect.errors.class.name", b"kafka_sink"),
         ("__connect.errors.exception.class.name", b"InvalidRowError"),
         ("__connect.errors.exception.message", b"because"),
+        ("kafka-chunked.errors.timestamp", b"5"),
     ]
 
 
@@ -70,7 +72,7 @@ def test_a_letter_fits_and_says_what_was_cut(key: int, value: int, header: int, 
 
 def test_a_letter_that_is_cut_again_keeps_the_first_length() -> None:
     first = row(letter(value=b"v" * 50_000), 20_000)
-    refused = RefusedLetter(first["key"], first["value"], tuple(first["headers"]), 5)
+    refused = RefusedLetter(first["key"], first["value"], tuple(first["headers"]))
     again = row(refused, 5_000)
     assert len(again["value"]) < 5_000
     names = [name for name, _ in again["headers"]]
@@ -78,9 +80,25 @@ def test_a_letter_that_is_cut_again_keeps_the_first_length() -> None:
     assert dict(again["headers"])["kafka-chunked.errors.value.length"] == b"50000"
 
 
-def test_the_rows_are_as_the_sink_takes_them() -> None:
+def test_letters_have_the_present_time() -> None:
+    """The row's own may be why it was refused, or so old that brokers delete the letter at once."""
     table = letter_table([letter(), letter(timestamp_ms=-7)], 10_000, "7")
-    rows = extract(letter_plan("dead"), table, 0)
+    rows = extract(letter_plan("dead"), table, 1_700_000_000_000)
     assert rows.topics == ("dead",)
     assert rows.timestamps_ms is not None
-    assert rows.timestamps_ms.tolist() == [5, 0]
+    assert rows.timestamps_ms.tolist() == [1_700_000_000_000] * 2
+
+
+def test_a_letter_that_is_only_context_cannot_be_cut() -> None:
+    """Else it would be sent again for ever."""
+    only = row(letter(value=None, key=None, headers=(), reason="r" * 10_000))
+    assert sum(len(content) for _, content in only["headers"]) < 1_000
+    assert not can_be_cut(RefusedLetter(None, b"", tuple(only["headers"])))
+    assert can_be_cut(RefusedLetter(None, b"v", tuple(only["headers"])))
+    stack = ("__connect.errors.exception.stacktrace", b"a row that is reprocessed has Kafka Connect's own")
+    assert can_be_cut(RefusedLetter(None, None, (*only["headers"], stack)))
+
+
+def test_a_row_of_the_users_own_is_no_letter() -> None:
+    assert is_letter(row(letter())["headers"])
+    assert not is_letter([("own", b"1")])

@@ -87,6 +87,30 @@ def test_a_letter_keeps_all_of_its_row() -> None:
     assert letter.timestamp_ms == 5_000
 
 
+def test_strings_that_are_no_utf8_are_kept_as_bytes() -> None:
+    """Spark's cast of binary to string keeps any bytes."""
+    garbage = pa.array([b"\xff\xfe"], pa.binary()).view(pa.string())
+    headers = pa.array([[{"key": "h", "value": b"x"}]], HEADERS)
+    bad = pa.table(
+        [
+            garbage,
+            pa.array([None], pa.string()),
+            pa.array([1], pa.int32()),
+            headers,
+            pa.array([5], pa.timestamp("us", tz="UTC")),
+        ],
+        names=["value", "topic", "partition", "headers", "timestamp"],
+    )
+    letters = DeadLetters("dead", -1, 1000)
+
+    def order(plan: ColumnPlan, rest: pa.Table) -> Any:
+        return extract(plan, rest, 0)
+
+    rejection(letters).order(PLAN, bad, order)
+    [letter] = letters.take()
+    assert letter.value == b"\xff\xfe"
+
+
 def test_what_is_not_about_rows_still_fails_the_task() -> None:
     def no_metadata(_plan: ColumnPlan, _rest: pa.Table) -> Any:
         raise MetadataTimeoutError("no broker responded")

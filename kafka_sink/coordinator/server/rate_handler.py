@@ -104,6 +104,8 @@ class RateHandler:
     ) -> Sequence[ServerMessage]:
         """See Handler."""
         name, limits, ask = _name(body.get("job")), _limits(body.get("limits")), _ask(body)
+        # Writes of one query may have different limits, and each its own bucket.
+        name = f"{name} {sorted(limits.items())}"
         self._leave(peer)
         job = self._jobs.setdefault(name, _Job(now_ms))
         self._jobs.move_to_end(name)

@@ -30,6 +30,16 @@ class RateChannel:
         """See Channel."""
         self._wake = wake
 
+    def expect(self) -> None:
+        """A new task starts while the client connects: wait for the coordinator again."""
+        with self._changed:
+            self._is_shared = True
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether there is a coordinator to ask, or may soon be one."""
+        return self._is_shared
+
     def ask(self, job: str, limits: Mapping[str, int], rows: int, size: int) -> bool:
         """Asks for the job's next rows, ``size`` bytes in all. False where there is no coordinator."""
         with self._changed:
