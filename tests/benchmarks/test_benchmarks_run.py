@@ -18,7 +18,7 @@ import pytest
 
 from benchmarks.__main__ import BENCHMARKS
 from kafka_sink.local_broker import LocalBroker
-from tests.support.lent_spark import lend
+from tests.support.lent_spark import lent
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -46,12 +46,12 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
         if broker is not None:
             monkeypatch.setattr(module, "LocalBroker", lambda *_, **__: contextlib.nullcontext(broker))
         if spark is not None:
-            lend(spark, monkeypatch)
             local = SimpleNamespace(url="local[2]")
             monkeypatch.setattr(
                 module, "StandaloneCluster", lambda *_, **__: contextlib.nullcontext(local), raising=False
             )
-        assert module.main() in (None, 0)
+        with contextlib.nullcontext() if spark is None else lent(spark):
+            assert module.main() in (None, 0)
 
     return run_here
 

@@ -17,7 +17,7 @@ import pytest
 from confluent_kafka import Consumer, Message, TopicPartition
 
 from kafka_sink.local_broker import LocalBroker
-from tests.support.lent_spark import lend
+from tests.support.lent_spark import lent
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -73,8 +73,8 @@ def test_flights_arrive_complete(
 def run_here(script: str, arguments: list[str], spark: SparkSession, patch: pytest.MonkeyPatch) -> None:
     path = str(EXAMPLES / script)
     patch.setattr(sys, "argv", [path, *arguments])
-    lend(spark, patch)
-    runpy.run_path(path, run_name="__main__")
+    with lent(spark):
+        runpy.run_path(path, run_name="__main__")
 
 
 def test_batch(broker: LocalBroker, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, topic: str) -> None:

@@ -6,6 +6,8 @@ of script, a test runs one from the command line.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,19 +16,31 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def lend(spark: SparkSession, patch: pytest.MonkeyPatch) -> None:
-    """What is built until ``patch`` is undone is a session with settings of its own on the same context.
+@contextlib.contextmanager
+def lent(spark: SparkSession) -> Iterator[None]:
+    """What is built meanwhile is a session with settings of its own on the same context.
 
     ``stop`` does nothing. Settings that hold for a whole application, such as the master, stay as they are.
     """
     from pyspark.sql import SparkSession as Session
 
     def get_or_create(builder: Session.Builder) -> SparkSession:
-        lent = spark.newSession()
+        session = spark.newSession()
         for name, value in builder._options.items():
-            if lent.conf.isModifiable(name):
-                lent.conf.set(name, value)
-        return lent
+            if session.conf.isModifiable(name):
+                session.conf.set(name, value)
+        _activate(session)
+        return session
 
-    patch.setattr(Session.Builder, "getOrCreate", get_or_create)
-    patch.setattr(Session, "stop", lambda session: None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Session.Builder, "getOrCreate", get_or_create)
+        patch.setattr(Session, "stop", lambda session: None)
+        try:
+            yield
+        finally:
+            _activate(spark)
+
+
+def _activate(session: SparkSession) -> None:
+    """Spark finds a script's own data sources in the active session only; ``newSession`` does not set it."""
+    session.createDataFrame([], "value string")
