@@ -13,7 +13,6 @@ import random
 import socket
 import threading
 import time
-from contextlib import suppress
 
 from kafka_sink.clock import Clock
 from kafka_sink.coordinator.tasks.relay import Relay
@@ -26,8 +25,8 @@ from kafka_sink.errors import ProtocolError
 _CHALLENGE_MS = 1000.0
 # Another worker may be about to become the relay: it connects to the coordinator first.
 _WAITS_S = (0.0, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64)
-# A relay that stopped responding is not tried again for this long; one that did not greet may only be busy,
-# because all workers of an executor start at once.
+# A relay that stopped responding, or could not be reached, is not tried again for this long; one that did not
+# greet may only be busy, because all workers of an executor start at once.
 _AVOID_MS, _AVOID_BUSY_MS = 60_000.0, 5_000.0
 
 _lock = threading.Lock()  # guards the dictionary; held while this process becomes a relay
@@ -58,8 +57,10 @@ class ExecutorRelay:
         """A connection after its challenge. Raises OSError and ProtocolError."""
         folder = RelayFolder.of(self._address) if self.is_usable else None
         if folder is not None:
-            with suppress(_NoRelayError):
+            try:
                 return self._connect_by(folder)
+            except _NoRelayError as error:
+                self.avoid(error.avoid_ms)
         return CoordinatorConnection(self._address, self._silence_ms, self._clock_ms)
 
     @property
@@ -88,8 +89,7 @@ class ExecutorRelay:
                     self._address, self._silence_ms, self._clock_ms, connected, _CHALLENGE_MS
                 )
             except (TimeoutError, ProtocolError):
-                self.avoid(_AVOID_BUSY_MS)
-                break
+                raise _NoRelayError(_AVOID_BUSY_MS) from None
             except OSError:
                 continue
         raise _NoRelayError
@@ -116,12 +116,17 @@ class ExecutorRelay:
 
     def _start(self, folder: RelayFolder, handle: int) -> Relay:
         rendezvous, pid = self._address.rendezvous, os.getpid()
-        link = Link(connect(self._address, self._silence_ms), rendezvous, self._silence_ms, self._clock_ms)
         try:
+            # First, because not every file system has sockets.
             listening = folder.listen()
         except OSError:
-            link.socket.close()
             raise _NoRelayError from None
+        try:
+            connected = connect(self._address, self._silence_ms)
+            link = Link(connected, rendezvous, self._silence_ms, self._clock_ms)
+        except BaseException:
+            listening.close()
+            raise
 
         def ended() -> None:
             with _lock:
@@ -135,4 +140,8 @@ class ExecutorRelay:
 
 
 class _NoRelayError(Exception):
-    """Connect directly."""
+    """Connect directly, and do not try the relay for this long."""
+
+    def __init__(self, avoid_ms: float = _AVOID_MS) -> None:
+        super().__init__()
+        self.avoid_ms = avoid_ms

@@ -8,6 +8,7 @@ The lock is a POSIX record lock: it goes with its process, however that ends, an
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hmac
 import os
@@ -57,14 +58,17 @@ class RelayFolder:
     def try_lock(self) -> int | None:
         """Take the lock: a descriptor to close in the end; None if another process holds it.
 
+        Raises OSError where the file system has no locks.
         A process must not call this while it holds the lock: closing any descriptor of the file releases it.
         """
         handle = os.open(self.lock_path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except OSError as error:
             os.close(handle)
-            return None
+            if error.errno in (errno.EAGAIN, errno.EACCES):
+                return None
+            raise
         return handle
 
     def listen(self) -> socket.socket:

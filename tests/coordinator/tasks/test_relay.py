@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import logging
 import os
 import signal
@@ -179,6 +181,68 @@ def test_a_task_that_sends_nonsense_is_ended_alone() -> None:
         eventually(lambda: len(one[1].replies) == 2)
         assert one[1].events == ["connected"]
         assert found.connections() == 1
+
+
+def test_where_a_relay_cannot_be_only_the_first_task_looks_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches: 1.3 s for each connection, and a new one for each task, with the holder on another host."""
+    monkeypatch.setattr(RelayFolder, "try_lock", lambda _: None)
+    monkeypatch.setattr(executor_relay, "_WAITS_S", (0.0, 0.1))
+    now_ms = 0.0
+    with serving() as found:
+        way = ExecutorRelay(found.address, 2000.0, lambda: now_ms)
+        for usable_at_ms in (60_000.0, 120_000.0):
+            assert way.is_usable
+            one = way.connect()
+            assert not one.is_relayed
+            now_ms = usable_at_ms - 1
+            assert not way.is_usable
+            assert not way.is_better(one)
+            now_ms = usable_at_ms
+            assert way.is_better(one)
+            one.close()
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EAGAIN, errno.EACCES])
+def test_a_file_system_without_locks_is_not_taken_for_a_lock_that_another_holds(
+    number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "lockf", refuse)
+    monkeypatch.setattr(executor_relay, "_WAITS_S", (0.0,))
+    with serving() as found:
+        folder = RelayFolder.of(found.address)
+        assert folder is not None
+        if number in (errno.EAGAIN, errno.EACCES):
+            assert folder.try_lock() is None
+        else:
+            with pytest.raises(OSError, match=os.strerror(number)):
+                folder.try_lock()
+        way = ExecutorRelay(found.address, 2000.0, clock_ms)
+        one = way.connect()
+        assert not one.is_relayed
+        assert not way.is_better(one)
+        one.close()
+
+
+def test_without_sockets_of_the_file_system_nobody_connects_to_the_coordinator_in_vain(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(_: RelayFolder) -> socket.socket:
+        raise OSError(errno.EOPNOTSUPP, "no sockets here")
+
+    def connect_in_vain(*_: object) -> socket.socket:
+        raise AssertionError("connected for a relay that cannot listen")
+
+    monkeypatch.setattr(RelayFolder, "listen", refuse)
+    monkeypatch.setattr(executor_relay, "connect", connect_in_vain)
+    with serving() as found:
+        way = ExecutorRelay(found.address, 2000.0, clock_ms)
+        one = way.connect()
+        assert not one.is_relayed
+        assert not way.is_better(one)
+        one.close()
 
 
 def test_a_relay_serves_nobody_who_does_not_know_the_secret() -> None:
