@@ -84,13 +84,18 @@ class _Attempt:
 
 @dataclass(slots=True)
 class _Write:
-    """A write that has not ended: the sums of its attempts."""
+    """A write that has not ended: the sums of its attempts, and which of them have ended."""
 
     job: str
+    cluster: str = ""
     counters: Counter[str] = field(default_factory=Counter)
     topics: dict[str, Counter[str]] = field(default_factory=dict)
     attempts: set[int] = field(default_factory=set)
     done: set[int] = field(default_factory=set)
+    failed: set[int] = field(default_factory=set)
+    # Transactions of tasks that are done: open until the driver ends the write.
+    open_transactions: int = 0
+    open_since_ms: float = math.inf
 
 
 @dataclass(slots=True)
@@ -126,6 +131,7 @@ class ApplicationFigures:
         self._writes: dict[str, _Write] = {}
         # With the highest number of a task that belonged to it.
         self._ended_writes: OrderedDict[str, float] = OrderedDict()
+        # Those that run: of one that has ended only its number is kept, with its write.
         self._attempts: OrderedDict[tuple[str, int], _Attempt] = OrderedDict()
         self._lookups: dict[str, Lookups] = {}
         self._mute_sources: dict[str, list[MuteSource]] = {}
@@ -163,7 +169,7 @@ class ApplicationFigures:
     # -- reports ------------------------------------------------------------------------------------
 
     def report(self, cluster: str, figures: TaskFigures, now_ms: float) -> None:
-        """A task's report. Reports for writes that have ended are ignored: the final figures count."""
+        """A task's report. It is ignored if the write has ended (the final figures count) or the task has."""
         identity = figures.identity
         self.reports += 1
         if identity.task <= self._ended_writes.get(identity.write, -1):
@@ -171,7 +177,9 @@ class ApplicationFigures:
         # A micro-batch that runs again has the name of the failed run.
         self._ended_writes.pop(identity.write, None)
         job = self._job_of(cluster, identity, now_ms)
-        write = self._writes.setdefault(identity.write, _Write(identity.query or identity.write))
+        write = self._writes.setdefault(identity.write, _Write(identity.query or identity.write, cluster))
+        if identity.task in write.done or identity.task in write.failed:
+            return
         write.attempts.add(identity.task)
         key = (identity.write, identity.task)
         attempt = self._attempts.get(key)
@@ -179,13 +187,23 @@ class ApplicationFigures:
             attempt = self._attempts[key] = _Attempt(cluster, figures, now_ms)
             while len(self._attempts) > _MAX_ATTEMPTS:
                 self._attempts.popitem(last=False)
-        if figures.done and not figures.failed and identity.task not in write.done:
-            write.done.add(identity.task)
-            job.tasks_done += 1
         attempt.figures, attempt.reported_ms = figures, now_ms
         self._add_counters(cluster, job, write, attempt)
         self._add_topics(cluster, job, write, attempt)
         self._add_brokers(cluster, attempt)
+        if figures.done:
+            del self._attempts[key]
+            self._end_attempt(job, write, figures, now_ms)
+
+    def _end_attempt(self, job: _Job, write: _Write, last: TaskFigures, now_ms: float) -> None:
+        if last.failed:
+            write.failed.add(last.identity.task)
+            return
+        write.done.add(last.identity.task)
+        job.tasks_done += 1
+        if last.transaction_ms >= 0:
+            write.open_transactions += 1
+            write.open_since_ms = min(write.open_since_ms, now_ms - last.transaction_ms)
 
     def _job_of(self, cluster: str, identity: TaskIdentity, now_ms: float) -> _Job:
         key = identity.query or identity.write
@@ -329,9 +347,8 @@ class ApplicationFigures:
 
     def snapshot(self, now_ms: float) -> dict[str, Any]:
         """Everything that the page and the metrics show, as plain values. Times are seconds."""
-        live = [one for one in self._attempts.values() if not one.figures.done]
         gone_ms = self._gone_ms
-        shown = [one for one in live if now_ms - one.reported_ms <= gone_ms]
+        shown = [one for one in self._attempts.values() if now_ms - one.reported_ms <= gone_ms]
         names = [job.application for job in self._jobs.values() if job.application]
         return {
             "application": names[-1] if names else "",
@@ -371,11 +388,17 @@ class ApplicationFigures:
             states["silent" if now_ms - one.reported_ms > silent_ms else one.figures.state] += 1
         lookups = self._lookups.get(name, Lookups())
         totals = self._totals.get(name, Counter())
-        open_ms = [
-            one.figures.transaction_ms + now_ms - one.reported_ms
+        # Of tasks that run, then of those that are done.
+        open_since_ms = [
+            one.reported_ms - one.figures.transaction_ms
             for one in self._attempts.values()
             if one.cluster == name and one.figures.transaction_ms >= 0 and not one.figures.failed
         ]
+        opened = len(open_since_ms)
+        for write in self._writes.values():
+            if write.cluster == name and write.open_transactions:
+                opened += write.open_transactions
+                open_since_ms.append(write.open_since_ms)
         return {
             "cluster": name,
             "counters": dict(totals),
@@ -387,8 +410,8 @@ class ApplicationFigures:
                 "avoided": lookups.avoided + totals["metadata_avoided"],
             },
             "transactions": {
-                "open": len(open_ms),
-                "oldest": max(open_ms, default=0.0) / 1000,
+                "open": opened,
+                "oldest": (now_ms - min(open_since_ms, default=now_ms)) / 1000,
                 **{one: self._transactions.get(name, Counter())[one] for one in TRANSACTION_OUTCOMES},
             },
         }

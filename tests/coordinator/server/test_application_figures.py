@@ -55,6 +55,27 @@ def test_a_job_that_has_ended_shows_all_its_tasks_as_done() -> None:
     assert board.job()["tasks_done"] == 3
 
 
+def test_of_a_task_that_has_ended_only_its_number_is_kept_and_late_reports_change_nothing() -> None:
+    """Catches: a task that reports every 30 s, because 6,000 others of its write are done."""
+    board = Board()
+    for number in range(6_000):
+        failed = number % 2 == 1
+        board.report(report(1, replace(TASK, task=number), done=True, failed=failed, transaction_ms=5.0))
+    board.report(report(1, replace(TASK, task=9_000)))
+    assert board.figures.interval_ms == 1_000.0
+    assert len(board.figures._attempts) == 1
+    for number in (0, 1):
+        for done in (True, False):
+            board.report(report(50, replace(TASK, task=number), done=done))
+    shown = board.shown()
+    assert board.total() == board.topic() == board.job()["counters"]["records"] == 6_001
+    assert (board.job()["tasks"], board.job()["tasks_done"], shown["tasks_running"]) == (1, 3_000, 1)
+    assert shown["clusters"][0]["transactions"]["open"] == 3_000
+    board.end(final(3_001, tasks=3_001))
+    assert board.job()["tasks_done"] == 3_001
+    assert board.shown()["clusters"][0]["transactions"]["open"] == 0
+
+
 def test_rows_of_a_failed_attempt_stay_in_the_totals_but_not_in_the_job() -> None:
     board = Board()
     board.report(report(40, done=True, failed=True))
