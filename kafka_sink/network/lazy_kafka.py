@@ -16,6 +16,8 @@ from types import ModuleType
 from typing import Any
 
 _NAME = "kafka"
+# The thread that runs the package's code may wait for a module that another thread imports, which asks here.
+_MAX_WAIT_S = 10.0
 
 
 def install() -> None:
@@ -43,10 +45,19 @@ class _LazyPackage(ModuleType):
         self._lock = threading.RLock()
 
     def __getattr__(self, name: str) -> Any:
-        with self._lock:
-            if not self._has_run:
-                self._has_run = True
-                self._run()
+        # Without the lock: as in a circular import, what is there so far.
+        if self._lock.acquire(timeout=_MAX_WAIT_S):
+            try:
+                if not self._has_run:
+                    self._has_run = True
+                    self._run()
+            except ImportError as error:
+                # For hasattr and getattr with a default.
+                raise AttributeError(
+                    f"module {self.__name__!r} has no attribute {name!r}: it cannot be imported: {error}"
+                ) from error
+            finally:
+                self._lock.release()
         try:
             return self.__dict__[name]
         except KeyError:

@@ -73,3 +73,45 @@ def test_threads_that_ask_first_at_once_all_find_it() -> None:
         print(len(found), len(set(found)))
     """
     assert run(code) == "8 1"
+
+
+def test_a_thread_that_holds_the_package_up_does_not_stop_another_for_ever() -> None:
+    """Catches: a deadlock with a thread that imports a module below, which the package's code waits for."""
+    code = """
+        import threading
+        import kafka_sink.network.client
+        import kafka_sink.network.lazy_kafka as lazy_kafka
+        import kafka
+        lazy_kafka._MAX_WAIT_S = 0.1
+        held, leave = threading.Event(), threading.Event()
+        def hold():
+            with kafka._lock:
+                held.set()
+                leave.wait(30)
+        one = threading.Thread(target=hold)
+        one.start()
+        held.wait()
+        print(hasattr(kafka, "KafkaProducer"), end=" ")
+        leave.set()
+        one.join()
+        print(hasattr(kafka, "KafkaProducer"))
+    """
+    assert run(code) == "False True"
+
+
+def test_a_package_that_cannot_be_imported_lacks_its_names_and_says_why() -> None:
+    code = """
+        import kafka_sink.network.client
+        import kafka
+        loader = kafka.__spec__.loader
+        whole = loader.exec_module
+        loader.exec_module = lambda _: __import__("no_such")
+        try:
+            kafka.KafkaProducer
+        except AttributeError as error:
+            print(type(error.__cause__).__name__, "No module named 'no_such'" in str(error), end=" ")
+        print(getattr(kafka, "KafkaProducer", None), end=" ")
+        loader.exec_module = whole
+        print(hasattr(kafka, "KafkaProducer"))
+    """
+    assert run(code) == "ModuleNotFoundError True None True"
