@@ -8,7 +8,8 @@ reports the end of a write's job, often before the driver does: see running_jobs
     task -> {"writing": name, "stage": id}     reply {} or {"over": name}; the push {"over": name} may follow
     driver -> {"over": name, "again": false}   reply {}
 
-``again``: a later write may have this name, so it is not remembered.
+``again``: a later write may have this name, so it is not remembered. Where the end of a stage's job is the
+reason, reply and push name the ``stage``, too: a task that runs the micro-batch again has the same name.
 """
 
 from __future__ import annotations
@@ -56,13 +57,16 @@ class WriteHandler:
             name = _name(body["over"])
             if not body.get("again"):
                 self._remember(name)
-            return [Reply(peer, request, {}), *self._end(lambda write, _: write == name)]
+            pushes = [Push(peer, _over(name)) for peer, (write, _) in self._writing.items() if write == name]
+            return [Reply(peer, request, {}), *pushes]
         name, stage = _name(body.get("writing")), _stage(body.get("stage"))
         self._writing[peer] = name, stage
         is_over = name in self._over or stage in self._over
         if self._jobs is not None and stage is not None and not is_over:
             self._jobs.watch(stage, self._on_job_end)
-        return [Reply(peer, request, {"over": name} if is_over else {})]
+        if not is_over:
+            return [Reply(peer, request, {})]
+        return [Reply(peer, request, _over(name, None if name in self._over else stage))]
 
     def _on_job_end(self, stage: int) -> None:
         """Any thread."""
@@ -73,9 +77,6 @@ class WriteHandler:
         self._over[over] = None
         if len(self._over) > _MAX_OVER:
             self._over.popitem(last=False)
-
-    def _end(self, concerns: Callable[[str, int | None], bool]) -> list[ServerMessage]:
-        return [Push(peer, {"over": write[0]}) for peer, write in self._writing.items() if concerns(*write)]
 
     def on_disconnect(self, peer: int, now_ms: float) -> None:  # noqa: ARG002 - Handler's signature
         """See Handler."""
@@ -88,7 +89,9 @@ class WriteHandler:
             ended.add(self._ended_stages.popleft())
         for stage in ended:
             self._remember(stage)
-        return self._end(lambda _, stage: stage in ended) if ended else ()
+        if not ended:
+            return ()
+        return [Push(peer, _over(*write)) for peer, write in self._writing.items() if write[1] in ended]
 
     def next_change_ms(self, now_ms: float) -> float:  # noqa: ARG002 - Handler's signature
         """See Handler."""
@@ -96,6 +99,10 @@ class WriteHandler:
 
     def close(self) -> None:
         """See Handler."""
+
+
+def _over(name: str, stage: int | None = None) -> dict[str, Any]:
+    return {"over": name} if stage is None else {"over": name, "stage": stage}
 
 
 def _name(value: object) -> str:

@@ -77,7 +77,9 @@ class WriteChannel:
     def _receive(self, body: Mapping[str, Any]) -> None:
         over = body.get("over")
         with self._lock:
-            if over is not None and over == self._name:
+            # A late message may concern the last run of this micro-batch, in another stage.
+            is_mine = body.get("stage", self._stage) == self._stage
+            if over is not None and over == self._name and is_mine:
                 self._abort(
                     WriteOverError("Spark committed or aborted this write while the attempt still ran")
                 )

@@ -76,9 +76,9 @@ def test_tasks_of_a_job_that_spark_ended_are_notified_before_the_driver_calls_ab
     assert handler.on_time(0) == ()
     jobs.ends[7](7)
     assert woken
-    assert handler.on_time(0) == [Push(1, {"over": "a"})]
+    assert handler.on_time(0) == [Push(1, {"over": "a", "stage": 7})]
     late = {"writing": "a", "stage": 7}
-    assert handler.on_message(3, 1, late, 0) == [Reply(3, 1, {"over": "a"})]
+    assert handler.on_message(3, 1, late, 0) == [Reply(3, 1, {"over": "a", "stage": 7})]
     assert handler.on_message(3, 1, {"writing": "a", "stage": 9}, 0) == [Reply(3, 1, {})]
 
 
@@ -154,6 +154,18 @@ def test_a_task_that_has_ended_is_left_alone() -> None:
     channel.next_message(0)
     channel.on_connected(0)
     assert channel.next_message(0) == {"writing": "c"}, "a new coordinator gets it, too"
+
+
+def test_the_late_end_of_a_stage_does_not_end_the_task_that_runs_its_micro_batch_again() -> None:
+    causes: list[Exception] = []
+    channel = WriteChannel(causes.append)
+    channel.begin("query/5", 8)
+    channel.on_push({"over": "query/5", "stage": 7}, 0)
+    channel.on_reply({"over": "query/5", "stage": 7}, True, 0)
+    assert causes == []
+    channel.on_push({"over": "query/5", "stage": 8}, 0)
+    channel.on_push({"over": "query/5"}, 0)
+    assert len(causes) == 2
 
 
 def test_a_driver_without_coordinator_goes_on() -> None:
