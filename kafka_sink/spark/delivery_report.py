@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
+import stat
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from kafka_sink.clock import monotonic_ms
 from kafka_sink.errors import ConfigurationError
 from kafka_sink.model import TaskResult
 
 _OPTION = "delivery.report.path"
-_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
+# Others hold the lock for one append. Who holds it longer must not hold up commits.
+_LOCK_MS = 5000.0
+_LOCK_PAUSE_S = 0.01
 
 
 def local_path(value: str) -> str:
@@ -34,7 +41,7 @@ def local_path(value: str) -> str:
 def check(value: str) -> None:
     """At planning: raises ConfigurationError if the file cannot be appended to."""
     try:
-        os.close(os.open(local_path(value), _FLAGS, 0o644))
+        os.close(_opened(local_path(value)))
     except OSError as error:
         raise ConfigurationError(
             f"Option '{_OPTION}' = {value} cannot be written on the driver's host: {error.strerror}"
@@ -44,10 +51,10 @@ def check(value: str) -> None:
 def append(value: str, line: Mapping[str, Any]) -> None:
     """Append one line, whole or not at all, also where other processes append. Raises OSError."""
     content = json.dumps(line, separators=(",", ":")).encode() + b"\n"
-    handle = os.open(local_path(value), _FLAGS, 0o644)
+    handle = _opened(local_path(value))
     try:
         # Released by the close. Between others' appends, so that the size is ours to go back to.
-        fcntl.flock(handle, fcntl.LOCK_EX)
+        _lock(handle)
         size = os.fstat(handle).st_size
         try:
             while content:
@@ -58,6 +65,32 @@ def append(value: str, line: Mapping[str, Any]) -> None:
             raise
     finally:
         os.close(handle)
+
+
+def _opened(path: str) -> int:
+    """Does not wait for the reader of a FIFO. Raises OSError, also for what is not a regular file."""
+    refused = OSError(errno.EINVAL, "it is not a regular file")
+    try:
+        handle = os.open(path, _FLAGS, 0o644)
+    except OSError as error:
+        # A FIFO without a reader, or a socket.
+        raise refused if error.errno == errno.ENXIO else error from None
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise refused
+    return handle
+
+
+def _lock(handle: int) -> None:
+    deadline_ms = monotonic_ms() + _LOCK_MS
+    while True:
+        try:
+            return fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if monotonic_ms() >= deadline_ms:
+                held = f"another process has held its lock for {_LOCK_MS / 1000:g} s"
+                raise OSError(errno.ETIMEDOUT, held) from None
+        time.sleep(_LOCK_PAUSE_S)
 
 
 def partitions_of(results: Sequence[TaskResult]) -> list[dict[str, Any]]:

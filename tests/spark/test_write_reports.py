@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import os
@@ -163,6 +164,33 @@ def test_a_full_disk_leaves_no_half_line_and_fails_no_write(
 def test_a_report_that_cannot_be_written_fails_at_planning(path: str, text: str) -> None:
     with pytest.raises(ConfigurationError, match=text):
         delivery_report.check(path)
+
+
+@pytest.mark.parametrize("has_reader", [False, True])
+def test_a_report_to_a_fifo_is_refused_instead_of_waiting_for_its_reader(
+    tmp_path: Path, has_reader: bool
+) -> None:
+    path = tmp_path / "fifo"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK) if has_reader else None
+    with pytest.raises(ConfigurationError, match=r"'delivery.report.path'.*not a regular file"):
+        delivery_report.check(str(path))
+    with pytest.raises(OSError, match="not a regular file"):
+        delivery_report.append(str(path), {})
+    if reader is not None:
+        os.close(reader)
+
+
+def test_a_foreign_lock_holds_up_no_commit(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delivery_report, "_LOCK_MS", 50.0)
+    path = tmp_path / "report.jsonl"
+    with path.open("a") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        planned(delivery_report_path=str(path)).commit([committed((0, 9))])
+    assert any("another process has held its lock" in message for message in caplog.messages)
+    assert path.read_text() == ""
 
 
 def test_the_report_is_not_writable_for_others(tmp_path: Path) -> None:
