@@ -180,16 +180,21 @@ def _bounds(settings: dict[str, Any]) -> ServerBounds:
     connections, memory = int(settings["connections"]), int(settings["buffer_memory"])
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = connections + _OTHER_FILES
-    if hard != resource.RLIM_INFINITY and wanted > hard:
-        connections = max(1, hard - _OTHER_FILES)
+    files = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    while soft != resource.RLIM_INFINITY and soft < files:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
+            break
+        except (OSError, ValueError):
+            # The system's own limit is lower: kern.maxfilesperproc of macOS.
+            files = max(soft, files // 2)
+    if files < wanted:
+        connections = max(1, files - _OTHER_FILES)
         _log.warning(
             "The coordinator takes at most %d connections instead of coordinator.max.connections=%s, "
             "because its process may open only %d files",
-            *(connections, settings["connections"], hard),
+            *(connections, settings["connections"], files),
         )
-        wanted = hard
-    if soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     return ServerBounds(
         connections=connections,
         unfinished_bytes=memory,

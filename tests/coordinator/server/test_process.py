@@ -23,6 +23,7 @@ from kafka_sink.coordinator.driver import launcher
 from kafka_sink.coordinator.driver.driver_conf import spark_conf
 from kafka_sink.coordinator.driver.planning import CoordinatorHandoff, hand_off
 from kafka_sink.coordinator.driver.rendezvous_directory import FOLDER, RunningCoordinator
+from kafka_sink.coordinator.server import process
 from kafka_sink.coordinator.tasks.write_channel import end_attempts
 from kafka_sink.coordinator.wire import driver_process
 from kafka_sink.coordinator.wire.address import CoordinatorAddress
@@ -583,6 +584,20 @@ def test_bounds_are_options_and_the_limit_of_open_files_is_logged(
         eventually(lambda: "coordinator.max.connections=100000" in log.read_text())
     other = planned(cluster, coordinator_max_connections="7")
     assert other.rendezvous == found.rendezvous
+
+
+@pytest.mark.parametrize(("allowed", "connections"), [(6000, 4500), (10, 1024)])
+def test_a_system_that_allows_fewer_files_than_its_hard_limit_gets_fewer_connections(
+    monkeypatch: pytest.MonkeyPatch, allowed: int, connections: int
+) -> None:
+    def setrlimit(_: int, limits: tuple[int, int]) -> None:
+        if limits[0] > allowed:
+            raise ValueError("current limit exceeds maximum limit")
+
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (2024, resource.RLIM_INFINITY))
+    monkeypatch.setattr(resource, "setrlimit", setrlimit)
+    settings = {"connections": 10_000, "buffer_memory": 1 << 20, "messages_per_s": 1}
+    assert process._bounds(settings).connections == connections
 
 
 def _connected(address: CoordinatorAddress) -> CoordinatorConnection:
