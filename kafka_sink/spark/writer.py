@@ -65,6 +65,8 @@ class TaskCommitted(WriterCommitMessage):
     report: TaskReport | None = None
     # Spark does not tell a commit which query it is for.
     query: str = ""
+    # The write's name in reports: without the option checkpointLocation, commits have another one.
+    write: str = ""
     # Spark's taskAttemptId.
     task: int = -1
 
@@ -94,7 +96,8 @@ class PlannedWrite:
         context = TaskContext.get()
         if context is None:
             return written
-        return replace(written, query=micro_batch_of(context)[0], task=context.taskAttemptId())
+        name = self._name_in_task(is_streaming=is_streaming)
+        return replace(written, query=micro_batch_of(context)[0], write=name, task=context.taskAttemptId())
 
     def _send(
         self,
@@ -197,7 +200,7 @@ class PlannedWrite:
 
         query, batch = micro_batch_of(context)
         return TaskIdentity(
-            self.write_id(query, batch) if is_streaming else self.name,
+            self._name_in_task(is_streaming=is_streaming),
             context.taskAttemptId(),
             context.partitionId(),
             context.attemptNumber(),
@@ -206,10 +209,6 @@ class PlannedWrite:
             batch,
             context.getLocalProperty("spark.app.name") or "",
         )
-
-    def write_id(self, query: str, batch: int) -> str:
-        """The write's name in reports: of the query, as a micro-batch's commit does not know ``name``."""
-        return f"{query}/{batch}" if query else self.name
 
     def _end_attempts(self, batch_id: int | None) -> None:
         """End attempts that still run: superseded speculative copies, and tasks of a cancelled job."""
@@ -230,7 +229,8 @@ class PlannedWrite:
     ) -> EndedWrite:
         tasks = [one for one in messages if isinstance(one, TaskCommitted)]
         query = next((one.query for one in tasks if one.query), "")
-        write = self.name if batch_id is None else self.write_id(query, batch_id)
+        # Where no task has finished, the name is known by the checkpoint, and the query is not.
+        write = next((one.write for one in tasks if one.write), self._name_of(batch_id))
         results = [one.result for one in tasks]
         last = max((one.task for one in tasks), default=-1)
         return EndedWrite(

@@ -10,6 +10,7 @@ import resource
 import signal
 import stat
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,33 @@ def test_the_json_summary_is_one_object_that_joins_with_a_querys_progress(
     assert (found["queryId"], found["batchId"], found["outcome"]) == ("q-1", 7, "committed")
     assert (found["rows"], found["rowsByTopic"], found["tasks"]) == (15, {"t": 15}, 2)
     assert (found["sentBytes"], found["rawBytes"], found["partitions"]) == (150, 300, 1)
+
+
+def test_a_micro_batch_has_one_name_in_all_its_reports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Context:
+        taskAttemptId = partitionId = attemptNumber = staticmethod(lambda: 3)  # noqa: N815 - Spark's names
+
+        @staticmethod
+        def getLocalProperty(name: str) -> str | None:
+            return {"streaming.sql.batchId": "7", "sql.streaming.queryId": "q-1"}.get(name)
+
+    path = tmp_path / "report.jsonl"
+    rendezvous = Rendezvous(1, "key", b"secret", "", True)
+    write = planned(CoordinatorHandoff(rendezvous), delivery_report_path=str(path))
+    with monkeypatch.context() as in_task:
+        in_task.setattr("kafka_sink.spark.writer.TaskContext.get", Context)
+        identity = write._identity_in_task(is_streaming=True)
+        in_task.setattr(PlannedWrite, "_send", lambda *_, **__: TaskResult())
+        of_task = write.write(iter([]), is_streaming=True)
+    assert identity is not None
+    write.abort([None], 7)
+    write.commit([of_task], 7)
+    planned_again = replace(write, name="other")
+    planned_again.commit([of_task], 7)
+    assert [line["write"] for line in lines(path)] == [identity.write] * 3 == ["0123/7"] * 3
+    assert [line["queryId"] for line in lines(path)] == [None, "q-1", "q-1"]
 
 
 def test_a_failed_write_has_a_json_line_too(capfd: pytest.CaptureFixture[str]) -> None:

@@ -274,11 +274,12 @@ class ApplicationFigures:
 
     def end_write(self, cluster: str, final: FinalFigures, now_ms: float) -> None:
         """The driver has committed or aborted a write. A repeated report changes nothing."""
-        if final.write in self._ended_writes:
+        if final.last_task <= self._ended_writes.get(final.write, -math.inf):
             return
-        identity = TaskIdentity(final.write, 0, query=final.query, batch=final.batch)
-        job = self._job_of(cluster, identity, now_ms)
         write = self._writes.get(final.write) or _Write(final.query or final.write)
+        # Where no task has finished, the driver does not know the query.
+        query = write.job if write.job != final.write else ""
+        job = self._job_of(cluster, TaskIdentity(final.write, 0, query=query, batch=final.batch), now_ms)
         totals = self._totals.setdefault(cluster, Counter())
         for name, value in final.counters.items():
             missing = value - write.counters[name]
@@ -300,7 +301,9 @@ class ApplicationFigures:
         if not job.query:
             job.state, job.ended_s = final.outcome, self._wall_s()
         last = max([final.last_task, *write.attempts])
-        self._forget_write(final.write, math.inf if last < 0 else last)
+        # Of an aborted micro-batch nothing may be known, and its next run has the same name.
+        is_final = last < 0 and (final.outcome == "committed" or final.batch < 0)
+        self._forget_write(final.write, math.inf if is_final else last)
         self.on_end()
 
     def _forget_write(self, name: str, last_task: float = math.inf) -> None:

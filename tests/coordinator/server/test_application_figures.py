@@ -108,6 +108,28 @@ def test_a_micro_batch_that_runs_again_counts_though_its_failed_run_had_the_same
     assert board.total() == 110
 
 
+def test_a_micro_batch_that_aborts_before_a_task_has_finished_belongs_to_its_query() -> None:
+    """Catches: it showed as a second job, and its attempts ran on under the query."""
+    board = Board()
+    board.report(report(10, TaskIdentity("c/3", 7, query="q", batch=3)))
+    board.end(final(0, write="c/3", outcome="aborted", batch=3))
+    (job,) = board.shown()["jobs"]
+    assert (job["job"], job["kind"], job["writes"]) == ("q", "stream", 1)
+    assert board.shown()["tasks"] == []
+
+
+@pytest.mark.parametrize("reports", [False, True])
+def test_a_micro_batch_counts_though_nothing_was_known_of_its_aborted_run(reports: bool) -> None:
+    board = Board()
+    board.end(final(0, write="c/3", outcome="aborted", batch=3))
+    if reports:
+        board.report(report(100, TaskIdentity("c/3", 9, query="q", batch=3)))
+    for _ in range(2):
+        board.end(final(100, write="c/3", query="q", batch=3, last_task=9))
+    assert board.job()["counters"]["records"] == board.total() == 100
+    assert board.total("writes_committed") == 1
+
+
 def test_reports_that_the_commit_has_overtaken_are_not_counted_again() -> None:
     board = Board()
     board.end(final(100, last_task=7))
