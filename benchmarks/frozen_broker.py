@@ -104,7 +104,7 @@ def _rate(times: npt.NDArray[np.float64], start: float, end: float) -> float:
     return float(np.count_nonzero((times >= start) & (times < end)) / (end - start))
 
 
-def _histogram(times: npt.NDArray[np.float64], edges: npt.NDArray[np.float64]) -> list[float]:
+def _histogram(times: npt.NDArray[np.float64], edges: npt.NDArray[np.floating[Any]]) -> list[float]:
     return [float(count) / (BIN_MS / 1000) for count in np.histogram(times, edges)[0]]
 
 

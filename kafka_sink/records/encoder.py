@@ -72,7 +72,7 @@ def _interleave(rows: RecordColumns, heads: Heads) -> pa.Buffer:
     columns.append(([as_binary(chunk) for chunk in rows.value], there))
     if rows.headers is not None:
         columns.append(([rows.headers], there))
-    index = np.empty(count * len(columns) + 1, dtype=np.int32)
+    index: npt.NDArray[np.int32] = np.empty(count * len(columns) + 1, dtype=np.int32)
     matrix = index[:-1].reshape(count, len(columns))
     sources: list[pa.Array] = []
     filled = 0

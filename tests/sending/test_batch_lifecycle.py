@@ -201,7 +201,7 @@ def test_a_lease_that_ends_while_its_batch_expires_does_not_let_it_live_on() -> 
 @pytest.mark.both_strategies
 def test_no_order_of_events_loses_or_doubles_anything() -> None:
     """Shallow runs, which hypothesis varies and shrinks."""
-    run_state_machine_as_test(
+    run_state_machine_as_test(  # type: ignore[no-untyped-call]  # so in its version for Python 3.10
         Lifecycle,
         settings=settings(
             max_examples=tries(100),
