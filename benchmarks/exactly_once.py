@@ -27,6 +27,7 @@ import pyarrow as pa
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from benchmarks.surroundings import RESULTS
+from kafka_sink.clock import wall_ms
 from kafka_sink.local_broker import LocalBroker
 from kafka_sink.options import parse
 from kafka_sink.producer_cache import task_producer
@@ -212,7 +213,7 @@ class Held:
         }
         self._options, self._scope = parse(raw).options, Scope(topic, topic, 1)
         self._client = TransactionClient(self._options)
-        self._handover = Handover.of(self._run(driver.take_over(self._scope)))
+        self._handover = Handover.of(self._run(driver.take_over(self._scope)), wall_ms())
 
     def __enter__(self) -> Held:
         return self

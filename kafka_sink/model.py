@@ -102,6 +102,19 @@ class PartitionResult:
 
 
 @dataclass(frozen=True, slots=True)
+class EndedTransactions:
+    """How many transactions a write has committed, aborted or recovered, and how long they had been open.
+
+    Times are of the oldest one, and of all added up: from the first row by the coordinating broker's clock
+    to the end by the driver's. A transaction of which no broker says when it began has none.
+    """
+
+    count: int = 0
+    oldest_ms: int = 0
+    total_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class TaskResult:
     """Result of one Spark task, sent in its commit message. Counts are of acknowledged rows.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from kafka_sink.coordinator.wire.job_figures import FinalFigures, TopicFigures
-from kafka_sink.model import TaskResult
+from kafka_sink.model import EndedTransactions, TaskResult
 
 
 def final_figures(
@@ -14,7 +14,7 @@ def final_figures(
     query: str,
     batch: int,
     results: Sequence[TaskResult],
-    transactions: Mapping[str, int],
+    transactions: Mapping[str, EndedTransactions],
     last_task: int = -1,
 ) -> FinalFigures:
     """The sums that the summary shows. ``results``: of the tasks that Spark counts."""
@@ -39,7 +39,8 @@ def final_figures(
             "breaker_probes": sum(result.breaker_probes for result in results),
         },
         topics_of(results),
-        transactions,
+        {name: one.count for name, one in transactions.items()},
+        {name: one.total_ms for name, one in transactions.items()},
         last_task,
     )
 

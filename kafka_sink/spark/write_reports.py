@@ -10,7 +10,7 @@ from typing import Any
 
 from kafka_sink import driver_log
 from kafka_sink.coordinator.driver.planning import CoordinatorHandoff
-from kafka_sink.model import TaskResult
+from kafka_sink.model import EndedTransactions, TaskResult
 from kafka_sink.options import SinkOptions
 from kafka_sink.spark.summary import summarise, summary_fields
 
@@ -20,7 +20,7 @@ class EndedWrite:
     """A job or micro-batch. ``outcome``: "committed" or "aborted". ``results``: of the tasks that finished.
 
     ``query`` is the query's id, and ``batch`` the micro-batch; "" and None for a batch write outside of
-    queries. ``transactions`` counts by outcome. ``note`` ends the line of a committed write. ``last_task`` is
+    queries. ``transactions``: by outcome. ``note`` ends the line of a committed write. ``last_task`` is
     the highest taskAttemptId of the tasks that finished.
     """
 
@@ -30,7 +30,7 @@ class EndedWrite:
     batch: int | None
     tasks: int
     results: Sequence[TaskResult]
-    transactions: Mapping[str, int] = field(default_factory=dict)
+    transactions: Mapping[str, EndedTransactions] = field(default_factory=dict)
     note: str = ""
     last_task: int = -1
 
@@ -64,8 +64,9 @@ def report(
     if options.log_summary_format == "json":
         if options.log_summary:
             fields = {**ended.identity, **summary_fields(ended.results), "tasks": ended.tasks}
-            transactions = {"transactions": dict(ended.transactions)} if ended.transactions else {}
-            driver_log.report_json(json.dumps({**fields, **transactions}, separators=(",", ":")))
+            driver_log.report_json(
+                json.dumps({**fields, **_transaction_fields(ended)}, separators=(",", ":"))
+            )
     elif ended.outcome == "committed":
         if options.log_summary:
             driver_log.report(ended.label + summarise(ended.results) + ended.note)
@@ -75,6 +76,14 @@ def report(
         if ended.results:
             line += f"; Kafka keeps what the others wrote: {summarise(ended.results)}"
         driver_log.warn(line)
+
+
+def _transaction_fields(ended: EndedWrite) -> dict[str, Any]:
+    if not ended.transactions:
+        return {}
+    counts: dict[str, Any] = {name: one.count for name, one in ended.transactions.items()}
+    oldest = {name: one.oldest_ms for name, one in ended.transactions.items()}
+    return {"transactions": {**counts, "oldestMs": oldest}}
 
 
 def _to_live_view(handoff: CoordinatorHandoff, ended: EndedWrite) -> None:

@@ -26,7 +26,7 @@ from kafka_sink.coordinator.driver.planning import CoordinatorHandoff
 from kafka_sink.coordinator.wire.address import CoordinatorAddress, without_brackets
 from kafka_sink.errors import DeliveryError, KafkaSinkError
 from kafka_sink.metadata.snapshot import MetadataSnapshot
-from kafka_sink.model import SparkTask, TaskResult
+from kafka_sink.model import EndedTransactions, SparkTask, TaskResult
 from kafka_sink.options import SinkOptions
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.spark import frozen_imports, memory_limits, write_reports, zipimport_workaround
@@ -224,7 +224,7 @@ class PlannedWrite:
         outcome: str,
         messages: Sequence[WriterCommitMessage | None],
         batch_id: int | None,
-        in_transactions: Mapping[str, int],
+        in_transactions: Mapping[str, EndedTransactions],
         note: str = "",
     ) -> EndedWrite:
         tasks = [one for one in messages if isinstance(one, TaskCommitted)]
@@ -266,7 +266,7 @@ class PlannedWrite:
             # With Trigger.Continuous, Spark logs the exception, makes no progress and does not end the query.
             driver_log.error(_label(batch_id) + problem)
             raise DeliveryError(problem)
-        note, in_transactions = "", dict[str, int]()
+        note, in_transactions = "", dict[str, EndedTransactions]()
         if self.transactions is not None:
             from kafka_sink.transactions import planning as transactions
 
@@ -274,7 +274,7 @@ class PlannedWrite:
             committed = transactions.commit(
                 self.options, self.transactions, [report for report in reports if report is not None]
             )
-            note, in_transactions = f"; {committed}", committed.counts
+            note, in_transactions = f"; {committed}", committed.transactions
         ended = self._ended("committed", messages, batch_id, in_transactions, note)
         write_reports.report(self.options, self.handoff, ended)
         zipimport_workaround.forget_spark_archives()
@@ -282,7 +282,7 @@ class PlannedWrite:
     def abort(self, messages: Sequence[WriterCommitMessage | None], batch_id: int | None = None) -> None:
         """Log what a failed job has written. Kafka keeps those rows, unless they are in open transactions."""
         self._end_attempts(batch_id)
-        in_transactions: Mapping[str, int] = {}
+        in_transactions: Mapping[str, EndedTransactions] = {}
         if self.transactions is not None:
             in_transactions = self._abort_transactions(self.transactions, len(messages), batch_id)
         ended = self._ended("aborted", messages, batch_id, in_transactions)
@@ -290,9 +290,10 @@ class PlannedWrite:
 
     def _abort_transactions(
         self, planned: PlannedTransactions, tasks: int, batch_id: int | None
-    ) -> Mapping[str, int]:
+    ) -> Mapping[str, EndedTransactions]:
         """Returns what became of the batch's transactions."""
         from kafka_sink.transactions import planning as transactions
+        from kafka_sink.transactions.batch import described
 
         label = _label(batch_id)
         try:
@@ -305,11 +306,13 @@ class PlannedWrite:
                 "Until then, consumers with isolation.level=read_committed wait"
             )
             return {}
-        ended_by = f"{ended.aborted} open transactions aborted"
+        ended_by = described(ended.transactions["aborted"], "aborted")
         if ended.committed:
-            ended_by += f", {ended.committed} committed, as the batch was decided"
+            ended_by += "; " + described(
+                ended.transactions["committed"], "committed, as the batch was decided"
+            )
         driver_log.warn(f"{label}the batch of {tasks} tasks failed; {ended_by}")
-        return ended.counts
+        return ended.transactions
 
 
 class BatchWriter(DataSourceArrowWriter):

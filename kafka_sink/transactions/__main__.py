@@ -119,7 +119,7 @@ def _open(scope: Scope) -> Steps[dict[str, Described]]:
 
 def _complete(client: TransactionClient, scope: Scope, out: TextIO) -> int:
     ownership = client.run(driver.take_over(scope), _TIMEOUT_MS)
-    print(f"{ownership.completed} transactions committed, {ownership.aborted} aborted", file=out)
+    print(f"{len(ownership.completed)} transactions committed, {len(ownership.aborted)} aborted", file=out)
     if ownership.decision is not None and ownership.missing:
         print(driver.incomplete(ownership.decision, ownership.missing), file=out)
         return 2

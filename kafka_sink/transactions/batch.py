@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from kafka_sink.errors import IncompleteBatchError, TransactionError
+from kafka_sink.model import EndedTransactions
 from kafka_sink.transactions import decision as decisions
 from kafka_sink.transactions import driver
 from kafka_sink.transactions.decision import BatchIdentity, Decision, Part, RowsDigest
-from kafka_sink.transactions.driver import Ownership, incomplete
+from kafka_sink.transactions.driver import BeganMs, Ownership, incomplete
 from kafka_sink.transactions.operations import ProducerEpoch, Steps
 from kafka_sink.transactions.scope import Scope
 
@@ -36,18 +37,18 @@ class Incomplete:
 class Handover:
     """What planning gives to tasks: the claim that the decision needs, and what was written before.
 
-    ``recovered`` counts the transactions that planning ended for an earlier run.
+    ``recovered`` are the transactions that planning ended for an earlier run.
     """
 
     claim: ProducerEpoch
     progress: Mapping[str, int]
     incomplete: Incomplete | None = None
-    recovered: int = 0
+    recovered: EndedTransactions = field(default_factory=EndedTransactions)
 
     @classmethod
-    def of(cls, ownership: Ownership) -> Handover:
+    def of(cls, ownership: Ownership, now_ms: float) -> Handover:
         """The part of ownership that tasks need: a decision may name thousands of transactions."""
-        decision, recovered = ownership.decision, ownership.completed + ownership.aborted
+        decision, recovered = ownership.decision, ended(ownership.completed + ownership.aborted, now_ms)
         if decision is None:
             return cls(ownership.claim, {}, recovered=recovered)
         if ownership.missing and ownership.missing == {part.task for part in decision.parts}:
@@ -85,38 +86,59 @@ class TaskReport:
     part: Part | None
     scope: Scope
     is_repair: bool = False
-    recovered: int = 0
+    recovered: EndedTransactions = field(default_factory=EndedTransactions)
 
 
 @dataclass(frozen=True, slots=True)
 class BatchOutcome:
-    """``was_written_before``: nothing was written now. Counts are of transactions.
+    """``was_written_before``: nothing was written now. ``repaired``: an incomplete batch was completed.
 
-    ``recovered``: an earlier run had left them, and planning ended them.
-    ``began_ms``: when the first one began, by a broker's clock; -1 where there was none.
+    ``committed`` and ``aborted`` are when the transactions began. ``recovered``: an earlier run had left
+    them, and planning ended them. ``ended_ms``: when all was done, by the driver's clock.
     """
 
     was_written_before: bool = False
-    committed: int = 0
-    aborted: int = 0
-    recovered: int = 0
+    committed: BeganMs = ()
+    aborted: BeganMs = ()
+    recovered: EndedTransactions = field(default_factory=EndedTransactions)
     repaired: bool = False
-    began_ms: int = -1
+    ended_ms: float = 0.0
 
     @property
-    def counts(self) -> dict[str, int]:
-        """Transactions by what became of them, for the live view."""
-        return {"committed": self.committed, "aborted": self.aborted, "recovered": self.recovered}
+    def transactions(self) -> dict[str, EndedTransactions]:
+        """By what became of them."""
+        return {
+            "committed": ended(self.committed, self.ended_ms),
+            "aborted": ended(self.aborted, self.ended_ms),
+            "recovered": self.recovered,
+        }
 
     def __str__(self) -> str:
+        committed, aborted, recovered = self.transactions.values()
         if self.was_written_before:
-            return "the batch was written before, and nothing is written again"
-        text = f"{self.committed:,} transactions committed"
-        if self.repaired:
-            text += " to complete the batch"
-        if self.aborted:
-            text += f", {self.aborted:,} of other attempts aborted"
+            text = "the batch was written before, and nothing is written again"
+        else:
+            text = described(committed, "committed to complete the batch" if self.repaired else "committed")
+        if aborted.count:
+            text += "; " + described(aborted, "of other attempts aborted")
+        if recovered.count:
+            text += "; " + described(recovered, "of an earlier run recovered")
         return text
+
+
+def ended(began_ms: BeganMs, now_ms: float) -> EndedTransactions:
+    """The transactions that began then and have ended now. The clocks of two hosts may differ."""
+    ages = [max(0, round(now_ms) - one) for one in began_ms if one >= 0]
+    return EndedTransactions(len(began_ms), max(ages, default=0), sum(ages))
+
+
+def described(transactions: EndedTransactions, what: str) -> str:
+    """For a line of the log: how many, what was done with them, and the age of the oldest."""
+    count = transactions.count
+    text = f"{count:,} transaction{'' if count == 1 else 's'} {what}"
+    if transactions.oldest_ms:
+        text += f" (open for {'' if count == 1 else 'at most '}{transactions.oldest_ms / 1000:,.2f} s)"
+    return text
 
 
 def commit(reports: Sequence[TaskReport], *, records_empty: bool) -> Steps[BatchOutcome]:
@@ -127,7 +149,8 @@ def commit(reports: Sequence[TaskReport], *, records_empty: bool) -> Steps[Batch
     """
     if not reports:
         return BatchOutcome()
-    run, recovered = _agreed(reports), max(report.recovered for report in reports)
+    # All tasks have it from one planning.
+    run, recovered = _agreed(reports), reports[0].recovered
     parts = [report.part for report in reports if report.part is not None]
     duties = {report.duty for report in reports}
     if not parts and not records_empty and duties == {Duty.WRITE}:
@@ -149,7 +172,6 @@ def commit(reports: Sequence[TaskReport], *, records_empty: bool) -> Steps[Batch
         aborted=committed.aborted,
         recovered=recovered,
         repaired=run.is_repair,
-        began_ms=committed.began_ms,
     )
 
 

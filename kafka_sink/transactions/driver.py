@@ -34,6 +34,8 @@ from kafka_sink.transactions.operations import (
 from kafka_sink.transactions.scope import Scope
 
 _NAMED = 5
+# When each of some transactions began, by its coordinator's clock; -1 where that is not known.
+BeganMs = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,26 +43,22 @@ class Ownership:
     """What planning found and took. ``claim`` is the driver's id, which the decision needs.
 
     ``missing``: tasks of ``decision`` whose transactions ended without being committed. ``completed`` and
-    ``aborted`` count transactions that an earlier driver had left open.
+    ``aborted`` are when the transactions began that an earlier driver had left open, as in ``Committed``.
     """
 
     claim: ProducerEpoch
     decision: Decision | None = None
     missing: frozenset[int] = frozenset()
-    completed: int = 0
-    aborted: int = 0
+    completed: BeganMs = ()
+    aborted: BeganMs = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """What became of a batch: transactions committed, and others of the prefix that were open and aborted.
+    """What became of a batch: transactions committed, and others of the prefix that were open and aborted."""
 
-    ``began_ms``: when the first of them began, by a broker's clock; -1 where there was none.
-    """
-
-    committed: int
-    aborted: int
-    began_ms: int = -1
+    committed: BeganMs
+    aborted: BeganMs
 
 
 def take_over(scope: Scope) -> Steps[Ownership]:
@@ -73,9 +71,11 @@ def take_over(scope: Scope) -> Steps[Ownership]:
     )
     decision = yield from _decision_in(scope, seen)
     not_visible: tuple[Part, ...] = ()
+    left_open: Mapping[str, Described] = {}
     if decision is not None:
         not_visible = yield from _not_visible(scope, decision, seen)
     if not_visible:
+        left_open = yield from describe(*(scope.task_id(part.task, part.slot) for part in not_visible))
         yield from _end(scope, not_visible)
         (names,) = yield (ListOpen(scope.prefix),)
     aborted = yield from abort_open(scope, claim, names)
@@ -84,13 +84,19 @@ def take_over(scope: Scope) -> Steps[Ownership]:
         # Everything else of the prefix is aborted, so asking for the marks in a way that waits for undecided
         # transactions ends soon.
         missing = yield from unmarked(scope, decision)
+    completed = (_began_ms(scope, part, left_open) for part in not_visible if part not in missing)
     return Ownership(
         claim,
         decision,
         frozenset(part.task for part in missing),
-        completed=len(not_visible) - len(missing),
+        completed=tuple(completed),
         aborted=aborted,
     )
+
+
+def _began_ms(scope: Scope, part: Part, found: Mapping[str, Described]) -> int:
+    one = found.get(scope.task_id(part.task, part.slot))
+    return one.started_ms if one is not None and one.producer == part.producer else -1
 
 
 def take_over_groups(scope: Scope) -> tuple[str, ...]:
@@ -160,7 +166,7 @@ def decide(
     ``found`` describes their transactions. Raises TransactionError where nothing was decided or nobody knows,
     IncompleteBatchError where it was and some transactions had ended by then.
     """
-    began_ms = _require_open(scope, decision.batch, parts, found)
+    _require_open(scope, decision.batch, parts, found)
     yield from _record(scope, claim, decision)
     (ended,) = yield (EndTransaction(scope.driver_id, claim, commit=True),)
     if isinstance(ended, Refused):
@@ -180,17 +186,14 @@ def decide(
         lost = yield from unmarked(scope, decision)
         if lost:
             raise IncompleteBatchError(incomplete(decision, [part.task for part in lost]))
-    return Committed(len(parts), aborted, began_ms)
+    return Committed(tuple(_began_ms(scope, part, found) for part in parts), aborted)
 
 
 def _require_open(
     scope: Scope, batch: BatchIdentity, parts: tuple[Part, ...], found: Mapping[str, Described]
-) -> int:
-    """Returns when the first part began, by a broker's clock.
-
-    Raises TransactionError if a part's transaction is no longer open: a batch that has lost a part must not
-    be decided.
-    """
+) -> None:
+    """Raises TransactionError if a part's transaction is no longer open: a batch that has lost a part must
+    not be decided."""
     ids = {scope.task_id(part.task, part.slot): part for part in parts}
     lost = [part.task for name, part in ids.items() if not _is_open(found.get(name), part.producer)]
     if lost:
@@ -199,7 +202,6 @@ def _require_open(
             "open for longer than kafka.transaction.timeout.ms, or another run took "
             f"transactional.id.prefix '{scope.prefix}' over"
         )
-    return min((found[name].started_ms for name in ids), default=-1)
 
 
 def _is_open(found: Described | None, producer: ProducerEpoch) -> bool:
@@ -273,8 +275,8 @@ def _mark(decision: Decision, part: Part) -> str:
     return decision.batch.mark(part.task, part.producer)
 
 
-def abort_open(scope: Scope, claim: ProducerEpoch, names: Iterable[str]) -> Steps[int]:
-    """Abort these of the prefix's tasks; returns how many. Decided transactions are ended before.
+def abort_open(scope: Scope, claim: ProducerEpoch, names: Iterable[str]) -> Steps[BeganMs]:
+    """Abort these of the prefix's tasks; returns when they began. Decided transactions are ended before.
 
     Raises TransactionError where another driver took over. The order makes it safe: transactions are looked
     at first and the driver's id after that. If that is unchanged, no later driver's tasks had begun when
@@ -282,15 +284,19 @@ def abort_open(scope: Scope, claim: ProducerEpoch, names: Iterable[str]) -> Step
     """
     found = yield from describe(*names)
     if not found:
-        return 0
+        return ()
     driver = yield from describe(scope.driver_id)
     if scope.driver_id not in driver or driver[scope.driver_id].producer != claim:
         raise TransactionError(f"{OTHER_DRIVER} (transactional.id.prefix '{scope.prefix}')")
-    still_open = [(name, one.producer) for name, one in found.items() if one.state == OPEN]
+    still_open = [(name, one) for name, one in found.items() if one.state == OPEN]
     if not still_open:
-        return 0
-    results = yield tuple(EndTransaction(name, producer, commit=False) for name, producer in still_open)
-    return sum(not isinstance(result, Refused) for result in results)
+        return ()
+    results = yield tuple(EndTransaction(name, one.producer, commit=False) for name, one in still_open)
+    return tuple(
+        one.started_ms
+        for (_, one), result in zip(still_open, results, strict=True)
+        if not isinstance(result, Refused)
+    )
 
 
 def incomplete(decision: Decision, tasks: Iterable[int]) -> str:

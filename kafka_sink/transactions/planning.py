@@ -73,7 +73,7 @@ def plan(
         scope = Scope(prefix, topic, partitions)
         groups = driver.take_over_groups(scope)
         ownership = client.run(driver.take_over(scope), options.max_block_ms, groups=groups)
-    handover = Handover.of(ownership)
+    handover = Handover.of(ownership, wall_ms())
     _report_takeover(scope, ownership, handover)
     _remember_claim(scope, ownership.claim)
     return PlannedTransactions(scope, batch, handover)
@@ -89,9 +89,10 @@ def commit(options: SinkOptions, planned: PlannedTransactions, reports: Sequence
         outcome = client.run(steps, options.delivery_timeout_ms, transactional_ids=ids)
     if planned.batch is not None:
         application_markers.forget(_taken_key(planned.scope.prefix))
+    outcome = replace(outcome, ended_ms=wall_ms())
     # By two clocks, so it is for warning only.
-    open_ms = wall_ms() - outcome.began_ms
-    if outcome.began_ms >= 0 and open_ms > _LONG_OPEN * options.transaction_timeout_ms:
+    open_ms = outcome.transactions["committed"].oldest_ms
+    if open_ms > _LONG_OPEN * options.transaction_timeout_ms:
         driver_log.warn(
             f"kafka-chunked: the batch's first transaction was open for {open_ms / 1000:.0f} s, and brokers "
             f"end one after kafka.transaction.timeout.ms = {options.transaction_timeout_ms} ms: raise that, "
@@ -114,7 +115,7 @@ def abort(options: SinkOptions, planned: PlannedTransactions) -> BatchOutcome:
             return BatchOutcome()
         ownership = client.run(driver.take_over(scope), options.max_block_ms)
     _remember_claim(scope, ownership.claim)
-    return BatchOutcome(committed=ownership.completed, aborted=ownership.aborted)
+    return BatchOutcome(committed=ownership.completed, aborted=ownership.aborted, ended_ms=wall_ms())
 
 
 def _is_ours(present: ProducerEpoch, claim: ProducerEpoch) -> bool:
@@ -198,8 +199,9 @@ def _report_takeover(scope: Scope, ownership: driver.Ownership, handover: Handov
     if ownership.completed or ownership.aborted:
         driver_log.warn(
             f"kafka-chunked: an earlier run with transactional.id.prefix '{scope.prefix}' had left "
-            f"transactions open: {ownership.completed} completed, as their batch was decided, and "
-            f"{ownership.aborted} aborted"
+            f"transactions open: {len(ownership.completed)} completed, as their batch was decided, and "
+            f"{len(ownership.aborted)} aborted; the oldest had been open for "
+            f"{handover.recovered.oldest_ms / 1000:,.1f} s"
         )
     if handover.incomplete is not None:
         driver_log.error(f"kafka-chunked: {handover.incomplete.problem}")

@@ -22,10 +22,12 @@ from kafka_sink.coordinator.server.figures_handler import FiguresHandler
 from kafka_sink.coordinator.wire.address import CoordinatorAddress, Rendezvous
 from kafka_sink.coordinator.wire.job_figures import KIND
 from kafka_sink.errors import ConfigurationError
-from kafka_sink.model import PartitionResult, TaskResult
+from kafka_sink.model import EndedTransactions, PartitionResult, TaskResult
 from kafka_sink.options import parse
 from kafka_sink.rows.column_plan import ColumnPlan
-from kafka_sink.spark import delivery_report, idle_timeout
+from kafka_sink.spark import delivery_report, idle_timeout, write_reports
+from kafka_sink.spark.final_figures import final_figures
+from kafka_sink.spark.write_reports import EndedWrite
 from kafka_sink.spark.writer import PlannedWrite, TaskCommitted
 from tests.support.coordinator_harness import serving
 
@@ -65,6 +67,31 @@ def test_the_json_summary_is_one_object_that_joins_with_a_querys_progress(
     assert (found["queryId"], found["batchId"], found["outcome"]) == ("q-1", 7, "committed")
     assert (found["rows"], found["rowsByTopic"], found["tasks"]) == (15, {"t": 15}, 2)
     assert (found["sentBytes"], found["rawBytes"], found["partitions"]) == (150, 300, 1)
+
+
+def test_the_json_summary_has_the_numbers_and_ages_of_transactions(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """Catches: counts without ages, which do not say for how long readers were held up."""
+    for handler in list(logging.getLogger().handlers):
+        logging.getLogger().removeHandler(handler)
+    ended = {
+        "committed": EndedTransactions(2, 1_240, 2_000),
+        "recovered": EndedTransactions(1, 34_000, 34_000),
+    }
+    write = EndedWrite("w", "committed", "q-1", 7, 2, [], ended)
+    write_reports.report(planned(log_summary_format="json").options, CoordinatorHandoff(), write)
+    (line,) = capfd.readouterr().err.splitlines()
+    assert json.loads(line)["transactions"] == {
+        "committed": 2,
+        "recovered": 1,
+        "oldestMs": {"committed": 1_240, "recovered": 34_000},
+    }
+    final = final_figures("w", "committed", "q-1", 7, [], ended)
+    assert (final.transactions, final.transactions_ms) == (
+        {"committed": 2, "recovered": 1},
+        {"committed": 2_000, "recovered": 34_000},
+    )
 
 
 def test_a_micro_batch_has_one_name_in_all_its_reports(

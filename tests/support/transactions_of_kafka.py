@@ -51,6 +51,7 @@ class Transaction:
     ended_with: ProducerEpoch | None = None
     rows: list[Row] = field(default_factory=list)
     offsets: dict[OffsetKey, str] = field(default_factory=dict)
+    began_ms: int = -1
 
 
 class Kafka:
@@ -61,6 +62,8 @@ class Kafka:
         self.offsets: dict[OffsetKey, str] = {}
         self.visible: Counter[Row] = Counter()
         self._producer_ids = 0
+        # The brokers' clock.
+        self.now_ms = 0
 
     def execute(self, operation: Any) -> Any:
         """The operation's response. Raises NotYet."""
@@ -69,7 +72,7 @@ class Kafka:
                 return self._init(name)
             case Describe(names):
                 known = [(name, self.transactions[name]) for name in names if name in self.transactions]
-                return {name: Described(one.state, one.producer) for name, one in known}
+                return {name: Described(one.state, one.producer, one.began_ms) for name, one in known}
             case ListOpen(prefix):
                 named = self.transactions.items()
                 return [name for name, t in named if name.startswith(f"{prefix}-task-") and t.state == OPEN]
@@ -114,7 +117,8 @@ class Kafka:
             return Refused("INVALID_PRODUCER_EPOCH")
         if found.state.startswith("Prepare"):
             raise NotYet
-        found.state = OPEN
+        if found.state != OPEN:
+            found.state, found.began_ms = OPEN, self.now_ms
         # A repeated batch has its sequence number and is not written twice.
         found.rows.extend(row for row in rows if row not in found.rows)
         found.offsets.update(offsets)

@@ -149,14 +149,14 @@ def commits_without_deciding(reports: Any, **_: Any) -> Steps[Any]:
             yield (EndTransaction(name, report.part.producer, commit=True),)
 
 
-def forgets_progress(ownership: Any) -> Handover:
+def forgets_progress(ownership: Any, _now_ms: float) -> Handover:
     """Tasks write a batch that was decided once more."""
     return Handover(ownership.claim, {})
 
 
-def forgets_what_is_missing(ownership: Any) -> Handover:
+def forgets_what_is_missing(ownership: Any, now_ms: float) -> Handover:
     """Tasks believe that what was decided is written."""
-    return Handover.of(replace(ownership, missing=frozenset()))
+    return Handover.of(replace(ownership, missing=frozenset()), now_ms)
 
 
 def repairs_whatever_the_tasks_are(reports: Any, **named: Any) -> Steps[Any]:

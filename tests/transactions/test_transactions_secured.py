@@ -75,7 +75,7 @@ def test_batches_are_committed_over_tls_and_logins(
     secured: Secured, login: Callable[[Secured], SinkOptions]
 ) -> None:
     for number in range(2):
-        assert "1 transactions committed" in write(login(secured), number, login.__name__)
+        assert "1 transaction committed" in write(login(secured), number, login.__name__)
 
 
 @pytest.mark.parametrize(

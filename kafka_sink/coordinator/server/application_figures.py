@@ -136,6 +136,8 @@ class ApplicationFigures:
         self._lookups: dict[str, Lookups] = {}
         self._mute_sources: dict[str, list[MuteSource]] = {}
         self._transactions: dict[str, Counter[str]] = {}
+        # For how long they had been open, added up.
+        self._transactions_ms: dict[str, Counter[str]] = {}
         self._sampled_ms = -_SAMPLE_MS
         self._records, self._sent_bytes = RateWindow(), RateWindow()
         self._history: deque[tuple[float, float, float]] = deque(maxlen=_HISTORY)
@@ -295,6 +297,7 @@ class ApplicationFigures:
                 job.topics.add(name)
         totals[f"writes_{final.outcome}"] += 1
         self._transactions.setdefault(cluster, Counter()).update(final.transactions)
+        self._transactions_ms.setdefault(cluster, Counter()).update(final.transactions_ms)
         job.writes += 1
         # The last reports of some tasks may come later, or never.
         job.tasks_done += final.tasks - len(write.done)
@@ -416,6 +419,9 @@ class ApplicationFigures:
                 "open": opened,
                 "oldest": (now_ms - min(open_since_ms, default=now_ms)) / 1000,
                 **{one: self._transactions.get(name, Counter())[one] for one in TRANSACTION_OUTCOMES},
+            },
+            "transaction_seconds": {
+                one: self._transactions_ms.get(name, Counter())[one] / 1000 for one in TRANSACTION_OUTCOMES
             },
         }
 

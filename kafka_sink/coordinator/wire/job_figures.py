@@ -136,7 +136,8 @@ class FinalFigures:
     """A write's figures as its summary has them. ``outcome``: "committed" or "aborted".
 
     ``topics`` are all topics of the write, unless there are too many; then it is empty. ``transactions``
-    counts what the driver did with the write's transactions, by outcome. ``last_task`` is the highest
+    counts what the driver did with the write's transactions, by outcome; ``transactions_ms`` is for how long
+    they had been open, added up. ``last_task`` is the highest
     number of its tasks; -1 if unknown. Tasks with higher ones belong to another run of the micro-batch.
     """
 
@@ -148,6 +149,7 @@ class FinalFigures:
     counters: Mapping[str, Number] = field(default_factory=dict)
     topics: Mapping[str, TopicFigures] = field(default_factory=dict)
     transactions: Mapping[str, int] = field(default_factory=dict)
+    transactions_ms: Mapping[str, int] = field(default_factory=dict)
     last_task: int = -1
 
 
@@ -261,6 +263,7 @@ def encode_final(figures: FinalFigures) -> dict[str, Any]:
         "counters": _rounded(figures.counters),
         "topics": _encode_topics(topics),
         "transactions": dict(figures.transactions),
+        "transactions_ms": dict(figures.transactions_ms),
     }
 
 
@@ -268,8 +271,7 @@ def decode_final(body: Mapping[str, Any]) -> FinalFigures:
     """The driver's report from its JSON body. Raises ProtocolError."""
     try:
         write, outcome, query, batch, tasks, last_task = body["final"]
-        transactions = body["transactions"]
-        if outcome not in ("committed", "aborted") or not isinstance(transactions, dict):
+        if outcome not in ("committed", "aborted"):
             raise ValueError("unknown outcome")
         return FinalFigures(
             _text(write),
@@ -279,11 +281,18 @@ def decode_final(body: Mapping[str, Any]) -> FinalFigures:
             _count(tasks),
             _numbers(body["counters"], COUNTERS),
             _decode_topics(body["topics"], MAX_FINAL_TOPICS),
-            {_text(name): _count(count) for name, count in list(transactions.items())[:_MAX_BUCKETS]},
+            _counts(body["transactions"]),
+            _counts(body["transactions_ms"]),
             _number(last_task, int),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ProtocolError(f"invalid final figures of a write: {error}") from None
+
+
+def _counts(value: Any) -> dict[str, int]:
+    if not isinstance(value, dict):
+        raise ValueError("not counts by name")
+    return {_text(name): _count(count) for name, count in list(value.items())[:_MAX_BUCKETS]}
 
 
 def _encode_topics(topics: Mapping[str, TopicFigures]) -> list[list[Any]]:

@@ -218,7 +218,7 @@ def test_an_open_transaction_is_open_until_the_driver_has_ended_the_write() -> N
     board.report(report(1, done=True, transaction_ms=2_000.0))
     assert board.shown(40_000)["clusters"][0]["transactions"]["open"] == 1
     assert board.shown(40_000)["clusters"][0]["transactions"]["oldest"] == 42.0
-    board.end(final(1, transactions={"committed": 1}))
+    board.end(final(1, transactions={"committed": 1}, transactions_ms={"committed": 42_500}))
     assert board.shown()["clusters"][0]["transactions"] == {
         "open": 0,
         "oldest": 0.0,
@@ -226,6 +226,8 @@ def test_an_open_transaction_is_open_until_the_driver_has_ended_the_write() -> N
         "aborted": 0,
         "recovered": 0,
     }
+    seconds = {"committed": 42.5, "aborted": 0.0, "recovered": 0.0}
+    assert board.shown()["clusters"][0]["transaction_seconds"] == seconds
 
 
 # -- messages ---------------------------------------------------------------------------------------
@@ -233,7 +235,7 @@ def test_an_open_transaction_is_open_until_the_driver_has_ended_the_write() -> N
 
 def test_messages_survive_the_wire() -> None:
     assert decode_task(json.loads(json.dumps(encode_task(full_report())))) == full_report()
-    sent = final(5, query="q", batch=3, transactions={"committed": 2})
+    sent = final(5, query="q", batch=3, transactions={"committed": 2}, transactions_ms={"committed": 7})
     assert decode_final(json.loads(json.dumps(encode_final(sent)))) == sent
 
 

@@ -105,6 +105,12 @@ METADATA_AVOIDED = _counter(
     "metadata_request_avoided", "", "Metadata requests that the coordinator spared tasks"
 )
 TRANSACTIONS = MetricSpec("transactions", "counter", "Transactions that ended", ("cluster", "outcome"))
+TRANSACTION_SECONDS = MetricSpec(
+    "transaction_open_time_seconds",
+    "counter",
+    "For how long transactions had been open when they ended",
+    ("cluster", "outcome"),
+)
 OPEN_TRANSACTIONS = _gauge("open_transactions", "", "Transactions of tasks whose write has not ended")
 OLDEST_TRANSACTION = _gauge("oldest_open_transaction_age_seconds", "", "Age of the oldest of them")
 REPORTS = MetricSpec("task_reports", "counter", "Reports of tasks that the coordinator received", ())
@@ -116,7 +122,7 @@ METRICS: tuple[MetricSpec, ...] = (
     *GAUGES_OF_CLUSTER,
     *OF_BROKER,
     *(LATENCY, MUTED, MUTED_COUNT, TASKS, WRITES, METADATA, METADATA_AVOIDED),
-    *(TRANSACTIONS, OPEN_TRANSACTIONS, OLDEST_TRANSACTION, REPORTS, BUILD),
+    *(TRANSACTIONS, TRANSACTION_SECONDS, OPEN_TRANSACTIONS, OLDEST_TRANSACTION, REPORTS, BUILD),
 )
 _FAMILIES: Mapping[str, Any] = {
     "counter": CounterMetricFamily,
@@ -164,6 +170,7 @@ class _Collector:
         for spec, part, names in (
             (TASKS, "states", (*STATES, "silent")),
             (TRANSACTIONS, "transactions", TRANSACTION_OUTCOMES),
+            (TRANSACTION_SECONDS, "transaction_seconds", TRANSACTION_OUTCOMES),
         ):
             yield _family(
                 spec,
