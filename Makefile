@@ -23,7 +23,7 @@ IN_LANES = -n $(LANES) --dist loadgroup --no-loadscope-reorder --durations 20 --
 # Of make check-pythons: the oldest and the newest that the project runs on.
 PYTHONS ?= 3.10 3.13
 
-.PHONY: help venv java chromium screenshots demo test full full-sample chaos exactly-once fuzz faults matrix endurance check check-pythons pins format audit bench scale docs site broker clean
+.PHONY: help venv java chromium screenshots demo test full full-sample chaos exactly-once fuzz faults matrix endurance check check-pythons pins format audit bench plots scale docs site broker clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -92,6 +92,9 @@ matrix: $(STAMP) java  ## try Python 3.10 to 3.14, PySpark 4.1 to the newest, br
 
 bench: $(STAMP) $(SPARK41_STAMP) java  ## run the benchmarks against the peers (ARGS="throughput" picks one)
 	@SPARK41_PYTHON=$(abspath $(SPARK41)/bin/python) $(BIN)/python -m benchmarks $(ARGS)
+
+plots: $(STAMP)  ## draw the benchmarks' plots again from benchmarks/results (ARGS="throughput" picks one)
+	@$(BIN)/python -m benchmarks --redraw $(ARGS)
 
 scale: $(STAMP)  ## what the coordinator costs with up to 10,000 modelled tasks, and plots of it (ARGS="1000x12" picks a case)
 	@$(BIN)/python -m benchmarks.coordinator_scale $(ARGS)

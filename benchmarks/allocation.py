@@ -21,10 +21,12 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
+from benchmarks import charts
 from benchmarks.surroundings import RESULTS
 from kafka_sink.accumulator.batch_buffer import BufferAllocator
 from kafka_sink.accumulator.buffer_pool import BufferPool
@@ -243,39 +245,47 @@ def print_table(first: str, titles: tuple[str, ...], rows: list[Any], group: int
         print(f"{name:<22}" + "".join(f"{value:>15,.0f}" for value in numbers))
 
 
-def plot(memory: list[Row], appends: list[AppendRow], conditions: str) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(12, 4.5))
-    groups: tuple[tuple[Any, list[Any], str], ...] = (
-        (left, [row for row in memory if row.strategy in STRATEGIES[:3]], "memory alone"),
-        (right, list(appends), "columns to sealed batches and back"),
+def plot(found: dict[str, Any], file: Path) -> None:
+    made, [[left, right]] = charts.figure(
+        "What memory in chunks costs, against one buffer of batch.size (full)",
+        [
+            f"{found['conditions']}; labels: \u00b5s a record batch",
+            "4 of 16 KiB: batches with 4 KiB of rows, batch.size 16 KiB; scattered: chunks in random order",
+        ],
+        (11, 5),
+        1,
+        2,
     )
-    for axes, rows, title in groups:
-        names = list(dict.fromkeys(row.strategy for row in rows))
-        width = 0.8 / len(names)
-        for place, name in enumerate(names):
-            mine = [row for row in rows if row.strategy == name]
-            at = [number + place * width for number in range(len(mine))]
-            bars = axes.bar(at, [row.batch_ns / 1000 for row in mine], width, label=name)
-            axes.bar_label(bars, fmt="%.3g", fontsize=6)
-        labels = [
-            f"{row.batch_bytes / 1024:.0f} of\n{row.batch_size >> 10} KiB"
-            + (f"\n{row.partitions} part." if isinstance(row, AppendRow) else "")
-            for row in rows
-            if row.strategy == names[0]
-        ]
-        axes.set_xticks([number + 0.4 - width / 2 for number in range(len(labels))], labels, fontsize=7)
-        axes.set_yscale("log")
-        axes.set_ylabel("µs a record batch")
-        axes.set_title(title, fontsize=9)
-        axes.legend(fontsize=7)
-    figure.suptitle(conditions, fontsize=8)
-    figure.tight_layout()
-    figure.savefig(RESULTS / "allocation.png", dpi=120)
+    shown = [row for row in found["rows"] if row["strategy"] in STRATEGIES[:3]]
+    _draw(left, shown, "Memory alone")
+    _draw(right, found["appends"], "Columns to sealed batches and back")
+    made.legend(*left.get_legend_handles_labels(), loc="outside upper right", ncols=3)
+    charts.save(made, file)
+
+
+def _draw(axes: Any, rows: list[dict[str, Any]], title: str) -> None:
+    """Bars of every strategy, as times the time of ``full`` in the same case."""
+    names = list(dict.fromkeys(row["strategy"] for row in rows))
+    cases = [_case(row) for row in rows if row["strategy"] == names[0]]
+    whole = [row["batch_ns"] for row in rows if row["strategy"] == names[0]]
+    height = 0.8 / len(names)
+    for place, (name, colour) in enumerate(
+        zip(names, (charts.OTHER, charts.OURS, charts.LIGHT), strict=False)
+    ):
+        took = [row["batch_ns"] for row in rows if row["strategy"] == name]
+        at = [number + (place - (len(names) - 1) / 2) * height for number in range(len(cases))]
+        times = [one / full for one, full in zip(took, whole, strict=True)]
+        drawn = axes.barh(at, times, height=height * 0.9, color=colour, label=name)
+        charts.label(axes, drawn, [f"{one / 1000:,.3g}" for one in took])
+    axes.set_yticks(range(len(cases)), cases)
+    axes.invert_yaxis()
+    axes.set_xlabel("time, as times that of full")
+    axes.set_title(title)
+
+
+def _case(row: dict[str, Any]) -> str:
+    size = f"{row['batch_bytes'] / 1024:,.0f} of {row['batch_size'] >> 10:,} KiB"
+    return size + (f", {row['partitions']:,} partitions" if "partitions" in row else "")
 
 
 def main() -> None:
@@ -307,7 +317,7 @@ def main() -> None:
         "appends": [asdict(row) for row in appends],
     }
     (RESULTS / "allocation.json").write_text(json.dumps(found, indent=1) + "\n")
-    plot(memory, appends, conditions)
+    plot(found, RESULTS / "allocation.png")
 
 
 if __name__ == "__main__":

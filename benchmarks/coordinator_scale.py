@@ -32,6 +32,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks import charts
 from benchmarks.modelled_tasks import KEY, SECRET, Case, Model
 from benchmarks.surroundings import RESULTS, ROOT, environment
 from tests.support.fake_broker import FakeCluster
@@ -280,17 +281,18 @@ def _join(model: Model, source: str, count: int) -> list[float | None]:
 # -- plots ------------------------------------------------------------------------------------------
 
 
-def plot(kept: dict[str, Any]) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
+def plot(kept: dict[str, Any], file: Path) -> None:
     sweeps = kept["sweeps"]
-    figure, axes = pyplot.subplots(2, 2, figsize=(11, 8))
+    made, axes = charts.figure(
+        "What the coordinator costs",
+        ["modelled tasks that send what real ones do; the coordinator is a process of its own; 2 cores"],
+        (10, 7.6),
+        2,
+        2,
+    )
     lines = (
-        ("tasks", "8 tasks on a connection", "#1f77b4"),
-        ("tasks, own connections", "1 task on a connection", "#b0b0b0"),
+        ("tasks", "8 tasks a connection", charts.OURS),
+        ("tasks, own connections", "1 task a connection", charts.OTHER),
     )
     for name, label, colour in lines:
         found = sorted((int(size), one) for size, one in sweeps[name].items())
@@ -301,35 +303,33 @@ def plot(kept: dict[str, Any]) -> None:
             axes[0][0].plot(sizes, values, style, color=colour, label=text)
         axes[0][1].plot(sizes, [one["last_heard_ms"] for _, one in found], "o-", color=colour, label=label)
         axes[1][0].plot(sizes, [one["peak_rss_mib"] for _, one in found], "o-", color=colour, label=label)
-    for axis, text in (
-        (axes[0][0], "processor time, % of a core"),
-        (axes[0][1], "mute known to the last task, ms"),
-        (axes[1][0], "memory at most, MiB"),
+    for axis, text, unit in (
+        (axes[0][0], "Processor time", "% of a core"),
+        (axes[0][1], "Until the last task knows of a mute", "ms"),
+        (axes[1][0], "Memory at most", "MiB"),
     ):
+        axis.set_title(text)
         axis.set_xlabel("tasks")
-        axis.set_ylabel(text)
+        axis.xaxis.set_major_formatter("{x:,.0f}")
+        axis.set_ylabel(unit)
     right = axes[1][1]
-    for name, colour in (("topics", "#2ca02c"), ("muted partitions", "#d62728")):
+    for name, colour in (("topics", charts.SECOND), ("muted partitions", charts.ALERT)):
         found = sorted((int(size), one) for size, one in sweeps[name].items())
         sizes = [size for size, _ in found]
-        right.plot(
-            sizes,
-            [one["connect_cpu_s"] for _, one in found],
-            "o-",
-            color=colour,
-            label=f"{name}: seconds for all to start",
-        )
+        starting = [one["connect_cpu_s"] for _, one in found]
+        right.plot(sizes, starting, "o-", color=colour, label=f"{name}: seconds for all to start")
         values = [one["muted"]["cpu_percent"] / 100 for _, one in found]
-        right.plot(sizes, values, "s--", color=colour, label=f"{name}: of a core, while muted")
-    right.set_xlabel("topics or muted partitions (1,000 tasks)")
+        right.plot(sizes, values, "s--", color=colour, label=f"{name}: share of a core, while muted")
+    right.set_title("1,000 tasks, by topics or muted partitions")
+    right.set_xlabel("topics or muted partitions")
     right.set_ylabel("processor time")
     right.set_xscale("log")
+    right.xaxis.set_major_formatter("{x:,.0f}")
     for axis in axes.flat:
         axis.set_ylim(bottom=0)
-        axis.grid(alpha=0.3)
-        axis.legend(fontsize=8)
-    figure.tight_layout()
-    figure.savefig(FILE.with_suffix(".png"), dpi=120)
+        axis.grid(alpha=0.6)
+        axis.legend()
+    charts.save(made, file)
 
 
 def main() -> int:
@@ -363,7 +363,7 @@ def main() -> int:
     if is_all or arguments.flood:
         keep(run_flood(arguments.seconds), "flood", "1000 tasks")
     if is_all or arguments.plot:
-        plot(kept)
+        plot(kept, FILE.with_suffix(".png"))
     return 0
 
 

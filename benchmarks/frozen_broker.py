@@ -15,7 +15,7 @@ import argparse
 import json
 import os
 import platform
-import textwrap
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks import frozen_run, paced_rows
+from benchmarks import charts, frozen_run, paced_rows
 from benchmarks.frozen_run import BROKERS, PARTITIONS, Contender, Load, Run, sink
 from benchmarks.surroundings import RESULTS
 from kafka_sink.local_broker import LocalBroker
@@ -143,34 +143,47 @@ def report(part: str, outcomes: dict[str, dict[str, Any]]) -> None:
             print(f"{'':4}rows behind a later one of their key: {found['reordered_in_key']:,}")
 
 
-def plot(
-    folder: Path, part: str, outcomes: dict[str, dict[str, Any]], frozen_s: float, conditions: str
-) -> None:
-    import matplotlib
+def plot(kept: dict[str, Any], file: Path) -> None:
+    """One file for each part: rows with keys and rows without are different questions."""
+    for part, figures in kept.items():
+        suffix = "" if part == "keyless" else f"_{part}"
+        _plot_part(part, figures, file.with_name(f"{file.stem}{suffix}.png"))
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
 
-    figure, all_axes = pyplot.subplots(
-        len(outcomes), figsize=(9, 1 + 1.9 * len(outcomes)), sharex=True, sharey=True, squeeze=False
+def _plot_part(part: str, figures: dict[str, Any], file: Path) -> None:
+    outcomes, frozen_s = figures["outcomes"], _frozen_seconds(figures["conditions"])
+    rows = "rows without a key" if part == "keyless" else "rows with a key"
+    made, all_axes = charts.figure(
+        f"One of {BROKERS} brokers freezes: {rows}",
+        [
+            figures["conditions"],
+            "Rows that waited for the broker come at once, beyond the frame.",
+        ],
+        (9, 1.5 + 1.55 * len(outcomes)),
+        len(outcomes),
+        sharex=True,
+        sharey=True,
     )
     for axes, (name, found) in zip(all_axes[:, 0], outcomes.items(), strict=True):
-        axes.axvspan(0, frozen_s, color="#e8e8e8")
+        axes.axvspan(0, frozen_s, color=charts.SHADE, label="the broker is frozen")
         total = [rate / 1000 for rate in found["rows_per_second"]]
         sick = [rate / 1000 for rate in found["rows_per_second_frozen_broker"]]
-        axes.plot(found["time_s"], total, color="#1f77b4", label="all brokers")
-        axes.plot(found["time_s"], sick, color="#d62728", linewidth=1, label="the frozen broker")
-        axes.set_title(f"{name}: {found['ratio']:.0%} of the rate before while frozen", fontsize=9)
+        axes.plot(found["time_s"], total, color=charts.OURS, label="all brokers")
+        axes.plot(found["time_s"], sick, color=charts.ALERT, linewidth=1, label="the frozen broker")
+        axes.set_title(f"{name}: {found['ratio']:.0%} of the earlier rate while it is frozen")
         axes.set_ylabel("1,000 rows/s")
     # What was held back comes at once and would make the rest flat.
     steady = max(found["rows_per_second_before"] for found in outcomes.values())
-    all_axes[0, 0].set_ylim(0, 2.5 * steady / 1000)
-    all_axes[0, 0].legend(loc="upper left", fontsize=8)
-    all_axes[-1, 0].set_xlabel(f"seconds since one of {BROKERS} brokers stopped; grey: it is stopped")
-    figure.suptitle(textwrap.fill(conditions, 150), fontsize=7)
-    figure.tight_layout()
-    suffix = "" if part == "keyless" else f"_{part}"
-    figure.savefig(folder / f"frozen_broker{suffix}.png", dpi=120)
+    all_axes[0, 0].set_ylim(0, 2 * steady / 1000)
+    all_axes[0, 0].legend(loc="upper left", ncols=3)
+    all_axes[-1, 0].set_xlabel("seconds since the freeze")
+    charts.save(made, file)
+
+
+def _frozen_seconds(conditions: str) -> float:
+    found = re.search(r"frozen for (\d+) s", conditions)
+    assert found is not None, conditions
+    return float(found[1])
 
 
 # -- the run ------------------------------------------------------------------------------------------
@@ -205,7 +218,7 @@ def measure(
     return outcomes
 
 
-def keep(folder: Path, part: str, conditions: str, outcomes: dict[str, Any], frozen_s: float) -> None:
+def keep(folder: Path, part: str, conditions: str, outcomes: dict[str, Any]) -> None:
     """Writes one part's figures beside those of the others, and of contenders under the same conditions."""
     folder.mkdir(exist_ok=True)
     path = folder / "frozen_broker.json"
@@ -215,7 +228,7 @@ def keep(folder: Path, part: str, conditions: str, outcomes: dict[str, Any], fro
         outcomes = {**before["outcomes"], **outcomes}
     kept[part] = {"conditions": conditions, "outcomes": outcomes}
     path.write_text(json.dumps(kept, indent=1) + "\n")
-    plot(folder, part, outcomes, frozen_s, conditions)
+    plot({part: kept[part]}, path.with_suffix(".png"))
 
 
 def main() -> None:
@@ -251,7 +264,7 @@ def main() -> None:
             outcomes = measure(spark, cluster, victim, part, contenders, load)
             report(part, outcomes)
             if not options.smoke:
-                keep(options.out, part, conditions, outcomes, load.frozen)
+                keep(options.out, part, conditions, outcomes)
         spark.stop()
     print(f"\ngoals for kafka-chunked, keyless: ratio {GOAL_RATIO}, even again within {GOAL_EVEN_S:.0f} s")
 

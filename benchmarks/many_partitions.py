@@ -21,13 +21,13 @@ import platform
 import shutil
 import statistics
 import tempfile
-import textwrap
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from benchmarks import throughput
+from benchmarks import charts, throughput
 from benchmarks.surroundings import RESULTS
 from benchmarks.throughput import JVM_SINK_SPARK
 from benchmarks.worker_memory import Peak, WorkerMemory
@@ -262,32 +262,52 @@ def large_rows(spark: Any, rows: int, folder: str) -> Any:
 # -- results ------------------------------------------------------------------------------------------
 
 
-def plot(parts: dict[str, Any]) -> None:
-    import matplotlib
+_TITLES = {
+    "rates": "Rate with 1,000 partitions, and with 4",
+    "memory": "Memory of the largest Python worker, by codec: 110-byte rows",
+    "large": f"Memory of the largest Python worker, by codec: {LARGE_ROW:,}-byte rows",
+    "cold": "First write to 1,000 new partitions",
+}
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
 
-    figure, all_axes = pyplot.subplots(len(parts), figsize=(9, 2.6 * len(parts)), squeeze=False)
-    for axes, (part, figures) in zip(all_axes[:, 0], parts.items(), strict=True):
+def plot(parts: dict[str, Any], file: Path) -> None:
+    values = {part: _values(part, figures["found"]) for part, figures in parts.items()}
+    heights = [len(one) for one in values.values()]
+    made, all_axes = charts.figure(
+        "Keyed rows to 1,000 partitions",
+        [
+            *dict.fromkeys(figures["conditions"] for figures in parts.values()),
+            "full: buffer.memory.allocation.strategy=full; 32 MiB a worker: together what the JVM sink has",
+        ],
+        (9, 1.6 + sum(0.75 + 0.27 * height for height in heights)),
+        len(parts),
+        height_ratios=[2 + height for height in heights],
+    )
+    for axes, (part, found) in zip(all_axes[:, 0], values.items(), strict=True):
+        colours = [charts.OTHER if name.startswith(("JVM", BROKER)) else charts.OURS for name in found]
+        drawn = charts.bars(axes, list(found), list(found.values()), color=colours)
+        digits = 1 if part == "cold" else 0
+        charts.label(axes, drawn, [f"{one:,.{digits}f}" for one in found.values()])
+        axes.set_title(_TITLES[part])
         if part == "cold":
-            values = _cold_medians(figures["found"])
             axes.set_xlabel("seconds (median)")
         elif part == "rates":
-            values = {name: statistics.median(found) / 1e3 for name, found in figures["found"].items()}
             axes.set_xlabel("thousand rows per second, acknowledged (median)")
         else:
-            values = {codec: found["private_mib"] for codec, found in figures["found"].items()}
-            axes.set_xlabel("MiB private in the largest Python worker (peak)")
-            axes.axvline(MEMORY_GOALS_MIB[part], color="#c03030", linewidth=1)
-        names = list(values)[::-1]
-        colours = ["#b0b0b0" if name.startswith("JVM") else "#1f77b4" for name in names]
-        bars = axes.barh(names, [values[name] for name in names], color=colours)
-        axes.bar_label(bars, fmt="%.1f" if part == "cold" else "%.0f", padding=3)
-        axes.margins(x=0.08)
-        axes.set_title(textwrap.fill(figures["conditions"], 130), fontsize=7)
-    figure.tight_layout()
-    figure.savefig(RESULTS / "many_partitions.png", dpi=120)
+            axes.set_xlabel("MiB of private memory (peak)")
+            limit = MEMORY_GOALS_MIB[part]
+            axes.axvline(limit, color=charts.ALERT, linewidth=1, label=f"the benchmark's limit, {limit} MiB")
+            axes.legend(loc="lower right", bbox_to_anchor=(1, 1))
+    charts.save(made, file)
+
+
+def _values(part: str, found: dict[str, Any]) -> dict[str, float]:
+    """What a bar shows, by name."""
+    if part == "cold":
+        return _cold_medians(found)
+    if part == "rates":
+        return {name: statistics.median(rates) / 1e3 for name, rates in found.items()}
+    return {codec: one["private_mib"] for codec, one in found.items()}
 
 
 def _cold_medians(found: dict[str, list[list[float | None]]]) -> dict[str, float]:
@@ -382,7 +402,7 @@ def main() -> None:
     # Parts may come from runs of their own; they are in one order.
     known = {part: {**known, **found}[part] for part in PARTS if part in {**known, **found}}
     path.write_text(json.dumps(known, indent=1) + "\n")
-    plot(known)
+    plot(known, path.with_suffix(".png"))
 
 
 if __name__ == "__main__":

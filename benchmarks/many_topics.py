@@ -24,7 +24,7 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks import peers
+from benchmarks import charts, peers
 from benchmarks.surroundings import RESULTS, environment
 from kafka_sink.local_broker import LocalBroker
 from tests.support.proxy import ProxyCluster
@@ -197,31 +197,59 @@ def report(outcome: dict[str, Any]) -> None:
         print(f"{'':13}goals: Metadata requests cold {asked[0]} <= 30, again {asked[1]} <= 5")
 
 
-def plot(outcome: dict[str, Any], conditions: str, path: Path) -> None:
-    import matplotlib
+def plot(found: dict[str, Any], file: Path) -> None:
+    from matplotlib.patches import Patch
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    outcome = found["outcome"]
+    heights = [len(forms) for forms in outcome.values()]
+    made, all_axes = charts.figure(
+        "80,000 rows to 2,000 topics",
+        [found["conditions"]],
+        (11, 1.7 + 0.5 * sum(heights)),
+        len(outcome),
+        2,
+        height_ratios=heights,
+        sharex="col",
+        sharey="row",
+    )
+    for (left, right), (master, forms) in zip(all_axes, outcome.items(), strict=True):
+        for turn, name in enumerate(("first write", "second write")):
+            requests = [figures["requests"][turn]["Metadata"] for figures in forms.values()]
+            seconds = [
+                statistics.median(one[turn] for one in figures["seconds"]) for figures in forms.values()
+            ]
+            for axes, values in ((left, requests), (right, seconds)):
+                _draw_turn(axes, list(forms), values, turn, name)
+        left.set_title(master)
+        # Zero has a place on this scale.
+        left.set_xscale("symlog", linthresh=1)
+        left.set_xlim(0, 60_000)
+        left.set_xticks([0, 1, 10, 100, 1000, 10_000], ["0", "1", "10", "100", "1,000", "10,000"])
+    all_axes[-1, 0].set_xlabel("Metadata requests of the whole job")
+    all_axes[-1, 1].set_xlabel("seconds from save() to its return (median)")
+    all_axes[0, 1].legend(
+        handles=[
+            Patch(color=colour, alpha=alpha, label=f"{text}, {turn} write")
+            for colour, text in ((charts.OURS, "kafka-chunked"), (charts.OTHER, "JVM sink"))
+            for alpha, turn in ((1.0, "first"), (0.5, "second"))
+        ],
+        loc="lower right",
+        bbox_to_anchor=(1, 1),
+        ncols=2,
+    )
+    charts.save(made, file)
 
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4.5))
-    labels, requests, seconds, colours = [], [], [], []
-    for master, forms in outcome.items():
-        for form, figures in forms.items():
-            for turn, name in enumerate(("cold", "again")):
-                labels.append(f"{master} {form}, {name}")
-                requests.append(max(figures["requests"][turn]["Metadata"], 0.5))
-                seconds.append(statistics.median(one[turn] for one in figures["seconds"]))
-                colours.append("#b0b0b0" if form == JVM else "#1f77b4")
-    for axes, values, text in ((left, requests, "Metadata requests"), (right, seconds, "seconds")):
-        bars = axes.barh(labels[::-1], values[::-1], color=colours[::-1])
-        axes.bar_label(bars, fmt="%.3g", padding=3, fontsize=8)
-        axes.tick_params(axis="y", labelsize=7)
-        axes.set_xlabel(text)
-    left.set_xscale("log")
-    right.set_yticklabels([])
-    figure.suptitle(conditions, fontsize=8)
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
+
+def _draw_turn(axes: Any, forms: list[str], values: list[float], turn: int, name: str) -> None:
+    colours = [charts.OTHER if form == JVM else charts.OURS for form in forms]
+    places = [place + 0.4 * turn - 0.2 for place in range(len(forms))]
+    drawn = axes.barh(places, values, height=0.36, color=colours, alpha=0.5 if turn else 1.0, label=name)
+    digits = 0 if all(isinstance(value, int) for value in values) else 1
+    charts.label(axes, drawn, [f"{value:,.{digits}f}" for value in values])
+    if not turn:
+        axes.set_yticks(range(len(forms)), ["JVM sink" if form == JVM else form for form in forms])
+        axes.set_ylim(len(forms) - 0.4, -0.6)
+        axes.tick_params(axis="y", length=0)
 
 
 def main() -> None:
@@ -262,9 +290,9 @@ def main() -> None:
     report(outcome)
     if not options.smoke:
         options.out.parent.mkdir(exist_ok=True)
-        text = json.dumps({"conditions": conditions, "outcome": outcome}, indent=1)
-        options.out.write_text(text + "\n")
-        plot(outcome, conditions, options.out.with_suffix(".png"))
+        found = {"conditions": conditions, "outcome": outcome}
+        options.out.write_text(json.dumps(found, indent=1) + "\n")
+        plot(found, options.out.with_suffix(".png"))
 
 
 if __name__ == "__main__":

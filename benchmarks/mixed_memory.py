@@ -18,10 +18,12 @@ import os
 import platform
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
+from benchmarks import charts
 from benchmarks import direct_producer as direct
 from benchmarks.direct_producer import MIB, VALUE_BYTES, MemoryOverTime, Sample
 from benchmarks.slow_responses import slow_responses
@@ -39,6 +41,8 @@ LOGS_ROWS_S = 40_000_000 // VALUE_BYTES
 EVENTS_ROWS_S = 5_000
 LOGS_PARTITIONS, EVENTS_PARTITIONS = 4, 1000
 CHUNK = chunk_size(4 * MIB)
+# Of each case, for the plot.
+SAMPLES_KEPT = 300
 
 
 @dataclass(frozen=True)
@@ -98,7 +102,8 @@ def figures_of(case: Case, result: TaskResult, samples: list[Sample], seconds: f
         "peak_batches": max(sample.batches for sample in samples),
         "heap_mib": max(sample.heap for sample in samples) / MIB,
         "samples": [
-            (round(sample.at_s, 3), sample.used, sample.buffered, bound(sample)) for sample in settled
+            (round(sample.at_s, 3), sample.used, sample.buffered, bound(sample))
+            for sample in settled[:: max(1, len(settled) // SAMPLES_KEPT)]
         ],
     }
 
@@ -151,30 +156,33 @@ def report(outcome: list[dict[str, Any]]) -> None:
     )
 
 
-def plot(outcome: list[dict[str, Any]], conditions: str) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, all_axes = pyplot.subplots(1, len(outcome), figsize=(13, 4.2), sharey=True)
+def plot(found: dict[str, Any], file: Path) -> None:
+    outcome = found["outcome"]
+    made, [all_axes] = charts.figure(
+        "A topic with many rows beside 1,000 partitions with few: memory of both strategies",
+        [found["conditions"]],
+        (12, 4.6),
+        1,
+        len(outcome),
+        sharey=True,
+    )
     for axes, one in zip(all_axes, outcome, strict=True):
         at, used, buffered, most = zip(*one["samples"], strict=True)
-        axes.plot(at, [size / MIB for size in used], color="#1f77b4", label="taken from the pool")
-        axes.plot(at, [size / MIB for size in buffered], color="#ff7f0e", label="bytes buffered")
+        axes.plot(at, [size / MIB for size in used], color=charts.OURS, label="taken from the pool")
+        axes.plot(at, [size / MIB for size in buffered], color="#d98b2b", label="bytes buffered")
         if one["case"].startswith("incremental"):
-            label = "bytes buffered + batches x chunk"
-            axes.plot(at, [size / MIB for size in most], color="#808080", linewidth=0.8, label=label)
+            label = "bytes buffered + batches x chunk: the bound"
+            axes.plot(at, [size / MIB for size in most], color="black", linewidth=0.8, label=label)
         rate = one["logs_rows_per_second"] / LOGS_ROWS_S
-        axes.set_title(f"{one['case']}: {rate:.0%} of the logs' rows taken", fontsize=9)
+        axes.set_title(f"{one['case']}: {rate:.0%} of the logs get through")
         axes.set_yscale("log")
+        axes.set_ylim(1e-3, 1e4)
+        axes.set_yticks([1e-3, 0.1, 10, 1000], ["0.001", "0.1", "10", "1,000"])
         axes.set_xlabel("seconds")
-        axes.grid(alpha=0.3)
+        axes.grid(alpha=0.6)
     all_axes[0].set_ylabel("MiB")
-    all_axes[0].legend(fontsize=7, loc="lower right")
-    figure.suptitle(conditions, fontsize=8)
-    figure.tight_layout()
-    figure.savefig(RESULTS / "mixed_memory.png", dpi=120)
+    all_axes[0].legend(loc="lower center")
+    charts.save(made, file)
 
 
 def main() -> None:
@@ -204,11 +212,9 @@ def main() -> None:
     if options.smoke or options.dry:
         return
     RESULTS.mkdir(exist_ok=True)
-    plot(outcome, conditions)
-    for one in outcome:
-        del one["samples"]
-    text = json.dumps({"conditions": conditions, "outcome": outcome}, indent=1)
-    (RESULTS / "mixed_memory.json").write_text(text + "\n")
+    found = {"conditions": conditions, "outcome": outcome}
+    (RESULTS / "mixed_memory.json").write_text(json.dumps(found, indent=1) + "\n")
+    plot(found, RESULTS / "mixed_memory.png")
 
 
 if __name__ == "__main__":

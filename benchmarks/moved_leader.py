@@ -19,6 +19,7 @@ import contextlib
 import json
 import os
 import platform
+import statistics
 import tempfile
 import threading
 import time
@@ -30,8 +31,8 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import charts, paced_rows
 from benchmarks import frozen_run as scene
-from benchmarks import paced_rows
 from benchmarks.surroundings import RESULTS
 from kafka_sink.local_broker import LocalBroker
 from tests.support.proxy import ProxyCluster
@@ -253,31 +254,33 @@ def report(part: str, outcomes: dict[str, dict[str, Any]]) -> None:
         )
 
 
-def plot(parts: dict[str, Any], path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
+def plot(parts: dict[str, Any], file: Path) -> None:
     shown = [
         (part, name, one) for part, figures in parts.items() for name, one in figures["outcomes"].items()
     ]
-    figure, all_axes = pyplot.subplots(
-        len(shown), figsize=(9, 1 + 1.9 * len(shown)), sharex=True, squeeze=False
+    made, all_axes = charts.figure(
+        "Rows at the brokers while the partitions' leaders move",
+        [next(iter(parts.values()))["conditions"], "Rows that waited come at once and go beyond the frame."],
+        (9, 1.5 + 1.5 * len(shown)),
+        len(shown),
+        sharex=True,
+        sharey=True,
     )
     for axes, (part, name, found) in zip(all_axes[:, 0], shown, strict=True):
-        axes.axvspan(0, found["election_s"], color="#e8e8e8")
-        axes.plot(found["time_s"], [rate / 1000 for rate in found["rows_per_second"]], color="#1f77b4")
+        axes.axvspan(0, found["election_s"], color=charts.SHADE, label="the cluster elects leaders")
+        colour = charts.OTHER if name.startswith("JVM") else charts.OURS
+        axes.plot(found["time_s"], [rate / 1000 for rate in found["rows_per_second"]], color=colour)
+        moved = "preferred leaders elected" if part == "elected" else "a broker killed"
         axes.set_title(
-            f"{part}, {name}: {found['gap_beyond_election_s']:.2f} s beyond the election of "
-            f"{found['election_s']:.2f} s, {found['lost']:,} rows lost",
-            fontsize=9,
+            f"{name}, {moved}: last partition {found['gap_beyond_election_s']:.2f} s after the election, "
+            f"{found['lost']:,} rows lost"
         )
         axes.set_ylabel("1,000 rows/s")
-    all_axes[-1, 0].set_xlabel("seconds since leaders were moved; grey: the cluster elects")
-    figure.suptitle(next(iter(parts.values()))["conditions"], fontsize=7)
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
+    steady = statistics.median(rate for _, _, one in shown for rate in one["rows_per_second"] if rate)
+    all_axes[0, 0].set_ylim(0, 4 * steady / 1000)
+    all_axes[0, 0].legend(loc="upper right")
+    all_axes[-1, 0].set_xlabel("seconds since the move began")
+    charts.save(made, file)
 
 
 def main() -> None:

@@ -24,10 +24,12 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import cycle
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
+from benchmarks import charts
 from benchmarks import direct_producer as direct
 from benchmarks.direct_producer import MIB, pool_of
 from benchmarks.surroundings import RESULTS
@@ -140,30 +142,32 @@ def prepare(broker: LocalBroker, counts: list[int], seconds: float) -> None:
                 producer.close()
 
 
-def plot(rows: list[Row], conditions: str) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(12, 4.5))
-    for name in dict.fromkeys(row.case for row in rows):
-        mine = [row for row in rows if row.case == name]
-        style = "--" if "full" in name else "-"
-        counts = [row.partitions for row in mine]
-        left.plot(counts, [row.rows_per_second / 1e3 for row in mine], style, marker="o", label=name)
-        right.plot(counts, [row.peak_used_mib for row in mine], style, marker="o", label=name)
+def plot(found: dict[str, Any], file: Path) -> None:
+    rows = found["rows"]
+    made, [[left, right]] = charts.figure(
+        "One producer, by the number of partitions", [found["conditions"]], (11, 4.6), 1, 2
+    )
+    colours = (charts.OURS, charts.ALERT, charts.SECOND, "#d98b2b", charts.OTHER)
+    for name, colour in zip(dict.fromkeys(row["case"] for row in rows), colours, strict=True):
+        mine = [row for row in rows if row["case"] == name]
+        style = "s--" if "full" in name else "o-"
+        counts = [row["partitions"] for row in mine]
+        rates = [row["rows_per_second"] / 1e3 for row in mine]
+        left.plot(counts, rates, style, color=colour, label=name)
+        right.plot(counts, [row["peak_used_mib"] for row in mine], style, color=colour, alpha=0.8)
     left.set_ylabel("thousand rows per second, acknowledged")
+    left.set_title("Rate")
     right.set_ylabel("MiB taken from the pool, at most")
+    right.set_title("Memory (the pool has 64 MiB)")
     for axes in (left, right):
         axes.set_xscale("log")
+        axes.xaxis.set_major_formatter("{x:,.0f}")
+        axes.yaxis.set_major_formatter("{x:,.0f}")
         axes.set_xlabel("partitions")
         axes.set_ylim(bottom=0)
-        axes.grid(alpha=0.3)
-    left.legend(fontsize=8)
-    figure.suptitle(conditions, fontsize=8)
-    figure.tight_layout()
-    figure.savefig(RESULTS / "partition_growth.png", dpi=120)
+        axes.grid(alpha=0.6)
+    made.legend(loc="outside right center")
+    charts.save(made, file)
 
 
 def measure(broker: LocalBroker, counts: list[int], seconds: float) -> list[Row]:
@@ -210,7 +214,7 @@ def main() -> None:
     RESULTS.mkdir(exist_ok=True)
     found = {"conditions": conditions, "rows": [asdict(row) for row in rows]}
     (RESULTS / "partition_growth.json").write_text(json.dumps(found, indent=1) + "\n")
-    plot(rows, conditions)
+    plot(found, RESULTS / "partition_growth.png")
 
 
 if __name__ == "__main__":

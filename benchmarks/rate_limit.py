@@ -19,6 +19,7 @@ from typing import Any
 
 from confluent_kafka import Consumer, TopicPartition
 
+from benchmarks import charts
 from benchmarks.sampler import Sampler
 from benchmarks.surroundings import RESULTS, prepare_workers
 from kafka_sink.local_broker import LocalBroker
@@ -29,6 +30,10 @@ PARTITIONS = 4
 # Of the eight tasks, in parts of all rows.
 SHARES = (0.35, 0.05, 0.05, 0.05, 0.35, 0.05, 0.05, 0.05)
 LIMIT = 5_000
+_CONDITIONS = (
+    "8 tasks, two of which have 70 % of the rows, on 2 workers of a standalone cluster; Kafka 4.3.0 on "
+    "the same machine, {cores} cores"
+)
 
 
 class Curve(Sampler):
@@ -90,24 +95,23 @@ def active(points: list[tuple[float, int]]) -> list[tuple[float, int]]:
     return [(at - kept[0][0], rows) for at, rows in kept]
 
 
-def plot(points: list[tuple[float, int]], file: Path) -> None:
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(9, 4.5), layout="constrained")
-    one = rates(points, 1.0)
-    axes.plot([at for at, _ in one], [rate for _, rate in one], color="#8db8e8", lw=1, label="over 1 s")
-    ten = rates(points, 10.0)
-    axes.plot([at for at, _ in ten], [rate for _, rate in ten], color="#1f5fa8", lw=2.5, label="over 10 s")
-    axes.axhline(LIMIT, color="#c0392b", ls="--", label=f"max.rows.per.second = {LIMIT:,}")
-    axes.set_ylim(0, LIMIT * 1.5)
+def plot(found: dict[str, Any], file: Path) -> None:
+    made, [[axes]] = charts.figure(
+        "One job's rate limit", [_CONDITIONS.format(cores=found["cores"])], (9, 4.4)
+    )
+    points = found["points"]
+    for window_s, colour, width in ((1.0, charts.LIGHT, 1.0), (10.0, charts.OURS, 2.5)):
+        shown = rates(points, window_s)
+        label = f"over {window_s:.0f} s"
+        axes.plot([at for at, _ in shown], [rate for _, rate in shown], color=colour, lw=width, label=label)
+    limit = found["limit"]
+    axes.axhline(limit, color=charts.ALERT, ls="--", label=f"max.rows.per.second = {limit:,}")
+    axes.set_ylim(0, limit * 1.5)
+    axes.yaxis.set_major_formatter("{x:,.0f}")
     axes.set_xlabel("seconds since the first row")
     axes.set_ylabel("rows per second at the broker")
-    axes.set_title("One job's rate limit: 8 uneven tasks on 2 workers of a standalone cluster")
     axes.legend(loc="lower right")
-    figure.savefig(file, dpi=110)
+    charts.save(made, file)
 
 
 def main() -> None:
@@ -150,10 +154,11 @@ def main() -> None:
         "cores": os.cpu_count(),
     }
     print(json.dumps(figures, indent=1))
+    figures["points"] = [(round(at, 3), rows) for at, rows in points]
     if not smoke:
         RESULTS.mkdir(exist_ok=True)
-        plot(points, RESULTS / "rate_limit.png")
         (RESULTS / "rate_limit.json").write_text(json.dumps(figures, indent=1) + "\n")
+        plot(figures, RESULTS / "rate_limit.png")
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import argparse
 import json
 import os
 import platform
+import re
 import shutil
 import statistics
 import subprocess
@@ -27,7 +28,7 @@ from typing import Any
 
 from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from benchmarks import processor_time, throughput
+from benchmarks import charts, processor_time, throughput
 from benchmarks.surroundings import RESULTS, environment
 from benchmarks.throughput import JVM_SINK_SPARK
 from kafka_sink.local_broker import LocalBroker
@@ -193,28 +194,30 @@ def report(found: dict[str, Any]) -> None:
         print(f"{OURS} over {JVM}: {ours - theirs:+.0f} ms (goal {GOAL_MS:+.0f}){short}")
 
 
-def plot(runs: list[dict[str, Any]]) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
+def plot(runs: list[dict[str, Any]], file: Path) -> None:
     heights = [len(run["sinks"]) for run in runs]
-    figure, all_axes = pyplot.subplots(
-        len(runs), figsize=(9, 1.2 + 0.6 * sum(heights)), height_ratios=heights, sharex=True, squeeze=False
+    made, all_axes = charts.figure(
+        "How long a micro-batch takes",
+        [run["conditions"] for run in runs],
+        (9, 1.5 + 0.5 * sum(heights)),
+        len(runs),
+        height_ratios=heights,
+        sharex=True,
     )
     for axes, run in zip(all_axes[:, 0], runs, strict=True):
-        names = list(run["sinks"])[::-1]
+        names = list(run["sinks"])
         triggers = [spans(run["sinks"][name], "triggerExecution") for name in names]
-        colours = ["#1f77b4" if name == OURS else "#b0b0b0" for name in names]
         medians = [statistics.median(one) for one in triggers]
-        beyond = [percentile_95(one) - median for one, median in zip(triggers, medians, strict=True)]
-        bars = axes.barh(names, medians, color=colours, xerr=[[0] * len(names), beyond], ecolor="#606060")
-        axes.bar_label(bars, fmt="%.0f", label_type="center", color="white")
-        axes.set_title(run["conditions"], fontsize=7, wrap=True)
-    all_axes[-1, 0].set_xlabel("milliseconds a micro-batch: median, line to the 95th percentile")
-    figure.tight_layout()
-    figure.savefig(RESULTS / "streaming.png", dpi=120)
+        late = [percentile_95(one) for one in triggers]
+        beyond = [high - median for high, median in zip(late, medians, strict=True)]
+        colours = [charts.OURS if name == OURS else charts.OTHER for name in names]
+        charts.bars(axes, names, medians, color=colours, xerr=[[0] * len(names), beyond], ecolor="#606060")
+        for place, (median, high) in enumerate(zip(medians, late, strict=True)):
+            axes.text(high, place, f"  {median:.0f}  ({high:.0f})", va="center", fontsize=8)
+        version = re.search(r"pyspark ([\d.]+)", run["conditions"])
+        axes.set_title(f"PySpark {version[1]}" if version else "")
+    all_axes[-1, 0].set_xlabel("milliseconds: median; thin line and (figure): 95th percentile")
+    charts.save(made, file)
 
 
 def main() -> None:
@@ -245,7 +248,7 @@ def main() -> None:
     if not options.smoke:
         RESULTS.mkdir(exist_ok=True)
         (RESULTS / "streaming.json").write_text(json.dumps(runs, indent=1) + "\n")
-        plot(runs)
+        plot(runs, RESULTS / "streaming.png")
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import argparse
 import json
 import os
 import platform
+import re
 import shutil
 import statistics
 import subprocess
@@ -26,7 +27,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import peers
+from benchmarks import charts, peers
 from benchmarks.processor_time import Meter
 from benchmarks.surroundings import RESULTS, environment, prepare_workers
 from kafka_sink.local_broker import LocalBroker
@@ -34,6 +35,10 @@ from kafka_sink.local_broker import LocalBroker
 PARTITIONS = 4
 # The right end of the plot of processor time.
 _MAX_COST_S = 4.5
+_TUNED_MEANS = "tuned: linger.ms 20, batch.size 1 MiB"
+_COUNTING_MEANS = (
+    "a sink that only counts: what Spark takes to hand rows to Python, the bound of each sink in Python"
+)
 JVM_SINK_SPARK = "4.1.1"
 # ours, theirs, at least this many times as fast
 GOALS = (
@@ -158,48 +163,57 @@ def report(jobs: dict[str, list[Job]]) -> None:
         print(f"{ours + ' / ' + theirs:66}{ratio:7.2f}{goal:7.1f}{short}")
 
 
-def plot(runs: list[dict[str, Any]]) -> None:
+def plot(runs: list[dict[str, Any]], file: Path) -> None:
     """Rates and processor time, one row of axes for each run."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     heights = [len(run["jobs"]) for run in runs]
-    figure, all_axes = pyplot.subplots(
+    made, all_axes = charts.figure(
+        "Writing from Spark to Kafka: rate, and what it costs",
+        [*(run["conditions"] for run in runs), _TUNED_MEANS, _COUNTING_MEANS],
+        (11, 1.6 + 0.42 * sum(heights)),
         len(runs),
         2,
-        figsize=(12, 1.4 + 0.5 * sum(heights)),
         height_ratios=heights,
         sharex="col",
         sharey="row",
-        squeeze=False,
     )
     for (rates, costs), run in zip(all_axes, runs, strict=True):
         found = {name: medians([Job(**job) for job in jobs[1:]]) for name, jobs in run["jobs"].items()}
-        names = list(found)[::-1]
-        colours = ["#1f77b4" if name.startswith("kafka-chunked") else "#b0b0b0" for name in names]
+        names = list(found)
+        colours = [_colour(name) for name in names]
         millions = [found[name].rows_per_s / 1e6 for name in names]
-        rates.bar_label(rates.barh(names, millions, color=colours), fmt="%.2f", padding=3)
-        rates.margins(x=0.12)
-        spark = [found[name].spark_s for name in names]
-        costs.barh(names, spark, color=colours)
-        brokers = [found[name].broker_s for name in names]
-        bars = costs.barh(names, brokers, left=spark, color="#e0c080")
-        texts = [f"{ours:.2f} + {broker:.2f}" for ours, broker in zip(spark, brokers, strict=True)]
-        # The slowest would make all others too short to compare: their bars go beyond the frame.
-        sums = [ours + broker for ours, broker in zip(spark, brokers, strict=True)]
-        inside = [text if total < _MAX_COST_S else "" for text, total in zip(texts, sums, strict=True)]
-        costs.bar_label(bars, inside, padding=3)
-        for place, (text, total) in enumerate(zip(texts, sums, strict=True)):
-            if total >= _MAX_COST_S:
-                costs.text(_MAX_COST_S - 0.05, place, f"{text} \u2192", ha="right", va="center")
-        costs.set_xlim(0, _MAX_COST_S)
-        rates.set_title(run["conditions"], fontsize=8, loc="left")
+        drawn = charts.bars(rates, names, millions, color=colours)
+        charts.label(rates, drawn, [f"{value:.2f}" for value in millions])
+        _draw_costs(costs, found, colours)
+        version = re.search(r"pyspark ([\d.]+)", run["conditions"])
+        rates.set_title(f"PySpark {version[1]}" if version else "")
     all_axes[-1, 0].set_xlabel("million rows per second, acknowledged (median)")
-    all_axes[-1, 1].set_xlabel("processor seconds for a million rows: Spark with its workers + broker")
-    figure.tight_layout()
-    figure.savefig(RESULTS / "throughput.png", dpi=110)
+    all_axes[-1, 1].set_xlabel("processor seconds for a million rows (median)")
+    charts.save(made, file)
+
+
+def _colour(name: str) -> str:
+    if name.startswith("kafka-chunked"):
+        return charts.OURS
+    return charts.SHADE if "counts" in name else charts.OTHER
+
+
+def _draw_costs(axes: Any, found: dict[str, Job], colours: list[str]) -> None:
+    names = list(found)
+    spark = [found[name].spark_s for name in names]
+    brokers = [found[name].broker_s for name in names]
+    charts.bars(axes, names, spark, color=colours)
+    drawn = charts.bars(axes, names, brokers, left=spark, color=charts.BROKER, label="broker")
+    axes.barh([0], [0], color=charts.OTHER, label="Spark with its workers")
+    texts = [f"{ours:.2f} + {broker:.2f}" for ours, broker in zip(spark, brokers, strict=True)]
+    # The slowest would make all others too short to compare: their bars go beyond the frame.
+    sums = [ours + broker for ours, broker in zip(spark, brokers, strict=True)]
+    inside = [text if total < _MAX_COST_S else "" for text, total in zip(texts, sums, strict=True)]
+    charts.label(axes, drawn, inside)
+    for place, (text, total) in enumerate(zip(texts, sums, strict=True)):
+        if total >= _MAX_COST_S:
+            axes.text(_MAX_COST_S - 0.05, place, f"{text} \u2192", ha="right", va="center", fontsize=8)
+    axes.set_xlim(0, _MAX_COST_S)
+    axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, reverse=True)
 
 
 def run_here(rows: int, repeats: int, with_jvm: bool) -> dict[str, Any]:
@@ -257,7 +271,7 @@ def main() -> None:
     if not options.smoke:
         RESULTS.mkdir(exist_ok=True)
         (RESULTS / "throughput.json").write_text(json.dumps(runs, indent=1) + "\n")
-        plot(runs)
+        plot(runs, RESULTS / "throughput.png")
 
 
 if __name__ == "__main__":

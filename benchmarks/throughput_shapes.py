@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks import peers
+from benchmarks import charts, peers
 from benchmarks.surroundings import RESULTS
 from benchmarks.throughput import JVM_SINK_SPARK, PARTITIONS, Job, medians, run_job, session
 from kafka_sink.local_broker import LocalBroker
@@ -164,46 +164,60 @@ def report(found: list[Found]) -> None:
         )
 
 
-def plot(found: list[Found]) -> None:
+def plot(shown: list[dict[str, Any]], file: Path) -> None:
     """Ratios of rates, and processor time stacked: hand-over, sink, broker."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, (rates, costs) = pyplot.subplots(1, 2, figsize=(12, 1.2 + 0.55 * len(found)), sharey=True)
-    names = [one.case.name for one in found]
-    for index, one in enumerate(found):
-        steady = {name: medians(jobs[1:]) for name, jobs in one.jobs.items()}
-        ratio = steady[OURS].rows_per_s / steady[JVM].rows_per_s
-        bar = rates.barh([index], [ratio], color="#1f77b4", height=0.6)
-        rates.bar_label(
-            bar, [f"{ratio:.2f}   ({steady[OURS].rows_per_s:,.0f} rows/s)"], padding=3, fontsize=8
-        )
-        # Long rows cost a hundred times as much, so each case has its own unit: what the JVM sink takes.
-        whole = steady[JVM].spark_s
-        for name, shift, colour in ((OURS, -0.2, "#1f77b4"), (JVM, 0.2, "#808080")):
-            hand_over = steady[COUNTING].spark_s / whole if name == OURS else 0.0
-            total = steady[name].spark_s / whole
-            costs.barh([index + shift], [hand_over], color="#9ecae1", height=0.38)
-            costs.barh([index + shift], [total - hand_over], left=[hand_over], color=colour, height=0.38)
-            bar = costs.barh(
-                [index + shift], [steady[name].broker_s / whole], left=[total], color="#e0c080", height=0.38
-            )
-            text = f"{steady[name].spark_s:.2f} + {steady[name].broker_s:.2f} s"
-            costs.bar_label(bar, [text], padding=3, fontsize=7)
-    rates.set_yticks(range(len(names)), names)
-    rates.invert_yaxis()
-    rates.axvline(1, color="black", linewidth=0.8)
-    rates.margins(x=0.35)
-    costs.margins(x=0.2)
-    rates.set_xlabel("our rate / the tuned JVM sink's")
-    costs.set_xlabel(
-        "processor seconds for a million rows, Spark + broker (bars: JVM sink's Spark = 1;\n"
-        "light blue: hand-over to Python, blue: our sink, grey: JVM sink and its reading, sand: broker)"
+    steady = {
+        one["case"]["name"]: {
+            name: medians([Job(**job) for job in jobs[1:]]) for name, jobs in one["jobs"].items()
+        }
+        for one in shown
+    }
+    names = list(steady)
+    made, [[rates, costs]] = charts.figure(
+        "kafka-chunked and the tuned JVM sink, by the shape of the rows",
+        [
+            "on the right, the unit of each case is what Spark takes with the JVM sink",
+            "labels: processor seconds for a million rows, Spark + broker",
+        ],
+        (11, 1.8 + 0.45 * len(names)),
+        1,
+        2,
+        sharey=True,
     )
-    figure.tight_layout()
-    figure.savefig(RESULTS / "throughput_shapes.png", dpi=110)
+    ratios = [found[OURS].rows_per_s / found[JVM].rows_per_s for found in steady.values()]
+    drawn = charts.bars(rates, names, ratios, color=charts.OURS)
+    texts = [
+        f"{ratio:.2f}   ({found[OURS].rows_per_s:,.0f} rows/s)"
+        for ratio, found in zip(ratios, steady.values(), strict=True)
+    ]
+    charts.label(rates, drawn, texts)
+    rates.axvline(1, color="black", linewidth=0.8)
+    rates.set_xlabel("our rate, as times the JVM sink's")
+    for place, found in enumerate(steady.values()):
+        _draw_costs(costs, place, found)
+    for colour, text in (
+        (charts.LIGHT, "Spark's hand-over to Python"),
+        (charts.OURS, "our sink"),
+        (charts.OTHER, "the JVM sink, with reading"),
+        (charts.BROKER, "broker"),
+    ):
+        costs.barh([0], [0], color=colour, label=text)
+    costs.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2)
+    costs.set_xlabel("processor time, JVM sink's Spark = 1")
+    charts.save(made, file)
+
+
+def _draw_costs(axes: Any, place: int, found: dict[str, Job]) -> None:
+    whole = found[JVM].spark_s
+    for name, shift, colour in ((OURS, -0.2, charts.OURS), (JVM, 0.2, charts.OTHER)):
+        hand_over = found[COUNTING].spark_s / whole if name == OURS else 0.0
+        total = found[name].spark_s / whole
+        axes.barh([place + shift], [hand_over], color=charts.LIGHT, height=0.38)
+        axes.barh([place + shift], [total - hand_over], left=[hand_over], color=colour, height=0.38)
+        broker = found[name].broker_s / whole
+        drawn = axes.barh([place + shift], [broker], left=[total], color=charts.BROKER, height=0.38)
+        text = f"{found[name].spark_s:.2f} + {found[name].broker_s:.2f}"
+        axes.bar_label(drawn, [text], padding=3, fontsize=7)
 
 
 def main() -> None:
@@ -226,7 +240,7 @@ def main() -> None:
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / "throughput_shapes.json").write_text(json.dumps(shown, indent=1) + "\n")
     if all(JVM in one.jobs for one in found):
-        plot(found)
+        plot(shown, RESULTS / "throughput_shapes.png")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,28 @@
+"""Plots can be read: nothing is cut off or crosses its frame."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from benchmarks import charts
+
+
+def test_a_label_stays_inside_the_frame(tmp_path: Path) -> None:
+    made, [[axes]] = charts.figure("A title", ["conditions"], (4, 2))
+    drawn = charts.bars(axes, ["one", "another"], [1.0, 0.5], color=charts.OURS)
+    charts.label(axes, drawn, ["a label as long as a bar or two", "0.5"])
+    charts.save(made, tmp_path / "plot.png")
+    made.draw_without_rendering()
+    right = max(text.get_window_extent().x1 for text in axes.texts)
+    assert right <= axes.get_window_extent().x1
+
+
+def test_a_long_title_and_long_conditions_are_not_cut_off(tmp_path: Path) -> None:
+    made, _ = charts.figure("Rows at the brokers " * 10, ["8,000 keyed rows of 400 bytes, " * 20], (5, 4))
+    charts.save(made, tmp_path / "plot.png")
+    made.draw_without_rendering()
+    whole = made.bbox
+    for text in (made._suptitle, made._supxlabel):
+        box = text.get_window_extent()
+        assert box.x0 >= 0
+        assert box.x1 <= whole.x1
