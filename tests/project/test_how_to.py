@@ -1,4 +1,4 @@
-"""docs/how-to.md: every Python block runs, in order, against a real broker."""
+"""docs/how-to.md and docs/quickstart.md: every Python block runs, in order, against a real broker."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kafka_sink.local_broker import LocalBroker
+from tests.support.lent_spark import lent
 from tests.support.topics import read_topic
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to.md"
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
-def blocks() -> list[tuple[str, str]]:
+def blocks(page: str) -> list[tuple[str, str]]:
     """(heading, code)."""
-    text = PAGE.read_text(encoding="utf-8")
+    text = (DOCS / page).read_text(encoding="utf-8")
     found = []
-    for section in re.split(r"^(?:# How|## )", text, flags=re.MULTILINE)[1:]:
+    for section in re.split(r"^##? ", text, flags=re.MULTILINE)[1:]:
         heading = section.splitlines()[0]
         found += [(heading, code) for code in re.findall(r"```python\n(.*?)```", section, re.DOTALL)]
     return found
@@ -27,7 +28,7 @@ def blocks() -> list[tuple[str, str]]:
 
 def test_every_block_runs(spark: SparkSession, broker: LocalBroker) -> None:
     names: dict[str, Any] = {"spark": spark, "servers": broker.bootstrap_servers}
-    for heading, code in blocks():
+    for heading, code in blocks("how-to.md"):
         exec(compile(code, f"how-to.md: {heading}", "exec"), names)
     # Ends the admin client, which would miss its broker.
     names.clear()
@@ -38,3 +39,15 @@ def test_every_block_runs(spark: SparkSession, broker: LocalBroker) -> None:
     assert sum(len(read_topic(broker, f"orders-{number}")) for number in range(3)) == 1_000
     assert len(read_topic(broker, "wide")) == 1_000
     assert len(read_topic(broker, "orders-dead-letters")) == 1
+
+
+def test_the_quickstart_runs(spark: SparkSession, broker: LocalBroker) -> None:
+    names: dict[str, Any] = {}
+    with lent(spark):
+        for heading, code in blocks("quickstart.md"):
+            here = code.replace("127.0.0.1:9092", broker.bootstrap_servers)
+            here = here.replace('"topic", "orders"', '"topic", "quick-orders"').replace(
+                '(["orders"])', '(["quick-orders"])'
+            )
+            exec(compile(here, f"quickstart.md: {heading}", "exec"), names)
+    assert len(read_topic(broker, "quick-orders")) == 100_000
