@@ -49,7 +49,7 @@ exactly-once: $(STAMP) java  ## kill drivers, workers, brokers of queries that w
 	@$(BIN)/python -m tests.exactly_once --rounds $(ROUNDS) --seed $(SEED) $(ARGS)
 
 fuzz: export KAFKA_CHUNKED_TEST_EFFORT := $(EFFORT)
-fuzz: $(STAMP)  ## search for answers and orders of events that harm, longer than make test does (EFFORT=25)
+fuzz: $(STAMP)  ## search for harmful responses and orders of events, ten times as long as make test does (EFFORT=10)
 	@$(BIN)/python -m pytest tests/network tests/delivery/test_hostile_responses.py tests/sending/test_batch_lifecycle.py \
 		-k "fuzz or client_faults or hostile or lifecycle" $(ARGS)
 
