@@ -1,4 +1,4 @@
-"""Detects that the executor's JVM has closed its socket to this worker.
+"""The executor's JVM at the other end of this worker's socket: whether it hung up, and that it need not wait.
 
 Spark closes this socket to end an attempt that was killed, was superseded by a speculative copy, or belongs
 to a cancelled job or a stopped query. PyArrow takes that for the end of the rows, because an Arrow stream may
@@ -8,6 +8,9 @@ While a task runs, the JVM closes the socket or shuts down its direction only if
 BasePythonRunner's Writer calls ``shutdownOutput`` only in its exception handlers, and a reused worker keeps
 its socket (Spark 4.1.1 and 4.3.0, TCP and Unix domain). A hang-up before ``write`` returns therefore means
 that the rows are no longer wanted.
+
+Spark leaves Nagle's algorithm on. So the JVM sends the end of the rows, a few bytes, when the rows before it
+have been acknowledged, and a kernel that expects a response soon delays its acknowledgement by 40 ms.
 """
 
 from __future__ import annotations
@@ -21,9 +24,12 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from kafka_sink.errors import ExecutorDisconnectedError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 # POLLRDHUP exists on Linux: the peer closed or half-closed, even if there are bytes left to read. Systems
 # other than macOS report the other two without being asked.
@@ -52,6 +58,31 @@ def watched(descriptor: int | None, on_hang_up: Callable[[Exception], None]) -> 
         yield watch.check
     finally:
         watch.close()
+
+
+def acknowledged(batches: Iterator[pa.RecordBatch], descriptor: int | None) -> Iterator[pa.RecordBatch]:
+    """Yield the batches. The kernel acknowledges at once what the JVM has sent so far, on this socket.
+
+    Else the end of the rows comes 40 ms late. Where this is not possible, nothing is done.
+    """
+    if descriptor is None or not hasattr(socket, "TCP_QUICKACK"):
+        yield from batches
+        return
+    # A duplicate, which does not close the worker's own.
+    with socket.socket(fileno=os.dup(descriptor)) as connection:
+        is_tcp = connection.family in (socket.AF_INET, socket.AF_INET6)
+        if is_tcp:
+            _acknowledge(connection)
+        for batch in batches:
+            # The kernel forgets the option at its own discretion.
+            if is_tcp:
+                _acknowledge(connection)
+            yield batch
+
+
+def _acknowledge(connection: socket.socket) -> None:
+    with suppress(OSError):
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
 
 
 class _Watch:

@@ -109,8 +109,9 @@ class PlannedWrite:
         # Imported here because the driver imports this module for every commit and needs none of these.
         with memory_limits.explained():
             from kafka_sink.producer_cache import task_producer
-            from kafka_sink.spark.executor_connection import executor_socket, watched
+            from kafka_sink.spark.executor_connection import acknowledged, executor_socket, watched
 
+        executor = executor_socket()
         with (
             task_producer(
                 self.options,
@@ -121,9 +122,9 @@ class PlannedWrite:
                 task=self._task(is_streaming=is_streaming),
                 identity=self._identity_in_task(is_streaming=is_streaming),
             ) as producer,
-            watched(executor_socket(), producer.abort) as check_executor,
+            watched(executor, producer.abort) as check_executor,
         ):
-            rows = checked_batches(batches, check_executor)
+            rows = checked_batches(acknowledged(batches, executor), check_executor)
             if attempt is not None:
                 rows = attempt.rows(rows, producer)
             send_tables(rows, producer, self.plan, self.options.linger_ms, producer.activity)

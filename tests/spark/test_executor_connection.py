@@ -14,7 +14,7 @@ import pytest
 
 from kafka_sink.errors import ExecutorDisconnectedError
 from kafka_sink.spark import executor_connection
-from kafka_sink.spark.executor_connection import executor_socket, watched
+from kafka_sink.spark.executor_connection import acknowledged, executor_socket, watched
 from kafka_sink.spark.writer import checked_batches
 
 PATIENCE_S = 20
@@ -128,6 +128,27 @@ def test_rows_end_only_where_spark_said_so(pair: Pair, *, hangs_up: bool, ended:
                 next(batches)
         else:
             assert next(batches, None) is None
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_QUICKACK"), reason="an option of Linux")
+def test_rows_are_acknowledged_before_the_kernel_would(pair: Pair) -> None:
+    """Catches: the JVM kept the end of the rows back until the rows were acknowledged, 40 ms later."""
+    _, worker = pair
+    is_tcp = worker.family == socket.AF_INET
+    option = socket.IPPROTO_TCP, socket.TCP_QUICKACK
+    before = set(os.listdir("/dev/fd"))
+    rows = acknowledged(iter([pa.record_batch({"value": pa.array([row])}) for row in "ab"]), worker.fileno())
+    for _ in "ab":
+        if is_tcp:
+            worker.setsockopt(*option, 0)
+        assert next(rows).num_rows == 1
+        assert not is_tcp or worker.getsockopt(*option)
+    assert next(rows, None) is None
+    assert set(os.listdir("/dev/fd")) == before
+
+
+def test_rows_without_a_socket_pass_as_they_are() -> None:
+    assert list(acknowledged(iter([1, 2]), None)) == [1, 2]  # type: ignore[list-item]
 
 
 # -- where the socket is found --------------------------------------------------------------------------

@@ -4,6 +4,8 @@ Spark's driver is the first to know that a job was cancelled or has failed. The 
 Python workers up to four seconds later, and the call of ``abort`` waits for a new Python process. Spark's
 monitoring REST API lists the running jobs; the coordinator asks it while tasks write. Without the UI, or
 where it may not be read, tasks learn of the end as before.
+
+A micro-batch mostly ends before the first look, and the driver says so. A stream of them asks nothing.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import http.client
 import json
 import logging
+import math
 import threading
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Protocol
@@ -38,6 +41,9 @@ class JobWatch(Protocol):
     def watch(self, stage: int, on_end: Callable[[int], None]) -> None:
         """Call ``on_end(stage)``, on another thread, once the stage's job has ended."""
 
+    def unwatch(self, stage: int) -> None:
+        """The stage's write is over, and its tasks know."""
+
 
 class StageTracker:
     """Which of the watched stages have lost their job. Pure; times are monotonic milliseconds.
@@ -54,9 +60,19 @@ class StageTracker:
     def __len__(self) -> int:
         return len(self._since_ms)
 
+    @property
+    def oldest_ms(self) -> float:
+        """When the stage was first watched that is watched for longest; infinite if none is."""
+        return min(self._since_ms.values(), default=math.inf)
+
     def watch(self, stage: int, now_ms: float) -> None:
         """Tasks of this stage write."""
         self._since_ms.setdefault(stage, now_ms)
+
+    def unwatch(self, stage: int) -> None:
+        """Its job need not be looked for."""
+        self._since_ms.pop(stage, None)
+        self._jobs.pop(stage, None)
 
     def observe(self, running: Mapping[int, Collection[int]], now_ms: float) -> list[int]:
         """The running jobs with their stages have been listed. Returns the stages whose job has ended."""
@@ -70,8 +86,7 @@ class StageTracker:
             if stage not in self._jobs and now_ms - since_ms > _UNSEEN_MS
         ]
         for stage in (*ended, *unseen):
-            self._since_ms.pop(stage, None)
-            self._jobs.pop(stage, None)
+            self.unwatch(stage)
         return ended
 
 
@@ -102,15 +117,29 @@ class RunningJobs:
                 self._thread.start()
         self._work.set()
 
+    def unwatch(self, stage: int) -> None:
+        """See JobWatch."""
+        with self._lock:
+            self._on_end.pop(stage, None)
+            self._tracker.unwatch(stage)
+            if not len(self._tracker):
+                self._work.clear()
+
     def close(self) -> None:
         """Ask the thread to end."""
         self._closing.set()
         self._work.set()
 
     def _run(self) -> None:
-        while not self._closing.is_set():
+        pause_s = _INTERVAL_S
+        while True:
             self._work.wait()
+            self._closing.wait(pause_s)
+            if self._closing.is_set():
+                break
             pause_s = _INTERVAL_S
+            if not self._must_look():
+                continue
             try:
                 running = self._running()
             except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError) as error:
@@ -119,8 +148,11 @@ class RunningJobs:
                 pause_s = _PAUSE_S
             else:
                 self._observe(running)
-            self._closing.wait(pause_s)
         self._disconnect()
+
+    def _must_look(self) -> bool:
+        with self._lock:
+            return monotonic_ms() - self._tracker.oldest_ms >= _INTERVAL_S * 1000
 
     def _observe(self, running: Mapping[int, Collection[int]]) -> None:
         with self._lock:

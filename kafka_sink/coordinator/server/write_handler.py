@@ -57,6 +57,7 @@ class WriteHandler:
             name = _name(body["over"])
             if not body.get("again"):
                 self._remember(name)
+            self._unwatch(name)
             pushes = [Push(peer, _over(name)) for peer, (write, _) in self._writing.items() if write == name]
             return [Reply(peer, request, {}), *pushes]
         name, stage = _name(body.get("writing")), _stage(body.get("stage"))
@@ -67,6 +68,13 @@ class WriteHandler:
         if not is_over:
             return [Reply(peer, request, {})]
         return [Reply(peer, request, _over(name, None if name in self._over else stage))]
+
+    def _unwatch(self, name: str) -> None:
+        """The write is over, so that the end of its job says nothing more."""
+        stages = {stage for write, stage in self._writing.values() if write == name}
+        for stage in stages:
+            if self._jobs is not None and stage is not None:
+                self._jobs.unwatch(stage)
 
     def _on_job_end(self, stage: int) -> None:
         """Any thread."""

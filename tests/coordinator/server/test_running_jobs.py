@@ -38,6 +38,32 @@ def test_a_stage_whose_job_is_never_listed_is_watched_for_a_minute() -> None:
     assert len(tracker) == 0
 
 
+def test_a_micro_batch_asks_nothing(driver: DriverProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches: each micro-batch was looked for three times a second, for a minute after its end."""
+    looks: list[float] = []
+
+    def look(jobs: RunningJobs) -> dict[int, list[int]]:
+        looks.append(jobs._tracker.oldest_ms)
+        return {}
+
+    now = [0.0]
+    monkeypatch.setattr(running_jobs, "monotonic_ms", lambda: now[0])
+    monkeypatch.setattr(running_jobs, "_INTERVAL_S", 0.001)
+    monkeypatch.setattr(RunningJobs, "_running", look)
+    jobs = RunningJobs(driver)
+    for stage in range(3):
+        jobs.watch(stage, lambda ended: None)
+        jobs.unwatch(stage)
+    assert not jobs._must_look()
+    jobs.watch(9, lambda ended: None)
+    assert not looks
+    now[0] = 1.0
+    eventually(lambda: looks)
+    jobs.close()
+    assert jobs._thread is not None
+    jobs._thread.join(5)
+
+
 @contextmanager
 def _ui(running: dict[int, list[int]], status: int = 200) -> Iterator[int]:
     class Handler(http.server.BaseHTTPRequestHandler):

@@ -65,6 +65,21 @@ class _Jobs:
     def watch(self, stage: int, on_end: Callable[[int], None]) -> None:
         self.ends[stage] = on_end
 
+    def unwatch(self, stage: int) -> None:
+        self.ends.pop(stage, None)
+
+
+def test_the_job_of_a_write_that_is_over_is_not_looked_for() -> None:
+    """Catches: the coordinator asked Spark's UI three times a second for every micro-batch of the last
+    minute."""
+    jobs = _Jobs()
+    handler = WriteHandler(jobs)
+    handler.on_message(1, 1, {"writing": "query/5", "stage": 7}, 0)
+    handler.on_message(2, 1, {"writing": "query/5", "stage": 7}, 0)
+    handler.on_message(3, 1, {"writing": "b", "stage": 8}, 0)
+    handler.on_message(9, 1, {"over": "query/5", "again": True}, 0)
+    assert list(jobs.ends) == [8]
+
 
 def test_tasks_of_a_job_that_spark_ended_are_notified_before_the_driver_calls_abort() -> None:
     """Catches: tasks of a cancelled job wrote for seconds, until the driver had started a Python process
