@@ -164,14 +164,14 @@ def cold(
         _save(frame, form, broker.bootstrap_servers, f"before-{form}")
     for turn in range(repeats):
         found[BROKER].append([_creation_seconds(broker, f"idle-{turn}", partitions)])
-        for name, form in list(forms.items())[:: 1 if turn % 2 else -1]:
+        print(f"  round {turn + 1}  {BROKER}: {found[BROKER][-1]}", flush=True)
+        for name, form in list(forms.items())[:: -1 if turn % 2 else 1]:
             topic = f"cold-{form}-{turn}"
             broker.create_topic(topic, partitions)
             time.sleep(1)
-            found[name].append(
-                [_save(frame, form, broker.bootstrap_servers, topic) for _ in ("first", "second")]
-            )
-        print(f"  round {turn + 1}  " + ", ".join(f"{name} {found[name][-1]}" for name in found), flush=True)
+            jobs = [_save(frame, form, broker.bootstrap_servers, topic) for _ in ("first", "second")]
+            print(f"  round {turn + 1}  {name}: {jobs}", flush=True)
+            found[name].append(jobs)
     return found
 
 
