@@ -211,14 +211,15 @@ class PlannedWrite:
             context.getLocalProperty("spark.app.name") or "",
         )
 
-    def _end_attempts(self, batch_id: int | None) -> None:
+    def _end_attempts(self, batch_id: int | None, *, is_urgent: bool) -> None:
         """End attempts that still run: superseded speculative copies, and tasks of a cancelled job."""
         if self.handoff.driver_address is not None:
             from kafka_sink.coordinator.tasks.write_channel import end_attempts
 
             # A restarted query writes the micro-batch again, under the same name.
             again = batch_id is not None
-            end_attempts(self.handoff.driver_address, self._name_of(batch_id), again=again)
+            name = self._name_of(batch_id)
+            end_attempts(self.handoff.driver_address, name, again=again, is_urgent=is_urgent)
 
     def _ended(
         self,
@@ -255,7 +256,7 @@ class PlannedWrite:
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batch_id: int | None = None) -> None:
         """Check that every task reported, and log a summary. Raises DeliveryError if one did not report."""
-        self._end_attempts(batch_id)
+        self._end_attempts(batch_id, is_urgent=batch_id is None)
         results = _results(messages)
         missing = len(messages) - len(results)
         if missing:
@@ -282,7 +283,7 @@ class PlannedWrite:
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batch_id: int | None = None) -> None:
         """Log what a failed job has written. Kafka keeps those rows, unless they are in open transactions."""
-        self._end_attempts(batch_id)
+        self._end_attempts(batch_id, is_urgent=True)
         in_transactions: Mapping[str, EndedTransactions] = {}
         if self.transactions is not None:
             in_transactions = self._abort_transactions(self.transactions, len(messages), batch_id)

@@ -11,11 +11,13 @@ from typing import Any
 from kafka_sink.clock import monotonic_ms
 from kafka_sink.coordinator.wire.address import CoordinatorAddress
 from kafka_sink.coordinator.wire.connection import CoordinatorConnection
+from kafka_sink.coordinator.wire.kept_connection import KeptConnection
 from kafka_sink.errors import KafkaSinkError, ProtocolError, WriteOverError
 
 KIND = "writes"
 # Bounds connecting and the reply. The coordinator runs on the driver's host.
 _DRIVER_TIMEOUT_MS = 500.0
+_KEPT = KeptConnection(_DRIVER_TIMEOUT_MS, monotonic_ms)
 
 
 class WriteChannel:
@@ -93,15 +95,23 @@ class WriteChannel:
         """See Channel. The attempt still ends when the executor closes its socket."""
 
 
-def end_attempts(address: CoordinatorAddress, name: str, *, again: bool = False) -> None:
+def end_attempts(
+    address: CoordinatorAddress, name: str, *, again: bool = False, is_urgent: bool = True
+) -> None:
     """Called on the driver: end the attempts of this write that still run. Raises nothing.
 
     ``again``: a later write may have this name. Attempts that begin later are not ended then.
+    ``is_urgent``: wait until the coordinator has notified them. A commit of a stream, where only superseded
+    copies still run, need not wait.
     """
+    body = {"over": name, "again": again}
     with suppress(OSError, KafkaSinkError, ProtocolError):
+        if not is_urgent:
+            _KEPT.tell(address, KIND, body)
+            return
         connection = CoordinatorConnection(address, _DRIVER_TIMEOUT_MS, monotonic_ms)
         try:
-            connection.tell(KIND, {"over": name, "again": again}, monotonic_ms())
+            connection.tell(KIND, body, monotonic_ms())
             connection.receive(monotonic_ms())
         finally:
             connection.close()

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import pytest
 from pyspark.sql.datasource import CaseInsensitiveDict
 from pyspark.sql.types import BinaryType, StructField, StructType
 
 from kafka_sink.coordinator.driver.planning import CoordinatorHandoff
-from kafka_sink.coordinator.server.handlers import Push, Reply
+from kafka_sink.coordinator.server.handlers import Push, Reply, ServerMessage
 from kafka_sink.coordinator.server.write_handler import _MAX_OVER, WriteHandler, write_handler
+from kafka_sink.coordinator.tasks import write_channel
 from kafka_sink.coordinator.tasks.client import CoordinatorClient
 from kafka_sink.coordinator.tasks.write_channel import WriteChannel, end_attempts
 from kafka_sink.coordinator.wire.address import CoordinatorAddress, Rendezvous
+from kafka_sink.coordinator.wire.kept_connection import KeptConnection
 from kafka_sink.errors import ProtocolError, WriteOverError
 from kafka_sink.options import parse
 from kafka_sink.rows.column_plan import ColumnPlan
@@ -185,3 +189,41 @@ def test_the_late_end_of_a_stage_does_not_end_the_task_that_runs_its_micro_batch
 
 def test_a_driver_without_coordinator_goes_on() -> None:
     end_attempts(CoordinatorAddress("127.0.0.1", Rendezvous(1, "key", SECRET)), "a")
+
+
+def test_commits_of_a_stream_share_a_connection_and_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches: each micro-batch connected to the coordinator to commit, which took 3 ms."""
+    kept = KeptConnection(500.0, clock_ms)
+    monkeypatch.setattr(write_channel, "_KEPT", kept)
+    heard: list[str] = []
+
+    class Notes(WriteHandler):
+        def on_message(
+            self, peer: int, request: int, body: Mapping[str, Any], now_ms: float
+        ) -> Sequence[ServerMessage]:
+            heard.append(f"{peer} {body['over']}")
+            return super().on_message(peer, request, body, now_ms)
+
+    with serving(factories={"writes": lambda options, wake: Notes()}) as server:
+        for name in ("q/1", "q/2"):
+            end_attempts(server.address, name, again=True, is_urgent=False)
+        eventually(lambda: len(heard) == 2)
+        assert [one.split()[1] for one in heard] == ["q/1", "q/2"]
+        assert len({one.split()[0] for one in heard}) == 1, "one connection"
+        assert server.connections() == 1
+        assert kept._kept is not None
+        kept._kept[1].socket.shutdown(socket.SHUT_RDWR)
+        eventually(lambda: not server.connections())
+        end_attempts(server.address, "q/3", again=True, is_urgent=False)
+        eventually(lambda: len(heard) == 3)
+    kept.close()
+
+
+def test_a_stream_whose_coordinator_is_gone_commits() -> None:
+    with serving(factories={"writes": write_handler}) as server:
+        address = server.address
+        kept = KeptConnection(500.0, clock_ms)
+        kept.tell(address, "writes", {"over": "q/1", "again": True})
+    with pytest.raises(ConnectionRefusedError):
+        kept.tell(address, "writes", {"over": "q/2", "again": True})
+    assert kept._kept is None
