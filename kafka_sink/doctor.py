@@ -21,6 +21,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING, TextIO
 
 from kafka_sink.errors import KafkaSinkError
+from kafka_sink.libraries import OF_DRIVER, OF_TASKS
 from kafka_sink.version import __version__
 
 if TYPE_CHECKING:
@@ -42,19 +43,6 @@ def version(name):
 missing = [name for name in {modules!r} if importlib.util.find_spec(name) is None]
 print(json.dumps([sys.version_info[:2], version("pyspark"), missing]))
 """
-# Modules that a task imports, and the distribution that has each.
-MODULES = {
-    "pyspark": "pyspark",
-    "pyarrow": "pyarrow",
-    "numpy": "numpy",
-    "kafka": "kafka-python",
-    "confluent_kafka": "confluent-kafka",
-    "lz4": "lz4",
-    "zstandard": "zstandard",
-    "zlib_ng": "zlib-ng",
-    "google_crc32c": "google-crc32c",
-    "cryptography": "cryptography",
-}
 _OWN_MODULES = ("kafka_sink", "pyspark_kafka_chunked")
 
 
@@ -100,10 +88,14 @@ def _python() -> Finding:
 
 
 def _libraries() -> Iterator[Finding]:
-    missing = [name for name in MODULES.values() if _version(name) is None]
+    missing = [name for name in OF_TASKS.values() if _version(name) is None]
     if missing:
+        yield Finding(Level.PROBLEM, f"missing libraries: {_pip(sys.executable, missing)}")
+    optional = [name for name in OF_DRIVER.values() if _version(name) is None]
+    if optional:
         yield Finding(
-            Level.PROBLEM, f"missing libraries: {', '.join(missing)}: pip install {' '.join(missing)}"
+            Level.NOTE,
+            f"only the local broker and /metrics of the live view need: {_pip(sys.executable, optional)}",
         )
     pyspark = _version("pyspark")
     if pyspark is None:
@@ -161,7 +153,7 @@ def _workers(environ: Mapping[str, str]) -> Iterator[Finding]:
             f"{sys.executable}",
         )
         return
-    modules = [*_OWN_MODULES, *MODULES]
+    modules = [*_OWN_MODULES, *OF_TASKS]
     try:
         done = subprocess.run(
             [python, "-c", _PROBE.format(modules=modules)],
@@ -194,7 +186,7 @@ def _of_workers(
             f"to {sys.executable}, or ship the wheel by --py-files and call kafka_sink.register(spark)"
         )
     elif missing:
-        text = f"lacks {', '.join(MODULES[name] for name in missing)}: pip install them there"
+        text = f"lacks libraries: {_pip(python, [OF_TASKS[name] for name in missing])}"
     elif pyspark != _version("pyspark"):
         text = f"has PySpark {pyspark}, and the driver {_version('pyspark')}: install the same version"
     else:
@@ -252,6 +244,10 @@ def _version(distribution: str) -> str | None:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
         return None
+
+
+def _pip(python: str, distributions: Sequence[str]) -> str:
+    return f"{python} -m pip install {' '.join(distributions)}"
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -44,7 +44,7 @@ def test_the_workers_python_is_looked_at(tmp_path: Path) -> None:
     for answer, text in (
         ([[3, 9], pyspark, []], "Spark refuses such tasks"),
         ([version, pyspark, ["kafka_sink", "numpy"]], "DATA_SOURCE_NOT_FOUND"),
-        ([version, pyspark, ["confluent_kafka", "kafka"]], "lacks confluent-kafka, kafka-python"),
+        ([version, pyspark, ["lz4", "kafka"]], "python -m pip install lz4 kafka-python"),
         ([version, "4.0.0", []], "has PySpark 4.0.0, and the driver"),
     ):
         python = python_that_prints(tmp_path, json.dumps(answer))

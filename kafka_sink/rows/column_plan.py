@@ -16,6 +16,7 @@ from kafka_sink.errors import SchemaError
 
 HEADERS_TYPE = "array<struct<key:string,value:binary>>"
 _TEXT_OR_BYTES = ("string", "binary")
+_OPTIONAL = ("key", "headers", "partition", "timestamp")
 # Anywhere in a type, as of a field or an element; not a field's name.
 _MONTHS = re.compile(r"(?:^|[:<,])(interval (?:year|month)(?: to month)?)(?:$|[,>])")
 
@@ -62,12 +63,16 @@ class ColumnPlan:
         if topic is None and topic_column is None:
             raise SchemaError(
                 "topic option required when no 'topic' attribute is present. "
-                "Use the topic option for setting a topic."
+                f"Use the topic option for setting a topic.{_found_instead(found, 'topic')}"
             )
         key = _pick(found, "key", _TEXT_OR_BYTES)
         value = _pick(found, "value", _TEXT_OR_BYTES)
         if value is None:
-            raise SchemaError("Required attribute 'value' not found")
+            made = _found_instead(found, "value") or (
+                f" among the columns {', '.join(found)}: rename one to 'value', or make it, as in "
+                ".selectExpr('to_json(struct(*)) AS value')"
+            )
+            raise SchemaError(f"Required attribute 'value' not found{made}")
         return cls(
             value,
             topic,
@@ -107,5 +112,45 @@ def _pick(found: dict[str, tuple[int, str]], name: str, types: tuple[str, ...]) 
     # Spark compares the names inside of structs without their case, and type names have none.
     if spark_type.lower() not in types:
         allowed = " or ".join(types)
-        raise SchemaError(f"{name} attribute unsupported type {spark_type}. {name} must be a(n) {allowed}")
+        raise SchemaError(
+            f"{name} attribute unsupported type {spark_type}. {name} must be a(n) {allowed}: "
+            f"{_conversion(name, spark_type.lower(), types[0])}"
+        )
     return index
+
+
+def _conversion(name: str, spark_type: str, wanted: str) -> str:
+    """What to write in Spark to have the column in a type that the sink takes."""
+    if name == "headers" and spark_type.startswith("map<"):
+        return (
+            "make it of the map, as in .withColumn('headers', expr(\"transform(map_entries(headers), h -> "
+            "named_struct('key', h.key, 'value', cast(h.value AS binary)))\"))"
+        )
+    if wanted == "string" and spark_type.startswith(("struct<", "map<", "array<", "variant")):
+        return f"write it as JSON, as in .withColumn('{name}', to_json('{name}'))"
+    return f"cast it, as in .withColumn('{name}', col('{name}').cast('{wanted}'))"
+
+
+def _found_instead(found: Iterable[str], name: str) -> str:
+    """How to rename a column whose name differs only in its case, if there is one."""
+    near = next((one for one in found if one.lower() == name), None)
+    if near is None:
+        return ""
+    return f" (found '{near}', and names are case-sensitive: .withColumnRenamed('{near}', '{name}'))"
+
+
+def ignored_columns(columns: Iterable[tuple[str, str]], topic: str | None = None) -> list[str]:
+    """What to warn of: columns that look as if they were meant for the sink, and are ignored."""
+    names = [name for name, _ in columns]
+    lines = [
+        f"the column '{name}' is ignored, because names are case-sensitive: "
+        f".withColumnRenamed('{name}', '{name.lower()}') if it is meant"
+        for name in names
+        if name.lower() in _OPTIONAL and name.lower() not in names
+    ]
+    if topic is not None and "topic" in names:
+        lines.append(
+            f"the column 'topic' is ignored, because the option 'topic' is '{topic}'. Leave out the option "
+            "to write to the topics of the column"
+        )
+    return lines

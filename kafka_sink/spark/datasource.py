@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
@@ -18,8 +19,9 @@ from kafka_sink.breaker.loading import load_breaker
 from kafka_sink.coordinator.driver.planning import hand_off
 from kafka_sink.errors import ConfigurationError
 from kafka_sink.options import SinkOptions, parse
-from kafka_sink.rows.column_plan import ColumnPlan
+from kafka_sink.rows.column_plan import ColumnPlan, ignored_columns
 from kafka_sink.spark import frozen_imports, idle_timeout, zipimport_workaround
+from kafka_sink.spark.short_tracebacks import short_tracebacks
 from kafka_sink.spark.writer import BatchWriter, PlannedWrite, StreamWriter
 
 if TYPE_CHECKING:
@@ -42,6 +44,7 @@ class KafkaChunkedDataSource(DataSource):
     def name(cls) -> str:
         return "kafka-chunked"
 
+    @short_tracebacks
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
         """Plan a batch write. Raises ConfigurationError or SchemaError."""
         if overwrite:
@@ -50,6 +53,7 @@ class KafkaChunkedDataSource(DataSource):
             )
         return BatchWriter(self._plan(schema, is_streaming=False))
 
+    @short_tracebacks
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: ARG002, N802 - Spark's signature
         """Plan a micro-batch. Complete mode sets ``overwrite``; its results are appended, too."""
         return StreamWriter(self._plan(schema, is_streaming=True))
@@ -57,12 +61,10 @@ class KafkaChunkedDataSource(DataSource):
     def _plan(self, schema: StructType, *, is_streaming: bool) -> PlannedWrite:
         frozen_imports.freeze_when_reused()
         parsed = parse(self.options)
-        if parsed.warnings:
-            # For a stream, this method runs several times in each micro-batch.
-            key = "\n".join((str(self.options.get("checkpointlocation")), *parsed.warnings))
-            if not is_streaming or application_markers.first_time(key):
-                for warning in parsed.warnings:
-                    driver_log.warn(f"kafka-chunked: {warning}")
+        columns = [(field.name, field.dataType.simpleString()) for field in schema.fields]
+        self._warn(
+            (*parsed.warnings, *ignored_columns(columns, parsed.options.topic)), is_streaming=is_streaming
+        )
         if parsed.options.delivery_report_path:
             from kafka_sink.spark import delivery_report
 
@@ -71,7 +73,6 @@ class KafkaChunkedDataSource(DataSource):
         breaker = load_breaker(parsed.options)
         if breaker is not None:
             breaker.close()
-        columns = [(field.name, field.dataType.simpleString()) for field in schema.fields]
         columns_plan = ColumnPlan.of(columns, parsed.options.topic)
         prepare_topic(parsed.options, is_streaming=is_streaming)
         in_transactions = None
@@ -93,6 +94,13 @@ class KafkaChunkedDataSource(DataSource):
             write = replace(write, name=_query_name(checkpoint))
         zipimport_workaround.forget_spark_archives()
         return write
+
+    def _warn(self, warnings: Sequence[str], *, is_streaming: bool) -> None:
+        # For a stream, planning runs several times in each micro-batch.
+        key = "\n".join((str(self.options.get("checkpointlocation")), *warnings))
+        if warnings and (not is_streaming or application_markers.first_time(key)):
+            for warning in warnings:
+                driver_log.warn(f"kafka-chunked: {warning}")
 
     def schema(self) -> NoReturn:
         raise ConfigurationError(_READ)

@@ -37,4 +37,4 @@ def explained() -> Iterator[None]:
         text = explanation(error)
         if text is None:
             raise
-        raise KafkaSinkError(text) from error
+        raise KafkaSinkError(text) from None

@@ -9,6 +9,8 @@ from typing import Any
 from kafka_sink.model import TaskResult
 
 _TOPICS_NAMED = 3
+# Fewer tasks cost less than a second altogether.
+_MANY_TASKS = 50
 
 
 def summarise(results: Sequence[TaskResult]) -> str:
@@ -34,6 +36,18 @@ def summarise(results: Sequence[TaskResult]) -> str:
         if count:
             line += f", {_count(count, noun)}"
     return f"{line}; {_times(results)}{_memory(results)}"
+
+
+def about_empty_tasks(results: Sequence[TaskResult]) -> str | None:
+    """What to change where most of many tasks had no rows; None if nothing."""
+    busy = sum(1 for result in results if result.records or result.unconfirmed or result.skipped)
+    if len(results) < _MANY_TASKS or busy > len(results) / 4:
+        return None
+    return (
+        f"{len(results) - busy:,} of {len(results):,} tasks had no rows. Spark runs a task for each "
+        "partition of the DataFrame, after groupBy or join spark.sql.shuffle.partitions of them. Lower "
+        "that (a query with state keeps the number that its checkpoint began with), or write df.coalesce(n)"
+    )
 
 
 def summary_fields(results: Sequence[TaskResult]) -> dict[str, Any]:

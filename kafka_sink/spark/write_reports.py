@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any
 
-from kafka_sink import driver_log
+from kafka_sink import application_markers, driver_log
 from kafka_sink.coordinator.driver.planning import CoordinatorHandoff
 from kafka_sink.model import EndedTransactions, TaskResult
 from kafka_sink.options import SinkOptions
-from kafka_sink.spark.summary import summarise, summary_fields
+from kafka_sink.spark.summary import about_empty_tasks, summarise, summary_fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +70,7 @@ def report(
     elif ended.outcome == "committed":
         if options.log_summary:
             driver_log.report(ended.label + summarise(ended.results) + ended.note)
+            _advise(ended)
     elif not logged:
         unfinished = ended.tasks - len(ended.results)
         line = f"{ended.label}aborted, {unfinished} of {ended.tasks} tasks did not finish"
@@ -84,6 +85,13 @@ def _transaction_fields(ended: EndedWrite) -> dict[str, Any]:
     counts: dict[str, Any] = {name: one.count for name, one in ended.transactions.items()}
     oldest = {name: one.oldest_ms for name, one in ended.transactions.items()}
     return {"transactions": {**counts, "oldestMs": oldest}}
+
+
+def _advise(ended: EndedWrite) -> None:
+    """Once for a query, also where it writes in foreachBatch."""
+    advice = about_empty_tasks(ended.results)
+    if advice and (not ended.query or application_markers.first_time(f"empty tasks of {ended.query}")):
+        driver_log.report(ended.label + advice)
 
 
 def _to_live_view(handoff: CoordinatorHandoff, ended: EndedWrite) -> None:

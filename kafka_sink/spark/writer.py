@@ -30,6 +30,7 @@ from kafka_sink.model import EndedTransactions, SparkTask, TaskResult
 from kafka_sink.options import SinkOptions
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.spark import frozen_imports, memory_limits, write_reports, zipimport_workaround
+from kafka_sink.spark.short_tracebacks import short_tracebacks
 from kafka_sink.spark.write_reports import EndedWrite
 from kafka_sink.task_activity import ROWS, TaskActivity
 
@@ -323,12 +324,15 @@ class BatchWriter(DataSourceArrowWriter):
     def __init__(self, planned: PlannedWrite) -> None:
         self.planned = planned
 
+    @short_tracebacks
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         return self.planned.write(iterator)
 
+    @short_tracebacks
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         self.planned.commit(messages)
 
+    @short_tracebacks
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         self.planned.abort(messages)
 
@@ -339,12 +343,15 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def __init__(self, planned: PlannedWrite) -> None:
         self.planned = planned
 
+    @short_tracebacks
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         return self.planned.write(iterator, is_streaming=True)
 
+    @short_tracebacks
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         self.planned.commit(messages, batchId)
 
+    @short_tracebacks
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         self.planned.abort(messages, batchId)
 

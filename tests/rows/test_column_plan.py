@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from kafka_sink.errors import SchemaError
-from kafka_sink.rows.column_plan import HEADERS_TYPE, ColumnPlan
+from kafka_sink.rows.column_plan import HEADERS_TYPE, ColumnPlan, ignored_columns
 
 VALUE = ("value", "string")
 NO_TOPIC = (
@@ -75,7 +75,50 @@ SPARK_SAYS = [
 def test_refused_in_spark_sinks_words(columns: list[tuple[str, str]], topic: str | None, text: str) -> None:
     with pytest.raises(SchemaError) as caught:
         ColumnPlan.of(columns, topic)
-    assert str(caught.value) == text
+    # Then what to do.
+    assert str(caught.value).startswith(text)
+    assert str(caught.value) == text or str(caught.value)[len(text)] in ": "
+
+
+@pytest.mark.parametrize(
+    ("columns", "topic", "remedy"),
+    [
+        ([("value", "bigint")], "t", ": cast it, as in .withColumn('value', col('value').cast('string'))"),
+        (
+            [("value", "struct<a:int>")],
+            "t",
+            ": write it as JSON, as in .withColumn('value', to_json('value'))",
+        ),
+        ([VALUE, ("partition", "bigint")], "t", "col('partition').cast('int'))"),
+        ([VALUE, ("headers", "map<string,string>")], "t", "'value', cast(h.value AS binary)))\"))"),
+        (
+            [("Value", "string")],
+            "t",
+            "not found (found 'Value', and names are case-sensitive: .withColumnRenamed('Value', 'value'))",
+        ),
+        ([VALUE, ("TOPIC", "string")], None, ".withColumnRenamed('TOPIC', 'topic'))"),
+        (
+            [("id", "int"), ("n", "int")],
+            "t",
+            "or make it, as in .selectExpr('to_json(struct(*)) AS value')",
+        ),
+    ],
+)
+def test_refusals_end_with_what_to_write(
+    columns: list[tuple[str, str]], topic: str | None, remedy: str
+) -> None:
+    """Catches: "must be a(n) string or binary", and the reader has to know how."""
+    with pytest.raises(SchemaError) as caught:
+        ColumnPlan.of(columns, topic)
+    assert str(caught.value).endswith(remedy)
+
+
+def test_columns_that_look_meant_and_are_ignored_are_reported() -> None:
+    columns = [VALUE, ("topic", "string"), ("Key", "string"), ("other", "int")]
+    first, second = ignored_columns(columns, "t")
+    assert first.startswith("the column 'Key' is ignored, because names are case-sensitive")
+    assert second.startswith("the column 'topic' is ignored, because the option 'topic' is 't'")
+    assert ignored_columns([VALUE, ("topic", "string"), ("key", "string"), ("KEY", "string")]) == []
 
 
 def test_several_wrongs_are_found_in_sparks_order() -> None:

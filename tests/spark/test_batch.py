@@ -169,6 +169,7 @@ def test_refused_at_planning(
     message = failure(lambda: write(spark.sql(query), **options).save())
     assert text in message
     assert "Failed to initialize Python data source writer" in message
+    assert message.count('  File "') == 1, message
 
 
 def test_other_threads_write_once_they_have_registered(
@@ -234,6 +235,7 @@ def test_bad_rows_fail_the_job(spark: SparkSession, write: Write, query: str, te
     message = failure(lambda: write(spark.sql(query)).save())
     assert "InvalidRowError: " in message
     assert text in message
+    assert message.count('  File "') <= 1, message
     assert "hidden" not in message
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kafka_sink.model import PartitionResult, TaskResult
-from kafka_sink.spark.summary import summarise
+from kafka_sink.spark.summary import about_empty_tasks, summarise
 
 
 def wrote(*partitions: tuple[str, int, int], **values: float) -> TaskResult:
@@ -65,3 +65,13 @@ def test_sizes() -> None:
         assert f": {text} as 0 B in 1 batch and 0 requests; 0.00 s" in summarise(
             [TaskResult(batches=1, raw_bytes=count)]
         )
+
+
+def test_many_tasks_without_rows_have_advice() -> None:
+    some, none = wrote(("t", 0, 1)), TaskResult()
+    advice = about_empty_tasks([some, some, *[none] * 198])
+    assert advice is not None
+    assert advice.startswith("198 of 200 tasks had no rows")
+    assert "spark.sql.shuffle.partitions" in advice
+    for fine in ([some] * 200, [some, *[none] * 20], [some] * 60 + [none] * 140, []):
+        assert about_empty_tasks(fine) is None

@@ -69,6 +69,21 @@ def test_the_json_summary_is_one_object_that_joins_with_a_querys_progress(
     assert (found["sentBytes"], found["rawBytes"], found["partitions"]) == (150, 300, 1)
 
 
+def test_tasks_without_rows_are_reported_once_for_a_query(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Catches: a foreachBatch after groupBy with 200 tasks for 2 rows, and nothing that says so."""
+    for handler in list(logging.getLogger().handlers):
+        logging.getLogger().removeHandler(handler)
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
+    tasks = [committed((0, 1), query="q-1"), *[TaskCommitted(TaskResult(), query="q-1")] * 199]
+    planned().commit(tasks, 1)
+    planned().commit(tasks, 2)
+    assert capfd.readouterr().err.count("199 of 200 tasks had no rows") == 1
+    planned(log_summary="false").commit([*tasks[1:], committed((0, 1), query="q-2")], 1)
+    assert capfd.readouterr().err == ""
+
+
 def test_the_json_summary_has_the_numbers_and_ages_of_transactions(
     capfd: pytest.CaptureFixture[str],
 ) -> None:

@@ -1,0 +1,51 @@
+"""The libraries that this package needs, and what to say where one is missing.
+
+``--py-files`` ships this package without them, so executors may lack any of them.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+from importlib.util import find_spec
+
+# Modules that every task imports, and the distribution that has each.
+OF_TASKS = {
+    "pyspark": "pyspark",
+    "pyarrow": "pyarrow",
+    "numpy": "numpy",
+    "kafka": "kafka-python",
+    "lz4": "lz4",
+    "zstandard": "zstandard",
+    "zlib_ng": "zlib-ng",
+    "google_crc32c": "google-crc32c",
+    "cryptography": "cryptography",
+}
+# Modules that only some uses of the driver's side import.
+OF_DRIVER = {
+    "confluent_kafka": "confluent-kafka",  # local_broker
+    "prometheus_client": "prometheus-client",  # /metrics of the live view
+}
+
+
+def explanation(error: BaseException) -> str | None:
+    """What to do about an import that failed; None if it is not about a library that is missing."""
+    if not isinstance(error, ModuleNotFoundError) or error.name is None:
+        return None
+    if error.name.split(".")[0] not in OF_TASKS | OF_DRIVER:
+        return None
+    # All that are missing, so that one pip line is enough.
+    missing = [name for module, name in OF_TASKS.items() if not _is_there(module)]
+    names = " ".join(missing) or (OF_TASKS | OF_DRIVER)[error.name.split(".")[0]]
+    return (
+        f"{error}: {sys.executable} on host {socket.gethostname()} lacks libraries that kafka-chunked needs, "
+        "and --py-files ships none. Install them for this Python, on the driver and on every executor: "
+        f"{sys.executable} -m pip install {names}"
+    )
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False

@@ -1,0 +1,99 @@
+"""Spark's users see the cause and the remedy, not the frames of this package."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import traceback
+
+import pytest
+from pyspark.sql.types import LongType, StringType, StructField, StructType
+
+from kafka_sink.errors import DeliveryError, KafkaSinkError, ProtocolError, RecordTooLargeError
+from kafka_sink.options import parse
+from kafka_sink.rows.column_plan import ColumnPlan
+from kafka_sink.spark.datasource import KafkaChunkedDataSource
+from kafka_sink.spark.short_tracebacks import short_tracebacks
+from kafka_sink.spark.writer import BatchWriter, PlannedWrite
+
+
+def text_of(error: BaseException) -> str:
+    return "".join(traceback.format_exception(error))
+
+
+@short_tracebacks
+def fails(error: Exception, cause: Exception | None = None) -> None:
+    def deep(depth: int) -> None:
+        if depth:
+            deep(depth - 1)
+        raise error from cause
+
+    deep(5)
+
+
+@pytest.mark.parametrize(
+    ("schema", "options", "last"),
+    [
+        (
+            StructType([StructField("value", StringType())]),
+            {"kafka.acsk": "all"},
+            "Did you mean 'kafka.acks'?",
+        ),
+        (
+            StructType([StructField("value", LongType())]),
+            {},
+            "as in .withColumn('value', col('value').cast('string'))",
+        ),
+    ],
+)
+def test_planning_shows_a_frame_and_the_remedy(
+    schema: StructType, options: dict[str, str], last: str
+) -> None:
+    """Catches: frames of planning, twice in PySpark's exception, around one line that helps."""
+    source = KafkaChunkedDataSource({"kafka.bootstrap.servers": "127.0.0.1:1", "topic": "t", **options})
+    with pytest.raises(KafkaSinkError) as caught:
+        source.writer(schema, False)
+    lines = text_of(caught.value).splitlines()
+    assert (
+        sum(line.startswith("  File ") for line in lines) == 2
+    )  # this test, and the method that Spark calls
+    assert lines[-1].endswith(last)
+
+
+def test_causes_that_the_message_quotes_are_left_out_and_those_of_user_code_stay() -> None:
+    with pytest.raises(DeliveryError) as caught:
+        fails(DeliveryError("delivery failed: too large"), RecordTooLargeError("too large"))
+    assert "direct cause" not in text_of(caught.value)
+    with pytest.raises(KafkaSinkError) as caught_too:
+        fails(KafkaSinkError("the class of the user fails"), ZeroDivisionError("in the user's code"))
+    assert "in the user's code" in text_of(caught_too.value)
+
+
+def test_bugs_keep_their_frames() -> None:
+    with pytest.raises(ProtocolError) as caught:
+        fails(ProtocolError("a response cannot be read"))
+    assert text_of(caught.value).count("in deep") > 3
+    with pytest.raises(ZeroDivisionError):
+        fails(ZeroDivisionError())
+
+
+def test_the_whole_traceback_is_in_the_log_at_debug(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG, "kafka_sink"), pytest.raises(DeliveryError):
+        fails(DeliveryError("x"))
+    assert "in deep" in caplog.text
+
+
+def test_a_task_without_a_library_names_the_line_for_pip(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches: "No module named 'lz4'" below a stack of imports, where --py-files shipped no library."""
+    for name in [
+        one for one in sys.modules if one.startswith(("kafka_sink.producer", "kafka_sink.rec", "lz4"))
+    ]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "lz4", None)  # type: ignore[arg-type]  # makes its import fail
+    options = parse({"kafka.bootstrap.servers": "127.0.0.1:1", "topic": "t"}).options
+    writer = BatchWriter(PlannedWrite(options, ColumnPlan.of([("value", "string")], "t")))
+    with pytest.raises(KafkaSinkError) as caught:
+        writer.write(iter(()))
+    assert "--py-files ships none" in str(caught.value)
+    assert f"{sys.executable} -m pip install lz4" in str(caught.value)
+    assert "direct cause" not in text_of(caught.value)

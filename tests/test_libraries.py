@@ -1,0 +1,48 @@
+"""Every library that the package declares is one that the errors and the doctor know."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from kafka_sink import libraries
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def test_they_are_those_of_pyproject() -> None:
+    declared = re.search(r"^dependencies = \[(.*?)^\]", (ROOT / "pyproject.toml").read_text(), re.M | re.S)
+    assert declared is not None
+    names = set(re.findall(r'"([a-z0-9-]+)>=', declared[1]))
+    assert names == {*libraries.OF_TASKS.values(), *libraries.OF_DRIVER.values()}
+
+
+def test_the_documented_line_for_executors_has_what_tasks_need() -> None:
+    line = re.search(r"^pip install (pyarrow .*)$", (ROOT / "docs/install.md").read_text(), re.M)
+    assert line is not None
+    assert {*line[1].split(), "pyspark"} == set(libraries.OF_TASKS.values())
+
+
+def test_a_missing_library_has_an_explanation_with_all_that_are_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(libraries, "_is_there", lambda module: module not in ("kafka", "zlib_ng"))
+    error = ModuleNotFoundError("No module named 'kafka.protocol'", name="kafka.protocol")
+    text = libraries.explanation(error)
+    assert text is not None
+    assert text.startswith("No module named 'kafka.protocol': ")
+    assert text.endswith(f"{sys.executable} -m pip install kafka-python zlib-ng")
+    monkeypatch.setattr(libraries, "_is_there", lambda module: True)
+    text = libraries.explanation(
+        ModuleNotFoundError("No module named 'confluent_kafka'", name="confluent_kafka")
+    )
+    assert text is not None
+    assert text.endswith("pip install confluent-kafka")
+
+
+def test_other_errors_have_none() -> None:
+    assert libraries.explanation(ModuleNotFoundError("No module named 'mine'", name="mine")) is None
+    assert libraries.explanation(ImportError("kafka")) is None
