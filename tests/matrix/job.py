@@ -1,7 +1,7 @@
 """A Spark driver that writes to one broker in every way the sink claims, and reads everything back.
 
-``python job.py BOOTSTRAP``: one JSON line per check on stdout, ``{"check", "problem", "seconds"}``, with an
-empty problem where it held. It runs with whatever Python and PySpark it is started with.
+``python job.py BOOTSTRAP [no-transactions]``: one JSON line per check on stdout, ``{"check", "problem",
+"seconds"}``, with an empty problem where it held. It runs with any Python and PySpark.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable
 
+import pyarrow
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
@@ -26,9 +27,11 @@ _WAIT_S = 60.0
 class Checks:
     """Each method is one claim; it raises where the claim does not hold."""
 
-    def __init__(self, bootstrap: str, spark: SparkSession) -> None:
+    def __init__(self, bootstrap: str, spark: SparkSession, *, transactions: bool = True) -> None:
         self._bootstrap = bootstrap
         self._spark = spark
+        # Whether the brokers can do what exactly-once needs.
+        self._transactions = transactions
         self._admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
 
     def batch(self) -> None:
@@ -56,16 +59,7 @@ class Checks:
                 start = part * _ROWS // 2
                 self._numbers(start, start + _ROWS // 2).write.mode("append").json(f"{folder}/in")
                 source = self._spark.readStream.schema("value string, key string").json(f"{folder}/in")
-                query = (
-                    source.writeStream.format("kafka-chunked")
-                    .option("kafka.bootstrap.servers", self._bootstrap)
-                    .option("topic", topic)
-                    .option("checkpointLocation", f"{folder}/checkpoint")
-                    .trigger(availableNow=True)
-                    .start()
-                )
-                if not query.awaitTermination(120):
-                    raise AssertionError("the query did not end within 120 s")
+                self._stream(source, topic, f"{folder}/checkpoint")
         self._expect_once(topic, 3 * (_ROWS // 2))
 
     def recreated_topic(self) -> None:
@@ -89,12 +83,41 @@ class Checks:
         if len(self._partitions(topic)) != 4:
             raise AssertionError("the topic that was read is the old one")
 
+    def exactly_once(self) -> None:
+        """A job that runs twice and a query write each row once. Brokers that cannot do that are refused."""
+        topic = self._topic("transactions")
+        self._create(topic, 2)
+        job = {"delivery.guarantee": "exactly-once", "txnAppId": topic, "txnVersion": "1"}
+        if not self._transactions:
+            try:
+                self._write(self._numbers(), topic, **job)
+            except Exception as error:
+                if "needs brokers of Apache Kafka 4.0 or later" not in str(error):
+                    raise
+                self._expect_once(topic, 0)
+                return
+            raise AssertionError("brokers without transactions of version 2 were not refused")
+        for _ in range(2):
+            self._write(self._numbers(), topic, **job)
+        self._expect_once(topic)
+        streamed = self._topic("transactions-streamed")
+        self._create(streamed, 2)
+        with tempfile.TemporaryDirectory() as folder:
+            self._numbers().write.json(f"{folder}/in")
+            source = self._spark.readStream.schema("value string, key string").json(f"{folder}/in")
+            for _ in range(2):
+                self._stream(
+                    source, streamed, f"{folder}/checkpoint", **{"delivery.guarantee": "exactly-once"}
+                )
+        self._expect_once(streamed)
+
     def all(self) -> dict[str, Callable[[], None]]:
         return {
             "batch": self.batch,
             "topic.create": self.created_topic,
             "streaming": self.streaming,
             "recreated topic": self.recreated_topic,
+            "exactly once": self.exactly_once,
         }
 
     def _topic(self, name: str) -> str:
@@ -117,6 +140,13 @@ class Checks:
         )
         writer = rows.write.format("kafka-chunked").mode("append").options(**options)
         writer.option("kafka.bootstrap.servers", self._bootstrap).option("topic", topic).save()
+
+    def _stream(self, rows: DataFrame, topic: str, checkpoint: str, **options: str) -> None:
+        writer = rows.writeStream.format("kafka-chunked").options(**options)
+        writer = writer.option("kafka.bootstrap.servers", self._bootstrap).option("topic", topic)
+        query = writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
+        if not query.awaitTermination(120):
+            raise AssertionError("the query did not end within 120 s")
 
     def _partitions(self, topic: str) -> list[int]:
         return list(self._admin.list_topics(topic, timeout=30).topics[topic].partitions)
@@ -159,7 +189,7 @@ class Checks:
         return found
 
 
-def main(bootstrap: str) -> None:
+def main(bootstrap: str, *, transactions: bool) -> None:
     spark = (
         SparkSession.builder.master("local[2]")
         .config("spark.ui.enabled", "false")
@@ -170,7 +200,9 @@ def main(bootstrap: str) -> None:
         .config("spark.sql.session.timeZone", "UTC")
         .getOrCreate()
     )
-    for name, check in Checks(bootstrap, spark).all().items():
+    versions = f"Python {sys.version.split()[0]}, PySpark {spark.version}, PyArrow {pyarrow.__version__}"
+    print(json.dumps({"versions": versions}), flush=True)
+    for name, check in Checks(bootstrap, spark, transactions=transactions).all().items():
         started = time.monotonic()
         problem = ""
         try:
@@ -183,4 +215,4 @@ def main(bootstrap: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], transactions="no-transactions" not in sys.argv)

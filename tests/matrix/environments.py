@@ -1,0 +1,97 @@
+"""Virtual environments with the wheel, one for each claimed pair of Python and PySpark."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+_ROOT = Path(__file__).resolve().parents[2]
+_INSTALL_SECONDS = 1800
+
+
+@dataclass(frozen=True)
+class Environment:
+    """A Python, and which PySpark is installed with the wheel: the newest that this Python takes, by default.
+
+    ``lowest``: the oldest version of every direct dependency that pyproject.toml allows.
+    """
+
+    python: str
+    pyspark: str = "pyspark"
+    lowest: bool = False
+
+    def __str__(self) -> str:
+        wanted = "oldest of all dependencies" if self.lowest else self.pyspark
+        return f"Python {self.python}, {wanted}"
+
+    @property
+    def folder(self) -> str:
+        return f"{self.python}-{'lowest' if self.lowest else self.pyspark.replace('~=', '-')}"
+
+
+ENVIRONMENTS = (
+    Environment("3.10", lowest=True),
+    Environment("3.10"),
+    Environment("3.11", "pyspark~=4.1.0"),
+    Environment("3.11", "pyspark~=4.2.0"),
+    Environment("3.11"),
+    Environment("3.12"),
+    Environment("3.13"),
+    Environment("3.14"),
+)
+
+
+class InstallError(Exception):
+    """The end of what the installer printed."""
+
+
+def build_wheel(folder: Path) -> Path:
+    """The wheel of this checkout."""
+    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*pip, "--wheel-dir", str(folder), str(_ROOT)], check=True, timeout=200)
+    return next(folder.glob("*.whl"))
+
+
+def prepare(environment: Environment, wheel: Path, root: Path) -> Path | None:
+    """The Python of an environment below ``root`` in which the wheel is installed.
+
+    None where this machine has no such Python. An environment that exists is brought up to date.
+    """
+    python = _find(environment.python)
+    if python is None:
+        return None
+    venv = root / environment.folder
+    made = venv / "bin" / "python"
+    if not made.exists():
+        _uv("venv", "--quiet", "--python", python, str(venv))
+    install = ("pip", "install", "--quiet", "--python", str(made))
+    if environment.lowest:
+        _uv(*install, "--resolution", "lowest-direct", "--requirements", str(_ROOT / "pyproject.toml"))
+        _uv(*install, "--reinstall", "--no-deps", str(wheel))
+    else:
+        _uv(*install, "--reinstall-package", "kafka-chunked", str(wheel), environment.pyspark)
+    return made
+
+
+def _uv(*arguments: str) -> None:
+    command = [str(Path(sys.executable).parent / "uv"), *arguments]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=_INSTALL_SECONDS, cwd=_ROOT, check=False
+    )
+    if done.returncode:
+        raise InstallError((done.stderr or done.stdout)[-1500:])
+
+
+def _find(version: str) -> str | None:
+    """A ``pythonX.Y`` that starts: on PATH, or among pyenv's versions."""
+    name = f"python{version}"
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    candidates = [shutil.which(name), *map(str, sorted(pyenv.glob(f"{version}.*/bin/{name}")))]
+    for found in candidates:
+        if found and subprocess.run([found, "--version"], capture_output=True, check=False).returncode == 0:
+            return found
+    return None
