@@ -126,3 +126,10 @@ def test_the_map_of_the_design_page_is_the_tree() -> None:
     ours = {name for name in named if name.startswith("kafka_sink/")}
     assert ours == tree
     assert not [name for name in named if not (ROOT / name).exists()]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_site_shows_pictures_and_tables_of_a_page(page: Path) -> None:
+    # Python-Markdown takes a block in a list for text of the list unless it is indented by four spaces.
+    prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    assert not re.findall(r"^\n {2,3}(?:!\[|\|).*", prose, re.MULTILINE)
