@@ -6,7 +6,7 @@
 The stream of ``benchmarks.streaming``. Spark's share comes from its progress and its event log, Python's from
 moments that wrapped writers note. ``a Python sink that does nothing`` shows Spark's own share as it is, the
 one ``with the remedies`` has what this package does for its workers (no garbage collections of imported
-modules, no re-read archives), so the rest that is ours is the difference to it.
+modules, no re-read archives, rows acknowledged at once), so the rest that is ours is the difference to it.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ from typing import Any
 from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from benchmarks import throughput
-from benchmarks.streaming import PARTITIONS, ROWS, IdleSink, IdleWriter
+from benchmarks.streaming import PARTITIONS, IdleSink, IdleWriter, await_batches, start_query
 from benchmarks.throughput import JVM_SINK_SPARK
 from kafka_sink.local_broker import LocalBroker
 from kafka_sink.spark import frozen_imports, zipimport_workaround
 from kafka_sink.spark.datasource import KafkaChunkedDataSource
+from kafka_sink.spark.executor_connection import acknowledged, executor_socket
 from kafka_sink.spark.writer import StreamWriter
 
 OURS, JVM, IDLE, REMEDIED = (
@@ -151,6 +152,7 @@ class StampedIdleWriter(IdleWriter):
         stamp("write begin")
         if self.is_remedied:
             frozen_imports.freeze_when_reused()
+            iterator = acknowledged(iterator, executor_socket())
         message = super().write(_stamped_rows(iterator))
         self._leave()
         stamp("write end")
@@ -204,27 +206,9 @@ def run_query(
     spark: Any, form: str, bootstrap: str, folder: str, trigger_ms: int, batches: int
 ) -> list[dict[str, Any]]:
     """The progress of ``batches`` micro-batches."""
-    rows = (
-        spark.readStream.format("rate-micro-batch")
-        .option("rowsPerBatch", ROWS)
-        .option("numPartitions", 2)
-        .load()
-        .selectExpr(
-            "cast(value as string) as key",
-            "rpad(concat('{\"id\":', value, '}'), 110, ' ') as value",
-        )
-    )
-    writer = rows.writeStream.format(form).trigger(processingTime=f"{trigger_ms} milliseconds")
-    writer = writer.option("checkpointLocation", tempfile.mkdtemp(dir=folder)).option("topic", "stream")
-    query = writer.option("kafka.bootstrap.servers", bootstrap).start()
+    query = start_query(spark, form, bootstrap, folder, trigger_ms)
     try:
-        deadline = time.monotonic() + 600
-        while (query.lastProgress or {"batchId": -1})["batchId"] < batches:
-            if (failure := query.exception()) is not None:
-                raise RuntimeError(str(failure))
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"{batches} micro-batches took more than 10 min")
-            time.sleep(0.05)
+        await_batches(query, batches)
         return [dict(one) for one in query.recentProgress if one["numInputRows"]]
     finally:
         query.stop()
