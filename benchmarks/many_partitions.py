@@ -1,6 +1,6 @@
 """Keyed rows over 1,000 partitions with batches that could be 4 MiB: rate and memory, against the JVM sink.
 
-    python -m benchmarks.many_partitions [--part rates|cold|memory|large] [--rows N] [--repeats N] [--smoke]
+    python -m benchmarks.many_partitions [--part PART] [--rows N] [--repeats N] [--smoke]
 
 ``rates``: 5 million keyed 110-byte rows, batch.size 4 MiB, linger 1 s, buffer.memory 64 MiB, lz4, to a topic
 of 1,000 partitions and to one of 4; the JVM sink with the same settings on 500,000 rows, as is the `full`
@@ -8,13 +8,16 @@ strategy of ours. Spark's sink has one producer an executor and this one has one
 there are two here: so ours runs with 32 MiB each, too. ``memory``: the private memory (USS) of the largest
 Python worker by codec, in workers that are new for every job. ``large``: the same with 30 kB rows. All
 partitions have been written to before. ``cold``: 500,000 rows to a topic of 1,000 partitions that was
-created a second before, at defaults, then the same again; and how long the broker takes until it serves all
-partitions of a topic that nobody writes to. Needs pyspark 4.1.1 for the JVM sink.
+created a second before, at defaults, then the same again. The broker's own share beside it: how long it
+takes until it serves all partitions of a topic that nobody writes to, and then to append one record to each,
+by librdkafka. ``cold_in_memory``: the same with the broker's data in memory, where a file costs it nothing:
+creating a partition and its first append flush several files. Needs pyspark 4.1.1 for the JVM sink.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import platform
@@ -50,8 +53,11 @@ OURS, OURS_FEW, JVM, JVM_FEW = (
     "JVM sink",
     "JVM sink, 4 partitions",
 )
-BROKER = "the broker alone, no rows"
-PARTS = ("rates", "cold", "memory", "large")
+BROKER = "the broker alone"
+BROKER_STEPS = ("until it serves all partitions", "then a record to each", "a second to each")
+PARTS = ("rates", "cold", "cold_in_memory", "memory", "large")
+COLD = ("cold", "cold_in_memory")
+_MEMORY = "/dev/shm"
 GOALS = ((OURS, JVM, 20.0), (OURS, OURS_FEW, 0.5))
 MEMORY_GOALS_MIB = {"memory": 250, "large": 300}
 
@@ -163,7 +169,9 @@ def cold(
         broker.create_topic(f"before-{form}", FEW)
         _save(frame, form, broker.bootstrap_servers, f"before-{form}")
     for turn in range(repeats):
-        found[BROKER].append([_creation_seconds(broker, f"idle-{turn}", partitions)])
+        created = _creation_seconds(broker, f"idle-{turn}", partitions)
+        appended = [_seconds_to_each(broker, f"idle-{turn}", partitions) for _ in ("first", "second")]
+        found[BROKER].append([created, *appended])
         print(f"  round {turn + 1}  {BROKER}: {found[BROKER][-1]}", flush=True)
         for name, form in list(forms.items())[:: -1 if turn % 2 else 1]:
             topic = f"cold-{form}-{turn}"
@@ -205,6 +213,29 @@ def _creation_seconds(broker: LocalBroker, topic: str, partitions: int) -> float
             time.sleep(0.05)
             continue
         return round(time.perf_counter() - started, 2)
+
+
+def _seconds_to_each(broker: LocalBroker, topic: str, partitions: int) -> float:
+    """One record to each partition, acknowledged."""
+    from confluent_kafka import Producer
+
+    producer = Producer({"bootstrap.servers": broker.bootstrap_servers, "linger.ms": 50, "acks": "all"})
+    started = time.perf_counter()
+    for partition in range(partitions):
+        producer.produce(topic, b"a record", partition=partition)
+    assert producer.flush(120) == 0, "the broker did not acknowledge"
+    return round(time.perf_counter() - started, 2)
+
+
+@contextlib.contextmanager
+def _in_memory() -> Iterator[None]:
+    """Temporary files are in memory within the block, where the system has a folder for that."""
+    before = tempfile.tempdir
+    tempfile.tempdir = _MEMORY if os.access(_MEMORY, os.W_OK) else before
+    try:
+        yield
+    finally:
+        tempfile.tempdir = before
 
 
 def memory(
@@ -267,6 +298,7 @@ _TITLES = {
     "memory": "Memory of the largest Python worker, by codec: 110-byte rows",
     "large": f"Memory of the largest Python worker, by codec: {LARGE_ROW:,}-byte rows",
     "cold": "First write to 1,000 new partitions",
+    "cold_in_memory": "First write to 1,000 new partitions, the broker's data in memory",
 }
 
 
@@ -286,10 +318,10 @@ def plot(parts: dict[str, Any], file: Path) -> None:
     for axes, (part, found) in zip(all_axes[:, 0], values.items(), strict=True):
         colours = [charts.OTHER if name.startswith(("JVM", BROKER)) else charts.OURS for name in found]
         drawn = charts.bars(axes, list(found), list(found.values()), color=colours)
-        digits = 1 if part == "cold" else 0
+        digits = 1 if part in COLD else 0
         charts.label(axes, drawn, [f"{one:,.{digits}f}" for one in found.values()])
         axes.set_title(_TITLES[part])
-        if part == "cold":
+        if part in COLD:
             axes.set_xlabel("seconds (median)")
         elif part == "rates":
             axes.set_xlabel("thousand rows per second, acknowledged (median)")
@@ -303,7 +335,7 @@ def plot(parts: dict[str, Any], file: Path) -> None:
 
 def _values(part: str, found: dict[str, Any]) -> dict[str, float]:
     """What a bar shows, by name."""
-    if part == "cold":
+    if part in COLD:
         return _cold_medians(found)
     if part == "rates":
         return {name: statistics.median(rates) / 1e3 for name, rates in found.items()}
@@ -314,21 +346,22 @@ def _cold_medians(found: dict[str, list[list[float | None]]]) -> dict[str, float
     """By sink and job; jobs that failed are left out."""
     medians = {}
     for name, turns in found.items():
-        for job, column in zip(("first job", "second job"), zip(*turns, strict=True), strict=False):
+        steps = BROKER_STEPS if name == BROKER else ("first job", "second job")
+        for step, column in zip(steps, zip(*turns, strict=True), strict=True):
             succeeded = [one for one in column if one is not None]
             failed = f", {len(column) - len(succeeded)} failed" if len(succeeded) < len(column) else ""
-            label = name if name == BROKER else f"{name}, {job}{failed}"
-            medians[label] = statistics.median(succeeded) if succeeded else 0.0
+            medians[f"{name}, {step}{failed}"] = statistics.median(succeeded) if succeeded else 0.0
     return medians
 
 
 def conditions_of(part: str, rows: int) -> str:
     import pyspark
 
-    if part == "cold":
+    if part in COLD:
+        where = " with its data in memory" if part == "cold_in_memory" else ""
         return (
             f"{rows:,} keyed 110-byte rows, {MANY:,} new partitions, defaults, lz4, pyspark "
-            f"{pyspark.__version__} local[2], Kafka 4.3.0 on the same machine, {os.cpu_count()} cores"
+            f"{pyspark.__version__} local[2], Kafka 4.3.0 on the same machine{where}, {os.cpu_count()} cores"
         )
     size = f"{LARGE_ROW:,}-byte" if part == "large" else "110-byte"
     return (
@@ -342,7 +375,7 @@ def run_parts(parts: list[str], rows: int, repeats: int, smoke: bool) -> dict[st
     """Of one application: all its parts have workers that are reused, or none."""
     import pyspark
 
-    timed = not {"rates", "cold"}.isdisjoint(parts)
+    timed = not {"rates", *COLD}.isdisjoint(parts)
     with_jvm = timed and pyspark.__version__ == JVM_SINK_SPARK and not smoke
     settings = {} if timed else {"spark.python.worker.reuse": "false"}
     outcome: dict[str, Any] = {}
@@ -352,7 +385,7 @@ def run_parts(parts: list[str], rows: int, repeats: int, smoke: bool) -> dict[st
             spark = throughput.session(with_jvm, settings)
             job = Job(broker)
             for part in parts:
-                count = {"large": rows // 125, "cold": rows // 10}.get(part, rows)
+                count = rows // 10 if part in COLD else rows // 125 if part == "large" else rows
                 conditions = conditions_of(part, count)
                 print(f"{part}: {conditions}", flush=True)
                 found: Any
@@ -360,6 +393,9 @@ def run_parts(parts: list[str], rows: int, repeats: int, smoke: bool) -> dict[st
                     found = rates(spark, job, folder, count, repeats)
                 elif part == "cold":
                     found = cold(spark, broker, folder, count, repeats, FEW if smoke else MANY)
+                elif part == "cold_in_memory":
+                    with _in_memory(), LocalBroker() as other:
+                        found = cold(spark, other, folder, count, repeats, MANY)
                 else:
                     codecs = CODECS[-1:] if smoke else CODECS
                     # Made before: making rows again would delete files that others of that number read.
@@ -386,11 +422,12 @@ def main() -> None:
     options = parser.parse_args()
     rows, repeats = (4000, 1) if options.smoke else (options.rows, options.repeats)
     # What a worker holds is asked of new workers, how fast it is of reused ones.
-    groups = [["rates", "cold"], ["memory", "large"]]
+    groups = [["rates", *COLD], ["memory", "large"]]
     if options.part:
         groups = [[options.part]]
     elif options.smoke:
-        groups = [list(PARTS)]
+        # The same code as ``cold``.
+        groups = [[part for part in PARTS if part != "cold_in_memory"]]
     found = {}
     for parts in groups:
         found.update(run_parts(parts, rows, repeats, options.smoke))

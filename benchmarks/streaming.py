@@ -173,8 +173,8 @@ def run_here(
     given = "".join(f"{name}={value}, " for name, value in changed.items())
     conditions = (
         f"{ROWS:,} keyed 110-byte rows every {TRIGGER_MS} ms in 2 tasks, defaults, {PARTITIONS} partitions, "
-        f"each sink after {warm_batches} micro-batches, pyspark {pyspark.__version__} local[2], {given}Kafka 4.3.0 on the same "
-        f"machine, {os.cpu_count()} cores, Python {platform.python_version()}"
+        f"each sink after {warm_batches} micro-batches, pyspark {pyspark.__version__} local[2], {given}"
+        f"Kafka 4.3.0 on the same machine, {os.cpu_count()} cores, Python {platform.python_version()}"
     )
     print(conditions, flush=True)
     settings = {"spark.sql.streaming.numRecentProgressUpdates": "10000", **changed}
