@@ -140,17 +140,17 @@ def _workers(environ: Mapping[str, str]) -> Iterator[Finding]:
     """The Python that Spark starts for tasks and for planning."""
     named = environ.get("PYSPARK_PYTHON")
     python = shutil.which(named or "python3", path=environ.get("PATH"))
-    if named is None:
+    if named is None and python is not None:
         yield Finding(
             Level.NOTE,
             f"PYSPARK_PYTHON is not set, so Spark's workers take python3 from PATH ({python}). Set it to be "
             "sure: os.environ['PYSPARK_PYTHON'] = sys.executable, before the session is made",
         )
     if python is None:
+        what = f"PYSPARK_PYTHON, {named}, does not exist" if named else "there is no python3 on PATH"
         yield Finding(
             Level.PROBLEM,
-            f"the workers' Python, {named or 'python3'}, does not exist: set PYSPARK_PYTHON to "
-            f"{sys.executable}",
+            f"Spark's workers have no Python, as {what}: set PYSPARK_PYTHON to {sys.executable}",
         )
         return
     modules = [*_OWN_MODULES, *OF_TASKS]
@@ -160,13 +160,21 @@ def _workers(environ: Mapping[str, str]) -> Iterator[Finding]:
             capture_output=True,
             text=True,
             timeout=_TIMEOUT_S,
-            check=True,
+            check=False,
             cwd=tempfile.gettempdir(),
             env=dict(environ),
         )
         version, pyspark, missing = json.loads(done.stdout.splitlines()[-1])
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
-        yield Finding(Level.PROBLEM, f"the workers' Python, {python}, does not run: {error}")
+    except (OSError, subprocess.TimeoutExpired) as error:
+        why = f"no end within {_TIMEOUT_S} s" if isinstance(error, subprocess.TimeoutExpired) else error
+        yield Finding(Level.PROBLEM, f"the workers' Python, {python}, does not run: {why}")
+        return
+    except (ValueError, IndexError):
+        last = (done.stderr.strip().splitlines() or [f"it ended with code {done.returncode}"])[-1]
+        yield Finding(
+            Level.PROBLEM,
+            f"the workers' Python, {python}, does not run: {last}. Set PYSPARK_PYTHON to {sys.executable}",
+        )
         return
     yield _of_workers(python, tuple(version), pyspark, missing)
 
@@ -175,6 +183,7 @@ def _of_workers(
     python: str, version: tuple[int, ...], pyspark: str | None, missing: Sequence[str]
 ) -> Finding:
     own = [name for name in missing if name in _OWN_MODULES]
+    libraries = [OF_TASKS[name] for name in missing if name in OF_TASKS]
     if version != sys.version_info[:2]:
         text = (
             f"is {_dotted(version)} and the driver's is {_dotted(sys.version_info[:2])}: Spark refuses such "
@@ -185,8 +194,10 @@ def _of_workers(
             "has no kafka-chunked, so Spark says DATA_SOURCE_NOT_FOUND: install it there, set PYSPARK_PYTHON "
             f"to {sys.executable}, or ship the wheel by --py-files and call kafka_sink.register(spark)"
         )
-    elif missing:
-        text = f"lacks libraries: {_pip(python, [OF_TASKS[name] for name in missing])}"
+        if libraries:
+            text += f". It lacks libraries, too, which --py-files does not bring: {_pip(python, libraries)}"
+    elif libraries:
+        text = f"lacks libraries: {_pip(python, libraries)}"
     elif pyspark != _version("pyspark"):
         text = f"has PySpark {pyspark}, and the driver {_version('pyspark')}: install the same version"
     else:
@@ -281,8 +292,14 @@ def main(arguments: Sequence[str] | None = None, out: TextIO = sys.stdout) -> in
     args = parser.parse_args(arguments)
     options: dict[str, str] = {}
     if args.options_file:
-        with open(args.options_file, encoding="utf-8") as file:
-            options.update(json.load(file))
+        try:
+            with open(args.options_file, encoding="utf-8") as file:
+                for name, value in json.load(file).items():
+                    options[name] = value if isinstance(value, str) else json.dumps(value)
+        except (OSError, ValueError, AttributeError) as error:
+            # Not the text of the file, which may hold passwords.
+            reason = error.strerror if isinstance(error, OSError) else "it is not a JSON object"
+            parser.error(f"--options-file {args.options_file}: {reason}")
     for pair in args.option:
         name, separator, value = pair.partition("=")
         if not separator:
@@ -292,7 +309,8 @@ def main(arguments: Sequence[str] | None = None, out: TextIO = sys.stdout) -> in
     for finding in examine(os.environ, options):
         problems += finding.level is Level.PROBLEM
         print(f"{finding.level.value:>8}  {finding.text}", file=out, flush=True)
-    print("nothing found that would fail a job" if not problems else f"{problems} to mend", file=out)
+    count = {0: "nothing", 1: "1 problem"}.get(problems, f"{problems} problems")
+    print(f"{count} found that would fail a job", file=out)
     return 1 if problems else 0
 
 

@@ -93,9 +93,13 @@ class PlanningClient:
                 raise self._unreachable(steps, now - begun)
             if now >= warn_at:
                 warn_at = math.inf
+                option = (
+                    "the brokers' advertised.listeners" if self._advertised else "kafka.bootstrap.servers"
+                )
                 driver_log.warn(
                     f"kafka-chunked: no broker could be reached for {_WARN_AFTER_MS / 1000:.0f} s: "
-                    f"{'; '.join(map(_line, steps))}. Trying for another {(until - now) / 1000:.0f} s"
+                    f"{'; '.join(map(_line, steps))}. Trying for another {(until - now) / 1000:.0f} s; "
+                    f"check {option}"
                 )
             self._network.poll(min(_POLL_MS, until - now), now)
 

@@ -45,11 +45,19 @@ def test_the_workers_python_is_looked_at(tmp_path: Path) -> None:
         ([[3, 9], pyspark, []], "Spark refuses such tasks"),
         ([version, pyspark, ["kafka_sink", "numpy"]], "DATA_SOURCE_NOT_FOUND"),
         ([version, pyspark, ["lz4", "kafka"]], "python -m pip install lz4 kafka-python"),
+        ([version, None, ["kafka_sink", "pyspark", "lz4"]], "-m pip install pyspark lz4"),
         ([version, "4.0.0", []], "has PySpark 4.0.0, and the driver"),
     ):
         python = python_that_prints(tmp_path, json.dumps(answer))
         assert text in problems({**HERE, "PYSPARK_PYTHON": python})
     assert "does not run" in problems({**HERE, "PYSPARK_PYTHON": python_that_prints(tmp_path, "no JSON")})
+    broken = problems({**HERE, "PYSPARK_PYTHON": "/bin/false"})
+    assert broken.endswith(
+        f"/bin/false, does not run: it ended with code 1. Set PYSPARK_PYTHON to {sys.executable}"
+    )
+    without_python = {**HERE, "PATH": str(tmp_path / "empty"), "JAVA_HOME": HERE.get("JAVA_HOME", "")}
+    del without_python["PYSPARK_PYTHON"]
+    assert "there is no python3 on PATH" in problems(without_python)
     assert "does not exist" in problems({**HERE, "PYSPARK_PYTHON": "/nowhere/python"})
 
 
@@ -100,3 +108,20 @@ def test_the_command_takes_options_and_prints_no_secret(
     assert "hunter2" not in out.getvalue()
     with pytest.raises(SystemExit):
         main(["--option", "nonsense"], out)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"), [(None, "No such file"), ("hunter2", "not a JSON"), ("[1]", "not a JSON")]
+)
+def test_a_file_of_options_that_cannot_be_read_is_named_without_a_traceback(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | None, reason: str
+) -> None:
+    """Catches: eight lines of traceback, for a path that is misspelt."""
+    file = tmp_path / "options.json"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(SystemExit):
+        main(["--options-file", str(file)])
+    said = capsys.readouterr().err
+    assert f"--options-file {file}: {reason}" in said or f"{file}: it is {reason}" in said
+    assert "hunter2" not in said
