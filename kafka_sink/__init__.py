@@ -33,9 +33,6 @@ def register(spark: SparkSession) -> None:
     package was shipped by ``--py-files``. It is also needed once in each thread other than the one that
     created the session.
     """
-    from kafka_sink.spark.datasource import KafkaChunkedDataSource
+    from kafka_sink.spark import registration
 
-    spark.dataSource.register(KafkaChunkedDataSource)
-    # Spark looks for Python data sources only in the active session, and a new thread has none. This is the
-    # only public call that sets it (checked on PySpark 4.1.1 and 4.3.0).
-    spark.createDataFrame([], "value string")
+    registration.register(spark)

@@ -11,6 +11,7 @@ import sysconfig
 import tarfile
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from packaging.metadata import Metadata
@@ -263,18 +264,35 @@ print(pyspark_kafka_chunked.DefaultSource.name())
     assert done.stdout.strip() == "kafka-chunked", done.stderr
 
 
-def test_register_hands_over_the_data_source() -> None:
-    from types import SimpleNamespace
+class Session:
+    """All of a session that ``register`` uses. ``knows``: whether Spark found it; None for Spark Connect."""
 
+    def __init__(self, knows: bool | None) -> None:
+        self.registered: list[type] = []
+        self.activated = 0
+        self.dataSource = SimpleNamespace(register=self.registered.append)
+        if knows is not None:
+            manager = SimpleNamespace(dataSourceExists=lambda name: knows and name == "kafka-chunked")
+            state = SimpleNamespace(dataSourceManager=lambda: manager)
+            self._jsparkSession = SimpleNamespace(sessionState=lambda: state)
+
+    def createDataFrame(self, rows: object, schema: object) -> None:
+        self.activated += 1
+
+
+@pytest.mark.parametrize(("knows", "times"), [(False, 1), (None, 1), (True, 0)])
+def test_register_hands_over_the_data_source_once_where_spark_has_not_found_it(
+    knows: bool | None, times: int
+) -> None:
+    """Catches: Spark's warning that it "replaced a statically registered data source"."""
     import kafka_sink
     from kafka_sink.spark.datasource import KafkaChunkedDataSource
 
-    registered: list[type] = []
-    session = SimpleNamespace(
-        dataSource=SimpleNamespace(register=registered.append), createDataFrame=lambda *_: None
-    )
-    kafka_sink.register(session)  # type: ignore[arg-type]  # all of a session that is used
-    assert registered == [KafkaChunkedDataSource]
+    session = Session(knows)
+    kafka_sink.register(session)  # type: ignore[arg-type]
+    kafka_sink.register(session)  # type: ignore[arg-type]
+    assert session.registered == [KafkaChunkedDataSource] * times
+    assert session.activated == 2
 
 
 def test_sparks_lookup_finds_the_sink() -> None:
