@@ -33,8 +33,13 @@ from kafka_sink.local_broker.node_config import (
     server_properties,
 )
 from kafka_sink.local_broker.processes import SupervisedProcesses
+from kafka_sink.local_broker.start_cache import StartCache
 
 _START_TRIES = 4
+# How long a broker may take to end in order and to write down its classes; 4 s where nothing else runs.
+_KEEP_CLASSES_S = 15.0
+# Properties of the caller that decide what formatting writes, or where.
+_FORMATTING = ("log.dir", "log.dirs", "metadata.log.dir", "unstable.feature.versions.enable")
 _POLL_SECONDS = 0.05
 
 
@@ -92,6 +97,8 @@ class LocalBroker:
         self._pids: dict[int, int] = {}
         self._java: Java | None = None
         self._jars: Path | None = None
+        self._starts = StartCache(None)
+        self._has_served = False
 
     def __enter__(self) -> LocalBroker:
         return self.open()
@@ -109,6 +116,7 @@ class LocalBroker:
         self._jars = find_jars(
             self._java, kafka_home=self._kafka_home, ivy_settings=self._ivy_settings, progress=self._progress
         )
+        self._starts = StartCache.of(self._java, self._jars)
         for attempt in range(1, _START_TRIES + 1):
             try:
                 self._open_once()
@@ -137,16 +145,40 @@ class LocalBroker:
         for node in self._nodes:
             self._spawn(node)
         self._await_serving(self._nodes)
+        self._has_served = True
 
     def close(self) -> None:
         """Stop everything and delete the data. Safe to call twice."""
-        processes, self._processes = self._processes, None
-        folder, self._folder = self._folder, None
-        if processes is not None:
-            processes.close()
-        if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)
-        self._nodes, self._pids = [], {}
+        try:
+            self._keep_classes()
+        finally:
+            processes, self._processes = self._processes, None
+            folder, self._folder = self._folder, None
+            if processes is not None:
+                processes.close()
+            if folder is not None:
+                shutil.rmtree(folder, ignore_errors=True)
+            self._nodes, self._pids = [], {}
+
+    def _keep_classes(self) -> None:
+        """After a first start: let the broker end in order, and keep the classes that it writes down then."""
+        served, self._has_served = self._has_served, False
+        if self._folder is None or not served or not self._class_flags_to_write():
+            return
+        with contextlib.suppress(LocalBrokerError):
+            if self.is_running(0):
+                self._progress("Keeping the classes that Kafka has loaded, for quicker starts ...")
+                self.stop(0, _KEEP_CLASSES_S)
+                self._starts.keep_classes(self._folder)
+
+    def _class_flags_to_write(self) -> list[str]:
+        """None where classes are kept already, and for three brokers.
+
+        Of three, one takes longer to end, and how it ends may be what the caller is after.
+        """
+        if self._folder is None or self._count > 1 or self._starts.jvm_flags():
+            return []
+        return self._starts.jvm_flags_to_write(self._folder)
 
     @property
     def bootstrap_servers(self) -> str:
@@ -277,9 +309,9 @@ class LocalBroker:
         return done
 
     def _write_files(self) -> None:
-        """Properties, and formatted data folders: formatted once by Kafka's tool, copied for the others.
+        """Properties, and formatted data folders: by Kafka's tool once for these jars, else by copies.
 
-        Only meta.properties differs between nodes, and a JVM start for each would cost a second apiece.
+        Only meta.properties differs between nodes and clusters, and the tool's JVM takes a second.
         """
         cluster_id = random_id()
         for node in self._nodes:
@@ -293,10 +325,18 @@ class LocalBroker:
                 properties=self._properties,
             )
             node.properties_file.write_text(format_properties(values), encoding="utf-8")
-        first = self._nodes[0]
-        self.run_tool("kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", str(first.properties_file))
-        for node in self._nodes[1:]:
-            shutil.copytree(first.data, node.data)
+        by_default = not any(name in self._properties for name in _FORMATTING)
+        first, *others = self._nodes
+        if by_default and self._starts.restore_checkpoint(first.data):
+            others = self._nodes
+        else:
+            tool = "kafka.tools.StorageTool"
+            self.run_tool(tool, "format", "-t", cluster_id, "-c", str(first.properties_file))
+            if by_default:
+                self._starts.keep_checkpoint(first.data)
+        for node in others:
+            if node is not first:
+                shutil.copytree(first.data, node.data)
             (node.data / "meta.properties").write_text(
                 meta_properties(cluster_id, node.node_id), encoding="ascii"
             )
@@ -315,6 +355,7 @@ class LocalBroker:
     def _spawn(self, node: NodeConfig) -> None:
         argv = [
             self.java,
+            *(self._starts.jvm_flags() or self._class_flags_to_write()),
             *self._jvm_flags,
             f"-Dlog4j2.configurationFile={node.folder / 'log4j2.properties'}",
             *("-cp", self.classpath, "kafka.Kafka", str(node.properties_file)),

@@ -21,6 +21,7 @@ from kafka_sink.errors import LocalBrokerError
 from kafka_sink.local_broker import LocalBroker
 from kafka_sink.local_broker import broker as broker_module
 from kafka_sink.local_broker.node_config import plan_nodes
+from kafka_sink.local_broker.start_cache import CHECKPOINT, CLASSES, StartCache
 
 
 def alive(pid: int) -> bool:
@@ -49,8 +50,9 @@ def receive(servers: str, topic: str, count: int) -> list[bytes]:
 
 @pytest.fixture(scope="module")
 def own() -> Iterator[LocalBroker]:
-    """A broker that these tests may kill."""
-    with LocalBroker(properties={"num.partitions": 2}) as running:
+    """A broker that these tests may kill. It checks ten times a second whether records are too old."""
+    checks = {"log.initial.task.delay.ms": 100, "log.retention.check.interval.ms": 100}
+    with LocalBroker(properties={"num.partitions": 2, **checks}) as running:
         yield running
 
 
@@ -93,17 +95,14 @@ def test_topics_are_created_by_use_with_the_callers_properties(own: LocalBroker)
     assert sorted(path.name for path in own.log_dir(0).glob(f"{topic}-*")) == [f"{topic}-0", f"{topic}-1"]
 
 
-def test_old_event_times_are_kept() -> None:
+def test_old_event_times_are_kept(own: LocalBroker) -> None:
     """Kafka's default retention deletes records with timestamps of 2013 at the first check."""
-    with LocalBroker(
-        properties={"log.initial.task.delay.ms": 100, "log.retention.check.interval.ms": 100}
-    ) as own:
-        own.create_topic("old")
-        producer = Producer({"bootstrap.servers": own.bootstrap_servers, "log_level": 3})
-        producer.produce("old", b"x", partition=0, timestamp=1_356_998_400_000)
-        assert producer.flush(30) == 0
-        time.sleep(1.0)  # several checks
-        assert receive(own.bootstrap_servers, "old", 1) == [b"x"]
+    own.create_topic("old")
+    producer = Producer({"bootstrap.servers": own.bootstrap_servers, "log_level": 3})
+    producer.produce("old", b"x", partition=0, timestamp=1_356_998_400_000)
+    assert producer.flush(30) == 0
+    time.sleep(1.0)  # several checks
+    assert receive(own.bootstrap_servers, "old", 1) == [b"x"]
 
 
 def test_java_tools_run_on_the_same_jars(own: LocalBroker) -> None:
@@ -190,19 +189,20 @@ def test_three_brokers_keep_serving_while_one_is_down(cluster3: LocalBroker) -> 
     assert receive(cluster3.bootstrap_servers, topic, 2) == [b"x", b"y"]
 
 
-@pytest.mark.parametrize(
-    ("how", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, 0), (signal.SIGKILL, -signal.SIGKILL)]
-)
-def test_the_command_ends_its_broker_however_it_ends(
-    project_environment: dict[str, str], how: signal.Signals, code: int, tmp_path: Path
-) -> None:
-    command = subprocess.Popen(
-        [sys.executable, "-m", "kafka_sink.local_broker"],
-        env={**project_environment, "TMPDIR": str(tmp_path)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
+def command_until(how: signal.Signals, code: int, environ: dict[str, str], folder: Path) -> list[str]:
+    """Run the command in ``folder`` until this signal; the command lines of what it had started."""
+    # The shell's background jobs, which tests may be, and all that they start ignore Ctrl-C.
+    ignored = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        command = subprocess.Popen(
+            [sys.executable, "-m", "kafka_sink.local_broker"],
+            env={**environ, "TMPDIR": str(folder)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+    finally:
+        signal.signal(signal.SIGINT, ignored)
     with command, contextlib.ExitStack() as stack:
         stack.callback(command.kill)
         assert command.stdout is not None
@@ -211,14 +211,56 @@ def test_the_command_ends_its_broker_however_it_ends(
         listing = subprocess.run(
             ["ps", "-ww", "-eo", "pid=,args="], capture_output=True, text=True, check=True
         )
-        jvms = [int(line.split()[0]) for line in listing.stdout.splitlines() if str(tmp_path) in line]
-        assert len(jvms) == 2  # the supervisor and the broker
+        started = [line for line in listing.stdout.splitlines() if str(folder) in line]
+        assert len(started) == 2  # the supervisor and the broker
         os.kill(command.pid, how)
         assert command.wait(30) == code
     deadline = time.monotonic() + 10
-    while any(alive(pid) for pid in jvms) or list(tmp_path.glob("kafka-chunked-broker-*")):
+    while any(alive(int(line.split()[0])) for line in started) or list(folder.glob("kafka-chunked-broker-*")):
         assert time.monotonic() < deadline
         time.sleep(0.05)
+    return started
+
+
+def test_the_command_ends_its_broker_when_it_is_killed(
+    project_environment: dict[str, str], tmp_path: Path
+) -> None:
+    command_until(signal.SIGKILL, -signal.SIGKILL, project_environment, tmp_path)
+
+
+def test_a_first_start_leaves_what_makes_later_ones_quick(
+    project_environment: dict[str, str], own: LocalBroker, tmp_path: Path
+) -> None:
+    """And the command ends its broker at Ctrl-C and at SIGTERM."""
+    jars, runs = Path(own.classpath).parent, tmp_path / "runs"
+    runs.mkdir()
+    environ = {
+        **project_environment,
+        "KAFKA_CHUNKED_KAFKA_HOME": str(jars),
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+    }
+    first = command_until(signal.SIGINT, 0, environ, runs)
+    left = sorted(tmp_path.glob("cache/kafka-chunked/starts-*/*"))
+    assert [path.name for path in left] == [CHECKPOINT, CLASSES]
+    later = command_until(signal.SIGTERM, 0, environ, runs)
+    assert not any("SharedArchiveFile" in line for line in first)
+    assert any("SharedArchiveFile" in line for line in later)
+    flags = StartCache(left[0].parent).jvm_flags()
+    assert classes_from_archive(own, flags) > 100
+    # Java maps a damaged file too unless it is asked to compare checksums, and crashes.
+    with left[1].open("r+b") as archive:
+        archive.seek(left[1].stat().st_size // 2)
+        archive.write(b"\xff" * 100_000)
+    assert classes_from_archive(own, flags) == 0
+
+
+def classes_from_archive(broker: LocalBroker, flags: list[str]) -> int:
+    """How many classes Kafka's main class, which says here how it is called, takes from the archive."""
+    command = [broker.java, *flags, "-Xlog:class+load", "-cp", broker.classpath, "kafka.Kafka"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert "server.properties" in done.stdout + done.stderr
+    return done.stdout.count("source: shared objects file (top)")
 
 
 def test_the_command_tells_what_is_wrong_in_one_line(
