@@ -33,6 +33,7 @@ from kafka_sink.rows.ordering import ordered_rows_of
 from kafka_sink.rows.partitioner import Partitioner
 from kafka_sink.sending.request_filling import fill_request
 from kafka_sink.sending.splitting import split_batch
+from tests.support.effort import tries
 
 PARTITIONS = 7
 POOL_BYTES = 1 << 30  # mapped lazily; nothing presses
@@ -223,7 +224,7 @@ class Run:
 
 
 @pytest.mark.parametrize("codec", CODECS, ids=lambda codec: codec.name.lower())
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=tries(12), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(shape=shapes, slab_chunks=st.sampled_from([1, 3, 64]))
 def test_the_wire_is_the_same_whatever_holds_the_batches(
     codec: CompressionType, shape: Shape, slab_chunks: int

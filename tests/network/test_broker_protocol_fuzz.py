@@ -121,11 +121,11 @@ def test_valid_responses_with_bytes_changed(case: tuple[str, int], changes: list
 
 
 BOMBS = {
-    "an endless varint": b"\xff" * 2_000_000,
-    "as many elements as an int has": b"\x7f\xff\xff\xff" * 500_000,
-    "tagged fields everywhere": b"\x02\x01\x00" * 700_000,
-    "zeros": bytes(2_000_000),
-    "ones": b"\x01" * 2_000_000,
+    "an endless varint": b"\xff" * 500_000,
+    "as many elements as an int has": b"\x7f\xff\xff\xff" * 125_000,
+    "tagged fields everywhere": b"\x02\x01\x00" * 175_000,
+    "zeros": bytes(500_000),
+    "ones": b"\x01" * 500_000,
 }
 
 
@@ -139,7 +139,7 @@ def test_bombs_neither_hang_nor_swell(name: str, version: int, kept: int, bomb: 
     # This thread's processor time: other work on the machine does not count.
     started = time.thread_time()
     attempt(name, version, payload)
-    assert time.thread_time() - started < 10
+    assert time.thread_time() - started < 5
 
 
 @pytest.mark.parametrize("version", [8, 13])

@@ -299,7 +299,7 @@ def _mute(model: Model, chance: random.Random) -> None:
 def test_long_runs_lose_and_double_nothing() -> None:
     """Deep ones; also that they come by what they are for."""
     seen: Counter[str] = Counter()
-    for seed in range(tries(250)):
+    for seed in range(tries(150)):
         model = walk(seed)
         deliveries = model.completion.deliveries
         seen["rows"] += len(model.acknowledged)
@@ -308,7 +308,7 @@ def test_long_runs_lose_and_double_nothing() -> None:
         seen["retries"] += deliveries.counts().retries > 0
         seen["restarts"] += model.identity.producer_epoch > 0
         seen["healthy after faults"] += deliveries.counts().retries > 0 and not deliveries.has_failed
-    assert seen["rows"] > 8_000, seen
+    assert seen["rows"] > 4_800, seen
     assert min(seen.values()) >= 8, seen
 
 
