@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent
 STRATEGIES = ("incremental", "full")
-# For every JVM that tests start. Most live for seconds: the second compiler costs them more than it saves.
-_JVM_OPTIONS = "-XX:TieredStopAtLevel=1"
+# For every JVM that tests start. Most live for seconds: the second compiler, and a collector with threads of
+# its own, cost them more than they save.
+_JVM_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

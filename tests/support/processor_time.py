@@ -1,8 +1,8 @@
 """Processor time per test: what a test costs, also on a machine that is busy with other work.
 
 It counts this process, the children that it has waited for, and on Linux all descendants that still run, such
-as brokers and Spark's workers. Processes that leave the tree, as the coordinator does, are not counted. With
-two workers on two cores, the suite takes at least half of the sum.
+as brokers and Spark's workers. Once its parent has ended, a process is not counted any more: the coordinator
+is one, and the JVM of a driver that a test runs as a process of its own.
 """
 
 from __future__ import annotations
