@@ -39,7 +39,8 @@ class TokenServer:
             self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
         scheme = "http" if context is None else "https"
         self.url = f"{scheme}://127.0.0.1:{self._server.server_port}/oauth/token?a=b"
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        # It looks that often whether it was shut down.
+        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
 
     def __enter__(self) -> TokenServer:
         return self
