@@ -38,9 +38,9 @@ def explanation(error: BaseException) -> str | None:
     missing = [name for module, name in OF_TASKS.items() if not _is_there(module)]
     names = " ".join(missing) or (OF_TASKS | OF_DRIVER)[error.name.split(".")[0]]
     return (
-        f"{error}: {sys.executable} on host {socket.gethostname()} lacks libraries that kafka-chunked needs, "
-        "and --py-files ships none. Install them for this Python, on the driver and on every executor: "
-        f"{sys.executable} -m pip install {names}"
+        f"{error}: {sys.executable} on host {socket.gethostname()} lacks libraries that kafka-chunked needs. "
+        "Set PYSPARK_PYTHON to a Python that has them. With --py-files, which ships none, install them "
+        f"on the driver and every executor: {sys.executable} -m pip install {names}"
     )
 
 

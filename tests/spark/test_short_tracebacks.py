@@ -94,6 +94,6 @@ def test_a_task_without_a_library_names_the_line_for_pip(monkeypatch: pytest.Mon
     writer = BatchWriter(PlannedWrite(options, ColumnPlan.of([("value", "string")], "t")))
     with pytest.raises(KafkaSinkError) as caught:
         writer.write(iter(()))
-    assert "--py-files ships none" in str(caught.value)
+    assert "Set PYSPARK_PYTHON to a Python that has them" in str(caught.value)
     assert f"{sys.executable} -m pip install lz4" in str(caught.value)
     assert "direct cause" not in text_of(caught.value)
