@@ -24,6 +24,9 @@ class BatchState(Enum):
     FAILED = "failed"
     SPLIT = "split"  # its records live on in smaller batches
 
+    # Enum's own runs Python code at every look into the table below.
+    __hash__ = object.__hash__
+
 
 TRANSITIONS: dict[BatchState, frozenset[BatchState]] = {
     BatchState.OPEN: frozenset({BatchState.CLOSED, BatchState.FAILED}),
@@ -167,7 +170,8 @@ class ProducerBatch:
                 packed += codec.compress_block(records[at : at + size])
             records = records[len(records) - (tail + len(records)) % size :]
             self.buffer.truncate(self._tail_at)
-            self.buffer.write_growing(*packed)
+            # Blocks end in the middle of chunks: one write of all costs less than one for each.
+            self.buffer.write_growing(b"".join(packed))
             self._tail_at = self.buffer.size
         if records:
             self.buffer.write_growing(records)
@@ -248,13 +252,16 @@ class ProducerBatch:
         """From now on neither sequence nor rows change."""
         self._possibly_written = True
 
-    def write_header(self, *, transactional: bool = False) -> None:
-        """Writes the header into its reserved place, unless it has the batch's sequence already."""
+    def write_header(self, *, transactional: bool = False) -> list[memoryview]:
+        """Writes the header into its reserved place, unless it has the batch's sequence already.
+
+        Returns the bytes of the whole batch.
+        """
+        views = self.buffer.views()
         if self._header_sequence == self._sequence:
-            return
-        body = self.buffer.views(batch_header.SIZE)
+            return views
         header = batch_header.build(
-            body,
+            [views[0][batch_header.SIZE :], *views[1:]],
             self.buffer.size - batch_header.SIZE,
             compression=self.compression,
             record_count=self.record_count,
@@ -265,6 +272,7 @@ class ProducerBatch:
         )
         self.buffer.patch(header)
         self._header_sequence = self._sequence
+        return views
 
     # -- sizes ----------------------------------------------------------------------------------
 

@@ -97,6 +97,8 @@ class BrokerConnection:
         self.node = node
         self.state = ConnectionState.IDLE
         self.transport: Transport | None = None
+        # The selector's events for the transport. NetworkClient sets them.
+        self.watched_events = 0
         self.connect_after_ms = 0.0
         self.connecting_since_ms = 0.0
         self.throttled_until_ms = 0.0
@@ -352,13 +354,14 @@ class BrokerConnection:
 
     def next_deadline_ms(self) -> float:
         """When to call ``overdue`` next."""
-        if self.state is ConnectionState.IDLE:
+        state = self.state
+        if state is ConnectionState.IDLE:
             return math.inf
         oldest = self._protocol.oldest()
         respond_by = math.inf if oldest is None else oldest.sent_at_ms + oldest.request.timeout_ms
-        if self.state is ConnectionState.REAUTHENTICATING:
+        if state is ConnectionState.REAUTHENTICATING:
             return respond_by
-        if self.state is not ConnectionState.READY:
+        if state is not ConnectionState.READY:
             return min(respond_by, self._setup_deadline_ms)
         login_by = self._session_end_ms if self._preparation is not None else self._renew_at_ms
         login_by = min(login_by, self._session_end_ms)
@@ -366,6 +369,11 @@ class BrokerConnection:
             return min(respond_by, login_by)
         idle = self._settings.connections_max_idle_ms
         return min(login_by, math.inf if idle < 0 else self._last_used_ms + idle)
+
+    @property
+    def awaits_thread(self) -> bool:
+        """Whether another thread looks its name up or prepares a login for it."""
+        return self.state is ConnectionState.RESOLVING or self._preparation is not None
 
     def overdue(self, now_ms: float) -> Exception | None:
         """The timeout for which the connection must be closed now, if any. Idle connections have none."""

@@ -133,8 +133,10 @@ class BrokerProtocol:
 
     def oldest(self) -> InFlightRequest | None:
         """The request that has waited longest."""
+        if not self._without_response:
+            return self._awaiting[0] if self._awaiting else None
         heads = [queue[0] for queue in (self._awaiting, self._without_response) if queue]
-        return min(heads, key=lambda entry: entry.begin, default=None)
+        return min(heads, key=lambda entry: entry.begin)
 
     def written(self) -> list[InFlightRequest]:
         """Requests that expect no response and whose bytes have all been written since the last call."""

@@ -329,9 +329,10 @@ class NetworkClient:
 
     def poll(self, timeout_ms: float, now_ms: float) -> list[NetworkEvent]:
         """Waits up to ``timeout_ms`` for sockets, deadlines or a wake-up; returns the new events."""
-        deadline = min(
-            (connection.next_deadline_ms() for connection in self._connections.values()), default=math.inf
-        )
+        deadline, awaits_thread = math.inf, False
+        for connection in self._connections.values():
+            deadline = min(deadline, connection.next_deadline_ms())
+            awaits_thread |= connection.awaits_thread
         end_ms = now_ms + max(0.0, min(timeout_ms, deadline - now_ms, _MAX_WAIT_MS))
         writes_only = True
         while writes_only:
@@ -350,8 +351,9 @@ class NetworkClient:
                     self._serve(connection, mask)
             now_ms = self._clock_ms()
             writes_only &= not self._events and now_ms < end_ms
-        for connection in list(self._connections.values()):
-            self._check(connection, now_ms)
+        if awaits_thread or now_ms >= deadline:
+            for connection in list(self._connections.values()):
+                self._check(connection, now_ms)
         events, self._events = self._events, []
         return events
 
@@ -452,8 +454,9 @@ class NetworkClient:
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.wants_write else 0)
         if new:
             self._selector.register(connection.transport, events, connection)
-        elif self._selector.get_key(connection.transport).events != events:
+        elif connection.watched_events != events:
             self._selector.modify(connection.transport, events, connection)
+        connection.watched_events = events
 
     # -- the end ----------------------------------------------------------------------------------
 

@@ -5,9 +5,10 @@ kafka-python encodes and decodes; its objects do not leave this module.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 from kafka.protocol import metadata as metadata_api
@@ -70,12 +71,24 @@ class ProducerIdResponse:
     throttle_time_ms: int = 0
 
 
+# Where each header version has the correlation id: behind the API's key and version.
+_CORRELATION = (4, 8)
+
+
 def encode_header(api_key: int, api_version: int, correlation_id: int, client_id: str) -> bytes:
     """A request header, in the header version that belongs to the API version."""
+    header = _header_template(api_key, api_version, client_id)
+    begin, end = _CORRELATION
+    return header[:begin] + struct.pack(">i", correlation_id) + header[end:]
+
+
+@lru_cache(maxsize=256)
+def _header_template(api_key: int, api_version: int, client_id: str) -> bytes:
+    """The header of the correlation id 0. kafka-python takes 60 us for one."""
     header = RequestHeader(
         request_api_key=api_key,
         request_api_version=api_version,
-        correlation_id=correlation_id,
+        correlation_id=0,
         client_id=client_id,
     )
     return bytes(header.encode(flexible=codec_of(api_key).REQUESTS[api_key].flexible_version_q(api_version)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -48,11 +48,14 @@ class Lengths:
 
     def take(self, order: npt.NDArray[np.integer]) -> Lengths:
         """The same entries in another order."""
-        return self if self.each is None else replace(self, each=self.each.take(order))
+        if self.each is None:
+            return self
+        return Lengths(self.count, self.smallest, self.largest, self.each.take(order))
 
     def slice(self, start: int, stop: int) -> Lengths:
         """Entries ``start`` to ``stop``."""
-        return replace(self, count=stop - start, each=None if self.each is None else self.each[start:stop])
+        each = None if self.each is None else self.each[start:stop]
+        return Lengths(stop - start, self.smallest, self.largest, each)
 
     def numbers(self) -> Ints:
         """One number an entry."""

@@ -86,6 +86,24 @@ _TABLES = (_table(1), _table(2))
 _LOW_BYTES = _table(2, continued=True)
 
 
+class _Layout:
+    """The fields of a row back to back: ``template`` with zeros for the ``columns``, which differ from row to
+    row and begin at the positions given with them."""
+
+    __slots__ = ("columns", "template")
+
+    def __init__(self, fields: Sequence[Field]) -> None:
+        self.columns: list[tuple[int, npt.NDArray[Any]]] = []
+        template = bytearray()
+        for field in fields:
+            if isinstance(field, bytes):
+                template += field
+            else:
+                self.columns.append((len(template), field))
+                template += bytes(field.itemsize)
+        self.template = bytes(template)
+
+
 def _by_ranges(rows: RecordColumns, timestamp: int, runs: Sequence[Run]) -> Heads | None:
     """None if the ranges are too many, or a number's width changes within one."""
     if len(runs) * _MIN_RANGE_ROWS > len(rows) or rows.has_nulls:
@@ -97,44 +115,59 @@ def _by_ranges(rows: RecordColumns, timestamp: int, runs: Sequence[Run]) -> Head
     value_length = _field(rows.value_lengths)
     if key_length is None or value_length is None:
         return None
-    after_key: list[Field] = [value_length] if rows.key is None else []
+    shared: list[Field] = [key_length]
     if key is not None:
-        after_key = [key, value_length]
-    ranges = []
-    ends, end = [], 0
+        shared.append(key)
+    if key is not None or rows.key is None:
+        shared.append(value_length)
+    ranges = _ranges(rows, timestamp, runs)
+    if ranges is None:
+        return None
+    middle = None
+    if rows.key is not None and key is None:
+        middle = _filled([(0, len(rows), _Layout(()))], _Layout([value_length]))
+    return Heads(_filled(ranges[0], _Layout(shared)), middle, ranges[1])
+
+
+def _ranges(
+    rows: RecordColumns, timestamp: int, runs: Sequence[Run]
+) -> tuple[list[tuple[int, int, _Layout]], list[int]] | None:
+    """Each range's first row, the row after its last, and its fields up to the offset; the bytes of all
+    records up to each run's end. None if a record's length changes its width within a range."""
+    begin = b"\0" if rows.headers is None else b""
+    payload = rows.payload
+    found, ends, end = [], [], 0
     for run in runs:
         between = b"\0" + varint.scalar(timestamp - run.base_timestamp)
-        for start, stop, offset in _offset_ranges(run):
+        for start, stop, low, high in _offset_ranges(run):
             # What is in the record besides the payload: attributes, deltas and a header count of 0.
-            extra = len(between) + sum(map(_width, offset)) + (rows.headers is None)
-            body = rows.payload.slice(start, stop)
+            extra = len(between) + low.itemsize + len(high) + len(begin)
+            body = payload if payload.each is None else payload.slice(start, stop)
             length = _field(body, extra)
             if length is None:
                 return None
-            end += body.total() + (stop - start) * (extra + _width(length))
-            shared = [_part(field, start, stop) for field in (key_length, *after_key)]
-            begin = [b"\0"] if rows.headers is None else []
-            ranges.append((stop - start, [*begin, length, between, *offset, *shared]))
+            width = extra + (len(length) if isinstance(length, bytes) else length.itemsize)
+            size = payload.largest * (stop - start) if body.each is None else body.total()
+            end += size + (stop - start) * width
+            found.append((start, stop, _Layout((begin, length, between, low, high))))
         ends.append(end)
-    middle = None
-    if rows.key is not None and key is None:
-        middle = _filled([(len(rows), [value_length])])
-    return Heads(_filled(ranges), middle, ends)
+    return found, ends
 
 
-def _offset_ranges(run: Run) -> Iterator[tuple[int, int, list[Field]]]:
-    """Parts of a run, first row to last, in whose offset deltas only the low one or two bytes differ."""
+def _offset_ranges(run: Run) -> Iterator[tuple[int, int, npt.NDArray[np.unsignedinteger[Any]], bytes]]:
+    """Parts of a run, first row to last, in whose offset deltas only the low one or two bytes differ: these
+    for each row, and the high one."""
     at, shift = run.start, run.base_offset - run.start
     while at < run.stop:
         offset = at + shift
-        high, low = divmod(offset, _THREE_BYTES)
         if offset < _TWO_BYTES:
             stop = min(run.stop, _TWO_BYTES - shift)
-            yield at, stop, [_TABLES[0][offset : stop + shift]]
+            yield at, stop, _TABLES[0][offset : stop + shift], b""
         else:
+            high, low = divmod(offset, _THREE_BYTES)
             stop = min(run.stop, (high + 1) * _THREE_BYTES - shift)
             table = _LOW_BYTES if high else _TABLES[1]
-            yield at, stop, [table[low : low + stop - at], bytes([high]) if high else b""]
+            yield at, stop, table[low : low + stop - at], bytes([high]) if high else b""
         at = stop
 
 
@@ -158,34 +191,30 @@ def _inline_key(key: pa.Array, lengths: Lengths, order: npt.NDArray[np.int32] | 
     return keys if order is None else keys.take(order)
 
 
-def _width(field: Field) -> int:
-    return len(field) if isinstance(field, bytes) else field.itemsize
+def _filled(ranges: Sequence[tuple[int, int, _Layout]], shared: _Layout) -> pa.Array:
+    """One entry a row: the fields of its range, then those that all rows have, in the columns of ``shared``.
 
-
-def _part(field: Field, start: int, stop: int) -> Field:
-    return field if isinstance(field, bytes) else field[start:stop]
-
-
-def _filled(ranges: Sequence[tuple[int, Sequence[Field]]]) -> pa.Array:
-    """One entry a row: the fields of its range back to back. Each range has its number of rows."""
-    widths = [sum(map(_width, fields)) for _, fields in ranges]
-    count = sum(rows for rows, _ in ranges)
-    data = np.empty(
-        sum(rows * width for (rows, _), width in zip(ranges, widths, strict=True)), dtype=np.uint8
-    )
+    The ranges cover the rows in order; the columns of a range's own layout have its rows only.
+    """
+    count = ranges[-1][1]
+    sizes = [(stop - start) * (len(own.template) + len(shared.template)) for start, stop, own in ranges]
+    data = np.empty(sum(sizes), dtype=np.uint8)
     ends = np.empty(count + 1, dtype=np.int32)
-    row = at = 0
-    for (rows, fields), width in zip(ranges, widths, strict=True):
-        stop = at + rows * width
-        ends[row : row + rows] = np.arange(at, stop, width, dtype=np.int32)
-        template = b"".join(field if isinstance(field, bytes) else bytes(field.itemsize) for field in fields)
-        data[at:stop].view(f"V{width}")[:] = np.void(template)
-        for field in fields:
-            if not isinstance(field, bytes):
-                np.ndarray((rows,), field.dtype, data.data, at, (width,))[:] = field
-            at += _width(field)
-        row, at = row + rows, stop
-    ends[row] = at
+    at = 0
+    for (start, stop, own), size in zip(ranges, sizes, strict=True):
+        template = own.template + shared.template
+        width = len(template)
+        ends[start:stop] = np.arange(at, at + size, width, dtype=np.int32)
+        data[at : at + size].view(f"V{width}")[:] = np.void(template)
+        for place, column in own.columns:
+            np.ndarray((stop - start,), column.dtype, data.data, at + place, (width,))[:] = column
+        place_of_shared = at + len(own.template)
+        for place, column in shared.columns:
+            np.ndarray((stop - start,), column.dtype, data.data, place_of_shared + place, (width,))[:] = (
+                column[start:stop]
+            )
+        at += size
+    ends[count] = at
     return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(ends), pa.py_buffer(data)])
 
 

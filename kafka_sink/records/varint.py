@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -90,6 +91,7 @@ def count_widths(first: int, count: int) -> Widths:
     return found
 
 
+@lru_cache(maxsize=4096)
 def scalar(value: int) -> bytes:
     """One zigzag varint."""
     unsigned = (value << 1) ^ (value >> 63)

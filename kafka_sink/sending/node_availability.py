@@ -20,6 +20,11 @@ class NodeAvailability:
         # Per broker: when batches began to wait for it, and when they were last seen waiting.
         self._waits: dict[int, tuple[float, float]] = {}
 
+    @property
+    def is_watching(self) -> bool:
+        """Whether batches have waited for a broker of late, so that ``observe`` may change something."""
+        return bool(self._waits)
+
     def observe(self, waiting: Iterable[int], taking: Iterable[int], now_ms: float) -> None:
         """``waiting`` brokers have ready batches and accept no request now; ``taking`` ones accept them."""
         if self._timeout_ms <= 0:

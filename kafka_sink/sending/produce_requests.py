@@ -47,7 +47,7 @@ class ProduceRequests:
         names: dict[bytes, str] = {}
         topics: dict[str, tuple[bytes | None, list[tuple[int, list[memoryview], int]]]] = {}
         for batch in taken:
-            self._prepare(batch, now_ms)
+            views = self._prepare(batch, now_ms)
             topic = batch.partition.topic
             if topic not in topics:
                 metadata = self._cluster.topic(topic)
@@ -58,7 +58,7 @@ class ProduceRequests:
                     version = min(version, produce.LAST_VERSION_WITH_NAMES)
                 else:
                     names[topic_id] = topic
-            topics[topic][1].append((batch.partition.partition, batch.buffer.views(), batch.size))
+            topics[topic][1].append((batch.partition.partition, views, batch.size))
         body = produce.produce_body(
             version,
             self._settings.acks,
@@ -71,12 +71,15 @@ class ProduceRequests:
         timeout = self._settings.request_timeout_ms
         return OutboundRequest(apis.PRODUCE, version, body, expects_response, timeout, tag)
 
-    def _prepare(self, batch: ProducerBatch, now_ms: float) -> None:
-        """Completes a sealed batch's header. This is the only place that assigns a sequence."""
+    def _prepare(self, batch: ProducerBatch, now_ms: float) -> list[memoryview]:
+        """Completes a sealed batch's header, and returns its bytes. Only this assigns a sequence."""
         identity = self._identity
         if identity is not None:
             identity.assign(batch)
-        batch.write_header(transactional=identity is not None and identity.transactional_id is not None)
+        views = batch.write_header(
+            transactional=identity is not None and identity.transactional_id is not None
+        )
         batch.move_to(BatchState.IN_FLIGHT)
         batch.attempts += 1
         batch.last_attempt_ms = now_ms
+        return views

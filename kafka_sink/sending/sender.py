@@ -94,6 +94,9 @@ class Sender(threading.Thread):
         self._aborting = False
         self._task_ended = False
         self._known_version = -1
+        # Whether batches waited for a broker or a leader when it last looked: that they no longer do must be
+        # noticed.
+        self._waited = False
         # Why the thread ends, if it fails or is aborted. It may do so before the first task begins.
         self._end_cause: Exception | None = None
 
@@ -210,6 +213,8 @@ class Sender(threading.Thread):
     def _send_ready(self, now_ms: float, muted: Container[TopicPartition]) -> float:
         check = self._accumulator.ready(self._cluster.leader, now_ms, muted)
         delay = check.next_check_delay_ms
+        if not (check.nodes or check.held or check.unknown_leaders or self._waited):
+            return min(delay, self._responses.new_partitions.next_change_ms(now_ms))
         self._expiry.expire_missing(check.unknown_leaders, now_ms)
         stale = check.unknown_leaders | self._topics_of_gone(check.nodes) | self._topics_of_gone(check.held)
         for topic in stale:
@@ -225,17 +230,25 @@ class Sender(threading.Thread):
         unreachable = [node for node in not_accepting if self._unconnected(node, now_ms)]
         failing = [node for node in unreachable if self._network.is_gone(node)]
         self._policy.on_unreachable(unreachable, failing, now_ms)
+        self._waited = bool(not_accepting or check.unknown_leaders or self.availability.is_watching)
         for node, queues in check.nodes.items():
             if node in accepting:
                 if self._produce(node, queues, now_ms):
-                    # More batches may wait for the same broker.
-                    delay = 0.0
+                    delay = min(delay, self._delay_after_request(queues, now_ms))
             else:
                 delay = min(delay, self._network.ready_delay_ms(node, now_ms))
         delay = min(delay, self._responses.new_partitions.next_change_ms(now_ms))
         for node, queues in check.held.items():
             delay = min(delay, self._probe(node, queues, now_ms))
         return delay
+
+    def _delay_after_request(self, queues: Sequence[PartitionQueue], now_ms: float) -> float:
+        """Until another pass is needed, now that a request with the queues' first batches is on its way."""
+        if any(queue.batches for queue in queues):
+            return 0.0
+        # A further pass at once would find nothing to send, for most of what a request costs here. But the
+        # circuit breaker now waits for a response.
+        return self._policy.next_change_ms(now_ms)
 
     def _topics_of_gone(self, led: Mapping[int, Sequence[PartitionQueue]]) -> set[str]:
         """Topics with rows for a broker that cannot be reached.

@@ -6,8 +6,10 @@ import time
 
 import pytest
 
+from kafka_sink.network.client import NetworkClient, OutboundRequest
 from kafka_sink.sending.sender import Sender
-from tests.support.fake_broker import FakeCluster
+from tests.support.fake_broker import PRODUCE, FakeCluster
+from tests.support.fake_replies import Reply
 from tests.support.scripted_cluster import inside, rows, task, until, written
 
 # Kafka's defaults: what a cluster that is away is tried with.
@@ -76,3 +78,27 @@ def test_a_sender_does_not_spin_while_brokers_that_were_lost_take_connections_an
             cluster.thaw(node)
         assert producer.finish().records == 2
     assert went < 2 * 100
+
+
+def test_a_request_that_takes_all_rows_is_followed_by_a_wait_for_its_response(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Catches: a further pass after each request, which finds nothing to send."""
+    passes = count_passes(monkeypatch)
+    before_request: list[int] = []
+    send = NetworkClient.send
+
+    def noted(network: NetworkClient, node_id: int, request: OutboundRequest, now_ms: float) -> None:
+        before_request.append(len(passes))
+        send(network, node_id, request, now_ms)
+
+    with FakeCluster({"t": 1}) as cluster, task(cluster) as producer:
+        producer.send(rows(0, 1))
+        until(lambda: not inside(producer)._accumulator.incomplete, "the first response")
+        monkeypatch.setattr(NetworkClient, "send", noted)
+        cluster.script(PRODUCE, Reply(delay_ms=100))
+        producer.send(rows(1, 1))
+        until(lambda: before_request, "the second request")
+        time.sleep(0.05)
+        assert len(passes) == before_request[0]
+        assert producer.finish().records == 2

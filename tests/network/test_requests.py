@@ -28,10 +28,11 @@ CASES = [(request, version) for request in REQUESTS for version in range(request
 @pytest.mark.parametrize(("request_class", "version"), CASES)
 def test_headers_are_of_the_version_that_the_api_version_asks_for(request_class: Any, version: int) -> None:
     api_key = int(request_class.API_KEY)
-    header = requests.encode_header(api_key, version, 77, "client-é")
-    parsed = RequestHeader.decode(io.BytesIO(header), flexible=request_class.flexible_version_q(version))
-    assert (parsed.request_api_key, parsed.request_api_version) == (api_key, version)
-    assert (parsed.correlation_id, parsed.client_id) == (77, "client-é")
+    for correlation, client in ((77, "client-é"), (2**31 - 1, "client-é"), (1, "another")):
+        header = requests.encode_header(api_key, version, correlation, client)
+        parsed = RequestHeader.decode(io.BytesIO(header), flexible=request_class.flexible_version_q(version))
+        assert (parsed.request_api_key, parsed.request_api_version) == (api_key, version)
+        assert (parsed.correlation_id, parsed.client_id) == (correlation, client)
 
 
 @pytest.mark.parametrize("version", METADATA_VERSIONS)
