@@ -269,7 +269,7 @@ def plot(runs: list[dict[str, Any]], file: Path) -> None:
         medians = [statistics.median(one) for one in triggers]
         late = [percentile_95(one) for one in triggers]
         beyond = [high - median for high, median in zip(late, medians, strict=True)]
-        colours = [charts.OURS if name == OURS else charts.OTHER for name in names]
+        colours = [charts.OURS if name.startswith(OURS) else charts.OTHER for name in names]
         charts.bars(axes, names, medians, color=colours, xerr=[[0] * len(names), beyond], ecolor="#606060")
         for place, (median, high) in enumerate(zip(medians, late, strict=True)):
             axes.text(high, place, f"  {median:.0f}  ({high:.0f})", va="center", fontsize=8)
