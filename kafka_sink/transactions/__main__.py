@@ -100,7 +100,7 @@ def _list(client: TransactionClient, scope: Scope, out: TextIO) -> int:
         for writer, number in decision.progress.items():
             print(f"written of {writer}: up to {number}", file=out)
     found = client.run(_open(scope), _TIMEOUT_MS)
-    print(f"{len(found)} transactions open", file=out)
+    print(f"{len(found):,} transaction{'' if len(found) == 1 else 's'} open", file=out)
     now_ms = wall_ms()
     for name, one in sorted(found.items()):
         print(
@@ -121,7 +121,7 @@ def _complete(client: TransactionClient, scope: Scope, out: TextIO) -> int:
     ownership = client.run(driver.take_over(scope), _TIMEOUT_MS)
     print(f"{len(ownership.completed)} transactions committed, {len(ownership.aborted)} aborted", file=out)
     if ownership.decision is not None and ownership.missing:
-        print(driver.incomplete(ownership.decision, ownership.missing), file=out)
+        print(driver.incomplete(scope, ownership.decision, ownership.missing), file=out)
         return 2
     return 0
 

@@ -46,7 +46,7 @@ class Handover:
     recovered: EndedTransactions = field(default_factory=EndedTransactions)
 
     @classmethod
-    def of(cls, ownership: Ownership, now_ms: float) -> Handover:
+    def of(cls, scope: Scope, ownership: Ownership, now_ms: float) -> Handover:
         """The part of ownership that tasks need: a decision may name thousands of transactions."""
         decision, recovered = ownership.decision, ended(ownership.completed + ownership.aborted, now_ms)
         if decision is None:
@@ -56,7 +56,7 @@ class Handover:
             return cls(ownership.claim, decision.progress_before(), recovered=recovered)
         broken = None
         if ownership.missing:
-            problem = incomplete(decision, ownership.missing)
+            problem = incomplete(scope, decision, ownership.missing)
             broken = Incomplete(decision.batch, ownership.missing, problem)
         return cls(ownership.claim, decision.progress, broken, recovered)
 
@@ -205,8 +205,8 @@ def _repairable(batch: BatchIdentity, previous: Decision | None, reports: Sequen
     if changed:
         missing = [report.task for report in reports if report.duty is Duty.WRITE]
         raise IncompleteBatchError(
-            f"{incomplete(previous, missing)}. This run split the rows into other tasks ({len(reports)} "
-            f"where there were {previous.tasks}) or had other rows, so it cannot tell which ones are "
-            "missing: nothing was written"
+            f"{incomplete(reports[0].scope, previous, missing)}. This run split the rows into other tasks "
+            f"({len(reports)} where there were {previous.tasks}) or had other rows, so it cannot tell which "
+            "ones are missing: nothing was written"
         )
     return previous

@@ -185,7 +185,7 @@ def decide(
     if refused:
         lost = yield from unmarked(scope, decision)
         if lost:
-            raise IncompleteBatchError(incomplete(decision, [part.task for part in lost]))
+            raise IncompleteBatchError(incomplete(scope, decision, [part.task for part in lost]))
     return Committed(tuple(_began_ms(scope, part, found) for part in parts), aborted)
 
 
@@ -299,7 +299,7 @@ def abort_open(scope: Scope, claim: ProducerEpoch, names: Iterable[str]) -> Step
     )
 
 
-def incomplete(decision: Decision, tasks: Iterable[int]) -> str:
+def incomplete(scope: Scope, decision: Decision, tasks: Iterable[int]) -> str:
     """What to say of a batch that readers see a part of."""
     lost = sorted(tasks)
     rows = sum(decision.digest_of(task).rows for task in lost)
@@ -307,7 +307,10 @@ def incomplete(decision: Decision, tasks: Iterable[int]) -> str:
         f"{decision.batch} was decided, but the transactions of {_tasks(lost)} ({rows} rows of "
         f"{sum(part.digest.rows for part in decision.parts)}) were ended before they could be committed: "
         "nobody completed the batch within kafka.transaction.timeout.ms. Run the job again: with the same "
-        "tasks it writes just these rows. See 'A batch is incomplete' in docs/exactly-once.md"
+        "tasks it writes just these rows. Where it cannot have the same tasks, 'python -m "
+        f"kafka_sink.transactions rewrite --bootstrap-servers ... --prefix {scope.prefix} --topic "
+        f"{scope.topic}' lets the next run write the whole batch, and readers see the other rows twice. See "
+        "'A batch is incomplete' in docs/exactly-once.md"
     )
 
 

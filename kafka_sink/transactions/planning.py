@@ -73,7 +73,9 @@ def plan(
         scope = Scope(prefix, topic, partitions)
         groups = driver.take_over_groups(scope)
         ownership = client.run(driver.take_over(scope), options.max_block_ms, groups=groups)
-    handover = Handover.of(ownership, wall_ms())
+    handover = Handover.of(scope, ownership, wall_ms())
+    if options.log_summary:
+        _report_names(scope)
     _report_takeover(scope, ownership, handover)
     _remember_claim(scope, ownership.claim)
     return PlannedTransactions(scope, batch, handover)
@@ -193,6 +195,16 @@ def _remembered_claim(planned: PlannedTransactions) -> ProducerEpoch | None:
 
 def _claim_key(scope: Scope) -> str:
     return f"transactional.id.prefix {scope.prefix} is owned by"
+
+
+def _report_names(scope: Scope) -> None:
+    """Once in an application: whoever looks for what it has left open needs to know."""
+    key = f"transactional.id.prefix {scope.prefix} is reported"
+    if application_markers.folder() is not None and application_markers.first_time(key):
+        driver_log.report(
+            f"kafka-chunked: writes exactly once under transactional.id.prefix '{scope.prefix}', and records "
+            f"progress for topic '{scope.topic}'"
+        )
 
 
 def _report_takeover(scope: Scope, ownership: driver.Ownership, handover: Handover) -> None:

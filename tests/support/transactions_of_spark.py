@@ -106,7 +106,7 @@ class World:
             number = self.commit_log
             rows = self.settings.layouts[self.layout]
             ownership = yield from self.settings.take_over(SCOPE)
-            handover = self.settings.handover(ownership, self.kafka.now_ms)
+            handover = self.settings.handover(SCOPE, ownership, self.kafka.now_ms)
             attempts = [
                 self._spawn(me, handover, number, index, 0, rows[index]) for index in range(len(rows))
             ]

@@ -96,15 +96,15 @@ def test_a_repair_replaces_the_missing_parts_and_no_others() -> None:
 def test_what_tasks_do_follows_from_what_planning_found() -> None:
     claim = ProducerEpoch(1, 1)
     fresh, done, later = (BatchIdentity("query", number) for number in (6, 5, 7))
-    whole = Handover.of(Ownership(claim, decision(1, 3)), 0)
+    whole = Handover.of(SCOPE, Ownership(claim, decision(1, 3)), 0)
     assert [whole.duty(batch, 0) for batch in (fresh, done)] == [Duty.WRITE, Duty.SKIP]
-    broken = Handover.of(Ownership(claim, decision(1, 3), frozenset({1})), 0)
+    broken = Handover.of(SCOPE, Ownership(claim, decision(1, 3), frozenset({1})), 0)
     assert [broken.duty(done, task) for task in range(3)] == [Duty.COMPARE, Duty.WRITE, Duty.COMPARE]
-    with pytest.raises(IncompleteBatchError, match="task 1"):
+    with pytest.raises(IncompleteBatchError, match=r"task 1 .* rewrite .* --prefix p --topic t'"):
         broken.duty(later, 0)
-    empty = Handover.of(Ownership(claim, decision(1, 0)), 0)
+    empty = Handover.of(SCOPE, Ownership(claim, decision(1, 0)), 0)
     assert empty.duty(done, 0) is Duty.SKIP
-    unseen = Handover.of(Ownership(claim, decision(1, 3), frozenset({0, 1, 2})), 0)
+    unseen = Handover.of(SCOPE, Ownership(claim, decision(1, 3), frozenset({0, 1, 2})), 0)
     assert unseen.duty(done, 0) is Duty.WRITE
     assert unseen.duty(BatchIdentity("query", 4), 0) is Duty.SKIP
 

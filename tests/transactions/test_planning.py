@@ -56,6 +56,18 @@ def test_a_query_is_named_after_its_checkpoint() -> None:
         prefix(at, is_streaming=True, txnAppId="app", txnVersion="1")
 
 
+def test_the_log_names_a_prefix_once_in_an_application(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches: nobody knew under which --prefix to look for what a query had left open."""
+    lines: list[str] = []
+    monkeypatch.setattr("kafka_sink.driver_log.report", lines.append)
+    for name in ("orders", "orders", "clicks"):
+        planning._report_names(Scope(name, "t", 3))
+    assert [line.partition("prefix ")[2] for line in lines] == [
+        "'orders', and records progress for topic 't'",
+        "'clicks', and records progress for topic 't'",
+    ]
+
+
 def test_rows_that_name_their_topics_need_a_topic_for_progress() -> None:
     options = parse({name: value for name, value in BASE.items() if name != "topic"}).options
     with pytest.raises(ConfigurationError, match=r"transaction\.progress\.topic"):

@@ -21,6 +21,7 @@ from kafka_sink.transactions.operations import (
     fetch_offsets,
     init_producer,
 )
+from kafka_sink.transactions.scope import Scope
 from tests.support.effort import EFFORT
 from tests.support.transactions_of_spark import Faults, Settings, World
 
@@ -149,14 +150,14 @@ def commits_without_deciding(reports: Any, **_: Any) -> Steps[Any]:
             yield (EndTransaction(name, report.part.producer, commit=True),)
 
 
-def forgets_progress(ownership: Any, _now_ms: float) -> Handover:
+def forgets_progress(_scope: Scope, ownership: Any, _now_ms: float) -> Handover:
     """Tasks write a batch that was decided once more."""
     return Handover(ownership.claim, {})
 
 
-def forgets_what_is_missing(ownership: Any, now_ms: float) -> Handover:
+def forgets_what_is_missing(scope: Scope, ownership: Any, now_ms: float) -> Handover:
     """Tasks believe that what was decided is written."""
-    return Handover.of(replace(ownership, missing=frozenset()), now_ms)
+    return Handover.of(scope, replace(ownership, missing=frozenset()), now_ms)
 
 
 def repairs_whatever_the_tasks_are(reports: Any, **named: Any) -> Steps[Any]:

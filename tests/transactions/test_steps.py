@@ -58,7 +58,7 @@ class Cluster:
             self.kafka.write_markers(name)
 
     def plan(self, scope: Scope = SCOPE) -> Handover:
-        return Handover.of(self.run(driver.take_over(scope)), self.kafka.now_ms)
+        return Handover.of(scope, self.run(driver.take_over(scope)), self.kafka.now_ms)
 
     def write(
         self, handover: Handover, number: int, index: int, *rows: int, attempt: int = 0, scope: Scope = SCOPE

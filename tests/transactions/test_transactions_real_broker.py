@@ -51,7 +51,7 @@ class Job:
         return self.client.run(steps, _PATIENCE_MS)
 
     def take_over(self) -> Handover:
-        return Handover.of(self.run(driver.take_over(self.scope)), wall_ms())
+        return Handover.of(self.scope, self.run(driver.take_over(self.scope)), wall_ms())
 
     def attempt(self, handover: Handover, number: int, index: int, slot: int = 0) -> TaskAttempt:
         identity = BatchIdentity("query", number)
@@ -153,7 +153,7 @@ def test_rows_are_visible_once_their_batch_is_committed_and_not_before(job: Call
         handover = run.take_over()
         reports = [run.write(handover, number, index, [f"{number}-{index}"]) for index in range(3)]
         assert len(run.read()) == 3 * number
-        assert run.commit(*reports).committed == 3
+        assert len(run.commit(*reports).committed) == 3
         run.await_rows(sorted(f"{n}-{index}" for n in range(number + 1) for index in range(3)))
     assert run.open() == []
 
@@ -168,7 +168,7 @@ def test_what_a_dead_driver_had_decided_is_completed_by_the_next(job: Callable[.
     assert (len(found.completed), found.aborted, found.missing) == (3, (), frozenset())
     assert all(0 <= wall_ms() - began < 60_000 for began in found.completed), "brokers say when they began"
     later.await_rows(["0-0", "0-1", "0-2"])
-    again = Handover.of(found, wall_ms())
+    again = Handover.of(run.scope, found, wall_ms())
     assert again.duty(BatchIdentity("query", 0), 0).value == "skip"
 
 
@@ -275,7 +275,7 @@ def test_a_batch_that_cannot_be_repaired_is_an_error_until_somebody_resolves_it(
     out = io.StringIO()
     assert command.main(["list", *arguments], out) == 0
     assert "1 of them not committed" in out.getvalue()
-    assert "1 transactions open" in out.getvalue()
+    assert "1 transaction open" in out.getvalue()
     assert command.main(["complete", *arguments], out) == 2
     assert command.main(["rewrite", *arguments], out) == 0
     assert "is forgotten" in out.getvalue()
