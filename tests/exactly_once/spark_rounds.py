@@ -84,7 +84,8 @@ def main() -> int:
         f"{totals['rounds']} rounds of {arguments.queries} queries with {arguments.guarantee} on Spark: "
         f"{totals['rows']:,} rows, {totals['lost']} lost, {totals['doubled']} doubled, "
         f"{totals['unfinished']} queries unfinished; "
-        f"{totals['drivers']} drivers; {sum(faults.values())} faults: {kinds}.\n"
+        f"{totals['drivers']} drivers; {totals['written before']} batches found written before; "
+        f"{sum(faults.values())} faults: {kinds}.\n"
         f"{where}, 3 brokers, replication 3, {time.monotonic() - began:.0f} s in all."
     )
     if arguments.guarantee == "at-least-once":
@@ -120,10 +121,18 @@ class Query:
         return max((int(name) for name in os.listdir(folder) if name.isdigit()), default=-1)
 
     def lose_last_commit(self) -> None:
-        """As a file system does that did not keep the file."""
+        """As a file system does that kept neither this file nor later ones: Spark runs that batch again.
+
+        With the offsets of a later batch it would go on with that one.
+        """
         last = self.committed()
-        for name in (str(last), f".{last}.crc"):
-            (self.checkpoint / "commits" / name).unlink(missing_ok=True)
+        offsets = self.checkpoint / "offsets"
+        later = [int(name) for name in os.listdir(offsets) if name.isdigit()] if last >= 0 else []
+        lost = [self.checkpoint / "commits" / str(last)]
+        lost += [offsets / str(number) for number in later if number > last]
+        for file in lost:
+            file.unlink(missing_ok=True)
+            file.with_name(f".{file.name}.crc").unlink(missing_ok=True)
 
 
 class SparkRound:
@@ -168,7 +177,6 @@ class SparkRound:
                 "delivery.guarantee": guarantee,
                 "kafka.request.timeout.ms": "5000",
                 "coordinator.enabled": "false",
-                "log.summary": "false",
             },
         }
         return Query(topic, checkpoint, settings)
@@ -180,7 +188,10 @@ class SparkRound:
         verdict = f"BROKEN: {found['lost']} lost, {found['doubled']} doubled" if broken else "ok"
         if found["unfinished"]:
             verdict += f", {found['unfinished']} queries unfinished"
-        counts = f"{found['rows']} rows, {found['drivers']} drivers, {time.monotonic() - self._began:.0f} s"
+        counts = (
+            f"{found['rows']} rows, {found['drivers']} drivers, {found['written before']} batches found "
+            f"written before, {time.monotonic() - self._began:.0f} s"
+        )
         return f"seed {self._seed} [{faults}] {counts}: {verdict}"
 
     def run(self) -> None:
@@ -206,6 +217,7 @@ class SparkRound:
                 _kill_group(driver)
         for query in self._queries:
             self._check(query)
+        self.found["written before"] = self._log.read_text(errors="replace").count("written before")
         if self.found["unfinished"]:
             print(self._log.read_text(errors="replace")[-8000:], file=sys.stderr)
         shutil.rmtree(self._folder, ignore_errors=True)

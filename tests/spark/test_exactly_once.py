@@ -8,16 +8,18 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pytest
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, Producer, TopicPartition
 
 from kafka_sink.local_broker import LocalBroker
 from kafka_sink.options import parse
 from kafka_sink.transactions.client import TransactionClient
-from kafka_sink.transactions.operations import ListOpen, Steps
+from kafka_sink.transactions.operations import ListOpen, Steps, describe
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -58,7 +60,7 @@ def _no_query_is_left(spark: SparkSession) -> Iterator[None]:
         query.stop()
 
 
-def committed(broker: LocalBroker, topic: str) -> list[int]:
+def committed(broker: LocalBroker, topic: str, partitions: int = _PARTITIONS) -> list[int]:
     """What readers of committed rows see, once markers are written."""
     consumer = Consumer(
         {
@@ -69,9 +71,9 @@ def committed(broker: LocalBroker, topic: str) -> list[int]:
             "enable.partition.eof": True,
         }
     )
-    consumer.assign([TopicPartition(topic, partition, 0) for partition in range(_PARTITIONS)])
+    consumer.assign([TopicPartition(topic, partition, 0) for partition in range(partitions)])
     rows, ended = [], 0
-    while ended < _PARTITIONS:
+    while ended < partitions:
         message = consumer.poll(10)
         assert message is not None
         if message.error() is not None:
@@ -91,16 +93,22 @@ def await_rows(broker: LocalBroker, topic: str, expected: list[int]) -> None:
 
 
 def open_transactions(broker: LocalBroker, prefix: str) -> list[str]:
+    with transaction_client(broker) as client:
+        return client.run(_list_open(prefix), 30_000)
+
+
+@contextmanager
+def transaction_client(broker: LocalBroker) -> Iterator[TransactionClient]:
     client = TransactionClient(parse({"kafka.bootstrap.servers": broker.bootstrap_servers}).options)
-
-    def steps() -> Steps[list[str]]:
-        (names,) = yield (ListOpen(prefix),)
-        return list(names)
-
     try:
-        return client.run(steps(), 30_000)
+        yield client
     finally:
         client.close()
+
+
+def _list_open(prefix: str) -> Steps[list[str]]:
+    (names,) = yield (ListOpen(prefix),)
+    return list(names)
 
 
 def test_a_job_that_is_run_again_under_its_version_writes_nothing(
@@ -192,39 +200,106 @@ def lose_commit(checkpoint: Path) -> int:
     return lost
 
 
-def test_a_query_whose_last_commit_is_lost_and_whose_tasks_change_writes_each_row_once(
+def test_a_completed_batch_whose_commit_file_is_lost_is_run_again_and_writes_nothing(
     spark: SparkSession, broker: LocalBroker, topic: str, tmp_path: Path
 ) -> None:
-    checkpoint = tmp_path / "checkpoint"
+    """The batch is run again with other tasks. Neither rows nor markers are added, not even of an aborted
+    transaction."""
+    checkpoint, source = tmp_path / "checkpoint", tmp_path / "source"
+    source.mkdir()
 
-    def run(tasks: int, until: int) -> None:
+    def add(first: int, last: int) -> None:
+        (source / str(first)).write_text("".join(f"{row}\n" for row in range(first, last)))
+
+    def run(tasks: int) -> dict[int, int]:
+        """What is there now; returns the rows of each batch."""
         query = (
-            spark.readStream.format("rate-micro-batch")
-            .option("rowsPerBatch", 500)
-            .option("numPartitions", tasks)
-            .load()
-            .selectExpr("cast(value as string) value")
+            spark.readStream.text(str(source))
+            .coalesce(tasks)
             .writeStream.format("kafka-chunked")
             .option("kafka.bootstrap.servers", broker.bootstrap_servers)
             .option("topic", topic)
             .option("delivery.guarantee", "exactly-once")
             .option("checkpointLocation", str(checkpoint))
+            .trigger(availableNow=True)
             .start()
         )
-        deadline = time.monotonic() + 120
-        while not (checkpoint / "commits" / str(until)).exists():
-            assert query.isActive, query.exception()
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
-        query.stop()
+        assert query.awaitTermination(120)
+        return {one["batchId"]: one["numInputRows"] for one in query.recentProgress if one["numInputRows"]}
 
-    run(2, 2)
-    lost = lose_commit(checkpoint)
-    run(3, lost + 2)
-    rows = committed(broker, topic)
-    assert rows == list(range(len(rows)))
-    assert len(rows) % 500 == 0
-    assert len(rows) >= (lost + 3) * 500
+    add(0, 500)
+    add(500, 1000)
+    assert run(2) == {0: 1000}
+    written = ends(broker, topic)
+    assert lose_commit(checkpoint) == 0
+    assert run(1) == {0: 1000}, "Spark runs it again, with all rows"
+    assert ends(broker, topic) == written
+    assert last_commit(checkpoint) == 0
+    add(1000, 1500)
+    assert run(2) == {1: 500}
+    await_rows(broker, topic, list(range(1500)))
+
+
+def ends(broker: LocalBroker, topic: str) -> list[int]:
+    """The end of each partition's log; rows of open and aborted transactions and markers count, too."""
+    consumer = Consumer({"bootstrap.servers": broker.bootstrap_servers, "group.id": "ends"})
+    found = [
+        consumer.get_watermark_offsets(TopicPartition(topic, partition), 10)[1]
+        for partition in range(_PARTITIONS)
+    ]
+    consumer.close()
+    return found
+
+
+def test_a_query_that_is_stopped_in_a_batch_holds_up_nobody(
+    spark: SparkSession, broker: LocalBroker, tmp_path: Path
+) -> None:
+    """Catches: an abort that is left to the next run or to kafka.transaction.timeout.ms."""
+    topic, prefix = f"spark-stopped-{next(_numbers)}", f"stopped-{next(_numbers)}"
+    broker.create_topic(topic, 1)
+
+    def slowly(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        # 10,000 rows each. Spark's buffers keep the last ones from the sink.
+        for number, batch in enumerate(batches):
+            time.sleep(120 if number > 5 else 0)
+            yield batch
+
+    query = (
+        spark.readStream.format("rate-micro-batch")
+        .option("rowsPerBatch", 80_000)
+        .option("numPartitions", 1)
+        .load()
+        .selectExpr("lpad(value, 50, '0') value")
+        .mapInArrow(slowly, "value string")
+        .writeStream.format("kafka-chunked")
+        .option("kafka.bootstrap.servers", broker.bootstrap_servers)
+        .option("topic", topic)
+        .option("delivery.guarantee", "exactly-once")
+        .option("transactional.id.prefix", prefix)
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .start()
+    )
+    deadline = time.monotonic() + 60
+    while not holds_up_readers(broker, prefix):
+        assert query.isActive, query.exception()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    producer = Producer({"bootstrap.servers": broker.bootstrap_servers})
+    producer.produce(topic, b"1000000")
+    assert producer.flush(10) == 0
+    query.stop()
+    assert open_transactions(broker, prefix) == [], "when stop returns"
+    deadline = time.monotonic() + 10
+    while (rows := committed(broker, topic, partitions=1)) != [1000000]:
+        assert rows == []
+        assert time.monotonic() < deadline
+
+
+def holds_up_readers(broker: LocalBroker, prefix: str) -> bool:
+    """Whether rows of an open transaction of the prefix are in the topic."""
+    with transaction_client(broker) as client:
+        found = client.run(describe(*client.run(_list_open(prefix), 30_000)), 30_000)
+    return any(one.partitions for one in found.values())
 
 
 @pytest.mark.parametrize(
