@@ -5,41 +5,24 @@ held up.
 
 Three brokers, topics with three replicas. ``jobs``: a million 110-byte keyed rows from Parquet in two tasks,
 lz4, the guarantees alternating. ``micro_batches``: 2,000 rows each by two tasks, median over the batches of a
-query. ``held_up``: rows of an open transaction are in the topic; how long until a reader of committed rows
-gets a row that was written after them, by what left the transaction open.
+query. ``held_up``: seconds that readers of committed rows wait, by what left a transaction open, as in
+benchmarks/held_readers.py.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-from confluent_kafka import Consumer, Producer, TopicPartition
-
-from benchmarks.surroundings import RESULTS
-from kafka_sink.clock import wall_ms
+from benchmarks import held_readers
+from benchmarks.surroundings import RESULTS, prepare_workers
 from kafka_sink.local_broker import LocalBroker
-from kafka_sink.options import parse
-from kafka_sink.producer_cache import task_producer
-from kafka_sink.rows.column_plan import ColumnPlan
-from kafka_sink.transactions import batch as batches
-from kafka_sink.transactions import driver, planning
-from kafka_sink.transactions.attempt import TaskAttempt
-from kafka_sink.transactions.batch import Handover, TaskReport
-from kafka_sink.transactions.client import TransactionClient
-from kafka_sink.transactions.decision import BatchIdentity, next_decision
-from kafka_sink.transactions.operations import EndTransaction, Steps
-from kafka_sink.transactions.scope import Scope
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -47,6 +30,7 @@ if TYPE_CHECKING:
 _PARTS = ("held_up", "jobs", "micro_batches")
 GUARANTEES = ("at-least-once", "exactly-once")
 PARTITIONS = 4
+_COLOURS = {"at-least-once": "#8db8e8", "exactly-once": "#1f5fa8"}
 GOAL_SHARE, GOAL_MORE_MS = 0.9, 150.0
 
 
@@ -63,9 +47,11 @@ def main() -> int:
     with LocalBroker(brokers=3, properties=quick) as cluster, tempfile.TemporaryDirectory() as folder:
         found: dict[str, Any] = {}
         if "held_up" in parts:
-            found["held_up"] = held_up(cluster, arguments.smoke)
+            found["held_up"] = held_readers.without_spark(cluster, arguments.smoke)
         spark = session()
         try:
+            if "held_up" in parts:
+                found["held_up"] |= held_readers.through_spark(spark, cluster, Path(folder), arguments.smoke)
             if "jobs" in parts:
                 found["jobs"] = jobs(spark, cluster, Path(folder), rows, turns)
             if "micro_batches" in parts:
@@ -78,6 +64,8 @@ def main() -> int:
     if arguments.out.exists():
         found = json.loads(arguments.out.read_text()) | found
     arguments.out.write_text(json.dumps(found, indent=1) + "\n")
+    if set(_PARTS) <= found.keys():
+        plot(found, arguments.out.with_suffix(".png"))
     share = found.get("jobs", {}).get("share_of_the_rate", 1.0)
     more = found.get("micro_batches", {}).get("more_ms", 0.0)
     return 0 if share >= GOAL_SHARE and more <= GOAL_MORE_MS else 1
@@ -86,7 +74,7 @@ def main() -> int:
 def session() -> SparkSession:
     from pyspark.sql import SparkSession
 
-    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    prepare_workers()
     return (
         SparkSession.builder.master("local[2]")
         .config("spark.ui.enabled", "false")
@@ -126,7 +114,7 @@ def micro_batches(spark: SparkSession, cluster: LocalBroker, folder: Path, batch
         taken[guarantee] += _run_query(_rate(spark), cluster, folder / f"checkpoint-{turn}", turn, batches)
     medians = {guarantee: statistics.median(one) for guarantee, one in taken.items()}
     more = medians["exactly-once"] - medians["at-least-once"]
-    return {"median_ms": medians, "more_ms": more, "batches": {k: len(v) for k, v in taken.items()}}
+    return {"median_ms": medians, "more_ms": more, "batches_ms": taken}
 
 
 def _rate(spark: SparkSession) -> DataFrame:
@@ -166,174 +154,36 @@ def _options(cluster: LocalBroker, topic: str, guarantee: str) -> dict[str, str]
     }
 
 
-def held_up(cluster: LocalBroker, smoke: bool) -> dict[str, float]:
-    """Seconds that a reader of committed rows waits behind an open transaction, by what left it open.
+def plot(found: dict[str, Any], file: Path) -> None:
+    """Each job and micro-batch as a dot, medians as bars, and how long readers were held up."""
+    import matplotlib as mpl
 
-    Counted from when its end begins: a driver that is started again plans, one that lives commits or aborts.
-    """
-    cases: dict[str, Callable[[Held], float]] = {
-        "attempt died, another one's batch is committed": Held.attempt_died,
-        "job failed or query stopped: the driver's abort": Held.job_failed,
-        "driver died before its decision, started again": Held.driver_died,
-        "driver died between decision and commits, started again": Held.driver_died_after_decision,
-    }
-    if not smoke:
-        cases |= {
-            "coordinator's broker killed, then the commit": Held.broker_killed,
-            "coordinator's broker frozen for 5 s, then the commit": Held.broker_frozen,
-        }
-    found = {}
-    for number, (name, case) in enumerate(cases.items()):
-        with Held(cluster, f"held-{number}") as held:
-            began = case(held)
-            found[name] = round(_first_row(cluster, held.topic) - began, 3)
-    with Held(cluster, "held-timeout", timeout_ms=5_000) as held:
-        held.write(0, 0)
-        began = time.monotonic()
-        held.write_after()
-        found["nobody starts it again; kafka.transaction.timeout.ms=5000, brokers look each second"] = round(
-            _first_row(cluster, held.topic) - began, 3
-        )
-    return found
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
 
-
-class Held:
-    """A topic, a driver with an open transaction, and a row of somebody else behind it."""
-
-    def __init__(self, cluster: LocalBroker, topic: str, timeout_ms: int = 60_000) -> None:
-        self._cluster = cluster
-        self.topic = topic
-        cluster.create_topic(topic, 1)
-        raw = {
-            "kafka.bootstrap.servers": cluster.bootstrap_servers,
-            "topic": topic,
-            "delivery.guarantee": "exactly-once",
-            "kafka.transaction.timeout.ms": str(timeout_ms),
-            "kafka.request.timeout.ms": "5000",
-        }
-        self._options, self._scope = parse(raw).options, Scope(topic, topic, 1)
-        self._client = TransactionClient(self._options)
-        self._handover = Handover.of(self._run(driver.take_over(self._scope)), wall_ms())
-
-    def __enter__(self) -> Held:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._client.close()
-
-    def _run(self, steps: Steps[Any]) -> Any:
-        return self._client.run(steps, 60_000)
-
-    def write(self, index: int, number: int) -> TaskReport:
-        """A task attempt, with all of its rows acknowledged."""
-        batch = BatchIdentity.of_query("held", 0)
-        attempt = TaskAttempt(self._client, self._scope, self._handover, batch, index, number, [0], 60_000.0)
-        with task_producer(self._options, ColumnPlan.of([("value", "binary")], self.topic)) as ours:
-            rows = iter([pa.record_batch({"value": pa.array([b"row"], pa.binary())})])
-            for one in attempt.rows(rows, ours):
-                ours.send(one)
-            ours.finish()
-        return attempt.finish()
-
-    def write_after(self) -> None:
-        """The row that readers wait for."""
-        _write_after(self._cluster, self.topic)
-
-    def _again(self) -> float:
-        """A driver that is started, with connections of its own."""
-        began = time.monotonic()
-        client = TransactionClient(self._options)
-        client.run(driver.take_over(self._scope), 60_000)
-        client.close()
-        return began
-
-    def _commit(self, *reports: TaskReport) -> float:
-        began = time.monotonic()
-        self._run(batches.commit(reports, records_empty=False))
-        return began
-
-    def attempt_died(self) -> float:
-        self.write(0, 0)
-        report = self.write(0, 1)
-        self.write_after()
-        return self._commit(report)
-
-    def job_failed(self) -> float:
-        self.write(0, 0)
-        self.write_after()
-        began = time.monotonic()
-        planning.abort(self._options, planning.PlannedTransactions(self._scope, None, self._handover))
-        return began
-
-    def driver_died(self) -> float:
-        self.write(0, 0)
-        self.write_after()
-        return self._again()
-
-    def driver_died_after_decision(self) -> float:
-        report = self.write(0, 0)
-        self.write_after()
-
-        def decide() -> Steps[None]:
-            assert report.part is not None
-            decision = next_decision(self._scope, None, report.batch, 1, [report.part])
-            yield from driver._record(self._scope, report.claim, decision)
-            yield (EndTransaction(self._scope.driver_id, report.claim, commit=True),)
-
-        self._run(decide())
-        return self._again()
-
-    def _coordinator(self) -> int:
-        """The broker that coordinates the task's transaction."""
-        return self._client._coordinators[False, self._scope.task_id(0, 0)]
-
-    def broker_killed(self) -> float:
-        report = self.write(0, 0)
-        self.write_after()
-        broker = self._coordinator()
-        self._cluster.kill(broker)
-        try:
-            return self._commit(report)
-        finally:
-            self._cluster.start(broker)
-
-    def broker_frozen(self) -> float:
-        report = self.write(0, 0)
-        self.write_after()
-        broker = self._coordinator()
-        self._cluster.freeze(broker)
-        thaw = threading.Timer(5.0, self._cluster.thaw, [broker])
-        thaw.start()
-        try:
-            return self._commit(report)
-        finally:
-            thaw.join()
-
-
-def _write_after(cluster: LocalBroker, topic: str) -> None:
-    producer = Producer({"bootstrap.servers": cluster.bootstrap_servers})
-    producer.produce(topic, b"after")
-    producer.flush(30)
-
-
-def _first_row(cluster: LocalBroker, topic: str) -> float:
-    """When a reader of committed rows gets the row behind the open transaction."""
-    consumer = Consumer(
-        {
-            "bootstrap.servers": cluster.bootstrap_servers,
-            "group.id": "held",
-            "isolation.level": "read_committed",
-            "enable.auto.commit": False,
-        }
+    figure, (rates, times, held) = plt.subplots(
+        1, 3, figsize=(12, 4), width_ratios=(1, 1, 1.6), layout="constrained"
     )
-    consumer.assign([TopicPartition(topic, 0, 0)])
-    try:
-        while True:
-            message = consumer.poll(0.02)
-            if message is not None and message.error() is None and message.value() == b"after":
-                return time.monotonic()
-    finally:
-        consumer.close()
+    millions = found["jobs"]["rows"] / 1e6
+    of_jobs = {name: [millions / one for one in taken] for name, taken in found["jobs"]["seconds"].items()}
+    for axes, by_guarantee, title in (
+        (rates, of_jobs, f"Jobs of {millions:.0f} M rows: million rows/s"),
+        (times, found["micro_batches"]["batches_ms"], "Micro-batches of 2,000 rows: ms"),
+    ):
+        for place, (name, values) in enumerate(by_guarantee.items()):
+            axes.bar(place, statistics.median(values), 0.6, color=_COLOURS[name], alpha=0.5)
+            spread = [place + 0.4 * (one / max(1, len(values) - 1) - 0.5) for one in range(len(values))]
+            axes.plot(spread, values, ".", color=_COLOURS[name])
+        axes.set_xticks(range(len(by_guarantee)), list(by_guarantee))
+        axes.set_title(title, fontsize=10)
+    names = list(reversed(found["held_up"]))
+    seconds = [found["held_up"][name] for name in names]
+    held.barh([name.replace("; ", ";\n").replace(", ", ",\n") for name in names], seconds, color="#1f5fa8")
+    held.bar_label(held.containers[0], [f" {one:.1f} s" for one in seconds], fontsize=8)  # type: ignore[arg-type]
+    held.tick_params(axis="y", labelsize=7)
+    held.set_xlim(0, max(seconds) * 1.15)
+    held.set_title("Readers of committed rows held up: seconds", fontsize=10)
+    figure.savefig(file, dpi=110)
 
 
 if __name__ == "__main__":
