@@ -5,22 +5,30 @@ And what they leave behind of the secrets that they were given.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
-from tests.support.security.secured_broker import PASSWORD, Secured, plain_jaas, secured_broker
-from tests.support.standalone_cluster import StandaloneCluster
+from tests.support.security.secured_broker import (
+    KEY_PASSWORD,
+    PASSWORD,
+    Secured,
+    given,
+    plain_jaas,
+    secured_broker,
+)
 from tests.support.topics import read_topic
 
 JOB = Path(__file__).parents[1] / "support" / "security" / "secured_job.py"
-KEY_PASSWORD = "key-word-7319"
+WRONG_PASSWORD = "wrong-password-5521"
 
 
 @pytest.fixture(scope="module")
@@ -29,38 +37,26 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
         yield running
 
 
-def given(secured: Secured, **more: str) -> dict[str, str]:
-    """Mechanism, key and password all in one job."""
-    chain = secured.client.chain_pem.decode()
-    key = secured.client.key_pem(KEY_PASSWORD).decode()
-    return {
-        **secured.options("SASL"),
-        "kafka.sasl.mechanism": "SCRAM-SHA-512",
-        "kafka.sasl.jaas.config": plain_jaas(module="scram.ScramLoginModule"),
-        "kafka.ssl.keystore.type": "PEM",
-        "kafka.ssl.keystore.key": key,
-        "kafka.ssl.keystore.certificate.chain": chain,
-        "kafka.ssl.key.password": KEY_PASSWORD,
-        "topic.create": "true",
-        "topic.partitions": "3",
-        **more,
-    }
+@dataclass(frozen=True)
+class Driver:
+    """A driver that has ended; ``seen``: command lines and environments of its processes."""
+
+    code: int
+    output: str
+    folder: Path
+    seen: frozenset[str] = frozenset()
+    key: str = ""
 
 
 def run(
-    jobs: list[tuple[str, dict[str, str]]],
+    jobs: list[dict[str, object]],
     folder: Path,
     environ: dict[str, str],
-    *,
-    master: str = "local[2]",
-) -> tuple[int, str]:
+) -> Driver:
     """A driver of its own, its options through stdin as no secret belongs in a command line."""
-    import json
-
     local = folder / "local"
     local.mkdir(exist_ok=True)
-    listed = [{"kind": kind, "options": options} for kind, options in jobs]
-    job = {"jobs": listed, "master": master, "folder": str(folder)}
+    job = {"jobs": jobs, "master": "local[2]", "folder": str(folder)}
     done = subprocess.run(
         [sys.executable, str(JOB)],
         input=json.dumps(job),
@@ -71,7 +67,7 @@ def run(
         check=False,
     )
     (folder / "output").write_text(done.stdout + done.stderr)
-    return done.returncode, done.stdout + done.stderr
+    return Driver(done.returncode, done.stdout + done.stderr, folder)
 
 
 KINDS = [(kind, coordinator) for kind in ("batch", "stream") for coordinator in ("true", "false")]
@@ -82,69 +78,54 @@ def topic_of(kind: str, coordinator: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def written(
+def driver(
     secured: Secured, tmp_path_factory: pytest.TempPathFactory, project_environment: dict[str, str]
-) -> tuple[int, str]:
-    """Code and output of one driver that runs a job of each kind."""
-    jobs = [
-        (kind, given(secured, topic=topic_of(kind, coordinator), **{"coordinator.enabled": coordinator}))
-        for kind, coordinator in KINDS
-    ]
-    return run(jobs, tmp_path_factory.mktemp("jobs"), project_environment)
-
-
-@pytest.mark.parametrize(("kind", "coordinator"), KINDS)
-def test_jobs_write_to_a_secured_cluster(
-    secured: Secured, written: tuple[int, str], kind: str, coordinator: str
-) -> None:
-    code, output = written
-    assert code == 0, output[-3000:]
-    topic = topic_of(kind, coordinator)
-    assert sorted(int(row.value or b"-1") for row in read_topic(secured.broker, topic)) == list(range(300))
-
-
-def test_executors_of_their_own_write_to_a_secured_cluster(
-    secured: Secured, tmp_path: Path, project_environment: dict[str, str]
-) -> None:
-    with StandaloneCluster(workers=2, cores=1, environ=project_environment) as cluster:
-        options = given(secured, topic="spark-standalone")
-        code, output = run([("batch", options)], tmp_path, project_environment, master=cluster.url)
-        assert code == 0, output[-3000:]
-    found = read_topic(secured.broker, "spark-standalone")
-    assert sorted(int(row.value or b"-1") for row in found) == list(range(300))
-
-
-@pytest.mark.parametrize("fails", [False, True])
-def test_no_secret_is_left_anywhere(
-    secured: Secured, tmp_path: Path, project_environment: dict[str, str], fails: bool
-) -> None:
-    """Output, logs, event log, local folders, command lines and environments of all children."""
-    wrong = "wrong-password-5521"
-    options = given(secured, topic=f"secrets-{fails}".lower())
-    if fails:
-        options["kafka.sasl.jaas.config"] = plain_jaas(password=wrong, module="scram.ScramLoginModule")
+) -> Driver:
+    """Watched while it runs a job with a wrong password, then one of each kind."""
+    usual = given(secured) | {"topic.create": "true", "topic.partitions": "3"}
+    refused = plain_jaas(password=WRONG_PASSWORD, module="scram.ScramLoginModule")
+    wrong = {"topic": "refused", "kafka.sasl.jaas.config": refused}
+    jobs: list[dict[str, object]] = [{"kind": "batch", "options": usual | wrong}]
+    for kind, coordinator in KINDS:
+        own = {"topic": topic_of(kind, coordinator), "coordinator.enabled": coordinator}
+        jobs.append({"kind": kind, "options": usual | own})
     seen: set[str] = set()
     stop = threading.Event()
     watcher = threading.Thread(target=_watch_children, args=(os.getpid(), seen, stop))
     watcher.start()
     try:
-        code, output = run([("batch", options)], tmp_path, project_environment)
+        ended = run(jobs, tmp_path_factory.mktemp("jobs"), project_environment)
     finally:
         stop.set()
         watcher.join()
-    assert (code != 0) is fails, output[-3000:]
-    if fails:
-        assert "refuses the credentials for SASL SCRAM-SHA-512" in output
-        assert "Task" not in output.partition("refuses the credentials")[0], "it was found by a task only"
-    assert seen, "no process was looked at"
-    written = {str(path): path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    return replace(ended, seen=frozenset(seen), key=usual["kafka.ssl.keystore.key"])
+
+
+@pytest.mark.parametrize(("kind", "coordinator"), KINDS)
+def test_jobs_write_to_a_secured_cluster(
+    secured: Secured, driver: Driver, kind: str, coordinator: str
+) -> None:
+    assert driver.code == 1, f"only the wrong password fails: {driver.output[-3000:]}"
+    topic = topic_of(kind, coordinator)
+    assert sorted(int(row.value or b"-1") for row in read_topic(secured.broker, topic)) == list(range(300))
+
+
+def test_a_wrong_password_fails_the_job_when_it_is_planned(driver: Driver) -> None:
+    before, refused, _ = driver.output.partition("refuses the credentials for SASL SCRAM-SHA-512")
+    assert refused, driver.output[-3000:]
+    assert "Task" not in before, "it was found by a task only"
+
+
+def test_no_secret_is_left_anywhere(driver: Driver) -> None:
+    """Output, logs, event log, local folders, command lines and environments of all children."""
+    assert driver.seen, "no process was looked at"
+    written = {str(path): path.read_bytes() for path in driver.folder.rglob("*") if path.is_file()}
     assert any("events" in path for path in written), "there is no event log"
-    key = options["kafka.ssl.keystore.key"].splitlines()[3]
-    for secret in (PASSWORD, wrong, KEY_PASSWORD, key):
+    for secret in (PASSWORD, WRONG_PASSWORD, KEY_PASSWORD, driver.key.splitlines()[3]):
         for form in {secret, secret.replace("\\", "\\\\").replace('"', '\\"')}:
             for path, data in written.items():
                 assert form.encode() not in data, (path, data[max(0, data.find(form.encode()) - 200) :][:300])
-            assert not any(form in text for text in seen)
+            assert not any(form in text for text in driver.seen)
 
 
 def _watch_children(root: int, seen: set[str], stop: threading.Event) -> None:

@@ -2,28 +2,45 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
-from kafka_sink.local_broker import LocalBroker
+import pytest
+
+from tests.support.security.secured_broker import Secured, given, secured_broker
 from tests.support.standalone_cluster import StandaloneCluster
 from tests.support.topics import read_topic
 
 JOB = Path(__file__).parents[1] / "support" / "numbers_job.py"
 
 
+@pytest.fixture
+def secured(tmp_path: Path) -> Iterator[Secured]:
+    with secured_broker(tmp_path) as running:
+        yield running
+
+
 def test_both_executors_write_and_every_row_arrives_once(
-    broker: LocalBroker, project_environment: dict[str, str]
+    secured: Secured, project_environment: dict[str, str]
 ) -> None:
-    topic, rows = "standalone-numbers", 20_000
+    """To a secured cluster: what proves who they are reaches executors, too."""
+    topic, rows, broker = "standalone-numbers", 20_000, secured.broker
     broker.create_topic(topic, 4)
     with StandaloneCluster(workers=2, cores=2, environ=project_environment) as cluster:
         command = [sys.executable, str(JOB), cluster.url, broker.bootstrap_servers, topic, str(rows), "8"]
         done = subprocess.run(
-            command, env=project_environment, capture_output=True, text=True, timeout=200, check=False
+            command,
+            input=json.dumps(given(secured)),
+            env=project_environment,
+            capture_output=True,
+            text=True,
+            timeout=200,
+            check=False,
         )
         assert done.returncode == 0, done.stderr[-3000:]
         folder = cluster.folder

@@ -1,10 +1,12 @@
 """A driver of its own: ``numbers_job.py MASTER BOOTSTRAP TOPIC ROWS TASKS [WRITES]`` writes numbered rows.
 
-A row's key says which executor wrote it. For a topic ``*`` rows name one of 50 topics ``numbers-NN``.
+A row's key says which executor wrote it. For a topic ``*`` rows name one of 50 topics ``numbers-NN``. More
+options of the sink may come through stdin, as JSON.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Iterator
@@ -41,11 +43,10 @@ def main(master: str, bootstrap: str, topic: str, rows: str, tasks: str, writes:
     frame = spark.range(0, int(rows), 1, int(tasks)).selectExpr(
         "cast(id AS string) AS value", f"{named} AS topic"
     )
+    options = {"kafka.bootstrap.servers": bootstrap, **json.loads(sys.stdin.read() or "{}")}
     with_executor = frame.mapInArrow(tell_executor, "key string, value string, topic string")
     for _ in range(int(writes)):
-        with_executor.write.format("kafka-chunked").mode("append").option(
-            "kafka.bootstrap.servers", bootstrap
-        ).save()
+        with_executor.write.format("kafka-chunked").mode("append").options(**options).save()
     spark.stop()
 
 

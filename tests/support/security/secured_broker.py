@@ -19,6 +19,7 @@ from tests.support.security.certificates import Authority, Identity
 
 # Every character that somebody's parser stumbles over.
 PASSWORD = "p'a\"s,s\\w=o;r d#/*ä€*/"
+KEY_PASSWORD = "key-word-7319"
 USER = "ali=ce,"
 # As Azure Event Hubs has them.
 CONNECTION_STRING_USER = "$ConnectionString"
@@ -170,6 +171,21 @@ def secured_broker(folder: Path, *, sessions_ms: int = 3000, brokers: int = 1) -
     ) as broker:
         _make_scram_users(broker)
         yield Secured(broker, folder, authority, authority.issue("dave"), tokens)
+
+
+def given(secured: Secured) -> dict[str, str]:
+    """Options of a job: a mechanism, a key and its password all in one. Each call encrypts the key anew."""
+    chain = secured.client.chain_pem.decode()
+    key = secured.client.key_pem(KEY_PASSWORD).decode()
+    return {
+        **secured.options("SASL"),
+        "kafka.sasl.mechanism": "SCRAM-SHA-512",
+        "kafka.sasl.jaas.config": plain_jaas(module="scram.ScramLoginModule"),
+        "kafka.ssl.keystore.type": "PEM",
+        "kafka.ssl.keystore.key": key,
+        "kafka.ssl.keystore.certificate.chain": chain,
+        "kafka.ssl.key.password": KEY_PASSWORD,
+    }
 
 
 def _make_scram_users(broker: LocalBroker) -> None:

@@ -1,16 +1,20 @@
-"""A driver of its own that runs jobs of 300 numbers each. What it needs comes through stdin."""
+"""A driver of its own that runs jobs of 300 numbers each. What it needs comes through stdin.
+
+Its exit code is how many of the jobs failed.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
+import traceback
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def main() -> None:
+def main() -> int:
     from pyspark.sql import SparkSession
 
     given = json.load(sys.stdin)
@@ -28,11 +32,15 @@ def main() -> None:
         .config("spark.redaction.regex", "(?i)secret|password|token|jaas|keystore[.]key")
         .getOrCreate()
     )
-    try:
-        for number, job in enumerate(given["jobs"]):
+    failed = 0
+    for number, job in enumerate(given["jobs"]):
+        try:
             write(spark, job, f"{folder}/{number}")
-    finally:
-        spark.stop()
+        except Exception:  # noqa: BLE001 - its text is what a test looks at
+            traceback.print_exc()
+            failed += 1
+    spark.stop()
+    return failed
 
 
 def write(spark: SparkSession, job: dict[str, Any], folder: str) -> None:
@@ -55,4 +63,4 @@ def write(spark: SparkSession, job: dict[str, Any], folder: str) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
