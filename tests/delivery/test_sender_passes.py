@@ -49,13 +49,13 @@ def test_a_sender_does_not_spin_while_every_broker_refuses(
         time.sleep(0.3)
         passes.clear()
         used = time.process_time()
-        time.sleep(2)
+        time.sleep(1)
         went, used = len(passes), time.process_time() - used
-        print(f"{went / 2:.0f} passes a second, {used / 2:.3f} s of processor time a second")
+        print(f"{went} passes and {used:.3f} s of processor time in a second")
         cluster.start(0)
         cluster.start(1)
         assert producer.finish().records == 2
-    assert went < 2 * 100
+    assert went < 100
 
 
 def test_a_sender_does_not_spin_while_brokers_that_were_lost_take_connections_and_say_nothing(
@@ -72,12 +72,12 @@ def test_a_sender_does_not_spin_while_brokers_that_were_lost_take_connections_an
         producer.send(rows(1, 1))
         time.sleep(0.3)
         passes.clear()
-        time.sleep(2)
+        time.sleep(1)
         went = len(passes)
         for node in (0, 1):
             cluster.thaw(node)
         assert producer.finish().records == 2
-    assert went < 2 * 100
+    assert went < 100
 
 
 def test_a_request_that_takes_all_rows_is_followed_by_a_wait_for_its_response(

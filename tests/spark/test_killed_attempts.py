@@ -69,7 +69,7 @@ class Topic:
         """Once the JVM has let go nothing more comes. What the tasks hold would take a minute."""
         time.sleep(JVM_NOTICES_S)
         settled = self.rows()
-        time.sleep(3.0)
+        time.sleep(1.5)
         assert self.rows() == settled
 
 
