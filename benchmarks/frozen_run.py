@@ -60,7 +60,7 @@ def sink(form: str, options: Mapping[str, str] = MappingProxyType({})) -> Write:
     return write
 
 
-def session(with_jvm_sink: bool, master: str) -> Any:
+def session(with_jvm_sink: bool, master: str, settings: Mapping[str, str] = MappingProxyType({})) -> Any:
     from pyspark.sql import SparkSession
 
     prepare_workers()
@@ -81,6 +81,8 @@ def session(with_jvm_sink: bool, master: str) -> Any:
     )
     if with_jvm_sink:
         builder = builder.config("spark.jars", ",".join(peers.jvm_sink_jars()))
+    for name, value in settings.items():
+        builder = builder.config(name, value)
     return builder.getOrCreate()
 
 

@@ -3,10 +3,11 @@
     python -m benchmarks.micro_batch_stages [--batches N] [--warm N] [--repeats N] [--sinks FORMS]
         [--conf NAME=VALUE] [--smoke]
 
-The stream of ``benchmarks.streaming``. Spark's share comes from its progress and its event log, Python's from
-moments that wrapped writers note. ``a Python sink that does nothing`` shows Spark's own share as it is, the
-one ``with the remedies`` has what this package does for its workers (no garbage collections of imported
-modules, no re-read archives, rows acknowledged at once), so the rest that is ours is the difference to it.
+The stream of ``benchmarks.streaming``. Spark's share comes from its progress and its event log, Python's
+from moments that wrapped writers note. A Python sink that does nothing shows Spark's own share; ours is the
+difference to it. ``--idle-is-plain`` leaves out what this package does for its workers there (imported
+objects exempt from garbage collections, archives not read again, rows acknowledged at once). Workers are
+shared and keep what was done for them, so measure it alone: ``--sinks idle-stamped``.
 """
 
 from __future__ import annotations
@@ -28,21 +29,23 @@ from typing import Any
 from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from benchmarks import throughput
-from benchmarks.streaming import PARTITIONS, IdleSink, IdleWriter, await_batches, start_query
+from benchmarks.streaming import (
+    IDLE,
+    JVM,
+    OURS,
+    PARTITIONS,
+    IdleSink,
+    IdleWriter,
+    await_batches,
+    start_query,
+)
 from benchmarks.throughput import JVM_SINK_SPARK
 from kafka_sink.local_broker import LocalBroker
-from kafka_sink.spark import frozen_imports, zipimport_workaround
 from kafka_sink.spark.datasource import KafkaChunkedDataSource
-from kafka_sink.spark.executor_connection import acknowledged, executor_socket
 from kafka_sink.spark.writer import StreamWriter
 
-OURS, JVM, IDLE, REMEDIED = (
-    "kafka-chunked",
-    "JVM sink",
-    "a Python sink that does nothing",
-    "the same with the remedies",
-)
-FORMS = {OURS: "stamped-chunked", JVM: "kafka", IDLE: "idle-plain", REMEDIED: "idle-remedied"}
+FORMS = {OURS: "stamped-chunked", JVM: "kafka", IDLE: "idle-stamped"}
+_PLAIN = "KAFKA_CHUNKED_IDLE_IS_PLAIN"
 _FILE = "KAFKA_CHUNKED_STAMPS"
 _MEMORY = "/dev/shm"
 _IN_COMMIT = "python_streaming_sink_runner"
@@ -143,60 +146,43 @@ class StampedSource(KafkaChunkedDataSource):
 
 
 class StampedIdleWriter(IdleWriter):
-    """``is_remedied``: does for its worker what ours does."""
-
-    def __init__(self, is_remedied: bool) -> None:
-        self.is_remedied = is_remedied
+    """The sink that does nothing, with moments."""
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
         stamp("write begin")
-        if self.is_remedied:
-            frozen_imports.freeze_when_reused()
-            iterator = acknowledged(iterator, executor_socket())
-        message = super().write(_stamped_rows(iterator))
-        self._leave()
+        rows = _stamped_rows(iterator)
+        if os.environ.get(_PLAIN):
+            for _ in rows:
+                pass
+            message = WriterCommitMessage()
+        else:
+            message = super().write(rows)
         stamp("write end")
         return message
 
     def commit(self, messages: Any, batchId: int) -> None:  # noqa: N803 - Spark's name
         stamp("commit begin")
-        self._leave()
+        if not os.environ.get(_PLAIN):
+            super().commit(messages, batchId)
         stamp("commit end")
-
-    def _leave(self) -> None:
-        if self.is_remedied:
-            zipimport_workaround.forget_spark_archives()
 
 
 class StampedIdleSink(IdleSink):
-    """``format("idle-plain")``."""
-
-    is_remedied = False
+    """``format("idle-stamped")``."""
 
     @classmethod
     def name(cls) -> str:
-        return "idle-plain"
+        return "idle-stamped"
 
     def streamWriter(self, schema: Any, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802 - Spark's name
         stamp(_planning("plan begin"))
-        if self.is_remedied:
-            frozen_imports.freeze_when_reused()
-            zipimport_workaround.forget_spark_archives()
+        if not os.environ.get(_PLAIN):
+            super().streamWriter(schema, overwrite)
         stamp(_planning("plan end"))
-        return StampedIdleWriter(self.is_remedied)
+        return StampedIdleWriter()
 
 
-class RemediedIdleSink(StampedIdleSink):
-    """``format("idle-remedied")``."""
-
-    is_remedied = True
-
-    @classmethod
-    def name(cls) -> str:
-        return "idle-remedied"
-
-
-SOURCES: tuple[type[DataSource], ...] = (StampedSource, StampedIdleSink, RemediedIdleSink)
+SOURCES: tuple[type[DataSource], ...] = (StampedSource, StampedIdleSink)
 
 
 # -- measuring ----------------------------------------------------------------------------------------
@@ -298,8 +284,6 @@ def run_here(
                 at = turn % len(names)
                 for name in names[at:] + names[:at]:
                     count, trigger_ms = (warm, 0) if turn == 0 else (batches + 15, 200)
-                    if turn == 0 and name == IDLE:
-                        count //= 4
                     run = run_query(spark, FORMS[name], broker.bootstrap_servers, folder, trigger_ms, count)
                     took = statistics.median(one["durationMs"]["triggerExecution"] for one in run[-batches:])
                     print(
@@ -340,6 +324,7 @@ def main() -> None:
     parser.add_argument("--warm", type=int, default=300)
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--sinks", help="some of: " + ", ".join(FORMS.values()))
+    parser.add_argument("--idle-is-plain", action="store_true")
     parser.add_argument("--conf", action="append", default=[], help="a setting of Spark, name=value")
     parser.add_argument("--smoke", action="store_true")
     options = parser.parse_args()
@@ -351,6 +336,8 @@ def main() -> None:
     chosen = (options.sinks or ",".join(FORMS.values())).split(",")
     names = [name for name, form in FORMS.items() if form in chosen and (with_jvm or name != JVM)]
     settings = dict(one.split("=", 1) for one in options.conf)
+    if options.idle_is_plain:
+        os.environ[_PLAIN] = "true"
     report(run_here(names, options.batches, options.warm, options.repeats, settings))
 
 

@@ -7,6 +7,9 @@ rows at a steady rate to three real brokers. A broker is frozen for a while; eac
 mutes that broker and which of its batches are probes. Then the coordinator's process is killed (SIGKILL)
 while the job runs. Figures: workers, connections to the coordinator, the time from the first to the last
 mute, probes per interval, and the time until all executors are connected to the restarted coordinator.
+
+Afterwards all workers write a little to a new topic, through proxies that count requests by API. Before and
+while the broker is frozen there is no proxy, whose processor time the workers would miss.
 """
 
 from __future__ import annotations
@@ -28,9 +31,14 @@ from benchmarks.frozen_run import BROKERS, PARTITIONS, Contender, Load
 from benchmarks.muted_together import PREFIX, judged, notes_of
 from benchmarks.surroundings import RESULTS
 from kafka_sink.local_broker import LocalBroker
+from tests.support.proxy import ProxyCluster
 from tests.support.standalone_cluster import StandaloneCluster
 
 RATE_OF_A_WORKER = 50
+ROWS_OF_A_TASK = 1000
+# Else the start of all workers takes the processors for a minute.
+SETTINGS = {"spark.python.daemon.module": "kafka_sink.daemon"}
+APIS = {0: "Produce", 3: "Metadata", 22: "InitProducerId"}
 ESTABLISHED = "01"
 # After this the kernel has closed the connections of a process that was killed.
 _CLOSED_S = 0.1
@@ -98,7 +106,7 @@ def measure(executors: int, workers: int, load: Load) -> dict[str, Any]:
         os.environ["SPARK_LOCAL_DIRS"] = str(local)
         brokers = stack.enter_context(LocalBroker(brokers=BROKERS))
         cluster = stack.enter_context(StandaloneCluster(executors, workers))
-        spark = frozen_run.session(False, cluster.url)
+        spark = frozen_run.session(False, cluster.url, SETTINGS)
         stack.callback(spark.stop)
         options = {
             f"{PREFIX}.class": "benchmarks.recording_breaker.RecordingBreaker",
@@ -114,6 +122,7 @@ def measure(executors: int, workers: int, load: Load) -> dict[str, Any]:
         watch.ended.set()
         watch.join()
         stored = paced_rows.read_back(brokers.bootstrap_servers, "standalone", PARTITIONS)
+        requests = [] if run.error else requests_of(spark, brokers, executors * workers)
         return {
             **judged(notes_of(notes), run),
             "most_connections": watch.most_connections,
@@ -122,7 +131,22 @@ def measure(executors: int, workers: int, load: Load) -> dict[str, Any]:
             "lost": stored.lost(load.rows),
             "doubled": stored.doubled(),
             "error": run.error,
+            "requests_first_and_second_write": requests,
         }
+
+
+def requests_of(spark: Any, brokers: LocalBroker, tasks: int) -> list[dict[str, int]]:
+    """Requests by API of a write by all workers to a new topic, and of another."""
+    brokers.create_topic("counted", PARTITIONS, 1)
+    frame = spark.range(0, tasks * ROWS_OF_A_TASK, 1, tasks).selectExpr("cast(id as string) as value")
+    found = []
+    with ProxyCluster(brokers.bootstrap_servers) as proxies:
+        for _ in range(2):
+            before = proxies.requests
+            frozen_run.sink("kafka-chunked")(frame, proxies.bootstrap_servers, "counted")
+            counted = proxies.requests - before
+            found.append({name: counted[api] for api, name in APIS.items()})
+    return found
 
 
 def main() -> None:
@@ -135,7 +159,7 @@ def main() -> None:
     options = parser.parse_args()
     executors, workers = (1, 2) if options.smoke else (options.executors, options.workers)
     tasks = executors * workers
-    load = Load(tasks * RATE_OF_A_WORKER, 20, 0, 12, 14, tasks=tasks)
+    load = Load(tasks * RATE_OF_A_WORKER, 30, 0, 12, 25, tasks=tasks)
     if options.smoke:
         load = Load(200, 2, 0, 3, 6, tasks=tasks)
     outcome = measure(executors, workers, load)
@@ -143,8 +167,9 @@ def main() -> None:
     if not options.smoke:
         conditions = (
             f"{executors} executors with {workers} Python workers each, {RATE_OF_A_WORKER} rows a second of "
-            f"each, {PARTITIONS} partitions on {BROKERS} brokers, one frozen for {load.frozen:.0f} s; Kafka "
-            f"4.3.0 on the same machine, {os.cpu_count()} cores, Python {platform.python_version()}"
+            f"each, kafka_sink.daemon, {PARTITIONS} partitions on {BROKERS} brokers, one frozen for "
+            f"{load.frozen:.0f} s; Kafka 4.3.0 on the same machine, {os.cpu_count()} cores, "
+            f"Python {platform.python_version()}"
         )
         text = json.dumps({"conditions": conditions, "outcome": outcome}, indent=1)
         (RESULTS / "standalone_scale.json").write_text(text + "\n")

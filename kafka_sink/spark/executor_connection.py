@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 # POLLRDHUP exists on Linux: the peer closed or half-closed, even if there are bytes left to read. Systems
 # other than macOS report the other two without being asked.
 _HANG_UP = getattr(select, "POLLRDHUP", 0) | getattr(select, "POLLHUP", 0) | getattr(select, "POLLERR", 0)
+_WAKE_BYTES = 4096
 _WORKER_FILE = "pyspark/worker.py"
 
 
@@ -53,11 +54,19 @@ def watched(descriptor: int | None, on_hang_up: Callable[[Exception], None]) -> 
     if descriptor is None or not hasattr(select, "poll"):
         yield lambda: None
         return
-    watch = _Watch(descriptor, on_hang_up)
+    # A duplicate: the worker could close its descriptor meanwhile, and the number could be reused.
+    duplicate = os.dup(descriptor)
+
+    def check() -> None:
+        if _has_hung_up(duplicate):
+            raise _disconnected()
+
+    number = _WATCHER.add(duplicate, on_hang_up)
     try:
-        yield watch.check
+        yield check
     finally:
-        watch.close()
+        _WATCHER.remove(number)
+        os.close(duplicate)
 
 
 def acknowledged(batches: Iterator[pa.RecordBatch], descriptor: int | None) -> Iterator[pa.RecordBatch]:
@@ -85,39 +94,76 @@ def _acknowledge(connection: socket.socket) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
 
 
-class _Watch:
-    """A thread that polls without a timeout, so it uses no processor time until an event."""
+class _Watcher:
+    """A thread that polls without a timeout, so it uses no processor time until an event.
 
-    def __init__(self, descriptor: int, on_hang_up: Callable[[Exception], None]) -> None:
-        # A duplicate: the worker could close its descriptor during the poll, and the number could be reused.
-        self._descriptor = os.dup(descriptor)
-        self._on_hang_up = on_hang_up
-        self._stop_reader, self._stop_writer = os.pipe()
-        self._thread = threading.Thread(target=self._run, name="kafka-chunked-executor-watch", daemon=True)
-        self._thread.start()
+    It is kept from task to task. On busy processors a task waited milliseconds for a new thread to start, and
+    for it to end.
+    """
 
-    def _run(self) -> None:
-        poller = select.poll()
-        poller.register(self._descriptor, _HANG_UP)
-        poller.register(self._stop_reader, select.POLLIN)
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # guards all below
+        self._watched: dict[int, tuple[int, Callable[[Exception], None]]] = {}
+        self._count = 0
+        self._wakeup: tuple[int, int] | None = None
+        self._owner = 0
+
+    def add(self, descriptor: int, on_hang_up: Callable[[Exception], None]) -> int:
+        """Watch it until ``remove`` is called with the number that is returned."""
+        with self._lock:
+            if self._wakeup is None or self._owner != os.getpid():
+                self._start_locked()
+            self._count += 1
+            self._watched[self._count] = descriptor, on_hang_up
+            self._wake_locked()
+            return self._count
+
+    def remove(self, number: int) -> None:
+        """Call nothing any more. Waits for a call under way. The descriptor may be closed then."""
+        with self._lock:
+            self._watched.pop(number, None)
+            self._wake_locked()
+
+    def _start_locked(self) -> None:
+        # Threads do not survive a fork.
+        self._watched.clear()
+        self._wakeup, self._owner = os.pipe(), os.getpid()
+        for end in self._wakeup:
+            os.set_blocking(end, False)
+        threading.Thread(
+            target=self._run, args=(self._wakeup[0],), name="kafka-chunked-executor-watch", daemon=True
+        ).start()
+
+    def _wake_locked(self) -> None:
+        assert self._wakeup is not None
+        # A full pipe wakes as well.
+        with suppress(BlockingIOError):
+            os.write(self._wakeup[1], b"\0")
+
+    def _run(self, wakeup: int) -> None:
         while True:
-            reported = dict(poller.poll())
-            if self._stop_reader in reported:
-                return
-            if self._descriptor in reported:
-                self._on_hang_up(_disconnected())
-                return
+            with self._lock:
+                watched = {descriptor: number for number, (descriptor, _) in self._watched.items()}
+            poller = select.poll()
+            poller.register(wakeup, select.POLLIN)
+            for descriptor in watched:
+                poller.register(descriptor, _HANG_UP)
+            for descriptor, _ in poller.poll():
+                if descriptor == wakeup:
+                    with suppress(BlockingIOError):
+                        os.read(wakeup, _WAKE_BYTES)
+                else:
+                    self._hung_up(watched[descriptor])
 
-    def check(self) -> None:
-        """See watched."""
-        if _has_hung_up(self._descriptor):
-            raise _disconnected()
+    def _hung_up(self, number: int) -> None:
+        with self._lock:
+            # It may have been removed, closed, and its number reused since the poll began.
+            found = self._watched.pop(number, None)
+            if found is not None:
+                found[1](_disconnected())
 
-    def close(self) -> None:
-        os.close(self._stop_writer)
-        self._thread.join()
-        os.close(self._stop_reader)
-        os.close(self._descriptor)
+
+_WATCHER = _Watcher()
 
 
 def _disconnected() -> ExecutorDisconnectedError:

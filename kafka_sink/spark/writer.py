@@ -402,7 +402,8 @@ def send_tables(
     """Pass the rows of all batches to the producer, in order, as tables of about 2 MiB.
 
     ``plan`` describes the batches as Spark sends them. The tables contain only the columns that it uses. Rows
-    wait for ``linger_ms`` at most, even if Spark sends no next batch.
+    wait for ``linger_ms`` at most, even if Spark sends no next batch. The first batch does not wait: a
+    micro-batch mostly has no other, and waiting for one takes a thread.
     """
     from kafka_sink.rows.rebatching import Rebatcher
 
@@ -410,6 +411,7 @@ def send_tables(
     builder = Rebatcher(plan.narrowed().sized, linger_ms=linger_ms)
     reader = TimedReader(batches)
     activity = TaskActivity(monotonic_ms) if activity is None else activity
+    is_first = True
     try:
         while True:
             with activity.waiting(ROWS):
@@ -421,6 +423,9 @@ def send_tables(
             else:
                 narrow = batch if batch.num_columns == len(used) else batch.select(used)
                 tables = builder.offer(narrow, monotonic_ms())
+                if is_first:
+                    tables += builder.drain()
+                    is_first = not tables
             for table in tables:
                 builder.adapt(producer.send(table))
         for table in builder.drain():

@@ -88,14 +88,47 @@ def test_a_slow_or_silent_executor_has_not_hung_up(pair: Pair) -> None:
 
 def test_the_watch_ends_with_the_task_and_leaves_nothing_open(pair: Pair) -> None:
     jvm, worker = pair
+    with watched(worker.fileno(), lambda _: None):
+        """Starts the thread, which keeps a pipe."""
     before = set(os.listdir("/dev/fd"))
     causes: list[Exception] = []
     with watched(worker.fileno(), causes.append):
-        assert watches()
-    assert not watches()
+        assert executor_connection._WATCHER._watched
+    assert not executor_connection._WATCHER._watched
     assert set(os.listdir("/dev/fd")) == before
     jvm.close()
     assert causes == [], "what comes after the task is none of its business"
+
+
+def test_tasks_share_a_thread(pair: Pair) -> None:
+    """Catches: on busy processors each task waited milliseconds for its thread to start and to end."""
+    jvm, worker = pair
+    for _ in range(3):
+        with watched(worker.fileno(), lambda _: None):
+            assert len(watches()) == 1
+    noticed = threading.Event()
+    with watched(worker.fileno(), lambda _: noticed.set()):
+        jvm.close()
+        assert noticed.wait(PATIENCE_S)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_a_forked_process_watches_with_a_thread_of_its_own(pair: Pair) -> None:
+    jvm, worker = pair
+    with watched(worker.fileno(), lambda _: None):
+        """The parent's thread runs."""
+    result, told = os.pipe()
+    if not (child := os.fork()):
+        noticed = threading.Event()
+        jvm.close()
+        with watched(worker.fileno(), lambda _: noticed.set()):
+            os.write(told, b"y" if noticed.wait(PATIENCE_S) else b"n")
+        os._exit(0)
+    jvm.close()
+    assert os.read(result, 1) == b"y"
+    os.waitpid(child, 0)
+    os.close(result)
+    os.close(told)
 
 
 def test_without_a_socket_nothing_is_watched() -> None:

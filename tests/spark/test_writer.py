@@ -79,7 +79,7 @@ def test_all_rows_arrive_in_order_without_the_columns_nobody_reads() -> None:
     producer = FakeProducer()
     send_tables(iter([batch("a", "b"), batch(), batch("c")]), producer, PLAN, linger_ms=1e9)
     assert producer.values == ["a", "b", "c"]
-    assert [unit.schema.names for unit in producer.units] == [["value"]]
+    assert [unit.schema.names for unit in producer.units] == [["value"], ["value"]]
 
 
 def test_no_batches_send_nothing() -> None:
@@ -92,14 +92,30 @@ def test_held_rows_go_while_spark_has_no_next_batch() -> None:
     producer = FakeProducer()
 
     def slow() -> Iterator[pa.RecordBatch]:
+        yield batch("first")
+        producer.came.clear()
         yield batch("a")
         # Spark's iterator blocks here; only once the row is out does it go on.
         assert producer.came.wait(30), "the row waited for the next batch"
         yield batch("b")
 
     send_tables(slow(), producer, PLAN, linger_ms=5)
-    assert producer.values == ["a", "b"]
-    assert len(producer.units) == 2
+    assert producer.values == ["first", "a", "b"]
+    assert len(producer.units) == 3
+
+
+def test_a_micro_batch_of_one_batch_is_read_by_the_task_alone() -> None:
+    """Catches: each task of a stream started a thread to wait for a second batch."""
+    producer = FakeProducer()
+    readers: list[threading.Thread] = []
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield batch("a")
+        readers.append(threading.current_thread())
+        assert producer.values == ["a"]
+
+    send_tables(batches(), producer, PLAN, linger_ms=1e9)
+    assert readers == [threading.current_thread()]
 
 
 def test_large_batches_are_read_by_the_task_alone() -> None:
