@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -121,6 +122,14 @@ def cluster3() -> Iterator[LocalBroker]:
     quick = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": 1000}
     with LocalBroker(brokers=3, properties=quick) as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def live_view_port() -> int:
+    """Of the live view in the tests' Spark: an application has one, on the port that was asked for first."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        found: int = free.getsockname()[1]
+    return found
 
 
 @pytest.fixture(scope="session")

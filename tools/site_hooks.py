@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # Links from docs/ to files outside of it, and from README into docs/.
 _OUTWARD = re.compile(r"\]\(\.\./([^)]+)\)")
 _INWARD = re.compile(r"\]\(docs/([^)]+)\)")
-_EXAMPLE = re.compile(r"\]\((examples/[a-z_]+)\.py\)")
+_EXAMPLE = re.compile(r"\]\((examples/[a-z_]+)\.(?:py|ipynb)\)")
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -26,11 +27,20 @@ def on_files(files: Files, config: Any) -> Files:
     for script in sorted((ROOT / "examples").glob("*.py")):
         code = script.read_text(encoding="utf-8")
         generated[f"examples/{script.stem}.md"] = f"# {script.name}\n\n```python\n{code}```\n"
+    for notebook in sorted((ROOT / "examples").glob("*.ipynb")):
+        generated[f"examples/{notebook.stem}.md"] = _notebook(notebook)
     for result in sorted((ROOT / "benchmarks" / "results").iterdir()):
         generated[f"benchmarks/results/{result.name}"] = result.read_bytes()
     for name, content in generated.items():
         files.append(File.generated(config, name, content=content))
     return files
+
+
+def _notebook(path: Path) -> str:
+    """Its texts and code, one after another."""
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    texts = [(cell["cell_type"], "".join(cell["source"])) for cell in cells]
+    return "\n\n".join(text if kind == "markdown" else f"```python\n{text}\n```" for kind, text in texts)
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:

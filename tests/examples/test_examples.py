@@ -6,21 +6,34 @@ Spark that all tests share.
 
 from __future__ import annotations
 
+import ast
+import io
+import itertools
+import json
 import runpy
+import struct
 import subprocess
 import sys
 import uuid
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import fastavro
 import pytest
 from confluent_kafka import Consumer, Message, TopicPartition
+from google.protobuf.descriptor_pb2 import (
+    DescriptorProto,
+    FieldDescriptorProto,
+    FileDescriptorProto,
+    FileDescriptorSet,
+)
 
 from kafka_sink.local_broker import LocalBroker
+from tests.support import topics
 from tests.support.lent_spark import lent
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import Column, SparkSession
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
@@ -70,11 +83,19 @@ def test_flights_arrive_complete(
     assert "all    336,776    5,725" in printed
 
 
-def run_here(script: str, arguments: list[str], spark: SparkSession, patch: pytest.MonkeyPatch) -> None:
+def run_here(
+    script: str,
+    arguments: list[str],
+    spark: SparkSession,
+    patch: pytest.MonkeyPatch,
+    *,
+    with_packages: bool = True,
+) -> dict[str, Any]:
+    """The script in this process; its global names."""
     path = str(EXAMPLES / script)
     patch.setattr(sys, "argv", [path, *arguments])
-    with lent(spark):
-        runpy.run_path(path, run_name="__main__")
+    with lent(spark, with_packages=with_packages):
+        return runpy.run_path(path, run_name="__main__")
 
 
 def test_batch(broker: LocalBroker, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, topic: str) -> None:
@@ -104,6 +125,161 @@ def test_spark_submit(
     messages = read_topic(broker, topic)
     assert len({message.value() for message in messages}) == len(messages) == 50_000
     assert len({message.key() for message in messages}) == 500
+
+
+def test_many_topics(
+    broker: LocalBroker, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, topic: str
+) -> None:
+    run_here("many_topics.py", [broker.bootstrap_servers, topic], spark, monkeypatch)
+    for country in ("de", "fr", "it", "nl", "pl"):
+        rows = topics.read_topic(broker, f"{topic}-{country}")
+        assert len({row.key for row in rows}) == len(rows) == 4_000
+        assert {json.loads(row.value or b"")["country"] for row in rows} == {country}
+
+
+def test_headers_and_timestamps(
+    broker: LocalBroker, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, topic: str
+) -> None:
+    run_here("headers_and_timestamps.py", [broker.bootstrap_servers, topic], spark, monkeypatch)
+    rows = topics.read_topic(broker, topic)
+    assert len(rows) == 5_000
+    for row in rows:
+        site = b"south" if json.loads(row.value or b"")["celsius"] > 20 else b"north"
+        assert row.headers == (("content-type", b"application/json"), ("site", site))
+    times = sorted(row.timestamp_ms for row in rows)
+    assert {later - earlier for earlier, later in itertools.pairwise(times)} == {1_000}
+
+
+def test_exactly_once_over_a_restart(
+    broker: LocalBroker,
+    spark: SparkSession,
+    monkeypatch: pytest.MonkeyPatch,
+    topic: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run_here("exactly_once.py", [broker.bootstrap_servers, topic], spark, monkeypatch)
+    assert "readers see 1,500 payments, 1,500 of them exactly once." in capsys.readouterr().out
+
+
+def test_avro_values(
+    broker: LocalBroker, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, topic: str
+) -> None:
+    # The newest spark-avro that can be had. It also works with later Sparks.
+    monkeypatch.setattr("pyspark.__version__", "4.1.1")
+    names = run_here("avro_values.py", [broker.bootstrap_servers, topic, "100042"], spark, monkeypatch)
+    schema = fastavro.parse_schema(json.loads(names["SCHEMA"]))
+    orders = {}
+    for row in topics.read_topic(broker, topic):
+        magic, schema_id = struct.unpack_from(">bI", row.value or b"")
+        assert (magic, schema_id) == (0, 100_042)
+        payload = io.BytesIO((row.value or b"")[5:])
+        order: Any = fastavro.schemaless_reader(payload, schema, None)
+        assert not payload.read(), "bytes are left"
+        assert row.key == order["customer"].encode()
+        orders[order["order"]] = order["total"]
+    assert orders == {number: number / 4 if number % 10 else None for number in range(5_000)}
+
+
+def test_protobuf_values(
+    broker: LocalBroker, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, topic: str, tmp_path: Path
+) -> None:
+    """Not every repository has spark-protobuf, so a Python function stands in for ``to_protobuf``."""
+    descriptor = tmp_path / "order.desc"
+    descriptor.write_bytes(order_proto().SerializeToString())
+    monkeypatch.setattr("pyspark.sql.protobuf.functions.to_protobuf", to_protobuf_in_python)
+    arguments = [broker.bootstrap_servers, str(descriptor), topic, "100043"]
+    run_here("protobuf_values.py", arguments, spark, monkeypatch, with_packages=False)
+    order_class = message_class(descriptor.read_bytes(), "example.Order")
+    orders = {}
+    for row in topics.read_topic(broker, topic):
+        magic, schema_id, message_index = struct.unpack_from(">bIb", row.value or b"")
+        assert (magic, schema_id, message_index) == (0, 100_043, 0)
+        order = order_class.FromString((row.value or b"")[6:])
+        assert row.key == order.customer.encode()
+        orders[order.order] = order.total
+    assert orders == {number: number / 4 for number in range(5_000)}
+
+
+def order_proto() -> FileDescriptorSet:
+    """What protoc makes of the file in the example's docstring."""
+    field = FieldDescriptorProto
+    types = {"order": field.TYPE_INT64, "customer": field.TYPE_STRING, "total": field.TYPE_DOUBLE}
+    fields = [
+        field(name=name, number=number, type=kind, label=field.LABEL_OPTIONAL)
+        for number, (name, kind) in enumerate(types.items(), 1)
+    ]
+    message = DescriptorProto(name="Order", field=fields)
+    file = FileDescriptorProto(name="order.proto", package="example", syntax="proto3", message_type=[message])
+    return FileDescriptorSet(file=[file])
+
+
+def message_class(descriptors: bytes, name: str) -> Any:
+    from google.protobuf import descriptor_pb2, message_factory
+
+    files = descriptor_pb2.FileDescriptorSet.FromString(descriptors).file
+    return message_factory.GetMessages(files)[name]
+
+
+def to_protobuf_in_python(data: Column, messageName: str, *, descFilePath: str) -> Column:
+    from pyspark.sql import functions as F
+
+    descriptors = Path(descFilePath).read_bytes()
+    classes: dict[str, Any] = {}
+
+    def serialized(row: Any) -> bytes:
+        from google.protobuf import descriptor_pb2, message_factory
+
+        if not classes:
+            files = descriptor_pb2.FileDescriptorSet.FromString(descriptors).file
+            classes.update(message_factory.GetMessages(files))
+        payload: bytes = classes[messageName](**row.asDict()).SerializeToString()
+        return payload
+
+    return F.udf(serialized, "binary")(data)
+
+
+def test_first_steps_in_a_notebook(
+    broker: LocalBroker, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, live_view_port: int
+) -> None:
+    """Cells run in order, as IPython runs them; what a cell shows is the value of its last expression."""
+    monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", broker.bootstrap_servers)
+    names: dict[str, Any] = {}
+    with lent(spark):
+        shown = [run_cell(code, names) for code in cells(live_view_port)]
+    assert 100_000 in shown
+    jobs = next(value for value in shown if isinstance(value, list))
+    assert ("batch", "committed", ["first-steps"], 100_000) in jobs
+    rows = topics.read_topic(broker, "first-steps")
+    assert len({row.value for row in rows}) == len(rows) == 100_000
+    read = next(value for value in reversed(shown) if isinstance(value, list))
+    assert len(read) == 5
+    assert set(read) <= {(row.partition, row.key, row.value) for row in rows}
+
+
+NOTEBOOK = json.loads((EXAMPLES / "first_steps.ipynb").read_text(encoding="utf-8"))
+
+
+def cells(live_view_port: int) -> list[str]:
+    code = ["".join(cell["source"]) for cell in NOTEBOOK["cells"] if cell["cell_type"] == "code"]
+    return [source.replace("8090", str(live_view_port)) for source in code]
+
+
+def run_cell(code: str, names: dict[str, Any]) -> object:
+    statements = ast.parse(code)
+    last = statements.body.pop() if isinstance(statements.body[-1], ast.Expr) else None
+    exec(compile(statements, "first_steps.ipynb", "exec"), names)
+    if last is None:
+        return None
+    assert isinstance(last, ast.Expr)
+    return eval(compile(ast.Expression(last.value), "first_steps.ipynb", "eval"), names)
+
+
+def test_the_notebook_is_stored_without_outputs() -> None:
+    assert (NOTEBOOK["nbformat"], NOTEBOOK["nbformat_minor"]) == (4, 5)
+    for cell in NOTEBOOK["cells"]:
+        assert not cell["metadata"]
+        if cell["cell_type"] == "code":
+            assert (cell["execution_count"], cell["outputs"]) == (None, [])
 
 
 @pytest.mark.parametrize("script", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,11 +18,9 @@ if TYPE_CHECKING:
 ROWS = 20_000
 
 
-@pytest.fixture(scope="module")
-def port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        found: int = free.getsockname()[1]
-    return found
+@pytest.fixture
+def port(live_view_port: int) -> int:
+    return live_view_port
 
 
 def get(port: int, path: str) -> str:

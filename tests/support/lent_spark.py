@@ -17,15 +17,19 @@ if TYPE_CHECKING:
 
 
 @contextlib.contextmanager
-def lent(spark: SparkSession) -> Iterator[None]:
-    """What is built meanwhile is a session with settings of its own on the same context.
+def lent(spark: SparkSession, *, with_packages: bool = True) -> Iterator[None]:
+    """What is built meanwhile is a session with settings and packages of its own on the same context.
 
-    ``stop`` does nothing. Settings that hold for a whole application, such as the master, stay as they are.
+    Without ``with_packages`` none are fetched. ``stop`` does nothing. Settings that hold for a whole
+    application, such as the master, stay as they are.
     """
     from pyspark.sql import SparkSession as Session
 
     def get_or_create(builder: Session.Builder) -> SparkSession:
         session = spark.newSession()
+        packages = builder._options.get("spark.jars.packages", "") if with_packages else ""
+        for package in filter(None, packages.split(",")):
+            session.sql(f"ADD JAR 'ivy://{package}'")
         for name, value in builder._options.items():
             if session.conf.isModifiable(name):
                 session.conf.set(name, value)

@@ -1,0 +1,50 @@
+"""Write each row to the topic that a column names.
+
+    python examples/many_topics.py localhost:9092 [prefix of the topics]
+
+The address can also stand in KAFKA_BOOTSTRAP_SERVERS. A Kafka to try it on: python -m kafka_sink.local_broker
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+servers = sys.argv[1] if len(sys.argv) > 1 else os.environ["KAFKA_BOOTSTRAP_SERVERS"]
+prefix = sys.argv[2] if len(sys.argv) > 2 else "sales"
+
+# Spark's workers otherwise use the python3 on PATH, which may lack pyarrow and kafka-chunked.
+os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+spark = SparkSession.builder.master("local[2]").appName("many topics example").getOrCreate()
+
+countries = ("de", "fr", "it", "nl", "pl")
+sales = spark.range(20_000).select(
+    F.col("id").alias("sale"),
+    F.element_at(F.lit(list(countries)), (F.col("id") % len(countries) + 1).cast("int")).alias("country"),
+)
+
+# Brokers that create topics by themselves do not need this. topic.create=true creates only the topic that
+# the option topic names.
+admin = AdminClient({"bootstrap.servers": servers})
+topics = [NewTopic(f"{prefix}-{country}", num_partitions=2) for country in countries]
+for created in admin.create_topics(topics, operation_timeout=30).values():
+    created.result(60)
+
+(
+    sales.select(
+        F.concat(F.lit(f"{prefix}-"), "country").alias("topic"),  # instead of the option topic, which wins
+        F.col("sale").cast("string").alias("key"),
+        F.to_json(F.struct("sale", "country")).alias("value"),
+    )
+    .write.format("kafka-chunked")
+    .mode("append")
+    .option("kafka.bootstrap.servers", servers)
+    .save()
+)
+print(f"20,000 sales are in {', '.join(f'{prefix}-{country}' for country in countries)}.")
+spark.stop()
