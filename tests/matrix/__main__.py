@@ -14,9 +14,10 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,15 +65,15 @@ def main() -> int:
 
 
 def _brokers(only: str) -> Iterator[Row]:
-    brokers: list[tuple[str, AbstractContextManager[ReleasedKafka | LocalBroker]]] = [
-        *((release.version, ReleasedKafka(release)) for release in RELEASES),
-        (KAFKA_VERSION, LocalBroker()),
+    brokers: list[tuple[str, Callable[[], AbstractContextManager[ReleasedKafka | LocalBroker]]]] = [
+        *((release.version, partial(ReleasedKafka, release)) for release in RELEASES),
+        (KAFKA_VERSION, LocalBroker),
     ]
-    for version, broker in brokers:
+    for version, start in brokers:
         if only not in ("", "brokers") and only not in f"Kafka {version}":
             continue
         print(f"Apache Kafka {version} ...", file=sys.stderr, flush=True)
-        with broker as kafka:
+        with start() as kafka:
             transactions = int(version.split(".")[0]) >= 4
             yield _tried(
                 f"Kafka {version}",
@@ -118,8 +119,10 @@ def _tried(subject: str, python: str, bootstrap: str, path: str, *, transactions
     problems = {str(line["check"]): str(line["problem"]) for line in checks}
     if len(problems) < _CHECKS:
         problems["job"] = last_words or "it ended early"
-    seconds = sum(line["seconds"] for line in checks)
-    return Row(f"{subject} ({versions})", problems, seconds)
+    row = Row(f"{subject} ({versions})", problems, sum(line["seconds"] for line in checks))
+    failed = [check for check, problem in problems.items() if problem]
+    print(f"{row.subject}: {', '.join(failed) or 'ok'}, {row.seconds:.0f} s", file=sys.stderr, flush=True)
+    return row
 
 
 def _run(command: list[str], environ: dict[str, str]) -> tuple[list[dict[str, Any]], str]:
