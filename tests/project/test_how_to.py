@@ -41,7 +41,7 @@ def test_every_block_runs(spark: SparkSession, broker: LocalBroker) -> None:
     assert len(read_topic(broker, "orders-dead-letters")) == 1
 
 
-def test_the_quickstart_runs(spark: SparkSession, broker: LocalBroker) -> None:
+def test_the_quickstart_runs(spark: SparkSession, broker: LocalBroker, live_view_port: int) -> None:
     names: dict[str, Any] = {}
     with lent(spark):
         for heading, code in blocks("quickstart.md"):
@@ -49,5 +49,6 @@ def test_the_quickstart_runs(spark: SparkSession, broker: LocalBroker) -> None:
             here = here.replace('"topic", "orders"', '"topic", "quick-orders"').replace(
                 '(["orders"])', '(["quick-orders"])'
             )
+            here = here.replace('"ui.port", "0"', f'"ui.port", "{live_view_port}"')
             exec(compile(here, f"quickstart.md: {heading}", "exec"), names)
     assert len(read_topic(broker, "quick-orders")) == 100_000
