@@ -55,7 +55,8 @@ def main() -> int:
             if "jobs" in parts:
                 found["jobs"] = jobs(spark, cluster, Path(folder), rows, turns)
             if "micro_batches" in parts:
-                found["micro_batches"] = micro_batches(spark, cluster, Path(folder), batches)
+                turns = 2 if arguments.smoke else 4
+                found["micro_batches"] = micro_batches(spark, cluster, Path(folder), turns, batches)
         finally:
             spark.stop()
     print(json.dumps(found, indent=1))
@@ -105,10 +106,12 @@ def jobs(spark: SparkSession, cluster: LocalBroker, folder: Path, rows: int, tur
     return {"rows": rows, "seconds": seconds, "share_of_the_rate": round(share, 3)}
 
 
-def micro_batches(spark: SparkSession, cluster: LocalBroker, folder: Path, batches: int) -> dict[str, Any]:
-    """Milliseconds of a whole micro-batch for each guarantee, the queries one after the other, twice."""
+def micro_batches(
+    spark: SparkSession, cluster: LocalBroker, folder: Path, turns: int, batches: int
+) -> dict[str, Any]:
+    """Milliseconds of a whole micro-batch for each guarantee, the queries in turns, one after the other."""
     taken: dict[str, list[int]] = {guarantee: [] for guarantee in GUARANTEES}
-    for turn in range(4):
+    for turn in range(turns):
         guarantee = GUARANTEES[turn % 2]
         cluster.create_topic(f"stream-{turn}", PARTITIONS)
         taken[guarantee] += _run_query(_rate(spark), cluster, folder / f"checkpoint-{turn}", turn, batches)

@@ -242,7 +242,7 @@ def main() -> None:
     options = parser.parse_args()
     import pyspark
 
-    load = Load(2000, 1, 1, 3, 2) if options.smoke else Load()
+    load = Load(2000, 0.5, 0.5, 2, 1) if options.smoke else Load()
     with_jvm = pyspark.__version__ == JVM_SINK_SPARK and not options.smoke
     conditions = (
         f"{load.rate:,.0f} rows of {paced_rows.ROW_BYTES} bytes a second offered by {load.tasks} tasks, "

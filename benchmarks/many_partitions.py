@@ -89,13 +89,14 @@ CONTENDERS = (
 class Job:
     """Writes frames to topics whose logs exist, and checks that every row arrived."""
 
-    def __init__(self, broker: LocalBroker) -> None:
+    def __init__(self, broker: LocalBroker, smoke: bool) -> None:
         self._bootstrap = broker.bootstrap_servers
         self._written = {MANY: 0, FEW: 0}
+        self._counts = {MANY: 50 if smoke else MANY, FEW: FEW}
         for partitions in self._written:
             # A batch of batch.size must be welcome.
             limit = {"max.message.bytes": 8 * MIB}
-            broker.create_topic(_topic(partitions), partitions, config=limit)
+            broker.create_topic(_topic(partitions), self._counts[partitions], config=limit)
 
     def warm(self, frame: Any) -> None:
         """Starts the Python workers, and makes the brokers open every partition's log."""
@@ -122,7 +123,8 @@ class Job:
         from confluent_kafka.admin import AdminClient, OffsetSpec
 
         admin = AdminClient({"bootstrap.servers": self._bootstrap})
-        places = {TopicPartition(_topic(partitions), p): OffsetSpec.latest() for p in range(partitions)}  # type: ignore[no-untyped-call]
+        numbers = range(self._counts[partitions])
+        places = {TopicPartition(_topic(partitions), p): OffsetSpec.latest() for p in numbers}  # type: ignore[no-untyped-call]
         return sum(int(future.result(60).offset) for future in admin.list_offsets(places).values())
 
 
@@ -388,7 +390,7 @@ def run_parts(parts: list[str], rows: int, repeats: int, smoke: bool) -> dict[st
     try:
         with LocalBroker() as broker:
             spark = throughput.session(with_jvm, settings)
-            job = Job(broker)
+            job = Job(broker, smoke)
             for part in parts:
                 count = rows // 10 if part in COLD else rows // 125 if part == "large" else rows
                 conditions = conditions_of(part, count)

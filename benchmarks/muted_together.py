@@ -129,7 +129,7 @@ def main() -> None:
     load = Load(WORKERS * 1000, 6, 0, 16, 6, tasks=WORKERS)
     masters, variants = options.masters.split(","), list(VARIANTS)
     if options.smoke:
-        load, masters, variants = Load(2000, 2, 0, 3, 2, tasks=2), ["local[2]"], ["shared"]
+        load, masters, variants = Load(2000, 1, 0, 2, 1, tasks=2), ["local[2]"], ["shared"]
     conditions = (
         f"{load.rate:,.0f} rows of {paced_rows.ROW_BYTES} bytes a second offered by {load.tasks} tasks in "
         f"as many worker processes, defaults, {PARTITIONS} partitions on {BROKERS} brokers without replicas, "

@@ -198,7 +198,7 @@ def main() -> None:
     options = parser.parse_args()
     counts = [int(word) for word in options.partitions.split(",")]
     if options.smoke:
-        options.seconds, counts = 0.05, [1, 20]
+        options.seconds, counts = 0.05, [20]
     conditions = (
         f"one producer, 110-byte values, lz4, batch.size 4 MiB, linger 1 s, buffer.memory 64 MiB, "
         f"{options.seconds:.1f} s a case, Kafka 4.3.0 on the same machine"
