@@ -354,7 +354,7 @@ def _cold_medians(found: dict[str, list[list[float | None]]]) -> dict[str, float
     medians = {}
     for name, turns in found.items():
         steps = BROKER_STEPS if name == BROKER else ("first job", "second job")
-        for step, column in zip(steps, zip(*turns, strict=True), strict=True):
+        for step, column in zip(steps, zip(*turns, strict=True), strict=False):
             succeeded = [one for one in column if one is not None]
             failed = f", {len(column) - len(succeeded)} failed" if len(succeeded) < len(column) else ""
             medians[f"{name}, {step}{failed}"] = statistics.median(succeeded) if succeeded else 0.0
