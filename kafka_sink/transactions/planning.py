@@ -200,7 +200,7 @@ def _claim_key(scope: Scope) -> str:
 def _report_names(scope: Scope) -> None:
     """Once in an application: whoever looks for what it has left open needs to know."""
     key = f"transactional.id.prefix {scope.prefix} is reported"
-    if application_markers.folder() is not None and application_markers.first_time(key):
+    if application_markers.folder() and application_markers.first_time(key):
         driver_log.report(
             f"kafka-chunked: writes exactly once under transactional.id.prefix '{scope.prefix}', and records "
             f"progress for topic '{scope.topic}'"

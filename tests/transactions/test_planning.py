@@ -66,6 +66,9 @@ def test_the_log_names_a_prefix_once_in_an_application(monkeypatch: pytest.Monke
         "'orders', and records progress for topic 't'",
         "'clicks', and records progress for topic 't'",
     ]
+    monkeypatch.delenv("SPARK_LOCAL_DIRS")
+    planning._report_names(Scope("other", "t", 3))
+    assert len(lines) == 2, "it would be named in every micro-batch"
 
 
 def test_rows_that_name_their_topics_need_a_topic_for_progress() -> None:
