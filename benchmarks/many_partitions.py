@@ -333,10 +333,11 @@ def plot(parts: dict[str, Any], file: Path) -> None:
         elif part == "rates":
             axes.set_xlabel("thousand rows per second, acknowledged (median)")
         else:
-            axes.set_xlabel("MiB of private memory (peak)")
             limit = MEMORY_GOALS_MIB[part]
-            axes.axvline(limit, color=charts.ALERT, linewidth=1, label=f"the benchmark's limit, {limit} MiB")
-            axes.legend(loc="lower right", bbox_to_anchor=(1, 1))
+            axes.set_xlabel(
+                f"MiB of private memory (peak); the red line is the benchmark's limit, {limit} MiB"
+            )
+            axes.axvline(limit, color=charts.ALERT, linewidth=1)
     charts.save(made, file)
 
 
