@@ -15,12 +15,14 @@ import contextlib
 import importlib.util
 import json
 import os
+import select
 import sys
 import tempfile
 import threading
 import time
 import zipfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,7 @@ from pyspark.sql import functions as F
 from kafka_sink.local_broker import LocalBroker
 
 PARTITIONS = 4
+LOOK_S = 60
 
 
 def main() -> int:
@@ -59,8 +62,10 @@ def main() -> int:
         rows = with_kafka_columns(spark, table, Path(folder) / "flights.parquet")
         say("Preparing keys, values, headers ...")
         rows.persist().count()  # so that the time below is that of the writing
-        seconds = write(rows, servers, args.topic, table.num_rows)
-        return read_back(servers, args.topic, table, seconds)
+        write(rows, servers, args.topic, table.num_rows)
+        outcome = read_back(servers, args.topic, table)
+        offer_a_look()
+        return outcome
 
 
 def say(text: str) -> None:
@@ -137,10 +142,24 @@ def with_kafka_columns(spark: SparkSession, table: pa.Table, file: Path) -> Data
     )
 
 
-def write(rows: DataFrame, servers: str, topic: str, total: int) -> float:
-    """The Spark job; returns its wall time in seconds."""
-    say("Writing with df.write.format('kafka-chunked') ...")
-    with progress(servers, topic, total):
+@dataclass
+class Arrivals:
+    """When the broker had how many rows, in seconds since the write began."""
+
+    first_s: float = 0.0
+    last_s: float = 0.0
+    rows: int = 0
+
+    def note(self, at_s: float, rows: int) -> None:
+        if rows > self.rows:
+            self.first_s = self.first_s or at_s
+            self.last_s, self.rows = at_s, rows
+
+
+def write(rows: DataFrame, servers: str, topic: str, total: int) -> None:
+    """The Spark job. Says how long it took, and how long its parts took."""
+    say("Writing with df.write.format('kafka-chunked'). What it does can be seen in a browser:")
+    with arrivals(servers, topic, total) as found:
         started = time.perf_counter()
         (
             rows.write.format("kafka-chunked")
@@ -148,28 +167,42 @@ def write(rows: DataFrame, servers: str, topic: str, total: int) -> float:
             .option("kafka.bootstrap.servers", servers)
             .option("topic", topic)
             .option("kafka.compression.type", "lz4")
-            # A page that shows what the job does. Its address is logged.
-            .option("ui.port", "0")
+            .option("ui.port", "0")  # the live view; the sink says where
             .save()
         )
-        return time.perf_counter() - started
+        seconds = time.perf_counter() - started
+    steady = found.last_s - found.first_s
+    rate = f": {found.rows / steady:,.0f} rows/s" if steady > 0 else ""
+    say(f"\nsave() took {seconds:.1f} s:")
+    say(f"  {found.first_s:4.1f} s  Spark plans the job and starts its Python workers, the sink connects")
+    say(f"  {steady:4.1f} s  from the first to the last of {found.rows:,} rows on the broker{rate}")
+    say(f"  {seconds - found.last_s:4.1f} s  Spark ends the job\n")
 
 
 @contextlib.contextmanager
-def progress(servers: str, topic: str, total: int) -> Iterator[None]:
-    """Print once a second how many rows the broker has."""
-    done = threading.Event()
+def arrivals(servers: str, topic: str, total: int) -> Iterator[Arrivals]:
+    """Ask the broker fifty times a second how many rows it has; print it once a second."""
+    found, done, started = Arrivals(), threading.Event(), time.perf_counter()
 
     def watch() -> None:
+        said_s = 0.0
         with closing_consumer(servers) as consumer:
-            while not done.wait(1.0):
+            is_last = False
+            while not is_last:
+                # Once more after the end, so that the last row is seen.
+                is_last = done.wait(0.02)
                 with contextlib.suppress(KafkaException):
-                    say(f"  {sum(end_offsets(consumer, topic).values()):,} of {total:,} rows on the broker")
+                    at_s = time.perf_counter() - started
+                    found.note(at_s, sum(end_offsets(consumer, topic).values()))
+                if time.perf_counter() - started - said_s >= 1:
+                    said_s = time.perf_counter() - started
+                    rows = f"{found.rows:,} of {total:,} rows on the broker"
+                    say(f"  {said_s:3.0f} s: {rows if found.rows else 'Spark starts its Python workers'}")
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
     try:
-        yield
+        yield found
     finally:
         done.set()
         watcher.join()
@@ -242,7 +275,7 @@ class Comparison:
         return sum(self.rows) - (len(self.times_seen) - self.missing)
 
 
-def read_back(servers: str, topic: str, table: pa.Table, write_seconds: float) -> int:
+def read_back(servers: str, topic: str, table: pa.Table) -> int:
     """Read everything with confluent-kafka, print what arrived and whether it is what was sent."""
     say(f"Reading back {table.num_rows:,} rows with confluent-kafka ...")
     comparison = Comparison(table)
@@ -263,10 +296,10 @@ def read_back(servers: str, topic: str, table: pa.Table, write_seconds: float) -
             if time.monotonic() - reported >= 1:
                 reported = time.monotonic()
                 say(f"  {sum(comparison.rows):,} rows read and compared")
-    return report(comparison, table.num_rows, write_seconds)
+    return report(comparison, table.num_rows)
 
 
-def report(found: Comparison, sent: int, seconds: float) -> int:
+def report(found: Comparison, sent: int) -> int:
     say(f"\n{'partition':>9} {'rows':>10} {'keys':>8} {'MiB':>8}")
     for partition in range(PARTITIONS):
         mib = found.bytes[partition] / 2**20
@@ -274,8 +307,6 @@ def report(found: Comparison, sent: int, seconds: float) -> int:
     keys, mib = len(found.last_of_key), sum(found.bytes) / 2**20
     say(f"{'all':>9} {sum(found.rows):>10,} {keys:>8,} {mib:>8.1f}\n")
     split_keys = sum(len(keys_of) for keys_of in found.keys) - keys
-    rate = sent / seconds
-    say(f"Written in {seconds:.1f} s: {rate:,.0f} rows/s, the start of Spark's Python workers included.")
     problems = {
         "missing": found.missing,
         "doubled": found.doubled,
@@ -289,6 +320,13 @@ def report(found: Comparison, sent: int, seconds: float) -> int:
         return 1
     say("Every row arrived exactly once, unchanged, in its key's order.")
     return 0
+
+
+def offer_a_look() -> None:
+    """In a terminal, keep Spark and the live view for a moment."""
+    if sys.stdin.isatty() and sys.stdout.isatty():
+        say(f"\nThe live view stays for {LOOK_S} s. Enter ends it.")
+        select.select([sys.stdin], [], [], LOOK_S)
 
 
 if __name__ == "__main__":
