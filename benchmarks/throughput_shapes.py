@@ -220,9 +220,16 @@ def _draw_costs(axes: Any, place: int, found: dict[str, Job]) -> None:
         axes.bar_label(drawn, [text], padding=3, fontsize=7)
 
 
+def with_earlier(found: list[Found], file: Path) -> list[dict[str, Any]]:
+    """The cases that were measured now, and from the file those that were measured before."""
+    earlier = json.loads(file.read_text()) if file.exists() else []
+    by_name = {one["case"]["name"]: one for one in [*earlier, *map(asdict, found)]}
+    return [by_name[case.name] for case in CASES if case.name in by_name]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--cases", help="names, separated by commas")
+    parser.add_argument("--cases", help="names, separated by commas; the results of others are kept")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--smoke", action="store_true", help="tiny input, no files: does it run at all")
     options = parser.parse_args()
@@ -234,12 +241,13 @@ def main() -> None:
     repeats = 1 if options.smoke else options.repeats
     found = run(chosen, repeats, pyspark.__version__ == JVM_SINK_SPARK and not options.smoke)
     report(found)
-    if options.smoke or options.cases:
+    if options.smoke:
         return
-    shown = [asdict(one) for one in found]
     RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "throughput_shapes.json").write_text(json.dumps(shown, indent=1) + "\n")
-    if all(JVM in one.jobs for one in found):
+    file = RESULTS / "throughput_shapes.json"
+    shown = with_earlier(found, file)
+    file.write_text(json.dumps(shown, indent=1) + "\n")
+    if all(JVM in one["jobs"] for one in shown):
         plot(shown, RESULTS / "throughput_shapes.png")
 
 
