@@ -210,8 +210,9 @@ def plot(shown: list[dict[str, Any]], file: Path) -> None:
 def _draw_costs(axes: Any, place: int, found: dict[str, Job]) -> None:
     whole = found[JVM].spark_s
     for name, shift, colour in ((OURS, -0.2, charts.OURS), (JVM, 0.2, charts.OTHER)):
-        hand_over = found[COUNTING].spark_s / whole if name == OURS else 0.0
         total = found[name].spark_s / whole
+        # The counting sink's jobs may have met with a neighbour that ours did not.
+        hand_over = min(found[COUNTING].spark_s / whole, total) if name == OURS else 0.0
         axes.barh([place + shift], [hand_over], color=charts.LIGHT, height=0.38)
         axes.barh([place + shift], [total - hand_over], left=[hand_over], color=colour, height=0.38)
         broker = found[name].broker_s / whole
