@@ -15,6 +15,7 @@ import struct
 import subprocess
 import sys
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -150,6 +151,27 @@ def test_headers_and_timestamps(
     assert {later - earlier for earlier, later in itertools.pairwise(times)} == {1_000}
 
 
+def test_wide_keyed_topic(
+    broker: LocalBroker, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, topic: str
+) -> None:
+    """80,000 rows of 256 bytes make batches of some 200 kB; the topic would take 4 MiB."""
+    run_here("wide_keyed_topic.py", [broker.bootstrap_servers, topic, "80000"], spark, monkeypatch)
+    rows = topics.read_topic(broker, topic)
+    assert len({row.value for row in rows}) == len(rows) == 80_000
+    assert len({row.partition for row in rows}) == 50
+    largest = max(max(batch_sizes(folder)) for folder in broker.log_dir(0).glob(f"{topic}-*"))
+    assert largest > 100_000
+
+
+def batch_sizes(folder: Path) -> Iterator[int]:
+    """Bytes of each V2 batch in a partition's segments."""
+    for segment in folder.glob("*.log"):
+        data, at = segment.read_bytes(), 0
+        while at + 12 <= len(data) and (length := struct.unpack_from(">i", data, at + 8)[0]):
+            yield length
+            at += 12 + length
+
+
 def test_exactly_once_over_a_restart(
     broker: LocalBroker,
     spark: SparkSession,
@@ -159,6 +181,31 @@ def test_exactly_once_over_a_restart(
 ) -> None:
     run_here("exactly_once.py", [broker.bootstrap_servers, topic], spark, monkeypatch)
     assert "readers see 1,500 payments, 1,500 of them exactly once." in capsys.readouterr().out
+
+
+def test_a_frozen_broker_is_muted_and_no_row_is_lost(
+    cluster3: LocalBroker,
+    spark: SparkSession,
+    monkeypatch: pytest.MonkeyPatch,
+    live_view_port: int,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    class Lent:
+        def __init__(self, brokers: int) -> None:
+            assert brokers == 3
+
+        def __enter__(self) -> LocalBroker:
+            return cluster3
+
+        def __exit__(self, *_: object) -> None:
+            cluster3.thaw(1)
+
+    monkeypatch.setattr("kafka_sink.local_broker.LocalBroker", Lent)
+    run_here("frozen_broker.py", [str(live_view_port), "9"], spark, monkeypatch)
+    printed = capsys.readouterr().out
+    assert "Broker 1 is muted" in printed
+    assert "\n0 rows were acknowledged meanwhile" not in printed
+    assert "18,000 of 18,000 rows are in Kafka" in printed
 
 
 def test_avro_values(

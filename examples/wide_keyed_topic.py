@@ -1,0 +1,52 @@
+"""Fill batches of 4 MiB in a topic with many partitions, with keys.
+
+    python examples/wide_keyed_topic.py localhost:9092 [topic] [rows]
+
+Batches take memory as rows arrive, so a large batch.size costs what the rows need, not batch.size for each
+partition. The line that the job logs ends with the memory of the busiest task. The address can also stand in
+KAFKA_BOOTSTRAP_SERVERS. A Kafka to try it on: python -m kafka_sink.local_broker
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+MIB = 1024 * 1024
+PARTITIONS = 50
+
+servers = sys.argv[1] if len(sys.argv) > 1 else os.environ["KAFKA_BOOTSTRAP_SERVERS"]
+topic = sys.argv[2] if len(sys.argv) > 2 else "wide-example"
+rows = int(sys.argv[3]) if len(sys.argv) > 3 else 1_000_000
+
+# Spark's workers otherwise use the python3 on PATH, which may lack pyarrow and kafka-chunked.
+os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+spark = SparkSession.builder.master("local[2]").appName("wide topic example").getOrCreate()
+
+# A batch larger than the topic's max.message.bytes (1 MiB by default) is refused.
+new = NewTopic(topic, PARTITIONS, config={"max.message.bytes": str(8 * MIB)})
+admin = AdminClient({"bootstrap.servers": servers})
+admin.create_topics([new], operation_timeout=30)[topic].result(60)
+
+events = spark.range(rows).select(
+    F.concat(F.lit("user-"), F.col("id") % 100_000).alias("key"),
+    F.concat_ws("", *(F.sha2(F.concat("id", F.lit(part)), 256) for part in "abcd")).alias("value"),
+)
+(
+    events.write.format("kafka-chunked")
+    .mode("append")
+    .option("kafka.bootstrap.servers", servers)
+    .option("topic", topic)
+    .option("kafka.batch.size", str(4 * MIB))
+    .option("kafka.max.request.size", str(8 * MIB))  # at least one batch must fit
+    .option("kafka.linger.ms", "5000")  # how long a batch may wait for more rows
+    .option("kafka.buffer.memory", str(256 * MIB))  # a limit of each task: only what rows need is used
+    .save()
+)
+print(f"{rows:,} events are in the {PARTITIONS} partitions of {topic}.")
+spark.stop()
