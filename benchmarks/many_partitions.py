@@ -302,8 +302,8 @@ def large_rows(spark: Any, rows: int, folder: str) -> Any:
 
 _TITLES = {
     "rates": "Rate with 1,000 partitions, and with 4",
-    "memory": "Memory of the largest Python worker, by codec: 110-byte rows",
-    "large": f"Memory of the largest Python worker, by codec: {LARGE_ROW:,}-byte rows",
+    "memory": "Memory of the largest worker: 110-byte rows",
+    "large": f"Memory of the largest worker: {LARGE_ROW:,}-byte rows",
     "cold": "First write to 1,000 new partitions",
     "cold_in_memory": "First write to 1,000 new partitions, the broker's data in memory",
 }

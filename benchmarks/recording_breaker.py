@@ -1,4 +1,4 @@
-"""The default breaker, writing down when a worker mutes something, and which of its batches probe."""
+"""The default breaker, writing down when a worker mutes something, and when it probes."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from kafka_sink.breaker import (
     FailureRateCircuitBreaker,
     ProducerStatusContext,
 )
+from kafka_sink.breaker.producer_breaker import ProducerBreaker
 
 FOLDER = "record.folder"
 # State changes are logged there once each, with those that other tasks found.
@@ -38,6 +39,21 @@ class _Notes(logging.Handler):
         super().close()
 
 
+def _record_broker_probes(path: Path) -> None:
+    """Probes of brokers carry no batch, so that no breaker sees them: they are noted where they are sent."""
+    known = ProducerBreaker.on_probe
+    if hasattr(known, "noted"):
+        return
+
+    def on_probe(breaker: ProducerBreaker, node_id: int, now_ms: float) -> None:
+        with path.open("a") as file:
+            file.write(json.dumps({"at": time.time(), "probe": f"broker {node_id}"}) + "\n")
+        known(breaker, node_id, now_ms)
+
+    on_probe.noted = True  # type: ignore[attr-defined]
+    ProducerBreaker.on_probe = on_probe  # type: ignore[method-assign, assignment]
+
+
 class RecordingBreaker(FailureRateCircuitBreaker):
     """``record.folder``: where each worker process writes a file."""
 
@@ -58,6 +74,7 @@ class RecordingBreaker(FailureRateCircuitBreaker):
         logger = logging.getLogger(_LOGGER)
         logger.setLevel(logging.INFO)
         logger.addHandler(self._notes)
+        _record_broker_probes(self._folder / f"{os.getpid()}.jsonl")
 
     def on_send(self, context: ProducerStatusContext) -> bool:
         partition, mutes, notes = context.topic_partition, self._mutes, self._notes
