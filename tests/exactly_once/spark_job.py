@@ -30,8 +30,10 @@ def session(settings: dict[str, Any]) -> SparkSession:
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.log.level": "ERROR",
-        "spark.cores.max": "3",
-        "spark.executor.cores": "1",
+        # Two executors; their Python workers are forked from a process that has imported everything.
+        "spark.cores.max": "4",
+        "spark.executor.cores": "2",
+        "spark.python.daemon.module": "kafka_sink.daemon",
         "spark.executor.memory": "512m",
         "spark.driver.extraJavaOptions": _JVM,
         "spark.executor.extraJavaOptions": _JVM,

@@ -66,7 +66,8 @@ def main() -> int:
     began = time.monotonic()
     with (
         LocalBroker(brokers=3, properties=CLUSTER_PROPERTIES) as brokers,
-        StandaloneCluster(workers=_EXECUTORS, cores=2, memory="1g", environ=environ)
+        # Room for a second driver's executors, too.
+        StandaloneCluster(workers=_EXECUTORS, cores=4, memory="2g", environ=environ)
         if arguments.executors
         else contextlib.nullcontext() as cluster,
     ):
