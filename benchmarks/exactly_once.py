@@ -50,8 +50,8 @@ def main() -> int:
             found["held_up"] = held_readers.without_spark(cluster, arguments.smoke)
         spark = session()
         try:
-            if "held_up" in parts:
-                found["held_up"] |= held_readers.through_spark(spark, cluster, Path(folder), arguments.smoke)
+            if "held_up" in parts and not arguments.smoke:
+                found["held_up"] |= held_readers.through_spark(spark, cluster, Path(folder))
             if "jobs" in parts:
                 found["jobs"] = jobs(spark, cluster, Path(folder), rows, turns)
             if "micro_batches" in parts:

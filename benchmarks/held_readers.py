@@ -69,16 +69,13 @@ def without_spark(cluster: LocalBroker, smoke: bool) -> dict[str, float]:
     return found
 
 
-def through_spark(spark: SparkSession, cluster: LocalBroker, folder: Path, smoke: bool) -> dict[str, float]:
-    """Seconds from ``query.stop()``, from a task's failure, and from an executor's kill."""
+def through_spark(spark: SparkSession, cluster: LocalBroker, folder: Path) -> dict[str, float]:
+    """Seconds from a task's failure, from ``query.stop()``, and from an executor's kill."""
     cases: dict[str, Callable[[SparkSession, LocalBroker, Path], tuple[float, float]]] = {
-        "a task fails, and with it the job": _job_failed
+        "a task fails, and with it the job": _job_failed,
+        "query.stop() in a micro-batch": _query_stopped,
+        "an executor is killed; its task runs again elsewhere": _executor_killed,
     }
-    if not smoke:
-        cases |= {
-            "query.stop() in a micro-batch": _query_stopped,
-            "an executor is killed; its task runs again elsewhere": _executor_killed,
-        }
     found = {}
     for number, (name, case) in enumerate(cases.items()):
         place = folder / f"held-{number}"
@@ -276,11 +273,17 @@ def _query_stopped(spark: SparkSession, cluster: LocalBroker, folder: Path) -> t
 
 def _job_failed(spark: SparkSession, cluster: LocalBroker, folder: Path) -> tuple[float, float]:
     cluster.create_topic("held-fail", 1)
-    job = threading.Thread(
-        target=_write_rows, args=(spark, cluster.bootstrap_servers, "held-fail", folder, "fail")
-    )
-    job.start()
-    return _ended(cluster, "held-fail", folder, job.join)
+    found: list[tuple[float, float]] = []
+    # A thread of its own for the reader: Spark knows its session in this one.
+    watch = threading.Thread(target=lambda: found.append(_ended(cluster, "held-fail", folder)), daemon=True)
+    watch.start()
+    try:
+        _write_rows(spark, cluster.bootstrap_servers, "held-fail", folder, "fail")
+    except Exception:
+        if not (folder / "ended").exists():
+            raise
+    watch.join()
+    return found[0]
 
 
 def _executor_killed(_: SparkSession, cluster: LocalBroker, folder: Path) -> tuple[float, float]:
@@ -289,15 +292,16 @@ def _executor_killed(_: SparkSession, cluster: LocalBroker, folder: Path) -> tup
     with StandaloneCluster(workers=2, cores=1, environ=environ) as workers:
         command = [sys.executable, "-m", "benchmarks.held_readers", workers.url, cluster.bootstrap_servers]
         with subprocess.Popen([*command, "held-kill", str(folder)], env=environ) as job:
-            return _ended(cluster, "held-kill", folder, job.wait)
+            found = _ended(cluster, "held-kill", folder)
+            job.wait()
+            return found
 
 
-def _ended(cluster: LocalBroker, topic: str, folder: Path, wait: Callable[[], Any]) -> tuple[float, float]:
+def _ended(cluster: LocalBroker, topic: str, folder: Path) -> tuple[float, float]:
     """Let the task end; returns when it did, and when the reader got its row."""
     reader = _held(cluster, topic)
     (folder / "end").touch()
     seen = reader.seen()
-    wait()
     return float((folder / "ended").read_text()), seen
 
 
@@ -323,11 +327,7 @@ def _write_rows(spark: SparkSession, bootstrap_servers: str, topic: str, folder:
     """A job whose only task writes some rows, waits, and then fails, or kills its executor once."""
     frame = _waiting(spark.range(0, _ROWS, 1, 1), folder / "end", end)
     write = frame.write.format("kafka-chunked").mode("append")
-    try:
-        write.options(**_named(bootstrap_servers, topic)).save()
-    except Exception:
-        if end != "fail":
-            raise
+    write.options(**_named(bootstrap_servers, topic)).save()
 
 
 def _waiting(frame: DataFrame, until: Path, end: str) -> DataFrame:
