@@ -158,7 +158,8 @@ class Arrivals:
 
 def write(rows: DataFrame, servers: str, topic: str, total: int) -> None:
     """The Spark job. Says how long it took, and how long its parts took."""
-    say("Writing with df.write.format('kafka-chunked'). What it does can be seen in a browser:")
+    say("Writing with df.write.format('kafka-chunked') ...")
+    say("  The sink will name the address of its live view. Open it in a browser: rows, brokers, memory.")
     with arrivals(servers, topic, total) as found:
         started = time.perf_counter()
         (
