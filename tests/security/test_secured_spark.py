@@ -20,6 +20,7 @@ import pytest
 from tests.support.security.secured_broker import (
     KEY_PASSWORD,
     PASSWORD,
+    USER,
     Secured,
     given,
     plain_jaas,
@@ -81,7 +82,7 @@ def topic_of(kind: str, coordinator: str) -> str:
 def driver(
     secured: Secured, tmp_path_factory: pytest.TempPathFactory, project_environment: dict[str, str]
 ) -> Driver:
-    """Watched while it runs a job with a wrong password, then one of each kind."""
+    """Watched while it runs a job with a wrong password, then one of each kind, then the example."""
     usual = given(secured) | {"topic.create": "true", "topic.partitions": "3"}
     refused = plain_jaas(password=WRONG_PASSWORD, module="scram.ScramLoginModule")
     wrong = {"topic": "refused", "kafka.sasl.jaas.config": refused}
@@ -89,6 +90,11 @@ def driver(
     for kind, coordinator in KINDS:
         own = {"topic": topic_of(kind, coordinator), "coordinator.enabled": coordinator}
         jobs.append({"kind": kind, "options": usual | own})
+    login = tmp_path_factory.mktemp("login") / "login.json"
+    login.touch(mode=0o600)
+    login.write_text(json.dumps({"username": USER, "password": PASSWORD}), encoding="utf-8")
+    arguments = [secured.bootstrap("SASL"), str(login), secured.trust, "secured-example"]
+    jobs.append({"kind": "example", "arguments": arguments})
     seen: set[str] = set()
     stop = threading.Event()
     watcher = threading.Thread(target=_watch_children, args=(os.getpid(), seen, stop))
@@ -108,6 +114,12 @@ def test_jobs_write_to_a_secured_cluster(
     assert driver.code == 1, f"only the wrong password fails: {driver.output[-3000:]}"
     topic = topic_of(kind, coordinator)
     assert sorted(int(row.value or b"-1") for row in read_topic(secured.broker, topic)) == list(range(300))
+
+
+def test_the_example_writes_to_a_secured_cluster(secured: Secured, driver: Driver) -> None:
+    assert driver.code == 1, f"only the wrong password fails: {driver.output[-3000:]}"
+    rows = read_topic(secured.broker, "secured-example")
+    assert sorted(int(row.value or b"-1") for row in rows) == list(range(1_000))
 
 
 def test_a_wrong_password_fails_the_job_when_it_is_planned(driver: Driver) -> None:

@@ -6,9 +6,13 @@ Its exit code is how many of the jobs failed.
 from __future__ import annotations
 
 import json
+import runpy
 import sys
 import traceback
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from tests.support.lent_spark import lent
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -44,7 +48,13 @@ def main() -> int:
 
 
 def write(spark: SparkSession, job: dict[str, Any], folder: str) -> None:
-    """One job, a batch or a stream."""
+    """One job: a batch, a stream, or the example with these arguments."""
+    if job["kind"] == "example":
+        example = Path(__file__).parents[3] / "examples" / "secured.py"
+        sys.argv = [str(example), *job["arguments"]]
+        with lent(spark):
+            runpy.run_path(str(example), run_name="__main__")
+        return
     if job["kind"] == "batch":
         frame = spark.range(0, 300, 1, 4).selectExpr("cast(id AS string) AS value")
         frame.write.format("kafka-chunked").mode("append").options(**job["options"]).save()
