@@ -186,8 +186,9 @@ def _of_workers(
     libraries = [OF_TASKS[name] for name in missing if name in OF_TASKS]
     if version != sys.version_info[:2]:
         text = (
-            f"is {_dotted(version)} and the driver's is {_dotted(sys.version_info[:2])}: Spark refuses such "
-            f"tasks. Set PYSPARK_PYTHON to {sys.executable}"
+            f"is {_dotted(version)} and the driver's is {_dotted(sys.version_info[:2])}: Spark refuses UDFs "
+            "and data sources that the driver registers (PYTHON_VERSION_MISMATCH). Set PYSPARK_PYTHON to "
+            f"{sys.executable}"
         )
     elif own:
         text = (

@@ -42,7 +42,7 @@ def test_the_workers_python_is_looked_at(tmp_path: Path) -> None:
     version = list(sys.version_info[:2])
     pyspark = doctor._version("pyspark")
     for answer, text in (
-        ([[3, 9], pyspark, []], "Spark refuses such tasks"),
+        ([[3, 9], pyspark, []], "PYTHON_VERSION_MISMATCH"),
         ([version, pyspark, ["kafka_sink", "numpy"]], "DATA_SOURCE_NOT_FOUND"),
         ([version, pyspark, ["lz4", "kafka"]], "python -m pip install lz4 kafka-python"),
         ([version, None, ["kafka_sink", "pyspark", "lz4"]], "-m pip install pyspark lz4"),
