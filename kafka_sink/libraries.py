@@ -32,13 +32,18 @@ def explanation(error: BaseException) -> str | None:
     """What to do about an import that failed; None if it is not about a library that is missing."""
     if not isinstance(error, ModuleNotFoundError) or error.name is None:
         return None
-    if error.name.split(".")[0] not in OF_TASKS | OF_DRIVER:
+    module = error.name.split(".")[0]
+    distribution = (OF_TASKS | OF_DRIVER).get(module)
+    if distribution is None:
         return None
     # All that are missing, so that one pip line is enough.
     missing = [name for module, name in OF_TASKS.items() if not _is_there(module)]
-    names = " ".join(missing) or (OF_TASKS | OF_DRIVER)[error.name.split(".")[0]]
+    what, names = "lacks libraries that kafka-chunked needs", " ".join(missing) or distribution
+    if not missing and _is_there(module):
+        # It is there, without the part that was imported.
+        what, names = f"has a version of {distribution} that is too old", f"--upgrade {distribution}"
     return (
-        f"{error}: {sys.executable} on host {socket.gethostname()} lacks libraries that kafka-chunked needs. "
+        f"{error}: {sys.executable} on host {socket.gethostname()} {what}. "
         "Set PYSPARK_PYTHON to a Python that has them. With --py-files, which ships none, install them "
         f"on the driver and every executor: {sys.executable} -m pip install {names}"
     )

@@ -35,12 +35,23 @@ def test_a_missing_library_has_an_explanation_with_all_that_are_missing(
     assert text is not None
     assert text.startswith("No module named 'kafka.protocol': ")
     assert text.endswith(f"{sys.executable} -m pip install kafka-python zlib-ng")
-    monkeypatch.setattr(libraries, "_is_there", lambda module: True)
+    monkeypatch.setattr(libraries, "_is_there", lambda module: module != "confluent_kafka")
     text = libraries.explanation(
         ModuleNotFoundError("No module named 'confluent_kafka'", name="confluent_kafka")
     )
     assert text is not None
     assert text.endswith("pip install confluent-kafka")
+
+
+def test_a_library_that_is_there_and_too_old_is_to_be_upgraded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches: "pip install kafka-python" beside kafka-python 2, which pip takes for done."""
+    monkeypatch.setattr(libraries, "_is_there", lambda module: True)
+    text = libraries.explanation(
+        ModuleNotFoundError("No module named 'kafka.protocol.new'", name="kafka.protocol.new")
+    )
+    assert text is not None
+    assert "has a version of kafka-python that is too old" in text
+    assert text.endswith("pip install --upgrade kafka-python")
 
 
 def test_other_errors_have_none() -> None:

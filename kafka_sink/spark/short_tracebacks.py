@@ -45,13 +45,14 @@ def short_tracebacks(call: Callable[_Arguments, _Result]) -> Callable[_Arguments
 
 
 def shortened(error: KafkaSinkError) -> KafkaSinkError:
-    """The error without its frames, and without causes of this package, which the message quotes.
+    """The error without its frames, and without a cause of this package, which the message quotes.
 
-    A cause in the user's own code, such as a circuit breaker class, stays.
+    A cause in the user's own code, such as a circuit breaker class, stays. So does a bug.
     """
     if isinstance(error, _WITH_FRAMES):
         return error
     _LOGGER.debug("the traceback of the error that follows", exc_info=error)
-    if isinstance(error.__cause__, KafkaSinkError):
+    cause = error.__cause__
+    if isinstance(cause, KafkaSinkError) and not isinstance(cause, _WITH_FRAMES) and cause.__cause__ is None:
         error.__cause__ = None
     return error.with_traceback(None)  # type: ignore[no-any-return,unused-ignore]

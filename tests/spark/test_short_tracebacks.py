@@ -9,7 +9,14 @@ import traceback
 import pytest
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from kafka_sink.errors import DeliveryError, KafkaSinkError, ProtocolError, RecordTooLargeError
+from kafka_sink.errors import (
+    BufferOwnershipError,
+    ConfigurationError,
+    DeliveryError,
+    KafkaSinkError,
+    ProtocolError,
+    RecordTooLargeError,
+)
 from kafka_sink.options import parse
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.spark.datasource import KafkaChunkedDataSource
@@ -67,6 +74,18 @@ def test_causes_that_the_message_quotes_are_left_out_and_those_of_user_code_stay
     with pytest.raises(KafkaSinkError) as caught_too:
         fails(KafkaSinkError("the class of the user fails"), ZeroDivisionError("in the user's code"))
     assert "in the user's code" in text_of(caught_too.value)
+
+
+def test_causes_of_a_failed_delivery_that_say_more_than_its_message_stay() -> None:
+    """Catches: a bug in the sender whose frames nobody sees, and an error in the user's code one link on."""
+    with pytest.raises(DeliveryError) as caught:
+        fails(DeliveryError("delivery failed"), BufferOwnershipError("returned twice"))
+    assert "BufferOwnershipError: returned twice" in text_of(caught.value)
+    between = ConfigurationError("the class of the user fails")
+    between.__cause__ = ZeroDivisionError("in the user's code")
+    with pytest.raises(DeliveryError) as caught:
+        fails(DeliveryError("delivery failed"), between)
+    assert "ZeroDivisionError: in the user's code" in text_of(caught.value)
 
 
 def test_bugs_keep_their_frames() -> None:
