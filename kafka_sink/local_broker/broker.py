@@ -39,7 +39,10 @@ _START_TRIES = 4
 # How long a broker may take to end in order and to write down its classes; 4 s where nothing else runs.
 _KEEP_CLASSES_S = 15.0
 # Properties of the caller that decide what formatting writes, or where.
-_FORMATTING = ("log.dir", "log.dirs", "metadata.log.dir", "unstable.feature.versions.enable")
+_FORMATTING = (
+    *("log.dir", "log.dirs", "metadata.log.dir"),
+    *("unstable.feature.versions.enable", "inter.broker.protocol.version"),
+)
 _POLL_SECONDS = 0.05
 
 
@@ -168,6 +171,7 @@ class LocalBroker:
         with contextlib.suppress(LocalBrokerError):
             if self.is_running(0):
                 self._progress("Keeping the classes that Kafka has loaded, for quicker starts ...")
+                self.thaw(0)  # a frozen one would not end
                 self.stop(0, _KEEP_CLASSES_S)
                 self._starts.keep_classes(self._folder)
 

@@ -77,8 +77,13 @@ class StartCache:
         return [_LENIENT, *_CHECKED, f"-XX:SharedArchiveFile={self._folder / CLASSES}"]
 
     def jvm_flags_to_write(self, folder: Path) -> list[str]:
-        """For a broker whose classes will be kept: write them into ``folder`` at its end."""
-        return [_LENIENT, f"-XX:ArchiveClassesAtExit={folder / CLASSES}"] if self._folder else []
+        """For a broker whose classes will be kept: write them into ``folder`` at its end.
+
+        None where they could not be kept, because writing them takes seconds.
+        """
+        if self._folder is None or not _is_writable(self._folder):
+            return []
+        return [_LENIENT, f"-XX:ArchiveClassesAtExit={folder / CLASSES}"]
 
     def keep_classes(self, folder: Path) -> None:
         """Keep those that a broker has written into ``folder``, if it has."""
@@ -93,3 +98,11 @@ class StartCache:
             with tempfile.TemporaryDirectory(dir=self._folder) as staging:
                 write(Path(staging) / name)
                 (Path(staging) / name).replace(self._folder / name)
+
+
+def _is_writable(folder: Path) -> bool:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return False
+    return os.access(folder, os.W_OK | os.X_OK)

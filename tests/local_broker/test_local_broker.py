@@ -263,6 +263,19 @@ def classes_from_archive(broker: LocalBroker, flags: list[str]) -> int:
     return done.stdout.count("source: shared objects file (top)")
 
 
+def test_a_frozen_broker_goes_on_so_that_it_can_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches: 15 s until a block ends in which the first broker of this machine was frozen."""
+    calls: list[str] = []
+    monkeypatch.setattr(LocalBroker, "is_running", lambda *_: True)
+    monkeypatch.setattr(LocalBroker, "_class_flags_to_write", lambda _: ["flag"])
+    for name in ("thaw", "stop"):
+        monkeypatch.setattr(LocalBroker, name, lambda *_, name=name: calls.append(name))
+    frozen = LocalBroker(progress=lambda _: None)
+    frozen._folder, frozen._has_served = tmp_path / "none", True
+    frozen.close()
+    assert calls == ["thaw", "stop"]
+
+
 def test_the_command_tells_what_is_wrong_in_one_line(
     project_environment: dict[str, str], tmp_path: Path
 ) -> None:

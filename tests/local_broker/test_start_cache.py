@@ -72,6 +72,7 @@ def test_a_cache_that_cannot_be_written_is_done_without(cache: StartCache, tmp_p
     cache.keep_checkpoint(formatted(tmp_path))
     assert not cache.restore_checkpoint(tmp_path / "data")
     assert cache.jvm_flags() == []
+    assert cache.jvm_flags_to_write(tmp_path) == [], "seconds at each end, for nothing"
 
 
 @pytest.mark.parametrize("size", [0, 20, 39])
