@@ -2,8 +2,8 @@
 
     python examples/exactly_once.py localhost:9092 [topic]
 
-Brokers must be Kafka 4.0 or later. The address can also stand in KAFKA_BOOTSTRAP_SERVERS. A Kafka to try it
-on: python -m kafka_sink.local_broker
+The topic must be new, as all of its rows are counted in the end. Brokers must be Kafka 4.0 or later. The
+address can also stand in KAFKA_BOOTSTRAP_SERVERS. A Kafka to try it on: python -m kafka_sink.local_broker
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 servers = sys.argv[1] if len(sys.argv) > 1 else os.environ["KAFKA_BOOTSTRAP_SERVERS"]
-topic = sys.argv[2] if len(sys.argv) > 2 else "exactly-once-example"
+topic = sys.argv[2] if len(sys.argv) > 2 else f"exactly-once-{int(time.time())}"  # counted below
 
 # Spark's workers otherwise use the python3 on PATH, which may lack pyarrow and kafka-chunked.
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)

@@ -19,6 +19,8 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
+if len(sys.argv) < 4:
+    sys.exit(__doc__)
 servers, login_file, authority = sys.argv[1:4]
 topic = sys.argv[4] if len(sys.argv) > 4 else "secured-example"
 login = json.loads(Path(login_file).read_text(encoding="utf-8"))

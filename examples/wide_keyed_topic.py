@@ -31,7 +31,8 @@ spark = SparkSession.builder.master("local[2]").appName("wide topic example").ge
 # A batch larger than the topic's max.message.bytes (1 MiB by default) is refused.
 new = NewTopic(topic, PARTITIONS, config={"max.message.bytes": str(8 * MIB)})
 admin = AdminClient({"bootstrap.servers": servers})
-admin.create_topics([new], operation_timeout=30)[topic].result(60)
+if topic not in admin.list_topics(timeout=30).topics:
+    admin.create_topics([new], operation_timeout=30)[topic].result(60)
 
 events = spark.range(rows).select(
     F.concat(F.lit("user-"), F.col("id") % 100_000).alias("key"),
