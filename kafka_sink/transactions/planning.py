@@ -209,11 +209,13 @@ def _report_names(scope: Scope) -> None:
 
 def _report_takeover(scope: Scope, ownership: driver.Ownership, handover: Handover) -> None:
     if ownership.completed or ownership.aborted:
+        oldest_ms = handover.recovered.oldest_ms
+        # Zero where no broker says when they began.
+        age = f"; the oldest had been open for {oldest_ms / 1000:,.1f} s" if oldest_ms else ""
         driver_log.warn(
             f"kafka-chunked: an earlier run with transactional.id.prefix '{scope.prefix}' had left "
             f"transactions open: {len(ownership.completed)} completed, as their batch was decided, and "
-            f"{len(ownership.aborted)} aborted; the oldest had been open for "
-            f"{handover.recovered.oldest_ms / 1000:,.1f} s"
+            f"{len(ownership.aborted)} aborted{age}"
         )
     if handover.incomplete is not None:
         driver_log.error(f"kafka-chunked: {handover.incomplete.problem}")

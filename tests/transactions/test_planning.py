@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from kafka_sink import application_markers
+from kafka_sink import application_markers, driver_log
 from kafka_sink.errors import ConfigurationError
 from kafka_sink.options import parse
 from kafka_sink.transactions import planning
+from kafka_sink.transactions.batch import Handover
+from kafka_sink.transactions.driver import Ownership
 from kafka_sink.transactions.operations import ProducerEpoch
 from kafka_sink.transactions.planning import PlannedTransactions
 from kafka_sink.transactions.scope import Scope
@@ -98,3 +100,16 @@ def test_an_abort_in_another_process_knows_what_planning_took() -> None:
 def test_what_only_transactions_give_is_not_lost_in_silence(options: dict[str, str]) -> None:
     with pytest.raises(ConfigurationError, match=r"no effect without delivery\.guarantee=exactly-once"):
         parse({"kafka.bootstrap.servers": "a:1", **options})
+
+
+@pytest.mark.parametrize(("began_ms", "end"), [(-1, "and 0 aborted"), (5_000, "had been open for 2.0 s")])
+def test_an_age_that_no_broker_says_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, began_ms: int, end: str
+) -> None:
+    """Catches: "the oldest had been open for 0.0 s" of transactions that another run ended meanwhile."""
+    lines: list[str] = []
+    monkeypatch.setattr(driver_log, "warn", lines.append)
+    scope, ownership = Scope("p", "t", 1), Ownership(ProducerEpoch(1, 0), completed=(began_ms,))
+    planning._report_takeover(scope, ownership, Handover.of(scope, ownership, 7_000))
+    (line,) = lines
+    assert line.endswith(end)
