@@ -56,7 +56,7 @@ def read_topic(broker: LocalBroker, topic: str) -> list[Row]:
 def numbers_in(bootstrap: str, topic: str, partitions: int) -> dict[int, list[int]]:
     """Numbers before the first colon of each value, by partition, in offset order."""
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "check", "enable.auto.commit": False})
-    ends = {p: consumer.get_watermark_offsets(TopicPartition(topic, p))[1] for p in range(partitions)}
+    ends = {p: _end(consumer, TopicPartition(topic, p)) for p in range(partitions)}
     consumer.assign([TopicPartition(topic, p, 0) for p in range(partitions)])
     found: dict[int, list[int]] = {p: [] for p in range(partitions)}
     # consume() waits for all it was asked for, so never for more than there is.
