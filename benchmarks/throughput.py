@@ -3,11 +3,12 @@
     python -m benchmarks.throughput [--rows N] [--repeats N] [--beside PYTHON] [--smoke]
 
 Six million keyed 110-byte rows a job, lz4, four partitions, local[2], a real broker on the same machine; all
-on one Spark, in an order that turns from round to round, so that neither a drift of the machine nor a
-neighbour favours anyone. The first round is apart: JVM and workers are cold in it. Beside every rate stands
-the processor time of Spark with its workers, and apart the broker's. Needs pyspark 4.1.1 for the JVM sink
-(``make bench`` brings it); on another Spark the JVM sink is left out and the output says so. ``--beside``
-names an interpreter with another PySpark, in which the contenders that run there are measured afterwards.
+on one Spark, in an order drawn anew for each round and after a sync, so that neither a drift of the machine
+nor a neighbour favours anyone. The first round is apart: JVM and workers are cold in it. Beside every rate
+stands the processor time of Spark with its workers, and apart the broker's. Needs pyspark 4.1.1 for the JVM
+sink (``make bench`` brings it); on another Spark the JVM sink is left out and the output says so.
+``--beside`` names an interpreter with another PySpark, in which the contenders that run there are measured
+afterwards.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import argparse
 import json
 import os
 import platform
+import random
 import re
 import shutil
 import statistics
@@ -131,10 +133,12 @@ def measure(spark: Any, broker: LocalBroker, rows: int, repeats: int, folder: st
     frames = {share: source(spark, int(rows * share), folder) for share in {one.share for one in contenders}}
     jobs: dict[str, list[Job]] = {one.name: [] for one in contenders}
     for round_number in range(repeats + 1):
-        turn = round_number % len(contenders)
-        for one in contenders[turn:] + contenders[:turn]:
+        # Another order each round: in turn, each would always come after the same one and find what that
+        # one left.
+        for one in random.Random(round_number).sample(contenders, len(contenders)):
             topic = f"{one.name.translate(str.maketrans(' ,', '--'))}-{round_number}"
             broker.create_topic(topic, PARTITIONS)
+            os.sync()  # what the one before wrote is on the disk
             sent = int(rows * one.share)
             job = run_job(one, frames[one.share], sent, {broker.pid(0)}, broker.bootstrap_servers, topic)
             jobs[one.name].append(job)
