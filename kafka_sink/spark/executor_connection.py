@@ -77,8 +77,7 @@ def acknowledged(batches: Iterator[pa.RecordBatch], descriptor: int | None) -> I
     if descriptor is None or not hasattr(socket, "TCP_QUICKACK"):
         yield from batches
         return
-    # A duplicate, which does not close the worker's own.
-    with socket.socket(fileno=os.dup(descriptor)) as connection:
+    with _duplicate(descriptor) as connection:
         is_tcp = connection.family in (socket.AF_INET, socket.AF_INET6)
         if is_tcp:
             _acknowledge(connection)
@@ -87,6 +86,15 @@ def acknowledged(batches: Iterator[pa.RecordBatch], descriptor: int | None) -> I
             if is_tcp:
                 _acknowledge(connection)
             yield batch
+
+
+def _duplicate(descriptor: int) -> socket.socket:
+    """A socket object for the worker's socket. Its end does not close the worker's own."""
+    is_blocking = os.get_blocking(descriptor)
+    connection = socket.socket(fileno=os.dup(descriptor))
+    # After socket.setdefaulttimeout, a new object makes the socket non-blocking, for both descriptors.
+    os.set_blocking(descriptor, is_blocking)
+    return connection
 
 
 def _acknowledge(connection: socket.socket) -> None:
@@ -106,12 +114,17 @@ class _Watcher:
         self._watched: dict[int, tuple[int, Callable[[Exception], None]]] = {}
         self._count = 0
         self._wakeup: tuple[int, int] | None = None
-        self._owner = 0
+
+    def after_fork(self) -> None:
+        """In the child: the parent's thread is not there, and may have held the lock."""
+        self._lock = threading.Lock()
+        self._watched.clear()
+        self._wakeup = None
 
     def add(self, descriptor: int, on_hang_up: Callable[[Exception], None]) -> int:
         """Watch it until ``remove`` is called with the number that is returned."""
         with self._lock:
-            if self._wakeup is None or self._owner != os.getpid():
+            if self._wakeup is None:
                 self._start_locked()
             self._count += 1
             self._watched[self._count] = descriptor, on_hang_up
@@ -121,13 +134,12 @@ class _Watcher:
     def remove(self, number: int) -> None:
         """Call nothing any more. Waits for a call under way. The descriptor may be closed then."""
         with self._lock:
-            self._watched.pop(number, None)
-            self._wake_locked()
+            # After a hang-up or a fork it is not watched any more.
+            if self._watched.pop(number, None) is not None:
+                self._wake_locked()
 
     def _start_locked(self) -> None:
-        # Threads do not survive a fork.
-        self._watched.clear()
-        self._wakeup, self._owner = os.pipe(), os.getpid()
+        self._wakeup = os.pipe()
         for end in self._wakeup:
             os.set_blocking(end, False)
         threading.Thread(
@@ -164,6 +176,8 @@ class _Watcher:
 
 
 _WATCHER = _Watcher()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_WATCHER.after_fork)
 
 
 def _disconnected() -> ExecutorDisconnectedError:
@@ -217,7 +231,7 @@ def _connected_to_factory() -> int | None:
         with suppress(OSError):
             if not _is_socket(descriptor):
                 continue
-            with socket.socket(fileno=os.dup(descriptor)) as found:
+            with _duplicate(descriptor) as found:
                 peer = found.getpeername()
             if peer == path or (isinstance(peer, tuple) and str(peer[1]) == port):
                 return descriptor

@@ -131,6 +131,19 @@ def test_a_forked_process_watches_with_a_thread_of_its_own(pair: Pair) -> None:
     os.close(told)
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_a_process_that_forks_while_the_watch_is_busy_has_a_watch() -> None:
+    """Catches: the child waited for ever for a lock that a thread of its parent held."""
+    jvm, worker = socket.socketpair()
+    with jvm, worker:
+        with executor_connection._WATCHER._lock:
+            if not (child := os.fork()):
+                threading.Timer(2, os._exit, [1]).start()
+                with watched(worker.fileno(), lambda _: None):
+                    os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+
+
 def test_without_a_socket_nothing_is_watched() -> None:
     with watched(None, lambda cause: pytest.fail(str(cause))) as check:
         check()
@@ -178,6 +191,26 @@ def test_rows_are_acknowledged_before_the_kernel_would(pair: Pair) -> None:
         assert not is_tcp or worker.getsockopt(*option)
     assert next(rows, None) is None
     assert set(os.listdir("/dev/fd")) == before
+
+
+def test_a_default_timeout_does_not_change_the_workers_socket(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches: after a user's socket.setdefaulttimeout, PyArrow read from a socket that did not block,
+    and found the rows cut off."""
+    _, worker = pair
+    monkeypatch.setenv("PYTHON_WORKER_FACTORY_PORT", "1")
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(30)
+    try:
+        rows = acknowledged(iter([pa.record_batch({"value": pa.array(["a"])})]), worker.fileno())
+        assert next(rows).num_rows == 1
+        assert os.get_blocking(worker.fileno())
+        executor_connection._connected_to_factory()
+        assert os.get_blocking(worker.fileno())
+        assert next(rows, None) is None
+    finally:
+        socket.setdefaulttimeout(before)
 
 
 def test_rows_without_a_socket_pass_as_they_are() -> None:

@@ -40,6 +40,8 @@ class WriteHandler:
         self._wake = wake
         # By task, its write and its stage.
         self._writing: dict[int, tuple[str, int | None]] = {}
+        # By write, the stages whose jobs are watched. Its tasks may write for another one when it ends.
+        self._watched: OrderedDict[str, set[int]] = OrderedDict()
         # Names of writes and numbers of stages.
         self._over: OrderedDict[str | int, None] = OrderedDict()
         # Filled by another thread: append and popleft of a deque are atomic.
@@ -65,15 +67,17 @@ class WriteHandler:
         is_over = name in self._over or stage in self._over
         if self._jobs is not None and stage is not None and not is_over:
             self._jobs.watch(stage, self._on_job_end)
+            self._watched.setdefault(name, set()).add(stage)
+            if len(self._watched) > _MAX_OVER:
+                self._watched.popitem(last=False)
         if not is_over:
             return [Reply(peer, request, {})]
         return [Reply(peer, request, _over(name, None if name in self._over else stage))]
 
     def _unwatch(self, name: str) -> None:
         """The write is over, so that the end of its job says nothing more."""
-        stages = {stage for write, stage in self._writing.values() if write == name}
-        for stage in stages:
-            if self._jobs is not None and stage is not None:
+        for stage in self._watched.pop(name, ()):
+            if self._jobs is not None:
                 self._jobs.unwatch(stage)
 
     def _on_job_end(self, stage: int) -> None:

@@ -7,7 +7,7 @@ and waiting for the reply took 3 ms of each commit. Batch writes connect by them
 from __future__ import annotations
 
 import os
-import select
+import selectors
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
@@ -52,12 +52,12 @@ class KeptConnection:
         if self._kept is None:
             return None
         kept_address, connection = self._kept
-        with suppress(OSError, ProtocolError):
-            while select.select([connection.socket], [], [], 0)[0]:
-                connection.receive(self._clock_ms())
-            is_silent = self._clock_ms() >= connection.silent_at_ms
-            if kept_address == address and self._owner == os.getpid() and not is_silent:
-                return connection
+        # A forked process leaves its parent's replies alone.
+        if kept_address == address and self._owner == os.getpid():
+            with suppress(OSError, ProtocolError):
+                _receive_all(connection, self._clock_ms)
+                if self._clock_ms() < connection.silent_at_ms:
+                    return connection
         self._close()
         return None
 
@@ -65,3 +65,12 @@ class KeptConnection:
         if self._kept is not None:
             self._kept[1].close()
         self._kept = None
+
+
+def _receive_all(connection: CoordinatorConnection, clock_ms: Clock) -> None:
+    """The replies that have come."""
+    # Not select.select, which takes no descriptor above 1,023.
+    with selectors.DefaultSelector() as selector:
+        selector.register(connection.socket, selectors.EVENT_READ)
+        while selector.select(0):
+            connection.receive(clock_ms())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import select
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -81,6 +83,18 @@ def test_the_job_of_a_write_that_is_over_is_not_looked_for() -> None:
     handler.on_message(1, 1, {"writing": "query/5", "stage": 7}, 0)
     handler.on_message(2, 1, {"writing": "query/5", "stage": 7}, 0)
     handler.on_message(3, 1, {"writing": "b", "stage": 8}, 0)
+    handler.on_message(9, 1, {"over": "query/5", "again": True}, 0)
+    assert list(jobs.ends) == [8]
+
+
+def test_the_job_of_a_write_is_not_looked_for_once_its_tasks_write_for_another() -> None:
+    """Catches: with two streams, a stage was looked for after its micro-batch, as its tasks had moved on."""
+    jobs = _Jobs()
+    handler = WriteHandler(jobs)
+    handler.on_message(1, 1, {"writing": "query/5", "stage": 7}, 0)
+    handler.on_message(2, 1, {"writing": "query/5", "stage": 7}, 0)
+    handler.on_message(1, 2, {"writing": "other/1", "stage": 8}, 0)
+    handler.on_disconnect(2, 0)
     handler.on_message(9, 1, {"over": "query/5", "again": True}, 0)
     assert list(jobs.ends) == [8]
 
@@ -217,6 +231,50 @@ def test_commits_of_a_stream_share_a_connection_and_do_not_wait(monkeypatch: pyt
         end_attempts(server.address, "q/3", again=True, is_urgent=False)
         eventually(lambda: len(heard) == 3)
     kept.close()
+
+
+def test_a_forked_process_leaves_the_replies_of_its_parent_alone() -> None:
+    """Catches: the child read them, and the parent then took the coordinator for silent."""
+    with serving(factories={"writes": write_handler}) as server:
+        kept = KeptConnection(500.0, clock_ms)
+        kept.tell(server.address, "writes", {"over": "q/1", "again": True})
+        assert kept._kept is not None
+        connection = kept._kept[1]
+        assert select.select([connection.socket], [], [], 5)[0], "a reply"
+        # As after a fork; the duplicate stays open as the parent's socket does.
+        duplicate = connection.socket.dup()
+        kept._owner = -1
+        kept.tell(server.address, "writes", {"over": "q/2", "again": True})
+        assert kept._kept[1] is not connection
+        with duplicate:
+            assert select.select([duplicate], [], [], 0)[0], "the reply was taken"
+        kept.close()
+
+
+@pytest.mark.skipif(not hasattr(select, "poll"), reason="only select")
+def test_commits_work_with_more_descriptors_than_select_takes() -> None:
+    """Catches: ``select`` raised ValueError for a descriptor above 1,023, and the micro-batch failed."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 2_000:
+        pytest.skip("too few descriptors")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2_000), hard))
+    try:
+        with serving(factories={"writes": write_handler}) as server:
+            kept = KeptConnection(500.0, clock_ms)
+            kept.tell(server.address, "writes", {"over": "q/1", "again": True})
+            assert kept._kept is not None
+            connection = kept._kept[1]
+            high = fcntl.fcntl(connection.socket, fcntl.F_DUPFD, 1_100)
+            connection.socket.close()
+            connection.socket = socket.socket(fileno=high)
+            connection.socket.settimeout(0.5)
+            kept.tell(server.address, "writes", {"over": "q/2", "again": True})
+            assert kept._kept[1] is connection
+            kept.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_a_stream_whose_coordinator_is_gone_commits() -> None:
