@@ -41,23 +41,32 @@ def test_a_stage_whose_job_is_never_listed_is_watched_for_a_minute() -> None:
 def test_a_micro_batch_asks_nothing(driver: DriverProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches: each micro-batch was looked for three times a second, for a minute after its end."""
     looks: list[float] = []
+    passes: list[bool] = []
+    must_look = RunningJobs._must_look
 
     def look(jobs: RunningJobs) -> dict[int, list[int]]:
         looks.append(jobs._tracker.oldest_ms)
         return {}
 
+    def ask(jobs: RunningJobs) -> bool:
+        passes.append(must_look(jobs))
+        return passes[-1]
+
     now = [0.0]
     monkeypatch.setattr(running_jobs, "monotonic_ms", lambda: now[0])
     monkeypatch.setattr(running_jobs, "_INTERVAL_S", 0.001)
     monkeypatch.setattr(RunningJobs, "_running", look)
+    monkeypatch.setattr(RunningJobs, "_must_look", ask)
     jobs = RunningJobs(driver)
     for stage in range(3):
         jobs.watch(stage, lambda ended: None)
         jobs.unwatch(stage)
-    assert not jobs._must_look()
+    now[0] = 10.0
+    assert not must_look(jobs)
     jobs.watch(9, lambda ended: None)
+    eventually(lambda: len(passes) >= 3)
     assert not looks
-    now[0] = 1.0
+    now[0] = 11.0
     eventually(lambda: looks)
     jobs.close()
     assert jobs._thread is not None
