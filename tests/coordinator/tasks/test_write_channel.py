@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import select
 import socket
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -206,22 +207,27 @@ def test_a_driver_without_coordinator_goes_on() -> None:
 
 
 def test_commits_of_a_stream_share_a_connection_and_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches: each micro-batch connected to the coordinator to commit, which took 3 ms."""
+    """Catches: each micro-batch connected to commit and waited for the reply, which took 3 ms."""
     kept = KeptConnection(500.0, clock_ms)
     monkeypatch.setattr(write_channel, "_KEPT", kept)
     heard: list[str] = []
+    committed = threading.Event()
+    were_committed: list[bool] = []
 
     class Notes(WriteHandler):
         def on_message(
             self, peer: int, request: int, body: Mapping[str, Any], now_ms: float
         ) -> Sequence[ServerMessage]:
+            were_committed.append(committed.wait(5))
             heard.append(f"{peer} {body['over']}")
             return super().on_message(peer, request, body, now_ms)
 
     with serving(factories={"writes": lambda options, wake: Notes()}) as server:
         for name in ("q/1", "q/2"):
             end_attempts(server.address, name, again=True, is_urgent=False)
+        committed.set()
         eventually(lambda: len(heard) == 2)
+        assert all(were_committed), "nobody waits for a reply"
         assert [one.split()[1] for one in heard] == ["q/1", "q/2"]
         assert len({one.split()[0] for one in heard}) == 1, "one connection"
         assert server.connections() == 1
