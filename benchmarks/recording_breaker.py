@@ -7,6 +7,7 @@ import logging
 import os
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from kafka_sink.breaker import (
@@ -46,7 +47,8 @@ def _record_broker_probes(path: Path) -> None:
         return
 
     def on_probe(breaker: ProducerBreaker, node_id: int, now_ms: float) -> None:
-        with path.open("a") as file:
+        # A worker that Spark uses again outlives the benchmark's folder.
+        with suppress(FileNotFoundError), path.open("a") as file:
             file.write(json.dumps({"at": time.time(), "probe": f"broker {node_id}"}) + "\n")
         known(breaker, node_id, now_ms)
 

@@ -138,7 +138,7 @@ def test_an_index_would_take_both(wheel: Path, sdist: Path) -> None:
 def test_building_leaves_nothing_in_the_clone() -> None:
     """Catches: the wheel itself, which ``pip wheel`` puts into the current folder unless told otherwise."""
     assert not [*ROOT.glob("*.whl"), *ROOT.glob("*.tar.gz"), *ROOT.glob("*.egg-info")]
-    assert not (ROOT / "build").exists()
+    assert not (ROOT / "build" / "lib").exists(), "the documentation's site may be there"
     pages = "".join((ROOT / name).read_text() for name in ("README.md", "docs/install.md"))
     for command in re.findall(r"pip wheel[^`\n]*", pages):
         assert "--wheel-dir dist" in command

@@ -184,9 +184,8 @@ def test_stopped_at_any_moment_loses_nothing(
         done = progress["batchId"]
         query.stop()
     counts = Counter(map(int, values(broker, topic)))
-    # What was in flight when a query stopped is written again; nothing may be missing below the last row.
-    assert sorted(counts) == list(range(len(counts)))
-    assert len(counts) >= 2000 * (done + 1)
+    # What was in flight when a query stopped is written again. Of the last query's, any part may be there.
+    assert set(range(2000 * (done + 1))) <= set(counts)
 
 
 def test_complete_mode_appends_every_result(
