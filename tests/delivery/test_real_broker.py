@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pyarrow as pa
 import pytest
@@ -13,8 +14,9 @@ from kafka_sink.errors import DeliveryError, InvalidRowError, MetadataTimeoutErr
 from kafka_sink.local_broker import LocalBroker
 from kafka_sink.model import TaskResult
 from kafka_sink.options import parse
-from kafka_sink.producer_cache import task_producer
+from kafka_sink.producer_cache import TaskProducer, task_producer
 from kafka_sink.rows.column_plan import ColumnPlan
+from tests.support.scripted_cluster import inside, until
 from tests.support.topics import numbers_in
 
 
@@ -24,12 +26,17 @@ def numbered(start: int, count: int, size: int = 100) -> pa.RecordBatch:
     return pa.record_batch({"key": pa.array(keys, pa.binary()), "value": pa.array(values, pa.binary())})
 
 
-def send(bootstrap: str, topic: str, batches: Iterator[pa.RecordBatch], **options: object) -> TaskResult:
+@contextmanager
+def producing(bootstrap: str, topic: str, **options: object) -> Iterator[TaskProducer]:
     raw = {"kafka.bootstrap.servers": bootstrap, "topic": topic}
     raw |= {f"kafka.{name.replace('_', '.')}": str(value) for name, value in options.items()}
-    parsed = parse(raw).options
     plan = ColumnPlan.of([("key", "binary"), ("value", "binary")], topic)
-    with task_producer(parsed, plan) as producer:
+    with task_producer(parse(raw).options, plan) as producer:
+        yield producer
+
+
+def send(bootstrap: str, topic: str, batches: Iterator[pa.RecordBatch], **options: object) -> TaskResult:
+    with producing(bootstrap, topic, **options) as producer:
         for batch in batches:
             producer.send(batch)
         return producer.finish()
@@ -47,31 +54,22 @@ def test_a_broker_killed_and_restarted_in_mid_job_loses_nothing() -> None:
     """Catches: lost in-flight batches, reordering or doubling by retries, a job that never ends."""
     with LocalBroker() as broker:
         broker.create_topic("restarted", 4)
-        sent = threading.Event()
-        back = threading.Event()
-
-        def restart() -> None:
-            sent.wait(60)
-            # Frozen first, so that requests are in flight for certain when it dies.
-            broker.freeze(0)
-            time.sleep(0.3)
-            broker.kill(0)
-            broker.start(0)
-            back.set()
-
-        def batches() -> Iterator[pa.RecordBatch]:
+        restart = threading.Thread(target=broker.start, args=(0,))
+        with producing(broker.bootstrap_servers, "restarted", linger_ms=0) as producer:
+            accumulator = inside(producer)._accumulator
             for number in range(120):
                 if number == 20:
-                    # A new broker's first producer id takes its time; rows must flow when it dies.
-                    time.sleep(2)
-                    sent.set()
-                yield numbered(number * 5000, 5000)
-
-        helper = threading.Thread(target=restart)
-        helper.start()
-        result = send(broker.bootstrap_servers, "restarted", batches(), linger_ms=0)
-        helper.join(60)
-        assert back.is_set()
+                    until(lambda: not accumulator.incomplete, "all responses so far")
+                    # Of what is sent from here on, a frozen broker acknowledges nothing before it dies.
+                    broker.freeze(0)
+                if number == 40:
+                    until(accumulator.unacknowledged_records, "requests in flight")
+                    broker.kill(0)
+                    # Rows go on while it is away.
+                    restart.start()
+                producer.send(numbered(number * 5000, 5000))
+            result = producer.finish()
+        restart.join()
         assert result.records == 600_000
         assert result.retries > 0, "the restart hit nothing"
         found = numbers_in(broker.bootstrap_servers, "restarted", 4)

@@ -27,8 +27,10 @@ from kafka_sink.sending.sender import Sender
 from kafka_sink.spark import executor_connection
 from kafka_sink.spark.executor_connection import watched
 from kafka_sink.spark.writer import PlannedWrite
+from kafka_sink.task_activity import BROKER, MEMORY, METADATA
 from tests.support.fake_broker import INIT_PRODUCER_ID, PRODUCE, FakeCluster
 from tests.support.fake_replies import Reply, error
+from tests.support.interrupts import interruptible
 from tests.support.scripted_cluster import (
     TOPIC,
     inside,
@@ -87,37 +89,59 @@ def _in_the_wait_for_metadata(cluster: FakeCluster, producer: TaskProducer) -> N
     producer.send(rows(0, 50))
 
 
-@pytest.mark.parametrize(
-    "work",
-    [_in_the_wait_for_memory, _in_the_wait_for_responses, _in_the_wait_for_metadata],
-    ids=lambda w: w.__name__,
-)
+WAITS = {
+    _in_the_wait_for_memory: MEMORY,
+    _in_the_wait_for_responses: BROKER,
+    _in_the_wait_for_metadata: METADATA,
+}
+# Far below what a task waits for at most, a minute or two by default.
+SOON_S = 20.0
+
+
+def once_it_waits(producer: TaskProducer, state: str, act: Callable[[], None]) -> None:
+    """Does this on another thread as soon as the task waits."""
+
+    def wait() -> None:
+        until(lambda: producer.activity.current[0] == state, f"the wait for {state}")
+        act()
+
+    threading.Thread(target=wait).start()
+
+
+@pytest.mark.parametrize("work", WAITS, ids=lambda w: w.__name__)
 def test_a_task_that_is_interrupted_leaves_nothing_behind(
     cluster: FakeCluster, work: Callable[[FakeCluster, TaskProducer], None]
 ) -> None:
     seen: list[Producer] = []
+    sent_at: list[float] = []
+
+    # Once, and only while the task waits. Python drops what is raised in a callback of the garbage collector,
+    # and a second interrupt would end the cleaning up.
+    def interrupt() -> None:
+        sent_at.append(time.monotonic())
+        os.kill(os.getpid(), signal.SIGINT)
 
     def interrupted() -> None:
         with task(cluster, buffer_memory=65_536, batch_size=4_096) as producer:
             seen.append(inside(producer))
-            threading.Timer(0.4, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+            once_it_waits(producer, WAITS[work], interrupt)
             work(cluster, producer)
 
-    started = time.monotonic()
-    with pytest.raises(KeyboardInterrupt):
+    with interruptible(), pytest.raises(KeyboardInterrupt):
         interrupted()
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - sent_at[0] < SOON_S
     assert_nothing_is_left(cluster, seen[0])
 
 
-@pytest.mark.parametrize(
-    "work",
-    [_in_the_wait_for_memory, _in_the_wait_for_responses, _in_the_wait_for_metadata],
-    ids=lambda w: w.__name__,
-)
+@pytest.mark.parametrize("work", WAITS, ids=lambda w: w.__name__)
 def test_a_task_whose_executor_hangs_up_ends_at_once_and_leaves_nothing_behind(
-    cluster: FakeCluster, work: Callable[[FakeCluster, TaskProducer], None], caplog: pytest.LogCaptureFixture
+    cluster: FakeCluster,
+    work: Callable[[FakeCluster, TaskProducer], None],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    # A task that nobody wakes would look by itself every second.
+    monkeypatch.setattr("kafka_sink.producer._WATCH_MS", 60_000.0)
     seen: list[Producer] = []
     jvm, worker = socket.socketpair()
     hung_up: list[float] = []
@@ -132,12 +156,12 @@ def test_a_task_whose_executor_hangs_up_ends_at_once_and_leaves_nothing_behind(
             watched(worker.fileno(), producer.abort),
         ):
             seen.append(inside(producer))
-            threading.Timer(0.4, hang_up).start()
+            once_it_waits(producer, WAITS[work], hang_up)
             work(cluster, producer)
 
     with worker, pytest.raises(DeliveryError, match="Spark's executor closed its connection"):
         killed()
-    assert time.monotonic() - hung_up[0] < 1
+    assert time.monotonic() - hung_up[0] < SOON_S
     assert "Sending has stopped: of" in caplog.text
     assert_nothing_is_left(cluster, seen[0])
 

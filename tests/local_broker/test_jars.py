@@ -25,6 +25,7 @@ from kafka_sink.local_broker.jars import (
     pinned_checksums,
 )
 from kafka_sink.local_broker.java import Java
+from tests.support.interrupts import interruptible
 
 FINAL = f"kafka-{KAFKA_VERSION}"
 NAMES = (f"kafka_2.13-{KAFKA_VERSION}.jar", f"kafka-clients-{KAFKA_VERSION}.jar")
@@ -185,13 +186,14 @@ print(find_jars(Java(sys.argv[1], 17), cache=Path(sys.argv[2])))
 def start_download(ivy: Ivy, cache: Path, environ: dict[str, str]) -> subprocess.Popen[str]:
     environ = {**environ, **{name: os.environ[name] for name in ("CALLS", "SOURCE")}}
     environ.pop(KAFKA_HOME_ENV, None)
-    return subprocess.Popen(
-        [sys.executable, "-c", DOWNLOAD, str(ivy.program), str(cache), json.dumps(ivy.checksums())],
-        env=environ,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
+    with interruptible():
+        return subprocess.Popen(
+            [sys.executable, "-c", DOWNLOAD, str(ivy.program), str(cache), json.dumps(ivy.checksums())],
+            env=environ,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
 
 
 def test_parallel_callers_wait_for_one_download(

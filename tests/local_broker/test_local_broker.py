@@ -22,6 +22,7 @@ from kafka_sink.local_broker import LocalBroker
 from kafka_sink.local_broker import broker as broker_module
 from kafka_sink.local_broker.node_config import plan_nodes
 from kafka_sink.local_broker.start_cache import CHECKPOINT, CLASSES, StartCache
+from tests.support.interrupts import interruptible
 
 
 def alive(pid: int) -> bool:
@@ -191,9 +192,7 @@ def test_three_brokers_keep_serving_while_one_is_down(cluster3: LocalBroker) -> 
 
 def command_until(how: signal.Signals, code: int, environ: dict[str, str], folder: Path) -> list[str]:
     """Run the command in ``folder`` until this signal; the command lines of what it had started."""
-    # The shell's background jobs, which tests may be, and all that they start ignore Ctrl-C.
-    ignored = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
+    with interruptible():
         command = subprocess.Popen(
             [sys.executable, "-m", "kafka_sink.local_broker"],
             env={**environ, "TMPDIR": str(folder)},
@@ -201,8 +200,6 @@ def command_until(how: signal.Signals, code: int, environ: dict[str, str], folde
             stderr=subprocess.DEVNULL,
             text=True,
         )
-    finally:
-        signal.signal(signal.SIGINT, ignored)
     with command, contextlib.ExitStack() as stack:
         stack.callback(command.kill)
         assert command.stdout is not None

@@ -94,6 +94,7 @@ import os, signal, sys, time
 from pathlib import Path
 from kafka_sink.local_broker.processes import SupervisedProcesses
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it would be ignored
+signal.signal(signal.SIGINT, signal.default_int_handler)  # in a shell's background job, too
 folder = Path(sys.argv[1])
 processes = SupervisedProcesses(folder)
 pids = [processes.start(name, ["sleep", "600"], log=folder / "log", cwd=folder) for name in "ab"]
