@@ -89,7 +89,8 @@ def _in_the_wait_for_metadata(cluster: FakeCluster, producer: TaskProducer) -> N
     producer.send(rows(0, 50))
 
 
-WAITS = {
+Work = Callable[[FakeCluster, TaskProducer], None]
+WAITS: dict[Work, str] = {
     _in_the_wait_for_memory: MEMORY,
     _in_the_wait_for_responses: BROKER,
     _in_the_wait_for_metadata: METADATA,
@@ -109,9 +110,7 @@ def once_it_waits(producer: TaskProducer, state: str, act: Callable[[], None]) -
 
 
 @pytest.mark.parametrize("work", WAITS, ids=lambda w: w.__name__)
-def test_a_task_that_is_interrupted_leaves_nothing_behind(
-    cluster: FakeCluster, work: Callable[[FakeCluster, TaskProducer], None]
-) -> None:
+def test_a_task_that_is_interrupted_leaves_nothing_behind(cluster: FakeCluster, work: Work) -> None:
     seen: list[Producer] = []
     sent_at: list[float] = []
 
@@ -136,7 +135,7 @@ def test_a_task_that_is_interrupted_leaves_nothing_behind(
 @pytest.mark.parametrize("work", WAITS, ids=lambda w: w.__name__)
 def test_a_task_whose_executor_hangs_up_ends_at_once_and_leaves_nothing_behind(
     cluster: FakeCluster,
-    work: Callable[[FakeCluster, TaskProducer], None],
+    work: Work,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

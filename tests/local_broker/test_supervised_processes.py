@@ -26,7 +26,7 @@ def alive(pid: int) -> bool:
     return not state.stdout.strip().startswith("Z") and state.stdout.strip() != ""
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+def wait_until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "did not happen in time"
@@ -125,7 +125,7 @@ def test_everything_ends_with_the_parent(
         assert len(pids) == 3
         assert all(alive(pid) for pid in pids)
         parent.send_signal(how)
-        parent.wait(10)
+        parent.wait(30)
         wait_until(lambda: not any(alive(pid) for pid in pids))
         wait_until(lambda: not folder.exists())
     finally:

@@ -31,7 +31,7 @@ class CoordinatorProcesses:
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
 
-    def wait(self, timeout: float = 10.0) -> int:
+    def wait(self, timeout: float = 30.0) -> int:
         code = self.supervisor.wait(timeout)
         until = time.monotonic() + timeout
         # Nobody here may wait for its child, which is another's by now.
@@ -46,7 +46,7 @@ class CoordinatorProcesses:
     @property
     def server(self) -> int:
         """The pid of the process that serves."""
-        until = time.monotonic() + 10.0
+        until = time.monotonic() + 30.0
         while not (found := self._members(2)):
             assert time.monotonic() < until, "the supervisor has no child"
             time.sleep(0.02)

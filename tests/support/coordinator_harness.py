@@ -32,7 +32,7 @@ def clock_ms() -> float:
     return time.monotonic() * 1000
 
 
-def eventually(condition: Callable[[], object], within_s: float = 5.0) -> None:
+def eventually(condition: Callable[[], object], within_s: float = 20.0) -> None:
     """Waits for another thread; fails where it takes too long."""
     until = time.monotonic() + within_s
     while not condition():
@@ -121,9 +121,9 @@ def serving(
     thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
     thread.start()
     try:
-        assert started.wait(5)
+        assert started.wait(30)
         yield found
     finally:
         stop.set()
-        thread.join(5)
+        thread.join(30)
         listening.close()

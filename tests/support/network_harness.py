@@ -25,7 +25,7 @@ SETTINGS = NetworkSettings(
     send_buffer_bytes=-1,
     receive_buffer_bytes=-1,
 )
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 class Clock:

@@ -59,5 +59,5 @@ def client_of(
         yield client, channel
     finally:
         client.close()
-        client.join(5)
+        client.join(30)
         assert not client.is_alive()

@@ -19,7 +19,17 @@ from kafka_sink.model import TopicPartition
 from kafka_sink.producer_cache import TaskProducer
 from tests.support.fake_broker import PRODUCE, FakeCluster
 from tests.support.fake_replies import OK, Reply, error
-from tests.support.scripted_cluster import TOPIC, attempts, inside, rows, send, task, until, written
+from tests.support.scripted_cluster import (
+    PATIENCE_S,
+    TOPIC,
+    attempts,
+    inside,
+    rows,
+    send,
+    task,
+    until,
+    written,
+)
 
 BREAKER = "producer_circuit_breaker_"
 # On a loaded machine healthy brokers may take a while to respond.
@@ -50,7 +60,7 @@ class Keyless:
         self.count = 0
 
     def send_until(self, condition: Callable[[], object], what: str) -> None:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + PATIENCE_S
         while not condition():
             assert time.monotonic() < deadline, f"never happened: {what}"
             # Larger than batch.size, so that every partition gets its turn.
@@ -95,7 +105,7 @@ def test_expired_rows_name_broker_partitions_time_and_last_error(cluster: FakeCl
     cluster.script(PRODUCE, *[error(19)] * 1_000, node_id=0)
     options = {f"{BREAKER}trigger_message_count": 1, f"{BREAKER}mute_retry_interval": 100, **PATIENT}
     with pytest.raises(DeliveryError) as failed:
-        send(cluster, rows(0, 10), delivery_timeout_ms=700, request_timeout_ms=500, **options)
+        send(cluster, rows(0, 10), delivery_timeout_ms=2_500, request_timeout_ms=1_000, **options)
     text = str(failed.value)
     assert "the circuit breaker has muted t-0, led by 127.0.0.1:" in text
     assert "(id 0) since " in text
@@ -170,8 +180,7 @@ def test_rows_do_not_gather_for_a_frozen_broker_that_owes_a_response(cluster: Fa
         stream = Keyless(producer)
         queue = inside(producer)._accumulator._queues.queue(P0)
         begun = time.monotonic()
-        stream.send_until(lambda: time.monotonic() > begun + 1.5, "time passes")
-        assert stream.count > 100
+        stream.send_until(lambda: stream.count > 100 and time.monotonic() > begun + 1.5, "rows go on")
         assert not queue.batches
         cluster.thaw(0)
         producer.finish()
@@ -192,8 +201,7 @@ def test_no_rows_go_to_a_muted_broker_that_refuses_connections(cluster: FakeClus
         stream = Keyless(producer)
         queue = inside(producer)._accumulator._queues.queue(P0)
         begun = time.monotonic()
-        stream.send_until(lambda: time.monotonic() > begun + 1.5, "time passes")
-        assert stream.count > 100
+        stream.send_until(lambda: stream.count > 100 and time.monotonic() > begun + 1.5, "rows go on")
         assert not queue.batches
         cluster.start(0)
         until(lambda: not mutes(producer), "its connection tells that it is back")
@@ -210,7 +218,7 @@ def test_rows_that_keep_their_partition_keep_their_order_through_mutes_and_retri
         numbers = itertools.count()
 
         def send_until(condition: Callable[[], object], what: str) -> None:
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + PATIENCE_S
             while not condition():
                 assert time.monotonic() < deadline, f"never happened: {what}"
                 number = next(numbers)

@@ -12,7 +12,7 @@ import pytest
 from kafka_sink.producer_cache import TaskProducer
 from tests.support.fake_broker import FakeCluster
 from tests.support.proxy import ProxyCluster
-from tests.support.scripted_cluster import TOPIC, inside, task, written
+from tests.support.scripted_cluster import PATIENCE_S, TOPIC, inside, task, written
 
 # Partition n is led by broker n.
 PARTITIONS = 3
@@ -44,7 +44,7 @@ class Stream:
         self._cluster = cluster
 
     def send_until(self, condition: Callable[[], object], what: str) -> None:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + PATIENCE_S
         while not condition():
             assert time.monotonic() < deadline, f"never happened: {what}"
             before = time.monotonic()

@@ -24,7 +24,7 @@ from kafka_sink.producer_cache import TaskProducer, task_producer
 from kafka_sink.rows.column_plan import ColumnPlan
 from tests.support.coordinator_harness import serving
 from tests.support.fake_broker import PRODUCE, FakeCluster
-from tests.support.scripted_cluster import TOPIC, inside, mutes, rows, until, written
+from tests.support.scripted_cluster import PATIENCE_S, TOPIC, inside, mutes, rows, until, written
 
 BREAKER = "kafka.producer.circuit.breaker."
 INTERVAL_MS = 400
@@ -83,7 +83,7 @@ def test_a_broker_that_one_task_finds_frozen_rests_for_both(cluster: FakeCluster
     with job(options_of(cluster), 2) as (_, (first, second)):
 
         def send_until(condition: Callable[[], object], what: str) -> None:
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + PATIENCE_S
             while not condition():
                 assert time.monotonic() < deadline, f"never happened: {what}"
                 keyless(first, next(numbers))
