@@ -20,14 +20,15 @@ from kafka_sink.errors import ProtocolError
 
 
 class KeptConnection:
-    """At most one connection, to the coordinator that was used last. Any thread; a fork starts anew."""
+    """At most one connection, to the coordinator that was used last. Any thread; a forked process has its own."""
 
     def __init__(self, silence_ms: float, clock_ms: Clock) -> None:
         self._silence_ms = silence_ms
         self._clock_ms = clock_ms
-        self._lock = threading.Lock()  # guards the next two
+        self._lock = threading.Lock()  # guards the next one
         self._kept: tuple[CoordinatorAddress, CoordinatorConnection] | None = None
-        self._owner = os.getpid()
+        # For the life of the process, as are the instances.
+        os.register_at_fork(after_in_child=self._after_fork)
 
     def tell(self, address: CoordinatorAddress, kind: str, body: Mapping[str, Any]) -> None:
         """Send a message without waiting for its reply. Raises OSError and ProtocolError."""
@@ -35,7 +36,7 @@ class KeptConnection:
             connection = self._usable(address) or CoordinatorConnection(
                 address, self._silence_ms, self._clock_ms
             )
-            self._kept, self._owner = (address, connection), os.getpid()
+            self._kept = address, connection
             try:
                 connection.tell(kind, body, self._clock_ms())
             except OSError:
@@ -47,13 +48,17 @@ class KeptConnection:
         with self._lock:
             self._close()
 
+    def _after_fork(self) -> None:
+        """In the child: another thread may have held the lock, and the replies are the parent's."""
+        self._lock = threading.Lock()
+        self._close()
+
     def _usable(self, address: CoordinatorAddress) -> CoordinatorConnection | None:
         """The kept connection, after the replies that have come, unless the coordinator has left it."""
         if self._kept is None:
             return None
         kept_address, connection = self._kept
-        # A forked process leaves its parent's replies alone.
-        if kept_address == address and self._owner == os.getpid():
+        if kept_address == address:
             with suppress(OSError, ProtocolError):
                 _receive_all(connection, self._clock_ms)
                 if self._clock_ms() < connection.silent_at_ms:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import select
 import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -239,21 +241,26 @@ def test_commits_of_a_stream_share_a_connection_and_do_not_wait(monkeypatch: pyt
     kept.close()
 
 
-def test_a_forked_process_leaves_the_replies_of_its_parent_alone() -> None:
-    """Catches: the child read them, and the parent then took the coordinator for silent."""
+@pytest.mark.parametrize("is_busy", [False, True], ids=["idle", "busy"])
+def test_a_forked_process_has_a_connection_of_its_own(*, is_busy: bool) -> None:
+    """Catches: the child read its parent's replies, or waited for ever for a lock that a thread of it held."""
     with serving(factories={"writes": write_handler}) as server:
         kept = KeptConnection(500.0, clock_ms)
         kept.tell(server.address, "writes", {"over": "q/1", "again": True})
         assert kept._kept is not None
         connection = kept._kept[1]
         assert select.select([connection.socket], [], [], 5)[0], "a reply"
-        # As after a fork; the duplicate stays open as the parent's socket does.
-        duplicate = connection.socket.dup()
-        kept._owner = -1
-        kept.tell(server.address, "writes", {"over": "q/2", "again": True})
-        assert kept._kept[1] is not connection
-        with duplicate:
-            assert select.select([duplicate], [], [], 0)[0], "the reply was taken"
+        with kept._lock if is_busy else nullcontext():
+            if not (child := os.fork()):
+                failed = True
+                try:
+                    threading.Timer(20, os._exit, [2]).start()
+                    kept.tell(server.address, "writes", {"over": "q/2", "again": True})
+                    failed = kept._kept[1] is connection
+                finally:
+                    os._exit(failed)
+        assert os.waitpid(child, 0)[1] == 0
+        assert select.select([connection.socket], [], [], 0)[0], "the reply was taken"
         kept.close()
 
 
