@@ -1,4 +1,4 @@
-"""The executor's JVM at the other end of this worker's socket: whether it hung up, and that it need not wait.
+"""The worker's socket to the executor's JVM: detects that the JVM closed it, and acknowledges rows at once.
 
 Spark closes this socket to end an attempt that was killed, was superseded by a speculative copy, or belongs
 to a cancelled job or a stopped query. PyArrow takes that for the end of the rows, because an Arrow stream may
@@ -15,6 +15,7 @@ have been acknowledged, and a kernel that expects a response soon delays its ack
 
 from __future__ import annotations
 
+import logging
 import os
 import select
 import socket
@@ -24,13 +25,14 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import IO, TYPE_CHECKING, Protocol
 
 from kafka_sink.errors import ExecutorDisconnectedError
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+_log = logging.getLogger(__name__)
 # POLLRDHUP exists on Linux: the peer closed or half-closed, even if there are bytes left to read. Systems
 # other than macOS report the other two without being asked.
 _HANG_UP = getattr(select, "POLLRDHUP", 0) | getattr(select, "POLLHUP", 0) | getattr(select, "POLLERR", 0)
@@ -61,11 +63,13 @@ def watched(descriptor: int | None, on_hang_up: Callable[[Exception], None]) -> 
         if _has_hung_up(duplicate):
             raise _disconnected()
 
-    number = _WATCHER.add(duplicate, on_hang_up)
     try:
-        yield check
+        number = _WATCHER.add(duplicate, on_hang_up)
+        try:
+            yield check
+        finally:
+            _WATCHER.remove(number)
     finally:
-        _WATCHER.remove(number)
         os.close(duplicate)
 
 
@@ -89,7 +93,7 @@ def acknowledged(batches: Iterator[pa.RecordBatch], descriptor: int | None) -> I
 
 
 def _duplicate(descriptor: int) -> socket.socket:
-    """A socket object for the worker's socket. Its end does not close the worker's own."""
+    """A socket object for the worker's socket. Closing it leaves the worker's own open."""
     is_blocking = os.get_blocking(descriptor)
     connection = socket.socket(fileno=os.dup(descriptor))
     # After socket.setdefaulttimeout, a new object makes the socket non-blocking, for both descriptors.
@@ -113,44 +117,51 @@ class _Watcher:
         self._lock = threading.Lock()  # guards all below
         self._watched: dict[int, tuple[int, Callable[[Exception], None]]] = {}
         self._count = 0
+        # The pipe that wakes the thread; None before the thread is started.
         self._wakeup: tuple[int, int] | None = None
 
     def after_fork(self) -> None:
         """In the child: the parent's thread is not there, and may have held the lock."""
         self._lock = threading.Lock()
         self._watched.clear()
-        self._wakeup = None
+        wakeup, self._wakeup = self._wakeup, None
+        for end in wakeup or ():
+            os.close(end)
 
     def add(self, descriptor: int, on_hang_up: Callable[[Exception], None]) -> int:
-        """Watch it until ``remove`` is called with the number that is returned."""
+        """Watch it until ``remove`` is called with the number that is returned.
+
+        Raises OSError and RuntimeError if there is no descriptor or no thread left, and watches nothing then.
+        """
         with self._lock:
             if self._wakeup is None:
-                self._start_locked()
+                self._wakeup = self._start_locked()
             self._count += 1
             self._watched[self._count] = descriptor, on_hang_up
-            self._wake_locked()
+            _wake(self._wakeup)
             return self._count
 
     def remove(self, number: int) -> None:
         """Call nothing any more. Waits for a call under way. The descriptor may be closed then."""
         with self._lock:
             # After a hang-up or a fork it is not watched any more.
-            if self._watched.pop(number, None) is not None:
-                self._wake_locked()
+            if self._watched.pop(number, None) is not None and self._wakeup is not None:
+                _wake(self._wakeup)
 
-    def _start_locked(self) -> None:
-        self._wakeup = os.pipe()
-        for end in self._wakeup:
+    def _start_locked(self) -> tuple[int, int]:
+        wakeup = os.pipe()
+        for end in wakeup:
             os.set_blocking(end, False)
-        threading.Thread(
-            target=self._run, args=(self._wakeup[0],), name="kafka-chunked-executor-watch", daemon=True
-        ).start()
-
-    def _wake_locked(self) -> None:
-        assert self._wakeup is not None
-        # A full pipe wakes as well.
-        with suppress(BlockingIOError):
-            os.write(self._wakeup[1], b"\0")
+        thread = threading.Thread(
+            target=self._run, args=(wakeup[0],), name="kafka-chunked-executor-watch", daemon=True
+        )
+        try:
+            thread.start()
+        except BaseException:
+            for end in wakeup:
+                os.close(end)
+            raise
+        return wakeup
 
     def _run(self, wakeup: int) -> None:
         while True:
@@ -172,7 +183,16 @@ class _Watcher:
             # It may have been removed, closed, and its number reused since the poll began.
             found = self._watched.pop(number, None)
             if found is not None:
-                found[1](_disconnected())
+                try:
+                    found[1](_disconnected())
+                except Exception:  # noqa: BLE001 - a bug there must not end the watch of later tasks
+                    _log.exception("a task could not be ended after its executor had hung up")
+
+
+def _wake(wakeup: tuple[int, int]) -> None:
+    # A full pipe wakes as well.
+    with suppress(BlockingIOError):
+        os.write(wakeup[1], b"\0")
 
 
 _WATCHER = _Watcher()
@@ -203,18 +223,18 @@ def executor_socket() -> int | None:
     if infile is None:
         return None
     try:
-        descriptor = infile.fileno()  # type: ignore[attr-defined]
+        descriptor = infile.fileno()
     except (AttributeError, OSError, ValueError):
         return _connected_to_factory()
     return descriptor if _is_socket(descriptor) else None
 
 
-def _infile_of_worker() -> object | None:
+def _infile_of_worker() -> IO[bytes] | None:
     frame = sys._getframe()
     while frame is not None:
         code = frame.f_code
         if code.co_name == "main" and code.co_filename.replace(os.sep, "/").endswith(_WORKER_FILE):
-            found: object | None = frame.f_locals.get("infile")
+            found: IO[bytes] | None = frame.f_locals.get("infile")
             return found
         if frame.f_back is None:
             break

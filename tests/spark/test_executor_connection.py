@@ -103,13 +103,54 @@ def test_the_watch_ends_with_the_task_and_leaves_nothing_open(pair: Pair) -> Non
 def test_tasks_share_a_thread(pair: Pair) -> None:
     """Catches: on busy processors each task waited milliseconds for its thread to start and to end."""
     jvm, worker = pair
+    with watched(worker.fileno(), lambda _: None):
+        before = watches()
     for _ in range(3):
         with watched(worker.fileno(), lambda _: None):
-            assert len(watches()) == 1
+            assert watches() == before
     noticed = threading.Event()
     with watched(worker.fileno(), lambda _: noticed.set()):
         jvm.close()
         assert noticed.wait(PATIENCE_S)
+
+
+def test_a_watch_that_cannot_end_its_task_serves_the_next_one(caplog: pytest.LogCaptureFixture) -> None:
+    """Catches: an error in the call ended the thread, and no later task of the worker noticed a hang-up."""
+    for fails in (True, False):
+        jvm, worker = socket.socketpair()
+        noticed = threading.Event()
+
+        def note(cause: Exception, fails: bool = fails, noticed: threading.Event = noticed) -> None:
+            noticed.set()
+            if fails:
+                raise RuntimeError("a bug") from cause
+
+        with jvm, worker, watched(worker.fileno(), note):
+            jvm.close()
+            assert noticed.wait(PATIENCE_S)
+    assert caplog.text.count("RuntimeError: a bug") == 1
+
+
+def test_a_watch_that_cannot_start_is_started_by_the_next_task(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches: a process at its limit of threads once noticed no hang-up any more, and kept descriptors."""
+    jvm, worker = pair
+    monkeypatch.setattr(executor_connection, "_WATCHER", executor_connection._Watcher())
+    before = set(os.listdir("/dev/fd"))
+    noticed = threading.Event()
+    with monkeypatch.context() as limited:
+        limited.setattr(threading.Thread, "start", lambda _: raises(RuntimeError("can't start new thread")))
+        with pytest.raises(RuntimeError), watched(worker.fileno(), lambda _: noticed.set()):
+            pytest.fail("without a watch, a killed task would go on")
+    assert set(os.listdir("/dev/fd")) == before
+    with watched(worker.fileno(), lambda _: noticed.set()):
+        jvm.close()
+        assert noticed.wait(PATIENCE_S)
+
+
+def raises(error: Exception) -> None:
+    raise error
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
@@ -117,12 +158,14 @@ def test_a_forked_process_watches_with_a_thread_of_its_own(pair: Pair) -> None:
     jvm, worker = pair
     with watched(worker.fileno(), lambda _: None):
         """The parent's thread runs."""
+    pipe = executor_connection._WATCHER._wakeup
     result, told = os.pipe()
     if not (child := os.fork()):
         noticed = threading.Event()
+        kept = [end for end in pipe or () if is_open(end)]
         jvm.close()
         with watched(worker.fileno(), lambda _: noticed.set()):
-            os.write(told, b"y" if noticed.wait(PATIENCE_S) else b"n")
+            os.write(told, b"y" if noticed.wait(PATIENCE_S) and not kept else b"n")
         os._exit(0)
     jvm.close()
     assert os.read(result, 1) == b"y"
@@ -147,6 +190,14 @@ def test_a_process_that_forks_while_the_watch_is_busy_has_a_watch() -> None:
 def test_without_a_socket_nothing_is_watched() -> None:
     with watched(None, lambda cause: pytest.fail(str(cause))) as check:
         check()
+
+
+def is_open(descriptor: int) -> bool:
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return False
+    return True
 
 
 def watches() -> list[threading.Thread]:
