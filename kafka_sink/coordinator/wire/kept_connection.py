@@ -20,7 +20,7 @@ from kafka_sink.errors import ProtocolError
 
 
 class KeptConnection:
-    """At most one connection, to the coordinator that was used last. Any thread; a forked process has another."""
+    """At most one connection, to the coordinator that was used last. Any thread; a fork has another."""
 
     def __init__(self, silence_ms: float, clock_ms: Clock) -> None:
         self._silence_ms = silence_ms

@@ -243,7 +243,7 @@ def test_commits_of_a_stream_share_a_connection_and_do_not_wait(monkeypatch: pyt
 
 @pytest.mark.parametrize("is_busy", [False, True], ids=["idle", "busy"])
 def test_a_forked_process_has_a_connection_of_its_own(*, is_busy: bool) -> None:
-    """Catches: a child read the parent's replies, or waited for ever for a lock that one of its threads held."""
+    """Catches: a child read the parent's replies, or waited for ever for a lock held at the fork."""
     with serving(factories={"writes": write_handler}) as server:
         kept = KeptConnection(500.0, clock_ms)
         kept.tell(server.address, "writes", {"over": "q/1", "again": True})
