@@ -1,9 +1,4 @@
-"""``python -m kafka_sink.doctor``: looks for what would make a job fail, and says why and what to do.
-
-Run it with the driver's Python, where the job would start: it looks at Python, Java, the libraries, the
-Python of Spark's workers and the folders, and, with ``--option kafka.bootstrap.servers=...``, at options,
-connection, login and topic. It writes nothing to Kafka, and creates no topic.
-"""
+"""``python -m kafka_sink.doctor``: looks for what would make a job fail, and says why and what to do."""
 
 from __future__ import annotations
 
@@ -20,6 +15,7 @@ from enum import Enum
 from importlib import metadata
 from typing import TYPE_CHECKING, TextIO
 
+from kafka_sink.command_line import add_options, given_options
 from kafka_sink.errors import KafkaSinkError
 from kafka_sink.libraries import OF_DRIVER, OF_TASKS
 from kafka_sink.version import __version__
@@ -27,6 +23,17 @@ from kafka_sink.version import __version__
 if TYPE_CHECKING:
     from kafka_sink.options import SinkOptions
 
+_DESCRIPTION = """\
+Looks for what would make a job fail, and says why and what to do.
+
+Run it with the driver's Python, where the job would start. It looks at Python, Java, the libraries, the
+Python of Spark's workers and the local folders. To let it try the brokers, the login and the topic, too, give
+it the job's options:
+
+  python -m kafka_sink.doctor --option kafka.bootstrap.servers=HOST:PORT --option topic=NAME
+
+It writes nothing to Kafka, and creates no topic. It ends with 1 if it has found a problem, otherwise with 0.
+"""
 _PYTHON = (3, 10)
 _JAVA = 17
 _PYSPARK = (4, 1)
@@ -68,6 +75,7 @@ def examine(environ: Mapping[str, str], options: Mapping[str, str]) -> Iterator[
     yield from _libraries()
     yield _java(environ)
     yield from _workers(environ)
+    yield from _driver_python(environ)
     yield _folders(environ)
     if options:
         yield from _job(options)
@@ -153,10 +161,57 @@ def _workers(environ: Mapping[str, str]) -> Iterator[Finding]:
             f"Spark's workers have no Python, as {what}: set PYSPARK_PYTHON to {sys.executable}",
         )
         return
-    modules = [*_OWN_MODULES, *OF_TASKS]
+    answer = _ask(python, environ)
+    if isinstance(answer, str):
+        yield Finding(
+            Level.PROBLEM,
+            f"the workers' Python, {python}, does not run: {answer}. Set PYSPARK_PYTHON to {sys.executable}",
+        )
+    else:
+        yield _of_workers(python, answer)
+
+
+def _driver_python(environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Spark looks for installed data sources with PYSPARK_DRIVER_PYTHON, where that is set, and then starts
+    the workers of such a data source with it, on executors, too (seen on PySpark 4.3.0). It takes
+    PYSPARK_PYTHON for one that the driver registers."""
+    named = environ.get("PYSPARK_DRIVER_PYTHON")
+    if named is None or named == environ.get("PYSPARK_PYTHON"):
+        return
+    python = shutil.which(named, path=environ.get("PATH"))
+    answer = _ask(python, environ) if python else "there is no such program"
+    missing = [] if isinstance(answer, str) else answer.missing
+    why = answer if isinstance(answer, str) else f"it lacks {', '.join(missing)}"
+    if missing or isinstance(answer, str):
+        yield Finding(
+            Level.PROBLEM,
+            f"PYSPARK_DRIVER_PYTHON is {named}, with which Spark looks for installed data sources, and that "
+            f"fails: {why}. So Spark says DATA_SOURCE_NOT_FOUND. Unset it before the session is made, "
+            "as in os.environ.pop('PYSPARK_DRIVER_PYTHON', None), or call kafka_sink.register(spark) before "
+            "the first write",
+        )
+    else:
+        yield Finding(
+            Level.NOTE,
+            f"PYSPARK_DRIVER_PYTHON is {named}: Spark runs the sink's tasks with it, on executors, too, "
+            "unless kafka_sink.register(spark) was called. Unset it where executors have none at this path",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What a Python says about itself; ``missing`` are names of modules."""
+
+    version: tuple[int, ...]
+    pyspark: str | None
+    missing: Sequence[str]
+
+
+def _ask(python: str, environ: Mapping[str, str]) -> _Answer | str:
+    """Runs the Python. A text says why there is no answer."""
     try:
         done = subprocess.run(
-            [python, "-c", _PROBE.format(modules=modules)],
+            [python, "-c", _PROBE.format(modules=[*_OWN_MODULES, *OF_TASKS])],
             capture_output=True,
             text=True,
             timeout=_TIMEOUT_S,
@@ -165,30 +220,23 @@ def _workers(environ: Mapping[str, str]) -> Iterator[Finding]:
             env=dict(environ),
         )
         version, pyspark, missing = json.loads(done.stdout.splitlines()[-1])
-    except (OSError, subprocess.TimeoutExpired) as error:
-        why = f"no end within {_TIMEOUT_S} s" if isinstance(error, subprocess.TimeoutExpired) else error
-        yield Finding(Level.PROBLEM, f"the workers' Python, {python}, does not run: {why}")
-        return
+    except subprocess.TimeoutExpired:
+        return f"no end within {_TIMEOUT_S} s"
+    except OSError as error:
+        return str(error)
     except (ValueError, IndexError):
-        last = (done.stderr.strip().splitlines() or [f"it ended with code {done.returncode}"])[-1]
-        yield Finding(
-            Level.PROBLEM,
-            f"the workers' Python, {python}, does not run: {last}. Set PYSPARK_PYTHON to {sys.executable}",
-        )
-        return
-    yield _of_workers(python, tuple(version), pyspark, missing)
+        return (done.stderr.strip().splitlines() or [f"it ended with code {done.returncode}"])[-1]
+    return _Answer(tuple(version), pyspark, missing)
 
 
-def _of_workers(
-    python: str, version: tuple[int, ...], pyspark: str | None, missing: Sequence[str]
-) -> Finding:
-    own = [name for name in missing if name in _OWN_MODULES]
-    libraries = [OF_TASKS[name] for name in missing if name in OF_TASKS]
-    if version != sys.version_info[:2]:
+def _of_workers(python: str, answer: _Answer) -> Finding:
+    own = [name for name in answer.missing if name in _OWN_MODULES]
+    libraries = [OF_TASKS[name] for name in answer.missing if name in OF_TASKS]
+    if answer.version != sys.version_info[:2]:
         text = (
-            f"is {_dotted(version)} and the driver's is {_dotted(sys.version_info[:2])}: Spark refuses UDFs "
-            "and data sources that the driver registers (PYTHON_VERSION_MISMATCH). Set PYSPARK_PYTHON to "
-            f"{sys.executable}"
+            f"is {_dotted(answer.version)} and the driver's is {_dotted(sys.version_info[:2])}: Spark "
+            "refuses UDFs and data sources that the driver registers (PYTHON_VERSION_MISMATCH). Set "
+            f"PYSPARK_PYTHON to {sys.executable}"
         )
     elif own:
         text = (
@@ -199,10 +247,12 @@ def _of_workers(
             text += f". It lacks libraries, too, which --py-files does not bring: {_pip(python, libraries)}"
     elif libraries:
         text = f"lacks libraries: {_pip(python, libraries)}"
-    elif pyspark != _version("pyspark"):
-        text = f"has PySpark {pyspark}, and the driver {_version('pyspark')}: install the same version"
+    elif answer.pyspark != _version("pyspark"):
+        text = f"has PySpark {answer.pyspark}, and the driver {_version('pyspark')}: install the same version"
     else:
-        return Finding(Level.OK, f"Spark's workers: Python {_dotted(version)} with all libraries ({python})")
+        return Finding(
+            Level.OK, f"Spark's workers: Python {_dotted(answer.version)} with all libraries ({python})"
+        )
     return Finding(Level.PROBLEM, f"the workers' Python, {python}, {text}")
 
 
@@ -275,37 +325,11 @@ def main(arguments: Sequence[str] | None = None, out: TextIO = sys.stdout) -> in
     """0 if no job would fail on what was looked at, otherwise 1."""
     parser = argparse.ArgumentParser(
         prog="python -m kafka_sink.doctor",
-        description=__doc__,
+        description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "--option",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="an option of the job, such as kafka.bootstrap.servers=HOST:PORT; may be given again",
-    )
-    parser.add_argument(
-        "--options-file",
-        metavar="FILE",
-        help="a JSON object of options, for passwords, which a command line would show to others",
-    )
-    args = parser.parse_args(arguments)
-    options: dict[str, str] = {}
-    if args.options_file:
-        try:
-            with open(args.options_file, encoding="utf-8") as file:
-                for name, value in json.load(file).items():
-                    options[name] = value if isinstance(value, str) else json.dumps(value)
-        except (OSError, ValueError, AttributeError) as error:
-            # Not the text of the file, which may hold passwords.
-            reason = error.strerror if isinstance(error, OSError) else "it is not a JSON object"
-            parser.error(f"--options-file {args.options_file}: {reason}")
-    for pair in args.option:
-        name, separator, value = pair.partition("=")
-        if not separator:
-            parser.error(f"--option {pair!r} lacks '=': write NAME=VALUE")
-        options[name] = value
+    add_options(parser)
+    options = given_options(parser, parser.parse_args(arguments))
     problems = 0
     for finding in examine(os.environ, options):
         problems += finding.level is Level.PROBLEM

@@ -15,6 +15,7 @@ from kafka_sink.doctor import Finding, Level, examine, main
 from tests.support.fake_broker import FakeCluster
 
 HERE = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": os.getcwd()}
+HERE.pop("PYSPARK_DRIVER_PYTHON", None)
 
 
 def found(environ: dict[str, str], options: dict[str, str] | None = None) -> list[Finding]:
@@ -59,6 +60,25 @@ def test_the_workers_python_is_looked_at(tmp_path: Path) -> None:
     del without_python["PYSPARK_PYTHON"]
     assert "there is no python3 on PATH" in problems(without_python)
     assert "does not exist" in problems({**HERE, "PYSPARK_PYTHON": "/nowhere/python"})
+
+
+def test_a_python_of_the_driver_with_which_spark_cannot_find_the_sink_is_named(tmp_path: Path) -> None:
+    """Catches: PYSPARK_DRIVER_PYTHON=jupyter, with which Spark finds no installed data source."""
+    notebook = tmp_path / "jupyter"
+    notebook.write_text('#!/bin/sh\necho "jupyter: error: unrecognized arguments: -c" >&2\nexit 2\n')
+    notebook.chmod(0o755)
+    named = problems({**HERE, "PYSPARK_DRIVER_PYTHON": str(notebook)})
+    assert "jupyter: error: unrecognized arguments" in named
+    assert "DATA_SOURCE_NOT_FOUND" in named
+    assert "os.environ.pop('PYSPARK_DRIVER_PYTHON', None)" in named
+    assert "there is no such program" in problems({**HERE, "PYSPARK_DRIVER_PYTHON": "/nowhere/jupyter"})
+    lacking = python_that_prints(tmp_path, json.dumps([[3, 12], None, ["kafka_sink", "lz4"]]))
+    assert "it lacks kafka_sink, lz4" in problems({**HERE, "PYSPARK_DRIVER_PYTHON": lacking})
+
+    complete = {**HERE, "PYSPARK_DRIVER_PYTHON": python_that_prints(tmp_path, '[[3, 12], "4.3.0", []]')}
+    assert problems(complete) == ""
+    assert any("on executors, too" in one.text for one in found(complete))
+    assert not any("DRIVER" in one.text for one in found({**HERE, "PYSPARK_DRIVER_PYTHON": sys.executable}))
 
 
 def test_an_unset_pyspark_python_is_noted() -> None:

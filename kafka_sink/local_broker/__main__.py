@@ -23,30 +23,39 @@ def _property(text: str) -> tuple[str, str]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m kafka_sink.local_broker",
-        description=f"Run Apache Kafka {KAFKA_VERSION} here until Ctrl-C; its data is deleted then.",
+        description=f"Runs Apache Kafka {KAFKA_VERSION} here until Ctrl-C, and then deletes its data. Prints "
+        "the address for kafka.bootstrap.servers on stdout, and nothing else there.",
     )
     parser.add_argument("--brokers", type=int, default=1, choices=(1, 3), help="how many brokers (default 1)")
-    parser.add_argument("--port", type=int, help="the first broker's port (default: any free one)")
+    parser.add_argument(
+        "--port", type=int, help="the first broker's port; others take the next ones (default: free ones)"
+    )
     parser.add_argument(
         "--property",
         type=_property,
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="a broker property",
+        help="a property of the brokers, such as num.partitions=1; may be given again",
     )
     parser.add_argument(
         "--no-auto-create", action="store_true", help="do not create topics when clients use them"
     )
     parser.add_argument(
-        "--kafka-home", help=f"an unpacked Kafka instead of the download (or {KAFKA_HOME_ENV})"
+        "--kafka-home",
+        metavar="FOLDER",
+        help=f"an unpacked Kafka instead of the download (or {KAFKA_HOME_ENV})",
     )
     parser.add_argument(
-        "--ivy-settings", help=f"an Ivy settings file for the download (or {IVY_SETTINGS_ENV})"
+        "--ivy-settings",
+        metavar="FILE",
+        help=f"an Ivy settings file for the download (or {IVY_SETTINGS_ENV})",
     )
-    parser.add_argument("--heap", default="512m", help="each broker's heap (default 512m)")
+    parser.add_argument("--heap", default="512m", metavar="SIZE", help="each broker's heap (default 512m)")
     parser.add_argument(
-        "--download-only", action="store_true", help="download Kafka into the cache, then exit"
+        "--download-only",
+        action="store_true",
+        help="download Kafka into the cache, print where it is, and exit",
     )
     return parser
 

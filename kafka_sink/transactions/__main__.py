@@ -1,11 +1,4 @@
-"""``python -m kafka_sink.transactions list|complete|abort|rewrite``: what a transactional.id.prefix has left.
-
-``list`` looks. The others take the prefix over, so no query or job may be running with it: that one would
-fail. ``complete`` commits what was decided and aborts everything else that is open, as the next run would;
-``abort`` is another name for it, for where nothing was decided. ``rewrite`` is for a batch that stays
-incomplete, since its tasks are others now: it forgets the decision, and the next run writes the whole batch.
-Readers then see the rows that are visible by now twice.
-"""
+"""``python -m kafka_sink.transactions``: what a transactional.id.prefix has left, and ends of it."""
 
 from __future__ import annotations
 
@@ -15,6 +8,7 @@ from collections.abc import Sequence
 from typing import TextIO
 
 from kafka_sink.clock import wall_ms
+from kafka_sink.command_line import add_options, given_options
 from kafka_sink.errors import KafkaSinkError
 from kafka_sink.options import SinkOptions, parse
 from kafka_sink.transactions import driver
@@ -23,13 +17,27 @@ from kafka_sink.transactions.operations import OPEN, Described, ListOpen, Steps,
 from kafka_sink.transactions.scope import Scope
 
 _TIMEOUT_MS = 60_000.0
+_DESCRIPTION = """\
+Shows and ends what the transactions of a transactional.id.prefix have left behind.
+
+  list      shows the last decision, what was written, and which transactions are open. It changes nothing.
+  complete  commits what was decided and aborts everything else that is open, as the next run would.
+  abort     is another name for complete, for use where nothing was decided.
+  rewrite   is for a batch that stays incomplete because its tasks are others now. It forgets the decision,
+            and the next run writes the whole batch. Readers then see twice what they can see of it by now.
+
+All but list take the prefix over: a query or job that runs with it fails.
+It ends with 0, with 1 if it could not be done, and with 2 if a batch stays incomplete.
+"""
 
 
 def main(arguments: Sequence[str] | None = None, out: TextIO = sys.stdout) -> int:
     """0 where it was done, 1 with the reason on stderr where not, 2 where a batch is incomplete."""
-    args = _parser().parse_args(arguments)
+    parser = _parser()
+    args = parser.parse_args(arguments)
+    given = given_options(parser, args)
     try:
-        options = _options(args)
+        options = _options(given, args.bootstrap_servers)
         client = TransactionClient(options)
         try:
             partitions = client.partitions(args.topic, _TIMEOUT_MS)
@@ -48,41 +56,22 @@ def main(arguments: Sequence[str] | None = None, out: TextIO = sys.stdout) -> in
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m kafka_sink.transactions",
-        description=__doc__,
+        description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("action", choices=("list", "complete", "abort", "rewrite"))
-    parser.add_argument("--bootstrap-servers", required=True)
+    parser.add_argument("--bootstrap-servers", required=True, metavar="HOST:PORT")
     parser.add_argument("--prefix", required=True, help="transactional.id.prefix; the driver's log names it")
     parser.add_argument(
         "--topic", required=True, help="the option topic of the job, or its transaction.progress.topic"
     )
-    parser.add_argument(
-        "--option",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="another option of the sink; no secret, as others see command lines",
-    )
-    parser.add_argument("--options-file", help="a file of NAME=VALUE lines, for options with secrets")
+    add_options(parser)
     return parser
 
 
-def _options(args: argparse.Namespace) -> SinkOptions:
-    lines = list(args.option)
-    if args.options_file:
-        try:
-            with open(args.options_file, encoding="utf-8") as file:
-                lines += [line.strip() for line in file if line.strip() and not line.startswith("#")]
-        except OSError as error:
-            raise KafkaSinkError(f"--options-file: {error}") from error
-    raw = {"kafka.bootstrap.servers": args.bootstrap_servers, "delivery.guarantee": "exactly-once"}
-    for line in lines:
-        name, equals, value = line.partition("=")
-        if not equals:
-            raise KafkaSinkError("an option is not NAME=VALUE")
-        raw[name.strip()] = value.strip()
-    return parse(raw).options
+def _options(given: dict[str, str], bootstrap_servers: str) -> SinkOptions:
+    required = {"kafka.bootstrap.servers": bootstrap_servers, "delivery.guarantee": "exactly-once"}
+    return parse(given | required).options
 
 
 def _list(client: TransactionClient, scope: Scope, out: TextIO) -> int:

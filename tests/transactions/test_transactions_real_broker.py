@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -254,7 +256,7 @@ def test_what_timed_out_after_the_decision_is_written_again_and_only_that(job: C
 
 
 def test_a_batch_that_cannot_be_repaired_is_an_error_until_somebody_resolves_it(
-    job: Callable[..., Job], broker: LocalBroker
+    job: Callable[..., Job], broker: LocalBroker, tmp_path: Path
 ) -> None:
     run = job()
     handover = run.take_over()
@@ -272,6 +274,9 @@ def test_a_batch_that_cannot_be_repaired_is_an_error_until_somebody_resolves_it(
 
     arguments = ["--bootstrap-servers", broker.bootstrap_servers, "--prefix", run.scope.prefix]
     arguments += ["--topic", run.scope.topic]
+    # The same file of options as for the doctor.
+    (tmp_path / "options.json").write_text(json.dumps({"kafka.client.id": "operator"}))
+    arguments += ["--options-file", str(tmp_path / "options.json")]
     out = io.StringIO()
     assert command.main(["list", *arguments], out) == 0
     assert "1 of them not committed" in out.getvalue()

@@ -1,0 +1,43 @@
+"""Options of the sink on a command line, for ``kafka_sink.doctor`` and ``kafka_sink.transactions``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Lets the parser take ``--option`` and ``--options-file``."""
+    parser.add_argument(
+        "--option",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="an option of the job, such as kafka.security.protocol=SASL_SSL; may be given again",
+    )
+    parser.add_argument(
+        "--options-file",
+        metavar="FILE",
+        help="a JSON object of options, for passwords, which a command line would show to others",
+    )
+
+
+def given_options(parser: argparse.ArgumentParser, args: argparse.Namespace) -> dict[str, str]:
+    """What was given by ``--options-file`` and, above that, by ``--option``. Ends the program with code 2 and
+    a line that names no value where that cannot be read."""
+    options: dict[str, str] = {}
+    if args.options_file:
+        try:
+            with open(args.options_file, encoding="utf-8") as file:
+                for name, value in json.load(file).items():
+                    options[name] = value if isinstance(value, str) else json.dumps(value)
+        except (OSError, ValueError, AttributeError) as error:
+            # Not the text of the file, which may hold passwords.
+            reason = error.strerror if isinstance(error, OSError) else "it is not a JSON object"
+            parser.error(f"--options-file {args.options_file}: {reason}")
+    for pair in args.option:
+        name, equals, value = pair.partition("=")
+        if not equals:
+            parser.error("an --option lacks '=': write NAME=VALUE")
+        options[name.strip()] = value
+    return options
