@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ from hypothesis import HealthCheck, settings
 
 from kafka_sink.local_broker import LocalBroker
 from tests.support import lanes, processor_time
+from tests.support.ports import free_port
 from tests.support.strategy import forced
 
 if TYPE_CHECKING:
@@ -127,9 +127,7 @@ def cluster3() -> Iterator[LocalBroker]:
 @pytest.fixture(scope="session")
 def live_view_port() -> int:
     """Of the live view in the tests' Spark: an application has one, on the port that was asked for first."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        found: int = free.getsockname()[1]
-    return found
+    return free_port()
 
 
 @pytest.fixture(scope="session")

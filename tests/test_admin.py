@@ -27,6 +27,7 @@ from tests.support.fake_broker import (
     FakeCluster,
 )
 from tests.support.fake_replies import error
+from tests.support.ports import refusing_port
 from tests.support.proxy import METADATA as METADATA_API
 from tests.support.proxy import ProxyCluster
 
@@ -238,12 +239,9 @@ def test_a_topic_without_leaders_is_there(topic: str) -> None:
 
 @pytest.mark.parametrize("create", ["true", "false"])
 def test_dead_brokers_are_named_with_the_reason(topic: str, create: str) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    given = options(f"127.0.0.1:{port}", topic, kafka_max_block_ms="800", topic_create=create)
     begun = time.monotonic()
-    with pytest.raises(BrokersUnreachableError) as caught:
-        prepare_topic(given)
+    with refusing_port() as port, pytest.raises(BrokersUnreachableError) as caught:
+        prepare_topic(options(f"127.0.0.1:{port}", topic, kafka_max_block_ms="800", topic_create=create))
     assert time.monotonic() - begun < 4
     for part in (f"127.0.0.1:{port}", "connecting by TCP failed: Connection refused", "check host and port"):
         assert part in str(caught.value)
@@ -288,9 +286,8 @@ def test_an_error_about_a_server_other_than_kafka_names_no_settings_of_java(topi
 
 
 def test_one_live_broker_of_two_is_enough(broker: LocalBroker, topic: str) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    prepare_topic(options(f"127.0.0.1:{port},{broker.bootstrap_servers}", topic))
+    with refusing_port() as port:
+        prepare_topic(options(f"127.0.0.1:{port},{broker.bootstrap_servers}", topic))
 
 
 def test_without_a_topic_brokers_must_be_reached_all_the_same(broker: LocalBroker) -> None:

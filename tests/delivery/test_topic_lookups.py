@@ -19,6 +19,7 @@ from kafka_sink.rows.column_plan import ColumnPlan
 from tests.support.fake_broker import INIT_PRODUCER_ID, METADATA, PRODUCE, FakeCluster
 from tests.support.fake_replies import error
 from tests.support.lookups import asked, rows, written
+from tests.support.ports import refusing_port
 from tests.support.proxy import Proxy
 from tests.support.scripted_cluster import until
 
@@ -32,12 +33,6 @@ def writing(bootstrap: str, **options: object) -> Iterator[TaskProducer]:
     plan = ColumnPlan.of([("topic", "string"), ("value", "binary")], None)
     with task_producer(parse(raw).options, plan) as producer:
         yield producer
-
-
-def dead_port() -> int:
-    """A port that refuses connections."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 def test_all_new_topics_of_a_unit_are_asked_for_at_once_and_only_they() -> None:
@@ -79,8 +74,8 @@ def test_a_missing_topic_is_bounded_and_named_with_the_brokers() -> None:
 
 
 def test_no_broker_at_all_is_named_with_the_reason() -> None:
-    port = dead_port()
     with (
+        refusing_port() as port,
         pytest.raises(MetadataTimeoutError, match=rf"127\.0\.0\.1:{port} \(.*refused"),
         writing(f"127.0.0.1:{port}", max_block_ms=300) as producer,
     ):
@@ -134,8 +129,8 @@ def test_a_topic_recreated_between_tasks_is_written_under_its_new_id() -> None:
 
 
 def test_dead_bootstrap_addresses_are_skipped() -> None:
-    with FakeCluster({"t": 1}) as cluster:
-        servers = f"127.0.0.1:{dead_port()},127.0.0.1:{dead_port()},{cluster.bootstrap_servers}"
+    with FakeCluster({"t": 1}) as cluster, refusing_port() as one, refusing_port() as other:
+        servers = f"127.0.0.1:{one},127.0.0.1:{other},{cluster.bootstrap_servers}"
         begun = time.monotonic()
         with writing(servers) as producer:
             producer.send(rows("t"))

@@ -17,6 +17,7 @@ from kafka_sink.network.broker_connection import RequestTimeoutError
 from kafka_sink.network.client import NodeConnected, NodeDisconnected, RequestFailed, ResponseReceived
 from tests.support.fake_broker import API_VERSIONS, FakeCluster
 from tests.support.network_harness import Driver, batch, metadata_request, produce_request
+from tests.support.ports import refusing_port
 
 
 @pytest.fixture
@@ -116,9 +117,7 @@ def test_reconnects_wait_longer_each_time(cluster: FakeCluster) -> None:
 
 
 def test_dead_bootstrap_addresses_are_skipped(cluster: FakeCluster) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as dead:
-        port = dead.getsockname()[1]
-    with Driver(f"127.0.0.1:{port},{cluster.bootstrap_servers}") as driver:
+    with refusing_port() as port, Driver(f"127.0.0.1:{port},{cluster.bootstrap_servers}") as driver:
 
         def ready() -> bool:
             node = driver.client.least_loaded_node(driver.clock.now)
@@ -202,11 +201,9 @@ def test_a_broker_that_is_gone_is_kept_until_its_requests_are_done(
 
 
 def test_all_addresses_of_a_name_are_tried(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as dead:
-        refused = dead.getsockname()
-    places = [(socket.AF_INET, refused), (socket.AF_INET, ("127.0.0.1", cluster.port(0)))]
-    monkeypatch.setattr(resolver, "_resolve", lambda host, port, flags: list(places))
-    with Driver("many.example:9092") as driver:
+    with refusing_port() as refused, Driver("many.example:9092") as driver:
+        places = [(socket.AF_INET, ("127.0.0.1", port)) for port in (refused, cluster.port(0))]
+        monkeypatch.setattr(resolver, "_resolve", lambda host, port, flags: list(places))
         driver.connect()
         assert [type(event) for event in driver.events] == [NodeDisconnected, NodeConnected]
         assert driver.clock.now == 1_000_000.0, "no backoff between addresses"

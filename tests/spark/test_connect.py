@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kafka_sink.local_broker import LocalBroker
+from tests.support.ports import free_port
 from tests.support.topics import read_topic
 
 if TYPE_CHECKING:
@@ -26,8 +26,7 @@ EXAMPLE = ROOT / "examples" / "spark_connect.py"
 @pytest.fixture(scope="module")
 def remote(spark: SparkSession) -> Iterator[str]:
     """The address of a Spark Connect server, started as the setting ``spark.plugins`` would."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
+    port = str(free_port())
     jvm, context = spark._jvm, spark.sparkContext._jsc.sc()
     assert jvm is not None
     context.conf().set("spark.connect.grpc.binding.port", port)

@@ -102,14 +102,16 @@ def serving(
     bounds: ServerBounds | None = None,
     factories: Mapping[str, HandlerFactory] | None = None,
     options: SinkOptions = OPTIONS,
+    clock: Callable[[], float] = clock_ms,
 ) -> Iterator[Serving]:
+    """A server on a thread. It looks at ``clock`` (milliseconds) by real time."""
     listening = socket.create_server(("127.0.0.1", 0), backlog=1024)
     found = Serving(listening.getsockname()[1])
     started, stop = threading.Event(), threading.Event()
 
     async def serve() -> None:
         made = factories if factories is not None else {"echo": found.echoing}
-        found.server = CoordinatorServer(SECRET, made, clock_ms, bounds or ServerBounds())
+        found.server = CoordinatorServer(SECRET, made, clock, bounds or ServerBounds())
         found.server.add_cluster(KEY, options)
         await found.server.start(listening)
         started.set()

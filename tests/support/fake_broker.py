@@ -42,6 +42,7 @@ from tests.support.fake_state import (
     FakeState,
     framed,
 )
+from tests.support.ports import HeldPort
 
 __all__ = [
     "API_VERSIONS",
@@ -80,8 +81,8 @@ class Received:
 @dataclass
 class _Node:
     id: int
+    held: HeldPort
     listener: socket.socket
-    port: int
     connections: set[socket.socket] = field(default_factory=set)
     thawed: threading.Event = field(default_factory=threading.Event)
     running: bool = True
@@ -103,8 +104,8 @@ class FakeCluster:
         self._scripts: dict[tuple[int, int | None], deque[Reply]] = defaultdict(deque)
         self._threads: list[threading.Thread] = []
         self._closed = threading.Event()
-        self._nodes = [self._listen(node_id, 0) for node_id in range(brokers)]
-        ports = [node.port for node in self._nodes]
+        self._nodes = [self._listen(node_id, HeldPort()) for node_id in range(brokers)]
+        ports = [node.held.number for node in self._nodes]
         self._state = FakeState(ports, {**VERSIONS, **(versions or {})}, max_message_bytes, cluster_id)
         for name, partitions in (topics or {}).items():
             self.create_topic(name, partitions)
@@ -123,6 +124,7 @@ class FakeCluster:
         for node in self._nodes:
             self.stop(node.id)
             node.thawed.set()
+            node.held.close()
         for thread in self._threads:
             thread.join(10)
 
@@ -131,11 +133,11 @@ class FakeCluster:
     @property
     def bootstrap_servers(self) -> str:
         """host:port of every broker."""
-        return ",".join(f"127.0.0.1:{node.port}" for node in self._nodes)
+        return ",".join(f"127.0.0.1:{node.held.number}" for node in self._nodes)
 
     def port(self, node_id: int) -> int:
         """A broker's port; it stays over stop and start."""
-        return self._nodes[node_id].port
+        return self._nodes[node_id].held.number
 
     def received(self, api_key: int, node_id: int | None = None) -> list[Received]:
         """Requests of one API in the order of their arrival."""
@@ -194,7 +196,7 @@ class FakeCluster:
 
     def start(self, node_id: int) -> None:
         """Listens again, on the same port."""
-        self._nodes[node_id] = self._listen(node_id, self._nodes[node_id].port)
+        self._nodes[node_id] = self._listen(node_id, self._nodes[node_id].held)
 
     def freeze(self, node_id: int) -> None:
         """Reads no further request until thawed; connections stay open and new ones are taken."""
@@ -206,9 +208,8 @@ class FakeCluster:
 
     # -- sockets --------------------------------------------------------------------------------------
 
-    def _listen(self, node_id: int, port: int) -> _Node:
-        listener = socket.create_server(("127.0.0.1", port))
-        node = _Node(node_id, listener, listener.getsockname()[1])
+    def _listen(self, node_id: int, held: HeldPort) -> _Node:
+        node = _Node(node_id, held, held.listen())
         node.thawed.set()
         self._spawn(self._accept, node)
         return node

@@ -29,6 +29,8 @@ from typing import Any
 from kafka.protocol.metadata import MetadataResponse
 from kafka.protocol.producer import ProduceResponse
 
+from tests.support.ports import HeldPort
+
 PRODUCE, METADATA, API_VERSIONS, INIT_PRODUCER_ID = 0, 3, 18, 22
 REQUEST, RESPONSE = "request", "response"
 _FIRST_PRODUCE_WITH_ENDPOINTS = 10
@@ -111,7 +113,8 @@ class Proxy:
         self._pairs: set[_Pair] = set()
         self._threads: list[threading.Thread] = []
         self._listener: socket.socket | None = None
-        self.port = port
+        self._held = HeldPort(port)
+        self.port = self._held.number
         self.accept()
 
     def __enter__(self) -> Proxy:
@@ -127,6 +130,7 @@ class Proxy:
         self._closed.set()
         self.thaw()
         self.refuse()
+        self._held.close()
         self.cut()
         for thread in self._threads:
             thread.join(10)
@@ -184,8 +188,7 @@ class Proxy:
     def accept(self) -> None:
         """Listens (again), on the same port."""
         if self._listener is None:
-            self._listener = socket.create_server(("127.0.0.1", self.port))
-            self.port = self._listener.getsockname()[1]
+            self._listener = self._held.listen()
             self._spawn(self._accept, self._listener)
 
     # -- pumps ------------------------------------------------------------------------------------

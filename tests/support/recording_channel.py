@@ -49,7 +49,7 @@ class RecordingChannel:
 
 @contextmanager
 def client_of(
-    address: CoordinatorAddress, silence_ms: float = 2000
+    address: CoordinatorAddress, silence_ms: float = 20_000
 ) -> Iterator[tuple[CoordinatorClient, RecordingChannel]]:
     channel = RecordingChannel()
     client = CoordinatorClient(address, [channel], clock_ms, silence_ms)

@@ -18,7 +18,6 @@ import argparse
 import os
 import shutil
 import signal
-import socket
 import sys
 import tempfile
 import time
@@ -31,6 +30,7 @@ if __name__ == "__main__":
 
 from kafka_sink.local_broker.java import find_java
 from kafka_sink.local_broker.processes import SupervisedProcesses
+from tests.support.ports import free_port
 
 # Small and quickly up: these JVMs only start others.
 _JVM = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
@@ -79,8 +79,7 @@ class StandaloneCluster:
         self._folder = Path(tempfile.mkdtemp(prefix="kafka-chunked-spark-"))
         self._processes = SupervisedProcesses(self._folder)
         try:
-            with socket.create_server(("127.0.0.1", 0)) as server:
-                self._port = server.getsockname()[1]
+            self._port = free_port()
             ui = ("--webui-port", "0")
             self._start("master", "master.Master", "--host", "127.0.0.1", "--port", str(self._port), *ui)
             # A worker whose master is not there yet asks again after seconds.

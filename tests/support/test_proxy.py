@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from kafka_sink.network.client import RequestFailed, ResponseReceived
 from tests.support.fake_broker import FakeCluster
 from tests.support.network_harness import Driver, batch, metadata_request, produce_request
+from tests.support.ports import free_port
 from tests.support.proxy import (
     API_VERSIONS,
     METADATA,
@@ -212,8 +213,7 @@ def test_other_protocols_pass_unparsed() -> None:
 
 
 def test_a_fixed_port() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     with Proxy(("127.0.0.1", 1), port=port) as proxy:
         assert proxy.port == port
         assert proxy.address == f"127.0.0.1:{port}"

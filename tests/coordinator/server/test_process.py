@@ -35,6 +35,7 @@ from kafka_sink.options import parse
 from tests.support.application import Application
 from tests.support.coordinator_harness import clock_ms, eventually
 from tests.support.fake_broker import METADATA, FakeCluster
+from tests.support.ports import free_port
 
 # Stands for a password: it travels to the coordinator as all settings of a cluster do.
 PASSWORD = "271828182"
@@ -534,8 +535,7 @@ def test_an_administrator_switches_it_off_for_all_jobs(
 def test_an_administrator_fixes_the_port_for_all_jobs(
     cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     monkeypatch.setenv("KAFKA_CHUNKED_COORDINATOR_PORT", str(port))
     found = planned(cluster, coordinator_port="1")
     assert found.rendezvous is not None

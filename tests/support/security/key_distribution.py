@@ -10,6 +10,8 @@ import time
 from pathlib import Path
 from types import TracebackType
 
+from tests.support.ports import free_port
+
 REALM = "TEST.LOCAL"
 TOOLS = ("krb5kdc", "kdb5_util", "kadmin.local", "kinit")
 
@@ -29,8 +31,7 @@ class KeyDistribution:
         self._kdc: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> KeyDistribution:
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            port = probe.getsockname()[1]
+        port = free_port()
         plugins = Path(shutil.which("krb5kdc") or "/usr/sbin/krb5kdc").parents[1]
         found = next(plugins.glob("lib/**/krb5/plugins/kdb"), None)
         modules = f"[dbmodules]\n db_module_dir = {found}\n" if found else ""

@@ -1,0 +1,56 @@
+"""Ports that nobody else takes between two uses: other tests run beside this one."""
+
+from __future__ import annotations
+
+import random
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from kafka_sink.local_broker import node_config
+
+HOST = "127.0.0.1"
+
+
+class HeldPort:
+    """A port of 127.0.0.1 that stays this process's until ``close``. It refuses connections until ``listen``.
+
+    A socket that is bound and does not listen holds it. With SO_REUSEADDR a second one may be bound, as long
+    as none listens.
+    """
+
+    def __init__(self, port: int = 0) -> None:
+        self._spare = _bound(port)
+        self.number: int = self._spare.getsockname()[1]
+
+    def listen(self) -> socket.socket:
+        """A listening socket. The last one must be closed before the next one is made."""
+        listener, self._spare = self._spare, _bound(self.number)
+        listener.listen(128)
+        return listener
+
+    def close(self) -> None:
+        """Others may have the port."""
+        self._spare.close()
+
+
+def _bound(port: int) -> socket.socket:
+    made = socket.socket()
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    made.bind((HOST, port))
+    return made
+
+
+@contextmanager
+def refusing_port() -> Iterator[int]:
+    """A port that refuses connections."""
+    held = HeldPort()
+    try:
+        yield held.number
+    finally:
+        held.close()
+
+
+def free_port() -> int:
+    """For a process that will bind it: outside the range that connections and port 0 take theirs from."""
+    return node_config.free_port(set(), random.Random())
