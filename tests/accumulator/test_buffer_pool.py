@@ -428,7 +428,7 @@ def test_whoever_waits_looks_at_once_and_again_whether_to_go_on(monkeypatch: pyt
     assert looks == [1, 1, 1]
     with pytest.raises(BufferExhaustedError, match=r"waited .* of 20 ms"):
         pool.take(arena, 4, 20, tenant, 0, lambda: looks.append(pool.queued))
-    assert len(looks) > 10
+    assert len(looks) > 3, "it looked in this wait, too"
     # Memory that comes while it looks is taken.
     assert len(pool.take(arena, 4, LONG_MS, tenant, 0, lambda: pool.give(arena, [held.pop()]))) == 4
     assert pool.metrics().waiting_threads == 0

@@ -77,7 +77,7 @@ def test_nothing_is_left_of_a_driver_that_was_killed(project_environment: dict[s
             assert len(found) == 2, "a supervisor and the process that serves"
             # The script lives on and waits for nothing: its JVM stays as a zombie.
             os.kill(jvm, signal.SIGKILL)
-            eventually(lambda: not children().keys() & set(found), within_s=10)
+            eventually(lambda: not children().keys() & set(found), within_s=60)
         finally:
             script.kill()
             script.communicate()

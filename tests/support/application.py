@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any
 from unittest import mock
 
-from kafka_sink.coordinator.driver import launcher
+from kafka_sink.coordinator.driver import launcher, planning
 from kafka_sink.coordinator.wire import driver_process
 from kafka_sink.coordinator.wire.driver_process import DriverProcess
 
@@ -62,6 +62,14 @@ class CoordinatorProcesses:
         return [int(one[0]) for one in mine if one[3][0] != "Z" or "l" in one[3]]
 
 
+# How long planning waits for a coordinator that is only slow, as on a busy machine all are.
+_PATIENT_MS = 60_000.0
+_PATIENCE = (
+    *((launcher, name) for name in ("_LOCK_MS", "_NEW_READS_MS", "_READS_MS")),
+    *((planning, name) for name in ("_NEW_SILENCE_MS", "_SILENCE_MS", "PLANNING_RESPONSE_MS")),
+)
+
+
 class Application:
     """A context manager; ``folder`` becomes SPARK_LOCAL_DIRS and must be empty."""
 
@@ -74,6 +82,7 @@ class Application:
         self._patches: list[Any] = [
             mock.patch.object(driver_process, "find_driver_process", return_value=driver),
             mock.patch.dict(os.environ, {"SPARK_LOCAL_DIRS": str(folder), "SPARK_LOCAL_IP": "127.0.0.1"}),
+            *(mock.patch.object(module, name, _PATIENT_MS) for module, name in _PATIENCE),
         ]
         self._before = len(launcher._started)
 

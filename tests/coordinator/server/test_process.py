@@ -16,13 +16,14 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from kafka_sink.coordinator.driver import launcher
+from kafka_sink.coordinator.driver import launcher, planning
 from kafka_sink.coordinator.driver.driver_conf import spark_conf
 from kafka_sink.coordinator.driver.planning import CoordinatorHandoff, hand_off
-from kafka_sink.coordinator.driver.rendezvous_directory import FOLDER, RunningCoordinator
+from kafka_sink.coordinator.driver.rendezvous_directory import FOLDER, RendezvousDirectory, RunningCoordinator
 from kafka_sink.coordinator.server import process
 from kafka_sink.coordinator.tasks.write_channel import end_attempts
 from kafka_sink.coordinator.wire import driver_process
@@ -117,14 +118,14 @@ def test_it_goes_with_the_driver_killed(application: Application, cluster: FakeC
     (process,) = application.processes
     # Nobody waits for it: like a JVM whose parent lives on, it stays as a zombie.
     application.driver.send_signal(signal.SIGKILL)
-    assert process.wait(10) == 0
+    assert process.wait() == 0
 
 
 def test_it_goes_with_the_application_folder(application: Application, cluster: FakeCluster) -> None:
     planned(cluster)
     (process,) = application.processes
     shutil.rmtree(application.folder)
-    assert process.wait(10) == 0
+    assert process.wait() == 0
 
 
 def test_a_dead_one_is_replaced(application: Application, cluster: FakeCluster) -> None:
@@ -149,7 +150,7 @@ def test_running_tasks_find_the_process_that_takes_the_place_of_a_dead_one(
     (process,) = application.processes
     server = process.server
     os.kill(server, signal.SIGKILL)
-    eventually(lambda: answers_again(first) and answers_again(second), within_s=10)
+    eventually(lambda: answers_again(first) and answers_again(second))
     assert process.server != server
     assert process.poll() is None
 
@@ -172,7 +173,7 @@ def test_one_that_is_about_to_be_started_again_refuses_at_once(
     first = planned(cluster)
     (process,) = application.processes
     os.kill(process.server, signal.SIGKILL)
-    eventually(lambda: answers_again(first), within_s=10)
+    eventually(lambda: answers_again(first))
     os.kill(process.server, signal.SIGKILL)
     log = application.folder / FOLDER / "log"
     eventually(lambda: "started again in 10 s" in log.read_text())
@@ -180,8 +181,8 @@ def test_one_that_is_about_to_be_started_again_refuses_at_once(
     for _ in range(3):
         started = time.monotonic()
         with pytest.raises((ConnectionError, TimeoutError)):
-            CoordinatorConnection(first.driver_address, 2000.0, clock_ms)
-        assert time.monotonic() - started < 1.0
+            CoordinatorConnection(first.driver_address, 60_000.0, clock_ms)
+        assert time.monotonic() - started < 20
 
 
 def test_a_cluster_that_was_dropped_to_make_room_is_sent_again(
@@ -230,16 +231,21 @@ def test_another_users_folder_is_not_believed(
 
 
 def test_a_frozen_one_costs_one_warning_and_a_moment(
-    application: Application, cluster: FakeCluster, caplog: pytest.LogCaptureFixture
+    application: Application,
+    cluster: FakeCluster,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     first = planned(cluster)
+    monkeypatch.setattr(planning, "_SILENCE_MS", 200.0)
     with caplog.at_level(logging.WARNING):
         application.processes[0].send_signal(signal.SIGSTOP)
         started = time.monotonic()
         for _ in range(3):
             assert planned(cluster) == CoordinatorHandoff(first.rendezvous, None, first.driver_address)
-        assert time.monotonic() - started < 3
+        assert time.monotonic() - started < 20, "that of a new one would be a minute"
         assert len(warnings(caplog)) == 1
+        monkeypatch.undo()
         application.processes[0].send_signal(signal.SIGCONT)
         assert planned(cluster).snapshot is not None
     assert len(application.processes) == 1
@@ -409,19 +415,31 @@ def test_options_larger_than_a_pipe_reach_it(application: Application, cluster: 
 
 
 def test_one_that_reads_nothing_costs_one_warning_and_a_moment(
-    application: Application, cluster: FakeCluster, caplog: pytest.LogCaptureFixture
+    application: Application,
+    cluster: FakeCluster,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     planned(cluster)
+    monkeypatch.setattr(launcher, "_READS_MS", 300.0)
+    monkeypatch.setattr(launcher, "_AFTER_FAILURE_S", 600.0)
+    tries: list[object] = []
+    add_cluster = RendezvousDirectory.add_cluster
+
+    def counted(*given: Any) -> None:
+        tries.append(given)
+        add_cluster(*given)
+
+    monkeypatch.setattr(RendezvousDirectory, "add_cluster", counted)
     application.processes[0].send_signal(signal.SIGSTOP)
     options = {
         "kafka_producer_circuit_breaker_class": "tests.breaker.test_loading.Own",
         "kafka_producer_circuit_breaker_bundle": "x" * 200_000,
     }
     with caplog.at_level(logging.WARNING):
-        started = time.monotonic()
         for _ in range(5):
             assert planned(cluster, is_streaming=False, **options) == CoordinatorHandoff()
-        assert time.monotonic() - started < 2.5
+    assert len(tries) == 1, "the others do not wait"
     assert len(warnings(caplog)) == 1
 
 

@@ -70,7 +70,7 @@ def test_a_micro_batch_asks_nothing(driver: DriverProcess, monkeypatch: pytest.M
     eventually(lambda: looks)
     jobs.close()
     assert jobs._thread is not None
-    jobs._thread.join(5)
+    jobs._thread.join(30)
 
 
 @contextmanager
@@ -125,7 +125,7 @@ def test_the_end_of_a_job_is_reported(driver: DriverProcess, monkeypatch: pytest
         eventually(lambda: not jobs._work.is_set())
         jobs.close()
         assert jobs._thread is not None
-        jobs._thread.join(5)
+        jobs._thread.join(30)
 
 
 @pytest.mark.parametrize("status", [302, 403, 500])

@@ -24,7 +24,7 @@ def test_a_process_that_reports_nothing_is_ended(monkeypatch: pytest.MonkeyPatch
         os.close(writing)
         Supervisor(SETTINGS, [], CommandPipe(0))._watch(hanging.pid, reading)
         os.close(reading)
-        assert hanging.wait(5) == -signal.SIGKILL
+        assert hanging.wait(60) == -signal.SIGKILL
 
 
 def test_a_successor_gets_the_clusters_that_were_added_and_not_forgotten() -> None:
