@@ -10,6 +10,9 @@ import resource
 import signal
 import stat
 import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +22,8 @@ import pytest
 from kafka_sink.coordinator.driver.planning import CoordinatorHandoff
 from kafka_sink.coordinator.server.application_figures import ApplicationFigures
 from kafka_sink.coordinator.server.figures_handler import FiguresHandler
+from kafka_sink.coordinator.server.handlers import HandlerFactory
+from kafka_sink.coordinator.server.write_handler import write_handler
 from kafka_sink.coordinator.wire.address import CoordinatorAddress, Rendezvous
 from kafka_sink.coordinator.wire.job_figures import KIND
 from kafka_sink.errors import ConfigurationError
@@ -29,7 +34,7 @@ from kafka_sink.spark import delivery_report, idle_timeout, write_reports
 from kafka_sink.spark.final_figures import final_figures
 from kafka_sink.spark.write_reports import EndedWrite
 from kafka_sink.spark.writer import PlannedWrite, TaskCommitted
-from tests.support.coordinator_harness import serving
+from tests.support.coordinator_harness import Serving, serving
 
 PLAN = ColumnPlan.of([("value", "string")], "t")
 
@@ -273,21 +278,37 @@ def test_the_report_is_not_writable_for_others(tmp_path: Path) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o644
 
 
+@contextmanager
+def viewed(figures: ApplicationFigures) -> Iterator[tuple[CoordinatorHandoff, Serving]]:
+    """What planning gives to a write whose figures are shown."""
+    handlers: dict[str, HandlerFactory] = {
+        KIND: lambda options, wake: FiguresHandler("c", figures),
+        "writes": write_handler,
+    }
+    with serving(factories=handlers) as server:
+        rendezvous = replace(server.address.rendezvous, figures=True)
+        yield CoordinatorHandoff(rendezvous, None, CoordinatorAddress("127.0.0.1", rendezvous)), server
+
+
 def test_the_live_view_shows_the_figures_of_the_summary_once_save_returns() -> None:
     figures = ApplicationFigures()
-    with serving(
-        factories={
-            KIND: lambda options, wake: FiguresHandler("c", figures),
-            "writes": lambda o, w: FiguresHandler("c", figures),
-        }
-    ) as server:
-        rendezvous = Rendezvous(
-            server.port, server.address.rendezvous.cluster, server.address.rendezvous.secret, "", True
-        )
-        handoff = CoordinatorHandoff(rendezvous, None, CoordinatorAddress("127.0.0.1", rendezvous))
+    with viewed(figures) as (handoff, _):
         planned(handoff, log_summary="false").commit([committed((0, 9), query="q")], 3)
         (job,) = figures.snapshot(0.0)["jobs"]
     assert (job["counters"]["records"], job["query"], job["batch"]) == (10, "q", 3)
+
+
+def test_save_waits_for_a_coordinator_that_is_busy_for_a_second() -> None:
+    """Catches: the job would be shown as running, for ten minutes."""
+    figures = ApplicationFigures()
+    with viewed(figures) as (handoff, served):
+        assert served.server is not None
+        assert served.server._loop is not None
+        # Longer than the commit waits until attempts have been notified.
+        served.server._loop.call_soon_threadsafe(time.sleep, 1.2)
+        planned(handoff, log_summary="false").commit([committed((0, 9))])
+        (job,) = figures.snapshot(0.0)["jobs"]
+    assert (job["state"], job["counters"]["records"]) == ("committed", 10)
 
 
 # -- Spark's idle timeout ----------------------------------------------------------------------------

@@ -68,8 +68,8 @@ class Board:
     def report(self, figures: TaskFigures, now_ms: float = 0.0) -> None:
         self.figures.report(CLUSTER, figures, now_ms)
 
-    def end(self, figures: FinalFigures) -> None:
-        self.figures.end_write(CLUSTER, figures, 0.0)
+    def end(self, figures: FinalFigures, now_ms: float = 0.0) -> None:
+        self.figures.end_write(CLUSTER, figures, now_ms)
 
     def shown(self, now_ms: float = 0.0) -> Mapping[str, Any]:
         decoded: Mapping[str, Any] = json.loads(json.dumps(self.figures.snapshot(now_ms)))

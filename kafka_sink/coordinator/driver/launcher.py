@@ -37,6 +37,8 @@ from kafka_sink.options import SinkOptions
 _LOCK_MS = 2000.0
 # A new process must import its parts before it reads; one that runs reads within milliseconds.
 _NEW_READS_MS, _READS_MS = 5000.0, 1000.0
+# A write that is planned before the live view serves would not be shown.
+_LIVE_VIEW_MS = 5000.0
 _BACKLOG = 4096
 # After a failure, not every micro-batch tries again.
 _AFTER_FAILURE_S = 10.0
@@ -119,7 +121,7 @@ def _find_or_start(
         if not place.has_cluster(found, key):
             place.add_cluster(found, key, cluster, _NEW_READS_MS if is_new else _READS_MS)
         if view is not None and place.live_view(found) is None:
-            _open_live_view(place, found, view, _NEW_READS_MS if is_new else _READS_MS)
+            _open_live_view(place, found, view)
     return _located(place, found, key, is_new=is_new)
 
 
@@ -144,12 +146,10 @@ def _former_port(
     return Placement(view.address, former["port"])
 
 
-def _open_live_view(
-    place: RendezvousDirectory, found: RunningCoordinator, view: Placement, timeout_ms: float
-) -> None:
+def _open_live_view(place: RendezvousDirectory, found: RunningCoordinator, view: Placement) -> None:
     """Open the live view, wait until it serves, and log where. Only under the lock."""
-    place.open_live_view(view.address, view.port, timeout_ms)
-    until_s = time.monotonic() + timeout_ms / 1000
+    place.open_live_view(view.address, view.port, _LIVE_VIEW_MS)
+    until_s = time.monotonic() + _LIVE_VIEW_MS / 1000
     while (opened := place.live_view(found)) is None and time.monotonic() < until_s:
         time.sleep(0.01)
     if opened is None:

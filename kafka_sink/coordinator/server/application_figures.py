@@ -33,6 +33,7 @@ from kafka_sink.coordinator.wire.job_figures import (
 MAX_TOPICS = 200
 MAX_BROKERS = 500
 OTHER = "(other)"
+# Of those that run, and of those that have ended.
 _MAX_JOBS = 50
 _MAX_TASKS_SHOWN = 100
 _MAX_MUTES_SHOWN = 200
@@ -104,7 +105,6 @@ class _Job:
 
     cluster: str
     query: str
-    application: str
     started_s: float
     state: str = "running"
     ended_s: float | None = None
@@ -124,6 +124,8 @@ class ApplicationFigures:
     def __init__(self, wall_s: Callable[[], float] = time.time) -> None:
         self._wall_s = wall_s
         self._started_s = wall_s()
+        # Its name, which only tasks know.
+        self._application = ""
         self._totals: dict[str, Counter[str]] = {}
         self._topics: dict[tuple[str, str], _Topic] = {}
         self._brokers: dict[tuple[str, int], _Broker] = {}
@@ -142,6 +144,8 @@ class ApplicationFigures:
         self._records, self._sent_bytes = RateWindow(), RateWindow()
         self._history: deque[tuple[float, float, float]] = deque(maxlen=_HISTORY)
         self.reports = 0
+        # How often the driver has reported the end of a write. Read from any thread.
+        self.writes_ended = 0
         # Called when a write has ended, before the driver goes on.
         self.on_end: Callable[[], None] = lambda: None
 
@@ -174,6 +178,7 @@ class ApplicationFigures:
         """A task's report. It is ignored if the write has ended (the final figures count) or the task has."""
         identity = figures.identity
         self.reports += 1
+        self._application = identity.application or self._application
         if identity.task <= self._ended_writes.get(identity.write, -1):
             return
         # A micro-batch that runs again has the name of the failed run.
@@ -211,7 +216,7 @@ class ApplicationFigures:
         key = identity.query or identity.write
         job = self._jobs.get(key)
         if job is None:
-            job = _Job(cluster, identity.query, identity.application, self._wall_s())
+            job = _Job(cluster, identity.query, self._wall_s())
             self._jobs[key] = job
             self._forget_jobs(now_ms)
         if job.state != "running":
@@ -227,9 +232,11 @@ class ApplicationFigures:
                 job.state, job.ended_s = "lost", self._wall_s()
                 for name in [name for name, one in self._writes.items() if one.job == key]:
                     self._forget_write(name)
-        ended = [key for key, job in self._jobs.items() if job.state != "running"]
-        running = [key for key, job in self._jobs.items() if job.state == "running"]
-        for key in (ended + running)[: max(0, len(self._jobs) - _MAX_JOBS)]:
+        # Queries that have ended count as running, because the driver does not report their end.
+        by_age = sorted(self._jobs, key=lambda key: self._jobs[key].reported_ms)
+        running = [key for key in by_age if self._jobs[key].state == "running"]
+        ended = [key for key in by_age if self._jobs[key].state != "running"]
+        for key in (*running[:-_MAX_JOBS], *ended[:-_MAX_JOBS]):
             del self._jobs[key]
 
     def _add_counters(self, cluster: str, job: _Job, write: _Write, attempt: _Attempt) -> None:
@@ -303,10 +310,12 @@ class ApplicationFigures:
         job.tasks_done += final.tasks - len(write.done)
         if not job.query:
             job.state, job.ended_s = final.outcome, self._wall_s()
+            self._forget_jobs(now_ms)
         last = max([final.last_task, *write.attempts])
         # Of an aborted micro-batch nothing may be known, and its next run has the same name.
         is_final = last < 0 and (final.outcome == "committed" or final.batch < 0)
         self._forget_write(final.write, math.inf if is_final else last)
+        self.writes_ended += 1
         self.on_end()
 
     def _forget_write(self, name: str, last_task: float = math.inf) -> None:
@@ -355,9 +364,8 @@ class ApplicationFigures:
         """Everything that the page and the metrics show, as plain values. Times are seconds."""
         gone_ms = self._gone_ms
         shown = [one for one in self._attempts.values() if now_ms - one.reported_ms <= gone_ms]
-        names = [job.application for job in self._jobs.values() if job.application]
         return {
-            "application": names[-1] if names else "",
+            "application": self._application,
             "time": self._wall_s(),
             "started": self._started_s,
             "rates": {"records": self._records.per_second, "sent_bytes": self._sent_bytes.per_second},

@@ -149,14 +149,18 @@ class CoordinatorClient(threading.Thread):
 
     def _run_once(self) -> None:
         now_ms = self._clock_ms()
-        if self._connection is None and self._active and now_ms >= self._connect_after_ms:
+        leaving = self._leaving
+        if leaving:
+            self._leaving = False
+        # A task may have ended before this thread first ran. Its last report is sent nevertheless.
+        is_needed = self._active or leaving
+        if self._connection is None and is_needed and now_ms >= self._connect_after_ms:
             self._connection = self._relay.connect()
             self._has_received = False
             now_ms = self._clock_ms()
             for channel in self._channels.values():
                 channel.on_connected(now_ms)
         connection = self._connection
-        leaving, self._leaving = self._leaving, False
         if connection is not None and (self._active or leaving):
             self._send(connection, now_ms, leaving=leaving)
         if leaving and connection is not None and not self._active and self._relay.is_better(connection):

@@ -26,8 +26,9 @@ from kafka_sink.errors import KafkaSinkError
 _INTERVAL_MS, _MAX_INTERVAL_MS = 1000.0, 60_000.0
 # Last reports that wait for a connection.
 _MAX_ENDED = 16
-# Bounds connecting and the reply. The coordinator runs on the driver's host.
-_DRIVER_TIMEOUT_MS = 500.0
+# Bounds connecting and the reply. The coordinator mostly responds within milliseconds, but on a busy host, or
+# while its process is replaced, it takes seconds. Without these figures a job would count as running.
+_DRIVER_TIMEOUT_MS = 5000.0
 
 
 class FiguresChannel:
@@ -135,6 +136,7 @@ def report_final(address: CoordinatorAddress, final: FinalFigures) -> None:
         connection = CoordinatorConnection(address, _DRIVER_TIMEOUT_MS, monotonic_ms)
         try:
             connection.tell(KIND, encode_final(final), monotonic_ms())
-            connection.receive(monotonic_ms())
+            while not connection.is_idle:
+                connection.receive(monotonic_ms())
         finally:
             connection.close()

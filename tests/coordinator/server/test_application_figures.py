@@ -44,6 +44,14 @@ def test_the_drivers_figures_replace_those_of_a_task_whose_last_report_was_lost(
     assert board.job()["state"] == "committed"
 
 
+def test_the_applications_name_is_known_though_the_commit_has_overtaken_all_reports() -> None:
+    board = Board()
+    board.end(final(5))
+    board.report(report(5, done=True))
+    assert board.shown()["application"] == "app"
+    assert board.job()["state"] == "committed"
+
+
 def test_a_job_that_has_ended_shows_all_its_tasks_as_done() -> None:
     """Catches: 3 of 4 tasks done, because the commit overtook a task's last report."""
     board = Board()
@@ -179,6 +187,33 @@ def test_ended_jobs_make_room_for_new_ones() -> None:
     assert len(board.shown()["jobs"]) <= 50
     assert board.figures._writes == {}
     assert not board.figures._attempts
+
+
+def test_a_batch_job_that_has_ended_stays_however_many_queries_there_were() -> None:
+    """Nobody reports the end of a query: it counts as running for a day."""
+    board = Board()
+    for number in range(60):
+        query = replace(TASK, write=f"q{number}/0", query=f"q{number}", batch=0)
+        board.report(report(1, query), number)
+        board.end(final(1, write=query.write, query=query.query, batch=0))
+    board.end(final(1, write="batch"))
+    board.figures.sample(2_000.0)
+    assert "batch" in {job["job"] for job in board.shown()["jobs"]}
+    board.report(report(1, replace(TASK, write="new")))
+    assert {"batch", "new", "q59"} <= {job["job"] for job in board.shown()["jobs"]}
+    assert "q0" not in {job["job"] for job in board.shown()["jobs"]}
+
+
+def test_a_long_job_stays_when_it_ends_after_many_short_ones() -> None:
+    board = Board()
+    board.report(report(1, replace(TASK, write="long")), 0.0)
+    for number in range(60):
+        board.end(final(1, write=str(number)), 1_000.0 + number)
+    board.end(final(2, write="long"), 3_000.0)
+    board.end(final(1, write="next"), 4_000.0)
+    shown = [job["job"] for job in board.shown(5_000)["jobs"]]
+    assert {"long", "59", "next"} <= set(shown)
+    assert len(shown) == 50
 
 
 def test_rates_are_of_the_last_seconds() -> None:

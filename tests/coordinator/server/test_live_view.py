@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from email.message import Message
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,9 +22,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks import live_view_cost
 from kafka_sink.coordinator.server.application_figures import ApplicationFigures
+from kafka_sink.coordinator.server.ui import live_view
 from kafka_sink.coordinator.server.ui.http_server import HttpBounds, HttpServer, Response
-from kafka_sink.coordinator.server.ui.live_view import LiveView, page
+from kafka_sink.coordinator.server.ui.live_view import LivePages, LiveView, page
 from kafka_sink.coordinator.server.ui.metrics import METRICS, PREFIX, exposition, sample_names
+from kafka_sink.coordinator.wire.job_figures import TopicFigures
 from tests.support.reported_figures import CLUSTER, Board, broker, final, full_report, report
 
 
@@ -269,31 +272,119 @@ def test_a_flood_of_requests_costs_a_bounded_number_of_responses() -> None:
         assert 0 < len(computed) <= 70
 
 
-def test_many_clients_of_one_second_share_a_snapshot(served: Served) -> None:
+def count_snapshots(figures: ApplicationFigures) -> list[float]:
+    """The times of all snapshots that are taken from now on."""
     taken: list[float] = []
-    original = served.figures.snapshot
+    original = figures.snapshot
 
     def counted(now_ms: float) -> dict[str, object]:
         taken.append(now_ms)
         return original(now_ms)
 
-    served.figures.snapshot = counted  # type: ignore[method-assign]
+    figures.snapshot = counted  # type: ignore[method-assign]
+    return taken
+
+
+@pytest.fixture
+def still(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A snapshot serves for longer than any test takes."""
+    monkeypatch.setattr(live_view, "_FRESH_S", 600.0)
+
+
+@pytest.mark.usefixtures("still")
+def test_many_clients_of_one_moment_share_a_snapshot(served: Served) -> None:
+    taken = count_snapshots(served.figures)
     for _ in range(10):
         served.body("/figures.json")
         served.body("/metrics")
-    assert len(taken) <= 3
+    assert len(taken) == 1
+
+
+@pytest.mark.usefixtures("still")
+def test_a_write_that_has_ended_is_in_the_next_response_whoever_asked_just_before(served: Served) -> None:
+    assert b"late-topic" not in served.body("/figures.json") + served.body("/metrics")
+    ended = final(9, write="late", topics={"late-topic": TopicFigures(9, 90, 180, 1)})
+
+    async def end() -> None:
+        served.figures.end_write(CLUSTER, ended, 0.0)
+
+    asyncio.run_coroutine_threadsafe(end(), served.loop).result(10)
+    assert {job["job"]: job["state"] for job in json.loads(served.body("/figures.json"))["jobs"]} == {
+        "w": "running",
+        "late": "committed",
+    }
+    assert b'topic="late-topic"} 9' in served.body("/metrics")
+
+
+@pytest.mark.usefixtures("still")
+def test_clients_that_ask_while_a_snapshot_is_taken_wait_for_the_same_one() -> None:
+    board = Board()
+    taken = count_snapshots(board.figures)
+
+    async def ask() -> None:
+        pages = LivePages(board.figures, asyncio.get_running_loop())
+        found = await asyncio.gather(*(pages.by_path[path]() for path in ("/metrics", "/figures.json") * 8))
+        assert {response.status for response in found} == {"200 OK"}
+
+    asyncio.run(ask())
+    assert len(taken) == 1
+
+
+@pytest.mark.usefixtures("still")
+def test_a_client_gets_no_snapshot_that_was_begun_before_the_write_it_waited_for() -> None:
+    """The snapshot is under way when the write ends and the client asks."""
+    board = Board()
+
+    async def ask() -> bytes:
+        pages = LivePages(board.figures, asyncio.get_running_loop())
+        original, later = board.figures.snapshot, list[asyncio.Task[Response]]()
+
+        def overtaken(now_ms: float) -> dict[str, object]:
+            shown = original(now_ms)
+            if not later:
+                board.end(final(9))
+                later.append(asyncio.get_running_loop().create_task(ask_again()))
+            return shown
+
+        async def ask_again() -> Response:
+            return await pages.by_path["/figures.json"]()
+
+        board.figures.snapshot = overtaken  # type: ignore[method-assign]
+        await pages.by_path["/figures.json"]()
+        return (await later[0]).body
+
+    (job,) = json.loads(asyncio.run(ask()))["jobs"]
+    assert job["state"] == "committed"
+
+
+@pytest.mark.usefixtures("still")
+def test_writes_that_end_one_after_another_cost_twenty_snapshots_a_second_at_most() -> None:
+    board = Board()
+    taken = count_snapshots(board.figures)
+
+    async def ask() -> None:
+        pages = LivePages(board.figures, asyncio.get_running_loop())
+        for number in range(5):
+            board.end(final(1, write=str(number)))
+            shown = json.loads((await pages.by_path["/figures.json"]()).body)
+            assert len(shown["jobs"]) == number + 1
+
+    asyncio.run(ask())
+    assert all(after - before >= 50 for before, after in pairwise(taken))
 
 
 def test_a_coordinator_that_is_busy_is_reported_and_not_waited_for_for_long(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kafka_sink.coordinator.server.ui.live_view._SNAPSHOT_S", 0.1)
     release = threading.Event()
-    served.loop.call_soon_threadsafe(release.wait, 5)
-    try:
-        assert served.get("/metrics").status == 503
-    finally:
-        release.set()
+    served.loop.call_soon_threadsafe(release.wait, 60)
+    with monkeypatch.context() as impatient:
+        impatient.setattr(live_view, "_SNAPSHOT_S", 0.1)
+        try:
+            assert served.get("/metrics").status == 503
+        finally:
+            release.set()
+    monkeypatch.setattr(live_view, "_SNAPSHOT_S", 60.0)
     assert served.get("/metrics").status == 200
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import socket
 import threading
 import time
@@ -18,10 +19,11 @@ import pytest
 from kafka_sink.coordinator.server.connections import ServerBounds
 from kafka_sink.coordinator.server.handlers import SharedBody, with_facts
 from kafka_sink.coordinator.server.peer_connection import encode_message
+from kafka_sink.coordinator.tasks.client import CoordinatorClient
 from kafka_sink.coordinator.wire.packed_body import unpacked
 from kafka_sink.coordinator.wire.session import MAX_FRAME_BYTES, FrameReader, Session
 from tests.support.coordinator_harness import KEY, SECRET, Serving, clock_ms, eventually, serving
-from tests.support.recording_channel import client_of
+from tests.support.recording_channel import RecordingChannel, client_of
 
 # For peers that prove nothing, and for peers that do and are as slow as a busy machine.
 SHORT = ServerBounds(challenge_ms=200, silence_ms=60_000)
@@ -400,6 +402,36 @@ def test_a_resting_client_does_not_come_back_before_the_next_task(
         client.resume()
         eventually(lambda: talker.events.count("connected") == 2)
     assert not [line for line in caplog.messages if "coordinator" in line]
+
+
+def test_what_a_task_reports_at_its_end_is_sent_though_it_ended_before_the_client_connected() -> None:
+    with serving() as found:
+        talker = RecordingChannel()
+        client = CoordinatorClient(found.address, [talker], clock_ms)
+        client.resume()
+        talker.to_tell.append({"n": 1})
+        client.pause()
+        client.start()
+        try:
+            eventually(lambda: talker.replies, within_s=60)
+        finally:
+            client.close()
+            client.join(60)
+
+
+def test_a_task_that_has_ended_tries_once_to_reach_the_coordinator() -> None:
+    """Catches: the client's thread tries again and again while no task runs."""
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        port = nobody.getsockname()[1]
+    client = CoordinatorClient(Serving(port).address, [RecordingChannel()], clock_ms)
+    client.resume()
+    client.pause()
+    with pytest.raises(OSError, match="refused"):
+        client._run_once()
+    assert client._delay_ms(None, clock_ms()) == math.inf
+    assert not client._leaving
+    client.close()
+    client._wake_reader.close()
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,12 @@ import base64
 import hashlib
 import json
 import logging
+import math
 import os
 import re
 import socket
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
@@ -23,8 +25,10 @@ from kafka_sink.version import __version__
 
 _log = logging.getLogger(__name__)
 _ANY = ("0.0.0.0", "::")
-# How long a snapshot and what is made of it serve all clients, and how long to wait for a new one.
-_FRESH_S, _SNAPSHOT_S = 0.5, 2.0
+# How long a snapshot and what is made of it serve all clients, unless a write ends, and even then.
+_FRESH_S, _ALWAYS_FRESH_S = 0.5, 0.05
+# How long a client waits for a snapshot.
+_SNAPSHOT_S = 2.0
 _BACKLOG = 64
 
 
@@ -85,14 +89,29 @@ def _listen(address: str, port: int) -> socket.socket:
     return socket.create_server((address, port), family=family, dualstack_ipv6=dual, backlog=_BACKLOG)
 
 
+@dataclass(frozen=True, slots=True)
+class _Snapshot:
+    """``taken_ms``: monotonic. ``writes_ended``: how many writes had ended by then."""
+
+    taken_ms: float
+    writes_ended: int
+    content: dict[str, Any]
+
+
 class LivePages:
-    """The pages, for the server's thread. ``owner`` is the loop that ``figures`` belongs to."""
+    """The pages, for the server's thread. ``owner`` is the loop that ``figures`` belongs to.
+
+    All clients share a snapshot for a moment, so that many cost no more than one. A response contains the
+    final figures of each write that ended before its request, so of a write whose ``save()`` has returned.
+    """
 
     def __init__(self, figures: ApplicationFigures, owner: asyncio.AbstractEventLoop) -> None:
         self._figures = figures
         self._owner = owner
-        self._made: dict[str, tuple[float, Response]] = {}
-        self._snapshot: tuple[float, dict[str, Any]] | None = None
+        self._snapshot: _Snapshot | None = None
+        # The next snapshot, for all clients that wait for it.
+        self._taking: asyncio.Future[_Snapshot] | None = None
+        self._made: dict[str, tuple[_Snapshot, Response]] = {}
         self.by_path: dict[str, Callable[[], Awaitable[Response]]] = {
             "/": self._page,
             "/figures.json": lambda: self._shared("figures", _figures),
@@ -103,27 +122,40 @@ class LivePages:
         return page()
 
     async def _shared(self, name: str, render: Callable[[dict[str, Any]], Response]) -> Response:
-        """A response that all clients share for a moment, so that many cost no more than one."""
-        now_s = asyncio.get_running_loop().time()
+        """A response that is made once of each snapshot."""
+        try:
+            snapshot = await asyncio.wait_for(self._current(), _SNAPSHOT_S)
+        except asyncio.TimeoutError:
+            busy = "503 Service Unavailable"
+            return Response(b"the coordinator is busy\n", status=busy, headers={"Retry-After": "1"})
         made = self._made.get(name)
-        if made is None or now_s - made[0] > _FRESH_S:
-            try:
-                made = (now_s, render(await self._take(now_s)))
-            except asyncio.TimeoutError:
-                busy = "503 Service Unavailable"
-                return Response(b"the coordinator is busy\n", status=busy, headers={"Retry-After": "1"})
-            self._made[name] = made
+        if made is None or made[0] is not snapshot:
+            made = self._made[name] = snapshot, render(snapshot.content)
         return made[1]
 
-    async def _take(self, now_s: float) -> dict[str, Any]:
-        if self._snapshot is None or now_s - self._snapshot[0] > _FRESH_S:
-            taken = asyncio.run_coroutine_threadsafe(_snapshot_of(self._figures), self._owner)
-            self._snapshot = now_s, await asyncio.wait_for(asyncio.wrap_future(taken), _SNAPSHOT_S)
-        return self._snapshot[1]
+    async def _current(self) -> _Snapshot:
+        """A snapshot that a request of this moment may get."""
+        writes_ended = self._figures.writes_ended
+        while True:
+            found, age_s = self._snapshot, math.inf
+            if found is not None:
+                age_s = (monotonic_ms() - found.taken_ms) / 1000
+                if age_s <= _FRESH_S and found.writes_ended >= writes_ended:
+                    return found
+            if age_s < _ALWAYS_FRESH_S:
+                # Short writes may end one after another.
+                await asyncio.sleep(_ALWAYS_FRESH_S - age_s)
+                continue
+            if self._taking is None or self._taking.done():
+                taken = asyncio.run_coroutine_threadsafe(_snapshot_of(self._figures), self._owner)
+                self._taking = asyncio.wrap_future(taken)
+            # A client that gives up must not take it from the others.
+            self._snapshot = await asyncio.shield(self._taking)
 
 
-async def _snapshot_of(figures: ApplicationFigures) -> dict[str, Any]:
-    return figures.snapshot(monotonic_ms())
+async def _snapshot_of(figures: ApplicationFigures) -> _Snapshot:
+    now_ms = monotonic_ms()
+    return _Snapshot(now_ms, figures.writes_ended, figures.snapshot(now_ms))
 
 
 def _figures(snapshot: dict[str, Any]) -> Response:
