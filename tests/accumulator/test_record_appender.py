@@ -366,9 +366,10 @@ def test_what_sealed_batches_shrank_to_lets_more_rows_into_later_ones() -> None:
     batches = bench.batches(0)
     sealed = len(batches) - 1
     assert sealed > 10
-    # One step of the estimator for each; the ratio that a batch began with stays its own.
-    assert bench.appender._estimates.ratio("t") == pytest.approx(1 - 0.005 * sealed)
+    # The estimator learns from each; the ratio that a batch began with stays its own.
     assert batches[0].ratio == 1.0
+    assert 0.75 in [batch.ratio for batch in batches]
+    assert bench.appender._estimates.ratio("t") < 0.5
     assert sorted((batch.ratio for batch in batches), reverse=True) == [batch.ratio for batch in batches]
     room = 4_096 - batch_header.SIZE
     for batch in batches[:-1]:

@@ -1,4 +1,4 @@
-"""What is expected of a topic's compression: Kafka's CompressionRatioEstimator, value by value."""
+"""What is expected of a topic's compression: Kafka's CompressionRatioEstimator, but for its first steps."""
 
 from __future__ import annotations
 
@@ -16,8 +16,19 @@ def test_nothing_is_expected_to_shrink_before_it_did() -> None:
     assert CompressionRatios().estimate("t", LZ4) == 1.0
 
 
-def test_an_estimate_falls_by_small_steps_and_not_below_what_was_seen() -> None:
+def test_an_estimate_first_falls_by_quarters_and_not_below_what_was_seen() -> None:
     ratios = CompressionRatios()
+    estimates = []
+    for _ in range(6):
+        ratios.observe("t", LZ4, 0.27)
+        estimates.append(ratios.estimate("t", LZ4))
+    assert estimates == pytest.approx([0.75, 0.75**2, 0.75**3, 0.75**4, 0.27, 0.27])
+
+
+def test_an_estimate_that_was_once_too_low_falls_by_small_steps_and_not_below_what_was_seen() -> None:
+    ratios = CompressionRatios()
+    ratios.observe("t", LZ4, 0.2)
+    ratios.observe("t", LZ4, 1.0)
     for step in range(1, 11):
         ratios.observe("t", LZ4, 0.2)
         assert ratios.estimate("t", LZ4) == pytest.approx(1 - 0.005 * step)
@@ -54,6 +65,8 @@ def test_after_a_split_the_topic_starts_over(seen: float, expected: float) -> No
         ratios.observe("t", LZ4, 0.2)
     ratios.relearn("t", LZ4, seen)
     assert ratios.estimate("t", LZ4) == expected
+    ratios.observe("t", LZ4, 0.2)
+    assert ratios.estimate("t", LZ4) == pytest.approx(expected - 0.005)
 
 
 @given(st.lists(st.floats(0.01, 1.2), min_size=1, max_size=50))
