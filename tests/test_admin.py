@@ -163,12 +163,12 @@ def test_a_refusal_by_brokers_is_raised_with_their_reason(broker: LocalBroker, t
 
 def test_a_missing_topic_is_an_error_where_brokers_may_not_create_it(broker: LocalBroker, topic: str) -> None:
     given = options(
-        broker.bootstrap_servers, topic, kafka_allow_auto_create_topics="false", kafka_max_block_ms="700"
+        broker.bootstrap_servers, topic, kafka_allow_auto_create_topics="false", kafka_max_block_ms="1500"
     )
     begun = time.monotonic()
     with pytest.raises(ConfigurationError) as caught:
         prepare_topic(given)
-    assert 0.6 <= time.monotonic() - begun < 4
+    assert 1.4 <= time.monotonic() - begun < 20
     for part in (topic, broker.bootstrap_servers, "topic.create=true", "allow.auto.create.topics=false"):
         assert part in str(caught.value)
     assert partitions(broker, topic) == {}
@@ -181,7 +181,7 @@ def test_brokers_create_it_before_tasks_start_where_they_may(broker: LocalBroker
 
 def test_where_brokers_do_not_create_it_planning_says_so(topic: str) -> None:
     with FakeCluster({"another": 1}) as cluster:
-        given = options(cluster.bootstrap_servers, topic, kafka_max_block_ms="500")
+        given = options(cluster.bootstrap_servers, topic, kafka_max_block_ms="1500")
         with pytest.raises(ConfigurationError, match=rf"no topic '{topic}' .*auto\.create\.topics\.enable"):
             prepare_topic(given)
 
@@ -242,7 +242,7 @@ def test_dead_brokers_are_named_with_the_reason(topic: str, create: str) -> None
     begun = time.monotonic()
     with refusing_port() as port, pytest.raises(BrokersUnreachableError) as caught:
         prepare_topic(options(f"127.0.0.1:{port}", topic, kafka_max_block_ms="800", topic_create=create))
-    assert time.monotonic() - begun < 4
+    assert time.monotonic() - begun < 20
     for part in (f"127.0.0.1:{port}", "connecting by TCP failed: Connection refused", "check host and port"):
         assert part in str(caught.value)
 
@@ -255,7 +255,7 @@ def test_a_broker_that_never_responds_is_given_up(topic: str) -> None:
             BrokersUnreachableError, match=rf"{address}: asking for its API versions did not end"
         ):
             prepare_topic(options(address, topic, kafka_max_block_ms="900"))
-        assert 0.8 <= time.monotonic() - begun < 4
+        assert 0.8 <= time.monotonic() - begun < 20
 
 
 def test_an_error_about_a_server_other_than_kafka_names_no_settings_of_java(topic: str) -> None:
@@ -278,7 +278,7 @@ def test_an_error_about_a_server_other_than_kafka_names_no_settings_of_java(topi
             with pytest.raises(
                 BrokersUnreachableError, match=rf"{address}: .* not a Kafka broker, or .* TLS"
             ) as caught:
-                prepare_topic(options(address, topic, kafka_max_block_ms="900"))
+                prepare_topic(options(address, topic, kafka_max_block_ms="2500"))
         finally:
             server.shutdown(socket.SHUT_RDWR)
             web.join()
@@ -322,10 +322,10 @@ def test_a_stream_looks_once_a_minute(broker: LocalBroker, topic: str, applicati
 def test_a_stream_that_was_connected_waits_for_brokers_that_restart_and_a_batch_job_does_not(
     topic: str, application: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(planning_client, "CONNECT_BOUND_MS", 300.0)
     with FakeCluster({topic: 1}) as cluster:
         given = options(cluster.bootstrap_servers, topic)
         prepare_topic(given, is_streaming=True)
+        monkeypatch.setattr(planning_client, "CONNECT_BOUND_MS", 300.0)
         for marker in application.iterdir():
             os.utime(marker, (time.time(), time.time() - STREAM_RECHECK_S - 1))
         cluster.stop(0)
@@ -380,7 +380,7 @@ def test_options_at_their_bounds_can_be_sent(version: int) -> None:
 def test_a_missing_dead_letter_topic_is_found_at_planning() -> None:
     with FakeCluster({"there": 1}) as cluster:
         wanted = {"errors.tolerance": "all", "errors.deadletterqueue.topic.name": "letters"}
-        more = {"kafka.allow.auto.create.topics": "false", "kafka.max.block.ms": "300"}
+        more = {"kafka.allow.auto.create.topics": "false", "kafka.max.block.ms": "1500"}
         given = options(cluster.bootstrap_servers, "there", **wanted, **more)
         text = r"Option 'errors\.deadletterqueue\.topic\.name': there is no topic 'letters'"
         with pytest.raises(ConfigurationError, match=text):

@@ -56,11 +56,14 @@ def test_a_partition_added_in_mid_job_is_written() -> None:
 
 def test_a_partition_that_brokers_tell_of_late_is_waited_for() -> None:
     with FakeCluster({TOPIC: 2}) as cluster, task(cluster, retry_backoff_max_ms=200) as producer:
-        adding = threading.Timer(0.6, cluster.add_partitions, (TOPIC, 3))
+
+        def add() -> None:
+            until(lambda: lookups(cluster) >= 3, "lookups of a partition that is not there")
+            cluster.add_partitions(TOPIC, 3)
+
+        adding = threading.Thread(target=add)
         adding.start()
-        begun = time.monotonic()
         producer.send(rows(0, 5, partition=2))
-        assert 0.5 < time.monotonic() - begun < 5
         assert producer.finish().records == 5
         adding.join()
 
@@ -78,9 +81,9 @@ def test_a_partition_that_never_comes_fails_after_max_block_by_name() -> None:
         }
         with pytest.raises(InvalidRowError, match=wrong), task(cluster, **options) as producer:
             producer.send(rows(0, 1, partition=2))
-        assert 0.9 <= time.monotonic() - begun < 4
-        # The first, one at once or after 100 ms, and those after 100, 200 and 400 ms.
-        assert 3 <= lookups(cluster) <= 6
+        assert 0.9 <= time.monotonic() - begun < 20
+        # The first, one at once or after 100 ms, and those after 100, 200 and 400 ms; fewer if all is slow.
+        assert 2 <= lookups(cluster) <= 6
 
 
 def test_the_partitions_that_rows_need_are_counted_by_topic() -> None:
@@ -139,7 +142,7 @@ def test_rows_for_a_partition_that_a_recreated_topic_lacks_fail_after_max_block_
             cluster.create_topic(TOPIC, 2)
             producer.send(rows(5, 5, partition=3))
             producer.finish()
-        assert time.monotonic() - begun < 10
+        assert time.monotonic() - begun < 25, "delivery.timeout.ms is 30 s"
         assert send(cluster, rows(5, 5, partition=1)).records == 5
 
 
