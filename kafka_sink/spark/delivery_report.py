@@ -18,7 +18,7 @@ from kafka_sink.model import TaskResult
 
 _OPTION = "delivery.report.path"
 _FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
-# Others hold the lock for one append. Who holds it longer must not hold up commits.
+# Others hold the lock for one append. A process that holds it longer must not delay commits.
 _LOCK_MS = 5000.0
 _LOCK_PAUSE_S = 0.01
 
@@ -74,7 +74,9 @@ def _opened(path: str) -> int:
         handle = os.open(path, _FLAGS, 0o644)
     except OSError as error:
         # A FIFO without a reader, or a socket.
-        raise refused if error.errno == errno.ENXIO else error from None
+        if error.errno == errno.ENXIO:
+            raise refused from None
+        raise
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
         raise refused
@@ -85,7 +87,8 @@ def _lock(handle: int) -> None:
     deadline_ms = monotonic_ms() + _LOCK_MS
     while True:
         try:
-            return fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
         except BlockingIOError:
             if monotonic_ms() >= deadline_ms:
                 held = f"another process has held its lock for {_LOCK_MS / 1000:g} s"

@@ -17,7 +17,7 @@ from kafka_sink.errors import BufferOwnershipError, KafkaSinkError, ProducerClos
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
-_LOGGER = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 # Bugs, here or in a broker: their frames say where.
 _WITH_FRAMES = (BufferOwnershipError, ProducerClosedError, ProtocolError)
 
@@ -33,8 +33,11 @@ def short_tracebacks(call: Callable[_Arguments, _Result]) -> Callable[_Arguments
     def called_by_spark(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
         try:
             return call(*args, **kwargs)
+        except _WITH_FRAMES:
+            raise
         except KafkaSinkError as error:
-            raise shortened(error) from error.__cause__
+            _log.debug("the whole traceback of the error that follows", exc_info=error)
+            raise error.with_traceback(None) from _cause_to_show(error)
         except ModuleNotFoundError as error:
             text = libraries.explanation(error)
             if text is None:
@@ -44,15 +47,12 @@ def short_tracebacks(call: Callable[_Arguments, _Result]) -> Callable[_Arguments
     return called_by_spark
 
 
-def shortened(error: KafkaSinkError) -> KafkaSinkError:
-    """The error without its frames, and without a cause of this package, which the message quotes.
+def _cause_to_show(error: KafkaSinkError) -> BaseException | None:
+    """None for a cause of this package, because the message quotes it.
 
     A cause in the user's own code, such as a circuit breaker class, stays. So does a bug.
     """
-    if isinstance(error, _WITH_FRAMES):
-        return error
-    _LOGGER.debug("the traceback of the error that follows", exc_info=error)
     cause = error.__cause__
     if isinstance(cause, KafkaSinkError) and not isinstance(cause, _WITH_FRAMES) and cause.__cause__ is None:
-        error.__cause__ = None
-    return error.with_traceback(None)  # type: ignore[no-any-return,unused-ignore]
+        return None
+    return cause

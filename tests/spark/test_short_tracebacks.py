@@ -96,6 +96,21 @@ def test_bugs_keep_their_frames() -> None:
         fails(ZeroDivisionError())
 
 
+def test_bugs_keep_the_error_that_they_came_from() -> None:
+    """Catches: "a response cannot be read" without the KeyError during which it was raised."""
+
+    @short_tracebacks
+    def reads() -> None:
+        try:
+            dict[str, int]()["length"]
+        except KeyError:
+            raise ProtocolError("a response cannot be read")  # noqa: B904 - as where nobody thought of it
+
+    with pytest.raises(ProtocolError) as caught:
+        reads()
+    assert "KeyError: 'length'" in text_of(caught.value)
+
+
 def test_the_whole_traceback_is_in_the_log_at_debug(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG, "kafka_sink"), pytest.raises(DeliveryError):
         fails(DeliveryError("x"))
