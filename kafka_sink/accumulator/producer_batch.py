@@ -24,9 +24,6 @@ class BatchState(Enum):
     FAILED = "failed"
     SPLIT = "split"  # its records live on in smaller batches
 
-    # Enum's own runs Python code at every look into the table below.
-    __hash__ = object.__hash__
-
 
 TRANSITIONS: dict[BatchState, frozenset[BatchState]] = {
     BatchState.OPEN: frozenset({BatchState.CLOSED, BatchState.FAILED}),
@@ -115,7 +112,6 @@ class ProducerBatch:
         self.record_count = 0
         self.raw_bytes = 0
         self.attempts = 0
-        self.last_attempt_ms = 0.0
         self.request_references = 0
         self._sequence = NO_SEQUENCE
         self._possibly_written = False

@@ -51,7 +51,6 @@ class MetadataCache:
         self.pinned = False
         self._max_age_ms = max_age_ms
         self._idle_ms = idle_ms
-        self._backoff_ms = retry_backoff_ms
         self._backoff_max_ms = retry_backoff_max_ms
         self._backoff = ExponentialBackoff(retry_backoff_ms, retry_backoff_max_ms, random)
         self._topics: dict[str, TopicState] = {}

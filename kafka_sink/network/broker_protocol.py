@@ -82,8 +82,7 @@ class BrokerProtocol:
         self.send_buffer = SendBuffer()
         self.phase = Phase.NEGOTIATING
         self.api_versions: dict[int, tuple[int, int]] = {}
-        # The time of the last login, and how long its session lasts; 0 for one without an end.
-        self.logged_in_at_ms = 0.0
+        # How long the session of the last login lasts, in milliseconds; 0 for one without an end.
         self.session_ms = 0
         self._exchange = exchange
         self._login: Login | None = None
@@ -271,7 +270,7 @@ class BrokerProtocol:
         following = self._login.on_response(response)
         if isinstance(following, LoggedIn):
             self._exchange = self._login = None
-            self.logged_in_at_ms, self.session_ms = now_ms, following.session_ms
+            self.session_ms = following.session_ms
             self.phase = Phase.READY
             return
         self._ask_for_login(following, now_ms)

@@ -132,16 +132,6 @@ class ListTransactionsResponse:
     throttle_time_ms: int = 0
 
 
-TransactionResponse = (
-    CoordinatorsResponse
-    | EndTxnResponse
-    | TxnOffsetCommitResponse
-    | OffsetFetchResponse
-    | DescribeTransactionsResponse
-    | ListTransactionsResponse
-)
-
-
 # -- FindCoordinator ------------------------------------------------------------------------------
 
 

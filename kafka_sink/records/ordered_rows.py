@@ -74,12 +74,6 @@ class OrderedRows:
         """Upper bound in bytes of the records of rows ``start`` to ``stop``."""
         return int(self._cumulated[stop] - self._cumulated[start])
 
-    def largest_row(self) -> tuple[int, int]:
-        """Index of the largest row and the bound of its record in bytes."""
-        bounds = np.diff(self._cumulated)
-        row = int(bounds.argmax())
-        return row, int(bounds[row])
-
     def deltas_are_bounded(self, base_timestamp: int) -> bool:
         """Whether ``bound`` holds in a batch with this base timestamp."""
         low, high = self._base_range

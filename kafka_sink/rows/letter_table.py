@@ -16,7 +16,7 @@ from kafka_sink.model import NO_TIMESTAMP
 from kafka_sink.rows.column_plan import HEADERS_TYPE, ColumnPlan
 
 _MAX_REASON = 500
-# A batch has a header, and a record has lengths and deltas.
+# A batch has a header, a record has lengths and deltas, and a header of a record has two lengths.
 _OVERHEAD = 256
 _HEADER_OVERHEAD = 12
 _COLUMNS = (("key", "binary"), ("value", "binary"), ("headers", HEADERS_TYPE), ("timestamp", "timestamp"))
@@ -90,7 +90,7 @@ def _context(letter: DeadLetter, task: str) -> list[Header]:
 
 
 def _size(headers: Sequence[Header]) -> int:
-    return sum(len(name.encode()) + len(content or b"") + 12 for name, content in headers)
+    return sum(len(name.encode()) + len(content or b"") + _HEADER_OVERHEAD for name, content in headers)
 
 
 def _cut(content: bytes | None, limit: int, name: str, context: list[Header]) -> bytes | None:

@@ -38,7 +38,7 @@ class ProduceRequests:
         self._network = network
         self._identity = identity
 
-    def build(self, node: int, taken: Sequence[ProducerBatch], now_ms: float) -> OutboundRequest:
+    def build(self, node: int, taken: Sequence[ProducerBatch]) -> OutboundRequest:
         """One request of sealed batches for a connected broker. The batches become in flight.
 
         Raises BrokerVersionError where broker and sink have no version of Produce in common.
@@ -47,7 +47,7 @@ class ProduceRequests:
         names: dict[bytes, str] = {}
         topics: dict[str, tuple[bytes | None, list[tuple[int, list[memoryview], int]]]] = {}
         for batch in taken:
-            views = self._prepare(batch, now_ms)
+            views = self._prepare(batch)
             topic = batch.partition.topic
             if topic not in topics:
                 metadata = self._cluster.topic(topic)
@@ -71,15 +71,13 @@ class ProduceRequests:
         timeout = self._settings.request_timeout_ms
         return OutboundRequest(apis.PRODUCE, version, body, expects_response, timeout, tag)
 
-    def _prepare(self, batch: ProducerBatch, now_ms: float) -> list[memoryview]:
-        """Completes a sealed batch's header, and returns its bytes. Only this assigns a sequence."""
+    def _prepare(self, batch: ProducerBatch) -> list[memoryview]:
+        """Completes a sealed batch's header; returns the batch's bytes. Nothing else assigns a sequence."""
         identity = self._identity
         if identity is not None:
             identity.assign(batch)
-        views = batch.write_header(
-            transactional=identity is not None and identity.transactional_id is not None
-        )
+        in_transaction = identity is not None and identity.transactional_id is not None
+        views = batch.write_header(transactional=in_transaction)
         batch.move_to(BatchState.IN_FLIGHT)
         batch.attempts += 1
-        batch.last_attempt_ms = now_ms
         return views

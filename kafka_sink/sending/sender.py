@@ -94,8 +94,8 @@ class Sender(threading.Thread):
         self._aborting = False
         self._task_ended = False
         self._known_version = -1
-        # Whether batches waited for a broker or a leader when it last looked: that they no longer do must be
-        # noticed.
+        # Whether batches waited for a broker or a leader in the last pass. The pass after the wait has to
+        # record its end.
         self._waited = False
         # Why the thread ends, if it fails or is aborted. It may do so before the first task begins.
         self._end_cause: Exception | None = None
@@ -243,11 +243,11 @@ class Sender(threading.Thread):
         return delay
 
     def _delay_after_request(self, queues: Sequence[PartitionQueue], now_ms: float) -> float:
-        """Until another pass is needed, now that a request with the queues' first batches is on its way."""
+        """Until the next pass, after a request with the queues' first batches was sent."""
         if any(queue.batches for queue in queues):
             return 0.0
-        # A further pass at once would find nothing to send, for most of what a request costs here. But the
-        # circuit breaker now waits for a response.
+        # A pass at once would find nothing to send, and cost nearly as much as the request did. But the
+        # circuit breaker may have a new deadline, as it now waits for a response.
         return self._policy.next_change_ms(now_ms)
 
     def _topics_of_gone(self, led: Mapping[int, Sequence[PartitionQueue]]) -> set[str]:
@@ -294,7 +294,7 @@ class Sender(threading.Thread):
         if not taken:
             return False
         self._cluster.pin()
-        request = self._requests.build(node, taken, now_ms)
+        request = self._requests.build(node, taken)
         self._responses.on_sent(node, taken, now_ms)
         self._network.send(node, request, now_ms)
         return True

@@ -111,7 +111,6 @@ def test_a_new_login_goes_behind_what_is_in_flight_and_requests_wait_for_it() ->
     assert len(talk(one, broker, piece=1)) == 1
     assert broker.asked == [18, 17, 36, 3, 17, 36]
     assert phase_of(one) is Phase.READY
-    assert one.logged_in_at_ms == 5.0
 
 
 def test_a_connection_lost_in_a_second_login_reports_the_requests_of_others_only() -> None:

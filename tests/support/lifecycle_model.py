@@ -229,7 +229,7 @@ class Model:
             if not taken:
                 continue
             assert not {batch.partition for batch in taken} & self.muted
-            tag = self.requests.build(node, taken, self.now).tag
+            tag = self.requests.build(node, taken).tag
             assert isinstance(tag, ProduceTag)
             self.responses.on_sent(node, taken, self.now)
             views = {batch.partition: batch.buffer.views() for batch in taken}
