@@ -166,7 +166,7 @@ class LocalBroker:
     def _keep_classes(self) -> None:
         """After a first start: let the broker end in order, and keep the classes that it writes down then."""
         served, self._has_served = self._has_served, False
-        if self._folder is None or not served or not self._class_flags_to_write():
+        if self._folder is None or not served or not self._flags_to_write_classes(self._folder):
             return
         with contextlib.suppress(LocalBrokerError):
             if self.is_running(0):
@@ -175,14 +175,12 @@ class LocalBroker:
                 self.stop(0, _KEEP_CLASSES_S)
                 self._starts.keep_classes(self._folder)
 
-    def _class_flags_to_write(self) -> list[str]:
-        """None where classes are kept already, and for three brokers.
+    def _flags_to_write_classes(self, folder: Path) -> list[str]:
+        """As StartCache's, but empty for three brokers.
 
         Of three, one takes longer to end, and how it ends may be what the caller is after.
         """
-        if self._folder is None or self._count > 1 or self._starts.jvm_flags():
-            return []
-        return self._starts.jvm_flags_to_write(self._folder)
+        return self._starts.flags_to_write_classes(folder) if self._count == 1 else []
 
     @property
     def bootstrap_servers(self) -> str:
@@ -359,7 +357,7 @@ class LocalBroker:
     def _spawn(self, node: NodeConfig) -> None:
         argv = [
             self.java,
-            *(self._starts.jvm_flags() or self._class_flags_to_write()),
+            *(self._starts.flags_to_read_classes() or self._flags_to_write_classes(node.folder.parent)),
             *self._jvm_flags,
             f"-Dlog4j2.configurationFile={node.folder / 'log4j2.properties'}",
             *("-cp", self.classpath, "kafka.Kafka", str(node.properties_file)),

@@ -7,7 +7,7 @@ verifying each (class data sharing). A JVM writes it when it ends in order. Java
 damaged, or of another Java or other jars.
 
 Files appear by a rename, so that none is seen half-written. Where the cache folder cannot be written, every
-start is a first one.
+start is a first one. Each Java with each folder of jars has a folder of some 50 MB. Those used last are kept.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ from pathlib import Path
 from kafka_sink.local_broker.jars import cache_root
 from kafka_sink.local_broker.java import Java
 
+_PREFIX = "starts-"
+# More than anyone's Javas and Kafkas at one time.
+MAX_FOLDERS = 4
 CHECKPOINT = "bootstrap.checkpoint"
 CLASSES = "classes.jsa"
 _CHECKSUM_BYTES = hashlib.sha256().digest_size
@@ -46,9 +49,12 @@ class StartCache:
             found = [(one, one.stat()) for one in (program, *sorted(jars.glob("*.jar")))]
             files = [(str(one), stat.st_size, stat.st_mtime_ns) for one, stat in found]
             key = hashlib.sha256(f"{java.version} {files}".encode()).hexdigest()
-            return cls(cache_root() / f"starts-{key[:16]}")
+            folder = cache_root() / f"{_PREFIX}{key[:16]}"
         except (OSError, RuntimeError):  # a jar that has gone meanwhile; a user without a home
             return cls(None)
+        with contextlib.suppress(OSError):
+            os.utime(folder)  # as _delete_oldest needs it
+        return cls(folder)
 
     def restore_checkpoint(self, data: Path) -> bool:
         """Copy it into a broker's data folder, which is made. False where none is kept, or a damaged one."""
@@ -70,18 +76,18 @@ class StartCache:
             content = (data / CHECKPOINT).read_bytes()
             self._keep(CHECKPOINT, lambda path: path.write_bytes(hashlib.sha256(content).digest() + content))
 
-    def jvm_flags(self) -> list[str]:
-        """For a broker: read the classes; none where there are none yet."""
+    def flags_to_read_classes(self) -> list[str]:
+        """A broker's JVM flags to read the classes. Empty if none are kept yet."""
         if self._folder is None or not (self._folder / CLASSES).is_file():
             return []
         return [_LENIENT, *_CHECKED, f"-XX:SharedArchiveFile={self._folder / CLASSES}"]
 
-    def jvm_flags_to_write(self, folder: Path) -> list[str]:
-        """For a broker whose classes will be kept: write them into ``folder`` at its end.
+    def flags_to_write_classes(self, folder: Path) -> list[str]:
+        """A broker's JVM flags to write its classes into ``folder`` when it ends, for ``keep_classes``.
 
-        None where they could not be kept, because writing them takes seconds.
+        Empty if classes are kept already, or cannot be kept: writing them takes seconds.
         """
-        if self._folder is None or not _is_writable(self._folder):
+        if self._folder is None or self.flags_to_read_classes() or not _is_writable(self._folder):
             return []
         return [_LENIENT, f"-XX:ArchiveClassesAtExit={folder / CLASSES}"]
 
@@ -95,9 +101,18 @@ class StartCache:
             return
         with contextlib.suppress(OSError):
             self._folder.mkdir(parents=True, exist_ok=True)
+            _delete_oldest(self._folder.parent)
             with tempfile.TemporaryDirectory(dir=self._folder) as staging:
                 write(Path(staging) / name)
                 (Path(staging) / name).replace(self._folder / name)
+
+
+def _delete_oldest(root: Path) -> None:
+    """Keep the folders that were used last. A JVM that has mapped the classes of another goes on."""
+    with contextlib.suppress(OSError):  # another process may delete them as well
+        by_use = sorted(root.glob(f"{_PREFIX}*"), key=lambda folder: folder.stat().st_mtime_ns)
+        for folder in by_use[:-MAX_FOLDERS]:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _is_writable(folder: Path) -> bool:

@@ -242,7 +242,7 @@ def test_a_first_start_leaves_what_makes_later_ones_quick(
     later = command_until(signal.SIGTERM, 0, environ, runs)
     assert not any("SharedArchiveFile" in line for line in first)
     assert any("SharedArchiveFile" in line for line in later)
-    flags = StartCache(left[0].parent).jvm_flags()
+    flags = StartCache(left[0].parent).flags_to_read_classes()
     assert classes_from_archive(own, flags) > 100
     # Java maps a damaged file too unless it is asked to compare checksums, and crashes.
     with left[1].open("r+b") as archive:
@@ -264,7 +264,7 @@ def test_a_frozen_broker_goes_on_so_that_it_can_end(tmp_path: Path, monkeypatch:
     """Catches: 15 s until a block ends in which the first broker of this machine was frozen."""
     calls: list[str] = []
     monkeypatch.setattr(LocalBroker, "is_running", lambda *_: True)
-    monkeypatch.setattr(LocalBroker, "_class_flags_to_write", lambda _: ["flag"])
+    monkeypatch.setattr(LocalBroker, "_flags_to_write_classes", lambda *_: ["flag"])
     for name in ("thaw", "stop"):
         monkeypatch.setattr(LocalBroker, name, lambda *_, name=name: calls.append(name))
     frozen = LocalBroker(progress=lambda _: None)

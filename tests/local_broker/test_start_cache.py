@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from kafka_sink.local_broker.java import Java
-from kafka_sink.local_broker.start_cache import CHECKPOINT, StartCache
+from kafka_sink.local_broker.start_cache import CHECKPOINT, CLASSES, MAX_FOLDERS, StartCache
 
 
 @pytest.fixture
@@ -46,13 +47,13 @@ def test_a_checkpoint_comes_back_in_a_new_data_folder(cache: StartCache, tmp_pat
 
 
 def test_classes_are_read_once_they_were_written(cache: StartCache, tmp_path: Path) -> None:
-    assert cache.jvm_flags() == []
-    (written,) = (flag for flag in cache.jvm_flags_to_write(tmp_path) if "ArchiveClassesAtExit" in flag)
+    assert cache.flags_to_read_classes() == []
+    (written,) = (flag for flag in cache.flags_to_write_classes(tmp_path) if "ArchiveClassesAtExit" in flag)
     cache.keep_classes(tmp_path)
-    assert cache.jvm_flags() == [], "there were none"
+    assert cache.flags_to_read_classes() == [], "there were none"
     Path(written.partition("=")[2]).write_bytes(b"classes")
     cache.keep_classes(tmp_path)
-    (read,) = (flag for flag in cache.jvm_flags() if "SharedArchiveFile" in flag)
+    (read,) = (flag for flag in cache.flags_to_read_classes() if "SharedArchiveFile" in flag)
     assert Path(read.partition("=")[2]).read_bytes() == b"classes"
 
 
@@ -71,8 +72,8 @@ def test_a_cache_that_cannot_be_written_is_done_without(cache: StartCache, tmp_p
     (tmp_path / "cache").write_text("a file where the folder would be")
     cache.keep_checkpoint(formatted(tmp_path))
     assert not cache.restore_checkpoint(tmp_path / "data")
-    assert cache.jvm_flags() == []
-    assert cache.jvm_flags_to_write(tmp_path) == [], "seconds at each end, for nothing"
+    assert cache.flags_to_read_classes() == []
+    assert cache.flags_to_write_classes(tmp_path) == [], "seconds at each end, for nothing"
 
 
 @pytest.mark.parametrize("size", [0, 20, 39])
@@ -87,6 +88,28 @@ def test_a_damaged_checkpoint_is_done_without(cache: StartCache, tmp_path: Path,
     assert cache.restore_checkpoint(tmp_path / "data")
 
 
+def test_folders_of_javas_and_kafkas_that_are_not_used_any_more_are_deleted(
+    cache: StartCache, tmp_path: Path
+) -> None:
+    """Catches: another 50 MB after each update of Java or of the jars, for ever."""
+    data, root = formatted(tmp_path), tmp_path / "cache" / "kafka-chunked"
+    cache.keep_checkpoint(data)
+    (present,) = root.iterdir()
+    os.utime(present, (0, 0))
+    for at_s in range(1, MAX_FOLDERS + 1):
+        other = root / f"starts-{at_s}"
+        other.mkdir()
+        (other / CLASSES).touch()
+        os.utime(other, (at_s, at_s))
+    (root / "kafka-4.3.0").mkdir()
+    same = StartCache.of(java(tmp_path), jars(tmp_path))
+    (data / CLASSES).touch()
+    same.keep_classes(data)
+    names = {"kafka-4.3.0", present.name, *(f"starts-{at_s}" for at_s in range(2, MAX_FOLDERS + 1))}
+    assert {one.name for one in root.iterdir()} == names
+    assert same.restore_checkpoint(tmp_path / "data")
+
+
 def test_a_user_without_a_home_has_no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches: an error in place of a broker that has its jars elsewhere."""
 
@@ -99,7 +122,7 @@ def test_a_user_without_a_home_has_no_cache(tmp_path: Path, monkeypatch: pytest.
     cache.keep_checkpoint(formatted(tmp_path))
     assert not cache.restore_checkpoint(tmp_path / "data")
     cache.keep_classes(tmp_path)
-    assert cache.jvm_flags() == []
+    assert cache.flags_to_read_classes() == []
 
 
 def test_nothing_is_left_of_a_file_that_cannot_be_kept(cache: StartCache, tmp_path: Path) -> None:
