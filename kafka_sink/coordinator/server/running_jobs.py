@@ -5,7 +5,7 @@ Python workers up to four seconds later, and the call of ``abort`` waits for a n
 monitoring REST API lists the running jobs; the coordinator asks it while tasks write. Without the UI, or
 where it may not be read, tasks learn of the end as before.
 
-A micro-batch mostly ends before the first look, and the driver says so. A stream of them asks nothing.
+Most micro-batches end before the first look, and the driver reports that. So streams cost no request.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import json
 import logging
 import math
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Set
 from typing import Any, Protocol
 
 from kafka_sink.clock import monotonic_ms
@@ -57,12 +57,14 @@ class StageTracker:
         self._since_ms: dict[int, float] = {}
         self._jobs: dict[int, int] = {}
 
-    def __len__(self) -> int:
-        return len(self._since_ms)
+    @property
+    def stages(self) -> Set[int]:
+        """Those that are watched."""
+        return self._since_ms.keys()
 
     @property
     def oldest_ms(self) -> float:
-        """When the stage was first watched that is watched for longest; infinite if none is."""
+        """Since when the stage that is watched for longest is watched; infinite if none is."""
         return min(self._since_ms.values(), default=math.inf)
 
     def watch(self, stage: int, now_ms: float) -> None:
@@ -97,6 +99,7 @@ class RunningJobs:
         self._driver = driver
         self._lock = threading.Lock()  # guards the next two
         self._tracker = StageTracker()
+        # By watched stage.
         self._on_end: dict[int, list[Callable[[int], None]]] = {}
         self._work = threading.Event()
         self._closing = threading.Event()
@@ -122,7 +125,7 @@ class RunningJobs:
         with self._lock:
             self._on_end.pop(stage, None)
             self._tracker.unwatch(stage)
-            if not len(self._tracker):
+            if not self._on_end:
                 self._work.clear()
 
     def close(self) -> None:
@@ -156,15 +159,14 @@ class RunningJobs:
 
     def _observe(self, running: Mapping[int, Collection[int]]) -> None:
         with self._lock:
-            ended = {
-                stage: self._on_end.pop(stage, []) for stage in self._tracker.observe(running, monotonic_ms())
-            }
-            if not len(self._tracker):
-                self._on_end.clear()
+            ended = self._tracker.observe(running, monotonic_ms())
+            calls = [(on_end, stage) for stage in ended for on_end in self._on_end[stage]]
+            for stage in self._on_end.keys() - self._tracker.stages:
+                del self._on_end[stage]
+            if not self._on_end:
                 self._work.clear()
-        for stage, listeners in ended.items():
-            for on_end in listeners:
-                on_end(stage)
+        for on_end, stage in calls:
+            on_end(stage)
 
     def _running(self) -> dict[int, list[int]]:
         """The running jobs with their stages. Raises an error if the UI does not list them."""

@@ -25,7 +25,7 @@ def test_a_stage_ends_with_the_job_that_had_it_and_not_before() -> None:
     assert tracker.observe({1: [5, 7], 2: [8]}, 20.0) == []
     assert tracker.observe({2: [8], 3: [9]}, 30.0) == [7]
     assert tracker.observe({3: [9]}, 40.0) == [8]
-    assert len(tracker) == 0
+    assert not tracker.stages
 
 
 def test_a_stage_whose_job_is_never_listed_is_watched_for_a_minute() -> None:
@@ -33,9 +33,30 @@ def test_a_stage_whose_job_is_never_listed_is_watched_for_a_minute() -> None:
     tracker = StageTracker()
     tracker.watch(7, 0.0)
     assert tracker.observe({}, 60_000.0) == []
-    assert len(tracker) == 1
+    assert tracker.stages == {7}
     assert tracker.observe({}, 60_001.0) == []
-    assert len(tracker) == 0
+    assert not tracker.stages
+
+
+def test_nothing_is_kept_of_a_stage_that_is_not_watched_any_more(
+    driver: DriverProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches: where tasks always write, stages whose job was never listed left their listeners."""
+    now, ended = [0.0], list[int]()
+    monkeypatch.setattr(running_jobs, "monotonic_ms", lambda: now[0])
+    jobs = RunningJobs(driver)
+    monkeypatch.setattr(threading.Thread, "start", lambda _: None)
+    jobs.watch(1, ended.append)
+    now[0] = 60_001.0
+    jobs.watch(2, ended.append)
+    jobs.watch(3, ended.append)
+    jobs._observe({5: [2]})
+    jobs._observe({})
+    assert ended == [2]
+    assert jobs._on_end.keys() == jobs._tracker.stages == {3}
+    jobs.unwatch(3)
+    assert not jobs._on_end
+    assert not jobs._work.is_set()
 
 
 def test_a_micro_batch_asks_nothing(driver: DriverProcess, monkeypatch: pytest.MonkeyPatch) -> None:
