@@ -17,6 +17,8 @@ from kafka_sink.errors import SchemaError
 HEADERS_TYPE = "array<struct<key:string,value:binary>>"
 _TEXT_OR_BYTES = ("string", "binary")
 _OPTIONAL = ("key", "headers", "partition", "timestamp")
+# Wide tables have thousands of columns, and Spark prints an error several times.
+_MAX_NAMED = 10
 # Anywhere in a type, as of a field or an element; not a field's name.
 _MONTHS = re.compile(r"(?:^|[:<,])(interval (?:year|month)(?: to month)?)(?:$|[,>])")
 
@@ -69,7 +71,7 @@ class ColumnPlan:
         value = _pick(found, "value", _TEXT_OR_BYTES)
         if value is None:
             made = _found_instead(found, "value") or (
-                f" among the columns {', '.join(found)}: rename one to 'value', or make it, as in "
+                f" among the columns {_named(found)}: rename one to 'value', or make it, as in "
                 ".selectExpr('to_json(struct(*)) AS value')"
             )
             raise SchemaError(f"Required attribute 'value' not found{made}")
@@ -129,6 +131,12 @@ def _conversion(name: str, spark_type: str, wanted: str) -> str:
     if wanted == "string" and spark_type.startswith(("struct<", "map<", "array<", "variant")):
         return f"write it as JSON, as in .withColumn('{name}', to_json('{name}'))"
     return f"cast it, as in .withColumn('{name}', col('{name}').cast('{wanted}'))"
+
+
+def _named(found: Iterable[str]) -> str:
+    names = list(found)
+    more = f" and {len(names) - _MAX_NAMED:,} more" if len(names) > _MAX_NAMED else ""
+    return ", ".join(names[:_MAX_NAMED]) + more
 
 
 def _found_instead(found: Iterable[str], name: str) -> str:

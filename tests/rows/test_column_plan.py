@@ -203,3 +203,12 @@ def test_planning_imports_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_the_error_of_a_wide_table_names_a_few_of_its_columns() -> None:
+    """Catches: thousands of names in an error that Spark prints several times."""
+    with pytest.raises(SchemaError) as caught:
+        ColumnPlan.of([(f"column_{number}", "string") for number in range(2_000)], "t")
+    assert "column_0, column_1, " in str(caught.value)
+    assert "column_9 and 1,990 more: rename one to 'value'" in str(caught.value)
+    assert len(str(caught.value)) < 300
