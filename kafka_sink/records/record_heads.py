@@ -135,28 +135,28 @@ def _ranges(
     """Each range's first row, the row after its last, and its fields up to the offset; the bytes of all
     records up to each run's end. None if a record's length changes its width within a range."""
     begin = b"\0" if rows.headers is None else b""
-    payload = rows.payload
     found, ends, end = [], [], 0
     for run in runs:
         between = b"\0" + varint.scalar(timestamp - run.base_timestamp)
         for start, stop, low, high in _offset_ranges(run):
             # What is in the record besides the payload: attributes, deltas and a header count of 0.
             extra = len(between) + low.itemsize + len(high) + len(begin)
-            body = payload if payload.each is None else payload.slice(start, stop)
+            body = rows.payload.slice(start, stop)
             length = _field(body, extra)
             if length is None:
                 return None
             width = extra + (len(length) if isinstance(length, bytes) else length.itemsize)
-            size = payload.largest * (stop - start) if body.each is None else body.total()
-            end += size + (stop - start) * width
+            end += body.total() + (stop - start) * width
             found.append((start, stop, _Layout((begin, length, between, low, high))))
         ends.append(end)
     return found, ends
 
 
 def _offset_ranges(run: Run) -> Iterator[tuple[int, int, npt.NDArray[np.unsignedinteger[Any]], bytes]]:
-    """Parts of a run, first row to last, in whose offset deltas only the low one or two bytes differ: these
-    for each row, and the high one."""
+    """Parts of a run whose offset deltas differ only in the low one or two bytes.
+
+    Each with its first row, the row after its last, the low bytes of each row, and the high byte of all.
+    """
     at, shift = run.start, run.base_offset - run.start
     while at < run.stop:
         offset = at + shift
@@ -206,13 +206,10 @@ def _filled(ranges: Sequence[tuple[int, int, _Layout]], shared: _Layout) -> pa.A
         width = len(template)
         ends[start:stop] = np.arange(at, at + size, width, dtype=np.int32)
         data[at : at + size].view(f"V{width}")[:] = np.void(template)
-        for place, column in own.columns:
+        columns = [*own.columns]
+        columns += ((len(own.template) + place, column[start:stop]) for place, column in shared.columns)
+        for place, column in columns:
             np.ndarray((stop - start,), column.dtype, data.data, at + place, (width,))[:] = column
-        place_of_shared = at + len(own.template)
-        for place, column in shared.columns:
-            np.ndarray((stop - start,), column.dtype, data.data, place_of_shared + place, (width,))[:] = (
-                column[start:stop]
-            )
         at += size
     ends[count] = at
     return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(ends), pa.py_buffer(data)])
