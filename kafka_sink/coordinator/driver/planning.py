@@ -66,7 +66,7 @@ def hand_off(
 
 def _ask(connection: CoordinatorConnection, topic: str) -> MetadataSnapshot | None:
     until_ms = monotonic_ms() + PLANNING_RESPONSE_MS
-    connection.tell("metadata", {"ask": [topic]}, monotonic_ms())
+    connection.send("metadata", {"ask": [topic]}, monotonic_ms())
     while monotonic_ms() < until_ms:
         for received in connection.receive(monotonic_ms()):
             if received.last:

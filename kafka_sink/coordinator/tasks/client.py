@@ -173,7 +173,7 @@ class CoordinatorClient(threading.Thread):
             if leaving:
                 channel.hurry()
             while (body := channel.next_message(now_ms)) is not None:
-                connection.tell(kind, body, now_ms)
+                connection.send(kind, body, now_ms)
 
     def _delay_ms(self, connection: CoordinatorConnection | None, now_ms: float) -> float:
         if not self._active:

@@ -135,7 +135,7 @@ def report_final(address: CoordinatorAddress, final: FinalFigures) -> None:
     with suppress(OSError, KafkaSinkError):
         connection = CoordinatorConnection(address, _DRIVER_TIMEOUT_MS, monotonic_ms)
         try:
-            connection.tell(KIND, encode_final(final), monotonic_ms())
+            connection.send(KIND, encode_final(final), monotonic_ms())
             while not connection.is_idle:
                 connection.receive(monotonic_ms())
         finally:

@@ -107,11 +107,11 @@ def end_attempts(
     body = {"over": name, "again": again}
     with suppress(OSError, KafkaSinkError, ProtocolError):
         if not is_urgent:
-            _KEPT.tell(address, KIND, body)
+            _KEPT.send(address, KIND, body)
             return
         connection = CoordinatorConnection(address, _DRIVER_TIMEOUT_MS, monotonic_ms)
         try:
-            connection.tell(KIND, body, monotonic_ms())
+            connection.send(KIND, body, monotonic_ms())
             connection.receive(monotonic_ms())
         finally:
             connection.close()

@@ -113,7 +113,7 @@ class CoordinatorConnection:
         """When the oldest message has waited too long."""
         return min(self._asked.values(), default=math.inf)
 
-    def tell(self, kind: str, body: Mapping[str, Any], now_ms: float) -> None:
+    def send(self, kind: str, body: Mapping[str, Any], now_ms: float) -> None:
         """Sends a message."""
         self._count += 1
         self._asked[self._count] = now_ms + self._silence_ms

@@ -30,7 +30,7 @@ class KeptConnection:
         # For the life of the process, as are the instances.
         os.register_at_fork(after_in_child=self._after_fork)
 
-    def tell(self, address: CoordinatorAddress, kind: str, body: Mapping[str, Any]) -> None:
+    def send(self, address: CoordinatorAddress, kind: str, body: Mapping[str, Any]) -> None:
         """Send a message without waiting for its reply. Raises OSError and ProtocolError."""
         with self._lock:
             connection = self._usable(address) or CoordinatorConnection(
@@ -38,7 +38,7 @@ class KeptConnection:
             )
             self._kept = address, connection
             try:
-                connection.tell(kind, body, self._clock_ms())
+                connection.send(kind, body, self._clock_ms())
             except OSError:
                 self._close()
                 raise

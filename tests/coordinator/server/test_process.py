@@ -69,7 +69,7 @@ def answers(found: CoordinatorHandoff) -> bool:
     host = found.rendezvous.host or "127.0.0.1"
     connection = CoordinatorConnection(CoordinatorAddress(host, found.rendezvous), 5000, clock_ms)
     try:
-        connection.tell("metadata", {}, clock_ms())
+        connection.send("metadata", {}, clock_ms())
         return bool(connection.receive(clock_ms())[0].last)
     finally:
         connection.close()
@@ -257,9 +257,9 @@ def test_the_process_notifies_attempts_whose_write_is_over(cluster: FakeCluster)
     assert address is not None
     end_attempts(address, "a")
     connection = CoordinatorConnection(address, 5000.0, lambda: 0.0)
-    connection.tell("writes", {"writing": "a"}, 0.0)
+    connection.send("writes", {"writing": "a"}, 0.0)
     assert [heard.body for heard in connection.receive(0.0)] == [{"over": "a"}]
-    connection.tell("writes", {"writing": "b"}, 0.0)
+    connection.send("writes", {"writing": "b"}, 0.0)
     assert [heard.body for heard in connection.receive(0.0)] == [{}]
     end_attempts(address, "b")
     assert [(heard.body, heard.last) for heard in connection.receive(0.0)] == [({"over": "b"}, None)]

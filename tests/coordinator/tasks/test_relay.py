@@ -43,7 +43,7 @@ executor_relay._CHALLENGE_MS = 20_000.0
 clock = lambda: time.monotonic() * 1000
 address = CoordinatorAddress("127.0.0.1", Rendezvous({port}, {cluster!r}, {secret!r}))
 connection = ExecutorRelay(address, 20_000.0, clock).connect()
-connection.tell("echo", {{"n": 0}}, clock())
+connection.send("echo", {{"n": 0}}, clock())
 connection.receive(clock())
 print(connection.is_relayed, flush=True)
 sys.stdin.read()
@@ -185,7 +185,7 @@ def test_a_task_that_sends_nonsense_is_ended_alone() -> None:
         tell(one, {"n": 1})
         eventually(lambda: one[1].replies)
         wrong = connected(found)
-        wrong.tell("nobody's", {}, clock_ms())
+        wrong.send("nobody's", {}, clock_ms())
         with pytest.raises(ConnectionError):
             wrong.receive(clock_ms())
         wrong.close()
@@ -265,7 +265,7 @@ def test_a_relay_serves_nobody_who_does_not_know_the_secret() -> None:
         wrong = replace(found.address, rendezvous=replace(found.address.rendezvous, secret=b"w" * 32))
         with pytest.raises((ProtocolError, ConnectionError)):
             CoordinatorConnection(wrong, 2000.0, clock_ms, folder.connect(500.0), 500.0)
-        relayed.tell("echo", {"n": 1}, clock_ms())
+        relayed.send("echo", {"n": 1}, clock_ms())
         assert relayed.receive(clock_ms())[0].body == {"n": 1}
         relayed.close()
 
@@ -316,12 +316,12 @@ def test_a_forked_process_becomes_no_second_relay_and_uses_the_first() -> None:
         if child == 0:
             try:
                 two = connected(found)
-                two.tell("echo", {"n": 2}, clock_ms())
+                two.send("echo", {"n": 2}, clock_ms())
                 os._exit(0 if two.is_relayed and two.receive(clock_ms())[0].body == {"n": 2} else 1)
             except BaseException:  # noqa: BLE001 - whatever it is must not run the parent's code
                 os._exit(2)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        one.tell("echo", {"n": 1}, clock_ms())
+        one.send("echo", {"n": 1}, clock_ms())
         assert one.receive(clock_ms())[0].body == {"n": 1}
         assert found.connections() == 1
         one.close()

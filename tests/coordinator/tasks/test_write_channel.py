@@ -246,7 +246,7 @@ def test_a_forked_process_has_a_connection_of_its_own(*, is_busy: bool) -> None:
     """Catches: a child read the parent's replies, or waited for ever for a lock held at the fork."""
     with serving(factories={"writes": write_handler}) as server:
         kept = KeptConnection(20_000.0, clock_ms)
-        kept.tell(server.address, "writes", {"over": "q/1", "again": True})
+        kept.send(server.address, "writes", {"over": "q/1", "again": True})
         assert kept._kept is not None
         connection = kept._kept[1]
         assert select.select([connection.socket], [], [], 30)[0], "a reply"
@@ -255,7 +255,7 @@ def test_a_forked_process_has_a_connection_of_its_own(*, is_busy: bool) -> None:
                 failed = True
                 try:
                     threading.Timer(60, os._exit, [2]).start()
-                    kept.tell(server.address, "writes", {"over": "q/2", "again": True})
+                    kept.send(server.address, "writes", {"over": "q/2", "again": True})
                     failed = kept._kept[1] is connection
                 finally:
                     os._exit(failed)
@@ -276,14 +276,14 @@ def test_commits_work_with_more_descriptors_than_select_takes() -> None:
     try:
         with serving(factories={"writes": write_handler}) as server:
             kept = KeptConnection(20_000.0, clock_ms)
-            kept.tell(server.address, "writes", {"over": "q/1", "again": True})
+            kept.send(server.address, "writes", {"over": "q/1", "again": True})
             assert kept._kept is not None
             connection = kept._kept[1]
             high = fcntl.fcntl(connection.socket, fcntl.F_DUPFD, 1_100)
             connection.socket.close()
             connection.socket = socket.socket(fileno=high)
             connection.socket.settimeout(20)
-            kept.tell(server.address, "writes", {"over": "q/2", "again": True})
+            kept.send(server.address, "writes", {"over": "q/2", "again": True})
             assert kept._kept[1] is connection
             kept.close()
     finally:
@@ -294,7 +294,7 @@ def test_a_stream_whose_coordinator_is_gone_commits() -> None:
     with serving(factories={"writes": write_handler}) as server:
         address = server.address
         kept = KeptConnection(20_000.0, clock_ms)
-        kept.tell(address, "writes", {"over": "q/1", "again": True})
+        kept.send(address, "writes", {"over": "q/1", "again": True})
     with pytest.raises(ConnectionRefusedError):
-        kept.tell(address, "writes", {"over": "q/2", "again": True})
+        kept.send(address, "writes", {"over": "q/2", "again": True})
     assert kept._kept is None
