@@ -49,6 +49,8 @@ class Rebatcher:
         self._held: list[pa.RecordBatch] = []
         self._held_bytes = 0
         self._deadline_ms = math.inf
+        # Of the largest batch so far.
+        self.batch_bytes_max = 0
 
     def adapt(self, runs: int) -> None:
         """Sizes the next tables by the number of partitions that a table went to.
@@ -71,6 +73,7 @@ class Rebatcher:
         if batch.num_rows == 0:
             return self.take(now_ms)
         size = self._bytes(batch)
+        self.batch_bytes_max = max(self.batch_bytes_max, size)
         if size >= self._target_bytes:
             return [*self.drain(), *self._cut(batch, size)]
         ready = self.drain() if self._held_bytes + size > _LARGEST * self._target_bytes else []

@@ -11,6 +11,9 @@ from kafka_sink.model import TaskResult
 _TOPICS_NAMED = 3
 # Fewer tasks cost less than a second altogether.
 _MANY_TASKS = 50
+# Bytes. Larger Arrow batches leave the processor's caches, and each needs fresh pages of memory.
+_LARGE_ARROW_BATCH = 16_000_000
+_GOOD_ARROW_BATCH = 1_000_000
 
 
 def summarise(results: Sequence[TaskResult]) -> str:
@@ -50,6 +53,23 @@ def about_empty_tasks(results: Sequence[TaskResult]) -> str | None:
     )
 
 
+def about_large_arrow_batches(results: Sequence[TaskResult]) -> str | None:
+    """What to change where Spark hands rows over in large pieces; None if nothing."""
+    largest = max((result.arrow_batch_bytes_max for result in results), default=0)
+    rows = sum(result.records + result.unconfirmed for result in results)
+    if largest < _LARGE_ARROW_BATCH or not rows:
+        return None
+    row_bytes = max(1.0, sum(result.raw_bytes for result in results) / rows)
+    fitting = max(1, int(_GOOD_ARROW_BATCH / row_bytes))
+    # The first digit alone: 83 becomes 80.
+    magnitude = 10 ** (len(str(fitting)) - 1)
+    return (
+        f"Spark handed rows over in Arrow batches of up to {_size(largest)}, which costs time and memory. "
+        f"Set spark.sql.execution.arrow.maxRecordsPerBatch={fitting // magnitude * magnitude}, so that a "
+        "batch has about 1 MB"
+    )
+
+
 def summary_fields(results: Sequence[TaskResult]) -> dict[str, Any]:
     """The same as values for JSON. Bytes and milliseconds; maxima are of one task."""
     topics: dict[str, int] = {}
@@ -70,6 +90,7 @@ def summary_fields(results: Sequence[TaskResult]) -> dict[str, Any]:
         "splits": sum(result.splits for result in results),
         "breakerTrips": sum(result.breaker_trips for result in results),
         "breakerProbes": sum(result.breaker_probes for result in results),
+        "arrowBatchBytesMax": max((result.arrow_batch_bytes_max for result in results), default=0),
         "elapsedMs": round(max((result.elapsed_ms for result in results), default=0.0)),
         "poolWaitMs": round(max((result.pool_wait_ms for result in results), default=0.0)),
         "flushMs": round(max((result.flush_ms for result in results), default=0.0)),

@@ -12,7 +12,7 @@ from kafka_sink import application_markers, driver_log
 from kafka_sink.coordinator.driver.planning import CoordinatorHandoff
 from kafka_sink.model import EndedTransactions, TaskResult
 from kafka_sink.options import SinkOptions
-from kafka_sink.spark.summary import about_empty_tasks, summarise, summary_fields
+from kafka_sink.spark.summary import about_empty_tasks, about_large_arrow_batches, summarise, summary_fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +89,12 @@ def _transaction_fields(ended: EndedWrite) -> dict[str, Any]:
 
 def _advise(ended: EndedWrite) -> None:
     """Once for a query, also where it writes in foreachBatch."""
-    advice = about_empty_tasks(ended.results)
-    if advice and (not ended.query or application_markers.first_time(f"empty tasks of {ended.query}")):
-        driver_log.report(ended.label + advice)
+    for about, advice in (
+        ("empty tasks", about_empty_tasks(ended.results)),
+        ("large Arrow batches", about_large_arrow_batches(ended.results)),
+    ):
+        if advice and (not ended.query or application_markers.first_time(f"{about} of {ended.query}")):
+            driver_log.report(ended.label + advice)
 
 
 def _to_live_view(handoff: CoordinatorHandoff, ended: EndedWrite) -> None:

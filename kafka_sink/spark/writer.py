@@ -128,8 +128,8 @@ class PlannedWrite:
             rows = checked_batches(acknowledged(batches, executor), check_executor)
             if attempt is not None:
                 rows = attempt.rows(rows, producer)
-            send_tables(rows, producer, self.plan, self.options.linger_ms, producer.activity)
-            return producer.finish()
+            largest = send_tables(rows, producer, self.plan, self.options.linger_ms, producer.activity)
+            return replace(producer.finish(), arrow_batch_bytes_max=largest)
 
     def _write_in_transaction(
         self, batches: Iterator[pa.RecordBatch], planned: PlannedTransactions, *, is_streaming: bool
@@ -398,8 +398,10 @@ def send_tables(
     plan: ColumnPlan,
     linger_ms: float,
     activity: TaskActivity | None = None,
-) -> None:
+) -> int:
     """Pass the rows of all batches to the producer, in order, as tables of about 2 MiB.
+
+    Returns the bytes of the largest batch, by its keys, values and headers.
 
     ``plan`` describes the batches as Spark sends them. The tables contain only the columns that it uses. Rows
     wait for ``linger_ms`` at most, even if Spark sends no next batch. The first batch does not wait: a
@@ -430,6 +432,7 @@ def send_tables(
                 builder.adapt(producer.send(table))
         for table in builder.drain():
             producer.send(table)
+        return builder.batch_bytes_max
     finally:
         reader.close()
 

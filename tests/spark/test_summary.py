@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kafka_sink.model import PartitionResult, TaskResult
-from kafka_sink.spark.summary import about_empty_tasks, summarise
+from kafka_sink.spark.summary import about_empty_tasks, about_large_arrow_batches, summarise
 
 
 def wrote(*partitions: tuple[str, int, int], **values: float) -> TaskResult:
@@ -75,3 +75,18 @@ def test_many_tasks_without_rows_have_advice() -> None:
     assert "spark.sql.shuffle.partitions" in advice
     for fine in ([some] * 200, [some, *[none] * 20], [some] * 60 + [none] * 140, []):
         assert about_empty_tasks(fine) is None
+
+
+def test_large_arrow_batches_have_advice() -> None:
+    task = TaskResult(records=1000, raw_bytes=12_000_000, arrow_batch_bytes_max=64_000_000)
+    assert about_large_arrow_batches([task, TaskResult(arrow_batch_bytes_max=10)]) == (
+        "Spark handed rows over in Arrow batches of up to 64.0 MB, which costs time and memory. "
+        "Set spark.sql.execution.arrow.maxRecordsPerBatch=80, so that a batch has about 1 MB"
+    )
+    huge = about_large_arrow_batches(
+        [TaskResult(unconfirmed=2, raw_bytes=9_000_000, arrow_batch_bytes_max=30_000_000)]
+    )
+    assert huge is not None
+    assert "maxRecordsPerBatch=1," in huge
+    for fine in ([], [TaskResult()], [TaskResult(records=9, raw_bytes=9, arrow_batch_bytes_max=2_000_000)]):
+        assert about_large_arrow_batches(fine) is None

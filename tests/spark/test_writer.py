@@ -23,7 +23,7 @@ from kafka_sink.errors import DeliveryError
 from kafka_sink.model import PartitionResult, TaskResult
 from kafka_sink.options import parse
 from kafka_sink.rows.column_plan import ColumnPlan
-from kafka_sink.rows.rebatching import TARGET_TABLE_BYTES
+from kafka_sink.rows.rebatching import ROW_BYTES, TARGET_TABLE_BYTES
 from kafka_sink.spark import executor_connection
 from kafka_sink.spark.writer import (
     BatchWriter,
@@ -92,8 +92,9 @@ def _bare_logging(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_all_rows_arrive_in_order_without_the_columns_nobody_reads() -> None:
     producer = FakeProducer()
-    send_tables(iter([batch("a", "b"), batch(), batch("c")]), producer, PLAN, linger_ms=1e9)
+    largest = send_tables(iter([batch("a", "b"), batch(), batch("c")]), producer, PLAN, linger_ms=1e9)
     assert producer.values == ["a", "b", "c"]
+    assert largest == 2 * ROW_BYTES + len("ab")
     assert [unit.schema.names for unit in producer.units] == [["value"], ["value"]]
 
 
