@@ -123,8 +123,8 @@ class TaskResult:
     are included in ``partitions`` and in no other count of rows. ``metrics`` have Kafka's names
     (docs/metrics.md). ``skipped`` counts rows that can never be written (errors.tolerance=all), and
     ``skip_reasons`` by the name of the error. Their dead letters are included in ``partitions`` and in the
-    counts of batches and bytes. ``arrow_batch_bytes_max`` are about the bytes of keys, values and headers in the
-    largest Arrow batch that Spark handed over.
+    counts of batches and bytes. ``arrow_batch_bytes_max`` are about the bytes of keys, values and headers in
+    the largest Arrow batch that Spark handed over.
     """
 
     partitions: tuple[PartitionResult, ...] = ()
