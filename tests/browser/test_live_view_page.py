@@ -11,11 +11,9 @@ import re
 import shutil
 import threading
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -35,6 +33,7 @@ from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.spark.final_figures import final_figures
 from tests.support.application import Application
 from tests.support.fake_broker import FakeCluster
+from tests.support.live_view_client import figures
 
 DOCS = Path(__file__).parents[2] / "docs" / "images"
 # Pictures for the documentation show curves that have gone on for a while.
@@ -207,12 +206,6 @@ def orders(start: int, *, keyless: bool) -> pa.Table:
 def url_of(folder: Path) -> str:
     (found,) = folder.glob("kafka-chunked-coordinator/ui-*")
     return str(json.loads(found.read_text())["url"])
-
-
-def figures(url: str) -> dict[str, Any]:
-    with urllib.request.urlopen(url + "figures.json", timeout=10) as response:
-        found: dict[str, Any] = json.load(response)
-    return found
 
 
 @pytest.fixture

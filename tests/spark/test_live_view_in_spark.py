@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from kafka_sink.local_broker import LocalBroker
+from tests.support import live_view_client
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -23,20 +23,15 @@ def port(live_view_port: int) -> int:
     return live_view_port
 
 
-def get(port: int, path: str) -> str:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as response:
-        text: str = response.read().decode()
-    return text
-
-
 def samples(port: int, name: str, topic: str) -> float:
-    families = text_string_to_metric_families(get(port, "/metrics"))
+    families = text_string_to_metric_families(live_view_client.get(f"http://127.0.0.1:{port}/metrics"))
     found = [one for family in families for one in family.samples if one.name == f"kafka_chunked_{name}"]
     return sum(one.value for one in found if one.labels["topic"] == topic)
 
 
 def jobs(port: int, topic: str) -> list[dict[str, Any]]:
-    return [one for one in json.loads(get(port, "/figures.json"))["jobs"] if topic in one["topics"]]
+    shown = live_view_client.figures(f"http://127.0.0.1:{port}")["jobs"]
+    return [one for one in shown if topic in one["topics"]]
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -64,9 +59,9 @@ def test_the_figures_of_a_batch_write_are_those_of_its_report(
     assert job["tasks_done"] == 4
     assert samples(port, "record_send_total", topic) == ROWS
     assert samples(port, "sent_bytes_total", topic) == sum(one["bytes"] for one in line["partitions"])
-    shown = json.loads(get(port, "/figures.json"))
-    assert shown["application"] == "kafka-chunked tests"
-    assert shown["tasks"] == []
+    address = f"http://127.0.0.1:{port}"
+    assert job["job"] not in {task["job"] for task in live_view_client.figures(address)["tasks"]}
+    live_view_client.eventually(address, lambda shown: shown["application"] == "kafka-chunked tests")
 
 
 def test_micro_batches_are_one_job_under_the_id_of_their_query(

@@ -13,6 +13,7 @@ from typing import Any
 from unittest import mock
 
 from kafka_sink.coordinator.driver import launcher, planning
+from kafka_sink.coordinator.tasks import figures_channel
 from kafka_sink.coordinator.wire import driver_process
 from kafka_sink.coordinator.wire.driver_process import DriverProcess
 
@@ -62,10 +63,11 @@ class CoordinatorProcesses:
         return [int(one[0]) for one in mine if one[3][0] != "Z" or "l" in one[3]]
 
 
-# How long planning waits for a coordinator that is only slow, as on a busy machine all are.
+# How long planning and commit wait for a coordinator that is only slow, as on a busy machine all are.
 _PATIENT_MS = 60_000.0
 _PATIENCE = (
-    *((launcher, name) for name in ("_LOCK_MS", "_NEW_READS_MS", "_READS_MS")),
+    *((launcher, name) for name in ("_LOCK_MS", "_NEW_READS_MS", "_READS_MS", "_LIVE_VIEW_MS")),
+    (figures_channel, "_DRIVER_TIMEOUT_MS"),
     *((planning, name) for name in ("_NEW_SILENCE_MS", "_SILENCE_MS", "PLANNING_RESPONSE_MS")),
 )
 

@@ -1,0 +1,42 @@
+"""Reads a live view as a browser or Prometheus does."""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Any
+
+_PATIENCE_S = 60.0
+
+
+def get(url: str) -> str:
+    """The content. A coordinator on a busy host may ask to be asked again."""
+    until = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            with urllib.request.urlopen(url, timeout=_PATIENCE_S) as response:
+                text: str = response.read().decode()
+            return text
+        except urllib.error.HTTPError as error:
+            with error:
+                if error.code != HTTPStatus.SERVICE_UNAVAILABLE or time.monotonic() > until:
+                    raise
+        time.sleep(0.1)
+
+
+def figures(address: str) -> dict[str, Any]:
+    """What the page at this address shows."""
+    found: dict[str, Any] = json.loads(get(f"{address.rstrip('/')}/figures.json"))
+    return found
+
+
+def eventually(address: str, condition: Callable[[dict[str, Any]], object]) -> None:
+    """Waits for figures that tasks report by themselves, hence perhaps after the end of their write."""
+    until = time.monotonic() + _PATIENCE_S
+    while not condition(shown := figures(address)):
+        assert time.monotonic() < until, shown
+        time.sleep(0.1)
