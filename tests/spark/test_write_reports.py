@@ -24,6 +24,7 @@ from kafka_sink.coordinator.server.application_figures import ApplicationFigures
 from kafka_sink.coordinator.server.figures_handler import FiguresHandler
 from kafka_sink.coordinator.server.handlers import HandlerFactory
 from kafka_sink.coordinator.server.write_handler import write_handler
+from kafka_sink.coordinator.tasks import write_channel
 from kafka_sink.coordinator.wire.address import CoordinatorAddress, Rendezvous
 from kafka_sink.coordinator.wire.job_figures import KIND
 from kafka_sink.errors import ConfigurationError
@@ -298,14 +299,15 @@ def test_the_live_view_shows_the_figures_of_the_summary_once_save_returns() -> N
     assert (job["counters"]["records"], job["query"], job["batch"]) == (10, "q", 3)
 
 
-def test_save_waits_for_a_coordinator_that_is_busy_for_a_second() -> None:
+def test_save_waits_for_a_coordinator_that_is_busy_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches: the job would be shown as running, for ten minutes."""
     figures = ApplicationFigures()
+    # Until attempts have been notified, which comes first.
+    monkeypatch.setattr(write_channel, "_DRIVER_TIMEOUT_MS", 50.0)
     with viewed(figures) as (handoff, served):
         assert served.server is not None
         assert served.server._loop is not None
-        # Longer than the commit waits until attempts have been notified.
-        served.server._loop.call_soon_threadsafe(time.sleep, 1.2)
+        served.server._loop.call_soon_threadsafe(time.sleep, 0.7)
         planned(handoff, log_summary="false").commit([committed((0, 9))])
         (job,) = figures.snapshot(0.0)["jobs"]
     assert (job["state"], job["counters"]["records"]) == ("committed", 10)
