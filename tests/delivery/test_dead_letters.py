@@ -78,11 +78,12 @@ def test_batches_in_flight_behind_a_skipped_record_are_written_next(in_order: bo
     ):
         producer.send(rows(0, 1))
         until(lambda: written(cluster) == [0] and not in_flight(producer), "the first row")
-        cluster.script(PRODUCE, Reply(delay_ms=400))
+        cluster.freeze(0)
         producer.send(large(1, 20_000))
         for number in range(2, 5):
             until(lambda count=number: in_flight(producer) == count - 1, "a request of its own")
             producer.send(rows(number, 1) if in_order else large(number, 20_000))
+        cluster.thaw(0)
         result = producer.finish()
         assert written(cluster) == ([0, 2, 3, 4] if in_order else [0])
         assert result.skipped == (1 if in_order else 4)
@@ -94,14 +95,18 @@ def in_flight(producer: TaskProducer) -> int:
 
 
 @pytest.mark.parametrize("idempotence", ["true", "false"])
-def test_a_topic_that_refuses_this_login_gives_its_rows_to_the_letters(idempotence: str) -> None:
+def test_a_topic_that_refuses_this_login_gives_its_rows_to_the_letters(
+    idempotence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A task that nobody wakes would look by itself every second.
+    monkeypatch.setattr("kafka_sink.producer._WATCH_MS", 60_000.0)
     with FakeCluster({TOPIC: 1, LETTERS: 1}) as cluster:
         cluster.script(PRODUCE, error(TOPIC_AUTHORIZATION_FAILED))
         with tolerant(cluster, enable_idempotence=idempotence) as producer:
             producer.send(rows(0, 20))
             first = producer.finish()
         assert (first.records, first.skipped) == (0, 20)
-        assert first.flush_ms < 900, "the wait ends with the last row"
+        assert first.flush_ms < 30_000, "the wait ends with the last row"
         assert written(cluster) == []
         assert sum(batch.record_count for batch in cluster.batches(LETTERS, 0)) == 20
         with tolerant(cluster, enable_idempotence=idempotence) as producer:
@@ -150,14 +155,14 @@ def test_a_partition_that_does_not_exist_costs_one_wait_for_all_tables(
                 producer.send(rows(number + 1, 1, partition=2))
             result = producer.finish()
         assert (result.records, result.skipped) == (50, 50)
-        assert result.elapsed_ms < 3000
+        assert result.elapsed_ms < 10_000, "fifty waits are 15 s"
         assert written(cluster, 1) == list(range(0, 100, 2))
 
 
 def test_slow_metadata_is_no_proof_that_a_partition_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only a broker's response is. A timeout fails the task."""
     monkeypatch.setattr("kafka_sink.rows.row_rejection.PARTITION_WAIT_MS", 200.0)
-    with FakeCluster({TOPIC: 2, LETTERS: 1}) as cluster, tolerant(cluster, max_block_ms=3000) as producer:
+    with FakeCluster({TOPIC: 2, LETTERS: 1}) as cluster, tolerant(cluster, max_block_ms=20_000) as producer:
         producer.send(rows(0, 1, partition=1))
         producer.finish()
         cluster.add_partitions(TOPIC, 3)
@@ -188,7 +193,7 @@ def test_a_hundred_thousand_refused_rows_take_no_minutes() -> None:
             )
             result = producer.finish()
         assert result.skipped == 100_000
-        assert result.elapsed_ms < 20_000
+        assert result.elapsed_ms < 60_000
 
 
 def test_without_a_dead_letter_topic_rows_are_counted_and_logged_without_content(

@@ -341,9 +341,9 @@ def test_a_split_waits_for_memory_as_long_as_the_batch_may_live(
             assert (result.retries, result.metrics["buffer-used-bytes"]) == (times, 0)
             return
         with pytest.raises(
-            DeliveryError, match=r"timeout\.ms = 600.*could not be split: none left.*40 failed"
+            DeliveryError, match=r"timeout\.ms = 1500.*could not be split: none left.*40 failed"
         ):
-            send(cluster, rows(0, 40), request_timeout_ms=500, delivery_timeout_ms=600)
+            send(cluster, rows(0, 40), request_timeout_ms=1200, delivery_timeout_ms=1500)
 
 
 def test_a_lost_task_does_not_wait_for_memory(cluster: FakeCluster) -> None:
@@ -364,7 +364,7 @@ def test_a_lost_task_does_not_wait_for_memory(cluster: FakeCluster) -> None:
     with pytest.raises(DeliveryError, match=r"t-0.*error 87.*5 failed"):
         run()
     cluster.thaw(1)
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < SOON_S
 
 
 # -- used again, or not -------------------------------------------------------------------------------
@@ -433,17 +433,17 @@ def test_a_sender_that_died_at_rest_is_replaced(
 
 def test_a_throttled_broker_gets_no_request_until_the_time_has_passed(cluster: FakeCluster) -> None:
     with task(cluster) as producer:
-        cluster.script(PRODUCE, Reply(throttle_ms=500), node_id=0)
+        cluster.script(PRODUCE, Reply(throttle_ms=2000), node_id=0)
         producer.send(rows(0, 5))
         until(lambda: not inside(producer)._accumulator.incomplete, "the throttling response")
         throttled = time.monotonic()
         producer.send(rows(5, 5))
         producer.send(rows(100, 5, partition=1))
         until(lambda: len(written(cluster, 1)) == 5, "the other broker's rows")
-        assert time.monotonic() - throttled < 0.4
+        assert time.monotonic() - throttled < 1.9
         assert written(cluster) == [0, 1, 2, 3, 4]
         producer.finish()
-        assert 0.45 < time.monotonic() - throttled < 3
+        assert 1.9 < time.monotonic() - throttled < 2 + SOON_S
     assert written(cluster) == list(range(10))
 
 
@@ -458,7 +458,7 @@ def test_a_broker_without_a_common_version_is_a_final_error(versions: tuple[int,
             DeliveryError, match=r"speaks Produce in versions.*this sink in 3 to 13"
         ) as caught:
             send(old, rows(0, 5))
-        assert time.monotonic() - started < 5
+        assert time.monotonic() - started < SOON_S
         assert isinstance(caught.value.__cause__, BrokerVersionError)
 
 

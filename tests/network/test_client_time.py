@@ -227,7 +227,7 @@ def test_a_name_that_hangs_holds_nobody_up(cluster: FakeCluster, monkeypatch: py
         started = time.monotonic()
         assert not driver.client.ready_for_any(-1, driver.clock.now)
         driver.connect(-2)
-        assert time.monotonic() - started < 10
+        assert time.monotonic() - started < 40
         for _ in range(3):
             driver.clock.now += 40_000
             driver.poll()
@@ -248,30 +248,30 @@ def test_a_name_that_hangs_holds_nobody_up(cluster: FakeCluster, monkeypatch: py
 def test_a_wakeup_before_the_poll_is_not_lost(driver: Driver) -> None:
     driver.client.wakeup()
     started = time.monotonic()
-    driver.client.poll(30_000, driver.clock.now)
-    assert time.monotonic() - started < 10
+    driver.client.poll(60_000, driver.clock.now)
+    assert time.monotonic() - started < 40
 
 
 def test_a_wakeup_ends_the_poll_under_way(driver: Driver) -> None:
     timer = threading.Timer(0.05, driver.client.wakeup)
     timer.start()
     started = time.monotonic()
-    driver.client.poll(30_000, driver.clock.now)
-    assert time.monotonic() - started < 10
+    driver.client.poll(60_000, driver.clock.now)
+    assert time.monotonic() - started < 40
     timer.join()
 
 
 def test_a_thousand_wakeups_are_one(driver: Driver) -> None:
     for _ in range(1000):
         driver.client.wakeup()
-    driver.client.poll(30_000, driver.clock.now)
+    driver.client.poll(60_000, driver.clock.now)
     started = time.monotonic()
     driver.client.poll(50, driver.clock.now)
     assert time.monotonic() - started >= 0.045, "nothing is left to wake the second poll"
 
 
 def test_wakeups_from_many_threads_are_never_lost(driver: Driver) -> None:
-    """Each thread adds, wakes and waits until that is seen; a lost wake-up would take 30 s."""
+    """Each thread adds, wakes and waits until that is seen; a lost wake-up would take a minute."""
     added: queue.SimpleQueue[threading.Event] = queue.SimpleQueue()
 
     def work() -> None:
@@ -279,7 +279,7 @@ def test_wakeups_from_many_threads_are_never_lost(driver: Driver) -> None:
             seen = threading.Event()
             added.put(seen)
             driver.client.wakeup()
-            assert seen.wait(20)
+            assert seen.wait(50)
 
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
@@ -287,9 +287,9 @@ def test_wakeups_from_many_threads_are_never_lost(driver: Driver) -> None:
     started = time.monotonic()
     for _ in range(800):
         while added.empty():
-            driver.client.poll(30_000, driver.clock.now)
+            driver.client.poll(60_000, driver.clock.now)
         added.get().set()
-    assert time.monotonic() - started < 15
+    assert time.monotonic() - started < 40
     for thread in threads:
         thread.join()
 
@@ -303,7 +303,7 @@ def test_close_ends_quickly_whatever_is_under_way(cluster: FakeCluster) -> None:
     driver.client.close()
     driver.client.close()
     driver.client.wakeup()
-    assert time.monotonic() - started < 1
+    assert time.monotonic() - started < 20, "a frozen broker reads nothing, ever"
     cluster.thaw(0)
 
 

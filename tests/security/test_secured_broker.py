@@ -26,6 +26,7 @@ from kafka_sink.local_broker import LocalBroker
 from kafka_sink.options import SinkOptions, checks, parse
 from kafka_sink.producer import Producer
 from kafka_sink.rows.column_plan import ColumnPlan
+from tests.support.scripted_cluster import until
 from tests.support.security.certificates import Authority
 from tests.support.security.secured_broker import (
     CONNECTION_STRING,
@@ -40,8 +41,8 @@ from tests.support.security.secured_broker import (
 from tests.support.security.token_server import TokenServer
 
 OAUTH_MODULE = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule"
-# Planning says what is wrong within this.
-BOUND_S = 10.0
+# Planning says what is wrong within this: its bound for connecting is 9 s.
+BOUND_S = 15.0
 
 
 @pytest.fixture(scope="module")
@@ -317,7 +318,7 @@ def test_one_good_address_of_several_is_enough_and_all_bad_ones_are_named_in_tim
         good = {**given, "kafka.bootstrap.servers": f"{bad},{secured.bootstrap('TLS')}"}
         begun = time.monotonic()
         prepare_topic(options(good))
-        assert time.monotonic() - begun < 5
+        assert time.monotonic() - begun < 8.5, "the silent one is given up after 9 s"
         with pytest.raises(BrokersUnreachableError) as caught:
             prepare_topic(options({**given, "kafka.bootstrap.servers": bad}))
         assert time.monotonic() - begun < BOUND_S + 5
@@ -360,7 +361,7 @@ def test_rights_that_are_missing_are_named(secured: Secured) -> None:
 
 def _until_denied(given: SinkOptions) -> None:
     """Brokers learn of ACLs some time after they are made."""
-    for _ in range(50):
+    for _ in range(600):
         prepare_topic(given)
         time.sleep(0.1)
 
@@ -373,17 +374,24 @@ def test_logins_are_renewed_before_they_run_out(secured: Secured) -> None:
     prepare_topic(given)
     producer = Producer(given)
     plan = ColumnPlan.of([("value", "string")], "short").narrowed()
-    rows, begun = 0, time.monotonic()
     try:
         producer.begin()
+
+        def made() -> set[float]:
+            links = producer._network._connections.values()
+            return {link.connecting_since_ms for link in links if link.is_made}
+
+        producer.send(plan, pa.record_batch([pa.array(["x"])], names=["value"]))
+        until(lambda: not producer._accumulator.incomplete, "the first row")
+        at_first = made()
+        rows, begun = 1, time.monotonic()
         while time.monotonic() - begun < 12.5:
             producer.send(plan, pa.record_batch([pa.array(["x" * 50] * 100)], names=["value"]))
             rows += 100
             time.sleep(0.05)
         result = producer.finish()
-        made = {link.connecting_since_ms for link in producer._network._connections.values() if link.is_made}
-        assert made
-        assert max(made) < (begun + 3) * 1000, "there was a new connection"
+        assert made()
+        assert made() <= at_first, "there was a new connection"
     finally:
         producer.close()
     assert result.records == rows

@@ -29,6 +29,7 @@ VALUE = "concat(id, '-', repeat(md5(string(id)), 18))"
 # An executor's JVM that waits for its worker does not notice an interrupt. Then its monitor ends the worker:
 # it looks every 2 s and waits spark.python.task.killTimeout, 2 s more.
 JVM_NOTICES_S = 4.5
+JVM_NOTICES_AT_LATEST_S = 30.0
 
 
 @pytest.fixture
@@ -67,10 +68,12 @@ class Topic:
 
     def stands_still(self) -> None:
         """Once the JVM has let go nothing more comes. What the tasks hold would take a minute."""
+        deadline = time.monotonic() + JVM_NOTICES_AT_LATEST_S
         time.sleep(JVM_NOTICES_S)
-        settled = self.rows()
-        time.sleep(1.5)
-        assert self.rows() == settled
+        settled = -1
+        while settled != (settled := self.rows()):
+            assert time.monotonic() < deadline, "rows come on and on"
+            time.sleep(1.5)
 
 
 def test_after_a_cancelled_job_nothing_more_is_written(

@@ -238,7 +238,7 @@ def test_closing_does_not_wait_for_a_read_that_hangs() -> None:
     assert feeder.read(0) is Late.LATE
     started = time.monotonic()
     feeder.close()
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 20
     assert all(thread.daemon for thread in feeder_threads())
     gate.set()
 

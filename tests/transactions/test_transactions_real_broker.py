@@ -121,7 +121,7 @@ class Job:
 
     def await_rows(self, expected: list[str]) -> None:
         """Markers are written a moment after a commit is answered."""
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while (rows := self.read()) != expected:
             assert time.monotonic() < deadline, rows
             time.sleep(0.05)
@@ -223,7 +223,7 @@ def test_nothing_is_decided_of_which_a_transaction_timed_out(job: Callable[..., 
 
 def _await_end(run: Job) -> None:
     """Brokers look for timeouts every 10 s."""
-    deadline = time.monotonic() + 40
+    deadline = time.monotonic() + 90
     while run.open():
         assert time.monotonic() < deadline
         time.sleep(0.2)

@@ -95,16 +95,18 @@ def test_a_broker_that_one_task_finds_frozen_rests_for_both(cluster: FakeCluster
         until(lambda: is_shared(first) and is_shared(second), "both know the coordinator")
         cluster.freeze(0)
         send_until(lambda: mutes(first), "the first mutes it")
-        tripped = time.monotonic()
         until(lambda: P0 in mutes(second), "the second hears of it")
-        assert time.monotonic() - tripped < 1.0
         assert inside(second).breaker_metrics().breaker_trips_total == 0
         second.send(rows(100_001, 1))
         first.send(rows(100_002, 1))
         began = time.monotonic()
         time.sleep(4.5 * INTERVAL_MS / 1000)
-        probes = sum(inside(one).breaker_metrics().probes for one in (first, second))
-        assert 1 <= probes <= (time.monotonic() - began) * 1000 / INTERVAL_MS + 2
+
+        def probes() -> int:
+            return sum(inside(one).breaker_metrics().probes for one in (first, second))
+
+        until(probes, "a probe")
+        assert probes() <= (time.monotonic() - began) * 1000 / INTERVAL_MS + 2
         cluster.thaw(0)
         until(lambda: not mutes(first) and not mutes(second), "it is back for both")
         for one in (first, second):
