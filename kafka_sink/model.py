@@ -103,10 +103,10 @@ class PartitionResult:
 
 @dataclass(frozen=True, slots=True)
 class EndedTransactions:
-    """How many transactions a write has committed, aborted or recovered, and how long they had been open.
+    """How many transactions a write has committed, aborted or recovered, and for how long they had been open.
 
-    Times are of the oldest one, and of all added up: from the first row by the coordinating broker's clock
-    to the end by the driver's. A transaction of which no broker says when it began has none.
+    ``oldest_ms`` is the longest time of one, ``total_ms`` the sum: from the first row by the coordinating
+    broker's clock to the end by the driver's. Where no broker says when one began, it counts as 0 ms.
     """
 
     count: int = 0

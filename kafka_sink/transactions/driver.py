@@ -43,7 +43,7 @@ class Ownership:
     """What planning found and took. ``claim`` is the driver's id, which the decision needs.
 
     ``missing``: tasks of ``decision`` whose transactions ended without being committed. ``completed`` and
-    ``aborted`` are when the transactions began that an earlier driver had left open, as in ``Committed``.
+    ``aborted``: when the transactions began that an earlier driver had left open and this one ended so.
     """
 
     claim: ProducerEpoch
@@ -55,7 +55,8 @@ class Ownership:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """What became of a batch: transactions committed, and others of the prefix that were open and aborted."""
+    """What became of a batch: when the transactions began that were committed, and those of others that were
+    open under the prefix and were aborted."""
 
     committed: BeganMs
     aborted: BeganMs

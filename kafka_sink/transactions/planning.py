@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 EXACTLY_ONCE = "exactly-once"
 _NAME_DIGITS = 16
-# Share of the timeout from which on somebody should know.
+# Share of kafka.transaction.timeout.ms from which on it is warned of.
 _LONG_OPEN = 0.5
 
 
@@ -198,7 +198,7 @@ def _claim_key(scope: Scope) -> str:
 
 
 def _report_names(scope: Scope) -> None:
-    """Once in an application: whoever looks for what it has left open needs to know."""
+    """Once in an application, for operators who look for transactions that it has left open."""
     key = f"transactional.id.prefix {scope.prefix} is reported"
     if application_markers.folder() and application_markers.first_time(key):
         driver_log.report(

@@ -40,7 +40,7 @@ class WriteHandler:
         self._wake = wake
         # By task, its write and its stage.
         self._writing: dict[int, tuple[str, int | None]] = {}
-        # By write, the stages whose jobs are watched. Its tasks may write for another one when it ends.
+        # By write, the stages whose jobs are watched, also when its tasks already write for another one.
         self._watched: OrderedDict[str, set[int]] = OrderedDict()
         # Names of writes and numbers of stages.
         self._over: OrderedDict[str | int, None] = OrderedDict()
@@ -75,7 +75,7 @@ class WriteHandler:
         return [Reply(peer, request, _over(name, None if name in self._over else stage))]
 
     def _unwatch(self, name: str) -> None:
-        """The write is over, so that the end of its job says nothing more."""
+        """The write is over, so the end of its job need not be noticed."""
         for stage in self._watched.pop(name, ()):
             if self._jobs is not None:
                 self._jobs.unwatch(stage)
