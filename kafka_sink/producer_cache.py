@@ -65,17 +65,19 @@ class ProducerCache:
 
     def __init__(self, max_idle: int = _CACHED_PRODUCERS) -> None:
         self._max_idle = max_idle
-        self._lock = threading.Lock()  # guards the two below
+        self._lock = threading.Lock()  # guards the one below
         self._idle: OrderedDict[SinkOptions, Producer] = OrderedDict()
-        self._owner = os.getpid()
+        # For the life of the process, as is the cache.
+        os.register_at_fork(after_in_child=self._after_fork)
+
+    def _after_fork(self) -> None:
+        """Threads and sockets do not survive a fork, and another thread may have held the lock."""
+        self._lock = threading.Lock()
+        self._idle.clear()
 
     def take(self, options: SinkOptions, *, new: bool = False) -> Producer:
         """An idle producer with these options, or a new one. With ``new`` always a new one."""
         with self._lock:
-            if self._owner != os.getpid():
-                # Threads and sockets do not survive a fork.
-                self._idle.clear()
-                self._owner = os.getpid()
             found = self._idle.pop(options, None)
         if found is not None and found.is_reusable and not new:
             return found

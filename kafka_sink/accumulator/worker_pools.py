@@ -23,9 +23,15 @@ class WorkerPools:
 
     def __init__(self, clock_ms: Clock) -> None:
         self._clock_ms = clock_ms
-        self._lock = threading.Lock()  # guards the two below
+        self._lock = threading.Lock()  # guards the one below
         self._pools: WeakValueDictionary[int, BufferPool] = WeakValueDictionary()
-        self._owner = os.getpid()
+        # For the life of the process, as are the pools.
+        os.register_at_fork(after_in_child=self._after_fork)
+
+    def _after_fork(self) -> None:
+        """A fork copies chunks that the parent's producers hold; another thread may have held the lock."""
+        self._lock = threading.Lock()
+        self._pools = WeakValueDictionary()
 
     def allocator(self, strategy: str, buffer_memory: int, batch_size: int) -> BufferAllocator:
         """One producer's access to its memory; ``strategy`` is `full` or `incremental`, sizes are bytes."""
@@ -36,10 +42,6 @@ class WorkerPools:
 
     def _pool(self, buffer_memory: int, poolable_size: int) -> BufferPool:
         with self._lock:
-            if self._owner != os.getpid():
-                # A fork has copied chunks that the parent's producers hold.
-                self._pools = WeakValueDictionary()
-                self._owner = os.getpid()
             pool = self._pools.get(buffer_memory)
             if pool is None:
                 pool = BufferPool(buffer_memory, poolable_size, clock_ms=self._clock_ms)

@@ -112,19 +112,23 @@ class TokenSource:
         return _Kept(token, min(refresh, expires), expires)
 
 
-_lock = threading.Lock()
+_lock = threading.Lock()  # guards the next one
 _sources: dict[TokenSettings, TokenSource] = {}
-_owner = os.getpid()
+
+
+def _after_fork() -> None:
+    """Another thread may have held the lock, or a source's."""
+    global _lock
+    _lock = threading.Lock()
+    _sources.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def token_source(settings: TokenSettings) -> TokenSource:
     """The one of this process. Raises AuthenticationError where the provider cannot be imported."""
-    global _owner
     with _lock:
-        if _owner != os.getpid():
-            # A lock of the parent's may have been held when this process was forked.
-            _sources.clear()
-            _owner = os.getpid()
         source = _sources.get(settings)
         if source is None:
             source = _sources[settings] = TokenSource(settings, _fetch_of(settings))

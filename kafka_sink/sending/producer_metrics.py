@@ -43,17 +43,19 @@ class LiveProducers:
     """The producers of this process that are not closed. Thread-safe. Keeps no producer alive."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # guards the attributes below
+        self._lock = threading.Lock()  # guards the attribute below
         self._living: WeakSet[HasMetrics] = WeakSet()
-        self._owner = os.getpid()
+        # For the life of the process.
+        os.register_at_fork(after_in_child=self._after_fork)
+
+    def _after_fork(self) -> None:
+        """A fork copies the parent's producers without their threads; another may have held the lock."""
+        self._lock = threading.Lock()
+        self._living = WeakSet()
 
     def add(self, producer: HasMetrics) -> None:
         """Registers a new producer."""
         with self._lock:
-            if self._owner != os.getpid():
-                # A fork copies the parent's producers, but not their threads.
-                self._living = WeakSet()
-                self._owner = os.getpid()
             self._living.add(producer)
 
     def discard(self, producer: HasMetrics) -> None:
@@ -64,5 +66,5 @@ class LiveProducers:
     def metrics(self) -> list[Metrics]:
         """The metrics of each producer, in no order."""
         with self._lock:
-            living = list(self._living) if self._owner == os.getpid() else []
+            living = list(self._living)
         return [producer.metrics() for producer in living]

@@ -119,8 +119,10 @@ class _Watcher:
         self._count = 0
         # The pipe that wakes the thread; None before the thread is started.
         self._wakeup: tuple[int, int] | None = None
+        # For the life of the process, as is the watch.
+        os.register_at_fork(after_in_child=self._after_fork)
 
-    def after_fork(self) -> None:
+    def _after_fork(self) -> None:
         """In the child: the parent's thread is not there, and may have held the lock."""
         self._lock = threading.Lock()
         self._watched.clear()
@@ -196,8 +198,6 @@ def _wake(wakeup: tuple[int, int]) -> None:
 
 
 _WATCHER = _Watcher()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_WATCHER.after_fork)
 
 
 def _disconnected() -> ExecutorDisconnectedError:

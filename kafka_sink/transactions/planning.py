@@ -229,17 +229,13 @@ def _report_takeover(scope: Scope, ownership: driver.Ownership, handover: Handov
 # -- connections ----------------------------------------------------------------------------------
 
 _idle_clients: dict[SinkOptions, TransactionClient] = {}
-_owner_pid = os.getpid()
+# Sockets are not shared with forked processes.
+os.register_at_fork(after_in_child=_idle_clients.clear)
 
 
 @contextmanager
 def client_of(options: SinkOptions) -> Iterator[TransactionClient]:
     """This process's client for a cluster; one whose run failed is not used again."""
-    global _owner_pid
-    if _owner_pid != os.getpid():
-        # Sockets are not shared with the process that this one was forked from.
-        _idle_clients.clear()
-        _owner_pid = os.getpid()
     # Imported here because most jobs have no transactions, and planning runs in every micro-batch.
     from kafka_sink.transactions.client import TransactionClient
 

@@ -15,11 +15,13 @@ import pytest
 
 from kafka_sink.errors import AuthenticationError
 from kafka_sink.secret import Secret
+from kafka_sink.security import token_source as token_sources
 from kafka_sink.security.settings import TokenSettings
 from kafka_sink.security.token import Token, TokenUnavailableError, from_text, jwt_expiry
 from kafka_sink.security.token_endpoint import TokenEndpoint
 from kafka_sink.security.token_provider import load
 from kafka_sink.security.token_source import TokenSource, token_source
+from tests.support.forked import in_a_fork
 from tests.support.security.secured_broker import TokenIssuer
 from tests.support.security.token_server import TokenServer
 
@@ -160,6 +162,14 @@ def test_all_that_want_a_token_at_once_share_one_fetch() -> None:
     assert token_source(settings) is token_source(
         TokenSettings(provider="tests.support.security.providers.fixed")
     )
+
+
+def test_a_fork_has_token_sources_of_its_own() -> None:
+    """Catches: a wait for ever for a lock that was held at the fork."""
+    settings = TokenSettings(url="file:///dev/null", retry_backoff_s=0.0)
+    parents = token_source(settings)
+    with parents._lock, token_sources._lock:
+        assert in_a_fork(lambda: token_source(settings) is not parents)
 
 
 def test_what_a_jwt_says_of_its_end() -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import gc
-import os
 import re
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -20,6 +20,7 @@ from kafka_sink.model import TopicPartition
 from kafka_sink.sending.producer_metrics import LiveProducers, Metrics, task_metrics
 from kafka_sink.sending.task_deliveries import DeliveryCounts, TaskDeliveries
 from kafka_sink.transactions.attempt import INIT_TIME_METRIC, SEND_OFFSETS_TIME_METRIC
+from tests.support.forked import in_a_fork
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 
@@ -105,7 +106,7 @@ def test_the_page_names_every_metric_and_no_other() -> None:
     assert set(re.findall(r"^\| `([a-z-]+)` \|", PAGE.read_text(), re.MULTILINE)) == names
 
 
-def test_producers_that_live_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_producers_that_live_are_asked() -> None:
     living = LiveProducers()
     first, second, third = Reporter(1), Reporter(2), Reporter(3)
     for one in (first, second, third):
@@ -115,12 +116,21 @@ def test_producers_that_live_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     del third, one
     gc.collect()
     assert len(living.metrics()) == 1
-    # After a fork those of the parent are here too, but not alive.
-    child = os.getpid() + 1
-    monkeypatch.setattr("kafka_sink.sending.producer_metrics.os.getpid", lambda: child)
-    assert living.metrics() == []
-    living.add(first)
-    assert len(living.metrics()) == 1
+
+
+@pytest.mark.parametrize("is_busy", [False, True], ids=["idle", "busy"])
+def test_producers_of_the_parent_do_not_live_in_a_fork(*, is_busy: bool) -> None:
+    """Catches: they were asked, or a wait for ever for a lock that was held at the fork."""
+    living, one = LiveProducers(), Reporter(1)
+    living.add(one)
+
+    def asks() -> bool:
+        before = living.metrics()
+        living.add(one)
+        return before == [] and len(living.metrics()) == 1
+
+    with living._lock if is_busy else nullcontext():
+        assert in_a_fork(asks)
 
 
 def test_asking_where_no_task_has_run_loads_nothing() -> None:

@@ -6,6 +6,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from kafka_sink.errors import ExecutorDisconnectedError
 from kafka_sink.spark import executor_connection
 from kafka_sink.spark.executor_connection import acknowledged, executor_socket, watched
 from kafka_sink.spark.writer import checked_batches
+from tests.support.forked import in_a_fork
 
 PATIENCE_S = 20
 Pair = tuple[socket.socket, socket.socket]
@@ -153,38 +155,24 @@ def raises(error: Exception) -> None:
     raise error
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
-def test_a_forked_process_watches_with_a_thread_of_its_own(pair: Pair) -> None:
+@pytest.mark.parametrize("is_busy", [False, True], ids=["idle", "busy"])
+def test_a_forked_process_watches_with_a_thread_of_its_own(pair: Pair, *, is_busy: bool) -> None:
+    """Catches: no watch, the parent's pipe left open, or a wait for ever for a lock held at the fork."""
     jvm, worker = pair
     with watched(worker.fileno(), lambda _: None):
         """The parent's thread runs."""
     pipe = executor_connection._WATCHER._wakeup
-    result, told = os.pipe()
-    if not (child := os.fork()):
+    assert pipe is not None
+
+    def watches_anew() -> bool:
         noticed = threading.Event()
-        kept = [end for end in pipe or () if is_open(end)]
-        jvm.close()
+        kept = [end for end in pipe if is_open(end)]
+        half_close(jvm)
         with watched(worker.fileno(), lambda _: noticed.set()):
-            os.write(told, b"y" if noticed.wait(PATIENCE_S) and not kept else b"n")
-        os._exit(0)
-    jvm.close()
-    assert os.read(result, 1) == b"y"
-    os.waitpid(child, 0)
-    os.close(result)
-    os.close(told)
+            return noticed.wait(PATIENCE_S) and not kept
 
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
-def test_a_process_that_forks_while_the_watch_is_busy_has_a_watch() -> None:
-    """Catches: the child waited for ever for a lock that a thread of its parent held."""
-    jvm, worker = socket.socketpair()
-    with jvm, worker:
-        with executor_connection._WATCHER._lock:
-            if not (child := os.fork()):
-                threading.Timer(2, os._exit, [1]).start()
-                with watched(worker.fileno(), lambda _: None):
-                    os._exit(0)
-        assert os.waitpid(child, 0)[1] == 0
+    with executor_connection._WATCHER._lock if is_busy else nullcontext():
+        assert in_a_fork(watches_anew)
 
 
 def test_without_a_socket_nothing_is_watched() -> None:

@@ -22,6 +22,7 @@ from kafka_sink.coordinator.wire.address import Rendezvous
 from kafka_sink.errors import DeliveryError
 from kafka_sink.model import PartitionResult, TaskResult
 from kafka_sink.options import parse
+from kafka_sink.producer_cache import ProducerCache
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.rebatching import ROW_BYTES, TARGET_TABLE_BYTES
 from kafka_sink.spark import executor_connection
@@ -34,6 +35,7 @@ from kafka_sink.spark.writer import (
     TimedReader,
     send_tables,
 )
+from tests.support.forked import in_a_fork
 
 PLAN = ColumnPlan(value=1, topic="t")
 OPTIONS = parse({"kafka.bootstrap.servers": "h:1", "topic": "t"}).options
@@ -156,6 +158,13 @@ def test_a_task_acknowledges_its_rows_at_once(monkeypatch: pytest.MonkeyPatch) -
 
         PlannedWrite(OPTIONS, PLAN).write(batches())
     assert acknowledges == [True] * 3
+
+
+def test_a_fork_has_producers_of_its_own() -> None:
+    """Catches: a wait for ever for a lock that was held at the fork."""
+    cache = ProducerCache()
+    with cache._lock:
+        assert in_a_fork(lambda: cache.take(OPTIONS.for_tasks()).is_reusable)
 
 
 def test_large_batches_are_read_by_the_task_alone() -> None:

@@ -40,8 +40,7 @@ def _forget_after_fork() -> None:
     _relays.clear()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_after_fork)
+os.register_at_fork(after_in_child=_forget_after_fork)
 
 
 class ExecutorRelay:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import os
 import select
 import socket
 import threading
@@ -30,6 +29,7 @@ from kafka_sink.spark import datasource
 from kafka_sink.spark.datasource import KafkaChunkedDataSource
 from kafka_sink.spark.writer import PlannedWrite
 from tests.support.coordinator_harness import SECRET, clock_ms, eventually, serving
+from tests.support.forked import in_a_fork
 
 
 def test_only_tasks_of_a_write_that_is_over_are_notified() -> None:
@@ -250,16 +250,13 @@ def test_a_forked_process_has_a_connection_of_its_own(*, is_busy: bool) -> None:
         assert kept._kept is not None
         connection = kept._kept[1]
         assert select.select([connection.socket], [], [], 30)[0], "a reply"
+
+        def sends() -> bool:
+            kept.send(server.address, "writes", {"over": "q/2", "again": True})
+            return kept._kept is not None and kept._kept[1] is not connection
+
         with kept._lock if is_busy else nullcontext():
-            if not (child := os.fork()):
-                failed = True
-                try:
-                    threading.Timer(60, os._exit, [2]).start()
-                    kept.send(server.address, "writes", {"over": "q/2", "again": True})
-                    failed = kept._kept[1] is connection
-                finally:
-                    os._exit(failed)
-        assert os.waitpid(child, 0)[1] == 0
+            assert in_a_fork(sends)
         assert select.select([connection.socket], [], [], 0)[0], "the reply was taken"
         kept.close()
 
