@@ -288,7 +288,7 @@ def count_snapshots(figures: ApplicationFigures) -> list[float]:
 @pytest.fixture
 def still(monkeypatch: pytest.MonkeyPatch) -> None:
     """A snapshot serves for longer than any test takes."""
-    monkeypatch.setattr(live_view, "_FRESH_S", 600.0)
+    monkeypatch.setattr(live_view, "_FRESH_MS", 600_000.0)
 
 
 @pytest.mark.usefixtures("still")
@@ -371,6 +371,19 @@ def test_writes_that_end_one_after_another_cost_twenty_snapshots_a_second_at_mos
 
     asyncio.run(ask())
     assert all(after - before >= 50 for before, after in pairwise(taken))
+
+
+def test_a_snapshot_that_takes_longer_than_it_serves_is_a_response(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches: on a busy host, a client would wait for one snapshot after the other."""
+    board = Board()
+    monkeypatch.setattr(live_view, "_FRESH_MS", 0.0)
+    taken = count_snapshots(board.figures)
+
+    async def ask() -> None:
+        await LivePages(board.figures, asyncio.get_running_loop()).by_path["/figures.json"]()
+
+    asyncio.run(ask())
+    assert len(taken) == 1
 
 
 def test_a_coordinator_that_is_busy_is_reported_and_not_waited_for_for_long(

@@ -7,7 +7,6 @@ import base64
 import hashlib
 import json
 import logging
-import math
 import os
 import re
 import socket
@@ -26,7 +25,7 @@ from kafka_sink.version import __version__
 _log = logging.getLogger(__name__)
 _ANY = ("0.0.0.0", "::")
 # How long a snapshot and what is made of it serve all clients, unless a write ends, and even then.
-_FRESH_S, _ALWAYS_FRESH_S = 0.5, 0.05
+_FRESH_MS, _ALWAYS_FRESH_MS = 500.0, 50.0
 # How long a client waits for a snapshot.
 _SNAPSHOT_S = 2.0
 _BACKLOG = 64
@@ -135,17 +134,18 @@ class LivePages:
 
     async def _current(self) -> _Snapshot:
         """A snapshot that a request of this moment may get."""
-        writes_ended = self._figures.writes_ended
+        asked_ms, writes_ended = monotonic_ms(), self._figures.writes_ended
         while True:
-            found, age_s = self._snapshot, math.inf
+            found = self._snapshot
             if found is not None:
-                age_s = (monotonic_ms() - found.taken_ms) / 1000
-                if age_s <= _FRESH_S and found.writes_ended >= writes_ended:
+                # By the time of the request: on a busy host, a new snapshot may be old before it gets here.
+                if found.writes_ended >= writes_ended and found.taken_ms >= asked_ms - _FRESH_MS:
                     return found
-            if age_s < _ALWAYS_FRESH_S:
-                # Short writes may end one after another.
-                await asyncio.sleep(_ALWAYS_FRESH_S - age_s)
-                continue
+                left_ms = found.taken_ms + _ALWAYS_FRESH_MS - monotonic_ms()
+                if left_ms > 0:
+                    # Short writes may end one after another.
+                    await asyncio.sleep(left_ms / 1000)
+                    continue
             if self._taking is None or self._taking.done():
                 taken = asyncio.run_coroutine_threadsafe(_snapshot_of(self._figures), self._owner)
                 self._taking = asyncio.wrap_future(taken)
