@@ -604,15 +604,18 @@ def test_bounds_are_options_and_the_limit_of_open_files_is_logged(
     assert other.rendezvous == found.rendezvous
 
 
-@pytest.mark.parametrize(("allowed", "connections"), [(6000, 4500), (10, 1024)])
+@pytest.mark.parametrize(
+    ("soft", "allowed", "connections"),
+    [(2024, 6000, 4500), (2024, 10, 1024), (resource.RLIM_INFINITY, 10, 10_000)],
+)
 def test_a_system_that_allows_fewer_files_than_its_hard_limit_gets_fewer_connections(
-    monkeypatch: pytest.MonkeyPatch, allowed: int, connections: int
+    monkeypatch: pytest.MonkeyPatch, soft: int, allowed: int, connections: int
 ) -> None:
     def setrlimit(_: int, limits: tuple[int, int]) -> None:
         if limits[0] > allowed:
             raise ValueError("current limit exceeds maximum limit")
 
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (2024, resource.RLIM_INFINITY))
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, resource.RLIM_INFINITY))
     monkeypatch.setattr(resource, "setrlimit", setrlimit)
     settings = {"connections": 10_000, "buffer_memory": 1 << 20, "messages_per_s": 1}
     assert process._bounds(settings).connections == connections

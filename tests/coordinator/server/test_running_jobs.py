@@ -82,6 +82,8 @@ def test_a_micro_batch_asks_nothing(driver: DriverProcess, monkeypatch: pytest.M
     for stage in range(3):
         jobs.watch(stage, lambda ended: None)
         jobs.unwatch(stage)
+    assert not jobs._work.is_set(), "the thread sleeps between micro-batches"
+    assert not jobs._on_end, "nothing is left of a micro-batch"
     now[0] = 10.0
     assert not must_look(jobs)
     jobs.watch(9, lambda ended: None)

@@ -214,14 +214,41 @@ def test_where_a_relay_cannot_be_only_the_first_task_looks_for_one(monkeypatch: 
             one.close()
 
 
+def test_a_relay_that_is_busy_is_tried_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches: a connection for each worker for a minute, because all had started at once."""
+
+    def busy(*_: object) -> socket.socket:
+        raise TimeoutError
+
+    monkeypatch.setattr(RelayFolder, "try_lock", lambda _: None)
+    monkeypatch.setattr(RelayFolder, "connect", busy)
+    now_ms = 0.0
+    with serving() as found:
+        way = ExecutorRelay(found.address, 2000.0, lambda: now_ms)
+        way.connect().close()
+        now_ms = 4_999.0
+        assert not way.is_usable
+        now_ms = 5_000.0
+        assert way.is_usable
+
+
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EAGAIN, errno.EACCES])
 def test_a_file_system_without_locks_is_not_taken_for_a_lock_that_another_holds(
     number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: object) -> None:
+    opened, closed = [], []
+    close = os.close
+
+    def refuse(handle: int, _: int) -> None:
+        opened.append(handle)
         raise OSError(number, os.strerror(number))
 
+    def noted(handle: int) -> None:
+        closed.append(handle)
+        close(handle)
+
     monkeypatch.setattr(fcntl, "lockf", refuse)
+    monkeypatch.setattr(os, "close", noted)
     monkeypatch.setattr(executor_relay, "_WAITS_S", (0.0,))
     with serving() as found:
         folder = RelayFolder.of(found.address)
@@ -231,6 +258,7 @@ def test_a_file_system_without_locks_is_not_taken_for_a_lock_that_another_holds(
         else:
             with pytest.raises(OSError, match=os.strerror(number)):
                 folder.try_lock()
+        assert opened == [handle for handle in closed if handle in opened], "a descriptor for each task"
         way = ExecutorRelay(found.address, 2000.0, clock_ms)
         one = way.connect()
         assert not one.is_relayed

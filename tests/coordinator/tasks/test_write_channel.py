@@ -20,6 +20,7 @@ from kafka_sink.coordinator.server.write_handler import _MAX_OVER, WriteHandler,
 from kafka_sink.coordinator.tasks import write_channel
 from kafka_sink.coordinator.tasks.client import CoordinatorClient
 from kafka_sink.coordinator.tasks.write_channel import WriteChannel, end_attempts
+from kafka_sink.coordinator.wire import kept_connection
 from kafka_sink.coordinator.wire.address import CoordinatorAddress, Rendezvous
 from kafka_sink.coordinator.wire.kept_connection import KeptConnection
 from kafka_sink.errors import ProtocolError, WriteOverError
@@ -100,6 +101,13 @@ def test_the_job_of_a_write_is_not_looked_for_once_its_tasks_write_for_another()
     handler.on_disconnect(2, 0)
     handler.on_message(9, 1, {"over": "query/5", "again": True}, 0)
     assert list(jobs.ends) == [8]
+
+
+def test_writes_whose_end_nobody_reports_do_not_add_up() -> None:
+    handler = WriteHandler(_Jobs())
+    for number in range(_MAX_OVER + 1):
+        handler.on_message(1, number, {"writing": f"w-{number}", "stage": number}, 0)
+    assert len(handler._watched) == _MAX_OVER
 
 
 def test_tasks_of_a_job_that_spark_ended_are_notified_before_the_driver_calls_abort() -> None:
@@ -295,3 +303,34 @@ def test_a_stream_whose_coordinator_is_gone_commits() -> None:
     with pytest.raises(ConnectionRefusedError):
         kept.send(address, "writes", {"over": "q/2", "again": True})
     assert kept._kept is None
+
+
+def test_a_commit_goes_to_the_coordinator_that_the_stream_was_planned_with() -> None:
+    """Catches: a second application's commits in the coordinator of the first."""
+    with (
+        serving(factories={"writes": write_handler}) as first,
+        serving(factories={"writes": write_handler}) as second,
+    ):
+        kept = KeptConnection(20_000.0, clock_ms)
+        for server in (first, second):
+            kept.send(server.address, "writes", {"over": "q/1", "again": True})
+            eventually(lambda server=server: server.connections() == 1)
+        eventually(lambda: first.connections() == 0)
+        kept.close()
+
+
+def test_a_coordinator_that_has_been_silent_is_connected_to_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches: commits sent for ever to a host that is gone, whose connection nobody has closed."""
+    now_ms = 0.0
+    with serving(factories={"writes": write_handler}) as server:
+        kept = KeptConnection(20_000.0, lambda: now_ms)
+        kept.send(server.address, "writes", {"over": "q/1", "again": True})
+        monkeypatch.setattr(kept_connection, "_receive_all", lambda *_: None)
+        first = kept._kept
+        now_ms = 19_999.0
+        kept.send(server.address, "writes", {"over": "q/2", "again": True})
+        assert kept._kept == first
+        now_ms = 20_000.0
+        kept.send(server.address, "writes", {"over": "q/3", "again": True})
+        assert kept._kept != first
+        kept.close()
