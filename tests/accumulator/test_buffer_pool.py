@@ -701,6 +701,19 @@ def test_trimmed_memory_leaves_the_process(keep: int) -> None:
         assert {id(chunk.slab) for chunk in again} <= {id(chunk.slab) for chunk in stay}
 
 
+def test_scattered_chunks_are_neighbours_again_after_some_returns() -> None:
+    """Catches: a batch's 16 chunks in 15 places, each with a checksum and a buffer of its own."""
+    arena = ChunkArena(4096, kept=True)
+    held = [arena.take(4) for _ in range(8)]
+    arena.give([chunk for batch in held for chunk in batch[::2]])
+    arena.give([chunk for batch in held for chunk in batch[1::2]])
+    for _ in range(20):
+        arena.give(arena.take(2))
+    taken = arena.take(32)
+    assert [chunk.start for chunk in taken] == list(range(0, 32 * 4096, 4096))
+    assert len({id(chunk.slab) for chunk in taken}) == 1
+
+
 @pytest.mark.parametrize("back", [1, 3])
 def test_unkept_chunks_leave_their_memory_though_others_of_their_mapping_stay(back: int) -> None:
     arena = ChunkArena(2 * mmap.PAGESIZE, kept=False, heap=True)
