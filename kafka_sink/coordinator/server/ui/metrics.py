@@ -124,10 +124,9 @@ METRICS: tuple[MetricSpec, ...] = (
     *(LATENCY, MUTED, MUTED_COUNT, TASKS, WRITES, METADATA, METADATA_AVOIDED),
     *(TRANSACTIONS, TRANSACTION_SECONDS, OPEN_TRANSACTIONS, OLDEST_TRANSACTION, REPORTS, BUILD),
 )
-_FAMILIES: Mapping[str, Any] = {
+_FAMILIES: Mapping[str, type[CounterMetricFamily] | type[GaugeMetricFamily]] = {
     "counter": CounterMetricFamily,
     "gauge": GaugeMetricFamily,
-    "histogram": HistogramMetricFamily,
 }
 
 
@@ -211,9 +210,9 @@ class _Collector:
 
 
 def _family(spec: MetricSpec, samples: Iterable[tuple[Sequence[str], float]]) -> Metric:
-    family: Metric = _FAMILIES[spec.kind](PREFIX + spec.name, spec.doc, labels=spec.labels)
+    family = _FAMILIES[spec.kind](PREFIX + spec.name, spec.doc, labels=spec.labels)
     for labels, value in samples:
-        family.add_metric(labels, value * spec.scale)  # type: ignore[attr-defined]
+        family.add_metric(labels, value * spec.scale)
     return family
 
 
