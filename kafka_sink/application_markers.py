@@ -16,7 +16,10 @@ _MAX_NOTE = 1 << 20
 
 
 def first_time(key: str) -> bool:
-    """Whether this is the first call with this key in the Spark application on this host."""
+    """Whether this is the first call with this key in the Spark application on this host.
+
+    True if nothing is kept.
+    """
     for path in _paths(key):
         try:
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
@@ -26,6 +29,11 @@ def first_time(key: str) -> bool:
             continue  # the next folder may be writable
         return True
     return True
+
+
+def only_once(key: str) -> bool:
+    """As ``first_time``, but False if nothing is kept: for lines that must not come with each micro-batch."""
+    return bool(folder()) and first_time(key)
 
 
 def remember(key: str) -> None:

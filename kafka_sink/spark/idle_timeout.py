@@ -54,7 +54,7 @@ def _seconds(text: str) -> float:
 
 def warn_at_planning(delivery_timeout_ms: int) -> None:
     """Once in an application. Sees the settings that the driver was started with."""
-    if not application_markers.folder() or not application_markers.first_time("idle timeout checked"):
+    if not application_markers.only_once("idle timeout checked"):
         return
     driver = driver_process.find_driver_process()
     if driver is None:

@@ -93,7 +93,7 @@ def _advise(ended: EndedWrite) -> None:
         ("empty tasks", about_empty_tasks(ended.results)),
         ("large Arrow batches", about_large_arrow_batches(ended.results)),
     ):
-        if advice and (not ended.query or application_markers.first_time(f"{about} of {ended.query}")):
+        if advice and (not ended.query or application_markers.only_once(f"{about} of {ended.query}")):
             driver_log.report(ended.label + advice)
 
 

@@ -200,7 +200,7 @@ def _claim_key(scope: Scope) -> str:
 def _report_names(scope: Scope) -> None:
     """Once in an application, for operators who look for transactions that it has left open."""
     key = f"transactional.id.prefix {scope.prefix} is reported"
-    if application_markers.folder() and application_markers.first_time(key):
+    if application_markers.only_once(key):
         driver_log.report(
             f"kafka-chunked: writes exactly once under transactional.id.prefix '{scope.prefix}', and records "
             f"progress for topic '{scope.topic}'"
