@@ -1,66 +1,55 @@
-"""``python -m benchmarks [NAME ...] [--smoke | --redraw]``: benchmarks in turn, each a process of its own.
+"""``python -m benchmarks [NAME ...] [options of theirs]``: benchmarks in turn, each a process of its own.
 
-``--redraw`` measures nothing and draws the plots again from the figures in ``benchmarks/results``.
-
-``SPARK41_PYTHON`` may name an interpreter with pyspark 4.1.1, the last Spark whose own Kafka sink can be had
-whole: comparisons with that sink run there.
+``python -m benchmarks --redraw [NAME ...]`` measures nothing, and draws the plots again from the figures in
+``benchmarks/results``. ``SPARK41_PYTHON`` may name an interpreter with pyspark 4.1.1, the last one whose own
+Kafka sink can be had whole: comparisons with that sink run there.
 """
 
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from benchmarks.surroundings import RESULTS, ROOT
 
-BENCHMARKS = (
-    "encoder",
-    "allocation",
-    "mixed_memory",
-    "partition_growth",
-    "metadata_simulation",
-    "many_topics",
-    "many_partitions",
-    "throughput",
-    "throughput_shapes",
-    "streaming",
-    "frozen_broker",
-    "muted_together",
-    "breaker_cost",
-    "moved_leader",
-    "tls",
-    "exactly_once",
-    "rate_limit",
-)
-WITH_JVM_SINK = (
-    "many_topics",
-    "many_partitions",
-    "throughput",
-    "throughput_shapes",
-    "streaming",
-    "frozen_broker",
-    "moved_leader",
-    "tls",
-)
-# Those whose figures in results/ hold all that their plots show. metadata_simulation is run again instead.
-DRAWN = (
-    "allocation",
-    "mixed_memory",
-    "partition_growth",
-    "many_topics",
-    "many_partitions",
-    "throughput",
-    "throughput_shapes",
-    "streaming",
-    "frozen_broker",
-    "moved_leader",
-    "rate_limit",
-    "coordinator_scale",
-)
+
+@dataclass(frozen=True, slots=True)
+class Benchmark:
+    """``with_jvm_sink``: it compares with Spark's JVM sink. ``with_beside``: it also measures the PySpark of
+    another interpreter. ``is_drawn``: its figures in results/ hold all that its plot shows."""
+
+    with_jvm_sink: bool = False
+    with_beside: bool = False
+    is_drawn: bool = False
+
+
+BENCHMARKS = {
+    "encoder": Benchmark(),
+    "allocation": Benchmark(is_drawn=True),
+    "mixed_memory": Benchmark(is_drawn=True),
+    "partition_growth": Benchmark(is_drawn=True),
+    "metadata_simulation": Benchmark(),
+    "many_topics": Benchmark(with_jvm_sink=True, is_drawn=True),
+    "many_partitions": Benchmark(with_jvm_sink=True, is_drawn=True),
+    "throughput": Benchmark(with_jvm_sink=True, with_beside=True, is_drawn=True),
+    "throughput_shapes": Benchmark(with_jvm_sink=True, is_drawn=True),
+    "streaming": Benchmark(with_jvm_sink=True, with_beside=True, is_drawn=True),
+    "frozen_broker": Benchmark(with_jvm_sink=True, is_drawn=True),
+    "muted_together": Benchmark(),
+    "breaker_cost": Benchmark(),
+    "moved_leader": Benchmark(with_jvm_sink=True, is_drawn=True),
+    "tls": Benchmark(with_jvm_sink=True),
+    "exactly_once": Benchmark(is_drawn=True),
+    "rate_limit": Benchmark(is_drawn=True),
+}
+# coordinator_scale is run by ``make scale``.
+DRAWN = (*(name for name, one in BENCHMARKS.items() if one.is_drawn), "coordinator_scale")
 
 
 def redraw(names: Sequence[str]) -> None:
@@ -73,27 +62,35 @@ def redraw(names: Sequence[str]) -> None:
             print(f"drew {name}.png", flush=True)
 
 
+def run(name: str, options: Sequence[str]) -> int:
+    """The benchmark's exit code."""
+    benchmark = BENCHMARKS[name]
+    command = [sys.executable, "-m", f"benchmarks.{name}", *options]
+    if benchmark.with_jvm_sink and (spark41 := os.environ.get("SPARK41_PYTHON")):
+        command[0] = spark41
+        if benchmark.with_beside:
+            command += ["--beside", sys.executable]
+    return subprocess.run(command, cwd=ROOT, check=False).returncode
+
+
 def main() -> int:
-    names = [word for word in sys.argv[1:] if not word.startswith("-")]
-    flags = [word for word in sys.argv[1:] if word.startswith("-")]
-    unknown = set(names) - {*BENCHMARKS, *DRAWN}
+    words = sys.argv[1:]
+    is_redraw = "--redraw" in words
+    if is_redraw:
+        words.remove("--redraw")
+    names = list(itertools.takewhile(lambda word: not word.startswith("-"), words))
+    known = DRAWN if is_redraw else tuple(BENCHMARKS)
+    unknown = set(names) - set(known)
     if unknown:
-        print(f"no benchmark named {', '.join(sorted(unknown))}; there are: {', '.join(BENCHMARKS)}")
+        print(f"no benchmark named {', '.join(sorted(unknown))}; there are: {', '.join(known)}")
         return 2
-    if "--redraw" in flags:
-        redraw(names or DRAWN)
+    if is_redraw:
+        redraw(names or known)
         return 0
-    spark41 = os.environ.get("SPARK41_PYTHON")
-    for name in names or BENCHMARKS:
+    for name in names or known:
         print(f"== {name} ==", flush=True)
-        command = [sys.executable, "-m", f"benchmarks.{name}", *flags]
-        if spark41 and name in WITH_JVM_SINK:
-            command[0] = spark41
-            if name in ("throughput", "streaming"):
-                command += ["--beside", sys.executable]
-        done = subprocess.run(command, cwd=ROOT, check=False)
-        if done.returncode:
-            return done.returncode
+        if code := run(name, words[len(names) :]):
+            return code
     return 0
 
 

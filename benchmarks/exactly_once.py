@@ -3,24 +3,27 @@ held up.
 
     python -m benchmarks.exactly_once [--out FILE] [--smoke] [--parts jobs micro_batches]
 
-Three brokers, topics with three replicas. ``jobs``: a million 110-byte keyed rows from Parquet in two tasks,
-lz4, the guarantees alternating. ``micro_batches``: 2,000 rows each by two tasks, median over the batches of a
-query. ``held_up``: seconds that readers of committed rows wait, by what left a transaction open, as in
-benchmarks/held_readers.py.
+Three brokers, topics with three replicas. ``jobs``: a million keyed rows with values of 100 bytes from
+Parquet in two tasks, lz4, the guarantees alternating. ``micro_batches``: 2,000 rows each by two tasks, median
+over the batches of a query. ``held_up``: seconds that readers of committed rows wait, by what left a
+transaction open, as in benchmarks/held_readers.py. Parts that are not run keep their earlier figures.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import platform
 import statistics
 import sys
 import tempfile
+import textwrap
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks import held_readers
+from benchmarks import charts, held_readers
 from benchmarks.surroundings import RESULTS, prepare_workers
 from kafka_sink.local_broker import LocalBroker
 
@@ -30,7 +33,7 @@ if TYPE_CHECKING:
 _PARTS = ("held_up", "jobs", "micro_batches")
 GUARANTEES = ("at-least-once", "exactly-once")
 PARTITIONS = 4
-_COLOURS = {"at-least-once": "#8db8e8", "exactly-once": "#1f5fa8"}
+_COLOURS = {"at-least-once": charts.LIGHT, "exactly-once": charts.OURS}
 GOAL_SHARE, GOAL_MORE_MS = 0.9, 150.0
 
 
@@ -52,6 +55,7 @@ def main() -> int:
         try:
             if "held_up" in parts and not arguments.smoke:
                 found["held_up"] |= held_readers.through_spark(spark, cluster, Path(folder))
+            found["conditions"] = conditions()
             if "jobs" in parts:
                 found["jobs"] = jobs(spark, cluster, Path(folder), rows, turns)
             if "micro_batches" in parts:
@@ -157,36 +161,48 @@ def _options(cluster: LocalBroker, topic: str, guarantee: str) -> dict[str, str]
     }
 
 
+def conditions() -> str:
+    import pyspark
+
+    return (
+        f"3 brokers, 3 replicas, pyspark {pyspark.__version__} local[2], Kafka 4.3.0 on the same machine, "
+        f"{os.cpu_count()} cores, Python {platform.python_version()}"
+    )
+
+
 def plot(found: dict[str, Any], file: Path) -> None:
     """Each job and micro-batch as a dot, medians as bars, and how long readers were held up."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, (rates, times, held) = plt.subplots(
-        1, 3, figsize=(12, 4), width_ratios=(1, 1, 1.6), layout="constrained"
+    made, [[rates, times, held]] = charts.figure(
+        "What exactly once costs, and how long readers of committed rows are held up",
+        [
+            f"{found['conditions']}; bars are medians, dots the single jobs and micro-batches",
+            "left: lz4, 2 tasks; middle: 2 tasks; right: once each, by what left a transaction open",
+        ],
+        (13, 4.6),
+        columns=3,
+        width_ratios=(1, 1, 1.5),
     )
     millions = found["jobs"]["rows"] / 1e6
     of_jobs = {name: [millions / one for one in taken] for name, taken in found["jobs"]["seconds"].items()}
-    for axes, by_guarantee, title in (
-        (rates, of_jobs, f"Jobs of {millions:.0f} M rows: million rows/s"),
-        (times, found["micro_batches"]["batches_ms"], "Micro-batches of 2,000 rows: ms"),
-    ):
-        for place, (name, values) in enumerate(by_guarantee.items()):
-            axes.bar(place, statistics.median(values), 0.6, color=_COLOURS[name], alpha=0.5)
-            spread = [place + 0.4 * (one / max(1, len(values) - 1) - 0.5) for one in range(len(values))]
-            axes.plot(spread, values, ".", color=_COLOURS[name])
-        axes.set_xticks(range(len(by_guarantee)), list(by_guarantee))
-        axes.set_title(title, fontsize=10)
-    names = list(reversed(found["held_up"]))
-    seconds = [found["held_up"][name] for name in names]
-    held.barh([name.replace("; ", ";\n").replace(", ", ",\n") for name in names], seconds, color="#1f5fa8")
-    held.bar_label(held.containers[0], [f" {one:.1f} s" for one in seconds], fontsize=8)  # type: ignore[arg-type]
+    _draw_spread(rates, of_jobs, f"Jobs of {millions:.0f} M rows", "million rows per second")
+    _draw_spread(times, found["micro_batches"]["batches_ms"], "Micro-batches of 2,000 rows", "milliseconds")
+    names = [textwrap.fill(name, 34) for name in found["held_up"]]
+    drawn = charts.bars(held, names, list(found["held_up"].values()), color=charts.OURS)
+    charts.label(held, drawn, [f"{one:.1f}" for one in found["held_up"].values()])
     held.tick_params(axis="y", labelsize=7)
-    held.set_xlim(0, max(seconds) * 1.15)
-    held.set_title("Readers of committed rows held up: seconds", fontsize=10)
-    figure.savefig(file, dpi=110)
+    held.set_title("Readers of committed rows held up")
+    held.set_xlabel("seconds")
+    charts.save(made, file)
+
+
+def _draw_spread(axes: Any, by_guarantee: dict[str, list[float]], title: str, unit: str) -> None:
+    for place, (name, values) in enumerate(by_guarantee.items()):
+        axes.bar(place, statistics.median(values), 0.6, color=_COLOURS[name])
+        spread = [place + 0.4 * (one / max(1, len(values) - 1) - 0.5) for one in range(len(values))]
+        axes.plot(spread, values, ".", color=charts.OTHER, markersize=4)
+    axes.set_xticks(range(len(by_guarantee)), list(by_guarantee))
+    axes.set_title(title)
+    axes.set_ylabel(unit)
 
 
 if __name__ == "__main__":

@@ -23,12 +23,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks import charts, frozen_run, paced_rows
+from benchmarks import charts, frozen_run, paced_rows, peers
 from benchmarks.frozen_run import BROKERS, PARTITIONS, Contender, Load, Run, sink
 from benchmarks.surroundings import RESULTS
 from kafka_sink.local_broker import LocalBroker
 
-JVM_SINK_SPARK = "4.1.1"
 BIN_MS = 500
 GOAL_RATIO = 0.90
 GOAL_EVEN_S = 5.0
@@ -243,7 +242,7 @@ def main() -> None:
     import pyspark
 
     load = Load(2000, 0.5, 0.5, 2, 1) if options.smoke else Load()
-    with_jvm = pyspark.__version__ == JVM_SINK_SPARK and not options.smoke
+    with_jvm = peers.jvm_sink_is_there() and not options.smoke
     conditions = (
         f"{load.rate:,.0f} rows of {paced_rows.ROW_BYTES} bytes a second offered by {load.tasks} tasks, "
         f"defaults, {PARTITIONS} partitions on {BROKERS} brokers without replicas, one frozen for "

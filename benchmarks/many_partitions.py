@@ -31,9 +31,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks import charts, throughput
+from benchmarks import charts, peers, throughput
 from benchmarks.surroundings import RESULTS
-from benchmarks.throughput import JVM_SINK_SPARK
 from benchmarks.worker_memory import Peak, WorkerMemory
 from kafka_sink.local_broker import LocalBroker
 
@@ -153,7 +152,7 @@ def rates(spark: Any, job: Job, folder: str, rows: int, repeats: int) -> dict[st
     print(f"\n{'ratio':66}{'is':>7}{'goal':>7}")
     for ours, theirs, goal in GOALS:
         if theirs not in medians:
-            print(f"{ours} / {theirs}: not measured (needs pyspark {JVM_SINK_SPARK})")
+            print(f"{ours} / {theirs}: not measured (needs pyspark {peers.JVM_SINK_SPARK})")
             continue
         ratio = medians[ours] / medians[theirs]
         short = "" if ratio >= goal else f"   short by {100 * (1 - ratio / goal):.0f} %"
@@ -381,10 +380,9 @@ def conditions_of(part: str, rows: int) -> str:
 
 def run_parts(parts: list[str], rows: int, repeats: int, smoke: bool) -> dict[str, Any]:
     """Of one application: all its parts have workers that are reused, or none."""
-    import pyspark
 
     timed = not {"rates", *COLD}.isdisjoint(parts)
-    with_jvm = timed and pyspark.__version__ == JVM_SINK_SPARK and not smoke
+    with_jvm = timed and peers.jvm_sink_is_there() and not smoke
     settings = {} if timed else {"spark.python.worker.reuse": "false"}
     outcome: dict[str, Any] = {}
     folder = tempfile.mkdtemp(prefix="kafka-chunked-bench-")

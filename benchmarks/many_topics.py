@@ -30,7 +30,6 @@ from kafka_sink.local_broker import LocalBroker
 from tests.support.proxy import ProxyCluster
 from tests.support.standalone_cluster import StandaloneCluster
 
-JVM_SINK_SPARK = "4.1.1"
 OURS, JVM = "kafka-chunked", "kafka"
 # With spark.python.daemon.module=kafka_sink.daemon.
 WITH_DAEMON = "kafka-chunked, kafka_sink.daemon"
@@ -276,7 +275,7 @@ def main() -> None:
     forms = [OURS, WITH_DAEMON]
     if options.smoke:
         forms = [OURS]
-    elif pyspark.__version__ == JVM_SINK_SPARK:
+    elif peers.jvm_sink_is_there():
         forms.append(JVM)
     conditions = (
         f"{options.rows:,} rows of 100 bytes to {options.topics:,} topics of 1 partition, 8 tasks (16 on "

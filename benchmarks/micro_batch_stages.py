@@ -12,7 +12,6 @@ shared and keep what was done for them, so measure it alone: ``--sinks idle-stam
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import json
 import os
@@ -28,18 +27,18 @@ from typing import Any
 
 from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from benchmarks import throughput
+from benchmarks import peers, throughput
 from benchmarks.streaming import (
     IDLE,
     JVM,
     OURS,
     PARTITIONS,
     IdleSink,
-    IdleWriter,
     await_batches,
+    parser_of,
+    settings_of,
     start_query,
 )
-from benchmarks.throughput import JVM_SINK_SPARK
 from kafka_sink.local_broker import LocalBroker
 from kafka_sink.spark.datasource import KafkaChunkedDataSource
 from kafka_sink.spark.writer import StreamWriter
@@ -62,8 +61,8 @@ def stamp(name: str) -> None:
             file.write(f"{name} {os.getpid()} {time.time() * 1000:.3f}\n".encode())
 
 
-def _planning(name: str) -> str:
-    return ("commit " if any(_IN_COMMIT in one for one in sys.argv) else "") + name
+def _planning() -> str:
+    return "commit plan" if any(_IN_COMMIT in one for one in sys.argv) else "plan"
 
 
 def _stamped_rows(rows: Iterator[Any]) -> Iterator[Any]:
@@ -117,18 +116,13 @@ class StampedWriter(StreamWriter):
     """Ours, with moments."""
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
-        stamp("write begin")
         install()
-        try:
-            return super().write(_stamped_rows(iterator))
-        finally:
-            stamp("write end")
+        message: WriterCommitMessage = _noted(super().write, "write")(_stamped_rows(iterator))
+        return message
 
     def commit(self, messages: Any, batchId: int) -> None:  # noqa: N803 - Spark's name
-        stamp("commit begin")
         install()
-        super().commit(messages, batchId)
-        stamp("commit end")
+        _noted(super().commit, "commit")(messages, batchId)
 
 
 class StampedSource(KafkaChunkedDataSource):
@@ -139,32 +133,30 @@ class StampedSource(KafkaChunkedDataSource):
         return "stamped-chunked"
 
     def streamWriter(self, schema: Any, overwrite: bool) -> StreamWriter:  # noqa: N802 - Spark's name
-        stamp(_planning("plan begin"))
-        writer = super().streamWriter(schema, overwrite)
-        stamp(_planning("plan end"))
-        return StampedWriter(writer.planned)
+        return StampedWriter(_noted(super().streamWriter, _planning())(schema, overwrite).planned)
 
 
-class StampedIdleWriter(IdleWriter):
-    """The sink that does nothing, with moments."""
+class PlainIdleWriter(DataSourceStreamArrowWriter):
+    """Reads the rows and drops them, and does nothing else for its worker."""
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
-        stamp("write begin")
-        rows = _stamped_rows(iterator)
-        if os.environ.get(_PLAIN):
-            for _ in rows:
-                pass
-            message = WriterCommitMessage()
-        else:
-            message = super().write(rows)
-        stamp("write end")
+        for _ in iterator:
+            pass
+        return WriterCommitMessage()
+
+
+class StampedIdleWriter(DataSourceStreamArrowWriter):
+    """A sink that does nothing, with moments."""
+
+    def __init__(self, writer: DataSourceStreamArrowWriter) -> None:
+        self._writer = writer
+
+    def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
+        message: WriterCommitMessage = _noted(self._writer.write, "write")(_stamped_rows(iterator))
         return message
 
     def commit(self, messages: Any, batchId: int) -> None:  # noqa: N803 - Spark's name
-        stamp("commit begin")
-        if not os.environ.get(_PLAIN):
-            super().commit(messages, batchId)
-        stamp("commit end")
+        _noted(self._writer.commit, "commit")(messages, batchId)
 
 
 class StampedIdleSink(IdleSink):
@@ -175,11 +167,12 @@ class StampedIdleSink(IdleSink):
         return "idle-stamped"
 
     def streamWriter(self, schema: Any, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802 - Spark's name
-        stamp(_planning("plan begin"))
-        if not os.environ.get(_PLAIN):
-            super().streamWriter(schema, overwrite)
-        stamp(_planning("plan end"))
-        return StampedIdleWriter()
+        make = _plain if os.environ.get(_PLAIN) else super().streamWriter
+        return StampedIdleWriter(_noted(make, _planning())(schema, overwrite))
+
+
+def _plain(_schema: Any, _overwrite: bool) -> DataSourceStreamArrowWriter:
+    return PlainIdleWriter()
 
 
 SOURCES: tuple[type[DataSource], ...] = (StampedSource, StampedIdleSink)
@@ -317,28 +310,18 @@ def report(found: dict[str, list[dict[str, float]]]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--batches", type=int, default=80)
-    parser.add_argument("--warm", type=int, default=300)
-    parser.add_argument("--repeats", type=int, default=1)
+    parser = parser_of(__doc__, batches=80, repeats=1)
     parser.add_argument("--sinks", help="some of: " + ", ".join(FORMS.values()))
     parser.add_argument("--idle-is-plain", action="store_true")
-    parser.add_argument("--conf", action="append", default=[], help="a setting of Spark, name=value")
-    parser.add_argument("--smoke", action="store_true")
     options = parser.parse_args()
-    import pyspark
-
     if options.smoke:
         options.batches, options.warm, options.repeats = 5, 5, 1
-    with_jvm = pyspark.__version__ == JVM_SINK_SPARK and not options.smoke
+    with_jvm = peers.jvm_sink_is_there() and not options.smoke
     chosen = (options.sinks or ",".join(FORMS.values())).split(",")
     names = [name for name, form in FORMS.items() if form in chosen and (with_jvm or name != JVM)]
-    settings = dict(one.split("=", 1) for one in options.conf)
     if options.idle_is_plain:
         os.environ[_PLAIN] = "true"
-    report(run_here(names, options.batches, options.warm, options.repeats, settings))
+    report(run_here(names, options.batches, options.warm, options.repeats, settings_of(options)))
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import charts, paced_rows
+from benchmarks import charts, paced_rows, peers
 from benchmarks import frozen_run as scene
 from benchmarks.surroundings import RESULTS
 from kafka_sink.local_broker import LocalBroker
@@ -42,7 +42,6 @@ POLL_S = 0.02
 BIN_MS = 200
 # A move that is not seen by then, or a write that goes on for so long after its last row, is given up.
 GIVE_UP_S = 60
-JVM_SINK_SPARK = "4.1.1"
 GOAL_GAP_S = 2.0
 METADATA = 3
 
@@ -296,7 +295,7 @@ def main() -> None:
 
     load = Load(1000, 1, 5, tasks=2) if options.smoke else Load()
     parts = ["elected"] if options.smoke else options.part.split(",")
-    with_jvm = pyspark.__version__ == JVM_SINK_SPARK and not options.smoke
+    with_jvm = peers.jvm_sink_is_there() and not options.smoke
     contenders = [scene.Contender("kafka-chunked", scene.sink("kafka-chunked"), keyed=True)]
     if with_jvm:
         contenders.append(scene.Contender("JVM sink", scene.sink("kafka"), keyed=True))

@@ -11,9 +11,11 @@ from typing import Any
 from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage
 
 CACHE = Path.home() / ".cache" / "kafka-chunked" / "benchmark-jars"
+# The last Spark whose own sink can be had whole, and that the benchmarks compare with.
+JVM_SINK_SPARK = "4.1.1"
 # Later versions of the token provider are not on Maven Central; nothing of it is used here.
 JVM_SINK = (
-    ("org.apache.spark", "spark-sql-kafka-0-10_2.13", "4.1.1"),
+    ("org.apache.spark", "spark-sql-kafka-0-10_2.13", JVM_SINK_SPARK),
     ("org.apache.spark", "spark-token-provider-kafka-0-10_2.13", "4.0.0"),
     ("org.apache.kafka", "kafka-clients", "3.9.1"),
     ("org.apache.commons", "commons-pool2", "2.12.1"),
@@ -30,6 +32,13 @@ class Contender:
     write: Callable[[Any, str, str], None]
     share: float = 1.0
     writes: bool = True
+
+
+def jvm_sink_is_there() -> bool:
+    """Whether this interpreter's PySpark is the one that Spark's JVM sink is compared on."""
+    import pyspark
+
+    return pyspark.__version__ == JVM_SINK_SPARK
 
 
 def jvm_sink_jars() -> list[str]:

@@ -34,9 +34,8 @@ from typing import Any
 
 from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from benchmarks import charts, processor_time, throughput
+from benchmarks import charts, peers, processor_time, throughput
 from benchmarks.surroundings import RESULTS, environment
-from benchmarks.throughput import JVM_SINK_SPARK
 from kafka_sink.local_broker import LocalBroker
 from kafka_sink.spark import frozen_imports, zipimport_workaround
 from kafka_sink.spark.executor_connection import acknowledged, executor_socket
@@ -255,30 +254,39 @@ def plot(runs: list[dict[str, Any]], file: Path) -> None:
     charts.save(made, file)
 
 
-def main() -> None:
+def parser_of(description: str | None, *, batches: int, repeats: int) -> argparse.ArgumentParser:
+    """What this benchmark and ``micro_batch_stages`` take; the numbers are defaults."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--warm", type=int, default=300)
-    parser.add_argument("--batches", type=int, default=100)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--warm", type=int, default=300, help="micro-batches of each sink before the first")
+    parser.add_argument("--batches", type=int, default=batches, help="micro-batches of a round")
+    parser.add_argument("--repeats", type=int, default=repeats, help="rounds")
+    parser.add_argument("--conf", action="append", default=[], help="a setting of Spark, NAME=VALUE")
+    parser.add_argument(
+        "--smoke", action="store_true", help="few micro-batches, no files: does it run at all"
+    )
+    return parser
+
+
+def settings_of(options: argparse.Namespace) -> dict[str, str]:
+    """Spark's settings from ``--conf``."""
+    return dict(one.split("=", 1) for one in options.conf)
+
+
+def main() -> None:
+    parser = parser_of(__doc__, batches=100, repeats=3)
     parser.add_argument(
         "--beside", metavar="PYTHON", help="also measure with the PySpark of this interpreter"
     )
     parser.add_argument("--daemon", help="spark.python.daemon.module")
-    parser.add_argument("--conf", action="append", default=[], help="a setting of Spark, name=value")
     parser.add_argument("--out", type=Path, help="write the figures here instead of to results/")
-    parser.add_argument(
-        "--smoke", action="store_true", help="few micro-batches, no files: does it run at all"
-    )
     options = parser.parse_args()
-    import pyspark
-
     if options.smoke:
         options.warm, options.batches, options.repeats = 0, 5, 1
-    with_jvm = pyspark.__version__ == JVM_SINK_SPARK
+    with_jvm = peers.jvm_sink_is_there()
     names = [name for name in FORMS if name != JVM or (with_jvm and not options.smoke)]
-    changed = dict(one.split("=", 1) for one in options.conf)
+    changed = settings_of(options)
     if options.daemon:
         changed["spark.python.daemon.module"] = options.daemon
     runs = [run_here(names, options.warm, options.batches, options.repeats, changed)]

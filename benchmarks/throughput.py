@@ -41,7 +41,6 @@ _TUNED_MEANS = "tuned: linger.ms 20, batch.size 1 MiB"
 _COUNTING_MEANS = (
     "a sink that only counts: what Spark takes to hand rows to Python, the bound of each sink in Python"
 )
-JVM_SINK_SPARK = "4.1.1"
 # ours, theirs, at least this many times as fast
 GOALS = (
     ("kafka-chunked, defaults", "JVM sink, defaults", 1.9),
@@ -160,7 +159,7 @@ def report(jobs: dict[str, list[Job]]) -> None:
     print(f"\n{'ratio':66}{'is':>7}{'goal':>7}")
     for ours, theirs, goal in GOALS:
         if theirs not in steady:
-            print(f"{ours} / {theirs}: not measured (needs pyspark {JVM_SINK_SPARK})")
+            print(f"{ours} / {theirs}: not measured (needs pyspark {peers.JVM_SINK_SPARK})")
             continue
         ratio = steady[ours].rows_per_s / steady[theirs].rows_per_s
         short = "" if ratio >= goal else f"   short by {100 * (1 - ratio / goal):.0f} %"
@@ -264,9 +263,8 @@ def main() -> None:
     parser.add_argument("--smoke", action="store_true", help="tiny input, no files: does it run at all")
     options = parser.parse_args()
     rows, repeats = (4000, 1) if options.smoke else (options.rows, options.repeats)
-    import pyspark
 
-    runs = [run_here(rows, repeats, pyspark.__version__ == JVM_SINK_SPARK and not options.smoke)]
+    runs = [run_here(rows, repeats, peers.jvm_sink_is_there() and not options.smoke)]
     if options.out is not None:
         options.out.write_text(json.dumps(runs[0]) + "\n")
         return

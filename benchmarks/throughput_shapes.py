@@ -23,7 +23,7 @@ from typing import Any
 
 from benchmarks import charts, peers
 from benchmarks.surroundings import RESULTS
-from benchmarks.throughput import JVM_SINK_SPARK, PARTITIONS, Job, medians, run_job, session
+from benchmarks.throughput import PARTITIONS, Job, medians, run_job, session
 from kafka_sink.local_broker import LocalBroker
 from tests.support.security.certificates import Authority
 
@@ -174,7 +174,9 @@ def report(found: list[Found]) -> None:
         steady = {name: medians(jobs[1:]) for name, jobs in one.jobs.items()}
         ours, theirs, counting = steady[OURS], steady.get(JVM), steady[COUNTING]
         if theirs is None:
-            print(f"{one.case.name:19}{ours.rows_per_s:11,.0f}   JVM sink: needs pyspark {JVM_SINK_SPARK}")
+            print(
+                f"{one.case.name:19}{ours.rows_per_s:11,.0f}   JVM sink: needs pyspark {peers.JVM_SINK_SPARK}"
+            )
             continue
         print(
             f"{one.case.name:19}{ours.rows_per_s:11,.0f}{theirs.rows_per_s:11,.0f}"
@@ -255,14 +257,13 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--smoke", action="store_true", help="tiny input, no files: does it run at all")
     options = parser.parse_args()
-    import pyspark
 
     chosen = [case for case in CASES if options.cases is None or case.name in options.cases.split(",")]
     if options.smoke:
         chosen = [Case("smoke", rows=2000, arrow_rows=100)]
         chosen += [Case("headers", rows=2000, headers=True, tls=True)]
     repeats = 1 if options.smoke else options.repeats
-    found = run(chosen, repeats, pyspark.__version__ == JVM_SINK_SPARK and not options.smoke)
+    found = run(chosen, repeats, peers.jvm_sink_is_there() and not options.smoke)
     report(found)
     if options.smoke:
         return

@@ -18,9 +18,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks import peers
 from benchmarks.processor_time import Meter
 from benchmarks.surroundings import RESULTS
-from benchmarks.throughput import JVM_SINK_SPARK, PARTITIONS, count, session, source
+from benchmarks.throughput import PARTITIONS, count, session, source
 from kafka_sink.local_broker import LocalBroker
 from tests.support.security.certificates import Authority
 
@@ -87,9 +88,8 @@ def main() -> None:
     parser.add_argument("--smoke", action="store_true", help="tiny input, no files: does it run at all")
     options = parser.parse_args()
     rows, repeats = (4000, 1) if options.smoke else (options.rows, options.repeats)
-    import pyspark
 
-    medians = run(rows, repeats, pyspark.__version__ == JVM_SINK_SPARK and not options.smoke)
+    medians = run(rows, repeats, peers.jvm_sink_is_there() and not options.smoke)
     print(f"\n{'medians':26}{'rows/s':>12}{'Spark ns/row':>14}{'broker ns/row':>15}")
     for name, one in medians.items():
         print(
