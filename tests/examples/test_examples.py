@@ -152,15 +152,24 @@ def test_headers_and_timestamps(
 
 
 def test_wide_keyed_topic(
-    broker: LocalBroker, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, topic: str
+    broker: LocalBroker,
+    spark: SparkSession,
+    monkeypatch: pytest.MonkeyPatch,
+    topic: str,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """80,000 rows of 256 bytes make batches of some 200 kB; the topic would take 4 MiB."""
-    run_here("wide_keyed_topic.py", [broker.bootstrap_servers, topic, "80000"], spark, monkeypatch)
+    """84,000 rows for three partitions are as many for each as 1,400,000 are for 50."""
+    arguments = [broker.bootstrap_servers, topic, "84000", "3"]
+    run_here("wide_keyed_topic.py", arguments, spark, monkeypatch)
+    assert f"84,000 events are in 3 partitions of {topic}: 6 batches, 3.7 MiB on average." in (
+        capsys.readouterr().out
+    )
     rows = topics.read_topic(broker, topic)
-    assert len({row.value for row in rows}) == len(rows) == 80_000
-    assert len({row.partition for row in rows}) == 50
-    largest = max(max(batch_sizes(folder)) for folder in broker.log_dir(0).glob(f"{topic}-*"))
-    assert largest > 100_000
+    assert len({row.value for row in rows}) == len(rows) == 84_000
+    sizes = [size for folder in broker.log_dir(0).glob(f"{topic}-*") for size in batch_sizes(folder)]
+    assert len(sizes) == 6
+    assert min(sizes) > 3.6 * 2**20
+    assert max(sizes) <= 4 * 2**20
 
 
 def batch_sizes(folder: Path) -> Iterator[int]:
