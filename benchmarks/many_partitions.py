@@ -315,8 +315,8 @@ def plot(parts: dict[str, Any], file: Path) -> None:
         "Keyed rows to 1,000 partitions",
         [
             *dict.fromkeys(figures["conditions"] for figures in parts.values()),
-            "full: buffer.memory.allocation.strategy=full; 32 MiB a worker: together what the JVM sink has; "
-            "rates of full and of the JVM sink: of a tenth of the rows",
+            "full: buffer.memory.allocation.strategy=full; 32 MiB a worker: together what the JVM sink has",
+            "rates of full and of the JVM sink are of a tenth of the rows",
         ],
         (9, 1.6 + sum(0.75 + 0.27 * height for height in heights)),
         len(parts),
