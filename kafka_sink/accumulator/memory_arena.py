@@ -22,6 +22,8 @@ _SLAB_CHUNKS = 64
 # After so many returns of several chunks, the free ones are sorted by place. Without this, a batch's 16
 # chunks lay in 15 places after a while, now in 6. Each place costs the sender a checksum and a buffer.
 _RETURNS_BEFORE_SORT = 16
+# A sort of 65,536 free chunks (1 GiB) takes 15 ms under the pool's lock. So there are more returns before it.
+_FREE_CHUNKS_A_RETURN = 128
 
 
 class Chunk:
@@ -126,7 +128,7 @@ class ChunkArena:
         if self.kept:
             self.free.extend(reversed(chunks))
             self._returns += 1
-            if self._returns == _RETURNS_BEFORE_SORT:
+            if self._returns >= max(_RETURNS_BEFORE_SORT, len(self.free) // _FREE_CHUNKS_A_RETURN):
                 self._returns = 0
                 self.free.sort(key=attrgetter("place"), reverse=True)
         elif lent:
