@@ -7,6 +7,7 @@ Without SPARK_LOCAL_DIRS, nothing is kept.
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import tempfile
 import threading
@@ -58,14 +59,18 @@ def forget(key: str) -> None:
 
 
 def happened_within(key: str, seconds: float) -> bool:
-    """Whether ``remember`` was called with this key in the application, at most ``seconds`` ago."""
+    """Whether ``remember`` was called with this key in the application, at most ``seconds`` ago.
+
+    For infinite ``seconds``, the clock does not matter.
+    """
     for path in _paths(key):
         try:
             found = os.lstat(path)
         except OSError:
             continue
         # Processes share the wall clock. A time in the future means that the clock was set back.
-        return found.st_uid == os.getuid() and 0 <= time.time() - found.st_mtime <= seconds
+        is_recent = seconds == math.inf or 0 <= time.time() - found.st_mtime <= seconds
+        return found.st_uid == os.getuid() and is_recent
     return False
 
 

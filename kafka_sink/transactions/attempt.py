@@ -109,6 +109,7 @@ class TaskAttempt:
             self._scope,
             is_repair=self._handover.incomplete is not None,
             recovered=self._handover.recovered,
+            last_decision=self._handover.last_decision,
         )
 
     def abort(self) -> None:

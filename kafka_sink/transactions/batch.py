@@ -37,13 +37,15 @@ class Incomplete:
 class Handover:
     """What planning gives to tasks: the claim that the decision needs, and what was written before.
 
-    ``recovered`` are the transactions that planning ended for an earlier run.
+    ``recovered`` are the transactions that planning ended for an earlier run. ``last_decision`` is the number
+    of the last decision that planning saw, 0 if there was none.
     """
 
     claim: ProducerEpoch
     progress: Mapping[str, int]
     incomplete: Incomplete | None = None
     recovered: EndedTransactions = field(default_factory=EndedTransactions)
+    last_decision: int = 0
 
     @classmethod
     def of(cls, scope: Scope, ownership: Ownership, now_ms: float) -> Handover:
@@ -53,12 +55,13 @@ class Handover:
             return cls(ownership.claim, {}, recovered=recovered)
         if ownership.missing and ownership.missing == {part.task for part in decision.parts}:
             # Readers see none of it: as if it had not been decided, so that tasks may be others now.
-            return cls(ownership.claim, decision.progress_before(), recovered=recovered)
+            before = decision.progress_before()
+            return cls(ownership.claim, before, recovered=recovered, last_decision=decision.number)
         broken = None
         if ownership.missing:
             problem = incomplete(scope, decision, ownership.missing)
             broken = Incomplete(decision.batch, ownership.missing, problem)
-        return cls(ownership.claim, decision.progress, broken, recovered)
+        return cls(ownership.claim, decision.progress, broken, recovered, decision.number)
 
     def duty(self, batch: BatchIdentity, task: int) -> Duty:
         """Raises IncompleteBatchError where another batch must be completed first."""
@@ -87,6 +90,8 @@ class TaskReport:
     scope: Scope
     is_repair: bool = False
     recovered: EndedTransactions = field(default_factory=EndedTransactions)
+    # As in Handover.
+    last_decision: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,9 +158,10 @@ def commit(reports: Sequence[TaskReport], *, records_empty: bool) -> Steps[Batch
     run, recovered = _agreed(reports), reports[0].recovered
     parts = [report.part for report in reports if report.part is not None]
     duties = {report.duty for report in reports}
-    if not parts and not records_empty and duties == {Duty.WRITE}:
+    if not parts and not records_empty and not run.is_repair and duties == {Duty.WRITE}:
         return BatchOutcome(recovered=recovered)
     previous, found = yield from driver.look(run.scope, parts)
+    driver.require_last(run.scope, run.batch, run.last_decision, 0 if previous is None else previous.number)
     if Duty.SKIP in duties:
         if previous is None or not previous.covers(run.batch):
             raise TransactionError(
@@ -183,13 +189,14 @@ class _Run:
     batch: BatchIdentity
     scope: Scope
     is_repair: bool
+    last_decision: int
 
 
 def _agreed(reports: Sequence[TaskReport]) -> _Run:
     tasks = {report.task for report in reports}
     if len(tasks) != len(reports):
         raise TransactionError("two tasks report the same partition of the job")
-    agreed = {_Run(one.claim, one.batch, one.scope, one.is_repair) for one in reports}
+    agreed = {_Run(one.claim, one.batch, one.scope, one.is_repair, one.last_decision) for one in reports}
     if len(agreed) != 1:
         raise TransactionError("tasks of different runs report to one commit")
     return agreed.pop()

@@ -152,7 +152,8 @@ class TransactionClient:
         self._backoff = ExponentialBackoff(backoff_ms, options.retry_backoff_max_ms, random.random)
         self._coordinators: dict[tuple[bool, str], int] = {}
         self._nodes: dict[int, Node] = {}
-        self._partitions: dict[str, int] = {}
+        # With the time of the response.
+        self._partitions: dict[str, tuple[int, float]] = {}
         self._asked_nodes = False
         # Kinds of keys whose coordinators are being asked for.
         self._asked_coordinators: set[bool] = set()
@@ -193,12 +194,16 @@ class TransactionClient:
             return result
 
     def partitions(self, topic: str, timeout_ms: float) -> int:
-        """How many partitions a topic has, 0 where it is not there; a topic has no fewer than it had before.
+        """How many partitions a topic has, 0 where it is not there; at most metadata.max.age.ms old.
 
-        Raises DeliveryError after the time.
+        A topic has no fewer than it had before, unless it is deleted and created again. Raises DeliveryError
+        after the time.
         """
-        if topic in self._partitions:
-            return self._partitions[topic]
+        oldest_ms = monotonic_ms() - self._options.metadata_max_age_ms
+        known, at_ms = self._partitions.pop(topic, (0, -math.inf))
+        if at_ms >= oldest_ms:
+            self._partitions[topic] = known, at_ms
+            return known
         self._deadline_ms = monotonic_ms() + timeout_ms
         found: list[int] = []
 
@@ -216,12 +221,12 @@ class TransactionClient:
         self._topic = topic
         self._connect()
         if topic in self._partitions:
-            return self._partitions[topic]
+            return self._partitions[topic][0]
         call = _Call(ListOpen(""), 0, apis.METADATA, requests.METADATA_VERSIONS, encode, take)
         call.node = next(iter(self._nodes))
         self._finish(_Step([None], [call]))
         if found[0]:
-            self._partitions[topic] = found[0]
+            self._partitions[topic] = found[0], monotonic_ms()
         return found[0]
 
     def close(self) -> None:
@@ -324,7 +329,7 @@ class TransactionClient:
             self._asked_nodes = False
             for topic in event.response.update.topics:
                 if topic.partitions:
-                    self._partitions[topic.name] = len(topic.partitions)
+                    self._partitions[topic.name] = len(topic.partitions), monotonic_ms()
             self._nodes = {node.id: node for node in event.response.update.nodes}
             self._network.set_nodes(self._nodes.values())
         elif isinstance(event.response, transaction_requests.CoordinatorsResponse):

@@ -15,6 +15,7 @@ from kafka_sink.model import TopicPartition
 from kafka_sink.transactions import decision as decisions
 from kafka_sink.transactions.decision import BatchIdentity, Decision, Part
 from kafka_sink.transactions.operations import (
+    NO_TRANSACTION,
     OPEN,
     Describe,
     Described,
@@ -70,6 +71,10 @@ def take_over(scope: Scope) -> Steps[Ownership]:
         FetchOffsets(take_over_groups(scope)),
         ListOpen(scope.prefix),
     )
+    if names:
+        # Of these, what a former coordinator does not know to be decided would be aborted.
+        claim = yield from _reach_coordinators(scope, claim, scope.decision_key(0), scope.mark_key(0))
+        seen = yield from fetch_offsets(*take_over_groups(scope))
     decision = yield from _decision_in(scope, seen)
     not_visible: tuple[Part, ...] = ()
     left_open: Mapping[str, Described] = {}
@@ -85,6 +90,10 @@ def take_over(scope: Scope) -> Steps[Ownership]:
         # Everything else of the prefix is aborted, so asking for the marks in a way that waits for undecided
         # transactions ends soon.
         missing = yield from unmarked(scope, decision)
+    if decision is not None and missing:
+        where = replace(scope, topic=decision.topic, partitions=decision.partitions)
+        claim = yield from _reach_coordinators(scope, claim, *(where.mark_key(one.task) for one in missing))
+        missing = yield from unmarked(scope, decision)
     completed = (_began_ms(scope, part, left_open) for part in not_visible if part not in missing)
     return Ownership(
         claim,
@@ -93,6 +102,22 @@ def take_over(scope: Scope) -> Steps[Ownership]:
         completed=tuple(completed),
         aborted=aborted,
     )
+
+
+def abort(scope: Scope, claim: ProducerEpoch) -> Steps[Ownership | None]:
+    """After a failed batch: end what it left open, or complete it if it was decided.
+
+    None where another driver has taken over, whose business it is then. A decision raises the epoch by one,
+    and so does the time-out of the driver's own transaction; another driver's take-over leaves the id
+    without any transaction.
+    """
+    found = (yield from describe(scope.driver_id)).get(scope.driver_id)
+    if found is None or found.producer.producer_id != claim.producer_id:
+        return None
+    behind = found.producer.epoch - claim.epoch
+    if behind == 0 or (behind == 1 and found.state != NO_TRANSACTION):
+        return (yield from take_over(scope))
+    return None
 
 
 def _began_ms(scope: Scope, part: Part, found: Mapping[str, Described]) -> int:
@@ -209,14 +234,34 @@ def _is_open(found: Described | None, producer: ProducerEpoch) -> bool:
     return found is not None and found.state == OPEN and found.producer == producer
 
 
+def require_last(scope: Scope, batch: BatchIdentity, expected: int, found: int) -> None:
+    """Raises TransactionError if the last decision's number is not the one that a new decision builds on.
+
+    The claim keeps other drivers from deciding, so one of the two was not the last: a broker that was frozen
+    or cut off answers for groups that have another coordinator by now, until it learns of it.
+    """
+    if found != expected:
+        raise TransactionError(
+            f"{batch} is not committed: decision {max(found, expected)} was decided under "
+            f"transactional.id.prefix '{scope.prefix}', but a broker knew nothing after decision "
+            f"{min(found, expected)}. Start the query or job again"
+        )
+
+
 def _record(scope: Scope, claim: ProducerEpoch, decision: Decision) -> Steps[None]:
-    """Put the decision into the driver's transaction."""
+    """Put the decision into the driver's transaction, and see that the one before it is the last.
+
+    A broker that is not the group's coordinator any more cannot take offsets, but can tell old ones. Both
+    requests go over one connection, and brokers handle these in turn, so that the coordinator that took the
+    offsets is the one that tells what was decided.
+    """
     groups: dict[str, list[tuple[TopicPartition, str]]] = {}
     for index, text in enumerate(decisions.encode(decision, scope.partitions)):
         key = scope.decision_key(index)
         groups.setdefault(key.group, []).append((key.partition, text))
-    results = yield tuple(
-        RecordOffsets(scope.driver_id, claim, group, tuple(entries)) for group, entries in groups.items()
+    *results, seen = yield (
+        *(RecordOffsets(scope.driver_id, claim, group, tuple(entries)) for group, entries in groups.items()),
+        FetchOffsets((_first_decision_group(scope),)),
     )
     for result in results:
         if isinstance(result, Refused):
@@ -224,6 +269,8 @@ def _record(scope: Scope, claim: ProducerEpoch, decision: Decision) -> Steps[Non
                 f"{decision.batch} is not committed: {OTHER_DRIVER} ({result.error}; "
                 f"transactional.id.prefix '{scope.prefix}')"
             )
+    head = decisions.newest_head(seen.values())
+    require_last(scope, decision.batch, decision.number - 1, 0 if head is None else head.number)
 
 
 def _end(scope: Scope, parts: tuple[Part, ...]) -> Steps[list[Part]]:
@@ -241,6 +288,24 @@ def _ends(scope: Scope, parts: tuple[Part, ...]) -> tuple[EndTransaction, ...]:
 
 def _refused(parts: tuple[Part, ...], results: Sequence[object]) -> list[Part]:
     return [part for part, result in zip(parts, results, strict=True) if isinstance(result, Refused)]
+
+
+def _reach_coordinators(scope: Scope, claim: ProducerEpoch, *keys: OffsetKey) -> Steps[ProducerEpoch]:
+    """Offsets that are taken, and aborted, before what these keys' groups tell is acted upon.
+
+    Only a group's present coordinator can take them: see ``_record``. Returns the new claim.
+    """
+    a_key_of = {key.group: key for key in keys}
+    results = yield tuple(
+        RecordOffsets(scope.driver_id, claim, key.group, ((key.partition, ""),)) for key in a_key_of.values()
+    )
+    (ended,) = yield (EndTransaction(scope.driver_id, claim, commit=False),)
+    for result in (*results, ended):
+        if isinstance(result, Refused):
+            raise TransactionError(
+                f"{OTHER_DRIVER} ({result.error}; transactional.id.prefix '{scope.prefix}')"
+            )
+    return ProducerEpoch(*ended)
 
 
 def unmarked(scope: Scope, decision: Decision) -> Steps[tuple[Part, ...]]:

@@ -14,8 +14,9 @@ from typing import Any, NamedTuple, TypeVar
 from kafka_sink.model import TopicPartition
 
 Result = TypeVar("Result")
-# DescribeTransactions' name for a transaction that was begun and not ended.
-OPEN = "Ongoing"
+# DescribeTransactions' names for a transaction that was begun and not ended, and for none since the id was
+# taken over.
+OPEN, NO_TRANSACTION = "Ongoing", "Empty"
 
 
 class ProducerEpoch(NamedTuple):

@@ -20,7 +20,7 @@ from kafka_sink.transactions import batch as batches
 from kafka_sink.transactions import driver
 from kafka_sink.transactions.batch import BatchOutcome, Handover, TaskReport
 from kafka_sink.transactions.decision import BatchIdentity
-from kafka_sink.transactions.operations import ProducerEpoch, describe
+from kafka_sink.transactions.operations import ProducerEpoch
 from kafka_sink.transactions.scope import Scope
 
 if TYPE_CHECKING:
@@ -109,20 +109,14 @@ def abort(options: SinkOptions, planned: PlannedTransactions) -> BatchOutcome:
     Where another driver has taken over, that is its business. Raises as ``plan``.
     """
     claim = _remembered_claim(planned)
-    scope = planned.scope
+    if claim is None:
+        return BatchOutcome()
     with client_of(options) as client:
-        found = client.run(describe(scope.driver_id), options.max_block_ms)
-        present = found.get(scope.driver_id)
-        if claim is None or present is None or not _is_ours(present.producer, claim):
-            return BatchOutcome()
-        ownership = client.run(driver.take_over(scope), options.max_block_ms)
-    _remember_claim(scope, ownership.claim)
+        ownership = client.run(driver.abort(planned.scope, claim), options.max_block_ms)
+    if ownership is None:
+        return BatchOutcome()
+    _remember_claim(planned.scope, ownership.claim)
     return BatchOutcome(committed=ownership.completed, aborted=ownership.aborted, ended_ms=wall_ms())
-
-
-def _is_ours(present: ProducerEpoch, claim: ProducerEpoch) -> bool:
-    """The epoch is the one that planning got, or one more: a decision raises it."""
-    return present.producer_id == claim.producer_id and present.epoch - claim.epoch in (0, 1)
 
 
 # -- names ----------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from kafka_sink.local_broker import LocalBroker
 from kafka_sink.options import parse
 from kafka_sink.transactions.client import TransactionClient
 from kafka_sink.transactions.operations import ListOpen, Steps, describe
+from tests.support.topics import read_to_end
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -62,26 +63,7 @@ def _no_query_is_left(spark: SparkSession) -> Iterator[None]:
 
 def committed(broker: LocalBroker, topic: str, partitions: int = _PARTITIONS) -> list[int]:
     """What readers of committed rows see, once markers are written."""
-    consumer = Consumer(
-        {
-            "bootstrap.servers": broker.bootstrap_servers,
-            "group.id": "reader",
-            "enable.auto.commit": False,
-            "isolation.level": "read_committed",
-            "enable.partition.eof": True,
-        }
-    )
-    consumer.assign([TopicPartition(topic, partition, 0) for partition in range(partitions)])
-    rows, ended = [], 0
-    while ended < partitions:
-        message = consumer.poll(10)
-        assert message is not None
-        if message.error() is not None:
-            ended += 1
-        else:
-            rows.append(int(message.value() or b""))
-    consumer.close()
-    return sorted(rows)
+    return sorted(int(value) for value in read_to_end(broker.bootstrap_servers, topic, partitions))
 
 
 def await_rows(broker: LocalBroker, topic: str, expected: list[int]) -> None:

@@ -1,58 +1,139 @@
-"""Jobs on a cluster whose executors are JVMs of their own, on addresses of their own."""
+"""A job on a cluster whose executors are JVMs of their own, on addresses of their own."""
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from confluent_kafka import Consumer, TopicPartition
 
+from kafka_sink.transactions import __main__ as transactions
+from tests.support import standalone_job
 from tests.support.security.secured_broker import Secured, given, secured_broker
 from tests.support.standalone_cluster import StandaloneCluster
-from tests.support.topics import read_topic
+from tests.support.standalone_job import ROWS, TASKS
+from tests.support.topics import read_to_end, read_topic
 
-JOB = Path(__file__).parents[1] / "support" / "numbers_job.py"
+JOB = Path(__file__).parents[1] / "support" / "standalone_job.py"
+NUMBERS, ONCE, AT_LEAST_ONCE = "standalone-numbers", "speculation-once", "speculation-at-least-once"
 
 
-@pytest.fixture
-def secured(tmp_path: Path) -> Iterator[Secured]:
-    with secured_broker(tmp_path) as running:
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+    with secured_broker(tmp_path_factory.mktemp("secured")) as running:
         yield running
 
 
-def test_both_executors_write_and_every_row_arrives_once(
-    secured: Secured, project_environment: dict[str, str]
-) -> None:
-    """To a secured cluster: what proves who they are reaches executors, too."""
-    topic, rows, broker = "standalone-numbers", 20_000, secured.broker
-    broker.create_topic(topic, 4)
-    with StandaloneCluster(workers=2, cores=2, environ=project_environment) as cluster:
-        command = [sys.executable, str(JOB), cluster.url, broker.bootstrap_servers, topic, str(rows), "8"]
-        done = subprocess.run(
-            command,
-            input=json.dumps(given(secured)),
-            env=project_environment,
-            capture_output=True,
-            text=True,
-            timeout=200,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr[-3000:]
-        folder = cluster.folder
+@pytest.fixture(scope="module")
+def cluster(
+    secured: Secured, project_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[StandaloneCluster]:
+    """Two executors' hosts, where the job has run. At the end, nothing of them may be left."""
+    with StandaloneCluster(workers=2, cores=2, environ=project_environment) as running:
+        run_job(running.url, secured, project_environment, tmp_path_factory.mktemp("job"))
+        yield running
+        folder = running.folder
         assert processes_of(folder), "nothing is found where everything runs"
-    found = read_topic(broker, topic)
-    assert sorted(int(row.value or b"-1") for row in found) == list(range(rows))
-    assert {row.key for row in found} == {host.encode() for host in cluster.hosts}
     deadline = time.monotonic() + 20
     while (left := processes_of(folder)) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert left == [], "processes outlive the cluster"
     assert not folder.exists()
+
+
+def run_job(master: str, secured: Secured, environ: dict[str, str], folder: Path) -> None:
+    """One application for all tests, as its JVMs are slow to start."""
+    servers = secured.broker.bootstrap_servers
+    open_to_all = {"kafka.bootstrap.servers": servers}
+    options = {
+        "numbers": given(secured) | {"topic": NUMBERS},
+        "speculated": [
+            open_to_all
+            | {"topic": ONCE, "transactional.id.prefix": ONCE, "delivery.guarantee": "exactly-once"},
+            open_to_all | {"topic": AT_LEAST_ONCE},
+        ],
+    }
+    log = folder / "log"
+    with (
+        log.open("wb") as out,
+        subprocess.Popen(
+            [sys.executable, str(JOB), master, str(folder)],
+            stdin=subprocess.PIPE,
+            stdout=out,
+            stderr=out,
+            env=environ,
+        ) as job,
+    ):
+        try:
+            assert job.stdin is not None
+            secured.broker.create_topic(NUMBERS, 4)
+            for topic in (ONCE, AT_LEAST_ONCE):
+                secured.broker.create_topic(topic, 2)
+            job.stdin.write(json.dumps(options).encode())
+            job.stdin.close()
+            for number, topic in enumerate((ONCE, AT_LEAST_ONCE)):
+                # Task 0's rows, and some of the other's first attempt.
+                await_end_above(servers, topic, ROWS // TASKS, job, log)
+                (folder / f"go-{number}").touch()
+            assert job.wait(200) == 0, log.read_text(errors="replace")[-3000:]
+        finally:
+            job.kill()
+
+
+def test_both_executors_write_and_every_row_arrives_once(
+    secured: Secured, cluster: StandaloneCluster
+) -> None:
+    """To a secured cluster: what proves who they are reaches executors, too."""
+    found = read_topic(secured.broker, NUMBERS)
+    assert sorted(int(row.value or b"-1") for row in found) == list(range(standalone_job.NUMBERS))
+    assert {row.key for row in found} == {host.encode() for host in cluster.hosts}
+
+
+@pytest.mark.usefixtures("cluster")
+def test_of_an_attempt_that_spark_speculates_against_readers_see_nothing(secured: Secured) -> None:
+    """The copy of a task won while rows of the first attempt were in the topic. Readers of committed rows see
+    each row once, and nothing is open. With at-least-once those rows are there twice."""
+    servers = secured.broker.bootstrap_servers
+    out = io.StringIO()
+    asked = ["list", "--bootstrap-servers", servers, "--prefix", ONCE, "--topic", ONCE]
+    assert transactions.main(asked, out) == 0
+    assert "\n0 transactions open" in out.getvalue()
+    committed, written, doubled = (
+        Counter(int(value) for value in read_to_end(servers, topic, 2, isolation))
+        for topic, isolation in (
+            (ONCE, "read_committed"),
+            (ONCE, "read_uncommitted"),
+            (AT_LEAST_ONCE, "read_committed"),
+        )
+    )
+    assert committed == dict.fromkeys(range(ROWS), 1)
+    assert written > committed, "the first attempt had written nothing"
+    assert doubled > committed
+    assert min(doubled - committed) >= ROWS // TASKS, "task 1's alone"
+
+
+def await_end_above(servers: str, topic: str, rows: int, job: subprocess.Popen[bytes], log: Path) -> None:
+    """Until there are more rows in the topic than this, also such of open transactions."""
+    consumer = Consumer(
+        {"bootstrap.servers": servers, "group.id": "e", "isolation.level": "read_uncommitted"}
+    )
+    places = [TopicPartition(topic, partition) for partition in range(2)]
+    deadline = time.monotonic() + 200
+    try:
+        while sum(consumer.get_watermark_offsets(place, 10)[1] for place in places) <= rows:
+            assert job.poll() is None, log.read_text(errors="replace")[-3000:]
+            assert time.monotonic() < deadline, log.read_text(errors="replace")[-3000:]
+            time.sleep(0.05)
+    finally:
+        consumer.close()
 
 
 def processes_of(folder: Path) -> list[str]:

@@ -69,6 +69,38 @@ def numbers_in(bootstrap: str, topic: str, partitions: int) -> dict[int, list[in
     return found
 
 
+def read_to_end(
+    bootstrap: str, topic: str, partitions: int, isolation_level: str = "read_committed"
+) -> list[bytes]:
+    """The values that such a reader sees now: to where an open transaction holds it up, or to the end."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": "read-to-end",
+            "enable.auto.commit": False,
+            "isolation.level": isolation_level,
+            "enable.partition.eof": True,
+        }
+    )
+    consumer.assign([TopicPartition(topic, partition, 0) for partition in range(partitions)])
+    values: list[bytes] = []
+    ended = 0
+    try:
+        while ended < partitions:
+            message = consumer.poll(30)
+            assert message is not None, f"{len(values)} rows came, and {ended} of {partitions} ends"
+            error = message.error()
+            if error is None:
+                values.append(message.value() or b"")
+            elif error.name() == "_PARTITION_EOF":
+                ended += 1
+            else:
+                assert error.retriable(), error
+    finally:
+        consumer.close()
+    return values
+
+
 def _end(consumer: Consumer, place: TopicPartition) -> int:
     deadline = time.monotonic() + 30
     while True:

@@ -62,6 +62,8 @@ class Kafka:
         self.offsets: dict[OffsetKey, str] = {}
         self.visible: Counter[Row] = Counter()
         self._producer_ids = 0
+        # What former coordinators of groups still answer, which have not learnt that others took their place.
+        self.former: dict[str, dict[OffsetKey, str]] = {}
         # The brokers' clock.
         self.now_ms = 0
 
@@ -79,12 +81,14 @@ class Kafka:
             case Produce(name, producer, rows):
                 return self._write(name, producer, rows, {}) is None
             case RecordOffsets(name, producer, group, entries):
+                # A former coordinator cannot take them, and the client looks for the present one.
+                self.former.pop(group, None)
                 offsets = {OffsetKey(group, partition): text for partition, text in entries}
                 return self._write(name, producer, (), offsets)
             case EndTransaction(name, producer, commit):
                 return self._end(name, producer, commit)
             case FetchOffsets(groups):
-                return {key: text for key, text in self.offsets.items() if key.group in groups}
+                return {key: text for group in groups for key, text in self._answers(group).items()}
             case FetchStableOffsets(keys):
                 return self._fetch_stable(keys)
         raise AssertionError(operation)
@@ -160,7 +164,17 @@ class Kafka:
         """Ids with an open transaction."""
         return [name for name, one in self.transactions.items() if one.state == OPEN]
 
+    def replace_coordinator(self, group: str) -> None:
+        """The group has another coordinator from now on, which the former one does not know yet."""
+        self.former[group] = {key: text for key, text in self.offsets.items() if key.group == group}
+
+    def _answers(self, group: str) -> dict[OffsetKey, str]:
+        if group in self.former:
+            return self.former[group]
+        return {key: text for key, text in self.offsets.items() if key.group == group}
+
     def _fetch_stable(self, keys: tuple[OffsetKey, ...]) -> dict[OffsetKey, str]:
-        if any(key in one.offsets for one in self.transactions.values() for key in keys):
+        current = [key for key in keys if key.group not in self.former]
+        if any(key in one.offsets for one in self.transactions.values() for key in current):
             raise NotYet
-        return {key: self.offsets[key] for key in keys if key in self.offsets}
+        return {key: text for key in keys for text in [self._answers(key.group).get(key)] if text is not None}

@@ -7,6 +7,7 @@ ways).
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +17,7 @@ from kafka_sink.transactions import batch as batches
 from kafka_sink.transactions import driver, task
 from kafka_sink.transactions.batch import Duty, Handover, TaskReport
 from kafka_sink.transactions.decision import BatchIdentity, Part, RowsDigest
+from kafka_sink.transactions.operations import FetchOffsets, RecordOffsets
 from kafka_sink.transactions.scope import Scope
 from tests.support.transactions_of_kafka import Kafka, NotYet, Produce, Row
 
@@ -36,6 +38,7 @@ class Faults:
     timeouts: int = 0
     late_attempts: int = 1
     layout_changes: int = 0
+    former_coordinators: int = 0
 
 
 @dataclass
@@ -66,6 +69,7 @@ class Settings:
     begin: Callable[..., Any] = task.begin
     finish: Callable[..., Any] = task.finish
     commit: Callable[..., Any] = batches.commit
+    abort: Callable[..., Any] = driver.abort
     handover: Callable[..., Handover] = Handover.of
     slot_of: Callable[[int], int] = lambda attempt: attempt
 
@@ -107,11 +111,16 @@ class World:
             rows = self.settings.layouts[self.layout]
             ownership = yield from self.settings.take_over(SCOPE)
             handover = self.settings.handover(SCOPE, ownership, self.kafka.now_ms)
-            attempts = [
-                self._spawn(me, handover, number, index, 0, rows[index]) for index in range(len(rows))
-            ]
-            reports = yield attempts
-            yield from self.settings.commit(reports, records_empty=False)
+            try:
+                attempts = [
+                    self._spawn(me, handover, number, index, 0, rows[index]) for index in range(len(rows))
+                ]
+                reports = yield attempts
+                yield from self.settings.commit(reports, records_empty=False)
+            except (TransactionError, IncompleteBatchError):
+                with contextlib.suppress(TransactionError):
+                    yield from self.settings.abort(SCOPE, ownership.claim)
+                raise
             # Spark's own commit log refuses what another driver of the checkpoint has written.
             if self.commit_log != number:
                 return
@@ -140,14 +149,15 @@ class World:
                 raise TransactionError("fenced")
             yield from self.settings.finish(SCOPE, handover.claim, batch, index, slot, producer)
             part = Part(index, slot, producer, digest)
+        is_repair, last = handover.incomplete is not None, handover.last_decision
         return TaskReport(
-            handover.claim, batch, index, duty, digest, part, SCOPE, is_repair=handover.incomplete is not None
+            handover.claim, batch, index, duty, digest, part, SCOPE, is_repair=is_repair, last_decision=last
         )
 
     def _advance(self, actor: Actor, sent: Any) -> None:
-        """Runs an actor's code to its next operations."""
+        """Runs an actor's code to its next operations; an exception is raised there."""
         try:
-            wanted = actor.body.send(sent)
+            wanted = actor.body.throw(sent) if isinstance(sent, Exception) else actor.body.send(sent)
         except StopIteration as stop:
             actor.done, actor.result = True, stop.value
             return
@@ -175,6 +185,7 @@ class World:
             found += [
                 (f"{actor.name}: {operation}", lambda a=actor, i=index: self._deliver(a, i))
                 for index, operation in actor.waiting.items()
+                if not self._is_behind(actor, index)
             ]
             if actor.awaits_tasks is not None and self._tasks_over(actor):
                 found.append((f"{actor.name}: tasks over", lambda a=actor: self._collect(a)))
@@ -182,7 +193,20 @@ class World:
             (f"markers of {name}", lambda n=name: self.kafka.write_markers(n))
             for name in self.kafka.pending_markers()
         ]
+        found += [
+            (f"former coordinator of {group} learns of it", lambda g=group: self.kafka.former.pop(g, None))
+            for group in self.kafka.former
+        ]
         return found
+
+    def _is_behind(self, actor: Actor, index: int) -> bool:
+        """Whether a request waits for another one of its step: both go to a group's coordinator, over one
+        connection, and brokers handle these in turn."""
+        ours = actor.waiting[index]
+        return isinstance(ours, FetchOffsets) and any(
+            isinstance(one, RecordOffsets) and one.group in ours.groups and number < index
+            for number, one in actor.waiting.items()
+        )
 
     def fault_moves(self) -> list[tuple[str, Callable[[], None]]]:
         """Faults that are left."""
@@ -203,6 +227,9 @@ class World:
             found.append(("another driver", self._another_driver))
         if faults.timeouts:
             found += [(f"timeout of {n}", lambda n=n: self._time_out(n)) for n in self.kafka.open()]
+        if faults.former_coordinators:
+            groups = {key.group: None for key in self.kafka.offsets if key.group not in self.kafka.former}
+            found += [(f"other coordinator of {g}", lambda g=g: self._replace_coordinator(g)) for g in groups]
         if faults.layout_changes:
             found.append(("other layout", self._change_layout))
         return found
@@ -244,7 +271,7 @@ class World:
                 won.setdefault(child.spec[2], child.result)  # type: ignore[attr-defined]
         actor.awaits_tasks = None
         if len(won) < len({c.spec[2] for c in attempts}):  # type: ignore[attr-defined]
-            actor.done, actor.error = True, TransactionError("the job failed")
+            self._advance(actor, TransactionError("the job failed"))
             return
         self._advance(actor, [won[index] for index in sorted(won)])
 
@@ -282,6 +309,10 @@ class World:
         self.faults.timeouts -= 1
         self.kafka.time_out(name)
 
+    def _replace_coordinator(self, group: str) -> None:
+        self.faults.former_coordinators -= 1
+        self.kafka.replace_coordinator(group)
+
     def _change_layout(self) -> None:
         self.faults.layout_changes -= 1
         self.layout = (self.layout + 1) % len(self.settings.layouts)
@@ -293,6 +324,7 @@ class World:
         not."""
         for actor in self.actors:
             actor.done = True
+        self.kafka.former.clear()
         for _ in range(2 + 2 * self.settings.count):
             if self.commit_log >= self.settings.count:
                 break

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kafka_sink.errors import DeliveryError
-from kafka_sink.model import MetadataUpdate, Node
+from kafka_sink.model import MetadataUpdate, Node, PartitionInfo, TopicMetadata
 from kafka_sink.network import apis
 from kafka_sink.network.events import NodeDisconnected, RequestFailed, ResponseReceived
 from kafka_sink.network.requests import MetadataResponse
@@ -29,6 +29,8 @@ class Network:
         self.dead: set[int] = set()
         self.silent: set[int] = set()
         self.listed: list[int] = []
+        # Of the topic "t", which each Metadata response has.
+        self.partitions = 1
         self.nodes = {node.id: node for node in NODES}
         self._events: list[Any] = []
         self._waiting: list[tuple[float, Any, int]] = []
@@ -64,7 +66,9 @@ class Network:
             self._waiting.append((now_ms + request.timeout_ms, request.tag, node))
         elif request.api_key == apis.METADATA:
             alive = tuple(one for one in NODES if one.id not in self.dead)
-            self._answer(node, request.tag, MetadataResponse(MetadataUpdate(alive, ())))
+            partitions = tuple(PartitionInfo("t", number) for number in range(self.partitions))
+            topics = (TopicMetadata("t", None, partitions),)
+            self._answer(node, request.tag, MetadataResponse(MetadataUpdate(alive, topics)))
         else:
             self.listed.append(node)
             self._answer(node, request.tag, ListTransactionsResponse(0, {f"p-task-{node}-0": "Ongoing"}))
@@ -126,3 +130,15 @@ def test_without_any_broker_a_step_ends_with_its_time(network: Network) -> None:
 
     with pytest.raises(DeliveryError, match="within the time allowed"):
         client.run(fetch_offsets("p-decision"), 20_000)
+
+
+def test_a_topic_that_is_created_again_with_fewer_partitions_is_asked_for_again(network: Network) -> None:
+    """Catches: a query that failed until its application ended, as it went on to record progress for a
+    partition that its topic did not have any more."""
+    network.partitions = 5
+    client = connected(network)
+    assert client.partitions("t", 60_000) == 5
+    network.partitions = 2
+    assert client.partitions("t", 60_000) == 5, "micro-batches that follow each other do not ask"
+    network.now_ms += 300_001
+    assert client.partitions("t", 60_000) == 2

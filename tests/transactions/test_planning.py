@@ -3,6 +3,7 @@ do."""
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -85,8 +86,16 @@ def test_an_abort_in_another_process_knows_what_planning_took() -> None:
     planning._remember_claim(scope, ProducerEpoch(5, 7))
     planning._remember_claim(scope, ProducerEpoch(5, 9))
     assert planning._remembered_claim(PlannedTransactions(scope)) == ProducerEpoch(5, 9)
-    assert planning._is_ours(ProducerEpoch(5, 10), ProducerEpoch(5, 9))
-    assert not planning._is_ours(ProducerEpoch(5, 11), ProducerEpoch(5, 9))
+
+
+def test_an_abort_knows_what_planning_took_after_the_clock_was_set_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Catches: an abort that did nothing, and readers who waited until kafka.transaction.timeout.ms."""
+    scope, now = Scope("p", "t", 1), time.time()
+    planning._remember_claim(scope, ProducerEpoch(5, 7))
+    monkeypatch.setattr(time, "time", lambda: now - 3600)
+    assert planning._remembered_claim(PlannedTransactions(scope)) == ProducerEpoch(5, 7)
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from kafka_sink.errors import TransactionError
+from kafka_sink.errors import IncompleteBatchError, TransactionError
 from kafka_sink.model import EndedTransactions
 from kafka_sink.transactions import batch as batches
 from kafka_sink.transactions import driver, task
-from kafka_sink.transactions.batch import Handover, TaskReport
+from kafka_sink.transactions.batch import Duty, Handover, TaskReport
 from kafka_sink.transactions.decision import BatchIdentity, Part, RowsDigest
 from kafka_sink.transactions.operations import EndTransaction, Operation, ProducerEpoch, Steps
 from kafka_sink.transactions.scope import Scope
@@ -61,10 +61,19 @@ class Cluster:
         return Handover.of(scope, self.run(driver.take_over(scope)), self.kafka.now_ms)
 
     def write(
-        self, handover: Handover, number: int, index: int, *rows: int, attempt: int = 0, scope: Scope = SCOPE
+        self,
+        handover: Handover,
+        number: int,
+        index: int,
+        *rows: int,
+        attempt: int = 0,
+        scope: Scope = SCOPE,
+        app: str | None = None,
     ) -> TaskReport:
-        """One attempt of a task, with these rows."""
+        """One attempt of a task, with these rows; of a query's batch, or of an application's job."""
         batch = BatchIdentity.of_query("one", number)
+        if app is not None:
+            batch = BatchIdentity.of_application(app, scope.topic, number)
         digest = RowsDigest(len(rows), len(rows), hash(rows) & 0xFFFF)
         duty = handover.duty(batch, index)
         slot, producer = self.run(task.begin(scope, handover.claim, index, attempt))
@@ -85,6 +94,7 @@ class Cluster:
             scope,
             is_repair=is_repair,
             recovered=handover.recovered,
+            last_decision=handover.last_decision,
         )
 
     def commit(self, *reports: TaskReport, die_before: Callable[[Operation], bool] | None = None) -> Any:
@@ -214,3 +224,130 @@ def test_transactions_that_ended_have_their_ages() -> None:
         "1 transaction committed (open for 0.25 s); 1 transaction of other attempts aborted (open for 1.25 "
         "s); 3 transactions of an earlier run recovered (open for at most 60.00 s)"
     )
+
+
+def test_an_abort_of_a_replaced_driver_leaves_its_successor_alone() -> None:
+    """Catches: the successor's first take-over raises the epoch by one, as a decision does. A replaced driver
+    took that for its own decision, fenced the successor, and so ended a query that was well."""
+    cluster = Cluster()
+    replaced = cluster.plan()
+    cluster.write(replaced, 0, 0, 0)
+    successor = cluster.plan()
+    report = cluster.write(successor, 0, 0, 0)
+    assert cluster.run(driver.abort(SCOPE, replaced.claim)) is None
+    cluster.commit(report)
+    assert dict(cluster.kafka.visible) == {(0, 0): 1}
+
+
+def test_an_abort_after_the_decision_completes_it() -> None:
+    cluster = Cluster()
+    run = cluster.plan()
+    reports = [cluster.write(run, 0, index, index) for index in range(2)]
+    with pytest.raises(Died):
+        cluster.commit(*reports, die_before=ends_task(1))
+    assert len(cluster.run(driver.abort(SCOPE, run.claim)).completed) == 1
+    assert dict(cluster.kafka.visible) == {(0, 0): 1, (0, 1): 1}
+
+
+def test_an_abort_of_what_was_recorded_and_not_decided_aborts_all_of_it() -> None:
+    """The driver's own transaction may have timed out by then, which raises its epoch, too."""
+    for times_out in (False, True):
+        cluster = Cluster()
+        run = cluster.plan()
+        reports = [cluster.write(run, 0, index, index) for index in range(2)]
+        with pytest.raises(Died):
+            cluster.commit(*reports, die_before=ends_driver)
+        if times_out:
+            cluster.kafka.time_out(SCOPE.driver_id)
+        assert len(cluster.run(driver.abort(SCOPE, run.claim)).aborted) == 2
+        assert cluster.kafka.open() == []
+        assert not cluster.kafka.visible
+
+
+def ends_driver(one: Operation) -> bool:
+    return isinstance(one, EndTransaction) and one.transactional_id == SCOPE.driver_id
+
+
+def test_a_version_is_written_once_whether_its_first_job_was_aborted_before_or_after_the_decision() -> None:
+    for decided in (False, True):
+        cluster = Cluster()
+        first = cluster.plan()
+        reports = [cluster.write(first, 7, index, index, app="nightly") for index in range(2)]
+        if decided:
+            with pytest.raises(Died):
+                cluster.commit(*reports, die_before=ends_task(0))
+        ended = cluster.run(driver.abort(SCOPE, first.claim))
+        assert (len(ended.completed), len(ended.aborted)) == ((2, 0) if decided else (0, 2))
+        again = cluster.plan()
+        batch = BatchIdentity.of_application("nightly", "t", 7)
+        assert again.duty(batch, 0) is (Duty.SKIP if decided else Duty.WRITE)
+        if not decided:
+            cluster.commit(*(cluster.write(again, 7, index, index, app="nightly") for index in range(2)))
+        assert dict(cluster.kafka.visible) == {(7, 0): 1, (7, 1): 1}
+
+
+def test_a_repair_by_tasks_without_rows_is_refused() -> None:
+    """Catches: rows lost in silence. Of an incomplete batch only tasks that are missing were run again, and
+    their source had no rows any more: the commit took that for an empty batch."""
+    cluster = Cluster()
+    run = cluster.plan()
+    reports = [cluster.write(run, 0, index, index) for index in range(2)]
+    with pytest.raises(Died):
+        cluster.commit(*reports, die_before=ends_task(0))
+    cluster.kafka.time_out(SCOPE.task_id(0, 0))
+    again = cluster.plan()
+    assert again.incomplete is not None
+    empty = replace(reports[0], claim=again.claim, digest=RowsDigest(), part=None, is_repair=True)
+    with pytest.raises(IncompleteBatchError, match="task 0"):
+        cluster.commit(replace(empty, last_decision=again.last_decision))
+
+
+@pytest.mark.parametrize("learns", [True, False])
+def test_a_decision_that_planning_did_not_see_is_not_made_again(*, learns: bool) -> None:
+    """Catches: rows doubled. Planning, and mostly the commit, asked a broker that had been frozen and did not
+    know yet that another one was the group's coordinator, which had taken a decision since."""
+    cluster = Cluster()
+    first = cluster.plan()
+    cluster.kafka.replace_coordinator(SCOPE.decision_key(0).group)
+    former = dict(cluster.kafka.former)
+    cluster.commit(cluster.write(first, 0, 0, 0))
+    cluster.kafka.former.update(former)
+    misled = cluster.plan()
+    report = cluster.write(misled, 0, 0, 0)
+    if learns:
+        cluster.kafka.former.clear()
+    with pytest.raises(TransactionError, match="decision 1 was decided"):
+        cluster.commit(report)
+    assert dict(cluster.kafka.visible) == {(0, 0): 1}
+    ended = cluster.run(driver.abort(SCOPE, misled.claim))
+    assert len(ended.aborted) == 1
+    assert cluster.plan().duty(report.batch, 0) is Duty.SKIP
+
+
+def test_what_a_former_coordinator_does_not_know_to_be_decided_is_not_aborted() -> None:
+    """Catches: a batch that was decided, and could have been completed, became incomplete."""
+    cluster = Cluster()
+    first = cluster.plan()
+    cluster.kafka.replace_coordinator(SCOPE.decision_key(0).group)
+    former = dict(cluster.kafka.former)
+    reports = [cluster.write(first, 0, index, index) for index in range(2)]
+    with pytest.raises(Died):
+        cluster.commit(*reports, die_before=ends_task(0))
+    cluster.kafka.former.update(former)
+    found = cluster.run(driver.take_over(SCOPE))
+    assert (len(found.completed), found.aborted, found.missing) == (2, (), frozenset())
+
+
+def test_marks_that_only_a_former_coordinator_does_not_have_are_not_missing() -> None:
+    """Catches: rows doubled, as a batch that is complete was taken for lost and written again."""
+    cluster = Cluster()
+    first = cluster.plan()
+    cluster.kafka.replace_coordinator(SCOPE.mark_key(0).group)
+    former = dict(cluster.kafka.former)
+    report = cluster.write(first, 0, 0, 0)
+    cluster.commit(report)
+    cluster.kafka.former.update(former)
+    again = cluster.plan()
+    assert again.duty(report.batch, 0) is Duty.SKIP
+    later = cluster.write(again, 1, 0, 0)
+    assert len(cluster.commit(later).committed) == 1

@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from kafka_sink.clock import wall_ms
 from kafka_sink.errors import (
@@ -20,6 +20,7 @@ from kafka_sink.errors import (
     ConfigurationError,
     DeliveryError,
     IncompleteBatchError,
+    KafkaSinkError,
     TransactionError,
 )
 from kafka_sink.local_broker import LocalBroker
@@ -32,8 +33,9 @@ from kafka_sink.transactions.attempt import TaskAttempt
 from kafka_sink.transactions.batch import Handover, TaskReport
 from kafka_sink.transactions.client import TransactionClient
 from kafka_sink.transactions.decision import BatchIdentity, next_decision
-from kafka_sink.transactions.operations import EndTransaction, ListOpen, Steps
+from kafka_sink.transactions.operations import EndTransaction, ListOpen, Steps, describe
 from kafka_sink.transactions.scope import Scope
+from tests.support.topics import read_to_end
 
 _PATIENCE_MS = 60_000.0
 _PARTITIONS = 2
@@ -98,26 +100,7 @@ class Job:
     def read(self) -> list[str]:
         """What readers of committed rows see now."""
         servers = ",".join(f"{host}:{port}" for host, port in self.options.bootstrap_servers)
-        consumer = Consumer(
-            {
-                "bootstrap.servers": servers,
-                "group.id": "reader",
-                "enable.auto.commit": False,
-                "isolation.level": "read_committed",
-                "enable.partition.eof": True,
-            }
-        )
-        consumer.assign([TopicPartition(self.scope.topic, part, 0) for part in range(_PARTITIONS)])
-        rows, ends = [], 0
-        while ends < _PARTITIONS:
-            message = consumer.poll(10)
-            assert message is not None
-            if message.error() is not None:
-                ends += 1
-            else:
-                rows.append((message.value() or b"").decode())
-        consumer.close()
-        return sorted(rows)
+        return sorted(value.decode() for value in read_to_end(servers, self.scope.topic, _PARTITIONS))
 
     def await_rows(self, expected: list[str]) -> None:
         """Markers are written a moment after a commit is answered."""
@@ -314,3 +297,55 @@ def test_a_mark_that_is_pending_for_the_first_time_is_waited_for(job: Callable[.
         run.client.run(driver.unmarked(run.scope, decision), 1000)
     run.commit(report)
     assert run.run(driver.unmarked(run.scope, decision)) == ()
+
+
+def test_an_attempt_that_thaws_after_its_batch_adds_nothing(job: Callable[..., Job]) -> None:
+    """It goes on with a transaction that the commit of its batch has aborted, in a partition that it had not
+    written to before."""
+    run = job()
+    handover = run.take_over()
+    frozen = run.attempt(handover, 0, 0)
+    plan = ColumnPlan.of([("value", "binary"), ("partition", "int")], run.scope.topic)
+
+    def rows(partition: int) -> pa.RecordBatch:
+        columns = {
+            "value": pa.array([b"frozen"], pa.binary()),
+            "partition": pa.array([partition], pa.int32()),
+        }
+        return pa.record_batch(columns)
+
+    def thaw_late() -> None:
+        with task_producer(run.options, plan) as producer:
+            for one in frozen.rows(iter([rows(0)]), producer):
+                producer.send(one)
+            deadline = time.monotonic() + 60
+            while not any(one.partitions for one in run.run(describe(*run.open())).values()):
+                assert time.monotonic() < deadline
+            run.commit(run.write(handover, 0, 0, ["copy"], slot=1))
+            producer.send(rows(1))
+            producer.finish()
+
+    with pytest.raises(KafkaSinkError):
+        thaw_late()
+    with pytest.raises(TransactionError):
+        frozen.finish()
+    run.await_rows(["copy"])
+    assert run.open() == []
+
+
+def test_progress_goes_with_a_topic_that_is_deleted(job: Callable[..., Job], broker: LocalBroker) -> None:
+    """A batch that is run again afterwards is written to the new topic."""
+    run, later = job(), job()
+    handover = run.take_over()
+    run.commit(run.write(handover, 0, 0, ["old"]))
+    assert run.take_over().duty(BatchIdentity("query", 0), 0).value == "skip"
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
+    admin.delete_topics([run.scope.topic])[run.scope.topic].result(30)
+    deadline = time.monotonic() + 60
+    while later.take_over().duty(BatchIdentity("query", 0), 0).value == "skip":
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    broker.create_topic(run.scope.topic, _PARTITIONS)
+    handover = later.take_over()
+    later.commit(later.write(handover, 0, 0, ["new"]))
+    later.await_rows(["new"])

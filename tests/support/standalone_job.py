@@ -1,0 +1,97 @@
+"""A driver of its own: ``standalone_job.py MASTER FOLDER``; stdin has the options of its writes, as JSON.
+
+``numbers``: rows whose key says which executor wrote them. ``speculated``, a list: each time the same rows,
+while Spark speculates. Task 1's first attempt writes a part of them and hangs. Its copy waits for the file
+``go-N`` in FOLDER, N counting these writes from 0, and then writes all rows, so it is the copy that wins.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql import SparkSession
+
+NUMBERS, NUMBERS_TASKS = 20_000, 8
+ROWS, TASKS = 160_000, 2
+_Batches = Iterator[pa.RecordBatch]
+# Spark gives 10,000 at a time to a Python sink, and its buffers keep the last ones back.
+_BATCHES_BEFORE_IT_HANGS = 6
+_PATIENCE_S = 120.0
+# All tasks are done by then, so nothing is left to speculate on.
+_NEVER, _AFTER_A_HALF = "1.0", "0.5"
+
+
+def tell_executor(batches: _Batches) -> _Batches:
+    # A standalone worker's folder is named after its host here, and an executor's after its number.
+    where = os.getcwd().rpartition(".work/")[0].rpartition("/")[2]
+    for batch in batches:
+        yield pa.record_batch([pa.array([where] * batch.num_rows), batch.column(0)], names=["key", "value"])
+
+
+def hangs_at_first(go: Path) -> Callable[[_Batches], _Batches]:
+    """For ``mapInArrow``."""
+
+    def rows(batches: _Batches) -> _Batches:
+        context = TaskContext.get()
+        assert context is not None
+        task, is_copy = context.partitionId(), context.attemptNumber() > 0
+        if task and is_copy:
+            until = time.monotonic() + _PATIENCE_S
+            while not go.exists():
+                assert time.monotonic() < until, "nobody lets the copy go on"
+                time.sleep(0.01)
+        for count, batch in enumerate(batches):
+            if task and not is_copy and count == _BATCHES_BEFORE_IT_HANGS:
+                time.sleep(_PATIENCE_S)
+                raise RuntimeError("no copy has taken this attempt's place")
+            yield batch
+
+    return rows
+
+
+def main(master: str, folder: str) -> None:
+    spark = (
+        SparkSession.builder.master(master)
+        .appName("standalone")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.log.level", "ERROR")
+        # Tasks of a short job would all run on the executor that registers first.
+        .config("spark.scheduler.minRegisteredResourcesRatio", "1.0")
+        .config("spark.scheduler.maxRegisteredResourcesWaitingTime", "60s")
+        # However quick the other tasks were.
+        .config("spark.speculation", "true")
+        .config("spark.speculation.interval", "50ms")
+        .config("spark.speculation.multiplier", "0.1")
+        .config("spark.speculation.minTaskRuntime", "50ms")
+        .config("spark.speculation.efficiency.enabled", "false")
+        .config("spark.speculation.quantile", _NEVER)
+        .getOrCreate()
+    )
+    options = json.loads(sys.stdin.read())
+    numbers = spark.range(0, NUMBERS, 1, NUMBERS_TASKS).selectExpr("cast(id AS string) AS value")
+    _write(numbers.mapInArrow(tell_executor, "key string, value string"), options["numbers"])
+    # Each stage looks it up when it starts.
+    spark.sparkContext._jsc.sc().conf().set("spark.speculation.quantile", _AFTER_A_HALF)  # type: ignore[attr-defined]
+    rows = spark.range(0, ROWS, 1, TASKS).selectExpr("lpad(id, 50, '0') value")
+    for number, given in enumerate(options["speculated"]):
+        _write(rows.mapInArrow(hangs_at_first(Path(folder) / f"go-{number}"), "value string"), given)
+    spark.stop()
+
+
+def _write(frame: Any, options: dict[str, str]) -> None:
+    frame.write.format("kafka-chunked").mode("append").options(**options).save()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
