@@ -26,7 +26,7 @@ from kafka_sink.coordinator.tasks.figures_channel import report_final
 from kafka_sink.coordinator.wire.address import CoordinatorAddress
 from kafka_sink.coordinator.wire.job_figures import TaskIdentity
 from kafka_sink.errors import KafkaSinkError
-from kafka_sink.model import SparkTask, TaskResult
+from kafka_sink.model import EndedTransactions, SparkTask, TaskResult
 from kafka_sink.options import parse
 from kafka_sink.producer_cache import task_producer
 from kafka_sink.rows.column_plan import ColumnPlan
@@ -182,14 +182,15 @@ class Job:
         except KafkaSinkError as error:
             self.failures.append(error)
 
-    def end(self) -> int:
+    def end(self, **in_transactions: EndedTransactions) -> int:
         """Let the tasks finish, commit, and return the rows of the summary."""
         self.stop.set()
         for thread in self.threads:
             thread.join(120)
         assert self.handoff.driver_address is not None
         outcome = "aborted" if self.failures else "committed"
-        report_final(self.handoff.driver_address, final_figures(self.name, outcome, "", -1, self.results, {}))
+        final = final_figures(self.name, outcome, "", -1, self.results, in_transactions)
+        report_final(self.handoff.driver_address, final)
         return sum(result.records for result in self.results)
 
 
@@ -279,7 +280,10 @@ def test_the_page_shows_a_job_a_frozen_broker_and_a_job_out_of_memory(
         page.picture(pictures / "live-view-memory.png")
         for broker in range(3):
             cluster.thaw(broker)
-        starved.end()
+        starved.end(recovered=EndedTransactions(3), committed=EndedTransactions(4, 2_000, 4_800))
+        page.eventually(lambda: "Recovered\n3" in page.text("transactions"))
+        assert "Committed after, on average\n1.2 s" in page.text("transactions")
+        assert "Recovered after, on average\n–" in page.text("transactions"), "no broker said when"
         page.eventually(lambda: "running" not in page.text("jobs").replace("0 running", ""))
         assert page.errors() == []
 
