@@ -67,7 +67,7 @@ class CoordinatorProcesses:
 _PATIENT_MS = 60_000.0
 _PATIENCE = (
     *((launcher, name) for name in ("_LOCK_MS", "_NEW_READS_MS", "_READS_MS", "_LIVE_VIEW_MS")),
-    (figures_channel, "_DRIVER_TIMEOUT_MS"),
+    *((figures_channel, name) for name in ("_DRIVER_TIMEOUT_MS", "_SHORT_TIMEOUT_MS")),
     *((planning, name) for name in ("_NEW_SILENCE_MS", "_SILENCE_MS", "PLANNING_RESPONSE_MS")),
 )
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
+from kafka_sink import application_markers
 from kafka_sink.clock import Clock, monotonic_ms
 from kafka_sink.coordinator.wire.address import CoordinatorAddress
 from kafka_sink.coordinator.wire.connection import CoordinatorConnection
@@ -29,6 +30,9 @@ _MAX_ENDED = 16
 # Bounds connecting and the reply. The coordinator mostly responds within milliseconds, but on a busy host, or
 # while its process is replaced, it takes seconds. Without these figures a job would count as running.
 _DRIVER_TIMEOUT_MS = 5000.0
+# Instead, for a while after a coordinator did not respond: a frozen one must not hold up each micro-batch.
+_SILENT = "the coordinator did not confirm final figures"
+_SILENT_S, _SHORT_TIMEOUT_MS = 60.0, 500.0
 
 
 class FiguresChannel:
@@ -132,11 +136,20 @@ class FiguresChannel:
 
 def report_final(address: CoordinatorAddress, final: FinalFigures) -> None:
     """Called on the driver when a write commits or aborts: waits for the confirmation. Raises nothing."""
-    with suppress(OSError, KafkaSinkError):
-        connection = CoordinatorConnection(address, _DRIVER_TIMEOUT_MS, monotonic_ms)
+    was_silent = application_markers.happened_within(_SILENT, _SILENT_S)
+    timeout_ms = _SHORT_TIMEOUT_MS if was_silent else _DRIVER_TIMEOUT_MS
+    with suppress(OSError):
         try:
-            connection.send(KIND, encode_final(final), monotonic_ms())
-            while not connection.is_idle:
-                connection.receive(monotonic_ms())
-        finally:
-            connection.close()
+            _confirmed(address, timeout_ms, final)
+        except (TimeoutError, KafkaSinkError):
+            application_markers.remember(_SILENT)
+
+
+def _confirmed(address: CoordinatorAddress, timeout_ms: float, final: FinalFigures) -> None:
+    connection = CoordinatorConnection(address, timeout_ms, monotonic_ms)
+    try:
+        connection.send(KIND, encode_final(final), monotonic_ms())
+        while not connection.is_idle:
+            connection.receive(monotonic_ms())
+    finally:
+        connection.close()
