@@ -44,6 +44,8 @@ class FailureRateCircuitBreaker(PartitionCircuitBreaker):
         # Brokers that this producer found silent.
         self._silent: set[int] = set()
         self._last_response_ms: dict[int, float] = {}
+        # The broker of the last response, when its request was sent, and when it came.
+        self._observed: tuple[int, float, float] | None = None
         # By broker, when its mute for silence ended. Requests sent before then are late already and say
         # nothing new.
         self._forgiven_ms: dict[int, float] = {}
@@ -93,8 +95,8 @@ class FailureRateCircuitBreaker(PartitionCircuitBreaker):
         changed = False
         if has_response(exception):
             self._last_response_ms[node] = context.now
-            self._latency.observe(node, max(0.0, context.now - context.request_sent_ms))
-            changed = self._end_silence(manager, context)
+            self._observe_response(node, context.request_sent_ms, context.now)
+            changed = node in self._silent and self._end_silence(manager, context)
         health = health_of(exception)
         if health is Health.NEUTRAL:
             return changed
@@ -113,9 +115,16 @@ class FailureRateCircuitBreaker(PartitionCircuitBreaker):
             return True
         return changed
 
+    def _observe_response(self, node: int, sent_ms: float, now_ms: float) -> None:
+        """One response is one observation, however many batches it is for."""
+        response = (node, sent_ms, now_ms)
+        if response != self._observed:
+            self._observed = response
+            self._latency.observe(node, max(0.0, now_ms - sent_ms))
+
     def _end_silence(self, manager: CircuitBreakManager, context: ProducerStatusContext) -> bool:
         node = context.node_id
-        if node not in self._silent or self._age_ms(context, node) > self._latency.threshold_ms(node):
+        if self._age_ms(context, node) > self._latency.threshold_ms(node):
             return False
         self._silent.discard(node)
         for infos in manager.muted_partitions_for_node(node).values():

@@ -372,3 +372,23 @@ def test_windows_against_a_list_of_everything(story: list[tuple[int, bool]]) -> 
         assert tripped == (bad and failures >= 3 and 2 * failures >= total)
     windows.forget(P0)
     assert windows.recent(P0, now) == (0, 0)
+
+
+def test_a_slow_response_for_many_batches_is_one_response() -> None:
+    """Each of its batches counted as a response, so that one slow response became usual at once."""
+    bench = Bench(slow_request_min_ms="100")
+    for _ in range(10):
+        bench.batch(P0)
+    usual = bench.breaker._latency.usual_ms(1)
+    assert usual is not None
+    bench.in_flight.request_sent(1, bench.now)
+    bench.at(bench.now + 90.0)
+    context = bench.in_flight.context
+    context.request_sent_ms = bench.in_flight.request_done(1)
+    context.node_id = 1
+    for number in range(200):
+        partition = TopicPartition("t", 3 * number)
+        bench.breaker.on_complete(context, partition, None)
+    after = bench.breaker._latency.usual_ms(1)
+    assert after is not None
+    assert usual < after < usual + 0.2 * (90.0 - usual)
