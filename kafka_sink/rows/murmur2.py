@@ -67,10 +67,16 @@ def murmur2(keys: pa.Array) -> UInt32s:
     return hashes
 
 
-def partitions_for(keys: pa.Array, partition_count: int) -> Int32s:
-    """Kafka's default partition of each key: toPositive(murmur2(key)) % partitions."""
+def partitions_for(keys: pa.Array, partition_count: int | Int32s) -> Int32s:
+    """Kafka's default partition of each key: toPositive(murmur2(key)) % partitions.
+
+    ``partition_count`` is one for all keys, or each key's.
+    """
     hashes = murmur2(keys)
-    if partition_count & (partition_count - 1):
+    if not isinstance(partition_count, int):
+        hashes &= np.uint32(0x7FFFFFFF)
+        hashes %= partition_count.view(np.uint32)
+    elif partition_count & (partition_count - 1):
         hashes &= np.uint32(0x7FFFFFFF)
         hashes %= np.uint32(partition_count)
     else:

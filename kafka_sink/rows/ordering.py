@@ -42,9 +42,16 @@ def ordered_rows_of(
     sizes = columns.value_lengths
     if partitioner.chooses(rows.key, rows.partition):
         sizes = columns.upper_bounds(_DELTA_BYTES)
-    views = [_view(topics[name], unavailable, muted) for name in rows.topics]
-    bases = np.cumsum([0] + [view.partition_count for view in views])
-    slots = _slots(rows, sizes.numbers(), views, bases, partitioner, loads)
+    counts = np.array([len(topics[name].partitions) for name in rows.topics], dtype=np.int32)
+    bases = np.zeros(len(counts) + 1, dtype=np.int32)
+    np.cumsum(counts, out=bases[1:])
+    views: list[TopicView] = []
+    slots = _slots_by_key(rows, counts, bases, partitioner, muted=bool(muted))
+    # Thousands of topics would each cost as much as hundreds of rows.
+    if slots is None or muted:
+        views = [_view(topics[name], unavailable, muted) for name in rows.topics]
+    if slots is None:
+        slots = _slots(rows, sizes.numbers(), views, bases, partitioner, loads)
     timestamps = now_ms if rows.timestamps_ms is None else rows.timestamps_ms
     if slots.min() != slots.max():
         order = _stable_order(_muted_last(slots, views, bases), int(bases[-1]))
@@ -55,8 +62,8 @@ def ordered_rows_of(
     starts = [0, *changes.tolist()]
     topic_of = np.searchsorted(bases, slots[starts], side="right") - 1
     partitions = [
-        TopicPartition(views[topic].name, slot - int(bases[topic]))
-        for topic, slot in zip(topic_of.tolist(), slots[starts].tolist(), strict=True)
+        TopicPartition(rows.topics[topic], partition)
+        for topic, partition in zip(topic_of.tolist(), (slots[starts] - bases[topic_of]).tolist(), strict=True)
     ]
     return OrderedRows(columns, timestamps, partitions, [*starts, rows.num_rows])
 
@@ -91,7 +98,7 @@ def _view(topic: TopicMetadata, unavailable: Collection[int], muted: Container[T
     return TopicView(topic.name, len(topic.partitions), available)
 
 
-def _muted_last(slots: Int32s, views: list[TopicView], bases: npt.NDArray[np.int64]) -> Int32s:
+def _muted_last(slots: Int32s, views: list[TopicView], bases: Int32s) -> Int32s:
     """Numbers to order by that put muted partitions last, since their rows may have to wait."""
     resting = [int(bases[i]) + partition for i, view in enumerate(views) for partition in view.muted]
     if not resting:
@@ -103,11 +110,23 @@ def _muted_last(slots: Int32s, views: list[TopicView], bases: npt.NDArray[np.int
     return ranked
 
 
+def _slots_by_key(
+    rows: RowBatch, counts: Int32s, bases: Int32s, partitioner: Partitioner, *, muted: bool
+) -> Int32s | None:
+    """As ``_slots``, for rows of several topics that all go by their keys; None for others."""
+    if rows.topic_index is None:
+        return None
+    slots = partitioner.by_key(rows.key, rows.partition, counts, rows.topic_index, muted=muted)
+    if slots is not None:
+        slots += bases[rows.topic_index]
+    return slots
+
+
 def _slots(
     rows: RowBatch,
     sizes: Ints,
     views: list[TopicView],
-    bases: npt.NDArray[np.int64],
+    bases: Int32s,
     partitioner: Partitioner,
     loads: QueueLoads,
 ) -> Int32s:

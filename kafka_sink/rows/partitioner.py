@@ -87,6 +87,27 @@ class Partitioner:
             return False
         return key is None or self._ignore_keys or self._spread_keys or key.null_count > 0
 
+    def by_key(
+        self,
+        key: pa.Array | None,
+        explicit: Int32s | None,
+        partition_counts: Int32s,
+        topic_index: Int32s,
+        *,
+        muted: bool,
+    ) -> Int32s | None:
+        """Partitions of rows of several topics, where nothing but keys decides; None where something else may.
+
+        Row i belongs to topic ``topic_index[i]``, which has so many partitions. ``muted``: whether any is.
+        """
+        if key is None or self._ignore_keys or key.null_count or explicit is not None:
+            return None
+        if self._spread_keys and muted:
+            return None
+        if int(partition_counts.max()) == 1:
+            return np.zeros(len(key), dtype=np.int32)
+        return partitions_for(key, partition_counts[topic_index])
+
     def assign(
         self,
         key: pa.Array | None,

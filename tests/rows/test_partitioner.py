@@ -13,8 +13,11 @@ import pytest
 
 from kafka_sink.accumulator.batch_limits import BatchRoom
 from kafka_sink.errors import InvalidRowError
-from kafka_sink.model import TopicPartition
+from kafka_sink.model import PartitionInfo, TopicMetadata, TopicPartition
+from kafka_sink.rows.column_plan import ColumnPlan
+from kafka_sink.rows.columns import extract
 from kafka_sink.rows.murmur2 import partitions_for
+from kafka_sink.rows.ordering import ordered_rows_of
 from kafka_sink.rows.partitioner import Partitioner, TopicView
 
 SIZES = np.full(1000, 100, dtype=np.int64)
@@ -158,3 +161,48 @@ def test_with_none_available_all_are_alike() -> None:
 def test_keys_can_be_ignored() -> None:
     key = pa.array([b"same"] * 1000, pa.binary())
     assert len(set(partitioner(ignore_keys=True).assign(key, None, SIZES, view(), idle).tolist())) > 1
+
+
+@pytest.mark.parametrize("counts", [(1, 1, 1), (1, 4, 7), (8, 2, 16)])
+def test_rows_of_several_topics_go_where_those_of_each_topic_alone_would_go(counts: tuple[int, ...]) -> None:
+    chance = random.Random(7)
+    index = np.array([chance.randrange(len(counts)) for _ in SIZES], dtype=np.int32)
+    key = pa.array([chance.randbytes(chance.randrange(20)) for _ in SIZES], pa.binary())
+    found = partitioner().by_key(key, None, np.array(counts, dtype=np.int32), index, muted=False)
+    assert found is not None
+    for topic, count in enumerate(counts):
+        mine = np.flatnonzero(index == topic)
+        alone = partitioner().assign(key.take(pa.array(mine)), None, SIZES[mine], view(count), idle)
+        assert (found[mine] == alone).all()
+
+
+def test_keys_do_not_decide_alone_where_rows_lack_one_or_name_a_partition() -> None:
+    counts, index = np.array([4, 4], dtype=np.int32), np.array([0, 1], dtype=np.int32)
+    key = pa.array([b"a", b"b"], pa.binary())
+    one = partitioner()
+    assert one.by_key(key, None, counts, index, muted=True) is not None, "mutes move no keys by default"
+    assert one.by_key(pa.array([b"a", None], pa.binary()), None, counts, index, muted=False) is None
+    assert one.by_key(None, None, counts, index, muted=False) is None
+    assert one.by_key(key, np.array([0, -1], dtype=np.int32), counts, index, muted=False) is None
+    assert partitioner(ignore_keys=True).by_key(key, None, counts, index, muted=False) is None
+
+
+def test_thousands_of_topics_hash_their_keys_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hashing topic by topic was a third of what a task takes for batches of a few rows."""
+    names = [f"t{number}" for number in range(300)]
+    topics = {name: TopicMetadata(name, None, tuple(PartitionInfo(name, p, 0, 0) for p in range(2))) for name in names}
+    plan = ColumnPlan.of([("topic", "string"), ("key", "binary"), ("value", "binary")], None)
+    keys = [b"%d" % number for number in range(600)]
+    table = pa.table({"topic": names * 2, "key": pa.array(keys, pa.binary()), "value": pa.array(keys, pa.binary())})
+    calls: list[int] = []
+
+    def counted(keys: pa.Array, count: int | np.ndarray) -> np.ndarray:
+        calls.append(len(keys))
+        return partitions_for(keys, count)
+
+    monkeypatch.setattr("kafka_sink.rows.partitioner.partitions_for", counted)
+    ordered = ordered_rows_of(extract(plan, table, 0), topics, partitioner(), idle, 0)
+    assert calls == [600]
+    assert len(ordered) == 600
+    for name, key in zip(names, keys, strict=False):
+        assert TopicPartition(name, int(partitions_for(pa.array([key], pa.binary()), 2)[0])) in ordered.partitions
