@@ -52,8 +52,7 @@ class Refusal:
     stop: int
 
 
-@dataclass(slots=True)
-class Segment:
+class Segment(NamedTuple):
     """Rows ``start`` to ``stop`` go to ``batch``, in which the first has the offset ``base_offset``."""
 
     batch: ProducerBatch
@@ -135,15 +134,16 @@ class AppendPlanner:
             stop = starts[run + 1]
             queue = queues.queue(ordered.partitions[run])
             tail = queue.batches[-1] if queue.batches else None
-            # The common case by far: a short run, and its batch has room and memory for all of it.
-            if (
-                tail is not None
-                and grant is None
-                and start == starts[run]
-                and self._extend(queues, plan, tail, run, at_run[run + 1] - at_run[run])
-            ):
-                start = stop
-                continue
+            # The common cases by far: a short run, and its batch, or a new one, takes all of it.
+            if grant is None and start == starts[run]:
+                bound = at_run[run + 1] - at_run[run]
+                if (
+                    self._extend(queues, plan, tail, run, bound)
+                    if tail is not None and tail.state is BatchState.OPEN
+                    else self._open_for_run(queues, plan, queue, run, bound)
+                ):
+                    start = stop
+                    continue
             if grant is None:
                 start = self._place_run(queues, plan, queue, start, stop)
             else:
@@ -162,14 +162,28 @@ class AppendPlanner:
 
         Otherwise no row is placed, but the batch may have begun to pack.
         """
-        if tail.state is not BatchState.OPEN:
-            return False
         ordered, start, stop = plan.ordered, plan.ordered.starts[run], plan.ordered.starts[run + 1]
         fit_stop = self._estimates.rows_that_fit(ordered, start, stop, tail)
         surplus = ordered.surplus(stop - start, tail.base_timestamp)
         if fit_stop != stop or not self._grow(queues, plan, tail, bound + surplus):
             return False
         plan.add(tail, start, stop)
+        return True
+
+    def _open_for_run(
+        self, queues: BatchQueues, plan: AppendPlan, queue: PartitionQueue, run: int, bound: int
+    ) -> bool:
+        """Puts a whole run, ``bound`` bytes at most, into a new batch if it surely fits and the pool has the
+        memory. Otherwise nothing has changed."""
+        if self._compresses_at_seal:
+            return False
+        ordered, start, stop = plan.ordered, plan.ordered.starts[run], plan.ordered.starts[run + 1]
+        topic = queue.partition.topic
+        size = self._estimates.new_batch_bytes_of_run(topic, stop - start, bound, ordered.largest_bound)
+        buffer = None if size is None else self._allocator.try_open(size)
+        if buffer is None:
+            return False
+        self._add_new_batch(queues, plan, queue, buffer, start, stop, bound)
         return True
 
     def _place_run(
@@ -229,14 +243,27 @@ class AppendPlanner:
             end = ordered.rows_within(start, end, share)
             plan.refusal = Refusal(self._new_batch_bytes(queues, plan, topic, start, end), end)
             return start
+        self._add_new_batch(queues, plan, queue, buffer, start, end, ordered.bound(start, end))
+        return end
+
+    def _add_new_batch(
+        self,
+        queues: BatchQueues,
+        plan: AppendPlan,
+        queue: PartitionQueue,
+        buffer: BatchBuffer,
+        start: int,
+        end: int,
+        bound: int,
+    ) -> None:
+        """A new batch of rows ``start`` to ``end`` in ``buffer``, which it takes over."""
         try:
             batch = self._batch_in(buffer, plan, queue, start)
         except BaseException:
             buffer.release()
             raise
-        self._enqueue(queues, plan, queue, batch, ordered.bound(start, end))
+        self._enqueue(queues, plan, queue, batch, bound)
         plan.add(batch, start, end)
-        return end
 
     def _place_granted(
         self, queues: BatchQueues, plan: AppendPlan, queue: PartitionQueue, start: int, grant: Grant

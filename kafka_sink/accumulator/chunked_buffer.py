@@ -249,6 +249,11 @@ class ChunkedBuffer:
 
     def patch(self, data: Data, position: int = 0) -> None:
         """See BatchBuffer."""
+        end = position + len(data)
+        if position >= 0 and end <= self._step and end <= self.size:
+            # A header, at the start of the first chunk.
+            self._chunks[0].view[position:end] = data
+            return
         source = memoryview(data).cast("B")
         done = 0
         for target in self.views(position, position + len(source)):

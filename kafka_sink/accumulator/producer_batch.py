@@ -40,6 +40,7 @@ TRANSITIONS: dict[BatchState, frozenset[BatchState]] = {
     BatchState.SPLIT: frozenset(),
 }
 _ordinals = itertools.count()
+_NO_HEADER = bytes(batch_header.SIZE)
 TERMINAL = frozenset({BatchState.SUCCEEDED, BatchState.FAILED, BatchState.SPLIT})
 
 
@@ -86,6 +87,29 @@ class ProducerBatch:
       on neither sequence nor rows change.
     """
 
+    # What every batch begins with. Most batches of thousands of partitions are small and change little of it.
+    state = BatchState.OPEN
+    # The task's hold on the batch; guarded by the accumulator's lock.
+    lease: Lease | None = None
+    record_count = 0
+    raw_bytes = 0
+    attempts = 0
+    request_references = 0
+    last_error: Exception | None = None
+    # Whether the codec compresses all rows at once, when the batch is sealed.
+    compresses_whole = False
+    packing = False
+    # What the accumulator counted of this batch's raw tail while it is open.
+    counted_raw = 0
+    _sequence = NO_SEQUENCE
+    _possibly_written = False
+    # The sequence in the buffer's header; None before the header is written.
+    _header_sequence: ProducerSequence | None = None
+    # What compresses or packs blocks while the batch fills.
+    _blocks: BlockCodec | None = None
+    _expected_packed_ratio = 1.0
+    _released = False
+
     def __init__(
         self,
         partition: TopicPartition,
@@ -106,31 +130,14 @@ class ProducerBatch:
         self.created_ms = created_ms
         # Append order within the partition, which retries keep. A piece of a batch extends its parent's.
         self.ordinal: tuple[int, ...] = (next(_ordinals),)
-        self.state = BatchState.OPEN
-        # The task's hold on the batch; guarded by the accumulator's lock.
-        self.lease: Lease | None = None
-        self.record_count = 0
-        self.raw_bytes = 0
-        self.attempts = 0
-        self.request_references = 0
-        self._sequence = NO_SEQUENCE
-        self._possibly_written = False
-        # The sequence in the buffer's header; None before the header is written.
-        self._header_sequence: ProducerSequence | None = None
-        self.last_error: Exception | None = None
         self.codec = codec
-        # Whether the codec compresses all rows at once, when the batch is sealed.
-        self.compresses_whole = isinstance(codec, WholeCodec)
-        self.packing = False
-        # What compresses or packs blocks while the batch fills.
-        self._blocks = codec if isinstance(codec, BlockCodec) else None
-        self._expected_packed_ratio = 1.0
-        # What the accumulator counted of this batch's raw tail while it is open.
-        self.counted_raw = 0
-        self._released = False
-        buffer.write(bytes(batch_header.SIZE))
-        if isinstance(codec, BlockCodec):
-            buffer.write(codec.prologue)
+        buffer.write(_NO_HEADER)
+        if codec is not None:
+            if isinstance(codec, BlockCodec):
+                self._blocks = codec
+                buffer.write(codec.prologue)
+            else:
+                self.compresses_whole = True
         self._tail_at = buffer.size
 
     # -- filling: the task's thread, outside the lock -------------------------------------------
@@ -256,8 +263,9 @@ class ProducerBatch:
         views = self.buffer.views()
         if self._header_sequence == self._sequence:
             return views
+        first = views[0][batch_header.SIZE :]
         header = batch_header.build(
-            [views[0][batch_header.SIZE :], *views[1:]],
+            [first] if len(views) == 1 else [first, *views[1:]],
             self.buffer.size - batch_header.SIZE,
             compression=self.compression,
             record_count=self.record_count,

@@ -15,6 +15,10 @@ from kafka_sink.records import encoder
 from kafka_sink.records.ordered_rows import OrderedRows
 from kafka_sink.records.record_heads import Run
 
+# Sealed batches go to the sender as soon as they have so many bytes of rows. To take the lock and wake the
+# sender costs as much as to seal a batch of a few rows.
+_GROUP_BYTES = 65_536
+
 
 class RunWriter:
     """Carries out plans for one task thread. It takes the accumulator's lock only to end leases."""
@@ -55,12 +59,23 @@ class RunWriter:
             self._wake_sender()
 
     def seal(self, closed: list[ProducerBatch], lease: Lease) -> None:
-        """Seals batches and ends the lease of each at once."""
+        """Seals batches and ends their leases: of a large batch at once, of small ones together."""
+        group: list[ProducerBatch] = []
+        held = 0
         for batch in closed:
             batch.seal()
             self._estimates.observe(batch)
-            self._accumulator.end_lease(lease, batch)
-            self._wake_sender()
+            group.append(batch)
+            held += batch.raw_bytes
+            if held >= _GROUP_BYTES:
+                self._give(group, lease)
+                group, held = [], 0
+        if group:
+            self._give(group, lease)
+
+    def _give(self, batches: list[ProducerBatch], lease: Lease) -> None:
+        self._accumulator.end_leases(lease, batches)
+        self._wake_sender()
 
 
 def _encode(ordered: OrderedRows, segments: list[Segment]) -> None:

@@ -7,7 +7,7 @@ from kafka_sink.accumulator.batch_queues import TooLargeBatch
 from kafka_sink.accumulator.batch_size_limits import BatchSizeLimits
 from kafka_sink.accumulator.producer_batch import ProducerBatch, projected_size
 from kafka_sink.accumulator.record_accumulator import AccumulatorSettings
-from kafka_sink.records import batch_header
+from kafka_sink.records import batch_header, encoder
 from kafka_sink.records.compression import PACKER, BlockCodec, CompressionRatios, WholeCodec
 from kafka_sink.records.ordered_rows import OrderedRows
 
@@ -42,6 +42,8 @@ class SizeEstimates:
 
     def observe(self, batch: ProducerBatch) -> None:
         """Learns the compression ratio of a sealed batch."""
+        if self._codec is None:
+            return
         self._ratios.observe(batch.partition.topic, batch.compression, batch.observed_ratio)
 
     def observe_packing(self, batch: ProducerBatch) -> None:
@@ -59,7 +61,7 @@ class SizeEstimates:
 
     def ratio(self, topic: str) -> float:
         """Compressed bytes per raw byte."""
-        return self._ratios.estimate(topic, self._compression)
+        return 1.0 if self._codec is None else self._ratios.estimate(topic, self._compression)
 
     def packed_ratio(self, topic: str) -> float:
         """What PACKER's blocks of the topic's rows shrink to."""
@@ -131,6 +133,22 @@ class SizeEstimates:
             body = batch_header.SIZE + len(self._codec.prologue)
             return projected_size(self._codec, self.ratio(topic), body, added)
         return batch_header.SIZE + added
+
+    def new_batch_bytes_of_run(self, topic: str, rows: int, bound: int, largest_bound: int) -> int | None:
+        """As ``new_batch_bytes`` for a run of ``bound`` bytes at most that a new batch surely takes whole, by
+        bounds alone; None where it may not."""
+        limits, codec = self.limits_of(topic), self._codec
+        size = batch_header.SIZE + bound
+        if rows > encoder.MAX_RECORDS_PER_BATCH:
+            return None
+        if codec is None:
+            return size if size <= limits.write_limit else None
+        ratio = self.ratio(topic)
+        if not isinstance(codec, BlockCodec) or size * max(1.0, self._factor(ratio)) + largest_bound > (
+            limits.write_limit
+        ):
+            return None
+        return projected_size(codec, ratio, batch_header.SIZE + len(codec.prologue), bound)
 
     def packed_bytes(self, added: int, topic: str) -> int:
         """Bytes that a new batch will hold which packs ``added`` raw bytes."""

@@ -22,6 +22,8 @@ _CHECKED = struct.Struct(">hiqqqhii")
 # batchLength does not count baseOffset and itself.
 _LENGTH_OVERHEAD = 12
 _TRANSACTIONAL = 0x10
+# So many bytes are copied sooner than a numpy array over them is made.
+_COPIED_BYTES = 4096
 
 
 class ProducerSequence(NamedTuple):
@@ -60,10 +62,13 @@ def build(  # noqa: PLR0913 - the fields of the header, by name
         *sequence,
         record_count,
     )
-    crc = google_crc32c.value(checked)
-    for part in body:
-        # The C extension takes bytes and numpy arrays but refuses memoryviews; see as_checkable.
-        crc = google_crc32c.extend(crc, as_checkable(part))
+    if len(body) == 1 and body_size <= _COPIED_BYTES:
+        crc = google_crc32c.value(checked + body[0])
+    else:
+        crc = google_crc32c.value(checked)
+        for part in body:
+            # The C extension takes bytes and numpy arrays but refuses memoryviews; see as_checkable.
+            crc = google_crc32c.extend(crc, as_checkable(part))
     return _HEAD.pack(0, SIZE + body_size - _LENGTH_OVERHEAD, -1, MAGIC, crc) + checked
 
 

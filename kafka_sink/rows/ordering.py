@@ -63,7 +63,9 @@ def ordered_rows_of(
     topic_of = np.searchsorted(bases, slots[starts], side="right") - 1
     partitions = [
         TopicPartition(rows.topics[topic], partition)
-        for topic, partition in zip(topic_of.tolist(), (slots[starts] - bases[topic_of]).tolist(), strict=True)
+        for topic, partition in zip(
+            topic_of.tolist(), (slots[starts] - bases[topic_of]).tolist(), strict=True
+        )
     ]
     return OrderedRows(columns, timestamps, partitions, [*starts, rows.num_rows])
 

@@ -8,6 +8,7 @@ from kafka_sink.accumulator.append_planner import AppendPlan, RowCursor
 from kafka_sink.accumulator.producer_batch import BatchState
 from kafka_sink.accumulator.record_accumulator import RecordAccumulator
 from kafka_sink.accumulator.run_writer import RunWriter
+from kafka_sink.model import TopicPartition
 from kafka_sink.records.ordered_rows import OrderedRows
 from tests.support.planner_bench import Bench, rows
 
@@ -57,6 +58,28 @@ def test_nobody_is_woken_for_more_rows_in_a_batch_that_the_sender_knows() -> Non
     with bench.accumulator.planning() as queues:
         queues.leased_batch_skipped = True  # the sender passed by meanwhile
     bench.writer.write(plan)
+    assert bench.wakes == 2
+
+
+def test_thousands_of_small_batches_are_given_to_the_sender_in_groups(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A lock and a wake-up for each cost as much as a batch of a few rows takes in all."""
+    bench = WriterBench()
+    topics = [TopicPartition(f"t{number}", 0) for number in range(300)]
+    monkeypatch.setattr("tests.support.planner_bench.P", topics)
+    plan = bench.planned(rows(*[4] * len(topics)))
+    bench.writer.write(plan)
+    with bench.accumulator.planning() as queues:
+        closed = queues.open_batches()
+        for batch in closed:
+            plan.lease.add(batch)
+            queues.close(batch)
+    bench.wakes = 0
+    bench.writer.seal(closed, plan.lease)
+    assert not any(batch.leased for batch in closed)
+    assert {batch.state for batch in closed} == {BatchState.SEALED}
+    assert sum(batch.raw_bytes for batch in closed) > 65_536
     assert bench.wakes == 2
 
 

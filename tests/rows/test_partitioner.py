@@ -190,10 +190,15 @@ def test_keys_do_not_decide_alone_where_rows_lack_one_or_name_a_partition() -> N
 def test_thousands_of_topics_hash_their_keys_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hashing topic by topic was a third of what a task takes for batches of a few rows."""
     names = [f"t{number}" for number in range(300)]
-    topics = {name: TopicMetadata(name, None, tuple(PartitionInfo(name, p, 0, 0) for p in range(2))) for name in names}
+    topics = {
+        name: TopicMetadata(name, None, tuple(PartitionInfo(name, p, 0, 0) for p in range(2)))
+        for name in names
+    }
     plan = ColumnPlan.of([("topic", "string"), ("key", "binary"), ("value", "binary")], None)
     keys = [b"%d" % number for number in range(600)]
-    table = pa.table({"topic": names * 2, "key": pa.array(keys, pa.binary()), "value": pa.array(keys, pa.binary())})
+    table = pa.table(
+        {"topic": names * 2, "key": pa.array(keys, pa.binary()), "value": pa.array(keys, pa.binary())}
+    )
     calls: list[int] = []
 
     def counted(keys: pa.Array, count: int | np.ndarray) -> np.ndarray:
@@ -205,4 +210,7 @@ def test_thousands_of_topics_hash_their_keys_at_once(monkeypatch: pytest.MonkeyP
     assert calls == [600]
     assert len(ordered) == 600
     for name, key in zip(names, keys, strict=False):
-        assert TopicPartition(name, int(partitions_for(pa.array([key], pa.binary()), 2)[0])) in ordered.partitions
+        assert (
+            TopicPartition(name, int(partitions_for(pa.array([key], pa.binary()), 2)[0]))
+            in ordered.partitions
+        )
