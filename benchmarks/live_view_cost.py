@@ -21,6 +21,7 @@ from kafka_sink.coordinator.wire.job_figures import TaskIdentity
 from kafka_sink.model import TopicPartition
 from kafka_sink.options import parse
 from kafka_sink.producer import Producer
+from kafka_sink.sending.task_deliveries import Written
 from kafka_sink.task_activity import ROWS, TaskActivity
 
 TOPICS, BROKERS, TASKS, REPEATS = 100, 20, 100, 300
@@ -39,14 +40,8 @@ def busy_producer() -> Producer:
     producer = Producer(parse({"kafka.bootstrap.servers": "127.0.0.1:1"}).options)
     producer.begin()
     for number in range(20 * TOPICS):
-        producer._sender.deliveries.acknowledged(
-            TopicPartition(f"orders-of-region-{number % TOPICS}", number // TOPICS),
-            records=1000,
-            raw_bytes=100_000,
-            wire_bytes=30_000,
-            base_offset=number,
-            log_append_time_ms=-1,
-        )
+        place = TopicPartition(f"orders-of-region-{number % TOPICS}", number // TOPICS)
+        producer._sender.deliveries.acknowledged([Written(place, 1000, 100_000, 30_000, number, -1)])
         nodes = producer._sender._completion.nodes
         nodes.sent(number % BROKERS, float(number))
         nodes.responded(number % BROKERS, number + 12.0)

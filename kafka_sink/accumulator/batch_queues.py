@@ -107,11 +107,13 @@ class BatchQueues:
     def close(self, batch: ProducerBatch) -> None:
         """An open batch takes no more rows."""
         batch.move_to(BatchState.CLOSED)
-        self.uncount_raw(batch)
+        if batch.counted_raw:
+            self.uncount_raw(batch)
 
     def release(self, batch: ProducerBatch) -> None:
         """Gives a terminal batch's memory back, unless a request still refers to it."""
-        self.uncount_raw(batch)
+        if batch.counted_raw:
+            self.uncount_raw(batch)
         if batch.release_if_unused():
             self.live.discard(batch)
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 from kafka_sink.accumulator.batch_buffer import BatchBuffer, BufferAllocator
 from kafka_sink.accumulator.batch_queues import BatchQueues, PartitionQueue, TooLargeBatch
@@ -16,6 +17,7 @@ from kafka_sink.accumulator.lease import Lease
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
 from kafka_sink.model import CompressionType, PartitionInfo, TopicPartition
 
+Ended = TypeVar("Ended")
 # How long a lease usually lasts: a leased batch that has expired is looked at again after it.
 LEASE_MS = 5.0
 
@@ -77,10 +79,11 @@ class RecordAccumulator:
         with self._lock:
             yield self._queues
 
-    def end_lease(self, lease: Lease, batch: ProducerBatch) -> None:
-        """The sender may have a batch that its task has sealed."""
+    def end_leases(self, lease: Lease, batches: Iterable[ProducerBatch]) -> None:
+        """The sender may have batches that their task has sealed."""
         with self._lock:
-            lease.end(batch)
+            for batch in batches:
+                lease.end(batch)
 
     def begin_task(self) -> None:
         """A task's rows follow: batches linger again."""
@@ -148,6 +151,7 @@ class RecordAccumulator:
             hurry = self._queues.flushing or self.allocator.queued > 0
             # With thousands of partitions nearly all linger, and this loop is most of the cost of a pass.
             lingers_since = math.inf if hurry else now_ms - self.settings.linger_ms
+            guarantees_order = self.settings.guarantee_order
             oldest = math.inf
             for queue in self._queues.waiting.values():
                 batches = queue.batches
@@ -161,10 +165,11 @@ class RecordAccumulator:
                     if head.created_ms < oldest:
                         oldest = head.created_ms
                     continue
-                wait = self._wait_ms_locked(queue, hurry, now_ms)
-                if wait > 0:
-                    delay = min(delay, wait)
-                    continue
+                if not hurry or head.lease is not None or head.attempts or guarantees_order:
+                    wait = self._wait_ms_locked(queue, hurry, now_ms)
+                    if wait > 0:
+                        delay = min(delay, wait)
+                        continue
                 info = leader(queue.partition)
                 if info is None or info.leader < 0:
                     unknown.add(queue.partition.topic)
@@ -273,6 +278,27 @@ class RecordAccumulator:
         self.limits.refused(refusal.topic, batch.size, costs_task=costs_task)
         with self._lock:
             self._queues.too_large_batches.append(refusal)
+
+    def succeed(
+        self, written: Sequence[tuple[ProducerBatch, Ended]], record: Callable[[list[Ended]], None]
+    ) -> None:
+        """Ends batches that their broker has. ``record`` gets what comes with those that had not failed.
+
+        All of a response at once, as the lock and waking the task cost more than a small batch. ``record``
+        counts their rows before the waiting task can see that they are complete.
+        """
+        with self._lock:
+            queues = self._queues
+            first: list[Ended] = []
+            for batch, ended in written:
+                queues.request_ended(batch)
+                if batch.move_to(BatchState.SUCCEEDED):
+                    first.append(ended)
+            record(first)
+            queues.incomplete -= len(first)
+            self._completed.notify_all()
+            for batch, _ in written:
+                queues.release(batch)
 
     def finish(self, batch: ProducerBatch, state: BatchState, record: Callable[[], None]) -> bool:
         """Ends a batch by its request's response; False if it had failed before (a late response).

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
 from kafka_sink.accumulator.record_accumulator import RecordAccumulator
 from kafka_sink.errors import DeliveryError
 from kafka_sink.sending.node_metrics import NodeMetricsRecorder
-from kafka_sink.sending.task_deliveries import TaskDeliveries
+from kafka_sink.sending.task_deliveries import TaskDeliveries, Written
 
 _log = logging.getLogger(__name__)
 
@@ -44,21 +44,24 @@ class BatchCompletion:
         """The batch is no longer in flight: it has a response, or will get none."""
         self._in_flight.pop(id(batch), None)
 
-    def succeed(
-        self, batch: ProducerBatch, base_offset: int, log_append_time_ms: int, *, confirmed: bool
-    ) -> None:
-        """The broker has the batch. ``base_offset`` and ``log_append_time_ms`` are -1 where unknown."""
-        record = partial(
-            self.deliveries.acknowledged,
-            batch.partition,
-            records=batch.record_count,
-            raw_bytes=batch.raw_bytes,
-            wire_bytes=batch.size,
-            base_offset=base_offset,
-            log_append_time_ms=log_append_time_ms,
-            confirmed=confirmed,
-        )
-        self._accumulator.finish(batch, BatchState.SUCCEEDED, record)
+    def succeed(self, batches: Sequence[tuple[ProducerBatch, int, int]], *, confirmed: bool) -> None:
+        """Brokers have these batches: each with its base offset and log append time, -1 where unknown."""
+        written = [
+            (
+                batch,
+                Written(
+                    batch.partition,
+                    batch.record_count,
+                    batch.raw_bytes,
+                    batch.size,
+                    base_offset,
+                    log_append_time_ms,
+                    confirmed,
+                ),
+            )
+            for batch, base_offset, log_append_time_ms in batches
+        ]
+        self._accumulator.succeed(written, self.deliveries.acknowledged)
 
     def refuse(self, batch: ProducerBatch, cause: Exception) -> None:
         """A response, or the lack of one, ends the batch as failed."""

@@ -147,7 +147,9 @@ class ProducerIdentity:
         """Gives a batch its id, epoch and sequence, unless it has them from an earlier attempt."""
         if batch.has_sequence:
             return
-        sequence = self._sequences.setdefault(batch.partition, _PartitionSequences())
+        sequence = self._sequences.get(batch.partition)
+        if sequence is None:
+            sequence = self._sequences[batch.partition] = _PartitionSequences()
         current = (self.producer_id, self.producer_epoch)
         if sequence.producer != current and not sequence.unacknowledged:
             # Another partition's restart raised the epoch. This one follows when all is acknowledged.
@@ -163,6 +165,9 @@ class ProducerIdentity:
         sequence = self._sequences[batch.partition]
         sequence.established_until_ms = now_ms + _ESTABLISHED_MS
         sequence.last_offset = max(sequence.last_offset, last_offset)
+        if sequence.unacknowledged and sequence.unacknowledged[0] is batch:
+            sequence.unacknowledged.popleft()
+            return
         if batch not in sequence.unacknowledged:
             return
         for earlier in sequence.unacknowledged:

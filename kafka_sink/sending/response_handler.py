@@ -66,9 +66,10 @@ class ResponseHandler:
         self._completion.sent(node_id, batches)
         self._completion.nodes.sent(node_id, now_ms)
         self._policy.on_request(node_id, now_ms)
+        on_send, sent = self._policy.on_send, self.new_partitions.sent
         for batch in batches:
-            self._policy.on_send(node_id, batch.partition, batch.record_count, now_ms)
-            self.new_partitions.sent(node_id, batch)
+            on_send(node_id, batch.partition, batch.record_count, now_ms)
+            sent(node_id, batch)
 
     def on_failure(self, event: RequestFailed, tag: ProduceTag, now_ms: float) -> None:
         """The request will get no response."""
@@ -84,27 +85,33 @@ class ResponseHandler:
         self._policy.on_request_done(tag.node_id, now_ms)
         self._completion.nodes.responded(tag.node_id, now_ms)
         if self._settings.acks == 0:
-            for batch in tag.batches.values():
-                self._succeed(batch, tag.node_id, now_ms, confirmed=False)
+            sent = [(batch, -1, -1) for batch in tag.batches.values()]
+            self._succeed(sent, tag.node_id, now_ms, confirmed=False)
             return
         pending = dict(tag.batches)
+        succeeded: list[tuple[ProducerBatch, int, int]] = []
         for response in event.response.partitions:
             topic = response.topic
             if topic is None:
                 # From version 13 on, responses name topics by their ids.
                 topic = tag.names.get(response.topic_id or b"", "")
-            partition = TopicPartition(topic, response.partition)
-            if partition not in pending:
-                _log.warning("broker %d responded for %s, which was not sent", tag.node_id, partition)
-                continue
-            nodes = event.response.node_endpoints
-            self._on_partition_response(pending.pop(partition), tag.node_id, response, nodes, now_ms)
+            # As good a key as a TopicPartition, and made in a tenth of the time.
+            answered = pending.pop((topic, response.partition), None)  # type: ignore[call-overload]
+            if answered is None:
+                unknown = TopicPartition(topic, response.partition)
+                _log.warning("broker %d responded for %s, which was not sent", tag.node_id, unknown)
+            elif response.error_code == 0:
+                succeeded.append((answered, response.base_offset, response.log_append_time_ms))
+            else:
+                nodes = event.response.node_endpoints
+                self._on_refusal(answered, tag.node_id, response, nodes, now_ms)
+        self._succeed(succeeded, tag.node_id, now_ms)
         for batch in pending.values():
             cause = DeliveryError(f"the broker's response left out {batch.partition}")
             decision = response_classifier.classify_failure(cause, possibly_sent=True)
             self._apply(batch, tag.node_id, decision, now_ms)
 
-    def _on_partition_response(
+    def _on_refusal(
         self,
         batch: ProducerBatch,
         node_id: int,
@@ -112,9 +119,6 @@ class ResponseHandler:
         nodes: Iterable[Node],
         now_ms: float,
     ) -> None:
-        if response.error_code == 0:
-            self._succeed(batch, node_id, now_ms, response.base_offset, response.log_append_time_ms)
-            return
         newer = False
         if response.current_leader is not None:
             newer = self._cluster.leader_hint(
@@ -153,26 +157,29 @@ class ResponseHandler:
 
     def _succeed(
         self,
-        batch: ProducerBatch,
+        batches: Sequence[tuple[ProducerBatch, int, int]],
         node_id: int,
         now_ms: float,
-        base_offset: int = -1,
-        log_append_time_ms: int = -1,
         *,
         confirmed: bool = True,
     ) -> None:
-        self._completion.end_attempt(batch)
-        self._policy.on_complete(node_id, batch.partition, batch.record_count, None, now_ms)
-        self.new_partitions.taken(node_id, batch)
-        if self._identity is not None:
-            last_offset = base_offset + batch.record_count - 1 if base_offset >= 0 else -1
-            self._identity.acknowledged(batch, last_offset, now_ms)
-        self._completion.succeed(batch, base_offset, log_append_time_ms, confirmed=confirmed)
+        """A broker has these batches: each with its base offset and log append time, -1 where unknown."""
+        identity, new_partitions = self._identity, self.new_partitions
+        end_attempt, on_complete = self._completion.end_attempt, self._policy.on_complete
+        for batch, base_offset, _ in batches:
+            end_attempt(batch)
+            on_complete(node_id, batch.partition, batch.record_count, None, now_ms)
+            new_partitions.taken(node_id, batch)
+            if identity is not None:
+                last_offset = base_offset + batch.record_count - 1 if base_offset >= 0 else -1
+                identity.acknowledged(batch, last_offset, now_ms)
+        if batches:
+            self._completion.succeed(batches, confirmed=confirmed)
 
     def _apply(self, batch: ProducerBatch, node_id: int, decision: Decision, now_ms: float) -> None:
         """Carries out the decision of the classifier. Nothing else ends an attempt that failed."""
         if decision.action is Action.SUCCEED:
-            self._succeed(batch, node_id, now_ms)
+            self._succeed([(batch, -1, -1)], node_id, now_ms)
             return
         cause = decision.cause or DeliveryError("the broker refused the batch")
         self._note_failed_attempt(batch, node_id, decision, cause, now_ms)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from kafka_sink.errors import DeliveryError
 from kafka_sink.model import NO_TIMESTAMP, PartitionResult, TopicPartition
@@ -49,6 +51,19 @@ class TopicCounts:
     batches: int = 0
 
 
+class Written(NamedTuple):
+    """A batch that is written. ``base_offset`` is -1 where the broker did not say; with acks=0 it did not
+    confirm the batch either."""
+
+    partition: TopicPartition
+    records: int
+    raw_bytes: int
+    wire_bytes: int
+    base_offset: int
+    log_append_time_ms: int
+    confirmed: bool = True
+
+
 class _PartitionCounts:
     """One partition's acknowledged batches."""
 
@@ -73,40 +88,45 @@ class TaskDeliveries:
         self._topics: dict[str, TopicCounts] = {}
         self._first_failure: tuple[TopicPartition | None, Exception] | None = None
 
-    def acknowledged(
-        self,
-        partition: TopicPartition,
-        *,
-        records: int,
-        raw_bytes: int,
-        wire_bytes: int,
-        base_offset: int,
-        log_append_time_ms: int,
-        confirmed: bool = True,
-    ) -> None:
-        """A batch is written. ``base_offset`` is -1 where the broker did not say."""
+    def acknowledged(self, batches: Iterable[Written]) -> None:
+        """Batches are written."""
         with self._lock:
-            of_partition = self._partitions.setdefault(partition, _PartitionCounts())
-            of_partition.records += records
-            of_partition.batches += 1
-            of_partition.wire_bytes += wire_bytes
-            of_partition.raw_bytes += raw_bytes
-            of_topic = self._topics.setdefault(partition.topic, TopicCounts())
-            of_topic.records += records
-            of_topic.batches += 1
-            of_topic.wire_bytes += wire_bytes
-            of_topic.raw_bytes += raw_bytes
-            of_partition.log_append_time_ms = max(of_partition.log_append_time_ms, log_append_time_ms)
-            if base_offset >= 0:
-                of_partition.ranges.append((base_offset, base_offset + records - 1))
-            counts = self._counts
-            counts.written_records += records
-            counts.unconfirmed_records += 0 if confirmed else records
-            counts.batches += 1
-            counts.raw_bytes += raw_bytes
-            counts.wire_bytes += wire_bytes
-            counts.max_batch_bytes = max(counts.max_batch_bytes, wire_bytes)
-            counts.compression_rates += (wire_bytes - batch_header.SIZE) / raw_bytes if raw_bytes else 1.0
+            counts, partitions, topics = self._counts, self._partitions, self._topics
+            for (
+                partition,
+                records,
+                raw_bytes,
+                wire_bytes,
+                base_offset,
+                log_append_time_ms,
+                confirmed,
+            ) in batches:
+                of_partition = partitions.get(partition)
+                if of_partition is None:
+                    of_partition = partitions[partition] = _PartitionCounts()
+                of_partition.records += records
+                of_partition.batches += 1
+                of_partition.wire_bytes += wire_bytes
+                of_partition.raw_bytes += raw_bytes
+                if log_append_time_ms > of_partition.log_append_time_ms:
+                    of_partition.log_append_time_ms = log_append_time_ms
+                if base_offset >= 0:
+                    of_partition.ranges.append((base_offset, base_offset + records - 1))
+                of_topic = topics.get(partition.topic)
+                if of_topic is None:
+                    of_topic = topics[partition.topic] = TopicCounts()
+                of_topic.records += records
+                of_topic.batches += 1
+                of_topic.wire_bytes += wire_bytes
+                of_topic.raw_bytes += raw_bytes
+                counts.written_records += records
+                counts.unconfirmed_records += 0 if confirmed else records
+                counts.batches += 1
+                counts.raw_bytes += raw_bytes
+                counts.wire_bytes += wire_bytes
+                if wire_bytes > counts.max_batch_bytes:
+                    counts.max_batch_bytes = wire_bytes
+                counts.compression_rates += (wire_bytes - batch_header.SIZE) / raw_bytes if raw_bytes else 1.0
 
     def failed(self, partition: TopicPartition | None, records: int, cause: Exception) -> None:
         """A batch (or, without a partition, the producer) failed. The first cause is kept."""

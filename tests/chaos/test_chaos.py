@@ -128,7 +128,7 @@ def _call_it_written(
     self: ResponseHandler, batch: ProducerBatch, node_id: int, _outcome: Decision, now_ms: float
 ) -> None:
     """The bug: whatever ends a request acknowledges its batches."""
-    self._succeed(batch, node_id, now_ms)
+    self._succeed([(batch, -1, -1)], node_id, now_ms)
 
 
 @pytest.mark.parametrize("bug", ["none", "retries go last", "failures count as written"])

@@ -18,7 +18,7 @@ from kafka_sink.breaker.metrics import BreakerMetrics
 from kafka_sink.errors import BufferExhaustedError
 from kafka_sink.model import TopicPartition
 from kafka_sink.sending.producer_metrics import LiveProducers, Metrics, task_metrics
-from kafka_sink.sending.task_deliveries import DeliveryCounts, TaskDeliveries
+from kafka_sink.sending.task_deliveries import DeliveryCounts, TaskDeliveries, Written
 from kafka_sink.transactions.attempt import INIT_TIME_METRIC, SEND_OFFSETS_TIME_METRIC
 from tests.support.forked import in_a_fork
 
@@ -36,14 +36,7 @@ class Reporter:
 
 
 def acknowledge(deliveries: TaskDeliveries, raw: int, wire: int) -> None:
-    deliveries.acknowledged(
-        TopicPartition("t", 0),
-        records=1,
-        raw_bytes=raw,
-        wire_bytes=wire,
-        base_offset=0,
-        log_append_time_ms=-1,
-    )
+    deliveries.acknowledged([Written(TopicPartition("t", 0), 1, raw, wire, 0, -1)])
 
 
 def test_totals_and_averages_are_of_one_task() -> None:

@@ -9,7 +9,7 @@ does between planning and writing can be interrupted by any step of the sender.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -40,6 +40,7 @@ from kafka_sink.sending.request_filling import fill_request
 from kafka_sink.sending.response_handler import ResponseHandler
 from kafka_sink.sending.sequence_restarts import restart_sequences
 from kafka_sink.sending.settings import SenderSettings
+from kafka_sink.sending.task_deliveries import Written
 from tests.support.fake_log import PartitionLog, parse_batch
 from tests.support.strategy import forced
 
@@ -165,16 +166,16 @@ class Model:
         self._watch_acknowledgements()
 
     def _watch_acknowledgements(self) -> None:
-        finish = self.accumulator.finish
+        succeed = self.accumulator.succeed
 
-        def watched(batch: ProducerBatch, state: BatchState, record: Callable[[], None]) -> bool:
-            rows = rows_in(b"".join(batch.buffer.views())) if batch.buffer.size else []
-            first = finish(batch, state, record)
-            if first and state is BatchState.SUCCEEDED:
-                self.acknowledged += rows
-            return first
+        def watched(
+            written: Sequence[tuple[ProducerBatch, Written]], record: Callable[[list[Written]], None]
+        ) -> None:
+            rows = [rows_in(b"".join(batch.buffer.views())) for batch, _ in written if not batch.terminal]
+            succeed(written, record)
+            self.acknowledged += [row for batch in rows for row in batch]
 
-        self.accumulator.finish = watched  # type: ignore[method-assign]
+        self.accumulator.succeed = watched  # type: ignore[assignment]
 
     # -- the task -------------------------------------------------------------------------------------
 
