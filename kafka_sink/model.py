@@ -31,6 +31,9 @@ class CompressionType(IntEnum):
     LZ4 = 3
     ZSTD = 4
 
+    # Enum's own runs Python code for every look into a dictionary.
+    __hash__ = int.__hash__
+
 
 @dataclass(frozen=True, slots=True)
 class Node:
@@ -84,9 +87,10 @@ class SparkTask:
     stage: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class PartitionResult:
+class PartitionResult(NamedTuple):
     """What a task wrote to one partition; offsets are -1 if the broker did not return them.
+
+    A tuple: thousands of them travel in a commit message, and the driver unpickles those of all tasks.
 
     ``offset_ranges`` are inclusive (first, last) pairs in ascending order; adjacent ranges are merged.
     """

@@ -12,7 +12,7 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from kafka.protocol import producer as producer_api
 
@@ -31,14 +31,15 @@ _NO_TOPIC_ID = bytes(_TOPIC_ID_BYTES)
 _PLAIN_PARTITION = struct.Struct(">ihqqq3s")
 _NOTHING_MORE = b"\x01\x00\x00"
 _UVARINT_BYTES = 5
+_ONE_BYTE = [bytes([value]) for value in range(0x80)]
+_INT32 = struct.Struct(">i")
 
 PartitionData = tuple[int, Sequence[memoryview], int]
 TopicData = tuple[str, bytes | None, Sequence[PartitionData]]
 
 
-@dataclass(frozen=True, slots=True)
-class ProducePartitionResponse:
-    """One partition's part of the response.
+class ProducePartitionResponse(NamedTuple):
+    """One partition's part of the response. A tuple, because a response has thousands of them.
 
     Offsets and times are -1 where unknown. ``record_errors`` are pairs of a record's index in the batch and a
     message. ``current_leader`` is a pair of node id and leader epoch.
@@ -118,7 +119,7 @@ def _flexible_body(
             pending += _compact_string(name)
         pending += _uvarint(len(partitions) + 1)
         for index, buffers, size in partitions:
-            out.append(pending + struct.pack(">i", index) + _uvarint(size + 1))
+            out.append(pending + _INT32.pack(index) + _uvarint(size + 1))
             out += buffers
             pending = no_tags
         pending += no_tags
@@ -137,6 +138,11 @@ def _compact_string(text: str) -> bytes:
 
 
 def _uvarint(value: int) -> bytes:
+    # Most are of one or two bytes, and a request has one or two for each batch.
+    if value <= 0x7F:
+        return _ONE_BYTE[value]
+    if value <= 0x3FFF:
+        return bytes((value & 0x7F | 0x80, value >> 7))
     out = bytearray()
     while value > 0x7F:
         out.append((value & 0x7F) | 0x80)

@@ -157,9 +157,9 @@ def test_wrong_offsets_in_a_result_are_found(change: str) -> None:
         "long": ((low, high + 1),),
         "other": ((low, 9), (11, high + 1)),
     }
-    wrong = replace(first, offset_ranges=ranges.get(change, first.offset_ranges))
+    wrong = first._replace(offset_ranges=ranges.get(change, first.offset_ranges))
     if change == "short":
-        wrong = replace(first, records=first.records - 1, offset_ranges=((low, high - 1),))
+        wrong = first._replace(records=first.records - 1, offset_ranges=((low, high - 1),))
     parts = (() if change == "missing" else (wrong,)) + result.partitions[1:]
     changed = replace(result, partitions=parts, records=result.records - (change == "count"))
     assert broken([replace(attempts[0], result=changed), *attempts[1:]], log) == {Invariant.REPORTED}
@@ -171,7 +171,7 @@ def test_a_duplicate_without_its_offset_is_no_lie() -> None:
     assert result is not None
     first = result.partitions[0]
     low, high = first.offset_ranges[0]
-    partial = replace(first, offset_ranges=((low, low + 9),))
+    partial = first._replace(offset_ranges=((low, low + 9),))
     unknown = replace(result, partitions=(partial, *result.partitions[1:]))
     assert not check([replace(attempts[0], result=unknown), *attempts[1:]], log)
     assert high > low + 9
