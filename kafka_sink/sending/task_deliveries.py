@@ -150,7 +150,10 @@ class TaskDeliveries:
     def topics(self) -> dict[str, TopicCounts]:
         """A copy of the counts by topic, in the order of their first batches."""
         with self._lock:
-            return {name: replace(counts) for name, counts in self._topics.items()}
+            return {
+                name: TopicCounts(one.records, one.wire_bytes, one.raw_bytes, one.batches)
+                for name, one in self._topics.items()
+            }
 
     @property
     def has_failed(self) -> bool:
@@ -196,6 +199,8 @@ class TaskDeliveries:
 
 def merge_ranges(ranges: list[Range]) -> tuple[Range, ...]:
     """Inclusive ranges in ascending order, neighbours joined."""
+    if len(ranges) <= 1:
+        return tuple(ranges)
     merged: list[Range] = []
     for first, last in sorted(ranges):
         if merged and first == merged[-1][1] + 1:

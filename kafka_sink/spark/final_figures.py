@@ -47,14 +47,16 @@ def final_figures(
 
 def topics_of(results: Sequence[TaskResult]) -> dict[str, TopicFigures]:
     """The sums by topic."""
-    topics: dict[str, TopicFigures] = {}
+    # Lists, because a commit may sum up tens of thousands of results.
+    sums: dict[str, list[int]] = {}
     for result in results:
-        for one in result.partitions:
-            sum_ = topics.get(one.topic, TopicFigures())
-            topics[one.topic] = TopicFigures(
-                sum_.records + one.records,
-                sum_.sent_bytes + one.bytes,
-                sum_.raw_bytes + one.raw_bytes,
-                sum_.batches + one.batches,
-            )
-    return topics
+        for topic, _, records, batches, sent_bytes, _, _, raw_bytes in result.partitions:
+            of_topic = sums.get(topic)
+            if of_topic is None:
+                sums[topic] = [records, sent_bytes, raw_bytes, batches]
+            else:
+                of_topic[0] += records
+                of_topic[1] += sent_bytes
+                of_topic[2] += raw_bytes
+                of_topic[3] += batches
+    return {topic: TopicFigures(*of_topic) for topic, of_topic in sums.items()}
