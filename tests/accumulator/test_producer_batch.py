@@ -68,6 +68,22 @@ def test_memory_goes_back_once_and_only_when_nothing_refers_to_it(state: BatchSt
     assert (memory.metrics().used_bytes == 0) is (state in TERMINAL)
 
 
+def test_a_batch_that_is_sent_again_is_sent_whole() -> None:
+    """Catches: a retry with a part of the batch, or without its header."""
+    allocator = IncrementalAllocator(pool())
+    buffer, between = allocator.try_open(100), allocator.try_open(100)
+    assert buffer is not None
+    assert between is not None
+    assert allocator.try_grow(buffer, 3_000)
+    batch = ProducerBatch(TopicPartition("t", 0), buffer, None, CompressionType.NONE, 1.0, 0, 0.0)
+    batch.lease = Lease()
+    batch.append(memoryview(b"r" * 2_500), 1, 0)
+    first, again = (b"".join(batch.write_header()) for _ in range(2))
+    assert len(batch.buffer.views()) > 1
+    assert first == again == b"".join(batch.buffer.views())
+    assert first[61:] == b"r" * 2_500
+
+
 def test_rows_are_taken_only_under_a_lease() -> None:
     with pytest.raises(IllegalTransitionError):
         batch_in(BatchState.OPEN).append(memoryview(b"record"), 1, 0)

@@ -400,5 +400,7 @@ def test_non_urgent_topics_are_left_to_another_cache_that_refreshes_them() -> No
     lost.share_refreshes(True)
     lost.note_use(names, MAX_AGE * 0.6)
     assert lost.next_request(MAX_AGE * 0.6) is None
+    assert lost.next_request_delay_ms(MAX_AGE * 0.6) > 0
     lost.share_refreshes(False)
+    assert lost.next_request_delay_ms(MAX_AGE * 0.6) == 0
     assert len(lost.next_request(MAX_AGE * 0.6) or ()) == 20

@@ -15,6 +15,9 @@ from kafka_sink.model import Node
 from kafka_sink.network import resolver
 from kafka_sink.network.broker_connection import RequestTimeoutError
 from kafka_sink.network.client import NodeConnected, NodeDisconnected, RequestFailed, ResponseReceived
+from kafka_sink.secret import Secret
+from kafka_sink.security.preparation import Preparation, Security
+from kafka_sink.security.settings import SaslSettings, SecuritySettings
 from tests.support.fake_broker import API_VERSIONS, FakeCluster
 from tests.support.network_harness import Driver, batch, metadata_request, produce_request
 from tests.support.ports import refusing_port
@@ -322,3 +325,22 @@ def test_opening_and_closing_leaves_no_socket_and_no_thread(cluster: FakeCluster
     # The broker's side of the last connection may still be closing.
     with socket.socket() as probe:
         assert probe.fileno() <= before + 2
+
+
+def test_a_login_that_another_thread_has_prepared_is_used_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches: a client that looks for it only when the connection's time is up."""
+    begun: list[Preparation] = []
+
+    def begin(*_: object) -> Preparation:
+        begun.append(Preparation())
+        return begun[-1]
+
+    monkeypatch.setattr(Security, "begin", begin)
+    login = SecuritySettings("SASL_PLAINTEXT", None, SaslSettings("PLAIN", "user", Secret("x")))
+    with Driver("127.0.0.1:1", security=login) as driver:
+        driver.client.ready(-1, driver.clock.now)
+        driver.until(lambda: begun)
+        assert driver.of(NodeDisconnected) == []
+        begun[0].error, begun[0].done = OSError("no token"), True
+        driver.client.wakeup()
+        assert "no token" in str(driver.event(NodeDisconnected).cause)
