@@ -285,7 +285,8 @@ def read_back(servers: str, topic: str, table: pa.Table) -> int:
         consumer.assign([TopicPartition(topic, partition, 0) for partition in range(PARTITIONS)])
         reported = time.monotonic()
         while remaining > 0:
-            messages = consumer.consume(10_000, timeout=30)
+            # It waits for as many as it is asked for.
+            messages = consumer.consume(min(remaining, 10_000), timeout=30)
             if not messages:
                 say(f"error: the broker has {remaining:,} more rows, but sent none for 30 s")
                 break

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 
 import fastavro
 import pytest
-from confluent_kafka import Consumer, Message, TopicPartition
 from google.protobuf.descriptor_pb2 import (
     DescriptorProto,
     FieldDescriptorProto,
@@ -30,8 +29,8 @@ from google.protobuf.descriptor_pb2 import (
 )
 
 from kafka_sink.local_broker import LocalBroker
-from tests.support import topics
 from tests.support.lent_spark import lent
+from tests.support.topics import read_topic
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
@@ -47,26 +46,6 @@ def run(command: list[str], environ: dict[str, str], folder: Path) -> str:
     )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     return done.stdout
-
-
-def read_topic(broker: LocalBroker, topic: str) -> list[Message]:
-    consumer = Consumer({"bootstrap.servers": broker.bootstrap_servers, "group.id": topic, "log_level": 3})
-    try:
-        partitions = consumer.list_topics(topic, timeout=10).topics[topic].partitions
-        remaining = sum(
-            consumer.get_watermark_offsets(TopicPartition(topic, number), timeout=10)[1]
-            for number in partitions
-        )
-        consumer.assign([TopicPartition(topic, number, 0) for number in partitions])
-        messages: list[Message] = []
-        while len(messages) < remaining:
-            batch = consumer.consume(10_000, timeout=20)
-            assert batch, f"{len(messages)} of {remaining} read"
-            assert all(message.error() is None for message in batch)
-            messages += batch
-        return messages
-    finally:
-        consumer.close()
 
 
 @pytest.fixture
@@ -101,17 +80,16 @@ def run_here(
 
 def test_batch(broker: LocalBroker, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, topic: str) -> None:
     run_here("batch.py", [broker.bootstrap_servers, topic], spark, monkeypatch)
-    messages = read_topic(broker, topic)
-    assert len(messages) == 10_000
-    assert {message.key() for message in messages} == {str(n).encode() for n in range(100)}
-    assert len({message.value() for message in messages}) == 10_000
+    rows = read_topic(broker, topic)
+    assert {row.key for row in rows} == {str(n).encode() for n in range(100)}
+    assert len({row.value for row in rows}) == len(rows) == 10_000
 
 
 def test_streaming_goes_on_where_it_stopped(
     broker: LocalBroker, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, topic: str
 ) -> None:
     run_here("streaming.py", [broker.bootstrap_servers, topic], spark, monkeypatch)
-    values = [message.value() for message in read_topic(broker, topic)]
+    values = [row.value for row in read_topic(broker, topic)]
     assert len(values) == len(set(values)) == 2_500
 
 
@@ -123,9 +101,9 @@ def test_spark_submit(
     submit = Path(pyspark.__file__).parent / "bin" / "spark-submit"
     command = [str(submit), "--master", "local[2]", str(EXAMPLES / "spark_submit_job.py")]
     run([*command, broker.bootstrap_servers, topic], project_environment, tmp_path)
-    messages = read_topic(broker, topic)
-    assert len({message.value() for message in messages}) == len(messages) == 50_000
-    assert len({message.key() for message in messages}) == 500
+    rows = read_topic(broker, topic)
+    assert len({row.value for row in rows}) == len(rows) == 50_000
+    assert len({row.key for row in rows}) == 500
 
 
 def test_many_topics(
@@ -133,7 +111,7 @@ def test_many_topics(
 ) -> None:
     run_here("many_topics.py", [broker.bootstrap_servers, topic], spark, monkeypatch)
     for country in ("de", "fr", "it", "nl", "pl"):
-        rows = topics.read_topic(broker, f"{topic}-{country}")
+        rows = read_topic(broker, f"{topic}-{country}")
         assert len({row.key for row in rows}) == len(rows) == 4_000
         assert {json.loads(row.value or b"")["country"] for row in rows} == {country}
 
@@ -142,7 +120,7 @@ def test_headers_and_timestamps(
     broker: LocalBroker, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, topic: str
 ) -> None:
     run_here("headers_and_timestamps.py", [broker.bootstrap_servers, topic], spark, monkeypatch)
-    rows = topics.read_topic(broker, topic)
+    rows = read_topic(broker, topic)
     assert len(rows) == 5_000
     for row in rows:
         site = b"south" if json.loads(row.value or b"")["celsius"] > 20 else b"north"
@@ -164,7 +142,7 @@ def test_wide_keyed_topic(
     assert f"84,000 events are in 3 partitions of {topic}: 6 batches, 3.7 MiB on average." in (
         capsys.readouterr().out
     )
-    rows = topics.read_topic(broker, topic)
+    rows = read_topic(broker, topic)
     assert len({row.value for row in rows}) == len(rows) == 84_000
     sizes = [size for folder in broker.log_dir(0).glob(f"{topic}-*") for size in batch_sizes(folder)]
     assert len(sizes) == 6
@@ -225,7 +203,7 @@ def test_avro_values(
     names = run_here("avro_values.py", [broker.bootstrap_servers, topic, "100042"], spark, monkeypatch)
     schema = fastavro.parse_schema(json.loads(names["SCHEMA"]))
     orders = {}
-    for row in topics.read_topic(broker, topic):
+    for row in read_topic(broker, topic):
         magic, schema_id = struct.unpack_from(">bI", row.value or b"")
         assert (magic, schema_id) == (0, 100_042)
         payload = io.BytesIO((row.value or b"")[5:])
@@ -247,7 +225,7 @@ def test_protobuf_values(
     run_here("protobuf_values.py", arguments, spark, monkeypatch, with_packages=False)
     order_class = message_class(descriptor.read_bytes(), "example.Order")
     orders = {}
-    for row in topics.read_topic(broker, topic):
+    for row in read_topic(broker, topic):
         magic, schema_id, message_index = struct.unpack_from(">bIb", row.value or b"")
         assert (magic, schema_id, message_index) == (0, 100_043, 0)
         order = order_class.FromString((row.value or b"")[6:])
@@ -305,7 +283,7 @@ def test_first_steps_in_a_notebook(
     assert 100_000 in shown
     jobs = next(value for value in shown if isinstance(value, list))
     assert ("batch", "committed", ["first-steps"], 100_000) in jobs
-    rows = topics.read_topic(broker, "first-steps")
+    rows = read_topic(broker, "first-steps")
     assert len({row.value for row in rows}) == len(rows) == 100_000
     read = next(value for value in reversed(shown) if isinstance(value, list))
     assert len(read) == 5
