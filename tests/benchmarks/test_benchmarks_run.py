@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
@@ -18,6 +17,7 @@ import pytest
 
 from benchmarks.__main__ import BENCHMARKS
 from kafka_sink.local_broker import LocalBroker
+from tests.support.commands import run as run_command
 from tests.support.lent_spark import lent
 
 if TYPE_CHECKING:
@@ -63,11 +63,7 @@ def test_every_benchmark_is_run() -> None:
 
 @pytest.mark.parametrize("name", FROM_COMMAND_LINE)
 def test_it_runs_from_the_command_line(name: str, project_environment: dict[str, str]) -> None:
-    command = [sys.executable, "-m", "benchmarks", name, "--smoke"]
-    done = subprocess.run(
-        command, env=project_environment, capture_output=True, text=True, timeout=250, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_command([sys.executable, "-m", "benchmarks", name, "--smoke"], project_environment)
 
 
 @pytest.mark.parametrize("name", ALONE)

@@ -12,7 +12,6 @@ import itertools
 import json
 import runpy
 import struct
-import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
@@ -29,6 +28,7 @@ from google.protobuf.descriptor_pb2 import (
 )
 
 from kafka_sink.local_broker import LocalBroker
+from tests.support.commands import run
 from tests.support.lent_spark import lent
 from tests.support.topics import read_topic
 
@@ -39,15 +39,6 @@ ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
 
 
-def run(command: list[str], environ: dict[str, str], folder: Path) -> str:
-    """The command in a process of its own; what it printed."""
-    done = subprocess.run(
-        command, env=environ, cwd=folder, capture_output=True, text=True, timeout=240, check=False
-    )
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    return done.stdout
-
-
 @pytest.fixture
 def topic() -> str:
     return f"example-{uuid.uuid4().hex[:8]}"
@@ -56,8 +47,9 @@ def topic() -> str:
 def test_flights_arrive_complete(
     broker: LocalBroker, project_environment: dict[str, str], tmp_path: Path, topic: str
 ) -> None:
-    command = [sys.executable, str(EXAMPLES / "flights.py"), "--topic", topic]
-    printed = run([*command, "--bootstrap-servers", broker.bootstrap_servers], project_environment, tmp_path)
+    command = [sys.executable, EXAMPLES / "flights.py", "--topic", topic]
+    command += ["--bootstrap-servers", broker.bootstrap_servers]
+    printed = run(command, project_environment, folder=tmp_path).stdout
     assert "Every row arrived exactly once, unchanged, in its key's order." in printed
     assert "0 missing, 0 doubled, 0 changed" in printed
     assert "all    336,776    5,725" in printed
@@ -99,8 +91,8 @@ def test_spark_submit(
     import pyspark
 
     submit = Path(pyspark.__file__).parent / "bin" / "spark-submit"
-    command = [str(submit), "--master", "local[2]", str(EXAMPLES / "spark_submit_job.py")]
-    run([*command, broker.bootstrap_servers, topic], project_environment, tmp_path)
+    command = [submit, "--master", "local[2]", EXAMPLES / "spark_submit_job.py"]
+    run([*command, broker.bootstrap_servers, topic], project_environment, folder=tmp_path)
     rows = read_topic(broker, topic)
     assert len({row.value for row in rows}) == len(rows) == 50_000
     assert len({row.key for row in rows}) == 500

@@ -22,6 +22,7 @@ from kafka_sink.local_broker import LocalBroker
 from kafka_sink.local_broker import broker as broker_module
 from kafka_sink.local_broker.node_config import plan_nodes
 from kafka_sink.local_broker.start_cache import CHECKPOINT, CLASSES, StartCache
+from tests.support.commands import run
 from tests.support.interrupts import interruptible
 
 
@@ -276,15 +277,8 @@ def test_a_frozen_broker_goes_on_so_that_it_can_end(tmp_path: Path, monkeypatch:
 def test_the_command_tells_what_is_wrong_in_one_line(
     project_environment: dict[str, str], tmp_path: Path
 ) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "kafka_sink.local_broker", "--kafka-home", str(tmp_path)],
-        env=project_environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 1
+    command = [sys.executable, "-m", "kafka_sink.local_broker", "--kafka-home", tmp_path]
+    done = run(command, project_environment, code=1)
     assert done.stderr.startswith("error: ")
     assert "contains no Kafka" in done.stderr
     assert "Traceback" not in done.stderr

@@ -2,20 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import textwrap
-
 import pytest
 
-
-def run(code: str) -> str:
-    """What a new process prints."""
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False, timeout=60
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+from tests.support.commands import printed_by
 
 
 def test_tasks_do_not_import_kafka_pythons_clients() -> None:
@@ -26,7 +15,7 @@ def test_tasks_do_not_import_kafka_pythons_clients() -> None:
         print(sorted(name for name in sys.modules if name.startswith(slow)))
         print("kafka.protocol.admin" in sys.modules, "kafka.protocol.consumer" in sys.modules)
     """
-    assert run(code) == "[]\nFalse False"
+    assert printed_by(code) == "[]\nFalse False"
 
 
 @pytest.mark.parametrize(
@@ -44,7 +33,7 @@ def test_tasks_do_not_import_kafka_pythons_clients() -> None:
     ],
 )
 def test_users_find_the_whole_package(use: str) -> None:
-    assert run(f"import kafka_sink.network.client\n{use}\nprint('good')") == "good"
+    assert printed_by(f"import kafka_sink.network.client\n{use}\nprint('good')") == "good"
 
 
 def test_a_package_that_was_imported_before_stays() -> None:
@@ -55,7 +44,7 @@ def test_a_package_that_was_imported_before_stays() -> None:
         import kafka as after
         print(before is after, type(after).__name__)
     """
-    assert run(code) == "True module"
+    assert printed_by(code) == "True module"
 
 
 def test_threads_that_ask_first_at_once_all_find_it() -> None:
@@ -72,7 +61,7 @@ def test_threads_that_ask_first_at_once_all_find_it() -> None:
         [one.join() for one in threads]
         print(len(found), len(set(found)))
     """
-    assert run(code) == "8 1"
+    assert printed_by(code) == "8 1"
 
 
 def test_a_thread_that_holds_the_package_up_does_not_stop_another_for_ever() -> None:
@@ -96,7 +85,7 @@ def test_a_thread_that_holds_the_package_up_does_not_stop_another_for_ever() -> 
         one.join()
         print(hasattr(kafka, "KafkaProducer"))
     """
-    assert run(code) == "False True"
+    assert printed_by(code) == "False True"
 
 
 def test_a_package_that_cannot_be_imported_lacks_its_names_and_says_why() -> None:
@@ -114,4 +103,4 @@ def test_a_package_that_cannot_be_imported_lacks_its_names_and_says_why() -> Non
         loader.exec_module = whole
         print(hasattr(kafka, "KafkaProducer"))
     """
-    assert run(code) == "ModuleNotFoundError True None True"
+    assert printed_by(code) == "ModuleNotFoundError True None True"

@@ -17,20 +17,9 @@ import pytest
 from packaging.metadata import Metadata
 
 from kafka_sink.local_broker import LocalBroker
+from tests.support.commands import printed_by, run
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def python(code: str, environ: dict[str, str], folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", code, *args],
-        env=environ,
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
 
 
 def build_wheel(source: Path, folder: Path) -> Path:
@@ -167,16 +156,8 @@ def test_what_is_installed_in_a_new_environment_is_found_without_a_register_call
     (site_packages / "libraries.pth").write_text(f"{sysconfig.get_path('purelib')}\n", encoding="utf-8")
     environ = {**project_environment, "PYTHONPATH": ""}
     environ["PYSPARK_PYTHON"] = environ["PYSPARK_DRIVER_PYTHON"] = interpreter
-    done = subprocess.run(
-        [interpreter, "-c", WRITE, broker.bootstrap_servers, str(target)],
-        env=environ,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    command = [interpreter, "-c", WRITE, broker.bootstrap_servers, str(target)]
+    done = run(command, environ, folder=tmp_path)
     assert done.stdout.strip().endswith("written")
 
 
@@ -202,25 +183,10 @@ def test_a_wheel_named_zip_can_be_shipped_with_the_job(
     shipped, job = tmp_path / "kafka_chunked.zip", tmp_path / "job.py"
     shutil.copy(wheel, shipped)
     job.write_text(SHIPPED, encoding="utf-8")
-    submit = [str(Path(pyspark.__file__).parent / "bin" / "spark-submit"), "--master", "local[1]"]
-    done = subprocess.run(
-        [
-            *submit,
-            "--conf",
-            "spark.ui.enabled=false",
-            "--py-files",
-            str(shipped),
-            str(job),
-            broker.bootstrap_servers,
-        ],
-        env={**project_environment, "PYTHONPATH": ""},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    submit = [Path(pyspark.__file__).parent / "bin" / "spark-submit", "--master", "local[1]"]
+    submit += ["--conf", "spark.ui.enabled=false", "--py-files", shipped]
+    environ = {**project_environment, "PYTHONPATH": ""}
+    done = run([*submit, job, broker.bootstrap_servers], environ, folder=tmp_path)
     # Not those that this environment has installed: neither the driver's nor the tasks'.
     for where in ("driver", "worker"):
         assert re.search(
@@ -240,8 +206,7 @@ assert kafka_sink.__version__
 heavy = {"pyspark", "numpy", "pyarrow", "kafka", "confluent_kafka"} & set(sys.modules)
 sys.exit(str(heavy) if heavy else 0)
 """
-    done = python(code, project_environment, tmp_path)
-    assert done.returncode == 0, done.stderr
+    printed_by(code, project_environment, tmp_path)
 
 
 def test_production_images_may_leave_the_local_broker_out(
@@ -260,8 +225,7 @@ for module in pkgutil.walk_packages(kafka_sink.__path__, "kafka_sink."):
 print(pyspark_kafka_chunked.DefaultSource.name())
 """
     environ = {**project_environment, "PYTHONPATH": str(tmp_path)}
-    done = python(code, environ, tmp_path)
-    assert done.stdout.strip() == "kafka-chunked", done.stderr
+    assert printed_by(code, environ, tmp_path) == "kafka-chunked"
 
 
 class Session:
@@ -321,10 +285,9 @@ except ImportError as error:
 def test_a_sink_that_cannot_be_imported_says_so_only_when_used(
     project_environment: dict[str, str], tmp_path: Path
 ) -> None:
-    done = python(BROKEN, project_environment, tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "cannot be imported" in done.stdout
-    assert "PYSPARK_PYTHON" in done.stdout
+    printed = printed_by(BROKEN, project_environment, tmp_path)
+    assert "cannot be imported" in printed
+    assert "PYSPARK_PYTHON" in printed
 
 
 def test_even_without_pyspark_the_lookup_module_does_not_raise(
@@ -336,8 +299,7 @@ sys.modules["pyspark"] = None
 import pyspark_kafka_chunked as module
 assert not hasattr(module, "DefaultSource")
 """
-    done = python(code, project_environment, tmp_path)
-    assert done.returncode == 0, done.stderr
+    printed_by(code, project_environment, tmp_path)
 
 
 def test_the_licence_and_the_version_are_there() -> None:

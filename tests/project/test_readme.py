@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from confluent_kafka import Consumer, TopicPartition
 
 from kafka_sink.local_broker import LocalBroker
 from kafka_sink.options.table import SPECS
+from tests.support.commands import run
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -64,16 +64,7 @@ def test_the_quickstart_runs_as_it_stands(
     assert "127.0.0.1:9092" in quickstart
     script = tmp_path / "quickstart.py"
     script.write_text(quickstart.replace("127.0.0.1:9092", broker.bootstrap_servers), encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, str(script)],
-        env=project_environment,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    run([sys.executable, script], project_environment, folder=tmp_path)
     consumer = Consumer({"bootstrap.servers": broker.bootstrap_servers, "group.id": "readme", "log_level": 3})
     consumer.assign([TopicPartition("greetings", number, 0) for number in range(4)])
     messages = consumer.consume(2, timeout=30)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -17,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.commands import run
 from tests.support.security.secured_broker import (
     KEY_PASSWORD,
     PASSWORD,
@@ -49,24 +49,13 @@ class Driver:
     key: str = ""
 
 
-def run(
-    jobs: list[dict[str, object]],
-    folder: Path,
-    environ: dict[str, str],
-) -> Driver:
+def run_jobs(jobs: list[dict[str, object]], folder: Path, environ: dict[str, str]) -> Driver:
     """A driver of its own, its options through stdin as no secret belongs in a command line."""
     local = folder / "local"
     local.mkdir(exist_ok=True)
     job = {"jobs": jobs, "master": "local[2]", "folder": str(folder)}
-    done = subprocess.run(
-        [sys.executable, str(JOB)],
-        input=json.dumps(job),
-        env={**environ, "SPARK_LOCAL_DIRS": str(local)},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    environ = {**environ, "SPARK_LOCAL_DIRS": str(local)}
+    done = run([sys.executable, JOB], environ, given=json.dumps(job), code=None)
     (folder / "output").write_text(done.stdout + done.stderr)
     return Driver(done.returncode, done.stdout + done.stderr, folder)
 
@@ -100,7 +89,7 @@ def driver(
     watcher = threading.Thread(target=_watch_children, args=(os.getpid(), seen, stop))
     watcher.start()
     try:
-        ended = run(jobs, tmp_path_factory.mktemp("jobs"), project_environment)
+        ended = run_jobs(jobs, tmp_path_factory.mktemp("jobs"), project_environment)
     finally:
         stop.set()
         watcher.join()

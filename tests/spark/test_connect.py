@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kafka_sink.local_broker import LocalBroker
+from tests.support.commands import run
 from tests.support.ports import free_port
 from tests.support.topics import read_topic
 
@@ -36,18 +36,11 @@ def remote(spark: SparkSession) -> Iterator[str]:
     server.shutdown()
 
 
-def run(script: Path, arguments: list[str], environ: dict[str, str]) -> str:
-    command = [sys.executable, str(script), *arguments]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr[-5000:]}"
-    return done.stdout
-
-
 def test_batches_and_streams_arrive_with_and_without_coordinator_and_registration(
     remote: str, broker: LocalBroker, project_environment: dict[str, str], tmp_path: Path
 ) -> None:
-    arguments = [remote, broker.bootstrap_servers, "connect", str(tmp_path)]
-    printed = run(CLIENT, arguments, project_environment)
+    command = [sys.executable, CLIENT, remote, broker.bootstrap_servers, "connect", tmp_path]
+    printed = run(command, project_environment).stdout
     numbers = [str(number).encode() for number in range(100)]
     for coordinator in ("true", "false"):
         rows = [row.value or b"" for row in read_topic(broker, f"connect-{coordinator}")]
@@ -59,7 +52,8 @@ def test_batches_and_streams_arrive_with_and_without_coordinator_and_registratio
 
 def test_the_example(remote: str, broker: LocalBroker, project_environment: dict[str, str]) -> None:
     topic = "connect-example"
-    printed = run(EXAMPLE, [broker.bootstrap_servers, topic, remote], project_environment)
+    command = [sys.executable, EXAMPLE, broker.bootstrap_servers, topic, remote]
+    printed = run(command, project_environment).stdout
     assert "1,000 rows of a stream" in printed
     rows = read_topic(broker, topic)
     assert len({row.value for row in rows}) == len(rows) == 11_000

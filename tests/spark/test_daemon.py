@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from kafka_sink.local_broker import LocalBroker
+from tests.support.commands import run
 from tests.support.topics import numbers_in
 
 linux = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="elsewhere PySpark's own daemon runs")
@@ -65,15 +66,7 @@ def test_workers_share_what_the_daemon_imported(
         "topic": "by-daemon",
         "kafka.compression.type": "zstd",
     }
-    done = subprocess.run(
-        [sys.executable, str(script), json.dumps(options)],
-        env=project_environment,
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    done = run([sys.executable, script, json.dumps(options)], project_environment)
     assert "kafka_sink.daemon" not in done.stderr, done.stderr
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("SEEN ")]
     seen = json.loads(line.removeprefix("SEEN "))
@@ -87,7 +80,7 @@ def test_workers_share_what_the_daemon_imported(
     assert sorted(values) == sorted([*range(1000), *range(1000)])
 
 
-def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def preloaded(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """A new process that has imported kafka_sink.daemon, but whose PySpark daemon only says that it runs."""
     before = """
         import os, sys, types
@@ -98,26 +91,22 @@ def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
         os.execv = lambda path, arguments: (print("exec", *arguments[1:], flush=True), os._exit(0))
         sys.argv = ["daemon", "pyspark.worker"]
     """
-    return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(before) + textwrap.dedent(code)],
-        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=True,
-    )
+    program = textwrap.dedent(before) + textwrap.dedent(code)
+    return run([sys.executable, "-c", program], {**os.environ, "OMP_NUM_THREADS": "1", **environment})
 
 
 @linux
 def test_no_import_starts_a_thread() -> None:
-    done = run("daemon.main(); print(daemon.is_single_threaded(), os.environ.get('JE_ARROW_MALLOC_CONF'))")
+    done = preloaded(
+        "daemon.main(); print(daemon.is_single_threaded(), os.environ.get('JE_ARROW_MALLOC_CONF'))"
+    )
     assert done.stdout.splitlines()[-1] == "True None", done.stderr
     assert done.stdout.startswith("manager runs")
 
 
 @linux
 def test_users_settings_of_jemalloc_stay() -> None:
-    done = run(
+    done = preloaded(
         "daemon.preload(); print(os.environ['JE_ARROW_MALLOC_CONF'])", JE_ARROW_MALLOC_CONF="narenas:1"
     )
     assert done.stdout.strip() == "narenas:1"
@@ -128,13 +117,13 @@ def test_sparks_own_daemon_runs_where_an_import_starts_a_thread(tmp_path: Path) 
         "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
     )
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
-    done = run("daemon.MODULES = ('threaded',); daemon.main()", PYTHONPATH=path)
+    done = preloaded("daemon.MODULES = ('threaded',); daemon.main()", PYTHONPATH=path)
     assert done.stdout.strip() == "exec -m pyspark.daemon pyspark.worker"
     assert "pyspark.daemon runs in its place" in done.stderr
 
 
 def test_sparks_own_daemon_runs_where_threads_cannot_be_counted() -> None:
-    done = run("daemon._THREADS = '/no/such/folder'; daemon.main()")
+    done = preloaded("daemon._THREADS = '/no/such/folder'; daemon.main()")
     assert done.stdout.strip() == "exec -m pyspark.daemon pyspark.worker"
     assert not done.stdout.startswith("manager")
 
@@ -142,7 +131,7 @@ def test_sparks_own_daemon_runs_where_threads_cannot_be_counted() -> None:
 def test_modules_that_cannot_be_imported_are_left_to_the_workers(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("raise RuntimeError('broken')\n")
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
-    done = run(
+    done = preloaded(
         "daemon.MODULES = ('broken', 'no_such', 'json.tool'); daemon.preload(); "
         "print('json.tool' in sys.modules)",
         PYTHONPATH=path,

@@ -2,18 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import textwrap
-
-
-def run(code: str) -> str:
-    """What a new process prints."""
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False, timeout=60
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+from tests.support.commands import printed_by
 
 
 def test_a_reused_planning_worker_has_little_to_collect() -> None:
@@ -32,7 +21,7 @@ def test_a_reused_planning_worker_has_little_to_collect() -> None:
                 gc.collect()
                 print(len(gc.get_objects()) < 2000)
     """
-    assert run(code).split() == ["False", "True"]
+    assert printed_by(code).split() == ["False", "True"]
 
 
 def test_what_comes_later_is_still_collected() -> None:
@@ -51,7 +40,7 @@ def test_what_comes_later_is_still_collected() -> None:
         gc.collect()
         print(gone() is None)
     """
-    assert run(code) == "True"
+    assert printed_by(code) == "True"
 
 
 def test_only_workers_of_the_daemon_do_it() -> None:
@@ -62,4 +51,4 @@ def test_only_workers_of_the_daemon_do_it() -> None:
         freeze_when_reused()
         print(gc.get_freeze_count())
     """
-    assert run(code) == "0"
+    assert printed_by(code) == "0"

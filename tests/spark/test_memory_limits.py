@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import textwrap
 
@@ -10,6 +9,7 @@ import pytest
 
 from kafka_sink.errors import KafkaSinkError
 from kafka_sink.spark.memory_limits import explained
+from tests.support.commands import run
 
 _TASK = """
     import resource
@@ -27,15 +27,7 @@ _TASK = """
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of address space, as Spark sets them")
 def test_a_task_that_may_not_load_arrow_names_the_setting(project_environment: dict[str, str]) -> None:
     """Catches: "libarrow.so.2300: failed to map segment from shared object", and nothing else."""
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(_TASK)],
-        env=project_environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    assert done.returncode == 1
+    done = run([sys.executable, "-c", textwrap.dedent(_TASK)], project_environment, code=1)
     assert "spark.executor.pyspark.memory" in done.stderr.splitlines()[-1], done.stderr
     assert "failed to map segment" in done.stderr.splitlines()[-1]
 

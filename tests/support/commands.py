@@ -1,0 +1,41 @@
+"""Commands that tests run as processes of their own, with all that they print."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+# Less than pytest gives to a test, so that the output is shown.
+_TIMEOUT_S = 280
+
+
+def run(
+    command: Sequence[object],
+    environ: Mapping[str, str] | None = None,
+    *,
+    folder: Path | None = None,
+    given: str = "",
+    code: int | None = 0,
+) -> subprocess.CompletedProcess[str]:
+    """Run it to its end, with ``given`` as its input. Fails the test, and shows its output, if it ends with
+    another code; None stands for any."""
+    done = subprocess.run(
+        [str(word) for word in command],
+        env=environ,
+        cwd=folder,
+        input=given,
+        capture_output=True,
+        text=True,
+        timeout=_TIMEOUT_S,
+        check=False,
+    )
+    assert code in (None, done.returncode), f"{done.returncode}\n{done.stdout}\n{done.stderr[-5000:]}"
+    return done
+
+
+def printed_by(code: str, environ: Mapping[str, str] | None = None, folder: Path | None = None) -> str:
+    """What a new Python prints that runs this code, without the indentation that its lines share."""
+    return run([sys.executable, "-c", textwrap.dedent(code)], environ, folder=folder).stdout.strip()
