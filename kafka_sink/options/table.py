@@ -635,7 +635,7 @@ class SinkOptions:
     )
     ui_bind_address: str = _option(
         "ui.bind.address", values.string(), "127.0.0.1", LIVE_VIEW, "medium",
-        """Address on which the live view listens. Whoever can connect sees names of topics, brokers and
+        """Address on which the live view listens. Anyone who can connect sees names of topics, brokers and
         hosts, and figures, but no rows and no secrets. There is no login. `KAFKA_CHUNKED_UI_BIND_ADDRESS` and
         `spark.kafka-chunked.ui.bind.address` override it.""",
     )

@@ -22,8 +22,7 @@ from kafka_sink.errors import ProtocolError
 class KeptConnection:
     """At most one connection, to the coordinator that was used last. Any thread; a fork has another.
 
-    ``silence_ms`` bounds connecting, and how long a reply may be missing before the next message goes by a new
-    connection.
+    ``silence_ms`` bounds connecting, and how long a reply may be missing before another connection is made.
     """
 
     def __init__(self, silence_ms: float, clock_ms: Clock) -> None:
