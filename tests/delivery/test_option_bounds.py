@@ -83,4 +83,4 @@ def test_rows_are_delivered_or_the_task_ends(name: str, value: int) -> None:
                 assert write(cluster, **given) == 50
         else:
             assert write(cluster, **given) == 50
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 60, "delivery.timeout.ms is two minutes"
