@@ -48,14 +48,14 @@ def written() -> int:
 
 
 def freeze_and_thaw(kafka: LocalBroker) -> None:
-    """Broker 1 stops for a third of the job's time."""
+    """Broker 1 stops for a third of the job's time, or until it is muted if that takes longer."""
     while not written():
         time.sleep(0.1)
     kafka.freeze(1)
     print("Broker 1 is frozen: its connections stay open, and it answers nothing.", flush=True)
     frozen_at, before = time.monotonic(), written()
     muted: set[int] = set()
-    while time.monotonic() < frozen_at + seconds / 3:
+    while time.monotonic() < frozen_at + (seconds / 3 if muted else max(60, seconds / 3)):
         now_muted = {broker["broker"] for broker in figures()["brokers"] if broker["muted"] is not None}
         for broker in sorted(now_muted - muted):
             after = time.monotonic() - frozen_at
