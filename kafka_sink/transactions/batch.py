@@ -98,6 +98,8 @@ class TaskReport:
 class BatchOutcome:
     """``was_written_before``: nothing was written now. ``repaired``: an incomplete batch was completed.
 
+    ``last_written``: the last micro-batch that was written, where the query has gone back before it.
+
     ``committed`` and ``aborted`` are when the transactions began. ``recovered``: an earlier run had left
     them, and planning ended them. ``ended_ms``: when all was done, by the driver's clock.
     """
@@ -108,6 +110,7 @@ class BatchOutcome:
     recovered: EndedTransactions = field(default_factory=EndedTransactions)
     repaired: bool = False
     ended_ms: float = 0.0
+    last_written: int | None = None
 
     @property
     def transactions(self) -> dict[str, EndedTransactions]:
@@ -167,7 +170,12 @@ def commit(reports: Sequence[TaskReport], *, records_empty: bool) -> Steps[Batch
             raise TransactionError(
                 f"{run.batch} was written before according to planning, and now it was not"
             )
-        return BatchOutcome(was_written_before=True, recovered=recovered)
+        last = previous.progress[run.batch.writer]
+        # Spark runs a query's last batch again, and none before it.
+        went_back = run.batch.is_of_query and last > run.batch.number
+        return BatchOutcome(
+            was_written_before=True, recovered=recovered, last_written=last if went_back else None
+        )
     if run.is_repair:
         decision = decisions.repaired(_repairable(run.batch, previous, reports), parts)
     else:

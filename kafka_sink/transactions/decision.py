@@ -49,6 +49,11 @@ class BatchIdentity:
         """A job without txnAppId. Nothing looks its progress up again."""
         return cls(_UNNAMED_JOB + uuid.uuid4().hex, 0)
 
+    @property
+    def is_of_query(self) -> bool:
+        """Whether it is a micro-batch."""
+        return self.writer.startswith(_QUERY)
+
     def mark(self, task: int, producer: ProducerEpoch) -> str:
         """What a task's transaction records; visible once that is committed.
 

@@ -92,6 +92,12 @@ def commit(options: SinkOptions, planned: PlannedTransactions, reports: Sequence
     if planned.batch is not None:
         application_markers.forget(_taken_key(planned.scope.prefix))
     outcome = replace(outcome, ended_ms=wall_ms())
+    if outcome.last_written is not None:
+        driver_log.warn(
+            f"kafka-chunked: {reports[0].batch} is not written, as all up to {outcome.last_written} were: "
+            "the query's checkpoint has gone back. If its batches have other rows now, these are lost. Start "
+            "the query on a new checkpoint to write them"
+        )
     # By two clocks, so it is for warning only.
     open_ms = outcome.transactions["committed"].oldest_ms
     if open_ms > _LONG_OPEN * options.transaction_timeout_ms:

@@ -324,6 +324,23 @@ def test_a_decision_that_planning_did_not_see_is_not_made_again(*, learns: bool)
     assert cluster.plan().duty(report.batch, 0) is Duty.SKIP
 
 
+def test_a_query_that_goes_back_before_its_last_batch_is_noticed() -> None:
+    """Catches: batches of a checkpoint that was rewound by hand were skipped as those that Spark runs again
+    are, and nobody could know."""
+    cluster = Cluster()
+    for number in range(3):
+        run = cluster.plan()
+        cluster.commit(cluster.write(run, number, 0, number))
+    for number, last_written in ((2, None), (1, 2)):
+        batch = BatchIdentity.of_query("one", number)
+        again = cluster.plan()
+        assert again.duty(batch, 0) is Duty.SKIP
+        report = TaskReport(again.claim, batch, 0, Duty.SKIP, RowsDigest(), None, SCOPE)
+        outcome = cluster.commit(replace(report, last_decision=again.last_decision))
+        assert outcome.was_written_before
+        assert outcome.last_written == last_written
+
+
 def test_what_a_former_coordinator_does_not_know_to_be_decided_is_not_aborted() -> None:
     """Catches: a batch that was decided, and could have been completed, became incomplete."""
     cluster = Cluster()
