@@ -24,7 +24,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import IO, TYPE_CHECKING, Protocol
 
 from kafka_sink.errors import ExecutorDisconnectedError
@@ -246,8 +245,11 @@ def _connected_to_factory() -> int | None:
     """The open socket whose peer is the one that PythonWorkerFactory named in the environment."""
     path = os.environ.get("PYTHON_WORKER_FACTORY_SOCK_PATH")
     port = os.environ.get("PYTHON_WORKER_FACTORY_PORT")
-    for entry in Path("/dev/fd").iterdir():
-        descriptor = int(entry.name)
+    try:
+        names = os.listdir("/dev/fd")
+    except OSError:
+        return None  # a container without it, or without /proc
+    for descriptor in map(int, names):
         with suppress(OSError):
             if not _is_socket(descriptor):
                 continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import socket
 import threading
@@ -290,6 +291,17 @@ def test_a_worker_without_daemon_finds_a_unix_socket(tmp_path: Path, monkeypatch
         worker.connect("s")
         with worker.makefile("rwb") as infile:
             assert in_a_worker(infile) == worker.fileno()
+
+
+def test_a_worker_that_cannot_list_its_descriptors_watches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches: FileNotFoundError for /dev/fd in place of a task."""
+
+    def fails(path: str) -> list[str]:
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr(os, "listdir", fails)
+    with io.BytesIO() as infile:
+        assert in_a_worker(infile) is None
 
 
 def test_outside_of_a_worker_there_is_none(tmp_path: Path) -> None:

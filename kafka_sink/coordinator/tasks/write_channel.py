@@ -12,7 +12,7 @@ from kafka_sink.clock import monotonic_ms
 from kafka_sink.coordinator.wire.address import CoordinatorAddress
 from kafka_sink.coordinator.wire.connection import CoordinatorConnection
 from kafka_sink.coordinator.wire.kept_connection import KeptConnection
-from kafka_sink.errors import KafkaSinkError, ProtocolError, WriteOverError
+from kafka_sink.errors import KafkaSinkError, WriteOverError
 
 KIND = "writes"
 # Bounds connecting and the reply. The coordinator runs on the driver's host.
@@ -105,7 +105,7 @@ def end_attempts(
     copies still run, need not wait.
     """
     body = {"over": name, "again": again}
-    with suppress(OSError, KafkaSinkError, ProtocolError):
+    with suppress(OSError, KafkaSinkError):
         if not is_urgent:
             _KEPT.send(address, KIND, body)
             return
