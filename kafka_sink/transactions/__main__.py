@@ -11,6 +11,7 @@ from kafka_sink.clock import wall_ms
 from kafka_sink.command_line import add_options, given_options
 from kafka_sink.errors import KafkaSinkError
 from kafka_sink.options import SinkOptions, parse
+from kafka_sink.planning_client import CONNECT_BOUND_MS
 from kafka_sink.transactions import driver
 from kafka_sink.transactions.client import TransactionClient
 from kafka_sink.transactions.operations import OPEN, Described, ListOpen, Steps, describe
@@ -40,7 +41,7 @@ def main(arguments: Sequence[str] | None = None, out: TextIO = sys.stdout) -> in
         options = _options(given, args.bootstrap_servers)
         client = TransactionClient(options)
         try:
-            partitions = client.partitions(args.topic, _TIMEOUT_MS)
+            partitions = client.partitions(args.topic, CONNECT_BOUND_MS)
             if not partitions:
                 raise KafkaSinkError(f"there is no topic '{args.topic}'")
             scope = Scope(args.prefix, args.topic, partitions)

@@ -269,6 +269,8 @@ def test_first_steps_in_a_notebook(
 ) -> None:
     """Cells run in order, as IPython runs them; what a cell shows is the value of its last expression."""
     monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", broker.bootstrap_servers)
+    # The notebook unsets it.
+    monkeypatch.delenv("PYSPARK_DRIVER_PYTHON", raising=False)
     names: dict[str, Any] = {}
     with lent(spark):
         shown = [run_cell(code, names) for code in cells(live_view_port)]

@@ -271,6 +271,17 @@ def test_a_batch_that_cannot_be_repaired_is_an_error_until_somebody_resolves_it(
     assert run.take_over().duty(BatchIdentity("query", 0), 0).value == "write"
 
 
+def test_the_command_says_soon_that_no_broker_can_be_reached(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Catches: a minute without a word for an address that is misspelt."""
+    monkeypatch.setattr(command, "CONNECT_BOUND_MS", 300.0)
+    began = time.monotonic()
+    assert command.main(["list", "--bootstrap-servers", "127.0.0.1:1", "--prefix", "a", "--topic", "b"]) == 1
+    assert "Connection refused" in capsys.readouterr().err
+    assert time.monotonic() - began < command._TIMEOUT_MS / 1000
+
+
 def test_a_timeout_above_the_brokers_limit_is_refused_saying_so(job: Callable[..., Job]) -> None:
     run = job(**{"kafka.transaction.timeout.ms": "900001"})
     with pytest.raises(ConfigurationError, match=r"transaction\.max\.timeout\.ms"):
