@@ -18,7 +18,7 @@ from kafka_sink.accumulator.single_buffer import FullAllocator
 from kafka_sink.errors import BrokerVersionError, BufferExhaustedError, DeliveryError, KafkaSinkError
 from kafka_sink.network.client import NetworkClient
 from kafka_sink.options import parse
-from kafka_sink.producer import Producer
+from kafka_sink.producer import LIVE_PRODUCERS, Producer
 from kafka_sink.producer_cache import PRODUCERS, TaskProducer
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.sending.producer_identity import ProducerIdentity
@@ -187,13 +187,15 @@ def test_what_was_not_sent_when_the_executor_hung_up_is_never_sent(
         until(lambda: written(cluster) == [100], "a connection that is up")
         cluster.freeze(0)
         yield first
-        time.sleep(0.3)
+        (producer,) = LIVE_PRODUCERS._living
+        assert isinstance(producer, Producer)
+        until(lambda: producer._accumulator.unacknowledged_records() == 10, "the first rows are in flight")
         yield second
         jvm.close()  # what a reader takes for the end of the rows
         thawing.start()
 
     # For a task that did not notice, and would wait for responses.
-    thawing = threading.Timer(2.0, cluster.thaw, [0])
+    thawing = threading.Timer(20.0, cluster.thaw, [0])
     with worker, pytest.raises(KafkaSinkError, match="Spark's executor closed its connection"):
         PlannedWrite(options, plan).write(batches())
     thawing.cancel()

@@ -222,7 +222,7 @@ def test_micro_batches_leave_nothing_behind(spark: SparkSession, broker: LocalBr
 
 
 def until_batch(query: StreamingQuery, number: int) -> None:
-    deadline = time.monotonic() + 60 + number
+    deadline = time.monotonic() + 120 + number
     while (query.lastProgress or {"batchId": -1})["batchId"] < number:
         assert query.isActive, query.exception()
         assert time.monotonic() < deadline, f"micro-batch {number} never came"

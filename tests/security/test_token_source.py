@@ -92,7 +92,7 @@ def test_a_valid_token_serves_while_its_renewal_hangs() -> None:
         calls.append(1)
         if len(calls) > 1:
             asked.set()
-            hangs.wait(20)
+            hangs.wait(90)
         return Token(Secret(f"token-{len(calls)}"), clock.now + 1000)
 
     tokens = TokenSource(TokenSettings(), fetch, clock, clock.wait, lambda: 0.0)
@@ -104,7 +104,7 @@ def test_a_valid_token_serves_while_its_renewal_hangs() -> None:
     got: list[Token] = []
     other = threading.Thread(target=lambda: got.append(tokens.get()))
     other.start()
-    other.join(5)
+    other.join(30)
     waited = other.is_alive()
     hangs.set()
     other.join(20)
@@ -326,7 +326,7 @@ def test_an_endpoint_that_drips_is_left_within_the_bound(drop: bytes) -> None:
         ]
         for thread in threads:
             thread.start()
-        threads[1].join(8)
+        threads[1].join(30)
         over.set()
     assert said
     assert "kafka.sasl.login.read.timeout.ms sets this bound" in said[0]

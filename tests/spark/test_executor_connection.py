@@ -20,7 +20,7 @@ from kafka_sink.spark.executor_connection import acknowledged, executor_socket, 
 from kafka_sink.spark.writer import checked_batches
 from tests.support.forked import in_a_fork
 
-PATIENCE_S = 20
+PATIENCE_S = 60
 Pair = tuple[socket.socket, socket.socket]
 
 

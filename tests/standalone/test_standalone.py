@@ -42,7 +42,7 @@ def cluster(
         yield running
         folder = running.folder
         assert processes_of(folder), "nothing is found where everything runs"
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while (left := processes_of(folder)) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert left == [], "processes outlive the cluster"
@@ -126,7 +126,7 @@ def await_end_above(servers: str, topic: str, rows: int, job: subprocess.Popen[b
         {"bootstrap.servers": servers, "group.id": "e", "isolation.level": "read_uncommitted"}
     )
     places = [TopicPartition(topic, partition) for partition in range(2)]
-    deadline = time.monotonic() + 200
+    deadline = time.monotonic() + 600
     try:
         while sum(consumer.get_watermark_offsets(place, 10)[1] for place in places) <= rows:
             assert job.poll() is None, log.read_text(errors="replace")[-3000:]

@@ -159,6 +159,7 @@ def test_a_coordinator_that_is_lost_leaves_each_task_its_own_breaker(cluster: Fa
         first.send(rows(0, 1))
         second.send(rows(1, 1, partition=1))
         until(lambda: is_shared(first) and is_shared(second), "both know the coordinator")
+        until(lambda: written(cluster), "the broker's usual time is known")
         end_coordinator()
         until(lambda: not is_shared(first) and not is_shared(second), "the coordinator is lost")
         cluster.freeze(0)

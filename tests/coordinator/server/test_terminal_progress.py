@@ -17,6 +17,7 @@ import pytest
 
 from kafka_sink.coordinator.server.terminal_progress import TerminalProgress
 from kafka_sink.coordinator.wire.driver_terminal import driver_terminal
+from tests.support.coordinator_harness import eventually
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
 
@@ -76,7 +77,7 @@ class Driver:
 def driver() -> Iterator[Driver]:
     made = Driver()
     try:
-        until = time.monotonic() + 5
+        until = time.monotonic() + 60
         while driver_terminal(made.pid) is None and time.monotonic() < until:
             time.sleep(0.01)
         yield made
@@ -122,12 +123,13 @@ def test_a_driver_in_a_session_of_its_own_has_no_terminal() -> None:
     """Catches: progress in the terminal of a notebook's server."""
     notebook = Driver(new_session=True)
     try:
-        time.sleep(0.3)
-        children = subprocess.run(
-            ["ps", "-o", "pid=", "--ppid", str(notebook.pid)], capture_output=True, text=True, check=False
-        ).stdout.split()
-        assert children
-        assert all(driver_terminal(int(child)) is None for child in children)
+
+        def children() -> list[str]:
+            command = ["ps", "-o", "pid=", "--ppid", str(notebook.pid)]
+            return subprocess.run(command, capture_output=True, text=True, check=False).stdout.split()
+
+        eventually(children)
+        assert all(driver_terminal(int(child)) is None for child in children())
     finally:
         notebook.close()
 
