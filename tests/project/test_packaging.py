@@ -10,6 +10,7 @@ import sys
 import sysconfig
 import tarfile
 import zipfile
+import zipimport
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -257,6 +258,22 @@ def test_register_hands_over_the_data_source_once_where_spark_has_not_found_it(
     kafka_sink.register(session)  # type: ignore[arg-type]
     assert session.registered == [KafkaChunkedDataSource] * times
     assert session.activated == 2
+
+
+def test_a_package_that_was_shipped_is_registered_in_the_place_of_one_that_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches: planning with the installed version, while tasks run the one of --py-files."""
+    from kafka_sink.spark import registration
+
+    shipped = tmp_path / "kafka_chunked.zip"
+    with zipfile.ZipFile(shipped, "w") as archive:
+        archive.writestr("kafka_sink/__init__.py", "")
+    loader = zipimport.zipimporter(str(shipped))
+    monkeypatch.setattr(registration, "__spec__", SimpleNamespace(loader=loader))
+    session = Session(knows=True)
+    registration.register(session)  # type: ignore[arg-type]
+    assert len(session.registered) == 1
 
 
 def test_sparks_lookup_finds_the_sink() -> None:

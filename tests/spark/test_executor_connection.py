@@ -103,6 +103,16 @@ def test_the_watch_ends_with_the_task_and_leaves_nothing_open(pair: Pair) -> Non
     assert causes == [], "what comes after the task is none of its business"
 
 
+def test_after_the_task_the_watch_does_not_keep_the_connection_open(pair: Pair) -> None:
+    """Catches: a poll that goes on holds the socket, so that the JVM does not see its end."""
+    jvm, worker = pair
+    with watched(worker.fileno(), lambda _: None):
+        """Ends at once."""
+    worker.close()
+    jvm.settimeout(PATIENCE_S)
+    assert jvm.recv(1) == b""
+
+
 def test_tasks_share_a_thread(pair: Pair) -> None:
     """Catches: on busy processors each task waited milliseconds for its thread to start and to end."""
     jvm, worker = pair
@@ -223,12 +233,22 @@ def test_rows_are_acknowledged_before_the_kernel_would(pair: Pair) -> None:
     is_tcp = worker.family == socket.AF_INET
     option = socket.IPPROTO_TCP, socket.TCP_QUICKACK
     before = set(os.listdir("/dev/fd"))
-    rows = acknowledged(iter([pa.record_batch({"value": pa.array([row])}) for row in "ab"]), worker.fileno())
+    at_first: list[int] = []
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        at_first.append(is_tcp and worker.getsockopt(*option))
+        for row in "ab":
+            yield pa.record_batch({"value": pa.array([row])})
+
+    if is_tcp:
+        worker.setsockopt(*option, 0)
+    rows = acknowledged(batches(), worker.fileno())
     for _ in "ab":
         if is_tcp:
             worker.setsockopt(*option, 0)
         assert next(rows).num_rows == 1
         assert not is_tcp or worker.getsockopt(*option)
+        assert at_first == [is_tcp], "also what comes before the first rows"
     assert next(rows, None) is None
     assert set(os.listdir("/dev/fd")) == before
 

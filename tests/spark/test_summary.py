@@ -73,7 +73,9 @@ def test_many_tasks_without_rows_have_advice() -> None:
     assert advice is not None
     assert advice.startswith("198 of 200 tasks had no rows")
     assert "spark.sql.shuffle.partitions" in advice
-    for fine in ([some] * 200, [some, *[none] * 20], [some] * 60 + [none] * 140, []):
+    unconfirmed, skipped = TaskResult(unconfirmed=1), TaskResult(skipped=1)
+    several = [some] * 60 + [none] * 140
+    for fine in ([some] * 200, [some, *[none] * 20], several, [], [unconfirmed] * 200, [skipped] * 200):
         assert about_empty_tasks(fine) is None
 
 

@@ -86,6 +86,8 @@ def test_tasks_without_rows_are_reported_once_for_a_query(
     planned().commit(tasks, 1)
     planned().commit(tasks, 2)
     assert capfd.readouterr().err.count("199 of 200 tasks had no rows") == 1
+    planned().commit([replace(one, query="q-0") for one in tasks], 1)
+    assert capfd.readouterr().err.count("199 of 200 tasks had no rows") == 1, "another query's"
     monkeypatch.delenv("SPARK_LOCAL_DIRS")
     planned().commit(tasks, 3)
     assert "had no rows" not in capfd.readouterr().err, "else in each micro-batch"
@@ -116,6 +118,20 @@ def test_the_json_summary_has_the_numbers_and_ages_of_transactions(
         {"committed": 2, "recovered": 1},
         {"committed": 2_000, "recovered": 34_000},
     )
+
+
+@pytest.mark.parametrize("batch", [None, 3])
+def test_only_a_streams_commit_does_not_wait_for_the_coordinator(
+    batch: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches: attempts that write on after an abort, or after a job, as nobody had notified them yet."""
+    urgent: list[bool] = []
+    monkeypatch.setattr(write_channel, "end_attempts", lambda *_, is_urgent, **__: urgent.append(is_urgent))
+    address = CoordinatorAddress("127.0.0.1", Rendezvous(1, "key", b"secret"))
+    write = planned(CoordinatorHandoff(driver_address=address), log_summary="false")
+    write.commit([committed((0, 9))], batch)
+    write.abort([None], batch)
+    assert urgent == [batch is None, True]
 
 
 def test_a_micro_batch_has_one_name_in_all_its_reports(
@@ -247,15 +263,27 @@ def test_a_report_that_cannot_be_written_fails_at_planning(path: str, text: str)
 
 @pytest.mark.parametrize("has_reader", [False, True])
 def test_a_report_to_a_fifo_is_refused_instead_of_waiting_for_its_reader(
-    tmp_path: Path, has_reader: bool
+    tmp_path: Path, has_reader: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    opened: list[int] = []
+    os_open = os.open
+
+    def noted(*args: Any) -> int:
+        opened.append(os_open(*args))
+        return opened[-1]
+
     path = tmp_path / "fifo"
     os.mkfifo(path)
     reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK) if has_reader else None
+    monkeypatch.setattr(os, "open", noted)
     with pytest.raises(ConfigurationError, match=r"'delivery.report.path'.*not a regular file"):
         delivery_report.check(str(path))
     with pytest.raises(OSError, match="not a regular file"):
         delivery_report.append(str(path), {})
+    assert len(opened) == 2 * has_reader
+    for handle in opened:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(handle)
     if reader is not None:
         os.close(reader)
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.types import StructType
 
 from kafka_sink import application_markers, driver_log, producer_cache
 from kafka_sink.coordinator.driver.planning import CoordinatorHandoff
@@ -25,7 +26,7 @@ from kafka_sink.options import parse
 from kafka_sink.producer_cache import ProducerCache
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.rebatching import ROW_BYTES, TARGET_TABLE_BYTES
-from kafka_sink.spark import executor_connection
+from kafka_sink.spark import datasource, executor_connection
 from kafka_sink.spark.writer import (
     BatchWriter,
     Late,
@@ -122,12 +123,14 @@ def test_held_rows_go_while_spark_has_no_next_batch() -> None:
     assert len(producer.units) == 3
 
 
-def test_a_micro_batch_of_one_batch_is_read_by_the_task_alone() -> None:
+@pytest.mark.parametrize("before", [[], [batch()]], ids=["", "after an empty batch"])
+def test_a_micro_batch_of_one_batch_is_read_by_the_task_alone(before: list[pa.RecordBatch]) -> None:
     """Catches: each task of a stream started a thread to wait for a second batch."""
     producer = FakeProducer()
     readers: list[threading.Thread] = []
 
     def batches() -> Iterator[pa.RecordBatch]:
+        yield from before
         yield batch("a")
         readers.append(threading.current_thread())
         assert producer.values == ["a"]
@@ -324,6 +327,25 @@ def test_a_users_own_logging_is_left_alone(
     assert lines == expected
     assert driver_log.LOGGER.level == level
     assert capsys.readouterr().err == ""
+
+
+def test_planning_warns_of_columns_that_it_ignores_once_for_a_query(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches: rows without keys, because the column is called 'Key'."""
+    lines: list[str] = []
+    monkeypatch.setattr(driver_log, "warn", lines.append)
+    monkeypatch.setattr(datasource, "prepare_topic", lambda options, is_streaming: None)
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
+    schema = StructType().add("value", "string").add("Key", "string")
+    options = {"kafka.bootstrap.servers": "h:1", "topic": "t", "coordinator.enabled": "false"}
+    for _ in range(2):
+        source = datasource.KafkaChunkedDataSource({**options, "checkpointLocation": "/checkpoint"})
+        source.streamWriter(schema, False)
+    assert len(lines) == 1
+    assert "the column 'Key' is ignored" in lines[0]
+    datasource.KafkaChunkedDataSource(options).writer(schema, False)
+    assert len(lines) == 2
 
 
 def test_once_per_application(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

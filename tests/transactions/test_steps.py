@@ -14,7 +14,14 @@ from kafka_sink.transactions import batch as batches
 from kafka_sink.transactions import driver, task
 from kafka_sink.transactions.batch import Duty, Handover, TaskReport
 from kafka_sink.transactions.decision import BatchIdentity, Part, RowsDigest
-from kafka_sink.transactions.operations import EndTransaction, Operation, ProducerEpoch, Steps
+from kafka_sink.transactions.operations import (
+    Described,
+    EndTransaction,
+    Operation,
+    ProducerEpoch,
+    Refused,
+    Steps,
+)
 from kafka_sink.transactions.scope import Scope
 from tests.support.transactions_of_kafka import Kafka, NotYet, Produce
 
@@ -121,6 +128,7 @@ def test_marks_of_a_batchs_first_writing_do_not_stand_for_its_second() -> None:
     cluster.kafka.time_out(SCOPE.task_id(1, 0))
     broken = cluster.run(driver.take_over(SCOPE))
     assert broken.missing == {1}
+    assert broken.completed == (), "what the first run committed was not left open, and the rest is lost"
     cluster.run(driver.forget(SCOPE, broken.claim, broken.decision))
 
     run = cluster.plan()
@@ -197,6 +205,22 @@ def test_a_commit_counts_what_planning_ended_for_an_earlier_run() -> None:
     ended = cluster.commit(won).transactions
     counts = {name: one.count for name, one in ended.items()}
     assert counts == {"committed": 1, "aborted": 1, "recovered": 2}
+
+
+def test_a_transaction_that_somebody_else_has_ended_is_not_counted_as_aborted() -> None:
+    claim = ProducerEpoch(1, 0)
+    found = {name: Described("Ongoing", ProducerEpoch(number, 0), number) for number, name in enumerate("ab")}
+    steps = driver.abort_open(SCOPE, claim, "ab")
+    next(steps)
+    steps.send((found,))
+    steps.send(({SCOPE.driver_id: Described("Empty", claim)},))
+    with pytest.raises(StopIteration) as ended:
+        steps.send((Refused("INVALID_TXN_STATE"), None))
+    assert ended.value.value == (1,)
+
+
+def test_ages_are_not_negative_where_clocks_of_two_hosts_differ() -> None:
+    assert batches.ended((1_000, 3_000, -1), 2_000.4) == EndedTransactions(3, 1_000, 1_000)
 
 
 def test_transactions_that_ended_have_their_ages() -> None:
