@@ -21,6 +21,7 @@ from tests.chaos.history import Attempt, Invariant, Record, Violations, check, k
 from tests.chaos.injector import Injector
 from tests.chaos.schedule import Fault, Schedule, Worker
 from tests.support.proxy import ProxyCluster
+from tests.support.topics import log_end
 
 CLUSTER_PROPERTIES = {
     # A killed broker may register again only when its session is over: short, so that rounds are.
@@ -225,9 +226,7 @@ def read(bootstrap_servers: str, topic: str, partitions: int) -> Iterator[Record
         }
     )
     try:
-        ends = [
-            consumer.get_watermark_offsets(TopicPartition(topic, p), timeout=60)[1] for p in range(partitions)
-        ]
+        ends = [log_end(consumer, TopicPartition(topic, p)) for p in range(partitions)]
         consumer.assign([TopicPartition(topic, p, 0) for p in range(partitions)])
         reached = [0] * partitions
         while left := sum(ends) - sum(reached):

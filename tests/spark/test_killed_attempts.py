@@ -17,6 +17,7 @@ from confluent_kafka import Consumer, TopicPartition
 from kafka_sink import register
 from kafka_sink.local_broker import LocalBroker
 from tests.support.proxy import ProxyCluster
+from tests.support.topics import log_end
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -58,7 +59,7 @@ class Topic:
         self._places = [TopicPartition(name, partition) for partition in range(2)]
 
     def rows(self) -> int:
-        return sum(int(self._consumer.get_watermark_offsets(place, timeout=30)[1]) for place in self._places)
+        return sum(log_end(self._consumer, place) for place in self._places)
 
     def reaches(self, count: int) -> None:
         deadline = time.monotonic() + PATIENCE_S

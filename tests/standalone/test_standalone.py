@@ -20,7 +20,7 @@ from tests.support import standalone_job
 from tests.support.security.secured_broker import Secured, given, secured_broker
 from tests.support.standalone_cluster import StandaloneCluster
 from tests.support.standalone_job import ROWS, TASKS
-from tests.support.topics import read_to_end, read_topic
+from tests.support.topics import log_end, read_to_end, read_topic
 
 JOB = Path(__file__).parents[1] / "support" / "standalone_job.py"
 NUMBERS, ONCE, AT_LEAST_ONCE = "standalone-numbers", "speculation-once", "speculation-at-least-once"
@@ -128,7 +128,7 @@ def await_end_above(servers: str, topic: str, rows: int, job: subprocess.Popen[b
     places = [TopicPartition(topic, partition) for partition in range(2)]
     deadline = time.monotonic() + 600
     try:
-        while sum(consumer.get_watermark_offsets(place, 10)[1] for place in places) <= rows:
+        while sum(log_end(consumer, place) for place in places) <= rows:
             assert job.poll() is None, log.read_text(errors="replace")[-3000:]
             assert time.monotonic() < deadline, log.read_text(errors="replace")[-3000:]
             time.sleep(0.05)

@@ -35,7 +35,7 @@ def read_topic(broker: LocalBroker, topic: str) -> list[Row]:
         ends = {}
         for partition in metadata.partitions:
             # A topic that was just made may have no leader yet.
-            ends[partition] = _end(consumer, TopicPartition(topic, partition))
+            ends[partition] = log_end(consumer, TopicPartition(topic, partition))
         consumer.assign([TopicPartition(topic, partition, 0) for partition in ends])
         rows: list[Row] = []
         while len(rows) < sum(ends.values()):
@@ -56,7 +56,7 @@ def read_topic(broker: LocalBroker, topic: str) -> list[Row]:
 def numbers_in(bootstrap: str, topic: str, partitions: int) -> dict[int, list[int]]:
     """Numbers before the first colon of each value, by partition, in offset order."""
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "check", "enable.auto.commit": False})
-    ends = {p: _end(consumer, TopicPartition(topic, p)) for p in range(partitions)}
+    ends = {p: log_end(consumer, TopicPartition(topic, p)) for p in range(partitions)}
     consumer.assign([TopicPartition(topic, p, 0) for p in range(partitions)])
     found: dict[int, list[int]] = {p: [] for p in range(partitions)}
     # consume() waits for all it was asked for, so never for more than there is.
@@ -101,8 +101,9 @@ def read_to_end(
     return values
 
 
-def _end(consumer: Consumer, place: TopicPartition) -> int:
-    deadline = time.monotonic() + 30
+def log_end(consumer: Consumer, place: TopicPartition) -> int:
+    """Where the partition's log ends. A broker may still refuse to say, if the topic was just created."""
+    deadline = time.monotonic() + 60
     while True:
         try:
             return int(consumer.get_watermark_offsets(place, timeout=10)[1])
