@@ -176,7 +176,10 @@ def test_cycles_leave_nothing_behind() -> None:
     )
     assert not [found for found in gc.get_objects() if isinstance(found, Producer)]
     assert len(POOLS._pools) == 0
-    assert (after.threads, after.files, after.sockets) == (before.threads, before.files, before.sockets)
+    # What earlier tests closed may have ended only now.
+    assert after.threads <= before.threads
+    assert after.files <= before.files
+    assert after.sockets <= before.sockets
     assert more_objects - objects < OBJECTS_PER_CYCLE * count
     assert after.private_bytes - before.private_bytes < SLACK_BYTES + BYTES_PER_CYCLE * count
     assert min(cycles.seen.values()) >= count // len(cycles.kinds)

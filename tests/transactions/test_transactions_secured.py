@@ -114,7 +114,7 @@ def test_rights_that_are_missing_are_named_when_the_write_is_planned(
 
 def _plan_until_denied(options: SinkOptions) -> None:
     """Brokers learn of ACLs some time after they are made."""
-    for _ in range(50):
+    for _ in range(600):
         planning.plan(options, _CHECKPOINT, is_streaming=True, for_tasks=True)
         time.sleep(0.1)
 
