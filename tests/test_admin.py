@@ -17,6 +17,7 @@ from kafka_sink import application_markers, driver_log, planning_client
 from kafka_sink.admin import STREAM_RECHECK_S, prepare_topic
 from kafka_sink.errors import AuthenticationError, BrokersUnreachableError, ConfigurationError
 from kafka_sink.local_broker import LocalBroker
+from kafka_sink.model import Node
 from kafka_sink.network import topic_requests
 from kafka_sink.options import SinkOptions, parse
 from tests.support.fake_broker import (
@@ -245,6 +246,29 @@ def test_dead_brokers_are_named_with_the_reason(topic: str, create: str) -> None
     assert time.monotonic() - begun < 20
     for part in (f"127.0.0.1:{port}", "connecting by TCP failed: Connection refused", "check host and port"):
         assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("advertised", "remedy"),
+    [(False, "kafka.bootstrap.servers"), (True, "the brokers' advertised.listeners")],
+)
+def test_planning_that_waits_for_brokers_says_so_once_and_what_to_check(
+    advertised: bool, remedy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches: a minute of silence while no broker can be reached."""
+    lines: list[str] = []
+    monkeypatch.setattr(driver_log, "warn", lines.append)
+    monkeypatch.setattr(planning_client, "_WARN_AFTER_MS", 50.0)
+    with refusing_port() as port:
+        asked = options(f"127.0.0.1:{port}", "t")
+        with planning_client.PlanningClient(asked, 300.0) as client:
+            if advertised:
+                client.use_advertised([Node(1, "127.0.0.1", port)])
+            with pytest.raises(BrokersUnreachableError):
+                client.connect()
+    (line,) = lines
+    assert f"127.0.0.1:{port}" in line
+    assert line.endswith(f"check {remedy}")
 
 
 def test_a_broker_that_never_responds_is_given_up(topic: str) -> None:

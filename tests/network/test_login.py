@@ -33,13 +33,13 @@ def sent(one: BrokerProtocol) -> bytes:
     return data
 
 
-def talk(one: BrokerProtocol, broker: Broker, *, piece: int = 1 << 20, until: int = 1 << 30) -> list[Any]:
+def talk(one: BrokerProtocol, broker: Broker, *, piece: int = 1 << 20) -> list[Any]:
     """Runs both sides until neither has bytes to send; the broker's bytes come in pieces."""
     responses: list[Any] = []
     while data := sent(one):
         reply = broker.answer(data)
-        for at in range(0, min(len(reply), until), piece):
-            one.receive(reply[at : min(at + piece, until)])
+        for at in range(0, len(reply), piece):
+            one.receive(reply[at : at + piece])
             while (answered := one.next_response(5.0)) is not None:
                 responses.append(answered.response)
     return responses

@@ -8,9 +8,6 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-
-pytest.importorskip("botocore")
-
 from botocore import auth as botocore_auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials

@@ -168,7 +168,8 @@ def raises(error: Exception) -> None:
 
 @pytest.mark.parametrize("is_busy", [False, True], ids=["idle", "busy"])
 def test_a_forked_process_watches_with_a_thread_of_its_own(pair: Pair, *, is_busy: bool) -> None:
-    """Catches: no watch, the parent's pipe left open, or a wait for ever for a lock held at the fork."""
+    """Catches: no watch, the parent's as well, its pipe left open, or a wait for ever for a lock held at the
+    fork."""
     jvm, worker = pair
     with watched(worker.fileno(), lambda _: None):
         """The parent's thread runs."""
@@ -182,6 +183,11 @@ def test_a_forked_process_watches_with_a_thread_of_its_own(pair: Pair, *, is_bus
         with watched(worker.fileno(), lambda _: noticed.set()):
             return noticed.wait(PATIENCE_S) and not kept
 
+    def watches_nothing() -> bool:
+        return not executor_connection._WATCHER._watched
+
+    with watched(worker.fileno(), lambda _: None):
+        assert in_a_fork(watches_nothing)
     with executor_connection._WATCHER._lock if is_busy else nullcontext():
         assert in_a_fork(watches_anew)
 
@@ -226,7 +232,7 @@ def test_rows_end_only_where_spark_said_so(pair: Pair, *, hangs_up: bool, ended:
             assert next(batches, None) is None
 
 
-@pytest.mark.skipif(not hasattr(socket, "TCP_QUICKACK"), reason="an option of Linux")
+@pytest.mark.skipif(not hasattr(socket, "TCP_QUICKACK"), reason="TCP_QUICKACK is an option of Linux")
 def test_rows_are_acknowledged_before_the_kernel_would(pair: Pair) -> None:
     """Catches: the JVM kept the end of the rows back until the rows were acknowledged, 40 ms later."""
     _, worker = pair

@@ -4,7 +4,9 @@ do."""
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,7 +14,7 @@ from kafka_sink import application_markers, driver_log
 from kafka_sink.errors import ConfigurationError
 from kafka_sink.options import parse
 from kafka_sink.transactions import planning
-from kafka_sink.transactions.batch import Handover
+from kafka_sink.transactions.batch import BatchOutcome, Handover
 from kafka_sink.transactions.driver import Ownership
 from kafka_sink.transactions.operations import ProducerEpoch
 from kafka_sink.transactions.planning import PlannedTransactions
@@ -122,3 +124,20 @@ def test_an_age_that_no_broker_says_is_left_out(
     planning._report_takeover(scope, ownership, Handover.of(scope, ownership, 7_000))
     (line,) = lines
     assert line.endswith(end)
+
+
+@pytest.mark.parametrize(("open_ms", "warnings"), [(29_000, 0), (31_000, 1)])
+def test_a_batch_that_took_half_the_time_that_brokers_allow_is_warned_of(
+    monkeypatch: pytest.MonkeyPatch, open_ms: int, warnings: int
+) -> None:
+    """Catches: no word before brokers abort a slow query's batches, one after the other."""
+    lines: list[str] = []
+    outcome = BatchOutcome(committed=(7_000_000, 7_000_000 + open_ms - 1))
+    client = SimpleNamespace(run=lambda *_, **__: outcome)
+    monkeypatch.setattr(driver_log, "warn", lines.append)
+    monkeypatch.setattr(planning, "client_of", lambda _: nullcontext(client))
+    monkeypatch.setattr(planning, "wall_ms", lambda: 7_000_000.0 + open_ms)
+    planned = PlannedTransactions(Scope("p", "t", 1), None, Handover(ProducerEpoch(1, 0), {}))
+    planning.commit(parse({**BASE, "kafka.transaction.timeout.ms": "60000"}).options, planned, [])
+    assert len(lines) == warnings
+    assert all("open for 31 s" in line and "kafka.transaction.timeout.ms = 60000" in line for line in lines)

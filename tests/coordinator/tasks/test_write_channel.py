@@ -269,14 +269,14 @@ def test_a_forked_process_has_a_connection_of_its_own(*, is_busy: bool) -> None:
         kept.close()
 
 
-@pytest.mark.skipif(not hasattr(select, "poll"), reason="only select")
+@pytest.mark.skipif(not hasattr(select, "poll"), reason="this system has select only")
 def test_commits_work_with_more_descriptors_than_select_takes() -> None:
     """Catches: ``select`` raised ValueError for a descriptor above 1,023, and the micro-batch failed."""
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < 2_000:
-        pytest.skip("too few descriptors")
+        pytest.skip(f"a process may open only {hard} files here")
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2_000), hard))
     try:
         with serving(factories={"writes": write_handler}) as server:

@@ -25,6 +25,8 @@ USER = "ali=ce,"
 CONNECTION_STRING_USER = "$ConnectionString"
 CONNECTION_STRING = "Endpoint=sb://x.test/;SharedAccessKeyName=k;SharedAccessKey=q+/w=="
 ISSUER, AUDIENCE = "https://issuer.test", "kafka"
+# How long a login on the listener SHORT holds.
+_SHORT_SESSION_MS = 3_000
 _MODULES = "org.apache.kafka.common.security"
 # Listener -> security protocol. The numbers of a session's length are in seconds.
 LISTENERS = {
@@ -116,7 +118,7 @@ class Secured:
         return given | {f"kafka.{name.replace('_', '.')}": text for name, text in more.items()}
 
 
-def _properties(folder: Path, sessions_ms: int) -> Mapping[str, object]:
+def _properties(folder: Path) -> Mapping[str, object]:
     handler = f"{_MODULES}.oauthbearer.OAuthBearerValidatorCallbackHandler"
     values: dict[str, object] = {
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
@@ -125,7 +127,7 @@ def _properties(folder: Path, sessions_ms: int) -> Mapping[str, object]:
         "listener.name.mutual.ssl.client.auth": "required",
         "listener.name.mutual.ssl.truststore.type": "PEM",
         "listener.name.mutual.ssl.truststore.location": folder / "authority.pem",
-        "listener.name.short.connections.max.reauth.ms": sessions_ms,
+        "listener.name.short.connections.max.reauth.ms": _SHORT_SESSION_MS,
     }
     keys = {"wronghost": "wronghost.pem", "expired": "expired.pem"}
     for name in (one.lower() for one, protocol in LISTENERS.items() if protocol.endswith("SSL")):
@@ -152,8 +154,8 @@ def _properties(folder: Path, sessions_ms: int) -> Mapping[str, object]:
 
 
 @contextmanager
-def secured_broker(folder: Path, *, sessions_ms: int = 3000, brokers: int = 1) -> Iterator[Secured]:
-    """The broker runs within the block; ``sessions_ms`` is how long a login on listener SHORT holds."""
+def secured_broker(folder: Path, *, brokers: int = 1) -> Iterator[Secured]:
+    """The broker runs within the block."""
     authority = Authority()
     authority.pem_file(folder / "authority.pem")
     authority.issue("server", "127.0.0.1", "localhost").pem_file(folder / "server.pem")
@@ -165,7 +167,7 @@ def secured_broker(folder: Path, *, sessions_ms: int = 3000, brokers: int = 1) -
     urls = (folder / "jwks.json").as_uri()
     with LocalBroker(
         brokers=brokers,
-        properties=_properties(folder, sessions_ms),
+        properties=_properties(folder),
         extra_listeners=LISTENERS,
         java_options=[f"-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls={urls}"],
     ) as broker:
