@@ -75,22 +75,33 @@ def test_the_json_summary_is_one_object_that_joins_with_a_querys_progress(
     assert (found["sentBytes"], found["rawBytes"], found["partitions"]) == (150, 300, 1)
 
 
-def test_tasks_without_rows_are_reported_once_for_a_query(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("others", "advice"),
+    [
+        ([TaskResult()] * 199, "199 of 200 tasks had no rows"),
+        ([TaskResult(arrow_batch_bytes_max=64_000_000)], "Arrow batches of up to 64.0 MB"),
+    ],
+)
+def test_advice_is_given_once_for_a_query(
+    others: list[TaskResult],
+    advice: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     """Catches: a foreachBatch after groupBy with 200 tasks for 2 rows, and nothing that says so."""
     for handler in list(logging.getLogger().handlers):
         logging.getLogger().removeHandler(handler)
     monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
-    tasks = [committed((0, 1), query="q-1"), *[TaskCommitted(TaskResult(), query="q-1")] * 199]
+    tasks = [committed((0, 1), query="q-1"), *(TaskCommitted(one, query="q-1") for one in others)]
     planned().commit(tasks, 1)
     planned().commit(tasks, 2)
-    assert capfd.readouterr().err.count("199 of 200 tasks had no rows") == 1
+    assert capfd.readouterr().err.count(advice) == 1
     planned().commit([replace(one, query="q-0") for one in tasks], 1)
-    assert capfd.readouterr().err.count("199 of 200 tasks had no rows") == 1, "another query's"
+    assert capfd.readouterr().err.count(advice) == 1, "another query's"
     monkeypatch.delenv("SPARK_LOCAL_DIRS")
     planned().commit(tasks, 3)
-    assert "had no rows" not in capfd.readouterr().err, "else in each micro-batch"
+    assert advice not in capfd.readouterr().err, "else in each micro-batch"
     planned(log_summary="false").commit([*tasks[1:], committed((0, 1), query="q-2")], 1)
     assert capfd.readouterr().err == ""
 
