@@ -11,8 +11,10 @@ partitions have been written to before. ``cold``: 500,000 rows to a topic of 1,0
 created a second before, at defaults, then the same again if that succeeded. The broker's own share beside
 it: how long it takes until it serves all partitions of a topic that nobody writes to, and then to append as
 many bytes to them as the job, by librdkafka. ``cold_in_memory``: the same with the broker's data in memory,
-where files cost it nothing: for a new partition it flushes several, and extends its indexes. Needs pyspark
-4.1.1 for the JVM sink.
+where files cost it nothing. ``cold_small_indexes``: on the disk, with indexes of 64 KiB. For a partition's
+first index entries the broker writes into two mapped files of 10 MiB, and the kernel reads ahead around the
+first write to each: up to ``read_ahead_kb`` of zeros, which the conditions name. Needs pyspark 4.1.1 for the
+JVM sink.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -57,8 +59,10 @@ BROKER = "the broker alone"
 BROKER_STEPS = ("until it serves all partitions", "then librdkafka's first write", "librdkafka's second")
 # About what the job's 500,000 rows take with lz4.
 PLAIN_RECORDS, PLAIN_BYTES = 50, 470
-PARTS = ("rates", "cold", "cold_in_memory", "memory", "large")
-COLD = ("cold", "cold_in_memory")
+PARTS = ("rates", "cold", "cold_small_indexes", "cold_in_memory", "memory", "large")
+COLD = ("cold", "cold_small_indexes", "cold_in_memory")
+# Less than any usual read-ahead. A topic without it has 10 MiB.
+SMALL_INDEXES = {"segment.index.bytes": 64 << 10}
 _MEMORY = "/dev/shm"
 GOALS = ((OURS, JVM, 20.0), (OURS, OURS_FEW, 0.5))
 MEMORY_GOALS_MIB = {"memory": 250, "large": 300}
@@ -161,25 +165,33 @@ def rates(spark: Any, job: Job, folder: str, rows: int, repeats: int) -> dict[st
 
 
 def cold(
-    spark: Any, broker: LocalBroker, folder: str, rows: int, repeats: int, partitions: int = MANY
+    spark: Any,
+    broker: LocalBroker,
+    folder: str,
+    rows: int,
+    repeats: int,
+    partitions: int = MANY,
+    config: Mapping[str, object] | None = None,
 ) -> dict[str, list[list[float | None]]]:
-    """Seconds of the first job and the second by sink, None for one that failed."""
+    """Seconds of the first job and the second by sink, None for one that failed. ``config``: the topics'."""
+    names = f"{partitions}-{len(config or {})}"
     with_jvm = "spark-sql-kafka" in spark.conf.get("spark.jars", "")
     forms = {OURS: "kafka-chunked", **({JVM: "kafka"} if with_jvm else {})}
     frame = throughput.source(spark, rows, folder)
     found: dict[str, list[list[float | None]]] = {BROKER: [], **{name: [] for name in forms}}
     for form in forms.values():
         # Starts workers and connections, and compiles.
-        broker.create_topic(f"before-{form}", FEW)
-        _save(frame, form, broker.bootstrap_servers, f"before-{form}")
+        broker.create_topic(f"before-{form}-{names}", FEW)
+        _save(frame, form, broker.bootstrap_servers, f"before-{form}-{names}")
     for turn in range(repeats):
-        created = _creation_seconds(broker, f"idle-{turn}", partitions)
-        appended = [_plain_write_seconds(broker, f"idle-{turn}", partitions) for _ in ("first", "second")]
+        idle = f"idle-{names}-{turn}"
+        created = _creation_seconds(broker, idle, partitions, config)
+        appended = [_plain_write_seconds(broker, idle, partitions) for _ in ("first", "second")]
         found[BROKER].append([created, *appended])
         print(f"  round {turn + 1}  {BROKER}: {found[BROKER][-1]}", flush=True)
         for name, form in list(forms.items())[:: -1 if turn % 2 else 1]:
-            topic = f"cold-{form}-{turn}"
-            broker.create_topic(topic, partitions)
+            topic = f"cold-{form}-{names}-{turn}"
+            broker.create_topic(topic, partitions, config=config)
             time.sleep(1)
             jobs = [_save(frame, form, broker.bootstrap_servers, topic)]
             jobs.append(_save(frame, form, broker.bootstrap_servers, topic) if jobs[0] else None)
@@ -201,12 +213,14 @@ def _save(frame: Any, form: str, bootstrap: str, topic: str) -> float | None:
     return round(time.perf_counter() - started, 2)
 
 
-def _creation_seconds(broker: LocalBroker, topic: str, partitions: int) -> float:
+def _creation_seconds(
+    broker: LocalBroker, topic: str, partitions: int, config: Mapping[str, object] | None
+) -> float:
     """From the topic's creation until the broker responds for each of its partitions."""
     from confluent_kafka import KafkaException, TopicPartition
     from confluent_kafka.admin import AdminClient, OffsetSpec
 
-    broker.create_topic(topic, partitions)
+    broker.create_topic(topic, partitions, config=config)
     started = time.perf_counter()
     admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
     places = {TopicPartition(topic, p): OffsetSpec.latest() for p in range(partitions)}  # type: ignore[no-untyped-call]
@@ -304,6 +318,7 @@ _TITLES = {
     "memory": "Memory of the largest worker: 110-byte rows",
     "large": f"Memory of the largest worker: {LARGE_ROW:,}-byte rows",
     "cold": "First write to 1,000 new partitions",
+    "cold_small_indexes": "First write to 1,000 new partitions with indexes of 64 KiB",
     "cold_in_memory": "First write to 1,000 new partitions, the broker's data in memory",
 }
 
@@ -362,11 +377,21 @@ def _cold_medians(found: dict[str, list[list[float | None]]]) -> dict[str, float
     return medians
 
 
+def _read_ahead() -> str:
+    """How much the kernel reads ahead on the disk of temporary files, where it says so."""
+    device = os.stat(tempfile.gettempdir()).st_dev
+    file = Path(f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb")
+    try:
+        return f" with a read-ahead of {int(file.read_text()):,} kB"
+    except OSError:
+        return ""
+
+
 def conditions_of(part: str, rows: int) -> str:
     import pyspark
 
     if part in COLD:
-        where = " with its data in memory" if part == "cold_in_memory" else ""
+        where = {"cold_in_memory": " with its data in memory"}.get(part, f" on a disk{_read_ahead()}")
         return (
             f"{rows:,} keyed 110-byte rows, {MANY:,} new partitions, defaults, lz4, pyspark "
             f"{pyspark.__version__} local[2], Kafka 4.3.0 on the same machine{where}, {os.cpu_count()} cores"
@@ -400,6 +425,9 @@ def run_parts(parts: list[str], rows: int, repeats: int, smoke: bool) -> dict[st
                     found = rates(spark, job, folder, count, repeats)
                 elif part == "cold":
                     found = cold(spark, broker, folder, count, repeats, FEW if smoke else MANY)
+                elif part == "cold_small_indexes":
+                    partitions = FEW if smoke else MANY
+                    found = cold(spark, broker, folder, count, repeats, partitions, SMALL_INDEXES)
                 elif part == "cold_in_memory":
                     with _in_memory(), LocalBroker() as other:
                         found = cold(spark, other, folder, count, repeats, MANY)
@@ -434,7 +462,7 @@ def main() -> None:
         groups = [[options.part]]
     elif options.smoke:
         # The same code as ``cold``.
-        groups = [[part for part in PARTS if part != "cold_in_memory"]]
+        groups = [[part for part in PARTS if part not in COLD[1:]]]
     found = {}
     for parts in groups:
         found.update(run_parts(parts, rows, repeats, options.smoke))
