@@ -16,7 +16,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING, TextIO
 
 from kafka_sink.command_line import add_options, given_options
-from kafka_sink.errors import KafkaSinkError
+from kafka_sink.errors import KafkaSinkError, MissingTopicError
 from kafka_sink.libraries import OF_DRIVER, OF_TASKS
 from kafka_sink.version import __version__
 
@@ -281,24 +281,41 @@ def _job(options: Mapping[str, str]) -> Iterator[Finding]:
         return
     yield from (Finding(Level.NOTE, warning) for warning in parsed.warnings)
     try:
-        _reach(parsed.options)
+        yield from _reach(parsed.options)
     except KafkaSinkError as error:
         yield Finding(Level.PROBLEM, f"brokers, login and topic: {error}")
-    else:
-        yield Finding(Level.OK, "brokers, login and topic: usable")
 
 
-def _reach(options: SinkOptions) -> None:
+def _reach(options: SinkOptions) -> Iterator[Finding]:
     """As planning does, but nothing is created."""
     from kafka_sink.planning_client import CONNECT_BOUND_MS, PlanningClient
     from kafka_sink.topic_preparation import TopicPreparation
 
     asked = replace(options, topic_create=False, allow_auto_create_topics=False)
+    topics = {"topic": asked.topic}
+    if asked.errors_deadletterqueue_topic_name is not None:
+        topics["errors.deadletterqueue.topic.name"] = asked.errors_deadletterqueue_topic_name
+    usable = "brokers, login and topic"
     with PlanningClient(asked, min(CONNECT_BOUND_MS, asked.max_block_ms)) as client:
-        TopicPreparation(asked, client, "topic", asked.topic).run()
-        letters = asked.errors_deadletterqueue_topic_name
-        if letters is not None:
-            TopicPreparation(asked, client, "errors.deadletterqueue.topic.name", letters).run()
+        for option, topic in topics.items():
+            try:
+                TopicPreparation(asked, client, option, topic).run()
+            except MissingTopicError as error:
+                usable = "brokers and login"
+                yield _of_missing_topic(options, f"Option '{option}': there is no topic '{topic}'", error)
+    yield Finding(Level.OK, f"{usable}: usable")
+
+
+def _of_missing_topic(options: SinkOptions, what: str, error: MissingTopicError) -> Finding:
+    if options.topic_create:
+        return Finding(Level.NOTE, f"{what}; a job creates it (topic.create=true)")
+    if options.allow_auto_create_topics:
+        return Finding(
+            Level.NOTE,
+            f"{what}; a job fails unless brokers create it by themselves (auto.create.topics.enable). To be "
+            "sure, create it, or set topic.create=true",
+        )
+    return Finding(Level.PROBLEM, str(error))
 
 
 def _version(distribution: str) -> str | None:

@@ -17,6 +17,10 @@ class ConfigurationError(KafkaSinkError, ValueError):
     """An option is missing, unknown, out of bounds or contradicts another. Raised at planning."""
 
 
+class MissingTopicError(ConfigurationError):
+    """A topic that an option names does not exist, and was not created."""
+
+
 class SchemaError(KafkaSinkError, ValueError):
     """A column is missing or has an unsupported type. Raised at planning."""
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 
 from kafka_sink import driver_log
-from kafka_sink.errors import ConfigurationError, MetadataTimeoutError
+from kafka_sink.errors import ConfigurationError, MetadataTimeoutError, MissingTopicError
 from kafka_sink.kafka_errors import (
     CLUSTER_AUTHORIZATION_FAILED,
     LEADER_NOT_AVAILABLE,
@@ -78,7 +78,7 @@ class TopicPreparation:
                     f"{self._brokers})"
                 )
             if self._is_missing and self._left_ms(_PROPAGATION_MS) <= 0:
-                raise ConfigurationError(self._missing_text())
+                raise MissingTopicError(self._missing_text())
             if self._left_ms() <= 0:
                 raise MetadataTimeoutError(self._timeout_text(_named(code)))
             time.sleep(_RETRY_PAUSE_S)

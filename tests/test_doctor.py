@@ -106,12 +106,30 @@ def test_options_brokers_and_topics_are_tried_and_nothing_is_created(monkeypatch
     with FakeCluster({"there": 1}) as cluster:
         base = {"kafka.bootstrap.servers": cluster.bootstrap_servers, "kafka.max.block.ms": "300"}
         assert problems(HERE, base | {"topic": "there"}) == ""
-        missing = problems(HERE, base | {"topic": "missing", "topic.create": "true"})
-        assert "there is no topic 'missing'" in missing
+        never = {"kafka.allow.auto.create.topics": "false"}
+        assert "there is no topic 'missing'" in problems(HERE, base | never | {"topic": "missing"})
         letters = {"errors.tolerance": "all", "errors.deadletterqueue.topic.name": "letters"}
-        assert "'letters'" in problems(HERE, base | {"topic": "there"} | letters)
+        assert "'letters'" in problems(HERE, base | never | {"topic": "there"} | letters)
     assert "Did you mean" in problems(HERE, base | {"kafka.acsk": "all"})
     assert "Connection refused" in problems(HERE, {**base, "kafka.bootstrap.servers": "127.0.0.1:1"})
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [("topic.create", "a job creates it"), ("kafka.allow.auto.create.topics", "unless brokers create it")],
+)
+def test_a_missing_topic_that_a_job_would_create_is_no_problem(
+    monkeypatch: pytest.MonkeyPatch, option: str, said: str
+) -> None:
+    """Catches: a problem where none is, and a setting in its text that nobody made."""
+    monkeypatch.setattr(planning_client, "CONNECT_BOUND_MS", 300.0)
+    with FakeCluster({"there": 1}) as cluster:
+        given = {"kafka.bootstrap.servers": cluster.bootstrap_servers, "kafka.max.block.ms": "300"}
+        seen = found(HERE, given | {"topic": "missing", option: "true"})
+        assert found(HERE, given | {"topic": "missing", option: "true"}) == seen, "it has created the topic"
+    assert not [one for one in seen if one.level is Level.PROBLEM]
+    assert any(said in one.text for one in seen if one.level is Level.NOTE)
+    assert any("brokers and login: usable" in one.text for one in seen)
 
 
 def test_the_command_takes_options_and_prints_no_secret(
