@@ -29,7 +29,9 @@ GOAL_NS = 250
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--smoke", action="store_true", help="tiny input: does it run at all")
     smoke = parser.parse_args().smoke
     rows, repeats = (500, 1) if smoke else (32_000, 40)

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks import charts, held_readers
-from benchmarks.surroundings import RESULTS, prepare_workers
+from benchmarks.surroundings import RESULTS, spark_session
 from kafka_sink.local_broker import LocalBroker
 
 if TYPE_CHECKING:
@@ -39,7 +39,9 @@ GOAL_SHARE, GOAL_MORE_MS = 0.9, 150.0
 
 def main() -> int:
     """0 where the goals are met."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.exactly_once", description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, default=RESULTS / "exactly_once.json")
     parser.add_argument("--smoke", action="store_true", help="small, to see that it runs")
     parser.add_argument("--parts", nargs="+", choices=_PARTS, default=_PARTS)
@@ -51,7 +53,7 @@ def main() -> int:
         found: dict[str, Any] = {}
         if "held_up" in parts:
             found["held_up"] = held_readers.without_spark(cluster, arguments.smoke)
-        spark = session()
+        spark = spark_session()
         try:
             if "held_up" in parts and not arguments.smoke:
                 found["held_up"] |= held_readers.through_spark(spark, cluster, Path(folder))
@@ -74,19 +76,6 @@ def main() -> int:
     share = found.get("jobs", {}).get("share_of_the_rate", 1.0)
     more = found.get("micro_batches", {}).get("more_ms", 0.0)
     return 0 if share >= GOAL_SHARE and more <= GOAL_MORE_MS else 1
-
-
-def session() -> SparkSession:
-    from pyspark.sql import SparkSession
-
-    prepare_workers()
-    return (
-        SparkSession.builder.master("local[2]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.log.level", "ERROR")
-        .getOrCreate()
-    )
 
 
 def jobs(spark: SparkSession, cluster: LocalBroker, folder: Path, rows: int, turns: int) -> dict[str, Any]:

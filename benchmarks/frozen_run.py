@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from benchmarks import paced_rows, peers
-from benchmarks.surroundings import prepare_workers
+from benchmarks import paced_rows
+from benchmarks.surroundings import spark_session
 from kafka_sink.local_broker import LocalBroker
 
 PARTITIONS = 12
@@ -61,29 +61,9 @@ def sink(form: str, options: Mapping[str, str] = MappingProxyType({})) -> Write:
 
 
 def session(with_jvm_sink: bool, master: str, settings: Mapping[str, str] = MappingProxyType({})) -> Any:
-    from pyspark.sql import SparkSession
-
-    prepare_workers()
-
-    builder = (
-        SparkSession.builder.master(master)
-        .appName("kafka-chunked frozen broker")
-        .config("spark.ui.enabled", "false")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.log.level", "ERROR")
-        .config("spark.ui.showConsoleProgress", "false")
-        # On a cluster: tasks would else all run on the executor that registers first.
-        .config("spark.scheduler.minRegisteredResourcesRatio", "1.0")
-        .config("spark.scheduler.maxRegisteredResourcesWaitingTime", "60s")
-        # Else Spark would gather half a second's rows for a Python sink.
-        .config("spark.sql.execution.arrow.maxRecordsPerBatch", "500")
-    )
-    if with_jvm_sink:
-        builder = builder.config("spark.jars", ",".join(peers.jvm_sink_jars()))
-    for name, value in settings.items():
-        builder = builder.config(name, value)
-    return builder.getOrCreate()
+    # Else Spark would gather half a second's rows for a Python sink.
+    used = {"spark.sql.execution.arrow.maxRecordsPerBatch": "500", **settings}
+    return spark_session(master, used, with_jvm_sink=with_jvm_sink)
 
 
 def frame_of(spark: Any, load: Load, keyed: bool) -> Any:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-from benchmarks.surroundings import environment
+from benchmarks.surroundings import environment, spark_session
 from kafka_sink.clock import wall_ms
 from kafka_sink.local_broker import LocalBroker
 from kafka_sink.options import parse
@@ -368,19 +368,7 @@ def _named(bootstrap_servers: str, topic: str) -> dict[str, str]:
 
 def main(master: str, bootstrap_servers: str, topic: str, folder: str) -> None:
     """The driver of the job whose executor is killed."""
-    from pyspark.sql import SparkSession
-
-    spark = (
-        SparkSession.builder.master(master)
-        .config("spark.ui.enabled", "false")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.log.level", "ERROR")
-        # Both executors are there when the first task starts.
-        .config("spark.scheduler.minRegisteredResourcesRatio", "1.0")
-        .config("spark.scheduler.maxRegisteredResourcesWaitingTime", "60s")
-        .getOrCreate()
-    )
+    spark = spark_session(master)
     _write_rows(spark, bootstrap_servers, topic, Path(folder), "kill")
     spark.stop()
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import charts, peers
-from benchmarks.surroundings import RESULTS, environment
+from benchmarks.surroundings import RESULTS, environment, spark_session
 from kafka_sink.local_broker import LocalBroker
 from tests.support.proxy import ProxyCluster
 from tests.support.standalone_cluster import StandaloneCluster
@@ -43,25 +43,8 @@ METADATA = 3
 
 def job(form: str, bootstrap: str, master: str, rows: int, topics: int, tasks: int) -> None:
     """Writes twice; says how long after each, and waits for a command to go on."""
-    from pyspark.sql import SparkSession
-
-    builder = (
-        SparkSession.builder.master(master)
-        .appName(f"many topics, {form}")
-        .config("spark.ui.enabled", "false")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.log.level", "ERROR")
-        .config("spark.ui.showConsoleProgress", "false")
-        # On a cluster: tasks would else all run on the executor that registers first.
-        .config("spark.scheduler.minRegisteredResourcesRatio", "1.0")
-        .config("spark.scheduler.maxRegisteredResourcesWaitingTime", "60s")
-    )
-    if form == JVM:
-        builder = builder.config("spark.jars", ",".join(peers.jvm_sink_jars()))
-    if form == WITH_DAEMON:
-        builder = builder.config("spark.python.daemon.module", "kafka_sink.daemon")
-    spark = builder.getOrCreate()
+    settings = {"spark.python.daemon.module": "kafka_sink.daemon"} if form == WITH_DAEMON else {}
+    spark = spark_session(master, settings, with_jvm_sink=form == JVM)
     frame = spark.range(0, rows, 1, tasks).selectExpr(
         f"format_string('many-%05d', (id * 7919) % {topics}) as topic",
         "cast(id as string) as key",

@@ -20,7 +20,7 @@ from confluent_kafka import Consumer, TopicPartition
 
 from benchmarks import charts
 from benchmarks.sampler import Sampler
-from benchmarks.surroundings import RESULTS, prepare_workers
+from benchmarks.surroundings import RESULTS, spark_session
 from kafka_sink.local_broker import LocalBroker
 from tests.support.standalone_cluster import StandaloneCluster
 
@@ -114,23 +114,15 @@ def plot(found: dict[str, Any], file: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--smoke", action="store_true")
     smoke = parser.parse_args().smoke
     seconds = 3 if smoke else 40
-    prepare_workers()
-    from pyspark.sql import SparkSession
-
     with LocalBroker() as broker, StandaloneCluster(workers=2, cores=2) as cluster:
         broker.create_topic(TOPIC, PARTITIONS)
-        spark = (
-            SparkSession.builder.master(cluster.url)
-            .config("spark.driver.host", "127.0.0.1")
-            .config("spark.driver.bindAddress", "127.0.0.1")
-            .config("spark.ui.enabled", "false")
-            .config("spark.log.level", "ERROR")
-            .getOrCreate()
-        )
+        spark = spark_session(cluster.url)
         try:
             with Curve(broker.bootstrap_servers) as curve:
                 write(spark, broker.bootstrap_servers, LIMIT * seconds, LIMIT)

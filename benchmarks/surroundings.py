@@ -5,7 +5,13 @@ from __future__ import annotations
 import compileall
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -25,7 +31,29 @@ def environment(python: str = sys.executable) -> dict[str, str]:
     }
 
 
-def prepare_workers() -> None:
-    """Lets the workers of a session that is made afterwards import the sink and the benchmarks' functions."""
+def spark_session(
+    master: str = "local[2]",
+    settings: Mapping[str, str] = MappingProxyType({}),
+    *,
+    with_jvm_sink: bool = False,
+) -> SparkSession:
+    """A session whose workers can import the sink and the benchmarks' functions."""
+    from pyspark.sql import SparkSession
+
+    from benchmarks import peers
+
     os.environ.update(environment())
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    used = {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.log.level": "ERROR",
+        # On a cluster: tasks would else all run on the executor that registers first.
+        "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+        "spark.scheduler.maxRegisteredResourcesWaitingTime": "60s",
+    }
+    if with_jvm_sink:
+        used["spark.jars"] = ",".join(peers.jvm_sink_jars())
+    return SparkSession.builder.master(master).config(map={**used, **settings}).getOrCreate()

@@ -31,7 +31,7 @@ from typing import Any
 
 from benchmarks import charts, peers
 from benchmarks.processor_time import Meter
-from benchmarks.surroundings import RESULTS, environment, prepare_workers
+from benchmarks.surroundings import RESULTS, environment, spark_session
 from kafka_sink.local_broker import LocalBroker
 
 PARTITIONS = 4
@@ -67,24 +67,8 @@ def medians(jobs: list[Job]) -> Job:
 
 
 def session(with_jvm_sink: bool, settings: Mapping[str, str] | None = None) -> Any:
-    from pyspark.sql import SparkSession
-
-    prepare_workers()
-    builder = (
-        SparkSession.builder.master("local[2]")
-        .appName("kafka-chunked throughput")
-        .config("spark.ui.enabled", "false")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.driver.memory", "2g")
-        .config("spark.log.level", "ERROR")
-        .config("spark.ui.showConsoleProgress", "false")
-    )
-    if with_jvm_sink:
-        builder = builder.config("spark.jars", ",".join(peers.jvm_sink_jars()))
-    for name, value in (settings or {}).items():
-        builder = builder.config(name, value)
-    return builder.getOrCreate()
+    used = {"spark.driver.memory": "2g", **(settings or {})}
+    return spark_session(settings=used, with_jvm_sink=with_jvm_sink)
 
 
 def source(spark: Any, rows: int, folder: str) -> Any:
@@ -253,7 +237,9 @@ def run_beside(python: str, rows: int, repeats: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rows", type=int, default=6_000_000)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument(
