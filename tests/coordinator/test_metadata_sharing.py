@@ -224,8 +224,9 @@ def test_a_frozen_coordinator_costs_one_warning_and_a_moment(caplog: pytest.LogC
 
 
 @pytest.mark.usefixtures("patient")
-def test_tasks_do_not_refresh_what_the_coordinator_does() -> None:
-    topics = {f"t{number}": 1 for number in range(100)}
+def test_tasks_do_not_refresh_what_the_coordinator_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kafka_sink.coordinator.server.metadata_fetcher._SHARE_OF_AGE", 0.5)
+    topics = {f"t{number}": 1 for number in range(25)}
     with FakeCluster(topics) as cluster:
         options = options_of(cluster, metadata_max_age_ms=4000)
         with coordinating(options) as found:
@@ -236,7 +237,7 @@ def test_tasks_do_not_refresh_what_the_coordinator_does() -> None:
                     producer.send(rows(*topics))
                     time.sleep(0.1)
                 producer.finish()
-        # At 2 s, as they are as many as fill a request. Tasks would ask brokers at 4 s for metadata that was not renewed.
+        # At 2 s. Tasks would ask brokers at 4 s for metadata that was not renewed.
         assert len(cluster.received(METADATA)) >= 2
         assert "mine" not in {one.client_id for one in cluster.received(METADATA)}
 
