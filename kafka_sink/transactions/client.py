@@ -113,6 +113,8 @@ class _Call:
     last_error: str = ""
     # Done without a response from then on.
     give_up_ms: float = math.inf
+    # Of the same step and coordinator: counts only if it was sent behind that one, once that one is done.
+    behind: _Call | None = None
 
 
 @dataclass(slots=True)
@@ -270,7 +272,7 @@ class TransactionClient:
         wait = _MAX_POLL_MS
         for call in step.calls:
             node = call.node if call.key is None else self._coordinators.get(call.key)
-            if call.is_sent or node is None:
+            if call.is_sent or node is None or (call.behind in step.calls and not call.behind.is_sent):
                 continue
             if now_ms < call.not_before_ms:
                 wait = min(wait, call.not_before_ms - now_ms)
@@ -322,9 +324,13 @@ class TransactionClient:
 
     def _on_response(self, step: _Step, event: ResponseReceived) -> None:
         if isinstance(event.tag, _Call):
-            # It belongs to an earlier step that timed out.
-            if event.tag in step.calls and event.tag.take(event.response):
-                step.calls.remove(event.tag)
+            call = event.tag
+            if call not in step.calls:
+                return  # it belongs to an earlier step that timed out
+            if call.behind in step.calls:
+                self._again(call, "what it is sent behind must be sent again")
+            elif call.take(event.response):
+                step.calls.remove(call)
         elif isinstance(event.response, requests.MetadataResponse):
             self._asked_nodes = False
             for topic in event.response.update.topics:
@@ -464,7 +470,11 @@ class TransactionClient:
             case RecordOffsets():
                 return [self._record(step, index, operation)]
             case FetchOffsets():
-                return [self._fetch(step, index, operation, group, None) for group in operation.groups]
+                calls = [self._fetch(step, index, operation, group, None) for group in operation.groups]
+                for call in calls:
+                    recorded = (one for one in step.calls if isinstance(one.operation, RecordOffsets))
+                    call.behind = next((one for one in recorded if one.key == call.key), None)
+                return calls
             case FetchStableOffsets():
                 groups: dict[str, list[TopicPartition]] = {}
                 for key in operation.keys:

@@ -84,6 +84,7 @@ class FetchOffsets:
     """All that groups have committed by now. Answer: a mapping from OffsetKey to the metadata text.
 
     For an offset that is pending in a transaction, this is the value before it, or nothing if there was none.
+    Behind a RecordOffsets of the same group in a step, the result is of the coordinator that took those.
     """
 
     groups: tuple[str, ...]

@@ -1,7 +1,7 @@
 """Kafka's transactions as values: transaction protocol 2, with markers that take their time.
 
-Left out: brokers and their failures (an operation is repeated until its response is there), the change of
-producer ids at the last epoch, and expiry of ids and offsets.
+Left out: brokers and their failures (an operation is repeated until its response is there), and expiry of
+ids and offsets.
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ class Transaction:
 class Kafka:
     """Executes operations; ``visible`` counts the rows that readers of committed rows see."""
 
-    def __init__(self) -> None:
+    def __init__(self, last_epoch: int = 32_766) -> None:
+        # An id gets another producer id behind it.
+        self._last_epoch = last_epoch
         self.transactions: dict[str, Transaction] = {}
         self.offsets: dict[OffsetKey, str] = {}
         self.visible: Counter[Row] = Counter()
@@ -102,15 +104,21 @@ class Kafka:
             raise NotYet
         if found.state == OPEN:
             self.time_out(name)
-        found.producer = ProducerEpoch(found.producer.producer_id, found.producer.epoch + 1)
+        found.producer = self._next(found.producer)
         found.state, found.ended_with = "Empty", None
         return found.producer
+
+    def _next(self, producer: ProducerEpoch) -> ProducerEpoch:
+        if producer.epoch < self._last_epoch:
+            return ProducerEpoch(producer.producer_id, producer.epoch + 1)
+        self._producer_ids += 1
+        return ProducerEpoch(self._producer_ids, 0)
 
     def time_out(self, name: str) -> None:
         """transaction.timeout.ms has passed: aborted, under an epoch that no client knows."""
         found = self.transactions[name]
         found.rows, found.offsets = [], {}
-        found.producer = ProducerEpoch(found.producer.producer_id, found.producer.epoch + 1)
+        found.producer = self._next(found.producer)
         found.state, found.ended_with = "CompleteAbort", None
 
     def _write(
@@ -142,7 +150,7 @@ class Kafka:
         if found.state != OPEN and commit:
             return Refused("INVALID_TXN_STATE")
         found.ended_with = producer
-        found.producer = ProducerEpoch(producer.producer_id, producer.epoch + 1)
+        found.producer = self._next(producer)
         if commit:
             found.state = "PrepareCommit"
         else:

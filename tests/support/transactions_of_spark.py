@@ -59,12 +59,14 @@ class Actor:
 @dataclass
 class Settings:
     """``layouts``: rows of each task, by layout. ``patience``: how much likelier than a fault each other
-    event is. The callables are the protocol, which tests replace by wrong ones."""
+    event is. ``last_epoch``: of a producer id. The callables are the protocol, which tests replace by wrong
+    ones."""
 
     layouts: tuple[tuple[tuple[int, ...], ...], ...] = (((0, 1), (2,)),)
     count: int = 2
     faults: Faults = field(default_factory=Faults)
     patience: int = 1
+    last_epoch: int = 32_766
     take_over: Callable[..., Any] = driver.take_over
     begin: Callable[..., Any] = task.begin
     finish: Callable[..., Any] = task.finish
@@ -81,7 +83,7 @@ class World:
         self.settings = settings
         self.faults = settings.faults
         self.choose = choose
-        self.kafka = Kafka()
+        self.kafka = Kafka(settings.last_epoch)
         self.commit_log = 0
         self.layout = 0
         self.actors: list[Actor] = []

@@ -7,16 +7,32 @@ from typing import Any
 
 import pytest
 
+from kafka_sink import kafka_errors
 from kafka_sink.errors import DeliveryError
-from kafka_sink.model import MetadataUpdate, Node, PartitionInfo, TopicMetadata
+from kafka_sink.model import MetadataUpdate, Node, PartitionInfo, TopicMetadata, TopicPartition
 from kafka_sink.network import apis
 from kafka_sink.network.events import NodeDisconnected, RequestFailed, ResponseReceived
 from kafka_sink.network.requests import MetadataResponse
-from kafka_sink.network.transaction_requests import ListTransactionsResponse
+from kafka_sink.network.transaction_requests import (
+    CommittedOffset,
+    CoordinatorsResponse,
+    FoundCoordinator,
+    ListTransactionsResponse,
+    OffsetFetchResponse,
+    TxnOffsetCommitResponse,
+)
 from kafka_sink.options import parse
 from kafka_sink.transactions import client as module
 from kafka_sink.transactions.client import TransactionClient
-from kafka_sink.transactions.operations import ListOpen, Steps, fetch_offsets
+from kafka_sink.transactions.operations import (
+    FetchOffsets,
+    ListOpen,
+    OffsetKey,
+    ProducerEpoch,
+    RecordOffsets,
+    Steps,
+    fetch_offsets,
+)
 
 NODES = (Node(1, "a", 1, None), Node(2, "b", 2, None), Node(3, "c", 3, None))
 
@@ -69,9 +85,15 @@ class Network:
             partitions = tuple(PartitionInfo("t", number) for number in range(self.partitions))
             topics = (TopicMetadata("t", None, partitions),)
             self._answer(node, request.tag, MetadataResponse(MetadataUpdate(alive, topics)))
+        elif request.api_key != apis.LIST_TRANSACTIONS:
+            self._answer(node, request.tag, self.of_groups(node, request.api_key))
         else:
             self.listed.append(node)
             self._answer(node, request.tag, ListTransactionsResponse(0, {f"p-task-{node}-0": "Ongoing"}))
+
+    def of_groups(self, node: int, api: int) -> Any:
+        """What groups' coordinators answer."""
+        raise AssertionError(f"API {api} of broker {node}")
 
     def _answer(self, node: int, tag: Any, response: Any) -> None:
         self._events.append(ResponseReceived(node, tag, response, 0.0))
@@ -142,3 +164,49 @@ def test_a_topic_that_is_created_again_with_fewer_partitions_is_asked_for_again(
     assert client.partitions("t", 60_000) == 5, "micro-batches that follow each other do not ask"
     network.now_ms += 300_001
     assert client.partitions("t", 60_000) == 2
+
+
+class Coordinators(Network):
+    """Broker 1 was a group's coordinator, and learns between two requests that broker 2 is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.coordinator = 1
+        self.asked: list[tuple[int, int]] = []
+
+    def of_groups(self, node: int, api: int) -> Any:
+        self.asked.append((node, api))
+        if api == apis.FIND_COORDINATOR:
+            return CoordinatorsResponse({"g": FoundCoordinator(NODES[self.coordinator - 1], 0, None)})
+        if api == apis.OFFSET_FETCH:
+            text = {1: "former", 2: "present"}[node]
+            return OffsetFetchResponse({"g": (0, {PLACE: CommittedOffset(0, text, 0)})})
+        if self.coordinator == 1:
+            # Before it has appended anything.
+            self.coordinator = 2
+            return TxnOffsetCommitResponse({PLACE: kafka_errors.CONCURRENT_TRANSACTIONS})
+        error = kafka_errors.NOT_COORDINATOR if node == 1 else kafka_errors.NONE
+        return TxnOffsetCommitResponse({PLACE: error})
+
+
+PLACE = TopicPartition("t", 0)
+
+
+def test_offsets_fetched_behind_recorded_ones_are_of_the_coordinator_that_took_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Catches: a decision checked against what a former coordinator told, as the request that only the
+    present one can handle was sent again."""
+    network = Coordinators()
+    monkeypatch.setattr(module, "monotonic_ms", lambda: network.now_ms)
+    monkeypatch.setattr(module, "NetworkClient", lambda *_: network)
+
+    def steps() -> Steps[Any]:
+        record = RecordOffsets("id", ProducerEpoch(1, 0), "g", ((PLACE, "new"),))
+        return (yield (record, FetchOffsets(("g",))))
+
+    client = TransactionClient(parse({"kafka.bootstrap.servers": "a:1"}).options)
+    refused, found = client.run(steps(), 60_000)
+    assert refused is None
+    assert found == {OffsetKey("g", PLACE): "present"}
+    assert network.asked[-2:] == [(2, apis.TXN_OFFSET_COMMIT), (2, apis.OFFSET_FETCH)]

@@ -70,6 +70,7 @@ SETTINGS = {
         layouts=LAYOUTS, faults=replace(CRASHES, late_copies=0, layout_changes=2)
     ),
     "former coordinators": Settings(faults=replace(CRASHES, former_coordinators=3)),
+    "epochs run out": Settings(count=3, faults=replace(CRASHES, timeouts=2), last_epoch=2),
     "timeouts and other tasks": Settings(
         layouts=LAYOUTS, faults=replace(CRASHES, timeouts=2, layout_changes=1)
     ),
