@@ -90,28 +90,34 @@ class ProducerBatch:
       on neither sequence nor rows change.
     """
 
-    # What every batch begins with. Most batches of thousands of partitions are small and change little of it.
-    state = BatchState.OPEN
-    # The task's hold on the batch; guarded by the accumulator's lock.
-    lease: Lease | None = None
-    record_count = 0
-    raw_bytes = 0
-    attempts = 0
-    request_references = 0
-    last_error: Exception | None = None
-    # Whether the codec compresses all rows at once, when the batch is sealed.
-    compresses_whole = False
-    packing = False
-    # What the accumulator counted of this batch's raw tail while it is open.
-    counted_raw = 0
-    _sequence = NO_SEQUENCE
-    _possibly_written = False
-    # The sequence in the buffer's header; None before the header is written.
-    _header_sequence: ProducerSequence | None = None
-    # What compresses or packs blocks while the batch fills.
-    _blocks: BlockCodec | None = None
-    _expected_packed_ratio = 1.0
-    _released = False
+    __slots__ = (
+        "_blocks",
+        "_expected_packed_ratio",
+        "_header_sequence",
+        "_possibly_written",
+        "_released",
+        "_sequence",
+        "_tail_at",
+        "attempts",
+        "base_timestamp",
+        "buffer",
+        "codec",
+        "compresses_whole",
+        "compression",
+        "counted_raw",
+        "created_ms",
+        "last_error",
+        "lease",
+        "max_timestamp",
+        "ordinal",
+        "packing",
+        "partition",
+        "ratio",
+        "raw_bytes",
+        "record_count",
+        "request_references",
+        "state",
+    )
 
     def __init__(
         self,
@@ -133,6 +139,27 @@ class ProducerBatch:
         self.created_ms = created_ms
         # Append order within the partition, which retries keep. A piece of a batch extends its parent's.
         self.ordinal: tuple[int, ...] = (next(_ordinals),)
+        self.state = BatchState.OPEN
+        # The task's hold on the batch; guarded by the accumulator's lock.
+        self.lease: Lease | None = None
+        self.record_count = 0
+        self.raw_bytes = 0
+        self.attempts = 0
+        self.request_references = 0
+        self.last_error: Exception | None = None
+        # Whether the codec compresses all rows at once, when the batch is sealed.
+        self.compresses_whole = False
+        self.packing = False
+        # What the accumulator counted of this batch's raw tail while it is open.
+        self.counted_raw = 0
+        self._sequence = NO_SEQUENCE
+        self._possibly_written = False
+        # The sequence in the buffer's header; None before the header is written.
+        self._header_sequence: ProducerSequence | None = None
+        # What compresses or packs blocks while the batch fills.
+        self._blocks: BlockCodec | None = None
+        self._expected_packed_ratio = 1.0
+        self._released = False
         self.codec = codec
         buffer.write(_NO_HEADER)
         if codec is not None:
