@@ -19,6 +19,7 @@ from packaging.metadata import Metadata
 
 from kafka_sink.local_broker import LocalBroker
 from tests.support.commands import printed_by, run
+from tests.support.topics import read_topic
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -72,21 +73,6 @@ def test_the_wheel_has_all_that_runs_and_nothing_else(wheel: Path) -> None:
     assert "Requires-Dist: pyspark>=4.1" in metadata
 
 
-WRITE = """
-import sys
-import kafka_sink
-assert kafka_sink.__file__.startswith(sys.argv[2]), kafka_sink.__file__
-from pyspark.sql import SparkSession
-spark = (SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
-         .config("spark.driver.bindAddress", "127.0.0.1").config("spark.driver.host", "127.0.0.1")
-         .getOrCreate())
-rows = spark.createDataFrame([("a", "x")], "key string, value string")
-(rows.write.format("kafka-chunked").mode("append").option("kafka.bootstrap.servers", sys.argv[1])
- .option("topic", "installed").save())
-print("written")
-"""
-
-
 def test_what_the_sdist_builds_is_what_the_clone_builds(wheel: Path, wheel_of_the_sdist: Path) -> None:
     assert contents(wheel_of_the_sdist) == contents(wheel)
 
@@ -134,32 +120,37 @@ def test_building_leaves_nothing_in_the_clone() -> None:
         assert "--wheel-dir dist" in command
 
 
-def test_what_is_installed_in_a_new_environment_is_found_without_a_register_call(
+def test_readmes_quickstart_runs_in_a_new_environment_without_a_register_call(
     wheel_of_the_sdist: Path, broker: LocalBroker, project_environment: dict[str, str], tmp_path: Path
 ) -> None:
-    """The sdist's wheel, so that this tries both. The libraries are those of the tests' environment."""
+    """The sdist's wheel is installed there, so that this tries both. The libraries are those of the tests'
+    environment."""
     target = tmp_path / "installed"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(target)], check=True, timeout=60)
-    interpreter = str(target / "bin" / "python")
-    pip = [
-        sys.executable,
-        "-m",
-        "pip",
-        "--python",
-        interpreter,
-        "install",
-        "--quiet",
-        "--no-deps",
-        "--no-index",
-    ]
-    subprocess.run([*pip, str(wheel_of_the_sdist)], check=True, timeout=200)
+    run([sys.executable, "-m", "venv", "--without-pip", target])
+    interpreter = target / "bin" / "python"
+    install = ["install", "--quiet", "--no-deps", "--no-index", wheel_of_the_sdist]
+    run([sys.executable, "-m", "pip", "--python", interpreter, *install])
     (site_packages,) = target.glob("lib/python*/site-packages")
     (site_packages / "libraries.pth").write_text(f"{sysconfig.get_path('purelib')}\n", encoding="utf-8")
     environ = {**project_environment, "PYTHONPATH": ""}
-    environ["PYSPARK_PYTHON"] = environ["PYSPARK_DRIVER_PYTHON"] = interpreter
-    command = [interpreter, "-c", WRITE, broker.bootstrap_servers, str(target)]
-    done = run(command, environ, folder=tmp_path)
-    assert done.stdout.strip().endswith("written")
+    del environ["PYSPARK_PYTHON"], environ["PYSPARK_DRIVER_PYTHON"]
+    where = run(
+        [interpreter, "-c", "import kafka_sink; print(kafka_sink.__file__)"], environ, folder=tmp_path
+    )
+    assert where.stdout.startswith(str(target))
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    quickstart = next(block for block in blocks if "createDataFrame" in block)
+    assert "127.0.0.1:9092" in quickstart
+    assert "register" not in quickstart
+    script = tmp_path / "quickstart.py"
+    script.write_text(quickstart.replace("127.0.0.1:9092", broker.bootstrap_servers), encoding="utf-8")
+    printed = run([interpreter, script], environ, folder=tmp_path).stdout
+    assert sorted(re.findall(r"^greetings \d (.*)$", printed, re.MULTILINE)) == [
+        "b'alice' b'hello'",
+        "b'bob' b'hi'",
+    ]
+    found = sorted((row.key, row.value) for row in read_topic(broker, "greetings"))
+    assert found == [(b"alice", b"hello"), (b"bob", b"hi")]
 
 
 SHIPPED = """

@@ -1,17 +1,13 @@
-"""What README and the first pages tell people to type exists and works."""
+"""What README and the first pages tell people to type exists. Its quickstart runs in test_packaging.py."""
 
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Consumer, TopicPartition
 
-from kafka_sink.local_broker import LocalBroker
 from kafka_sink.options.table import SPECS
-from tests.support.commands import run
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -55,19 +51,3 @@ def test_every_variable_they_name_is_read_by_the_code() -> None:
     }
     assert named
     assert all(name in made or f'"{name}"' in source for name in named)
-
-
-def test_the_quickstart_runs_as_it_stands(
-    broker: LocalBroker, project_environment: dict[str, str], tmp_path: Path
-) -> None:
-    quickstart = next(block for block in blocks("python") if "createDataFrame" in block)
-    assert "127.0.0.1:9092" in quickstart
-    script = tmp_path / "quickstart.py"
-    script.write_text(quickstart.replace("127.0.0.1:9092", broker.bootstrap_servers), encoding="utf-8")
-    run([sys.executable, script], project_environment, folder=tmp_path)
-    consumer = Consumer({"bootstrap.servers": broker.bootstrap_servers, "group.id": "readme", "log_level": 3})
-    consumer.assign([TopicPartition("greetings", number, 0) for number in range(4)])
-    messages = consumer.consume(2, timeout=30)
-    consumer.close()
-    found = sorted((message.key(), message.value()) for message in messages)
-    assert found == [(b"alice", b"hello"), (b"bob", b"hi")]
