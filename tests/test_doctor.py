@@ -59,6 +59,7 @@ def test_the_workers_python_is_looked_at(tmp_path: Path) -> None:
     without_python = {**HERE, "PATH": str(tmp_path / "empty"), "JAVA_HOME": HERE.get("JAVA_HOME", "")}
     del without_python["PYSPARK_PYTHON"]
     assert "there is no python3 on PATH" in problems(without_python)
+    assert not any("PYSPARK_PYTHON is not set" in one.text for one in found(without_python)), "said once"
     assert "does not exist" in problems({**HERE, "PYSPARK_PYTHON": "/nowhere/python"})
 
 

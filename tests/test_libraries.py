@@ -52,6 +52,12 @@ def test_a_library_that_is_there_and_too_old_is_to_be_upgraded(monkeypatch: pyte
     assert text is not None
     assert "has a version of kafka-python that is too old" in text
     assert text.endswith("pip install --upgrade kafka-python")
+    monkeypatch.setattr(libraries, "_is_there", lambda module: module != "lz4")
+    other = libraries.explanation(
+        ModuleNotFoundError("No module named 'kafka.protocol.new'", name="kafka.protocol.new")
+    )
+    assert other is not None
+    assert other.endswith("pip install lz4"), "what is missing comes first"
 
 
 def test_other_errors_have_none() -> None:

@@ -89,6 +89,7 @@ def test_refused_in_spark_sinks_words(columns: list[tuple[str, str]], topic: str
             "t",
             ": write it as JSON, as in .withColumn('value', to_json('value'))",
         ),
+        ([("value", "variant")], "t", "to_json('value'))"),
         ([VALUE, ("partition", "bigint")], "t", "col('partition').cast('int'))"),
         ([VALUE, ("headers", "map<string,string>")], "t", "'value', cast(h.value AS binary)))\"))"),
         (

@@ -30,6 +30,7 @@ def test_a_task_that_may_not_load_arrow_names_the_setting(project_environment: d
     done = run([sys.executable, "-c", textwrap.dedent(_TASK)], project_environment, code=1)
     assert "spark.executor.pyspark.memory" in done.stderr.splitlines()[-1], done.stderr
     assert "failed to map segment" in done.stderr.splitlines()[-1]
+    assert done.stderr.count("Traceback (most recent call last)") == 1
 
 
 def test_other_errors_of_imports_stay_as_they_are() -> None:

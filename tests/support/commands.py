@@ -22,6 +22,7 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     """Run it to its end, with ``given`` as its input. Fails the test, and shows its output, if it ends with
     another code; None stands for any."""
+    __tracebackhide__ = True
     done = subprocess.run(
         [str(word) for word in command],
         env=environ,

@@ -17,6 +17,7 @@ from kafka_sink.breaker import (
 from kafka_sink.errors import DeliveryError
 from kafka_sink.model import TopicPartition
 from kafka_sink.producer_cache import TaskProducer
+from kafka_sink.sending import sender
 from tests.support.fake_broker import PRODUCE, FakeCluster
 from tests.support.fake_replies import OK, Reply, error
 from tests.support.scripted_cluster import (
@@ -242,8 +243,11 @@ def test_rows_that_keep_their_partition_keep_their_order_through_mutes_and_retri
     assert result.retries > 0
 
 
-def test_one_request_to_a_frozen_broker_is_enough_to_mute_it(cluster: FakeCluster) -> None:
+def test_one_request_to_a_frozen_broker_is_enough_to_mute_it(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Catches: a sender that sleeps until the response, though the breaker has a deadline for it."""
+    monkeypatch.setattr(sender, "MAX_POLL_MS", 1e9)
     with task(cluster, **QUICK) as producer:
         for partition in range(3):
             producer.send(rows(0, 1, partition=partition))
