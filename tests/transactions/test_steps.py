@@ -221,6 +221,8 @@ def test_a_transaction_that_somebody_else_has_ended_is_not_counted_as_aborted() 
 
 def test_ages_are_not_negative_where_clocks_of_two_hosts_differ() -> None:
     assert batches.ended((1_000, 3_000, -1), 2_000.4) == EndedTransactions(3, 1_000, 1_000)
+    unknown = batches.BatchOutcome(committed=(-1,), ended_ms=2_000.0)
+    assert str(unknown) == "1 transaction committed", "no age, where no broker says when it began"
 
 
 def test_transactions_that_ended_have_their_ages() -> None:

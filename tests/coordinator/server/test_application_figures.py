@@ -84,6 +84,14 @@ def test_of_a_task_that_has_ended_only_its_number_is_kept_and_late_reports_chang
     assert board.shown()["clusters"][0]["transactions"]["open"] == 0
 
 
+def test_tasks_whose_end_is_never_reported_do_not_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(application_figures, "_MAX_ATTEMPTS", 3)
+    board = Board()
+    for number in range(5):
+        board.report(report(1, replace(TASK, task=number)))
+    assert (len(board.figures._attempts), board.total()) == (3, 5)
+
+
 def test_rows_of_a_failed_attempt_stay_in_the_totals_but_not_in_the_job() -> None:
     board = Board()
     board.report(report(40, done=True, failed=True))
