@@ -31,6 +31,8 @@ CLUSTER_PROPERTIES = {
     # How often brokers look for transactions whose time is over: 10 s by default.
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": 1000,
 }
+# The session's timeout and an election.
+_REPLACED_AFTER_S = 5.0
 _PATIENCE_S = 240.0
 _MAX_RUNS = 30
 
@@ -50,6 +52,7 @@ class Fault(Enum):
     KILL_BROKER = "broker killed"
     FREEZE_BROKER = "broker frozen"
     OUTLAST_TIMEOUT = "driver away for longer than the transaction timeout after a decision"
+    MEET_THAWING_BROKER = "driver restarted at a thawing broker that was replaced meanwhile"
 
 
 # Kills of brokers take longest to heal.
@@ -264,6 +267,8 @@ class Round:
             self._restart(die_before_commit=self._chance.randint(1, 2 * self._settings.tasks))
             self._await_end(8)
             self._pause(6)
+        elif fault is Fault.MEET_THAWING_BROKER:
+            self._meet_thawing_broker()
         elif fault in (Fault.KILL_BROKER, Fault.FREEZE_BROKER):
             self._strike_broker(fault)
 
@@ -310,6 +315,29 @@ class Round:
         else:
             self._cluster.freeze(broker)
             self._down.append((until, _BrokerHealing(lambda: self._cluster.thaw(broker))))
+
+    def _meet_thawing_broker(self) -> None:
+        """It answers for groups that have other coordinators by now, until it learns of it. Batches were
+        decided meanwhile, and the commit log has lost the last one."""
+        broker = self._chance.randrange(3)
+        if any("broker" in str(act) for _, act in self._down):
+            return
+        self._cluster.freeze(broker)
+        try:
+            self._pause(_REPLACED_AFTER_S)
+            until = time.monotonic() + 3 * _REPLACED_AFTER_S
+            while engine.committed(self._settings) < self._settings.batches and time.monotonic() < until:
+                self._ensure_running()
+                self._pause(0.1)
+            for pid in self._running():
+                self._kill_group(pid)
+            self._await_end(5)
+            self._lose_commit()
+            self._start(bootstrap_servers=self._cluster.bootstrap_servers.split(",")[broker])
+            self._pause(0.5 + self._chance.random() * 1.5)
+        finally:
+            self._cluster.thaw(broker)
+        self._pause(1)
 
     def _heal(self, *, wait: bool = False) -> None:
         """What was to be down until now comes back; with ``wait`` everything does."""
