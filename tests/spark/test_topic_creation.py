@@ -66,12 +66,12 @@ def test_stream_creates_it(spark: SparkSession, broker: LocalBroker, topic: str,
 def test_batch_fails_at_planning(spark: SparkSession, broker: LocalBroker, topic: str) -> None:
     with pytest.raises(Exception, match="Failed to initialize Python data source writer") as caught:
         write(spark, broker, topic, REFUSE)
-    assert f"ConfigurationError: Option 'topic': there is no topic '{topic}'" in str(caught.value)
+    assert f"MissingTopicError: Option 'topic': there is no topic '{topic}'" in str(caught.value)
 
 
 def test_stream_fails_at_planning(
     spark: SparkSession, broker: LocalBroker, topic: str, tmp_path: Path
 ) -> None:
     query = stream(spark, broker, topic, REFUSE, tmp_path)
-    with pytest.raises(Exception, match=f"ConfigurationError: Option 'topic': there is no topic '{topic}'"):
+    with pytest.raises(Exception, match=f"MissingTopicError: Option 'topic': there is no topic '{topic}'"):
         query.awaitTermination(60)
