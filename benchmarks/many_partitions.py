@@ -201,13 +201,15 @@ def cold(
 
 
 def _save(frame: Any, form: str, bootstrap: str, topic: str) -> float | None:
+    from py4j.protocol import Py4JJavaError
     from pyspark.errors import PySparkException
 
     writer = frame.write.format(form).mode("append").option("kafka.compression.type", "lz4")
     started = time.perf_counter()
     try:
         writer.option("kafka.bootstrap.servers", bootstrap).option("topic", topic).save()
-    except PySparkException as error:
+    except (PySparkException, Py4JJavaError) as error:
+        # The JVM sink's timeouts come as Java has them.
         print(f"  {form} failed after {time.perf_counter() - started:.0f} s: {str(error)[:300]}", flush=True)
         return None
     return round(time.perf_counter() - started, 2)
