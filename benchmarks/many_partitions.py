@@ -201,7 +201,7 @@ def cold(
 
 
 def _save(frame: Any, form: str, bootstrap: str, topic: str) -> float | None:
-    from py4j.protocol import Py4JJavaError
+    from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException
 
     writer = frame.write.format(form).mode("append").option("kafka.compression.type", "lz4")
