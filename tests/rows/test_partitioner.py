@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from itertools import groupby
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pytest
 
@@ -201,7 +202,7 @@ def test_thousands_of_topics_hash_their_keys_at_once(monkeypatch: pytest.MonkeyP
     )
     calls: list[int] = []
 
-    def counted(keys: pa.Array, count: int | np.ndarray) -> np.ndarray:
+    def counted(keys: pa.Array, count: int | npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
         calls.append(len(keys))
         return partitions_for(keys, count)
 
