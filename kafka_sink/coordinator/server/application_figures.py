@@ -106,9 +106,9 @@ class _Job:
     cluster: str
     query: str
     started_s: float
+    reported_ms: float
     state: str = "running"
     ended_s: float | None = None
-    reported_ms: float = 0.0
     batch: int = -1
     tasks_done: int = 0
     writes: int = 0
@@ -216,8 +216,7 @@ class ApplicationFigures:
         key = identity.query or identity.write
         job = self._jobs.get(key)
         if job is None:
-            job = _Job(cluster, identity.query, self._wall_s())
-            self._jobs[key] = job
+            job = self._jobs[key] = _Job(cluster, identity.query, self._wall_s(), now_ms)
             self._forget_jobs(now_ms)
         if job.state != "running":
             job.state, job.ended_s = "running", None

@@ -231,6 +231,18 @@ def test_a_long_job_stays_when_it_ends_after_many_short_ones() -> None:
     assert len(shown) == 50
 
 
+def test_each_new_job_is_shown_though_many_have_ended_and_the_host_is_up_for_long() -> None:
+    """Catches: a new job without a time of its last report counted as lost, and went before all others."""
+    board = Board()
+    up_ms = 7 * 86_400_000.0
+    for number in range(60):
+        board.report(report(1, replace(TASK, write=str(number))), up_ms + 10.0 * number)
+        assert board.shown(up_ms + 10.0 * number)["jobs"][0]["state"] == "running"
+        board.end(final(1, write=str(number)), up_ms + 10.0 * number + 5)
+        newest = board.shown(up_ms + 10.0 * number + 6)["jobs"][0]
+        assert (newest["job"], newest["state"]) == (str(number), "committed")
+
+
 def test_rates_are_of_the_last_seconds() -> None:
     board = Board()
     for second in range(20):
