@@ -108,14 +108,14 @@ def abort(scope: Scope, claim: ProducerEpoch) -> Steps[Ownership | None]:
     """After a failed batch: end what it left open, or complete it if it was decided.
 
     None where another driver has taken over, whose business it is then. A decision raises the epoch by one,
-    and so does the time-out of the driver's own transaction; another driver's take-over leaves the id
-    without any transaction.
+    and so does the time-out of the driver's own transaction; both end it. Another driver's take-over raises
+    the epoch, too, but leaves the id without any transaction, until that driver opens one.
     """
     found = (yield from describe(scope.driver_id)).get(scope.driver_id)
     if found is None or found.producer.producer_id != claim.producer_id:
         return None
     behind = found.producer.epoch - claim.epoch
-    if behind == 0 or (behind == 1 and found.state != NO_TRANSACTION):
+    if behind == 0 or (behind == 1 and found.state not in (NO_TRANSACTION, OPEN)):
         return (yield from take_over(scope))
     return None
 

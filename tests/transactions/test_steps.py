@@ -265,6 +265,20 @@ def test_an_abort_of_a_replaced_driver_leaves_its_successor_alone() -> None:
     assert dict(cluster.kafka.visible) == {(0, 0): 1}
 
 
+def test_an_abort_of_a_replaced_driver_leaves_alone_what_its_successor_is_deciding() -> None:
+    """Catches: an open transaction at the next epoch, which is the successor's, was taken for its own."""
+    cluster = Cluster()
+    replaced = cluster.plan()
+    successor = cluster.plan()
+    report = cluster.write(successor, 0, 0, 0)
+    with pytest.raises(Died):
+        cluster.commit(report, die_before=ends_driver)
+    assert cluster.run(driver.abort(SCOPE, replaced.claim)) is None
+    # As if it had only been slow.
+    cluster.commit(report)
+    assert dict(cluster.kafka.visible) == {(0, 0): 1}
+
+
 def test_an_abort_after_the_decision_completes_it() -> None:
     cluster = Cluster()
     run = cluster.plan()
