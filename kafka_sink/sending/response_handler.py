@@ -88,23 +88,23 @@ class ResponseHandler:
             sent = [(batch, -1, -1) for batch in tag.batches.values()]
             self._succeed(sent, tag.node_id, now_ms, confirmed=False)
             return
-        pending = dict(tag.batches)
+        # By topic and number: equal to a TopicPartition, and made in a tenth of the time.
+        pending: dict[tuple[str, int], ProducerBatch] = dict(tag.batches.items())
         succeeded: list[tuple[ProducerBatch, int, int]] = []
         for response in event.response.partitions:
             topic = response.topic
             if topic is None:
                 # From version 13 on, responses name topics by their ids.
                 topic = tag.names.get(response.topic_id or b"", "")
-            # As good a key as a TopicPartition, and made in a tenth of the time.
-            answered = pending.pop((topic, response.partition), None)  # type: ignore[call-overload]
-            if answered is None:
+            batch = pending.pop((topic, response.partition), None)
+            if batch is None:
                 unknown = TopicPartition(topic, response.partition)
                 _log.warning("broker %d responded for %s, which was not sent", tag.node_id, unknown)
             elif response.error_code == 0:
-                succeeded.append((answered, response.base_offset, response.log_append_time_ms))
+                succeeded.append((batch, response.base_offset, response.log_append_time_ms))
             else:
                 nodes = event.response.node_endpoints
-                self._on_refusal(answered, tag.node_id, response, nodes, now_ms)
+                self._on_refusal(batch, tag.node_id, response, nodes, now_ms)
         self._succeed(succeeded, tag.node_id, now_ms)
         for batch in pending.values():
             cause = DeliveryError(f"the broker's response left out {batch.partition}")
