@@ -47,7 +47,7 @@ def ordered_rows_of(
     np.cumsum(counts, out=bases[1:])
     views: list[TopicView] = []
     slots = _slots_by_key(rows, counts, bases, partitioner, muted=bool(muted))
-    # Thousands of topics would each cost as much as hundreds of rows.
+    # Views of thousands of topics cost more than their rows, which need them only for muted partitions.
     if slots is None or muted:
         views = [_view(topics[name], unavailable, muted) for name in rows.topics]
     if slots is None:
