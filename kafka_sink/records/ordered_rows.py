@@ -45,7 +45,8 @@ class OrderedRows:
         # Base timestamps for which every row's delta fits ``delta_bytes``.
         self._base_range = (self._latest - reach + 1, self._earliest + reach)
         bounds = columns.upper_bounds(self.delta_bytes)
-        self.largest_bound = bounds.largest
+        # Not bounds.largest, which adds the largest key and the largest value of different rows.
+        self.largest_bound = bounds.largest if bounds.each is None else int(bounds.each.max())
         self._cumulated: Int64s
         if bounds.each is None:
             self._cumulated = np.arange(len(columns) + 1, dtype=np.int64) * bounds.largest

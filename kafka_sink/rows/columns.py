@@ -184,8 +184,9 @@ def _topics(plan: ColumnPlan, batch: pa.RecordBatch | pa.Table) -> tuple[tuple[s
             null_mask(column),
             "column 'topic' is null",
         )
-    encoded = column.dictionary_encode()
-    topics = tuple(encoded.dictionary.to_pylist())
+    encoded = _binary_column(column, "topic").dictionary_encode()
+    # Spark's strings may be no UTF-8. Such a name has a character then that no topic may have.
+    topics = tuple(name.decode(errors="replace") for name in encoded.dictionary.to_pylist())
     index: Int32s = numbers(encoded.indices, np.int32)
     problems = {number: text for number, topic in enumerate(topics) if (text := topic_problem(topic))}
     if problems:

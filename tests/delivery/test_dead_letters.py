@@ -182,6 +182,29 @@ def test_a_row_of_the_topic_column_for_the_letters_topic_is_not_cut() -> None:
         assert (result.records, result.skipped) == (0, 1)
 
 
+@pytest.mark.parametrize("tolerance", ["none", "all"])
+def test_the_largest_key_and_the_largest_value_of_different_rows_make_no_record(tolerance: str) -> None:
+    plan = ColumnPlan.of([("key", "binary"), ("value", "binary")], TOPIC)
+    table = pa.table({"key": [b"k" * 60_000, b"k", b"x"], "value": [b"<0>", b"v" * 1_000_000, b"<2>"]})
+    with FakeCluster({TOPIC: 1, LETTERS: 1}) as cluster:
+        raw = task_options(cluster) | {"errors.tolerance": tolerance}
+        with task_producer(parse(raw).options, plan) as producer:
+            producer.send(table)
+            assert producer.finish().records == 3
+
+
+def test_topics_that_are_no_utf8_become_letters() -> None:
+    plan = ColumnPlan.of([("value", "binary"), ("topic", "string")], None)
+    names = pa.array([TOPIC.encode(), b"\xff\xfe"], pa.binary()).view(pa.string())
+    with FakeCluster({TOPIC: 1, LETTERS: 1}) as cluster:
+        raw = {name: value for name, value in task_options(cluster).items() if name != "topic"} | TOLERANT
+        with task_producer(parse(raw).options, plan) as producer:
+            producer.send(pa.record_batch([pa.array([b"<0>", b"<1>"]), names], ["value", "topic"]))
+            result = producer.finish()
+        assert (result.records, result.skipped) == (1, 1)
+        assert sum(batch.record_count for batch in cluster.batches(LETTERS, 0)) == 1
+
+
 def test_a_hundred_thousand_refused_rows_take_no_minutes() -> None:
     with FakeCluster({TOPIC: 1, LETTERS: 1}) as cluster:
         cluster.script(PRODUCE, error(TOPIC_AUTHORIZATION_FAILED))

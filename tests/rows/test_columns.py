@@ -174,6 +174,18 @@ def test_topics_are_numbered_in_order_of_appearance() -> None:
         assert rows.topic_index.tolist() == [0, 1, 0, 1, 1]
 
 
+def test_a_topic_that_is_no_utf8_is_refused_by_column() -> None:
+    """Spark's cast of binary to string keeps any bytes."""
+    for kind in (pa.string(), pa.large_string()):
+        names = pa.array([b"good", b"\xff\xfe", b"bad\xc3", None], _binary_of(kind)).view(kind)
+        message = refused(topic=names.slice(0, 3))
+        assert message.startswith("column 'topic' names a topic that Kafka does not take in 2 of 3 rows")
+
+
+def _binary_of(kind: pa.DataType) -> pa.DataType:
+    return pa.large_binary() if kind == pa.large_string() else pa.binary()
+
+
 def test_one_topic_for_all_needs_no_numbers() -> None:
     rows = read(topic=pa.array(["only"] * 3))
     assert (rows.topics, rows.topic_index) == (("only",), None)
