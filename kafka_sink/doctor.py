@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from kafka_sink.command_line import add_options, given_options
 from kafka_sink.errors import KafkaSinkError, MissingTopicError
+from kafka_sink.import_path import anybody_may_write
 from kafka_sink.libraries import OF_DRIVER, OF_TASKS
 from kafka_sink.version import __version__
 
@@ -77,6 +78,7 @@ def examine(environ: Mapping[str, str], options: Mapping[str, str]) -> Iterator[
     yield from _workers(environ)
     yield from _driver_python(environ)
     yield _folders(environ)
+    yield from _shared_import_folders()
     if options:
         yield from _job(options)
     else:
@@ -211,13 +213,14 @@ def _ask(python: str, environ: Mapping[str, str]) -> _Answer | str:
     """Runs the Python. A text says why there is no answer."""
     try:
         done = subprocess.run(
-            [python, "-c", _PROBE.format(modules=[*_OWN_MODULES, *OF_TASKS])],
+            [os.path.abspath(python), "-c", _PROBE.format(modules=[*_OWN_MODULES, *OF_TASKS])],
             capture_output=True,
             text=True,
             timeout=_TIMEOUT_S,
             check=False,
-            cwd=tempfile.gettempdir(),
-            env=dict(environ),
+            # `-c` puts the current folder first on sys.path. Only root can write to this one.
+            cwd="/",
+            env={**environ, "PYTHONSAFEPATH": "1"},
         )
         version, pyspark, missing = json.loads(done.stdout.splitlines()[-1])
     except subprocess.TimeoutExpired:
@@ -269,6 +272,17 @@ def _folders(environ: Mapping[str, str]) -> Finding:
                 "may write to",
             )
     return Finding(Level.OK, f"Spark's local folders can be written ({named or tempfile.gettempdir()})")
+
+
+def _shared_import_folders() -> Iterator[Finding]:
+    """Spark's workers run ``python -m``, so they import from the folder that the driver was started in."""
+    for folder in dict.fromkeys([os.getcwd(), *map(os.path.abspath, sys.path)]):
+        if anybody_may_write(folder):
+            yield Finding(
+                Level.NOTE,
+                f"Python imports from {folder}, where any user of this host can put a module that then runs "
+                "as you: start jobs in a folder of your own, and take shared ones off PYTHONPATH",
+            )
 
 
 def _job(options: Mapping[str, str]) -> Iterator[Finding]:

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from kafka_sink.doctor import Finding, Level, examine, main
 from tests.support.fake_broker import FakeCluster
 
 HERE = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": os.getcwd()}
+ROOT = Path(__file__).parents[1]
 HERE.pop("PYSPARK_DRIVER_PYTHON", None)
 
 
@@ -80,6 +82,46 @@ def test_a_python_of_the_driver_with_which_spark_cannot_find_the_sink_is_named(t
     assert problems(complete) == ""
     assert any("on executors, too" in one.text for one in found(complete))
     assert not any("DRIVER" in one.text for one in found({**HERE, "PYSPARK_DRIVER_PYTHON": sys.executable}))
+
+
+def plant(folder: Path, name: str, evidence: Path) -> None:
+    """A module that writes ``evidence`` when it is imported, in a folder where anybody may write."""
+    (folder / f"{name}.py").write_text(f"open({str(evidence)!r}, 'w').close()\nraise ImportError\n")
+    folder.chmod(0o777)
+
+
+def test_the_doctor_imports_nothing_that_another_user_planted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches: the workers' Python, started in the system's temporary folder, imported /tmp/json.py."""
+    shared, evidence = tmp_path / "shared", tmp_path / "was-run"
+    shared.mkdir()
+    plant(shared, "json", evidence)
+    monkeypatch.setenv("TMPDIR", str(shared))
+    monkeypatch.setattr(tempfile, "tempdir", str(shared))
+    assert problems(HERE) == ""
+    assert not evidence.exists()
+
+
+def test_a_relative_path_of_the_workers_python_is_relative_to_where_the_job_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches: the program of that name in the folder that the doctor starts it in."""
+    python_that_prints(tmp_path, json.dumps([[3, 9], None, []]))
+    monkeypatch.chdir(tmp_path)
+    assert "PYTHON_VERSION_MISMATCH" in problems({**HERE, "PYSPARK_PYTHON": "./python"})
+
+
+def test_a_folder_that_anybody_may_write_to_and_python_imports_from_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark's workers run ``python -m``, which puts the driver's folder first."""
+    tmp_path.chmod(0o777)
+    monkeypatch.chdir(tmp_path)
+    notes = [one.text for one in found(HERE) if one.level is Level.NOTE]
+    assert any(f"imports from {tmp_path}" in note and "folder of your own" in note for note in notes)
+    tmp_path.chmod(0o755)
+    assert not any("imports from" in one.text for one in found(HERE))
 
 
 def test_an_unset_pyspark_python_is_noted() -> None:

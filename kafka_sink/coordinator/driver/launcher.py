@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from kafka_sink import application_markers, driver_log
+from kafka_sink import application_markers, driver_log, import_path
 from kafka_sink.coordinator.driver.driver_conf import shows_progress, spark_conf
 from kafka_sink.coordinator.driver.placement import Placement, is_enabled, placement, ui_placement
 from kafka_sink.coordinator.driver.rendezvous_directory import (
@@ -242,8 +242,9 @@ def _spawn(
     place: RendezvousDirectory, pipe: int, listening: socket.socket, environ: Mapping[str, str]
 ) -> None:
     inherited = {name: value for name, value in environ.items() if not name.startswith(_NOT_INHERITED)}
-    # The paths where this worker finds the package, absolute because the process runs in another folder.
-    inherited["PYTHONPATH"] = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
+    inherited["PYTHONPATH"] = import_path.for_child(sys.path)
+    # `-m` would put the process's own folder first.
+    inherited["PYTHONSAFEPATH"] = "1"
     flags = os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
     log = os.open(place.folder / "log", flags, 0o600)
     try:

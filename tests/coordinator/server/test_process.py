@@ -480,6 +480,22 @@ def test_relative_paths_are_those_of_the_planning_worker(
         assert path.split(os.pathsep)[:2] == [str(root / "tests"), str(root)]
 
 
+def test_it_imports_nothing_from_folders_that_anybody_may_write_to(
+    application: Application, cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches: a driver started in /tmp, whose coordinator, which has the passwords, imports /tmp/json.py."""
+    shared, evidence = tmp_path / "shared", tmp_path / "was-run"
+    shared.mkdir()
+    for name in ("json", "hmac"):
+        (shared / f"{name}.py").write_text(f"open({str(evidence)!r}, 'w').close()\nraise ImportError\n")
+    shared.chmod(0o777)
+    monkeypatch.chdir(shared)
+    monkeypatch.setattr(sys, "path", [str(shared), "", *sys.path])
+    assert answers(planned(cluster))
+    assert not evidence.exists()
+    assert len(application.processes) == 1
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="reads another process's environment from /proc")
 def test_it_has_nothing_of_the_session_that_planned_first(
     application: Application, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
