@@ -12,7 +12,8 @@ from kafka_sink.options.breaker import breaker_settings
 from kafka_sink.options.checks import settle
 from kafka_sink.options.prefixes import BREAKER_PREFIX, KAFKA_PREFIX
 from kafka_sink.options.table import SPECS, OptionSpec, ParsedOptions, SinkOptions
-from kafka_sink.options.values import schemes
+from kafka_sink.options.values import looks_like_key, schemes
+from kafka_sink.printable import printable
 from kafka_sink.secret import HIDDEN, Secret
 
 _BY_NAME: Mapping[str, OptionSpec] = {
@@ -92,13 +93,20 @@ def _note(settings: dict[str, tuple[str, Secret]], spec: OptionSpec, name: str, 
 
 
 def _convert(spec: OptionSpec, name: str, text: Secret) -> Any:
+    if not spec.secret and looks_like_key(text.reveal()):
+        wanted = "a path" if name.endswith(".location") else "something else"
+        raise ConfigurationError(
+            f"Option '{name}' holds a private key or a certificate where {wanted} belongs, got {HIDDEN}. "
+            "Such a text goes into kafka.ssl.keystore.key, .certificate.chain or "
+            "kafka.ssl.truststore.certificates; a file is safer"
+        )
     try:
         return spec.kind.parse(text.reveal())
     except ValueError as error:
         problem = str(error)
     # An @ in an address list means a password. This raises outside the except block, because a traceback with
     # the cause would show the value.
-    shown = HIDDEN if spec.secret or "@" in text.reveal() else f"'{text.reveal()}'"
+    shown = HIDDEN if spec.secret or "@" in text.reveal() else f"'{printable(text.reveal())}'"
     raise ConfigurationError(f"Option '{name}' {problem}, got {shown}")
 
 

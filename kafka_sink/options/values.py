@@ -20,6 +20,8 @@ _INTEGER = re.compile(r"[+-]?[0-9]+")
 _TOPIC = re.compile(r"[a-zA-Z0-9._-]+")
 _SCHEME = re.compile(r"\s*(?P<scheme>[A-Za-z_]+)://")
 _HOST = re.compile(r"[0-9a-zA-Z._%-]+")
+# PEM, or the base64 of a key or certificate in DER without its first and last line.
+_KEY = re.compile(r"(MI[IGH]|MC4CAQAw)[A-Za-z0-9+/\s]{56,}=*")
 _IPV6 = re.compile(r"[0-9a-fA-F:.]+(%[0-9a-zA-Z._-]+)?")
 
 HostPort = tuple[str, int]
@@ -163,6 +165,11 @@ def topic() -> Kind:
         return text
 
     return Kind("string", "a legal topic name", parse)
+
+
+def looks_like_key(text: str) -> bool:
+    """Whether the text is a private key or a certificate, whatever its option asks for."""
+    return "-----BEGIN" in text or _KEY.fullmatch(text) is not None
 
 
 def schemes(text: str) -> set[str]:

@@ -116,6 +116,8 @@ def _is_pem(store: Store, data: bytes) -> bool:
     if store.kind == "PEM":
         if not looks_like_pem:
             other = "; it looks like PKCS12: set the type to that" if data.startswith(_PKCS12_MAGIC) else ""
+            if store.text is not None and data.startswith((b"/", b"file:")):
+                other = "; it looks like a path, which belongs in the option whose name ends in .location"
             raise ConfigurationError(f"{_named(store)} is no PEM{other}")
         return True
     if looks_like_pem:

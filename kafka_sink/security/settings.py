@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from kafka_sink.errors import ConfigurationError
+from kafka_sink.options.values import looks_like_key
 from kafka_sink.secret import Secret
 from kafka_sink.security.jaas import LoginModule, parse_jaas
 
@@ -373,6 +374,8 @@ def _endpoint_tls(login: LoginModule) -> TlsSettings:
     if location is None and certificates is None:
         return TlsSettings()
     kind = (login.get("ssl.truststore.type") or "JKS").upper()
+    if location is not None and looks_like_key(location):
+        raise ConfigurationError(f"{_JAAS}: ssl.truststore.location holds a certificate, not a path")
     option = "kafka.sasl.jaas.config (ssl.truststore.location)"
     password = login.options.get("ssl.truststore.password")
     return TlsSettings(Store(option, kind, location or "", certificates, password))

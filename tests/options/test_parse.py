@@ -207,6 +207,36 @@ def test_repr_shows_what_was_set_and_hides_what_may_be_secret() -> None:
     assert "s3cret" not in f"{options} {options!r} {options.redacted()}"
 
 
+PEM_KEY = "-----BEGIN PRIVATE KEY-----\nMIIEvQIBADANhunter2\n-----END PRIVATE KEY-----"
+KEYS = (PEM_KEY, PEM_KEY.replace("\n", " "), "MIIEvQIBADANhunter2" + "AbCd/+19" * 200 + "==")
+
+
+@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize("name", [spec.name for spec in SPECS if not spec.secret])
+def test_a_key_where_anything_else_belongs_is_refused_and_never_shown(name: str, key: str) -> None:
+    """Catches: .location and .key confused, and the whole key in the error and in repr(SinkOptions)."""
+    said = refused({**SERVERS, name: key})
+    assert name.lower() in said
+    assert "hunter2" not in said
+    if name.endswith(".location"):
+        assert "where a path belongs" in said
+        assert "kafka.ssl.keystore.key" in said
+
+
+def test_a_refused_value_is_cut_and_forges_no_line() -> None:
+    said = refused({**SERVERS, "kafka.linger.ms": "1\n26/11/22 ERROR forged" + "9" * 100_000})
+    assert "\n" not in said
+    assert len(said) < 500
+
+
+@pytest.mark.parametrize(
+    "path", ["/etc/MIIEvQ/key.pem", "MIIEvQ.pem", "certificates/" + "long/" * 40 + "key"]
+)
+def test_paths_are_taken_as_they_are(path: str) -> None:
+    options = parsed(security__protocol="SSL", ssl__ca__location=path).options
+    assert options.ssl_ca_location == path
+
+
 @pytest.mark.parametrize("name", [spec.name for spec in SPECS])
 def test_what_is_shown_can_be_read_back(name: str) -> None:
     spec = next(spec for spec in SPECS if spec.name == name)

@@ -245,6 +245,18 @@ def test_no_secret_shows_in_options_settings_or_what_holds_them() -> None:
     assert options.of_cluster()["kafka.sasl.password"].startswith(SECRET)
 
 
+def test_a_certificate_as_the_path_of_the_token_endpoints_truststore_is_not_shown() -> None:
+    jaas = (
+        "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule required clientId=a "
+        'clientSecret=b ssl.truststore.type=PEM ssl.truststore.location="-----BEGIN PRIVATE KEY-----hunter2";'
+    )
+    more = {"sasl.mechanism": "OAUTHBEARER", "sasl.jaas.config": jaas}
+    more["sasl.oauthbearer.token.endpoint.url"] = "https://h/token"
+    with pytest.raises(ConfigurationError, match=r"ssl\.truststore\.location holds a certificate") as caught:
+        settings("SASL_SSL", more)
+    assert SECRET not in str(caught.value)
+
+
 def test_secrets_show_as_hidden_and_compare() -> None:
     one = Secret(SECRET)
     assert {repr(one), str(one), f"{one}", f"{one!r:>3}"} == {HIDDEN}

@@ -1,0 +1,29 @@
+"""Texts of others, such as brokers, made safe for one line of a log or of an exception."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+MAX_CHARACTERS = 300
+
+
+def printable(text: str, limit: int = MAX_CHARACTERS) -> str:
+    """At most ``limit`` characters of it, on one line.
+
+    What is not printable becomes a space: ends of lines, terminals' escape codes, marks that turn the
+    direction of writing. A text that is cut ends in "...".
+    """
+    cut = text[: limit - 3] + "..." if len(text) > limit else text
+    return cut if cut.isprintable() else "".join(char if char.isprintable() else " " for char in cut)
+
+
+def printable_list(texts: Iterable[str], limit: int = MAX_CHARACTERS) -> str:
+    """The texts with commas between them, as ``printable``; looks at no more of them than it shows."""
+    shown: list[str] = []
+    length = 0
+    for text in texts:
+        if length > limit:
+            break
+        shown.append(text[:limit])
+        length += len(shown[-1]) + 2
+    return printable(", ".join(shown), limit)
