@@ -116,6 +116,7 @@ class ProducerBatch:
         "raw_bytes",
         "record_count",
         "request_references",
+        "retries_spent",
         "state",
     )
 
@@ -145,6 +146,8 @@ class ProducerBatch:
         self.record_count = 0
         self.raw_bytes = 0
         self.attempts = 0
+        # Failed attempts that count against ``retries``: not those that only an earlier batch made fail.
+        self.retries_spent = 0
         self.request_references = 0
         self.last_error: Exception | None = None
         # Whether the codec compresses all rows at once, when the batch is sealed.

@@ -37,7 +37,10 @@ _NO_ID = (NO_PRODUCER_ID, NO_PRODUCER_EPOCH)
 class _PartitionSequences:
     """One partition's sequences. ``producer`` is the id and epoch that they belong to."""
 
-    __slots__ = ("established_until_ms", "last_offset", "next", "producer", "restarts", "unacknowledged")
+    __slots__ = (
+        *("established_until_ms", "last_offset", "next", "numbers", "producer"),
+        *("restarts", "started", "unacknowledged"),
+    )
 
     def __init__(self) -> None:
         self.producer = _NO_ID
@@ -48,6 +51,15 @@ class _PartitionSequences:
         self.restarts = 0
         # Batches with a sequence and without an acknowledgement, in sequence order.
         self.unacknowledged: deque[ProducerBatch] = deque()
+        # How many batches got a sequence, and for each unacknowledged one how many had when it did. Pieces
+        # have the number of the batch that they were part of.
+        self.started = 0
+        self.numbers: dict[ProducerBatch, int] = {}
+
+    @property
+    def passing(self) -> int:
+        """How many batches come after the first unacknowledged one, acknowledged ones included."""
+        return self.started - self.numbers[self.unacknowledged[0]]
 
 
 class ProducerIdentity:
@@ -131,6 +143,8 @@ class ProducerIdentity:
         batch, and the first after an error, is sent alone: a broker without state of this producer accepts
         any sequence as the first, so a second batch could overtake a refused first one and be written before
         it (seen on a real broker that responded NOT_LEADER_OR_FOLLOWER to a new topic's first batch only).
+        No more than four batches pass one whose outcome is unknown, however often that one is sent: a broker
+        that has taken five others no longer knows whether it has it.
         """
         sequence = self._sequences.get(batch.partition)
         if batch.partition in self._gaps:
@@ -141,7 +155,9 @@ class ProducerIdentity:
             return False
         if batch.has_sequence:
             return sequence.unacknowledged[0] is batch
-        return now_ms < sequence.established_until_ms and len(sequence.unacknowledged) < MAX_IN_FLIGHT
+        if now_ms >= sequence.established_until_ms or len(sequence.unacknowledged) >= MAX_IN_FLIGHT:
+            return False
+        return sequence.passing < MAX_IN_FLIGHT - 1
 
     def assign(self, batch: ProducerBatch) -> None:
         """Gives a batch its id, epoch and sequence, unless it has them from an earlier attempt."""
@@ -158,6 +174,8 @@ class ProducerIdentity:
             sequence.established_until_ms = -math.inf
         batch.assign_sequence(ProducerSequence(*sequence.producer, sequence.next))
         sequence.unacknowledged.append(batch)
+        sequence.started += 1
+        sequence.numbers[batch] = sequence.started
         sequence.next = (sequence.next + batch.record_count) % _SEQUENCE_RANGE
 
     def acknowledged(self, batch: ProducerBatch, last_offset: int, now_ms: float) -> None:
@@ -167,6 +185,7 @@ class ProducerIdentity:
         sequence.last_offset = max(sequence.last_offset, last_offset)
         if sequence.unacknowledged and sequence.unacknowledged[0] is batch:
             sequence.unacknowledged.popleft()
+            del sequence.numbers[batch]
             return
         if batch not in sequence.unacknowledged:
             return
@@ -176,6 +195,7 @@ class ProducerIdentity:
             # A broker accepts sequences in order, so it has these too. Their own responses are late or lost.
             earlier.set_possibly_written()
         sequence.unacknowledged.remove(batch)
+        del sequence.numbers[batch]
 
     def refused(self, batch: ProducerBatch) -> None:
         """An attempt failed. Until the next acknowledgement the partition's batches are sent one by one."""
@@ -203,10 +223,12 @@ class ProducerIdentity:
         sequence = self._sequences[batch.partition]
         place = sequence.unacknowledged.index(batch)
         del sequence.unacknowledged[place]
+        number = sequence.numbers.pop(batch)
         at = batch.sequence.base_sequence
         for offset, piece in enumerate(pieces):
             piece.assign_sequence(batch.sequence._replace(base_sequence=at))
             sequence.unacknowledged.insert(place + offset, piece)
+            sequence.numbers[piece] = number
             at = (at + piece.record_count) % _SEQUENCE_RANGE
 
     # -- dropped records --------------------------------------------------------------------------
@@ -282,6 +304,7 @@ class ProducerIdentity:
         for batch in sequence.unacknowledged:
             batch.withdraw_sequence()
         sequence.unacknowledged.clear()
+        sequence.numbers.clear()
         sequence.producer = _NO_ID
         sequence.restarts += 1
         sequence.established_until_ms = -math.inf

@@ -138,8 +138,9 @@ def _out_of_order(attempt: Attempt, cause: Exception) -> Decision:
     if not attempt.idempotent:
         return Decision(Action.FAIL, cause)
     if not attempt.is_next_expected:
-        # An earlier batch is being retried. The broker takes this one after it.
-        return Decision(Action.RETRY, cause, spends_retry=False)
+        # An earlier batch is being retried, or lost records. The broker takes this one after it, so this one
+        # waits for that batch and for no time of its own.
+        return Decision(Action.RETRY, cause, immediate=True, spends_retry=False)
     return _restart(attempt, cause)
 
 

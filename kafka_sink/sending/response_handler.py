@@ -204,6 +204,7 @@ class ResponseHandler:
         if decision.possibly_written:
             batch.set_possibly_written()
         batch.last_error = decision.cause
+        batch.retries_spent += decision.spends_retry
         if decision.refresh:
             self._cluster.mark_stale(batch.partition.topic, now_ms)
         if decision.too_large:
@@ -212,7 +213,7 @@ class ResponseHandler:
             self._identity.refused(batch)
 
     def _retries_left(self, batch: ProducerBatch, decision: Decision) -> bool:
-        return not decision.spends_retry or batch.attempts <= self._settings.retries
+        return not decision.spends_retry or batch.retries_spent <= self._settings.retries
 
     def _request_restart(self, batch: ProducerBatch, cause: Exception) -> None:
         if self._identity is None:
@@ -224,7 +225,7 @@ class ResponseHandler:
         self._identity.request_restart(batch.partition)
 
     def _retry(self, batch: ProducerBatch, cause: Exception, decision: Decision, now_ms: float) -> None:
-        wait_ms = 0.0 if decision.immediate else self._backoff.delay_ms(batch.attempts)
+        wait_ms = 0.0 if decision.immediate else self._backoff.delay_ms(max(batch.retries_spent, 1))
         wait_ms = min(wait_ms, decision.longest_wait_ms)
         if _log.isEnabledFor(logging.DEBUG):
             _log.debug(

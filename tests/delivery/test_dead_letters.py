@@ -11,7 +11,7 @@ import pytest
 
 from kafka_sink.errors import KafkaSinkError
 from kafka_sink.local_broker import LocalBroker
-from kafka_sink.model import SparkTask
+from kafka_sink.model import SparkTask, TaskResult
 from kafka_sink.options import parse
 from kafka_sink.producer_cache import TaskProducer, task_producer
 from kafka_sink.rows.column_plan import ColumnPlan
@@ -88,6 +88,30 @@ def test_batches_in_flight_behind_a_skipped_record_are_written_next(in_order: bo
         assert written(cluster) == ([0, 2, 3, 4] if in_order else [0])
         assert result.skipped == (1 if in_order else 4)
         assert {batch.producer_epoch for batch in attempts(cluster)} == {0}
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_nothing_waits_behind_a_gap_that_is_known(in_order: bool) -> None:
+    """Batches in flight behind a skipped record are refused for their sequences alone. They need no backoff
+    (a minute here), and no retry of the two that a batch has here."""
+    with (
+        FakeCluster({TOPIC: 1, LETTERS: 1}, max_message_bytes=10_000) as cluster,
+        tolerant(cluster, retry_backoff_ms=60_000, retry_backoff_max_ms=60_000, retries=2) as producer,
+    ):
+        producer.send(rows(0, 1))
+        until(lambda: written(cluster) == [0] and not in_flight(producer), "the first row")
+        cluster.freeze(0)
+        for number in range(1, 5):
+            until(lambda count=number: in_flight(producer) == count - 1, "a request of its own")
+            producer.send(
+                rows(number, 1) if number == 4 or (not in_order and number % 2) else large(number, 20_000)
+            )
+        cluster.thaw(0)
+        result = producer.finish()
+        skipped = {1, 2, 3} if in_order else {2}
+        assert written(cluster) == [number for number in range(5) if number not in skipped]
+        assert result.skipped == len(skipped)
+        assert result.elapsed_ms < 50_000
 
 
 def in_flight(producer: TaskProducer) -> int:
@@ -274,6 +298,39 @@ def test_one_row_in_ten_thousand_is_too_large_or_has_a_wrong_partition(
         else:
             assert context["__connect.errors.partition"] == b"4"
             assert b"only partitions 0 to 3" in (context["__connect.errors.exception.message"] or b"")
+
+
+def test_a_hundred_refused_rows_cost_no_waits(broker: LocalBroker) -> None:
+    """Each in a batch of its own, with batches in flight behind it. A single backoff would take 20 s."""
+    broker.create_topic("refused", config={"cleanup.policy": "compact"})
+    plan = ColumnPlan.of([("key", "binary"), ("value", "binary")], "refused")
+    raw = {
+        "kafka.bootstrap.servers": broker.bootstrap_servers,
+        "topic": "refused",
+        "kafka.batch.size": "1024",
+        "kafka.linger.ms": "0",
+        "kafka.retries": "3",
+        "errors.tolerance": "all",
+    }
+
+    def write(start: int, every: int, **options: str) -> TaskResult:
+        numbers = range(start, start + 20_000)
+        keys = [None if number % every == every // 2 else b"%d" % number for number in numbers]
+        table = pa.table(
+            {"key": pa.array(keys, pa.binary()), "value": [b"%d" % number for number in numbers]}
+        )
+        with task_producer(parse(raw | options).options, plan) as producer:
+            producer.send(table)
+            return producer.finish()
+
+    # The new topic's leader may still refuse the first batches.
+    write(0, 100_000)
+    backoff = {"kafka.retry.backoff.ms": "20000", "kafka.retry.backoff.max.ms": "20000"}
+    none, some = write(20_000, 100_000, **backoff), write(40_000, 200, **backoff)
+    assert (none.skipped, some.skipped, some.records) == (0, 100, 19_900)
+    assert some.elapsed_ms < none.elapsed_ms + 15_000
+    found = [int(row.value or b"") for row in read_topic(broker, "refused")]
+    assert found == [number for number in range(60_000) if number < 40_000 or number % 200 != 100]
 
 
 def test_a_compacted_topic_refuses_rows_without_a_key_by_name(broker: LocalBroker) -> None:

@@ -17,7 +17,7 @@ from kafka_sink.errors import DeliveryError, RecordTooLargeError
 from kafka_sink.producer_cache import TaskProducer
 from tests.support.fake_broker import INIT_PRODUCER_ID, METADATA, PRODUCE, FakeCluster
 from tests.support.fake_log import RecordBatch
-from tests.support.fake_replies import SWALLOWED, Refuse, Reply, error
+from tests.support.fake_replies import OK, SWALLOWED, Refuse, Reply, error
 from tests.support.scripted_cluster import (
     ROW,
     SECRET,
@@ -193,6 +193,25 @@ def test_lost_place_after_an_attempt_in_doubt_fails(cluster: FakeCluster) -> Non
     with pytest.raises(DeliveryError, match=r"t-0: .*error 45.*may have been written"):
         send(cluster, rows(0, 5))
     assert written(cluster) == [0, 1, 2, 3, 4]
+
+
+def test_a_batch_in_doubt_is_passed_by_no_more_than_its_broker_remembers(cluster: FakeCluster) -> None:
+    """NOT_ENOUGH_REPLICAS_AFTER_APPEND twice: with more than four written since, the third attempt was out
+    of order, although the broker has the batch."""
+    with task(cluster) as producer:
+        producer.send(rows(0, 1))
+        until(lambda: not inside(producer)._accumulator.incomplete, "the first acknowledgement")
+        cluster.freeze(0)
+        for number in range(1, 6):
+            producer.send(rows(number, 1))
+            until(lambda count=number: len(inside(producer)._sender._completion.in_flight()) == count, "sent")
+        appended = error(20, append=True)
+        cluster.script(PRODUCE, appended, OK, OK, OK, OK, appended, node_id=0)
+        for number in range(6, 40):
+            producer.send(rows(number, 1))
+        cluster.thaw(0)
+        assert producer.finish().records == 40
+    assert written(cluster) == list(range(40))
 
 
 def test_after_the_last_epoch_comes_a_new_id(cluster: FakeCluster) -> None:

@@ -157,6 +157,47 @@ def test_after_an_error_batches_go_one_by_one_and_old_ones_in_order() -> None:
     assert (of.may_send(two, 0), of.is_next(two)) == (True, True)
 
 
+def test_no_more_than_four_batches_pass_one_of_unknown_outcome() -> None:
+    """However often it is sent again: a broker remembers the last five batches."""
+    of = identity()
+    acknowledge(of, sent(of, batch()))
+    unknown, *others = [sent(of, batch()) for _ in range(3)]
+    unknown.set_possibly_written()
+    refuse(of, unknown)
+    for one in others:
+        acknowledge(of, one)
+    assert of.may_send(unknown, 0)
+    unknown.request_references += 1
+    for _ in range(2):
+        acknowledge(of, sent(of, batch()))
+    assert not of.may_send(batch(), 0), "four have passed it"
+    acknowledge(of, unknown)
+    for _ in range(5):
+        sent(of, batch())
+
+
+def test_pieces_are_passed_by_no_more_than_their_parent() -> None:
+    of = identity()
+    acknowledge(of, sent(of, batch()))
+    parent, *others = [sent(of, batch(2)) for _ in range(4)]
+    pieces = [batch(), batch()]
+    of.replaced(parent, pieces)
+    for one in others:
+        one.request_references -= 1
+        of.acknowledged(one, -1, 0)
+    acknowledge_piece(of, pieces[0])
+    sent(of, batch())
+    assert not of.may_send(batch(), 0), "four have passed the second piece"
+    acknowledge_piece(of, pieces[1])
+    assert of.may_send(batch(), 0)
+
+
+def acknowledge_piece(of: ProducerIdentity, piece: ProducerBatch) -> None:
+    assert of.may_send(piece, 0)
+    piece.request_references += 1
+    acknowledge(of, piece)
+
+
 def test_an_acknowledgement_means_that_earlier_batches_are_written_too() -> None:
     of = identity()
     acknowledge(of, sent(of, batch()))
