@@ -1,31 +1,36 @@
-"""``python -m kafka_sink.transactions``: what a transactional.id.prefix has left, and ends of it."""
+"""``python -m kafka_sink.transactions``: what each transactional.id.prefix has left, and ends of it."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from typing import TextIO
 
 from kafka_sink.clock import wall_ms
 from kafka_sink.command_line import add_options, given_options
-from kafka_sink.errors import KafkaSinkError
+from kafka_sink.errors import KafkaSinkError, ProtocolError
 from kafka_sink.options import SinkOptions, parse
 from kafka_sink.planning_client import CONNECT_BOUND_MS
 from kafka_sink.transactions import driver
 from kafka_sink.transactions.client import TransactionClient
-from kafka_sink.transactions.operations import OPEN, Described, ListOpen, Steps, describe
-from kafka_sink.transactions.scope import Scope
+from kafka_sink.transactions.decision import Decision
+from kafka_sink.transactions.operations import OPEN, Described, ListIds, ListOpen, Steps, describe
+from kafka_sink.transactions.scope import Scope, prefix_of
 
 _TIMEOUT_MS = 60_000.0
+_NEAR = 3
 _DESCRIPTION = """\
 Shows and ends what the transactions of a transactional.id.prefix have left behind.
 
-  list      shows the last decision, what was written, and which transactions are open. It changes nothing.
+  list      shows the last decision, what was written, and which transactions are open; without --prefix, the
+            prefixes of the cluster. It changes nothing.
   complete  commits what was decided and aborts everything else that is open, as the next run would.
-  abort     is another name for complete, for use where nothing was decided.
   rewrite   is for a batch that stays incomplete because its tasks are others now. It forgets the decision,
             and the next run writes the whole batch. Readers then see twice what they can see of it by now.
+  abandon   is for such a batch, too. It takes the batch for written as it is: readers see no row twice, and
+            never those that are missing.
 
 All but list take the prefix over: a query or job that runs with it fails.
 It ends with 0, with 1 if it could not be done, and with 2 if a batch stays incomplete.
@@ -36,17 +41,18 @@ def main(arguments: Sequence[str] | None = None, out: TextIO = sys.stdout) -> in
     """0 where it was done, 1 with the reason on stderr where not, 2 where a batch is incomplete."""
     parser = _parser()
     args = parser.parse_args(arguments)
+    if args.prefix is None and args.action != "list":
+        parser.error(f"{args.action} needs --prefix; list without it shows the prefixes of the cluster")
     given = given_options(parser, args)
     try:
-        options = _options(given, args.bootstrap_servers)
-        client = TransactionClient(options)
+        client = TransactionClient(_options(given, args.bootstrap_servers))
         try:
-            partitions = client.partitions(args.topic, CONNECT_BOUND_MS)
-            if not partitions:
-                raise KafkaSinkError(f"there is no topic '{args.topic}'")
-            scope = Scope(args.prefix, args.topic, partitions)
-            action = {"list": _list, "rewrite": _rewrite}.get(args.action, _complete)
-            return action(client, scope, out)
+            # Soon an error where no broker can be reached.
+            known = client.run(_prefixes(), CONNECT_BOUND_MS)
+            if args.prefix is None:
+                return _list_prefixes(client, known, out)
+            scope = _known_scope(client, args.prefix, args.topic, known)
+            return _ACTIONS[args.action](client, scope, out)
         finally:
             client.close()
     except KafkaSinkError as error:
@@ -60,11 +66,15 @@ def _parser() -> argparse.ArgumentParser:
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("action", choices=("list", "complete", "abort", "rewrite"))
+    parser.add_argument("action", choices=tuple(_ACTIONS))
     parser.add_argument("--bootstrap-servers", required=True, metavar="HOST:PORT")
-    parser.add_argument("--prefix", required=True, help="transactional.id.prefix; the driver's log names it")
     parser.add_argument(
-        "--topic", required=True, help="the option topic of the job, or its transaction.progress.topic"
+        "--prefix", help="transactional.id.prefix; the driver's log names it, and so does list"
+    )
+    parser.add_argument(
+        "--topic",
+        help="the option topic of the job, or its transaction.progress.topic; needed where nothing was "
+        "decided yet",
     )
     add_options(parser)
     return parser
@@ -75,22 +85,71 @@ def _options(given: dict[str, str], bootstrap_servers: str) -> SinkOptions:
     return parse(given | required).options
 
 
+# -- which prefix ---------------------------------------------------------------------------------
+
+
+def _prefixes() -> Steps[frozenset[str]]:
+    (ids,) = yield (ListIds(),)
+    return frozenset(map(prefix_of, ids))
+
+
+def _known_scope(client: TransactionClient, prefix: str, topic: str | None, known: Iterable[str]) -> Scope:
+    """Raises KafkaSinkError for a prefix that nobody has used: to take it over would create its ids."""
+    # Decisions are found without the topic and its number of partitions.
+    decision = client.run(driver.read_decision(Scope(prefix, "", 1)), _TIMEOUT_MS)
+    if decision is None and prefix not in known:
+        raise KafkaSinkError(_unknown(prefix, known))
+    named = topic or (decision.topic if decision is not None else None)
+    if named is None:
+        raise KafkaSinkError(f"nothing was decided under '{prefix}', so name its progress topic with --topic")
+    partitions = client.partitions(named, _TIMEOUT_MS)
+    if not partitions:
+        raise KafkaSinkError(f"there is no topic '{named}'")
+    return Scope(prefix, named, partitions)
+
+
+def _unknown(prefix: str, known: Iterable[str]) -> str:
+    # As they were copied or typed: with a character too many, or cut off.
+    near = get_close_matches(prefix, known, _NEAR) or sorted(one for one in known if one.startswith(prefix))
+    hint = "; similar ones: " + ", ".join(near[:_NEAR]) if near else ""
+    return (
+        f"no broker knows transactional.id.prefix '{prefix}'{hint}. list without --prefix shows all. Brokers "
+        "forget ids that were not used for transactional.id.expiration.ms, and show only those that this "
+        "login may describe"
+    )
+
+
+# -- list -----------------------------------------------------------------------------------------
+
+
+def _list_prefixes(client: TransactionClient, known: Iterable[str], out: TextIO) -> int:
+    """One line each. Other applications' ids may look alike: nothing was decided under these."""
+    shown = 0
+    for prefix in sorted(known):
+        scope = Scope(prefix, "", 1)
+        try:
+            decision = client.run(driver.read_decision(scope), _TIMEOUT_MS)
+        except ProtocolError:
+            continue  # another application's
+        found = client.run(_open(scope), _TIMEOUT_MS)
+        decided = "nothing decided" if decision is None else _decided(client, scope, decision)
+        print(f"{prefix}: {decided}; {_count_open(found)}", file=out)
+        shown += 1
+    if not shown:
+        print("no prefix is known to brokers", file=out)
+    return 0
+
+
 def _list(client: TransactionClient, scope: Scope, out: TextIO) -> int:
     decision = client.run(driver.read_decision(scope), _TIMEOUT_MS)
     if decision is None:
         print("no batch was decided", file=out)
     else:
-        missing = client.run(driver.uncommitted(scope, decision), _TIMEOUT_MS)
-        state = f"{len(missing)} of them not committed" if missing else "all committed"
-        print(
-            f"last decided: {decision.batch}, {decision.tasks} tasks, "
-            f"{len(decision.parts)} transactions, {state}",
-            file=out,
-        )
+        print(f"last decided: {_decided(client, scope, decision)}", file=out)
         for writer, number in decision.progress.items():
             print(f"written of {writer}: up to {number}", file=out)
     found = client.run(_open(scope), _TIMEOUT_MS)
-    print(f"{len(found):,} transaction{'' if len(found) == 1 else 's'} open", file=out)
+    print(_count_open(found), file=out)
     now_ms = wall_ms()
     for name, one in sorted(found.items()):
         print(
@@ -101,10 +160,23 @@ def _list(client: TransactionClient, scope: Scope, out: TextIO) -> int:
     return 0
 
 
+def _decided(client: TransactionClient, scope: Scope, decision: Decision) -> str:
+    missing = client.run(driver.uncommitted(scope, decision), _TIMEOUT_MS)
+    state = f"{len(missing)} of them not committed" if missing else "all committed"
+    return f"{decision.batch}, {decision.tasks} tasks, {len(decision.parts)} transactions, {state}"
+
+
+def _count_open(found: Mapping[str, Described]) -> str:
+    return f"{len(found):,} transaction{'' if len(found) == 1 else 's'} open"
+
+
 def _open(scope: Scope) -> Steps[dict[str, Described]]:
     (names,) = yield (ListOpen(scope.prefix),)
     found = yield from describe(*names, scope.driver_id)
     return {name: one for name, one in found.items() if one.state == OPEN}
+
+
+# -- what takes the prefix over -------------------------------------------------------------------
 
 
 def _complete(client: TransactionClient, scope: Scope, out: TextIO) -> int:
@@ -124,6 +196,25 @@ def _rewrite(client: TransactionClient, scope: Scope, out: TextIO) -> int:
     client.run(driver.forget(scope, ownership.claim, ownership.decision), _TIMEOUT_MS)
     print(f"{ownership.decision.batch} is forgotten; the next run writes all of it", file=out)
     return 0
+
+
+def _abandon(client: TransactionClient, scope: Scope, out: TextIO) -> int:
+    ownership = client.run(driver.take_over(scope), _TIMEOUT_MS)
+    decision, missing = ownership.decision, ownership.missing
+    if decision is None or not missing:
+        print("no batch is incomplete: nothing is changed", file=out)
+        return 0
+    client.run(driver.abandon(scope, ownership.claim, decision), _TIMEOUT_MS)
+    rows = sum(decision.digest_of(task).rows for task in missing)
+    print(
+        f"{decision.batch} is taken for written: {rows} rows of {len(missing)} tasks are missing, "
+        "and no run writes them",
+        file=out,
+    )
+    return 0
+
+
+_ACTIONS = {"list": _list, "complete": _complete, "rewrite": _rewrite, "abandon": _abandon}
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ from kafka_sink.transactions.operations import (
     FetchOffsets,
     FetchStableOffsets,
     InitProducer,
+    ListIds,
     ListOpen,
     OffsetKey,
     Operation,
@@ -40,7 +41,7 @@ from kafka_sink.transactions.operations import (
     Refused,
     Steps,
 )
-from kafka_sink.transactions.scope import task_id_pattern
+from kafka_sink.transactions.scope import ANY_ID_PATTERN, task_id_pattern
 
 Result = TypeVar("Result")
 # InitProducerId from 6 on is two-phase commit's (KIP-939), which brokers have not finished.
@@ -132,6 +133,7 @@ _EMPTY: dict[type, Callable[[], Any]] = {
     FetchOffsets: dict,
     FetchStableOffsets: dict,
     ListOpen: list,
+    ListIds: list,
 }
 
 
@@ -482,7 +484,7 @@ class TransactionClient:
                 return [self._fetch(step, index, operation, *one) for one in groups.items()]
             case Describe():
                 return [self._describe(step, index, operation, one) for one in operation.transactional_ids]
-            case ListOpen():
+            case ListOpen() | ListIds():
                 return [self._list(step, index, operation, node) for node in list(self._nodes)]
 
     def _init(self, step: _Step, index: int, operation: InitProducer) -> _Call:
@@ -596,11 +598,14 @@ class TransactionClient:
         call = _Call(operation, index, api, versions, encode, take, (_TRANSACTION_KEY, name))
         return call
 
-    def _list(self, step: _Step, index: int, operation: ListOpen, node: int) -> _Call:
-        pattern = task_id_pattern(operation.prefix)
+    def _list(self, step: _Step, index: int, operation: ListOpen | ListIds, node: int) -> _Call:
+        states: tuple[str, ...] = ()
+        pattern = ANY_ID_PATTERN
+        if isinstance(operation, ListOpen):
+            states, pattern = (OPEN,), task_id_pattern(operation.prefix)
 
         def encode(version: int) -> bytes:
-            return transaction_requests.encode_list_transactions(version, (OPEN,), pattern)
+            return transaction_requests.encode_list_transactions(version, states, pattern)
 
         def take(response: transaction_requests.ListTransactionsResponse) -> bool:
             if not self._judge(call, response.error_code):

@@ -167,14 +167,26 @@ def look(scope: Scope, parts: Iterable[Part]) -> Steps[tuple[Decision | None, Ma
 
 def forget(scope: Scope, claim: ProducerEpoch, decision: Decision) -> Steps[None]:
     """Record that a batch was not decided, so that the next run writes all of it; what readers see stays."""
-    forgotten = replace(
+    yield from _replace(scope, claim, decision, "forgotten", decision.progress_before())
+
+
+def abandon(scope: Scope, claim: ProducerEpoch, decision: Decision) -> Steps[None]:
+    """Record that a batch was written as readers see it: no run writes what is missing."""
+    yield from _replace(scope, claim, decision, "abandoned", decision.progress)
+
+
+def _replace(
+    scope: Scope, claim: ProducerEpoch, decision: Decision, word: str, progress: Mapping[str, int]
+) -> Steps[None]:
+    """Record a decision without parts behind an incomplete one."""
+    replacing = replace(
         decision,
         number=decision.number + 1,
-        batch=BatchIdentity(f"forgotten {decision.batch.writer}", decision.batch.number),
+        batch=BatchIdentity(f"{word} {decision.batch.writer}", decision.batch.number),
         parts=(),
-        progress=decision.progress_before(),
+        progress=progress,
     )
-    yield from _record(scope, claim, forgotten)
+    yield from _record(scope, claim, replacing)
     (ended,) = yield (EndTransaction(scope.driver_id, claim, commit=True),)
     if isinstance(ended, Refused):
         raise TransactionError(f"{OTHER_DRIVER} ({ended.error})")

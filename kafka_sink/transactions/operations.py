@@ -109,6 +109,12 @@ class ListOpen:
 
 
 @dataclass(frozen=True, slots=True)
+class ListIds:
+    """Answer: all ids that brokers know and that look like this sink's, whatever their state. Others' may,
+    too."""
+
+
+@dataclass(frozen=True, slots=True)
 class Refused:
     """Kafka's error that says that a transaction is not, or no longer, the asker's."""
 
@@ -116,7 +122,14 @@ class Refused:
 
 
 Operation = (
-    InitProducer | Describe | RecordOffsets | EndTransaction | FetchOffsets | FetchStableOffsets | ListOpen
+    InitProducer
+    | Describe
+    | RecordOffsets
+    | EndTransaction
+    | FetchOffsets
+    | FetchStableOffsets
+    | ListOpen
+    | ListIds
 )
 Steps = Generator[tuple[Operation, ...], tuple[Any, ...], Result]
 

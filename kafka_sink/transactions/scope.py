@@ -48,6 +48,15 @@ class Scope:
         return tuple(self.decision_key(number * self.partitions).group for number in range(last + 1))
 
 
+# A regular expression, of RE2 as of Python, for the ids of any prefix.
+ANY_ID_PATTERN = "^.+-(driver|task-[0-9]+-[0-9]+)$"
+
+
 def task_id_pattern(prefix: str) -> str:
-    """A regular expression, of RE2 as of Python, for the ids of a prefix's tasks."""
+    """As ``ANY_ID_PATTERN``, for the ids of one prefix's tasks."""
     return f"^{re.escape(prefix)}-task-[0-9]+-[0-9]+$"
+
+
+def prefix_of(transactional_id: str) -> str:
+    """Of an id that the pattern fits."""
+    return re.sub("-(driver|task-[0-9]+-[0-9]+)$", "", transactional_id)

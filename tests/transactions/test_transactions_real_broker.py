@@ -271,6 +271,74 @@ def test_a_batch_that_cannot_be_repaired_is_an_error_until_somebody_resolves_it(
     assert run.take_over().duty(BatchIdentity("query", 0), 0).value == "write"
 
 
+def test_an_incomplete_batch_can_be_abandoned_without_doubling(
+    job: Callable[..., Job], broker: LocalBroker
+) -> None:
+    """What readers see of it they see once; the next run takes it for written, and later batches go on."""
+    run = job()
+    handover = run.take_over()
+    reports = [run.write(handover, 0, index, [f"0-{index}"]) for index in range(2)]
+    run.decide_only(handover, *reports)
+    part = reports[1].part
+    assert part is not None
+    run.run(task.abort(run.scope, 1, 0, part.producer))
+    out = io.StringIO()
+    arguments = ["--bootstrap-servers", broker.bootstrap_servers, "--prefix", run.scope.prefix]
+    assert command.main(["abandon", *arguments], out) == 0
+    assert "1 rows of 1 tasks are missing" in out.getvalue()
+    assert command.main(["abandon", *arguments], out) == 0
+    assert "nothing is changed" in out.getvalue()
+    again = run.take_over()
+    assert again.duty(BatchIdentity("query", 0), 1).value == "skip"
+    run.commit(run.write(again, 1, 0, ["1-0"]))
+    run.await_rows(["0-0", "1-0"])
+
+
+@pytest.mark.parametrize("action", ["list", "complete", "rewrite", "abandon"])
+def test_a_misspelt_prefix_is_an_error_and_creates_nothing(
+    job: Callable[..., Job], broker: LocalBroker, capsys: pytest.CaptureFixture[str], action: str
+) -> None:
+    """Catches: 0 transactions committed, exit 0, and an id of the misspelt prefix for a week."""
+    run = job()
+    run.take_over()
+    misspelt = f"{run.scope.prefix}x"
+    where = ["--bootstrap-servers", broker.bootstrap_servers]
+    assert command.main([action, *where, "--prefix", misspelt, "--topic", run.scope.topic]) == 1
+    assert f"no broker knows transactional.id.prefix '{misspelt}'" in (said := capsys.readouterr().err)
+    assert run.scope.prefix in said.split("similar ones: ")[1]
+    assert run.run(describe(f"{misspelt}-driver")) == {}
+
+
+def test_the_prefixes_of_a_cluster_are_listed_with_what_they_have_open(
+    job: Callable[..., Job], broker: LocalBroker
+) -> None:
+    run = job()
+    run.commit(run.write(run.take_over(), 0, 0, ["0-0"]))
+    run.write(run.take_over(), 1, 0, ["1-0"])
+    out = io.StringIO()
+    where = ["--bootstrap-servers", broker.bootstrap_servers]
+    assert command.main(["list", *where], out) == 0
+    expected = (
+        f"{run.scope.prefix}: batch 0 of query, 1 tasks, 1 transactions, all committed; 1 transaction open"
+    )
+    assert expected in out.getvalue().splitlines()
+    # A decision names its topic, so none has to be given.
+    assert command.main(["complete", *where, "--prefix", run.scope.prefix], out) == 0
+    assert "0 transactions committed, 1 aborted" in out.getvalue()
+
+
+def test_the_topic_is_asked_for_where_nothing_was_decided(
+    job: Callable[..., Job], broker: LocalBroker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = job()
+    run.take_over()
+    where = ["--bootstrap-servers", broker.bootstrap_servers, "--prefix", run.scope.prefix]
+    assert command.main(["list", *where]) == 1
+    assert "--topic" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        command.main(["complete", *where[:2]])
+
+
 def test_the_command_says_soon_that_no_broker_can_be_reached(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
