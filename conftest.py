@@ -107,7 +107,7 @@ def _no_connection_outlives_its_test() -> Iterator[None]:
     cache = sys.modules.get("kafka_sink.producer_cache")
     if cache is not None:
         cache.PRODUCERS.close()
-    channel = sys.modules.get("kafka_sink.coordinator.tasks.write_channel")
+    channel = sys.modules.get("kafka_sink.coordinator.writes.channel")
     if channel is not None:
         channel._KEPT.close()
 

@@ -30,7 +30,7 @@ except Exception as failure:  # noqa: BLE001 - other data sources must stay usab
         class _Unavailable(DataSource):
             """Has the sink's name and reports, when used, why the sink could not be imported."""
 
-            def __init__(self, options: dict[str, str]) -> None:  # noqa: ARG002 - DataSource's signature
+            def __init__(self, options: dict[str, str]) -> None:
                 raise ImportError(
                     f"the kafka-chunked sink cannot be imported by this Python: {_REASON}. {_REMEDY}"
                 )

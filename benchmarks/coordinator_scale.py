@@ -89,10 +89,10 @@ class Result:
 
 
 def serve(fd: int, bootstrap: str) -> None:
-    from kafka_sink.coordinator.server.application_figures import ApplicationFigures
-    from kafka_sink.coordinator.server.connections import ServerBounds
-    from kafka_sink.coordinator.server.process import _handlers
-    from kafka_sink.coordinator.server.server import CoordinatorServer
+    from kafka_sink.coordinator.figures.application_figures import ApplicationFigures
+    from kafka_sink.coordinator.process.server_process import _handlers
+    from kafka_sink.coordinator.transport.connections import ServerBounds
+    from kafka_sink.coordinator.transport.server import CoordinatorServer
     from kafka_sink.options import parse
 
     async def main() -> None:

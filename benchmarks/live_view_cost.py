@@ -13,11 +13,11 @@ import time
 from collections.abc import Callable
 
 from kafka_sink.clock import monotonic_ms
-from kafka_sink.coordinator.server.application_figures import ApplicationFigures
-from kafka_sink.coordinator.server.figures_handler import FiguresHandler
-from kafka_sink.coordinator.server.ui.metrics import exposition
-from kafka_sink.coordinator.tasks.figures_channel import FiguresChannel
-from kafka_sink.coordinator.wire.job_figures import TaskIdentity
+from kafka_sink.coordinator.figures.application_figures import ApplicationFigures
+from kafka_sink.coordinator.figures.channel import FiguresChannel
+from kafka_sink.coordinator.figures.handler import FiguresHandler
+from kafka_sink.coordinator.figures.messages import TaskIdentity
+from kafka_sink.coordinator.figures.metrics import exposition
 from kafka_sink.model import TopicPartition
 from kafka_sink.options import parse
 from kafka_sink.producer import Producer

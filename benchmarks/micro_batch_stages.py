@@ -83,7 +83,7 @@ _STEPS = (
     ("kafka_sink.producer", "Producer", "finish", "finish"),
     ("kafka_sink.network.client", "NetworkClient", "send", "request"),
     ("kafka_sink.sending.response_handler", "ResponseHandler", "on_response", "response"),
-    ("kafka_sink.coordinator.tasks.write_channel", "", "end_attempts", "commit tells coordinator"),
+    ("kafka_sink.coordinator.writes.channel", "", "end_attempts", "commit tells coordinator"),
     ("kafka_sink.spark.write_reports", "", "report", "commit reports"),
 )
 _installed = False

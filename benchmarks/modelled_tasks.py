@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kafka_sink.breaker.states import Target
-from kafka_sink.coordinator.wire.breaker_messages import (
+from kafka_sink.coordinator.breaker.messages import (
     MAX_MUTES,
     BreakerReport,
     BreakerUpdate,
@@ -27,10 +27,10 @@ from kafka_sink.coordinator.wire.breaker_messages import (
     decode_update,
     encode_report,
 )
-from kafka_sink.coordinator.wire.lines import prefixed, split_lines
-from kafka_sink.coordinator.wire.metadata_messages import in_parts
-from kafka_sink.coordinator.wire.packed_body import unpacked
-from kafka_sink.coordinator.wire.session import MAX_FRAME_BYTES, FrameReader, Session, parse
+from kafka_sink.coordinator.metadata.messages import in_parts
+from kafka_sink.coordinator.transport.lines import prefixed, split_lines
+from kafka_sink.coordinator.transport.packed_body import unpacked
+from kafka_sink.coordinator.transport.session import MAX_FRAME_BYTES, FrameReader, Session, parse
 from kafka_sink.model import TopicPartition
 from kafka_sink.timing_bounds import HEALTHY_REPORT_MS, next_beat_ms
 

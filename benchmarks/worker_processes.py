@@ -24,8 +24,8 @@ import pyarrow as pa
 
 from benchmarks.standalone_scale import connections_to
 from benchmarks.surroundings import RESULTS
-from kafka_sink.coordinator.driver.planning import hand_off
-from kafka_sink.coordinator.wire.address import CoordinatorAddress, Rendezvous
+from kafka_sink.coordinator.process.planning import hand_off
+from kafka_sink.coordinator.transport.address import CoordinatorAddress, Rendezvous
 from kafka_sink.options import parse
 from kafka_sink.producer import Producer
 from kafka_sink.rows.column_plan import ColumnPlan

@@ -21,14 +21,15 @@ from kafka_sink.breaker.mute_control import MuteControl
 from kafka_sink.breaker.producer_breaker import ProducerBreaker
 from kafka_sink.breaker.send_policy import NoSendPolicy
 from kafka_sink.clock import monotonic_ms, wall_ms
-from kafka_sink.coordinator.tasks.breaker_channel import BreakerChannel
-from kafka_sink.coordinator.tasks.client import Channel, CoordinatorClient
-from kafka_sink.coordinator.tasks.figures_channel import FiguresChannel
-from kafka_sink.coordinator.tasks.metadata_channel import MetadataChannel
-from kafka_sink.coordinator.tasks.rate_channel import RateChannel
-from kafka_sink.coordinator.tasks.write_channel import WriteChannel
-from kafka_sink.coordinator.wire.address import CoordinatorAddress
-from kafka_sink.coordinator.wire.job_figures import TaskIdentity
+from kafka_sink.coordinator.breaker.channel import BreakerChannel
+from kafka_sink.coordinator.client.client import CoordinatorClient
+from kafka_sink.coordinator.figures.channel import FiguresChannel
+from kafka_sink.coordinator.figures.messages import TaskIdentity
+from kafka_sink.coordinator.metadata.channel import MetadataChannel
+from kafka_sink.coordinator.rates.channel import RateChannel
+from kafka_sink.coordinator.transport.address import CoordinatorAddress
+from kafka_sink.coordinator.transport.channel import Channel
+from kafka_sink.coordinator.writes.channel import WriteChannel
 from kafka_sink.dead_letters.collector import DeadLetters
 from kafka_sink.dead_letters.letter import DeadLetter
 from kafka_sink.errors import DeliveryError, InvalidRowError, MetadataTimeoutError, RecordTooLargeError

@@ -14,8 +14,8 @@ from contextlib import contextmanager
 
 import pyarrow as pa
 
-from kafka_sink.coordinator.wire.address import CoordinatorAddress
-from kafka_sink.coordinator.wire.job_figures import TaskIdentity
+from kafka_sink.coordinator.figures.messages import TaskIdentity
+from kafka_sink.coordinator.transport.address import CoordinatorAddress
 from kafka_sink.metadata.snapshot import MetadataSnapshot
 from kafka_sink.model import SparkTask, TaskResult
 from kafka_sink.options import SinkOptions

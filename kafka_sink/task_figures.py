@@ -7,17 +7,17 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from kafka_sink.clock import Clock
-from kafka_sink.coordinator.wire.job_figures import (
+from kafka_sink.coordinator.figures.messages import (
     MAX_BROKERS,
     MAX_MUTES,
     MAX_TOPICS,
     BrokerFigures,
     MuteFigures,
-    Number,
     TaskFigures,
     TaskIdentity,
     TopicFigures,
 )
+from kafka_sink.coordinator.transport.fields import Number
 from kafka_sink.metadata.cluster_metadata import LookupCounts
 from kafka_sink.sending.task_deliveries import TopicCounts
 from kafka_sink.task_activity import LIMIT, MEMORY

@@ -8,9 +8,9 @@ import time
 import pyarrow as pa
 import pytest
 
-from kafka_sink.coordinator.server.rate_handler import rate_handler
-from kafka_sink.coordinator.tasks.client import CoordinatorClient
-from kafka_sink.coordinator.tasks.rate_channel import RateChannel
+from kafka_sink.coordinator.client.client import CoordinatorClient
+from kafka_sink.coordinator.rates.channel import RateChannel
+from kafka_sink.coordinator.rates.handler import rate_handler
 from kafka_sink.errors import DeliveryError
 from kafka_sink.rate_limit import RateLimit
 from tests.support.coordinator_harness import clock_ms, eventually, serving

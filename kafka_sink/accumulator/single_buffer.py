@@ -168,7 +168,7 @@ class FullAllocator(PoolAllocator):
             raise TypeError(f"not a buffer of this allocator: {type(buffer).__name__}")
         return buffer.grow(projected)
 
-    def growable_bytes(self, buffer: BatchBuffer) -> int:  # noqa: ARG002 - BufferAllocator's signature
+    def growable_bytes(self, buffer: BatchBuffer) -> int:
         """Zero: growing needs both buffers for a while, and the batch had a batch.size from the start."""
         return 0
 

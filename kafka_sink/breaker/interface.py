@@ -86,11 +86,11 @@ class PartitionCircuitBreaker(ABC):
     ) -> bool:
         """An attempt of a record batch has ended. ``exception`` is None if the broker has it."""
 
-    def on_tick(self, context: ProducerStatusContext) -> bool:  # noqa: ARG002 - for classes that override it
+    def on_tick(self, context: ProducerStatusContext) -> bool:
         """Called between sends and responses too, so that silence can be noticed. Not in the KIP."""
         return False
 
-    def next_tick_ms(self, context: ProducerStatusContext) -> float:  # noqa: ARG002 - for classes that override it
+    def next_tick_ms(self, context: ProducerStatusContext) -> float:
         """Milliseconds until ``on_tick`` may have something to decide though nothing happens."""
         return math.inf
 

@@ -70,7 +70,7 @@ class ProducerBreaker:
         breaker: PartitionCircuitBreaker,
         control: MuteControl,
         describe_node: Callable[[int], str],
-        mark_stale: Callable[[str, float], None] = lambda topic, now_ms: None,  # noqa: ARG005 - mark_stale's signature
+        mark_stale: Callable[[str, float], None] = lambda topic, now_ms: None,
     ) -> None:
         self.control = control
         self._manager = control.manager

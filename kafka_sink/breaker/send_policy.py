@@ -112,7 +112,7 @@ class NoSendPolicy:
     def on_waiting(self, partitions: Iterable[TopicPartition]) -> None:
         """See SendPolicy."""
 
-    def muted(self, now_ms: float) -> Container[TopicPartition]:  # noqa: ARG002 - SendPolicy's signature
+    def muted(self, now_ms: float) -> Container[TopicPartition]:
         """See SendPolicy."""
         return ()
 
@@ -131,15 +131,15 @@ class NoSendPolicy:
     def on_probe_done(self, node_id: int, cause: Exception | None, now_ms: float) -> None:
         """See SendPolicy."""
 
-    def may_probe(self, partition: TopicPartition) -> bool:  # noqa: ARG002 - SendPolicy's signature
+    def may_probe(self, partition: TopicPartition) -> bool:
         """See SendPolicy."""
         return False
 
-    def next_change_ms(self, now_ms: float) -> float:  # noqa: ARG002 - SendPolicy's signature
+    def next_change_ms(self, now_ms: float) -> float:
         """See SendPolicy."""
         return math.inf
 
-    def explain(self, partition: TopicPartition) -> str | None:  # noqa: ARG002 - SendPolicy's signature
+    def explain(self, partition: TopicPartition) -> str | None:
         """See SendPolicy."""
         return None
 

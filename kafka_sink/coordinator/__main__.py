@@ -2,7 +2,7 @@
 
 import sys
 
-from kafka_sink.coordinator.server.supervisor import main
+from kafka_sink.coordinator.process.supervisor import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -65,7 +65,7 @@ class LookupCounts:
 class NoHints:
     """A HintSource that knows nothing."""
 
-    def ask(self, topics: Iterable[str]) -> bool:  # noqa: ARG002 - HintSource's signature
+    def ask(self, topics: Iterable[str]) -> bool:
         """See HintSource."""
         return False
 

@@ -352,8 +352,8 @@ class TransactionalIdentity(ProducerIdentity):
         self._sequences.clear()
         self._gaps.clear()
 
-    def may_request(self, now_ms: float) -> bool:  # noqa: ARG002 - ProducerIdentity's signature
+    def may_request(self, now_ms: float) -> bool:
         return False
 
-    def retry_delay_ms(self, now_ms: float) -> float:  # noqa: ARG002 - ProducerIdentity's signature
+    def retry_delay_ms(self, now_ms: float) -> float:
         return math.inf

@@ -16,7 +16,7 @@ from pyspark.sql.datasource import DataSource
 from kafka_sink import application_markers, driver_log
 from kafka_sink.admin import prepare_topic
 from kafka_sink.breaker.loading import load_breaker
-from kafka_sink.coordinator.driver.planning import hand_off
+from kafka_sink.coordinator.process.planning import hand_off
 from kafka_sink.errors import ConfigurationError
 from kafka_sink.options import SinkOptions, parse
 from kafka_sink.rows.column_plan import ColumnPlan, ignored_columns
@@ -54,7 +54,7 @@ class KafkaChunkedDataSource(DataSource):
         return BatchWriter(self._plan(schema, is_streaming=False))
 
     @short_tracebacks
-    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: ARG002, N802 - Spark's signature
+    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: N802 - Spark's signature
         """Plan a micro-batch. Complete mode sets ``overwrite``; its results are appended, too."""
         return StreamWriter(self._plan(schema, is_streaming=True))
 
@@ -105,10 +105,10 @@ class KafkaChunkedDataSource(DataSource):
     def schema(self) -> NoReturn:
         raise ConfigurationError(_READ)
 
-    def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002 - DataSource's signature
+    def reader(self, schema: StructType) -> DataSourceReader:
         raise ConfigurationError(_READ)
 
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002, N802 - Spark's signature
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's signature
         raise ConfigurationError(_READ)
 
 
@@ -116,7 +116,7 @@ def _tasks_at_once(options: SinkOptions) -> int:
     """Only a rate limit depends on it."""
     if not (options.max_rows_per_second or options.max_bytes_per_second):
         return 1
-    from kafka_sink.coordinator.driver.parallelism import tasks_at_once
+    from kafka_sink.coordinator.process.driver_conf import tasks_at_once
 
     return tasks_at_once()
 

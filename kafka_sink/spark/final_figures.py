@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from kafka_sink.coordinator.wire.job_figures import FinalFigures, TopicFigures
+from kafka_sink.coordinator.figures.messages import FinalFigures, TopicFigures
 from kafka_sink.model import EndedTransactions, TaskResult
 
 

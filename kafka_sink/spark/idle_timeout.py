@@ -11,8 +11,8 @@ import re
 from collections.abc import Callable
 
 from kafka_sink import application_markers, driver_log
-from kafka_sink.coordinator.driver.driver_conf import spark_conf
-from kafka_sink.coordinator.wire import driver_process
+from kafka_sink.coordinator import driver_process
+from kafka_sink.coordinator.process.driver_conf import spark_conf
 
 # The settings of SQL, then those that hold where they are not set (PySpark 4.1 and 4.3).
 _SECONDS = ("spark.sql.execution.pyspark.udf.idleTimeoutSeconds", "spark.python.worker.idleTimeoutSeconds")

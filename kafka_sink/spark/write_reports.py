@@ -9,7 +9,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from kafka_sink import application_markers, driver_log
-from kafka_sink.coordinator.driver.planning import CoordinatorHandoff
+from kafka_sink.coordinator.process.planning import CoordinatorHandoff
 from kafka_sink.model import EndedTransactions, TaskResult
 from kafka_sink.options import SinkOptions
 from kafka_sink.spark.summary import about_empty_tasks, about_large_arrow_batches, summarise, summary_fields
@@ -101,7 +101,7 @@ def _to_live_view(handoff: CoordinatorHandoff, ended: EndedWrite) -> None:
     address = handoff.driver_address
     if address is None or not address.rendezvous.figures:
         return
-    from kafka_sink.coordinator.tasks.figures_channel import report_final
+    from kafka_sink.coordinator.figures.channel import report_final
     from kafka_sink.spark.final_figures import final_figures
 
     batch = -1 if ended.batch is None else ended.batch

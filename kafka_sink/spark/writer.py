@@ -22,8 +22,8 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 
 from kafka_sink import driver_log
 from kafka_sink.clock import monotonic_ms
-from kafka_sink.coordinator.driver.planning import CoordinatorHandoff
-from kafka_sink.coordinator.wire.address import CoordinatorAddress, without_brackets
+from kafka_sink.coordinator.process.planning import CoordinatorHandoff
+from kafka_sink.coordinator.transport.address import CoordinatorAddress, without_brackets
 from kafka_sink.errors import DeliveryError, KafkaSinkError
 from kafka_sink.metadata.snapshot import MetadataSnapshot
 from kafka_sink.model import EndedTransactions, SparkTask, TaskResult
@@ -38,7 +38,7 @@ from kafka_sink.task_activity import ROWS, TaskActivity
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from kafka_sink.coordinator.wire.job_figures import TaskIdentity
+    from kafka_sink.coordinator.figures.messages import TaskIdentity
     from kafka_sink.transactions.attempt import TaskAttempt
     from kafka_sink.transactions.batch import TaskReport
     from kafka_sink.transactions.decision import BatchIdentity
@@ -198,7 +198,7 @@ class PlannedWrite:
         context = TaskContext.get()
         if context is None or self.handoff.rendezvous is None or not self.handoff.rendezvous.figures:
             return None
-        from kafka_sink.coordinator.wire.job_figures import TaskIdentity
+        from kafka_sink.coordinator.figures.messages import TaskIdentity
 
         query, batch = micro_batch_of(context)
         return TaskIdentity(
@@ -215,7 +215,7 @@ class PlannedWrite:
     def _end_attempts(self, batch_id: int | None, *, is_urgent: bool) -> None:
         """End attempts that still run: superseded speculative copies, and tasks of a cancelled job."""
         if self.handoff.driver_address is not None:
-            from kafka_sink.coordinator.tasks.write_channel import end_attempts
+            from kafka_sink.coordinator.writes.channel import end_attempts
 
             # A restarted query writes the micro-batch again, under the same name.
             again = batch_id is not None

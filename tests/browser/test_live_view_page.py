@@ -21,10 +21,10 @@ from selenium import webdriver
 from selenium.common.exceptions import StaleElementReferenceException
 from selenium.webdriver.chrome.service import Service
 
-from kafka_sink.coordinator.driver.planning import CoordinatorHandoff, hand_off
-from kafka_sink.coordinator.tasks.figures_channel import report_final
-from kafka_sink.coordinator.wire.address import CoordinatorAddress
-from kafka_sink.coordinator.wire.job_figures import TaskIdentity
+from kafka_sink.coordinator.figures.channel import report_final
+from kafka_sink.coordinator.figures.messages import TaskIdentity
+from kafka_sink.coordinator.process.planning import CoordinatorHandoff, hand_off
+from kafka_sink.coordinator.transport.address import CoordinatorAddress
 from kafka_sink.errors import KafkaSinkError
 from kafka_sink.model import EndedTransactions, SparkTask, TaskResult
 from kafka_sink.options import parse

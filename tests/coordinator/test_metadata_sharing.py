@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from kafka_sink.coordinator.server.cluster_breakers import breaker_handler
-from kafka_sink.coordinator.server.handlers import HandlerFactory
-from kafka_sink.coordinator.server.metadata_fetcher import MetadataFetcher, metadata_handler
-from kafka_sink.coordinator.tasks import metadata_channel
-from kafka_sink.coordinator.tasks.client import CoordinatorClient
-from kafka_sink.coordinator.wire.address import CoordinatorAddress
+from kafka_sink.coordinator.breaker.cluster_breakers import breaker_handler
+from kafka_sink.coordinator.client.client import CoordinatorClient
+from kafka_sink.coordinator.metadata import channel as metadata_channel
+from kafka_sink.coordinator.metadata.fetcher import MetadataFetcher, metadata_handler
+from kafka_sink.coordinator.transport.address import CoordinatorAddress
+from kafka_sink.coordinator.transport.handlers import HandlerFactory
 from kafka_sink.errors import InvalidRowError, MetadataTimeoutError
 from kafka_sink.metadata import cluster_metadata
 from kafka_sink.metadata.cluster_metadata import ClusterMetadata
@@ -50,7 +50,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tasks wait for the coordinator however busy this machine is."""
     monkeypatch.setattr(cluster_metadata, "HINT_WAIT_MS", 60_000.0)
     monkeypatch.setattr(metadata_channel, "HINT_WAIT_MS", 60_000.0)
-    monkeypatch.setattr("kafka_sink.coordinator.server.metadata_handler.GIVE_UP_MS", 60_000.0)
+    monkeypatch.setattr("kafka_sink.coordinator.metadata.handler.GIVE_UP_MS", 60_000.0)
     monkeypatch.setattr(CoordinatorClient.__init__, "__defaults__", (60_000.0,))
 
 
@@ -225,7 +225,7 @@ def test_a_frozen_coordinator_costs_one_warning_and_a_moment(caplog: pytest.LogC
 
 @pytest.mark.usefixtures("patient")
 def test_tasks_do_not_refresh_what_the_coordinator_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kafka_sink.coordinator.server.metadata_fetcher._SHARE_OF_AGE", 0.5)
+    monkeypatch.setattr("kafka_sink.coordinator.metadata.fetcher._SHARE_OF_AGE", 0.5)
     topics = {f"t{number}": 1 for number in range(25)}
     with FakeCluster(topics) as cluster:
         options = options_of(cluster, metadata_max_age_ms=4000)

@@ -11,10 +11,10 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewPartitions
 from pyspark import TaskContext
 
-from kafka_sink.coordinator.driver.planning import CoordinatorHandoff
-from kafka_sink.coordinator.server.cluster_breakers import breaker_handler
-from kafka_sink.coordinator.server.handlers import HandlerFactory
-from kafka_sink.coordinator.server.metadata_fetcher import metadata_handler
+from kafka_sink.coordinator.breaker.cluster_breakers import breaker_handler
+from kafka_sink.coordinator.metadata.fetcher import metadata_handler
+from kafka_sink.coordinator.process.planning import CoordinatorHandoff
+from kafka_sink.coordinator.transport.handlers import HandlerFactory
 from kafka_sink.errors import DeliveryError, InvalidRowError
 from kafka_sink.local_broker import LocalBroker
 from kafka_sink.metadata import cluster_metadata

@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import pytest
 
-from kafka_sink.coordinator.server.cluster_breakers import breaker_handler
-from kafka_sink.coordinator.server.metadata_fetcher import metadata_handler
+from kafka_sink.coordinator.breaker.cluster_breakers import breaker_handler
+from kafka_sink.coordinator.metadata.fetcher import metadata_handler
 from kafka_sink.errors import ConfigurationError
 from kafka_sink.options import ParsedOptions, SinkOptions, parse
 from kafka_sink.options.table import (

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kafka_sink.coordinator.server.ui.metrics import METRICS, PREFIX, sample_names
+from kafka_sink.coordinator.figures.metrics import METRICS, PREFIX, sample_names
 
 DOCS = Path(__file__).parents[2] / "docs"
 _SUFFIXES = ("", "_total", "_bucket", "_sum", "_count")

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 from kafka_sink.admin import prepare_topic
-from kafka_sink.coordinator.server.metadata_fetcher import MetadataFetcher
+from kafka_sink.coordinator.metadata.fetcher import MetadataFetcher
 from kafka_sink.errors import (
     AuthenticationError,
     BrokersUnreachableError,

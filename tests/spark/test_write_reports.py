@@ -19,14 +19,14 @@ from typing import Any
 
 import pytest
 
-from kafka_sink.coordinator.driver.planning import CoordinatorHandoff
-from kafka_sink.coordinator.server.application_figures import ApplicationFigures
-from kafka_sink.coordinator.server.figures_handler import FiguresHandler
-from kafka_sink.coordinator.server.handlers import HandlerFactory
-from kafka_sink.coordinator.server.write_handler import write_handler
-from kafka_sink.coordinator.tasks import write_channel
-from kafka_sink.coordinator.wire.address import CoordinatorAddress, Rendezvous
-from kafka_sink.coordinator.wire.job_figures import KIND
+from kafka_sink.coordinator.figures.application_figures import ApplicationFigures
+from kafka_sink.coordinator.figures.handler import FiguresHandler
+from kafka_sink.coordinator.figures.messages import KIND
+from kafka_sink.coordinator.process.planning import CoordinatorHandoff
+from kafka_sink.coordinator.transport.address import CoordinatorAddress, Rendezvous
+from kafka_sink.coordinator.transport.handlers import HandlerFactory
+from kafka_sink.coordinator.writes import channel as write_channel
+from kafka_sink.coordinator.writes.handler import write_handler
 from kafka_sink.errors import ConfigurationError
 from kafka_sink.model import EndedTransactions, PartitionResult, TaskResult
 from kafka_sink.options import parse

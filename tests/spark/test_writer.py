@@ -18,8 +18,8 @@ import pytest
 from pyspark.sql.types import StructType
 
 from kafka_sink import application_markers, driver_log, producer_cache
-from kafka_sink.coordinator.driver.planning import CoordinatorHandoff
-from kafka_sink.coordinator.wire.address import Rendezvous
+from kafka_sink.coordinator.process.planning import CoordinatorHandoff
+from kafka_sink.coordinator.transport.address import Rendezvous
 from kafka_sink.errors import DeliveryError
 from kafka_sink.model import PartitionResult, TaskResult
 from kafka_sink.options import parse

@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from kafka_sink.coordinator.server.connections import ServerBounds
-from kafka_sink.coordinator.server.handlers import (
+from kafka_sink.coordinator.transport.address import CoordinatorAddress, Rendezvous
+from kafka_sink.coordinator.transport.connections import ServerBounds
+from kafka_sink.coordinator.transport.handlers import (
     Handler,
     HandlerFactory,
     Push,
@@ -19,8 +20,7 @@ from kafka_sink.coordinator.server.handlers import (
     ServerMessage,
     SharedBody,
 )
-from kafka_sink.coordinator.server.server import CoordinatorServer
-from kafka_sink.coordinator.wire.address import CoordinatorAddress, Rendezvous
+from kafka_sink.coordinator.transport.server import CoordinatorServer
 from kafka_sink.options import SinkOptions, parse
 
 SECRET = bytes(range(32))
@@ -40,7 +40,7 @@ def eventually(condition: Callable[[], object], within_s: float = 20.0) -> None:
         time.sleep(0.005)
 
 
-class Echo:
+class Echo(Handler):
     """Replies with the request's body; the last reply to {"later": true} waits for another peer's message."""
 
     def __init__(self) -> None:
@@ -67,12 +67,6 @@ class Echo:
 
     def on_disconnect(self, peer: int, now_ms: float) -> None:
         self.gone.append(peer)
-
-    def on_time(self, now_ms: float) -> Sequence[ServerMessage]:
-        return []
-
-    def next_change_ms(self, now_ms: float) -> float:
-        return float("inf")
 
     def close(self) -> None:
         self.closed += 1

@@ -24,9 +24,9 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from kafka_sink.coordinator.driver.planning import hand_off
-from kafka_sink.coordinator.wire.address import CoordinatorAddress, Rendezvous
-from kafka_sink.coordinator.wire.connection import CoordinatorConnection
+from kafka_sink.coordinator.process.planning import hand_off
+from kafka_sink.coordinator.transport.address import CoordinatorAddress, Rendezvous
+from kafka_sink.coordinator.transport.connection import CoordinatorConnection
 from kafka_sink.errors import ProtocolError
 from kafka_sink.options import parse
 from kafka_sink.producer import Producer

@@ -10,10 +10,10 @@ from kafka_sink.breaker import FailureRateCircuitBreaker
 from kafka_sink.breaker.mute_control import MuteControl
 from kafka_sink.breaker.producer_breaker import ProducerBreaker
 from kafka_sink.breaker.states import Target
-from kafka_sink.coordinator.server.breaker_handler import BreakerHandler
-from kafka_sink.coordinator.server.breaker_votes import PartitionVotes
-from kafka_sink.coordinator.server.handlers import Push, ServerMessage
-from kafka_sink.coordinator.tasks.breaker_channel import BreakerChannel
+from kafka_sink.coordinator.breaker.channel import BreakerChannel
+from kafka_sink.coordinator.breaker.handler import BreakerHandler
+from kafka_sink.coordinator.breaker.votes import PartitionVotes
+from kafka_sink.coordinator.transport.handlers import Push, ServerMessage
 from kafka_sink.model import TopicPartition
 from tests.support.breaker_cluster import Cluster
 

@@ -23,7 +23,7 @@ FIRST = (
     "tests/standalone/test_standalone.py",
     "tests/project/test_packaging.py",
     "tests/security/test_secured_broker.py",
-    "tests/coordinator/server/test_process.py",
+    "tests/coordinator/process/test_server_process.py",
     "tests/local_broker/test_local_broker.py",
     "broker",
 )

@@ -6,33 +6,29 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from kafka_sink.coordinator.tasks.client import CoordinatorClient
-from kafka_sink.coordinator.wire.address import CoordinatorAddress
+from kafka_sink.coordinator.client.client import CoordinatorClient
+from kafka_sink.coordinator.transport.address import CoordinatorAddress
+from kafka_sink.coordinator.transport.channel import Channel
 from tests.support.coordinator_harness import clock_ms
 
 
-class RecordingChannel:
+class RecordingChannel(Channel):
     """Sends what is in ``to_tell``, to the handler that echoes."""
 
     kind = "echo"
 
     def __init__(self) -> None:
+        super().__init__()
         self.to_tell: list[dict[str, Any]] = []
         self.replies: list[tuple[Mapping[str, Any], bool]] = []
         self.pushes: list[Mapping[str, Any]] = []
         self.events: list[str] = []
-
-    def attach(self, wake: object) -> None:
-        pass
 
     def next_message(self, now_ms: float) -> Mapping[str, Any] | None:
         return self.to_tell.pop(0) if self.to_tell else None
 
     def hurry(self) -> None:
         self.events.append("hurry")
-
-    def next_message_delay_ms(self, now_ms: float) -> float:
-        return float("inf")
 
     def on_reply(self, body: Mapping[str, Any], last: bool, now_ms: float) -> None:
         self.replies.append((body, last))

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from kafka_sink.coordinator.server.application_figures import ApplicationFigures
-from kafka_sink.coordinator.wire.job_figures import (
+from kafka_sink.coordinator.figures.application_figures import ApplicationFigures
+from kafka_sink.coordinator.figures.messages import (
     COUNTERS,
     BrokerFigures,
     FinalFigures,

@@ -13,10 +13,10 @@ import pyarrow as pa
 import pytest
 from confluent_kafka.admin import AdminClient
 
-from kafka_sink.coordinator.server.cluster_breakers import breaker_handler
-from kafka_sink.coordinator.server.handlers import HandlerFactory
-from kafka_sink.coordinator.server.metadata_fetcher import metadata_handler
-from kafka_sink.coordinator.wire.address import CoordinatorAddress
+from kafka_sink.coordinator.breaker.cluster_breakers import breaker_handler
+from kafka_sink.coordinator.metadata.fetcher import metadata_handler
+from kafka_sink.coordinator.transport.address import CoordinatorAddress
+from kafka_sink.coordinator.transport.handlers import HandlerFactory
 from kafka_sink.errors import DeliveryError
 from kafka_sink.local_broker import LocalBroker
 from kafka_sink.network import apis, requests

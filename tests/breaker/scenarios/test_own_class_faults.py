@@ -18,8 +18,8 @@ from kafka_sink.breaker import (
 )
 from kafka_sink.breaker.mute_control import MuteControl
 from kafka_sink.breaker.producer_breaker import ProducerBreaker
-from kafka_sink.coordinator.tasks.breaker_channel import BreakerChannel
-from kafka_sink.coordinator.wire.breaker_messages import MuteReport, decode_report
+from kafka_sink.coordinator.breaker.channel import BreakerChannel
+from kafka_sink.coordinator.breaker.messages import MuteReport, decode_report
 from kafka_sink.model import TopicPartition
 from tests.support.breaker_cluster import Cluster
 

@@ -8,10 +8,10 @@ import logging
 import pytest
 
 from kafka_sink.breaker.states import ProbeLease
-from kafka_sink.coordinator.server.breaker_handler import BreakerHandler
-from kafka_sink.coordinator.server.breaker_votes import PartitionVotes
-from kafka_sink.coordinator.tasks.breaker_channel import BreakerChannel
-from kafka_sink.coordinator.wire.breaker_messages import BreakerUpdate, decode_report, encode_update
+from kafka_sink.coordinator.breaker.channel import BreakerChannel
+from kafka_sink.coordinator.breaker.handler import BreakerHandler
+from kafka_sink.coordinator.breaker.messages import BreakerUpdate, decode_report, encode_update
+from kafka_sink.coordinator.breaker.votes import PartitionVotes
 from kafka_sink.errors import BrokerRefusedError
 from tests.support.job_of_tasks import INTERVAL, P0, P1, P2, Job, frozen
 

@@ -15,9 +15,9 @@ from kafka_sink.breaker import (
     PartitionCircuitBreaker,
     ProducerStatusContext,
 )
-from kafka_sink.coordinator.server.cluster_breakers import breaker_handler
-from kafka_sink.coordinator.server.handlers import HandlerFactory
-from kafka_sink.coordinator.server.metadata_fetcher import metadata_handler
+from kafka_sink.coordinator.breaker.cluster_breakers import breaker_handler
+from kafka_sink.coordinator.metadata.fetcher import metadata_handler
+from kafka_sink.coordinator.transport.handlers import HandlerFactory
 from kafka_sink.model import TopicPartition
 from kafka_sink.options import parse
 from kafka_sink.producer_cache import TaskProducer, task_producer

@@ -1,0 +1,321 @@
+"""A task's side of the shared breaker: reports outcomes and mutes, receives the job's mutes and leases."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from kafka_sink.breaker.health import Health, has_response, health_of
+from kafka_sink.breaker.mute_change import MuteChange
+from kafka_sink.breaker.mute_control import MuteControl
+from kafka_sink.breaker.outcome_windows import OutcomeWindows
+from kafka_sink.breaker.states import Target
+from kafka_sink.coordinator.breaker.messages import (
+    MAX_MUTES,
+    MAX_OUTCOMES,
+    MAX_TARGETS,
+    BreakerReport,
+    BreakerUpdate,
+    MuteReport,
+    OutcomeCounts,
+    aged,
+    decode_update,
+    encode_report,
+)
+from kafka_sink.coordinator.transport.channel import Channel
+from kafka_sink.model import TopicPartition
+from kafka_sink.timing_bounds import HEALTHY_REPORT_MS, next_beat_ms
+
+# Bounds the queue of reports, because none is sent between tasks.
+_MAX_QUEUED_REPORTS = 4
+# Changes of what a task's batches wait for are gathered for this long.
+_MIN_CHANGE_MS = 100.0
+
+
+class BreakerChannel(Channel):
+    """A Channel of the coordinator's client, and the SharedState of a ProducerBreaker.
+
+    ``wake_sender`` makes the sender apply received messages. ``cluster_id`` returns the id of the Kafka
+    cluster, None where it is not known: broker ids mean nothing in another one.
+    """
+
+    kind = "breaker"
+
+    def __init__(
+        self,
+        wake_sender: Callable[[], None],
+        report_interval_ms: float,
+        cluster_id: Callable[[], str | None] = lambda: None,
+    ) -> None:
+        self._wake_sender = wake_sender
+        self._cluster_id = cluster_id
+        self._reported_cluster: str | None = None
+        super().__init__()
+        self._interval_ms = report_interval_ms
+        self._lock = threading.Lock()  # guards the next three
+        self._inbox: deque[BreakerUpdate | bool] = deque()  # True: connected; False: connection lost
+        self._outbox: deque[tuple[float, BreakerReport]] = deque()  # with the time it was made
+        # The task has ended, and the coordinator takes it for one that is at work.
+        self._is_leaving = self._has_reported = False
+        # The rest belongs to the sender's thread.
+        self._connected = False
+        # The coordinator's mutes, with their reasons.
+        self._muted: dict[Target, str] = {}
+        self._windows = OutcomeWindows(0, 100)
+        self._rows = 0
+        # Partitions with failures that have not been reported: whether a broker responded, and the last
+        # error.
+        self._errors: dict[TopicPartition, tuple[bool, str]] = {}
+        # Partitions whose outcomes the coordinator has requested.
+        self._asked: dict[TopicPartition, None] = {}
+        # When rows may go to targets that the coordinator has unmuted.
+        self._release_ms: dict[Target, float] = {}
+        # By broker, the last response since the last report.
+        self._last_response_ms: dict[int, float] = {}
+        self._changes: list[MuteChange] = []
+        self._failures: list[tuple[Target, str]] = []
+        self._holds: list[Target] = []
+        self._wants: list[Target] = []
+        # ``holds`` and ``wants`` as last reported, and whether they have changed since.
+        self._reported: tuple[list[Target], list[Target]] = [], []
+        self._waits_changed = False
+        self._sent_ms = -math.inf
+        self._urgent = False
+        # False while connecting, and until the first message has arrived. Any thread may read it.
+        self.is_current = False
+
+    def expect(self) -> None:
+        """The client is about to connect. Called on the task's thread."""
+        self.is_current = False
+
+    # -- SharedState: the sender's thread -----------------------------------------------------------
+
+    def outcome(
+        self,
+        node_id: int,
+        partition: TopicPartition,
+        records: int,
+        cause: Exception | None,
+        sent_ms: float,
+        now_ms: float,
+    ) -> None:
+        """See SharedState."""
+        if not self._connected:
+            return
+        if cause is None:
+            self._last_response_ms[node_id] = now_ms
+        health = health_of(cause)
+        if health is Health.NEUTRAL:
+            return
+        failed = health is Health.UNHEALTHY
+        self._rows += records
+        self._windows.record(partition, records, failed=failed, sent_ms=sent_ms, now_ms=now_ms)
+        if failed:
+            self._errors[partition] = has_response(cause), str(cause)
+
+    def probed(self, node_id: int, now_ms: float) -> None:
+        """See SharedState."""
+        if self._connected:
+            self._last_response_ms[node_id] = now_ms
+            self._urgent = True
+
+    def changed(self, change: MuteChange) -> None:
+        """See SharedState."""
+        if self._connected:
+            self._urgent = True
+            if not change.muted:
+                # Otherwise the next message would mute it again before the coordinator learns of this.
+                self._muted.pop(change.target, None)
+                self._release_ms.pop(change.target, None)
+            # The coordinator counts outcomes itself.
+            if not (change.muted and change.evidence.counted):
+                self._changes.append(change)
+
+    def on_other_cluster(self) -> None:
+        """See SharedState. The next report names the cluster, and its reply has what is muted there."""
+        self._muted.clear()
+        self._forget()
+        self._urgent = self._connected
+
+    def exchange(self, control: MuteControl) -> None:
+        """See SharedState."""
+        while self._inbox:
+            with self._lock:
+                message = self._inbox.popleft()
+            self._apply(message, control)
+        if not self._connected:
+            return
+        self._release(control)
+        failures = control.probes.take_failures()
+        if failures:
+            self._failures += failures
+            self._urgent = True
+        any_muted = bool(control.view or self._holds or self._wants or self._muted)
+        holds = control.waiting.held()[:MAX_TARGETS] if any_muted else []
+        wants = control.waiting.wanted()[:MAX_TARGETS] if any_muted else []
+        if (holds, wants) != (self._holds, self._wants):
+            # The first one may be what a probe waits for. Later ones change with every batch that is full.
+            self._urgent |= not (self._holds or self._wants)
+            self._holds, self._wants, self._waits_changed = holds, wants, True
+        if self._muted and self._cluster_id() != self._reported_cluster:
+            self._urgent = True
+        if self._due_ms() > control.now_ms:
+            return
+        if len(self._outbox) < _MAX_QUEUED_REPORTS:
+            self._report(control)
+        else:
+            self._sent_ms, self._urgent, self._waits_changed = control.now_ms, False, False
+
+    def next_change_ms(self, now_ms: float) -> float:
+        """See SharedState."""
+        if not self._connected:
+            return math.inf
+        return max(0.0, min([self._due_ms(), *self._release_ms.values()]) - now_ms)
+
+    def _due_ms(self) -> float:
+        if self._urgent:
+            return -math.inf
+        if self._errors or self._changes or self._failures:
+            return self._sent_ms + self._interval_ms
+        if self._waits_changed:
+            return self._sent_ms + min(self._interval_ms, _MIN_CHANGE_MS)
+        # Without news a task only shows that it is there, and which brokers respond.
+        is_busy = self._rows or self._holds or self._muted
+        return next_beat_ms(self._sent_ms, max(self._interval_ms, HEALTHY_REPORT_MS)) if is_busy else math.inf
+
+    def _apply(self, message: BreakerUpdate | bool, control: MuteControl) -> None:
+        if isinstance(message, bool):
+            self._connected = message
+            if not message:
+                self.is_current = True
+            self._muted.clear()
+            self._forget()
+            control.on_coordinator_lost()
+            # The coordinator may be new, or may have forgotten this task.
+            ongoing = control.local.mutes_to_report() if message else []
+            self._changes = [one for one in ongoing if not one.evidence.counted]
+            self._urgent = message
+            return
+        if not self._connected:
+            return
+        if message.whole:
+            self._muted.clear()
+            self._release_ms.clear()
+            self.is_current = True
+        self._muted.update(message.added)
+        for target in message.added:
+            self._release_ms.pop(target, None)
+        for target, delay_ms in message.removed.items():
+            self._release_ms[target] = control.now_ms + delay_ms
+        for asked in message.asks:
+            if isinstance(asked, TopicPartition):
+                self._asked[asked] = None
+                self._urgent = True
+            else:
+                control.probes.ask_broker(asked)
+        self._release(control)
+        control.apply_shared(self._muted, message.leases)
+
+    def _release(self, control: MuteControl) -> None:
+        """Unmute targets that the coordinator has unmuted, once their delay in this task is over."""
+        due = [target for target, at_ms in self._release_ms.items() if at_ms <= control.now_ms]
+        for target in due:
+            del self._release_ms[target]
+            self._muted.pop(target, None)
+        if due:
+            control.apply_shared(self._muted, {})
+
+    def _forget(self) -> None:
+        self._rows, self._errors, self._last_response_ms = 0, {}, {}
+        self._asked, self._release_ms = {}, {}
+        self._changes, self._failures, self._holds, self._wants = [], [], [], []
+        self._reported, self._waits_changed = ([], []), False
+        self._reported_cluster = None
+
+    def _report(self, control: MuteControl) -> None:
+        now_ms = control.now_ms
+        changes, self._changes = self._changes[:MAX_TARGETS], self._changes[MAX_TARGETS:]
+        failed, self._failures = self._failures[:MAX_TARGETS], self._failures[MAX_TARGETS:]
+        cluster_id = self._cluster_id()
+        report = BreakerReport(
+            {node: now_ms - at for node, at in self._last_response_ms.items()},
+            self._rows,
+            self._outcomes(control),
+            tuple(
+                MuteReport(one.target, one.reason, one.evidence.silence_ms) for one in changes if one.muted
+            ),
+            tuple((one.target, one.reason) for one in changes if not one.muted),
+            tuple(failed),
+            tuple(self._holds) if self._holds != self._reported[0] else None,
+            tuple(self._wants) if self._wants != self._reported[1] else None,
+            cluster_id=cluster_id if cluster_id != self._reported_cluster else None,
+        )
+        self._reported = self._holds, self._wants
+        self._waits_changed = False
+        self._reported_cluster = cluster_id
+        self._rows, self._last_response_ms = 0, {}
+        self._sent_ms = now_ms
+        self._urgent = bool(self._changes or self._failures or self._errors or self._asked)
+        with self._lock:
+            self._outbox.append((now_ms, report))
+        self._wake()
+
+    def _outcomes(self, control: MuteControl) -> tuple[OutcomeCounts, ...]:
+        """Outcomes of failing partitions and of those that the coordinator has requested.
+
+        The next report takes what does not fit into this one.
+        """
+        outcomes: list[OutcomeCounts] = []
+        while (self._errors or self._asked) and len(outcomes) < MAX_OUTCOMES:
+            partition = next(iter(self._errors or self._asked))
+            self._asked.pop(partition, None)
+            refused, error = self._errors.pop(partition, (False, ""))
+            # Failures while the broker is muted say nothing about the partition.
+            if not (error and control.partitions.has_muted_leader(partition)):
+                failed, total = self._windows.recent(partition, control.now_ms)
+                outcomes.append(OutcomeCounts(partition, total - failed, failed, refused, error))
+        return tuple(one for one in outcomes if one.written or one.failed)
+
+    # -- Channel: the client's thread -----------------------------------------------------------
+
+    def next_message(self, now_ms: float) -> Mapping[str, Any] | None:
+        with self._lock:
+            if not self._outbox:
+                leaving, self._is_leaving = self._is_leaving and self._has_reported, False
+                self._has_reported &= not leaving
+                return encode_report(BreakerReport(is_resting=True)) if leaving else None
+            made_ms, report = self._outbox.popleft()
+            self._has_reported = True
+        return encode_report(aged(report, max(0.0, now_ms - made_ms)))
+
+    def hurry(self) -> None:
+        """No message of this channel is delayed, but the coordinator learns of the pause."""
+        with self._lock:
+            self._is_leaving = True
+
+    def next_message_delay_ms(self, now_ms: float) -> float:
+        return 0.0 if self._outbox else math.inf
+
+    def on_reply(self, body: Mapping[str, Any], last: bool, now_ms: float) -> None:
+        if body:
+            self.on_push(body, now_ms)
+
+    def on_push(self, body: Mapping[str, Any], now_ms: float) -> None:
+        self._put(decode_update(body, MAX_MUTES))
+
+    def on_connected(self, now_ms: float) -> None:
+        self._put(True)
+
+    def on_lost(self, now_ms: float) -> None:
+        with self._lock:
+            self._outbox.clear()
+            self._has_reported = False
+        self._put(False)
+
+    def _put(self, message: BreakerUpdate | bool) -> None:
+        with self._lock:
+            self._inbox.append(message)
+        self._wake_sender()

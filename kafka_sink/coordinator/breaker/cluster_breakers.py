@@ -1,0 +1,101 @@
+"""A breaker for each Kafka cluster that tasks with the same bootstrap.servers write to.
+
+Usually that is one. A bootstrap name may move to another cluster while tasks write to the former one, and
+brokers of both may have the same ids. So a task shares mutes only with tasks that name the same cluster id.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from kafka_sink.coordinator.breaker.handler import BreakerHandler
+from kafka_sink.coordinator.breaker.messages import cluster_id_in
+from kafka_sink.coordinator.breaker.votes import PartitionVotes
+from kafka_sink.coordinator.figures.messages import MuteFigures
+from kafka_sink.coordinator.transport.handlers import Handler, ServerMessage
+from kafka_sink.options.breaker import DEFAULT_CLASS, failure_rate_settings
+
+if TYPE_CHECKING:
+    from kafka_sink.options import SinkOptions
+
+# Clusters without tasks whose mutes are kept for the next stage's tasks.
+_MAX_UNUSED = 2
+
+
+class ClusterBreakers(Handler):
+    """A task that has not named its cluster yet shares with those that named theirs last."""
+
+    def __init__(self, make: Callable[[], BreakerHandler]) -> None:
+        self._make = make
+        # By cluster id, the one that a task named last at the end. None: no task has named it yet.
+        self._breakers: OrderedDict[str | None, BreakerHandler] = OrderedDict({None: make()})
+        self._clusters: dict[int, str | None] = {}
+
+    def on_message(
+        self, peer: int, request: int, body: Mapping[str, Any], now_ms: float
+    ) -> Sequence[ServerMessage]:
+        named = cluster_id_in(body)
+        if named is not None and self._clusters.get(peer) != named:
+            self._leave(peer, now_ms)
+            self._enter(peer, named)
+        elif peer not in self._clusters:
+            self._clusters[peer] = next(reversed(self._breakers))
+        return self._breakers[self._clusters[peer]].on_message(peer, request, body, now_ms)
+
+    def _enter(self, peer: int, cluster_id: str) -> None:
+        if cluster_id not in self._breakers:
+            unnamed = self._breakers.pop(None, None)
+            self._breakers[cluster_id] = unnamed or self._make()
+            if unnamed is not None:
+                self._clusters = dict.fromkeys(self._clusters, cluster_id)
+        self._breakers.move_to_end(cluster_id)
+        self._clusters[peer] = cluster_id
+        used = set(self._clusters.values())
+        unused = [one for one in self._breakers if one not in used]
+        for one in unused[: max(0, len(unused) - _MAX_UNUSED)]:
+            self._breakers.pop(one).close()
+
+    def _leave(self, peer: int, now_ms: float) -> None:
+        if peer in self._clusters:
+            cluster_id = self._clusters.pop(peer)
+            # A cluster without a name gets this task's: it stays where it is.
+            if cluster_id is not None:
+                self._breakers[cluster_id].on_disconnect(peer, now_ms)
+
+    def muted(self, now_ms: float) -> Iterator[MuteFigures]:
+        """What is muted for all tasks, for the live view."""
+        for one in self._breakers.values():
+            yield from one.muted(now_ms)
+
+    def on_disconnect(self, peer: int, now_ms: float) -> None:
+        if peer in self._clusters:
+            self._breakers[self._clusters.pop(peer)].on_disconnect(peer, now_ms)
+
+    def on_time(self, now_ms: float) -> Sequence[ServerMessage]:
+        return [message for one in self._breakers.values() for message in one.on_time(now_ms)]
+
+    def next_change_ms(self, now_ms: float) -> float:
+        return min(one.next_change_ms(now_ms) for one in self._breakers.values())
+
+    def close(self) -> None:
+        for one in self._breakers.values():
+            one.close()
+
+
+def breaker_handler(options: SinkOptions, wake: Callable[[], None]) -> ClusterBreakers:  # noqa: ARG001 - HandlerFactory's signature
+    """The breaker handler of one set of options, with those of the default breaker class."""
+    return ClusterBreakers(partial(_new_breaker, options))
+
+
+def _new_breaker(options: SinkOptions) -> BreakerHandler:
+    settings = options.breaker
+    votes = None
+    if settings.class_path == DEFAULT_CLASS:
+        thresholds = failure_rate_settings(dict(settings.given))
+        votes = PartitionVotes(thresholds.trigger_message_count, thresholds.trigger_failure_perc)
+    return BreakerHandler(
+        settings.mute_retry_interval_ms, votes, float(options.coordinator_report_interval_ms)
+    )

@@ -1,0 +1,282 @@
+"""The coordinator's breaker: weighs the reports of all tasks, sends mutes to all, leases probes. No I/O.
+
+``votes.py`` decides on partitions and ``mute_evidence.py`` on brokers, ``probe_leases.py`` on probes;
+``tasks.py`` knows the tasks, and ``mute_pushes.py`` what they have not heard yet.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from kafka_sink.breaker.states import BreakerState, MuteTable, Target
+from kafka_sink.coordinator.breaker.messages import (
+    MAX_MUTES,
+    BreakerReport,
+    BreakerUpdate,
+    MuteReport,
+    OutcomeCounts,
+    decode_report,
+    encode_update,
+)
+from kafka_sink.coordinator.breaker.mute_evidence import ASK_MS, MuteEvidence
+from kafka_sink.coordinator.breaker.mute_pushes import MutePushes
+from kafka_sink.coordinator.breaker.probe_leases import ProbeLeases
+from kafka_sink.coordinator.breaker.tasks import BreakerTasks
+from kafka_sink.coordinator.breaker.votes import MAX_ASKED, PartitionVotes
+from kafka_sink.coordinator.figures.messages import MuteFigures
+from kafka_sink.coordinator.transport.handlers import Handler, Push, Reply, ServerMessage, SharedBody
+from kafka_sink.model import TopicPartition
+from kafka_sink.timing_bounds import GATHER_MUTES_MS
+
+# A muted partition that no task has written to for this long is unmuted.
+_FORGET_MS = 600_000.0
+
+
+class BreakerHandler(Handler):
+    """``votes`` is None if a user's breaker class decides instead of failure rates.
+
+    ``random`` returns a number in [0, 1) for jitter.
+    """
+
+    def __init__(
+        self,
+        retry_interval_ms: float,
+        votes: PartitionVotes | None,
+        report_interval_ms: float,
+        random: Callable[[], float] = random.random,
+    ) -> None:
+        self._table = MuteTable(retry_interval_ms)
+        self._votes = votes
+        self._random = random
+        self._tasks = BreakerTasks(report_interval_ms)
+        self._evidence = MuteEvidence()
+        self._leases = ProbeLeases(self._table, self._tasks)
+        self._pushes = MutePushes(retry_interval_ms, random)
+        # By task, the targets that the next message asks it about.
+        self._asks: dict[int, list[Target]] = {}
+        self._asked_ms: dict[int, float] = {}
+        self._judged_ms = self._leased_ms = -math.inf
+        self._is_judged = True
+        # When time alone requires the next look.
+        self._due_ms = -math.inf
+
+    # -- Handler ------------------------------------------------------------------------------------
+
+    def on_message(
+        self, peer: int, request: int, body: Mapping[str, Any], now_ms: float
+    ) -> Sequence[ServerMessage]:
+        """The reply to a task's first report lists everything that is muted."""
+        report = decode_report(body)
+        first = peer not in self._tasks
+        was_silent = self._tasks.update(peer, report, now_ms)
+        if now_ms >= self._due_ms:
+            self._table.expire_late(now_ms)
+        for node, ago_ms in report.responses.items():
+            mute = self._table.mutes.get(node)
+            if self._evidence.add_response(peer, node, now_ms - ago_ms, mute, now_ms):
+                self._unmute(node)
+        self._weigh(peer, report.rows, report.outcomes, now_ms)
+        for mute_report in report.muted:
+            # A first report may hold old mutes, and other tasks may know better by now.
+            self._on_mute(peer, mute_report, now_ms, doubtful=first)
+        for target, error in report.failed:
+            self._leases.on_failure(peer, target, error, now_ms)
+        for target, _ in report.unmuted:
+            self._on_unmute(peer, target, now_ms)
+        body_back: dict[str, Any] = {}
+        if first:
+            reasons = {target: mute.reason for target, mute in self._table.mutes.items()}
+            body_back = encode_update(BreakerUpdate(whole=True, added=reasons))
+        reply = Reply(peer, request, body_back)
+        # Most reports change nothing, and must not cost a walk over all mutes.
+        if was_silent or self._asks or now_ms >= min(self._due_ms, self._gathered_ms(report)):
+            return [reply, *self.on_time(now_ms)]
+        return [reply]
+
+    def _gathered_ms(self, report: BreakerReport) -> float:
+        """When to act on this report: those of many tasks that come together are handled together."""
+        due_ms = self._pushes.due_ms
+        if not self._is_judged:
+            due_ms = min(due_ms, self._judged_ms + GATHER_MUTES_MS)
+        if report.changes_probes:
+            due_ms = min(due_ms, self._leased_ms + GATHER_MUTES_MS)
+        self._due_ms = min(self._due_ms, due_ms)
+        return due_ms
+
+    def muted(self, now_ms: float) -> Iterator[MuteFigures]:
+        """What is muted for all tasks, for the live view."""
+        for target, mute in self._table.mutes.items():
+            yield MuteFigures(str(target), mute.reason, max(0.0, now_ms - mute.since_ms))
+
+    def on_disconnect(self, peer: int, now_ms: float) -> None:
+        self._tasks.remove(peer)
+        self._evidence.remove_task(peer)
+        if self._votes is not None:
+            self._votes.remove_peer(peer)
+        self._leases.remove_task(peer, now_ms)
+        # All tasks of an executor may go at once.
+        self._due_ms = min(self._due_ms, self._leased_ms + GATHER_MUTES_MS)
+
+    def on_time(self, now_ms: float) -> Sequence[ServerMessage]:
+        self._table.expire_late(now_ms)
+        self._forget(now_ms)
+        self._judge(now_ms)
+        for node, claim in self._evidence.take_due_claims(now_ms).items():
+            self._mute_for(claim.peer, node, claim.reason, now_ms)
+        outgoing: list[ServerMessage] = [*self._pushes.take(self._tasks, now_ms), *self._take_asks()]
+        for peer, granted in self._leases.grant(now_ms).items():
+            for target in granted:
+                self._evidence.add_witness(peer, target)
+            outgoing.append(Push(peer, encode_update(BreakerUpdate(leases=granted))))
+        self._leased_ms = now_ms
+        self._due_ms = now_ms + self._next_change_ms(now_ms)
+        return outgoing
+
+    def _take_asks(self) -> list[Push]:
+        asks, self._asks = self._asks, {}
+        # Most tasks are asked the same, so they share a body.
+        bodies: dict[tuple[Target, ...], SharedBody] = {}
+        for asked in asks.values():
+            key = tuple(asked)
+            if key not in bodies:
+                bodies[key] = SharedBody(encode_update(BreakerUpdate(asks=key)), 0.0)
+        return [Push(peer, bodies[tuple(asked)]) for peer, asked in asks.items()]
+
+    def next_change_ms(self, now_ms: float) -> float:
+        return max(0.0, self._due_ms - now_ms)
+
+    def _next_change_ms(self, now_ms: float) -> float:
+        delay = min(
+            self._table.next_change_ms(now_ms),
+            self._pushes.due_ms - now_ms,
+            self._evidence.next_claim_ms(now_ms),
+            self._leases.next_trial_ms(now_ms),
+        )
+        voting_ms = None if self._votes is None else self._votes.next_change_ms(now_ms)
+        if voting_ms is not None:
+            delay = min(delay, max(voting_ms, self._judged_ms + GATHER_MUTES_MS - now_ms))
+        if not self._is_judged:
+            delay = min(delay, self._judged_ms + GATHER_MUTES_MS - now_ms)
+        return max(delay, 0.0)
+
+    # -- evidence -----------------------------------------------------------------------------------
+
+    def _weigh(self, peer: int, rows: int, outcomes: Sequence[OutcomeCounts], now_ms: float) -> None:
+        if self._votes is not None:
+            self._votes.add_rows(rows)
+            self._is_judged &= not self._votes.has_votes and not outcomes
+            for outcome in outcomes:
+                self._votes.vote(peer, outcome, now_ms)
+
+    def _judge(self, now_ms: float) -> None:
+        """Mutes partitions that fail by the votes of all tasks that write to them, after asking those
+        tasks."""
+        votes = self._votes
+        if votes is None:
+            return
+        if now_ms - self._judged_ms < GATHER_MUTES_MS:
+            # Judging walks over all votes, so not every report causes it.
+            self._is_judged = not votes.has_votes
+            return
+        if votes.has_votes:
+            self._judged_ms, self._is_judged = now_ms, True
+        suspects = [one for one in votes.suspects(now_ms) if one not in self._table.mutes]
+        active = self._tasks.active(now_ms) if suspects else []
+        if len(active) > MAX_ASKED:
+            # Neighbours may share a host, and its network. One order makes the same tasks answer for all.
+            active.sort(key=lambda _: self._random())
+        for partition in suspects:
+            if votes.is_decided(partition, active, now_ms):
+                self._mute(partition, votes.describe(partition), now_ms)
+                votes.forget(partition)
+                continue
+            for peer in votes.begin_voting(partition, active, now_ms):
+                self._asks.setdefault(peer, []).append(partition)
+
+    def _on_mute(self, peer: int, mute: MuteReport, now_ms: float, *, doubtful: bool) -> None:
+        """A task has muted a target; that is a reason to ask others, not a proof.
+
+        A silent broker is muted for all tasks while another task asks it. If others had responses in the
+        second half of the silence, the network of that one task is at fault, and the mute stays its own.
+        """
+        target, silence_ms = mute.target, mute.silence_ms
+        doubted = self._evidence.is_doubted(peer, target, now_ms)
+        if isinstance(target, TopicPartition):
+            if not doubted:
+                self._on_partition_mute(peer, target, mute.reason, now_ms)
+            return
+        if self._evidence.contradicts(peer, target, silence_ms, now_ms, doubtful=doubtful or doubted):
+            return
+        # Others get the next leases: they find out whether the broker is at fault or this task's network.
+        self._tasks.move_to_end(peer, now_ms)
+        asked = self._ask_another(peer, target, now_ms)
+        if silence_ms or not asked:
+            self._mute_for(peer, target, mute.reason, now_ms, silence_ms)
+        elif not doubted and target not in self._table.mutes:
+            self._evidence.claim(peer, target, mute, now_ms)
+
+    def _on_partition_mute(self, peer: int, target: TopicPartition, reason: str, now_ms: float) -> None:
+        """A user's breaker class has muted a partition. Another task that holds a batch for it probes at
+        once. If that succeeds, the first task is doubted for a minute."""
+        if self._mute_for(peer, target, reason, now_ms) and len(self._tasks.active(now_ms)) > 1:
+            self._table.mutes[target].retry_at_ms = now_ms
+
+    def _ask_another(self, peer: int, node: int, now_ms: float) -> bool:
+        """Has another task send a broker a request without rows. False if there is no other task."""
+        chosen = self._tasks.next_for_lease(now_ms, other_than=peer)
+        if chosen is None:
+            return False
+        if now_ms - self._asked_ms.get(node, -math.inf) >= ASK_MS:
+            self._asked_ms[node] = now_ms
+            self._tasks.move_to_end(chosen, now_ms)
+            self._asks.setdefault(chosen, []).append(node)
+        return True
+
+    # -- mutes --------------------------------------------------------------------------------------
+
+    def _mute_for(
+        self, peer: int, target: Target, reason: str, now_ms: float, silence_ms: float = 0.0
+    ) -> bool:
+        """Mutes a target on one task's report. False if it was muted already."""
+        muted = self._mute(target, reason, now_ms, peer)
+        if muted:
+            self._evidence.may_be_refuted(peer, target, now_ms, silence_ms)
+        return muted
+
+    def _mute(self, target: Target, reason: str, now_ms: float, finder: int | None = None) -> bool:
+        full = len(self._table.mutes) >= MAX_MUTES
+        if full or not self._table.trip(target, reason, now_ms):
+            return False
+        self._pushes.add(target, reason)
+        self._evidence.begin(target, finder)
+        return True
+
+    def _on_unmute(self, peer: int, target: Target, now_ms: float) -> None:
+        """A task says that a mute is over. It knows if it caused the mute or had a lease; from any other
+        task that is a reason to probe at once."""
+        mute = self._table.mutes.get(target)
+        if mute is None:
+            self._evidence.withdraw_claim(target)
+        elif self._evidence.is_witness(peer, target):
+            soon_ms = 2 * self._table.retry_interval_ms
+            self._evidence.on_unmuted_by(peer, target, mute, now_ms, soon_ms)
+            self._unmute(target)
+        elif mute.state is BreakerState.OPEN:
+            mute.retry_at_ms = now_ms
+
+    def _unmute(self, target: Target) -> None:
+        self._leases.end(target)
+        self._evidence.end(target)
+        if self._table.reset(target):
+            self._pushes.remove(target)
+
+    def _forget(self, now_ms: float) -> None:
+        for target, mute in list(self._table.mutes.items()):
+            # Brokers stay muted: their probes need no rows, so any task can do them.
+            is_partition = isinstance(target, TopicPartition)
+            is_old = now_ms - mute.since_ms > _FORGET_MS
+            if is_partition and is_old and not self._tasks.has_holder(target, now_ms):
+                self._unmute(target)

@@ -1,0 +1,262 @@
+"""The breaker's messages as JSON bodies. Decoding checks every field.
+
+A target is a broker's id or ``[topic, partition]``. In lists without other facts, partitions of one topic
+stand together: ``[topic, partition, partition, ...]``. Times are ages or delays in milliseconds, as clocks
+differ.
+
+A task's report may have these keys:
+
+- ``responses``: ``[broker, age]`` of each broker's last response without an error
+- ``rows``: rows sent since the last report
+- ``outcomes``: ``[topic, [partition, batches written, batches failed, whether a broker refused them, last
+  error], ...]`` of the last seconds, for partitions that fail and for those the coordinator asked about
+- ``muted``: ``[target, reason, silence]``
+- ``unmuted``: ``[target, reason]``
+- ``failed``: ``[target, error]`` of each failed probe
+- ``holds``: muted targets that batches of the task wait for; only after a change
+- ``wants``: muted partitions that rows of the task could go to; only after a change
+- ``resting``: the task has ended; its producer waits for the next one
+- ``cluster``: the id of the Kafka cluster that the task writes to; only after a change
+
+An update from the coordinator may have these:
+
+- ``whole``: whether ``added`` is everything that is muted
+- ``added``: ``[target, reason]``
+- ``removed``: ``[target, delay]``; after the delay the task's rows may go there
+- ``leases``: ``[target, duration, whether it is a trial]``
+- ``asks``: targets. The task reports whether a broker responds, or a partition's outcomes
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from typing import Any
+
+from kafka_sink.breaker.states import ProbeLease, Target
+from kafka_sink.coordinator.transport import fields
+from kafka_sink.coordinator.transport.fields import count, cut, decoding, list_in, ms, text
+from kafka_sink.model import TopicPartition
+
+# The coordinator shares no more mutes than this; tasks keep others to themselves.
+MAX_MUTES = 5000
+# A report with this many of each stays below the bound of a frame.
+MAX_OUTCOMES = 700
+MAX_TARGETS = 700
+_MAX_NODES = 10_000
+_MAX_CLUSTER_ID = 200
+# The coordinator weighs the outcomes of the last seconds. Older ones are left out of a late report.
+_MAX_OUTCOME_AGE_MS = 5_000.0
+
+
+@dataclass(frozen=True, slots=True)
+class OutcomeCounts:
+    """Outcomes of a partition's batches in the last seconds. ``refused``: a broker responded with the
+    error."""
+
+    partition: TopicPartition
+    written: int
+    failed: int
+    refused: bool = False
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class MuteReport:
+    """A mute that a task decided. ``silence_ms`` is 0 if a silence was not the reason."""
+
+    target: Target
+    reason: str
+    silence_ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class BreakerReport:
+    """A task's report; the module's docstring describes the fields."""
+
+    responses: Mapping[int, float] = field(default_factory=dict)
+    rows: int = 0
+    outcomes: tuple[OutcomeCounts, ...] = ()
+    muted: tuple[MuteReport, ...] = ()
+    unmuted: tuple[tuple[Target, str], ...] = ()
+    failed: tuple[tuple[Target, str], ...] = ()
+    holds: tuple[Target, ...] | None = None
+    wants: tuple[Target, ...] | None = None
+    is_resting: bool = False
+    cluster_id: str | None = None
+
+    @property
+    def changes_probes(self) -> bool:
+        """Whether it may change which task probes what, or when."""
+        changed = self.muted or self.unmuted or self.failed
+        return bool(changed) or self.holds is not None or self.wants is not None
+
+
+def aged(report: BreakerReport, waited_ms: float) -> BreakerReport:
+    """A report that is sent ``waited_ms`` after it was made: a task's last one goes out when the next
+    begins."""
+    return replace(
+        report,
+        responses={node: ago_ms + waited_ms for node, ago_ms in report.responses.items()},
+        outcomes=report.outcomes if waited_ms < _MAX_OUTCOME_AGE_MS else (),
+        muted=tuple(
+            replace(one, silence_ms=one.silence_ms + waited_ms) if one.silence_ms else one
+            for one in report.muted
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class BreakerUpdate:
+    """The coordinator's message to a task; the module's docstring describes the fields."""
+
+    whole: bool = False
+    added: Mapping[Target, str] = field(default_factory=dict)
+    removed: Mapping[Target, float] = field(default_factory=dict)
+    leases: Mapping[Target, ProbeLease] = field(default_factory=dict)
+    asks: tuple[Target, ...] = ()
+
+
+def encode_report(report: BreakerReport) -> dict[str, Any]:
+    """A report as a JSON body. The caller observes MAX_OUTCOMES and MAX_TARGETS."""
+    body: dict[str, Any] = {
+        "responses": [[node, ago_ms] for node, ago_ms in report.responses.items()],
+        "rows": report.rows,
+        "outcomes": _encode_outcomes(report.outcomes),
+        "muted": [[_encode(one.target), cut(one.reason), one.silence_ms] for one in report.muted],
+        "unmuted": [[_encode(target), cut(reason)] for target, reason in report.unmuted],
+        "failed": [[_encode(target), cut(error)] for target, error in report.failed],
+    }
+    present = {name: value for name, value in body.items() if value}
+    if report.is_resting:
+        present["resting"] = True
+    for name, targets in (("holds", report.holds), ("wants", report.wants)):
+        if targets is not None:
+            present[name] = _encode_all(targets)
+    if report.cluster_id is not None:
+        present["cluster"] = report.cluster_id
+    return present
+
+
+def cluster_id_in(body: Mapping[str, Any]) -> str | None:
+    """The cluster that a report names, None where it names none. Raises ProtocolError."""
+    with decoding("breaker report"):
+        found = body.get("cluster")
+        return None if found is None else fields.name(found, _MAX_CLUSTER_ID)
+
+
+def decode_report(body: Mapping[str, Any]) -> BreakerReport:
+    """A report from its JSON body. Raises ProtocolError."""
+    with decoding("breaker report"):
+        return BreakerReport(
+            {count(node): ms(ago_ms) for node, ago_ms in list_in(body, "responses", _MAX_NODES)},
+            count(body.get("rows", 0)),
+            _outcomes(list_in(body, "outcomes", MAX_OUTCOMES)),
+            tuple(
+                MuteReport(_target(target), text(reason), ms(silence_ms))
+                for target, reason, silence_ms in list_in(body, "muted", MAX_TARGETS)
+            ),
+            tuple((_target(target), text(why)) for target, why in list_in(body, "unmuted", MAX_TARGETS)),
+            tuple((_target(target), text(why)) for target, why in list_in(body, "failed", MAX_TARGETS)),
+            _targets(body, "holds"),
+            _targets(body, "wants"),
+            bool(body.get("resting")),
+            cluster_id_in(body),
+        )
+
+
+def encode_update(update: BreakerUpdate) -> dict[str, Any]:
+    """An update as a JSON body."""
+    body: dict[str, Any] = {
+        "whole": update.whole,
+        "added": [[_encode(target), cut(reason)] for target, reason in update.added.items()],
+        "removed": [[_encode(target), delay_ms] for target, delay_ms in update.removed.items()],
+        "leases": [[_encode(target), one.left_ms, one.trial] for target, one in update.leases.items()],
+        "asks": _encode_all(update.asks),
+    }
+    return {name: value for name, value in body.items() if value or name == "whole"}
+
+
+def decode_update(body: Mapping[str, Any], max_length: int) -> BreakerUpdate:
+    """An update of at most ``max_length`` mutes from its JSON body. Raises ProtocolError."""
+    with decoding("breaker update"):
+        return BreakerUpdate(
+            bool(body["whole"]),
+            {_target(target): text(reason) for target, reason in list_in(body, "added", max_length)},
+            {_target(target): ms(delay_ms) for target, delay_ms in list_in(body, "removed", max_length)},
+            {
+                _target(target): ProbeLease(ms(left_ms), bool(trial))
+                for target, left_ms, trial in list_in(body, "leases", max_length)
+            },
+            _all_targets(list_in(body, "asks", max_length), max_length),
+        )
+
+
+def _encode(target: Target) -> Any:
+    return target if isinstance(target, int) else [target.topic, target.partition]
+
+
+def _target(value: Any) -> Target:
+    return _partition(value) if isinstance(value, list) else count(value)
+
+
+def _partition(value: Any) -> TopicPartition:
+    topic, partition = value
+    return TopicPartition(fields.topic(topic), count(partition))
+
+
+def _targets(body: Mapping[str, Any], name: str) -> tuple[Target, ...] | None:
+    return _all_targets(list_in(body, name, MAX_TARGETS), MAX_TARGETS) if name in body else None
+
+
+def _encode_all(targets: Iterable[Target]) -> list[Any]:
+    encoded: list[Any] = []
+    for topic, same in groupby(targets, key=lambda one: None if isinstance(one, int) else one.topic):
+        if topic is None:
+            encoded += same
+        else:
+            encoded.append([topic, *(one.partition for one in same if isinstance(one, TopicPartition))])
+    return encoded
+
+
+def _all_targets(values: list[Any], max_length: int) -> tuple[Target, ...]:
+    found: list[Target] = []
+    for value in values:
+        if not isinstance(value, list):
+            found.append(count(value))
+            continue
+        topic, *partitions = value
+        # Thousands of tasks may name hundreds of partitions at once, hence no call for each.
+        if any(type(one) is not int or one < 0 for one in partitions):
+            raise ValueError("not a partition")
+        name = fields.topic(topic)
+        found += [TopicPartition(name, one) for one in partitions]
+    if len(found) > max_length:
+        raise ValueError("too many targets")
+    return tuple(found)
+
+
+def _encode_outcomes(outcomes: Iterable[OutcomeCounts]) -> list[Any]:
+    return [
+        [
+            topic,
+            *(
+                [one.partition.partition, one.written, one.failed, one.refused, cut(one.error)]
+                for one in same
+            ),
+        ]
+        for topic, same in groupby(outcomes, key=lambda one: one.partition.topic)
+    ]
+
+
+def _outcomes(values: list[Any]) -> tuple[OutcomeCounts, ...]:
+    found: list[OutcomeCounts] = []
+    for topic, *rows in values:
+        name = fields.topic(topic)
+        for partition, written, failed, refused, error in rows:
+            where = TopicPartition(name, count(partition))
+            found.append(OutcomeCounts(where, count(written), count(failed), bool(refused), text(error)))
+    if len(found) > MAX_OUTCOMES:
+        raise ValueError("too many outcomes")
+    return tuple(found)

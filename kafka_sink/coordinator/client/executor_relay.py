@@ -1,0 +1,146 @@
+"""Connects a task to the coordinator by way of its executor's relay, or directly.
+
+The first worker that finds no relay becomes it. Where workers cannot share one (no common folder, no Unix
+sockets, a relay that is frozen), each has a connection of its own. A relay saves work, and nothing depends on
+it.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import socket
+import threading
+import time
+
+from kafka_sink.clock import Clock
+from kafka_sink.coordinator.client.relay import Relay
+from kafka_sink.coordinator.client.relay_folder import RelayFolder
+from kafka_sink.coordinator.transport.address import CoordinatorAddress
+from kafka_sink.coordinator.transport.connection import CoordinatorConnection, Link, connect
+from kafka_sink.errors import ProtocolError
+
+# A relay runs on this host, in a worker that may be busy.
+_CHALLENGE_MS = 1000.0
+# Another worker may be about to become the relay: it connects to the coordinator first.
+_WAITS_S = (0.0, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64)
+# A relay that stopped responding, or could not be reached, is not tried again for this long; one that did not
+# greet may only be busy, because all workers of an executor start at once.
+_AVOID_MS, _AVOID_BUSY_MS = 60_000.0, 5_000.0
+
+_lock = threading.Lock()  # guards the dictionary; held while this process becomes a relay
+_relays: dict[str, Relay] = {}
+
+
+def _forget_after_fork() -> None:
+    """Another thread may have held the lock."""
+    global _lock
+    _lock = threading.Lock()
+    _relays.clear()
+
+
+os.register_at_fork(after_in_child=_forget_after_fork)
+
+
+class ExecutorRelay:
+    """The way to one coordinator. Used by one thread."""
+
+    def __init__(self, address: CoordinatorAddress, silence_ms: float, clock_ms: Clock) -> None:
+        self._address = address
+        self._silence_ms = silence_ms
+        self._clock_ms = clock_ms
+        self._avoid_until_ms = -math.inf
+
+    def connect(self) -> CoordinatorConnection:
+        """A connection after its challenge. Raises OSError and ProtocolError."""
+        folder = RelayFolder.of(self._address) if self.is_usable else None
+        if folder is not None:
+            try:
+                return self._connect_by(folder)
+            except _NoRelayError as error:
+                self.avoid(error.avoid_ms)
+        return CoordinatorConnection(self._address, self._silence_ms, self._clock_ms)
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether ``connect`` would try the relay now."""
+        return hasattr(socket, "AF_UNIX") and self._clock_ms() >= self._avoid_until_ms
+
+    def is_better(self, connection: CoordinatorConnection) -> bool:
+        """Whether the next task should connect again, by a relay that could not be used before."""
+        if connection.is_relayed or not self.is_usable:
+            return False
+        return RelayFolder.of(self._address) is not None
+
+    def avoid(self, for_ms: float = _AVOID_MS) -> None:
+        """The relay does not respond: connect directly for a while."""
+        self._avoid_until_ms = self._clock_ms() + for_ms
+
+    def _connect_by(self, folder: RelayFolder) -> CoordinatorConnection:
+        for wait_s in _WAITS_S:
+            # Workers of an executor try at the same time.
+            time.sleep(wait_s * (0.5 + random.random()))
+            self._become_relay(folder)
+            try:
+                connected = folder.connect(_CHALLENGE_MS)
+                return CoordinatorConnection(
+                    self._address, self._silence_ms, self._clock_ms, connected, _CHALLENGE_MS
+                )
+            except (TimeoutError, ProtocolError):
+                raise _NoRelayError(_AVOID_BUSY_MS) from None
+            except OSError:
+                continue
+        raise _NoRelayError
+
+    def _become_relay(self, folder: RelayFolder) -> None:
+        """Start the relay in this process, unless there is one. Raises as connecting does."""
+        key = str(folder.lock_path)
+        with _lock:
+            running = _relays.get(key)
+            if running is not None and running.is_ours:
+                return
+            _relays.pop(key, None)
+            try:
+                handle = folder.try_lock()
+            except OSError:
+                raise _NoRelayError from None
+            if handle is None:
+                return
+            try:
+                _relays[key] = self._start(folder, handle)
+            except BaseException:
+                os.close(handle)
+                raise
+
+    def _start(self, folder: RelayFolder, handle: int) -> Relay:
+        rendezvous, pid = self._address.rendezvous, os.getpid()
+        try:
+            # First, because not every file system has sockets.
+            listening = folder.listen()
+        except OSError:
+            raise _NoRelayError from None
+        try:
+            connected = connect(self._address, self._silence_ms)
+            link = Link(connected, rendezvous, self._silence_ms, self._clock_ms)
+        except BaseException:
+            listening.close()
+            raise
+
+        def ended() -> None:
+            with _lock:
+                if os.getpid() == pid:
+                    _relays.pop(str(folder.lock_path), None)
+                    os.close(handle)
+
+        relay = Relay(link, listening, rendezvous, self._clock_ms, ended)
+        relay.start()
+        return relay
+
+
+class _NoRelayError(Exception):
+    """Connect directly, and do not try the relay for this long."""
+
+    def __init__(self, avoid_ms: float = _AVOID_MS) -> None:
+        super().__init__()
+        self.avoid_ms = avoid_ms

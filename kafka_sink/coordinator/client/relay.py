@@ -1,0 +1,298 @@
+"""One connection to the coordinator for all Python workers of an executor.
+
+A thread of one worker accepts the others on a Unix socket and passes their messages on, each with its task's
+number (see wire.lines). It knows no kind of message. What several tasks send within a few milliseconds
+travels in one frame, and so do the coordinator's messages to several tasks.
+
+A relay lives as long as its connection to the coordinator. When that ends, or the worker does, its tasks
+connect again, and one of them becomes the next relay.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import selectors
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+
+from kafka_sink.clock import Clock
+from kafka_sink.coordinator.client.relay_folder import is_own_user
+from kafka_sink.coordinator.transport.address import Rendezvous
+from kafka_sink.coordinator.transport.connection import READ_BYTES, Link
+from kafka_sink.coordinator.transport.lines import in_frames, prefixed, split_lines
+from kafka_sink.coordinator.transport.session import (
+    MAX_FRAME_BYTES,
+    MAX_HANDSHAKE_BYTES,
+    FrameReader,
+    Session,
+    parse,
+)
+from kafka_sink.errors import ProtocolError
+
+# How long a message waits for others to the coordinator.
+_GATHER_MS = 5.0
+# Larger than what tasks send together; messages that are larger get a frame of their own.
+_FRAME_BYTES = 256 * 1024
+# Bytes that wait for one worker, or for the coordinator.
+_MAX_UNSENT = 16 * 1024 * 1024
+_MAX_TASKS = 512
+# Without any task the relay ends after this time; a task that says nothing is let go.
+_LINGER_MS = 30_000.0
+_SILENCE_MS = 110_000.0
+_SWEEP_MS = 5_000.0
+
+
+class _Outlet:
+    """Bytes that a socket, which does not block, has not taken yet."""
+
+    def __init__(self, connected: socket.socket) -> None:
+        self.socket = connected
+        self._unsent = bytearray()
+
+    @property
+    def has_more(self) -> bool:
+        return bool(self._unsent)
+
+    def write(self, data: bytes) -> None:
+        """Raises OSError, also where the other end does not read."""
+        self._unsent += data
+        self.flush()
+        if len(self._unsent) > _MAX_UNSENT:
+            raise ConnectionError("the other end does not read")
+
+    def flush(self) -> None:
+        with suppress(BlockingIOError):
+            while self._unsent:
+                del self._unsent[: self.socket.send(self._unsent)]
+
+
+class _LocalTask:
+    """A worker's connection; it belongs to one of the worker's producers."""
+
+    def __init__(self, number: int, connected: socket.socket, session: Session, now_ms: float) -> None:
+        self.number = number
+        self.session = session
+        self.frames = FrameReader(MAX_HANDSHAKE_BYTES)
+        self.outlet = _Outlet(connected)
+        self.heard_ms = now_ms
+        self.is_admitted = False
+        # Whether the coordinator may know the task.
+        self.has_spoken = False
+        self.lines: list[bytes] = []
+
+
+class Relay(threading.Thread):
+    """``on_end`` is called on the thread when it has ended. Closes ``link`` and ``listening`` then."""
+
+    def __init__(
+        self,
+        link: Link,
+        listening: socket.socket,
+        rendezvous: Rendezvous,
+        clock_ms: Clock,
+        on_end: Callable[[], None],
+        linger_ms: float = _LINGER_MS,
+    ) -> None:
+        super().__init__(name="kafka-chunked-relay", daemon=True)
+        self._link = link
+        self._listening = listening
+        self._rendezvous = rendezvous
+        self._clock_ms = clock_ms
+        self._on_end = on_end
+        self._linger_ms = linger_ms
+        self._pid = os.getpid()
+        self._selector = selectors.DefaultSelector()
+        self._upstream = _Outlet(link.socket)
+        self._tasks: dict[int, _LocalTask] = {}
+        self._count = 0
+        self._outgoing: list[bytes] = []
+        self._flush_ms = math.inf
+        self._touched: dict[int, _LocalTask] = {}
+        self._empty_since_ms = self._swept_ms = clock_ms()
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether the thread runs in this process. A forked process has the object, but no thread."""
+        return self._pid == os.getpid() and self.is_alive()
+
+    def run(self) -> None:
+        """Runs until the coordinator's connection ends, or no task has been there for a while."""
+        try:
+            with suppress(OSError, ProtocolError):
+                self._serve()
+        finally:
+            for task in self._tasks.values():
+                task.outlet.socket.close()
+            self._link.socket.close()
+            self._listening.close()
+            self._selector.close()
+            self._on_end()
+
+    def _serve(self) -> None:
+        self._listening.setblocking(False)
+        self._link.socket.setblocking(False)
+        self._selector.register(self._listening, selectors.EVENT_READ)
+        self._selector.register(self._link.socket, selectors.EVENT_READ)
+        # The challenge may have been followed by messages.
+        self._take_from_coordinator(b"")
+        while self._tasks or self._clock_ms() < self._empty_since_ms + self._linger_ms:
+            for key, events in self._selector.select(self._timeout_s()):
+                if key.fileobj is self._listening:
+                    self._accept()
+                elif key.fileobj is self._link.socket:
+                    self._on_coordinator(events)
+                elif key.data.number in self._tasks:
+                    self._on_task(key.data, events)
+            self._send_to_tasks()
+            now_ms = self._clock_ms()
+            if now_ms >= self._flush_ms:
+                self._send_to_coordinator()
+            if now_ms >= self._swept_ms + _SWEEP_MS:
+                self._sweep(now_ms)
+
+    def _timeout_s(self) -> float:
+        now_ms = self._clock_ms()
+        due_ms = min(self._flush_ms, self._swept_ms + _SWEEP_MS)
+        if not self._tasks:
+            due_ms = min(due_ms, self._empty_since_ms + self._linger_ms)
+        return max(0.0, due_ms - now_ms) / 1000
+
+    # -- the coordinator ----------------------------------------------------------------------------
+
+    def _on_coordinator(self, events: int) -> None:
+        if events & selectors.EVENT_WRITE:
+            self._upstream.flush()
+            self._watch(self._upstream, None)
+        if events & selectors.EVENT_READ:
+            try:
+                data = self._link.socket.recv(READ_BYTES)
+            except BlockingIOError:
+                return
+            if not data:
+                raise ConnectionError("the coordinator closed the connection")
+            self._take_from_coordinator(data)
+
+    def _take_from_coordinator(self, data: bytes) -> None:
+        self._link.frames.feed(data)
+        while (frame := self._link.frames.next_frame()) is not None:
+            for line in split_lines(self._link.session.payload(frame)):
+                for number in line.tasks:
+                    task = self._tasks.get(number)
+                    if task is None:
+                        continue
+                    if line.message:
+                        task.lines.append(line.message)
+                        self._touched[number] = task
+                    else:
+                        task.has_spoken = False
+                        self._drop(task)
+
+    def _send_to_coordinator(self) -> None:
+        lines, self._outgoing, self._flush_ms = self._outgoing, [], math.inf
+        for payload in in_frames(lines, _FRAME_BYTES):
+            self._upstream.write(self._link.session.encode_payload(payload))
+        self._watch(self._upstream, None)
+
+    def _pass_on(self, task: _LocalTask, message: bytes) -> None:
+        self._outgoing.append(prefixed((task.number,), message))
+        self._flush_ms = min(self._flush_ms, self._clock_ms() + _GATHER_MS)
+
+    # -- tasks --------------------------------------------------------------------------------------
+
+    def _accept(self) -> None:
+        try:
+            connected, _ = self._listening.accept()
+        except (BlockingIOError, InterruptedError):
+            return
+        if len(self._tasks) >= _MAX_TASKS or not is_own_user(connected):
+            connected.close()
+            return
+        connected.setblocking(False)
+        self._count += 1
+        task = _LocalTask(
+            self._count, connected, Session(self._rendezvous.secret, "server"), self._clock_ms()
+        )
+        self._tasks[task.number] = task
+        self._selector.register(connected, selectors.EVENT_READ, task)
+        try:
+            self._write(task, task.session.greeting())
+        except OSError:
+            self._drop(task)
+
+    def _on_task(self, task: _LocalTask, events: int) -> None:
+        try:
+            if events & selectors.EVENT_WRITE:
+                task.outlet.flush()
+                self._watch(task.outlet, task)
+            if events & selectors.EVENT_READ:
+                self._read(task)
+        except (OSError, ProtocolError):
+            self._drop(task)
+
+    def _read(self, task: _LocalTask) -> None:
+        try:
+            data = task.outlet.socket.recv(READ_BYTES)
+        except BlockingIOError:
+            return
+        if not data:
+            raise ConnectionError("the worker closed the connection")
+        task.heard_ms = self._clock_ms()
+        task.frames.feed(data)
+        while task.number in self._tasks and (frame := task.frames.next_frame()) is not None:
+            self._take_from_task(task, frame)
+
+    def _take_from_task(self, task: _LocalTask, frame: bytes) -> None:
+        session = task.session
+        if not session.established:
+            self._write(task, session.reply_to_proof(frame))
+            task.frames.max_bytes = MAX_FRAME_BYTES
+            return
+        for line in split_lines(session.payload(frame)):
+            if line.tasks:
+                raise ProtocolError("a worker's message names a task")
+            if task.is_admitted:
+                task.has_spoken = True
+                self._pass_on(task, line.message)
+            elif parse(line.message).get("cluster") == self._rendezvous.cluster:
+                task.is_admitted = True
+            else:
+                raise ProtocolError("a worker must name the relay's cluster first")
+
+    def _send_to_tasks(self) -> None:
+        touched, self._touched = self._touched, {}
+        for task in touched.values():
+            lines, task.lines = task.lines, []
+            if task.number not in self._tasks:
+                continue
+            try:
+                for payload in in_frames(lines, _FRAME_BYTES):
+                    self._write(task, task.session.encode_payload(payload))
+            except (OSError, ProtocolError):
+                self._drop(task)
+
+    def _write(self, task: _LocalTask, data: bytes) -> None:
+        task.outlet.write(data)
+        self._watch(task.outlet, task)
+
+    def _watch(self, outlet: _Outlet, task: _LocalTask | None) -> None:
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if outlet.has_more else 0)
+        if self._selector.get_key(outlet.socket).events != events:
+            self._selector.modify(outlet.socket, events, task)
+
+    def _drop(self, task: _LocalTask) -> None:
+        if self._tasks.pop(task.number, None) is None:
+            return
+        self._selector.unregister(task.outlet.socket)
+        task.outlet.socket.close()
+        if task.has_spoken:
+            self._pass_on(task, b"")
+        if not self._tasks:
+            self._empty_since_ms = self._clock_ms()
+
+    def _sweep(self, now_ms: float) -> None:
+        self._swept_ms = now_ms
+        for task in [one for one in self._tasks.values() if now_ms - one.heard_ms > _SILENCE_MS]:
+            self._drop(task)

@@ -1,0 +1,558 @@
+"""The live figures of one Spark application: sums what tasks and the driver report. No I/O.
+
+Tasks report totals. The difference to the last report is added, so that a lost or repeated report does no
+harm. Totals by cluster, topic and broker never shrink: they count what brokers acknowledged, also in attempts
+that failed later. When the driver reports a write's final figures, its job shows exactly these, as the
+summary does.
+
+Everything is bounded: the numbers of jobs, attempts, topics and brokers that are kept.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from kafka_sink.coordinator.figures.messages import (
+    BrokerFigures,
+    FinalFigures,
+    MuteFigures,
+    TaskFigures,
+    TaskIdentity,
+    TopicFigures,
+)
+from kafka_sink.coordinator.figures.rate_window import RateWindow
+from kafka_sink.coordinator.metadata.handler import Lookups
+from kafka_sink.coordinator.transport.fields import Number
+
+# Topics and brokers beyond these count under OTHER.
+MAX_TOPICS = 200
+MAX_BROKERS = 500
+OTHER = "(other)"
+# Of those that run, and of those that have ended.
+_MAX_JOBS = 50
+_MAX_TASKS_SHOWN = 100
+_MAX_MUTES_SHOWN = 200
+_MAX_ATTEMPTS = 50_000
+_MAX_ENDED_WRITES = 10_000
+_SAMPLE_MS = 1000.0
+_HISTORY = 300
+# Tasks report every second, or less often where there are many: 200 reports a second cost the coordinator's
+# process less than a fifth of a core.
+_REPORTS_PER_S = 200.0
+_MIN_INTERVAL_MS, _MAX_INTERVAL_MS = 1000.0, 30_000.0
+# A task is silent, and later no longer shown, after so long, or after so many intervals.
+_SILENT_MS, _GONE_MS = 5_000.0, 30_000.0
+_SILENT_INTERVALS, _GONE_INTERVALS = 2.5, 6.0
+# A batch job without reports for this long has ended without the driver's word. A stream may pause for long.
+_LOST_JOB_MS, _LOST_STREAM_MS = 600_000.0, 86_400_000.0
+
+
+# Returns None once the cluster's handler is gone.
+MuteSource = Callable[[], Callable[[float], Iterable[MuteFigures]] | None]
+
+
+@dataclass(slots=True)
+class _Topic:
+    totals: Counter[str] = field(default_factory=Counter)
+    records: RateWindow = field(default_factory=RateWindow)
+    sent_bytes: RateWindow = field(default_factory=RateWindow)
+
+
+@dataclass(slots=True)
+class _Broker:
+    address: str = ""
+    totals: Counter[str] = field(default_factory=Counter)
+    buckets: list[int] = field(default_factory=list)
+    max_latency_ms: float = 0.0
+    responses: RateWindow = field(default_factory=RateWindow)
+    latency_ms: RateWindow = field(default_factory=RateWindow)
+
+
+@dataclass(slots=True)
+class _Attempt:
+    cluster: str
+    figures: TaskFigures
+    reported_ms: float
+    counters: dict[str, Number] = field(default_factory=dict)
+    topics: dict[str, TopicFigures] = field(default_factory=dict)
+    brokers: dict[int, BrokerFigures] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Write:
+    """A write that has not ended: the sums of its attempts, and which of them have ended."""
+
+    job: str
+    cluster: str = ""
+    counters: Counter[str] = field(default_factory=Counter)
+    topics: dict[str, Counter[str]] = field(default_factory=dict)
+    attempts: set[int] = field(default_factory=set)
+    done: set[int] = field(default_factory=set)
+    failed: set[int] = field(default_factory=set)
+    # Transactions of tasks that are done: open until the driver ends the write.
+    open_transactions: int = 0
+    open_since_ms: float = math.inf
+
+
+@dataclass(slots=True)
+class _Job:
+    """A batch write, or all micro-batches of a query."""
+
+    cluster: str
+    query: str
+    started_s: float
+    reported_ms: float
+    state: str = "running"
+    ended_s: float | None = None
+    batch: int = -1
+    tasks_done: int = 0
+    writes: int = 0
+    topics: set[str] = field(default_factory=set)
+    counters: Counter[str] = field(default_factory=Counter)
+    records: RateWindow = field(default_factory=RateWindow)
+    sent_bytes: RateWindow = field(default_factory=RateWindow)
+
+
+class ApplicationFigures:
+    """All methods belong to the coordinator's loop. Times are monotonic milliseconds."""
+
+    def __init__(self, wall_s: Callable[[], float] = time.time) -> None:
+        self._wall_s = wall_s
+        self._started_s = wall_s()
+        # Its name, which only tasks know.
+        self._application = ""
+        self._totals: dict[str, Counter[str]] = {}
+        self._topics: dict[tuple[str, str], _Topic] = {}
+        self._brokers: dict[tuple[str, int], _Broker] = {}
+        self._jobs: OrderedDict[str, _Job] = OrderedDict()
+        self._writes: dict[str, _Write] = {}
+        # With the highest number of a task that belonged to it.
+        self._ended_writes: OrderedDict[str, float] = OrderedDict()
+        # Those that run: of one that has ended only its number is kept, with its write.
+        self._attempts: OrderedDict[tuple[str, int], _Attempt] = OrderedDict()
+        self._lookups: dict[str, Lookups] = {}
+        self._mute_sources: dict[str, list[MuteSource]] = {}
+        self._transactions: dict[str, Counter[str]] = {}
+        # For how long they had been open, added up.
+        self._transactions_ms: dict[str, Counter[str]] = {}
+        self._sampled_ms = -_SAMPLE_MS
+        self._records, self._sent_bytes = RateWindow(), RateWindow()
+        self._history: deque[tuple[float, float, float]] = deque(maxlen=_HISTORY)
+        self.reports = 0
+        # How often the driver has reported the end of a write. Read from any thread.
+        self.writes_ended = 0
+        # Called when a write has ended, before the driver goes on.
+        self.on_end: Callable[[], None] = lambda: None
+
+    def lookups(self, cluster: str) -> Lookups:
+        """Where the coordinator counts a cluster's metadata lookups."""
+        return self._lookups.setdefault(cluster, Lookups())
+
+    def add_mutes(self, cluster: str, source: MuteSource) -> None:
+        """``source`` refers to a function that lists what is muted for all tasks of a cluster."""
+        kept = [one for one in self._mute_sources.get(cluster, ()) if one() is not None]
+        self._mute_sources[cluster] = [*kept, source]
+
+    @property
+    def interval_ms(self) -> float:
+        """How often a task is to report."""
+        wanted = len(self._attempts) / _REPORTS_PER_S * 1000
+        return min(max(_MIN_INTERVAL_MS, wanted), _MAX_INTERVAL_MS)
+
+    @property
+    def _silent_ms(self) -> float:
+        return max(_SILENT_MS, _SILENT_INTERVALS * self.interval_ms)
+
+    @property
+    def _gone_ms(self) -> float:
+        return max(_GONE_MS, _GONE_INTERVALS * self.interval_ms)
+
+    # -- reports ------------------------------------------------------------------------------------
+
+    def report(self, cluster: str, figures: TaskFigures, now_ms: float) -> None:
+        """A task's report. It is ignored if the write has ended (the final figures count) or the task has."""
+        identity = figures.identity
+        self.reports += 1
+        self._application = identity.application or self._application
+        if identity.task <= self._ended_writes.get(identity.write, -1):
+            return
+        # A micro-batch that runs again has the name of the failed run.
+        self._ended_writes.pop(identity.write, None)
+        job = self._job_of(cluster, identity, now_ms)
+        write = self._writes.setdefault(identity.write, _Write(identity.query or identity.write, cluster))
+        if identity.task in write.done or identity.task in write.failed:
+            return
+        write.attempts.add(identity.task)
+        key = (identity.write, identity.task)
+        attempt = self._attempts.get(key)
+        if attempt is None:
+            attempt = self._attempts[key] = _Attempt(cluster, figures, now_ms)
+            while len(self._attempts) > _MAX_ATTEMPTS:
+                self._attempts.popitem(last=False)
+        attempt.figures, attempt.reported_ms = figures, now_ms
+        self._add_counters(cluster, job, write, attempt)
+        self._add_topics(cluster, job, write, attempt)
+        self._add_brokers(cluster, attempt)
+        if figures.done:
+            del self._attempts[key]
+            self._end_attempt(job, write, figures, now_ms)
+
+    def _end_attempt(self, job: _Job, write: _Write, last: TaskFigures, now_ms: float) -> None:
+        if last.failed:
+            write.failed.add(last.identity.task)
+            return
+        write.done.add(last.identity.task)
+        job.tasks_done += 1
+        if last.transaction_ms >= 0:
+            write.open_transactions += 1
+            write.open_since_ms = min(write.open_since_ms, now_ms - last.transaction_ms)
+
+    def _job_of(self, cluster: str, identity: TaskIdentity, now_ms: float) -> _Job:
+        key = identity.query or identity.write
+        job = self._jobs.get(key)
+        if job is None:
+            job = self._jobs[key] = _Job(cluster, identity.query, self._wall_s(), now_ms)
+            self._forget_jobs(now_ms)
+        if job.state != "running":
+            job.state, job.ended_s = "running", None
+        job.reported_ms = now_ms
+        job.batch = max(job.batch, identity.batch)
+        return job
+
+    def _forget_jobs(self, now_ms: float) -> None:
+        for key, job in list(self._jobs.items()):
+            lost_ms = _LOST_STREAM_MS if job.query else _LOST_JOB_MS
+            if job.state == "running" and now_ms - job.reported_ms > lost_ms:
+                job.state, job.ended_s = "lost", self._wall_s()
+                for name in [name for name, one in self._writes.items() if one.job == key]:
+                    self._forget_write(name)
+        # Queries that have ended count as running, because the driver does not report their end.
+        by_age = sorted(self._jobs, key=lambda key: self._jobs[key].reported_ms)
+        running = [key for key in by_age if self._jobs[key].state == "running"]
+        ended = [key for key in by_age if self._jobs[key].state != "running"]
+        for key in (*running[:-_MAX_JOBS], *ended[:-_MAX_JOBS]):
+            del self._jobs[key]
+
+    def _add_counters(self, cluster: str, job: _Job, write: _Write, attempt: _Attempt) -> None:
+        totals = self._totals.setdefault(cluster, Counter())
+        for name, value in attempt.figures.counters.items():
+            added = value - attempt.counters.get(name, 0)
+            if added > 0:
+                attempt.counters[name] = value
+                for sums in (totals, job.counters, write.counters):
+                    sums[name] += added  # type: ignore[assignment]  # some are milliseconds
+
+    def _add_topics(self, cluster: str, job: _Job, write: _Write, attempt: _Attempt) -> None:
+        for name, topic in attempt.figures.topics.items():
+            added = _difference(topic, attempt.topics.get(name))
+            if added:
+                attempt.topics[name] = topic
+                self._topic(cluster, name).totals.update(added)
+                write.topics.setdefault(name, Counter()).update(added)
+                if len(job.topics) < MAX_TOPICS:
+                    job.topics.add(name or OTHER)
+
+    def _topic(self, cluster: str, name: str) -> _Topic:
+        key = (cluster, name or OTHER)
+        if key not in self._topics and len(self._topics) >= MAX_TOPICS:
+            key = (cluster, OTHER)
+        return self._topics.setdefault(key, _Topic())
+
+    def _add_brokers(self, cluster: str, attempt: _Attempt) -> None:
+        for node, now in attempt.figures.brokers.items():
+            if (cluster, node) not in self._brokers and len(self._brokers) >= MAX_BROKERS:
+                continue
+            broker = self._brokers.setdefault((cluster, node), _Broker())
+            before = attempt.brokers.get(node)
+            attempt.brokers[node] = now
+            broker.address = now.address or broker.address
+            broker.max_latency_ms = max(broker.max_latency_ms, now.max_latency_ms)
+            for name in ("requests", "failures", "latency_ms", "throttle_ms"):
+                added = getattr(now, name) - (getattr(before, name) if before else 0)
+                broker.totals[name] += max(0, added)
+            counted = before.latency_buckets if before else ()
+            broker.buckets += [0] * (len(now.latency_buckets) - len(broker.buckets))
+            for index, count in enumerate(now.latency_buckets):
+                broker.buckets[index] += max(0, count - (counted[index] if index < len(counted) else 0))
+
+    def end_write(self, cluster: str, final: FinalFigures, now_ms: float) -> None:
+        """The driver has committed or aborted a write. A repeated report changes nothing."""
+        if final.last_task <= self._ended_writes.get(final.write, -math.inf):
+            return
+        write = self._writes.get(final.write) or _Write(final.query or final.write)
+        # Where no task has finished, the driver does not know the query.
+        query = write.job if write.job != final.write else ""
+        job = self._job_of(cluster, TaskIdentity(final.write, 0, query=query, batch=final.batch), now_ms)
+        totals = self._totals.setdefault(cluster, Counter())
+        for name, value in final.counters.items():
+            missing = value - write.counters[name]
+            job.counters[name] += missing  # type: ignore[assignment]
+            totals[name] += max(0, missing)  # type: ignore[assignment]
+        rows = ("records", "unconfirmed")
+        counted = sum(write.counters[name] for name in rows)
+        totals["uncommitted"] += max(0, counted - int(sum(final.counters.get(name, 0) for name in rows)))
+        for name, topic in final.topics.items():
+            before = write.topics.get(name, Counter())
+            self._topic(cluster, name).totals.update(_missing(topic, before))
+            if len(job.topics) < MAX_TOPICS:
+                job.topics.add(name)
+        totals[f"writes_{final.outcome}"] += 1
+        self._transactions.setdefault(cluster, Counter()).update(final.transactions)
+        self._transactions_ms.setdefault(cluster, Counter()).update(final.transactions_ms)
+        job.writes += 1
+        # The last reports of some tasks may come later, or never.
+        job.tasks_done += final.tasks - len(write.done)
+        if not job.query:
+            job.state, job.ended_s = final.outcome, self._wall_s()
+            self._forget_jobs(now_ms)
+        last = max([final.last_task, *write.attempts])
+        # Of an aborted micro-batch nothing may be known, and its next run has the same name.
+        is_final = last < 0 and (final.outcome == "committed" or final.batch < 0)
+        self._forget_write(final.write, math.inf if is_final else last)
+        self.writes_ended += 1
+        self.on_end()
+
+    def _forget_write(self, name: str, last_task: float = math.inf) -> None:
+        self._ended_writes[name] = last_task
+        while len(self._ended_writes) > _MAX_ENDED_WRITES:
+            self._ended_writes.popitem(last=False)
+        write = self._writes.pop(name, None)
+        for task in write.attempts if write else ():
+            self._attempts.pop((name, task), None)
+
+    # -- rates --------------------------------------------------------------------------------------
+
+    def sample(self, now_ms: float) -> None:
+        """Once a second: take the totals from which rates are computed."""
+        if now_ms - self._sampled_ms < _SAMPLE_MS * 0.9:
+            return
+        self._sampled_ms = now_ms
+        if not self._totals:
+            return
+        self._forget_jobs(now_ms)
+        for topic in self._topics.values():
+            topic.records.add(now_ms, topic.totals["records"])
+            topic.sent_bytes.add(now_ms, topic.totals["sent_bytes"])
+        for job in self._jobs.values():
+            job.records.add(now_ms, _rows(job.counters))
+            job.sent_bytes.add(now_ms, job.counters["sent_bytes"])
+        for broker in self._brokers.values():
+            broker.responses.add(now_ms, sum(broker.buckets))
+            broker.latency_ms.add(now_ms, broker.totals["latency_ms"])
+        self._records.add(now_ms, sum(_rows(one) for one in self._totals.values()))
+        self._sent_bytes.add(now_ms, sum(one["sent_bytes"] for one in self._totals.values()))
+        rates = (self._records.per_second, self._sent_bytes.per_second)
+        self._history.append((round(self._wall_s(), 1), round(rates[0], 1), round(rates[1], 1)))
+
+    def progress(self) -> tuple[int, float] | None:
+        """Rows and rows per second of the batch jobs that run. None where none runs."""
+        running = [job for job in self._jobs.values() if job.state == "running" and not job.query]
+        if not running:
+            return None
+        rows = sum(_rows(job.counters) for job in running)
+        return rows, sum(job.records.per_second for job in running)
+
+    # -- snapshot -----------------------------------------------------------------------------------
+
+    def snapshot(self, now_ms: float) -> dict[str, Any]:
+        """Everything that the page and the metrics show, as plain values. Times are seconds."""
+        gone_ms = self._gone_ms
+        shown = [one for one in self._attempts.values() if now_ms - one.reported_ms <= gone_ms]
+        return {
+            "application": self._application,
+            "time": self._wall_s(),
+            "started": self._started_s,
+            "rates": {"records": self._records.per_second, "sent_bytes": self._sent_bytes.per_second},
+            "history": list(self._history),
+            "clusters": [self._cluster(name, shown, now_ms) for name in self._names()],
+            "jobs": [self._shown_job(key, job, shown) for key, job in reversed(self._jobs.items())],
+            "topics": [
+                {
+                    "cluster": cluster,
+                    "topic": name,
+                    **{one: topic.totals[one] for one in ("records", "sent_bytes", "raw_bytes", "batches")},
+                    "records_rate": topic.records.per_second,
+                    "sent_bytes_rate": topic.sent_bytes.per_second,
+                }
+                for (cluster, name), topic in sorted(self._topics.items())
+            ],
+            "brokers": self._shown_brokers(shown, now_ms),
+            "mutes": self._mutes(shown, now_ms)[:_MAX_MUTES_SHOWN],
+            "tasks": self._shown_tasks(shown, now_ms),
+            "tasks_running": len(shown),
+            "reports": self.reports,
+        }
+
+    def _names(self) -> list[str]:
+        return sorted({*self._totals, *self._lookups})
+
+    def _cluster(self, name: str, shown: list[_Attempt], now_ms: float) -> dict[str, Any]:
+        tasks = [one for one in shown if one.cluster == name]
+        silent_ms = self._silent_ms
+        gauges: Counter[str] = Counter()
+        states: Counter[str] = Counter()
+        for one in tasks:
+            gauges.update(one.figures.gauges)
+            states["silent" if now_ms - one.reported_ms > silent_ms else one.figures.state] += 1
+        lookups = self._lookups.get(name, Lookups())
+        totals = self._totals.get(name, Counter())
+        # Of tasks that run, then of those that are done.
+        open_since_ms = [
+            one.reported_ms - one.figures.transaction_ms
+            for one in self._attempts.values()
+            if one.cluster == name and one.figures.transaction_ms >= 0 and not one.figures.failed
+        ]
+        opened = len(open_since_ms)
+        for write in self._writes.values():
+            if write.cluster == name and write.open_transactions:
+                opened += write.open_transactions
+                open_since_ms.append(write.open_since_ms)
+        return {
+            "cluster": name,
+            "counters": dict(totals),
+            "gauges": dict(gauges),
+            "states": dict(states),
+            "lookups": {
+                "coordinator": lookups.made,
+                "tasks": totals["metadata_requests"],
+                "avoided": lookups.avoided + totals["metadata_avoided"],
+            },
+            "transactions": {
+                "open": opened,
+                "oldest": (now_ms - min(open_since_ms, default=now_ms)) / 1000,
+                **{one: self._transactions.get(name, Counter())[one] for one in TRANSACTION_OUTCOMES},
+            },
+            "transaction_seconds": {
+                one: self._transactions_ms.get(name, Counter())[one] / 1000 for one in TRANSACTION_OUTCOMES
+            },
+        }
+
+    def _shown_job(self, key: str, job: _Job, shown: list[_Attempt]) -> dict[str, Any]:
+        tasks = [one for one in shown if (one.figures.identity.query or one.figures.identity.write) == key]
+        pauses = job.state == "running" and not tasks
+        return {
+            "job": key,
+            "kind": "stream" if job.query else "batch",
+            "cluster": job.cluster,
+            "query": job.query,
+            "batch": job.batch,
+            "state": "waiting for rows" if pauses and job.query else job.state,
+            "started": job.started_s,
+            "seconds": (job.ended_s or self._wall_s()) - job.started_s,
+            "writes": job.writes,
+            "tasks": len(tasks),
+            "tasks_done": job.tasks_done,
+            "topics": sorted(job.topics)[:5],
+            "topic_count": len(job.topics),
+            "counters": dict(job.counters),
+            "records_rate": job.records.per_second if job.state == "running" else 0.0,
+            "sent_bytes_rate": job.sent_bytes.per_second if job.state == "running" else 0.0,
+        }
+
+    def _shown_brokers(self, shown: list[_Attempt], now_ms: float) -> list[dict[str, Any]]:
+        in_flight: Counter[tuple[str, int]] = Counter()
+        oldest_ms: dict[tuple[str, int], float] = {}
+        for one in shown:
+            for node, broker in one.figures.brokers.items():
+                key = (one.cluster, node)
+                in_flight[key] += broker.in_flight
+                if broker.in_flight:
+                    age_ms = broker.oldest_ms + now_ms - one.reported_ms
+                    oldest_ms[key] = max(oldest_ms.get(key, 0.0), age_ms)
+        muted = {(mute["cluster"], mute["target"]): mute for mute in self._mutes(shown, now_ms)}
+        return [
+            {
+                "cluster": key[0],
+                "broker": key[1],
+                "address": broker.address,
+                "requests": broker.totals["requests"],
+                "failures": broker.totals["failures"],
+                "in_flight": in_flight[key],
+                "oldest": oldest_ms.get(key, 0.0) / 1000,
+                "latency_sum": broker.totals["latency_ms"] / 1000,
+                "latency_buckets": list(broker.buckets),
+                "latency": _recent_latency_s(broker),
+                "latency_max": broker.max_latency_ms / 1000,
+                "throttled": broker.totals["throttle_ms"] / 1000,
+                "muted": muted.get((key[0], str(key[1])), {}).get("seconds"),
+            }
+            for key, broker in sorted(self._brokers.items())
+        ]
+
+    def _mutes(self, shown: list[_Attempt], now_ms: float) -> list[dict[str, Any]]:
+        """What the coordinator mutes for all, then what tasks mute for themselves. The longest first."""
+        found: dict[tuple[str, str], dict[str, Any]] = {}
+        for cluster, sources in self._mute_sources.items():
+            for muted in filter(None, (source() for source in sources)):
+                for mute in muted(now_ms):
+                    found[cluster, mute.target] = _mute(cluster, mute, mute.age_ms, shared=True)
+        for one in shown:
+            for mute in one.figures.mutes:
+                age_ms = mute.age_ms + now_ms - one.reported_ms
+                found.setdefault((one.cluster, mute.target), _mute(one.cluster, mute, age_ms, shared=False))
+        return sorted(found.values(), key=lambda mute: -mute["seconds"])
+
+    def _shown_tasks(self, shown: list[_Attempt], now_ms: float) -> list[dict[str, Any]]:
+        silent_ms = self._silent_ms
+        tasks: list[dict[str, Any]] = []
+        for one in shown:
+            figures, waited_ms = one.figures, now_ms - one.reported_ms
+            tasks.append(
+                {
+                    "cluster": one.cluster,
+                    "job": figures.identity.query or figures.identity.write,
+                    "task": figures.identity.task,
+                    "partition": figures.identity.partition,
+                    "attempt": figures.identity.attempt,
+                    "host": figures.identity.host,
+                    "state": "silent" if waited_ms > silent_ms else figures.state,
+                    "seconds": (figures.state_ms + waited_ms) / 1000,
+                    "elapsed": (figures.elapsed_ms + waited_ms) / 1000,
+                    "records": one.counters.get("records", 0) + one.counters.get("unconfirmed", 0),
+                    "buffer_used_bytes": figures.gauges.get("buffer_used_bytes", 0),
+                    "buffer_total_bytes": figures.gauges.get("buffer_total_bytes", 0),
+                }
+            )
+        # Those that wait longest are the ones to look at.
+        tasks.sort(key=lambda task: (task["state"] == "working", -task["seconds"]))
+        return tasks[:_MAX_TASKS_SHOWN]
+
+
+# What the driver reports about transactions.
+TRANSACTION_OUTCOMES = ("committed", "aborted", "recovered")
+
+
+def _mute(cluster: str, mute: MuteFigures, age_ms: float, *, shared: bool) -> dict[str, Any]:
+    return {
+        "cluster": cluster,
+        "target": mute.target,
+        "kind": "broker" if mute.target.lstrip("-").isdigit() else "partition",
+        "reason": mute.reason,
+        "seconds": age_ms / 1000,
+        "shared": shared,
+    }
+
+
+def _rows(counters: Mapping[str, Number]) -> int:
+    return int(counters.get("records", 0) + counters.get("unconfirmed", 0))
+
+
+def _recent_latency_s(broker: _Broker) -> float | None:
+    responses = broker.responses.increase
+    return broker.latency_ms.increase / responses / 1000 if responses else None
+
+
+def _difference(now: TopicFigures, before: TopicFigures | None) -> dict[str, int]:
+    old = before or TopicFigures()
+    if now.records <= old.records:
+        return {}
+    return _missing(now, {name: getattr(old, name) for name in TopicFigures.__slots__})
+
+
+def _missing(now: TopicFigures, before: Mapping[str, int]) -> dict[str, int]:
+    return {name: max(0, getattr(now, name) - before.get(name, 0)) for name in TopicFigures.__slots__}

@@ -1,0 +1,310 @@
+"""What tasks and the driver report about a write, as JSON bodies. Decoding checks every field.
+
+A task reports about once a second, under its own name, because several tasks may share a connection. Counts
+are totals since the task began, so a lost report does no harm. ``topics`` has those that changed since the
+last report; the last report of a task (``done``) has all.
+
+The driver reports a write's ``final`` figures when it commits or aborts. They replace what tasks reported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from kafka_sink.coordinator.transport import fields
+from kafka_sink.coordinator.transport.fields import Number, amount, count, cut, decoding, list_of, text, whole
+from kafka_sink.task_activity import STATES
+
+KIND = "figures"
+# A task names this many topics. Rows of its other topics count under no name.
+MAX_TOPICS = 100
+MAX_BROKERS = 200
+MAX_MUTES = 20
+# The driver's report names all topics of a write up to this number.
+MAX_FINAL_TOPICS = 5_000
+_MAX_BUCKETS = 32
+
+# Totals of a task. A new one is added here and in the producer's ``figures``; the live view's table of
+# metrics then needs a line, too.
+COUNTERS = (
+    "records",
+    "unconfirmed",
+    "failed",
+    "batches",
+    "raw_bytes",
+    "sent_bytes",
+    "requests",
+    "retries",
+    "splits",
+    "encode_ms",
+    "pool_wait_ms",
+    "buffer_exhausted",
+    "breaker_trips",
+    "breaker_probes",
+    "metadata_requests",
+    "metadata_avoided",
+    "transactions_begun",
+    "rate_wait_ms",
+    "dead_letters",
+)
+# Values of a task at this moment; bytes.
+GAUGES = (
+    "buffer_total_bytes",
+    "buffer_used_bytes",
+    "buffer_allocated_bytes",
+    "buffer_heap_bytes",
+    "buffer_full_strategy_bytes",
+    "waiting_threads",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskIdentity:
+    """The attempt that reports. ``task``: Spark's taskAttemptId, unique in an application.
+
+    ``write`` names the Spark write, ``query`` and ``batch`` the micro-batch where there is one.
+    """
+
+    write: str
+    task: int
+    partition: int = 0
+    attempt: int = 0
+    host: str = ""
+    query: str = ""
+    batch: int = -1
+    application: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicFigures:
+    """Acknowledged rows of one topic, their bytes as sent and uncompressed, and their batches."""
+
+    records: int = 0
+    sent_bytes: int = 0
+    raw_bytes: int = 0
+    batches: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerFigures:
+    """Requests to one broker; see NodeMetrics. ``address``: host and port."""
+
+    address: str
+    requests: int
+    failures: int
+    in_flight: int
+    latency_ms: float
+    max_latency_ms: float
+    latency_buckets: tuple[int, ...]
+    throttle_ms: float
+    oldest_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class MuteFigures:
+    """A muted broker's id or partition's name, the reason, and for how long."""
+
+    target: str
+    reason: str
+    age_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class TaskFigures:
+    """A task's report. ``state`` is one of task_activity.STATES, entered ``state_ms`` ago."""
+
+    identity: TaskIdentity
+    elapsed_ms: float = 0.0
+    state: str = STATES[0]
+    state_ms: float = 0.0
+    counters: Mapping[str, Number] = field(default_factory=dict)
+    gauges: Mapping[str, Number] = field(default_factory=dict)
+    topics: Mapping[str, TopicFigures] = field(default_factory=dict)
+    brokers: Mapping[int, BrokerFigures] = field(default_factory=dict)
+    mutes: tuple[MuteFigures, ...] = ()
+    transaction_ms: float = -1.0
+    done: bool = False
+    failed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FinalFigures:
+    """A write's figures as its summary has them. ``outcome``: "committed" or "aborted".
+
+    ``topics`` are all topics of the write, unless there are too many; then it is empty. ``transactions``
+    counts what the driver did with the write's transactions, by outcome; ``transactions_ms`` is for how long
+    they had been open, added up. ``last_task`` is the highest
+    number of its tasks; -1 if unknown. Tasks with higher ones belong to another run of the micro-batch.
+    """
+
+    write: str
+    outcome: str
+    query: str = ""
+    batch: int = -1
+    tasks: int = 0
+    counters: Mapping[str, Number] = field(default_factory=dict)
+    topics: Mapping[str, TopicFigures] = field(default_factory=dict)
+    transactions: Mapping[str, int] = field(default_factory=dict)
+    transactions_ms: Mapping[str, int] = field(default_factory=dict)
+    last_task: int = -1
+
+
+def encode_task(figures: TaskFigures) -> dict[str, Any]:
+    """A task's report as a JSON body. The caller observes the bounds above."""
+    identity = figures.identity
+    return {
+        "task": [
+            identity.write,
+            identity.task,
+            identity.partition,
+            identity.attempt,
+            cut(identity.host),
+            identity.query,
+            identity.batch,
+            cut(identity.application),
+        ],
+        "elapsed": round(figures.elapsed_ms),
+        "state": [figures.state, round(figures.state_ms)],
+        "counters": _rounded(figures.counters),
+        "gauges": _rounded(figures.gauges),
+        "topics": _encode_topics(figures.topics),
+        "brokers": [
+            [
+                node,
+                cut(one.address),
+                one.requests,
+                one.failures,
+                one.in_flight,
+                round(one.latency_ms, 1),
+                round(one.max_latency_ms, 1),
+                list(one.latency_buckets),
+                round(one.throttle_ms, 1),
+                round(one.oldest_ms),
+            ]
+            for node, one in figures.brokers.items()
+        ],
+        "mutes": [[cut(one.target), cut(one.reason), round(one.age_ms)] for one in figures.mutes],
+        "transaction": round(figures.transaction_ms),
+        "end": 2 if figures.failed else int(figures.done),
+    }
+
+
+def decode_task(body: Mapping[str, Any]) -> TaskFigures:
+    """A task's report from its JSON body. Raises ProtocolError."""
+    with decoding("figures of a task"):
+        write, task, partition, attempt, host, query, batch, application = body["task"]
+        state, state_ms = body["state"]
+        if state not in STATES:
+            raise ValueError("unknown state")
+        end = count(body["end"])
+        return TaskFigures(
+            TaskIdentity(
+                text(write),
+                count(task),
+                count(partition),
+                count(attempt),
+                text(host),
+                text(query),
+                whole(batch),
+                text(application),
+            ),
+            float(count(body["elapsed"])),
+            state,
+            float(count(state_ms)),
+            _numbers(body["counters"], COUNTERS),
+            _numbers(body["gauges"], GAUGES),
+            _decode_topics(body["topics"], MAX_TOPICS),
+            dict(_decode_broker(one) for one in list_of(body["brokers"], MAX_BROKERS)),
+            tuple(
+                MuteFigures(text(target), text(reason), float(count(age_ms)))
+                for target, reason, age_ms in list_of(body["mutes"], MAX_MUTES)
+            ),
+            float(whole(body["transaction"])),
+            end > 0,
+            end == 2,
+        )
+
+
+def _decode_broker(value: Any) -> tuple[int, BrokerFigures]:
+    node, address, requests, failures, in_flight, latency, max_latency, buckets, throttle, oldest = value
+    return whole(node), BrokerFigures(
+        text(address),
+        count(requests),
+        count(failures),
+        count(in_flight),
+        float(amount(latency)),
+        float(amount(max_latency)),
+        tuple(count(one) for one in list_of(buckets, _MAX_BUCKETS)),
+        float(amount(throttle)),
+        float(amount(oldest)),
+    )
+
+
+def encode_final(figures: FinalFigures) -> dict[str, Any]:
+    """The driver's report as a JSON body."""
+    topics = figures.topics if len(figures.topics) <= MAX_FINAL_TOPICS else {}
+    return {
+        "final": [
+            figures.write,
+            figures.outcome,
+            figures.query,
+            figures.batch,
+            figures.tasks,
+            figures.last_task,
+        ],
+        "counters": _rounded(figures.counters),
+        "topics": _encode_topics(topics),
+        "transactions": dict(figures.transactions),
+        "transactions_ms": dict(figures.transactions_ms),
+    }
+
+
+def decode_final(body: Mapping[str, Any]) -> FinalFigures:
+    """The driver's report from its JSON body. Raises ProtocolError."""
+    with decoding("final figures of a write"):
+        write, outcome, query, batch, tasks, last_task = body["final"]
+        if outcome not in ("committed", "aborted"):
+            raise ValueError("unknown outcome")
+        return FinalFigures(
+            text(write),
+            outcome,
+            text(query),
+            whole(batch),
+            count(tasks),
+            _numbers(body["counters"], COUNTERS),
+            _decode_topics(body["topics"], MAX_FINAL_TOPICS),
+            _counts(body["transactions"]),
+            _counts(body["transactions_ms"]),
+            whole(last_task),
+        )
+
+
+def _counts(value: Any) -> dict[str, int]:
+    if not isinstance(value, dict):
+        raise ValueError("not counts by name")
+    return {text(name): count(one) for name, one in list(value.items())[:_MAX_BUCKETS]}
+
+
+def _encode_topics(topics: Mapping[str, TopicFigures]) -> list[list[Any]]:
+    return [[name, one.records, one.sent_bytes, one.raw_bytes, one.batches] for name, one in topics.items()]
+
+
+def _decode_topics(value: Any, max_length: int) -> dict[str, TopicFigures]:
+    found = {}
+    for name, records, sent, raw, batches in list_of(value, max_length):
+        found[fields.topic(name)] = TopicFigures(count(records), count(sent), count(raw), count(batches))
+    return found
+
+
+def _rounded(values: Mapping[str, Number]) -> dict[str, Number]:
+    # Zeros are left out: most counters of a healthy task are zero.
+    return {name: round(value, 1) for name, value in values.items() if value}
+
+
+def _numbers(value: Any, names: tuple[str, ...]) -> dict[str, Number]:
+    """Unknown names are skipped: the other end may be of a newer version."""
+    if not isinstance(value, dict):
+        raise TypeError("not an object")
+    return {name: amount(value[name]) for name in names if name in value}

@@ -1,0 +1,1 @@
+"""How the driver finds, starts and watches the coordinator's process."""

@@ -1,1 +1,0 @@
-"""The tasks' side of the coordinator: one client thread and a channel per kind of message."""

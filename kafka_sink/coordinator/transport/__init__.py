@@ -1,0 +1,1 @@
+"""Frames, sessions and connections between the coordinator and its clients."""

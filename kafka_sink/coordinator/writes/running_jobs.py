@@ -1,0 +1,252 @@
+"""Learns from Spark's web UI that the job of a write has ended.
+
+Spark's driver is the first to know that a job was cancelled or has failed. The executors' JVMs tell their
+Python workers up to four seconds later, and the call of ``abort`` waits for a new Python process. Spark's
+monitoring REST API lists the running jobs; the coordinator asks it while tasks write. Without the UI, or
+where it may not be read, tasks learn of the end as before.
+
+Most micro-batches end before the first look, and the driver reports that. So streams cost no request.
+"""
+
+from __future__ import annotations
+
+import http.client
+import ipaddress
+import json
+import logging
+import math
+import os
+import re
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
+from contextlib import suppress
+from typing import Any, Protocol
+
+from kafka_sink.clock import monotonic_ms
+from kafka_sink.coordinator.driver_process import DriverProcess
+
+_log = logging.getLogger(__name__)
+# Spark's UI answers within milliseconds.
+_INTERVAL_S = 0.3
+# At the first request Spark loads its REST server, which takes a busy driver many seconds.
+_TIMEOUT_S = 60.0
+# After an error, or without a UI, the next look comes later.
+_PAUSE_S = 10.0
+# A stage whose job is not listed for so long is not watched any more.
+_UNSEEN_MS = 60_000.0
+_MAX_BYTES = 16 * 1024 * 1024
+_API = "/api/v1/applications"
+
+
+class JobWatch(Protocol):
+    """Reports the end of the jobs that stages belong to. Any thread."""
+
+    def watch(self, stage: int, on_end: Callable[[int], None]) -> None:
+        """Call ``on_end(stage)``, on another thread, once the stage's job has ended."""
+
+    def unwatch(self, stage: int) -> None:
+        """The stage's write is over, and its tasks know."""
+
+
+class StageTracker:
+    """Which of the watched stages have lost their job. Pure; times are monotonic milliseconds.
+
+    A job has ended once it was listed as running and is not listed any more: Spark keeps running jobs in the
+    list, whatever else it removes. A job that was never listed says nothing.
+    """
+
+    def __init__(self) -> None:
+        # By watched stage, when it was first watched, and its job once that is known.
+        self._since_ms: dict[int, float] = {}
+        self._jobs: dict[int, int] = {}
+
+    @property
+    def stages(self) -> Set[int]:
+        """Those that are watched."""
+        return self._since_ms.keys()
+
+    @property
+    def oldest_ms(self) -> float:
+        """Since when the stage that is watched for longest is watched; infinite if none is."""
+        return min(self._since_ms.values(), default=math.inf)
+
+    def watch(self, stage: int, now_ms: float) -> None:
+        """Tasks of this stage write."""
+        self._since_ms.setdefault(stage, now_ms)
+
+    def unwatch(self, stage: int) -> None:
+        """Its job need not be looked for."""
+        self._since_ms.pop(stage, None)
+        self._jobs.pop(stage, None)
+
+    def observe(self, running: Mapping[int, Collection[int]], now_ms: float) -> list[int]:
+        """The running jobs with their stages have been listed. Returns the stages whose job has ended."""
+        for job, stages in running.items():
+            for stage in self._since_ms.keys() & set(stages):
+                self._jobs[stage] = job
+        ended = [stage for stage, job in self._jobs.items() if job not in running]
+        unseen = [
+            stage
+            for stage, since_ms in self._since_ms.items()
+            if stage not in self._jobs and now_ms - since_ms > _UNSEEN_MS
+        ]
+        for stage in (*ended, *unseen):
+            self.unwatch(stage)
+        return ended
+
+
+class RunningJobs:
+    """See JobWatch. A daemon thread asks the driver's UI, and only while stages are watched."""
+
+    def __init__(self, driver: DriverProcess) -> None:
+        self._driver = driver
+        self._lock = threading.Lock()  # guards the next two
+        self._tracker = StageTracker()
+        # By watched stage.
+        self._on_end: dict[int, list[Callable[[int], None]]] = {}
+        self._work = threading.Event()
+        self._closing = threading.Event()
+        self._thread: threading.Thread | None = None
+        # The thread's own: the application's path in the API.
+        self._connection: http.client.HTTPConnection | None = None
+        self._path = ""
+
+    def watch(self, stage: int, on_end: Callable[[int], None]) -> None:
+        """See JobWatch."""
+        with self._lock:
+            self._tracker.watch(stage, monotonic_ms())
+            listeners = self._on_end.setdefault(stage, [])
+            if on_end not in listeners:
+                listeners.append(on_end)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="kafka-chunked-jobs", daemon=True)
+                self._thread.start()
+        self._work.set()
+
+    def unwatch(self, stage: int) -> None:
+        """See JobWatch."""
+        with self._lock:
+            self._on_end.pop(stage, None)
+            self._tracker.unwatch(stage)
+            if not self._on_end:
+                self._work.clear()
+
+    def close(self) -> None:
+        """Ask the thread to end."""
+        self._closing.set()
+        self._work.set()
+
+    def _run(self) -> None:
+        pause_s = _INTERVAL_S
+        while True:
+            self._work.wait()
+            self._closing.wait(pause_s)
+            if self._closing.is_set():
+                break
+            pause_s = _INTERVAL_S
+            if not self._must_look():
+                continue
+            try:
+                running = self._running()
+            except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError) as error:
+                _log.debug("Spark's UI does not list the running jobs: %r", error)
+                self._disconnect()
+                pause_s = _PAUSE_S
+            else:
+                self._observe(running)
+        self._disconnect()
+
+    def _must_look(self) -> bool:
+        with self._lock:
+            return monotonic_ms() - self._tracker.oldest_ms >= _INTERVAL_S * 1000
+
+    def _observe(self, running: Mapping[int, Collection[int]]) -> None:
+        with self._lock:
+            ended = self._tracker.observe(running, monotonic_ms())
+            calls = [(on_end, stage) for stage in ended for on_end in self._on_end[stage]]
+            for stage in self._on_end.keys() - self._tracker.stages:
+                del self._on_end[stage]
+            if not self._on_end:
+                self._work.clear()
+        for on_end, stage in calls:
+            on_end(stage)
+
+    def _running(self) -> dict[int, list[int]]:
+        """The running jobs with their stages. Raises an error if the UI does not list them."""
+        if self._connection is None:
+            address = find_ui(self._driver)
+            if address is None:
+                raise LookupError("the driver has no UI")
+            self._connection = http.client.HTTPConnection(*address, timeout=_TIMEOUT_S)
+            (application,) = self._get(_API)
+            self._path = f"{_API}/{application['id']}/jobs?status=running"
+        return {int(job["jobId"]): list(map(int, job["stageIds"])) for job in self._get(self._path)}
+
+    def _get(self, path: str) -> Any:
+        assert self._connection is not None
+        self._connection.request("GET", path, headers={"Accept": "application/json"})
+        response = self._connection.getresponse()
+        body = response.read(_MAX_BYTES)
+        if response.status != http.client.OK:
+            raise LookupError(f"status {response.status}")
+        return json.loads(body)
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+_DEFAULT_PORT = 4040
+# Spark tries the next ports where one is taken: spark.port.maxRetries.
+_TRIED_PORTS = 17
+_LISTENING = "0A"
+_PORT = re.compile(r"spark\.ui\.port=(\d+)")
+
+
+def find_ui(driver: DriverProcess) -> tuple[str, int] | None:
+    """The UI's address and port. None if the driver has no UI, or one at a random port.
+
+    No other port of the driver is tried: Spark logs an error for HTTP at its other ports.
+    """
+    arguments = driver.arguments()
+    if any("spark.ui.enabled=false" in one for one in arguments):
+        return None
+    first = first_port(arguments)
+    found = [one for one in _listening(driver.pid) if first and first <= one[1] < first + _TRIED_PORTS]
+    return min(found, key=lambda one: one[1], default=None)
+
+
+def first_port(arguments: Iterable[str]) -> int:
+    """The port that Spark tries first, by the JVM's command line."""
+    given = [match.group(1) for match in map(_PORT.search, arguments) if match]
+    return int(given[-1]) if given else _DEFAULT_PORT
+
+
+def _listening(pid: int) -> Iterator[tuple[str, int]]:
+    inodes = set()
+    with suppress(OSError):
+        for entry in os.scandir(f"/proc/{pid}/fd"):
+            with suppress(OSError):
+                inodes.add(os.readlink(entry.path))
+    for table in ("tcp", "tcp6"):
+        with suppress(OSError), open(f"/proc/{pid}/net/{table}", encoding="ascii") as file:
+            for fields in map(str.split, file):
+                if len(fields) > 9 and fields[3] == _LISTENING and f"socket:[{fields[9]}]" in inodes:
+                    yield listening_address(fields[1])
+
+
+def listening_address(text: str) -> tuple[str, int]:
+    """An address and port of /proc/net/tcp or tcp6; the loopback address for all interfaces."""
+    packed, _, port = text.partition(":")
+    # The kernel writes words of 32 bits in the byte order of the host, which is little-endian wherever
+    # PyArrow runs.
+    words = [packed[at : at + 8] for at in range(0, len(packed), 8)]
+    address = ipaddress.ip_address(b"".join(bytes.fromhex(word)[::-1] for word in words))
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    if mapped is not None:
+        address = mapped
+    if address.is_unspecified:
+        # A socket for all IPv6 interfaces takes IPv4, too, unless IPv4 is switched off.
+        return "localhost", int(port, 16)
+    return str(address), int(port, 16)

@@ -1,0 +1,131 @@
+"""The coordinator's breaker: invalid reports, and what many reports cost."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from kafka_sink.coordinator.breaker import messages as breaker_messages
+from kafka_sink.coordinator.breaker.handler import BreakerHandler
+from kafka_sink.coordinator.breaker.messages import (
+    BreakerReport,
+    MuteReport,
+    OutcomeCounts,
+    decode_update,
+    encode_report,
+)
+from kafka_sink.coordinator.breaker.votes import MAX_ASKED, PartitionVotes
+from kafka_sink.coordinator.transport.handlers import Push
+from kafka_sink.errors import ProtocolError
+from kafka_sink.model import TopicPartition
+
+INTERVAL = 2_000.0
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("responses", [[1]]),
+        ("responses", [[1, -5]]),
+        ("responses", [[1, float("nan")]]),
+        ("rows", -1),
+        ("outcomes", [["t", [0, 1, -1, False, ""]]]),
+        ("outcomes", [["t" * 250, [0, 1, 1, False, ""]]]),
+        ("outcomes", [["t", [0, 1]]]),
+        ("outcomes", [[]]),
+        ("outcomes", "x"),
+        ("outcomes", [["t", *([0, 1, 1, False, ""] for _ in range(breaker_messages.MAX_OUTCOMES + 1))]]),
+        ("muted", [[True, "x", 0]]),
+        ("muted", [[["t"], "x", 0]]),
+        ("muted", [[1, "x" * 301, 0]]),
+        ("unmuted", [[1, None]]),
+        ("holds", [None]),
+        ("holds", {}),
+        ("holds", [[]]),
+        ("holds", [["t", True]]),
+        ("holds", [["t", -1]]),
+        ("holds", [["t", *range(breaker_messages.MAX_TARGETS + 1)]]),
+    ],
+)
+def test_an_invalid_report_changes_nothing(name: str, value: object) -> None:
+    handler = BreakerHandler(INTERVAL, PartitionVotes(1, 50), 500.0)
+    body = encode_report(BreakerReport(muted=(MuteReport(1, "x"),)))
+    with pytest.raises(ProtocolError):
+        handler.on_message(0, 1, {**body, name: value}, 0.0)
+    (reply, *_) = handler.on_message(1, 1, encode_report(BreakerReport()), 0.0)
+    assert decode_update(reply.body, 10).added == {}
+
+
+def test_reports_that_come_together_cost_one_walk_over_all_mutes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches: a walk over hundreds of mutes for each report of a thousand tasks while votes come in,
+    which kept the coordinator from sending its messages."""
+    handler = BreakerHandler(INTERVAL, PartitionVotes(1, 50), 500.0, lambda: 0.5)
+    partitions = [TopicPartition("t", number) for number in range(300)]
+    failing = encode_report(
+        BreakerReport(rows=5, outcomes=tuple(OutcomeCounts(one, 0, 5, True, "x") for one in partitions))
+    )
+    looks: list[float] = []
+    on_time = handler.on_time
+    monkeypatch.setattr(handler, "on_time", lambda now_ms: (looks.append(now_ms), on_time(now_ms))[1])
+    for peer in range(200):
+        handler.on_message(peer, 1, {}, 1_000.0)
+    looks.clear()
+    for peer in range(200):
+        handler.on_message(peer, 2, failing, 2_000.0 + peer / 10)
+    assert len(looks) <= 2
+    assert handler.next_change_ms(2_020.0) <= 50.0
+    handler.on_time(2_080.0)
+    reply, *_ = handler.on_message(200, 1, {}, 2_080.0)
+    assert len(decode_update(reply.body, 1_000).added) == 300
+
+
+def _votes_of_thousand(failing: int, handler: BreakerHandler) -> tuple[int, bool]:
+    """Of a thousand tasks so many fail. Returns how many were asked, and whether the partition is muted."""
+    partition = TopicPartition("t", 0)
+
+    def report(peer: int, now_ms: float) -> list[Push]:
+        fails = peer < failing
+        outcome = OutcomeCounts(partition, 0 if fails else 5, 5 if fails else 0, fails, "x" if fails else "")
+        body = encode_report(BreakerReport(rows=5, outcomes=(outcome,)))
+        return [one for one in handler.on_message(peer, 2, body, now_ms) if isinstance(one, Push)]
+
+    for peer in range(1_000):
+        handler.on_message(peer, 1, encode_report(BreakerReport(rows=5)), 1_000.0)
+    # A few find out first.
+    pushes = [push for peer in range(min(failing, 10)) for push in report(peer, 2_000.0)]
+    pushes += [one for one in handler.on_time(2_060.0) if isinstance(one, Push)]
+    asked = [push.peer for push in pushes if decode_update(push.body, 10).asks]
+    for peer in asked:
+        report(peer, 2_100.0)
+    handler.on_time(2_150.0)
+    handler.on_time(2_600.0)
+    reply, *_ = handler.on_message(5_000, 1, {}, 2_700.0)
+    return len(asked), partition in decode_update(reply.body, 10).added
+
+
+@pytest.mark.parametrize(("failing", "muted"), [(1_000, True), (800, True), (200, False), (10, False)])
+def test_a_sample_votes_for_all_tasks(failing: int, muted: bool) -> None:
+    """Catches: a thousand tasks that are asked about 300 partitions each, which took ten seconds to count;
+    and the few that report by themselves counted as if they were a tenth of all."""
+    handler = BreakerHandler(INTERVAL, PartitionVotes(1, 50), 500.0, random.Random(1).random)
+    assert _votes_of_thousand(failing, handler) == (MAX_ASKED, muted)
+
+
+def test_a_task_that_rests_gets_no_lease() -> None:
+    """Catches: a probe that waits for a producer between two micro-batches, while the broker is back."""
+    handler = BreakerHandler(INTERVAL, PartitionVotes(1, 50), 500.0, lambda: 0.5)
+    for peer in (1, 2):
+        handler.on_message(peer, 1, encode_report(BreakerReport(rows=5)), 0.0)
+    handler.on_message(1, 2, encode_report(BreakerReport(muted=(MuteReport(7, "x", 1_500.0),))), 10.0)
+    handler.on_message(2, 2, encode_report(BreakerReport(is_resting=True)), 20.0)
+    handler.on_time(100.0)
+    handler.on_message(1, 3, encode_report(BreakerReport(rows=1)), INTERVAL)
+    leased = [
+        one.peer
+        for now_ms in (INTERVAL + 10, INTERVAL + 200, 2 * INTERVAL + 300)
+        for one in handler.on_time(now_ms)
+        if isinstance(one, Push) and decode_update(one.body, 10).leases
+    ]
+    assert leased
+    assert set(leased) == {1}

@@ -1,0 +1,72 @@
+"""The breaker's messages: what goes in comes out."""
+
+from __future__ import annotations
+
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kafka_sink.breaker.states import ProbeLease
+from kafka_sink.coordinator.breaker.messages import (
+    BreakerReport,
+    BreakerUpdate,
+    MuteReport,
+    OutcomeCounts,
+    decode_report,
+    decode_update,
+    encode_report,
+    encode_update,
+)
+from kafka_sink.model import TopicPartition
+
+INTERVAL = 2_000.0
+
+
+TARGETS = st.one_of(st.integers(0, 99), st.builds(TopicPartition, st.text(max_size=20), st.integers(0, 99)))
+TEXT = st.text(max_size=20)
+MS = st.floats(0, 1e9)
+REPORTS = st.builds(
+    BreakerReport,
+    st.dictionaries(st.integers(0, 99), MS),
+    st.integers(0, 1 << 40),
+    st.lists(
+        st.builds(
+            OutcomeCounts,
+            st.builds(TopicPartition, TEXT, st.integers(0, 99)),
+            st.integers(0, 1 << 40),
+            st.integers(0, 1 << 40),
+            st.booleans(),
+            TEXT,
+        )
+    ).map(tuple),
+    st.lists(st.builds(MuteReport, TARGETS, TEXT, MS)).map(tuple),
+    st.lists(st.tuples(TARGETS, TEXT)).map(tuple),
+    st.lists(st.tuples(TARGETS, TEXT)).map(tuple),
+    st.lists(TARGETS).map(tuple),
+    st.lists(TARGETS).map(tuple),
+)
+
+
+@given(REPORTS)
+def test_reports_survive_encoding(report: BreakerReport) -> None:
+    assert decode_report(json.loads(json.dumps(encode_report(report)))) == report
+
+
+@given(
+    st.builds(
+        BreakerUpdate,
+        st.booleans(),
+        st.dictionaries(TARGETS, TEXT),
+        st.dictionaries(TARGETS, MS),
+        st.dictionaries(TARGETS, st.builds(ProbeLease, MS, st.booleans())),
+        st.lists(TARGETS).map(tuple),
+    )
+)
+def test_updates_survive_encoding(update: BreakerUpdate) -> None:
+    assert decode_update(json.loads(json.dumps(encode_update(update))), 100) == update
+
+
+def test_long_errors_are_cut() -> None:
+    report = decode_report(encode_report(BreakerReport(muted=(MuteReport(1, "x" * 1_000),))))
+    assert len(report.muted[0].reason) == 300

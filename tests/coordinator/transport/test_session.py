@@ -1,0 +1,118 @@
+"""The wire: frames, challenge, tags. No sockets."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kafka_sink.coordinator.transport import session
+from kafka_sink.coordinator.transport.session import FrameReader, Session
+from kafka_sink.errors import ProtocolError
+
+SECRET = b"s" * 32
+
+
+def one_frame(data: bytes) -> bytes:
+    reader = FrameReader(session.MAX_FRAME_BYTES)
+    reader.feed(data)
+    frame = reader.next_frame()
+    assert frame is not None
+    assert reader.next_frame() is None
+    return frame
+
+
+def established(secret: bytes = SECRET) -> tuple[Session, Session]:
+    client, server = Session(secret, "client"), Session(SECRET, "server")
+    proof = client.reply_to_greeting(one_frame(server.greeting()))
+    client.verify_proof(one_frame(server.reply_to_proof(one_frame(proof))))
+    return client, server
+
+
+def test_after_the_challenge_both_ends_understand_each_other() -> None:
+    client, server = established()
+    for number in range(3):
+        assert server.decode(one_frame(client.encode({"n": number}))) == {"n": number}
+        assert client.decode(one_frame(server.encode({"m": "é"}))) == {"m": "é"}
+
+
+def test_a_client_with_another_secret_is_refused_by_the_server() -> None:
+    with pytest.raises(ProtocolError, match="does not know the secret"):
+        established(b"t" * 32)
+
+
+def test_a_server_with_another_secret_is_refused_by_the_client() -> None:
+    client, impostor = Session(SECRET, "client"), Session(b"t" * 32, "server")
+    client.reply_to_greeting(one_frame(impostor.greeting()))
+    with pytest.raises(ProtocolError, match="does not know the secret"):
+        client.verify_proof(bytes(16) + json.dumps({"proof": "00" * 32}).encode())
+
+
+def test_a_proof_cannot_be_sent_back_to_where_it_came_from() -> None:
+    client, server = Session(SECRET, "client"), Session(SECRET, "server")
+    proof = one_frame(client.reply_to_greeting(one_frame(server.greeting())))
+    with pytest.raises(ProtocolError, match="does not know the secret"):
+        client.verify_proof(proof)
+
+
+def test_frames_cannot_be_repeated_reordered_changed_or_returned() -> None:
+    client, server = established()
+    first, second = one_frame(client.encode({"n": 1})), one_frame(client.encode({"n": 2}))
+    with pytest.raises(ProtocolError):
+        server.decode(second)
+    assert server.decode(first) == {"n": 1}
+    with pytest.raises(ProtocolError):
+        server.decode(first)
+    with pytest.raises(ProtocolError):
+        server.decode(second[:-2] + b"3}")
+    # Back to where it came from, with the number that is awaited there.
+    with pytest.raises(ProtocolError):
+        client.decode(first)
+    assert server.decode(second) == {"n": 2}
+
+
+@pytest.mark.parametrize(
+    "payload", [b"[]", b"\xff\xfe", b"{", b"[" * 100_000, b'{"nonce": 5}', b'{"nonce":"zz"}']
+)
+def test_garbage_instead_of_a_proof_is_refused(payload: bytes) -> None:
+    server = Session(SECRET, "server")
+    with pytest.raises(ProtocolError):
+        server.reply_to_proof(bytes(16) + payload)
+
+
+def test_a_frame_too_large_is_refused_before_it_has_come() -> None:
+    reader = FrameReader(512)
+    reader.feed((513).to_bytes(4, "big"))
+    with pytest.raises(ProtocolError, match="513"):
+        reader.next_frame()
+
+
+def test_a_message_too_large_is_not_sent_and_harms_nothing() -> None:
+    client, server = established()
+    with pytest.raises(ProtocolError, match="larger than"):
+        client.encode({"x": "x" * session.MAX_FRAME_BYTES})
+    assert server.decode(one_frame(client.encode({"n": 1}))) == {"n": 1}
+
+
+def test_nothing_is_said_before_the_challenge_is_over() -> None:
+    with pytest.raises(ProtocolError, match="challenge"):
+        Session(SECRET, "client").encode({})
+
+
+@given(st.lists(st.dictionaries(st.text(), st.integers()), max_size=5), st.integers(1, 40))
+def test_frames_come_out_the_same_however_the_bytes_are_cut(sent: list[dict[str, int]], size: int) -> None:
+    client, server = established()
+    stream = b"".join(client.encode(message) for message in sent)
+    reader, received = FrameReader(session.MAX_FRAME_BYTES), []
+    for start in range(0, len(stream), size):
+        reader.feed(stream[start : start + size])
+        while (frame := reader.next_frame()) is not None:
+            received.append(server.decode(frame))
+    assert received == sent
+    assert reader.held == 0
+
+
+def test_the_secret_is_in_no_repr() -> None:
+    assert "sss" not in repr(Session(SECRET, "client"))
