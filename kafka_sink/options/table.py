@@ -438,7 +438,9 @@ class SinkOptions:
     )
     ssl_keystore_key: Secret | None = _option(
         "kafka.ssl.keystore.key", values.secret(), None, SECURITY, "high",
-        """Private key as PEM text (PKCS#8 or older formats), with `kafka.ssl.keystore.type=PEM`.""",
+        """Private key as PEM text (PKCS#8 or older formats), with `kafka.ssl.keystore.type=PEM`. A file
+        (`kafka.ssl.keystore.location`) is safer: Spark shows options in plans and logs unless
+        `spark.redaction.regex` covers them (docs/security.md).""",
         aliases=("kafka.ssl.key.pem",), secret=True,
     )
     ssl_keystore_certificate_chain: Secret | None = _option(

@@ -20,7 +20,7 @@ from kafka_sink.coordinator.process.planning import hand_off
 from kafka_sink.errors import ConfigurationError
 from kafka_sink.options import SinkOptions, parse
 from kafka_sink.rows.column_plan import ColumnPlan, ignored_columns
-from kafka_sink.spark import frozen_imports, idle_timeout, zipimport_workaround
+from kafka_sink.spark import frozen_imports, idle_timeout, shown_secrets, zipimport_workaround
 from kafka_sink.spark.short_tracebacks import short_tracebacks
 from kafka_sink.spark.writer import BatchWriter, PlannedWrite, StreamWriter
 
@@ -70,6 +70,7 @@ class KafkaChunkedDataSource(DataSource):
 
             delivery_report.check(parsed.options.delivery_report_path)
         idle_timeout.warn_at_planning(parsed.options.delivery_timeout_ms)
+        shown_secrets.warn_at_planning(self.options)
         breaker = load_breaker(parsed.options)
         if breaker is not None:
             breaker.close()

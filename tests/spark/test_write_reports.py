@@ -16,9 +16,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
+from kafka_sink import application_markers
+from kafka_sink.coordinator import driver_process
 from kafka_sink.coordinator.figures.application_figures import ApplicationFigures
 from kafka_sink.coordinator.figures.handler import FiguresHandler
 from kafka_sink.coordinator.figures.messages import KIND
@@ -31,7 +34,7 @@ from kafka_sink.errors import ConfigurationError
 from kafka_sink.model import EndedTransactions, PartitionResult, TaskResult
 from kafka_sink.options import parse
 from kafka_sink.rows.column_plan import ColumnPlan
-from kafka_sink.spark import delivery_report, idle_timeout, write_reports
+from kafka_sink.spark import delivery_report, idle_timeout, shown_secrets, write_reports
 from kafka_sink.spark.final_figures import final_figures
 from kafka_sink.spark.write_reports import EndedWrite
 from kafka_sink.spark.writer import PlannedWrite, TaskCommitted
@@ -358,6 +361,24 @@ def test_save_waits_for_a_coordinator_that_is_busy_for_a_moment(monkeypatch: pyt
 # -- Spark's idle timeout ----------------------------------------------------------------------------
 
 SQL, CORE = "spark.sql.execution.pyspark.udf.", "spark.python.worker."
+
+
+def test_a_secret_option_that_spark_would_show_is_warned_of_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Catches: a private key that stands in exceptions, plans and the event log, without a word about it."""
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
+    driver = mock.Mock()
+    driver.arguments.return_value = ["java", "--conf", "spark.redaction.regex=(?i)keystore"]
+    monkeypatch.setattr(driver_process, "find_driver_process", lambda: driver)
+    shown_secrets.warn_at_planning({"kafka.ssl.keystore.key": "k", "topic": "t"})
+    assert caplog.messages == [], "the session's expression covers it"
+    application_markers.forget("secrets checked")
+    for _ in range(2):
+        shown_secrets.warn_at_planning({"kafka.sasl.password": "hunter2", "topic": "t"})
+    (line,) = caplog.messages
+    assert "'kafka.sasl.password'" in line
+    assert "hunter2" not in line
 
 
 @pytest.mark.parametrize(

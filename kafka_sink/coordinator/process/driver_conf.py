@@ -13,6 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from kafka_sink.coordinator import driver_process
+from kafka_sink.options import redaction
 
 # Other settings are dropped, because they may be passwords.
 OWN_PREFIX = "spark.kafka-chunked."
@@ -29,6 +30,7 @@ _KEPT = (
     "spark.driver.host",
     _PROGRESS,
     *IDLE_TIMEOUTS,
+    *redaction.DEFAULTS,
     "spark.master",
     "spark.cores.max",
     "spark.executor.instances",
