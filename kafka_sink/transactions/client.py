@@ -25,6 +25,7 @@ from kafka_sink.network.events import NodeDisconnected, ResponseReceived
 from kafka_sink.options import SinkOptions
 from kafka_sink.sending.response_classifier import is_final
 from kafka_sink.transactions.operations import (
+    LAST_EPOCH,
     OPEN,
     Describe,
     Described,
@@ -50,6 +51,8 @@ _FEATURE, _NEEDED_LEVEL = "transaction.version", 2
 _MAX_POLL_MS = 100.0
 _LIST_TIMEOUT_MS, _LIST_PATIENCE_MS = 3000.0, 6000.0
 _GROUP_KEY, _TRANSACTION_KEY = True, False
+# DescribeTransactions' names for states in which a transaction's markers are being written begin so.
+_PREPARED = "Prepare"
 
 _COORDINATOR_MOVED = frozenset({kafka_errors.COORDINATOR_NOT_AVAILABLE, kafka_errors.NOT_COORDINATOR})
 _MAY_PASS = frozenset(
@@ -589,6 +592,9 @@ class TransactionClient:
                 return True
             if not self._judge(call, one.error_code):
                 return False
+            if one.producer_epoch > LAST_EPOCH and one.state.startswith(_PREPARED):
+                # Whoever ended it has the next producer id already, which is not shown before this is over.
+                return self._again(call, f"'{name}' is about to get another producer id")
             producer = ProducerEpoch(one.producer_id, one.producer_epoch)
             step.results[index][name] = Described(one.state, producer, one.started_ms, one.partitions)
             return True

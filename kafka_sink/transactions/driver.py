@@ -28,6 +28,7 @@ from kafka_sink.transactions.operations import (
     Refused,
     Steps,
     describe,
+    epochs_behind,
     fetch_offsets,
     fetch_stable_offsets,
     init_producer,
@@ -112,9 +113,9 @@ def abort(scope: Scope, claim: ProducerEpoch) -> Steps[Ownership | None]:
     the epoch, too, but leaves the id without any transaction, until that driver opens one.
     """
     found = (yield from describe(scope.driver_id)).get(scope.driver_id)
-    if found is None or found.producer.producer_id != claim.producer_id:
+    if found is None:
         return None
-    behind = found.producer.epoch - claim.epoch
+    behind = epochs_behind(claim, found.producer)
     if behind == 0 or (behind == 1 and found.state not in (NO_TRANSACTION, OPEN)):
         return (yield from take_over(scope))
     return None

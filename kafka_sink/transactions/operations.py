@@ -17,6 +17,9 @@ Result = TypeVar("Result")
 # DescribeTransactions' names for a transaction that was begun and not ended, and for none since the id was
 # taken over.
 OPEN, NO_TRANSACTION = "Ongoing", "Empty"
+# The last epoch that clients get of a producer id. The end of a transaction under it gives the transactional
+# id another producer id, with epoch 0 (KAFKA-18660).
+LAST_EPOCH = 32_766
 
 
 class ProducerEpoch(NamedTuple):
@@ -31,6 +34,13 @@ class OffsetKey(NamedTuple):
 
     group: str
     partition: TopicPartition
+
+
+def epochs_behind(owner: ProducerEpoch, now: ProducerEpoch) -> int | None:
+    """How many epochs of one transactional id lie between these; None where that cannot be told."""
+    if now.producer_id == owner.producer_id:
+        return now.epoch - owner.epoch
+    return 1 if owner.epoch == LAST_EPOCH and now.epoch == 0 else None
 
 
 @dataclass(frozen=True, slots=True)

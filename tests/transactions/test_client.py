@@ -16,9 +16,11 @@ from kafka_sink.network.requests import MetadataResponse
 from kafka_sink.network.transaction_requests import (
     CommittedOffset,
     CoordinatorsResponse,
+    DescribeTransactionsResponse,
     FoundCoordinator,
     ListTransactionsResponse,
     OffsetFetchResponse,
+    TransactionDescription,
     TxnOffsetCommitResponse,
 )
 from kafka_sink.options import parse
@@ -31,6 +33,7 @@ from kafka_sink.transactions.operations import (
     ProducerEpoch,
     RecordOffsets,
     Steps,
+    describe,
     fetch_offsets,
 )
 
@@ -210,3 +213,31 @@ def test_offsets_fetched_behind_recorded_ones_are_of_the_coordinator_that_took_t
     assert refused is None
     assert found == {OffsetKey("g", PLACE): "present"}
     assert network.asked[-2:] == [(2, apis.TXN_OFFSET_COMMIT), (2, apis.OFFSET_FETCH)]
+
+
+class LastEpoch(Network):
+    """The markers of a transaction under the last epoch of producer id 7 are written between two requests."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.states = [("PrepareCommit", 7, 32_767), ("CompleteCommit", 1007, 0)]
+
+    def of_groups(self, node: int, api: int) -> Any:
+        if api == apis.FIND_COORDINATOR:
+            return CoordinatorsResponse({"p-driver": FoundCoordinator(NODES[0], 0, None)})
+        state, producer_id, epoch = self.states.pop(0)
+        one = TransactionDescription(0, state, producer_id, epoch, -1, 60_000, 1)
+        return DescribeTransactionsResponse({"p-driver": one})
+
+
+def test_who_owns_an_id_is_not_told_while_it_gets_another_producer_id(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Catches: a driver that knew its next producer id by the response to EndTxn, and took what the id still
+    showed for another driver's."""
+    network = LastEpoch()
+    monkeypatch.setattr(module, "monotonic_ms", lambda: network.now_ms)
+    monkeypatch.setattr(module, "NetworkClient", lambda *_: network)
+    client = TransactionClient(parse({"kafka.bootstrap.servers": "a:1"}).options)
+    found = client.run(describe("p-driver"), 60_000)
+    assert found["p-driver"].producer == ProducerEpoch(1007, 0)

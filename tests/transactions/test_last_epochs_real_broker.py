@@ -1,0 +1,182 @@
+"""A real broker gives an id another producer id after 32,766 epochs: crashes on each side of that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from kafka_sink.errors import TransactionError
+from kafka_sink.local_broker import LocalBroker
+from kafka_sink.options import parse
+from kafka_sink.transactions import driver, task
+from kafka_sink.transactions.batch import Handover
+from kafka_sink.transactions.client import TransactionClient
+from kafka_sink.transactions.decision import BatchIdentity
+from kafka_sink.transactions.operations import describe, init_producer
+from kafka_sink.transactions.scope import Scope
+from tests.support.last_epochs import LAST_EPOCH, set_epochs
+from tests.transactions.test_transactions_real_broker import Job, _await_end
+
+_TASKS = 2
+# A batch uses up two epochs of an id or more, so each of its steps crosses the boundary from one of these.
+_BEFORE = tuple(range(LAST_EPOCH - 4, LAST_EPOCH + 1))
+_BATCHES = 3
+
+
+def complete(run: Job, number: int) -> None:
+    """Nothing goes wrong."""
+    handover = run.take_over()
+    run.commit(*_written(run, handover, number))
+
+
+def killed_before_the_decision(run: Job, number: int) -> None:
+    _written(run, run.take_over(), number)
+    complete(run, number)
+
+
+def killed_after_the_decision(run: Job, number: int) -> None:
+    handover = run.take_over()
+    run.decide_only(handover, *_written(run, handover, number))
+    assert run.take_over().duty(BatchIdentity("query", number), 0).value == "skip"
+
+
+def aborted_before_the_decision(run: Job, number: int) -> None:
+    """As Spark calls it for a batch that failed, with the claim that planning got."""
+    handover = run.take_over()
+    _written(run, handover, number)
+    ended = run.run(driver.abort(run.scope, handover.claim))
+    assert ended is not None
+    assert len(ended.aborted) == _TASKS
+    complete(run, number)
+
+
+def aborted_after_the_decision(run: Job, number: int) -> None:
+    """The commit failed behind its decision, and Spark calls the abort: it completes the batch."""
+    handover = run.take_over()
+    run.decide_only(handover, *_written(run, handover, number))
+    ended = run.run(driver.abort(run.scope, handover.claim))
+    assert ended is not None
+    assert len(ended.completed) == _TASKS
+    assert run.open() == []
+
+
+def replaced(run: Job, number: int) -> None:
+    """Another driver takes over; the abort of the one before leaves its transactions alone."""
+    former = run.take_over()
+    handover = run.take_over()
+    reports = _written(run, handover, number)
+    assert run.run(driver.abort(run.scope, former.claim)) is None
+    with pytest.raises(TransactionError, match="too late"):
+        run.write(former, number, 0, ["of another driver"], slot=1)
+    run.commit(*reports)
+
+
+def beside_another_attempt(run: Job, number: int) -> None:
+    """A speculative copy's transaction is aborted with the commit of its batch."""
+    handover = run.take_over()
+    reports = _written(run, handover, number)
+    run.write(handover, number, 0, ["copy"], slot=1)
+    assert len(run.commit(*reports).aborted) == 1
+
+
+def lost_after_the_decision(run: Job, number: int) -> None:
+    """One task's transaction ends by its time-out; the next run writes just its rows again."""
+    handover = run.take_over()
+    reports = _written(run, handover, number)
+    run.decide_only(handover, *reports)
+    assert reports[1].part is not None
+    run.run(task.abort(run.scope, 1, 0, reports[1].part.producer))
+    broken = run.take_over()
+    assert broken.incomplete is not None
+    assert broken.incomplete.missing == {1}
+    mended = run.attempt(broken, number, 0)
+    mended.drain(iter([_rows(number, 0)]))
+    run.commit(mended.finish(), run.write(broken, number, 1, [f"{number}-1"]))
+
+
+def timed_out(run: Job, number: int) -> None:
+    """Brokers abort the transactions of a batch before its decision. Started one epoch before the last, they
+    do so under the last one (KAFKA-20090)."""
+    if number == 0:
+        reports = _written(run, run.take_over(), number)
+        last = run.run(describe(run.scope.task_id(0, 0)))
+        assert last[run.scope.task_id(0, 0)].producer.epoch == LAST_EPOCH
+        _await_end(run)
+        with pytest.raises(TransactionError, match=r"kafka\.transaction\.timeout\.ms"):
+            run.commit(*reports)
+    complete(run, number)
+
+
+_KINDS: tuple[Callable[[Job, int], None], ...] = (
+    complete,
+    killed_before_the_decision,
+    killed_after_the_decision,
+    aborted_before_the_decision,
+    aborted_after_the_decision,
+    replaced,
+    beside_another_attempt,
+    lost_after_the_decision,
+)
+
+
+_CASES = [(kind, epoch) for kind in _KINDS for epoch in _BEFORE] + [(timed_out, LAST_EPOCH - 1)]
+
+
+def _rows(number: int, index: int) -> pa.RecordBatch:
+    return pa.record_batch({"value": pa.array([f"{number}-{index}".encode()], pa.binary())})
+
+
+def _written(run: Job, handover: Handover, number: int) -> list[Any]:
+    return [run.write(handover, number, index, [f"{number}-{index}"]) for index in range(_TASKS)]
+
+
+@pytest.fixture(scope="module")
+def near_the_end() -> Iterator[Callable[[str, int], Job]]:
+    """Makes the job of a kind and an epoch, on a broker where all of them are near their last epochs."""
+    clients: list[TransactionClient] = []
+    quick = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": 200}
+    with LocalBroker(properties=quick) as broker:
+
+        def make(kind: str, epoch: int) -> Job:
+            topic = f"{kind}-{epoch}"
+            raw = {"kafka.bootstrap.servers": broker.bootstrap_servers, "topic": topic}
+            if kind == timed_out.__name__:
+                raw["kafka.transaction.timeout.ms"] = "5000"
+            options = parse({**raw, "delivery.guarantee": "exactly-once"}).options
+            clients.append(TransactionClient(options))
+            return Job(options, clients[-1], Scope(f"prefix-{topic}", topic, 2))
+
+        epochs = {}
+        for kind, epoch in _CASES:
+            run = make(kind.__name__, epoch)
+            broker.create_topic(run.scope.topic, 2)
+            ids = [run.scope.driver_id, *(run.scope.task_id(index, 0) for index in range(_TASKS))]
+            ids.append(run.scope.task_id(0, 1))
+            for name in ids:
+                run.run(init_producer(name))
+                epochs[name] = epoch
+            run.client.close()
+        set_epochs(broker, epochs)
+        yield make
+        for client in clients:
+            client.close()
+
+
+@pytest.mark.parametrize(("kind", "epoch"), _CASES, ids=lambda one: getattr(one, "__name__", None))
+def test_each_row_is_written_once_past_the_last_epoch(
+    near_the_end: Callable[[str, int], Job], kind: Callable[[Job, int], None], epoch: int
+) -> None:
+    run = near_the_end(kind.__name__, epoch)
+    ids = (run.scope.driver_id, run.scope.task_id(0, 0), run.scope.task_id(1, 0))
+    before = run.run(describe(*ids))
+    assert {one.producer.epoch for one in before.values()} == {epoch}
+    for number in range(_BATCHES):
+        kind(run, number)
+        assert run.open() == []
+    run.await_rows(sorted(f"{number}-{index}" for number in range(_BATCHES) for index in range(_TASKS)))
+    after = run.run(describe(*ids))
+    assert all(after[name].producer.producer_id != before[name].producer.producer_id for name in ids)
+    assert all(after[name].producer.epoch < _BATCHES * 8 for name in ids)
