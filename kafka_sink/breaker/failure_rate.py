@@ -170,17 +170,21 @@ class FailureRateCircuitBreaker(PartitionCircuitBreaker):
     def _others_respond(
         self, manager: CircuitBreakManager, context: ProducerStatusContext, node: int
     ) -> bool:
-        """Whether another broker has responded since the silence began.
+        """Whether a mute would help: another broker has responded since the silence began, and leads
+        partitions.
 
-        Otherwise all brokers are slow, or this client is, and a mute would not help. If no other broker has
-        requests, one that leads partitions may be better.
+        Otherwise all brokers are slow, or this client is. Brokers that have nothing to respond to are asked, so
+        that a task with no other rows notices a silence as soon as a busy one.
         """
-        asked = {*context.oldest_request_ms, *context.unreachable_since_ms}
-        if all(other == node or manager.is_muted(other) for other in asked):
-            return manager.others_available(node)
+        others = manager.available_nodes() - {node}
         # Responses in the first half of the silence may have been on their way when everything stopped.
         middle = context.now - self._age_ms(context, node) / 2
-        return any(at > middle for other, at in self._last_response_ms.items() if other != node)
+        for responses in (self._last_response_ms, context.probed_ms):
+            if any(at > middle for other, at in responses.items() if other != node):
+                return bool(others)
+        for other in others - context.oldest_request_ms.keys() - context.unreachable_since_ms.keys():
+            manager.ask(other)
+        return False
 
     def next_tick_ms(self, context: ProducerStatusContext) -> float:
         """See PartitionCircuitBreaker."""

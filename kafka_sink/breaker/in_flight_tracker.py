@@ -22,6 +22,7 @@ class InFlightTracker:
         self._unreachable: dict[int, float] = {}
         self._failing: set[int] = set()
         self._setup_ms: dict[int, float] = {}
+        self._probed_ms: dict[int, float] = {}
         self.context = ProducerStatusContext(
             in_flight_requests=self._requests,
             in_flight_batches=self._batches,
@@ -29,6 +30,7 @@ class InFlightTracker:
             unreachable_since_ms=self._unreachable,
             failing_connections=self._failing,
             setup_ms=self._setup_ms,
+            probed_ms=self._probed_ms,
         )
 
     def request_sent(self, node_id: int, now_ms: float) -> None:
@@ -77,6 +79,11 @@ class InFlightTracker:
     def connected(self, node_id: int, setup_ms: float) -> None:
         """A connection is ready, ``setup_ms`` after its start."""
         self._setup_ms[node_id] = setup_ms
+        self.probed(node_id)
+
+    def probed(self, node_id: int) -> None:
+        """A broker has responded to a request without rows, at the time of the context."""
+        self._probed_ms[node_id] = self.context.now
 
     def unreachable(self, nodes: Collection[int], failing: Collection[int], now_ms: float) -> None:
         """``nodes``: brokers that batches wait for and that are not connected. ``failing``: those whose last

@@ -34,6 +34,8 @@ class ProducerStatusContext:
     are   being connected to
     - ``setup_ms``: by broker, how long its last connection took from its start to its first response.
     Bootstrap   addresses have ids below zero.
+    - ``probed_ms``: by broker, when it last responded to a request without rows, or to the first request of a
+    connection
 
     A request that a throttling broker delays counts from the end of the throttling, which may lie ahead.
     """
@@ -49,6 +51,7 @@ class ProducerStatusContext:
     unreachable_since_ms: Mapping[int, float] = field(default_factory=dict)
     failing_connections: Set[int] = field(default_factory=set)
     setup_ms: Mapping[int, float] = field(default_factory=dict)
+    probed_ms: Mapping[int, float] = field(default_factory=dict)
 
 
 class PartitionCircuitBreaker(ABC):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Callable
 from functools import partial
 
 from kafka_sink.breaker.local_mutes import LocalMutes
@@ -20,11 +21,14 @@ class CircuitBreakManager:
     in the sender's next pass.
     """
 
-    def __init__(self, mutes: LocalMutes, partitions: MutedPartitions) -> None:
+    def __init__(
+        self, mutes: LocalMutes, partitions: MutedPartitions, ask: Callable[[int], None] = lambda _: None
+    ) -> None:
         # Brokers that keyless rows avoid for the moment, see mute_congested. Any thread may read it.
         self.congested: frozenset[int] = frozenset()
         self._mutes = mutes
         self._partitions = partitions
+        self._ask = ask
         # The sender's thread, once it has run; mutes and unmutes by other threads.
         self._owner: int | None = None
         self._queued: deque[partial[None]] = deque()
@@ -87,9 +91,13 @@ class CircuitBreakManager:
         """A partition's leader as far as known."""
         return self._partitions.leader(partition)
 
-    def others_available(self, node_id: int) -> bool:
-        """Whether any partition would be left if this broker was muted."""
-        return self._partitions.others_available(node_id)
+    def available_nodes(self) -> set[int]:
+        """Brokers that lead partitions which are not muted."""
+        return self._partitions.available_nodes()
+
+    def ask(self, node_id: int) -> None:
+        """Sends a broker a request without rows; ``ProducerStatusContext.probed_ms`` has its response."""
+        self._ask(node_id)
 
     def mute_congested(self, node_id: int) -> None:
         """Keyless rows of this producer avoid a broker until unmute_congested. This is no trip and no probe

@@ -28,7 +28,7 @@ class MuteControl:
         self.partitions = MutedPartitions(self.local, topology)
         self.waiting = WaitingRows(self.local, self.partitions)
         self.probes = ProbePolicy(self.local, self.partitions, self.waiting)
-        self.manager = CircuitBreakManager(self.local, self.partitions)
+        self.manager = CircuitBreakManager(self.local, self.partitions, self.probes.ask_broker)
         self.local.on_unmuted = self._on_unmuted
 
     def _on_unmuted(self, target: Target) -> None:

@@ -106,13 +106,14 @@ class MutedPartitions:
         partition = TopicPartition(topic, info.partition)
         return self._leader_id(partition) == node_id and self.is_muted(partition) is muted
 
-    def others_available(self, node_id: int) -> bool:
-        """Whether any partition would be left if this broker was muted."""
-        return any(
-            info.leader >= 0 and info.leader != node_id and not self.is_muted(info)
+    def available_nodes(self) -> set[int]:
+        """Brokers that lead partitions which are not muted."""
+        return {
+            info.leader
             for name in self._topology.names()
             for info in self._infos(name)
-        )
+            if info.leader >= 0 and not self.is_muted(info)
+        }
 
     def leaderless_topics(self) -> list[str]:
         """Topics that have a partition without a leader."""

@@ -38,7 +38,8 @@ class ProbePolicy:
         self._batch_probes: dict[Target, TopicPartition] = {}
         # Brokers with a probe that has no response yet. A broker gets one at a time, however long it takes.
         self._awaited_brokers: set[int] = set()
-        # Brokers that the coordinator asks about, muted or not: before and after their request went out.
+        # Brokers that are asked whether they respond, muted or not, for the coordinator or the breaker class:
+        # before and after their request went out.
         self._to_ask: set[int] = set()
         self._asked: set[int] = set()
         self._failures: list[tuple[Target, str]] = []
@@ -52,7 +53,7 @@ class ProbePolicy:
             (self._trial_leases.add if lease.trial else self._trial_leases.discard)(target)
 
     def ask_broker(self, node_id: int) -> None:
-        """The coordinator wants to know whether a broker responds to this task."""
+        """The coordinator, or the breaker class, wants to know whether a broker responds to this task."""
         self._to_ask.add(node_id)
 
     def on_coordinator_lost(self) -> None:
@@ -69,8 +70,7 @@ class ProbePolicy:
     # -- brokers: requests without rows ---------------------------------------------------------------
 
     def brokers_to_probe(self) -> list[int]:
-        """Brokers that should get a request without rows now: muted ones, and those the coordinator asks
-        about."""
+        """Brokers that should get a request without rows now: muted ones, and those that are to be asked."""
         if not self._table.mutes and not self._to_ask:
             return []
         due = [target for target in self._table.mutes if isinstance(target, int) and self._is_due(target)]

@@ -9,6 +9,7 @@ from datetime import datetime, timedelta, timezone
 from itertools import islice
 from typing import Protocol
 
+from kafka_sink.breaker.health import has_response
 from kafka_sink.breaker.in_flight_tracker import InFlightTracker
 from kafka_sink.breaker.interface import PartitionCircuitBreaker
 from kafka_sink.breaker.metrics import BreakerMetrics
@@ -294,6 +295,8 @@ class ProducerBreaker:
     def on_probe_done(self, node_id: int, cause: Exception | None, now_ms: float) -> None:
         """See SendPolicy."""
         self._at(now_ms)
+        if has_response(cause):
+            self._in_flight.probed(node_id)
         if self.control.probes.broker_probe_done(node_id, cause) and self._shared is not None:
             self._shared.probed(node_id, now_ms)
         # A broker that was gone for long leads nothing in the metadata known here. Keyless rows avoid

@@ -218,6 +218,11 @@ class NetworkClient:
         connection = self._connections[node_id]
         return connection.in_flight < self._settings.max_in_flight and now_ms >= connection.throttled_until_ms
 
+    def is_connected(self, node_id: int) -> bool:
+        """Whether the connection to a broker is ready: the exchanges that begin it are over."""
+        connection = self._connections.get(node_id)
+        return connection is not None and connection.state is ConnectionState.READY
+
     def is_gone(self, node_id: int) -> bool:
         """Whether the last attempt to connect to a broker failed, or its address is unknown."""
         connection = self._connections.get(node_id)

@@ -227,7 +227,8 @@ class Sender(threading.Thread):
         self.availability.observe(not_accepting, accepting, now_ms)
         for node in not_accepting:
             self._policy.on_waiting(queue.partition for queue in check.nodes[node])
-        unreachable = [node for node in not_accepting if self._unconnected(node, now_ms)]
+        # The others have a full in-flight window, or throttle.
+        unreachable = [node for node in not_accepting if not self._network.is_connected(node)]
         failing = [node for node in unreachable if self._network.is_gone(node)]
         self._policy.on_unreachable(unreachable, failing, now_ms)
         self._waited = bool(not_accepting or check.unknown_leaders or self.availability.is_watching)
@@ -267,10 +268,6 @@ class Sender(threading.Thread):
         for topic in self._cluster.names():
             self._cluster.mark_stale(topic, now_ms)
         return self._metadata.refresh(now_ms)
-
-    def _unconnected(self, node: int, now_ms: float) -> bool:
-        """Whether a broker has no connection, as opposed to a full in-flight window or a throttle."""
-        return not self._network.in_flight(node) and not self._network.throttled_ms(node, now_ms)
 
     def _probe(self, node: int, queues: Sequence[PartitionQueue], now_ms: float) -> float:
         """Sends one batch of a muted partition that the breaker wants to probe; returns the delay until

@@ -39,6 +39,15 @@ class Bench:
         self.breaker.on_tick(self.in_flight.context)
         return self
 
+    def answer_probes(self, *nodes: int) -> None:
+        """These brokers respond to requests without rows, the others do not."""
+        probes = self.control.probes
+        for node in probes.brokers_to_probe():
+            probes.broker_probe_sent(node)
+            if node in nodes:
+                self.in_flight.probed(node)
+                probes.broker_probe_done(node, None)
+
     def pass_time(self, until: float, step: float = 20.0, *, others_respond: bool = True) -> None:
         while self.now < until:
             if others_respond:
@@ -319,9 +328,63 @@ def test_the_next_tick_is_when_a_silence_may_be_found() -> None:
     steps = 0
     while not bench.manager.is_muted(1):
         bench.at(bench.now + bench.breaker.next_tick_ms(bench.in_flight.context))
+        bench.answer_probes(2, 3)
         steps += 1
+        assert steps <= 4
     assert bench.now <= 1_200, "twice 500 ms for an unknown broker, and the confirmation"
-    assert steps <= 3
+
+
+def silent_until(bench: Bench, until: float, *responding: int) -> None:
+    """Time passes without rows; these brokers respond to requests without any."""
+    while bench.now < until and not bench.manager.is_muted(1):
+        bench.answer_probes(*responding)
+        bench.at(bench.now + 10)
+
+
+@pytest.mark.parametrize("connecting", [False, True])
+def test_a_task_with_nothing_else_to_send_asks_the_other_brokers(connecting: bool) -> None:
+    """It mutes as soon as a task that has rows for them, and nothing while none of them responds."""
+    silent = Bench()
+    for partition in (P0, P1, P2):
+        silent.batch(partition)
+    if connecting:
+        silent.in_flight.connected(2, 8.0)
+        silent.in_flight.unreachable({1}, (), silent.now)
+    else:
+        silent.send(P0)
+    start, limit = silent.now, 2_000 if connecting else 500
+    silent_until(silent, start + 5 * limit)
+    assert not silent.control.local.take_changes()
+    silent.control.probes.broker_probe_done(2, None)
+    silent.in_flight.probed(2)
+    silent_until(silent, silent.now + 100, 2, 3)
+    assert silent.manager.is_muted(1)
+
+    prompt = Bench()
+    for partition in (P0, P1, P2):
+        prompt.batch(partition)
+    if connecting:
+        prompt.in_flight.connected(2, 8.0)
+        prompt.in_flight.unreachable({1}, (), prompt.now)
+    else:
+        prompt.send(P0)
+    start = prompt.now
+    silent_until(prompt, start + 5 * limit, 2, 3)
+    assert prompt.now - start <= limit + 100
+
+
+def test_two_silent_brokers_are_noticed_where_only_the_third_has_nothing_to_do() -> None:
+    """Catches: two of three brokers that freeze and are never muted, as nobody is left who has to respond."""
+    bench = Bench()
+    for partition in (P0, P1, P2):
+        bench.batch(partition)
+    bench.send(P0)
+    bench.send(P1)
+    silent_until(bench, bench.now + 1_000, 3)
+    bench.at(bench.now + 100)
+    assert bench.manager.is_muted(1)
+    assert bench.manager.is_muted(2)
+    assert not bench.manager.is_muted(3)
 
 
 def test_full_in_flight_mutes_for_keyless_rows_alone() -> None:
