@@ -81,6 +81,7 @@ class AppendPlan:
     def add(self, batch: ProducerBatch, start: int, stop: int) -> None:
         """Rows ``start`` to ``stop`` go to ``batch``."""
         batch.lease = self.lease
+        batch.free &= self.ordered.free
         self.segments.append(Segment(batch, start, stop, batch.record_count))
 
     def close(self, batch: ProducerBatch, queues: BatchQueues) -> None:
@@ -278,7 +279,7 @@ class AppendPlanner:
         self, buffer: BatchBuffer, plan: AppendPlan, queue: PartitionQueue, start: int
     ) -> ProducerBatch:
         """A batch whose first row is ``start``."""
-        return ProducerBatch(
+        batch = ProducerBatch(
             queue.partition,
             buffer,
             self._codec,
@@ -287,6 +288,8 @@ class AppendPlanner:
             plan.ordered.timestamp(start),
             plan.now_ms,
         )
+        batch.free = plan.ordered.free
+        return batch
 
     def _enqueue(
         self, queues: BatchQueues, plan: AppendPlan, queue: PartitionQueue, batch: ProducerBatch, added: int

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import heapq
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
@@ -103,6 +104,52 @@ class BatchQueues:
             queue.batches.remove(batch)
             if not queue.batches:
                 self.waiting.pop(queue.partition, None)
+
+    def move_unsent(self, source: PartitionQueue, targets: Sequence[TopicPartition]) -> list[ProducerBatch]:
+        """Appends the batches of a queue that may move to these partitions, the shortest queue first.
+
+        Their order is kept. They come behind what is queued there, so they and an open batch there take no
+        more rows. Batches stay where they are while their task writes into them, or into every target's open
+        batch.
+        """
+        kept: list[ProducerBatch] = []
+        moved: list[ProducerBatch] = []
+        lengths: list[tuple[int, int]] | None = None
+        for batch in source.batches:
+            if batch.may_move and not batch.leased:
+                if lengths is None:
+                    lengths = self._lengths(targets)
+                if lengths:
+                    queued, index = lengths[0]
+                    heapq.heapreplace(lengths, (queued + 1, index))
+                    self._append_moved(batch, self.queue(targets[index]))
+                    moved.append(batch)
+                    continue
+            self.leased_batch_skipped |= batch.may_move
+            kept.append(batch)
+        source.batches = deque(kept)
+        if not kept:
+            self.waiting.pop(source.partition, None)
+        return moved
+
+    def _lengths(self, targets: Sequence[TopicPartition]) -> list[tuple[int, int]]:
+        """A heap of queue lengths by place in ``targets``, without those whose open batch is leased."""
+        lengths = []
+        for index, partition in enumerate(targets):
+            queue = self.queue(partition)
+            tail = queue.batches[-1] if queue.batches else None
+            if tail is None or tail.state is not BatchState.OPEN or not tail.leased:
+                lengths.append((len(queue.batches), index))
+        heapq.heapify(lengths)
+        return lengths
+
+    def _append_moved(self, batch: ProducerBatch, queue: PartitionQueue) -> None:
+        for one in (batch, *((queue.batches[-1],) if queue.batches else ())):
+            if one.state is BatchState.OPEN:
+                self.close(one)
+        batch.move_to_partition(queue.partition)
+        queue.batches.append(batch)
+        self.waiting[queue.partition] = queue
 
     def close(self, batch: ProducerBatch) -> None:
         """An open batch takes no more rows."""

@@ -106,6 +106,7 @@ class ProducerBatch:
         "compression",
         "counted_raw",
         "created_ms",
+        "free",
         "last_error",
         "lease",
         "max_timestamp",
@@ -138,6 +139,8 @@ class ProducerBatch:
         self.base_timestamp = base_timestamp
         self.max_timestamp = base_timestamp
         self.created_ms = created_ms
+        # Whether all rows may as well go to another partition of the topic.
+        self.free = False
         # Append order within the partition, which retries keep. A piece of a batch extends its parent's.
         self.ordinal: tuple[int, ...] = (next(_ordinals),)
         self.state = BatchState.OPEN
@@ -386,6 +389,26 @@ class ProducerBatch:
             return False
         self.state = state
         return True
+
+    @property
+    def may_move(self) -> bool:
+        """Whether the batch may go to another partition: its rows are free, and no request ever had it.
+
+        A batch with a sequence has its place among the partition's others.
+        """
+        return self.free and not self.attempts and not self.has_sequence
+
+    def move_to_partition(self, partition: TopicPartition) -> None:
+        """The batch is appended anew to another partition. Its bytes name none, so they stay as they are.
+
+        Raises IllegalTransitionError for a batch that may not move, or that its task writes into.
+        """
+        if not self.may_move or self.leased or self.terminal:
+            raise IllegalTransitionError(
+                f"a batch of {self.partition} that is {self.state.value} cannot move"
+            )
+        self.partition = partition
+        self.ordinal = (next(_ordinals),)
 
     @property
     def leased(self) -> bool:

@@ -39,11 +39,12 @@ class AccumulatorSettings:
 class ReadyCheck:
     """Queues that may be sent, by leader; topics with partitions without a leader; and when to look again.
 
-    ``held`` are queues by leader that are ready but muted.
+    ``held`` are queues by leader that are ready but muted. ``leaderless`` are muted, too, and have none.
     """
 
     nodes: dict[int, list[PartitionQueue]]
     held: dict[int, list[PartitionQueue]]
+    leaderless: list[PartitionQueue]
     unknown_leaders: set[str]
     next_check_delay_ms: float
 
@@ -145,6 +146,7 @@ class RecordAccumulator:
         """
         nodes: dict[int, list[PartitionQueue]] = {}
         held: dict[int, list[PartitionQueue]] = {}
+        leaderless: list[PartitionQueue] = []
         unknown: set[str] = set()
         delay = math.inf
         with self._lock:
@@ -173,13 +175,15 @@ class RecordAccumulator:
                 info = leader(queue.partition)
                 if info is None or info.leader < 0:
                     unknown.add(queue.partition.topic)
+                    if muted and queue.partition in muted:
+                        leaderless.append(queue)
                 elif muted and queue.partition in muted:
                     held.setdefault(info.leader, []).append(queue)
                 else:
                     nodes.setdefault(info.leader, []).append(queue)
         if oldest < math.inf:
             delay = min(delay, oldest - lingers_since)
-        return ReadyCheck(nodes, held, unknown, delay)
+        return ReadyCheck(nodes, held, leaderless, unknown, delay)
 
     def _wait_ms_locked(self, queue: PartitionQueue, hurry: bool, now_ms: float) -> float:
         """Milliseconds until the first batch may go; infinite while something else must happen first."""
@@ -233,6 +237,23 @@ class RecordAccumulator:
             else:
                 self._rotation[node] = begin + 1
         return taken
+
+    def move_unsent(
+        self, sources: Iterable[PartitionQueue], targets: Callable[[TopicPartition], Sequence[TopicPartition]]
+    ) -> dict[TopicPartition, list[ProducerBatch]]:
+        """Moves batches that no request ever had, and whose rows are free, to other partitions.
+
+        ``targets``: where a partition's batches may go, in any order. Returns what was moved, by where it
+        was. Batches keep their age and their memory.
+        """
+        places = [(queue, targets(queue.partition)) for queue in sources]
+        with self._lock:
+            moved = {
+                queue.partition: self._queues.move_unsent(queue, choices)
+                for queue, choices in places
+                if choices
+            }
+        return {partition: batches for partition, batches in moved.items() if batches}
 
     def put_back(self, batches: Sequence[ProducerBatch]) -> None:
         """Undoes ``drain`` for batches that were sealed but not sent."""
@@ -379,11 +400,11 @@ class RecordAccumulator:
         with self._lock:
             for queue in self._queues.waiting.values():
                 for batch in queue.batches:
+                    # All of them, as one that came from another partition may be older than those before it.
                     left = batch.created_ms + timeout - now_ms
                     if left > 0:
                         delay = min(delay, left)
-                        break
-                    if batch.leased:
+                    elif batch.leased:
                         delay = min(delay, LEASE_MS)
                     else:
                         found.append(batch)

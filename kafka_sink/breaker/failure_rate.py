@@ -173,8 +173,8 @@ class FailureRateCircuitBreaker(PartitionCircuitBreaker):
         """Whether a mute would help: another broker has responded since the silence began, and leads
         partitions.
 
-        Otherwise all brokers are slow, or this client is. Brokers that have nothing to respond to are asked, so
-        that a task with no other rows notices a silence as soon as a busy one.
+        Otherwise all brokers are slow, or this client is. Brokers that have nothing to respond to are asked,
+        so that a task with no other rows notices a silence as soon as a busy one.
         """
         others = manager.available_nodes() - {node}
         # Responses in the first half of the silence may have been on their way when everything stopped.

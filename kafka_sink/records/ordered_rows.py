@@ -22,7 +22,8 @@ class OrderedRows:
     ``partitions[r]``.
 
     ``timestamps`` are milliseconds since the epoch, one per row in the same order, or one for all rows.
-    ``delta_bytes`` are the most bytes that the difference of two of them takes.
+    ``delta_bytes`` are the most bytes that the difference of two of them takes. ``free``: the rows may as
+    well go to other partitions of their topics.
     """
 
     def __init__(
@@ -31,10 +32,13 @@ class OrderedRows:
         timestamps: Int64s | int,
         partitions: list[TopicPartition],
         starts: list[int],
+        *,
+        free: bool = False,
     ) -> None:
         self.columns = columns
         self.partitions = partitions
         self.starts = starts
+        self.free = free
         if isinstance(timestamps, int):
             self._earliest = self._latest = timestamps
         else:

@@ -67,7 +67,8 @@ def ordered_rows_of(
             topic_of.tolist(), (slots[starts] - bases[topic_of]).tolist(), strict=True
         )
     ]
-    return OrderedRows(columns, timestamps, partitions, [*starts, rows.num_rows])
+    free = partitioner.chooses_all(rows.key, rows.partition)
+    return OrderedRows(columns, timestamps, partitions, [*starts, rows.num_rows], free=free)
 
 
 def rows_larger_than(rows: RowBatch, ordered: OrderedRows, limit: int) -> npt.NDArray[np.bool_]:

@@ -87,6 +87,12 @@ class Partitioner:
             return False
         return key is None or self._ignore_keys or self._spread_keys or key.null_count > 0
 
+    def chooses_all(self, key: pa.Array | None, explicit: Int32s | None) -> bool:
+        """Whether nothing but ``assign`` decides where these rows go, so that all of them may move."""
+        if explicit is not None and not bool((explicit < 0).all()):
+            return False
+        return key is None or self._ignore_keys or key.null_count == len(key)
+
     def by_key(
         self,
         key: pa.Array | None,

@@ -36,6 +36,7 @@ def task_metrics(
     values["batch-size-max"] = counts.max_batch_bytes
     values["compression-rate-avg"] = counts.compression_rates / batches if batches else 0.0
     values["batch-split-total"] = counts.splits
+    values["record-moved-total"] = counts.moved_records
     return values | breaker.by_name()
 
 

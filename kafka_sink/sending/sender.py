@@ -49,6 +49,7 @@ from kafka_sink.sending.response_handler import ResponseHandler
 from kafka_sink.sending.sequence_restarts import close_sequence_gaps, restart_sequences
 from kafka_sink.sending.settings import SenderSettings
 from kafka_sink.sending.task_deliveries import TaskDeliveries
+from kafka_sink.sending.unsent_moves import UnsentMoves
 from kafka_sink.timing_bounds import MAX_POLL_MS
 
 _log = logging.getLogger(__name__)
@@ -89,6 +90,7 @@ class Sender(threading.Thread):
         timeout_ms = settings.request_timeout_ms
         self._probes = BrokerProbes(self._policy, network, timeout_ms)
         self._producer_ids = None if identity is None else ProducerIdRequests(identity, network, timeout_ms)
+        self._moves = UnsentMoves(accumulator, self._completion, cluster, network, self._policy)
         self._requests = ProduceRequests(settings, cluster, network, identity)
         self._closing = False
         self._aborting = False
@@ -241,7 +243,8 @@ class Sender(threading.Thread):
         delay = min(delay, self._responses.new_partitions.next_change_ms(now_ms))
         for node, queues in check.held.items():
             delay = min(delay, self._probe(node, queues, now_ms))
-        return delay
+        stuck = [queue for queues in check.held.values() for queue in queues] + check.leaderless
+        return 0.0 if stuck and self._moves.move(stuck, muted) else delay
 
     def _delay_after_request(self, queues: Sequence[PartitionQueue], now_ms: float) -> float:
         """Until the next pass, after a request with the queues' first batches was sent."""

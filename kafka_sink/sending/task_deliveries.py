@@ -20,7 +20,8 @@ class DeliveryCounts:
 
     ``written_records`` and all about batches and bytes count what is acknowledged, and with acks=0 what was
     sent. ``unconfirmed_records`` are those sent with acks=0. ``compression_rates`` is the sum over batches of
-    compressed bytes per raw byte.
+    compressed bytes per raw byte. ``moved_records`` went to another partition than the one they were appended
+    to, before they were sent.
     """
 
     written_records: int = 0
@@ -34,6 +35,7 @@ class DeliveryCounts:
     requests: int = 0
     retries: int = 0
     splits: int = 0
+    moved_records: int = 0
 
     @property
     def acknowledged_records(self) -> int:
@@ -135,12 +137,13 @@ class TaskDeliveries:
             if self._first_failure is None:
                 self._first_failure = (partition, cause)
 
-    def count(self, *, requests: int = 0, retries: int = 0, splits: int = 0) -> None:
+    def count(self, *, requests: int = 0, retries: int = 0, splits: int = 0, moved: int = 0) -> None:
         """Adds to the counts that belong to no partition."""
         with self._lock:
             self._counts.requests += requests
             self._counts.retries += retries
             self._counts.splits += splits
+            self._counts.moved_records += moved
 
     def counts(self) -> DeliveryCounts:
         """A copy of the counts, all as of one moment."""

@@ -14,6 +14,7 @@ from kafka_sink.accumulator.lease import Lease
 from kafka_sink.accumulator.producer_batch import BatchState, IllegalTransitionError, ProducerBatch
 from kafka_sink.accumulator.record_accumulator import AccumulatorSettings, RecordAccumulator
 from kafka_sink.model import CompressionType, PartitionInfo, TopicPartition
+from kafka_sink.records.batch_header import ProducerSequence
 from tests.support.strategy import forced
 
 pytestmark = pytest.mark.both_strategies
@@ -364,3 +365,87 @@ def test_among_many_that_linger_the_oldest_says_when_to_look_again() -> None:
         bench.batch(partition, created=100 - 10 * age)
     assert bench.ready(200) == ({}, 380)
     assert bench.ready(580) == ({0: {2}}, 10)
+
+
+# -- moves --------------------------------------------------------------------------------------------
+
+
+def free(batch: ProducerBatch) -> ProducerBatch:
+    batch.free = True
+    return batch
+
+
+def queued(bench: Bench, partition: TopicPartition) -> list[ProducerBatch]:
+    with bench.accumulator.planning() as queues:
+        return list(queues.queue(partition).batches)
+
+
+def move(bench: Bench, source: TopicPartition, *targets: TopicPartition) -> list[ProducerBatch]:
+    with bench.accumulator.planning() as queues:
+        queue = queues.queue(source)
+    return bench.accumulator.move_unsent([queue], lambda _: targets).get(source, [])
+
+
+def test_only_free_batches_that_no_request_had_move_and_they_keep_their_order() -> None:
+    bench = Bench()
+    tried, keyed = free(bench.closed(P[0])), bench.closed(P[0])
+    tried.attempts = 1
+    sequenced = free(bench.closed(P[0]))
+    sequenced.assign_sequence(ProducerSequence(7, 0, 0))
+    one, two = free(bench.closed(P[0])), free(bench.batch(P[0]))
+    before = bench.used()
+    assert move(bench, P[0], P[1]) == [one, two]
+    assert queued(bench, P[0]) == [tried, keyed, sequenced]
+    assert queued(bench, P[1]) == [one, two]
+    assert {batch.partition for batch in (one, two)} == {P[1]}
+    assert one.ordinal < two.ordinal
+    assert two.state is BatchState.CLOSED, "no row for its former partition follows"
+    assert bench.used() == before
+    for batch in (tried, keyed, sequenced):
+        with pytest.raises(IllegalTransitionError, match="cannot move"):
+            batch.move_to_partition(P[1])
+
+
+def test_they_go_behind_what_is_queued_where_least_is() -> None:
+    bench = Bench()
+    waiting = [bench.closed(P[1]), bench.closed(P[1]), bench.batch(P[1])]
+    moving = [free(bench.closed(P[0])) for _ in range(5)]
+    assert move(bench, P[0], P[1], P[2]) == moving
+    assert queued(bench, P[2]) == moving[:3] + moving[4:]
+    assert queued(bench, P[1]) == [*waiting, moving[3]]
+    assert waiting[-1].state is BatchState.CLOSED, "rows after it would be before what moved"
+    assert P[0] not in bench.accumulator._queues.waiting
+
+
+def test_a_leased_batch_neither_moves_nor_is_closed() -> None:
+    """Its task writes into it. The sender is woken when that ends, and looks again."""
+    bench = Bench()
+    moving, open_there = free(bench.batch(P[0])), bench.batch(P[1])
+    moving.lease = Lease()
+    assert move(bench, P[0], P[1]) == []
+    assert bench.accumulator._queues.leased_batch_skipped
+    moving.lease, open_there.lease = None, Lease()
+    assert move(bench, P[0], P[1]) == []
+    assert (moving.state, open_there.state) == (BatchState.OPEN, BatchState.OPEN)
+    assert move(bench, P[0], P[1], P[2]) == [moving]
+    assert queued(bench, P[2]) == [moving]
+
+
+def test_what_moved_expires_at_its_own_age() -> None:
+    """Behind younger ones: catches a look that ends at the first batch which is young enough."""
+    bench = Bench()
+    bench.closed(P[1], created=5_000)
+    old = free(bench.closed(P[0], created=0))
+    move(bench, P[0], P[1])
+    assert bench.accumulator.expired(9_000) == ([], 1_000)
+    assert bench.accumulator.expired(10_000) == ([old], 5_000)
+
+
+def test_muted_queues_without_a_leader_are_named() -> None:
+    bench = Bench()
+    bench.closed(P[0])
+    bench.leaders[P[0]] = -1
+    check = bench.accumulator.ready(bench.leader, 1_000, (P[0],))
+    assert [queue.partition for queue in check.leaderless] == [P[0]]
+    assert (check.held, check.unknown_leaders) == ({}, {"t"})
+    assert not bench.accumulator.ready(bench.leader, 1_000).leaderless

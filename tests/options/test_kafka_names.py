@@ -46,6 +46,7 @@ OUR_METRICS = {
     "buffer-used-bytes",
     "buffer-used-bytes-max",
     "muted-partitions",
+    "record-moved-total",
 }
 
 

@@ -127,6 +127,11 @@ class Lifecycle(RuleBasedStateMachine):
         change = self.model.muted.add if mute else self.model.muted.discard
         change(TopicPartition(TOPIC, partition))
 
+    @precondition(_going)
+    @rule(partition=partitions)
+    def move_unsent(self, partition: int) -> None:
+        self.model.move_unsent(TopicPartition(TOPIC, partition))
+
     @rule(wait=st.sampled_from([10.0, 200.0, 1_500.0]))
     def wait(self, wait: float) -> None:
         self.model.now += wait
@@ -232,6 +237,7 @@ def walk(seed: int, steps: int = 120) -> Model:
         (3, lambda: setattr(model, "now", model.now + chance.choice([5, 20, 100]))),
         (1, model.expire),
         (0.5, lambda: _mute(model, chance)),
+        (0.5, lambda: model.move_unsent(_partition(chance))),
         (often, lambda: model.arrive(_node(chance), chance.choice(PASSING), append=False)),
         (
             often / 2,
@@ -303,6 +309,7 @@ def test_long_runs_lose_and_double_nothing() -> None:
         model = walk(seed)
         deliveries = model.completion.deliveries
         seen["rows"] += len(model.acknowledged)
+        seen["moved"] += model.moved > 0
         seen["lost"] += deliveries.has_failed
         seen["splits"] += deliveries.counts().splits > 0
         seen["retries"] += deliveries.counts().retries > 0
@@ -441,7 +448,13 @@ def _expired_batches_vanish(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(BatchCompletion, "_record_failure", lambda *arguments: lambda: None)
 
 
+def _what_was_sent_moves(patch: pytest.MonkeyPatch) -> None:
+    """A batch that may have been written goes to another partition, too."""
+    patch.setattr(ProducerBatch, "may_move", property(lambda batch: batch.free))
+
+
 BUGS: list[Bug] = [
+    _what_was_sent_moves,
     _memory_goes_back_at_expiry,
     _leases_do_not_count,
     _retries_go_to_the_end,

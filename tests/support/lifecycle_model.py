@@ -110,6 +110,7 @@ class Model:
     muted: set[TopicPartition] = field(default_factory=set)
     pending: list[Pending] = field(default_factory=list)
     zombies: list[tuple[TopicPartition, bytes]] = field(default_factory=list)
+    moved: int = 0
     closed: bool = False
     exhausted: bool = False
 
@@ -235,6 +236,23 @@ class Model:
             self.responses.on_sent(node, taken, self.now)
             views = {batch.partition: batch.buffer.views() for batch in taken}
             self.pending.append(Pending(node, tag, views))
+
+    def move_unsent(self, source: TopicPartition) -> None:
+        """What was never sent to a partition goes to those that are not muted, as if no row had a key."""
+        queue = self.accumulator._queues.by_partition.get(source)
+        targets = [one for one in self.logs if one != source and one not in self.muted]
+        if queue is None or not targets:
+            return
+        for batch in queue.batches:
+            batch.free = True
+        for batch in self.accumulator.move_unsent([queue], lambda _: targets).get(source, []):
+            rows = rows_in(b"".join(batch.buffer.views()))
+            assert rows, "an empty batch"
+            left = self.appended[source]
+            self.appended[source] = [row for row in left if row not in rows]
+            # From now on their order is this one.
+            self.appended.setdefault(batch.partition, []).extend(rows)
+            self.moved += len(rows)
 
     def expire(self) -> None:
         """What delivery.timeout.ms has passed for."""
@@ -405,7 +423,9 @@ class Model:
         for partition, log in self.logs.items():
             rows = [row for batch in log.batches for row in rows_in(batch.data)]
             assert len(set(rows)) == len(rows), f"doubled rows in {partition}: {rows}"
-            assert rows == sorted(rows), f"order lost in {partition}: {rows}"
+            places = {row: place for place, row in enumerate(self.appended.get(partition, ()))}
+            assert places.keys() >= set(rows), f"rows in {partition} that had left it"
+            assert rows == sorted(rows, key=places.__getitem__), f"order lost in {partition}: {rows}"
             written |= set(rows)
         assert len(set(self.acknowledged)) == len(self.acknowledged), "rows acknowledged twice"
         assert set(self.acknowledged) <= written, "acknowledged rows that no log has"

@@ -124,3 +124,13 @@ def producer_ids(folders: Iterator[Path]) -> set[int]:
                 found.add(struct.unpack_from(">q", data, at + 43)[0])
                 at += 12 + length
     return found
+
+
+def moved_in(numbers: list[int]) -> list[int]:
+    """Those behind a higher one: of a partition whose rows are numbered, rows that came from another one."""
+    highest, found = -1, []
+    for number in numbers:
+        if number < highest:
+            found.append(number)
+        highest = max(highest, number)
+    return found

@@ -15,7 +15,7 @@ from kafka_sink.producer_cache import TaskProducer, task_producer
 from kafka_sink.rows.column_plan import ColumnPlan
 from tests.support.scripted_cluster import PATIENCE_S, inside
 from tests.support.slow_machine import Stalls
-from tests.support.topics import numbers_in
+from tests.support.topics import moved_in, numbers_in
 
 ROWS = 500
 PARTITIONS = 6
@@ -103,7 +103,8 @@ def test_keyless_rows_flow_on_while_a_broker_is_frozen(cluster3: LocalBroker) ->
     assert result.breaker_trips >= 1
     found = numbers_in(cluster3.bootstrap_servers, topic, PARTITIONS)
     assert sorted(n for numbers in found.values() for n in numbers) == list(range(sent[0]))
-    assert all(numbers == sorted(numbers) for numbers in found.values())
+    late = [moved_in(numbers) for numbers in found.values()]
+    assert sum(map(len, late)) <= result.metrics["record-moved-total"], "rows that were sent keep their order"
 
 
 def cluster3_leader(producer: TaskProducer, topic: str) -> int:

@@ -1,0 +1,145 @@
+"""Short keyless jobs that begin while a broker is frozen: what was never sent to it goes elsewhere."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pyarrow as pa
+import pytest
+
+from kafka_sink.errors import DeliveryError
+from kafka_sink.local_broker import LocalBroker
+from kafka_sink.model import TaskResult
+from kafka_sink.options import parse
+from kafka_sink.producer_cache import PRODUCERS, TaskProducer, task_producer
+from kafka_sink.rows.column_plan import ColumnPlan
+from tests.support.fake_broker import FakeCluster
+from tests.support.scripted_cluster import TOPIC, inside, mutes, until, written
+from tests.support.topics import moved_in, numbers_in
+
+PARTITIONS = 6
+ROWS = 2_000
+FROZEN = 1
+SHORT = {"kafka.delivery.timeout.ms": "3000", "kafka.request.timeout.ms": "2900"}
+BREAKER = "kafka.producer.circuit.breaker."
+
+
+def options(bootstrap: str, topic: str, **more: str) -> dict[str, str]:
+    raw = {
+        "kafka.bootstrap.servers": bootstrap,
+        "topic": topic,
+        "kafka.batch.size": "16384",
+        "kafka.delivery.timeout.ms": "20000",
+        "kafka.request.timeout.ms": "5000",
+        # A connection then counts as silent after 0.4 s.
+        f"{BREAKER}slow.request.min.ms": "100",
+    }
+    return raw | more
+
+
+@contextmanager
+def new_worker(raw: dict[str, str], plan: ColumnPlan) -> Iterator[TaskProducer]:
+    """A task without connections from an earlier one, and without a coordinator."""
+    PRODUCERS.close()
+    with task_producer(parse(raw).options, plan) as producer:
+        yield producer
+
+
+def write(raw: dict[str, str], first: int, count: int = ROWS) -> TaskResult:
+    """Rows without a key; both readers of logs find their numbers."""
+    values = [b"%d:<%d>" % (number, number) + b"x" * 200 for number in range(first, first + count)]
+    with new_worker(raw, ColumnPlan.of([("value", "binary")], raw["topic"])) as producer:
+        producer.send(pa.record_batch({"value": pa.array(values, pa.binary())}))
+        return producer.finish()
+
+
+def test_rows_that_were_never_sent_leave_a_frozen_broker(caplog: pytest.LogCaptureFixture) -> None:
+    """Catches: a broker that accepts connections and says nothing more, which counted as connected. Nothing
+    was muted, and the job failed after delivery.timeout.ms without having sent the broker a row."""
+    with FakeCluster({TOPIC: PARTITIONS}, brokers=3) as cluster:
+        raw = options(cluster.bootstrap_servers, TOPIC)
+        cluster.freeze(FROZEN)
+        with caplog.at_level(logging.WARNING, "kafka_sink"):
+            results = [write(raw, job * ROWS) for job in range(3)]
+        found = [number for partition in range(PARTITIONS) for number in written(cluster, partition)]
+        assert sorted(found) == list(range(3 * ROWS))
+        assert not any(written(cluster, partition) for partition in range(FROZEN, PARTITIONS, 3))
+        late = [moved_in(written(cluster, partition)) for partition in range(PARTITIONS)]
+    moved = sum(int(result.metrics["record-moved-total"]) for result in results)
+    lines = [one.getMessage() for one in caplog.records if "never sent move from" in one.getMessage()]
+    assert 0 < sum(map(len, late)) <= moved
+    assert sum(int(line.split()[0]) for line in lines) == moved
+    assert all("no connection to it was ready within" in line for line in lines)
+
+
+def test_rows_with_keys_and_partitions_stay_where_they_belong() -> None:
+    plan = ColumnPlan.of([("key", "binary"), ("value", "binary"), ("partition", "int")], TOPIC)
+    with FakeCluster({TOPIC: PARTITIONS}, brokers=3) as cluster:
+        raw = options(cluster.bootstrap_servers, TOPIC, **SHORT)
+        cluster.freeze(FROZEN)
+        for key, partition in ((b"k", None), (None, FROZEN)):
+            keys = [key] * PARTITIONS if partition else [b"%d" % n for n in range(50)]
+            table = pa.table(
+                {
+                    "key": pa.array(keys, pa.binary()),
+                    "value": pa.array([b"<1>"] * len(keys), pa.binary()),
+                    "partition": pa.array([partition] * len(keys), pa.int32()),
+                }
+            )
+            with new_worker(raw, plan) as producer:
+                producer.send(table)
+                until(lambda: inside(producer)._accumulator.incomplete <= 2, "the others are written")
+                with pytest.raises(DeliveryError, match="has muted broker"):
+                    producer.finish()
+                assert producer_moved(producer) == 0
+
+
+def producer_moved(producer: TaskProducer) -> float:
+    return inside(producer).metrics()["record-moved-total"]
+
+
+def test_a_batch_that_was_sent_stays() -> None:
+    """Whether the frozen broker has it is unknown. It goes nowhere else, and the task fails."""
+    with FakeCluster({TOPIC: 3}, brokers=3) as cluster:
+        raw = options(cluster.bootstrap_servers, TOPIC, **SHORT)
+        plan = ColumnPlan.of([("value", "binary")], TOPIC)
+        with new_worker(raw, plan) as producer:
+            values = [b"<%d>" % number + b"x" * 200 for number in range(ROWS)]
+            table = pa.table({"value": pa.array(values, pa.binary())})
+            producer.send(table)
+            until(lambda: not inside(producer)._accumulator.incomplete, "connected to all")
+            cluster.freeze(FROZEN)
+            producer.send(table)
+            until(lambda: mutes(producer), "the mute")
+            with pytest.raises(DeliveryError, match="not acknowledged within"):
+                producer.finish()
+        cluster.thaw(FROZEN)
+        until(lambda: len(written(cluster, FROZEN)) > 0, "it goes on with what it had received")
+        found = [number for partition in range(3) for number in written(cluster, partition)]
+        assert all(found.count(number) <= 2 for number in range(ROWS)), "twice sent, once each time"
+
+
+@pytest.mark.timeout(240)
+def test_short_jobs_outlive_a_stopped_process(cluster3: LocalBroker) -> None:
+    """SIGSTOP: the kernel goes on accepting connections for the broker."""
+    topic = "short-jobs"
+    cluster3.create_topic(topic, PARTITIONS, replication_factor=1)
+    raw = options(cluster3.bootstrap_servers, topic, **{"kafka.delivery.timeout.ms": "15000"})
+    write(raw, 0)
+    jobs, moved = 1, 0.0
+    cluster3.freeze(FROZEN)
+    try:
+        frozen = time.monotonic()
+        # Until the cluster gives it up, after the broker's session of 9 s, and some time beyond.
+        while time.monotonic() < frozen + 15.0 or jobs < 8:
+            moved += write(raw, jobs * ROWS).metrics["record-moved-total"]
+            jobs += 1
+    finally:
+        cluster3.thaw(FROZEN)
+    write(raw, jobs * ROWS)
+    assert moved > 0
+    found = numbers_in(cluster3.bootstrap_servers, topic, PARTITIONS)
+    assert sorted(n for numbers in found.values() for n in numbers) == list(range((jobs + 1) * ROWS))
