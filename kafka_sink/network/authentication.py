@@ -24,7 +24,8 @@ from kafka_sink.kafka_errors import (
 )
 from kafka_sink.network.apis import SASL_AUTHENTICATE, SASL_HANDSHAKE
 from kafka_sink.network.events import Buffer
-from kafka_sink.network.wire import read_response
+from kafka_sink.network.wire import read_response, text_of
+from kafka_sink.printable import printable_list
 
 if TYPE_CHECKING:
     from kafka_sink.security.sasl import SaslExchange
@@ -34,8 +35,6 @@ HANDSHAKE_VERSIONS = (1, int(SaslHandshakeRequest.max_version))
 AUTHENTICATE_VERSIONS = (0, int(SaslAuthenticateRequest.max_version))
 # Kerberos needs four, SCRAM two.
 _MAX_ROUNDS = 16
-# Limit for texts of a broker in messages: they come from the network.
-_MAX_CHARACTERS = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +132,7 @@ class Login:
             return
         mechanism = self._exchange.mechanism
         if response.error_code == UNSUPPORTED_SASL_MECHANISM:
-            offered = _printable(", ".join(response.mechanisms)) or "none"
+            offered = printable_list(response.mechanisms) or "none"
             problem = f"it does not offer {mechanism} but {offered}: set kafka.sasl.mechanism to one of these"
         elif response.error_code == ILLEGAL_SASL_STATE:
             problem = (
@@ -174,15 +173,10 @@ def decode_authenticate(version: int, payload: bytes) -> AuthenticateResponse:
 def _authenticate(response: Any) -> AuthenticateResponse:
     return AuthenticateResponse(
         int(response.error_code),
-        _printable(str(response.error_message or "")),
+        text_of(response.error_message) or "",
         bytes(response.auth_bytes or b""),
         max(0, int(response.session_lifetime_ms or 0)),
     )
-
-
-def _printable(text: str) -> str:
-    """A start of it, which forges no line of a log."""
-    return "".join(char if char.isprintable() else " " for char in text[:_MAX_CHARACTERS])
 
 
 REQUESTS: Mapping[int, Any] = {

@@ -18,7 +18,7 @@ from kafka.protocol import producer as producer_api
 
 from kafka_sink.model import Node
 from kafka_sink.network.apis import PRODUCE
-from kafka_sink.network.wire import read_response
+from kafka_sink.network.wire import address_of, read_response, text_of
 
 VERSIONS = (3, 13)
 LAST_VERSION_WITH_NAMES = 12
@@ -215,8 +215,7 @@ def _response(version: int, response: Any) -> ProduceResponse:
         for partition in topic.partition_responses
     )
     endpoints = tuple(
-        Node(int(node.node_id), str(node.host), int(node.port), node.rack)
-        for node in response.node_endpoints or ()
+        address_of(node.node_id, node.host, node.port, node.rack) for node in response.node_endpoints or ()
     )
     return ProduceResponse(partitions, int(response.throttle_time_ms), endpoints)
 
@@ -232,9 +231,9 @@ def _partition(version: int, topic: Any, partition: Any) -> ProducePartitionResp
         base_offset=int(partition.base_offset),
         log_append_time_ms=int(partition.log_append_time_ms),
         log_start_offset=int(partition.log_start_offset),
-        error_message=partition.error_message,
+        error_message=text_of(partition.error_message),
         record_errors=tuple(
-            (int(error.batch_index), error.batch_index_error_message)
+            (int(error.batch_index), text_of(error.batch_index_error_message))
             for error in partition.record_errors or ()
         ),
         current_leader=(

@@ -17,9 +17,9 @@ from kafka.protocol.metadata import ApiVersionsRequest, MetadataRequest
 from kafka.protocol.producer import InitProducerIdRequest, InitProducerIdResponse
 
 from kafka_sink.kafka_errors import LEADER_NOT_AVAILABLE
-from kafka_sink.model import NO_LEADER, UNKNOWN_EPOCH, MetadataUpdate, Node, PartitionInfo, TopicMetadata
+from kafka_sink.model import NO_LEADER, UNKNOWN_EPOCH, MetadataUpdate, PartitionInfo, TopicMetadata
 from kafka_sink.network.apis import API_VERSIONS, INIT_PRODUCER_ID, METADATA, codec_of
-from kafka_sink.network.wire import read_response
+from kafka_sink.network.wire import address_of, read_response, text_of
 
 # Version 4 is the first that can forbid auto-creation; 10 brings topic ids.
 METADATA_VERSIONS = (4, int(MetadataRequest.max_version))
@@ -153,7 +153,7 @@ def decode_metadata(version: int, payload: bytes) -> MetadataResponse:
 
 
 def _metadata(response: Any, *, reliable_epochs: bool) -> MetadataResponse:
-    nodes = tuple(Node(int(b.node_id), str(b.host), int(b.port), b.rack) for b in response.brokers)
+    nodes = tuple(address_of(b.node_id, b.host, b.port, b.rack) for b in response.brokers)
     topics = []
     errors: dict[str, int] = {}
     for topic in response.topics:
@@ -168,7 +168,7 @@ def _metadata(response: Any, *, reliable_epochs: bool) -> MetadataResponse:
         else:
             topics.append(metadata)
     return MetadataResponse(
-        MetadataUpdate(nodes, tuple(topics), errors, response.cluster_id),
+        MetadataUpdate(nodes, tuple(topics), errors, text_of(response.cluster_id)),
         int(response.error_code or 0),
         int(response.throttle_time_ms or 0),
         -1 if response.controller_id is None else int(response.controller_id),

@@ -14,7 +14,8 @@ from kafka.protocol.admin import (
 )
 
 from kafka_sink.network.apis import CREATE_TOPICS, DESCRIBE_CONFIGS
-from kafka_sink.network.wire import read_response
+from kafka_sink.network.wire import read_response, text_of
+from kafka_sink.printable import printable
 
 CREATE_TOPICS_VERSIONS = (2, int(CreateTopicsRequest.max_version))
 # The first version in which brokers can choose the numbers of partitions and replicas (KIP-464).
@@ -60,7 +61,7 @@ def decode_create_topic(version: int, payload: bytes) -> CreateTopicResponse:
 def _create_topic(response: Any) -> CreateTopicResponse:
     (topic,) = response.topics
     throttle = int(response.throttle_time_ms or 0)
-    return CreateTopicResponse(int(topic.error_code), str(topic.error_message or ""), throttle)
+    return CreateTopicResponse(int(topic.error_code), text_of(topic.error_message) or "", throttle)
 
 
 # -- DescribeConfigs --------------------------------------------------------------------------------
@@ -93,7 +94,8 @@ def decode_describe_broker(version: int, payload: bytes) -> BrokerConfigs:
 
 def _configs(response: Any) -> BrokerConfigs:
     (broker,) = response.results
-    configs = {str(one.name): str(one.value) for one in broker.configs or () if one.value is not None}
+    given = (one for one in broker.configs or () if one.value is not None)
+    configs = {printable(one.name): printable(one.value) for one in given}
     return BrokerConfigs(int(broker.error_code), configs, int(response.throttle_time_ms or 0))
 
 

@@ -33,7 +33,8 @@ from kafka_sink.network.apis import (
     OFFSET_FETCH,
     TXN_OFFSET_COMMIT,
 )
-from kafka_sink.network.wire import read_response
+from kafka_sink.network.wire import address_of, read_response, text_of
+from kafka_sink.printable import printable
 
 # Version 4 looks up many keys at once (KIP-699).
 FIND_COORDINATOR_VERSIONS = (4, 5)
@@ -152,9 +153,9 @@ def _coordinators(response: Any) -> CoordinatorsResponse:
     return CoordinatorsResponse(
         {
             str(one.key): FoundCoordinator(
-                None if one.error_code else Node(int(one.node_id), str(one.host), int(one.port)),
+                None if one.error_code else address_of(one.node_id, one.host, one.port),
                 int(one.error_code),
-                one.error_message,
+                text_of(one.error_message),
             )
             for one in response.coordinators
         },
@@ -309,7 +310,7 @@ def _describe_transactions(response: Any) -> DescribeTransactionsResponse:
         {
             str(one.transactional_id): TransactionDescription(
                 error_code=int(one.error_code),
-                state=str(one.transaction_state),
+                state=printable(one.transaction_state),
                 producer_id=int(one.producer_id),
                 producer_epoch=int(one.producer_epoch),
                 started_ms=int(one.transaction_start_time_ms),
@@ -343,7 +344,7 @@ def decode_list_transactions(version: int, payload: bytes) -> ListTransactionsRe
 def _list_transactions(response: Any) -> ListTransactionsResponse:
     return ListTransactionsResponse(
         int(response.error_code),
-        {str(one.transactional_id): str(one.transaction_state) for one in response.transaction_states},
+        {str(one.transactional_id): printable(one.transaction_state) for one in response.transaction_states},
         int(response.throttle_time_ms),
     )
 

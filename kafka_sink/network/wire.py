@@ -10,6 +10,7 @@ and 16 us a partition of a Metadata response (4 us), once per batch and per refr
 from __future__ import annotations
 
 import io
+import re
 import struct
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -17,8 +18,12 @@ from typing import Any, TypeVar
 from kafka.protocol.data_container import DataContainer
 
 from kafka_sink.errors import ProtocolError
+from kafka_sink.model import Node
+from kafka_sink.printable import printable
 
 Value = TypeVar("Value")
+# Names, IPv4 and IPv6 addresses: what a resolver may be asked for, and what may stand in a line of a log.
+_HOST = re.compile(r"[\w.%:-]{1,255}")
 _CORRELATION = struct.Struct(">i")
 
 
@@ -37,6 +42,7 @@ def read_response(message: Any, version: int, payload: bytes, convert: Callable[
     """
     flexible = message.flexible_version_q(version)
     stream = io.BytesIO(payload)
+    problem: str | None = None
     try:
         message.parse_header(stream, version=version)
         # The method of the base class, because the message's own is the compiled decoder.
@@ -46,13 +52,28 @@ def read_response(message: Any, version: int, payload: bytes, convert: Callable[
         value = convert(decoded)
     except ProtocolError:
         raise
-    except Exception as error:
-        # Anything: struct.error, UnicodeDecodeError, TypeError of a null array ...
-        raise ProtocolError(f"a response to {_name(message, version)} cannot be read: {error!r}") from error
+    except Exception as error:  # noqa: BLE001 - struct.error, UnicodeDecodeError, TypeError ...
+        # Not its repr, nor as the cause: a UnicodeDecodeError holds the bytes.
+        problem = printable(f"{type(error).__name__}: {error}")
+    if problem is not None:
+        raise ProtocolError(f"a response to {_name(message, version)} cannot be read: {problem}")
     left = len(payload) - stream.tell()
     if left:
         raise ProtocolError(f"a response to {_name(message, version)} has {left} bytes too many")
     return value
+
+
+def address_of(node_id: Any, host: Any, port: Any, rack: str | None = None) -> Node:
+    """A broker's address as a broker gives it. Raises ProtocolError for what no address can be."""
+    if not _HOST.fullmatch(str(host)) or not 0 < int(port) <= 65_535:
+        shown = printable(f"{host}:{port}", 100)
+        raise ProtocolError(f"broker {int(node_id)} has the address '{shown}', which is not one")
+    return Node(int(node_id), str(host), int(port), None if rack is None else printable(rack))
+
+
+def text_of(text: str | None) -> str | None:
+    """A broker's explanation, bounded and printable; None if there is none."""
+    return None if text is None else printable(text)
 
 
 def _name(message: Any, version: int) -> str:

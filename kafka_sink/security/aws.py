@@ -9,6 +9,7 @@ import threading
 from typing import Any
 
 from kafka_sink.errors import AuthenticationError
+from kafka_sink.printable import printable
 from kafka_sink.security.sasl import SaslExchange, driven_by
 from kafka_sink.security.settings import IamSettings
 from kafka_sink.security.token import TokenUnavailableError
@@ -65,7 +66,7 @@ class IamLogin:
                 self._credentials = self._find()
             return self._credentials.get_frozen_credentials()
         except ClientError as error:
-            code = error.response.get("Error", {}).get("Code", "an error")
+            code = printable(str(error.response.get("Error", {}).get("Code", "an error")))
             problem: Exception = AuthenticationError(f"AWS_MSK_IAM: AWS refuses the credentials: {code}")
         except BotoCoreError as error:
             problem = TokenUnavailableError(f"AWS_MSK_IAM: no credentials: {type(error).__name__}")

@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import quote_plus, urlencode, urlsplit
 
 from kafka_sink.errors import AuthenticationError
+from kafka_sink.printable import printable
 from kafka_sink.secret import HIDDEN, Secret
 from kafka_sink.security.settings import TokenSettings
 from kafka_sink.security.tls_context import TlsContexts
@@ -22,8 +23,6 @@ from kafka_sink.security.token import Token, TokenUnavailableError, from_text
 _MAX_BYTES = 1024 * 1024
 # Status codes of RFC 6749 and of proxies after which no retry can help.
 _REFUSALS = (400, 401, 403, 404, 405)
-# Of an error's own words, which come from the network.
-_MAX_CHARACTERS = 200
 # A hundred years. NaN and infinity are numbers to Python's JSON; NaN is not below anything.
 _MAX_LIFETIME_S = 100 * 365 * 86_400
 
@@ -85,7 +84,7 @@ class TokenEndpoint:
         except (OSError, http.client.HTTPException, ValueError) as error:
             reason = str(error) or type(error).__name__
             problem = TokenUnavailableError(
-                f"the token endpoint {self._shown} cannot be reached: {reason[:_MAX_CHARACTERS]}"
+                f"the token endpoint {self._shown} cannot be reached: {printable(reason)}"
             )
         else:
             return self._read(status, body)
@@ -156,7 +155,7 @@ class TokenEndpoint:
         secret = self._settings.client_secret
         if secret:
             text = text.replace(secret.reveal(), HIDDEN)
-        return "".join(char if char.isprintable() else " " for char in text[:_MAX_CHARACTERS])
+        return printable(text)
 
 
 def _json(body: bytes) -> dict[str, Any]:

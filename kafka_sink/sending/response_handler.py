@@ -25,6 +25,7 @@ from kafka_sink.metadata.cluster_metadata import ClusterMetadata
 from kafka_sink.model import Node, TopicPartition
 from kafka_sink.network import produce
 from kafka_sink.network.client import RequestFailed, ResponseReceived
+from kafka_sink.printable import printable_list
 from kafka_sink.sending import response_classifier
 from kafka_sink.sending.batch_completion import BatchCompletion
 from kafka_sink.sending.new_partitions import NewPartitions
@@ -91,6 +92,7 @@ class ResponseHandler:
         # By topic and number: equal to a TopicPartition, and made in a tenth of the time.
         pending: dict[tuple[str, int], ProducerBatch] = dict(tag.batches.items())
         succeeded: list[tuple[ProducerBatch, int, int]] = []
+        unknown: list[TopicPartition] = []
         for response in event.response.partitions:
             topic = response.topic
             if topic is None:
@@ -98,14 +100,20 @@ class ResponseHandler:
                 topic = tag.names.get(response.topic_id or b"", "")
             batch = pending.pop((topic, response.partition), None)
             if batch is None:
-                unknown = TopicPartition(topic, response.partition)
-                _log.warning("broker %d responded for %s, which was not sent", tag.node_id, unknown)
+                unknown.append(TopicPartition(topic, response.partition))
             elif response.error_code == 0:
                 succeeded.append((batch, response.base_offset, response.log_append_time_ms))
             else:
                 nodes = event.response.node_endpoints
                 self._on_refusal(batch, tag.node_id, response, nodes, now_ms)
         self._succeed(succeeded, tag.node_id, now_ms)
+        if unknown:
+            _log.warning(
+                "broker %d responded for %d partitions that were not sent: %s",
+                tag.node_id,
+                len(unknown),
+                printable_list(map(str, unknown)),
+            )
         for batch in pending.values():
             cause = DeliveryError(f"the broker's response left out {batch.partition}")
             decision = response_classifier.classify_failure(cause, possibly_sent=True)

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from hashlib import sha256
 
 from kafka_sink.errors import ProtocolError, TransactionError
+from kafka_sink.printable import printable
 from kafka_sink.transactions.operations import ProducerEpoch
 from kafka_sink.transactions.scope import Scope
 
@@ -214,7 +215,8 @@ def decode(texts: Iterable[str]) -> Decision | None:
 def _parse(text: str) -> tuple[Head, int, str]:
     fields = text.split(" ", 5)
     if len(fields) != 6 or fields[0] != _FORMAT:
-        raise ProtocolError(f"'{text[:40]}' is no decision of this sink: does something else use its groups?")
+        shown = printable(text, 40)
+        raise ProtocolError(f"'{shown}' is no decision of this sink: does something else use its groups?")
     number, partitions, chunks, index = (int(one) for one in fields[1:5])
     return Head(number, partitions, chunks), index, fields[5]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -112,6 +113,22 @@ def test_an_expiry_is_logged_with_its_last_error(lines: Callable[[], list[str]])
         "t-0: 3 record(s) expired 10000 ms after they were appended, after 1 attempt(s): "
         "t-0: NOT_LEADER_OR_FOLLOWER (error 6)"
     )
+
+
+def test_partitions_that_were_not_sent_cost_one_line_a_response(caplog: pytest.LogCaptureFixture) -> None:
+    """Catches: 20,000 lines of WARNING from one response, with texts of the broker as they came."""
+    model = _sent()
+    model.arrive(0, 0, append=True)
+    request = next(one for one in model.pending if one.response is not None)
+    assert request.response is not None
+    (row,) = request.response.partitions
+    foreign = tuple(row._replace(topic="forged\nline", partition=index) for index in range(20_000))
+    request.response = replace(request.response, partitions=(*foreign, row))
+    model.respond(0)
+    (line,) = [one.getMessage() for one in caplog.records if one.levelno == logging.WARNING]
+    assert "20000 partitions that were not sent" in line
+    assert line.isprintable()
+    assert len(line) < 500
 
 
 def test_nothing_is_logged_above_debug(caplog: pytest.LogCaptureFixture) -> None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from kafka_sink.coordinator.transport.packed_body import packed
 from kafka_sink.errors import ProtocolError
+from kafka_sink.printable import printable
 
 if TYPE_CHECKING:
     from kafka_sink.options import SinkOptions
@@ -114,7 +115,9 @@ class ClusterHandlers:
         """The messages to send, each with its kind. Raises ProtocolError for an unknown kind."""
         handler = self.handlers.get(kind)
         if handler is None or not isinstance(body, dict):
-            raise ProtocolError(f"unknown kind of message {kind!r}, or a body that is not a JSON object")
+            raise ProtocolError(
+                f"unknown kind of message {printable(repr(kind), 60)}, or a body that is not a JSON object"
+            )
         return [(kind, one) for one in handler.on_message(peer, request, body, now_ms)]
 
     def on_disconnect(self, peer: int, now_ms: float) -> None:

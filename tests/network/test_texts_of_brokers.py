@@ -1,0 +1,133 @@
+"""Texts of a broker cost a line of a log and forge none; what no address can be is refused."""
+
+from __future__ import annotations
+
+import traceback
+import uuid
+from typing import Any
+
+import pytest
+from kafka.protocol.admin.topics import CreateTopicsResponse
+from kafka.protocol.metadata import FindCoordinatorResponse, MetadataResponse
+from kafka.protocol.producer import ProduceResponse
+from kafka.protocol.sasl import SaslAuthenticateResponse, SaslHandshakeResponse
+
+from kafka_sink.errors import AuthenticationError, ProtocolError
+from kafka_sink.network import authentication, produce, requests, topic_requests, transaction_requests
+from kafka_sink.network.wire import address_of
+from kafka_sink.printable import MAX_CHARACTERS, printable, printable_list
+from tests.support.fake_state import framed
+
+FORGED = "x\n26/11/22 12:00:00 ERROR forged\x1b[2J\u202e" + "y" * 30_000
+
+
+def is_safe(text: str | None) -> bool:
+    return text is not None and text.isprintable() and 0 < len(text) <= MAX_CHARACTERS
+
+
+def test_a_text_becomes_one_bounded_line() -> None:
+    assert printable("plain, and Grüße") == "plain, and Grüße"
+    assert printable("a\nb\r\x1b[31m\u202e\ud800c") == "a b  [31m  c"
+    assert printable("x" * 301) == "x" * 297 + "..."
+    assert is_safe(printable(FORGED))
+    assert printable_list(["a", "b"]) == "a, b"
+    assert is_safe(printable_list(f"t\n-{index}" for index in range(10**6)))
+
+
+def produced(**changes: Any) -> produce.ProducePartitionResponse:
+    kind = ProduceResponse.TopicProduceResponse.PartitionProduceResponse
+    fields = {
+        "index": 0,
+        "error_code": 2,
+        "base_offset": -1,
+        "log_append_time_ms": -1,
+        "log_start_offset": -1,
+    }
+    row = kind(**{**fields, "record_errors": [], "error_message": None, **changes})
+    topic = ProduceResponse.TopicProduceResponse(name="t", partition_responses=[row])
+    response = ProduceResponse(version=9, responses=[topic], throttle_time_ms=0)
+    return produce.decode_produce(9, framed(response, 9)[4:]).partitions[0]
+
+
+def test_explanations_of_every_response_are_bounded_and_printable() -> None:
+    """Catches: a message of 1 MB in a produce response gave an exception of a million characters."""
+    assert is_safe(produced(error_message=FORGED).error_message)
+    kind = ProduceResponse.TopicProduceResponse.PartitionProduceResponse.BatchIndexAndErrorMessage
+    errors = [kind(batch_index=0, batch_index_error_message=FORGED)]
+    assert is_safe(produced(record_errors=errors).record_errors[0][1])
+
+    topic = CreateTopicsResponse.CreatableTopicResult(name="t", error_code=38, error_message=FORGED)
+    created = CreateTopicsResponse(version=4, topics=[topic], throttle_time_ms=0)
+    assert is_safe(topic_requests.decode_create_topic(4, framed(created, 4)[4:]).error_message)
+
+    one = FindCoordinatorResponse.Coordinator(
+        key="k", node_id=-1, host="", port=-1, error_code=15, error_message=FORGED
+    )
+    found = FindCoordinatorResponse(version=4, throttle_time_ms=0, coordinators=[one])
+    seen = transaction_requests.decode_find_coordinator(4, framed(found, 4)[4:])
+    assert is_safe(seen.found["k"].error_message)
+
+    login = SaslAuthenticateResponse(version=1, error_code=58, error_message=FORGED, auth_bytes=b"")
+    assert is_safe(authentication.decode_authenticate(1, framed(login, 1)[4:]).error_message)
+    metadata = MetadataResponse(version=9, brokers=[], topics=[], cluster_id=FORGED)
+    assert is_safe(requests.decode_metadata(9, framed(metadata, 9)[4:]).update.cluster_id)
+
+
+def test_mechanisms_on_offer_are_cut() -> None:
+    offer = SaslHandshakeResponse(version=1, error_code=33, mechanisms=["A\nB"] * 5_000)
+    response = authentication.decode_handshake(1, framed(offer, 1)[4:])
+    login = authentication.Login(_Exchange(), "broker", {17: (0, 1), 36: (0, 2)})
+    login.begin()
+    with pytest.raises(AuthenticationError) as caught:
+        login.on_response(response)
+    assert is_safe(str(caught.value).partition(" but ")[2].partition(": set")[0])
+
+
+class _Exchange:
+    mechanism = "PLAIN"
+
+    def first(self) -> bytes:
+        return b""
+
+    def respond(self, challenge: bytes) -> bytes | None:
+        return None
+
+
+@pytest.mark.parametrize(
+    "host", ["", "a\nb", "a b", "x" * 256, "h/path", "u@h", "h;rm", "\x1b[2J", "a\u202eb"]
+)
+def test_what_is_no_host_is_refused_and_forges_no_line(host: str) -> None:
+    """Catches: a host name from Metadata with a newline in it, which forged a line of the log."""
+    broker = MetadataResponse.MetadataResponseBroker(node_id=1, host=host, port=9092, rack=None)
+    payload = framed(MetadataResponse(version=9, brokers=[broker], topics=[], cluster_id="c"), 9)[4:]
+    with pytest.raises(ProtocolError, match="broker 1 has the address") as caught:
+        requests.decode_metadata(9, payload)
+    assert is_safe(str(caught.value))
+
+
+@pytest.mark.parametrize(
+    "host", ["broker-1.example.org", "under_score", "10.0.0.1", "fe80::1%eth0", "büro.de"]
+)
+def test_hosts_are_taken(host: str) -> None:
+    assert address_of(1, host, 9092).host == host
+
+
+@pytest.mark.parametrize("port", [-1, 0, 65_536])
+def test_what_is_no_port_is_refused(port: int) -> None:
+    with pytest.raises(ProtocolError):
+        address_of(1, "h", port)
+
+
+def test_bytes_that_are_no_text_are_not_quoted() -> None:
+    """Catches: the repr of a UnicodeDecodeError, which holds the whole text: 80 million characters."""
+    topic = MetadataResponse.MetadataResponseTopic(
+        error_code=3, name="N" * 20_000, topic_id=uuid.UUID(int=7), partitions=[]
+    )
+    payload = framed(MetadataResponse(version=9, brokers=[], topics=[topic], cluster_id="c"), 9)[4:]
+    with pytest.raises(ProtocolError) as caught:
+        requests.decode_metadata(9, payload.replace(b"N" * 20_000, b"\xff" * 20_000))
+    assert "UnicodeDecodeError" in str(caught.value)
+    assert is_safe(str(caught.value))
+    assert caught.value.__cause__ is None
+    assert caught.value.__context__ is None
+    assert len("".join(traceback.format_exception(caught.value))) < 10_000
