@@ -117,7 +117,7 @@ def run(broker: LocalBroker, case: Case, partitions: int, seconds: float) -> Row
         result.records / result.elapsed_ms * 1000,
         pool.max_used_bytes / MIB,
         pool.max_heap_bytes / MIB,
-        result.wire_bytes / max(1, result.batches),
+        result.sent_bytes / max(1, result.batches),
         result.requests,
         warm.retries + result.retries,
         warm.splits + result.splits,

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NamedTuple
 
+from kafka_sink.counts import TaskCounts
+
 NO_LEADER = -1
 UNKNOWN_EPOCH = -1
 NO_TIMESTAMP = -1
@@ -118,37 +120,20 @@ class EndedTransactions:
     total_ms: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class TaskResult:
-    """Result of one Spark task, sent in its commit message. Counts are of acknowledged rows.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskResult(TaskCounts):
+    """Result of one Spark task, sent in its commit message: its counts, and what is not added up.
 
-    ``wire_bytes`` counts record batch bytes as sent (compressed, with headers, first attempts only).
-    ``raw_bytes`` counts the same records uncompressed. ``unconfirmed`` counts rows sent with acks=0; these
-    are included in ``partitions`` and in no other count of rows. ``metrics`` have Kafka's names
-    (docs/metrics.md). ``skipped`` counts rows that can never be written (errors.tolerance=all), and
-    ``skip_reasons`` by the name of the error. Their dead letters are included in ``partitions`` and in the
-    counts of batches and bytes. ``arrow_batch_bytes_max`` are about the bytes of keys, values and headers in
-    the largest Arrow batch that Spark handed over.
+    ``partitions`` include unconfirmed rows and dead letters. ``flush_ms``: how long the task waited for its
+    last responses. ``metrics`` have Kafka's names (docs/metrics.md). ``skip_reasons``: skipped rows by the
+    name of the error. ``arrow_batch_bytes_max``: about the bytes of keys, values and headers in the largest
+    Arrow batch that Spark handed over.
     """
 
     partitions: tuple[PartitionResult, ...] = ()
-    records: int = 0
-    unconfirmed: int = 0
-    batches: int = 0
-    raw_bytes: int = 0
-    wire_bytes: int = 0
-    requests: int = 0
-    retries: int = 0
-    splits: int = 0
     elapsed_ms: float = 0.0
-    encode_ms: float = 0.0
-    pool_wait_ms: float = 0.0
     flush_ms: float = 0.0
-    rate_wait_ms: float = 0.0
-    breaker_trips: int = 0
-    breaker_probes: int = 0
     metrics: Mapping[str, float] = field(default_factory=dict)
-    skipped: int = 0
     skip_reasons: Mapping[str, int] = field(default_factory=dict)
     arrow_batch_bytes_max: int = 0
 

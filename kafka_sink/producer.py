@@ -324,34 +324,19 @@ class Producer:
         while self._send_letters():
             self._appender.flush()
             self._await_completion()
-        counts = self._sender.deliveries.counts()
-        skipped = 0 if self._dead_letters is None else self._dead_letters.rows
-        written = counts.written_records - self._letters
-        if written + skipped != self._rows:
+        counts = self._figures.counts()
+        written = counts.records + counts.unconfirmed
+        if written + counts.skipped != self._rows:
             # Guards the first invariant: no row is lost in silence. No known path leads here.
-            raise DeliveryError(f"of {self._rows} rows {written + skipped} are accounted for")
+            raise DeliveryError(f"of {self._rows} rows {written + counts.skipped} are accounted for")
         now = monotonic_ms()
-        breaker = self.breaker_metrics().since(self._breaker_before)
         self._end_figures()
         return TaskResult(
+            **counts.by_name(),
             partitions=self._sender.deliveries.partitions(),
-            records=written if self.options.acks else 0,
-            unconfirmed=0 if self.options.acks else written,
-            batches=counts.batches,
-            raw_bytes=counts.raw_bytes,
-            wire_bytes=counts.wire_bytes,
-            requests=counts.requests,
-            retries=counts.retries,
-            splits=counts.splits,
             elapsed_ms=now - self._started_ms,
-            encode_ms=self._appender.encode_ms,
-            pool_wait_ms=self._appender.pool_wait_ms,
             flush_ms=now - started,
-            breaker_trips=breaker.breaker_trips_total,
-            breaker_probes=breaker.probes,
             metrics=self.metrics(),
-            rate_wait_ms=0.0 if self._rate_limit is None else self._rate_limit.waited_ms,
-            skipped=skipped,
             skip_reasons={} if self._dead_letters is None else self._dead_letters.reasons(),
         )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from kafka_sink.clock import Clock
@@ -17,7 +17,7 @@ from kafka_sink.coordinator.figures.messages import (
     TaskIdentity,
     TopicFigures,
 )
-from kafka_sink.coordinator.transport.fields import Number
+from kafka_sink.counts import Number, TaskCounts
 from kafka_sink.metadata.cluster_metadata import LookupCounts
 from kafka_sink.sending.task_deliveries import TopicCounts
 from kafka_sink.task_activity import LIMIT, MEMORY
@@ -79,7 +79,7 @@ class TaskFiguresReader:
             elapsed_ms=max(0.0, now_ms - self.started_ms),
             state=state,
             state_ms=max(0.0, now_ms - since_ms),
-            counters=self._counters(state, max(0.0, now_ms - since_ms)),
+            counters=self._counts_so_far(state, max(0.0, now_ms - since_ms)).by_name(),
             gauges={} if done else self._gauges(),
             topics=named_topics(self.sender.deliveries.topics()),
             brokers=self._brokers(now_ms, done=done),
@@ -89,10 +89,17 @@ class TaskFiguresReader:
             failed=failed,
         )
 
-    def _counters(self, state: str, state_ms: float) -> dict[str, Number]:
+    def _counts_so_far(self, state: str, state_ms: float) -> TaskCounts:
         # Waits count when they end. The one that goes on must show, too.
-        memory_ms = state_ms if state == MEMORY else 0.0
-        limit_ms = state_ms if state == LIMIT else 0.0
+        counts = self.counts()
+        return replace(
+            counts,
+            pool_wait_ms=counts.pool_wait_ms + (state_ms if state == MEMORY else 0.0),
+            rate_wait_ms=counts.rate_wait_ms + (state_ms if state == LIMIT else 0.0),
+        )
+
+    def counts(self) -> TaskCounts:
+        """What the present task has counted so far."""
         counts = self.sender.deliveries.counts()
         trips, probes = self._trips()
         lookups, before = self.cluster.lookups, self._lookups_before
@@ -101,27 +108,27 @@ class TaskFiguresReader:
             exhausted -= self._memory_before.buffer_exhausted_total
         skipped, letters, rate_wait_ms = self.limits()
         # Dead letters are no rows. Their batches are still in flight when they are counted first.
-        return {
-            "records": max(0, counts.acknowledged_records - letters),
-            "unconfirmed": counts.unconfirmed_records,
-            "dead_letters": skipped,
-            "rate_wait_ms": rate_wait_ms + limit_ms,
-            "failed": counts.failed_records,
-            "batches": counts.batches,
-            "raw_bytes": counts.raw_bytes,
-            "sent_bytes": counts.wire_bytes,
-            "requests": counts.requests,
-            "retries": counts.retries,
-            "splits": counts.splits,
-            "encode_ms": self.appender.encode_ms,
-            "pool_wait_ms": self.appender.pool_wait_ms + memory_ms,
-            "buffer_exhausted": exhausted,
-            "breaker_trips": trips - self._trips_before[0],
-            "breaker_probes": probes - self._trips_before[1],
-            "metadata_requests": lookups.requests - before.requests,
-            "metadata_avoided": lookups.imports - before.imports,
-            "transactions_begun": int(self.transaction_since_ms is not None),
-        }
+        return TaskCounts(
+            records=max(0, counts.acknowledged_records - (0 if counts.unconfirmed_records else letters)),
+            unconfirmed=max(0, counts.unconfirmed_records - letters),
+            skipped=skipped,
+            failed=counts.failed_records,
+            batches=counts.batches,
+            raw_bytes=counts.raw_bytes,
+            sent_bytes=counts.wire_bytes,
+            requests=counts.requests,
+            retries=counts.retries,
+            splits=counts.splits,
+            breaker_trips=trips - self._trips_before[0],
+            breaker_probes=probes - self._trips_before[1],
+            encode_ms=self.appender.encode_ms,
+            pool_wait_ms=self.appender.pool_wait_ms,
+            rate_wait_ms=rate_wait_ms,
+            buffer_exhausted=exhausted,
+            metadata_requests=lookups.requests - before.requests,
+            metadata_avoided=lookups.imports - before.imports,
+            transactions_begun=int(self.transaction_since_ms is not None),
+        )
 
     def _gauges(self) -> dict[str, Number]:
         pool = self.allocator.metrics()

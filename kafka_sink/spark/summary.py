@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from kafka_sink.counts import SPECS, total
 from kafka_sink.model import TaskResult
 
 _TOPICS_NAMED = 3
@@ -18,26 +19,19 @@ _GOOD_ARROW_BATCH = 1_000_000
 
 def summarise(results: Sequence[TaskResult]) -> str:
     """One line about the work of these tasks. Times are the slowest task's, as tasks run in parallel."""
-    rows = sum(result.records for result in results)
-    unconfirmed = sum(result.unconfirmed for result in results)
+    counts = total(results)
+    rows, unconfirmed = counts.records, counts.unconfirmed
     parts = [f"{rows:,} rows acknowledged"] if rows or not unconfirmed else []
     if unconfirmed:
         parts.append(f"{unconfirmed:,} rows sent unconfirmed")
     line = " and ".join(parts) + _topics(results) + f" by {_count(len(results), 'task')}" + _skipped(results)
-    batches = sum(result.batches for result in results)
-    if not batches:
+    if not counts.batches:
         return line
-    raw, wire = sum(result.raw_bytes for result in results), sum(result.wire_bytes for result in results)
-    requests = _count(sum(result.requests for result in results), "request")
-    line += f": {_size(raw)} as {_size(wire)} in {_count(batches, 'batch')} and {requests}"
-    for count, noun in (
-        (sum(r.retries for r in results), "retry"),
-        (sum(r.splits for r in results), "split"),
-        (sum(r.breaker_trips for r in results), "circuit breaker trip"),
-        (sum(r.breaker_probes for r in results), "probe"),
-    ):
-        if count:
-            line += f", {_count(count, noun)}"
+    batches, requests = _count(counts.batches, "batch"), _count(counts.requests, "request")
+    line += f": {_size(counts.raw_bytes)} as {_size(counts.sent_bytes)} in {batches} and {requests}"
+    for name, count in counts.by_name().items():
+        if SPECS[name].noun:
+            line += f", {_count(int(count), SPECS[name].noun)}"
     return f"{line}; {_times(results)}{_memory(results)}"
 
 
@@ -76,20 +70,11 @@ def summary_fields(results: Sequence[TaskResult]) -> dict[str, Any]:
     for result in results:
         for written in result.partitions:
             topics[written.topic] = topics.get(written.topic, 0) + written.records
+    counts = total(results)
     return {
-        "rows": sum(result.records for result in results),
-        "unconfirmedRows": sum(result.unconfirmed for result in results),
-        "skippedRows": sum(result.skipped for result in results),
+        **{spec.json: getattr(counts, name) for name, spec in SPECS.items() if spec.json},
         "rowsByTopic": dict(sorted(topics.items())),
         "partitions": len({(one.topic, one.partition) for result in results for one in result.partitions}),
-        "rawBytes": sum(result.raw_bytes for result in results),
-        "sentBytes": sum(result.wire_bytes for result in results),
-        "batches": sum(result.batches for result in results),
-        "requests": sum(result.requests for result in results),
-        "retries": sum(result.retries for result in results),
-        "splits": sum(result.splits for result in results),
-        "breakerTrips": sum(result.breaker_trips for result in results),
-        "breakerProbes": sum(result.breaker_probes for result in results),
         "arrowBatchBytesMax": max((result.arrow_batch_bytes_max for result in results), default=0),
         "elapsedMs": round(max((result.elapsed_ms for result in results), default=0.0)),
         "poolWaitMs": round(max((result.pool_wait_ms for result in results), default=0.0)),
@@ -109,7 +94,7 @@ def _skipped(results: Sequence[TaskResult]) -> str:
         reasons.update(result.skip_reasons)
     if not reasons:
         return ""
-    rows = _count(sum(result.skipped for result in results), "row")
+    rows = _count(total(results).skipped, "row")
     return f"; {rows} skipped ({', '.join(f'{name}: {count:,}' for name, count in reasons.most_common())})"
 
 

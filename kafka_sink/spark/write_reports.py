@@ -9,7 +9,9 @@ from datetime import datetime, timezone
 from typing import Any
 
 from kafka_sink import application_markers, driver_log
+from kafka_sink.coordinator.figures.messages import FinalFigures, TopicFigures
 from kafka_sink.coordinator.process.planning import CoordinatorHandoff
+from kafka_sink.counts import total
 from kafka_sink.model import EndedTransactions, TaskResult
 from kafka_sink.options import SinkOptions
 from kafka_sink.spark.summary import about_empty_tasks, about_large_arrow_batches, summarise, summary_fields
@@ -102,7 +104,6 @@ def _to_live_view(handoff: CoordinatorHandoff, ended: EndedWrite) -> None:
     if address is None or not address.rendezvous.figures:
         return
     from kafka_sink.coordinator.figures.channel import report_final
-    from kafka_sink.spark.final_figures import final_figures
 
     batch = -1 if ended.batch is None else ended.batch
     final = final_figures(
@@ -122,3 +123,44 @@ def _to_delivery_report(path: str, ended: EndedWrite) -> None:
             f"{ended.label}delivery.report.path={path}: the write is {ended.outcome}, but its line could not "
             f"be written: {error.strerror}"
         )
+
+
+def final_figures(
+    write: str,
+    outcome: str,
+    query: str,
+    batch: int,
+    results: Sequence[TaskResult],
+    transactions: Mapping[str, EndedTransactions],
+    last_task: int = -1,
+) -> FinalFigures:
+    """The sums that the summary shows. ``results``: of the tasks that Spark counts."""
+    return FinalFigures(
+        write,
+        outcome,
+        query,
+        batch,
+        len(results),
+        total(results).by_name(),
+        topics_of(results),
+        {name: one.count for name, one in transactions.items()},
+        {name: one.total_ms for name, one in transactions.items()},
+        last_task,
+    )
+
+
+def topics_of(results: Sequence[TaskResult]) -> dict[str, TopicFigures]:
+    """The sums by topic."""
+    # Lists, because a commit may sum up tens of thousands of results.
+    sums: dict[str, list[int]] = {}
+    for result in results:
+        for topic, _, records, batches, sent_bytes, _, _, raw_bytes in result.partitions:
+            of_topic = sums.get(topic)
+            if of_topic is None:
+                sums[topic] = [records, sent_bytes, raw_bytes, batches]
+            else:
+                of_topic[0] += records
+                of_topic[1] += sent_bytes
+                of_topic[2] += raw_bytes
+                of_topic[3] += batches
+    return {topic: TopicFigures(*of_topic) for topic, of_topic in sums.items()}

@@ -8,7 +8,7 @@ from kafka_sink.spark.summary import about_empty_tasks, about_large_arrow_batche
 
 def wrote(*partitions: tuple[str, int, int], **values: float) -> TaskResult:
     parts = tuple(PartitionResult(topic, number, rows, 1, 10, ()) for topic, number, rows in partitions)
-    return TaskResult(parts, records=sum(rows for _, _, rows in partitions), **values)  # type: ignore[arg-type]  # numbers
+    return TaskResult(partitions=parts, records=sum(rows for _, _, rows in partitions), **values)  # type: ignore[arg-type]  # numbers
 
 
 def test_a_job_of_two_tasks() -> None:
@@ -16,12 +16,12 @@ def test_a_job_of_two_tasks() -> None:
         [
             wrote(
                 ("flights", 0, 300_000), ("flights", 1, 36_776),
-                batches=80, raw_bytes=41_000_000, wire_bytes=17_500_000, requests=40, retries=1,
+                batches=80, raw_bytes=41_000_000, sent_bytes=17_500_000, requests=40, retries=1,
                 elapsed_ms=1500.0, flush_ms=30.0, pool_wait_ms=400.0,
             ),
             wrote(
                 ("flights", 1, 1),
-                batches=1, raw_bytes=1_100_000, wire_bytes=500_000, requests=1, splits=2, elapsed_ms=2.0,
+                batches=1, raw_bytes=1_100_000, sent_bytes=500_000, requests=1, splits=2, elapsed_ms=2.0,
                 flush_ms=2.0,
             ),
         ]

@@ -35,8 +35,7 @@ from kafka_sink.model import EndedTransactions, PartitionResult, TaskResult
 from kafka_sink.options import parse
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.spark import delivery_report, idle_timeout, shown_secrets, write_reports
-from kafka_sink.spark.final_figures import final_figures
-from kafka_sink.spark.write_reports import EndedWrite
+from kafka_sink.spark.write_reports import EndedWrite, final_figures
 from kafka_sink.spark.writer import PlannedWrite, TaskCommitted
 from tests.support.coordinator_harness import Serving, serving
 
@@ -55,7 +54,12 @@ def committed(
     count = sum(last - first + 1 for first, last in ranges) if records is None else records
     written = PartitionResult("t", partition, count, 1, 10 * count, tuple(ranges), raw_bytes=20 * count)
     result = TaskResult(
-        (written,), records=count, batches=1, raw_bytes=20 * count, wire_bytes=10 * count, requests=1
+        partitions=(written,),
+        records=count,
+        batches=1,
+        raw_bytes=20 * count,
+        sent_bytes=10 * count,
+        requests=1,
     )
     return TaskCommitted(result, query=query)
 

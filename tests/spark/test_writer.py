@@ -256,11 +256,11 @@ def test_closing_does_not_wait_for_a_read_that_hangs() -> None:
 
 
 RESULT = TaskResult(
-    (PartitionResult("flights", 0, 5, 1, 300, ((0, 4),)),),
+    partitions=(PartitionResult("flights", 0, 5, 1, 300, ((0, 4),)),),
     records=5,
     batches=1,
     raw_bytes=500,
-    wire_bytes=300,
+    sent_bytes=300,
     requests=1,
     elapsed_ms=20,
 )

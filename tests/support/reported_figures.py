@@ -9,7 +9,6 @@ from typing import Any
 
 from kafka_sink.coordinator.figures.application_figures import ApplicationFigures
 from kafka_sink.coordinator.figures.messages import (
-    COUNTERS,
     BrokerFigures,
     FinalFigures,
     MuteFigures,
@@ -17,6 +16,7 @@ from kafka_sink.coordinator.figures.messages import (
     TaskIdentity,
     TopicFigures,
 )
+from kafka_sink.counts import NAMES
 
 CLUSTER = "broker:9092"
 TASK = TaskIdentity("w", 7, 3, 0, "host", application="app")
@@ -51,7 +51,7 @@ def broker(requests: int, buckets: tuple[int, ...]) -> BrokerFigures:
 def full_report() -> TaskFigures:
     return report(
         5,
-        counters=dict.fromkeys(COUNTERS, 3),
+        counters=dict.fromkeys(NAMES, 3),
         brokers={-1: broker(3, (1, 2))},
         mutes=(MuteFigures("1", "why", 5.0),),
         transaction_ms=4.0,

@@ -27,7 +27,7 @@ from kafka_sink.coordinator.figures.messages import (
 )
 from kafka_sink.coordinator.figures.rate_window import RateWindow
 from kafka_sink.coordinator.metadata.handler import Lookups
-from kafka_sink.coordinator.transport.fields import Number
+from kafka_sink.counts import Number
 
 # Topics and brokers beyond these count under OTHER.
 MAX_TOPICS = 200

@@ -13,8 +13,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from kafka_sink import counts
 from kafka_sink.coordinator.transport import fields
-from kafka_sink.coordinator.transport.fields import Number, amount, count, cut, decoding, list_of, text, whole
+from kafka_sink.coordinator.transport.fields import amount, count, cut, decoding, list_of, text, whole
+from kafka_sink.counts import Number
 from kafka_sink.task_activity import STATES
 
 KIND = "figures"
@@ -26,29 +28,6 @@ MAX_MUTES = 20
 MAX_FINAL_TOPICS = 5_000
 _MAX_BUCKETS = 32
 
-# Totals of a task. A new one is added here and in the producer's ``figures``; the live view's table of
-# metrics then needs a line, too.
-COUNTERS = (
-    "records",
-    "unconfirmed",
-    "failed",
-    "batches",
-    "raw_bytes",
-    "sent_bytes",
-    "requests",
-    "retries",
-    "splits",
-    "encode_ms",
-    "pool_wait_ms",
-    "buffer_exhausted",
-    "breaker_trips",
-    "breaker_probes",
-    "metadata_requests",
-    "metadata_avoided",
-    "transactions_begun",
-    "rate_wait_ms",
-    "dead_letters",
-)
 # Values of a task at this moment; bytes.
 GAUGES = (
     "buffer_total_bytes",
@@ -213,7 +192,7 @@ def decode_task(body: Mapping[str, Any]) -> TaskFigures:
             float(count(body["elapsed"])),
             state,
             float(count(state_ms)),
-            _numbers(body["counters"], COUNTERS),
+            _numbers(body["counters"], counts.NAMES),
             _numbers(body["gauges"], GAUGES),
             _decode_topics(body["topics"], MAX_TOPICS),
             dict(_decode_broker(one) for one in list_of(body["brokers"], MAX_BROKERS)),
@@ -273,7 +252,7 @@ def decode_final(body: Mapping[str, Any]) -> FinalFigures:
             text(query),
             whole(batch),
             count(tasks),
-            _numbers(body["counters"], COUNTERS),
+            _numbers(body["counters"], counts.NAMES),
             _decode_topics(body["topics"], MAX_FINAL_TOPICS),
             _counts(body["transactions"]),
             _counts(body["transactions_ms"]),

@@ -21,6 +21,7 @@ from prometheus_client.core import (
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from kafka_sink.coordinator.figures.application_figures import TRANSACTION_OUTCOMES
+from kafka_sink.counts import SPECS
 from kafka_sink.latency_bounds import LATENCY_BOUNDS_MS
 from kafka_sink.task_activity import STATES
 from kafka_sink.version import __version__
@@ -48,23 +49,10 @@ def _gauge(name: str, source: str, doc: str) -> MetricSpec:
     return MetricSpec(name, "gauge", doc, ("cluster",), source)
 
 
-# Sums over all tasks of a cluster. A counter of tasks needs a line here and in job_figures.COUNTERS.
+# Sums over all tasks of a cluster. Tasks do not count the rows of attempts that their write did not count.
 OF_CLUSTER: tuple[MetricSpec, ...] = (
-    _counter("record_error", "failed", "Rows whose delivery failed; each fails its task"),
-    _counter("record_unconfirmed", "unconfirmed", "Rows sent with acks=0"),
+    *(_counter(one.metric, name, one.doc, one.scale) for name, one in SPECS.items() if one.metric),
     _counter("record_uncommitted", "uncommitted", "Rows written by attempts that their write did not count"),
-    _counter("batch_retry", "retries", "Record batches that were sent again"),
-    _counter("batch_split", "splits", "Record batches that a broker refused as too large and were split"),
-    _counter("request", "requests", "Produce requests"),
-    _counter("encode_time_seconds", "encode_ms", "Time that tasks spent encoding rows", 0.001),
-    _counter("bufferpool_wait_time_seconds", "pool_wait_ms", "Time that tasks waited for memory", 0.001),
-    _counter("buffer_exhausted", "buffer_exhausted", "Waits for memory that ended after max.block.ms"),
-    _counter("breaker_trips", "breaker_trips", "Brokers and partitions that tasks muted"),
-    _counter("breaker_probes", "breaker_probes", "Probes of muted brokers and partitions"),
-    _counter(
-        "rate_limit_wait_time_seconds", "rate_wait_ms", "Time that tasks waited for a rate limit", 0.001
-    ),
-    _counter("dead_letter", "dead_letters", "Rows that went to the dead letter topic or were dropped"),
 )
 GAUGES_OF_CLUSTER: tuple[MetricSpec, ...] = (
     _gauge("buffer_total_bytes", "buffer_total_bytes", "buffer.memory of the running tasks"),

@@ -9,11 +9,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from kafka_sink.counts import Number
 from kafka_sink.errors import ProtocolError
 from kafka_sink.options.values import TOPIC_MAX_LENGTH
 
 MAX_TEXT = 300
-Number = int | float
 
 
 @contextmanager

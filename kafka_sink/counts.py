@@ -1,0 +1,96 @@
+"""What a task counts, from its producer to the summary, the live view and /metrics.
+
+A count is named here once, with its unit and its texts. It takes the line that counts it
+(``TaskFiguresReader.counts``) and its line in docs/metrics.md besides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from operator import attrgetter
+from typing import Any
+
+Number = int | float
+
+
+@dataclass(frozen=True, slots=True)
+class CountSpec:
+    """``metric``: the name in /metrics after the prefix, in the unit that the name says; "" for none.
+
+    ``scale`` converts the count to that unit. ``doc`` describes the metric. ``json``: the key in the summary
+    as JSON. ``noun``: in the summary as text, which leaves out a count of 0.
+    """
+
+    metric: str = ""
+    doc: str = ""
+    json: str = ""
+    noun: str = ""
+    scale: float = 1.0
+
+
+def _count(metric: str = "", doc: str = "", *, json: str = "", noun: str = "", scale: float = 1.0) -> Any:
+    return field(default=0, metadata={"spec": CountSpec(metric, doc, json, noun, scale)})
+
+
+def _time(metric: str, doc: str) -> Any:
+    """Milliseconds here, seconds in /metrics."""
+    return _count(metric, doc, scale=0.001)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskCounts:
+    """Totals of one task, or sums of several. Rows, unless the name says bytes or ms.
+
+    ``records`` are acknowledged, ``unconfirmed`` were sent with acks=0. ``skipped`` can never be written
+    (errors.tolerance=all); their dead letters are no rows, but count in batches and bytes. ``sent_bytes`` are
+    of record batches as sent (compressed, with headers, first attempts only), ``raw_bytes`` uncompressed.
+    """
+
+    records: int = _count(json="rows")
+    unconfirmed: int = _count("record_unconfirmed", "Rows sent with acks=0", json="unconfirmedRows")
+    skipped: int = _count(
+        "dead_letter", "Rows that went to the dead letter topic or were dropped", json="skippedRows"
+    )
+    failed: int = _count("record_error", "Rows whose delivery failed; each fails its task")
+    batches: int = _count(json="batches")
+    raw_bytes: int = _count(json="rawBytes")
+    sent_bytes: int = _count(json="sentBytes")
+    requests: int = _count("request", "Produce requests", json="requests")
+    retries: int = _count("batch_retry", "Record batches that were sent again", json="retries", noun="retry")
+    splits: int = _count(
+        "batch_split",
+        "Record batches that a broker refused as too large and were split",
+        json="splits",
+        noun="split",
+    )
+    breaker_trips: int = _count(
+        "breaker_trips",
+        "Brokers and partitions that tasks muted",
+        json="breakerTrips",
+        noun="circuit breaker trip",
+    )
+    breaker_probes: int = _count(
+        "breaker_probes", "Probes of muted brokers and partitions", json="breakerProbes", noun="probe"
+    )
+    encode_ms: float = _time("encode_time_seconds", "Time that tasks spent encoding rows")
+    pool_wait_ms: float = _time("bufferpool_wait_time_seconds", "Time that tasks waited for memory")
+    rate_wait_ms: float = _time("rate_limit_wait_time_seconds", "Time that tasks waited for a rate limit")
+    buffer_exhausted: int = _count("buffer_exhausted", "Waits for memory that ended after max.block.ms")
+    metadata_requests: int = _count()
+    metadata_avoided: int = _count()
+    transactions_begun: int = _count()
+
+    def by_name(self) -> dict[str, Any]:
+        """The counts that are not zero: numbers by the names of their fields."""
+        return {name: value for name, value in zip(NAMES, _VALUES(self), strict=True) if value}
+
+
+NAMES = tuple(one.name for one in fields(TaskCounts))
+SPECS: Mapping[str, CountSpec] = {one.name: one.metadata["spec"] for one in fields(TaskCounts)}
+_VALUES = attrgetter(*NAMES)
+
+
+def total(counts: Iterable[TaskCounts]) -> TaskCounts:
+    """The sums over several tasks."""
+    return TaskCounts(**dict(zip(NAMES, map(sum, zip(*map(_VALUES, counts), strict=True)), strict=False)))
