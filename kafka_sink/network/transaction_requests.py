@@ -323,12 +323,13 @@ def _describe_transactions(response: Any) -> DescribeTransactionsResponse:
     )
 
 
-def encode_list_transactions(version: int, states: Sequence[str], pattern: str) -> bytes:
-    """Lists transactions in these states whose coordinator is the receiving broker. ``pattern`` filters ids;
-    versions before 2 ignore it."""
+def encode_list_transactions(version: int, states: Sequence[str], pattern: str, age_ms: int = -1) -> bytes:
+    """Lists transactions in these states whose coordinator is the receiving broker, of those that have been
+    open for longer than ``age_ms``; versions before 1 ignore that. ``pattern`` filters ids; versions before
+    2 ignore it."""
     more: dict[str, Any] = {}
     if version >= _FIRST_WITH_DURATION:
-        more["duration_filter"] = -1
+        more["duration_filter"] = age_ms
     if version >= _FIRST_WITH_PATTERN:
         more["transactional_id_pattern"] = pattern
     request = ListTransactionsRequest(

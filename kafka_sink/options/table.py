@@ -241,7 +241,8 @@ class SinkOptions:
         """How long a transaction may stay open: from a task's first row until the driver commits the batch,
         including the time that a driver needs to restart after a crash. Brokers then abort it; until then,
         `read_committed` consumers wait for it. The maximum is the brokers' `transaction.max.timeout.ms`,
-        whose default is used here.""",
+        whose default is used here. Tasks warn when half of it is over. For jobs that take longer see
+        docs/exactly-once.md.""",
         kafka_default=60_000,
     )
     txn_app_id: str = _option(

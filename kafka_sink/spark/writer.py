@@ -138,6 +138,7 @@ class PlannedWrite:
         from kafka_sink.transactions import planning as transactions
         from kafka_sink.transactions.attempt import TaskAttempt
         from kafka_sink.transactions.batch import Duty
+        from kafka_sink.transactions.open_time import OpenTime
 
         context = TaskContext.get()
         if context is None or planned.handover is None:
@@ -152,6 +153,7 @@ class PlannedWrite:
                 context.attemptNumber(),
                 self.plan.used,
                 self.options.max_block_ms,
+                OpenTime(self.options.transaction_timeout_ms, (time.time() - self.planned_at_s) * 1000),
             )
             if attempt.duty is not Duty.WRITE:
                 attempt.drain(batches)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -9,15 +11,18 @@ from typing import Protocol
 
 import pyarrow as pa
 
+from kafka_sink.clock import monotonic_ms
 from kafka_sink.errors import KafkaSinkError
 from kafka_sink.transactions import task
 from kafka_sink.transactions.batch import Duty, Handover, TaskReport
 from kafka_sink.transactions.client import TransactionClient
 from kafka_sink.transactions.decision import BatchIdentity, Part
 from kafka_sink.transactions.digest import RunningDigest
+from kafka_sink.transactions.open_time import OpenTime
 from kafka_sink.transactions.operations import ProducerEpoch
 from kafka_sink.transactions.scope import Scope
 
+_log = logging.getLogger(__name__)
 # For an attempt that failed. The driver ends transactions that stay open after that time.
 _ABORT_MS = 5000.0
 # Names of Kafka's own producer, see docs/metrics.md.
@@ -44,6 +49,7 @@ class TaskAttempt:
         attempt: int,
         columns: Sequence[int],
         timeout_ms: float,
+        open_time: OpenTime | None = None,
     ) -> None:
         self.duty = handover.duty(batch, task)
         # The thread that reads may be about to begin while the task's thread gives up.
@@ -56,6 +62,7 @@ class TaskAttempt:
         self._slot = attempt
         self._digest = RunningDigest(columns)
         self._timeout_ms = timeout_ms
+        self._open_time = open_time or OpenTime(math.inf)
         self._producer: ProducerEpoch | None = None
         # Kafka's names; they add to the producer's.
         self.metrics: dict[str, float] = {}
@@ -68,6 +75,7 @@ class TaskAttempt:
             if batch.num_rows:
                 self._begin(writes)
             self._digest.update(batch)
+            self._warn(self._open_time.of_own(monotonic_ms()))
             yield batch
 
     def drain(self, batches: Iterator[pa.RecordBatch]) -> None:
@@ -79,13 +87,26 @@ class TaskAttempt:
     def _begin(self, writes: WritesInTransaction) -> None:
         with self._lock:
             if self._producer is None:
+                self._look_at_others()
                 steps = task.begin(self._scope, self._handover.claim, self._task, self._slot)
                 began = time.monotonic_ns()
                 groups = (self._scope.mark_key(self._task).group,)
                 self._slot, self._producer = self._client.run(steps, self._timeout_ms, groups=groups)
                 self.metrics[INIT_TIME_METRIC] = time.monotonic_ns() - began
                 name = self._scope.task_id(self._task, self._slot)
+                self._open_time.began(monotonic_ms())
                 writes.begin_transaction(name, *self._producer)
+
+    def _look_at_others(self) -> None:
+        """Only in a batch that was planned long ago: it costs a request to each broker."""
+        if self._open_time.earlier_may_be_long:
+            steps = task.open_longer_than(self._scope, self._open_time.long_ms)
+            self._warn(self._open_time.of_others(self._client.run(steps, self._timeout_ms)))
+
+    @staticmethod
+    def _warn(problem: str | None) -> None:
+        if problem is not None:
+            _log.warning("%s", problem)
 
     def finish(self) -> TaskReport:
         """Once all rows are acknowledged. Raises TransactionError."""

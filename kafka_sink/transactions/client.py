@@ -88,7 +88,8 @@ _ADVICE = {
         "grant Read on the topic that progress is recorded for (transaction.progress.topic)"
     ),
     kafka_errors.INVALID_TRANSACTION_TIMEOUT: (
-        "kafka.transaction.timeout.ms is above the brokers' transaction.max.timeout.ms: lower it"
+        "kafka.transaction.timeout.ms is above the brokers' transaction.max.timeout.ms: lower it, or raise "
+        "theirs"
     ),
     kafka_errors.UNKNOWN_TOPIC_OR_PARTITION: (
         "the topic that progress is recorded for (transaction.progress.topic) is not there"
@@ -606,12 +607,13 @@ class TransactionClient:
 
     def _list(self, step: _Step, index: int, operation: ListOpen | ListIds, node: int) -> _Call:
         states: tuple[str, ...] = ()
-        pattern = ANY_ID_PATTERN
+        pattern, age_ms = ANY_ID_PATTERN, -1
         if isinstance(operation, ListOpen):
+            age_ms = operation.longer_than_ms
             states, pattern = (OPEN,), task_id_pattern(operation.prefix)
 
         def encode(version: int) -> bytes:
-            return transaction_requests.encode_list_transactions(version, states, pattern)
+            return transaction_requests.encode_list_transactions(version, states, pattern, age_ms)
 
         def take(response: transaction_requests.ListTransactionsResponse) -> bool:
             if not self._judge(call, response.error_code):

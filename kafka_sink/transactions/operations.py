@@ -113,9 +113,11 @@ class FetchStableOffsets:
 
 @dataclass(frozen=True, slots=True)
 class ListOpen:
-    """Answer: the ids with an open transaction that a task with this prefix may have begun."""
+    """Answer: the ids with an open transaction that a task with this prefix may have begun, of those that
+    have been open for longer than so many milliseconds."""
 
     prefix: str
+    longer_than_ms: int = -1
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from kafka_sink.transactions.operations import (
     Describe,
     Described,
     EndTransaction,
+    ListOpen,
     ProducerEpoch,
     RecordOffsets,
     Refused,
@@ -57,6 +58,12 @@ def finish(
             "than kafka.transaction.timeout.ms, or another attempt or run took its place"
         )
     _require_owner(scope, claim, driver)
+
+
+def open_longer_than(scope: Scope, age_ms: float) -> Steps[int]:
+    """How many transactions of the prefix's tasks have been open for so long, by brokers' clocks."""
+    (names,) = yield (ListOpen(scope.prefix, round(age_ms)),)
+    return len(names)
 
 
 def abort(scope: Scope, task: int, slot: int, producer: ProducerEpoch) -> Steps[None]:

@@ -162,6 +162,19 @@ def test_exactly_once_over_a_restart(
     assert "readers see 1,500 payments, 1,500 of them exactly once." in capsys.readouterr().out
 
 
+def test_a_long_job_goes_on_where_it_died(
+    broker: LocalBroker,
+    spark: SparkSession,
+    monkeypatch: pytest.MonkeyPatch,
+    topic: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run_here("long_job.py", [broker.bootstrap_servers, topic], spark, monkeypatch)
+    printed = capsys.readouterr().out
+    assert "The first run died after 2 parts." in printed
+    assert "readers see 20,000 orders, 20,000 of them exactly once." in printed
+
+
 def test_a_frozen_broker_is_muted_and_no_row_is_lost(
     cluster3: LocalBroker,
     spark: SparkSession,

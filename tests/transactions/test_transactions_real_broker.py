@@ -33,6 +33,7 @@ from kafka_sink.transactions.attempt import TaskAttempt
 from kafka_sink.transactions.batch import Handover, TaskReport
 from kafka_sink.transactions.client import TransactionClient
 from kafka_sink.transactions.decision import BatchIdentity, next_decision
+from kafka_sink.transactions.open_time import OpenTime
 from kafka_sink.transactions.operations import EndTransaction, ListOpen, Steps, describe
 from kafka_sink.transactions.scope import Scope
 from tests.support.topics import read_to_end
@@ -59,7 +60,9 @@ class Job:
 
     def attempt(self, handover: Handover, number: int, index: int, slot: int = 0) -> TaskAttempt:
         identity = BatchIdentity("query", number)
-        return TaskAttempt(self.client, self.scope, handover, identity, index, slot, [0], _PATIENCE_MS)
+        # As if it had been planned long ago, so that it looks for transactions that have long been open.
+        age = OpenTime(self.options.transaction_timeout_ms, self.options.transaction_timeout_ms)
+        return TaskAttempt(self.client, self.scope, handover, identity, index, slot, [0], _PATIENCE_MS, age)
 
     def write(
         self, handover: Handover, number: int, index: int, rows: list[str], slot: int = 0
@@ -202,6 +205,27 @@ def test_nothing_is_decided_of_which_a_transaction_timed_out(job: Callable[..., 
     with pytest.raises(TransactionError, match=r"kafka\.transaction\.timeout\.ms"):
         run.commit(report)
     assert run.read() == []
+
+
+def test_a_task_warns_of_transactions_that_ran_before_and_near_their_time(
+    job: Callable[..., Job], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Catches: a job of many tasks that failed at its very end, without a word before."""
+    run = job(**{"kafka.transaction.timeout.ms": "8000"})
+    handover = run.take_over()
+    reports = [run.write(handover, 0, 0, ["0-0"])]
+    assert not caplog.records
+    deadline = time.monotonic() + 60
+    while not run.run(task.open_longer_than(run.scope, 4000)):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    reports.append(run.write(handover, 0, 1, ["0-1"]))
+    assert [record.message.split(".")[0] for record in caplog.records] == [
+        "kafka-chunked: 1 transaction has been open for more than 4 s, of tasks of this batch that ran before"
+    ]
+    assert "transaction.max.timeout.ms" in caplog.text
+    run.commit(*reports)
+    run.await_rows(["0-0", "0-1"])
 
 
 def _await_end(run: Job) -> None:
