@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 import stat
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from kafka_sink.clock import monotonic_ms
 from kafka_sink.errors import ConfigurationError
 from kafka_sink.model import TaskResult
 
 _OPTION = "delivery.report.path"
-_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
-# Others hold the lock for one append. A process that holds it longer must not delay commits.
-_LOCK_MS = 5000.0
-_LOCK_PAUSE_S = 0.01
+_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
+# The group may read it, as log collectors do. Names of topics are nobody else's business.
+_MODE = 0o640
 
 
 def local_path(value: str) -> str:
@@ -49,51 +45,53 @@ def check(value: str) -> None:
 
 
 def append(value: str, line: Mapping[str, Any]) -> None:
-    """Append one line, whole or not at all, also where other processes append. Raises OSError."""
+    """Append one line, whole or not at all, also where other processes append. Raises OSError.
+
+    By one write, which the system places behind all others. There is no lock: whoever may read the file
+    could hold it, and so keep a line out.
+    """
     content = json.dumps(line, separators=(",", ":")).encode() + b"\n"
     handle = _opened(local_path(value))
     try:
-        # Released by the close. Between others' appends, so that the size is ours to go back to.
-        _lock(handle)
-        size = os.fstat(handle).st_size
-        try:
-            while content:
-                content = content[os.write(handle, content) :]
-            os.fsync(handle)
-        except OSError:
-            os.ftruncate(handle, size)
-            raise
+        written = os.write(handle, content)
+        if written < len(content):
+            _take_back(handle, written)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        os.fsync(handle)
     finally:
         os.close(handle)
 
 
+def _take_back(handle: int, written: int) -> None:
+    """Remove half a line, unless another process has written behind it."""
+    end = os.lseek(handle, 0, os.SEEK_CUR)
+    if os.fstat(handle).st_size == end:
+        os.ftruncate(handle, end - written)
+
+
 def _opened(path: str) -> int:
-    """Does not wait for the reader of a FIFO. Raises OSError, also for what is not a regular file."""
+    """Does not wait for the reader of a FIFO. Raises OSError, also for what this user has not made."""
     refused = OSError(errno.EINVAL, "it is not a regular file")
     try:
-        handle = os.open(path, _FLAGS, 0o644)
+        handle = os.open(path, _FLAGS, _MODE)
     except OSError as error:
         # A FIFO without a reader, or a socket.
         if error.errno == errno.ENXIO:
             raise refused from None
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, "it is a symbolic link: name the file itself") from None
         raise
-    if not stat.S_ISREG(os.fstat(handle).st_mode):
+    found = os.fstat(handle)
+    if not stat.S_ISREG(found.st_mode):
+        problem: OSError | None = refused
+    elif found.st_uid != os.geteuid() or found.st_nlink != 1:
+        problem = OSError(errno.EPERM, "it belongs to another user, or has a second name: delete it")
+    else:
+        problem = None
+    if problem is not None:
         os.close(handle)
-        raise refused
+        raise problem
     return handle
-
-
-def _lock(handle: int) -> None:
-    deadline_ms = monotonic_ms() + _LOCK_MS
-    while True:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            if monotonic_ms() >= deadline_ms:
-                held = f"another process has held its lock for {_LOCK_MS / 1000:g} s"
-                raise OSError(errno.ETIMEDOUT, held) from None
-        time.sleep(_LOCK_PAUSE_S)
 
 
 def partitions_of(results: Sequence[TaskResult]) -> list[dict[str, Any]]:

@@ -306,26 +306,51 @@ def test_a_report_to_a_fifo_is_refused_instead_of_waiting_for_its_reader(
         os.close(reader)
 
 
-def test_a_foreign_lock_holds_up_no_commit(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(delivery_report, "_LOCK_MS", 50.0)
+def test_a_reader_who_holds_a_lock_keeps_no_line_out(tmp_path: Path) -> None:
+    """Catches: whoever may read the report could suppress it by flock."""
     path = tmp_path / "report.jsonl"
-    with path.open("a") as other:
-        fcntl.flock(other, fcntl.LOCK_EX)
+    path.touch()
+    with path.open() as reader:
+        fcntl.flock(reader, fcntl.LOCK_EX)
         planned(delivery_report_path=str(path)).commit([committed((0, 9))])
-    assert any("another process has held its lock" in message for message in caplog.messages)
-    assert path.read_text() == ""
+    assert len(lines(path)) == 1
 
 
-def test_the_report_is_not_writable_for_others(tmp_path: Path) -> None:
+def test_the_report_is_for_its_owner_and_group_only(tmp_path: Path) -> None:
     path = tmp_path / "report.jsonl"
     old = os.umask(0)
     try:
         delivery_report.check(str(path))
     finally:
         os.umask(old)
-    assert stat.S_IMODE(path.stat().st_mode) == 0o644
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+
+
+def test_a_symbolic_link_is_not_followed(tmp_path: Path) -> None:
+    """Catches: another user's link in a shared folder, through which the job appends to a file of its own."""
+    target, path = tmp_path / "bashrc", tmp_path / "report.jsonl"
+    target.write_text("")
+    path.symlink_to(target)
+    with pytest.raises(ConfigurationError, match="symbolic link"):
+        delivery_report.check(str(path))
+    with pytest.raises(OSError, match="symbolic link"):
+        delivery_report.append(str(path), {})
+    path.unlink()
+    path.hardlink_to(target)
+    with pytest.raises(ConfigurationError, match="second name"):
+        delivery_report.check(str(path))
+    assert target.read_text() == ""
+
+
+def test_another_users_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its owner would read the report, and could change it."""
+    path = tmp_path / "report.jsonl"
+    path.write_text("")
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    with pytest.raises(ConfigurationError, match="belongs to another user"):
+        delivery_report.check(str(path))
+    with pytest.raises(OSError, match="belongs to another user"):
+        delivery_report.append(str(path), {})
 
 
 @contextmanager
