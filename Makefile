@@ -28,6 +28,8 @@ PYTHONS ?= 3.10 3.13
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
+# What a target needs of the system is installed with apt where it runs as root, after a line that says so.
+# KAFKA_CHUNKED_INSTALL=no forbids it.
 demo: $(STAMP) java  ## write 336,776 real flights to a Kafka started here, read them back, compare
 	@$(BIN)/python examples/flights.py
 

@@ -3,8 +3,23 @@
 from __future__ import annotations
 
 import hmac
+from typing import Any
 
 HIDDEN = "[hidden]"
+
+
+class HiddenBytes(bytes):
+    """Bytes with secrets in them: error trackers collect the local variables of every frame."""
+
+    def __repr__(self) -> str:
+        return HIDDEN
+
+
+class HiddenValues(dict[str, Any]):
+    """A dictionary that shows its keys only, for options with secrets among them."""
+
+    def __repr__(self) -> str:
+        return f"{{{', '.join(map(repr, self))}: {HIDDEN}}}"
 
 
 class Secret:

@@ -13,7 +13,14 @@ fi
 if command -v apt-get >/dev/null; then
     packages="chromium chromium-driver"
     if [ "$(id -u)" = 0 ]; then
-        echo "Chromium or its driver is missing; installing $packages with apt ..."
+        if [ "${KAFKA_CHUNKED_INSTALL:-yes}" = no ]; then
+            echo "error: Chromium or its driver is missing; KAFKA_CHUNKED_INSTALL=no forbids to install it. As root:" >&2
+            echo "    apt-get install -y $packages" >&2
+            exit 1
+        fi
+        echo "Chromium or its driver is missing; installing $packages with apt for the whole system."
+        echo "To refuse, stop this (Ctrl-C) and set KAFKA_CHUNKED_INSTALL=no."
+        if [ -t 0 ]; then sleep 5; fi
         apt-get update -qq || echo "warning: apt-get update failed; trying with the lists at hand" >&2
         # shellcheck disable=SC2086
         if DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $packages >/dev/null; then

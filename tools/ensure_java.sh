@@ -32,7 +32,14 @@ fi
 if command -v apt-get >/dev/null; then
     install="apt-get install -y openjdk-17-jre-headless"
     if [ "$(id -u)" = 0 ]; then
-        echo "Java 17 is missing (found:${found:- none}); installing a headless one with apt ..."
+        if [ "${KAFKA_CHUNKED_INSTALL:-yes}" = no ]; then
+            echo "error: Java 17 or newer is missing (found:${found:- none}); KAFKA_CHUNKED_INSTALL=no forbids to install it. As root:" >&2
+            echo "    $install" >&2
+            exit 1
+        fi
+        echo "Java 17 is missing (found:${found:- none}); installing a headless one with apt for the whole system."
+        echo "To refuse, stop this (Ctrl-C) and set KAFKA_CHUNKED_INSTALL=no."
+        if [ -t 0 ]; then sleep 5; fi
         apt-get update -qq || echo "warning: apt-get update failed; trying with the lists at hand" >&2
         # Debian 13 has no 17; what is the default there is newer.
         for package in openjdk-17-jre-headless openjdk-21-jre-headless default-jre-headless; do

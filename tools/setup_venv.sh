@@ -14,8 +14,10 @@ fi
 
 if ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
     # Debian and Ubuntu keep this part of Python in a package of its own.
-    if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
-        echo "This Python cannot make virtual environments; installing python3-venv with apt ..."
+    if [ "$(id -u)" = 0 ] && [ "${KAFKA_CHUNKED_INSTALL:-yes}" != no ] && command -v apt-get >/dev/null; then
+        echo "This Python cannot make virtual environments; installing python3-venv with apt for the whole system."
+        echo "To refuse, stop this (Ctrl-C) and set KAFKA_CHUNKED_INSTALL=no."
+        if [ -t 0 ]; then sleep 5; fi
         apt-get update -qq || echo "warning: apt-get update failed; trying with the lists at hand" >&2
         DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends python3-venv >/dev/null
     else

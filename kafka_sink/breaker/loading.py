@@ -8,6 +8,7 @@ from kafka_sink.breaker.interface import PartitionCircuitBreaker
 from kafka_sink.errors import ConfigurationError
 from kafka_sink.options import SinkOptions
 from kafka_sink.options.breaker import full_name
+from kafka_sink.secret import HiddenValues
 
 
 def load_breaker(options: SinkOptions) -> PartitionCircuitBreaker | None:
@@ -35,7 +36,8 @@ def load_breaker(options: SinkOptions) -> PartitionCircuitBreaker | None:
         raise ConfigurationError(
             f"Option '{option}': '{path}' is not a subclass of kafka_sink.breaker.PartitionCircuitBreaker"
         )
-    given = {name: text for name, text in options.breaker.given if name != "class"}
+    # A class of the user's may take credentials, and error trackers collect the variables of every frame.
+    given = HiddenValues((name, text) for name, text in options.breaker.given if name != "class")
     given["max.in.flight.requests.per.connection"] = str(options.max_in_flight_requests_per_connection)
     given["request.timeout.ms"] = str(options.request_timeout_ms)
     try:

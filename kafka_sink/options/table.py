@@ -15,7 +15,7 @@ from kafka_sink.options import values
 from kafka_sink.options.breaker import BreakerSettings
 from kafka_sink.options.prefixes import BREAKER_PREFIX, KAFKA_PREFIX
 from kafka_sink.options.values import INT_MAX, LONG_MAX, HostPort, Kind
-from kafka_sink.secret import HIDDEN, Secret
+from kafka_sink.secret import HIDDEN, HiddenValues, Secret
 
 TARGET = "The job"
 DELIVERY = "Delivery"
@@ -674,13 +674,13 @@ class SinkOptions:
         """The options that describe the cluster, its connections, its security and its breaker, as users
         write them. Secrets are included. A process that works with the same cluster passes them to ``parse``.
         Writes for which they are equal share the coordinator's knowledge of the cluster."""
-        written = {
-            spec.name: spec.kind.show(getattr(self, spec.attribute))
+        written = HiddenValues(
+            (spec.name, spec.kind.show(getattr(self, spec.attribute)))
             for spec in SPECS
             if spec.required or (_is_of_cluster(spec) and getattr(self, spec.attribute) != spec.default)
-        }
-        breaker = {f"{KAFKA_PREFIX}{BREAKER_PREFIX}{name}": text for name, text in self.breaker.given}
-        return written | breaker
+        )
+        written.update((f"{KAFKA_PREFIX}{BREAKER_PREFIX}{name}", text) for name, text in self.breaker.given)
+        return written
 
     def redacted(self) -> dict[str, str]:
         """Settings that differ from their defaults, under the names users write, with secrets hidden."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kafka_sink.errors import ConfigurationError
-from kafka_sink.secret import HIDDEN, Secret
+from kafka_sink.secret import HiddenBytes, Secret
 from kafka_sink.security import pem
 from kafka_sink.security.settings import Store
 
@@ -26,13 +26,6 @@ _KEY_LABELS = (
     *("PRIVATE KEY", "ENCRYPTED PRIVATE KEY"),
     *("RSA PRIVATE KEY", "EC PRIVATE KEY", "DSA PRIVATE KEY"),
 )
-
-
-class _Contents(bytes):
-    """Bytes that may hold a private key: error trackers collect the local variables of every frame."""
-
-    def __repr__(self) -> str:
-        return HIDDEN
 
 
 @dataclass(frozen=True)
@@ -89,15 +82,15 @@ def _named(store: Store) -> str:
     return f"Option '{store.option}'{where}"
 
 
-def _bytes(store: Store) -> _Contents:
+def _bytes(store: Store) -> HiddenBytes:
     if store.text is not None:
-        return _Contents(store.text.reveal().encode())
+        return HiddenBytes(store.text.reveal().encode())
     path = Path(store.location)
     if path.is_fifo() or path.is_char_device():
         # Reading one may never end.
         raise ConfigurationError(f"{_named(store)} cannot be read: it is a pipe or a device, not a file")
     try:
-        return _Contents(path.read_bytes())
+        return HiddenBytes(path.read_bytes())
     except OSError as error:
         reason = error.strerror or type(error).__name__
         raise ConfigurationError(f"{_named(store)} cannot be read: {reason}") from None

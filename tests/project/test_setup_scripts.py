@@ -64,6 +64,22 @@ def test_a_good_java_is_left_alone(machine: Machine, banner: str) -> None:
     assert not machine.calls.exists()
 
 
+@pytest.mark.parametrize("script", ["ensure_java.sh", "ensure_chromium.sh"])
+def test_an_installation_is_announced_and_can_be_refused(machine: Machine, script: str) -> None:
+    """Catches: `make demo` as root, which installed packages for the whole system unasked."""
+    machine.has("id", "echo 0")
+    machine.has("apt-get", 'echo "$@" >> "$CALLS"')
+    refused = machine.runs(script, KAFKA_CHUNKED_INSTALL="no")
+    assert refused.returncode == 1
+    assert "apt-get install -y" in refused.stderr
+    assert not machine.calls.exists()
+    done = machine.runs(script)
+    said = done.stdout.partition("KAFKA_CHUNKED_INSTALL=no")
+    assert "installing" in said[0]
+    assert said[1]
+    assert machine.calls.exists()
+
+
 def test_root_with_apt_installs_a_headless_java(machine: Machine) -> None:
     machine.has("id", "echo 0")
     java = "#!/bin/sh\\necho openjdk version '\\\"17.0.1\\\"' >&2"

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pickle
 import traceback
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
+from kafka_sink.breaker.failure_rate import FailureRateCircuitBreaker
+from kafka_sink.breaker.loading import load_breaker
 from kafka_sink.errors import ConfigurationError
 from kafka_sink.network.client import NetworkSettings
 from kafka_sink.options import parse
@@ -255,6 +258,22 @@ def test_a_certificate_as_the_path_of_the_token_endpoints_truststore_is_not_show
     with pytest.raises(ConfigurationError, match=r"ssl\.truststore\.location holds a certificate") as caught:
         settings("SASL_SSL", more)
     assert SECRET not in str(caught.value)
+
+
+def test_a_breaker_class_that_fails_leaves_no_credential_in_our_frames() -> None:
+    raw = {"kafka.bootstrap.servers": "h:1", "kafka.producer.circuit.breaker.token": SECRET}
+    raw["kafka.producer.circuit.breaker.class"] = f"{__name__}.Failing"
+    with pytest.raises(ConfigurationError) as caught:
+        load_breaker(parse(raw).options)
+    frames = [frame for frame, _ in traceback.walk_tb(caught.value.__traceback__)]
+    seen = [f.f_locals for f in frames if "/kafka_sink/" in f.f_code.co_filename]
+    assert any("given" in one for one in seen)
+    assert not any(SECRET in repr(one) for one in seen)
+
+
+class Failing(FailureRateCircuitBreaker):
+    def configure(self, configs: Mapping[str, str]) -> None:
+        raise RuntimeError("a bug")
 
 
 def test_secrets_show_as_hidden_and_compare() -> None:

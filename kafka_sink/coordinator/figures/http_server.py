@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
+import re
 import socket
 import threading
 from collections.abc import Awaitable, Callable, Collection, Mapping
@@ -18,6 +19,8 @@ from dataclasses import dataclass, field
 
 _log = logging.getLogger(__name__)
 _MAX_TARGET = 2048
+# Whole: a browser sends `[::1].evil.example` for a site of that name.
+_HOST = re.compile(r"(?:\[(?P<address>[0-9a-f:.]+)\]|(?P<name>[^\[\]:]+))(?::[0-9]{1,5})?")
 _NO_HEADERS: Mapping[str, str] = {}
 
 
@@ -180,8 +183,10 @@ class HttpServer:
         """Whether this Host header is one of ours."""
         if header is None:
             return False
-        host = header.strip().lower()
-        host = host[1 : host.find("]")] if host.startswith("[") else host.rpartition(":")[0] or host
+        found = _HOST.fullmatch(header.strip().lower())
+        if found is None:
+            return False
+        host = found["address"] or found["name"]
         if host in self._hosts:
             return True
         try:

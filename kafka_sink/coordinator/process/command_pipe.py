@@ -6,6 +6,8 @@ import json
 import os
 from typing import Any
 
+from kafka_sink.secret import HiddenValues
+
 _READ_BYTES = 64 * 1024
 # Options may contain a bundle of certificates, which takes hundreds of kilobytes.
 _MAX_LINE_BYTES = 16 * 1024 * 1024
@@ -30,14 +32,14 @@ class CommandPipe:
         *complete, partial = b"".join((*self._held, data)).split(b"\n")
         self._held, self._held_bytes = [], 0
         self._hold(partial)
-        messages = []
+        messages: list[dict[str, Any]] = []
         for line in filter(None, complete):
             try:
                 message = json.loads(line)
             except ValueError:
                 continue
             if isinstance(message, dict):
-                messages.append(message)
+                messages.append(HiddenValues(message))
         return messages
 
     def _read(self) -> bytes:

@@ -33,6 +33,7 @@ from kafka_sink.coordinator.transport.address import Rendezvous
 from kafka_sink.coordinator.transport.session import SECRET_BYTES
 from kafka_sink.coordinator.transport.warnings import UNAVAILABLE, warn_of_no_coordinator
 from kafka_sink.options import SinkOptions
+from kafka_sink.secret import HiddenValues
 
 _LOCK_MS = 2000.0
 # A new process must import its parts before it reads; one that runs reads within milliseconds.
@@ -199,14 +200,14 @@ def _start(
         place.publish(found)
         pipe = place.open_new_pipe()
         try:
-            first = {
-                "secret": found.secret.hex(),
-                "token": found.token,
-                "driver": [driver.pid, driver.started],
-                "marker": str(place.folder / "found"),
-                "listening": listening.fileno(),
-                "bounds": bounds,
-            }
+            first = HiddenValues(
+                secret=found.secret.hex(),
+                token=found.token,
+                driver=[driver.pid, driver.started],
+                marker=str(place.folder / "found"),
+                listening=listening.fileno(),
+                bounds=bounds,
+            )
             write_all(pipe, json_line(first), _READS_MS)
             _spawn(place, pipe, listening, environ)
         finally:

@@ -47,7 +47,10 @@ class Placement:
     @property
     def local_host(self) -> str:
         """The address for connections from this host."""
-        return "localhost" if self.address in _ANY else self.address
+        # Not a name: it may lead to an address on which this port is another's.
+        if self.address == "::" and not socket.has_dualstack_ipv6():
+            return "::1"
+        return "127.0.0.1" if self.address in _ANY else self.address
 
 
 def is_enabled(options: SinkOptions, environ: Mapping[str, str], conf: Mapping[str, str] = _NO_CONF) -> bool:

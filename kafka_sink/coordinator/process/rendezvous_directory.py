@@ -36,6 +36,7 @@ from kafka_sink.coordinator.process.application_files import (
     starts_file,
     ui_marker,
 )
+from kafka_sink.secret import HiddenBytes, HiddenValues
 
 FOLDER = "kafka-chunked-coordinator"
 _LOCK_POLL_S = 0.005
@@ -144,16 +145,13 @@ class RendezvousDirectory:
 
     def publish(self, found: RunningCoordinator) -> None:
         """Publish a new coordinator, which has no clusters yet. Only under the lock."""
-        fields = {
-            "port": found.port,
-            "secret": found.secret.hex(),
-            "token": found.token,
-            "address": found.address,
-        }
+        fields = HiddenValues(
+            port=found.port, secret=found.secret.hex(), token=found.token, address=found.address
+        )
         for pattern in ("said-*", "ui-*", "console-*"):
             for path in self.folder.glob(pattern):
                 path.unlink(missing_ok=True)
-        self._write(self._found, json.dumps(fields).encode())
+        self._write(self._found, HiddenBytes(json.dumps(fields).encode()))
 
     def starts(self) -> Starts:
         """The recorded starts. A coordinator that lives long resets them by deleting the file."""
@@ -204,8 +202,7 @@ class RendezvousDirectory:
         """
         handle = self._open_pipe()
         try:
-            # The line break completes a line that another process may have left unfinished.
-            write_all(handle, b"\n" + json_line({"cluster": key, "options": dict(options)}), timeout_ms)
+            write_all(handle, json_line({"cluster": key, "options": dict(options)}), timeout_ms)
         finally:
             os.close(handle)
         self._write(self._marker(found, key), b"")
@@ -224,7 +221,7 @@ class RendezvousDirectory:
         """Have the coordinator serve the live view. Only under the lock. Raises as ``add_cluster``."""
         handle = self._open_pipe()
         try:
-            write_all(handle, b"\n" + json_line({"ui": {"address": address, "port": port}}), timeout_ms)
+            write_all(handle, json_line({"ui": {"address": address, "port": port}}), timeout_ms)
         finally:
             os.close(handle)
 
@@ -250,8 +247,8 @@ class RendezvousDirectory:
 
 
 def json_line(message: Mapping[str, Any]) -> bytes:
-    """One line for the pipe."""
-    return json.dumps(message).encode() + b"\n"
+    """One line for the pipe. The line break before it completes one that another process left unfinished."""
+    return HiddenBytes(b"\n" + json.dumps(message).encode() + b"\n")
 
 
 def write_all(handle: int, content: bytes, timeout_ms: float) -> None:
@@ -260,9 +257,11 @@ def write_all(handle: int, content: bytes, timeout_ms: float) -> None:
     Raises TimeoutError if a pipe stays full until the timeout, and BrokenPipeError if it has no reader.
     """
     until = time.monotonic() + timeout_ms / 1000
-    while content:
+    # A view, which shows no content in a traceback.
+    left = memoryview(content)
+    while left:
         try:
-            content = content[os.write(handle, content) :]
+            left = left[os.write(handle, left) :]
         except BlockingIOError:
             left_s = until - time.monotonic()
             if left_s <= 0:

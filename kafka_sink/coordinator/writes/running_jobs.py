@@ -247,6 +247,7 @@ def listening_address(text: str) -> tuple[str, int]:
     if mapped is not None:
         address = mapped
     if address.is_unspecified:
-        # A socket for all IPv6 interfaces takes IPv4, too, unless IPv4 is switched off.
-        return "localhost", int(port, 16)
+        # Not a name: a driver that listens on IPv4 only leaves ::1, to which names lead first, to anybody.
+        # Java's sockets for all IPv6 interfaces take IPv4, too, and nobody else can have that port then.
+        return "127.0.0.1", int(port, 16)
     return str(address), int(port, 16)

@@ -169,6 +169,11 @@ def test_the_pages_data_is_json_without_secrets(served: Served) -> None:
         (socket.gethostname(), 200),
         ("evil.example.com:4040", 403),
         ("127.0.0.1.evil.example.com", 403),
+        ("[::1].evil.example.com", 403),
+        ("[::1].evil.example.com:4040", 403),
+        ("[::1]4040", 403),
+        ("localhost:4040.evil.example.com", 403),
+        ("localhost:evil", 403),
         ("", 403),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import resource
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -313,6 +315,34 @@ def test_nothing_shows_a_secret(
         if path.is_file():
             assert PASSWORD.encode() not in path.read_bytes()
             assert (rendezvous.secret.hex().encode() in path.read_bytes()) == (path.name == "found")
+
+
+@pytest.mark.parametrize("place", ["add_cluster", "publish", "write", "spawn"])
+def test_no_frame_of_an_error_holds_a_secret(
+    application: Application, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """Error trackers collect the local variables of every frame (the launcher's held the passwords)."""
+
+    def fails(*_: object, **__: object) -> None:
+        raise RuntimeError("a bug")
+
+    if place == "write":
+        monkeypatch.setattr(os, "write", fails)
+    elif place == "spawn":
+        monkeypatch.setattr(subprocess, "Popen", fails)
+    else:
+        monkeypatch.setattr(RendezvousDirectory, place, fails)
+    with pytest.raises(RuntimeError) as caught:
+        planned(cluster, kafka_producer_circuit_breaker_token=PASSWORD)
+    frames = [frame for frame, _ in traceback.walk_tb(caught.value.__traceback__)]
+    seen = [f.f_locals for f in frames if "/kafka_sink/coordinator/" in f.f_code.co_filename]
+    assert len(seen) > 2
+    secret = application.folder / FOLDER / "found"
+    known = [PASSWORD]
+    if secret.exists():
+        known.append(json.loads(secret.read_text())["secret"])
+    for local in seen:
+        assert not any(one in repr(local) for one in known)
 
 
 def test_a_clusters_key_gives_no_password_away() -> None:
