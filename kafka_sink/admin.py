@@ -35,8 +35,9 @@ def prepare_topic(options: SinkOptions, *, is_streaming: bool = False) -> None:
     was_connected = is_streaming and application_markers.happened_within(done, math.inf)
     bound_ms = options.max_block_ms if was_connected else min(CONNECT_BOUND_MS, options.max_block_ms)
     with PlanningClient(options, bound_ms) as client:
-        TopicPreparation(options, client, "topic", options.topic).run()
-        letters = options.errors_deadletterqueue_topic_name
-        if letters is not None:
-            TopicPreparation(options, client, "errors.deadletterqueue.topic.name", letters).run()
+        topics = {
+            "topic": options.topic,
+            "errors.deadletterqueue.topic.name": options.errors_deadletterqueue_topic_name,
+        }
+        TopicPreparation(options, client, topics).run()
     application_markers.remember(done)

@@ -313,7 +313,7 @@ def _reach(options: SinkOptions) -> Iterator[Finding]:
     with PlanningClient(asked, min(CONNECT_BOUND_MS, asked.max_block_ms)) as client:
         for option, topic in topics.items():
             try:
-                TopicPreparation(asked, client, option, topic).run()
+                TopicPreparation(asked, client, {option: topic}).run()
             except MissingTopicError as error:
                 usable = "brokers and login"
                 yield _of_missing_topic(options, f"Option '{option}': there is no topic '{topic}'", error)

@@ -44,6 +44,13 @@ MAX_POLL_MS = 1000.0
 HELD_MS = 1500.0
 
 
+# -- topics that are refused -----------------------------------------------------------------------------
+
+# Brokers refuse topics (TOPIC_AUTHORIZATION_FAILED) while they load their ACLs. No row is skipped for it
+# before it has lasted for this long.
+REFUSED_TOPIC_MS = 5000.0
+
+
 def next_beat_ms(after_ms: float, interval_ms: float) -> float:
     """The next multiple of an interval on the monotonic clock, which the processes of a host share.
 

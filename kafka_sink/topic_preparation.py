@@ -1,10 +1,10 @@
-"""Looks up or creates the topic that the options name, with retries."""
+"""Looks up or creates the topics that the options name, with retries."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from kafka_sink import driver_log
 from kafka_sink.errors import ConfigurationError, MetadataTimeoutError, MissingTopicError
@@ -33,56 +33,66 @@ _PARTITIONS, _REPLICATION_FACTOR = "num.partitions", "default.replication.factor
 
 
 class TopicPreparation:
-    """One look-up of a topic, or of the brokers alone. ``run`` retries requests until it has a result.
+    """One look-up of topics, or of the brokers alone. ``run`` retries requests until it has a result.
 
-    ``option`` is the option that names the topic.
+    ``topics``: by the option that names it, where it is set. All are asked for at once and share one wait.
     """
 
-    def __init__(self, options: SinkOptions, client: PlanningClient, option: str, topic: str | None) -> None:
+    def __init__(
+        self, options: SinkOptions, client: PlanningClient, topics: Mapping[str, str | None]
+    ) -> None:
         self._options = options
-        self._option = option
-        self._topic = topic
+        # The option of each topic that is not settled yet.
+        self._waiting = {topic: option for option, topic in topics.items() if topic is not None}
         self._client = client
         self._brokers = options.redacted()["kafka.bootstrap.servers"]
         self._started = time.monotonic()
-        self._is_missing = False
+        # The first topic that brokers did not know.
+        self._missing: str | None = None
         self._controller = -1
 
     def run(self) -> None:
-        """Return once the topic can be written to. Raises as ``prepare_topic``."""
-        response = self._metadata()
-        self._client.use_advertised(response.update.nodes)
-        if self._topic is not None:
-            self._settle(self._topic, response)
-        self._check_idempotence()
-
-    def _settle(self, topic: str, response: MetadataResponse | None) -> None:
+        """Return once the topics can be written to. Raises as ``prepare_topic``."""
+        response: MetadataResponse | None = self._metadata()
+        if response is not None:
+            self._client.use_advertised(response.update.nodes)
         while True:
-            code = REQUEST_TIMED_OUT if response is None else response.update.errors.get(topic, 0)
-            if response is not None and topic in response.unwritable:
-                raise ConfigurationError(
-                    f"Option '{self._option}': this login may not write to '{topic}'. Grant it WRITE "
-                    f"(brokers: {self._brokers})"
-                )
-            if code in (0, LEADER_NOT_AVAILABLE):
-                return  # the topic exists; tasks wait for its leaders
-            if code == UNKNOWN_TOPIC_OR_PARTITION:
-                if self._options.topic_create:
-                    self._create(topic)
-                    return
-                self._is_missing = True
-            elif not error_of(code).retriable:
-                remedy = ". Grant this login DESCRIBE and WRITE" if code == TOPIC_AUTHORIZATION_FAILED else ""
-                raise ConfigurationError(
-                    f"Option '{self._option}': '{topic}' cannot be used: {_named(code)}{remedy} (brokers: "
-                    f"{self._brokers})"
-                )
-            if self._is_missing and self._left_ms(_PROPAGATION_MS) <= 0:
-                raise MissingTopicError(self._missing_text())
+            last = {topic: self._settle(topic, response) for topic in self._waiting}
+            self._waiting = {topic: self._waiting[topic] for topic, code in last.items() if code}
+            if not self._waiting:
+                break
+            if self._missing not in self._waiting:
+                self._missing = next((one for one in last if last[one] == UNKNOWN_TOPIC_OR_PARTITION), None)
+            if self._missing is not None and self._left_ms(_PROPAGATION_MS) <= 0:
+                raise MissingTopicError(self._missing_text(self._missing))
             if self._left_ms() <= 0:
-                raise MetadataTimeoutError(self._timeout_text(_named(code)))
+                raise MetadataTimeoutError(self._timeout_text(_named(last[next(iter(self._waiting))])))
             time.sleep(_RETRY_PAUSE_S)
             response = self._request_metadata()
+        self._check_idempotence()
+
+    def _settle(self, topic: str, response: MetadataResponse | None) -> int:
+        """0 if the topic exists; else the error code of a look-up that has to be repeated."""
+        code = REQUEST_TIMED_OUT if response is None else response.update.errors.get(topic, 0)
+        option = self._waiting[topic]
+        if response is not None and topic in response.unwritable:
+            raise ConfigurationError(
+                f"Option '{option}': this login may not write to '{topic}'. Grant it WRITE "
+                f"(brokers: {self._brokers})"
+            )
+        if code in (0, LEADER_NOT_AVAILABLE):
+            return 0  # tasks wait for its leaders
+        if code == UNKNOWN_TOPIC_OR_PARTITION:
+            if self._options.topic_create:
+                self._create(topic)
+                return 0
+        elif not error_of(code).retriable:
+            remedy = ". Grant this login DESCRIBE and WRITE" if code == TOPIC_AUTHORIZATION_FAILED else ""
+            raise ConfigurationError(
+                f"Option '{option}': '{topic}' cannot be used: {_named(code)}{remedy} (brokers: "
+                f"{self._brokers})"
+            )
+        return code
 
     def _metadata(self) -> MetadataResponse:
         while (response := self._request_metadata()) is None:
@@ -91,15 +101,15 @@ class TopicPreparation:
         return response
 
     def _request_metadata(self) -> MetadataResponse | None:
-        """Request metadata. Brokers may create a missing topic if kafka.allow.auto.create.topics is true."""
-        topics = () if self._topic is None else (self._topic,)
+        """Request metadata. Brokers may create missing topics if kafka.allow.auto.create.topics is true."""
+        topics = tuple(self._waiting)
         create = self._options.allow_auto_create_topics
         found: MetadataResponse | None = self._client.ask(
             self._client.connect(),
             apis.METADATA,
             requests.METADATA_VERSIONS,
             lambda version: requests.encode_metadata(version, topics, create, operations=version >= 8),
-            self._request_timeout_ms(_PROPAGATION_MS if self._is_missing else math.inf),
+            self._request_timeout_ms(math.inf if self._missing is None else _PROPAGATION_MS),
         )
         if found is not None:
             self._controller = found.controller_id
@@ -216,20 +226,21 @@ class TopicPreparation:
     def _request_timeout_ms(self, bound_ms: float = math.inf) -> float:
         return min(max(self._left_ms(bound_ms), 1.0), self._options.request_timeout_ms, _MAX_REQUEST_MS)
 
-    def _missing_text(self) -> str:
+    def _missing_text(self, topic: str) -> str:
+        option = self._waiting[topic]
         because = (
             "brokers did not create it by themselves (auto.create.topics.enable)"
             if self._options.allow_auto_create_topics
             else "kafka.allow.auto.create.topics=false"
         )
         return (
-            f"Option '{self._option}': there is no topic '{self._topic}' at {self._brokers}, and {because}. "
-            f"Create it, set topic.create=true, or correct '{self._option}' or "
+            f"Option '{option}': there is no topic '{topic}' at {self._brokers}, and {because}. "
+            f"Create it, set topic.create=true, or correct '{option}' or "
             "'kafka.bootstrap.servers'"
         )
 
     def _timeout_text(self, last: str) -> str:
-        what = f"Topic '{self._topic}'" if self._topic is not None else "The cluster"
+        what = f"Topic '{next(iter(self._waiting))}'" if self._waiting else "The cluster"
         return (
             f"{what} could not be looked up at {self._brokers} within kafka.max.block.ms = "
             f"{self._options.max_block_ms} ms: {self._client.reasons() or last}"

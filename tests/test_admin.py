@@ -411,3 +411,16 @@ def test_a_missing_dead_letter_topic_is_found_at_planning() -> None:
             prepare_topic(given)
         cluster.create_topic("letters", 1)
         prepare_topic(given)
+
+
+def test_the_dead_letter_topic_shares_the_wait_of_the_topic(topic: str) -> None:
+    """Brokers create both at once, and are asked once for a producer id."""
+    letters = f"{topic}-letters"
+    more = {"errors_tolerance": "all", "errors_deadletterqueue_topic_name": letters}
+    with FakeCluster({}) as cluster:
+        threading.Timer(1.0, lambda: [cluster.create_topic(name, 1) for name in (topic, letters)]).start()
+        prepare_topic(options(cluster.bootstrap_servers, topic, **more))
+        asked = [{one.name for one in request.body.topics} for request in cluster.received(METADATA)]
+        assert len(asked) > 1
+        assert all(names == {topic, letters} for names in asked)
+        assert len(cluster.received(INIT_PRODUCER_ID)) == 1

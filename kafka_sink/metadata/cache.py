@@ -83,6 +83,11 @@ class MetadataCache:
         found = self._topics.get(name)
         return None if found is None else found.error or None
 
+    def error_lasts_ms(self, name: str) -> float:
+        """For how long a topic's responses have had the error of the last one: from the first to the last."""
+        found = self._topics.get(name)
+        return 0.0 if found is None or not found.error else found.error_ms - found.error_since_ms
+
     def leader(self, partition: TopicPartition) -> PartitionInfo | None:
         """The partition as last observed; None for an unknown topic or partition.
 

@@ -34,6 +34,8 @@ class TopicState:
     stale_ms: float = -math.inf
     error: int = 0
     error_ms: float = -math.inf
+    # When the first of the responses in a row came that had this error.
+    error_since_ms: float = -math.inf
     # Rows wait for it in spite of a final error.
     retry: bool = False
     # Responses in a row that did not help, and the end of the wait after the last of them.
@@ -144,6 +146,8 @@ class ResponseMerger:
     def note_error(self, found: TopicState, code: int) -> bool:
         """Known metadata survives every error, also of rights: Produce responses say more about it."""
         changed = found.error != code
+        if changed:
+            found.error_since_ms = self._now_ms
         found.error, found.error_ms, found.retry = code, self._now_ms, False
         self.note_missing(found)
         return changed

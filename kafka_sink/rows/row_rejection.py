@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from kafka_sink import timing_bounds
 from kafka_sink.clock import Clock
 from kafka_sink.dead_letters.collector import DeadLetters
 from kafka_sink.dead_letters.letter import DeadLetter, Header
@@ -75,14 +76,19 @@ class RowRejection:
         return None
 
     def await_topics(self, rows: RowBatch, check: Callable[[], None]) -> dict[str, TopicMetadata]:
-        """Metadata of the rows' topics. Waits for a missing partition for 5 s, once per topic and
-        metadata.max.age.ms.
+        """Metadata of the rows' topics. Waits for missing partitions for 5 s, for those of all topics at
+        once, and again only after metadata.max.age.ms. A topic that is not authorized is asked for as long.
 
         Raises MetadataTimeoutError after max.block.ms, InvalidRowError with the rows for a topic that can
         never be written or a partition that does not exist.
         """
         try:
-            topics = self._cluster.await_topics(rows.topics, self._max_block_ms, check)
+            topics = self._cluster.await_topics(
+                rows.topics,
+                self._max_block_ms,
+                check,
+                refusal_wait_ms=min(timing_bounds.REFUSED_TOPIC_MS, self._max_block_ms / 2),
+            )
         except TopicRefusedError as error:
             error.rows = _rows_of(rows, error.topic)
             raise
@@ -106,27 +112,26 @@ class RowRejection:
         Raises MetadataTimeoutError after max.block.ms without any.
         """
         started_ms = self._clock_ms()
-        found: dict[str, TopicMetadata] = {}
-        for name, count in needed.items():
-            try:
-                wait_ms = min(PARTITION_WAIT_MS, self._max_block_ms)
-                found |= self._cluster.await_topics((name,), wait_ms, check, {name: count})
-            except MissingPartitionError:
-                # Only a broker's response shows that there is no such partition.
-                while self._age_ms(name) > self._clock_ms() - started_ms:
-                    if self._clock_ms() - started_ms >= self._max_block_ms:
-                        raise MetadataTimeoutError(
-                            f"no broker said within kafka.max.block.ms = {self._max_block_ms:.0f} ms whether "
-                            f"topic {name!r} has the partitions that rows name"
-                        ) from None
-                    check()
-                    with suppress(MissingPartitionError):
-                        self._cluster.await_topics((name,), _LOOK_MS, check, {name: count})
-                metadata = self._cluster.topic(name)
-                if metadata is not None:
-                    found[name] = metadata
-                    self._confirmed[name] = (len(metadata.partitions), self._clock_ms() + self._max_age_ms)
-        return found
+        with suppress(MissingPartitionError):
+            # One wait for all of them.
+            wait_ms = min(PARTITION_WAIT_MS, self._max_block_ms)
+            return self._cluster.await_topics(needed, wait_ms, check, needed)
+        # Only a broker's response shows that there is no such partition.
+        while old := [name for name in needed if self._age_ms(name) > self._clock_ms() - started_ms]:
+            if self._clock_ms() - started_ms >= self._max_block_ms:
+                raise MetadataTimeoutError(
+                    f"no broker said within kafka.max.block.ms = {self._max_block_ms:.0f} ms whether topic "
+                    f"{old[0]!r} has the partitions that rows name"
+                )
+            check()
+            with suppress(MissingPartitionError):
+                self._cluster.await_topics(old, _LOOK_MS, check, needed)
+        found = {name: self._cluster.topic(name) for name in needed}
+        until_ms = self._clock_ms() + self._max_age_ms
+        for name, topic in found.items():
+            if topic is not None:
+                self._confirmed[name] = (len(topic.partitions), until_ms)
+        return {name: topic for name, topic in found.items() if topic is not None}
 
     def _age_ms(self, topic: str) -> float:
         """How old the topic's metadata is."""

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
+from kafka_sink import timing_bounds
 from kafka_sink.accumulator.producer_batch import ProducerBatch
 from kafka_sink.accumulator.record_accumulator import RecordAccumulator
 from kafka_sink.backoff import ExponentialBackoff
@@ -20,7 +21,7 @@ from kafka_sink.errors import (
     RecordTooLargeError,
     TooManyDeadLettersError,
 )
-from kafka_sink.kafka_errors import error_of
+from kafka_sink.kafka_errors import TOPIC_AUTHORIZATION_FAILED, error_of
 from kafka_sink.metadata.cluster_metadata import ClusterMetadata
 from kafka_sink.model import Node, TopicPartition
 from kafka_sink.network import produce
@@ -61,6 +62,8 @@ class ResponseHandler:
         self._policy = policy
         self._dead_letters = dead_letters
         self.new_partitions = NewPartitions()
+        # Since when, and when last, topics were not authorized; with errors.tolerance=all.
+        self._refused_topics: dict[str, tuple[float, float]] = {}
 
     def on_sent(self, node_id: int, batches: Collection[ProducerBatch], now_ms: float) -> None:
         """A Produce request with these batches goes out."""
@@ -178,6 +181,8 @@ class ResponseHandler:
             end_attempt(batch)
             on_complete(node_id, batch.partition, batch.record_count, None, now_ms)
             new_partitions.taken(node_id, batch)
+            if self._refused_topics:
+                self._refused_topics.pop(batch.partition.topic, None)
             if identity is not None:
                 last_offset = base_offset + batch.record_count - 1 if base_offset >= 0 else -1
                 identity.acknowledged(batch, last_offset, now_ms)
@@ -193,6 +198,8 @@ class ResponseHandler:
         self._note_failed_attempt(batch, node_id, decision, cause, now_ms)
         if decision.action is Action.SPLIT:
             self._split(batch, cause, now_ms)
+        elif self._may_pass(batch, cause, now_ms):
+            self._retry(batch, cause, decision, now_ms)
         elif self._skips(batch, decision):
             self._skip_records(batch, decision.unwritable or (), cause, now_ms)
         elif decision.action is Action.FAIL or not self._retries_left(batch, decision):
@@ -269,6 +276,22 @@ class ResponseHandler:
         if self._identity is not None:
             self._identity.replaced(batch, pieces)
         self._completion.replace(batch, pieces)
+
+    def _may_pass(self, batch: ProducerBatch, cause: Exception, now_ms: float) -> bool:
+        """With errors.tolerance=all: whether a topic that is not authorized is to be tried again.
+
+        Brokers say so while they load their ACLs. Spark runs a task again that fails, but not one that skips.
+        """
+        code = cause.error_code if isinstance(cause, BrokerRefusedError) else 0
+        if self._dead_letters is None or code != TOPIC_AUTHORIZATION_FAILED or batch.terminal:
+            return False
+        wait_ms = min(timing_bounds.REFUSED_TOPIC_MS, self._accumulator.settings.delivery_timeout_ms / 2)
+        topic = batch.partition.topic
+        since_ms, last_ms = self._refused_topics.get(topic, (now_ms, now_ms))
+        if now_ms - last_ms > 2 * wait_ms:
+            since_ms = now_ms
+        self._refused_topics[topic] = since_ms, now_ms
+        return now_ms - since_ms < wait_ms
 
     def _skips(self, batch: ProducerBatch, decision: Decision) -> bool:
         """Whether the records that cannot be written become dead letters."""

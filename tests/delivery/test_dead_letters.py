@@ -124,6 +124,7 @@ def test_a_topic_that_refuses_this_login_gives_its_rows_to_the_letters(
 ) -> None:
     # A task that nobody wakes would look by itself every second.
     monkeypatch.setattr("kafka_sink.producer._WATCH_MS", 60_000.0)
+    monkeypatch.setattr("kafka_sink.timing_bounds.REFUSED_TOPIC_MS", 0.0)
     with FakeCluster({TOPIC: 1, LETTERS: 1}) as cluster:
         cluster.script(PRODUCE, error(TOPIC_AUTHORIZATION_FAILED))
         with tolerant(cluster, enable_idempotence=idempotence) as producer:
@@ -137,6 +138,64 @@ def test_a_topic_that_refuses_this_login_gives_its_rows_to_the_letters(
             producer.send(rows(20, 5))
             assert producer.finish().skipped == 0, "counts restart"
         assert written(cluster) == list(range(20, 25))
+
+
+def test_a_topic_that_is_refused_for_a_moment_gets_its_rows() -> None:
+    """As by a broker that has not loaded its ACLs yet, to Produce and to Metadata requests."""
+    with FakeCluster({TOPIC: 1, LETTERS: 1}) as cluster:
+        refused = error(TOPIC_AUTHORIZATION_FAILED)
+        cluster.script(METADATA, refused, refused)
+        cluster.script(PRODUCE, refused, refused)
+        with tolerant(cluster, retries=2) as producer:
+            producer.send(rows(0, 20))
+            assert producer.finish().skipped == 0
+        assert written(cluster) == list(range(20))
+
+
+def test_topics_that_stay_refused_cost_one_wait_for_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kafka_sink.timing_bounds.REFUSED_TOPIC_MS", 1_500.0)
+    names = [f"refused-{number}" for number in range(6)]
+    plan = ColumnPlan.of([("value", "binary"), ("topic", "string")], None)
+    with FakeCluster({TOPIC: 1, LETTERS: 1} | dict.fromkeys(names, 1)) as cluster:
+        cluster.script(METADATA, *[error(TOPIC_AUTHORIZATION_FAILED)] * 1_000)
+        raw = {name: value for name, value in task_options(cluster).items() if name != "topic"}
+        with task_producer(parse(raw | {"errors.tolerance": "all"}).options, plan) as producer:
+            for _ in range(2):
+                producer.send(pa.record_batch({"value": [b"v"] * 6, "topic": names}))
+            result = producer.finish()
+        assert result.skipped == 12
+        assert 1_400 < result.elapsed_ms < 6_000, "six waits are 9 s"
+
+
+def test_missing_partitions_of_several_topics_cost_one_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kafka_sink.rows.row_rejection.PARTITION_WAIT_MS", 2_000.0)
+    names = [f"short-{number}" for number in range(6)]
+    plan = ColumnPlan.of([("value", "binary"), ("topic", "string"), ("partition", "int")], None)
+    with FakeCluster(dict.fromkeys(names, 1)) as cluster:
+        raw = {name: value for name, value in task_options(cluster).items() if name != "topic"}
+        with task_producer(parse(raw | {"errors.tolerance": "all"}).options, plan) as producer:
+            partitions = pa.array([0] * 6 + [1] * 6, pa.int32())
+            producer.send(
+                pa.record_batch({"value": [b"v"] * 12, "topic": names * 2, "partition": partitions})
+            )
+            result = producer.finish()
+        assert (result.records, result.skipped) == (6, 6)
+        assert result.elapsed_ms < 9_000, "six waits are 12 s"
+
+
+def test_missing_partitions_of_thirteen_topics_on_a_real_broker(broker: LocalBroker) -> None:
+    """One after the other they took 65 s, beyond kafka.max.block.ms."""
+    names = [f"thirteen-{number}" for number in range(13)]
+    for name in names:
+        broker.create_topic(name, 1)
+    plan = ColumnPlan.of([("value", "binary"), ("topic", "string"), ("partition", "int")], None)
+    raw = {"kafka.bootstrap.servers": broker.bootstrap_servers, "errors.tolerance": "all"}
+    with task_producer(parse(raw).options, plan) as producer:
+        partitions = pa.array([0] * 13 + [1] * 13, pa.int32())
+        producer.send(pa.record_batch({"value": [b"v"] * 26, "topic": names * 2, "partition": partitions}))
+        result = producer.finish()
+    assert (result.records, result.skipped) == (13, 13)
+    assert result.elapsed_ms < 40_000
 
 
 def failure(cluster: FakeCluster, *batches: pa.RecordBatch, **options: str) -> str:
@@ -153,8 +212,9 @@ def failure(cluster: FakeCluster, *batches: pa.RecordBatch, **options: str) -> s
     return str(caught.value)
 
 
-def test_letters_that_are_refused_fail_the_task() -> None:
+def test_letters_that_are_refused_fail_the_task(monkeypatch: pytest.MonkeyPatch) -> None:
     """They must not become letters again, for ever."""
+    monkeypatch.setattr("kafka_sink.timing_bounds.REFUSED_TOPIC_MS", 0.0)
     with FakeCluster({TOPIC: 1, LETTERS: 1}) as cluster:
         cluster.script(PRODUCE, error(TOPIC_AUTHORIZATION_FAILED), error(TOPIC_AUTHORIZATION_FAILED))
         assert "delivery to letters-0 failed" in failure(cluster, rows(0, 5))
@@ -229,7 +289,8 @@ def test_topics_that_are_no_utf8_become_letters() -> None:
         assert sum(batch.record_count for batch in cluster.batches(LETTERS, 0)) == 1
 
 
-def test_a_hundred_thousand_refused_rows_take_no_minutes() -> None:
+def test_a_hundred_thousand_refused_rows_take_no_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kafka_sink.timing_bounds.REFUSED_TOPIC_MS", 0.0)
     with FakeCluster({TOPIC: 1, LETTERS: 1}) as cluster:
         cluster.script(PRODUCE, error(TOPIC_AUTHORIZATION_FAILED))
         with tolerant(

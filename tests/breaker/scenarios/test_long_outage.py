@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import socket
-import struct
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -19,12 +17,12 @@ from kafka_sink.coordinator.transport.address import CoordinatorAddress
 from kafka_sink.coordinator.transport.handlers import HandlerFactory
 from kafka_sink.errors import DeliveryError
 from kafka_sink.local_broker import LocalBroker
-from kafka_sink.network import apis, requests
 from kafka_sink.options import SinkOptions, parse
 from kafka_sink.producer_cache import PRODUCERS, TaskProducer, task_producer
 from kafka_sink.rows.column_plan import ColumnPlan
 from tests.support.coordinator_harness import serving
 from tests.support.fake_broker import FakeCluster
+from tests.support.producer_ids import ask_for_producer_id
 from tests.support.scripted_cluster import TOPIC, mutes, until, written
 from tests.support.topics import numbers_in
 
@@ -125,29 +123,6 @@ def test_tasks_that_begin_in_an_outage_put_no_row_on_the_dead_broker() -> None:
         found = [number for partition in range(PARTITIONS) for number in written(cluster, partition)]
     assert set(tasks.acknowledged) <= set(found)
     assert all(found.count(number) == 1 for number in tasks.acknowledged)
-
-
-def ask_for_producer_id(address: str) -> None:
-    """Returns once this broker has given one.
-
-    A broker gets producer ids from the controller, a thousand at a time. One that has none yet and whose
-    controller is frozen gives none before the next controller is elected.
-    """
-    host, _, port = address.rpartition(":")
-    header = requests.encode_header(apis.INIT_PRODUCER_ID, 1, 1, "test")
-    request = header + requests.encode_init_producer_id(1, -1, -1)
-    with socket.create_connection((host, int(port)), 10) as connection:
-        connection.settimeout(10)
-        error = -1
-        deadline_s = time.monotonic() + 30
-        while error and time.monotonic() < deadline_s:
-            connection.sendall(struct.pack(">i", len(request)) + request)
-            with connection.makefile("rb") as responses:
-                (size,) = struct.unpack(">i", responses.read(4))
-                # Correlation id and throttle time come before the error code.
-                (error,) = struct.unpack_from(">h", responses.read(size), 8)
-            time.sleep(0.05)
-    assert error == 0
 
 
 def leaders(client: AdminClient, topic: str) -> list[bool]:

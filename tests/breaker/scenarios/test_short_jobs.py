@@ -17,6 +17,7 @@ from kafka_sink.options import parse
 from kafka_sink.producer_cache import PRODUCERS, TaskProducer, task_producer
 from kafka_sink.rows.column_plan import ColumnPlan
 from tests.support.fake_broker import FakeCluster
+from tests.support.producer_ids import ask_for_producer_id
 from tests.support.scripted_cluster import TOPIC, inside, mutes, until, written
 from tests.support.topics import moved_in, numbers_in
 
@@ -127,6 +128,8 @@ def test_short_jobs_outlive_a_stopped_process(cluster3: LocalBroker) -> None:
     """SIGSTOP: the kernel goes on accepting connections for the broker."""
     topic = "short-jobs"
     cluster3.create_topic(topic, PARTITIONS, replication_factor=1)
+    for address in cluster3.bootstrap_servers.split(","):
+        ask_for_producer_id(address)
     raw = options(cluster3.bootstrap_servers, topic, **{"kafka.delivery.timeout.ms": "15000"})
     write(raw, 0)
     jobs, moved = 1, 0.0
