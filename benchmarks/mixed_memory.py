@@ -1,4 +1,4 @@
-"""KAFKA-20576's mixed workload: the memory of one producer over time, incremental against full.
+"""The mixed workload of KIP-1332 (KAFKA-20576): one producer's memory over time, incremental against full.
 
     python -m benchmarks.mixed_memory [--seconds N] [--delay-ms N] [--smoke]
 

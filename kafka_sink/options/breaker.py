@@ -114,8 +114,9 @@ BREAKER_OPTIONS: tuple[BreakerOption, ...] = (
         "enable.mute.inflight.full",
         values.boolean(),
         False,
-        "Keyless rows avoid a broker while a request to it is in flight. Requires "
-        "`kafka.max.in.flight.requests.per.connection=1`.",
+        "Keyless rows of a task avoid a broker while the task has a request in flight to it. Requires "
+        "`kafka.max.in.flight.requests.per.connection=1`. This is no mute: the manager of a breaker class "
+        "does not list such brokers as muted, and no metric, log line, probe or other task shows them.",
     ),
 )
 _BY_NAME = {option.name: option for option in BREAKER_OPTIONS}

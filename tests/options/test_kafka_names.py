@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from kafka_sink.accumulator.buffer_pool import BufferPool
 from kafka_sink.breaker.metrics import BreakerMetrics
 from kafka_sink.kafka_errors import ERRORS
@@ -10,13 +12,14 @@ from kafka_sink.options.prefixes import KAFKA_PREFIX
 from kafka_sink.options.table import SPECS, OptionSpec
 from kafka_sink.sending.producer_metrics import task_metrics
 from kafka_sink.sending.task_deliveries import DeliveryCounts
+from tests.options import test_document
 from tests.support.kafka_names import KafkaNames
 
-# Options behind the prefix that Kafka 4.3 does not have, and where their names come from.
+# Options behind the prefix that Kafka 4.3 does not have, and where their names come from. A later jar may.
 NOT_IN_THE_JAR = {
     "allow.auto.create.topics": "Kafka's consumer",
     "auto.include.jmx.reporter": "Kafka before 4.0",
-    "buffer.memory.allocation.strategy": "KAFKA-20576",
+    "buffer.memory.allocation.strategy": "KIP-1332 (KAFKA-20576), in Kafka's trunk",
     "enable.ssl.certificate.verification": "librdkafka",
     "metadata.evict.ms": "KIP-526, before it became metadata.max.idle.ms",
     "partitioner.spread.keys.when.muted": "this sink",
@@ -58,7 +61,9 @@ def test_every_option_of_the_jar_is_known_and_no_other_claims_to_be_kafkas(names
     ours = {name.removeprefix(KAFKA_PREFIX) for spec in prefixed() for name in (spec.name, *spec.aliases)}
     known = ours | set(unsupported.WITHOUT_EFFECT) | set(unsupported.REFUSED)
     assert {name for name in names.options if not name.startswith("internal.")} <= known
-    assert known - set(names.options) == set(NOT_IN_THE_JAR)
+    # A newer jar may bring some of them.
+    assert known - set(names.options) == set(NOT_IN_THE_JAR) - set(names.options)
+    assert set(NOT_IN_THE_JAR) <= known
 
 
 def test_defaults_that_are_called_kafkas_are(names: KafkaNames) -> None:
@@ -90,3 +95,14 @@ def test_error_codes_have_kafkas_names(names: KafkaNames) -> None:
     assert {code: names.errors.get(code) for code in ERRORS} == {
         code: error.name for code, error in ERRORS.items()
     }
+
+
+def test_a_jar_that_brings_an_option_of_ours_breaks_no_check(names: KafkaNames) -> None:
+    """KIP-1332's: Kafka's trunk has it with the default `full`."""
+    newer = replace(names, options=names.options | {"buffer.memory.allocation.strategy": "full"})
+    test_every_option_of_the_jar_is_known_and_no_other_claims_to_be_kafkas(newer)
+    test_defaults_that_are_called_kafkas_are(newer)
+    test_defaults_of_options_that_are_refused_or_without_effect(newer)
+    test_document.test_every_producer_option_of_kafka_has_its_place(newer)
+    test_document.test_the_page_for_moving_jobs_has_every_option_of_kafkas_producer(newer)
+    test_document.test_defaults_called_kafkas_are_kafkas(newer)
