@@ -49,6 +49,7 @@ def main(arguments: Sequence[str] | None = None, out: TextIO = sys.stdout) -> in
         try:
             # Soon an error where no broker can be reached.
             known = client.run(_prefixes(), CONNECT_BOUND_MS)
+            _warn_of_brokers(client)
             if args.prefix is None:
                 return _list_prefixes(client, known, out)
             scope = _known_scope(client, args.prefix, args.topic, known)
@@ -93,11 +94,20 @@ def _prefixes() -> Steps[frozenset[str]]:
     return frozenset(map(prefix_of, ids))
 
 
+def _warn_of_brokers(client: TransactionClient) -> None:
+    """Where a list is not complete."""
+    if client.left_out:
+        named = ", ".join(map(str, sorted(client.left_out)))
+        print(f"warning: broker {named} did not respond: what it coordinates is not listed", file=sys.stderr)
+
+
 def _known_scope(client: TransactionClient, prefix: str, topic: str | None, known: Iterable[str]) -> Scope:
     """Raises KafkaSinkError for a prefix that nobody has used: to take it over would create its ids."""
     # Decisions are found without the topic and its number of partitions.
     decision = client.run(driver.read_decision(Scope(prefix, "", 1)), _TIMEOUT_MS)
-    if decision is None and prefix not in known:
+    driver_id = Scope(prefix, "", 1).driver_id
+    # Not by the list, which does not wait for a broker that hangs.
+    if decision is None and not client.run(describe(driver_id), _TIMEOUT_MS):
         raise KafkaSinkError(_unknown(prefix, known))
     named = topic or (decision.topic if decision is not None else None)
     if named is None:
@@ -149,6 +159,7 @@ def _list(client: TransactionClient, scope: Scope, out: TextIO) -> int:
         for writer, number in decision.progress.items():
             print(f"written of {writer}: up to {number}", file=out)
     found = client.run(_open(scope), _TIMEOUT_MS)
+    _warn_of_brokers(client)
     print(_count_open(found), file=out)
     now_ms = wall_ms()
     for name, one in sorted(found.items()):

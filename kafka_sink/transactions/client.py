@@ -168,6 +168,8 @@ class TransactionClient:
         self._ahead: list[tuple[bool, str]] = []
         self._topic: str | None = None
         self._not_before_ms = 0.0
+        # Brokers that the lists of the last run were not waited for.
+        self.left_out: set[int] = set()
         self._failures = 0
         self._deadline_ms = 0.0
         self._last_error = "no broker responded"
@@ -191,6 +193,7 @@ class TransactionClient:
         are in the way, BrokerVersionError where the cluster lacks transaction protocol 2.
         """
         self._deadline_ms = monotonic_ms() + timeout_ms
+        self.left_out.clear()
         self._ahead = [(_GROUP_KEY, name) for name in groups]
         self._ahead += [(_TRANSACTION_KEY, name) for name in transactional_ids]
         try:
@@ -316,6 +319,7 @@ class TransactionClient:
                 continue
             if call.give_up_ms < math.inf:
                 step.calls.remove(call)
+                self.left_out.add(-1 if call.node is None else call.node)
             else:
                 call.node = next(iter(self._nodes))
 

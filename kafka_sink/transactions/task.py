@@ -47,7 +47,11 @@ def begin(scope: Scope, claim: ProducerEpoch, task: int, attempt: int) -> Steps[
 def finish(
     scope: Scope, claim: ProducerEpoch, batch: BatchIdentity, task: int, slot: int, producer: ProducerEpoch
 ) -> Steps[None]:
-    """Put the mark into the transaction, once all rows are acknowledged. Raises TransactionError."""
+    """Put the mark into the transaction, once all rows are acknowledged. Raises TransactionError.
+
+    An attempt that had begun, and not written yet, when its batch was committed is told so here; nobody else
+    would end its transaction.
+    """
     key = scope.mark_key(task)
     name = scope.task_id(task, slot)
     mark = RecordOffsets(name, producer, key.group, ((key.partition, batch.mark(task, producer)),))

@@ -147,6 +147,10 @@ def test_a_list_waits_a_moment_only_for_a_broker_that_hangs(network: Network) ->
     network.silent = {2}
     assert client.run(listing(), 60_000) == {"p-task-1-0", "p-task-3-0"}
     assert network.now_ms < 10_000
+    assert client.left_out == {2}, "for people, who must be told"
+    network.silent = set()
+    assert client.run(listing(), 60_000) == {"p-task-1-0", "p-task-2-0", "p-task-3-0"}
+    assert not client.left_out
 
 
 def test_without_any_broker_a_step_ends_with_its_time(network: Network) -> None:

@@ -436,6 +436,32 @@ def test_an_attempt_that_thaws_after_its_batch_adds_nothing(job: Callable[..., J
     assert run.open() == []
 
 
+def test_an_attempt_whose_first_row_comes_behind_the_commit_leaves_nothing_open(
+    job: Callable[..., Job],
+) -> None:
+    """Catches: an attempt without anything open yet when the commit looks, whose transaction then held
+    readers up until its timeout, as nobody told it that it was late."""
+    run = job()
+    handover = run.take_over()
+    late = run.attempt(handover, 0, 0, slot=1)
+    plan = ColumnPlan.of([("value", "binary")], run.scope.topic)
+    rows = pa.record_batch({"value": pa.array([b"late"], pa.binary())})
+
+    def come_late() -> None:
+        with task_producer(run.options, plan) as producer:
+            for one in late.rows(iter([rows]), producer):
+                run.commit(run.write(handover, 0, 0, ["quick"]))
+                producer.send(one)
+            producer.finish()
+        late.finish()
+
+    with pytest.raises(KafkaSinkError):
+        come_late()
+    late.abort()
+    assert run.open() == []
+    run.await_rows(["quick"])
+
+
 def test_progress_goes_with_a_topic_that_is_deleted(job: Callable[..., Job], broker: LocalBroker) -> None:
     """A batch that is run again afterwards is written to the new topic."""
     run, later = job(), job()
