@@ -10,6 +10,8 @@ import pyarrow as pa
 
 from kafka_sink.accumulator.batch_buffer import BufferAllocator
 from kafka_sink.accumulator.batch_size_limits import BatchSizeLimits
+from kafka_sink.accumulator.buffer_pool import BufferPool
+from kafka_sink.accumulator.chunked_buffer import IncrementalAllocator, chunk_size
 from kafka_sink.accumulator.muted_memory_limit import MutedMemoryLimit
 from kafka_sink.accumulator.record_accumulator import AccumulatorSettings, RecordAccumulator
 from kafka_sink.accumulator.record_appender import RecordAppender
@@ -31,8 +33,7 @@ from kafka_sink.coordinator.transport.address import CoordinatorAddress
 from kafka_sink.coordinator.transport.channel import Channel
 from kafka_sink.coordinator.writes.channel import WriteChannel
 from kafka_sink.dead_letters.collector import DeadLetters
-from kafka_sink.dead_letters.letter import DeadLetter
-from kafka_sink.errors import DeliveryError, InvalidRowError, MetadataTimeoutError, RecordTooLargeError
+from kafka_sink.errors import DeliveryError, RecordTooLargeError
 from kafka_sink.metadata.cache import MetadataCache
 from kafka_sink.metadata.cluster_metadata import ClusterMetadata, NoHints
 from kafka_sink.metadata.snapshot import MetadataSnapshot
@@ -45,7 +46,7 @@ from kafka_sink.records.compression import codec_for
 from kafka_sink.records.ordered_rows import OrderedRows
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.columns import RowBatch, extract
-from kafka_sink.rows.letter_table import letter_plan, letter_table
+from kafka_sink.rows.letter_writer import LetterWriter
 from kafka_sink.rows.ordering import ordered_rows_of, partitions_needed, rows_larger_than
 from kafka_sink.rows.partitioner import Partitioner
 from kafka_sink.rows.row_rejection import RowRejection
@@ -65,6 +66,7 @@ _WATCH_MS = 1000.0
 
 # Of a dead letter. Below the default max.message.bytes of topics, 1,048,588.
 _MAX_LETTER_BYTES = 1_000_000
+_LETTER_MEMORY_BYTES = 8 << 20
 
 _NO_TASK = SparkTask()
 POOLS = WorkerPools(monotonic_ms)
@@ -77,7 +79,6 @@ class Producer:
     def __init__(self, options: SinkOptions) -> None:
         self.options = options
         self._rows = 0
-        self._letters = 0
         self._started_ms = 0.0
         self._network = NetworkClient(NetworkSettings.from_options(options), monotonic_ms)
         self._allocator = POOLS.allocator(
@@ -91,6 +92,11 @@ class Producer:
         self._identity = _identity(options)
         self._dead_letters = _dead_letters(options)
         self._rejection = _rejection(options, self._dead_letters, self._cluster)
+        self._letter_memory = _letter_memory(options)
+        self._letter_appender = self._appender.for_letters(self._letter_memory, _LETTER_MEMORY_BYTES)
+        self._letter_writer: LetterWriter | None = None
+        if self._dead_letters is not None:
+            self._letter_writer = LetterWriter(self._dead_letters, self._order, self._append_letters)
         self._sender = Sender(
             SenderSettings.from_options(options),
             self._accumulator,
@@ -137,7 +143,7 @@ class Producer:
         if hints is not None:
             self._cluster.import_hints(hints, monotonic_ms())
         self._use_coordinator(coordinator)
-        self._rows = self._letters = 0
+        self._rows = 0
         if self._dead_letters is not None:
             self._dead_letters.begin(str(task.number))
         self._begin_rate_limit(task)
@@ -243,32 +249,37 @@ class Producer:
         ordered: OrderedRows | None
         if self._rejection is None:
             ordered = self._order(plan, batch)
+            self._rows += batch.num_rows
         else:
+            self._rows += batch.num_rows
             ordered = self._rejection.order(plan, batch, self._order)
-            self._send_letters()
-        self._rows += batch.num_rows
+            self._write_letters()
         if ordered is None:
             return 0
-        self._appender.append(ordered, self.check)
+        self._appender.append(ordered, self._check_and_write_letters)
         return len(ordered.partitions)
 
-    def _send_letters(self) -> bool:
+    def _write_letters(self) -> bool:
         """Appends the dead letters that wait; returns whether there were any."""
+        return self._letter_writer is not None and self._letter_writer.write()
+
+    @property
+    def _has_letters(self) -> bool:
+        """Whether rows wait for their letters to be written."""
         letters = self._dead_letters
-        if letters is None or letters.topic is None or not (waiting := letters.take()):
-            return False
-        table = letter_table(waiting, letters.max_bytes, letters.task)
-        try:
-            ordered = self._order(letter_plan(letters.topic), table)
-        except (InvalidRowError, MetadataTimeoutError) as error:
-            raise DeliveryError(
-                f"{len(waiting)} dead letters cannot be written to errors.deadletterqueue.topic.name = "
-                f"{letters.topic!r}: {error}"
-            ) from error
-        # One that was refused is counted already.
-        self._letters += sum(isinstance(letter, DeadLetter) for letter in waiting)
-        self._appender.append(ordered, self.check)
-        return True
+        return letters is not None and letters.topic is not None and letters.is_waiting
+
+    def _append_letters(self, ordered: OrderedRows) -> None:
+        """Their batches are their own and go at once: memory for the next letters waits for them."""
+        self._letter_appender.flush(ordered.partitions)
+        self._letter_appender.append(ordered, self.check)
+        self._letter_appender.flush(ordered.partitions)
+
+    def _check_and_write_letters(self) -> None:
+        """What a task does while it waits with rows: rows that brokers refused may hold the memory for them
+        until letters are written."""
+        self.check()
+        self._write_letters()
 
     def _order(self, plan: ColumnPlan, batch: pa.RecordBatch | pa.Table) -> OrderedRows:
         """The rows by partition. Waits for metadata, and for what the coordinator has muted."""
@@ -320,9 +331,8 @@ class Producer:
         started = monotonic_ms()
         self._appender.flush()
         self._await_completion()
-        # Brokers may have refused rows meanwhile.
-        while self._send_letters():
-            self._appender.flush()
+        # Brokers refuse rows meanwhile, and letters that are too large.
+        while self._write_letters():
             self._await_completion()
         counts = self._figures.counts()
         written = counts.records + counts.unconfirmed
@@ -343,7 +353,9 @@ class Producer:
     def _await_completion(self) -> None:
         deliveries = self._sender.deliveries
         with self.activity.waiting(BROKER):
-            while not self._accumulator.await_completion(_WATCH_MS / 1000, lambda: deliveries.has_failed):
+            while not self._accumulator.await_completion(
+                _WATCH_MS / 1000, lambda: deliveries.has_failed or self._has_letters
+            ):
                 if not self._sender.is_alive():
                     break
         self.check()
@@ -353,7 +365,9 @@ class Producer:
         # Read first: a thread that ends records its reason before.
         ended = not self._sender.is_alive()
         if self._sender.deliveries.has_failed:
-            self._sender.deliveries.raise_failure(self._rows, self._accumulator.unacknowledged_records())
+            self._sender.deliveries.raise_failure(
+                self._rows, self._accumulator.unacknowledged_records(), self._skipped
+            )
         if ended:
             raise DeliveryError("the sender thread has ended")
 
@@ -365,21 +379,27 @@ class Producer:
         unacknowledged = self._accumulator.unacknowledged_records()
         self._sender.abort(cause)
         written = self._sender.deliveries.counts().written_records
+        skipped = self._skipped
         _log.warning(
             "%s. Sending has stopped: of %d rows %d are acknowledged, %d were sent and have no response, "
-            "and %d are dropped",
+            "%d are skipped, and %d are dropped",
             cause,
             self._rows,
             written,
             unacknowledged,
-            max(0, self._rows - written - unacknowledged),
+            skipped,
+            max(0, self._rows - written - unacknowledged - skipped),
         )
         self._accumulator.wake_waiters()
 
-    def _limits(self) -> tuple[int, int, float]:
-        """Of this task: rows that can never be written, dead letters written, milliseconds of rate limit."""
-        skipped = 0 if self._dead_letters is None else self._dead_letters.rows
-        return skipped, self._letters, 0.0 if self._rate_limit is None else self._rate_limit.waited_ms
+    @property
+    def _skipped(self) -> int:
+        """Rows of this task that can never be written."""
+        return 0 if self._dead_letters is None else self._dead_letters.rows
+
+    def _limits(self) -> tuple[int, float]:
+        """Of this task: rows that can never be written, milliseconds of rate limit."""
+        return self._skipped, 0.0 if self._rate_limit is None else self._rate_limit.waited_ms
 
     def _end_figures(self, *, failed: bool = False) -> None:
         """The task's last report, while its counts are there."""
@@ -409,6 +429,7 @@ class Producer:
         """Between tasks: connections and metadata stay, free memory goes back to the system."""
         self._writes.end()
         self._allocator.trim_free()
+        self._letter_memory.trim_free()
         if self._coordinator is not None:
             self._coordinator.pause()
 
@@ -424,9 +445,11 @@ class Producer:
         if self._coordinator is not None:
             self._coordinator.close()
         self._allocator.close()
+        self._letter_memory.close()
         self._sender.close(_CLOSE_TIMEOUT_MS, abort=abort)
         # The sender gave its memory back to a pool that other producers share.
         self._allocator.trim_free()
+        self._letter_memory.trim_free()
 
 
 def _accumulator(options: SinkOptions, allocator: BufferAllocator) -> RecordAccumulator:
@@ -441,6 +464,12 @@ def _accumulator(options: SinkOptions, allocator: BufferAllocator) -> RecordAccu
     )
     limits = BatchSizeLimits(options.batch_size, repr(options.bootstrap_servers))
     return RecordAccumulator(settings, allocator, limits)
+
+
+def _letter_memory(options: SinkOptions) -> BufferAllocator:
+    """For dead letters. Rows that brokers refuse may hold all of buffer.memory until letters are written."""
+    pool = BufferPool(_LETTER_MEMORY_BYTES, chunk_size(options.batch_size), clock_ms=monotonic_ms)
+    return IncrementalAllocator(pool, min(options.batch_size, _LETTER_MEMORY_BYTES // 4))
 
 
 def _dead_letters(options: SinkOptions) -> DeadLetters | None:

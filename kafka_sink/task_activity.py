@@ -33,9 +33,10 @@ class TaskActivity:
 
     @contextmanager
     def waiting(self, state: str) -> Iterator[None]:
-        """Within the block the task waits for this."""
+        """Within the block the task waits for this, and after it for what it waited for before."""
+        before = self._current
         self._current = (state, self._clock_ms())
         try:
             yield
         finally:
-            self._current = (WORKING, self._clock_ms())
+            self._current = (WORKING, self._clock_ms()) if before[0] == WORKING else before

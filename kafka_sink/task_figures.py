@@ -46,9 +46,8 @@ class TaskFiguresReader:
     breaker: ProducerBreaker | None
     activity: TaskActivity
     clock_ms: Clock
-    # Returns the rows that can never be written, the dead letters written, and how long the rate limit held
-    # the task up.
-    limits: Callable[[], tuple[int, int, float]]
+    # Returns the rows that can never be written, and how long the rate limit held the task up.
+    limits: Callable[[], tuple[int, float]]
     started_ms: float = 0.0
     transaction_since_ms: float | None = None
     _memory_before: PoolMetrics | None = None
@@ -106,11 +105,10 @@ class TaskFiguresReader:
         exhausted = self.allocator.metrics().buffer_exhausted_total
         if self._memory_before is not None:
             exhausted -= self._memory_before.buffer_exhausted_total
-        skipped, letters, rate_wait_ms = self.limits()
-        # Dead letters are no rows. Their batches are still in flight when they are counted first.
+        skipped, rate_wait_ms = self.limits()
         return TaskCounts(
-            records=max(0, counts.acknowledged_records - (0 if counts.unconfirmed_records else letters)),
-            unconfirmed=max(0, counts.unconfirmed_records - letters),
+            records=counts.acknowledged_records,
+            unconfirmed=counts.unconfirmed_records,
             skipped=skipped,
             failed=counts.failed_records,
             batches=counts.batches,

@@ -101,10 +101,14 @@ class AppendPlanner:
         codec: BlockCodec | WholeCodec | None,
         estimates: SizeEstimates,
         clock_ms: Clock,
+        *,
+        letters: bool = False,
     ) -> None:
+        """``letters``: the rows are dead letters."""
         self._settings = settings
         self._allocator = allocator
         self._codec = codec
+        self._letters = letters
         self._compresses_at_seal = isinstance(codec, WholeCodec)
         self._has_fixed_buffers = allocator.moves_to_grow
         self._max_open_raw_bytes = settings.buffer_memory // _RAW_DIVISOR
@@ -289,6 +293,7 @@ class AppendPlanner:
             plan.now_ms,
         )
         batch.free = plan.ordered.free
+        batch.letters = self._letters
         return batch
 
     def _enqueue(

@@ -109,6 +109,7 @@ class ProducerBatch:
         "free",
         "last_error",
         "lease",
+        "letters",
         "max_timestamp",
         "ordinal",
         "packing",
@@ -132,6 +133,8 @@ class ProducerBatch:
         created_ms: float,
     ) -> None:
         self.partition = partition
+        # Whether the records are dead letters, which are no rows of the task's.
+        self.letters = False
         self.buffer = buffer
         self.compression = compression
         # Fixed when the batch opens, so that the end of a batch depends only on the rows before it.

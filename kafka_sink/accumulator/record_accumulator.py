@@ -390,7 +390,8 @@ class RecordAccumulator:
     def unacknowledged_records(self) -> int:
         """The number of rows that were sent and perhaps written, but have no final state."""
         with self._lock:
-            return sum(b.record_count for b in self._queues.live if b.attempts and not b.terminal)
+            sent = (b for b in self._queues.live if b.attempts and not b.terminal)
+            return sum(0 if batch.letters else batch.record_count for batch in sent)
 
     def expired(self, now_ms: float) -> tuple[list[ProducerBatch], float]:
         """Queued batches older than delivery.timeout.ms, and the milliseconds until there may be others."""

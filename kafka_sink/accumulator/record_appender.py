@@ -6,9 +6,12 @@ Where memory is refused the turn ends there, and the task waits for memory while
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from copy import copy
+from dataclasses import replace
 
 from kafka_sink.accumulator.append_planner import AppendPlan, AppendPlanner, Grant, Refusal, RowCursor
+from kafka_sink.accumulator.batch_buffer import BufferAllocator
 from kafka_sink.accumulator.batch_limits import BatchRoom
 from kafka_sink.accumulator.lease import Lease
 from kafka_sink.accumulator.muted_memory_limit import MutedMemoryLimit
@@ -45,9 +48,22 @@ class RecordAppender:
             accumulator.settings, accumulator.allocator, codec, self._estimates, clock_ms
         )
         self._writer = RunWriter(accumulator, self._estimates, wake_sender)
+        self._codec = codec
         self._clock_ms = clock_ms
         self._wake_sender = wake_sender
         self._muted_memory_limit = muted_memory_limit
+
+    def for_letters(self, allocator: BufferAllocator, memory_bytes: int) -> RecordAppender:
+        """An appender of dead letters, on the same thread. They have memory of their own, so that they can be
+        written while this appender waits for memory that refused rows hold."""
+        found = copy(self)
+        found._allocator = allocator
+        found._settings = replace(self._settings, buffer_memory=memory_bytes)
+        found._planner = AppendPlanner(
+            found._settings, allocator, self._codec, self._estimates, self._clock_ms, letters=True
+        )
+        found._muted_memory_limit = None
+        return found
 
     def append(self, ordered: OrderedRows, check: Callable[[], None]) -> None:
         """Takes all rows, waiting up to max.block.ms for memory at each refusal.
@@ -126,12 +142,19 @@ class RecordAppender:
             tail = queues.open_batch(partition)
             return BatchRoom(None if tail is None else self._estimates.room_in(tail, row_bytes), new)
 
-    def flush(self) -> None:
-        """Closes and seals every open batch on the task's thread; the sender drains them meanwhile."""
+    def flush(self, partitions: Collection[TopicPartition] | None = None) -> None:
+        """Closes and seals every open batch on the task's thread; the sender drains them meanwhile.
+
+        With ``partitions`` only theirs, and later batches linger again.
+        """
         lease = Lease()
         with self._accumulator.planning() as queues:
-            queues.flushing = True
-            closed = queues.open_batches()
+            if partitions is None:
+                queues.flushing = True
+                closed = queues.open_batches()
+            else:
+                found = (queues.open_batch(partition) for partition in partitions)
+                closed = [batch for batch in found if batch is not None]
             for batch in closed:
                 lease.add(batch)
                 queues.close(batch)

@@ -1,13 +1,13 @@
-"""Collects the dead letters of one task until they are written, and stops a task that has too many."""
+"""Collects the rows of one task that can never be written until their letters are, and stops a task that has
+too many."""
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, deque
 
-from kafka_sink.dead_letters.letter import DeadLetter, RefusedLetter
+from kafka_sink.dead_letters.refused_rows import Refused, RefusedLetter
 from kafka_sink.errors import TooManyDeadLettersError
 
 _log = logging.getLogger(__name__)
@@ -16,12 +16,15 @@ UNLIMITED = -1
 _LOGGED = 3
 # The context headers of a letter take some 500 bytes.
 _MIN_BYTES = 1024
+# Bytes of refused rows from which on the sender leaves others in their batches, and so in buffer.memory. It
+# takes as many out of a batch at once.
+ROOM_BYTES = 4 << 20
 
 
 class DeadLetters:
     """Thread-safe: the task's thread and the sender's add, the task's thread takes.
 
-    ``topic`` is the dead letter topic. Without one, letters are counted and their content is dropped.
+    ``topic`` is the dead letter topic. Without one, rows are counted and their content is dropped.
     ``max_rows`` is the maximum number per task, ``max_bytes`` the maximum size of a letter.
     """
 
@@ -29,7 +32,8 @@ class DeadLetters:
         self.topic = topic
         self._max_rows = max_rows
         self._lock = threading.Lock()  # guards everything below
-        self._waiting: list[DeadLetter | RefusedLetter] = []
+        self._waiting: deque[Refused | RefusedLetter] = deque()
+        self._held_bytes = 0
         # Of a letter. Lower once the dead letter topic has refused one.
         self._max_bytes = max_bytes
         self._reasons: Counter[str] = Counter()
@@ -40,7 +44,8 @@ class DeadLetters:
         """A new task: counts start at zero."""
         with self._lock:
             self.task = task
-            self._waiting = []
+            self._waiting.clear()
+            self._held_bytes = 0
             self._reasons = Counter()
             self._rows = 0
 
@@ -53,21 +58,21 @@ class DeadLetters:
                 f"The last one: {reason}"
             )
 
-    def add(self, letters: Sequence[DeadLetter]) -> None:
+    def add(self, refused: Refused) -> None:
         """Rows that can never be written. Beyond the maximum, TooManyDeadLettersError is raised."""
         with self._lock:
-            self.require_room(len(letters), letters[-1].reason)
-            rows = self._rows + len(letters)
-            logged = letters[: max(0, _LOGGED - self._rows)]
-            self._rows = rows
-            self._reasons.update(letter.error for letter in letters)
+            self.require_room(refused.count, refused.reason)
+            logged = max(0, min(_LOGGED - self._rows, refused.count))
+            self._rows += refused.count
+            self._reasons[refused.error] += refused.count
             if self.topic is not None:
-                self._waiting.extend(letters)
-        for letter in logged:
+                self._waiting.append(refused)
+                self._held_bytes += refused.held_bytes
+        for row in range(logged):
             _log.warning(
-                "a row for topic %s can never be written: %s; errors.tolerance=all skips it",
-                letter.topic,
-                letter.reason,
+                "a row for topic %.255s can never be written: %s; errors.tolerance=all skips it",
+                refused.topic_of(row),
+                refused.reason,
             )
 
     def refused(self, letter: RefusedLetter, size: int) -> bool:
@@ -87,11 +92,25 @@ class DeadLetters:
         """The maximum size of a letter."""
         return self._max_bytes
 
-    def take(self) -> list[DeadLetter | RefusedLetter]:
-        """Letters that are not yet written."""
+    @property
+    def has_room(self) -> bool:
+        """Whether the sender may add rows. Those that wait are in memory beyond buffer.memory."""
+        return self._held_bytes < ROOM_BYTES
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether ``take`` has any. Read without the lock."""
+        return bool(self._waiting)
+
+    def take(self) -> Refused | RefusedLetter | None:
+        """Rows whose letters are not yet written, the first that were added; None if there are none."""
         with self._lock:
-            letters, self._waiting = self._waiting, []
-            return letters
+            if not self._waiting:
+                return None
+            refused = self._waiting.popleft()
+            if not isinstance(refused, RefusedLetter):
+                self._held_bytes -= refused.held_bytes
+            return refused
 
     @property
     def rows(self) -> int:

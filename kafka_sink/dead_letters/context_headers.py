@@ -4,27 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kafka_sink.dead_letters.letter import Header, RefusedLetter
+from kafka_sink.dead_letters.refused_rows import Header, RefusedLetter
 
-PREFIX = "__connect.errors."
+PREFIX = b"__connect.errors."
 # Not Kafka Connect's: the row's own timestamp, and what was cut off.
-CUT_PREFIX = "kafka-chunked.errors."
+CUT_PREFIX = b"kafka-chunked.errors."
 # Kafka Connect's name for the step that failed.
-STAGE = "KAFKA_PRODUCE"
-NAME = "kafka-chunked"
-_CONNECTOR = PREFIX + "connector.name"
+STAGE = b"KAFKA_PRODUCE"
+NAME = b"kafka-chunked"
+# Bytes of a record's header beside its key and value: two lengths, and some to spare.
+HEADER_OVERHEAD = 12
+_CONNECTOR = PREFIX + b"connector.name"
 _CONTEXT = frozenset(
     PREFIX + name
     for name in (
-        *("topic", "partition", "connector.name", "task.id", "stage", "class.name"),
-        *("exception.class.name", "exception.message"),
+        *(b"topic", b"partition", b"connector.name", b"task.id", b"stage", b"class.name"),
+        *(b"exception.class.name", b"exception.message"),
     )
-) | frozenset(CUT_PREFIX + name for name in ("timestamp", "key.length", "value.length", "headers.dropped"))
+) | frozenset(
+    CUT_PREFIX + name for name in (b"timestamp", b"key.length", b"value.length", b"headers.dropped")
+)
 
 
 def is_letter(headers: Sequence[Header]) -> bool:
     """Whether a record of the dead letter topic is a letter of this sink, and no row of the user's own."""
-    return (_CONNECTOR, NAME.encode()) in headers
+    return (_CONNECTOR, NAME) in headers
 
 
 def can_be_cut(letter: RefusedLetter) -> bool:

@@ -6,6 +6,7 @@ would cost every Python worker 160 ms of CPU and 40 MB for nothing.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -81,6 +82,54 @@ def values_buffer(array: pa.Array) -> npt.NDArray[np.uint8]:
     return np.frombuffer(data, np.uint8)
 
 
+def binary_of(entries: Sequence[bytes | None]) -> pa.Array:
+    """A binary array of these entries: ``pa.array`` would import pandas."""
+    sizes = np.array([0, *(len(entry or b"") for entry in entries)], dtype=np.int64)
+    nulls = np.array([entry is None for entry in entries], dtype=np.bool_)
+    data = pa.py_buffer(b"".join(entry or b"" for entry in entries))
+    buffers = [_validity(nulls), pa.py_buffer(np.cumsum(sizes).astype(np.int32)), data]
+    return pa.Array.from_buffers(pa.binary(), len(entries), buffers)
+
+
+def spans(
+    data: npt.NDArray[np.uint8],
+    starts: npt.NDArray[np.integer],
+    ends: npt.NDArray[np.integer],
+    nulls: npt.NDArray[np.bool_] | None = None,
+) -> pa.Array:
+    """A binary array with the bytes ``starts[i]`` to ``ends[i]`` of ``data``, which ascend without overlap.
+
+    Raises OverflowError where the bytes from the first to the last are 2 GiB or more.
+    """
+    count = len(starts)
+    if count == 0:
+        return binary_of(())
+    first = int(starts[0])
+    if int(ends[-1]) - first > np.iinfo(np.int32).max:
+        raise OverflowError(
+            f"{count} entries lie in {int(ends[-1]) - first} bytes; a table stays below 2 GiB"
+        )
+    edges = np.empty(2 * count, dtype=np.int32)
+    edges[0::2], edges[1::2] = starts - first, ends - first
+    buffers = [None, pa.py_buffer(edges), pa.py_buffer(data[first : int(ends[-1])])]
+    # Every second entry is what lies between two spans.
+    found = pa.Array.from_buffers(pa.binary(), 2 * count - 1, buffers).take(
+        indices(np.arange(0, 2 * count, 2))
+    )
+    return found if nulls is None else with_nulls(found, nulls)
+
+
+def with_nulls(array: pa.Array, nulls: npt.NDArray[np.bool_]) -> pa.Array:
+    """The same array, which begins with its buffers, null where ``nulls`` is true."""
+    if not nulls.any():
+        return array
+    return pa.Array.from_buffers(array.type, len(array), [_validity(nulls), *array.buffers()[1:]])
+
+
+def _validity(nulls: npt.NDArray[np.bool_]) -> pa.Buffer | None:
+    return pa.py_buffer(np.packbits(~nulls, bitorder="little")) if nulls.any() else None
+
+
 def as_binary(array: pa.Array) -> pa.Array:
     """A string or binary array as binary, with 32-bit offsets over the same bytes.
 
@@ -106,7 +155,7 @@ def _with_narrow_offsets(array: pa.Array) -> pa.Array:
         pa.binary(),
         len(array),
         [
-            pa.py_buffer(np.packbits(~null_mask(array), bitorder="little")) if array.null_count else None,
+            _validity(null_mask(array)) if array.null_count else None,
             pa.py_buffer((ends - first).astype(np.int32)),
             pa.py_buffer(b"") if data is None else data.slice(first, size),
         ],

@@ -115,6 +115,22 @@ def read(data: memoryview, at: int) -> tuple[int, int]:
         shift += 7
 
 
+def read_column(
+    data: npt.NDArray[np.uint8], at: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """The zigzag varint at each of these positions, and the position after each."""
+    numbers, ends = np.zeros(len(at), dtype=np.int64), at.copy()
+    unread = np.arange(len(at))
+    shift = 0
+    while len(unread):
+        septets = data[ends[unread]]
+        numbers[unread] |= (septets & 0x7F).astype(np.int64) << shift
+        ends[unread] += 1
+        unread = unread[septets >= 0x80]
+        shift += 7
+    return (numbers >> 1) ^ -(numbers & 1), ends
+
+
 def lay_out(columns: list[Column], rows: int) -> npt.NDArray[np.uint8]:
     """Every row's varints back to back, rows back to back.
 

@@ -1,4 +1,4 @@
-"""Dead letters as rows of the dead letter topic.
+"""Dead letters as rows of the dead letter topic, a table of them at once.
 
 The context headers are those of Kafka Connect's sink connectors (KIP-298), as far as a row of a DataFrame has
 them.
@@ -6,101 +6,204 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
-from kafka_sink.dead_letters.context_headers import CUT_PREFIX, NAME, PREFIX, STAGE, is_context
-from kafka_sink.dead_letters.letter import DeadLetter, Header, RefusedLetter
+from kafka_sink.dead_letters.context_headers import CUT_PREFIX, HEADER_OVERHEAD, NAME, PREFIX, STAGE
+from kafka_sink.dead_letters.refused_rows import Int64s, OwnHeaders, RefusedRows
 from kafka_sink.model import NO_TIMESTAMP
+from kafka_sink.options.values import TOPIC_MAX_LENGTH
+from kafka_sink.records.arrays import (
+    binary_of,
+    indices,
+    lengths,
+    null_mask,
+    offsets,
+    spans,
+    values_buffer,
+    with_nulls,
+)
 from kafka_sink.rows.column_plan import HEADERS_TYPE, ColumnPlan
 
 _MAX_REASON = 500
 # A batch has a header, a record has lengths and deltas, and a header of a record has two lengths.
 _OVERHEAD = 256
-_HEADER_OVERHEAD = 12
-_COLUMNS = (("key", "binary"), ("value", "binary"), ("headers", HEADERS_TYPE), ("timestamp", "timestamp"))
+# About the context headers of a letter.
+_CONTEXT_BYTES = 600
+# Bytes of the letters that are made at once, and have several copies until they are in their batches.
+_TABLE_BYTES = 1 << 20
+_COLUMNS = (("key", "binary"), ("value", "binary"), ("headers", HEADERS_TYPE))
+_NO_BINARY = binary_of(())
+
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class _Header:
+    """A context header of all letters: one value for all, or one each, where null leaves the header out."""
+
+    name: bytes
+    value: bytes | pa.Array
+
+    def sizes(self) -> Int64s | int:
+        """The bytes that it takes in each letter."""
+        if isinstance(self.value, bytes):
+            return len(self.name) + len(self.value) + HEADER_OVERHEAD
+        present = ~null_mask(self.value)
+        return present * (len(self.name) + HEADER_OVERHEAD) + lengths(self.value).astype(np.int64)
 
 
 def letter_plan(topic: str) -> ColumnPlan:
-    """The plan of the tables that ``letter_table`` makes."""
+    """The plan of the tables that ``letter_table`` makes.
+
+    Letters have the present time. The row's own may be why it was refused, or so old that the letter is soon
+    deleted.
+    """
     return ColumnPlan.of(_COLUMNS, topic)
 
 
-def letter_table(letters: Sequence[DeadLetter | RefusedLetter], max_bytes: int, task: str) -> pa.Table:
-    """One row per letter. A letter of more than ``max_bytes`` is cut, and headers say so.
+def pieces(rows: RefusedRows) -> Iterator[RefusedRows]:
+    """The rows in parts whose letters take about 1 MiB, or one row."""
+    before = np.concatenate(([0], np.cumsum(rows.sizes + _CONTEXT_BYTES)))
+    start = 0
+    while start < rows.count:
+        stop = int(np.searchsorted(before, before[start] + _TABLE_BYTES, side="right")) - 1
+        stop = max(stop, start + 1)
+        yield rows.slice(start, stop)
+        start = stop
+
+
+def letter_table(rows: RefusedRows, max_bytes: int, task: str) -> pa.Table:
+    """One letter per row. A letter of more than ``max_bytes`` is cut, and headers say so.
 
     ``task`` identifies the Spark task.
     """
-    schema = pa.schema(
-        [
-            ("key", pa.binary()),
-            ("value", pa.binary()),
-            ("headers", pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))),
-            ("timestamp", pa.timestamp("us", tz="UTC")),
-        ]
-    )
-    return pa.Table.from_pylist([_row(letter, max_bytes, task) for letter in letters], schema)
+    context = _context(rows, task) if rows.context is None else [_Header(*header) for header in _known(rows)]
+    left = np.full(rows.count, max_bytes - _OVERHEAD, dtype=np.int64)
+    for header in context:
+        left -= header.sizes()
+    noted = {header.name for header in context}
 
+    def note_cut(name: bytes, amounts: Int64s, cut: Mask) -> None:
+        """Says how much there was before the first cut."""
+        if cut.any() and CUT_PREFIX + name not in noted:
+            context.append(_Header(CUT_PREFIX + name, _texts(amounts, ~cut)))
 
-def _row(letter: DeadLetter | RefusedLetter, max_bytes: int, task: str) -> dict[str, object]:
-    context: list[Header] = []
-    own = letter.headers
-    if isinstance(letter, RefusedLetter):
-        context = [header for header in own if is_context(header)]
-        own = tuple(header for header in own if not is_context(header))
-    else:
-        context = _context(letter, task)
-    left = max_bytes - _OVERHEAD - _size(context)
-    if _size(own) > left // 4:
-        _note_cut("headers.dropped", len(own), context)
-        own = ()
-    left -= _size(own)
-    # The key identifies the row, and most keys are far shorter than that.
-    key = _cut(letter.key, left // 4, "key.length", context)
-    left -= len(key or b"")
-    value = _cut(letter.value, left, "value.length", context)
-    return {
-        "key": key,
-        "value": value,
-        "headers": [{"key": name, "value": content} for name, content in (*own, *context)],
-        # The present time. The row's own may be why it was refused, or so old that the letter is soon
-        # deleted.
-        "timestamp": None,
-    }
-
-
-def _context(letter: DeadLetter, task: str) -> list[Header]:
-    known = {
-        "topic": letter.topic,
-        "partition": None if letter.partition < 0 else str(letter.partition),
-        "connector.name": NAME,
-        "task.id": task,
-        "stage": STAGE,
-        "class.name": "kafka_sink",
-        "exception.class.name": letter.error,
-        "exception.message": letter.reason[:_MAX_REASON],
-    }
-    context: list[Header] = [
-        (PREFIX + name, text.encode()) for name, text in known.items() if text is not None
+    own = rows.headers
+    if own is not None:
+        dropped = (own.sizes > left // 4) & (own.counts > 0)
+        note_cut(b"headers.dropped", own.counts, dropped)
+        left -= np.where(dropped, 0, own.sizes)
+        own = _without(own, dropped) if dropped.any() else own
+    key = rows.key
+    if key is not None:
+        # The key identifies the row, and most keys are far shorter than that.
+        key, sizes, cut = _cut(key, np.maximum(left // 4, 0))
+        note_cut(b"key.length", sizes, cut)
+        left -= lengths(key)
+    value, sizes, cut = _cut(rows.value, np.maximum(left, 0))
+    note_cut(b"value.length", sizes, cut)
+    columns = [
+        pa.nulls(rows.count, pa.binary()) if key is None else key,
+        value,
+        _headers(own, context, rows.count),
     ]
-    if letter.timestamp_ms != NO_TIMESTAMP:
-        context.append((CUT_PREFIX + "timestamp", str(letter.timestamp_ms).encode()))
-    return context
+    return pa.Table.from_arrays(columns, ["key", "value", "headers"])
 
 
-def _size(headers: Sequence[Header]) -> int:
-    return sum(len(name.encode()) + len(content or b"") + _HEADER_OVERHEAD for name, content in headers)
+def _known(rows: RefusedRows) -> list[tuple[bytes, bytes]]:
+    """The context of a letter that is written again."""
+    return [(name, content or b"") for name, content in rows.context or ()]
 
 
-def _cut(content: bytes | None, limit: int, name: str, context: list[Header]) -> bytes | None:
-    if content is None or len(content) <= limit:
-        return content
-    _note_cut(name, len(content), context)
-    return content[: max(limit, 0)]
+def _context(rows: RefusedRows, task: str) -> list[_Header]:
+    topic = rows.topic
+    if isinstance(topic, pa.Array):
+        # A column of topics may hold anything.
+        topic = _cut(topic, np.full(rows.count, TOPIC_MAX_LENGTH, dtype=np.int64))[0]
+    known: dict[bytes, bytes | pa.Array | None] = {
+        b"topic": topic.encode() if isinstance(topic, str) else topic,
+        b"partition": _known_texts(rows.partition, 0),
+        b"connector.name": NAME,
+        b"task.id": task.encode(),
+        b"stage": STAGE,
+        b"class.name": b"kafka_sink",
+        b"exception.class.name": rows.error.encode(),
+        b"exception.message": rows.reason[:_MAX_REASON].encode(errors="replace"),
+    }
+    context = [_Header(PREFIX + name, value) for name, value in known.items() if value is not None]
+    times = rows.timestamps_ms
+    found = _texts(times, times == NO_TIMESTAMP) if isinstance(times, np.ndarray) else None
+    return context if found is None else [*context, _Header(CUT_PREFIX + b"timestamp", found)]
 
 
-def _note_cut(name: str, amount: int, context: list[Header]) -> None:
-    """Says how much there was before the first cut."""
-    if all(known != CUT_PREFIX + name for known, _ in context):
-        context.append((CUT_PREFIX + name, str(amount).encode()))
+def _known_texts(numbers: Int64s | int, smallest: int) -> bytes | pa.Array | None:
+    """Numbers as texts; none for those below ``smallest``."""
+    if isinstance(numbers, int):
+        return b"%d" % numbers if numbers >= smallest else None
+    return _texts(numbers, numbers < smallest)
+
+
+def _texts(numbers: Int64s, nulls: Mask) -> pa.Array:
+    found = pa.Array.from_buffers(
+        pa.int64(), len(numbers), [None, pa.py_buffer(np.ascontiguousarray(numbers))]
+    )
+    return with_nulls(found.cast(pa.string()).cast(pa.binary()), nulls)
+
+
+def _cut(content: pa.Array, limits: Int64s) -> tuple[pa.Array, Int64s, Mask]:
+    """The first ``limits[i]`` bytes of each entry; their lengths before, and which were longer."""
+    sizes = lengths(content).astype(np.int64)
+    cut = sizes > limits
+    if not cut.any():
+        return content, sizes, cut
+    starts = offsets(content)[:-1]
+    nulls = null_mask(content) if content.null_count else None
+    return spans(values_buffer(content), starts, starts + np.minimum(sizes, limits), nulls), sizes, cut
+
+
+def _without(own: OwnHeaders, dropped: Mask) -> OwnHeaders:
+    """The headers without those of some rows."""
+    kept = indices(np.flatnonzero(np.repeat(~dropped, own.held)))
+    left = np.where(dropped, 0, own.held)
+    return replace(own, held=left, keys=own.keys.take(kept), values=own.values.take(kept))
+
+
+def _headers(own: OwnHeaders | None, context: list[_Header], count: int) -> pa.Array:
+    """Each row's own headers and its context as one list column, gathered from all keys and all values."""
+    none = np.zeros(count, dtype=np.int64)
+    held, keys, values = (none, _NO_BINARY, _NO_BINARY) if own is None else (own.held, own.keys, own.values)
+    present = [
+        np.ones(count, dtype=np.bool_) if isinstance(header.value, bytes) else ~null_mask(header.value)
+        for header in context
+    ]
+    ends = np.zeros(count + 1, dtype=np.int32)
+    np.cumsum(held + sum(present, none), out=ends[1:])
+    key_at = np.empty(int(ends[-1]), dtype=np.int32)
+    value_at = np.empty(len(key_at), dtype=np.int32)
+    row_of = np.repeat(np.arange(count), held)
+    place = np.arange(len(row_of)) - np.repeat(np.cumsum(held) - held, held) + ends[row_of]
+    key_at[place] = value_at[place] = np.arange(len(row_of))
+    place = ends[:-1] + held
+    sources, filled = [values], len(values)
+    for number, (header, shown) in enumerate(zip(context, present, strict=True)):
+        key_at[place[shown]] = len(keys) + number
+        is_one = isinstance(header.value, bytes)
+        sources.append(binary_of([header.value]) if is_one else header.value)
+        value_at[place[shown]] = filled if is_one else filled + np.flatnonzero(shown)
+        filled += len(sources[-1])
+        place += shown
+    names = binary_of([header.name for header in context])
+    entries = pa.StructArray.from_arrays(
+        [
+            pa.concat_arrays([keys, names]).take(indices(key_at)),
+            pa.concat_arrays(sources).take(indices(value_at)),
+        ],
+        ["key", "value"],
+    )
+    starts = pa.Array.from_buffers(pa.int32(), count + 1, [None, pa.py_buffer(ends)])
+    return pa.ListArray.from_arrays(starts, entries)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +16,6 @@ import pyarrow as pa
 from kafka_sink import timing_bounds
 from kafka_sink.clock import Clock
 from kafka_sink.dead_letters.collector import DeadLetters
-from kafka_sink.dead_letters.letter import DeadLetter, Header
 from kafka_sink.errors import (
     InvalidRowError,
     MetadataTimeoutError,
@@ -25,12 +23,13 @@ from kafka_sink.errors import (
     TopicRefusedError,
 )
 from kafka_sink.metadata.cluster_metadata import ClusterMetadata
-from kafka_sink.model import NO_TIMESTAMP, TopicMetadata
+from kafka_sink.model import TopicMetadata
 from kafka_sink.records.arrays import indices
 from kafka_sink.records.ordered_rows import OrderedRows
 from kafka_sink.rows.column_plan import ColumnPlan
-from kafka_sink.rows.columns import NO_PARTITION, RowBatch
+from kafka_sink.rows.columns import RowBatch
 from kafka_sink.rows.ordering import partitions_needed
+from kafka_sink.rows.refused_columns import rows_of_table
 
 # Brokers learn of an added partition one by one. After this time a partition that is still unknown does not
 # exist.
@@ -71,7 +70,7 @@ class RowRejection:
             except InvalidRowError as error:
                 if error.rows is None or not error.rows.any():
                     raise
-                self._dead_letters.add(letters_of(plan, left, error))
+                self._dead_letters.add(rows_of_table(plan, left, error))
                 left = left.take(indices(np.flatnonzero(~error.rows)))
         return None
 
@@ -150,61 +149,3 @@ def _rows_of(rows: RowBatch, topic: str) -> npt.NDArray[np.bool_]:
         return np.ones(rows.num_rows, dtype=np.bool_)
     mask: npt.NDArray[np.bool_] = rows.topic_index == rows.topics.index(topic)
     return mask
-
-
-def letters_of(plan: ColumnPlan, table: pa.Table, error: InvalidRowError) -> list[DeadLetter]:
-    """The rows that an error is about. They are few, so this handles them one by one."""
-    assert error.rows is not None
-    few = table.take(indices(np.flatnonzero(error.rows)))
-
-    def column(index: int | None) -> list[Any]:
-        return [None] * few.num_rows if index is None else _as_bytes(few.column(index)).to_pylist()
-
-    topics = [plan.topic] * few.num_rows if plan.topic is not None else column(plan.topic_column)
-    times = [None] * few.num_rows if plan.timestamp is None else _milliseconds(few.column(plan.timestamp))
-    parts = zip(
-        topics,
-        column(plan.partition),
-        column(plan.key),
-        column(plan.value),
-        column(plan.headers),
-        times,
-        strict=True,
-    )
-    return [
-        DeadLetter(
-            topic.decode(errors="replace") if isinstance(topic, bytes) else topic,
-            NO_PARTITION if partition is None else partition,
-            key,
-            value,
-            _headers(headers),
-            NO_TIMESTAMP if time is None else time,
-            error.reason,
-            type(error).__name__,
-        )
-        for topic, partition, key, value, headers, time in parts
-    ]
-
-
-def _milliseconds(column: pa.ChunkedArray) -> list[int | None]:
-    # As numbers: Python's dates end at the year 9999.
-    micros = column.cast(pa.int64()).to_pylist()
-    return [None if value is None else value // 1000 for value in micros]
-
-
-def _as_bytes(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Strings as bytes, since Spark's strings may be no UTF-8."""
-    kind = column.type
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return column.cast(pa.list_(pa.struct([("key", pa.binary()), ("value", pa.binary())])))
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        return column.cast(pa.binary() if pa.types.is_string(kind) else pa.large_binary())
-    return column
-
-
-def _headers(headers: list[dict[str, Any] | None] | None) -> tuple[Header, ...]:
-    """A null header, and a header without a key, keep their place under an empty key."""
-    return tuple(
-        ("", None) if header is None else ((header["key"] or b"").decode(errors="replace"), header["value"])
-        for header in headers or ()
-    )

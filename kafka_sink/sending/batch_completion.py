@@ -57,6 +57,7 @@ class BatchCompletion:
                     base_offset,
                     log_append_time_ms,
                     confirmed,
+                    batch.letters,
                 ),
             )
             for batch, base_offset, log_append_time_ms in batches
@@ -96,10 +97,15 @@ class BatchCompletion:
         closed = DeliveryError("the producer was closed")
 
         def record(batch: ProducerBatch) -> None:
-            self.deliveries.failed(batch.partition, batch.record_count, closed)
+            self.deliveries.failed(batch.partition, _rows(batch), closed)
 
         self._in_flight.clear()
         self._accumulator.abort_incomplete(record, end_leases=end_leases)
 
     def _record_failure(self, batch: ProducerBatch, cause: Exception) -> Callable[[], None]:
-        return partial(self.deliveries.failed, batch.partition, batch.record_count, cause)
+        return partial(self.deliveries.failed, batch.partition, _rows(batch), cause)
+
+
+def _rows(batch: ProducerBatch) -> int:
+    """The task's rows that end with the batch. Dead letters are none: their rows are counted as skipped."""
+    return 0 if batch.letters else batch.record_count

@@ -6,14 +6,16 @@ import logging
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from kafka_sink import timing_bounds
 from kafka_sink.accumulator.producer_batch import ProducerBatch
 from kafka_sink.accumulator.record_accumulator import RecordAccumulator
 from kafka_sink.backoff import ExponentialBackoff
 from kafka_sink.breaker.send_policy import SendPolicy
-from kafka_sink.dead_letters.collector import DeadLetters
+from kafka_sink.dead_letters.collector import ROOM_BYTES, DeadLetters
 from kafka_sink.dead_letters.context_headers import can_be_cut, is_letter
-from kafka_sink.dead_letters.letter import DeadLetter, RefusedLetter
+from kafka_sink.dead_letters.refused_rows import RefusedLetter, RefusedRecords
 from kafka_sink.errors import (
     BrokerRefusedError,
     BufferExhaustedError,
@@ -34,7 +36,7 @@ from kafka_sink.sending.produce_requests import ProduceTag
 from kafka_sink.sending.producer_identity import ProducerIdentity
 from kafka_sink.sending.response_classifier import Action, Attempt, Decision
 from kafka_sink.sending.settings import SenderSettings
-from kafka_sink.sending.splitting import ParsedRecord, split_batch, take_out
+from kafka_sink.sending.splitting import TakenRecords, content_of, split_batch, take_out
 
 _log = logging.getLogger(__name__)
 
@@ -317,8 +319,11 @@ class ResponseHandler:
         except TooManyDeadLettersError as too_many:
             self._completion.refuse(batch, too_many)
             return
+        if not letters.has_room and batch.partition.topic != letters.topic:
+            self._await_letters(batch, letters, cause, now_ms)
+            return
         try:
-            pieces, records = take_out(batch, positions or (0,), self._accumulator.allocator)
+            pieces, records = take_out(batch, positions or (0,), self._accumulator.allocator, ROOM_BYTES)
         except BufferExhaustedError as error:
             self._retry_split(batch, cause, error, now_ms)
             return
@@ -332,26 +337,42 @@ class ResponseHandler:
             self._identity.shrunk(batch, pieces)
         self._completion.shrink(batch, pieces)
 
-    def _add_letters(
-        self, batch: ProducerBatch, records: Sequence[ParsedRecord], cause: Exception
-    ) -> Exception | None:
+    def _await_letters(
+        self, batch: ProducerBatch, letters: DeadLetters, cause: Exception, now_ms: float
+    ) -> None:
+        """Leaves the batch in buffer.memory until letters of other rows are written. The broker refuses it
+        again then; if that never happens, delivery.timeout.ms ends it."""
+        if _log.isEnabledFor(logging.DEBUG):
+            _log.debug(
+                "%s: the letters of other rows are written first: %s", batch.partition, _error_name(cause)
+            )
+        batch.last_error = DeliveryError(
+            f"{cause}; its dead letters waited for those of others in errors.deadletterqueue.topic.name = "
+            f"{letters.topic!r}"
+        )
+        self._completion.retry(batch, now_ms + self._backoff.delay_ms(1))
+
+    def _add_letters(self, batch: ProducerBatch, records: TakenRecords, cause: Exception) -> Exception | None:
         """Returns why the task fails, None if it goes on."""
         letters = self._dead_letters
         assert letters is not None
         topic, partition = batch.partition
-        if topic == letters.topic and is_letter(records[0].headers):
-            [record] = records
-            refused = RefusedLetter(record.key, record.value, record.headers)
-            cut = can_be_cut(refused) and letters.refused(refused, batch.size)
-            return None if cut else cause
-        error = _error_class(cause)
+        if topic == letters.topic:
+            refused = RefusedLetter(*content_of(records.bodies[0]))
+            if is_letter(refused.headers):
+                cut = can_be_cut(refused) and letters.refused(refused, batch.size)
+                return None if cut else cause
+        refused_rows = RefusedRecords(
+            b"".join(records.bodies),
+            np.cumsum([len(body) for body in records.bodies], dtype=np.int64),
+            topic,
+            partition,
+            np.array(records.timestamps_ms, dtype=np.int64),
+            str(cause),
+            _error_class(cause),
+        )
         try:
-            letters.add(
-                [
-                    DeadLetter(topic, partition, r.key, r.value, r.headers, r.timestamp_ms, str(cause), error)
-                    for r in records
-                ]
-            )
+            letters.add(refused_rows)
         except TooManyDeadLettersError as too_many:
             return too_many
         return None

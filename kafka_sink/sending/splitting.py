@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from kafka_sink.accumulator.batch_buffer import BatchBuffer, BufferAllocator
 from kafka_sink.accumulator.lease import Lease
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
+from kafka_sink.dead_letters.refused_rows import Header
 from kafka_sink.records import batch_header, varint
 from kafka_sink.records.compression import CompressionRatios, decompress
 
@@ -19,13 +20,25 @@ Record = tuple[int, memoryview, int]
 
 
 @dataclass(frozen=True, slots=True)
-class ParsedRecord:
-    """A record's content; ``timestamp_ms`` is milliseconds since the epoch."""
+class TakenRecords:
+    """Records that were taken out of a batch: each from its key's length on, and its timestamp (milliseconds
+    since the epoch)."""
 
-    key: bytes | None
-    value: bytes | None
-    headers: tuple[tuple[str, bytes | None], ...]
-    timestamp_ms: int
+    bodies: list[memoryview]
+    timestamps_ms: list[int]
+
+
+def content_of(body: memoryview) -> tuple[bytes | None, bytes | None, tuple[Header, ...]]:
+    """Key, value and headers of one such record."""
+    key, at = _bytes(body, 0)
+    value, at = _bytes(body, at)
+    count, at = varint.read(body, at)
+    headers: list[Header] = []
+    for _ in range(count):
+        name, at = _bytes(body, at)
+        content, at = _bytes(body, at)
+        headers.append((name or b"", content))
+    return key, value, tuple(headers)
 
 
 def split_batch(batch: ProducerBatch, batch_size: int, allocator: BufferAllocator) -> list[ProducerBatch]:
@@ -43,18 +56,33 @@ def split_batch(batch: ProducerBatch, batch_size: int, allocator: BufferAllocato
 
 
 def take_out(
-    batch: ProducerBatch, positions: Collection[int], allocator: BufferAllocator
-) -> tuple[list[ProducerBatch], list[ParsedRecord]]:
+    batch: ProducerBatch, positions: Collection[int], allocator: BufferAllocator, max_bytes: int
+) -> tuple[list[ProducerBatch], TakenRecords]:
     """A sealed piece of the batch without the records at these positions, and those records.
 
-    There is no piece where no record is left. Raises BufferExhaustedError and holds no memory where there is
-    not enough.
+    One such record is taken at least, and more up to ``max_bytes``. The others stay in the piece, which its
+    broker then refuses again. There is no piece where no record is left. Raises BufferExhaustedError and
+    holds no memory where there is not enough.
     """
     records = _records_of(batch)
-    dropped = frozenset(positions)
+    dropped = _first_within(records, sorted(positions), max_bytes)
     left = [record for position, record in enumerate(records) if position not in dropped]
     pieces = _pieces(batch, [left] if left else [], allocator)
-    return pieces, [_parse(batch.base_timestamp, records[position]) for position in sorted(positions)]
+    taken = [records[position] for position in dropped]
+    return pieces, TakenRecords(
+        [body for _, body, _ in taken], [batch.base_timestamp + delta for delta, _, _ in taken]
+    )
+
+
+def _first_within(records: list[Record], positions: Sequence[int], max_bytes: int) -> dict[int, None]:
+    """The first of these positions whose records take ``max_bytes`` together, and one at least; in order."""
+    found: dict[int, None] = {}
+    for position in positions:
+        max_bytes -= records[position][2]
+        if found and max_bytes < 0:
+            break
+        found[position] = None
+    return found
 
 
 def _records_of(batch: ProducerBatch) -> list[Record]:
@@ -103,19 +131,6 @@ def _records(raw: memoryview, count: int) -> list[Record]:
     return found
 
 
-def _parse(base_timestamp: int, record: Record) -> ParsedRecord:
-    timestamp, body, _ = record
-    key, at = _bytes(body, 0)
-    value, at = _bytes(body, at)
-    count, at = varint.read(body, at)
-    headers = []
-    for _ in range(count):
-        name, at = _bytes(body, at)
-        content, at = _bytes(body, at)
-        headers.append(((name or b"").decode(errors="replace"), content))
-    return ParsedRecord(key, value, tuple(headers), base_timestamp + timestamp)
-
-
 def _bytes(data: memoryview, at: int) -> tuple[bytes | None, int]:
     """Bytes after their length, and the position after them; None for the length -1."""
     length, at = varint.read(data, at)
@@ -150,6 +165,7 @@ def _filled(
         parent.base_timestamp + base,
         parent.created_ms,
     )
+    piece.letters = parent.letters
     lease = Lease()
     lease.add(piece)
     piece.append(

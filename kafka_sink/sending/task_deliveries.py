@@ -18,6 +18,7 @@ Range = tuple[int, int]
 class DeliveryCounts:
     """Counts of one task. Sizes are bytes.
 
+    Records are rows. ``written_letters`` are dead letters; their rows are counted as skipped, and not here.
     ``written_records`` and all about batches and bytes count what is acknowledged, and with acks=0 what was
     sent. ``unconfirmed_records`` are those sent with acks=0. ``compression_rates`` is the sum over batches of
     compressed bytes per raw byte. ``moved_records`` went to another partition than the one they were appended
@@ -25,6 +26,7 @@ class DeliveryCounts:
     """
 
     written_records: int = 0
+    written_letters: int = 0
     unconfirmed_records: int = 0
     failed_records: int = 0
     batches: int = 0
@@ -64,6 +66,7 @@ class Written(NamedTuple):
     base_offset: int
     log_append_time_ms: int
     confirmed: bool = True
+    letters: bool = False
 
 
 class _PartitionCounts:
@@ -102,6 +105,7 @@ class TaskDeliveries:
                 base_offset,
                 log_append_time_ms,
                 confirmed,
+                letters,
             ) in batches:
                 of_partition = partitions.get(partition)
                 if of_partition is None:
@@ -121,8 +125,11 @@ class TaskDeliveries:
                 of_topic.batches += 1
                 of_topic.wire_bytes += wire_bytes
                 of_topic.raw_bytes += raw_bytes
-                counts.written_records += records
-                counts.unconfirmed_records += 0 if confirmed else records
+                if letters:
+                    counts.written_letters += records
+                else:
+                    counts.written_records += records
+                    counts.unconfirmed_records += 0 if confirmed else records
                 counts.batches += 1
                 counts.raw_bytes += raw_bytes
                 counts.wire_bytes += wire_bytes
@@ -163,10 +170,11 @@ class TaskDeliveries:
         """Whether a batch or the producer has failed."""
         return self._first_failure is not None
 
-    def raise_failure(self, rows: int, unacknowledged: int) -> None:
+    def raise_failure(self, rows: int, unacknowledged: int, skipped: int = 0) -> None:
         """Raises DeliveryError with the first cause if anything failed.
 
-        The task has appended ``rows``. ``unacknowledged`` of them were sent and have no response yet.
+        The task has appended ``rows``. ``unacknowledged`` of them were sent and have no response yet,
+        ``skipped`` can never be written.
         """
         failure = self._first_failure
         if failure is None:
@@ -174,11 +182,15 @@ class TaskDeliveries:
         partition, cause = failure
         counts = self.counts()
         where = "" if partition is None else f" to {partition}"
-        never = max(rows - counts.written_records - counts.failed_records - unacknowledged, 0)
+        never = max(rows - counts.written_records - counts.failed_records - unacknowledged - skipped, 0)
         unconfirmed = f"{counts.unconfirmed_records} unconfirmed, " if counts.unconfirmed_records else ""
+        left_out = (
+            f"{skipped} skipped ({counts.written_letters} dead letters acknowledged), " if skipped else ""
+        )
         raise DeliveryError(
             f"delivery{where} failed: {cause} "
-            f"[{counts.acknowledged_records} rows acknowledged, {unconfirmed}{counts.failed_records} failed, "
+            f"[{counts.acknowledged_records} rows acknowledged, {unconfirmed}{left_out}"
+            f"{counts.failed_records} failed, "
             f"{unacknowledged} sent without a response, {never} never sent]"
         ) from cause
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import subprocess
+import sys
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
 
-from kafka_sink.errors import KafkaSinkError
+from kafka_sink.errors import DeliveryError, KafkaSinkError
 from kafka_sink.local_broker import LocalBroker
 from kafka_sink.model import SparkTask, TaskResult
 from kafka_sink.options import parse
@@ -289,6 +292,40 @@ def test_topics_that_are_no_utf8_become_letters() -> None:
         assert sum(batch.record_count for batch in cluster.batches(LETTERS, 0)) == 1
 
 
+def test_letters_keep_headers_whose_fields_are_spelt_otherwise() -> None:
+    """Spark compares the names of fields without case."""
+    kind = pa.list_(pa.struct([("Key", pa.string()), ("Value", pa.binary())]))
+    headers = pa.array([[{"Key": "trace", "Value": b"v3"}]], kind)
+    plan = ColumnPlan.of(
+        [("value", "binary"), ("partition", "int"), ("headers", "array<struct<Key:string,Value:binary>>")],
+        TOPIC,
+    )
+    with FakeCluster({TOPIC: 1, LETTERS: 1}) as cluster, tolerant(cluster, plan) as producer:
+        partitions = pa.array([-1], pa.int32())
+        producer.send(pa.table([pa.array([b"v"]), partitions, headers], ["value", "partition", "headers"]))
+        assert producer.finish().skipped == 1
+        [letter] = cluster.batches(LETTERS, 0)
+    assert b"\x0atrace\x04v3" in letter.data
+
+
+def test_counts_of_a_failed_task_tell_rows_from_letters() -> None:
+    invalid_required_acks = 21
+    refused = pa.record_batch({"value": [b"v"] * 3, "partition": pa.array([-1] * 3, pa.int32())})
+    with FakeCluster({TOPIC: 1, LETTERS: 1}) as cluster, tolerant(cluster) as producer:
+        producer.send(rows(0, 4))
+        producer.send(refused)
+        until(lambda: cluster.batches(LETTERS, 0) and len(written(cluster)) == 4, "the letters")
+        until(lambda: not in_flight(producer), "the responses")
+        cluster.script(PRODUCE, error(invalid_required_acks))
+        producer.send(rows(4, 5))
+        with pytest.raises(DeliveryError) as caught:
+            producer.finish()
+    counts = (
+        "4 rows acknowledged, 3 skipped (3 dead letters acknowledged), 5 failed, 0 sent without a response"
+    )
+    assert f"[{counts}, 0 never sent]" in str(caught.value)
+
+
 def test_a_hundred_thousand_refused_rows_take_no_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kafka_sink.timing_bounds.REFUSED_TOPIC_MS", 0.0)
     with FakeCluster({TOPIC: 1, LETTERS: 1}) as cluster:
@@ -423,3 +460,58 @@ def test_a_compacted_topic_refuses_rows_without_a_key_by_name(broker: LocalBroke
     assert {dict(letter.headers)["__connect.errors.exception.class.name"] for letter in letters} == {
         b"INVALID_RECORD"
     }
+
+
+def refused_rows_job(
+    broker: LocalBroker, name: str, rows: int, size: int, **given: object
+) -> dict[str, float]:
+    """A task in a process of its own whose rows a compacted topic refuses."""
+    broker.create_topic(name, 2, config={"cleanup.policy": "compact"})
+    broker.create_topic(f"{name}-letters", 2)
+    options = [f"{option.replace('_', '.')}={value}" for option, value in given.items()]
+    command = [sys.executable, "-m", "tests.support.refused_rows_job", broker.bootstrap_servers]
+    done = subprocess.run(
+        [*command, name, f"{name}-letters", str(rows), str(size), *options],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    found: dict[str, float] = json.loads(done.stdout)
+    assert found["skipped"] + found["records"] == rows
+    return found
+
+
+def test_refused_rows_take_little_memory_beyond_buffer_memory(broker: LocalBroker) -> None:
+    options = {"kafka_buffer_memory": 64 * MIB}
+    plain = refused_rows_job(broker, "taken", 300_000, 67, keyed=1, **options)
+    found = refused_rows_job(broker, "untaken", 300_000, 67, **options)
+    assert (plain["skipped"], found["skipped"]) == (0, 300_000)
+    assert found["peak_mib"] - plain["peak_mib"] <= 64, "5 kB a letter are 1,600 MiB"
+    letters = read_topic(broker, "untaken-letters")
+    assert sorted(int((letter.value or b"")[:9]) for letter in letters) == list(range(300_000))
+    assert {len(letter.value or b"") for letter in letters} == {67}
+
+
+@pytest.mark.parametrize("strategy", ["full", "incremental"])
+def test_letters_are_written_while_rows_wait_for_memory_that_refused_rows_hold(
+    broker: LocalBroker, strategy: str
+) -> None:
+    """The task's thread writes letters, and it waits for the memory of the rows of which they are."""
+    name = f"small-pool-{strategy}"
+    options = {
+        "kafka_buffer_memory": 4 * MIB,
+        "kafka_batch_size": MIB // 2,
+        "kafka_max_block_ms": 30_000,
+        "kafka_compression_type": "zstd",
+        "kafka_buffer_memory_allocation_strategy": strategy,
+    }
+    found = refused_rows_job(broker, name, 300_000, 100, keyed=5, **options)
+    assert (found["records"], found["skipped"]) == (60_000, 240_000)
+    numbers = {
+        topic: sorted(int((row.value or b"")[:9]) for row in read_topic(broker, topic))
+        for topic in (name, f"{name}-letters")
+    }
+    assert numbers[name] == list(range(0, 300_000, 5))
+    assert numbers[f"{name}-letters"] == [number for number in range(300_000) if number % 5]

@@ -2,103 +2,173 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kafka_sink.dead_letters.context_headers import can_be_cut, is_letter
-from kafka_sink.dead_letters.letter import DeadLetter, RefusedLetter
+from kafka_sink.dead_letters.refused_rows import Header, RefusedLetter, RefusedRecords, RefusedRows
+from kafka_sink.records.varint import scalar
 from kafka_sink.rows.columns import extract
-from kafka_sink.rows.letter_table import letter_plan, letter_table
+from kafka_sink.rows.letter_table import letter_plan, letter_table, pieces
+from kafka_sink.rows.refused_columns import rows_of_letter, rows_of_records
+
+Content = tuple[bytes | None, bytes | None, tuple[Header, ...]]
+OWN: tuple[Header, ...] = ((b"own", b"1"),)
+MEGABYTE = 1_000_000
 
 
-def letter(**parts: Any) -> DeadLetter:
-    known: dict[str, Any] = {
-        "topic": "t",
-        "partition": 3,
-        "key": b"k",
-        "value": b"v",
-        "headers": (("own", b"1"),),
-        "timestamp_ms": 5,
-        "reason": "because",
-        "error": "InvalidRowError",
-    }
-    return DeadLetter(**(known | parts))
+def field(content: bytes | None) -> bytes:
+    return scalar(-1) if content is None else scalar(len(content)) + content
 
 
-def row(one: DeadLetter | RefusedLetter, max_bytes: int = 10_000) -> dict[str, Any]:
-    [found] = letter_table([one], max_bytes, "7").to_pylist()
-    return {**found, "headers": [(entry["key"], entry["value"]) for entry in found["headers"]]}
+def body(key: bytes | None, value: bytes | None, headers: tuple[Header, ...]) -> bytes:
+    """A record from its key's length on."""
+    encoded = b"".join(field(name) + field(content) for name, content in headers)
+    return field(key) + field(value) + scalar(len(headers)) + encoded
+
+
+def refused(*rows: Content, max_bytes: int = MEGABYTE) -> RefusedRows:
+    """Rows that a broker refused."""
+    bodies = [body(*row) for row in rows]
+    ends = np.cumsum([len(one) for one in bodies], dtype=np.int64)
+    times = np.arange(5, 5 + len(rows), dtype=np.int64)
+    records = RefusedRecords(b"".join(bodies), ends, "t", 3, times, "because", "InvalidRowError")
+    return rows_of_records(records, max_bytes)
+
+
+def letters(rows: RefusedRows, max_bytes: int = 10_000) -> list[dict[str, Any]]:
+    found = letter_table(rows, max_bytes, "7").to_pylist()
+    return [{**one, "headers": [(entry["key"], entry["value"]) for entry in one["headers"]]} for one in found]
+
+
+def letter(
+    key: bytes | None = b"k",
+    value: bytes | None = b"v",
+    headers: tuple[Header, ...] = OWN,
+    max_bytes: int = 10_000,
+) -> dict[str, Any]:
+    [found] = letters(refused((key, value, headers), max_bytes=max_bytes), max_bytes)
+    return found
 
 
 def test_a_letter_has_its_content_and_the_headers_of_kafka_connect() -> None:
-    found = row(letter())
+    found = letter()
     assert (found["key"], found["value"]) == (b"k", b"v")
     assert found["headers"] == [
-        ("own", b"1"),
-        ("__connect.errors.topic", b"t"),
-        ("__connect.errors.partition", b"3"),
-        ("__connect.errors.connector.name", b"kafka-chunked"),
-        ("__connect.errors.task.id", b"7"),
-        ("__connect.errors.stage", b"KAFKA_PRODUCE"),
-        ("__connect.errors.class.name", b"kafka_sink"),
-        ("__connect.errors.exception.class.name", b"InvalidRowError"),
-        ("__connect.errors.exception.message", b"because"),
-        ("kafka-chunked.errors.timestamp", b"5"),
+        (b"own", b"1"),
+        (b"__connect.errors.topic", b"t"),
+        (b"__connect.errors.partition", b"3"),
+        (b"__connect.errors.connector.name", b"kafka-chunked"),
+        (b"__connect.errors.task.id", b"7"),
+        (b"__connect.errors.stage", b"KAFKA_PRODUCE"),
+        (b"__connect.errors.class.name", b"kafka_sink"),
+        (b"__connect.errors.exception.class.name", b"InvalidRowError"),
+        (b"__connect.errors.exception.message", b"because"),
+        (b"kafka-chunked.errors.timestamp", b"5"),
     ]
 
 
 def test_what_a_row_lacks_is_left_out() -> None:
-    found = row(letter(topic=None, partition=-1, key=None, value=None, headers=(), timestamp_ms=-1))
+    rows = replace(refused((None, None, ())), topic=None, partition=-1, timestamps_ms=np.array([-1]))
+    [found] = letters(rows)
     assert (found["key"], found["value"]) == (None, None)
     names = [name for name, _ in found["headers"]]
-    assert "__connect.errors.topic" not in names
-    assert "__connect.errors.partition" not in names
+    assert len(names) == 6
+    assert b"__connect.errors.topic" not in names
+    assert b"__connect.errors.partition" not in names
 
 
-@given(st.integers(0, 50_000), st.integers(0, 50_000), st.integers(0, 5_000), st.integers(2_000, 20_000))
-def test_a_letter_fits_and_says_what_was_cut(key: int, value: int, header: int, limit: int) -> None:
-    found = row(letter(key=b"k" * key, value=b"v" * value, headers=(("own", b"h" * header),)), limit)
-    size = len(found["key"]) + len(found["value"])
-    size += sum(len(name) + len(content) for name, content in found["headers"])
-    assert size <= limit
-    headers = dict(found["headers"])
-    assert (len(found["key"]) < key) == ("kafka-chunked.errors.key.length" in headers)
-    assert (len(found["value"]) < value) == ("kafka-chunked.errors.value.length" in headers)
-    if len(found["value"]) < value:
-        assert headers["kafka-chunked.errors.value.length"] == b"%d" % value
+def contents() -> st.SearchStrategy[bytes | None]:
+    return st.none() | st.binary(max_size=200) | st.sampled_from([b"x" * 5_000, b"y" * 70_000])
+
+
+@given(
+    st.lists(
+        st.tuples(
+            contents(), contents(), st.lists(st.tuples(st.binary(max_size=100), contents()), max_size=4)
+        ),
+        min_size=1,
+        max_size=20,
+    ),
+    st.integers(1_500, 60_000),
+    st.integers(0, 10),
+)
+def test_each_letter_fits_and_is_what_one_row_alone_makes(
+    given_rows: list[tuple[bytes | None, bytes | None, list[Header]]], limit: int, skip: int
+) -> None:
+    """Columns of many rows, sliced or not, mean the same as each row alone."""
+    contents = [(key, value, tuple(headers)) for key, value, headers in given_rows]
+    skip = min(skip, len(contents) - 1)
+    rows = refused(*contents, max_bytes=limit).slice(skip, len(contents))
+    for found, (key, value, headers) in zip(letters(rows, limit), contents[skip:], strict=True):
+        said = dict(found["headers"][-12:])
+        size = sum(len(name) + len(content or b"") for name, content in found["headers"])
+        assert size + len(found["key"] or b"") + len(found["value"] or b"") <= limit
+        for name, full, kept in (("key", key, found["key"]), ("value", value, found["value"])):
+            assert (full is None) == (kept is None)
+            assert kept is None or full is None or full.startswith(kept)
+            length = said.get(b"kafka-chunked.errors.%s.length" % name.encode())
+            assert length == (None if full == kept else b"%d" % len(full or b""))
+        dropped = said.get(b"kafka-chunked.errors.headers.dropped")
+        if dropped is None:
+            assert tuple(found["headers"][: len(headers)]) == headers
+        else:
+            assert dropped == b"%d" % len(headers)
+            assert found["headers"][0][0] == b"__connect.errors.topic"
 
 
 def test_a_letter_that_is_cut_again_keeps_the_first_length() -> None:
-    first = row(letter(value=b"v" * 50_000), 20_000)
-    refused = RefusedLetter(first["key"], first["value"], tuple(first["headers"]))
-    again = row(refused, 5_000)
+    first = letter(value=b"v" * 50_000, max_bytes=20_000)
+    refused_letter = RefusedLetter(first["key"], first["value"], tuple(first["headers"]))
+    [again] = letters(rows_of_letter(refused_letter), 5_000)
     assert len(again["value"]) < 5_000
-    names = [name for name, _ in again["headers"]]
-    assert names == [name for name, _ in first["headers"]]
-    assert dict(again["headers"])["kafka-chunked.errors.value.length"] == b"50000"
+    assert [name for name, _ in again["headers"]] == [name for name, _ in first["headers"]]
+    assert dict(again["headers"])[b"kafka-chunked.errors.value.length"] == b"50000"
 
 
 def test_letters_have_the_present_time() -> None:
     """The row's own may be why it was refused, or so old that brokers delete the letter at once."""
-    table = letter_table([letter(), letter(timestamp_ms=-7)], 10_000, "7")
+    table = letter_table(refused((b"k", b"v", OWN), (None, b"w", ())), 10_000, "7")
     rows = extract(letter_plan("dead"), table, 1_700_000_000_000)
     assert rows.topics == ("dead",)
-    assert rows.timestamps_ms is not None
-    assert rows.timestamps_ms.tolist() == [1_700_000_000_000] * 2
+    assert rows.timestamps_ms is None, "all rows get the present time then"
 
 
 def test_a_letter_that_is_only_context_cannot_be_cut() -> None:
     """Else it would be sent again for ever."""
-    only = row(letter(value=None, key=None, headers=(), reason="r" * 10_000))
+    rows = replace(refused((None, None, ())), reason="r" * 10_000)
+    [only] = letters(rows)
     assert sum(len(content) for _, content in only["headers"]) < 1_000
     assert not can_be_cut(RefusedLetter(None, b"", tuple(only["headers"])))
     assert can_be_cut(RefusedLetter(None, b"v", tuple(only["headers"])))
-    stack = ("__connect.errors.exception.stacktrace", b"a row that is reprocessed has Kafka Connect's own")
+    stack = (b"__connect.errors.exception.stacktrace", b"a row that is reprocessed has Kafka Connect's own")
     assert can_be_cut(RefusedLetter(None, None, (*only["headers"], stack)))
 
 
 def test_a_row_of_the_users_own_is_no_letter() -> None:
-    assert is_letter(row(letter())["headers"])
-    assert not is_letter([("own", b"1")])
+    assert is_letter(letter()["headers"])
+    assert not is_letter([(b"own", b"1")])
+
+
+def test_headers_that_are_too_many_for_any_letter_are_counted_and_not_decoded() -> None:
+    found = letter(headers=((b"", None),) * 300_000, max_bytes=MEGABYTE)
+    assert dict(found["headers"])[b"kafka-chunked.errors.headers.dropped"] == b"300000"
+    assert len(found["headers"]) == 10
+
+
+def test_letters_are_made_a_megabyte_at_once() -> None:
+    rows = refused(
+        *[(b"%d" % number, b"v" * 1000, ()) for number in range(5000)], (None, b"x" * 3_000_000, ())
+    )
+    found = list(pieces(rows))
+    assert sum(piece.count for piece in found) == rows.count
+    assert len(found) == 9
+    assert all(piece.count < 1000 for piece in found)
+    assert [key for piece in found if piece.key is not None for key in piece.key.to_pylist()] == [
+        *(b"%d" % number for number in range(5000)),
+        None,
+    ]

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kafka_sink.dead_letters.collector import DeadLetters
-from kafka_sink.dead_letters.letter import DeadLetter
+from kafka_sink.dead_letters.refused_rows import RefusedRows
 from kafka_sink.errors import InvalidRowError, MetadataTimeoutError
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.columns import extract
@@ -49,8 +49,26 @@ def rejection(letters: DeadLetters) -> RowRejection:
     return RowRejection(letters, None, lambda: 0.0, 1000, 1000)  # type: ignore[arg-type]  # asks no brokers here
 
 
-def split(rows: list[dict[str, Any]], slice_from: int = 0) -> tuple[list[bytes], list[DeadLetter]]:
-    """The values that are left, and the letters."""
+def taken(letters: DeadLetters) -> list[RefusedRows]:
+    """The rows that wait for their letters, one by one."""
+    found: list[RefusedRows] = []
+    while isinstance(rows := letters.take(), RefusedRows):
+        found += (rows.slice(row, row + 1) for row in range(rows.count))
+    return found
+
+
+def value_of(row: RefusedRows) -> bytes | None:
+    [value] = row.value.to_pylist()
+    return value  # type: ignore[no-any-return]
+
+
+def headers_of(row: RefusedRows) -> list[tuple[bytes, bytes | None]]:
+    assert row.headers is not None
+    return list(zip(row.headers.keys.to_pylist(), row.headers.values.to_pylist(), strict=True))
+
+
+def split(rows: list[dict[str, Any]], slice_from: int = 0) -> tuple[list[bytes], list[RefusedRows]]:
+    """The values that are left, and the rows that are not."""
     letters = DeadLetters("dead", -1, 1000)
     left: list[bytes] = []
 
@@ -60,7 +78,7 @@ def split(rows: list[dict[str, Any]], slice_from: int = 0) -> tuple[list[bytes],
         return rest
 
     rejection(letters).order(PLAN, table(rows).slice(slice_from), order)
-    return left, [letter for letter in letters.take() if isinstance(letter, DeadLetter)]
+    return left, taken(letters)
 
 
 @given(st.lists(st.sampled_from([None, *FLAWS]), max_size=30), st.integers(0, 5))
@@ -71,7 +89,7 @@ def test_each_invalid_row_has_its_letter_and_its_reason(flaws: list[str | None],
     left, letters = split(rows, min(skip, len(rows)))
     expected = list(enumerate(flaws))[skip:]
     assert left == [b"%d" % number for number, flaw in expected if flaw is None]
-    found = {letter.value: letter.reason for letter in letters}
+    found = {value_of(letter): letter.reason for letter in letters}
     assert len(found) == len(letters)
     assert found.keys() == {b"%d" % number for number, flaw in expected if flaw is not None}
     for number, flaw in expected:
@@ -82,15 +100,28 @@ def test_each_invalid_row_has_its_letter_and_its_reason(flaws: list[str | None],
 def test_a_letter_keeps_all_of_its_row() -> None:
     bad = GOOD | {"value": None, "headers": [None, {"key": None, "value": b"x"}], "timestamp": 5_000_999}
     _, [letter] = split([bad])
-    assert (letter.topic, letter.partition, letter.key, letter.value) == ("t", 1, None, None)
-    assert letter.headers == (("", None), ("", b"x"))
-    assert letter.timestamp_ms == 5_000
+    assert (letter.topic_of(0), letter.key, value_of(letter)) == ("t", None, None)
+    assert (letter.partition, letter.timestamps_ms) == (np.array([1]), np.array([5_000]))
+    assert headers_of(letter) == [(b"", None), (b"", b"x")]
+
+
+def test_headers_go_by_position_as_spark_compares_their_names_without_case() -> None:
+    kind = pa.list_(pa.struct([("Key", pa.string()), ("VALUE", pa.binary())]))
+    headers = pa.array([[{"Key": "trace", "VALUE": b"v3"}], [], None], kind)
+    plan = ColumnPlan(value=0, topic="t", partition=1, headers=2)
+    rows = pa.table([pa.array([b"v"] * 3), pa.array([-1] * 3, pa.int32()), headers], ["v", "p", "h"])
+    letters = DeadLetters("dead", -1, 1000)
+    rejection(letters).order(plan, rows, lambda _plan, rest: extract(_plan, rest, 0))  # type: ignore[arg-type, return-value]
+    assert [headers_of(letter) for letter in taken(letters)] == [[(b"trace", b"v3")], [], []]
 
 
 def test_strings_that_are_no_utf8_are_kept_as_bytes() -> None:
     """Spark's cast of binary to string keeps any bytes."""
     garbage = pa.array([b"\xff\xfe"], pa.binary()).view(pa.string())
-    headers = pa.array([[{"key": "h", "value": b"x"}]], HEADERS)
+    headers = pa.ListArray.from_arrays(
+        pa.array([0, 1], pa.int32()),
+        pa.StructArray.from_arrays([garbage, pa.array([b"x"])], ["key", "value"]),
+    )
     bad = pa.table(
         [
             garbage,
@@ -107,8 +138,9 @@ def test_strings_that_are_no_utf8_are_kept_as_bytes() -> None:
         return extract(plan, rest, 0)
 
     rejection(letters).order(PLAN, bad, order)
-    [letter] = letters.take()
-    assert letter.value == b"\xff\xfe"
+    [letter] = taken(letters)
+    assert value_of(letter) == b"\xff\xfe"
+    assert headers_of(letter) == [(b"\xff\xfe", b"x")]
 
 
 def test_what_is_not_about_rows_still_fails_the_task() -> None:

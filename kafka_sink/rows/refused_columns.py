@@ -1,0 +1,168 @@
+"""Rows that can never be written as columns for their letters, whether the task or a broker refused them."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kafka_sink.dead_letters.context_headers import HEADER_OVERHEAD, is_context
+from kafka_sink.dead_letters.refused_rows import (
+    Int64s,
+    OwnHeaders,
+    RefusedLetter,
+    RefusedRecords,
+    RefusedRows,
+)
+from kafka_sink.errors import InvalidRowError
+from kafka_sink.model import NO_TIMESTAMP
+from kafka_sink.records import varint
+from kafka_sink.records.arrays import as_binary, binary_of, indices, lengths, null_mask, numbers, spans
+from kafka_sink.rows.column_plan import ColumnPlan
+from kafka_sink.rows.columns import NO_PARTITION
+
+_NO_BYTES = binary_of([b""])[0]
+_MICROS_PER_MILLI = 1000
+
+
+def rows_of_table(plan: ColumnPlan, table: pa.Table, error: InvalidRowError) -> RefusedRows:
+    """The rows that an error is about, which it marks."""
+    if error.rows is None:
+        raise ValueError("the error does not say which rows it is about")
+    few = table.take(indices(np.flatnonzero(error.rows)))
+
+    def column(index: int | None) -> pa.Array | None:
+        return None if index is None else pa.concat_arrays(few.column(index).chunks)
+
+    key, value, listed = column(plan.key), column(plan.value), column(plan.headers)
+    assert value is not None
+    headers = None if listed is None else _listed_headers(listed)
+    key, value = None if key is None else as_binary(_untyped(key)), as_binary(_untyped(value))
+    sizes = lengths(value).astype(np.int64)
+    for part in (None if key is None else lengths(key), None if headers is None else headers.sizes):
+        sizes += 0 if part is None else part
+    topic = column(plan.topic_column)
+    return RefusedRows(
+        key,
+        value,
+        headers,
+        plan.topic if topic is None else as_binary(_untyped(topic)),
+        _numbers(column(plan.partition), pa.int32(), NO_PARTITION),
+        _milliseconds(column(plan.timestamp)),
+        sizes,
+        error.reason,
+        type(error).__name__,
+    )
+
+
+def _untyped(column: pa.Array) -> pa.Array:
+    return column.cast(pa.binary()) if column.type == pa.null() else column
+
+
+def _numbers(column: pa.Array | None, kind: pa.DataType, missing: int) -> Int64s | int:
+    """The numbers of a column, or ``missing``."""
+    if column is None:
+        return missing
+    dtype = np.int32 if kind == pa.int32() else np.int64
+    found: Int64s = numbers(column.cast(kind), dtype).astype(np.int64)
+    return np.where(null_mask(column), missing, found) if column.null_count else found
+
+
+def _milliseconds(column: pa.Array | None) -> Int64s | int:
+    # As numbers: Python's dates end at the year 9999.
+    micros = _numbers(column, pa.int64(), NO_TIMESTAMP * _MICROS_PER_MILLI)
+    return micros // _MICROS_PER_MILLI
+
+
+def _listed_headers(column: pa.Array) -> OwnHeaders:
+    """A null header, and a header without a key, keep their place under an empty key.
+
+    The fields go by their positions: Spark compares their names without case.
+    """
+    counts = lengths(column).astype(np.int64)
+    keys, values = (as_binary(part) for part in column.flatten().flatten())
+    keys = pc.coalesce(keys, _NO_BYTES) if keys.null_count else keys
+    return OwnHeaders(counts, counts, _header_sizes(counts, keys, values), keys, values)
+
+
+def _header_sizes(counts: Int64s, keys: pa.Array, values: pa.Array) -> Int64s:
+    """The bytes of each row's headers in a letter."""
+    before = np.zeros(len(keys) + 1, dtype=np.int64)
+    np.cumsum(np.add(lengths(keys), lengths(values), dtype=np.int64) + HEADER_OVERHEAD, out=before[1:])
+    ends = np.cumsum(counts)
+    sizes: Int64s = before[ends] - before[ends - counts]
+    return sizes
+
+
+def rows_of_letter(letter: RefusedLetter) -> RefusedRows:
+    """A letter that its topic refused, as a row."""
+    own = [header for header in letter.headers if not is_context(header)]
+    counts = np.array([len(own)], dtype=np.int64)
+    keys, values = binary_of([name for name, _ in own]), binary_of([content for _, content in own])
+    headers = OwnHeaders(counts, counts, _header_sizes(counts, keys, values), keys, values)
+    size = len(letter.key or b"") + len(letter.value or b"")
+    return RefusedRows(
+        binary_of([letter.key]),
+        binary_of([letter.value]),
+        headers,
+        None,
+        NO_PARTITION,
+        NO_TIMESTAMP,
+        headers.sizes + size,
+        "",
+        "",
+        tuple(header for header in letter.headers if is_context(header)),
+    )
+
+
+def rows_of_records(records: RefusedRecords, max_bytes: int) -> RefusedRows:
+    """Records as they were encoded, without headers that cannot fit into a letter of ``max_bytes``."""
+    data = np.frombuffer(records.bodies, dtype=np.uint8)
+    starts = np.concatenate(([0], records.ends[:-1])).astype(np.int64)
+    key, at = _field(data, starts)
+    value, at = _field(data, at)
+    counts, at = varint.read_column(data, at)
+    return RefusedRows(
+        key,
+        value,
+        _encoded_headers(data, at, counts, max_bytes // HEADER_OVERHEAD) if counts.any() else None,
+        records.topic,
+        records.partition,
+        records.timestamps_ms,
+        records.ends - starts,
+        records.reason,
+        records.error,
+    )
+
+
+def _field(data: npt.NDArray[np.uint8], at: Int64s) -> tuple[pa.Array, Int64s]:
+    """The bytes after their length at each position, null for -1; and the positions after them."""
+    size, begin = varint.read_column(data, at)
+    end = begin + np.maximum(size, 0)
+    return spans(data, begin, end, size < 0), end
+
+
+def _encoded_headers(data: npt.NDArray[np.uint8], at: Int64s, counts: Int64s, limit: int) -> OwnHeaders:
+    held = np.where(counts > limit, 0, counts)
+    first = np.cumsum(held) - held
+    # Where each header's key and value begin and end, and whether the value is null.
+    edges = np.zeros((4, int(held.sum())), dtype=np.int64)
+    nulls = np.zeros(edges.shape[1], dtype=np.bool_)
+    rows = np.flatnonzero(held)
+    at = at[rows]
+    number = 0
+    while len(rows):
+        size, key = varint.read_column(data, at)
+        key_end = key + size
+        size, value = varint.read_column(data, key_end)
+        at = value + np.maximum(size, 0)
+        place = first[rows] + number
+        edges[:, place] = key, key_end, value, at
+        nulls[place] = size < 0
+        number += 1
+        left = held[rows] > number
+        rows, at = rows[left], at[left]
+    keys, values = spans(data, edges[0], edges[1]), spans(data, edges[2], edges[3], nulls)
+    sizes = np.where(held < counts, counts * HEADER_OVERHEAD, _header_sizes(held, keys, values))
+    return OwnHeaders(counts, held, sizes, keys, values)
