@@ -209,7 +209,8 @@ class SinkOptions:
         """Topic for rows that can never be written, with the reason in headers as Kafka Connect has them
         (`__connect.errors.*`). A row that is too large is cut, and headers `kafka-chunked.errors.*` give the
         original lengths. Requires `errors.tolerance=all`. Without it such rows are counted and their content
-        is dropped. The topic must exist, unless brokers create topics or `topic.create=true`.""",
+        is dropped. The topic must exist, unless brokers create topics or `topic.create=true`. Letters take 64
+        MiB beside `kafka.buffer.memory` at most, however many there are.""",
     )
     errors_max: int = _option(
         "errors.max", values.integer(0, LONG_MAX, or_value=-1), 10_000, ERRORS, "medium",
