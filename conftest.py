@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from kafka_sink.local_broker import LocalBroker
+from tests.matrix.released_kafka import RELEASES, jars_of
 from tests.support import lanes, processor_time
 from tests.support.ports import free_port
 from tests.support.strategy import forced
@@ -116,6 +117,13 @@ def _no_connection_outlives_its_test() -> Iterator[None]:
 def broker() -> Iterator[LocalBroker]:
     """One real broker for the whole run; tests use topics of their own and never stop it."""
     with LocalBroker() as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def old_broker() -> Iterator[LocalBroker]:
+    """As ``broker``, of the last Kafka with transaction protocol 1."""
+    with LocalBroker(kafka_home=jars_of(RELEASES[-1])) as running:
         yield running
 
 

@@ -173,14 +173,17 @@ class Producer:
             self._rates.expect()
         self._rate_limit.begin(task.job)
 
-    def begin_transaction(self, transactional_id: str, producer_id: int, epoch: int) -> None:
+    def begin_transaction(
+        self, transactional_id: str, producer_id: int, epoch: int, *, adds_partitions: bool = False
+    ) -> None:
         """Writes the rows from now on in this transaction. Only before a task's first row.
 
-        Raises ValueError for a producer without delivery.guarantee=exactly-once.
+        ``adds_partitions``: under transaction protocol 1. Raises ValueError for a producer without
+        delivery.guarantee=exactly-once.
         """
         if not isinstance(self._identity, TransactionalIdentity):
             raise ValueError("this producer writes without transactions")
-        self._identity.adopt(transactional_id, producer_id, epoch)
+        self._identity.adopt(transactional_id, producer_id, epoch, adds_partitions=adds_partitions)
         self._figures.transaction_since_ms = monotonic_ms()
 
     def _use_coordinator(self, address: CoordinatorAddress | None) -> None:

@@ -43,9 +43,13 @@ class TaskProducer:
         """See Producer.send."""
         return self._producer.send(self._plan, batch)
 
-    def begin_transaction(self, transactional_id: str, producer_id: int, epoch: int) -> None:
+    def begin_transaction(
+        self, transactional_id: str, producer_id: int, epoch: int, *, adds_partitions: bool = False
+    ) -> None:
         """See Producer.begin_transaction."""
-        self._producer.begin_transaction(transactional_id, producer_id, epoch)
+        self._producer.begin_transaction(
+            transactional_id, producer_id, epoch, adds_partitions=adds_partitions
+        )
 
     def check(self) -> None:
         """See Producer.check."""

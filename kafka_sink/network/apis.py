@@ -18,6 +18,8 @@ SASL_HANDSHAKE = 17
 API_VERSIONS = 18
 CREATE_TOPICS = 19
 INIT_PRODUCER_ID = 22
+ADD_PARTITIONS_TO_TXN = 24
+ADD_OFFSETS_TO_TXN = 25
 END_TXN = 26
 TXN_OFFSET_COMMIT = 28
 DESCRIBE_CONFIGS = 32
@@ -55,6 +57,8 @@ APIS: Mapping[int, Api] = {
     API_VERSIONS: Api("ApiVersions", "requests", _MIB, 2),
     CREATE_TOPICS: Api("CreateTopics", "topic_requests", _MIB, 3),
     INIT_PRODUCER_ID: Api("InitProducerId", "requests", 64 * _KIB, 1),
+    ADD_PARTITIONS_TO_TXN: Api("AddPartitionsToTxn", "transaction_requests", _MIB, 1),
+    ADD_OFFSETS_TO_TXN: Api("AddOffsetsToTxn", "transaction_requests", 64 * _KIB, 1),
     END_TXN: Api("EndTxn", "transaction_requests", 64 * _KIB, 1),
     TXN_OFFSET_COMMIT: Api("TxnOffsetCommit", "transaction_requests", 16 * _MIB, 1),
     DESCRIBE_CONFIGS: Api("DescribeConfigs", "topic_requests", _MIB, 2),

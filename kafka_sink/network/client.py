@@ -271,6 +271,10 @@ class NetworkClient:
             )
         return version
 
+    def newest_version(self, node_id: int, api_key: int) -> int:
+        """The newest version of an API that a connected broker speaks, -1 where it lacks the API."""
+        return self._connections[node_id].api_versions.get(api_key, (0, -1))[1]
+
     def feature_level(self, node_id: int, name: str) -> int:
         """The level of a feature that a connected broker's cluster has finalized (KIP-584), 0 without it."""
         return self._connections[node_id].features.get(name, 0)

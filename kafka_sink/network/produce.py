@@ -22,6 +22,8 @@ from kafka_sink.network.wire import address_of, read_response, text_of
 
 VERSIONS = (3, 13)
 LAST_VERSION_WITH_NAMES = 12
+# The next one adds partitions to the transaction, which is transaction protocol 2 (KIP-890).
+LAST_VERSION_OF_PROTOCOL_1 = 11
 _FIRST_FLEXIBLE = 9
 _TOPIC_ID_BYTES = 16
 _NO_TOPIC_ID = bytes(_TOPIC_ID_BYTES)

@@ -1,12 +1,13 @@
 """Requests for transactions, and their responses as this package's own types (KIP-98, KIP-664, KIP-890).
 
-Only version 2 of the transaction protocol is supported: the first write to a partition or group adds it to
-the transaction, and every EndTxn raises the producer's epoch. kafka-python encodes and decodes.
+Under version 2 of the transaction protocol the first write to a partition or group adds it to the
+transaction, and every EndTxn raises the producer's epoch. Under version 1 the client adds both by requests of
+their own, and raises the epoch by InitProducerId. kafka-python encodes and decodes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,12 +21,16 @@ from kafka.protocol.admin import (
 from kafka.protocol.consumer import OffsetFetchRequest
 from kafka.protocol.metadata import FindCoordinatorRequest, FindCoordinatorResponse
 from kafka.protocol.producer import (
+    AddOffsetsToTxnRequest,
+    AddPartitionsToTxnRequest,
     EndTxnRequest,
     TxnOffsetCommitRequest,
 )
 
 from kafka_sink.model import Node, TopicPartition
 from kafka_sink.network.apis import (
+    ADD_OFFSETS_TO_TXN,
+    ADD_PARTITIONS_TO_TXN,
     DESCRIBE_TRANSACTIONS,
     END_TXN,
     FIND_COORDINATOR,
@@ -43,6 +48,11 @@ OFFSET_FETCH_VERSIONS = (8, 9)
 # The versions of transaction protocol 2 (KIP-890).
 END_TXN_VERSIONS = (5, 5)
 TXN_OFFSET_COMMIT_VERSIONS = (5, 5)
+# Those of transaction protocol 1. AddPartitionsToTxn from 4 on is for brokers.
+PROTOCOL_1_END_TXN_VERSIONS = (3, 4)
+PROTOCOL_1_TXN_OFFSET_COMMIT_VERSIONS = (3, 4)
+ADD_PARTITIONS_TO_TXN_VERSIONS = (3, 3)
+ADD_OFFSETS_TO_TXN_VERSIONS = (3, 4)
 DESCRIBE_TRANSACTIONS_VERSIONS = (0, 0)
 # Version 2 filters ids by an RE2 pattern (KIP-1152).
 LIST_TRANSACTIONS_VERSIONS = (0, 2)
@@ -69,8 +79,25 @@ class CoordinatorsResponse:
 
 
 @dataclass(frozen=True, slots=True)
+class AddPartitionsResponse:
+    """Error codes by partition."""
+
+    errors: Mapping[TopicPartition, int]
+    throttle_time_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class AddOffsetsResponse:
+    """Whether the group's offsets belong to the transaction now."""
+
+    error_code: int
+    throttle_time_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class EndTxnResponse:
-    """``producer_id`` and ``producer_epoch`` are those of the next transaction; -1 with an error."""
+    """``producer_id`` and ``producer_epoch`` are those of the next transaction; -1 with an error, and under
+    protocol 1."""
 
     error_code: int
     producer_id: int
@@ -163,6 +190,70 @@ def _coordinators(response: Any) -> CoordinatorsResponse:
     )
 
 
+# -- what belongs to a transaction (protocol 1) ------------------------------------------------------
+
+
+def encode_add_partitions(
+    version: int,
+    transactional_id: str,
+    producer_id: int,
+    producer_epoch: int,
+    partitions: Iterable[TopicPartition],
+) -> bytes:
+    """Adds partitions to the transaction, which begins with the first of them."""
+    topics: dict[str, list[int]] = {}
+    for one in partitions:
+        topics.setdefault(one.topic, []).append(one.partition)
+    topic_class = AddPartitionsToTxnRequest.AddPartitionsToTxnTopic
+    request = AddPartitionsToTxnRequest(
+        version=version,
+        v3_and_below_transactional_id=transactional_id,
+        v3_and_below_producer_id=producer_id,
+        v3_and_below_producer_epoch=producer_epoch,
+        v3_and_below_topics=[
+            topic_class(version=version, name=name, partitions=numbers) for name, numbers in topics.items()
+        ],
+    )
+    return bytes(request.encode(version=version))
+
+
+def decode_add_partitions(version: int, payload: bytes) -> AddPartitionsResponse:
+    return read_response(producer_api.AddPartitionsToTxnResponse, version, payload, _add_partitions)
+
+
+def _add_partitions(response: Any) -> AddPartitionsResponse:
+    return AddPartitionsResponse(
+        {
+            TopicPartition(str(topic.name), int(row.partition_index)): int(row.partition_error_code)
+            for topic in response.results_by_topic_v3_and_below
+            for row in topic.results_by_partition
+        },
+        int(response.throttle_time_ms),
+    )
+
+
+def encode_add_offsets(
+    version: int, transactional_id: str, producer_id: int, producer_epoch: int, group: str
+) -> bytes:
+    """Adds a group's offsets to the transaction, before TxnOffsetCommit."""
+    request = AddOffsetsToTxnRequest(
+        version=version,
+        transactional_id=transactional_id,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        group_id=group,
+    )
+    return bytes(request.encode(version=version))
+
+
+def decode_add_offsets(version: int, payload: bytes) -> AddOffsetsResponse:
+    return read_response(producer_api.AddOffsetsToTxnResponse, version, payload, _add_offsets)
+
+
+def _add_offsets(response: Any) -> AddOffsetsResponse:
+    return AddOffsetsResponse(int(response.error_code), int(response.throttle_time_ms))
+
+
 # -- EndTxn ---------------------------------------------------------------------------------------
 
 
@@ -187,10 +278,15 @@ def decode_end_txn(version: int, payload: bytes) -> EndTxnResponse:
 def _end_txn(response: Any) -> EndTxnResponse:
     return EndTxnResponse(
         int(response.error_code),
-        int(response.producer_id),
-        int(response.producer_epoch),
+        _or_none(response.producer_id),
+        _or_none(response.producer_epoch),
         int(response.throttle_time_ms),
     )
+
+
+def _or_none(number: int | None) -> int:
+    """Versions of protocol 1 do not have the field."""
+    return -1 if number is None else int(number)
 
 
 # -- offsets --------------------------------------------------------------------------------------
@@ -353,6 +449,8 @@ def _list_transactions(response: Any) -> ListTransactionsResponse:
 REQUESTS: Mapping[int, Any] = {
     OFFSET_FETCH: OffsetFetchRequest,
     FIND_COORDINATOR: FindCoordinatorRequest,
+    ADD_PARTITIONS_TO_TXN: AddPartitionsToTxnRequest,
+    ADD_OFFSETS_TO_TXN: AddOffsetsToTxnRequest,
     END_TXN: EndTxnRequest,
     TXN_OFFSET_COMMIT: TxnOffsetCommitRequest,
     DESCRIBE_TRANSACTIONS: DescribeTransactionsRequest,
@@ -361,6 +459,8 @@ REQUESTS: Mapping[int, Any] = {
 DECODERS: Mapping[int, Callable[[int, bytes], Any]] = {
     OFFSET_FETCH: decode_offset_fetch,
     FIND_COORDINATOR: decode_find_coordinator,
+    ADD_PARTITIONS_TO_TXN: decode_add_partitions,
+    ADD_OFFSETS_TO_TXN: decode_add_offsets,
     END_TXN: decode_end_txn,
     TXN_OFFSET_COMMIT: decode_txn_offset_commit,
     DESCRIBE_TRANSACTIONS: decode_describe_transactions,

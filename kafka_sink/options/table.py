@@ -223,7 +223,7 @@ class SinkOptions:
         "high",
         """With `exactly-once`, consumers with `isolation.level=read_committed` see each row of a batch
         exactly once, whatever fails and is retried, and no row of a failed batch. Rows are written in
-        transactions. This requires brokers of Kafka 4.0 or later. See docs/exactly-once.md.""",
+        transactions. This requires brokers of Kafka 3.8 or later. See docs/exactly-once.md.""",
     )
     transactional_id_prefix: str = _option(
         "transactional.id.prefix", values.string(), "", TRANSACTIONS, "high",

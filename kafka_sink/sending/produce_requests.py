@@ -44,6 +44,8 @@ class ProduceRequests:
         Raises BrokerVersionError where broker and sink have no version of Produce in common.
         """
         version = self._network.api_version(node, apis.PRODUCE, produce.VERSIONS)
+        if self._identity is not None and self._identity.adds_partitions:
+            version = min(version, produce.LAST_VERSION_OF_PROTOCOL_1)
         names: dict[bytes, str] = {}
         topics: dict[str, tuple[bytes | None, list[tuple[int, list[memoryview], int]]]] = {}
         for batch in taken:

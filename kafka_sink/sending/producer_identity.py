@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Iterable
 
 from kafka_sink import kafka_errors
 from kafka_sink.accumulator.producer_batch import ProducerBatch
@@ -66,6 +67,8 @@ class ProducerIdentity:
     """Used by the sender's thread only. Times are milliseconds."""
 
     transactional_id: str | None = None
+    # Whether partitions are added to the transaction before their first batch: transaction protocol 1.
+    adds_partitions = False
 
     def __init__(self, backoff: ExponentialBackoff) -> None:
         self.producer_id, self.producer_epoch = _NO_ID
@@ -337,11 +340,25 @@ class TransactionalIdentity(ProducerIdentity):
     give. ``adopt`` is called by the task's thread while nothing is queued.
     """
 
-    def adopt(self, transactional_id: str, producer_id: int, epoch: int) -> None:
+    def __init__(self, backoff: ExponentialBackoff) -> None:
+        super().__init__(backoff)
+        # Under protocol 1. ``partitions_to_add``: batches wait for these, in the order of their first batch.
+        self.partitions_to_add: dict[TopicPartition, None] = {}
+        self._added: set[TopicPartition] = set()
+
+    @property
+    def transaction(self) -> tuple[str | None, int, int]:
+        """The transactional id, producer id and epoch."""
+        return self.transactional_id, self.producer_id, self.producer_epoch
+
+    def adopt(
+        self, transactional_id: str, producer_id: int, epoch: int, *, adds_partitions: bool = False
+    ) -> None:
         """Write with these from now on."""
         self.leave()
         self.transactional_id = transactional_id
         self.producer_epoch = epoch
+        self.adds_partitions = adds_partitions
         # Last, as it makes the identity ready.
         self.producer_id = producer_id
 
@@ -351,6 +368,21 @@ class TransactionalIdentity(ProducerIdentity):
         self.transactional_id = None
         self._sequences.clear()
         self._gaps.clear()
+        self.partitions_to_add.clear()
+        self._added.clear()
+
+    def may_send(self, batch: ProducerBatch, now_ms: float) -> bool:
+        """As ProducerIdentity's, and under protocol 1 only to partitions that belong to the transaction."""
+        if self.adds_partitions and batch.partition not in self._added:
+            self.partitions_to_add[batch.partition] = None
+            return False
+        return super().may_send(batch, now_ms)
+
+    def added(self, partitions: Iterable[TopicPartition]) -> None:
+        """These belong to the transaction now."""
+        for one in partitions:
+            self.partitions_to_add.pop(one, None)
+            self._added.add(one)
 
     def may_request(self, now_ms: float) -> bool:
         return False

@@ -212,6 +212,11 @@ _ADVICE = {
 }
 
 
+def advice_of(error_code: int) -> str | None:
+    """What the user can do about it."""
+    return _ADVICE.get(error_code)
+
+
 def classify_response(attempt: Attempt) -> Decision:
     """Decides by error code. A code without a rule fails the batch, and the error names the code."""
     if attempt.base_offset >= 0 and not attempt.possibly_written:
@@ -266,7 +271,7 @@ def _cause(attempt: Attempt) -> BrokerRefusedError:
         index, message = attempt.record_errors[0]
         more = f" and {len(attempt.record_errors) - 1} more" if len(attempt.record_errors) > 1 else ""
         parts.append(f"row {index} of the batch: {message or 'no reason given'}{more}")
-    advice = _ADVICE.get(attempt.error_code)
+    advice = advice_of(attempt.error_code)
     if advice:
         parts.append(advice)
     return BrokerRefusedError(f"{attempt.partition}: " + "; ".join(parts), attempt.error_code)

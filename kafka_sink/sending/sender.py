@@ -43,12 +43,13 @@ from kafka_sink.sending.node_availability import NodeAvailability
 from kafka_sink.sending.node_metrics import NodeMetrics, NodeMetricsRecorder
 from kafka_sink.sending.produce_requests import ProduceRequests, ProduceTag
 from kafka_sink.sending.producer_id_requests import ProducerIdRequests, ProducerIdTag
-from kafka_sink.sending.producer_identity import ProducerIdentity
+from kafka_sink.sending.producer_identity import ProducerIdentity, TransactionalIdentity
 from kafka_sink.sending.request_filling import fill_request
 from kafka_sink.sending.response_handler import ResponseHandler
 from kafka_sink.sending.sequence_restarts import close_sequence_gaps, restart_sequences
 from kafka_sink.sending.settings import SenderSettings
 from kafka_sink.sending.task_deliveries import TaskDeliveries
+from kafka_sink.sending.transaction_partitions import TransactionPartitions, TransactionPartitionsTag
 from kafka_sink.sending.unsent_moves import UnsentMoves
 from kafka_sink.timing_bounds import MAX_POLL_MS
 
@@ -91,6 +92,11 @@ class Sender(threading.Thread):
         self._probes = BrokerProbes(self._policy, network, timeout_ms)
         self._producer_ids = None if identity is None else ProducerIdRequests(identity, network, timeout_ms)
         self._moves = UnsentMoves(accumulator, self._completion, cluster, network, self._policy)
+        self._transaction_partitions = (
+            TransactionPartitions(identity, network, timeout_ms, backoff)
+            if isinstance(identity, TransactionalIdentity)
+            else None
+        )
         self._requests = ProduceRequests(settings, cluster, network, identity)
         self._closing = False
         self._aborting = False
@@ -156,6 +162,8 @@ class Sender(threading.Thread):
         elif not self.deliveries.has_failed:
             # Spark runs a failed task again, so every further row that is sent now would be a duplicate.
             delay = min(delay, self._send_ready(now_ms, muted))
+            if self._transaction_partitions is not None:
+                delay = min(delay, self._transaction_partitions.refresh(now_ms))
         for event in self._network.poll(max(delay, 0.0), now_ms):
             self._on_event(event, self._clock_ms())
 
@@ -327,9 +335,13 @@ class Sender(threading.Thread):
             case MetadataTag():
                 self._on_metadata(event, event.tag, now_ms)
             case ProducerIdTag() if self._producer_ids is not None:
-                failure = self._producer_ids.on_response(event, event.tag, now_ms)
-                if failure is not None:
-                    self._completion.fail_all(failure)
+                self._fail_all(self._producer_ids.on_response(event, event.tag, now_ms))
+            case TransactionPartitionsTag() if self._transaction_partitions is not None:
+                self._fail_all(self._transaction_partitions.on_response(event, event.tag, now_ms))
+
+    def _fail_all(self, failure: KafkaSinkError | None) -> None:
+        if failure is not None:
+            self._completion.fail_all(failure)
 
     def _on_metadata(self, event: ResponseReceived, tag: MetadataTag, now_ms: float) -> None:
         try:
@@ -354,6 +366,8 @@ class Sender(threading.Thread):
                 self._metadata.on_failure(now_ms)
             case ProducerIdTag() if self._producer_ids is not None:
                 self._producer_ids.on_failure(event, event.tag, now_ms)
+            case TransactionPartitionsTag() if self._transaction_partitions is not None:
+                self._transaction_partitions.on_failure(event, event.tag, now_ms)
         if response_classifier.is_final(event.cause):
             self._completion.fail_all(event.cause)
 

@@ -15,7 +15,7 @@ from kafka_sink.clock import monotonic_ms
 from kafka_sink.errors import KafkaSinkError
 from kafka_sink.transactions import task
 from kafka_sink.transactions.batch import Duty, Handover, TaskReport
-from kafka_sink.transactions.client import TransactionClient
+from kafka_sink.transactions.client import PROTOCOL_1, TransactionClient
 from kafka_sink.transactions.decision import BatchIdentity, Part
 from kafka_sink.transactions.digest import RunningDigest
 from kafka_sink.transactions.open_time import OpenTime
@@ -33,7 +33,9 @@ SEND_OFFSETS_TIME_METRIC = "txn-send-offsets-time-ns-total"
 class WritesInTransaction(Protocol):
     """The part of a producer that takes the transaction of its rows."""
 
-    def begin_transaction(self, transactional_id: str, producer_id: int, epoch: int) -> None: ...
+    def begin_transaction(
+        self, transactional_id: str, producer_id: int, epoch: int, *, adds_partitions: bool = False
+    ) -> None: ...
 
 
 class TaskAttempt:
@@ -95,7 +97,8 @@ class TaskAttempt:
                 self.metrics[INIT_TIME_METRIC] = time.monotonic_ns() - began
                 name = self._scope.task_id(self._task, self._slot)
                 self._open_time.began(monotonic_ms())
-                writes.begin_transaction(name, *self._producer)
+                adds_partitions = self._client.protocol == PROTOCOL_1
+                writes.begin_transaction(name, *self._producer, adds_partitions=adds_partitions)
 
     def _look_at_others(self) -> None:
         """Only in a batch that was planned long ago: it costs a request to each broker."""

@@ -19,7 +19,7 @@ from kafka_sink.backoff import ExponentialBackoff
 from kafka_sink.clock import monotonic_ms
 from kafka_sink.errors import BrokerVersionError, ConfigurationError, DeliveryError
 from kafka_sink.model import Node, TopicPartition
-from kafka_sink.network import apis, requests, transaction_requests
+from kafka_sink.network import apis, requests, topic_requests, transaction_requests
 from kafka_sink.network.client import NetworkClient, NetworkSettings, OutboundRequest, RequestFailed
 from kafka_sink.network.events import NodeDisconnected, ResponseReceived
 from kafka_sink.options import SinkOptions
@@ -47,7 +47,12 @@ from kafka_sink.transactions.scope import ANY_ID_PATTERN, task_id_pattern
 Result = TypeVar("Result")
 # InitProducerId from 6 on is two-phase commit's (KIP-939), which brokers have not finished.
 _INIT_PRODUCER_ID_VERSIONS = (3, 5)
-_FEATURE, _NEEDED_LEVEL = "transaction.version", 2
+# KIP-890. Where the feature is at level 2, brokers speak transaction protocol 2, else 1.
+_FEATURE, _PROTOCOL_2_LEVEL = "transaction.version", 2
+PROTOCOL_1, PROTOCOL_2 = 1, 2
+# TxnOffsetCommit has it from Apache Kafka 3.8 on. These brokers verify that what they write belongs to an
+# open transaction (KIP-890's first part).
+_FIRST_TXN_OFFSET_COMMIT = 4
 _MAX_POLL_MS = 100.0
 _LIST_TIMEOUT_MS, _LIST_PATIENCE_MS = 3000.0, 6000.0
 _GROUP_KEY, _TRANSACTION_KEY = True, False
@@ -120,6 +125,8 @@ class _Call:
     give_up_ms: float = math.inf
     # Of the same step and coordinator: counts only if it was sent behind that one, once that one is done.
     behind: _Call | None = None
+    # Of the same step: not sent before that one is done.
+    after: _Call | None = None
 
 
 @dataclass(slots=True)
@@ -155,6 +162,8 @@ class TransactionClient:
 
     def __init__(self, options: SinkOptions) -> None:
         self._options = options
+        # What brokers speak, known once they were asked.
+        self.protocol = PROTOCOL_2
         self._network = NetworkClient(NetworkSettings.from_options(options), monotonic_ms)
         backoff_ms = min(options.retry_backoff_ms, 20)
         self._backoff = ExponentialBackoff(backoff_ms, options.retry_backoff_max_ms, random.random)
@@ -190,7 +199,7 @@ class TransactionClient:
         and all brokers connected to, while the first step is under way.
 
         Raises what it raises, DeliveryError after ``timeout_ms``, ConfigurationError where rights or settings
-        are in the way, BrokerVersionError where the cluster lacks transaction protocol 2.
+        are in the way, BrokerVersionError where brokers are too old.
         """
         self._deadline_ms = monotonic_ms() + timeout_ms
         self.left_out.clear()
@@ -240,6 +249,32 @@ class TransactionClient:
             self._partitions[topic] = found[0], monotonic_ms()
         return found[0]
 
+    def broker_settings(self, name: str, timeout_ms: float) -> dict[int, str | None]:
+        """A setting of each broker that responds; None where it does not tell.
+
+        Raises DeliveryError after the time.
+        """
+        self._deadline_ms = monotonic_ms() + timeout_ms
+        self._connect()
+        found: dict[int, str | None] = {}
+
+        def call(node: int) -> _Call:
+            def encode(version: int) -> bytes:
+                return topic_requests.encode_describe_broker(version, node, (name,))
+
+            def take(response: topic_requests.BrokerConfigs) -> bool:
+                found[node] = None if response.error_code else response.configs.get(name)
+                return True
+
+            api, versions = apis.DESCRIBE_CONFIGS, topic_requests.DESCRIBE_CONFIGS_VERSIONS
+            return _Call(ListOpen(""), 0, api, versions, encode, take, node=node)
+
+        calls = [call(node) for node in self._nodes]
+        for one in calls:
+            one.give_up_ms = monotonic_ms() + _LIST_PATIENCE_MS
+        self._finish(_Step([None], calls))
+        return found
+
     def close(self) -> None:
         """Close the connections."""
         self._network.close()
@@ -282,6 +317,8 @@ class TransactionClient:
         for call in step.calls:
             node = call.node if call.key is None else self._coordinators.get(call.key)
             if call.is_sent or node is None or (call.behind in step.calls and not call.behind.is_sent):
+                continue
+            if call.after in step.calls:
                 continue
             if now_ms < call.not_before_ms:
                 wait = min(wait, call.not_before_ms - now_ms)
@@ -409,14 +446,18 @@ class TransactionClient:
         return node if node is not None and self._network.ready_for_any(node, now_ms) else None
 
     def _require_protocol(self, node: int) -> None:
-        level = self._network.feature_level(node, _FEATURE)
-        if level < _NEEDED_LEVEL:
+        if self._network.feature_level(node, _FEATURE) >= _PROTOCOL_2_LEVEL:
+            self.protocol = PROTOCOL_2
+            return
+        newest = self._network.newest_version(node, apis.TXN_OFFSET_COMMIT)
+        if newest < _FIRST_TXN_OFFSET_COMMIT:
             raise BrokerVersionError(
-                f"delivery.guarantee=exactly-once needs brokers of Apache Kafka 4.0 or later whose feature "
-                f"{_FEATURE} is at {_NEEDED_LEVEL} (KIP-890); here it is at {level}. Raise it by "
-                f"kafka-features.sh upgrade --feature {_FEATURE}={_NEEDED_LEVEL}, or use "
-                "delivery.guarantee=at-least-once"
+                "delivery.guarantee=exactly-once needs brokers of Apache Kafka 3.8 or later, which refuse a "
+                "late write of a transaction that has ended (KIP-890); here TxnOffsetCommit ends with "
+                f"version {newest}, not {_FIRST_TXN_OFFSET_COMMIT}. Use delivery.guarantee=at-least-once, or "
+                "newer brokers"
             )
+        self.protocol = PROTOCOL_1
 
     def _look_up(self, step: _Step, now_ms: float) -> None:
         """Asks for coordinators that are not known: one request for each kind of key."""
@@ -478,7 +519,7 @@ class TransactionClient:
             case EndTransaction():
                 return [self._end(step, index, operation)]
             case RecordOffsets():
-                return [self._record(step, index, operation)]
+                return self._record_calls(step, index, operation)
             case FetchOffsets():
                 calls = [self._fetch(step, index, operation, group, None) for group in operation.groups]
                 for call in calls:
@@ -525,16 +566,69 @@ class TransactionClient:
         def take(response: transaction_requests.EndTxnResponse) -> bool:
             if not self._judge(call, response.error_code):
                 return False
-            step.results[index] = (
-                _refused(response.error_code)
-                if response.error_code
-                else ProducerEpoch(response.producer_id, response.producer_epoch)
-            )
+            if response.error_code:
+                step.results[index] = _refused(response.error_code)
+            elif self.protocol == PROTOCOL_1:
+                step.results[index] = producer
+                step.calls.append(self._raise_epoch(step, index, operation))
+            else:
+                step.results[index] = ProducerEpoch(response.producer_id, response.producer_epoch)
             return True
 
         api, versions = apis.END_TXN, transaction_requests.END_TXN_VERSIONS
+        if self.protocol == PROTOCOL_1:
+            versions = transaction_requests.PROTOCOL_1_END_TXN_VERSIONS
         call = _Call(operation, index, api, versions, encode, take, (_TRANSACTION_KEY, name))
         return call
+
+    def _raise_epoch(self, step: _Step, index: int, operation: EndTransaction) -> _Call:
+        """What EndTxn does under protocol 2: no two transactions have the same id and epoch.
+
+        Only from the epoch of the transaction that ended (KIP-360). Where somebody else has raised it since,
+        that is as good, and the result is the epoch that is no longer the id's.
+        """
+        name, producer, timeout = (
+            operation.transactional_id,
+            operation.producer,
+            self._options.transaction_timeout_ms,
+        )
+
+        def encode(version: int) -> bytes:
+            return requests.encode_init_producer_id(version, *producer, name, timeout)
+
+        def take(response: requests.ProducerIdResponse) -> bool:
+            if not self._judge(call, response.error_code):
+                return False
+            if not response.error_code:
+                step.results[index] = ProducerEpoch(response.producer_id, response.producer_epoch)
+            return True
+
+        api, key = apis.INIT_PRODUCER_ID, (_TRANSACTION_KEY, name)
+        call = _Call(operation, index, api, _INIT_PRODUCER_ID_VERSIONS, encode, take, key)
+        return call
+
+    def _record_calls(self, step: _Step, index: int, operation: RecordOffsets) -> list[_Call]:
+        """Under protocol 1 the group is added to the transaction before."""
+        record = self._record(step, index, operation)
+        if self.protocol == PROTOCOL_2:
+            return [record]
+        name, producer, group = operation.transactional_id, operation.producer, operation.group
+
+        def encode(version: int) -> bytes:
+            return transaction_requests.encode_add_offsets(version, name, *producer, group)
+
+        def take(response: transaction_requests.AddOffsetsResponse) -> bool:
+            if not self._judge(add, response.error_code):
+                return False
+            if response.error_code:
+                step.results[index] = _refused(response.error_code)
+                step.calls.remove(record)
+            return True
+
+        api, versions = apis.ADD_OFFSETS_TO_TXN, transaction_requests.ADD_OFFSETS_TO_TXN_VERSIONS
+        key = (_TRANSACTION_KEY, name)
+        add = record.after = _Call(operation, index, api, versions, encode, take, key)
+        return [add, record]
 
     def _record(self, step: _Step, index: int, operation: RecordOffsets) -> _Call:
         offsets = {partition: (0, text) for partition, text in operation.entries}
@@ -554,6 +648,8 @@ class TransactionClient:
             apis.TXN_OFFSET_COMMIT,
             transaction_requests.TXN_OFFSET_COMMIT_VERSIONS,
         )
+        if self.protocol == PROTOCOL_1:
+            versions = transaction_requests.PROTOCOL_1_TXN_OFFSET_COMMIT_VERSIONS
         call = _Call(operation, index, api, versions, encode, take, (_GROUP_KEY, operation.group))
         return call
 

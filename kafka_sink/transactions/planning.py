@@ -70,6 +70,10 @@ def plan(
         partitions = client.partitions(topic, options.max_block_ms)
         if not partitions:
             raise ConfigurationError(f"the topic '{topic}', which progress is recorded for, is not there")
+        # Imported here for the reason that client_of has.
+        from kafka_sink.transactions.verification import require_verified_writes
+
+        require_verified_writes(client, str(options.bootstrap_servers), options.max_block_ms)
         scope = Scope(prefix, topic, partitions)
         groups = driver.take_over_groups(scope)
         ownership = client.run(driver.take_over(scope), options.max_block_ms, groups=groups)

@@ -10,6 +10,7 @@ from collections import Counter
 
 from kafka_sink.local_broker import LocalBroker
 from tests.exactly_once.rounds import CLUSTER_PROPERTIES, Fault, Report, Round, Zygote
+from tests.matrix.released_kafka import RELEASES, jars_of
 
 
 def main() -> int:
@@ -19,13 +20,17 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1, help="of the first round; the next ones follow")
     parser.add_argument("--minutes", type=float, default=0, help="start no further round after that long")
     parser.add_argument("--guarantee", choices=("exactly-once", "at-least-once"), default="exactly-once")
+    parser.add_argument("--kafka", choices=[one.version for one in RELEASES if one.zookeeper is None])
     arguments = parser.parse_args()
+    home = None
+    if arguments.kafka:
+        home = jars_of(next(one for one in RELEASES if one.version == arguments.kafka))
     # Before there is a thread.
     zygote = Zygote()
     reports: list[Report] = []
     began = time.monotonic()
     try:
-        with LocalBroker(brokers=3, properties=CLUSTER_PROPERTIES) as cluster:
+        with LocalBroker(brokers=3, properties=CLUSTER_PROPERTIES, kafka_home=home) as cluster:
             for seed in range(arguments.seed, arguments.seed + arguments.rounds):
                 if arguments.minutes and time.monotonic() - began > arguments.minutes * 60:
                     break

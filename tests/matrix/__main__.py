@@ -74,7 +74,7 @@ def _brokers(only: str) -> Iterator[Row]:
             continue
         print(f"Apache Kafka {version} ...", file=sys.stderr, flush=True)
         with start() as kafka:
-            transactions = int(version.split(".")[0]) >= 4
+            transactions = tuple(int(one) for one in version.split(".")) >= (3, 8)
             yield _tried(
                 f"Kafka {version}",
                 sys.executable,

@@ -100,7 +100,7 @@ class Checks:
             try:
                 self._write(self._numbers(), topic, **job)
             except Exception as error:
-                if "needs brokers of Apache Kafka 4.0 or later" not in str(error):
+                if "needs brokers of Apache Kafka 3.8 or later" not in str(error):
                     raise
                 self._expect_once(topic, 0)
                 return

@@ -75,7 +75,7 @@ class ReleasedKafka:
         return f"{HOST}:{self._port}"
 
     def __enter__(self) -> ReleasedKafka:
-        jars = _jars(self._release)
+        jars = jars_of(self._release)
         self._processes = SupervisedProcesses(self._folder)
         (self._folder / "log4j.properties").write_text(_LOG4J1, encoding="ascii")
         properties = self._folder / "server.properties"
@@ -177,7 +177,7 @@ class ReleasedKafka:
         raise RuntimeError(f"{name} of Kafka {self._release.version} did not start: {log[-2000:]}")
 
 
-def _jars(release: Release) -> Path:
+def jars_of(release: Release) -> Path:
     """The folder with the release's jars, downloaded once per user."""
     final = cache_root() / f"matrix-kafka-{release.version}"
     if final.is_dir():
@@ -193,7 +193,12 @@ def _jars(release: Release) -> Path:
         done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
         if done.returncode:
             raise RuntimeError(f"Kafka {release.version} could not be downloaded: {done.stdout[-2000:]}")
-        (staging / "jars").rename(final)
+        try:
+            (staging / "jars").rename(final)
+        except OSError:
+            # Another process was faster.
+            if not final.is_dir():
+                raise
     finally:
         shutil.rmtree(staging, ignore_errors=True)
     return final

@@ -24,6 +24,7 @@ from kafka_sink.errors import (
     TransactionError,
 )
 from kafka_sink.local_broker import LocalBroker
+from kafka_sink.model import TopicPartition
 from kafka_sink.options import SinkOptions, parse
 from kafka_sink.producer_cache import task_producer
 from kafka_sink.rows.column_plan import ColumnPlan
@@ -36,10 +37,12 @@ from kafka_sink.transactions.decision import BatchIdentity, next_decision
 from kafka_sink.transactions.open_time import OpenTime
 from kafka_sink.transactions.operations import EndTransaction, ListOpen, Steps, describe
 from kafka_sink.transactions.scope import Scope
+from tests.support.raw_producer import RawProducer
 from tests.support.topics import read_to_end
 
 _PATIENCE_MS = 60_000.0
 _PARTITIONS = 2
+_FENCED = ("PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH")
 
 _numbers = iter(range(1000))
 
@@ -51,6 +54,10 @@ class Job:
     options: SinkOptions
     client: TransactionClient
     scope: Scope
+
+    @property
+    def servers(self) -> str:
+        return ",".join(f"{host}:{port}" for host, port in self.options.bootstrap_servers)
 
     def run(self, steps: Steps[Any]) -> Any:
         return self.client.run(steps, _PATIENCE_MS)
@@ -102,8 +109,7 @@ class Job:
 
     def read(self) -> list[str]:
         """What readers of committed rows see now."""
-        servers = ",".join(f"{host}:{port}" for host, port in self.options.bootstrap_servers)
-        return sorted(value.decode() for value in read_to_end(servers, self.scope.topic, _PARTITIONS))
+        return sorted(value.decode() for value in read_to_end(self.servers, self.scope.topic, _PARTITIONS))
 
     def await_rows(self, expected: list[str]) -> None:
         """Markers are written a moment after a commit is answered."""
@@ -113,15 +119,22 @@ class Job:
             time.sleep(0.05)
 
 
+@pytest.fixture(params=["broker", "old_broker"], ids=["protocol 2", "protocol 1"])
+def kafka(request: pytest.FixtureRequest) -> LocalBroker:
+    """Each test runs on brokers of both transaction protocols."""
+    running: LocalBroker = request.getfixturevalue(request.param)
+    return running
+
+
 @pytest.fixture
-def job(broker: LocalBroker) -> Iterator[Callable[..., Job]]:
+def job(kafka: LocalBroker) -> Iterator[Callable[..., Job]]:
     clients = []
     topic = f"exactly-once-{next(_numbers)}"
-    broker.create_topic(topic, _PARTITIONS)
+    kafka.create_topic(topic, _PARTITIONS)
 
     def make(**options: str) -> Job:
         raw = {
-            "kafka.bootstrap.servers": broker.bootstrap_servers,
+            "kafka.bootstrap.servers": kafka.bootstrap_servers,
             "topic": topic,
             "delivery.guarantee": "exactly-once",
             **options,
@@ -263,7 +276,7 @@ def test_what_timed_out_after_the_decision_is_written_again_and_only_that(job: C
 
 
 def test_a_batch_that_cannot_be_repaired_is_an_error_until_somebody_resolves_it(
-    job: Callable[..., Job], broker: LocalBroker, tmp_path: Path
+    job: Callable[..., Job], kafka: LocalBroker, tmp_path: Path
 ) -> None:
     run = job()
     handover = run.take_over()
@@ -279,7 +292,7 @@ def test_a_batch_that_cannot_be_repaired_is_an_error_until_somebody_resolves_it(
         run.commit(other.finish(), run.write(broken, 0, 1, ["0-1"]))
     run.await_rows(["0-0"])
 
-    arguments = ["--bootstrap-servers", broker.bootstrap_servers, "--prefix", run.scope.prefix]
+    arguments = ["--bootstrap-servers", kafka.bootstrap_servers, "--prefix", run.scope.prefix]
     arguments += ["--topic", run.scope.topic]
     # The same file of options as for the doctor.
     (tmp_path / "options.json").write_text(json.dumps({"kafka.client.id": "operator"}))
@@ -296,7 +309,7 @@ def test_a_batch_that_cannot_be_repaired_is_an_error_until_somebody_resolves_it(
 
 
 def test_an_incomplete_batch_can_be_abandoned_without_doubling(
-    job: Callable[..., Job], broker: LocalBroker
+    job: Callable[..., Job], kafka: LocalBroker
 ) -> None:
     """What readers see of it they see once; the next run takes it for written, and later batches go on."""
     run = job()
@@ -307,7 +320,7 @@ def test_an_incomplete_batch_can_be_abandoned_without_doubling(
     assert part is not None
     run.run(task.abort(run.scope, 1, 0, part.producer))
     out = io.StringIO()
-    arguments = ["--bootstrap-servers", broker.bootstrap_servers, "--prefix", run.scope.prefix]
+    arguments = ["--bootstrap-servers", kafka.bootstrap_servers, "--prefix", run.scope.prefix]
     assert command.main(["abandon", *arguments], out) == 0
     assert "1 rows of 1 tasks are missing" in out.getvalue()
     assert command.main(["abandon", *arguments], out) == 0
@@ -320,13 +333,13 @@ def test_an_incomplete_batch_can_be_abandoned_without_doubling(
 
 @pytest.mark.parametrize("action", ["list", "complete", "rewrite", "abandon"])
 def test_a_misspelt_prefix_is_an_error_and_creates_nothing(
-    job: Callable[..., Job], broker: LocalBroker, capsys: pytest.CaptureFixture[str], action: str
+    job: Callable[..., Job], kafka: LocalBroker, capsys: pytest.CaptureFixture[str], action: str
 ) -> None:
     """Catches: 0 transactions committed, exit 0, and an id of the misspelt prefix for a week."""
     run = job()
     run.take_over()
     misspelt = f"{run.scope.prefix}x"
-    where = ["--bootstrap-servers", broker.bootstrap_servers]
+    where = ["--bootstrap-servers", kafka.bootstrap_servers]
     assert command.main([action, *where, "--prefix", misspelt, "--topic", run.scope.topic]) == 1
     assert f"no broker knows transactional.id.prefix '{misspelt}'" in (said := capsys.readouterr().err)
     assert run.scope.prefix in said.split("similar ones: ")[1]
@@ -334,13 +347,13 @@ def test_a_misspelt_prefix_is_an_error_and_creates_nothing(
 
 
 def test_the_prefixes_of_a_cluster_are_listed_with_what_they_have_open(
-    job: Callable[..., Job], broker: LocalBroker
+    job: Callable[..., Job], kafka: LocalBroker
 ) -> None:
     run = job()
     run.commit(run.write(run.take_over(), 0, 0, ["0-0"]))
     run.write(run.take_over(), 1, 0, ["1-0"])
     out = io.StringIO()
-    where = ["--bootstrap-servers", broker.bootstrap_servers]
+    where = ["--bootstrap-servers", kafka.bootstrap_servers]
     assert command.main(["list", *where], out) == 0
     expected = (
         f"{run.scope.prefix}: batch 0 of query, 1 tasks, 1 transactions, all committed; 1 transaction open"
@@ -352,11 +365,11 @@ def test_the_prefixes_of_a_cluster_are_listed_with_what_they_have_open(
 
 
 def test_the_topic_is_asked_for_where_nothing_was_decided(
-    job: Callable[..., Job], broker: LocalBroker, capsys: pytest.CaptureFixture[str]
+    job: Callable[..., Job], kafka: LocalBroker, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = job()
     run.take_over()
-    where = ["--bootstrap-servers", broker.bootstrap_servers, "--prefix", run.scope.prefix]
+    where = ["--bootstrap-servers", kafka.bootstrap_servers, "--prefix", run.scope.prefix]
     assert command.main(["list", *where]) == 1
     assert "--topic" in capsys.readouterr().err
     with pytest.raises(SystemExit):
@@ -380,12 +393,13 @@ def test_a_timeout_above_the_brokers_limit_is_refused_saying_so(job: Callable[..
         run.take_over()
 
 
-def test_a_cluster_without_transaction_protocol_2_is_refused_saying_so(
+def test_brokers_that_do_not_verify_writes_of_a_transaction_are_refused_saying_so(
     job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = job()
     monkeypatch.setattr(run.client._network, "feature_level", lambda node, name: 1)
-    with pytest.raises(BrokerVersionError, match=r"transaction\.version"):
+    monkeypatch.setattr(run.client._network, "newest_version", lambda node, api: 3)
+    with pytest.raises(BrokerVersionError, match=r"needs brokers of Apache Kafka 3\.8 or later"):
         run.take_over()
 
 
@@ -462,19 +476,58 @@ def test_an_attempt_whose_first_row_comes_behind_the_commit_leaves_nothing_open(
     run.await_rows(["quick"])
 
 
-def test_progress_goes_with_a_topic_that_is_deleted(job: Callable[..., Job], broker: LocalBroker) -> None:
+def test_progress_goes_with_a_topic_that_is_deleted(job: Callable[..., Job], kafka: LocalBroker) -> None:
     """A batch that is run again afterwards is written to the new topic."""
     run, later = job(), job()
     handover = run.take_over()
     run.commit(run.write(handover, 0, 0, ["old"]))
     assert run.take_over().duty(BatchIdentity("query", 0), 0).value == "skip"
-    admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
     admin.delete_topics([run.scope.topic])[run.scope.topic].result(30)
     deadline = time.monotonic() + 60
     while later.take_over().duty(BatchIdentity("query", 0), 0).value == "skip":
         assert time.monotonic() < deadline
         time.sleep(0.1)
-    broker.create_topic(run.scope.topic, _PARTITIONS)
+    kafka.create_topic(run.scope.topic, _PARTITIONS)
     handover = later.take_over()
     later.commit(later.write(handover, 0, 0, ["new"]))
     later.await_rows(["new"])
+
+
+def test_a_zombie_of_an_attempt_that_this_sink_has_aborted_writes_nothing_more(
+    job: Callable[..., Job],
+) -> None:
+    """Its batch and its request for a partition arrive while the next attempt's transaction is open."""
+    run = job()
+    report = run.write(run.take_over(), 0, 0, ["first"])
+    assert report.part is not None
+    zombie = report.part.producer
+    raw = RawProducer(run.servers, run.scope.task_id(0, 0))
+    handover = run.take_over()
+    slot, producer = run.run(task.begin(run.scope, handover.claim, 0, 0))
+    assert (slot, producer.producer_id) == (0, zombie.producer_id)
+    try:
+        for partition in (TopicPartition(run.scope.topic, number) for number in range(2)):
+            assert raw.add(producer, partition) == "NONE"
+            assert raw.add(zombie, partition) in _FENCED
+            # Whether the first attempt has written to this partition or not.
+            assert raw.produce(zombie, 1, partition, b"late") in _FENCED
+            assert raw.produce(producer, 0, partition, b"row") == "NONE"
+            assert raw.produce(zombie, 1, partition, b"late") in _FENCED
+        assert raw.end(zombie, commit=True) in _FENCED
+        assert raw.end(producer, commit=True) == "NONE"
+    finally:
+        raw.close()
+    run.await_rows(["row", "row"])
+
+
+def test_the_epoch_moves_on_with_each_end_of_a_transaction(job: Callable[..., Job]) -> None:
+    """As EndTxn does it under protocol 2: what the model of the protocol builds on."""
+    run = job()
+    handover = run.take_over()
+    report = run.write(handover, 0, 0, ["row"])
+    run.commit(report)
+    described = run.run(describe(run.scope.driver_id, run.scope.task_id(0, 0)))
+    assert report.part is not None
+    assert described[run.scope.driver_id].producer.epoch == handover.claim.epoch + 1
+    assert described[run.scope.task_id(0, 0)].producer.epoch == report.part.producer.epoch + 1

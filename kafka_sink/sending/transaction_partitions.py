@@ -1,0 +1,180 @@
+"""AddPartitionsToTxn requests of a task under transaction protocol 1. At most one is in flight.
+
+There a partition must belong to the transaction before the first batch for it is sent (KIP-98). Under
+protocol 2 the first batch adds its partition.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kafka_sink import kafka_errors
+from kafka_sink.backoff import ExponentialBackoff
+from kafka_sink.errors import DeliveryError, KafkaSinkError
+from kafka_sink.model import TopicPartition
+from kafka_sink.network import apis, transaction_requests
+from kafka_sink.network.client import NetworkClient, OutboundRequest, RequestFailed, ResponseReceived
+from kafka_sink.sending.producer_identity import TransactionalIdentity
+from kafka_sink.sending.response_classifier import advice_of
+
+_MAY_PASS = frozenset(
+    {
+        kafka_errors.CONCURRENT_TRANSACTIONS,
+        kafka_errors.COORDINATOR_LOAD_IN_PROGRESS,
+        kafka_errors.COORDINATOR_NOT_AVAILABLE,
+        kafka_errors.NOT_COORDINATOR,
+        kafka_errors.UNKNOWN_TOPIC_OR_PARTITION,
+        kafka_errors.REQUEST_TIMED_OUT,
+    }
+)
+_MOVED = frozenset({kafka_errors.COORDINATOR_NOT_AVAILABLE, kafka_errors.NOT_COORDINATOR})
+# Given for partitions beside one that has failed, which says why.
+_NOT_ATTEMPTED = kafka_errors.OPERATION_NOT_ATTEMPTED
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionPartitionsTag:
+    """Marks a request, with the transaction that it was sent for. ``partitions`` is empty where it asks for
+    the coordinator."""
+
+    transaction: tuple[str | None, int, int]
+    partitions: tuple[TopicPartition, ...] = ()
+
+
+class TransactionPartitions:
+    """Used by the sender's thread. Times are monotonic milliseconds."""
+
+    def __init__(
+        self,
+        identity: TransactionalIdentity,
+        network: NetworkClient,
+        request_timeout_ms: float,
+        backoff: ExponentialBackoff,
+    ) -> None:
+        self._identity = identity
+        self._network = network
+        self._request_timeout_ms = request_timeout_ms
+        self._backoff = backoff
+        self._coordinator: int | None = None
+        self._coordinator_of: str | None = None
+        self._waits_for: TransactionPartitionsTag | None = None
+        self._failures = 0
+        self._not_before_ms = -math.inf
+
+    def refresh(self, now_ms: float) -> float:
+        """Adds what batches wait for; returns the milliseconds until there may be something to do."""
+        identity = self._identity
+        waits = self._waits_for is not None and self._waits_for.transaction == identity.transaction
+        if not identity.partitions_to_add or waits:
+            return math.inf
+        if now_ms < self._not_before_ms:
+            return self._not_before_ms - now_ms
+        if self._coordinator_of != identity.transactional_id:
+            self._coordinator, self._coordinator_of = None, identity.transactional_id
+        if self._coordinator is None:
+            return self._find_coordinator(now_ms)
+        if self._network.ready_for_any(self._coordinator, now_ms):
+            self._add(self._coordinator, now_ms)
+            return math.inf
+        if self._network.is_gone(self._coordinator):
+            # Another broker takes over from one that is gone. Asked in intervals, as it takes a while.
+            self._identity.last_error = "the transaction's coordinator cannot be reached"
+            self._retry(now_ms)
+            return self._not_before_ms - now_ms
+        return self._network.ready_delay_ms(self._coordinator, now_ms)
+
+    def _find_coordinator(self, now_ms: float) -> float:
+        node, delay = self._network.node_to_ask(now_ms, known_only=True)
+        name = self._identity.transactional_id
+        if node is None or name is None:
+            return delay
+        ours = transaction_requests.FIND_COORDINATOR_VERSIONS
+        version = self._network.api_version(node, apis.FIND_COORDINATOR, ours)
+        body = transaction_requests.encode_find_coordinator(version, (name,), of_groups=False)
+        self._send(node, apis.FIND_COORDINATOR, version, body, (), now_ms)
+        return math.inf
+
+    def _add(self, node: int, now_ms: float) -> None:
+        wanted = tuple(self._identity.partitions_to_add)
+        ours = transaction_requests.ADD_PARTITIONS_TO_TXN_VERSIONS
+        version = self._network.api_version(node, apis.ADD_PARTITIONS_TO_TXN, ours)
+        name, producer_id, epoch = self._identity.transaction
+        body = transaction_requests.encode_add_partitions(version, name or "", producer_id, epoch, wanted)
+        self._send(node, apis.ADD_PARTITIONS_TO_TXN, version, body, wanted, now_ms)
+
+    def _send(
+        self,
+        node: int,
+        api: int,
+        version: int,
+        body: bytes,
+        partitions: tuple[TopicPartition, ...],
+        now_ms: float,
+    ) -> None:
+        tag = TransactionPartitionsTag(self._identity.transaction, partitions)
+        self._waits_for = tag
+        request = OutboundRequest(api, version, [body], True, self._request_timeout_ms, tag)
+        self._network.send(node, request, now_ms)
+
+    # -- responses --------------------------------------------------------------------------------
+
+    def on_response(
+        self, event: ResponseReceived, tag: TransactionPartitionsTag, now_ms: float
+    ) -> KafkaSinkError | None:
+        """Takes what was added; returns an error where no retry can help."""
+        if tag is not self._waits_for:
+            return None
+        self._waits_for = None
+        if tag.transaction != self._identity.transaction:
+            return None
+        if isinstance(event.response, transaction_requests.CoordinatorsResponse):
+            return self._on_coordinator(event.response, now_ms)
+        return self._on_added(tag.partitions, event.response, now_ms)
+
+    def on_failure(self, event: RequestFailed, tag: TransactionPartitionsTag, now_ms: float) -> None:
+        """The request will get no response. It may be repeated: what was added stays added."""
+        if tag is self._waits_for:
+            self._identity.last_error = str(event.cause)
+            self._retry(now_ms)
+
+    def _on_coordinator(
+        self, response: transaction_requests.CoordinatorsResponse, now_ms: float
+    ) -> KafkaSinkError | None:
+        found = response.found[self._identity.transactional_id or ""]
+        if found.node is not None:
+            self._coordinator = found.node.id
+            self._failures = 0
+            return None
+        return self._judge(found.error_code, "FindCoordinator", now_ms)
+
+    def _on_added(
+        self,
+        partitions: Sequence[TopicPartition],
+        response: transaction_requests.AddPartitionsResponse,
+        now_ms: float,
+    ) -> KafkaSinkError | None:
+        failed = [one for one in partitions if response.errors.get(one, kafka_errors.NONE)]
+        self._identity.added(one for one in partitions if one not in failed)
+        if not failed:
+            self._failures = 0
+            return None
+        told = [one for one in failed if response.errors[one] != _NOT_ATTEMPTED] or failed
+        return self._judge(response.errors[told[0]], f"AddPartitionsToTxn of {told[0]}", now_ms)
+
+    def _judge(self, code: int, what: str, now_ms: float) -> KafkaSinkError | None:
+        error = f"{what} failed: {kafka_errors.error_of(code).label}"
+        if code in _MAY_PASS or code == _NOT_ATTEMPTED:
+            self._identity.last_error = error
+            self._retry(now_ms, elsewhere=code in _MOVED)
+            return None
+        advice = advice_of(code)
+        return DeliveryError(f"{error}; {advice}" if advice else error)
+
+    def _retry(self, now_ms: float, *, elsewhere: bool = True) -> None:
+        self._waits_for = None
+        if elsewhere:
+            self._coordinator = None
+        self._failures += 1
+        self._not_before_ms = now_ms + self._backoff.delay_ms(min(self._failures, 6))

@@ -1,0 +1,143 @@
+"""Exactly once on a real Kafka 3.9, which has transaction protocol 1.
+
+A late request is replayed by hand in the interleavings that KIP-890 names: docs/exactly-once-proof.md has
+what this shows. test_transactions_real_broker.py runs on this Kafka, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from kafka_sink.errors import ConfigurationError
+from kafka_sink.local_broker import LocalBroker
+from kafka_sink.model import TopicPartition
+from kafka_sink.options import parse
+from kafka_sink.transactions import planning
+from kafka_sink.transactions.operations import ProducerEpoch
+from kafka_sink.transactions.verification import SETTING
+from tests.matrix.released_kafka import RELEASES, jars_of
+from tests.support.raw_producer import RawProducer
+from tests.support.topics import read_to_end
+
+_numbers = iter(range(1000))
+
+
+@pytest.fixture(scope="module")
+def unverifying() -> Iterator[LocalBroker]:
+    """As brokers before 3.6 are."""
+    with LocalBroker(kafka_home=jars_of(RELEASES[-1]), properties={SETTING: "false"}) as running:
+        yield running
+
+
+class Scene:
+    """A topic of one partition, a producer by hand, and its aborted transaction of one row."""
+
+    def __init__(self, broker: LocalBroker) -> None:
+        name = f"late-{next(_numbers)}"
+        broker.create_topic(name, 1)
+        self.servers = broker.bootstrap_servers
+        self.partition = TopicPartition(name, 0)
+        self.raw = RawProducer(self.servers, name)
+        self.aborted = self.raw.init()
+        assert self.raw.add(self.aborted, self.partition) == "NONE"
+        assert self.raw.produce(self.aborted, 0, self.partition, b"aborted") == "NONE"
+        # Once more, as brokers answer that one when all markers are written.
+        for _ in range(2):
+            assert self.raw.end(self.aborted, commit=False) == "NONE"
+
+    def late_write(self) -> str:
+        """The aborted transaction's next batch, which was sent and held up on its way."""
+        return self.raw.produce(self.aborted, 1, self.partition, b"late")
+
+    def read(self) -> list[bytes]:
+        self.raw.close()
+        return sorted(read_to_end(self.servers, self.partition.topic, 1))
+
+
+def _write_and_commit(scene: Scene, producer: ProducerEpoch) -> None:
+    assert scene.raw.produce(producer, 0, scene.partition, b"own") == "NONE"
+    assert scene.raw.end(producer, commit=True) == "NONE"
+
+
+def test_where_two_transactions_share_an_epoch_a_late_write_of_the_first_is_committed_with_the_second(
+    old_broker: LocalBroker,
+) -> None:
+    """What protocol 1 allows, where a client does not do as this sink does. Verification helps only while
+    nothing is open."""
+    scene = Scene(old_broker)
+    assert scene.late_write() == "INVALID_TXN_STATE"
+    assert scene.raw.add(scene.aborted, scene.partition) == "NONE"
+    assert scene.late_write() == "NONE"
+    assert scene.raw.end(scene.aborted, commit=True) == "NONE"
+    assert scene.read() == [b"late"]
+
+
+def test_where_two_transactions_share_an_epoch_late_requests_begin_and_end_one(
+    old_broker: LocalBroker,
+) -> None:
+    scene = Scene(old_broker)
+    late_request = scene.raw.add(scene.aborted, scene.partition)
+    assert (late_request, scene.late_write()) == ("NONE", "NONE")
+    assert scene.raw.end(scene.aborted, commit=False) == "NONE", "a late EndTxn ends what has begun since"
+    assert scene.read() == []
+
+
+def test_with_an_epoch_for_each_transaction_every_late_request_is_refused(old_broker: LocalBroker) -> None:
+    """Before the next transaction begins, while it is open, and once it has written."""
+    scene = Scene(old_broker)
+    raised = scene.raw.init(scene.aborted)
+    assert raised == (scene.aborted.producer_id, scene.aborted.epoch + 1)
+    assert scene.raw.add(scene.aborted, scene.partition) == "PRODUCER_FENCED"
+    assert scene.late_write() == "INVALID_PRODUCER_EPOCH"
+    assert scene.raw.end(scene.aborted, commit=True) == "PRODUCER_FENCED"
+    own = scene.raw.init()
+    assert scene.raw.add(own, scene.partition) == "NONE"
+    assert scene.raw.add(scene.aborted, scene.partition) == "PRODUCER_FENCED"
+    assert scene.late_write() == "INVALID_PRODUCER_EPOCH"
+    _write_and_commit(scene, own)
+    assert scene.late_write() == "INVALID_PRODUCER_EPOCH"
+    late_mark = scene.raw.commit_offset(scene.aborted, "late", scene.partition, "mark")
+    assert late_mark == "INVALID_PRODUCER_EPOCH"
+    assert scene.read() == [b"own"]
+
+
+def test_without_verification_an_epoch_for_each_transaction_is_not_enough(unverifying: LocalBroker) -> None:
+    """So such brokers are refused: the next test."""
+    scene = Scene(unverifying)
+    own = scene.raw.init()
+    assert scene.raw.commit_offset(scene.aborted, "late", scene.partition, "mark") == "NONE"
+    assert scene.raw.add(own, scene.partition) == "NONE"
+    assert scene.late_write() == "NONE"
+    _write_and_commit(scene, own)
+    assert scene.read() == [b"late", b"own"]
+
+
+def test_brokers_that_do_not_verify_are_refused_when_a_write_is_planned(unverifying: LocalBroker) -> None:
+    unverifying.create_topic("unverified", 1)
+    options = parse(
+        {
+            "kafka.bootstrap.servers": unverifying.bootstrap_servers,
+            "topic": "unverified",
+            "delivery.guarantee": "exactly-once",
+            "transactional.id.prefix": "unverified",
+        }
+    ).options
+    with pytest.raises(ConfigurationError, match=rf"needs {SETTING}=true.*on broker 0"):
+        planning.plan(options, {}, is_streaming=True, for_tasks=True)
+
+
+def test_a_late_copy_of_an_acknowledged_batch_is_written_by_no_broker(unverifying: LocalBroker) -> None:
+    """Its sequence number gives it away, before and after the commit: tasks end with every batch
+    acknowledged."""
+    scene = Scene(unverifying)
+    own = scene.raw.init()
+    assert scene.raw.add(own, scene.partition) == "NONE"
+    _write_and_commit(scene, own)
+    assert scene.raw.produce(own, 0, scene.partition, b"own") == "NONE"
+    following = scene.raw.init()
+    assert scene.raw.add(following, scene.partition) == "NONE"
+    assert scene.raw.produce(own, 0, scene.partition, b"own") == "NONE"
+    assert scene.raw.end(following, commit=True) == "NONE"
+    assert scene.read() == [b"own"]
