@@ -108,7 +108,7 @@ class Job:
 
     def _deliver(self, outgoing: list[ServerMessage]) -> None:
         for one in outgoing:
-            body: Mapping[str, Any] = json.loads(json.dumps(one.body))
+            body: Mapping[str, Any] = json.loads(json.dumps(dict(one.body)))
             if one.peer not in self.connected:
                 continue
             exchange = self.tasks[one.peer].exchange

@@ -208,8 +208,8 @@ class BreakerChannel(Channel):
         self._muted.update(message.added)
         for target in message.added:
             self._release_ms.pop(target, None)
-        for target, delay_ms in message.removed.items():
-            self._release_ms[target] = control.now_ms + delay_ms
+        for target in message.removed:
+            self._release_ms[target] = control.now_ms + message.delay_ms
         for asked in message.asks:
             if isinstance(asked, TopicPartition):
                 self._asked[asked] = None

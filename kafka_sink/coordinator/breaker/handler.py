@@ -14,7 +14,6 @@ from typing import Any
 from kafka_sink.breaker.states import BreakerState, MuteTable, Target
 from kafka_sink.coordinator.breaker.messages import (
     MAX_MUTES,
-    BreakerReport,
     BreakerUpdate,
     MuteReport,
     OutcomeCounts,
@@ -91,17 +90,19 @@ class BreakerHandler(Handler):
             reasons = {target: mute.reason for target, mute in self._table.mutes.items()}
             body_back = encode_update(BreakerUpdate(whole=True, added=reasons))
         reply = Reply(peer, request, body_back)
-        # Most reports change nothing, and must not cost a walk over all mutes.
-        if was_silent or self._asks or now_ms >= min(self._due_ms, self._gathered_ms(report)):
+        # Most reports change nothing, and must not cost a walk over all mutes. Nor must those of thousands of
+        # tasks that connect at once.
+        gathered_ms = self._gathered_ms(changes_probes=report.changes_probes or was_silent)
+        if self._asks or now_ms >= min(self._due_ms, gathered_ms):
             return [reply, *self.on_time(now_ms)]
         return [reply]
 
-    def _gathered_ms(self, report: BreakerReport) -> float:
-        """When to act on this report: those of many tasks that come together are handled together."""
+    def _gathered_ms(self, *, changes_probes: bool) -> float:
+        """When to act on a report: those of many tasks that come together are handled together."""
         due_ms = self._pushes.due_ms
         if not self._is_judged:
             due_ms = min(due_ms, self._judged_ms + GATHER_MUTES_MS)
-        if report.changes_probes:
+        if changes_probes:
             due_ms = min(due_ms, self._leased_ms + GATHER_MUTES_MS)
         self._due_ms = min(self._due_ms, due_ms)
         return due_ms
@@ -221,18 +222,20 @@ class BreakerHandler(Handler):
     def _on_partition_mute(self, peer: int, target: TopicPartition, reason: str, now_ms: float) -> None:
         """A user's breaker class has muted a partition. Another task that holds a batch for it probes at
         once. If that succeeds, the first task is doubted for a minute."""
-        if self._mute_for(peer, target, reason, now_ms) and len(self._tasks.active(now_ms)) > 1:
+        if self._mute_for(peer, target, reason, now_ms) and self._tasks.has_several(now_ms):
             self._table.mutes[target].retry_at_ms = now_ms
 
     def _ask_another(self, peer: int, node: int, now_ms: float) -> bool:
         """Has another task send a broker a request without rows. False if there is no other task."""
+        if now_ms - self._asked_ms.get(node, -math.inf) < ASK_MS:
+            return True
+        # Walks over all tasks, so only once in a while.
         chosen = self._tasks.next_for_lease(now_ms, other_than=peer)
         if chosen is None:
             return False
-        if now_ms - self._asked_ms.get(node, -math.inf) >= ASK_MS:
-            self._asked_ms[node] = now_ms
-            self._tasks.move_to_end(chosen, now_ms)
-            self._asks.setdefault(chosen, []).append(node)
+        self._asked_ms[node] = now_ms
+        self._tasks.move_to_end(chosen, now_ms)
+        self._asks.setdefault(chosen, []).append(node)
         return True
 
     # -- mutes --------------------------------------------------------------------------------------

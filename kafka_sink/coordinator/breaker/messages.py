@@ -22,7 +22,7 @@ An update from the coordinator may have these:
 
 - ``whole``: whether ``added`` is everything that is muted
 - ``added``: ``[target, reason]``
-- ``removed``: ``[target, delay]``; after the delay the task's rows may go there
+- ``removed``: targets. The task's rows may go there after ``delay``
 - ``leases``: ``[target, duration, whether it is a trial]``
 - ``asks``: targets. The task reports whether a broker responds, or a partition's outcomes
 """
@@ -113,7 +113,8 @@ class BreakerUpdate:
 
     whole: bool = False
     added: Mapping[Target, str] = field(default_factory=dict)
-    removed: Mapping[Target, float] = field(default_factory=dict)
+    removed: tuple[Target, ...] = ()
+    delay_ms: float = 0.0
     leases: Mapping[Target, ProbeLease] = field(default_factory=dict)
     asks: tuple[Target, ...] = ()
 
@@ -171,7 +172,8 @@ def encode_update(update: BreakerUpdate) -> dict[str, Any]:
     body: dict[str, Any] = {
         "whole": update.whole,
         "added": [[_encode(target), cut(reason)] for target, reason in update.added.items()],
-        "removed": [[_encode(target), delay_ms] for target, delay_ms in update.removed.items()],
+        "removed": _encode_all(update.removed),
+        "delay": update.delay_ms,
         "leases": [[_encode(target), one.left_ms, one.trial] for target, one in update.leases.items()],
         "asks": _encode_all(update.asks),
     }
@@ -184,7 +186,8 @@ def decode_update(body: Mapping[str, Any], max_length: int) -> BreakerUpdate:
         return BreakerUpdate(
             bool(body["whole"]),
             {_target(target): text(reason) for target, reason in list_in(body, "added", max_length)},
-            {_target(target): ms(delay_ms) for target, delay_ms in list_in(body, "removed", max_length)},
+            _all_targets(list_in(body, "removed", max_length), max_length),
+            ms(body.get("delay", 0.0)),
             {
                 _target(target): ProbeLease(ms(left_ms), bool(trial))
                 for target, left_ms, trial in list_in(body, "leases", max_length)

@@ -41,38 +41,71 @@ class Claim:
     until_ms: float
 
 
-class MuteEvidence:
-    """Responses by task, the origins of mutes, the claims, and the tasks that are doubted."""
+class _Responses:
+    """When tasks last had responses of one broker. What all tasks but one had takes no walk over them.
+
+    A response counts also after its task has left: the broker did respond then.
+    """
+
+    __slots__ = ("_last", "_others")
 
     def __init__(self) -> None:
-        # By broker: when each task last had a response.
-        self._responses: dict[int, dict[int, float]] = {}
+        # The last response to any task and that task; the last one to any other task.
+        self._last: tuple[float, int] = (-math.inf, -1)
+        self._others = -math.inf
+
+    def add(self, peer: int, at_ms: float) -> None:
+        last_ms, last_peer = self._last
+        if peer == last_peer:
+            self._last = max(last_ms, at_ms), peer
+        elif at_ms > last_ms:
+            self._last, self._others = (at_ms, peer), last_ms
+        else:
+            self._others = max(self._others, at_ms)
+
+    def last_ms(self, *, other_than: int) -> float:
+        last_ms, last_peer = self._last
+        return self._others if last_peer == other_than else last_ms
+
+
+class MuteEvidence:
+    """Responses of brokers, the origins of mutes, the claims, and the tasks that are doubted.
+
+    A report costs the same however many tasks there are: thousands mute a frozen broker within a second.
+    """
+
+    def __init__(self) -> None:
+        self._responses: dict[int, _Responses] = {}
         # The mutes that follow from one task's report.
         self._origins: dict[Target, _MuteOrigin] = {}
-        # By task and target: when a mute on the task's report was refuted.
-        self._doubted_ms: dict[tuple[int, Target], float] = {}
+        # By task, its mutes that were refuted, and when.
+        self._doubted_ms: dict[int, dict[Target, float]] = {}
         # By target, the tasks that muted it or had a lease. They know at first hand when the mute is over.
         self._witnesses: dict[Target, set[int]] = {}
+        # The same by task.
+        self._witnessed: dict[int, set[Target]] = {}
         self._claims: dict[int, Claim] = {}
 
     def add_response(self, peer: int, node: int, at_ms: float, mute: Mute | None, now_ms: float) -> bool:
         """A task had a response of a broker at ``at_ms``. True if that refutes the broker's mute."""
-        responses = self._responses.setdefault(node, {})
-        responses[peer] = max(responses.get(peer, -math.inf), at_ms)
+        self._responses.setdefault(node, _Responses()).add(peer, at_ms)
         claim = self._claims.get(node)
         if claim is not None and claim.peer != peer and at_ms > claim.until_ms - ASK_MS:
             del self._claims[node]
-            self._doubted_ms[claim.peer, node] = now_ms
+            self._doubt(claim.peer, node, now_ms)
         origin = self._origins.get(node)
         if mute is None or origin is None or at_ms <= origin.refuted_after_ms:
             return False
         if peer != origin.peer and at_ms < mute.since_ms + _REFUTED_SOON_MS:
-            self._doubted_ms[origin.peer, node] = now_ms
+            self._doubt(origin.peer, node, now_ms)
         return True
 
     def is_doubted(self, peer: int, target: Target, now_ms: float) -> bool:
         """Whether a task's last mute of this target was refuted, less than a minute ago."""
-        return now_ms - self._doubted_ms.get((peer, target), -math.inf) < _DOUBT_MS
+        return now_ms - self._doubted_ms.get(peer, {}).get(target, -math.inf) < _DOUBT_MS
+
+    def _doubt(self, peer: int, target: Target, now_ms: float) -> None:
+        self._doubted_ms.setdefault(peer, {})[target] = now_ms
 
     def contradicts(self, peer: int, node: int, silence_ms: float, now_ms: float, *, doubtful: bool) -> bool:
         """Whether other tasks had responses in the second half of a broker's silence to one task.
@@ -80,14 +113,16 @@ class MuteEvidence:
         ``doubtful``: a response of the last seconds contradicts too.
         """
         seconds_ms = max(HEALTHY_VALID_MS, silence_ms / 2) if doubtful else silence_ms / 2
-        responses = self._responses.get(node, {})
-        return any(at > now_ms - seconds_ms for other, at in responses.items() if other != peer)
+        responses = self._responses.get(node)
+        return responses is not None and responses.last_ms(other_than=peer) > now_ms - seconds_ms
 
     # -- mutes, from their beginning to their end -----------------------------------------------------
 
     def begin(self, target: Target, finder: int | None) -> None:
         """A target is muted, on the report of ``finder`` or, with None, by the votes of all tasks."""
-        self._witnesses[target] = set() if finder is None else {finder}
+        self._forget_witnesses(target)
+        if finder is not None:
+            self.add_witness(finder, target)
 
     def may_be_refuted(self, peer: int, target: Target, now_ms: float, silence_ms: float = 0.0) -> None:
         """The mute of a target follows from one task's report: a response to another refutes it."""
@@ -97,6 +132,7 @@ class MuteEvidence:
     def add_witness(self, peer: int, target: Target) -> None:
         """A task has a lease for a muted target."""
         self._witnesses.setdefault(target, set()).add(peer)
+        self._witnessed.setdefault(peer, set()).add(target)
 
     def is_witness(self, peer: int, target: Target) -> bool:
         """Whether a task knows at first hand when the mute of a target is over."""
@@ -108,21 +144,22 @@ class MuteEvidence:
         origin = self._origins.get(target)
         soon = now_ms - mute.since_ms < soon_ms
         if isinstance(target, TopicPartition) and origin is not None and origin.peer != peer and soon:
-            self._doubted_ms[origin.peer, target] = now_ms
+            self._doubt(origin.peer, target, now_ms)
 
     def end(self, target: Target) -> None:
         """A target is muted no more."""
         self._origins.pop(target, None)
-        self._witnesses.pop(target, None)
+        self._forget_witnesses(target)
+
+    def _forget_witnesses(self, target: Target) -> None:
+        for peer in self._witnesses.pop(target, ()):
+            self._witnessed[peer].discard(target)
 
     def remove_task(self, peer: int) -> None:
         """A task has disconnected."""
-        for one in [one for one in self._doubted_ms if one[0] == peer]:
-            del self._doubted_ms[one]
-        for responses in self._responses.values():
-            responses.pop(peer, None)
-        for witnesses in self._witnesses.values():
-            witnesses.discard(peer)
+        self._doubted_ms.pop(peer, None)
+        for target in self._witnessed.pop(peer, ()):
+            self._witnesses[target].discard(peer)
 
     # -- claims ---------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from kafka_sink.breaker.states import Target
 from kafka_sink.coordinator.breaker.messages import BreakerUpdate, encode_update
 from kafka_sink.coordinator.breaker.tasks import BreakerTasks
-from kafka_sink.coordinator.transport.handlers import Push, SharedBody
+from kafka_sink.coordinator.transport.handlers import Push, SharedBody, with_facts
 from kafka_sink.timing_bounds import GATHER_MUTES_MS
 
 # After a mute one task sends again, a step later two more, then four, and so on.
@@ -53,19 +53,16 @@ class MutePushes:
             return []
         added, removed = self._added, self._removed
         self._added, self._removed, self._pushed_ms = {}, set(), now_ms
+        update = SharedBody(
+            encode_update(BreakerUpdate(added=added, removed=tuple(sorted(removed, key=str)))), 0.0
+        )
         if not removed:
-            update = SharedBody(encode_update(BreakerUpdate(added=added)), 0.0)
             return [Push(peer, update) for peer in tasks]
         # Tasks that hold rows for these targets go first. For the others the moment does not matter yet.
         order = sorted(tasks, key=lambda peer: (not tasks.holds_any(peer, removed), self._random()))
+        # Hundreds of targets may end together: all tasks share their list, and each has a delay of its own.
         return [
-            Push(
-                peer,
-                encode_update(
-                    BreakerUpdate(added=added, removed=dict.fromkeys(removed, self._delay_ms(turn)))
-                ),
-            )
-            for turn, peer in enumerate(order)
+            Push(peer, with_facts({"delay": self._delay_ms(turn)}, update)) for turn, peer in enumerate(order)
         ]
 
     def _delay_ms(self, turn: int) -> float:

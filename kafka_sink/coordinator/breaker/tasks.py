@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 
 from kafka_sink.breaker.states import Target
 from kafka_sink.coordinator.breaker.messages import BreakerReport
@@ -27,7 +28,7 @@ class _BreakerTask:
 
     holds: frozenset[Target] = frozenset()
     wants: frozenset[Target] = frozenset()
-    reported_ms: float = 0.0
+    reported_ms: float = -math.inf
     leased_ms: float = -math.inf
 
 
@@ -48,7 +49,7 @@ class BreakerTasks:
         return iter(self._peers)
 
     def update(self, peer: int, report: BreakerReport, now_ms: float) -> bool:
-        """Notes a task's report. True if the task had been silent before."""
+        """Notes a task's report. True if the task is new, or had been silent before."""
         known = self._peers.setdefault(peer, _BreakerTask())
         was_silent = now_ms - known.reported_ms > self._quiet_ms
         known.reported_ms = -math.inf if report.is_resting else now_ms
@@ -70,6 +71,10 @@ class BreakerTasks:
     def active(self, now_ms: float) -> list[int]:
         """The tasks that are not silent."""
         return [peer for peer in self._peers if self._is_active(peer, now_ms)]
+
+    def has_several(self, now_ms: float) -> bool:
+        """Whether more than one task is active. Walks until it has found two."""
+        return len(list(islice((peer for peer in self._peers if self._is_active(peer, now_ms)), 2))) == 2
 
     def _is_active(self, peer: int, now_ms: float) -> bool:
         return now_ms - self._peers[peer].reported_ms <= self._quiet_ms

@@ -138,13 +138,14 @@ class RateHandler(Handler):
         self._leave(peer)
 
     def on_time(self, now_ms: float) -> Sequence[ServerMessage]:
-        names = dict.fromkeys(self._job_of.values())
-        return [message for name in names for message in self._serve(self._jobs[name], now_ms)]
+        return [message for job in self._waiting() for message in self._serve(job, now_ms)]
 
     def next_change_ms(self, now_ms: float) -> float:
-        names = dict.fromkeys(self._job_of.values())
-        jobs = [self._jobs[name] for name in names]
-        return min((job.at_ms + job.delay_ms() - now_ms for job in jobs), default=math.inf)
+        return min((job.at_ms + job.delay_ms() - now_ms for job in self._waiting()), default=math.inf)
+
+    def _waiting(self) -> list[_Job]:
+        """The jobs whose tasks wait. There are few jobs, and may be thousands of tasks."""
+        return [job for job in self._jobs.values() if job.waiting]
 
 
 def _limits(value: Any) -> dict[str, float]:

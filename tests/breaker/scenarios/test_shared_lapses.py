@@ -81,7 +81,7 @@ def test_a_tasks_own_unmute_is_not_undone_by_the_next_message() -> None:
     assert task.muted() == {2, P2}
     # Muted again by own evidence: the coordinator's late message is about the mute before.
     task.manager.mute(1, "again")
-    task.exchange.on_push(encode_update(BreakerUpdate(removed={1: 0.0})), job.now)
+    task.exchange.on_push(encode_update(BreakerUpdate(removed=(1,), delay_ms=0.0)), job.now)
     task.run_pass()
     assert task.muted() == {1, 2, P2}
 
@@ -184,7 +184,7 @@ def test_a_late_message_about_a_former_mute_does_not_end_the_present_one() -> No
     task.run_pass()
     task.manager.unmute(1, "a probe got through")
     task.manager.mute(1, "silent again")
-    task.exchange.on_push(encode_update(BreakerUpdate(removed={1: 0.0})), job.now)
+    task.exchange.on_push(encode_update(BreakerUpdate(removed=(1,), delay_ms=0.0)), job.now)
     task.run_pass()
     assert task.muted() == {1}
 

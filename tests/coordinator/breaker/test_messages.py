@@ -58,7 +58,8 @@ def test_reports_survive_encoding(report: BreakerReport) -> None:
         BreakerUpdate,
         st.booleans(),
         st.dictionaries(TARGETS, TEXT),
-        st.dictionaries(TARGETS, MS),
+        st.lists(TARGETS).map(tuple),
+        MS,
         st.dictionaries(TARGETS, st.builds(ProbeLease, MS, st.booleans())),
         st.lists(TARGETS).map(tuple),
     )
