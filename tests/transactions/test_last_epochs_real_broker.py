@@ -17,8 +17,8 @@ from kafka_sink.transactions.client import TransactionClient
 from kafka_sink.transactions.decision import BatchIdentity
 from kafka_sink.transactions.operations import describe, init_producer
 from kafka_sink.transactions.scope import Scope
+from tests.support.batches_by_hand import Job
 from tests.support.last_epochs import LAST_EPOCH, set_epochs
-from tests.transactions.test_transactions_real_broker import Job, _await_end
 
 _TASKS = 2
 # A batch uses up two epochs of an id or more, so each of its steps crosses the boundary from one of these.
@@ -104,7 +104,7 @@ def timed_out(run: Job, number: int) -> None:
         reports = _written(run, run.take_over(), number)
         last = run.run(describe(run.scope.task_id(0, 0)))
         assert last[run.scope.task_id(0, 0)].producer.epoch == LAST_EPOCH
-        _await_end(run)
+        run.await_end()
         with pytest.raises(TransactionError, match=r"kafka\.transaction\.timeout\.ms"):
             run.commit(*reports)
     complete(run, number)

@@ -6,9 +6,7 @@ import io
 import json
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -25,98 +23,22 @@ from kafka_sink.errors import (
 )
 from kafka_sink.local_broker import LocalBroker
 from kafka_sink.model import TopicPartition
-from kafka_sink.options import SinkOptions, parse
+from kafka_sink.options import parse
 from kafka_sink.producer_cache import task_producer
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.transactions import __main__ as command
-from kafka_sink.transactions import batch, driver, task
-from kafka_sink.transactions.attempt import TaskAttempt
-from kafka_sink.transactions.batch import Handover, TaskReport
+from kafka_sink.transactions import driver, task
+from kafka_sink.transactions.batch import Handover
 from kafka_sink.transactions.client import TransactionClient
 from kafka_sink.transactions.decision import BatchIdentity, next_decision
-from kafka_sink.transactions.open_time import OpenTime
-from kafka_sink.transactions.operations import EndTransaction, ListOpen, Steps, describe
+from kafka_sink.transactions.operations import describe
 from kafka_sink.transactions.scope import Scope
+from tests.support.batches_by_hand import PARTITIONS, Job
 from tests.support.raw_producer import RawProducer
-from tests.support.topics import read_to_end
 
-_PATIENCE_MS = 60_000.0
-_PARTITIONS = 2
 _FENCED = ("PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH")
 
 _numbers = iter(range(1000))
-
-
-@dataclass
-class Job:
-    """A topic and a prefix of their own, and the steps of a driver by hand."""
-
-    options: SinkOptions
-    client: TransactionClient
-    scope: Scope
-
-    @property
-    def servers(self) -> str:
-        return ",".join(f"{host}:{port}" for host, port in self.options.bootstrap_servers)
-
-    def run(self, steps: Steps[Any]) -> Any:
-        return self.client.run(steps, _PATIENCE_MS)
-
-    def take_over(self) -> Handover:
-        return Handover.of(self.scope, self.run(driver.take_over(self.scope)), wall_ms())
-
-    def attempt(self, handover: Handover, number: int, index: int, slot: int = 0) -> TaskAttempt:
-        identity = BatchIdentity("query", number)
-        # As if it had been planned long ago, so that it looks for transactions that have long been open.
-        age = OpenTime(self.options.transaction_timeout_ms, self.options.transaction_timeout_ms)
-        return TaskAttempt(self.client, self.scope, handover, identity, index, slot, [0], _PATIENCE_MS, age)
-
-    def write(
-        self, handover: Handover, number: int, index: int, rows: list[str], slot: int = 0
-    ) -> TaskReport:
-        """A task, as the writer runs it."""
-        attempt = self.attempt(handover, number, index, slot)
-        batches = iter([pa.record_batch({"value": pa.array([row.encode() for row in rows], pa.binary())})])
-        plan = ColumnPlan.of([("value", "binary")], self.scope.topic)
-        with task_producer(self.options, plan) as producer:
-            for one in attempt.rows(batches, producer):
-                producer.send(one)
-            producer.finish()
-        return attempt.finish()
-
-    def commit(self, *reports: TaskReport) -> Any:
-        return self.run(batch.commit(reports, records_empty=False))
-
-    def decide_only(self, handover: Handover, *reports: TaskReport) -> None:
-        """What a driver has done that dies between its decision and the first transaction's end."""
-
-        def steps() -> Steps[None]:
-            previous = yield from driver.read_decision(self.scope)
-            parts = [report.part for report in reports if report.part is not None]
-            decision = next_decision(self.scope, previous, reports[0].batch, len(reports), parts)
-            yield from driver._record(self.scope, handover.claim, decision)
-            yield (EndTransaction(self.scope.driver_id, handover.claim, commit=True),)
-
-        self.run(steps())
-
-    def open(self) -> list[str]:
-        def steps() -> Steps[list[str]]:
-            (names,) = yield (ListOpen(self.scope.prefix),)
-            return list(names)
-
-        found: list[str] = self.run(steps())
-        return found
-
-    def read(self) -> list[str]:
-        """What readers of committed rows see now."""
-        return sorted(value.decode() for value in read_to_end(self.servers, self.scope.topic, _PARTITIONS))
-
-    def await_rows(self, expected: list[str]) -> None:
-        """Markers are written a moment after a commit is answered."""
-        deadline = time.monotonic() + 60
-        while (rows := self.read()) != expected:
-            assert time.monotonic() < deadline, rows
-            time.sleep(0.05)
 
 
 @pytest.fixture(params=["broker", "old_broker"], ids=["protocol 2", "protocol 1"])
@@ -130,7 +52,7 @@ def kafka(request: pytest.FixtureRequest) -> LocalBroker:
 def job(kafka: LocalBroker) -> Iterator[Callable[..., Job]]:
     clients = []
     topic = f"exactly-once-{next(_numbers)}"
-    kafka.create_topic(topic, _PARTITIONS)
+    kafka.create_topic(topic, PARTITIONS)
 
     def make(**options: str) -> Job:
         raw = {
@@ -141,7 +63,7 @@ def job(kafka: LocalBroker) -> Iterator[Callable[..., Job]]:
         }
         parsed = parse(raw).options
         clients.append(TransactionClient(parsed))
-        return Job(parsed, clients[-1], Scope(f"prefix-{topic}", topic, _PARTITIONS))
+        return Job(parsed, clients[-1], Scope(f"prefix-{topic}", topic, PARTITIONS))
 
     yield make
     for client in clients:
@@ -214,7 +136,7 @@ def test_nothing_is_decided_of_which_a_transaction_timed_out(job: Callable[..., 
     run = job(**{"kafka.transaction.timeout.ms": "1000"})
     handover = run.take_over()
     report = run.write(handover, 0, 0, ["late"])
-    _await_end(run)
+    run.await_end()
     with pytest.raises(TransactionError, match=r"kafka\.transaction\.timeout\.ms"):
         run.commit(report)
     assert run.read() == []
@@ -239,14 +161,6 @@ def test_a_task_warns_of_transactions_that_ran_before_and_near_their_time(
     assert "transaction.max.timeout.ms" in caplog.text
     run.commit(*reports)
     run.await_rows(["0-0", "0-1"])
-
-
-def _await_end(run: Job) -> None:
-    """Brokers look for timeouts every 10 s."""
-    deadline = time.monotonic() + 90
-    while run.open():
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
 
 
 def test_what_timed_out_after_the_decision_is_written_again_and_only_that(job: Callable[..., Job]) -> None:
@@ -488,7 +402,7 @@ def test_progress_goes_with_a_topic_that_is_deleted(job: Callable[..., Job], kaf
     while later.take_over().duty(BatchIdentity("query", 0), 0).value == "skip":
         assert time.monotonic() < deadline
         time.sleep(0.1)
-    kafka.create_topic(run.scope.topic, _PARTITIONS)
+    kafka.create_topic(run.scope.topic, PARTITIONS)
     handover = later.take_over()
     later.commit(later.write(handover, 0, 0, ["new"]))
     later.await_rows(["new"])

@@ -1,0 +1,105 @@
+"""A job with exactly-once guarantee on a real broker, its driver's and tasks' steps called by hand."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from kafka_sink.clock import wall_ms
+from kafka_sink.options import SinkOptions
+from kafka_sink.producer_cache import task_producer
+from kafka_sink.rows.column_plan import ColumnPlan
+from kafka_sink.transactions import batch, driver
+from kafka_sink.transactions.attempt import TaskAttempt
+from kafka_sink.transactions.batch import Handover, TaskReport
+from kafka_sink.transactions.client import TransactionClient
+from kafka_sink.transactions.decision import BatchIdentity, next_decision
+from kafka_sink.transactions.open_time import OpenTime
+from kafka_sink.transactions.operations import EndTransaction, ListOpen, Steps
+from kafka_sink.transactions.scope import Scope
+from tests.support.topics import read_to_end
+
+PARTITIONS = 2
+_PATIENCE_MS = 60_000.0
+
+
+@dataclass
+class Job:
+    """A topic and a prefix of their own, and the steps of a driver by hand."""
+
+    options: SinkOptions
+    client: TransactionClient
+    scope: Scope
+
+    @property
+    def servers(self) -> str:
+        return ",".join(f"{host}:{port}" for host, port in self.options.bootstrap_servers)
+
+    def run(self, steps: Steps[Any]) -> Any:
+        return self.client.run(steps, _PATIENCE_MS)
+
+    def take_over(self) -> Handover:
+        return Handover.of(self.scope, self.run(driver.take_over(self.scope)), wall_ms())
+
+    def attempt(self, handover: Handover, number: int, index: int, slot: int = 0) -> TaskAttempt:
+        identity = BatchIdentity("query", number)
+        # As if it had been planned long ago, so that it looks for transactions that have long been open.
+        age = OpenTime(self.options.transaction_timeout_ms, self.options.transaction_timeout_ms)
+        return TaskAttempt(self.client, self.scope, handover, identity, index, slot, [0], _PATIENCE_MS, age)
+
+    def write(
+        self, handover: Handover, number: int, index: int, rows: list[str], slot: int = 0
+    ) -> TaskReport:
+        """A task, as the writer runs it."""
+        attempt = self.attempt(handover, number, index, slot)
+        batches = iter([pa.record_batch({"value": pa.array([row.encode() for row in rows], pa.binary())})])
+        plan = ColumnPlan.of([("value", "binary")], self.scope.topic)
+        with task_producer(self.options, plan) as producer:
+            for one in attempt.rows(batches, producer):
+                producer.send(one)
+            producer.finish()
+        return attempt.finish()
+
+    def commit(self, *reports: TaskReport) -> Any:
+        return self.run(batch.commit(reports, records_empty=False))
+
+    def decide_only(self, handover: Handover, *reports: TaskReport) -> None:
+        """What a driver has done that dies between its decision and the first transaction's end."""
+
+        def steps() -> Steps[None]:
+            previous = yield from driver.read_decision(self.scope)
+            parts = [report.part for report in reports if report.part is not None]
+            decision = next_decision(self.scope, previous, reports[0].batch, len(reports), parts)
+            yield from driver._record(self.scope, handover.claim, decision)
+            yield (EndTransaction(self.scope.driver_id, handover.claim, commit=True),)
+
+        self.run(steps())
+
+    def open(self) -> list[str]:
+        def steps() -> Steps[list[str]]:
+            (names,) = yield (ListOpen(self.scope.prefix),)
+            return list(names)
+
+        found: list[str] = self.run(steps())
+        return found
+
+    def read(self) -> list[str]:
+        """What readers of committed rows see now."""
+        return sorted(value.decode() for value in read_to_end(self.servers, self.scope.topic, PARTITIONS))
+
+    def await_end(self) -> None:
+        """Of open transactions, by their time; brokers look for such ones every 10 s."""
+        deadline = time.monotonic() + 90
+        while self.open():
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+
+    def await_rows(self, expected: list[str]) -> None:
+        """Markers are written a moment after a commit is answered."""
+        deadline = time.monotonic() + 60
+        while (rows := self.read()) != expected:
+            assert time.monotonic() < deadline, rows
+            time.sleep(0.05)
