@@ -74,6 +74,7 @@ _TALKING = frozenset(_STATE_OF.values())
 # Share of a session after which to log in again, and its random addition (as in Java's client, KIP-368).
 _SESSION_SHARE, _SESSION_JITTER = 0.85, 0.10
 _RENEW_AGAIN_MS = 1000.0
+_MIN_SESSION_MS = 1000.0
 
 
 class RequestTimeoutError(TimeoutError):
@@ -304,11 +305,17 @@ class BrokerConnection:
         return completed
 
     def _became_ready(self, now_ms: float) -> None:
+        session = self._protocol.session_ms
+        if 0 < session < _MIN_SESSION_MS:
+            # A failure, after which the next login waits. Otherwise logins would follow one another for ever.
+            raise ConnectionError(
+                f"{self.node} grants sessions of {session} ms, and {_MIN_SESSION_MS:.0f} ms are needed: "
+                "check its connections.max.reauth.ms, and the lifetime of the credentials"
+            )
         self._failures = 0
         self._addresses = []
         self.last_error = None
         self._last_used_ms = now_ms
-        session = self._protocol.session_ms
         # A login that was renewed may have no end, unlike the one before.
         self._renew_at_ms = self._session_end_ms = math.inf
         if session:

@@ -17,6 +17,8 @@ from kafka_sink.security.tls_errors import explain, is_final
 _RECORD_BYTES = 16 * 1024
 # Maximum encrypted bytes that wait for the socket. More would only use memory twice.
 _MAX_HELD_BYTES = 256 * 1024
+# A record has 16 KiB. A peer that floods with messages of TLS itself would keep the sender busy.
+_MAX_WITHOUT_DATA = 1024 * 1024
 _READ_BYTES = 128 * 1024
 
 
@@ -155,6 +157,9 @@ class TlsTransport:
         self._held = memoryview(b"")
         self._scratch = memoryview(bytearray(_READ_BYTES))
         self.buffered = False
+        self._name = name
+        # Received since the last decrypted byte: records under way, session tickets, key updates.
+        self._without_data = 0
 
     @property
     def wants_write(self) -> bool:
@@ -224,9 +229,16 @@ class TlsTransport:
     def receive_into(self, buffer: memoryview) -> int | None:
         """One read of decrypted bytes."""
         while (count := self._stream.read(buffer)) is None:
-            if self._receive() is None:
+            received = self._receive()
+            if received is None:
                 self.buffered = False
                 return None
+            self._without_data += received
+            if self._without_data > _MAX_WITHOUT_DATA:
+                raise ConnectionError(
+                    f"{self._name} sent {self._without_data} bytes of TLS messages without any data"
+                )
+        self._without_data = 0
         # A TLS message, such as a key update, may need a reply.
         self.flush()
         self.buffered = self._stream.unread

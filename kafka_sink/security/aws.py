@@ -17,6 +17,10 @@ from kafka_sink.security.token import TokenUnavailableError
 # b-1.name.abc123.c2.kafka.eu-west-1.amazonaws.com, boot-x.c1.kafka-serverless.eu-west-1.amazonaws.com
 _REGION = re.compile(r"\.kafka(?:-serverless)?\.(?P<region>[a-z0-9-]+)\.amazonaws\.com(?:\.cn)?$")
 _SESSION_NAME = "kafka-chunked"
+# Each request to AWS; botocore's defaults are 60 s, five times.
+_CONNECT_S, _READ_S, _ATTEMPTS = 5, 10, 2
+# For another login's look for credentials: a program of the user's (credential_process) has no bound.
+_WAIT_S = 60.0
 
 
 class IamLogin:
@@ -42,9 +46,15 @@ class IamLogin:
             )
         from kafka.net.sasl.msk import AwsMskIamClient
 
-        with self._lock:
+        if not self._lock.acquire(timeout=_WAIT_S):
+            raise TokenUnavailableError(
+                f"AWS_MSK_IAM: botocore has looked for credentials for {_WAIT_S:.0f} s without an end"
+            )
+        try:
             frozen = self._frozen()
             region = region_of(host) or self._default_region
+        finally:
+            self._lock.release()
         if not region:
             raise AuthenticationError(
                 f"AWS_MSK_IAM: the AWS region of {host} is not known: set AWS_DEFAULT_REGION"
@@ -73,9 +83,15 @@ class IamLogin:
         raise problem
 
     def _find(self) -> Any:
+        from botocore.config import Config
         from botocore.session import Session
 
         session = Session(profile=self._settings.profile or None)
+        session.set_default_client_config(
+            Config(
+                connect_timeout=_CONNECT_S, read_timeout=_READ_S, retries={"total_max_attempts": _ATTEMPTS}
+            )
+        )
         self._default_region = session.get_config_variable("region") or os.environ.get("AWS_REGION", "")
         credentials = session.get_credentials()
         if credentials is None:

@@ -19,6 +19,8 @@ from kafka_sink.secret import Secret
 
 # RFC 5802; Java refuses fewer, too: a forged broker would get a proof from which passwords are soon guessed.
 _MIN_ITERATIONS = 4096
+# They are computed on the sender's thread: some 60 ms. Kafka lets nobody set more than 16,384 (KIP-554).
+_MAX_ITERATIONS = 131_072
 # The server's first message, as strict as Java's. kafka-python takes the last of doubled attributes, and
 # numbers such as " 1" and "1_0": what is checked must be what it uses.
 _SERVER_FIRST = re.compile(
@@ -78,7 +80,7 @@ class MechanismExchange:
 
 
 class ScramExchange(MechanismExchange):
-    """As kafka-python's, with a least number of iterations."""
+    """As kafka-python's, with bounds for the number of iterations."""
 
     def __init__(self, mechanism: str, driven: SaslMechanism) -> None:
         super().__init__(mechanism, driven)
@@ -102,6 +104,12 @@ class ScramExchange(MechanismExchange):
             raise AuthenticationError(
                 f"SASL {self.mechanism}: the broker asks for {iterations} iterations; fewer than "
                 f"{_MIN_ITERATIONS} are not safe"
+            )
+        if iterations > _MAX_ITERATIONS:
+            raise AuthenticationError(
+                f"SASL {self.mechanism}: the broker asks for {iterations} iterations, and at most "
+                f"{_MAX_ITERATIONS} are computed: set this user's password again with fewer (Kafka's maximum "
+                "is 16384)"
             )
 
 

@@ -171,6 +171,8 @@ def test_scram_refuses_fewer_iterations_than_are_safe() -> None:
     challenge = b"r=" + nonce + b"x,s=c2FsdA==,i=%d"
     with pytest.raises(AuthenticationError, match="4096"):
         exchange.respond(challenge % 100)
+    with pytest.raises(AuthenticationError, match="at most 131072"):
+        sasl.scram("SCRAM-SHA-256", "u", Secret(SECRET)).respond(challenge % 1_000_000)
     assert exchange.respond(challenge % 4096) is not None
     with pytest.raises(AuthenticationError, match="does not know the password") as caught:
         exchange.respond(b"v=" + b"AAAA")

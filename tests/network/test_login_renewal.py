@@ -193,6 +193,30 @@ def test_a_login_that_cannot_be_renewed_serves_to_its_end_and_is_tried_again() -
     assert "expired before it could be renewed" in str(one.overdue(SESSION_MS))
 
 
+def test_a_session_of_a_moment_is_a_failure_and_the_next_login_waits(broker: Broker) -> None:
+    """Catches: session_lifetime_ms=1, after which logins follow one another without a pause."""
+    broker.session_ms = 1
+    security = Stub()
+    one = connection(security)
+    waits = []
+    now = 0.0
+    for _ in range(5):
+        one.open(now)
+        security.end()
+        one.prepared()
+        one.writable(now)
+        with pytest.raises(
+            ConnectionError, match=r"sessions of 1 ms.*connections\.max\.reauth\.ms"
+        ) as caught:
+            talk(one, now)
+        one.close(now, caught.value)
+        waits.append(one.connect_after_ms - now)
+        now = one.connect_after_ms
+    assert waits == sorted(waits)
+    assert waits[0] > 0
+    assert waits[-1] > 2 * waits[0]
+
+
 def test_without_a_session_that_ends_nothing_is_renewed(broker: Broker) -> None:
     broker.session_ms = 0
     one = ready(Stub())

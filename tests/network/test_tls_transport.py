@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import select
 import socket
@@ -388,9 +389,23 @@ def test_a_slow_reader_gets_everything_and_nothing_blocks(authority: Authority, 
     assert sum(got) == total
 
 
-def _transport(listener: socket.socket, given: TlsSettings) -> TlsTransport:
-    import dataclasses
+def test_a_flood_of_tls_messages_without_data_ends_the_connection(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches: key updates without end, which kept the sender's thread. Python's ssl cannot send any."""
+    given = settings(authority)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = (socket.AF_INET, listener.getsockname())
+        network = dataclasses.replace(SETTINGS, security=SecuritySettings("SSL", given))
+        transport = TlsTransport(address, network, make_context(given), HOST, "broker.test:9093 (id 1)")
+        monkeypatch.setattr(transport._stream, "read", lambda buffer: None)
+        monkeypatch.setattr(transport, "_receive", lambda: 16_384)
+        with pytest.raises(ConnectionError, match=r"broker.test:9093.*without any data"):
+            transport.receive_into(memoryview(bytearray(100)))
+        transport.abort()
 
+
+def _transport(listener: socket.socket, given: TlsSettings) -> TlsTransport:
     network: NetworkSettings = dataclasses.replace(SETTINGS, security=SecuritySettings("SSL", given))
     address = (socket.AF_INET, listener.getsockname())
     transport = TlsTransport(address, network, make_context(given), "127.0.0.1", "127.0.0.1")

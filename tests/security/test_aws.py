@@ -11,10 +11,13 @@ import pytest
 from botocore import auth as botocore_auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
+from botocore.session import Session
 
 from kafka_sink.errors import AuthenticationError
+from kafka_sink.security import aws
 from kafka_sink.security.aws import IamLogin, region_of
 from kafka_sink.security.settings import IamSettings
+from kafka_sink.security.token import TokenUnavailableError
 
 HOST = "b-1.demo.abc123.c2.kafka.eu-west-1.amazonaws.com"
 KEY, SECRET_KEY = "AKIDEXAMPLE", "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY"
@@ -69,6 +72,22 @@ def test_the_signature_is_the_one_that_botocore_makes(
     assert "/eu-west-1/kafka-cluster/aws4_request" in message["x-amz-credential"]
     assert message["x-amz-signature"] == botocores(message, token)
     assert SECRET_KEY not in json.dumps(message)
+
+
+def test_the_look_for_credentials_has_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches: 60 s five times for each request to AWS, and logins that wait for another's for ever."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
+    seen: list[Any] = []
+    monkeypatch.setattr(Session, "set_default_client_config", lambda self, config: seen.append(config))
+    login = IamLogin(IamSettings())
+    sent(login)
+    (config,) = seen
+    assert config.connect_timeout + config.read_timeout <= 30
+    assert config.retries == {"total_max_attempts": 2}
+    monkeypatch.setattr(aws, "_WAIT_S", 0.01)
+    with login._lock, pytest.raises(TokenUnavailableError, match="without an end"):
+        login.exchange(HOST)
 
 
 def test_a_profile_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
