@@ -107,6 +107,11 @@ class IncompleteBatchError(TransactionError):
     """The commit of a batch was decided, but some of its transactions were aborted: some rows are missing."""
 
 
+class ChangedBatchError(TransactionError):
+    """A batch or version that was written before is run again with other rows, or nobody knows whether it was
+    written. Nothing was written now."""
+
+
 class LocalBrokerError(KafkaSinkError):
     """The embedded broker could not be fetched, started or stopped."""
 

@@ -23,6 +23,7 @@ _OF_TRANSACTIONS = {
     "transaction_progress_topic": "transaction.progress.topic",
     "txn_app_id": "txnAppId",
     "txn_version": "txnVersion",
+    "transaction_rerun_compare": "transaction.rerun.compare",
 }
 _OF_DEAD_LETTERS = {
     "errors_deadletterqueue_topic_name": "errors.deadletterqueue.topic.name",

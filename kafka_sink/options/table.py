@@ -249,12 +249,19 @@ class SinkOptions:
     txn_app_id: str = _option(
         "txnAppId", values.string(), "", TRANSACTIONS, "medium",
         """Name of the application that writes version `txnVersion`, for `df.write` and `foreachBatch`. A
-        version that has already been written is skipped. Versions are tracked for each topic separately.""",
+        version that has already been written is skipped. Versions are tracked for each value of the option
+        `topic` separately; without it, each write needs its own `txnAppId`.""",
     )
     txn_version: int = _option(
         "txnVersion", values.integer(0, LONG_MAX, or_value=-1), -1, TRANSACTIONS, "medium",
-        """Version that a job writes. It must be larger than that of the previous job. In `foreachBatch`, use
-        the batch id.""",
+        """Version that a job writes. Versions may come in any order. In `foreachBatch`, use the batch id.""",
+    )
+    transaction_rerun_compare: str = _option(
+        "transaction.rerun.compare", values.words("content", "rows", "none"), "content", TRANSACTIONS, "low",
+        """What must be the same if a batch or version that has already been written is run again; otherwise
+        the run fails. `content`: number, bytes and content of its rows. `rows`: their number, for queries
+        that compute other values in each run (`uuid()`, `rand()`). `none`: nothing, so it is skipped in any
+        case.""",
     )
 
     batch_size: int = _option(
@@ -716,6 +723,7 @@ _OF_PLANNING = (
     *("coordinator_enabled", "coordinator_port", "coordinator_bind_address", "coordinator_max_connections"),
     *("coordinator_buffer_memory", "coordinator_max_messages_per_second"),
     *("transactional_id_prefix", "transaction_progress_topic", "txn_app_id", "txn_version"),
+    "transaction_rerun_compare",
 )
 # Groups about what a write does with its rows. Every other group is about the cluster, also one added later.
 _GROUPS_OF_WRITES = (

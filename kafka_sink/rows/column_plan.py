@@ -92,6 +92,11 @@ class ColumnPlan:
         return tuple(sorted(self._positions().values()))
 
     @property
+    def parts(self) -> tuple[int | None, ...]:
+        """Positions by part of a record, always in the same order; None for a part without a column."""
+        return (self.topic_column, self.key, self.value, self.headers, self.partition, self.timestamp)
+
+    @property
     def sized(self) -> tuple[int, ...]:
         """Positions of the columns whose values have no fixed width and go into a record."""
         return tuple(index for index in (self.key, self.value, self.headers) if index is not None)

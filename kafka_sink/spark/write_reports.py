@@ -19,11 +19,12 @@ from kafka_sink.spark.summary import about_empty_tasks, about_large_arrow_batche
 
 @dataclass(frozen=True, slots=True)
 class EndedWrite:
-    """A job or micro-batch. ``outcome``: "committed" or "aborted". ``results``: of the tasks that finished.
+    """A job or micro-batch. ``outcome``: "committed", "skipped" where it was written before, or "aborted".
+    ``results``: of the tasks that finished.
 
     ``query`` is the query's id, and ``batch`` the micro-batch; "" and None for a batch write outside of
-    queries. ``transactions``: by outcome. ``note`` ends the line of a committed write. ``last_task`` is
-    the highest taskAttemptId of the tasks that finished.
+    queries. ``transactions``: by outcome. ``note`` is about transactions, in the line of a write.
+    ``last_task`` is the highest taskAttemptId of the tasks that finished.
     """
 
     write: str
@@ -63,17 +64,21 @@ def report(
     _to_live_view(handoff, ended)
     if options.delivery_report_path:
         _to_delivery_report(options.delivery_report_path, ended)
+    is_skipped = ended.outcome == "skipped"
+    if is_skipped:
+        driver_log.warn(ended.label + ended.note)
     if options.log_summary_format == "json":
-        if options.log_summary:
+        if options.log_summary or is_skipped:
             fields = {**ended.identity, **summary_fields(ended.results), "tasks": ended.tasks}
             driver_log.report_json(
                 json.dumps({**fields, **_transaction_fields(ended)}, separators=(",", ":"))
             )
     elif ended.outcome == "committed":
         if options.log_summary:
-            driver_log.report(ended.label + summarise(ended.results) + ended.note)
+            note = f"; {ended.note}" if ended.note else ""
+            driver_log.report(ended.label + summarise(ended.results) + note)
             _advise(ended)
-    elif not logged:
+    elif not logged and not is_skipped:
         unfinished = ended.tasks - len(ended.results)
         line = f"{ended.label}aborted, {unfinished} of {ended.tasks} tasks did not finish"
         if ended.results:
@@ -106,8 +111,10 @@ def _to_live_view(handoff: CoordinatorHandoff, ended: EndedWrite) -> None:
     from kafka_sink.coordinator.figures.channel import report_final
 
     batch = -1 if ended.batch is None else ended.batch
+    # There it is one more write that ended well.
+    outcome = "committed" if ended.outcome == "skipped" else ended.outcome
     final = final_figures(
-        ended.write, ended.outcome, ended.query, batch, ended.results, ended.transactions, ended.last_task
+        ended.write, outcome, ended.query, batch, ended.results, ended.transactions, ended.last_task
     )
     report_final(address, final)
 

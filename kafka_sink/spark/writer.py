@@ -151,9 +151,10 @@ class PlannedWrite:
                 planned.batch or _micro_batch(context),
                 context.partitionId(),
                 context.attemptNumber(),
-                self.plan.used,
+                self.plan.parts,
                 self.options.max_block_ms,
                 OpenTime(self.options.transaction_timeout_ms, (time.time() - self.planned_at_s) * 1000),
+                in_query=_is_micro_batch(context, planned.batch),
             )
             if attempt.duty is not Duty.WRITE:
                 attempt.drain(batches)
@@ -271,7 +272,7 @@ class PlannedWrite:
             # With Trigger.Continuous, Spark logs the exception, makes no progress and does not end the query.
             driver_log.error(_label(batch_id) + problem)
             raise DeliveryError(problem)
-        note, in_transactions = "", dict[str, EndedTransactions]()
+        name, note, in_transactions = "committed", "", dict[str, EndedTransactions]()
         if self.transactions is not None:
             from kafka_sink.transactions import planning as transactions
 
@@ -279,8 +280,10 @@ class PlannedWrite:
             committed = transactions.commit(
                 self.options, self.transactions, [report for report in reports if report is not None]
             )
-            note, in_transactions = f"; {committed}", committed.transactions
-        ended = self._ended("committed", messages, batch_id, in_transactions, note)
+            note, in_transactions = str(committed), committed.transactions
+            if committed.skipped is not None:
+                name, note = "skipped", f"{committed.batch}: {note}"
+        ended = self._ended(name, messages, batch_id, in_transactions, note)
         write_reports.report(self.options, self.handoff, ended)
         zipimport_workaround.forget_spark_archives()
 
@@ -377,6 +380,11 @@ def _micro_batch(context: TaskContext) -> BatchIdentity:
     if query is None or number is None:
         raise DeliveryError("Spark does not provide the task's query and micro-batch")
     return BatchIdentity.of_query(query, int(number))
+
+
+def _is_micro_batch(context: TaskContext, batch: BatchIdentity | None) -> bool:
+    """Whether it is a query's micro-batch, or in foreachBatch a version that is the micro-batch's number."""
+    return batch is None or context.getLocalProperty(_BATCH_ID) == str(batch.number)
 
 
 def _label(batch_id: int | None) -> str:

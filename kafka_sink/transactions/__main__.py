@@ -156,8 +156,8 @@ def _list(client: TransactionClient, scope: Scope, out: TextIO) -> int:
         print("no batch was decided", file=out)
     else:
         print(f"last decided: {_decided(client, scope, decision)}", file=out)
-        for writer, number in decision.progress.items():
-            print(f"written of {writer}: up to {number}", file=out)
+        for writer, written in decision.progress.items():
+            print(f"written of {writer}: {written}", file=out)
     found = client.run(_open(scope), _TIMEOUT_MS)
     _warn_of_brokers(client)
     print(_count_open(found), file=out)

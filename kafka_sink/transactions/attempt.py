@@ -14,7 +14,7 @@ import pyarrow as pa
 from kafka_sink.clock import monotonic_ms
 from kafka_sink.errors import KafkaSinkError
 from kafka_sink.transactions import task
-from kafka_sink.transactions.batch import Duty, Handover, TaskReport
+from kafka_sink.transactions.batch import Handover, TaskReport
 from kafka_sink.transactions.client import PROTOCOL_1, TransactionClient
 from kafka_sink.transactions.decision import BatchIdentity, Part
 from kafka_sink.transactions.digest import RunningDigest
@@ -49,11 +49,13 @@ class TaskAttempt:
         batch: BatchIdentity,
         task: int,
         attempt: int,
-        columns: Sequence[int],
+        columns: Sequence[int | None],
         timeout_ms: float,
         open_time: OpenTime | None = None,
+        *,
+        in_query: bool = False,
     ) -> None:
-        self.duty = handover.duty(batch, task)
+        self.duty = handover.duty(batch, task, in_query=in_query)
         # The thread that reads may be about to begin while the task's thread gives up.
         self._lock = threading.Lock()  # guards the client and the producer
         self._client = client
@@ -81,10 +83,9 @@ class TaskAttempt:
             yield batch
 
     def drain(self, batches: Iterator[pa.RecordBatch]) -> None:
-        """Take the rows and write none; Spark wants them taken."""
+        """Take the rows and write none, but compare them with those that were written."""
         for batch in batches:
-            if self.duty is Duty.COMPARE:
-                self._digest.update(batch)
+            self._digest.update(batch)
 
     def _begin(self, writes: WritesInTransaction) -> None:
         with self._lock:

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from kafka_sink.errors import IncompleteBatchError, TransactionError
+from kafka_sink.errors import ChangedBatchError, IncompleteBatchError, TransactionError
 from kafka_sink.model import EndedTransactions
 from kafka_sink.transactions import decision as decisions
 from kafka_sink.transactions import driver
-from kafka_sink.transactions.decision import BatchIdentity, Decision, Part, RowsDigest
+from kafka_sink.transactions.decision import BatchIdentity, Decision, Part, RowsDigest, Written
 from kafka_sink.transactions.driver import BeganMs, Ownership, incomplete
 from kafka_sink.transactions.operations import ProducerEpoch, Steps
 from kafka_sink.transactions.scope import Scope
 
 
 class Duty(Enum):
-    """What a task does with its rows. COMPARE: they are written, and show whether the tasks are the same."""
+    """What a task does with its rows. SKIP: their batch was written before, and they show whether it is the
+    same. COMPARE: so it is with this task's part of an incomplete batch."""
 
     WRITE = "write"
     SKIP = "skip"
@@ -42,7 +43,7 @@ class Handover:
     """
 
     claim: ProducerEpoch
-    progress: Mapping[str, int]
+    progress: Mapping[str, Written]
     incomplete: Incomplete | None = None
     recovered: EndedTransactions = field(default_factory=EndedTransactions)
     last_decision: int = 0
@@ -63,14 +64,26 @@ class Handover:
             broken = Incomplete(decision.batch, ownership.missing, problem)
         return cls(ownership.claim, decision.progress, broken, recovered, decision.number)
 
-    def duty(self, batch: BatchIdentity, task: int) -> Duty:
-        """Raises IncompleteBatchError where another batch must be completed first."""
+    def duty(self, batch: BatchIdentity, task: int, *, in_query: bool = False) -> Duty:
+        """``in_query``: this version of an application is the micro-batch of that number, in foreachBatch.
+
+        Raises IncompleteBatchError where another batch must be completed first, ChangedBatchError where this
+        one cannot be what its number says.
+        """
         if self.incomplete is not None:
             if batch != self.incomplete.batch:
                 raise IncompleteBatchError(self.incomplete.problem)
             return Duty.WRITE if task in self.incomplete.missing else Duty.COMPARE
-        written = self.progress.get(batch.writer, -1)
-        return Duty.SKIP if written >= batch.number else Duty.WRITE
+        written = self.progress.get(batch.writer)
+        if written is None:
+            return Duty.WRITE
+        if (in_query or batch.is_of_query) and batch.number < written.highest:
+            raise ChangedBatchError(went_back(batch, written))
+        if batch.number in written:
+            return Duty.SKIP
+        if batch.number <= written.forgotten:
+            raise ChangedBatchError(not_known(batch, written))
+        return Duty.WRITE
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,21 +109,22 @@ class TaskReport:
 
 @dataclass(frozen=True, slots=True)
 class BatchOutcome:
-    """``was_written_before``: nothing was written now. ``repaired``: an incomplete batch was completed.
-
-    ``last_written``: the last micro-batch that was written, where the query has gone back before it.
+    """``skipped``: the rows of ``batch`` that were given and not written, as it was written before; None
+    where it was not. ``compared``: whether they are known to be the same. ``repaired``: an incomplete batch
+    was completed.
 
     ``committed`` and ``aborted`` are when the transactions began. ``recovered``: an earlier run had left
     them, and planning ended them. ``ended_ms``: when all was done, by the driver's clock.
     """
 
-    was_written_before: bool = False
+    skipped: int | None = None
+    batch: BatchIdentity | None = None
+    compared: bool = False
     committed: BeganMs = ()
     aborted: BeganMs = ()
     recovered: EndedTransactions = field(default_factory=EndedTransactions)
     repaired: bool = False
     ended_ms: float = 0.0
-    last_written: int | None = None
 
     @property
     def transactions(self) -> dict[str, EndedTransactions]:
@@ -123,8 +137,9 @@ class BatchOutcome:
 
     def __str__(self) -> str:
         committed, aborted, recovered = self.transactions.values()
-        if self.was_written_before:
-            text = "the batch was written before, and nothing is written again"
+        if self.skipped is not None:
+            text = f"its {self.skipped:,} rows are skipped, as it was written before"
+            text += " with the same rows" if self.compared else "; whether with the same rows is not known"
         else:
             text = described(committed, "committed to complete the batch" if self.repaired else "committed")
         if aborted.count:
@@ -149,11 +164,14 @@ def described(transactions: EndedTransactions, what: str) -> str:
     return text
 
 
-def commit(reports: Sequence[TaskReport], *, records_empty: bool) -> Steps[BatchOutcome]:
+def commit(
+    reports: Sequence[TaskReport], *, records_empty: bool, compare: str = "content"
+) -> Steps[BatchOutcome]:
     """Decide and complete the batch that these tasks have written.
 
-    ``records_empty``: a batch without rows counts as written, too. Raises TransactionError where nothing is
-    committed, IncompleteBatchError where a part is.
+    ``records_empty``: a batch without rows counts as written, too. ``compare``: what of a batch that was
+    written before must be the same, "content", "rows" or "none". Raises TransactionError where nothing is
+    committed, IncompleteBatchError where a part is, ChangedBatchError where it was, with other rows.
     """
     if not reports:
         return BatchOutcome()
@@ -166,16 +184,7 @@ def commit(reports: Sequence[TaskReport], *, records_empty: bool) -> Steps[Batch
     previous, found = yield from driver.look(run.scope, parts)
     driver.require_last(run.scope, run.batch, run.last_decision, 0 if previous is None else previous.number)
     if Duty.SKIP in duties:
-        if previous is None or not previous.covers(run.batch):
-            raise TransactionError(
-                f"{run.batch} was written before according to planning, and now it was not"
-            )
-        last = previous.progress[run.batch.writer]
-        # Spark runs a query's last batch again, and none before it.
-        went_back = run.batch.is_of_query and last > run.batch.number
-        return BatchOutcome(
-            was_written_before=True, recovered=recovered, last_written=last if went_back else None
-        )
+        return replace(_skipped(run.batch, previous, reports, compare), recovered=recovered)
     if run.is_repair:
         decision = decisions.repaired(_repairable(run.batch, previous, reports), parts)
     else:
@@ -187,6 +196,21 @@ def commit(reports: Sequence[TaskReport], *, records_empty: bool) -> Steps[Batch
         recovered=recovered,
         repaired=run.is_repair,
     )
+
+
+def _skipped(
+    batch: BatchIdentity, previous: Decision | None, reports: Sequence[TaskReport], compare: str
+) -> BatchOutcome:
+    """Raises ChangedBatchError where these are other rows than the batch had."""
+    if previous is None or not previous.covers(batch):
+        raise TransactionError(f"{batch} was written before according to planning, and now it was not")
+    written, given = previous.progress[batch.writer], RowsDigest.total(report.digest for report in reports)
+    compared = compare != "none" and written.last == batch.number
+    if compared and (given.rows if compare == "rows" else given) != (
+        written.digest.rows if compare == "rows" else written.digest
+    ):
+        raise ChangedBatchError(changed(batch, written.digest, given))
+    return BatchOutcome(skipped=given.rows, batch=batch, compared=compared)
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,3 +249,51 @@ def _repairable(batch: BatchIdentity, previous: Decision | None, reports: Sequen
             "ones are missing: nothing was written"
         )
     return previous
+
+
+# -- what to say of a batch that is not what its number says ---------------------------------------
+
+_SEE = "See 'A batch that has changed' in docs/exactly-once.md"
+
+
+def changed(batch: BatchIdentity, written: RowsDigest, given: RowsDigest) -> str:
+    """Of a batch that was written before, and is run again with other rows."""
+    if (written.rows, written.size) == (given.rows, given.size):
+        how = f"this run has other rows: {given.rows:,} of the same size"
+    else:
+        how = f"this run has {given.rows:,} of {given.size:,} bytes"
+    if batch.is_of_query:
+        why = (
+            "Either the checkpoint has lost that batch, and Spark planned another one under its number: "
+            "restore the checkpoint, or start the query on a new one behind the rows that were written. Or "
+            "the query computes other values in each run, such as uuid(), or its source has changed"
+        )
+    else:
+        why = (
+            "Either another write uses the same txnAppId and txnVersion: give each write a txnAppId of its "
+            "own, also those of one foreachBatch, and a new one with a new checkpoint. Or the job computes "
+            "other values in each run, such as uuid(), or its source has changed"
+        )
+    return (
+        f"{batch} was written before with {written.rows:,} rows of {written.size:,} bytes, and {how}. "
+        f"Nothing is written. {why}: transaction.rerun.compare=rows compares just the number of rows, and "
+        f"'none' nothing. {_SEE}"
+    )
+
+
+def went_back(batch: BatchIdentity, written: Written) -> str:
+    """Of a micro-batch below the last one that was written, which Spark never plans by itself."""
+    return (
+        f"{batch} comes after batch {written.highest} was written, and Spark does not go back by itself: the "
+        "checkpoint was rewound, lost files, or was deleted, so the same numbers may stand for other rows. "
+        "Nothing is written. Restore the checkpoint, or start the query on a new one"
+        f"{'' if batch.is_of_query else ' with another txnAppId'}. {_SEE}"
+    )
+
+
+def not_known(batch: BatchIdentity, written: Written) -> str:
+    """Of a version that may have been written so long ago that nobody knows."""
+    return (
+        f"whether {batch} was written before is not known: of its application just these are remembered: "
+        f"{written}. Nothing is written. If it was not, write it under another txnAppId. {_SEE}"
+    )

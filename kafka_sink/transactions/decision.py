@@ -12,7 +12,7 @@ import json
 import uuid
 import zlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from hashlib import sha256
 
 from kafka_sink.errors import ProtocolError, TransactionError
@@ -21,9 +21,13 @@ from kafka_sink.transactions.operations import ProducerEpoch
 from kafka_sink.transactions.scope import Scope
 
 _CHUNK_BYTES = 3500
-_FORMAT = "kc1"
+_FORMAT = "kc2"
 # Writers under one prefix whose progress a decision keeps: applications for ever, queries by recency.
 _MAX_WRITERS = 64
+# Runs of consecutive versions that are remembered of a writer: a query has one, and so have daily versions
+# within a month.
+_MAX_RUNS = 100
+_CHECKSUM_MASK = (1 << 64) - 1
 # Each begins the name of a writer of its kind, so that no txnAppId is mistaken for another kind.
 _QUERY, _APPLICATION, _UNNAMED_JOB = "query ", "application ", "job "
 
@@ -70,11 +74,84 @@ class BatchIdentity:
 
 @dataclass(frozen=True, slots=True)
 class RowsDigest:
-    """What a task was given: rows, their bytes, and a checksum of a sample of them in order."""
+    """What a task or batch was given: rows, their bytes, and a sum modulo 2^64 of a checksum of each row.
+
+    It depends neither on the rows' order nor on how they are split into tasks.
+    """
 
     rows: int = 0
     size: int = 0
     checksum: int = 0
+
+    @classmethod
+    def total(cls, digests: Iterable[RowsDigest]) -> RowsDigest:
+        """Of all their rows together."""
+        rows = size = checksum = 0
+        for one in digests:
+            rows, size, checksum = rows + one.rows, size + one.size, checksum + one.checksum
+        return cls(rows, size, checksum & _CHECKSUM_MASK)
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """The numbers that one writer has written: batches of a query, or versions of an application.
+
+    ``runs`` are pairs (first, last) of consecutive ones, ascending, the highest ``_MAX_RUNS``; of numbers up
+    to ``forgotten`` that are in none, nobody knows whether they were written. ``digest`` is of the rows of
+    ``last``, which was decided last; ``last`` is -1 where that was undone.
+    """
+
+    last: int
+    digest: RowsDigest = RowsDigest()
+    runs: tuple[tuple[int, int], ...] = ()
+    forgotten: int = -1
+
+    @property
+    def highest(self) -> int:
+        """-1 where there is none."""
+        return self.runs[-1][1] if self.runs else -1
+
+    def __contains__(self, number: int) -> bool:
+        return any(first <= number <= last for first, last in self.runs)
+
+    def plus(self, number: int, digest: RowsDigest) -> Written:
+        """With another number, which was decided now."""
+        runs = list(self.runs)
+        if number not in self:
+            runs = _joined(sorted([*runs, (number, number)]))
+        forgotten = self.forgotten
+        if len(runs) > _MAX_RUNS:
+            # The lowest, but never the one that a run of the same version will ask for.
+            lowest = next(run for run in runs if not run[0] <= number <= run[1])
+            runs.remove(lowest)
+            forgotten = max(forgotten, lowest[1])
+        return Written(number, digest, tuple(runs), forgotten)
+
+    def minus(self, number: int) -> Written:
+        """Without a number, which was written and is not any more."""
+        runs: list[tuple[int, int]] = []
+        for first, last in self.runs:
+            if first <= number <= last:
+                pieces = ((first, number - 1), (number + 1, last))
+                runs += [piece for piece in pieces if piece[0] <= piece[1]]
+            else:
+                runs.append((first, last))
+        kept = self if number != self.last else Written(-1)
+        return Written(kept.last, kept.digest, tuple(runs), self.forgotten)
+
+    def __str__(self) -> str:
+        named = ", ".join(str(first) if first == last else f"{first} to {last}" for first, last in self.runs)
+        return named or "nothing"
+
+
+def _joined(runs: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    joined = runs[:1]
+    for first, last in runs[1:]:
+        if first == joined[-1][1] + 1:
+            joined[-1] = (joined[-1][0], last)
+        else:
+            joined.append((first, last))
+    return joined
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +169,7 @@ class Decision:
     """All of ``parts`` must be committed; tasks without rows have none. ``number`` counts decisions.
 
     Marks are offsets of ``topic``, which had ``partitions`` then: Scope's of the run that decided.
-    ``progress`` has the last number written of each writer that used the prefix; ``before`` is the one of
-    this batch's writer before it, -1 where there was none.
+    ``progress`` has what each writer has written that used the prefix, with this batch.
     """
 
     number: int
@@ -102,16 +178,23 @@ class Decision:
     parts: tuple[Part, ...]
     topic: str
     partitions: int
-    progress: Mapping[str, int] = field(default_factory=dict)
-    before: int = -1
+    progress: Mapping[str, Written] = field(default_factory=dict)
 
     def covers(self, batch: BatchIdentity) -> bool:
-        """Whether this batch, or a later one of its writer, was decided."""
-        return self.progress.get(batch.writer, -1) >= batch.number
+        """Whether this batch was decided."""
+        written = self.progress.get(batch.writer)
+        return written is not None and batch.number in written
 
-    def progress_before(self) -> Mapping[str, int]:
+    def progress_before(self) -> Mapping[str, Written]:
         """What ``progress`` was without this batch."""
-        return {**self.progress, self.batch.writer: self.before}
+        written = self.progress.get(self.batch.writer, Written(-1))
+        return {**self.progress, self.batch.writer: written.minus(self.batch.number)}
+
+    def progress_as_it_is(self) -> Mapping[str, Written]:
+        """``progress`` where readers do not see all of this batch, and nobody will write the rest: a run of
+        it again is skipped whatever its rows."""
+        written = self.progress.get(self.batch.writer, Written(-1))
+        return {**self.progress, self.batch.writer: replace(written, last=-1, digest=RowsDigest())}
 
     def digest_of(self, task: int) -> RowsDigest:
         """What the task had been given."""
@@ -126,9 +209,7 @@ def next_decision(
     Raises TransactionError where more writers share the prefix than a decision keeps the progress of.
     """
     progress = {} if previous is None else dict(previous.progress)
-    before = progress.pop(batch.writer, -1)
-    if previous is not None and previous.batch == batch:
-        before = previous.before
+    written = progress.pop(batch.writer, Written(-1))
     progress = {name: last for name, last in progress.items() if not name.startswith(_UNNAMED_JOB)}
     if len(progress) >= _MAX_WRITERS and not batch.writer.startswith(_UNNAMED_JOB):
         # The least recently written one. A query asks for its own last batches only, when it is restarted.
@@ -140,10 +221,10 @@ def next_decision(
             )
         del progress[oldest]
     # Last, so that the order is that of writing.
-    progress[batch.writer] = batch.number
-    number = 1 if previous is None else previous.number + 1
     ordered = tuple(sorted(parts, key=lambda part: part.task))
-    return Decision(number, batch, tasks, ordered, scope.topic, scope.partitions, progress, before)
+    progress[batch.writer] = written.plus(batch.number, RowsDigest.total(part.digest for part in ordered))
+    number = 1 if previous is None else previous.number + 1
+    return Decision(number, batch, tasks, ordered, scope.topic, scope.partitions, progress)
 
 
 def repaired(previous: Decision, parts: Iterable[Part]) -> Decision:
@@ -161,12 +242,11 @@ def encode(decision: Decision, partitions: int) -> list[str]:
         "tasks": decision.tasks,
         "topic": decision.topic,
         "partitions": decision.partitions,
-        "progress": dict(decision.progress),
-        "before": decision.before,
-        "parts": [
-            [part.task, part.slot, *part.producer, part.digest.rows, part.digest.size, part.digest.checksum]
-            for part in decision.parts
-        ],
+        "progress": {
+            writer: [one.last, *astuple(one.digest), one.runs, one.forgotten]
+            for writer, one in decision.progress.items()
+        },
+        "parts": [[part.task, part.slot, *part.producer, *astuple(part.digest)] for part in decision.parts],
     }
     packed = base64.b85encode(zlib.compress(json.dumps(body, separators=(",", ":")).encode())).decode()
     pieces = [packed[at : at + _CHUNK_BYTES] for at in range(0, len(packed), _CHUNK_BYTES)]
@@ -205,9 +285,12 @@ def decode(texts: Iterable[str]) -> Decision | None:
             for task, slot, producer_id, epoch, rows, size, checksum in body["parts"]
         )
         batch = BatchIdentity(str(body["writer"]), int(body["number"]))
-        progress, before = dict(body["progress"]), int(body["before"])
+        progress = {
+            writer: Written(last, RowsDigest(*digest), tuple((low, high) for low, high in runs), forgotten)
+            for writer, (last, *digest, runs, forgotten) in body["progress"].items()
+        }
         where = str(body["topic"]), int(body["partitions"])
-        return Decision(head.number, batch, int(body["tasks"]), parts, *where, progress, before)
+        return Decision(head.number, batch, int(body["tasks"]), parts, *where, progress)
     except (ValueError, KeyError, TypeError, zlib.error) as error:
         raise ProtocolError(f"decision {head.number} cannot be read: {error!r}") from error
 
@@ -215,8 +298,10 @@ def decode(texts: Iterable[str]) -> Decision | None:
 def _parse(text: str) -> tuple[Head, int, str]:
     fields = text.split(" ", 5)
     if len(fields) != 6 or fields[0] != _FORMAT:
-        shown = printable(text, 40)
-        raise ProtocolError(f"'{shown}' is no decision of this sink: does something else use its groups?")
+        raise ProtocolError(
+            f"'{printable(text, 40)}' is no decision that this version of the sink can read: does something "
+            "else, or another version, use its groups?"
+        )
     number, partitions, chunks, index = (int(one) for one in fields[1:5])
     return Head(number, partitions, chunks), index, fields[5]
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from kafka_sink.errors import IncompleteBatchError, TransactionError
 from kafka_sink.model import TopicPartition
 from kafka_sink.transactions import decision as decisions
-from kafka_sink.transactions.decision import BatchIdentity, Decision, Part
+from kafka_sink.transactions.decision import BatchIdentity, Decision, Part, Written
 from kafka_sink.transactions.operations import (
     NO_TRANSACTION,
     OPEN,
@@ -173,11 +173,11 @@ def forget(scope: Scope, claim: ProducerEpoch, decision: Decision) -> Steps[None
 
 def abandon(scope: Scope, claim: ProducerEpoch, decision: Decision) -> Steps[None]:
     """Record that a batch was written as readers see it: no run writes what is missing."""
-    yield from _replace(scope, claim, decision, "abandoned", decision.progress)
+    yield from _replace(scope, claim, decision, "abandoned", decision.progress_as_it_is())
 
 
 def _replace(
-    scope: Scope, claim: ProducerEpoch, decision: Decision, word: str, progress: Mapping[str, int]
+    scope: Scope, claim: ProducerEpoch, decision: Decision, word: str, progress: Mapping[str, Written]
 ) -> Steps[None]:
     """Record a decision without parts behind an incomplete one."""
     replacing = replace(

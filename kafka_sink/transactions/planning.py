@@ -81,6 +81,9 @@ def plan(
     if options.log_summary:
         _report_names(scope)
     _report_takeover(scope, ownership, handover)
+    if batch is not None:
+        # Raises before tasks start: each of them would, and Spark runs tasks that fail again.
+        handover.duty(batch, 0)
     _remember_claim(scope, ownership.claim)
     return PlannedTransactions(scope, batch, handover)
 
@@ -89,19 +92,14 @@ def commit(options: SinkOptions, planned: PlannedTransactions, reports: Sequence
     """Decide and complete a batch. Raises TransactionError, IncompleteBatchError, DeliveryError."""
     records_empty = planned.batch is not None and bool(options.txn_app_id)
     with client_of(options) as client:
-        steps = batches.commit(reports, records_empty=records_empty)
+        compare = options.transaction_rerun_compare
+        steps = batches.commit(reports, records_empty=records_empty, compare=compare)
         # The decision's own, which comes after the look at what tasks have left.
         ids = (planned.scope.driver_id,)
         outcome = client.run(steps, options.delivery_timeout_ms, transactional_ids=ids)
     if planned.batch is not None:
         application_markers.forget(_taken_key(planned.scope.prefix))
     outcome = replace(outcome, ended_ms=wall_ms())
-    if outcome.last_written is not None:
-        driver_log.warn(
-            f"kafka-chunked: {reports[0].batch} is not written, as all up to {outcome.last_written} were: "
-            "the query's checkpoint has gone back. If its batches have other rows now, these are lost. Start "
-            "the query on a new checkpoint to write them"
-        )
     # By two clocks, so it is for warning only.
     open_ms = outcome.transactions["committed"].oldest_ms
     if open_ms > _LONG_OPEN * options.transaction_timeout_ms:

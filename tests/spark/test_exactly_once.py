@@ -4,6 +4,7 @@ leave."""
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import time
 from collections import Counter
@@ -220,6 +221,104 @@ def test_a_completed_batch_whose_commit_file_is_lost_is_run_again_and_writes_not
     add(1000, 1500)
     assert run(2) == {1: 500}
     await_rows(broker, topic, list(range(1500)))
+
+
+def test_a_checkpoint_that_lost_its_last_batch_loses_no_rows(
+    spark: SparkSession, broker: LocalBroker, topic: str, tmp_path: Path
+) -> None:
+    """Catches: rows lost in silence. Spark plans another batch under the number that was lost, and all its
+    rows were skipped as those of the first."""
+    checkpoint, source, report = (tmp_path / name for name in ("checkpoint", "source", "report"))
+    source.mkdir()
+
+    def run(**options: str) -> None:
+        query = (
+            spark.readStream.text(str(source))
+            .writeStream.format("kafka-chunked")
+            .option("kafka.bootstrap.servers", broker.bootstrap_servers)
+            .option("topic", topic)
+            .option("delivery.guarantee", "exactly-once")
+            .option("checkpointLocation", str(checkpoint))
+            .option("delivery.report.path", str(report))
+            .options(**options)
+            .trigger(availableNow=True)
+            .start()
+        )
+        assert query.awaitTermination(120)
+
+    def add(first: int, last: int) -> None:
+        (source / str(first)).write_text("".join(f"{row}\n" for row in range(first, last)))
+
+    def lose(batch: int) -> None:
+        for log in ("offsets", "commits", "sources/0"):
+            for name in (str(batch), f".{batch}.crc"):
+                (checkpoint / log / name).unlink(missing_ok=True)
+
+    add(0, 100)
+    run()
+    add(100, 200)
+    run()
+    lose(1)
+    add(200, 250)
+    with pytest.raises(Exception, match=r"batch 1 .* written before with 100 rows.* this run has 150"):
+        run()
+    assert committed(broker, topic) == list(range(200))
+    assert outcomes(report) == ["committed", "committed", "aborted"]
+    run(**{"transaction.rerun.compare": "none"})
+    lose(1)
+    (source / "200").unlink()
+    run()
+    assert outcomes(report)[3:] == ["skipped", "skipped"]
+    lose(1)
+    lose(0)
+    with pytest.raises(Exception, match=r"batch 0 .* comes after batch 1 was written"):
+        run()
+    assert committed(broker, topic) == list(range(200))
+
+
+def outcomes(report: Path) -> list[str]:
+    """Of the writes with this delivery.report.path, in turn."""
+    return [json.loads(line)["outcome"] for line in report.read_text().splitlines()]
+
+
+def test_two_sinks_of_one_name_do_not_lose_the_second_ones_rows(
+    spark: SparkSession, broker: LocalBroker, topic: str
+) -> None:
+    """Catches: rows that name their topics have no option that tells the two apart, so the second write was
+    skipped as if it were the first, run again."""
+
+    def save(first: int, **options: str) -> None:
+        (
+            spark.range(first, first + 50)
+            .selectExpr(f"'{topic}' topic", "cast(id as string) value")
+            .write.format("kafka-chunked")
+            .mode("append")
+            .option("kafka.bootstrap.servers", broker.bootstrap_servers)
+            .option("transaction.progress.topic", topic)
+            .option("delivery.guarantee", "exactly-once")
+            .options(**options)
+            .save()
+        )
+
+    save(0, txnAppId="sinks", txnVersion="0")
+    with pytest.raises(Exception, match="give each write a txnAppId of its own"):
+        save(50, txnAppId="sinks", txnVersion="0")
+    save(50, txnAppId="other sink", txnVersion="0")
+    save(0, txnAppId="sinks", txnVersion="0")
+    await_rows(broker, topic, list(range(100)))
+
+
+def test_a_backfill_writes_what_was_not_written_and_says_what_was(
+    spark: SparkSession, job: Job, broker: LocalBroker, topic: str, tmp_path: Path
+) -> None:
+    """Catches: a lower version that was never written was skipped as "written before", and its rows were
+    lost; and a skip was told as a write of no rows."""
+    named = {"txnAppId": "backfill", "delivery.report.path": str(tmp_path / "report")}
+    job(spark.range(10), txnVersion="20260131", **named).save()
+    job(spark.range(10, 20), txnVersion="20260130", **named).save()
+    job(spark.range(10), txnVersion="20260131", **named).save()
+    assert outcomes(tmp_path / "report") == ["committed", "committed", "skipped"]
+    await_rows(broker, topic, list(range(20)))
 
 
 def ends(broker: LocalBroker, topic: str) -> list[int]:

@@ -37,6 +37,7 @@ from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.spark import delivery_report, idle_timeout, shown_secrets, write_reports
 from kafka_sink.spark.write_reports import EndedWrite, final_figures
 from kafka_sink.spark.writer import PlannedWrite, TaskCommitted
+from kafka_sink.transactions.batch import BatchOutcome
 from tests.support.coordinator_harness import Serving, serving
 
 PLAN = ColumnPlan.of([("value", "string")], "t")
@@ -186,6 +187,20 @@ def test_a_failed_write_has_a_json_line_too(capfd: pytest.CaptureFixture[str]) -
     (line,) = capfd.readouterr().err.splitlines()
     found = json.loads(line)
     assert (found["outcome"], found["rows"], found["tasks"], found["queryId"]) == ("aborted", 10, 2, None)
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_a_skip_is_told_whatever_the_log_is_like(form: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """Catches: rows that were skipped, and one line at INFO about it, or none with log.summary=false."""
+    for handler in list(logging.getLogger().handlers):
+        logging.getLogger().removeHandler(handler)
+    note = str(BatchOutcome(skipped=1234, compared=True))
+    ended = EndedWrite("w", "skipped", "q", 7, 2, [TaskResult()], note=note)
+    options = planned(log_summary="false", log_summary_format=form).options
+    write_reports.report(options, CoordinatorHandoff(), ended)
+    warning, *more = capfd.readouterr().err.splitlines()
+    assert "WARNING kafka_sink: kafka-chunked, micro-batch 7: its 1,234 rows are skipped" in warning
+    assert [json.loads(line)["outcome"] for line in more] == ["skipped"] * (form == "json")
 
 
 def test_the_delivery_report_has_the_offsets_of_every_write(tmp_path: Path) -> None:

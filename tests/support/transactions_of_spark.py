@@ -140,7 +140,7 @@ class World:
     def _task(self, handover: Handover, number: int, index: int, attempt: int, rows: tuple[int, ...]) -> Body:
         batch = BatchIdentity("query", number)
         duty = handover.duty(batch, index)
-        digest = RowsDigest(len(rows), len(rows), hash(rows) & 0xFFFF)
+        digest = RowsDigest(len(rows), len(rows), sum(hash((row,)) & 0xFFFF for row in rows))
         part = None
         slot = self.settings.slot_of(attempt)
         if duty is Duty.WRITE and rows:

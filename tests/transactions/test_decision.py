@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 
-import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kafka_sink.errors import IncompleteBatchError, ProtocolError, TransactionError
+from kafka_sink.errors import ChangedBatchError, IncompleteBatchError, ProtocolError, TransactionError
 from kafka_sink.transactions.batch import Duty, Handover
 from kafka_sink.transactions.decision import (
     BatchIdentity,
     Decision,
     Part,
     RowsDigest,
+    Written,
     decode,
     encode,
     newest_head,
     next_decision,
     repaired,
 )
-from kafka_sink.transactions.digest import RunningDigest
 from kafka_sink.transactions.driver import Ownership
 from kafka_sink.transactions.operations import ProducerEpoch
 from kafka_sink.transactions.scope import Scope, task_id_pattern
@@ -41,7 +40,8 @@ def part(task: int) -> Part:
 def decision(number: int, tasks: int, batch: int = 5) -> Decision:
     identity = BatchIdentity("query", batch)
     parts = tuple(map(part, range(tasks)))
-    return Decision(number, identity, tasks, parts, "t", 4, {"query": batch}, batch - 1)
+    written = Written(batch, RowsDigest.total(one.digest for one in parts), ((0, batch),))
+    return Decision(number, identity, tasks, parts, "t", 4, {"query": written})
 
 
 @pytest.mark.parametrize("tasks", [0, 1, 50, 3000])
@@ -64,7 +64,7 @@ def test_a_decision_with_a_chunk_missing_is_not_taken_for_another() -> None:
     chunks = encode(decision(7, 3000), 4)
     with pytest.raises(ProtocolError, match="decision 7"):
         decode(chunks[1:])
-    with pytest.raises(ProtocolError, match="does something else use its groups"):
+    with pytest.raises(ProtocolError, match="does something else, or another version, use"):
         decode(["an offset's metadata of somebody else"])
 
 
@@ -77,13 +77,14 @@ def test_progress_is_kept_of_other_writers_and_goes_back_by_one() -> None:
     first = next_decision(SCOPE, None, BatchIdentity("a", 4), 1, [part(0)])
     second = next_decision(SCOPE, first, BatchIdentity("b", 9), 1, [part(0)])
     third = next_decision(SCOPE, second, BatchIdentity("a", 5), 1, [part(0)])
-    assert third.progress == {"a": 5, "b": 9}
-    assert third.progress_before() == {"a": 4, "b": 9}
-    assert third.covers(BatchIdentity("a", 3))
+    assert [str(third.progress[name]) for name in "ab"] == ["4 to 5", "9"]
+    assert [str(third.progress_before()[name]) for name in "ab"] == ["4", "9"]
+    assert not third.covers(BatchIdentity("a", 3))
     assert not third.covers(BatchIdentity("a", 6))
     assert not third.covers(BatchIdentity("c", 0))
     again = next_decision(SCOPE, third, BatchIdentity("a", 5), 2, [part(1)])
-    assert again.progress_before() == {"a": 4, "b": 9}
+    assert [str(again.progress_before()[name]) for name in "ab"] == ["4", "9"]
+    assert again.progress["a"].digest == part(1).digest
 
 
 def test_a_repair_replaces_the_missing_parts_and_no_others() -> None:
@@ -109,31 +110,69 @@ def test_what_tasks_do_follows_from_what_planning_found() -> None:
     assert unseen.duty(BatchIdentity("query", 4), 0) is Duty.SKIP
 
 
+def app(version: int) -> BatchIdentity:
+    return BatchIdentity.of_application("nightly", "t", version)
+
+
+def handover(last: Decision | None) -> Handover:
+    return Handover.of(SCOPE, Ownership(ProducerEpoch(1, 1), last), 0)
+
+
+def test_a_lower_version_that_was_never_written_is_written() -> None:
+    """Catches: a backfill was skipped as "written before", and its rows were lost."""
+    last = next_decision(SCOPE, None, app(20260131), 1, [part(1)])
+    assert handover(last).duty(app(20260130), 0) is Duty.WRITE
+    last = next_decision(SCOPE, last, app(20260130), 1, [part(2)])
+    found = decode(encode(last, 4))
+    assert found == last
+    assert [handover(found).duty(app(20260100 + day), 0) for day in (29, 30, 31, 32)] == [
+        *(Duty.WRITE, Duty.SKIP, Duty.SKIP, Duty.WRITE)
+    ]
+
+
+def test_a_version_of_which_nobody_knows_whether_it_was_written_is_refused() -> None:
+    last = None
+    for version in range(0, 400, 2):
+        last = next_decision(SCOPE, last, app(version), 1, [part(1)])
+    given = handover(last)
+    assert given.duty(app(200), 0) is Duty.SKIP, "one of the last hundred"
+    assert given.duty(app(201), 0) is Duty.WRITE
+    for version in (198, 197):
+        with pytest.raises(ChangedBatchError, match=r"is not known.*another txnAppId"):
+            given.duty(app(version), 0)
+    assert last is not None
+    assert next_decision(SCOPE, last, app(197), 1, ()).covers(app(197)), "it will be asked for again"
+
+
+def test_a_query_that_goes_back_before_its_last_batch_is_refused() -> None:
+    """Catches: batches of a checkpoint that was rewound or deleted were skipped, and their rows were lost."""
+    last = None
+    for number in (5, 6):
+        last = next_decision(SCOPE, last, BatchIdentity.of_query("one", number), 1, [part(1)])
+        last = next_decision(SCOPE, last, app(number), 1, [part(1)])
+    given = handover(last)
+    assert given.duty(BatchIdentity.of_query("one", 6), 0) is Duty.SKIP
+    for number in (5, 4):
+        with pytest.raises(ChangedBatchError, match="Spark does not go back"):
+            given.duty(BatchIdentity.of_query("one", number), 0)
+        with pytest.raises(ChangedBatchError, match="another txnAppId"):
+            given.duty(app(number), 0, in_query=True)
+    assert given.duty(app(5), 0) is Duty.SKIP, "a job may run an earlier version again"
+    assert given.duty(app(6), 0, in_query=True) is Duty.SKIP
+
+
 @settings(deadline=None)
-@given(st.lists(st.integers(0, 700), min_size=1, max_size=6))
-def test_a_digest_does_not_depend_on_where_batches_end(sizes: list[int]) -> None:
-    values = [f"value-{number}" if number % 5 else None for number in range(sum(sizes))]
-    whole = RunningDigest([0])
-    whole.update(pa.record_batch({"value": pa.array(values, pa.string())}))
-    pieces = RunningDigest([0])
-    at = 0
-    for size in sizes:
-        pieces.update(pa.record_batch({"value": pa.array(values[at : at + size], pa.large_string())}))
-        at += size
-    assert pieces.result() == whole.result()
-    assert whole.result().rows == sum(sizes)
-
-
-def test_a_digest_differs_for_other_rows_and_another_order() -> None:
-    def of(values: list[bytes]) -> RowsDigest:
-        digest = RunningDigest([0])
-        digest.update(pa.record_batch({"value": pa.array(values, pa.binary())}))
-        return digest.result()
-
-    rows = [b"%05d" % number for number in range(1000)]
-    assert of(rows) != of(rows[1:] + rows[:1])
-    assert of(rows) != of(rows[:-1])
-    assert of(rows) != of([*rows[:-1], b"1"])
+@given(st.lists(st.tuples(st.integers(0, 12), st.booleans()), max_size=30))
+def test_written_numbers_are_those_of_a_set(changes: list[tuple[int, bool]]) -> None:
+    written, numbers = Written(-1), set[int]()
+    for number, is_more in changes:
+        if is_more:
+            written, numbers = written.plus(number, RowsDigest(number)), numbers | {number}
+        else:
+            written, numbers = written.minus(number), numbers - {number}
+        assert {one for one in range(14) if one in written} == numbers
+        assert written.highest == max(numbers, default=-1)
+        assert len(written.runs) == sum(one - 1 not in numbers for one in numbers)
 
 
 def test_keys_stay_within_the_partitions_there_are() -> None:

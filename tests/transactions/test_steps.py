@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kafka_sink.errors import IncompleteBatchError, TransactionError
+from kafka_sink.errors import ChangedBatchError, IncompleteBatchError, TransactionError
 from kafka_sink.model import EndedTransactions
 from kafka_sink.transactions import batch as batches
 from kafka_sink.transactions import driver, task
@@ -81,7 +81,7 @@ class Cluster:
         batch = BatchIdentity.of_query("one", number)
         if app is not None:
             batch = BatchIdentity.of_application(app, scope.topic, number)
-        digest = RowsDigest(len(rows), len(rows), hash(rows) & 0xFFFF)
+        digest = digest_of(*rows)
         duty = handover.duty(batch, index)
         slot, producer = self.run(task.begin(scope, handover.claim, index, attempt))
         taken = self.kafka.execute(
@@ -106,6 +106,10 @@ class Cluster:
 
     def commit(self, *reports: TaskReport, die_before: Callable[[Operation], bool] | None = None) -> Any:
         return self.run(batches.commit(reports, records_empty=False), die_before)
+
+
+def digest_of(*rows: int) -> RowsDigest:
+    return RowsDigest(len(rows), len(rows), hash(rows) & 0xFFFF)
 
 
 def ends_task(index: int) -> Callable[[Operation], bool]:
@@ -364,21 +368,68 @@ def test_a_decision_that_planning_did_not_see_is_not_made_again(*, learns: bool)
     assert cluster.plan().duty(report.batch, 0) is Duty.SKIP
 
 
-def test_a_query_that_goes_back_before_its_last_batch_is_noticed() -> None:
-    """Catches: batches of a checkpoint that was rewound by hand were skipped as those that Spark runs again
-    are, and nobody could know."""
+def again(cluster: Cluster, *rows: RowsDigest, compare: str = "content", app: str | None = None) -> Any:
+    """The commit of batch or version 1 that is run again, by tasks with these rows."""
+    run = cluster.plan()
+    batch = BatchIdentity.of_query("one", 1)
+    if app is not None:
+        batch = BatchIdentity.of_application(app, SCOPE.topic, 1)
+    assert run.duty(batch, 0) is Duty.SKIP
+    reports = [
+        TaskReport(run.claim, batch, task, Duty.SKIP, one, None, SCOPE, last_decision=run.last_decision)
+        for task, one in enumerate(rows)
+    ]
+    return cluster.run(batches.commit(reports, records_empty=False, compare=compare))
+
+
+def test_a_batch_that_is_run_again_with_other_rows_is_refused() -> None:
+    """Catches: rows lost in silence, where a checkpoint lost its last batch and Spark planned another one
+    under its number: all its rows were skipped."""
     cluster = Cluster()
-    for number in range(3):
+    for number in range(2):
         run = cluster.plan()
-        cluster.commit(cluster.write(run, number, 0, number))
-    for number, last_written in ((2, None), (1, 2)):
-        batch = BatchIdentity.of_query("one", number)
-        again = cluster.plan()
-        assert again.duty(batch, 0) is Duty.SKIP
-        report = TaskReport(again.claim, batch, 0, Duty.SKIP, RowsDigest(), None, SCOPE)
-        outcome = cluster.commit(replace(report, last_decision=again.last_decision))
-        assert outcome.was_written_before
-        assert outcome.last_written == last_written
+        cluster.commit(cluster.write(run, number, 0, 1, 2), cluster.write(run, number, 1, 3))
+    written = RowsDigest.total([digest_of(1, 2), digest_of(3)])
+    outcome = again(cluster, written, RowsDigest())
+    assert (outcome.skipped, outcome.compared) == (3, True), "split into other tasks"
+    for other in (
+        replace(written, rows=4),
+        replace(written, size=4),
+        replace(written, checksum=written.checksum + 1),
+        RowsDigest(),
+    ):
+        with pytest.raises(ChangedBatchError, match=r"was written before with 3 rows.*Nothing is written"):
+            again(cluster, other)
+        assert again(cluster, other, compare="none").skipped == other.rows
+    assert again(cluster, replace(written, size=9), compare="rows").compared
+    with pytest.raises(ChangedBatchError):
+        again(cluster, replace(written, rows=4), compare="rows")
+
+
+def test_of_two_writes_with_one_name_the_second_is_refused() -> None:
+    """Catches: two sinks of foreachBatch with the same txnAppId, and rows that name their topics: the second
+    one lost everything."""
+    cluster = Cluster()
+    for name in ("first", "other"):
+        run = cluster.plan()
+        cluster.commit(cluster.write(run, 1, 0, 1, 2, app=name))
+    with pytest.raises(ChangedBatchError, match="give each write a txnAppId of its own"):
+        again(cluster, digest_of(3, 4), app="first")
+    assert again(cluster, digest_of(1, 2), app="first").compared
+
+
+def test_an_abandoned_batch_is_skipped_whatever_its_rows_are() -> None:
+    cluster = Cluster()
+    run = cluster.plan()
+    reports = [cluster.write(run, 1, index, index) for index in range(2)]
+    with pytest.raises(Died):
+        cluster.commit(*reports, die_before=ends_task(0))
+    cluster.kafka.time_out(SCOPE.task_id(0, 0))
+    found = cluster.run(driver.take_over(SCOPE))
+    cluster.run(driver.abandon(SCOPE, found.claim, found.decision))
+    outcome = again(cluster, RowsDigest(7, 7, 7))
+    assert (outcome.skipped, outcome.compared) == (7, False)
+    assert "not known" in str(outcome)
 
 
 def test_what_a_former_coordinator_does_not_know_to_be_decided_is_not_aborted() -> None:
