@@ -145,7 +145,10 @@ def _fold(ends: Offsets, data: npt.NDArray[np.uint8], found: UInt64s) -> None:
     np.left_shift(fold, back, out=found)
     fold >>= shift
     found |= fold
+    # Else the upper bits of a word would reach few bits of a product, and could make up for each other.
+    found ^= found >> _32
     found *= _FOLD
+    head ^= head >> _29
     head *= _HEAD
     found += head
     sizes += 1
