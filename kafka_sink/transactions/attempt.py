@@ -64,7 +64,7 @@ class TaskAttempt:
         self._batch = batch
         self._task = task
         self._slot = attempt
-        self._digest = RunningDigest(columns)
+        self._digest = RunningDigest(columns if batch.is_named else ())
         self._timeout_ms = timeout_ms
         self._open_time = open_time or OpenTime(math.inf)
         self._producer: ProducerEpoch | None = None

@@ -59,6 +59,11 @@ class BatchIdentity:
         """Whether it is a micro-batch."""
         return self.writer.startswith(_QUERY)
 
+    @property
+    def is_named(self) -> bool:
+        """Whether another run may have the same batch."""
+        return not self.writer.startswith(_UNNAMED_JOB)
+
     def mark(self, task: int, producer: ProducerEpoch) -> str:
         """What a task's transaction records; visible once that is committed.
 

@@ -59,14 +59,14 @@ class RunningDigest:
 
     def update(self, batch: pa.RecordBatch) -> None:
         """Counts a batch in."""
-        if not batch.num_rows:
+        self._rows += batch.num_rows
+        if not batch.num_rows or not self._indices:
             return
         rows = np.zeros(batch.num_rows, dtype=np.uint64)
         for place, index in self._indices:
             rows += _checksums(batch.column(index)) * _FACTORS[place]
             self._size += _bytes(batch.column(index))
         self._checksum += int(_mixed(rows).sum())
-        self._rows += batch.num_rows
 
     def result(self) -> RowsDigest:
         """Of all batches so far."""
