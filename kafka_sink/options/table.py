@@ -200,9 +200,9 @@ class SinkOptions:
     errors_tolerance: str = _option(
         "errors.tolerance", values.words("none", "all"), "none", ERRORS, "high",
         """What happens to a row that can never be written: it is too large, names a partition that does not
-        exist, has a null topic or a null header key, or its topic refuses it. `none`: the task fails. `all`:
-        the row is skipped, counted in the summary, and written to `errors.deadletterqueue.topic.name` if that
-        is set. Timeouts always fail the task.""",
+        exist, has no valid topic or a header without a valid key, or its topic refuses it. `none`: the task
+        fails. `all`: the row is skipped, counted in the summary, and written to
+        `errors.deadletterqueue.topic.name` if that is set. Timeouts always fail the task.""",
     )
     errors_deadletterqueue_topic_name: str | None = _option(
         "errors.deadletterqueue.topic.name", values.topic(), None, ERRORS, "high",

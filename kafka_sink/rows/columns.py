@@ -15,7 +15,7 @@ import pyarrow as pa
 from kafka_sink.errors import InvalidRowError, SchemaError
 from kafka_sink.model import NO_TIMESTAMP
 from kafka_sink.options import topic_problem
-from kafka_sink.records.arrays import lengths, null_mask, numbers
+from kafka_sink.records.arrays import as_binary, is_utf8, lengths, null_mask, numbers
 from kafka_sink.rows.column_plan import ColumnPlan
 
 __all__ = ["NO_PARTITION", "ColumnPlan", "RowBatch", "extract"]
@@ -154,6 +154,10 @@ def _headers(column: pa.Array) -> pa.Array | None:
     keys = entries.flatten()[0]
     if keys.null_count:
         _refuse_headers(column, null_mask(keys), "a header without a key")
+    if not is_utf8(keys):
+        # Brokers take it, but clients fail to read the record: the protocol says that it is UTF-8.
+        invalid = [key.decode(errors="replace").encode() != key for key in as_binary(keys).to_pylist()]
+        _refuse_headers(column, np.array(invalid), "a header whose key is no UTF-8")
     return column
 
 
@@ -164,7 +168,7 @@ def _refuse_headers(column: pa.Array, entries: npt.NDArray[np.bool_], what: str)
     wrong[np.searchsorted(ends, np.flatnonzero(entries), side="right")] = True
     raise InvalidRowError(
         f"column 'headers' has {what} in {int(wrong.sum())} of {len(column)} rows. "
-        "A header's key is required.",
+        "A header's key is required, and UTF-8.",
         wrong,
         f"column 'headers' has {what}",
     )

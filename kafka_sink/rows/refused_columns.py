@@ -18,7 +18,16 @@ from kafka_sink.dead_letters.refused_rows import (
 from kafka_sink.errors import InvalidRowError
 from kafka_sink.model import NO_TIMESTAMP
 from kafka_sink.records import varint
-from kafka_sink.records.arrays import as_binary, binary_of, indices, lengths, null_mask, numbers, spans
+from kafka_sink.records.arrays import (
+    as_binary,
+    binary_of,
+    indices,
+    is_utf8,
+    lengths,
+    null_mask,
+    numbers,
+    spans,
+)
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.columns import NO_PARTITION
 
@@ -76,13 +85,17 @@ def _milliseconds(column: pa.Array | None) -> Int64s | int:
 
 
 def _listed_headers(column: pa.Array) -> OwnHeaders:
-    """A null header, and a header without a key, keep their place under an empty key.
+    """A null header, and a header without a key, keep their place under an empty key. Keys that are no UTF-8
+    are replaced as far as they are not, since clients could not read the letter.
 
     The fields go by their positions: Spark compares their names without case.
     """
     counts = lengths(column).astype(np.int64)
-    keys, values = (as_binary(part) for part in column.flatten().flatten())
+    names, contents = column.flatten().flatten()
+    keys, values = as_binary(names), as_binary(contents)
     keys = pc.coalesce(keys, _NO_BYTES) if keys.null_count else keys
+    if not is_utf8(names):
+        keys = binary_of([key.decode(errors="replace").encode() for key in keys.to_pylist()])
     return OwnHeaders(counts, counts, _header_sizes(counts, keys, values), keys, values)
 
 
