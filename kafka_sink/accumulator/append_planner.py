@@ -26,6 +26,8 @@ _BLOCKING_DIVISOR = 16
 # Open batches that are compressed only when sealed (zstd, gzip) may hold 1/2 of the pool uncompressed; beyond
 # that they pack.
 _RAW_DIVISOR = 2
+# A batch's header, and at least what a codec writes around a block of rows that do not shrink.
+_FRAME_BYTES = batch_header.SIZE + 64
 
 
 class RowCursor(NamedTuple):
@@ -46,10 +48,12 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Memory that the pool did not have: ``size`` bytes for the rows up to ``stop``."""
+    """Memory that the pool did not have: ``size`` bytes for the rows up to ``stop``, ``first_record`` for the
+    first of them alone."""
 
     size: int
     stop: int
+    first_record: int
 
 
 class Segment(NamedTuple):
@@ -110,7 +114,7 @@ class AppendPlanner:
         self._codec = codec
         self._letters = letters
         self._compresses_at_seal = isinstance(codec, WholeCodec)
-        self._has_fixed_buffers = allocator.moves_to_grow
+        self._has_fixed_buffers = allocator.has_fixed_buffers
         self._max_open_raw_bytes = settings.buffer_memory // _RAW_DIVISOR
         self._estimates = estimates
         self._clock_ms = clock_ms
@@ -185,7 +189,7 @@ class AppendPlanner:
         ordered, start, stop = plan.ordered, plan.ordered.starts[run], plan.ordered.starts[run + 1]
         topic = queue.partition.topic
         size = self._estimates.new_batch_bytes_of_run(topic, stop - start, bound, ordered.largest_bound)
-        buffer = None if size is None else self._allocator.try_open(size)
+        buffer = None if size is None else self._try_open(size, ordered, start)
         if buffer is None:
             return False
         self._add_new_batch(queues, plan, queue, buffer, start, stop, bound)
@@ -242,14 +246,31 @@ class AppendPlanner:
         refuses the memory."""
         ordered, topic = plan.ordered, queue.partition.topic
         end = self._estimates.rows_for_new_batch(ordered, start, stop, topic)
-        buffer = self._allocator.try_open(self._new_batch_bytes(queues, plan, topic, start, end))
+        size = self._new_batch_bytes(queues, plan, topic, start, end)
+        buffer = self._try_open(size, ordered, start)
+        if buffer is None and self._has_fixed_buffers and size > self._settings.batch_size:
+            # Open batches may have used up what rows may take beside their buffers. Some fit into the buffer.
+            end = ordered.rows_within(start, end, self._settings.batch_size - _FRAME_BYTES)
+            size = self._new_batch_bytes(queues, plan, topic, start, end)
+            buffer = self._try_open(size, ordered, start)
         if buffer is None:
             share = max(self._settings.buffer_memory // _BLOCKING_DIVISOR, 1)
             end = ordered.rows_within(start, end, share)
-            plan.refusal = Refusal(self._new_batch_bytes(queues, plan, topic, start, end), end)
+            size = self._new_batch_bytes(queues, plan, topic, start, end)
+            plan.refusal = Refusal(size, end, self._first_record_bytes(ordered, start))
             return start
         self._add_new_batch(queues, plan, queue, buffer, start, end, ordered.bound(start, end))
         return end
+
+    def _try_open(self, size: int, ordered: OrderedRows, start: int) -> BatchBuffer | None:
+        """Memory for a batch of ``size`` bytes that begins with row ``start``, if there is enough now."""
+        if size <= self._settings.batch_size or not self._has_fixed_buffers:
+            return self._allocator.try_open(size)
+        return self._allocator.try_open(size, self._first_record_bytes(ordered, start))
+
+    def _first_record_bytes(self, ordered: OrderedRows, start: int) -> int:
+        """Bytes that a batch may hold with its first row alone."""
+        return _FRAME_BYTES + ordered.bound(start, start + 1)
 
     def _add_new_batch(
         self,

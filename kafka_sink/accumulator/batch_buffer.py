@@ -24,14 +24,18 @@ class BatchBuffer(Protocol):
     def heap_bytes(self) -> int:
         """Bytes held from outside the pool."""
 
+    @property
+    def overflowed(self) -> bool:
+        """Whether ``write_growing`` took heap memory that nobody had reserved."""
+
     def write(self, data: Data) -> None:
         """Appends. Raises ValueError, changing nothing, if there is no room."""
 
     def write_growing(self, *parts: Data) -> bool:
-        """Appends all parts, and grows as needed: from the pool without blocking, otherwise from the heap.
+        """Appends all parts, and grows as needed: as ``try_grow`` does, otherwise from the heap.
 
-        Returns whether it took heap memory now. The data was reserved before, so it may exceed the heap's
-        limit; then no new request is granted until enough heap memory has come back."""
+        Returns whether it took heap memory. The data cannot wait, so it may exceed the heap's limit; then no
+        new request is granted until enough heap memory has come back. What is written stays where it is."""
 
     def truncate(self, size: int) -> None:
         """Drops the bytes past ``size`` but keeps their memory."""
@@ -54,7 +58,8 @@ class BatchBuffer(Protocol):
 class BufferAllocator(Protocol):
     """One producer's access to the pool, chosen by buffer.memory.allocation.strategy.
 
-    ``projected`` is the number of bytes that a batch will hold in all, header included."""
+    ``projected`` is the number of bytes that a batch will hold in all, header included; ``first_record`` that
+    with its first record alone (default: the same)."""
 
     @property
     def queued(self) -> int:
@@ -64,10 +69,16 @@ class BufferAllocator(Protocol):
     def overdrawn(self) -> bool:
         """Whether reserved rows took more heap memory than its limit, so that no more may be reserved."""
 
-    def try_open(self, projected: int) -> BatchBuffer | None:
+    def try_open(self, projected: int, first_record: int | None = None) -> BatchBuffer | None:
         """A new batch's memory, or None when the pool cannot give it now or others wait. Never blocks."""
 
-    def open(self, projected: int, timeout_ms: float, watch: Callable[[], None] | None = None) -> BatchBuffer:
+    def open(
+        self,
+        projected: int,
+        timeout_ms: float,
+        watch: Callable[[], None] | None = None,
+        first_record: int | None = None,
+    ) -> BatchBuffer:
         """A new batch's memory; waits in line for it. ``watch`` is called at the start of the wait and from
         time to time, and may raise to end it.
 
@@ -80,16 +91,11 @@ class BufferAllocator(Protocol):
         Never blocks."""
 
     def growable_bytes(self, buffer: BatchBuffer) -> int:
-        """The bytes by which a batch could grow now. A hint: the pool may have fewer a moment later."""
+        """The bytes by which a batch could grow now. A hint: there may be fewer a moment later."""
 
     @property
-    def moves_to_grow(self) -> bool:
-        """Whether a batch that outgrows its first buffer moves to a larger one."""
-
-    def open_overflow(self, projected: int) -> BatchBuffer:
-        """Memory for a piece of a split batch: from the pool without blocking, otherwise from the heap.
-
-        Raises BufferExhaustedError at the heap's limit."""
+    def has_fixed_buffers(self) -> bool:
+        """Whether a batch takes batch.size from the pool when it opens, and nothing later."""
 
     def metrics(self) -> PoolMetrics:
         """The metrics of the pool, which the producers of a worker may share."""

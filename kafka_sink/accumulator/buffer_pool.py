@@ -7,8 +7,10 @@ return. Allocation is lazy. At every moment outside the lock:
     used + reserved <= total                reserved: gathered for waiting requests, not lent yet
     a request waits  =>  used + reserved = total        so that no request overtakes it
 
-Heap memory (compressed overflow, split batches) is counted apart and never enters the pool. Reserved rows may
-exceed its limit. All requests then wait until it is kept again, even if the pool has free memory.
+Heap memory is counted apart and never enters the pool: what a codec needs beside a buffer of `full`,
+compressed data larger than estimated, and what the pieces of a split batch need beyond the batch's own
+memory. The last two cannot wait, so they may exceed its limit. All requests then wait until it is kept again,
+even if the pool has free memory.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from kafka_sink.clock import Clock
 from kafka_sink.errors import BufferExhaustedError, ProducerClosedError, RecordTooLargeError
 
 # Heap memory is limited to this share of buffer.memory, as a divisor, but to no less than the minimum below;
-# see also admit_batches_of.
+# see also admit_heap.
 _HEAP_SHARE = 4
 _MIN_HEAP_BYTES = 1 << 20
 # How often a waiting request checks whether its task is still alive.
@@ -81,6 +83,7 @@ class BufferPool:
         self._clock_ms = clock_ms
         self._lock = threading.Lock()  # guards everything below, and all arenas
         self._arenas: dict[int, ChunkArena] = {}
+        self._heap_arenas: dict[int, ChunkArena] = {}
         self._waiters: deque[_Waiter] = deque()
         self._used = 0
         self._grantable = total_bytes  # less what waiters gathered
@@ -95,11 +98,10 @@ class BufferPool:
         self._wait_rate = WindowedRate()
         self._exhausted_rate = WindowedRate()
 
-    def admit_batches_of(self, batch_size: int) -> None:
-        """Lets the heap hold two batches of this size, as growing and splitting one may need, but never more
-        than ``total_bytes``."""
+    def admit_heap(self, limit_bytes: int) -> None:
+        """Raises the heap's limit to this, but never beyond ``total_bytes``."""
         with self._lock:
-            self.heap_limit_bytes = max(self.heap_limit_bytes, min(2 * batch_size, self.total_bytes))
+            self.heap_limit_bytes = max(self.heap_limit_bytes, min(limit_bytes, self.total_bytes))
 
     def arena(self, size: int) -> ChunkArena:
         """The arena of a chunk size that is kept for reuse."""
@@ -107,6 +109,14 @@ class BufferPool:
             found = self._arenas.get(size)
             if found is None:
                 found = self._arenas[size] = ChunkArena(size, kept=True)
+            return found
+
+    def heap_arena(self, size: int) -> ChunkArena:
+        """The arena of heap chunks of a size that are kept for reuse until ``trim_free``."""
+        with self._lock:
+            found = self._heap_arenas.get(size)
+            if found is None:
+                found = self._heap_arenas[size] = ChunkArena(size, kept=True, heap=True)
             return found
 
     # -- taking -----------------------------------------------------------------------------------
@@ -179,31 +189,28 @@ class BufferPool:
                     self._withdraw(waiter)
                     self._serve()
 
-    def take_heap(
-        self, arena: ChunkArena, count: int, full_bytes: int = 0, *, reserved: bool = False
-    ) -> list[Chunk]:
-        """Memory beyond the pool, from a heap arena.
-
-        ``reserved``: for rows of a batch that are reserved and encoded, which cannot wait; new requests then
-        do. Otherwise it is for a new batch, and raises BufferExhaustedError at ``heap_limit_bytes``.
-        """
-        need = count * arena.size
+    def try_take_heap(self, arena: ChunkArena, count: int) -> list[Chunk] | None:
+        """``count`` chunks beyond the pool, from a heap arena; None at the heap's limit."""
         with self._lock:
-            if not reserved and self._heap + need > self.heap_limit_bytes:
-                raise BufferExhaustedError(
-                    f"{need} bytes are needed beyond kafka.buffer.memory = {self.total_bytes} for a batch "
-                    f"that was split, but {self._heap} of at most {self.heap_limit_bytes} such bytes, also "
-                    "for compressed data larger than estimated, are in use; raise kafka.buffer.memory (the "
-                    "limit is a quarter of it, or two batches where that is more)"
-                )
-            chunks = arena.take(count)
-            self._batches += not reserved
-            self._heap += need
-            self._heap_total += need
-            self._full += full_bytes
-            self._peak_heap = max(self._peak_heap, self._heap)
-            self._peak_full = max(self._peak_full, self._full)
-            return chunks
+            if self._heap + count * arena.size > self.heap_limit_bytes:
+                return None
+            return self._lend_heap(arena, count, 0)
+
+    def take_heap(self, arena: ChunkArena, count: int, full_bytes: int = 0) -> list[Chunk]:
+        """As ``try_take_heap`` for rows that are encoded, which cannot wait: also beyond the limit. New
+        requests then do."""
+        with self._lock:
+            return self._lend_heap(arena, count, full_bytes)
+
+    def _lend_heap(self, arena: ChunkArena, count: int, full_bytes: int) -> list[Chunk]:
+        need = count * arena.size
+        chunks = arena.take(count)
+        self._heap += need
+        self._heap_total += need
+        self._full += full_bytes
+        self._peak_heap = max(self._peak_heap, self._heap)
+        self._peak_full = max(self._peak_full, self._full)
+        return chunks
 
     def _lend(self, arena: ChunkArena, count: int, full_bytes: int, *, new_batch: bool) -> list[Chunk]:
         need = count * arena.size
@@ -274,8 +281,9 @@ class BufferPool:
         overdraft = ""
         if self.overdrawn:
             overdraft = (
-                f", but compressed data larger than estimated takes {self._heap} bytes beyond it, more than "
-                f"the {self.heap_limit_bytes} that may be"
+                f", but compressed data larger than estimated and pieces of batches that brokers refused "
+                f"(MESSAGE_TOO_LARGE) take {self._heap} bytes beyond it, more than the "
+                f"{self.heap_limit_bytes} that may be"
             )
         return BufferExhaustedError(
             f"no memory for a record batch within kafka.max.block.ms: waited {now_ms - started_ms:.0f} of "
@@ -325,6 +333,8 @@ class BufferPool:
         with self._lock:
             for arena in self._arenas.values():
                 self._allocated -= arena.discard_free() * arena.size
+            for arena in self._heap_arenas.values():
+                arena.discard_free()
 
     def close_tenant(self, tenant: PoolClient) -> None:
         """Ends a producer's waits with ProducerClosedError; the memory they gathered goes to the others."""
@@ -344,8 +354,13 @@ class BufferPool:
 
     @property
     def overdrawn(self) -> bool:
-        """Whether reserved rows took more heap memory than its limit. Without the lock a hint."""
+        """Whether encoded rows took more heap memory than its limit. Without the lock a hint."""
         return self._heap > self.heap_limit_bytes
+
+    @property
+    def heap_room(self) -> int:
+        """The bytes up to the heap's limit. Read without the lock: a hint."""
+        return max(0, self.heap_limit_bytes - self._heap)
 
     @property
     def available_bytes(self) -> int:

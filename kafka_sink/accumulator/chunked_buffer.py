@@ -104,6 +104,11 @@ class ChunkedBuffer:
         return 0 if self._heap_arena is None else (len(self._chunks) - self._pooled) * self._step
 
     @property
+    def overflowed(self) -> bool:
+        """See BatchBuffer."""
+        return self.heap_bytes > 0
+
+    @property
     def growable_bytes(self) -> int:
         """The bytes by which ``grow`` could make it larger now. A hint: read without the pool's lock."""
         if self._heap_arena is not None:
@@ -172,7 +177,7 @@ class ChunkedBuffer:
         projected = self.size + sum(map(len, parts))
         overflow = projected > self.capacity and not self.grow(projected)
         if overflow:
-            self._grow_on_heap(projected, reserved=True)
+            self._grow_on_heap(projected)
         for part in parts:
             self.write(part)
         return overflow
@@ -202,21 +207,14 @@ class ChunkedBuffer:
             self._reach(before)
         return True
 
-    def _grow_on_heap(self, projected: int, *, reserved: bool) -> None:
+    def _grow_on_heap(self, projected: int) -> None:
         missing = -(-(projected - self.capacity) // self._step)
         more = max(0, projected - self._full_bytes)
         arena = self._heap_arena or ChunkArena(self._step, kept=False, heap=True)
-        self._chunks += self._pool.take_heap(arena, missing, more, reserved=reserved)
+        self._chunks += self._pool.take_heap(arena, missing, more)
         self._heap_arena = arena
         self._full_bytes += more
         self.capacity += missing * self._step
-
-    @classmethod
-    def on_heap(cls, pool: BufferPool, arena: ChunkArena, projected: int) -> ChunkedBuffer:
-        """A buffer that holds no pool memory. Raises BufferExhaustedError at the heap's limit."""
-        buffer = cls(pool, arena, [], 0)
-        buffer._grow_on_heap(projected, reserved=False)
-        return buffer
 
     def truncate(self, size: int) -> None:
         """See BatchBuffer."""
@@ -317,20 +315,22 @@ class IncrementalAllocator(PoolAllocator):
                 return arena
         return arenas[-1]
 
-    def try_open(self, projected: int) -> ChunkedBuffer | None:
+    def try_open(self, projected: int, first_record: int | None = None) -> ChunkedBuffer | None:
         """See BufferAllocator."""
         if self._tenant.closed or self._pool.overdrawn:
             return None
-        return self._try_open(self._arena_for(projected), projected)
-
-    def _try_open(self, arena: ChunkArena, projected: int) -> ChunkedBuffer | None:
+        arena = self._arena_for(projected)
         full_bytes = max(self._batch_size, projected)
         count = -(-projected // arena.size) or 1
         chunks = self._pool.try_take(arena, count, full_bytes, new_batch=True)
         return None if chunks is None else ChunkedBuffer(self._pool, arena, chunks, full_bytes)
 
     def open(
-        self, projected: int, timeout_ms: float, watch: Callable[[], None] | None = None
+        self,
+        projected: int,
+        timeout_ms: float,
+        watch: Callable[[], None] | None = None,
+        first_record: int | None = None,
     ) -> ChunkedBuffer:
         """See BufferAllocator."""
         arena = self._arena_for(projected)
@@ -352,14 +352,6 @@ class IncrementalAllocator(PoolAllocator):
         return buffer.growable_bytes
 
     @property
-    def moves_to_grow(self) -> bool:
+    def has_fixed_buffers(self) -> bool:
         """See BufferAllocator."""
         return False
-
-    def open_overflow(self, projected: int) -> ChunkedBuffer:
-        """See BufferAllocator."""
-        arena = self._arena_for(projected)
-        opened = self._try_open(arena, projected)
-        if opened is not None:
-            return opened
-        return ChunkedBuffer.on_heap(self._pool, arena, projected)

@@ -16,7 +16,8 @@ class PoolAllocator:
         self._pool = pool
         # batch.size = 0 is legal: every record then gets a buffer of its own size.
         self._batch_size = max(1, pool.poolable_size if batch_size is None else batch_size)
-        pool.admit_batches_of(self._batch_size)
+        # As growing and splitting one may need.
+        pool.admit_heap(2 * self._batch_size)
         self._tenant = PoolClient()
 
     @property

@@ -31,7 +31,7 @@ class BatchState(Enum):
 TRANSITIONS: dict[BatchState, frozenset[BatchState]] = {
     BatchState.OPEN: frozenset({BatchState.CLOSED, BatchState.FAILED}),
     BatchState.CLOSED: frozenset({BatchState.SEALED, BatchState.FAILED}),
-    BatchState.SEALED: frozenset({BatchState.IN_FLIGHT, BatchState.FAILED}),
+    BatchState.SEALED: frozenset({BatchState.IN_FLIGHT, BatchState.FAILED, BatchState.SPLIT}),
     BatchState.IN_FLIGHT: frozenset(
         {BatchState.SEALED, BatchState.SUCCEEDED, BatchState.FAILED, BatchState.SPLIT}
     ),
@@ -217,6 +217,9 @@ class ProducerBatch:
             self._tail_at = self.buffer.size
         if records:
             self.buffer.write_growing(records)
+        if self.packing and self.buffer.capacity - self.buffer.size > size:
+            # Blocks have shrunk more than was expected, and what was reserved for them is missed elsewhere.
+            self.buffer.trim()
 
     def _pack_tail(self, codec: BlockCodec) -> int:
         """Packs the rows that were held raw before the batch began to pack; returns the bytes left raw."""
@@ -226,7 +229,6 @@ class ProducerBatch:
         for at in range(0, whole, codec.block_size):
             self._write_block(codec, raw[at : at + codec.block_size])
         self.buffer.write_growing(raw[whole:])
-        self.buffer.trim()
         return len(raw) - whole
 
     def _write_block(self, codec: BlockCodec, block: bytes | memoryview) -> None:
@@ -238,11 +240,10 @@ class ProducerBatch:
         if self.state is not BatchState.CLOSED:
             raise IllegalTransitionError(f"seal a batch of {self.partition} that is {self.state.value}")
         if isinstance(self.codec, BlockCodec):
-            tail = self.buffer.views(self._tail_at)
+            tail = b"".join(self.buffer.views(self._tail_at))
             if tail:
-                joined = b"".join(tail)
                 self.buffer.truncate(self._tail_at)
-                self._write_block(self.codec, joined)
+                self._write_block(self.codec, tail)
             self.buffer.write_growing(self.codec.epilogue)
         elif self.codec is not None:
             compressed = self.codec.compress(self._raw_records())
@@ -304,7 +305,7 @@ class ProducerBatch:
             return views
         first = views[0][batch_header.SIZE :]
         header = batch_header.build(
-            [first] if len(views) == 1 else [first, *views[1:]],
+            [first] if len(views) == 1 else self.buffer.views(batch_header.SIZE),
             self.buffer.size - batch_header.SIZE,
             compression=self.compression,
             record_count=self.record_count,

@@ -130,7 +130,9 @@ class RecordAppender:
         started = self._clock_ms()
         try:
             with self._activity.waiting(MEMORY):
-                buffer = self._allocator.open(refusal.size, self._settings.max_block_ms, watch)
+                buffer = self._allocator.open(
+                    refusal.size, self._settings.max_block_ms, watch, refusal.first_record
+                )
         finally:
             self.pool_wait_ms += self._clock_ms() - started
         return Grant(buffer, refusal.stop)

@@ -39,9 +39,9 @@ class RunWriter:
             # One iteration per partition: for short runs, calls are most of the cost.
             for segment in plan.segments:
                 batch = segment.batch
-                if batch.state is BatchState.OPEN and (batch.buffer.heap_bytes or is_full(batch)):
-                    # A batch that holds memory beyond the pool goes early; a full batch need not wait for a
-                    # row that it does not take.
+                if batch.state is BatchState.OPEN and (batch.buffer.overflowed or is_full(batch)):
+                    # A batch that outgrew what was reserved for it goes early; a full batch need not wait for
+                    # a row that it does not take.
                     plan.close(batch, queues)
                 if batch.packing:
                     self._estimates.observe_packing(batch)

@@ -1,4 +1,12 @@
-"""``full``: Kafka's own strategy, which reserves a whole batch.size when a batch opens."""
+"""``full``: Kafka's own strategy, which reserves a whole batch.size when a batch opens.
+
+Compressed bytes fill that buffer. Rows that the codec has not compressed yet may need more: lz4 and snappy
+hold up to a block of them raw, gzip and zstd all of the batch's, packed (see ProducerBatch). What does not
+fit into the buffer lies beside it in heap chunks, which the pool counts and limits to as much again as
+buffer.memory. Kafka's producer compresses record by record instead, in a context of its own for each open
+batch, whose memory it does not count: two buffers of 64 KiB for lz4, a quarter MiB for gzip, one MiB and more
+for zstd.
+"""
 
 from __future__ import annotations
 
@@ -6,98 +14,126 @@ from collections.abc import Callable, Iterator
 
 from kafka_sink.accumulator.batch_buffer import BatchBuffer, Data
 from kafka_sink.accumulator.buffer_pool import BufferPool
+from kafka_sink.accumulator.chunked_buffer import chunk_size
 from kafka_sink.accumulator.memory_arena import Chunk, ChunkArena
 from kafka_sink.accumulator.pool_allocator import PoolAllocator
 from kafka_sink.errors import BufferOwnershipError
 
-# Bytes that a batch may hold beyond its estimated size while its last block is raw: a 64 KiB block of lz4.
-_RAW_TAIL = 68 << 10
-
 
 class SingleBuffer:
-    """One contiguous buffer, from the pool or from the heap, replaced by a larger one when it must grow."""
+    """One contiguous buffer from the pool. What does not fit goes on in heap chunks ``beside`` it."""
 
     __slots__ = (
         "_arena",
         "_begin",
+        "_beside",
         "_chunk",
+        "_heap_arena",
         "_pool",
         "_released",
-        "_roomier",
         "_slab",
+        "_step",
+        "_within",
         "capacity",
+        "overflowed",
         "size",
     )
 
-    def __init__(self, pool: BufferPool, arena: ChunkArena, chunk: Chunk, roomier: ChunkArena) -> None:
-        """``roomier``: the arena of buffers for batches that outgrow batch.size by a little."""
+    def __init__(self, pool: BufferPool, arena: ChunkArena, chunk: Chunk, heap_arena: ChunkArena) -> None:
         self._pool = pool
-        self._roomier = roomier
-        self._released = False
-        self.size = 0
-        self._hold(arena, chunk)
-
-    def _hold(self, arena: ChunkArena, chunk: Chunk) -> None:
         self._arena = arena
         self._chunk = chunk
         self._slab = chunk.slab
         self._begin = chunk.start
-        self.capacity = arena.size
+        self._heap_arena = heap_arena
+        self._step = heap_arena.size
+        self._beside: list[Chunk] = []
+        self._released = False
+        # Bytes of the pool's buffer; the rest of the capacity lies beside it.
+        self._within = self.capacity = arena.size
+        self.overflowed = False
+        self.size = 0
 
     @property
     def heap_bytes(self) -> int:
         """See BatchBuffer."""
-        return self.capacity if self._arena.heap else 0
+        return self.capacity - self._within
 
     def write(self, data: Data) -> None:
         """See BatchBuffer."""
         size = self.size
         end = size + len(data)
-        if end > self.capacity:
-            raise ValueError(f"{len(data)} bytes do not fit: {size} of {self.capacity} are written")
+        if end > self._within:
+            self._write_beside(data)
+            return
         begin = self._begin
         self._slab[begin + size : begin + end] = data
         self.size = end
 
+    def _write_beside(self, data: Data) -> None:
+        view = memoryview(data)
+        size = self.size
+        end = size + len(view)
+        if end > self.capacity:
+            raise ValueError(f"{len(view)} bytes do not fit: {size} of {self.capacity} are written")
+        if not view.contiguous:
+            raise ValueError("data must be contiguous")
+        self._put(view, size)
+        self.size = end
+
+    def _put(self, view: memoryview, position: int) -> None:
+        done = 0
+        for chunk, begin, stop in self._places(position, position + len(view)):
+            # Assigned to the mapping: a memoryview takes bytes of its own format only.
+            chunk.slab[chunk.start + begin : chunk.start + stop] = view[done : done + stop - begin]
+            done += stop - begin
+
+    def _places(self, start: int, end: int) -> Iterator[tuple[Chunk, int, int]]:
+        """Where the bytes from ``start`` to ``end`` lie: a chunk, and from where to where in it."""
+        within, step = self._within, self._step
+        if start < within:
+            yield self._chunk, start, min(end, within)
+        at = max(start, within) - within
+        while at < end - within:
+            index, begin = divmod(at, step)
+            stop = min(step, begin + end - within - at)
+            yield self._beside[index], begin, stop
+            at += stop - begin
+
     def write_growing(self, *parts: Data) -> bool:
         """See BatchBuffer."""
         projected = self.size + sum(map(len, parts))
-        overflow = projected > self.capacity and not self.grow(projected)
+        overflow = projected > self.capacity
         if overflow:
-            arena = ChunkArena(projected, kept=False, heap=True)
-            self._move_to(arena, self._pool.take_heap(arena, 1, projected, reserved=True))
+            if not self.grow(projected):
+                self.grow_beyond_limit(projected)
+            self.overflowed = True
         for part in parts:
             self.write(part)
         return overflow
 
     def grow(self, projected: int) -> bool:
-        """Moves to a larger unpooled buffer if the pool has the memory for both now."""
+        """Adds heap chunks if their limit admits them."""
         if projected <= self.capacity:
             return True
         if self._released:
             raise BufferOwnershipError("a batch whose memory was released cannot grow")
-        for arena in self._arenas_for(projected):
-            chunks = self._pool.try_take(arena, 1, arena.size)
-            if chunks is not None:
-                self._move_to(arena, chunks)
-                return True
-        return False
+        chunks = self._pool.try_take_heap(self._heap_arena, self._missing(projected))
+        if chunks is None:
+            return False
+        self._add(chunks)
+        return True
 
-    def _arenas_for(self, projected: int) -> Iterator[ChunkArena]:
-        """Arenas to move to, best first. Doubling keeps the copying of a growing batch linear in its size."""
-        doubled = 2 * self.capacity
-        if projected <= self._roomier.size < doubled:
-            yield self._roomier
-        else:
-            yield ChunkArena(max(projected, doubled), kept=False)
-        yield ChunkArena(projected, kept=False)
+    def grow_beyond_limit(self, projected: int) -> None:
+        """Adds heap chunks for what cannot wait, or has waited."""
+        self._add(self._pool.take_heap(self._heap_arena, self._missing(projected)))
 
-    def _move_to(self, arena: ChunkArena, chunks: list[Chunk]) -> None:
-        chunk = chunks[0]
-        chunk.view[: self.size] = self._chunk.view[: self.size]
-        old_arena, old_chunk = self._arena, self._chunk
-        self._hold(arena, chunk)
-        self._pool.give(old_arena, [old_chunk], old_arena.size)
+    def _missing(self, projected: int) -> int:
+        return -(-(projected - self.capacity) // self._step)
+
+    def _add(self, chunks: list[Chunk]) -> None:
+        self._beside += chunks
+        self.capacity += len(chunks) * self._step
 
     def truncate(self, size: int) -> None:
         """See BatchBuffer."""
@@ -111,6 +147,8 @@ class SingleBuffer:
             end = self.size
         if not 0 <= start <= end <= self.size:
             raise ValueError(f"no bytes {start} to {end} in {self.size} that are written")
+        if end > self._within:
+            return [chunk.view[begin:stop] for chunk, begin, stop in self._places(start, end) if begin < stop]
         return [self._chunk.view[start:end]] if start < end else []
 
     def patch(self, data: Data, position: int = 0) -> None:
@@ -118,49 +156,86 @@ class SingleBuffer:
         end = position + len(data)
         if not 0 <= position <= end <= self.size:
             raise ValueError(f"no bytes {position} to {end} in {self.size} that are written")
-        self._slab[self._begin + position : self._begin + end] = data
+        self._put(memoryview(data), position)
 
     def trim(self) -> None:
-        """Nothing to return: the buffer is one piece."""
+        """See BatchBuffer. The pool's buffer is one piece, and stays."""
+        if not self._beside:
+            return
+        keep = max(0, -(-(self.size - self._within) // self._step))
+        surplus = self._beside[keep:]
+        if surplus:
+            del self._beside[keep:]
+            self.capacity = self._within + keep * self._step
+            self._pool.give(self._heap_arena, surplus)
+        self.overflowed = self.overflowed and keep > 0
 
     def release(self) -> None:
         """See BatchBuffer."""
         if self._released:
             raise BufferOwnershipError("a batch's memory was released twice")
-        self._pool.give(self._arena, [self._chunk], self.capacity, last=True)
+        if self._beside:
+            self._pool.give(self._heap_arena, self._beside)
+            self._beside = []
+        self._pool.give(self._arena, [self._chunk], self._within, last=True)
         self._released = True
-        self.capacity = self.size = 0
+        self._within = self.capacity = self.size = 0
 
 
 class FullAllocator(PoolAllocator):
-    """Takes batch.size at once, from the free list. A larger first record gets an unpooled buffer."""
+    """Takes batch.size at once, from the free list, or a buffer of the first record's size if that is larger.
+
+    What the codec needs beside it comes from the heap, up to as much as the pool has.
+    """
 
     def __init__(self, pool: BufferPool, batch_size: int | None = None) -> None:
         super().__init__(pool, batch_size)
+        pool.admit_heap(pool.total_bytes)
         self._arena = pool.arena(self._batch_size)
-        self._roomier = pool.arena(self._batch_size + _RAW_TAIL)
+        self._heap_arena = pool.heap_arena(chunk_size(self._batch_size))
 
-    def _arena_for(self, projected: int) -> ChunkArena:
-        return self._arena if projected <= self._batch_size else ChunkArena(projected, kept=False)
+    def _arena_for(self, projected: int, first_record: int | None) -> ChunkArena:
+        if projected <= self._batch_size:
+            return self._arena
+        pooled = projected if first_record is None else min(projected, first_record)
+        return self._arena if pooled <= self._batch_size else ChunkArena(pooled, kept=False)
 
-    def try_open(self, projected: int) -> SingleBuffer | None:
+    def try_open(self, projected: int, first_record: int | None = None) -> SingleBuffer | None:
         """See BufferAllocator."""
         if self._tenant.closed or self._pool.overdrawn:
             return None
-        return self._try_open(projected)
-
-    def _try_open(self, projected: int) -> SingleBuffer | None:
-        arena = self._arena_for(projected)
+        arena = self._arena_for(projected, first_record)
         chunks = self._pool.try_take(arena, 1, arena.size, new_batch=True)
-        return None if chunks is None else SingleBuffer(self._pool, arena, chunks[0], self._roomier)
+        if chunks is None:
+            return None
+        buffer = SingleBuffer(self._pool, arena, chunks[0], self._heap_arena)
+        grown = False
+        try:
+            grown = buffer.grow(projected)
+        finally:
+            if not grown:
+                buffer.release()
+        return buffer if grown else None
 
     def open(
-        self, projected: int, timeout_ms: float, watch: Callable[[], None] | None = None
+        self,
+        projected: int,
+        timeout_ms: float,
+        watch: Callable[[], None] | None = None,
+        first_record: int | None = None,
     ) -> SingleBuffer:
         """See BufferAllocator."""
-        arena = self._arena_for(projected)
+        arena = self._arena_for(projected, first_record)
         chunks = self._pool.take(arena, 1, timeout_ms, self._tenant, arena.size, watch)
-        return SingleBuffer(self._pool, arena, chunks[0], self._roomier)
+        buffer = SingleBuffer(self._pool, arena, chunks[0], self._heap_arena)
+        try:
+            if not buffer.grow(projected):
+                # It has waited for memory; it gets no more than one grant beyond the heap's limit.
+                buffer.grow_beyond_limit(projected)
+        except BaseException:
+            buffer.release()
+            raise
+        return buffer
 
     def try_grow(self, buffer: BatchBuffer, projected: int) -> bool:
         """See BufferAllocator."""
@@ -169,18 +244,11 @@ class FullAllocator(PoolAllocator):
         return buffer.grow(projected)
 
     def growable_bytes(self, buffer: BatchBuffer) -> int:
-        """Zero: growing needs both buffers for a while, and the batch had a batch.size from the start."""
-        return 0
+        """See BufferAllocator."""
+        step = self._heap_arena.size
+        return self._pool.heap_room // step * step
 
     @property
-    def moves_to_grow(self) -> bool:
+    def has_fixed_buffers(self) -> bool:
         """See BufferAllocator."""
         return True
-
-    def open_overflow(self, projected: int) -> SingleBuffer:
-        """See BufferAllocator."""
-        opened = self._try_open(projected)
-        if opened is not None:
-            return opened
-        arena = ChunkArena(max(projected, 1), kept=False, heap=True)
-        return SingleBuffer(self._pool, arena, self._pool.take_heap(arena, 1, arena.size)[0], self._roomier)

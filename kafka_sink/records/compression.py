@@ -9,10 +9,9 @@ equal rows give equal bytes.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
 import lz4.block
-import lz4.frame
 import pyarrow as pa
 from zlib_ng import zlib_ng
 
@@ -21,6 +20,10 @@ from kafka_sink.model import CompressionType
 GZIP_DEFAULT_LEVEL = -1
 LZ4_DEFAULT_LEVEL = 9
 ZSTD_DEFAULT_LEVEL = 3
+# The largest window, and gzip's framing (RFC 1952).
+_GZIP_WINDOW_BITS = 31
+# Compressed bytes that are given to a decompressor at once.
+_SLICE = 4096
 
 
 class BlockCodec:
@@ -116,8 +119,7 @@ class SnappyCodec(BlockCodec):
 
 def gzip_codec(level: int) -> WholeCodec:
     """Gzip (RFC 1952) through zlib-ng, whose levels mean what zlib's mean at several times the speed."""
-    gzip_window_bits = 31
-    return WholeCodec(lambda raw: zlib_ng.compress(raw, level, gzip_window_bits))
+    return WholeCodec(lambda raw: zlib_ng.compress(raw, level, _GZIP_WINDOW_BITS))
 
 
 def zstd_codec(level: int) -> WholeCodec:
@@ -150,33 +152,81 @@ def codec_for(compression: CompressionType, level: int | None) -> BlockCodec | W
     return None
 
 
-def decompress(body: bytes, compression: CompressionType, raw_size: int) -> bytes:
-    """The raw records of a batch body that this module compressed; the batch knows their ``raw_size``."""
+def decompressed(
+    body: Sequence[memoryview], compression: CompressionType, raw_size: int
+) -> Iterator[bytes | memoryview]:
+    """The raw records of a batch body that this module compressed, a block or so at a time, in order.
+
+    The batch knows their ``raw_size``. A piece may end in the middle of a record.
+    """
     if compression is CompressionType.LZ4:
-        return bytes(lz4.frame.decompress(body))
+        return _lz4_blocks(_Reader(body))
+    if compression is CompressionType.SNAPPY:
+        return _snappy_blocks(_Reader(body), raw_size)
     if compression is CompressionType.GZIP:
-        return zlib_ng.decompress(body, 31)
+        return _inflated(body)
     if compression is CompressionType.ZSTD:
         import zstandard
 
-        return bytes(zstandard.ZstdDecompressor().decompress(body, max_output_size=raw_size))
-    if compression is CompressionType.SNAPPY:
-        return _decompress_snappy(body, raw_size)
-    return body
+        decompress = zstandard.ZstdDecompressor().decompressobj().decompress
+        return (decompress(part) for part in _slices(body))
+    return iter(body)
 
 
-def _decompress_snappy(body: bytes, raw_size: int) -> bytes:
+class _Reader:
+    """Reads bytes of views one after the other."""
+
+    def __init__(self, views: Sequence[memoryview]) -> None:
+        self._views = list(reversed(views))
+
+    def take(self, size: int) -> bytes | memoryview:
+        """The next ``size`` bytes, which must be there."""
+        parts = []
+        while size:
+            view = self._views.pop()
+            if len(view) > size:
+                self._views.append(view[size:])
+                view = view[:size]
+            parts.append(view)
+            size -= len(view)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _slices(views: Sequence[memoryview]) -> Iterator[memoryview]:
+    """Short ones: what a decompressor makes of one is held at once."""
+    for view in views:
+        for at in range(0, len(view), _SLICE):
+            yield view[at : at + _SLICE]
+
+
+def _lz4_blocks(reader: _Reader) -> Iterator[bytes | memoryview]:
+    reader.take(len(Lz4Codec.prologue))
+    while True:
+        (size,) = struct.unpack("<I", reader.take(4))
+        if not size:
+            return
+        body = reader.take(size & ~Lz4Codec.STORED)
+        if size & Lz4Codec.STORED:
+            yield body
+        else:
+            yield lz4.block.decompress(body, uncompressed_size=Lz4Codec.block_size)
+
+
+def _snappy_blocks(reader: _Reader, raw_size: int) -> Iterator[bytes]:
     codec = pa.Codec("snappy")
-    parts = []
-    at = len(SnappyCodec.prologue)
-    left = raw_size
-    while at < len(body):
-        (size,) = struct.unpack_from(">i", body, at)
-        block = min(left, SnappyCodec.block_size)
-        parts.append(codec.decompress(body[at + 4 : at + 4 + size], block, asbytes=True))
-        at += 4 + size
-        left -= block
-    return b"".join(parts)
+    reader.take(len(SnappyCodec.prologue))
+    while raw_size:
+        (size,) = struct.unpack(">i", reader.take(4))
+        block = min(raw_size, SnappyCodec.block_size)
+        yield codec.decompress(reader.take(size), block, asbytes=True)
+        raw_size -= block
+
+
+def _inflated(views: Sequence[memoryview]) -> Iterator[bytes]:
+    inflate = zlib_ng.decompressobj(_GZIP_WINDOW_BITS)
+    for part in _slices(views):
+        yield inflate.decompress(part)
+    yield inflate.flush()
 
 
 class CompressionRatios:

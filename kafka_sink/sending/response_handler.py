@@ -18,7 +18,6 @@ from kafka_sink.dead_letters.context_headers import can_be_cut, is_letter
 from kafka_sink.dead_letters.refused_rows import RefusedLetter, RefusedRecords
 from kafka_sink.errors import (
     BrokerRefusedError,
-    BufferExhaustedError,
     DeliveryError,
     RecordTooLargeError,
     TooManyDeadLettersError,
@@ -36,7 +35,7 @@ from kafka_sink.sending.produce_requests import ProduceTag
 from kafka_sink.sending.producer_identity import ProducerIdentity
 from kafka_sink.sending.response_classifier import Action, Attempt, Decision
 from kafka_sink.sending.settings import SenderSettings
-from kafka_sink.sending.splitting import TakenRecords, content_of, split_batch, take_out
+from kafka_sink.sending.splitting import BatchSplitter, TakenRecords, content_of, take_out
 
 _log = logging.getLogger(__name__)
 
@@ -66,6 +65,7 @@ class ResponseHandler:
         self.new_partitions = NewPartitions()
         # Since when, and when last, topics were not authorized; with errors.tolerance=all.
         self._refused_topics: dict[str, tuple[float, float]] = {}
+        self.splitter = BatchSplitter(completion, accumulator, identity)
 
     def on_sent(self, node_id: int, batches: Collection[ProducerBatch], now_ms: float) -> None:
         """A Produce request with these batches goes out."""
@@ -199,7 +199,7 @@ class ResponseHandler:
         cause = decision.cause or DeliveryError("the broker refused the batch")
         self._note_failed_attempt(batch, node_id, decision, cause, now_ms)
         if decision.action is Action.SPLIT:
-            self._split(batch, cause, now_ms)
+            self._split(batch, cause)
         elif self._may_pass(batch, cause, now_ms):
             self._retry(batch, cause, decision, now_ms)
         elif self._skips(batch, decision):
@@ -255,29 +255,13 @@ class ResponseHandler:
             )
         self._completion.retry(batch, now_ms + wait_ms)
 
-    def _split(self, batch: ProducerBatch, cause: Exception, now_ms: float) -> None:
+    def _split(self, batch: ProducerBatch, cause: Exception) -> None:
         """MESSAGE_TOO_LARGE: the records go on in smaller batches with consecutive sequences."""
         if batch.terminal:
             # The response is late: the batch has failed before, and the task knows.
             self._completion.refuse(batch, cause)
             return
-        try:
-            pieces = split_batch(batch, self._settings.batch_size, self._accumulator.allocator)
-        except BufferExhaustedError as error:
-            self._retry_split(batch, cause, error, now_ms)
-            return
-        if _log.isEnabledFor(logging.DEBUG):
-            _log.debug(
-                "%s: split a batch of %d bytes and %d records into %d of %s bytes",
-                batch.partition,
-                batch.size,
-                batch.record_count,
-                len(pieces),
-                [piece.size for piece in pieces],
-            )
-        if self._identity is not None:
-            self._identity.replaced(batch, pieces)
-        self._completion.replace(batch, pieces)
+        self.splitter.split(batch)
 
     def _may_pass(self, batch: ProducerBatch, cause: Exception, now_ms: float) -> bool:
         """With errors.tolerance=all: whether a topic that is not authorized is to be tried again.
@@ -309,7 +293,7 @@ class ResponseHandler:
         """Makes dead letters of these records. The others go on, with consecutive sequences."""
         if not positions and batch.record_count > 1:
             # The broker did not say which records are invalid. It will when each has a batch of its own.
-            self._split(batch, cause, now_ms)
+            self._split(batch, cause)
             return
         letters = self._dead_letters
         assert letters is not None
@@ -322,11 +306,7 @@ class ResponseHandler:
         if not letters.has_room and batch.partition.topic != letters.topic:
             self._await_letters(batch, letters, cause, now_ms)
             return
-        try:
-            pieces, records = take_out(batch, positions or (0,), self._accumulator.allocator, ROOM_BYTES)
-        except BufferExhaustedError as error:
-            self._retry_split(batch, cause, error, now_ms)
-            return
+        pieces, records = take_out(batch, positions or (0,), ROOM_BYTES)
         refusal = self._add_letters(batch, records, cause)
         if refusal is not None:
             for piece in pieces:
@@ -376,22 +356,6 @@ class ResponseHandler:
         except TooManyDeadLettersError as too_many:
             return too_many
         return None
-
-    def _retry_split(
-        self, batch: ProducerBatch, cause: Exception, error: BufferExhaustedError, now_ms: float
-    ) -> None:
-        """Other responses free memory; if none ever does, delivery.timeout.ms ends the batch."""
-        wait_ms = self._backoff.delay_ms(batch.attempts)
-        if _log.isEnabledFor(logging.DEBUG):
-            _log.debug(
-                "%s: no memory to split a batch of %d bytes; retry in %.0f ms: %s",
-                batch.partition,
-                batch.size,
-                wait_ms,
-                error,
-            )
-        batch.last_error = DeliveryError(f"{cause}; the batch could not be split: {error}")
-        self._completion.retry(batch, now_ms + wait_ms)
 
 
 def _error_class(cause: Exception) -> str:

@@ -298,7 +298,8 @@ class Sender(threading.Thread):
             return False
         max_bytes = self._settings.max_request_size
         may_send = self._responses.new_partitions.limited(node, now_ms, partial(self._may_send, now_ms))
-        taken = fill_request(self._accumulator, node, queues, max_bytes, may_send)
+        split = self._responses.splitter.split_if_too_large
+        taken = fill_request(self._accumulator, node, queues, max_bytes, may_send, split)
         if not taken:
             return False
         self._cluster.pin()

@@ -1,22 +1,37 @@
-"""Splits a refused batch into smaller ones, as Kafka's ProducerBatch.split does, or without some records.
+"""Splits a batch into smaller ones, as Kafka's ProducerBatch.split does, or takes records out of it.
 
-A split is rare and bounded by one batch, so this code handles records one by one.
+The batch is read and its pieces are compressed block by block. Then the pieces take the batch's memory over,
+so that a split waits for nobody's. While it lasts, the compressed bytes of one batch lie beside it, and with
+gzip and zstd the raw bytes of a piece, as when a batch is sealed. A split is rare and bounded by one batch,
+so this code handles records one by one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+import logging
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
+from math import ceil
 
-from kafka_sink.accumulator.batch_buffer import BatchBuffer, BufferAllocator
+from kafka_sink.accumulator.batch_buffer import Data
 from kafka_sink.accumulator.lease import Lease
+from kafka_sink.accumulator.piece_buffer import put_pieces, share
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
+from kafka_sink.accumulator.record_accumulator import RecordAccumulator
 from kafka_sink.dead_letters.refused_rows import Header
+from kafka_sink.model import CompressionType
 from kafka_sink.records import batch_header, varint
-from kafka_sink.records.compression import CompressionRatios, decompress
+from kafka_sink.records.compression import CompressionRatios, decompressed
+from kafka_sink.sending.batch_completion import BatchCompletion
+from kafka_sink.sending.producer_identity import ProducerIdentity
+
+_log = logging.getLogger(__name__)
 
 # A record's timestamp delta, its bytes after the offset delta, and how many bytes it has in all.
 Record = tuple[int, memoryview, int]
+
+# Bytes of records that are added to a piece at once.
+_GROUP_BYTES = 65_536
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,94 +56,139 @@ def content_of(body: memoryview) -> tuple[bytes | None, bytes | None, tuple[Head
     return key, value, tuple(headers)
 
 
-def split_batch(batch: ProducerBatch, batch_size: int, allocator: BufferAllocator) -> list[ProducerBatch]:
-    """Sealed pieces in order, each with at least one record.
+class BatchSplitter:
+    """Splits batches of one producer; used by the sender's thread."""
 
-    A piece holds up to ``batch_size`` raw bytes, or half the batch where that would be the batch again.
-    Raises BufferExhaustedError and holds no memory where there is not enough for all pieces.
+    def __init__(
+        self, completion: BatchCompletion, accumulator: RecordAccumulator, identity: ProducerIdentity | None
+    ) -> None:
+        self._completion = completion
+        self._accumulator = accumulator
+        self._identity = identity
+
+    def split(self, batch: ProducerBatch) -> None:
+        """The records of a batch that was surely not written go on in smaller ones with consecutive
+        sequences, none larger than what the topic's brokers take as far as that is known."""
+        size, count = batch.size, batch.record_count
+        pieces = split_batch(batch, self._accumulator.limits.of(batch.partition.topic))
+        if _log.isEnabledFor(logging.DEBUG):
+            _log.debug(
+                "%s: split a batch of %d bytes and %d records into %d of %s bytes",
+                batch.partition,
+                size,
+                count,
+                len(pieces),
+                [piece.size for piece in pieces],
+            )
+        if self._identity is not None and batch.has_sequence:
+            self._identity.replaced(batch, pieces)
+        self._completion.replace(batch, pieces)
+
+    def split_if_too_large(self, batch: ProducerBatch) -> bool:
+        """Splits a batch that is about to be sent if its brokers have refused such a large one before."""
+        limit = self._accumulator.limits.learnt(batch.partition.topic)
+        if limit is None or batch.size <= limit or batch.record_count == 1 or batch.possibly_written:
+            return False
+        self.split(batch)
+        return True
+
+
+def split_batch(batch: ProducerBatch, size_limit: int) -> list[ProducerBatch]:
+    """Two or more sealed pieces in order, each with at least one record, in the batch's memory.
+
+    A piece takes ``size_limit`` bytes on the wire if its rows shrink as the batch's did. The pieces are about
+    equally large. The batch has lost its records: it can only be released.
     """
-    records = _records_of(batch)
-    limit = batch_size - batch_header.SIZE
-    total = sum(size for _, _, size in records)
-    if total <= limit:
-        limit = -(-total // 2)
-    return _pieces(batch, list(_groups(records, limit)), allocator)
+    shrinks = 1.0
+    if batch.compression is not CompressionType.NONE:
+        shrinks = batch.observed_ratio * CompressionRatios.SAFETY
+    limit = max(1, int((size_limit - batch_header.SIZE) / shrinks))
+    pieces = _Pieces(batch, limit)
+    for record in _records_of(batch):
+        pieces.add(record)
+    return pieces.placed()
 
 
 def take_out(
-    batch: ProducerBatch, positions: Collection[int], allocator: BufferAllocator, max_bytes: int
+    batch: ProducerBatch, positions: Collection[int], max_bytes: int
 ) -> tuple[list[ProducerBatch], TakenRecords]:
     """A sealed piece of the batch without the records at these positions, and those records.
 
     One such record is taken at least, and more up to ``max_bytes``. The others stay in the piece, which its
-    broker then refuses again. There is no piece where no record is left. Raises BufferExhaustedError and
-    holds no memory where there is not enough.
+    broker then refuses again. There is no piece where no record is left. Otherwise the piece has the batch's
+    memory, and the batch, which has lost its records, can only be released.
     """
-    records = _records_of(batch)
-    dropped = _first_within(records, sorted(positions), max_bytes)
-    left = [record for position, record in enumerate(records) if position not in dropped]
-    pieces = _pieces(batch, [left] if left else [], allocator)
-    taken = [records[position] for position in dropped]
-    return pieces, TakenRecords(
-        [body for _, body, _ in taken], [batch.base_timestamp + delta for delta, _, _ in taken]
-    )
+    wanted = frozenset(positions)
+    taken = _Taken(max_bytes)
+    pieces = _Pieces(batch, None)
+    for position, record in enumerate(_records_of(batch)):
+        if position not in wanted or not taken.add(record):
+            pieces.add(record)
+    return pieces.placed(), taken.records(batch.base_timestamp)
 
 
-def _first_within(records: list[Record], positions: Sequence[int], max_bytes: int) -> dict[int, None]:
-    """The first of these positions whose records take ``max_bytes`` together, and one at least; in order."""
-    found: dict[int, None] = {}
-    for position in positions:
-        max_bytes -= records[position][2]
-        if found and max_bytes < 0:
-            break
-        found[position] = None
-    return found
+class _Taken:
+    """Collects records up to ``max_bytes``, in memory of its own."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._left = max_bytes
+        self._bodies = bytearray()
+        self._ends: list[int] = []
+        self._timestamps: list[int] = []
+
+    def add(self, record: Record) -> bool:
+        """Takes a record; False from the first on that there is no room for."""
+        timestamp, body, size = record
+        self._left -= size
+        if self._ends and self._left < 0:
+            return False
+        self._bodies += body
+        self._ends.append(len(self._bodies))
+        self._timestamps.append(timestamp)
+        return True
+
+    def records(self, base_timestamp: int) -> TakenRecords:
+        """All of them."""
+        bodies = memoryview(self._bodies)
+        starts = [0, *self._ends[:-1]]
+        return TakenRecords(
+            [bodies[start:end] for start, end in zip(starts, self._ends, strict=False)],
+            [base_timestamp + delta for delta in self._timestamps],
+        )
 
 
-def _records_of(batch: ProducerBatch) -> list[Record]:
-    raw = decompress(b"".join(batch.buffer.views(batch_header.SIZE)), batch.compression, batch.raw_bytes)
-    return _records(memoryview(raw), batch.record_count)
+# -- reading ------------------------------------------------------------------------------------------
 
 
-def _pieces(
-    batch: ProducerBatch, groups: Sequence[list[Record]], allocator: BufferAllocator
-) -> list[ProducerBatch]:
-    pieces: list[ProducerBatch] = []
-    try:
-        for group in groups:
-            pieces.append(_piece(batch, group, allocator))
-            pieces[-1].ordinal = (*batch.ordinal, len(pieces) - 1)
-    except BaseException:
-        for piece in pieces:
-            piece.buffer.release()
-        raise
-    return pieces
+def _records_of(batch: ProducerBatch) -> Iterator[Record]:
+    """A record's bytes are valid until the next one is asked for."""
+    body = batch.buffer.views(batch_header.SIZE)
+    return _records(decompressed(body, batch.compression, batch.raw_bytes), batch.record_count)
 
 
-def _groups(records: list[Record], limit: int) -> Iterator[list[Record]]:
-    group: list[Record] = []
-    size = 0
-    for record in records:
-        if group and size + record[2] > limit:
-            yield group
-            group, size = [], 0
-        group.append(record)
-        size += record[2]
-    yield group
-
-
-def _records(raw: memoryview, count: int) -> list[Record]:
-    found = []
+def _records(blocks: Iterable[bytes | memoryview], count: int) -> Iterator[Record]:
+    supply = iter(blocks)
+    raw = memoryview(b"")
     at = 0
     for _ in range(count):
-        begin = at
-        length, at = varint.read(raw, at)
-        end = at + length
-        timestamp, place = varint.read(raw, at + 1)
+        while (end := _end_of_record(raw, at)) is None:
+            # Records cross the ends of blocks.
+            raw = memoryview(b"".join([raw[at:], next(supply)]))
+            at = 0
+        _, body = varint.read(raw, at)
+        timestamp, place = varint.read(raw, body + 1)
         _, place = varint.read(raw, place)
-        found.append((timestamp, raw[place:end], end - begin))
+        yield timestamp, raw[place:end], end - at
         at = end
-    return found
+
+
+def _end_of_record(raw: memoryview, at: int) -> int | None:
+    """Where the record at ``at`` ends; None where it is not there as a whole."""
+    try:
+        length, body = varint.read(raw, at)
+    except IndexError:
+        return None
+    return body + length if body + length <= len(raw) else None
 
 
 def _bytes(data: memoryview, at: int) -> tuple[bytes | None, int]:
@@ -137,41 +197,149 @@ def _bytes(data: memoryview, at: int) -> tuple[bytes | None, int]:
     return (None, at) if length < 0 else (bytes(data[at : at + length]), at + length)
 
 
-def _piece(parent: ProducerBatch, group: list[Record], allocator: BufferAllocator) -> ProducerBatch:
-    base = group[0][0]
-    encoded = bytearray()
-    for offset, (timestamp, rest, _) in enumerate(group):
-        head = b"\0" + varint.scalar(timestamp - base) + varint.scalar(offset)
-        encoded += varint.scalar(len(head) + len(rest)) + head + rest
-    # The estimated ratio has just proved wrong, so the reservation assumes that nothing shrinks.
-    buffer = allocator.open_overflow(batch_header.SIZE + len(encoded) + 64)
-    try:
-        return _filled(parent, group, encoded, buffer)
-    except BaseException:
-        buffer.release()
-        raise
+# -- writing ------------------------------------------------------------------------------------------
 
 
-def _filled(
-    parent: ProducerBatch, group: list[Record], encoded: bytearray, buffer: BatchBuffer
-) -> ProducerBatch:
-    base = group[0][0]
-    piece = ProducerBatch(
-        parent.partition,
-        buffer,
-        parent.codec,
-        parent.compression,
-        CompressionRatios.INITIAL,
-        parent.base_timestamp + base,
-        parent.created_ms,
-    )
-    piece.letters = parent.letters
-    lease = Lease()
-    lease.add(piece)
-    piece.append(
-        memoryview(encoded), len(group), parent.base_timestamp + max(timestamp for timestamp, _, _ in group)
-    )
-    piece.move_to(BatchState.CLOSED)
-    piece.seal()
-    lease.end(piece)
-    return piece
+class _Pieces:
+    """Shares records out to new batches. ``limit`` is raw bytes of a piece; None makes one piece of all."""
+
+    def __init__(self, parent: ProducerBatch, limit: int | None) -> None:
+        self._parent = parent
+        self._limit = limit
+        self._left = parent.raw_bytes
+        self._made: list[_Piece] = []
+        self._piece: _Piece | None = None
+        self._room = self._target = 0.0
+
+    def add(self, record: Record) -> None:
+        """The next record, in order."""
+        piece = self._piece
+        if piece is None or (self._limit is not None and self._is_full(piece, record[2])):
+            self._finish()
+            piece = self._piece = _Piece(self._parent, record[0])
+            self._target = self._share()
+        piece.add(record)
+        self._left -= record[2]
+
+    def _share(self) -> float:
+        """Raw bytes of the next piece, if all that are left are equally large."""
+        if self._limit is None:
+            return float("inf")
+        pieces = ceil(self._left / self._limit)
+        return self._left / max(pieces, 1 if self._made else 2)
+
+    def _is_full(self, piece: _Piece, added: int) -> bool:
+        # A record belongs to the piece that its middle falls into, so that two pieces are two halves.
+        assert self._limit is not None
+        return piece.taken + added / 2 >= self._target or piece.raw_bytes + added > self._limit
+
+    def _finish(self) -> None:
+        if self._piece is not None:
+            self._piece.seal()
+            self._piece.batch.ordinal = (*self._parent.ordinal, len(self._made))
+            self._made.append(self._piece)
+            self._piece = None
+
+    def placed(self) -> list[ProducerBatch]:
+        """All pieces, in the parent's memory."""
+        self._finish()
+        if self._made:
+            whole = self._parent.buffer = share(self._parent.buffer)
+            buffers = put_pieces(whole, [piece.scratch.data for piece in self._made])
+            for piece, buffer in zip(self._made, buffers, strict=True):
+                piece.batch.buffer = buffer
+        return [piece.batch for piece in self._made]
+
+
+class _Piece:
+    """A batch being filled in memory of its own. ``taken`` counts bytes of records as the parent has them."""
+
+    def __init__(self, parent: ProducerBatch, base: int) -> None:
+        self.taken = 0
+        self._base = self._latest = base
+        self._count = 0
+        self._encoded = bytearray()
+        self._parent_base = parent.base_timestamp
+        self.scratch = _ScratchBuffer()
+        self.batch = ProducerBatch(
+            parent.partition,
+            self.scratch,
+            parent.codec,
+            parent.compression,
+            CompressionRatios.INITIAL,
+            parent.base_timestamp + base,
+            parent.created_ms,
+        )
+        self.batch.letters = parent.letters
+        self._lease = Lease()
+        self._lease.add(self.batch)
+
+    @property
+    def raw_bytes(self) -> int:
+        return self.batch.raw_bytes + len(self._encoded)
+
+    def add(self, record: Record) -> None:
+        timestamp, rest, size = record
+        offset = self.batch.record_count + self._count
+        head = b"\0" + varint.scalar(timestamp - self._base) + varint.scalar(offset)
+        self._encoded += varint.scalar(len(head) + len(rest))
+        self._encoded += head
+        self._encoded += rest
+        self._count += 1
+        self._latest = max(self._latest, timestamp)
+        self.taken += size
+        if len(self._encoded) >= _GROUP_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        latest = self._parent_base + self._latest
+        self.batch.append(memoryview(self._encoded), self._count, latest)
+        self._encoded, self._count = bytearray(), 0
+
+    def seal(self) -> None:
+        self._flush()
+        self.batch.move_to(BatchState.CLOSED)
+        self.batch.seal()
+        self._lease.end(self.batch)
+
+
+class _ScratchBuffer:
+    """A BatchBuffer outside of all pools, for a piece until its batch's memory is free."""
+
+    heap_bytes = 0
+    overflowed = False
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+        self.size = self.capacity = 0
+
+    def write(self, data: Data) -> None:
+        """See BatchBuffer."""
+        self.data += data
+        self.size = self.capacity = len(self.data)
+
+    def write_growing(self, *parts: Data) -> bool:
+        """See BatchBuffer."""
+        for part in parts:
+            self.write(part)
+        return False
+
+    def truncate(self, size: int) -> None:
+        """See BatchBuffer."""
+        del self.data[size:]
+        self.size = self.capacity = size
+
+    def views(self, start: int = 0, end: int | None = None) -> list[memoryview]:
+        """See BatchBuffer. While one is kept, nothing can be written."""
+        return [memoryview(self.data)[start:end]] if start < len(self.data) else []
+
+    def patch(self, data: Data, position: int = 0) -> None:
+        """See BatchBuffer."""
+        self.data[position : position + len(data)] = data
+
+    def trim(self) -> None:
+        """Nothing to return."""
+
+    def release(self) -> None:
+        """See BatchBuffer."""
+        self.data.clear()

@@ -18,7 +18,7 @@ from kafka_sink.accumulator import memory_arena
 from kafka_sink.accumulator.batch_buffer import BatchBuffer, BufferAllocator
 from kafka_sink.accumulator.buffer_pool import BufferPool
 from kafka_sink.accumulator.chunked_buffer import ChunkedBuffer, IncrementalAllocator, chunk_size
-from kafka_sink.accumulator.single_buffer import FullAllocator, SingleBuffer
+from kafka_sink.accumulator.single_buffer import FullAllocator
 from kafka_sink.errors import (
     BufferExhaustedError,
     BufferOwnershipError,
@@ -86,7 +86,6 @@ class Batch:
 
 OPERATIONS = [
     "open",
-    "open_overflow",
     "grow",
     "write",
     "write_growing",
@@ -123,7 +122,7 @@ class Machine:
         return (self.written.to_bytes(3, "big") * (length // 3 + 1))[:length]
 
     def run(self, call: Call) -> None:
-        if call.name in ("open", "open_overflow"):
+        if call.name == "open":
             self.open(call)
         elif self.batches:
             batch = self.batches[call.batch % len(self.batches)]
@@ -132,13 +131,8 @@ class Machine:
             self.check(batch, call.fraction)
 
     def open(self, call: Call) -> None:
-        try:
-            if call.name == "open":
-                buffer: BatchBuffer | None = self.allocator.try_open(call.length)
-            else:
-                buffer = self.allocator.open_overflow(call.length)
-        except BufferExhaustedError:
-            return
+        first_record = None if call.fraction < 0.5 else int(call.length * call.fraction)
+        buffer = self.allocator.try_open(call.length, first_record)
         if buffer is not None:
             assert buffer.capacity >= call.length
             self.batches.append(Batch(buffer))
@@ -165,7 +159,8 @@ class Machine:
         heap = batch.buffer.heap_bytes
         used_heap = batch.buffer.write_growing(data)
         batch.model += data
-        assert used_heap == (batch.buffer.heap_bytes > heap) or isinstance(batch.buffer, SingleBuffer)
+        assert used_heap == (batch.buffer.heap_bytes > heap)
+        assert not used_heap or batch.buffer.overflowed
 
     def truncate(self, batch: Batch, call: Call) -> None:
         size = int(len(batch.model) * call.fraction)
@@ -186,8 +181,9 @@ class Machine:
 
     def trim(self, batch: Batch, _call: Call) -> None:
         batch.buffer.trim()
-        if isinstance(batch.buffer, ChunkedBuffer):
-            assert batch.buffer.capacity - batch.buffer.size < 128
+        if isinstance(batch.buffer, ChunkedBuffer) or batch.buffer.heap_bytes:
+            step = 128 if isinstance(batch.buffer, ChunkedBuffer) else chunk_size(BATCH)
+            assert batch.buffer.capacity - batch.buffer.size < step
 
     def release(self, batch: Batch, _call: Call) -> None:
         batch.buffer.release()
@@ -478,15 +474,15 @@ def test_every_way_to_open_a_batch_counts_it_until_its_release(
 ) -> None:
     pool = pool_of(6 * BATCH)
     allocator = strategy(pool)
-    buffers = [allocator.try_open(10), allocator.open(10, 0), allocator.open_overflow(7 * BATCH)]
-    assert pool.open_batches == 3
+    buffers = [allocator.try_open(10), allocator.open(10, 0)]
+    assert pool.open_batches == 2
     assert buffers[0] is not None
     assert buffers[1] is not None
     assert allocator.try_grow(buffers[0], BATCH + 1)
     buffers[1].write(bytes(10))
     buffers[1].write_growing(bytes(5 * BATCH))
     buffers[1].trim()
-    assert pool.open_batches == 3
+    assert pool.open_batches == 2
     for buffer in buffers:
         assert buffer is not None
         buffer.release()
@@ -510,13 +506,6 @@ def test_incremental_grows_by_all_missing_chunks_or_none() -> None:
     assert (buffer.capacity, pool.metrics().used_bytes) == (512, 640)
     other.release()
     assert allocator.try_grow(buffer, 128 * 5)
-
-
-def test_full_grows_to_what_is_needed_where_twice_as_much_is_not_to_be_had() -> None:
-    allocator = FullAllocator(pool_of(2 * BATCH + 10))
-    buffer = opened(allocator, 10)
-    assert allocator.try_grow(buffer, BATCH + 10)
-    assert buffer.capacity == BATCH + 10
 
 
 def test_a_batch_that_went_on_outside_the_pool_stays_there() -> None:
@@ -561,20 +550,54 @@ def test_a_second_release_leaves_the_memory_with_its_next_owner(strategy: Callab
     assert_idle(pool)
 
 
-def test_full_grows_into_a_larger_buffer_and_returns_the_old_one() -> None:
+def test_full_takes_nothing_from_the_pool_after_batch_size() -> None:
+    """What does not fit lies beside it, counted and limited, and goes back as soon as it is not needed."""
     pool = pool_of(3 * BATCH)
     allocator = FullAllocator(pool)
+    pool.heap_limit_bytes = 2 * BATCH
     buffer = opened(allocator, 10)
     buffer.write(b"abc")
+    assert allocator.growable_bytes(buffer) == 2 * BATCH
     assert allocator.try_grow(buffer, BATCH + 1)
-    assert (buffer.capacity, content(buffer)) == (2 * BATCH, b"abc")
-    assert (pool.metrics().used_bytes, pool.metrics().free_bytes) == (2 * BATCH, BATCH)
-    assert not allocator.try_grow(buffer, 2 * BATCH + 1)
-    assert (buffer.capacity, content(buffer)) == (2 * BATCH, b"abc")
+    assert (buffer.capacity, buffer.heap_bytes, content(buffer)) == (2 * BATCH, BATCH, b"abc")
+    assert (pool.metrics().used_bytes, pool.metrics().heap_bytes) == (BATCH, BATCH)
+    assert allocator.try_grow(buffer, 3 * BATCH)
+    assert not allocator.try_grow(buffer, 3 * BATCH + 1)
+    assert (buffer.capacity, buffer.overflowed) == (3 * BATCH, False)
+    buffer.write(b"x" * (2 * BATCH))
+    view = buffer.views()[0]
+    buffer.truncate(BATCH)
+    buffer.trim()
+    # A request that refers to the buffer goes on to see its bytes.
+    assert bytes(view) == b"abc" + b"x" * (BATCH - 3) == content(buffer)
+    assert (buffer.capacity, pool.metrics().heap_bytes) == (BATCH, 0)
+    buffer.release()
+    assert_idle(pool)
+
+
+def test_full_opens_with_batch_size_whatever_its_rows_take_before_they_are_compressed() -> None:
+    pool = pool_of(4 * BATCH)
+    allocator = FullAllocator(pool)
+    pool.heap_limit_bytes = 2 * BATCH
+    buffer = allocator.try_open(2 * BATCH, 10)
+    assert buffer is not None
+    assert (pool.metrics().used_bytes, pool.metrics().heap_bytes) == (BATCH, BATCH)
+    # A first record that is larger takes its size from the pool, as in Kafka's producer.
+    large = allocator.try_open(3 * BATCH, 2 * BATCH)
+    assert large is not None
+    assert (pool.metrics().used_bytes, pool.metrics().heap_bytes) == (3 * BATCH, 2 * BATCH)
+    assert allocator.try_open(BATCH + 1, 10) is None
+    assert pool.metrics().used_bytes == 3 * BATCH
+    # What was waited for is not refused again.
+    waited = allocator.open(BATCH + 1, 0, first_record=10)
+    assert (pool.metrics().heap_bytes, waited.overflowed) == (3 * BATCH, False)
+    for one in (buffer, large, waited):
+        one.release()
+    assert_idle(pool)
 
 
 def test_pressed_for_memory_a_batch_goes_on_outside_the_pool(strategy: Callable[..., Allocator]) -> None:
-    pool = pool_of(BATCH, BATCH, heap=5000)
+    pool = pool_of(BATCH, BATCH, heap=500)
     allocator = strategy(pool)
     buffer = opened(allocator, BATCH)
     buffer.write(b"\1" * 100)
@@ -609,16 +632,6 @@ def test_unused_heap_chunks_go_back_at_close_as_pool_chunks_do() -> None:
     assert pool.metrics().used_bytes == 128
 
 
-def test_the_heap_has_a_limit_for_split_batches_that_names_itself(strategy: Callable[..., Allocator]) -> None:
-    pool = pool_of(BATCH, BATCH, heap=1000)
-    allocator = strategy(pool)
-    buffer = opened(allocator, BATCH)
-    with pytest.raises(BufferExhaustedError, match=r"beyond kafka\.buffer\.memory = 400.* at most 1000 such"):
-        allocator.open_overflow(2000)
-    buffer.release()
-    assert_idle(pool)
-
-
 def test_reserved_rows_may_exceed_the_heaps_limit_and_nothing_new_is_reserved_then(
     strategy: Callable[..., Allocator],
 ) -> None:
@@ -632,10 +645,8 @@ def test_reserved_rows_may_exceed_the_heaps_limit_and_nothing_new_is_reserved_th
     # There is memory in the pool, but the heap comes first.
     other.release()
     assert allocator.try_open(10) is None
-    with pytest.raises(BufferExhaustedError, match=r"takes \d+ bytes beyond it, more than the 1000 that may"):
+    with pytest.raises(BufferExhaustedError, match=r"take \d+ bytes beyond it, more than the 1000 that may"):
         allocator.open(10, 0)
-    with pytest.raises(BufferExhaustedError, match=r"at most 1000 such"):
-        allocator.open_overflow(3000)
     # Whoever waits gets its memory as soon as the limit is kept again.
     waited = allocator.open(10, 60_000, buffer_releaser(buffer))
     assert not allocator.overdrawn
@@ -654,22 +665,15 @@ def test_the_heap_limit_is_a_quarter_of_the_pool_but_enough_for_a_batch() -> Non
     assert pool_of(32_768).heap_limit_bytes == 1 << 20
     pool = pool_of(8 << 20)
     for batch_size, limit in ((1 << 20, 2 << 20), (3 << 20, 6 << 20), (1 << 20, 6 << 20), (1 << 30, 8 << 20)):
-        FullAllocator(pool, batch_size)
         IncrementalAllocator(pool, batch_size)
         assert pool.heap_limit_bytes == limit
 
 
-def test_a_split_batch_takes_the_pool_first_and_the_heap_second(strategy: Callable[..., Allocator]) -> None:
-    pool = pool_of(2 * BATCH, BATCH, heap=1000)
-    allocator = strategy(pool)
-    first, second, third = (allocator.open_overflow(BATCH) for _ in range(3))
-    assert (first.heap_bytes, second.heap_bytes) == (0, 0)
-    assert third.heap_bytes == third.capacity >= BATCH
-    for buffer in (first, second, third):
-        buffer.write(b"\3" * BATCH)
-        assert content(buffer) == b"\3" * BATCH
-        buffer.release()
-    assert_idle(pool)
+def test_the_heap_may_hold_as_much_as_the_pool_under_full() -> None:
+    """What codecs need beside their buffers of batch.size."""
+    pool = pool_of(8 << 20)
+    FullAllocator(pool, 16384)
+    assert pool.heap_limit_bytes == 8 << 20
 
 
 # -- opening ------------------------------------------------------------------------------------------
@@ -706,12 +710,9 @@ def test_a_closed_producer_opens_no_batch_but_ends_those_it_has(strategy: Callab
     with pytest.raises(ProducerClosedError):
         allocator.open(10, 60_000)
     # What it holds is still sealed, or split, and sent.
-    assert not buffer.write_growing(bytes(BATCH + 50))
-    piece = allocator.open_overflow(10)
-    assert piece.heap_bytes == 0
+    buffer.write_growing(bytes(BATCH + 50))
     opened(other, 10).release()
     buffer.release()
-    piece.release()
     assert_idle(pool)
 
 

@@ -284,7 +284,7 @@ def test_pieces_of_a_batch_that_failed_before_are_given_back() -> None:
     bench.closed(P[0])
     (taken,) = bench.drain(0)
     bench.accumulator.fail(taken, nothing)
-    buffer = bench.accumulator.allocator.open_overflow(100)
+    buffer = bench.accumulator.allocator.open(100, 0)
     piece = ProducerBatch(P[0], buffer, None, CompressionType.NONE, 1.0, 0, 0)
     assert not bench.accumulator.reenqueue_split(taken, [piece])
     assert (bench.used(), bench.accumulator.incomplete) == (0, 0)

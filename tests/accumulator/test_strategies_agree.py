@@ -191,14 +191,16 @@ class Run:
             pass
         assert not self.accumulator.holds_memory
         metrics = self.pool.metrics()
-        assert (metrics.used_bytes, metrics.max_heap_bytes, metrics.full_strategy_bytes) == (0, 0, 0)
+        assert (metrics.used_bytes, metrics.heap_bytes, metrics.full_strategy_bytes) == (0, 0, 0)
         return self.wire
 
     def drain(self) -> bool:
         """One Produce request for each broker with something ready; False where none has."""
         check = self.accumulator.ready(lambda p: TOPICS["t"].partitions[p.partition], 1e6)
         for node, queues in sorted(check.nodes.items()):
-            taken = fill_request(self.accumulator, node, queues, 200_000, lambda batch: True)
+            taken = fill_request(
+                self.accumulator, node, queues, 200_000, lambda batch: True, lambda batch: False
+            )
             parts = []
             for batch in taken:
                 self.batches += 1
@@ -217,7 +219,7 @@ class Run:
         every = self.shape.split_every
         if every and self.batches % every == 0 and batch.record_count > 1:
             self.accumulator.refused(batch)
-            self.accumulator.reenqueue_split(batch, split_batch(batch, self.shape.batch_size, self.allocator))
+            self.accumulator.reenqueue_split(batch, split_batch(batch, self.shape.batch_size))
             return
         self.sequences[batch.partition.partition] += batch.record_count
         self.accumulator.finish(batch, BatchState.SUCCEEDED, lambda: None)

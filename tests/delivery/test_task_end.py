@@ -13,9 +13,7 @@ import pyarrow as pa
 import pytest
 
 import kafka_sink
-from kafka_sink.accumulator.chunked_buffer import IncrementalAllocator
-from kafka_sink.accumulator.single_buffer import FullAllocator
-from kafka_sink.errors import BrokerVersionError, BufferExhaustedError, DeliveryError, KafkaSinkError
+from kafka_sink.errors import BrokerVersionError, DeliveryError, KafkaSinkError
 from kafka_sink.network.client import NetworkClient
 from kafka_sink.options import parse
 from kafka_sink.producer import LIVE_PRODUCERS, Producer
@@ -316,36 +314,6 @@ def test_a_sender_that_ends_late_gives_everything_back_itself(
     with pytest.raises(ValueError, match="the task fails"):
         run()
     assert_nothing_is_left(cluster, seen[0])
-
-
-@pytest.mark.parametrize("times", [1, 2, 1_000_000])
-def test_a_split_waits_for_memory_as_long_as_the_batch_may_live(
-    monkeypatch: pytest.MonkeyPatch, times: int
-) -> None:
-    tries: list[int] = []
-
-    def pressed(opened: Callable[..., object]) -> Callable[..., object]:
-        def open_overflow(*arguments: object) -> object:
-            tries.append(1)
-            # Not the first piece: what it holds must go back.
-            if len(tries) % 2 == 0 and len(tries) <= 2 * times:
-                raise BufferExhaustedError("none left")
-            return opened(*arguments)
-
-        return open_overflow
-
-    for allocator in (IncrementalAllocator, FullAllocator):
-        monkeypatch.setattr(allocator, "open_overflow", pressed(allocator.open_overflow))
-    with FakeCluster({TOPIC: 1}, max_message_bytes=400) as cluster:
-        if times < 1_000_000:
-            result = send(cluster, rows(0, 40))
-            assert written(cluster) == list(range(40))
-            assert (result.retries, result.metrics["buffer-used-bytes"]) == (times, 0)
-            return
-        with pytest.raises(
-            DeliveryError, match=r"timeout\.ms = 1500.*could not be split: none left.*40 failed"
-        ):
-            send(cluster, rows(0, 40), request_timeout_ms=1200, delivery_timeout_ms=1500)
 
 
 def test_a_lost_task_does_not_wait_for_memory(cluster: FakeCluster) -> None:

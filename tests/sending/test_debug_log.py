@@ -8,8 +8,6 @@ from dataclasses import replace
 
 import pytest
 
-from kafka_sink.errors import BufferExhaustedError
-from kafka_sink.sending import response_handler
 from tests.support.lifecycle_model import DELIVERY_TIMEOUT_MS, Model
 
 pytestmark = pytest.mark.both_strategies
@@ -79,21 +77,6 @@ def test_a_split_is_logged_with_the_sizes(lines: Callable[[], list[str]]) -> Non
     pieces = [batch.size for batch in model.accumulator.queued_batches_snapshot()]
     assert len(pieces) > 1
     assert line == f"t-0: split a batch of {size} bytes and 4 records into {len(pieces)} of {pieces} bytes"
-
-
-def test_a_split_without_memory_is_logged(
-    lines: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def exhausted(*_: object) -> None:
-        raise BufferExhaustedError("the pool is empty")
-
-    model = _sent()
-    monkeypatch.setattr(response_handler, "split_batch", exhausted)
-    _refused(model, MESSAGE_TOO_LARGE)
-    (batch,) = model.accumulator.queued_batches_snapshot()
-    assert lines()[1:] == [
-        f"t-0: no memory to split a batch of {batch.size} bytes; retry in 100 ms: the pool is empty"
-    ]
 
 
 def test_a_restart_of_sequences_is_logged(lines: Callable[[], list[str]]) -> None:

@@ -70,7 +70,9 @@ class Bench:
         check = self.accumulator.ready(lambda p: TOPICS["t"].partitions[p.partition], 1_000)
         if not check.nodes:
             return []
-        taken = fill_request(self.accumulator, 0, check.nodes[0], MAX_REQUEST_BYTES, lambda batch: True)
+        taken = fill_request(
+            self.accumulator, 0, check.nodes[0], MAX_REQUEST_BYTES, lambda batch: True, lambda batch: False
+        )
         for batch in taken:
             batch.move_to(BatchState.IN_FLIGHT)
         return taken

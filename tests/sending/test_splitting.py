@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+import tracemalloc
+
 import pyarrow as pa
 import pytest
 from kafka.record.default_records import DefaultRecordBatch
@@ -11,15 +14,13 @@ from kafka_sink.accumulator.buffer_pool import BufferPool
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
 from kafka_sink.accumulator.record_accumulator import AccumulatorSettings, RecordAccumulator
 from kafka_sink.accumulator.record_appender import RecordAppender
-from kafka_sink.errors import BufferExhaustedError
 from kafka_sink.model import CompressionType, PartitionInfo, TopicMetadata, TopicPartition
-from kafka_sink.records import batch_header
 from kafka_sink.records.compression import codec_for
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.columns import extract
 from kafka_sink.rows.ordering import ordered_rows_of
 from kafka_sink.rows.partitioner import Partitioner
-from kafka_sink.sending.splitting import split_batch
+from kafka_sink.sending.splitting import split_batch, take_out
 from tests.support.strategy import forced
 
 pytestmark = pytest.mark.both_strategies
@@ -39,16 +40,16 @@ class Refused:
         values: list[bytes],
         codec: CompressionType = CompressionType.NONE,
         times: list[int] | None = None,
-        **options: int,
+        memory: int = 1 << 20,
     ) -> None:
-        self.pool = BufferPool(1 << 20, 128, clock_ms=lambda: 0.0, **options)
+        self.pool = BufferPool(memory, 128, clock_ms=lambda: 0.0)
         self.allocator = forced.allocator(self.pool, 1_000, 128)
         settings = AccumulatorSettings(
-            batch_size=1 << 20,
+            batch_size=memory,
             linger_ms=0,
             max_block_ms=0,
             delivery_timeout_ms=10_000,
-            buffer_memory=1 << 20,
+            buffer_memory=memory,
             compression=codec,
             guarantee_order=False,
         )
@@ -73,7 +74,7 @@ class Refused:
         self.values = values
 
     def split(self, batch_size: int = BATCH_SIZE) -> list[ProducerBatch]:
-        pieces = split_batch(self.batch, batch_size, self.allocator)
+        pieces = split_batch(self.batch, batch_size)
         assert sum(piece.record_count for piece in pieces) == len(self.values)
         assert all(piece.state is BatchState.SEALED and piece.record_count for piece in pieces)
         return pieces
@@ -84,26 +85,33 @@ class Refused:
 
 
 @pytest.mark.parametrize("size", [0, 1, 20, 300])
-def test_pieces_of_a_large_batch_are_filled_up_to_batch_size(size: int) -> None:
+def test_pieces_of_a_large_batch_keep_to_the_limit_and_are_about_equally_large(size: int) -> None:
     refused = Refused([b"v" * size] * 600)
     pieces = refused.split()
     assert max(piece.size for piece in pieces) <= BATCH_SIZE
-    # All but the last are about full: a record is one byte shorter where its offset is.
     record = refused.batch.raw_bytes // 600 + 2
-    assert min(piece.size for piece in pieces[:-1]) >= BATCH_SIZE * 9 // 10 - record
+    assert min(piece.size for piece in pieces) >= max(piece.size for piece in pieces) * 3 // 4 - record
+    assert min(piece.size for piece in pieces) >= BATCH_SIZE // 2
 
 
 @pytest.mark.parametrize("codec", list(CompressionType), ids=lambda codec: codec.name.lower())
 def test_pieces_of_a_compressed_batch_hold_batch_size_of_raw_bytes(codec: CompressionType) -> None:
     pieces = Refused([b"v" * 40] * 400, codec).split()
-    assert len(pieces) > 10
-    assert max(piece.raw_bytes for piece in pieces) <= BATCH_SIZE - batch_header.SIZE
+    assert len(pieces) > (10 if codec is CompressionType.NONE else 1)
+    # Small batches shrink less than the large one did.
+    assert max(piece.size for piece in pieces) <= 2 * BATCH_SIZE
 
 
 def test_a_batch_within_batch_size_is_halved() -> None:
     refused = Refused([b"v" * 20] * 20)
     assert refused.batch.size <= BATCH_SIZE
     assert [piece.record_count for piece in refused.split()] == [10, 10]
+
+
+@pytest.mark.parametrize("sizes", [(20,) * 3, (20,) * 21, (300, 300, 1), (1, 300, 300), (400, 1, 1, 400)])
+def test_a_half_is_one_piece(sizes: tuple[int, ...]) -> None:
+    """Two halves filled one after the other left a third piece of one record."""
+    assert len(Refused([b"v" * size for size in sizes]).split()) == 2
 
 
 @pytest.mark.parametrize("sizes", [(0, 0), (0, 5_000), (5_000, 0), (5_000, 5_000, 0)])
@@ -125,20 +133,6 @@ def test_pieces_keep_their_rows_order_and_place() -> None:
     assert [piece.ordinal for piece in pieces] == [(7, index) for index in range(len(pieces))]
     # delivery.timeout.ms counts from the first row on.
     assert {piece.created_ms for piece in pieces} == {4_321.0}
-
-
-def test_a_split_that_finds_no_memory_holds_none() -> None:
-    refused = Refused([b"v" * 40] * 400, heap_limit_bytes=3_000)
-    left = refused.pool.metrics().buffer_available_bytes // 128
-    taken = refused.pool.try_take(refused.pool.arena(128), left - 20)
-    assert taken is not None
-    before = refused.held()
-    with pytest.raises(BufferExhaustedError):
-        refused.split()
-    assert refused.held() == before
-    assert refused.batch.state is BatchState.SEALED
-    refused.pool.give(refused.pool.arena(128), taken)
-    assert len(refused.split()) > 10
 
 
 def test_a_piece_that_cannot_be_made_holds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,3 +167,99 @@ def test_another_reader_finds_every_row_with_its_timestamp(codec: CompressionTyp
         assert max(record.timestamp for record in records) == piece.max_timestamp
         found += [(record.value, record.timestamp) for record in records]
     assert found == list(zip(values, times, strict=True))
+
+
+@pytest.mark.parametrize("codec", list(CompressionType), ids=lambda codec: codec.name.lower())
+def test_a_split_takes_no_memory_that_others_have(codec: CompressionType) -> None:
+    """KAFKA-20576: where a split needs memory of its own, a pool full of batches that are too large never
+    empties. Here neither the pool nor the heap has any left."""
+    chance = random.Random(3)
+    refused = Refused([chance.randbytes(20) + bytes(20) for _ in range(2_000)], codec)
+    rest = refused.pool.metrics().buffer_available_bytes // 128
+    taken = refused.pool.try_take(refused.pool.arena(128), rest)
+    assert taken is not None
+    refused.pool.heap_limit_bytes = 0
+    before, own = refused.held(), refused.batch.buffer.capacity
+    pieces = refused.split(refused.batch.size // 6)
+    assert len(pieces) >= 6
+    # Headers of pieces, and what smaller blocks shrink less.
+    assert refused.held() - before <= own // 4
+    for piece in pieces:
+        piece.write_header()
+    found = [
+        record.value for piece in pieces for record in DefaultRecordBatch(b"".join(piece.buffer.views()))
+    ]
+    assert found == refused.values
+    for piece in pieces:
+        assert refused.held() >= before
+        piece.buffer.release()
+    # The batch itself goes last, as its request refers to it until then.
+    refused.batch.buffer.release()
+    assert refused.held() == before - own
+
+
+@pytest.mark.parametrize("codec", list(CompressionType), ids=lambda codec: codec.name.lower())
+def test_pieces_of_pieces_stay_within_the_memory_of_the_first_batch(codec: CompressionType) -> None:
+    chance = random.Random(4)
+    refused = Refused([chance.randbytes(20) + bytes(20) for _ in range(2_000)], codec)
+    own = refused.batch.buffer.capacity
+    batches = [refused.batch]
+    for _ in range(4):
+        parents = batches
+        batches = [piece for batch in parents for piece in split_batch(batch, batch.size // 2 + 100)]
+        for parent in parents:
+            parent.buffer.release()
+    assert refused.held() <= own * 2
+    for batch in batches:
+        batch.write_header()
+    found = [
+        record.value for batch in batches for record in DefaultRecordBatch(b"".join(batch.buffer.views()))
+    ]
+    assert found == refused.values
+    for batch in batches:
+        batch.buffer.release()
+    assert refused.held() == 0
+
+
+@pytest.mark.parametrize("codec", list(CompressionType), ids=lambda codec: codec.name.lower())
+@pytest.mark.parametrize(
+    "positions", [(0,), (1_999,), (7, 8, 1_000), tuple(range(1_999)), tuple(range(2_000))]
+)
+def test_what_is_left_of_a_batch_goes_into_its_memory(
+    codec: CompressionType, positions: tuple[int, ...]
+) -> None:
+    """One refused record needed the whole batch raw in memory beside it."""
+    chance = random.Random(5)
+    times = [1_700_000_000_000 + chance.randrange(10**9) for _ in range(2_000)]
+    refused = Refused([b"%d" % number + bytes(30) for number in range(2_000)], codec, times)
+    rest = refused.pool.metrics().buffer_available_bytes // 128
+    assert refused.pool.try_take(refused.pool.arena(128), rest) is not None
+    refused.pool.heap_limit_bytes = 0
+    before, own = refused.held(), refused.batch.buffer.capacity
+    pieces, records = take_out(refused.batch, positions)
+    assert [record.value for record in records] == [refused.values[position] for position in positions]
+    assert [record.timestamp_ms for record in records] == [times[position] for position in positions]
+    assert refused.held() - before <= own // 4
+    for piece in pieces:
+        piece.write_header()
+    left = [record for piece in pieces for record in DefaultRecordBatch(b"".join(piece.buffer.views()))]
+    kept = [position for position in range(2_000) if position not in positions]
+    assert [record.value for record in left] == [refused.values[position] for position in kept]
+    assert [record.timestamp for record in left] == [times[position] for position in kept]
+    refused.batch.buffer.release()
+    for piece in pieces:
+        piece.buffer.release()
+    assert refused.held() == before - own
+
+
+def test_a_batch_is_read_and_written_block_by_block() -> None:
+    """Rows that shrink a lot: raw they take a hundred times the batch's memory."""
+    values = [b"%d" % (number // 1_000) + bytes(1_000) for number in range(20_000)]
+    refused = Refused(values, CompressionType.LZ4, memory=32 << 20)
+    assert refused.batch.raw_bytes > 50 * refused.batch.size
+    tracemalloc.start()
+    pieces, _ = take_out(refused.batch, [10_000])
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < refused.batch.raw_bytes // 10
+    assert [piece.record_count for piece in pieces] == [19_999]

@@ -9,13 +9,14 @@ does between planning and writing can be interrupted by any step of the sender.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
 
 from kafka_sink.accumulator.batch_limits import BatchRoom
 from kafka_sink.accumulator.buffer_pool import BufferPool
+from kafka_sink.accumulator.piece_buffer import PieceBuffer
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
 from kafka_sink.accumulator.record_accumulator import AccumulatorSettings, RecordAccumulator
 from kafka_sink.accumulator.record_appender import RecordAppender
@@ -226,7 +227,12 @@ class Model:
             if sum(request.node == node for request in self.pending) >= 5:
                 continue
             taken = fill_request(
-                self.accumulator, node, queues, 4_000, lambda batch: self.identity.may_send(batch, self.now)
+                self.accumulator,
+                node,
+                queues,
+                4_000,
+                lambda batch: self.identity.may_send(batch, self.now),
+                self.responses.splitter.split_if_too_large,
             )
             if not taken:
                 continue
@@ -380,8 +386,9 @@ class Model:
         """All of them hold between any two steps."""
         live = self.accumulator._queues.live
         metrics = self.pool.metrics()
-        held = sum(batch.buffer.capacity for batch in live)
-        assert metrics.used_bytes + metrics.heap_bytes == held, "memory without an owner, or with two"
+        assert metrics.used_bytes + metrics.heap_bytes == held_by(live), (
+            "memory without an owner, or with two"
+        )
         assert (
             metrics.used_bytes + metrics.free_bytes == metrics.allocated_bytes <= metrics.buffer_total_bytes
         )
@@ -445,6 +452,16 @@ class Model:
         assert metrics.used_bytes == metrics.heap_bytes == 0, "memory was not given back"
         assert metrics.full_strategy_bytes == self.pool.open_batches == 0
         assert not self.accumulator.incomplete
+
+
+def held_by(batches: Iterable[ProducerBatch]) -> int:
+    """Bytes of memory; the pieces of a batch share its own."""
+    buffers = {}
+    for batch in batches:
+        own = batch.buffer
+        buffer = own._shared.buffer if isinstance(own, PieceBuffer) else own
+        buffers[id(buffer)] = buffer.capacity
+    return sum(buffers.values())
 
 
 def rows_in(data: bytes) -> list[int]:
