@@ -69,7 +69,7 @@ class BatchSplitter:
     def split(self, batch: ProducerBatch) -> None:
         """The records of a batch that was surely not written go on in smaller ones with consecutive
         sequences, none larger than what the topic's brokers take as far as that is known."""
-        size, count = batch.size, batch.record_count
+        size, count, may_move = batch.size, batch.record_count, batch.may_move
         pieces = split_batch(batch, self._accumulator.limits.of(batch.partition.topic))
         if _log.isEnabledFor(logging.DEBUG):
             _log.debug(
@@ -80,6 +80,8 @@ class BatchSplitter:
                 len(pieces),
                 [piece.size for piece in pieces],
             )
+        for piece in pieces:
+            piece.free = may_move
         if self._identity is not None and batch.has_sequence:
             self._identity.replaced(batch, pieces)
         self._completion.replace(batch, pieces)
