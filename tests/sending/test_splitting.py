@@ -20,7 +20,7 @@ from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.columns import extract
 from kafka_sink.rows.ordering import ordered_rows_of
 from kafka_sink.rows.partitioner import Partitioner
-from kafka_sink.sending.splitting import split_batch, take_out
+from kafka_sink.sending.splitting import content_of, split_batch, take_out
 from tests.support.strategy import forced
 
 pytestmark = pytest.mark.both_strategies
@@ -236,9 +236,10 @@ def test_what_is_left_of_a_batch_goes_into_its_memory(
     assert refused.pool.try_take(refused.pool.arena(128), rest) is not None
     refused.pool.heap_limit_bytes = 0
     before, own = refused.held(), refused.batch.buffer.capacity
-    pieces, records = take_out(refused.batch, positions)
-    assert [record.value for record in records] == [refused.values[position] for position in positions]
-    assert [record.timestamp_ms for record in records] == [times[position] for position in positions]
+    pieces, records = take_out(refused.batch, positions, 1 << 20)
+    values = [content_of(body)[1] for body in records.bodies]
+    assert values == [refused.values[position] for position in positions]
+    assert records.timestamps_ms == [times[position] for position in positions]
     assert refused.held() - before <= own // 4
     for piece in pieces:
         piece.write_header()
@@ -258,7 +259,7 @@ def test_a_batch_is_read_and_written_block_by_block() -> None:
     refused = Refused(values, CompressionType.LZ4, memory=32 << 20)
     assert refused.batch.raw_bytes > 50 * refused.batch.size
     tracemalloc.start()
-    pieces, _ = take_out(refused.batch, [10_000])
+    pieces, _ = take_out(refused.batch, [10_000], 1 << 20)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < refused.batch.raw_bytes // 10

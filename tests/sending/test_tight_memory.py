@@ -33,7 +33,7 @@ from kafka_sink.rows.ordering import ordered_rows_of
 from kafka_sink.rows.partitioner import Partitioner
 from kafka_sink.sending.batch_completion import BatchCompletion
 from kafka_sink.sending.request_filling import fill_request
-from kafka_sink.sending.splitting import BatchSplitter, take_out
+from kafka_sink.sending.splitting import BatchSplitter, content_of, take_out
 from tests.support.effort import tries
 
 PARTITIONS = 5
@@ -201,8 +201,8 @@ class Task:
         self.accumulator.finish(batch, BatchState.SUCCEEDED, lambda: None)
 
     def take_out(self, batch: ProducerBatch, positions: list[int]) -> None:
-        pieces, records = take_out(batch, positions)
-        self.letters += [record.value or b"" for record in records]
+        pieces, records = take_out(batch, positions, 2_000)
+        self.letters += [content_of(body)[1] or b"" for body in records.bodies]
         self.completion.shrink(batch, pieces)
 
     # -- bounds -------------------------------------------------------------------------------------
