@@ -133,10 +133,26 @@ class CoordinatorClient(threading.Thread):
         connection = self._connection
         if connection is not None and (self._active or leaving):
             self._send(connection, now_ms, leaving=leaving)
-        if leaving and connection is not None and not self._active and self._relay.is_better(connection):
-            self._disconnect(connection, now_ms)
-            connection = None
+        if connection is not None and self._may_join_relay(connection) and self._relay.retry_in_ms <= 0:
+            connection = self._join_relay(connection)
         self._wait(connection, now_ms)
+
+    def _may_join_relay(self, connection: CoordinatorConnection) -> bool:
+        return self._active and connection.is_idle and not connection.is_relayed
+
+    def _join_relay(self, direct: CoordinatorConnection) -> CoordinatorConnection:
+        """Exchange a direct connection for one by the relay, if that works by now."""
+        relayed = self._relay.connect_by_relay()
+        if relayed is None:
+            return direct
+        now_ms = self._clock_ms()
+        direct.close()
+        self._connection = relayed
+        for channel in self._channels.values():
+            channel.on_lost(now_ms)
+            channel.on_connected(now_ms)
+        self._send(relayed, now_ms, leaving=False)
+        return relayed
 
     def _send(self, connection: CoordinatorConnection, now_ms: float, *, leaving: bool) -> None:
         for kind, channel in self._channels.items():
@@ -151,6 +167,8 @@ class CoordinatorClient(threading.Thread):
         if connection is None:
             return self._connect_after_ms - now_ms
         delays = [one.next_message_delay_ms(now_ms) for one in self._channels.values()]
+        if self._may_join_relay(connection):
+            delays.append(self._relay.retry_in_ms)
         return min([*delays, connection.silent_at_ms - now_ms])
 
     def _wait(self, connection: CoordinatorConnection | None, now_ms: float) -> None:
@@ -181,12 +199,6 @@ class CoordinatorClient(threading.Thread):
         elif now_ms >= connection.silent_at_ms:
             raise ProtocolError(f"no reply within {self._silence_ms:.0f} ms")
 
-    def _disconnect(self, connection: CoordinatorConnection, now_ms: float) -> None:
-        connection.close()
-        self._connection = None
-        for channel in self._channels.values():
-            channel.on_lost(now_ms)
-
     def _lose(self, error: Exception) -> None:
         connected, self._connection = self._connection, None
         if connected is not None:
@@ -197,8 +209,6 @@ class CoordinatorClient(threading.Thread):
         for channel in self._channels.values():
             channel.on_lost(now_ms)
         is_broken = isinstance(error, ConnectionError)
-        if connected is not None and connected.is_relayed and not is_broken:
-            self._relay.avoid()
         if connected is not None and self._may_reconnect_soon(connected, is_broken=is_broken):
             # No failure: the server closes idle connections, and relays end with their workers. If the
             # coordinator is gone, reconnecting fails.

@@ -25,9 +25,9 @@ from kafka_sink.errors import ProtocolError
 _CHALLENGE_MS = 1000.0
 # Another worker may be about to become the relay: it connects to the coordinator first.
 _WAITS_S = (0.0, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64)
-# A relay that stopped responding, or could not be reached, is not tried again for this long; one that did not
-# greet may only be busy, because all workers of an executor start at once.
-_AVOID_MS, _AVOID_BUSY_MS = 60_000.0, 5_000.0
+# A relay that could not be reached is not tried again for this long, and for twice as long each time that it
+# fails again. One that did not greet may only be busy, because all workers of an executor start at once.
+_AVOID_MS, _AVOID_BUSY_MS, _AVOID_MAX_MS = 60_000.0, 5_000.0, 600_000.0
 
 _lock = threading.Lock()  # guards the dictionary; held while this process becomes a relay
 _relays: dict[str, Relay] = {}
@@ -50,34 +50,40 @@ class ExecutorRelay:
         self._address = address
         self._silence_ms = silence_ms
         self._clock_ms = clock_ms
-        self._avoid_until_ms = -math.inf
+        self._avoid_until_ms = -math.inf if hasattr(socket, "AF_UNIX") else math.inf
+        self._failures = 0
 
     def connect(self) -> CoordinatorConnection:
-        """A connection after its challenge. Raises OSError and ProtocolError."""
-        folder = RelayFolder.of(self._address) if self.is_usable else None
-        if folder is not None:
-            try:
-                return self._connect_by(folder)
-            except _NoRelayError as error:
-                self.avoid(error.avoid_ms)
-        return CoordinatorConnection(self._address, self._silence_ms, self._clock_ms)
+        """A connection after its challenge. Raises OSError and ProtocolError.
+
+        A relay answers the challenge itself. One that is frozen is left at once, and one that works is kept
+        while the coordinator is slow: otherwise a stall would leave it a connection for each task.
+        """
+        relayed = self.connect_by_relay()
+        return relayed or CoordinatorConnection(self._address, self._silence_ms, self._clock_ms)
+
+    def connect_by_relay(self) -> CoordinatorConnection | None:
+        """None where there is no relay, or none that may be tried now. Raises OSError and ProtocolError."""
+        if self.retry_in_ms > 0:
+            return None
+        try:
+            connection = self._connect_by(RelayFolder.of(self._address))
+        except _NoRelayError as error:
+            pause_ms = min(error.avoid_ms * 2**self._failures, _AVOID_MAX_MS)
+            self._failures = min(self._failures + 1, 10)
+            self._avoid_until_ms = self._clock_ms() + pause_ms
+            return None
+        self._failures = 0
+        return connection
 
     @property
-    def is_usable(self) -> bool:
-        """Whether ``connect`` would try the relay now."""
-        return hasattr(socket, "AF_UNIX") and self._clock_ms() >= self._avoid_until_ms
+    def retry_in_ms(self) -> float:
+        """Milliseconds until a task that is connected directly should try the relay again."""
+        return max(0.0, self._avoid_until_ms - self._clock_ms())
 
-    def is_better(self, connection: CoordinatorConnection) -> bool:
-        """Whether the next task should connect again, by a relay that could not be used before."""
-        if connection.is_relayed or not self.is_usable:
-            return False
-        return RelayFolder.of(self._address) is not None
-
-    def avoid(self, for_ms: float = _AVOID_MS) -> None:
-        """The relay does not respond: connect directly for a while."""
-        self._avoid_until_ms = self._clock_ms() + for_ms
-
-    def _connect_by(self, folder: RelayFolder) -> CoordinatorConnection:
+    def _connect_by(self, folder: RelayFolder | None) -> CoordinatorConnection:
+        if folder is None:
+            raise _NoRelayError
         for wait_s in _WAITS_S:
             # Workers of an executor try at the same time.
             time.sleep(wait_s * (0.5 + random.random()))
