@@ -51,7 +51,7 @@ from kafka_sink.rows.ordering import ordered_rows_of, partitions_needed, rows_la
 from kafka_sink.rows.partitioner import Partitioner
 from kafka_sink.rows.row_rejection import RowRejection
 from kafka_sink.sending.producer_identity import ProducerIdentity, TransactionalIdentity
-from kafka_sink.sending.producer_metrics import LiveProducers, Metrics, task_metrics
+from kafka_sink.sending.producer_metrics import LiveProducers, Metrics, RowMetrics, task_metrics
 from kafka_sink.sending.sender import Sender
 from kafka_sink.sending.settings import SenderSettings
 from kafka_sink.task_activity import BROKER, METADATA, TaskActivity
@@ -79,6 +79,8 @@ class Producer:
     def __init__(self, options: SinkOptions) -> None:
         self.options = options
         self._rows = 0
+        self._largest_record = 0
+        self._metadata_wait_ms = 0.0
         self._started_ms = 0.0
         self._network = NetworkClient(NetworkSettings.from_options(options), monotonic_ms)
         self._allocator = POOLS.allocator(
@@ -143,7 +145,8 @@ class Producer:
         if hints is not None:
             self._cluster.import_hints(hints, monotonic_ms())
         self._use_coordinator(coordinator)
-        self._rows = 0
+        self._rows = self._largest_record = 0
+        self._metadata_wait_ms = 0.0
         if self._dead_letters is not None:
             self._dead_letters.begin(str(task.number))
         self._begin_rate_limit(task)
@@ -249,6 +252,7 @@ class Producer:
         self.check()
         if batch.num_rows == 0:
             return 0
+        before_ms = self._metadata_wait_ms
         ordered: OrderedRows | None
         if self._rejection is None:
             ordered = self._order(plan, batch)
@@ -256,10 +260,12 @@ class Producer:
         else:
             self._rows += batch.num_rows
             ordered = self._rejection.order(plan, batch, self._order)
-            self._write_letters()
+        waited_ms = self._metadata_wait_ms - before_ms
+        self._write_letters()
         if ordered is None:
             return 0
-        self._appender.append(ordered, self._check_and_write_letters)
+        self._largest_record = max(self._largest_record, ordered.largest_bound)
+        self._appender.append(ordered, self._check_and_write_letters, waited_ms)
         return len(ordered.partitions)
 
     def _write_letters(self) -> bool:
@@ -288,8 +294,7 @@ class Producer:
         """The rows by partition. Waits for metadata, and for what the coordinator has muted."""
         now_ms = int(wall_ms())
         rows = extract(plan, batch, now_ms)
-        with self.activity.waiting(METADATA):
-            topics = self._await_topics(rows)
+        topics = self._await_topics(rows)
         unavailable = self._sender.availability.unavailable
         muted: Container[TopicPartition] = ()
         breaker = self._breaker
@@ -305,10 +310,17 @@ class Producer:
         return ordered
 
     def _await_topics(self, rows: RowBatch) -> dict[str, TopicMetadata]:
-        if self._rejection is not None:
-            return self._rejection.await_topics(rows, self.check)
-        timeout_ms = self.options.max_block_ms
-        return self._cluster.await_topics(rows.topics, timeout_ms, self.check, partitions_needed(rows))
+        started_ms = monotonic_ms()
+        try:
+            with self.activity.waiting(METADATA):
+                if self._rejection is not None:
+                    return self._rejection.await_topics(rows, self.check)
+                timeout_ms = self.options.max_block_ms
+                return self._cluster.await_topics(
+                    rows.topics, timeout_ms, self.check, partitions_needed(rows)
+                )
+        finally:
+            self._metadata_wait_ms += monotonic_ms() - started_ms
 
     def _check_sizes(self, rows: RowBatch, ordered: OrderedRows) -> None:
         largest = ordered.largest_bound + batch_header.SIZE
@@ -414,7 +426,8 @@ class Producer:
         """Metrics of the present task, or else of the last one, under Kafka's names: see docs/metrics.md."""
         breaker = self.breaker_metrics().since(self._breaker_before)
         counts = self._sender.deliveries.counts()
-        return task_metrics(self._allocator.metrics(), self._memory_before, counts, breaker)
+        rows = RowMetrics(self._largest_record, self._metadata_wait_ms, self._cluster.age_ms())
+        return task_metrics(self._allocator.metrics(), self._memory_before, counts, breaker, rows)
 
     def breaker_metrics(self) -> BreakerMetrics:
         """muted-partitions, breaker-trips-total and probes of this producer so far."""

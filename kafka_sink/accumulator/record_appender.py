@@ -19,6 +19,7 @@ from kafka_sink.accumulator.record_accumulator import RecordAccumulator
 from kafka_sink.accumulator.run_writer import RunWriter
 from kafka_sink.accumulator.size_estimates import SizeEstimates
 from kafka_sink.clock import Clock
+from kafka_sink.errors import BufferExhaustedError
 from kafka_sink.model import TopicPartition
 from kafka_sink.records.compression import BlockCodec, WholeCodec
 from kafka_sink.records.ordered_rows import OrderedRows
@@ -52,6 +53,8 @@ class RecordAppender:
         self._clock_ms = clock_ms
         self._wake_sender = wake_sender
         self._muted_memory_limit = muted_memory_limit
+        # Of max.block.ms, what the present rows' wait for metadata has taken.
+        self._waited_ms = 0.0
 
     def for_letters(self, allocator: BufferAllocator, memory_bytes: int) -> RecordAppender:
         """An appender of dead letters, on the same thread. They have memory of their own, so that they can be
@@ -65,13 +68,16 @@ class RecordAppender:
         found._muted_memory_limit = None
         return found
 
-    def append(self, ordered: OrderedRows, check: Callable[[], None]) -> None:
+    def append(self, ordered: OrderedRows, check: Callable[[], None], waited_ms: float = 0.0) -> None:
         """Takes all rows, waiting up to max.block.ms for memory at each refusal.
 
+        ``waited_ms`` is how long these rows have waited for metadata. As in Kafka's producer the first wait
+        for memory is shorter by that.
         ``check`` raises when the task is already lost; it is called between turns and in waits. Raises
         BufferExhaustedError when no memory came free in time, DeliveryError where rows for a muted partition
         waited for delivery.timeout.ms.
         """
+        self._waited_ms = waited_ms
         limit, count = self._muted_memory_limit, len(ordered.partitions)
         mutes = () if limit is None else limit.mutes()
         if limit is None or not mutes:
@@ -128,11 +134,17 @@ class RecordAppender:
             check()
 
         started = self._clock_ms()
+        waited_ms, self._waited_ms = self._waited_ms, 0.0
         try:
             with self._activity.waiting(MEMORY):
-                buffer = self._allocator.open(
-                    refusal.size, self._settings.max_block_ms, watch, refusal.first_record
-                )
+                left_ms = max(self._settings.max_block_ms - waited_ms, 0.0)
+                buffer = self._allocator.open(refusal.size, left_ms, watch, refusal.first_record)
+        except BufferExhaustedError as error:
+            if waited_ms < 1.0:
+                raise
+            raise BufferExhaustedError(
+                f"{error}; the wait for metadata had taken {waited_ms:.0f} ms"
+            ) from None
         finally:
             self.pool_wait_ms += self._clock_ms() - started
         return Grant(buffer, refusal.stop)

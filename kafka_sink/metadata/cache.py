@@ -104,6 +104,10 @@ class MetadataCache:
         """Brokers by id; each response replaces them."""
         return self._nodes
 
+    def age_ms(self, now_ms: float) -> float:
+        """How long ago brokers last listed themselves, also to a cache whose snapshot came; 0 before."""
+        return max(0.0, now_ms - self._nodes_ms) if self._nodes_ms > -math.inf else 0.0
+
     def names(self) -> tuple[str, ...]:
         """All topics in use, with metadata or still without."""
         return tuple(name for name, found in self._topics.items() if found.in_use)
@@ -120,8 +124,8 @@ class MetadataCache:
             for found in map(self._topics.get, self._topics if names is None else names)
             if found is not None and found.metadata is not None
         ]
-        nodes_age_ms = max(0.0, now_ms - self._nodes_ms) if self._nodes else 0.0
-        return MetadataSnapshot(tuple(hints), tuple(self._nodes.values()), nodes_age_ms, self.cluster_id)
+        nodes = tuple(self._nodes.values())
+        return MetadataSnapshot(tuple(hints), nodes, self.age_ms(now_ms), self.cluster_id)
 
     # -- facts ------------------------------------------------------------------------------------
 

@@ -357,6 +357,10 @@ class ClusterMetadata:
         """A topic's metadata as far as known."""
         return self._cache.topic(name)
 
+    def age_ms(self) -> float:
+        """How long ago brokers last listed themselves; 0 before they have. Any thread."""
+        return self._cache.age_ms(self._clock_ms())
+
     def names(self) -> tuple[str, ...]:
         """The topics known."""
         with self._lock:

@@ -31,12 +31,12 @@ class BatchCompletion:
         """Batches that were sent and have no response yet."""
         return self._in_flight.values()
 
-    def sent(self, node_id: int, batches: Collection[ProducerBatch]) -> None:
+    def sent(self, node_id: int, batches: Collection[ProducerBatch], now_ms: float) -> None:
         """A Produce request with these batches goes out."""
         if _log.isEnabledFor(logging.DEBUG):
             size = sum(batch.size for batch in batches)
             _log.debug("broker %d: request with %d batch(es) of %d bytes", node_id, len(batches), size)
-        self.deliveries.count(requests=1)
+        self.deliveries.sent([now_ms - batch.created_ms for batch in batches if batch.attempts == 1])
         for batch in batches:
             self._in_flight[id(batch)] = batch
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from dataclasses import dataclass
 from typing import Protocol
 from weakref import WeakSet
 
@@ -20,12 +21,28 @@ class HasMetrics(Protocol):
     def metrics(self) -> Metrics: ...
 
 
+@dataclass(frozen=True, slots=True)
+class RowMetrics:
+    """Of a task's rows on their way to batches. Times are milliseconds, sizes bytes.
+
+    ``metadata_age_ms`` is that of the brokers' last list of themselves, 0 before the first.
+    """
+
+    largest_record: int = 0
+    metadata_wait_ms: float = 0.0
+    metadata_age_ms: float = 0.0
+
+
 def task_metrics(
-    pool: PoolMetrics, before: PoolMetrics, counts: DeliveryCounts, breaker: BreakerMetrics
+    pool: PoolMetrics,
+    before: PoolMetrics,
+    counts: DeliveryCounts,
+    breaker: BreakerMetrics,
+    rows: RowMetrics,
 ) -> Metrics:
     """The metrics of one task. ``before`` is the pool when the task began; ``breaker`` counts from there.
 
-    Averages are 0.0 before the first acknowledged batch. docs/metrics.md explains each metric.
+    Averages are 0.0 before the first batch is sent or acknowledged. docs/metrics.md explains each metric.
     """
     values: Metrics = dict(pool.by_kafka_name())
     began = before.by_kafka_name()
@@ -36,6 +53,12 @@ def task_metrics(
     values["batch-size-max"] = counts.max_batch_bytes
     values["compression-rate-avg"] = counts.compression_rates / batches if batches else 0.0
     values["batch-split-total"] = counts.splits
+    values["record-queue-time-avg"] = counts.queue_ms / counts.sent_batches if counts.sent_batches else 0.0
+    values["record-queue-time-max"] = counts.max_queue_ms
+    values["record-size-avg"] = counts.raw_bytes / counts.written_records if counts.written_records else 0.0
+    values["record-size-max"] = rows.largest_record
+    values["metadata-age"] = rows.metadata_age_ms / 1000
+    values["metadata-wait-time-ns-total"] = int(rows.metadata_wait_ms * 1e6)
     values["record-moved-total"] = counts.moved_records
     return values | breaker.by_name()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -22,7 +22,8 @@ class DeliveryCounts:
     ``written_records`` and all about batches and bytes count what is acknowledged, and with acks=0 what was
     sent. ``unconfirmed_records`` are those sent with acks=0. ``compression_rates`` is the sum over batches of
     compressed bytes per raw byte. ``moved_records`` went to another partition than the one they were appended
-    to, before they were sent.
+    to, before they were sent. ``queue_ms`` is the sum over sent batches of the time from a batch's first row
+    to its first request.
     """
 
     written_records: int = 0
@@ -38,6 +39,9 @@ class DeliveryCounts:
     retries: int = 0
     splits: int = 0
     moved_records: int = 0
+    sent_batches: int = 0
+    queue_ms: float = 0.0
+    max_queue_ms: float = 0.0
 
     @property
     def acknowledged_records(self) -> int:
@@ -144,13 +148,22 @@ class TaskDeliveries:
             if self._first_failure is None:
                 self._first_failure = (partition, cause)
 
-    def count(self, *, requests: int = 0, retries: int = 0, splits: int = 0, moved: int = 0) -> None:
+    def count(self, *, retries: int = 0, splits: int = 0, moved: int = 0) -> None:
         """Adds to the counts that belong to no partition."""
         with self._lock:
-            self._counts.requests += requests
             self._counts.retries += retries
             self._counts.splits += splits
             self._counts.moved_records += moved
+
+    def sent(self, queue_ms: Sequence[float]) -> None:
+        """A request goes out. ``queue_ms``: how long its batches waited that were never sent before."""
+        with self._lock:
+            counts = self._counts
+            counts.requests += 1
+            if queue_ms:
+                counts.sent_batches += len(queue_ms)
+                counts.queue_ms += sum(queue_ms)
+                counts.max_queue_ms = max(counts.max_queue_ms, *queue_ms)
 
     def counts(self) -> DeliveryCounts:
         """A copy of the counts, all as of one moment."""

@@ -579,6 +579,25 @@ def test_the_sender_is_woken_once_the_task_waits_for_memory() -> None:
     assert queued[-1] == 1
 
 
+def test_waits_for_metadata_and_for_memory_share_max_block_ms(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until rows were appended: the next wait has all of it again."""
+    bench = Bench(memory=2_048, max_block_ms=1_000)
+    opened, bounds = bench.allocator.open, list[float]()
+
+    def answered(projected: int, timeout_ms: float, *more: Any) -> BatchBuffer:
+        bounds.append(timeout_ms)
+        bench.answer()
+        return opened(projected, timeout_ms, *more)
+
+    monkeypatch.setattr(bench.allocator, "open", answered)
+    bench.appender.append(unit(0, [0] * 400), lambda: None, 700.0)
+    assert bounds[0] == 300
+    assert set(bounds[1:]) == {1_000}
+    monkeypatch.setattr(bench.allocator, "open", opened)
+    with pytest.raises(BufferExhaustedError, match=r"0 of 0 ms.*the wait for metadata had taken 5000 ms"):
+        bench.appender.append(unit(400, [0] * 400), lambda: None, 5_000.0)
+
+
 def test_a_task_that_is_lost_waits_for_no_memory() -> None:
     bench = Bench(memory=2_048, max_block_ms=60_000)
 

@@ -10,7 +10,7 @@ from kafka_sink.kafka_errors import ERRORS
 from kafka_sink.options import unsupported
 from kafka_sink.options.prefixes import KAFKA_PREFIX
 from kafka_sink.options.table import SPECS, OptionSpec
-from kafka_sink.sending.producer_metrics import task_metrics
+from kafka_sink.sending.producer_metrics import RowMetrics, task_metrics
 from kafka_sink.sending.task_deliveries import DeliveryCounts
 from tests.options import test_document
 from tests.support.kafka_names import KafkaNames
@@ -87,7 +87,7 @@ def _shown(spec: OptionSpec) -> str:
 
 def test_metrics_are_kafkas_or_ours(names: KafkaNames) -> None:
     pool = BufferPool(1000, 100, clock_ms=lambda: 0.0).metrics()
-    found = task_metrics(pool, pool, DeliveryCounts(), BreakerMetrics()).keys()
+    found = task_metrics(pool, pool, DeliveryCounts(), BreakerMetrics(), RowMetrics()).keys()
     assert found - names.metrics == OUR_METRICS
 
 

@@ -17,7 +17,7 @@ from kafka_sink.accumulator.chunked_buffer import IncrementalAllocator
 from kafka_sink.breaker.metrics import BreakerMetrics
 from kafka_sink.errors import BufferExhaustedError
 from kafka_sink.model import TopicPartition
-from kafka_sink.sending.producer_metrics import LiveProducers, Metrics, task_metrics
+from kafka_sink.sending.producer_metrics import LiveProducers, Metrics, RowMetrics, task_metrics
 from kafka_sink.sending.task_deliveries import DeliveryCounts, TaskDeliveries, Written
 from kafka_sink.transactions.attempt import INIT_TIME_METRIC, SEND_OFFSETS_TIME_METRIC
 from tests.support.forked import in_a_fork
@@ -61,8 +61,12 @@ def test_totals_and_averages_are_of_one_task() -> None:
     deliveries = TaskDeliveries()
     acknowledge(deliveries, 1000, 561)
     acknowledge(deliveries, 100, 161)
-    deliveries.count(splits=2)
-    found = task_metrics(pool.metrics(), before, deliveries.counts(), BreakerMetrics(3, 2, 1))
+    deliveries.count(splits=2, moved=5)
+    deliveries.sent([10.0, 40.0])
+    deliveries.sent([])
+    found = task_metrics(
+        pool.metrics(), before, deliveries.counts(), BreakerMetrics(3, 2, 1), RowMetrics(77, 1.5, 2_500.0)
+    )
     assert found["buffer-exhausted-total"] == 1
     assert found["buffer-used-bytes-max"] == 32_768
     assert found["buffer-saved-bytes-max"] == (1 << 19) - 32_768
@@ -70,7 +74,11 @@ def test_totals_and_averages_are_of_one_task() -> None:
     assert (found["batch-size-avg"], found["batch-size-max"]) == (361, 561)
     # The header is not what compression works on.
     assert found["compression-rate-avg"] == pytest.approx((0.5 + 1.0) / 2)
-    assert found["batch-split-total"] == 2
+    assert (found["batch-split-total"], found["record-moved-total"]) == (2, 5)
+    assert (found["record-queue-time-avg"], found["record-queue-time-max"]) == (25.0, 40.0)
+    assert (found["record-size-avg"], found["record-size-max"]) == (deliveries.counts().raw_bytes / 2, 77)
+    assert (found["metadata-wait-time-ns-total"], found["metadata-age"]) == (1_500_000, 2.5)
+    assert deliveries.counts().requests == 2
     assert (found["muted-partitions"], found["breaker-trips-total"], found["breaker-probes-total"]) == (
         3,
         2,
@@ -85,14 +93,14 @@ def test_what_is_muted_is_as_of_now_and_totals_are_of_one_task() -> None:
 
 def test_nothing_acknowledged_yet() -> None:
     pool = BufferPool(1000, 100, clock_ms=lambda: 0.0).metrics()
-    found = task_metrics(pool, pool, DeliveryCounts(), BreakerMetrics())
+    found = task_metrics(pool, pool, DeliveryCounts(), BreakerMetrics(), RowMetrics())
     assert (found["batch-size-avg"], found["compression-rate-avg"]) == (0.0, 0.0)
 
 
 def test_the_page_names_every_metric_and_no_other() -> None:
     pool = BufferPool(1000, 100, clock_ms=lambda: 0.0).metrics()
     names = {
-        *task_metrics(pool, pool, DeliveryCounts(), BreakerMetrics()),
+        *task_metrics(pool, pool, DeliveryCounts(), BreakerMetrics(), RowMetrics()),
         INIT_TIME_METRIC,
         SEND_OFFSETS_TIME_METRIC,
     }
