@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ import pytest
 
 from kafka_sink.errors import DeliveryError, InvalidRowError, MetadataTimeoutError, RecordTooLargeError
 from kafka_sink.local_broker import LocalBroker
-from kafka_sink.model import TaskResult
+from kafka_sink.model import SparkTask, TaskResult
 from kafka_sink.options import parse
 from kafka_sink.producer_cache import TaskProducer, task_producer
 from kafka_sink.rows.column_plan import ColumnPlan
@@ -221,3 +222,72 @@ def test_more_rows_than_memory_wait_and_arrive(broker: LocalBroker) -> None:
         assert result.records == 200_000
     found = numbers_in(broker.bootstrap_servers, "tight", 50)
     assert sorted(n for numbers in found.values() for n in numbers) == sorted(list(range(200_000)) * 2)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "codec"),
+    [("full", "gzip"), ("full", "lz4"), ("incremental", "gzip"), ("incremental", "lz4")],
+)
+def test_memory_full_of_batches_that_are_too_large_does_not_stall(
+    broker: LocalBroker, strategy: str, codec: str
+) -> None:
+    """KAFKA-20576. Batches of 512 KiB for a topic that takes 64 filled the pool, and their pieces what the
+    heap may hold; tasks waited for max.block.ms and failed."""
+    topic = f"small-{strategy}-{codec}"
+    broker.create_topic(topic, 8, config={"max.message.bytes": 65_536})
+    chance = random.Random(1)
+
+    def tables() -> Iterator[pa.RecordBatch]:
+        for start in range(0, 400_000, 10_000):
+            noise = chance.randbytes(10_000 * 60).hex().encode()
+            values = [b"%d:" % (start + row) + noise[row * 120 : row * 120 + 120] for row in range(10_000)]
+            keys = [b"k%d" % ((start + row) % 97) for row in range(10_000)]
+            yield pa.record_batch(
+                {"key": pa.array(keys, pa.binary()), "value": pa.array(values, pa.binary())}
+            )
+
+    result = send(
+        broker.bootstrap_servers,
+        topic,
+        tables(),
+        buffer_memory=8 << 20,
+        buffer_memory_allocation_strategy=strategy,
+        compression_type=codec,
+        linger_ms=100,
+    )
+    assert result.splits > 0
+    assert_once_and_in_order(numbers_in(broker.bootstrap_servers, topic, 8), 400_000)
+
+
+def test_one_refused_record_of_a_large_batch_costs_one_letter(broker: LocalBroker) -> None:
+    """Its batch of 4 MiB holds more raw bytes than the pool has."""
+    topic = "one-refused"
+    broker.create_topic(
+        topic, 1, config={"max.message.bytes": 8 << 20, "message.timestamp.after.max.ms": 3_600_000}
+    )
+    broker.create_topic(f"{topic}-letters", 1)
+    raw = {
+        "kafka.bootstrap.servers": broker.bootstrap_servers,
+        "topic": topic,
+        "errors.tolerance": "all",
+        "errors.deadletterqueue.topic.name": f"{topic}-letters",
+        "kafka.buffer.memory": str(16 << 20),
+        "kafka.batch.size": str(4 << 20),
+        "kafka.max.request.size": str(8 << 20),
+        "kafka.compression.type": "lz4",
+        "kafka.linger.ms": "5000",
+    }
+    now_us = int(time.time() * 1e6)
+    plan = ColumnPlan.of([("value", "binary"), ("timestamp", "timestamp")], topic)
+    with task_producer(parse(raw).options, plan, task=SparkTask(number=1)) as producer:
+        for start in range(0, 600_000, 20_000):
+            values = [b"%d:" % number + b"page" * 20 for number in range(start, start + 20_000)]
+            times = [now_us] * 20_000
+            if start == 200_000:
+                times[777] += 400 * 86_400 * 1_000_000
+            stamps = pa.array(times, pa.timestamp("us", tz="UTC"))
+            producer.send(pa.record_batch({"value": pa.array(values, pa.binary()), "timestamp": stamps}))
+        result = producer.finish()
+    assert (result.records, result.skipped) == (599_999, 1)
+    found = numbers_in(broker.bootstrap_servers, topic, 1)[0]
+    assert found == [number for number in range(600_000) if number != 200_777]
