@@ -228,7 +228,7 @@ class SinkOptions:
     transactional_id_prefix: str = _option(
         "transactional.id.prefix", values.string(), "", TRANSACTIONS, "high",
         """Prefix of the transactional ids and of the consumer groups under which progress is recorded. Each
-        running query or job needs its own. If empty, it is derived from the query's checkpoint location, from
+        running query or job needs its own. If empty, it is derived from the query's checkpoint, from
         `txnAppId`, or else from the application.""",
     )
     transaction_progress_topic: str | None = _option(

@@ -17,6 +17,7 @@ from kafka_sink.clock import wall_ms
 from kafka_sink.errors import ConfigurationError
 from kafka_sink.options import SinkOptions
 from kafka_sink.transactions import batch as batches
+from kafka_sink.transactions import checkpoint as checkpoints
 from kafka_sink.transactions import driver
 from kafka_sink.transactions.batch import BatchOutcome, Handover, TaskReport
 from kafka_sink.transactions.decision import BatchIdentity
@@ -147,7 +148,9 @@ def _prefix(options: SinkOptions, raw: Mapping[str, str], *, is_streaming: bool)
             "delivery.guarantee=exactly-once needs transactional.id.prefix, or the option "
             "checkpointLocation, which it is derived from"
         )
-    return f"kafka-chunked-{_digits(checkpoint.rstrip('/'))}"
+    query = checkpoints.query_id(checkpoint)
+    names = ("query", query) if query is not None else checkpoints.Location.of(checkpoint)
+    return f"kafka-chunked-{_digits(*names)}"
 
 
 def _job_prefix() -> str:

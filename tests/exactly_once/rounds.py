@@ -3,6 +3,7 @@ rows see."""
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
@@ -153,6 +154,7 @@ class Round:
         self._topic = f"rounds-{guarantee[:2]}-{seed}-{os.getpid()}"
         self._checkpoint = Path(tempfile.mkdtemp(prefix="exactly-once-"))
         (self._checkpoint / "commits").mkdir()
+        (self._checkpoint / "metadata").write_text(json.dumps({"id": self._checkpoint.name}))
         kinds = list(Fault)
         count = self._chance.randint(1, 4)
         self._faults = self._chance.choices(kinds, [_WEIGHTS[one] for one in kinds], k=count)

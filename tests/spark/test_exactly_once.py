@@ -276,6 +276,32 @@ def test_a_checkpoint_that_lost_its_last_batch_loses_no_rows(
     assert committed(broker, topic) == list(range(200))
 
 
+def test_a_checkpoint_that_is_spelt_otherwise_writes_nothing_twice(
+    spark: SparkSession, broker: LocalBroker, topic: str, tmp_path: Path
+) -> None:
+    """Catches: rows doubled. The query had other transactional ids, under which nothing was written."""
+    checkpoint = tmp_path / "checkpoint"
+    for spelt in (f"{checkpoint}", f"file://{checkpoint}/", f"file:{tmp_path}//checkpoint"):
+        query = (
+            spark.readStream.format("rate-micro-batch")
+            .option("rowsPerBatch", 100)
+            .load()
+            .selectExpr("cast(value as string) value")
+            .writeStream.format("kafka-chunked")
+            .option("kafka.bootstrap.servers", broker.bootstrap_servers)
+            .option("topic", topic)
+            .option("delivery.guarantee", "exactly-once")
+            .option("delivery.report.path", str(tmp_path / "report"))
+            .option("checkpointLocation", spelt)
+            .trigger(once=True)
+            .start()
+        )
+        assert query.awaitTermination(120)
+        assert lose_commit(checkpoint) == 0
+    assert outcomes(tmp_path / "report") == ["committed", "skipped", "skipped"]
+    await_rows(broker, topic, list(range(100)))
+
+
 def outcomes(report: Path) -> list[str]:
     """Of the writes with this delivery.report.path, in turn."""
     return [json.loads(line)["outcome"] for line in report.read_text().splitlines()]

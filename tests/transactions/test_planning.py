@@ -3,6 +3,7 @@ do."""
 
 from __future__ import annotations
 
+import json
 import time
 from contextlib import nullcontext
 from pathlib import Path
@@ -47,18 +48,58 @@ def test_a_named_application_has_a_prefix_for_each_topic() -> None:
     assert one != prefix(txnAppId="other", txnVersion="1")
 
 
-def test_a_query_is_named_after_its_checkpoint() -> None:
-    at = {"checkpointlocation": "/checkpoints/orders"}
-    assert prefix(at, is_streaming=True) == prefix(
-        {"checkpointlocation": "/checkpoints/orders/"}, is_streaming=True
+def of_query(checkpoint: str | Path) -> str:
+    return prefix({"checkpointlocation": str(checkpoint)}, is_streaming=True)
+
+
+def checkpoint_of(folder: Path, query: str) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "metadata").write_text(json.dumps({"id": query}))
+    return folder
+
+
+def test_a_query_has_one_name_however_its_checkpoint_is_spelt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches: the same checkpoint with a scheme, or with another slash, had other transactional ids. A batch
+    that was run again was written twice, and two drivers did not fence each other."""
+    ours = checkpoint_of(tmp_path / "a b" / "orders", "query-1")
+    monkeypatch.chdir(tmp_path)
+    spelt = (
+        *(ours, f"{ours}/", f"file:{ours}", f"file://{ours}", f"file://localhost{ours}/", f"FILE://{ours}"),
+        *(f"{ours.parent}//orders", f"{ours.parent}/./other/../orders", "a b/orders"),
     )
-    assert prefix(at, is_streaming=True) != prefix(
-        {"checkpointlocation": "/checkpoints/other"}, is_streaming=True
-    )
+    assert {of_query(one) for one in spelt} == {of_query(ours)}
+    ours.rename(tmp_path / "moved")
+    assert of_query(tmp_path / "moved") == of_query(checkpoint_of(tmp_path / "copy", "query-1"))
+    assert of_query(tmp_path / "moved") != of_query(checkpoint_of(tmp_path / "b", "query-2"))
+    remote = "hdfs://nn:8020/c/orders"
+    assert {of_query(one) for one in ("HDFS://NN:8020/c/orders/", "hdfs://nn:8020//c/./orders", remote)} == {
+        of_query(remote)
+    }
+
+
+def test_one_path_on_two_file_systems_is_two_checkpoints() -> None:
+    """Catches: strangers that fenced each other."""
+    places = ["hdfs://a/c", "hdfs://b/c", "s3a://a/c", "abfss://x@a/c", "abfss://y@a/c", "dbfs:/c", "dbfs:/C"]
+    assert len({of_query(place) for place in places}) == len(places)
+
+
+@pytest.mark.parametrize(
+    "text", ["/nowhere/orders", "file:///nowhere/orders", "orders", "//host/c", "hdfs:///c"]
+)
+def test_a_checkpoint_whose_file_system_is_not_known_is_refused(text: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"checkpointLocation.*or set transactional\.id\.prefix"):
+        of_query(text)
+    named = prefix({"checkpointlocation": text}, is_streaming=True, **{"transactional.id.prefix": "mine"})
+    assert named == "mine"
+
+
+def test_a_query_without_a_checkpoint_needs_a_prefix() -> None:
     with pytest.raises(ConfigurationError, match=r"transactional\.id\.prefix"):
         prefix(is_streaming=True)
     with pytest.raises(ConfigurationError, match="a query has its batches' ids"):
-        prefix(at, is_streaming=True, txnAppId="app", txnVersion="1")
+        prefix({"checkpointlocation": "/c"}, is_streaming=True, txnAppId="app", txnVersion="1")
 
 
 def test_the_log_names_a_prefix_once_in_an_application(monkeypatch: pytest.MonkeyPatch) -> None:

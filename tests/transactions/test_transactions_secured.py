@@ -26,7 +26,7 @@ from kafka_sink.transactions.decision import BatchIdentity
 from tests.support.security.secured_broker import PASSWORD, Secured, secured_broker
 
 _PATIENCE_MS = 60_000.0
-_CHECKPOINT = {"checkpointlocation": "/checkpoints/one"}
+_CHECKPOINT = {"checkpointlocation": "s3a://checkpoints/one"}
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def by_certificate(secured: Secured) -> SinkOptions:
 
 def write(options: SinkOptions, number: int, checkpoint: str) -> str:
     """One micro-batch of one task, from planning to commit; what the commit says."""
-    raw = {"checkpointlocation": checkpoint}
+    raw = {"checkpointlocation": f"s3a://checkpoints/{checkpoint}"}
     planned = planning.plan(options, raw, is_streaming=True, for_tasks=True)
     assert planned is not None
     assert planned.handover is not None
