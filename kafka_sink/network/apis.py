@@ -37,6 +37,9 @@ class Api(NamedTuple):
     byte, so the bounds follow what brokers send: a Metadata response for 100,000 partitions has 5 MiB, and a
     Produce response has more than some kilobytes only with errors of single records (KIP-467).
 
+    ``in_proportion``: whether the size of its request bounds it, too. A response that names what was
+    asked for, with an error each, is not much larger.
+
     ``first_client_throttled``: from this version on, brokers respond at once and the client has to pause
     (KIP-219). Earlier ones delayed the response.
     """
@@ -45,27 +48,34 @@ class Api(NamedTuple):
     module: str
     max_response_bytes: int
     first_client_throttled: int = 0
+    in_proportion: bool = False
+
+    def largest_response(self, request_bytes: int) -> int:
+        """How many bytes a response to a request of this size may have."""
+        if not self.in_proportion:
+            return self.max_response_bytes
+        return min(self.max_response_bytes, _MIB + 4 * request_bytes)
 
 
 APIS: Mapping[int, Api] = {
-    PRODUCE: Api("Produce", "produce", 16 * _MIB, 6),
-    METADATA: Api("Metadata", "requests", 100 * _MIB, 6),
+    PRODUCE: Api("Produce", "produce", 16 * _MIB, 6, in_proportion=True),
+    METADATA: Api("Metadata", "requests", 16 * _MIB, 6),
     # 4 KiB for each of thousands of progress marks.
-    OFFSET_FETCH: Api("OffsetFetch", "transaction_requests", 100 * _MIB, 4),
-    FIND_COORDINATOR: Api("FindCoordinator", "transaction_requests", 16 * _MIB, 2),
+    OFFSET_FETCH: Api("OffsetFetch", "transaction_requests", 32 * _MIB, 4),
+    FIND_COORDINATOR: Api("FindCoordinator", "transaction_requests", 16 * _MIB, 2, in_proportion=True),
     SASL_HANDSHAKE: Api("SaslHandshake", "authentication", 64 * _KIB),
-    API_VERSIONS: Api("ApiVersions", "requests", _MIB, 2),
-    CREATE_TOPICS: Api("CreateTopics", "topic_requests", _MIB, 3),
+    API_VERSIONS: Api("ApiVersions", "requests", 64 * _KIB, 2),
+    CREATE_TOPICS: Api("CreateTopics", "topic_requests", 256 * _KIB, 3),
     INIT_PRODUCER_ID: Api("InitProducerId", "requests", 64 * _KIB, 1),
     ADD_PARTITIONS_TO_TXN: Api("AddPartitionsToTxn", "transaction_requests", _MIB, 1),
     ADD_OFFSETS_TO_TXN: Api("AddOffsetsToTxn", "transaction_requests", 64 * _KIB, 1),
     END_TXN: Api("EndTxn", "transaction_requests", 64 * _KIB, 1),
-    TXN_OFFSET_COMMIT: Api("TxnOffsetCommit", "transaction_requests", 16 * _MIB, 1),
-    DESCRIBE_CONFIGS: Api("DescribeConfigs", "topic_requests", _MIB, 2),
+    TXN_OFFSET_COMMIT: Api("TxnOffsetCommit", "transaction_requests", 16 * _MIB, 1, in_proportion=True),
+    DESCRIBE_CONFIGS: Api("DescribeConfigs", "topic_requests", 256 * _KIB, 2),
     # Kerberos' tickets may be some 64 KiB.
     SASL_AUTHENTICATE: Api("SaslAuthenticate", "authentication", 256 * _KIB),
-    DESCRIBE_TRANSACTIONS: Api("DescribeTransactions", "transaction_requests", 100 * _MIB),
-    LIST_TRANSACTIONS: Api("ListTransactions", "transaction_requests", 100 * _MIB),
+    DESCRIBE_TRANSACTIONS: Api("DescribeTransactions", "transaction_requests", 16 * _MIB),
+    LIST_TRANSACTIONS: Api("ListTransactions", "transaction_requests", 16 * _MIB),
 }
 
 

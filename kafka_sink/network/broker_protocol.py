@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 _LENGTH = struct.Struct(">i")
 _SHORTEST_FRAME = 4
+# Of a Metadata request: the length of a name, and one character.
+_SHORTEST_TOPIC = 2
 # A TLS listener responds to plaintext with a record of type alert, version 3.x.
 _TLS_ALERT = b"\x15\x03"
 _NEEDED = {PRODUCE: produce.VERSIONS, METADATA: requests.METADATA_VERSIONS}
@@ -67,6 +69,14 @@ class CompletedRequest:
     entry: InFlightRequest
     response: Any
     throttle_ms: int
+
+
+def _decoded(request: OutboundRequest, payload: bytes) -> Any:
+    if request.api_key == METADATA:
+        # Each topic takes at least so many bytes of the request.
+        most_topics = sum(map(len, request.body)) // _SHORTEST_TOPIC
+        return requests.decode_metadata(request.api_version, payload, most_topics)
+    return codec_of(request.api_key).DECODERS[request.api_key](request.api_version, payload)
 
 
 class BrokerProtocol:
@@ -165,7 +175,7 @@ class BrokerProtocol:
             entry = self._awaiting[0]
             request = entry.request
             try:
-                response = codec_of(request.api_key).DECODERS[request.api_key](request.api_version, payload)
+                response = _decoded(request, payload)
             except ProtocolError as error:
                 raise ProtocolError(f"{self._name}: {error}") from error
             self._awaiting.popleft()
@@ -187,7 +197,8 @@ class BrokerProtocol:
         if len(received) < _LENGTH.size:
             return None
         (size,) = _LENGTH.unpack_from(received)
-        max_size = APIS[self._awaiting[0].request.api_key].max_response_bytes
+        due = self._awaiting[0]
+        max_size = APIS[due.request.api_key].largest_response(due.end - due.begin)
         if not _SHORTEST_FRAME <= size <= max_size:
             if bytes(received[:2]) == _TLS_ALERT:
                 raise ProtocolError(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 from kafka.protocol import metadata as metadata_api
@@ -19,7 +19,8 @@ from kafka.protocol.producer import InitProducerIdRequest, InitProducerIdRespons
 from kafka_sink.kafka_errors import LEADER_NOT_AVAILABLE
 from kafka_sink.model import NO_LEADER, UNKNOWN_EPOCH, MetadataUpdate, PartitionInfo, TopicMetadata
 from kafka_sink.network.apis import API_VERSIONS, INIT_PRODUCER_ID, METADATA, codec_of
-from kafka_sink.network.wire import address_of, read_response, text_of
+from kafka_sink.network.metadata_response import RawPartition, RawTopic, read_metadata
+from kafka_sink.network.wire import read_response
 
 # Version 4 is the first that can forbid auto-creation; 10 brings topic ids.
 METADATA_VERSIONS = (4, int(MetadataRequest.max_version))
@@ -30,6 +31,7 @@ API_VERSIONS_VERSIONS = (0, int(ApiVersionsRequest.max_version))
 # clients ignore those, too (KAFKA-9212).
 _FIRST_RELIABLE_EPOCHS = 9
 _NO_TOPIC_ID = bytes(16)
+ANY_NUMBER = 2**31
 # AclOperation.WRITE.
 _WRITE_OPERATION = 4
 
@@ -144,65 +146,55 @@ def encode_metadata(
     return bytes(request.encode(version=version))
 
 
-def decode_metadata(version: int, payload: bytes) -> MetadataResponse:
-    """``payload`` with its header. Raises ProtocolError."""
-    reliable_epochs = version >= _FIRST_RELIABLE_EPOCHS
-    return read_response(
-        metadata_api.MetadataResponse, version, payload, partial(_metadata, reliable_epochs=reliable_epochs)
-    )
-
-
-def _metadata(response: Any, *, reliable_epochs: bool) -> MetadataResponse:
-    nodes = tuple(address_of(b.node_id, b.host, b.port, b.rack) for b in response.brokers)
+def decode_metadata(version: int, payload: bytes, most_topics: int = ANY_NUMBER) -> MetadataResponse:
+    """``payload`` with its header. Raises ProtocolError, also for more topics than ``most_topics``."""
+    response = read_metadata(version, payload, most_topics)
     topics = []
     errors: dict[str, int] = {}
     for topic in response.topics:
         if topic.name is None:
             continue  # only an unknown topic id has no name, and requests name topics
         if topic.error_code:
-            errors[topic.name] = int(topic.error_code)
+            errors[topic.name] = topic.error_code
             continue
-        metadata = _topic(topic, reliable_epochs)
+        metadata = _topic(topic.name, topic, version >= _FIRST_RELIABLE_EPOCHS)
         if metadata is None:
             errors[topic.name] = LEADER_NOT_AVAILABLE
         else:
             topics.append(metadata)
     return MetadataResponse(
-        MetadataUpdate(nodes, tuple(topics), errors, text_of(response.cluster_id)),
-        int(response.error_code or 0),
-        int(response.throttle_time_ms or 0),
-        -1 if response.controller_id is None else int(response.controller_id),
-        tuple(str(topic.name) for topic in response.topics if _is_unwritable(topic)),
+        MetadataUpdate(response.nodes, tuple(topics), errors, response.cluster_id),
+        response.error_code,
+        response.throttle_time_ms,
+        response.controller_id,
+        tuple(topic.name for topic in response.topics if topic.name is not None and _is_unwritable(topic)),
     )
 
 
-def _is_unwritable(topic: Any) -> bool:
-    # The operations' numbers; None where the request did not ask, or the broker does not say.
-    operations = getattr(topic, "authorized_operations", None)
-    return operations is not None and _WRITE_OPERATION not in operations
+def _is_unwritable(topic: RawTopic) -> bool:
+    return topic.operations is not None and not topic.operations >> _WRITE_OPERATION & 1
 
 
-def _topic(topic: Any, reliable_epochs: bool) -> TopicMetadata | None:
+def _topic(name: str, topic: RawTopic, reliable_epochs: bool) -> TopicMetadata | None:
     """None where partitions are missing: rows could go to partitions that the topic does not have."""
-    partitions = sorted(topic.partitions, key=lambda partition: int(partition.partition_index))
-    if not partitions or [p.partition_index for p in partitions] != list(range(len(partitions))):
+    partitions = sorted(topic.partitions)
+    if not partitions or any(at != one.number for at, one in enumerate(partitions)):
         return None
-    topic_id = None if topic.topic_id is None else bytes(topic.topic_id.bytes)
     return TopicMetadata(
-        name=str(topic.name),
-        topic_id=None if topic_id == _NO_TOPIC_ID else topic_id,
-        partitions=tuple(_partition(str(topic.name), partition, reliable_epochs) for partition in partitions),
+        name=name,
+        topic_id=None if topic.topic_id == _NO_TOPIC_ID else topic.topic_id,
+        partitions=tuple(_partition(name, partition, reliable_epochs) for partition in partitions),
     )
 
 
-def _partition(topic: str, partition: Any, reliable_epochs: bool) -> PartitionInfo:
+def _partition(topic: str, partition: RawPartition, reliable_epochs: bool) -> PartitionInfo:
     epoch = partition.leader_epoch if reliable_epochs else None
     leaderless = partition.error_code == LEADER_NOT_AVAILABLE
     return PartitionInfo(
         topic,
-        int(partition.partition_index),
-        NO_LEADER if leaderless else int(partition.leader_id),
-        UNKNOWN_EPOCH if epoch is None else int(epoch),
+        partition.number,
+        NO_LEADER if leaderless else partition.leader,
+        UNKNOWN_EPOCH if epoch is None else epoch,
     )
 
 
