@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 MAX_CHARACTERS = 300
+# Names, IPv4 and IPv6 addresses: what a resolver may be asked for, and what may stand in a line of a log.
+_HOST = re.compile(r"[\w.%:-]{1,255}")
+
+
+def is_host(text: str) -> bool:
+    """Whether the text may be a host's name or address."""
+    return _HOST.fullmatch(text) is not None
 
 
 def printable(text: str, limit: int = MAX_CHARACTERS) -> str:

@@ -50,6 +50,7 @@ from kafka_sink.rows.letter_writer import LetterWriter
 from kafka_sink.rows.ordering import ordered_rows_of, partitions_needed, rows_larger_than
 from kafka_sink.rows.partitioner import Partitioner
 from kafka_sink.rows.row_rejection import RowRejection
+from kafka_sink.security.settings import SecuritySettings
 from kafka_sink.sending.producer_identity import ProducerIdentity, TransactionalIdentity
 from kafka_sink.sending.producer_metrics import LiveProducers, Metrics, RowMetrics, task_metrics
 from kafka_sink.sending.sender import Sender
@@ -515,7 +516,10 @@ def _cluster_metadata(options: SinkOptions, network: NetworkClient) -> ClusterMe
         retry_backoff_max_ms=options.retry_backoff_max_ms,
         random=random.random,
     )
-    return ClusterMetadata(cache, monotonic_ms, network.wakeup, network.describe_brokers)
+    metadata = ClusterMetadata(cache, monotonic_ms, network.wakeup, network.describe_brokers)
+    tls = SecuritySettings.from_options(options).tls
+    metadata.confirmed_nodes_only = tls is not None and tls.trust is None
+    return metadata
 
 
 def _appender(

@@ -102,6 +102,8 @@ class ClusterMetadata:
         self._updated = threading.Condition(self._lock)
         self._held_until_max_ms = math.inf
         self.hints: HintSource = NoHints()
+        # Where any host on the internet may have a trusted certificate, who names an address gets the rows.
+        self.confirmed_nodes_only = False
         self._lookups = LookupCounts()
 
     # -- the task's thread ------------------------------------------------------------------------
@@ -213,8 +215,13 @@ class ClusterMetadata:
     # -- hints, from any thread -------------------------------------------------------------------
 
     def import_hints(self, snapshot: MetadataSnapshot, now_ms: float) -> int:
-        """Merges what another cache of the same cluster knows; returns how many topics were news."""
+        """Merges what another cache of the same cluster knows; returns how many topics were news.
+
+        With ``confirmed_nodes_only``, drops it where it names a broker's address that no broker has named.
+        """
         with self._lock:
+            if self.confirmed_nodes_only and not set(snapshot.nodes) <= set(self._cache.nodes().values()):
+                return 0
             news = self._cache.import_snapshot(snapshot, now_ms)
             self._updated.notify_all()
             if news:
@@ -239,7 +246,8 @@ class ClusterMetadata:
     def share_refreshes(self, shared: bool) -> None:
         """Whether a source of hints refreshes the topics in use."""
         with self._lock:
-            self._cache.share_refreshes(shared)
+            # What is dropped would not be refreshed.
+            self._cache.share_refreshes(shared and not self.confirmed_nodes_only)
         self._wake_sender()
 
     def note_use(self, topics: Iterable[str], now_ms: float) -> None:

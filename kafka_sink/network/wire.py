@@ -10,7 +10,6 @@ and 16 us a partition of a Metadata response (4 us), once per batch and per refr
 from __future__ import annotations
 
 import io
-import re
 import struct
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -19,11 +18,9 @@ from kafka.protocol.data_container import DataContainer
 
 from kafka_sink.errors import ProtocolError
 from kafka_sink.model import Node
-from kafka_sink.printable import printable
+from kafka_sink.printable import is_host, printable
 
 Value = TypeVar("Value")
-# Names, IPv4 and IPv6 addresses: what a resolver may be asked for, and what may stand in a line of a log.
-_HOST = re.compile(r"[\w.%:-]{1,255}")
 _CORRELATION = struct.Struct(">i")
 
 
@@ -65,7 +62,7 @@ def read_response(message: Any, version: int, payload: bytes, convert: Callable[
 
 def address_of(node_id: Any, host: Any, port: Any, rack: str | None = None) -> Node:
     """A broker's address as a broker gives it. Raises ProtocolError for what no address can be."""
-    if not _HOST.fullmatch(str(host)) or not 0 < int(port) <= 65_535:
+    if not is_host(str(host)) or not 0 < int(port) <= 65_535:
         shown = printable(f"{host}:{port}", 100)
         raise ProtocolError(f"broker {int(node_id)} has the address '{shown}', which is not one")
     return Node(int(node_id), str(host), int(port), None if rack is None else printable(rack))

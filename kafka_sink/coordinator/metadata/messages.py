@@ -12,6 +12,7 @@ from kafka_sink.coordinator.transport import fields
 from kafka_sink.coordinator.transport.fields import decoding, int32, whole
 from kafka_sink.metadata.snapshot import MetadataSnapshot, TopicSnapshot
 from kafka_sink.model import Node, PartitionInfo, TopicMetadata, TopicPartition
+from kafka_sink.printable import is_host
 
 MAX_TOPICS = 5000
 MAX_STALE = 1000
@@ -137,6 +138,8 @@ def _decode_topic(
 
 def _decode_node(node_id: Any, host: Any, port: Any, rack: Any) -> Node:
     host = fields.text(host, _MAX_STRING)
+    if not is_host(host):
+        raise ValueError("a broker's address that is none")
     return Node(whole(node_id), host, whole(port), None if rack is None else fields.text(rack, _MAX_STRING))
 
 
