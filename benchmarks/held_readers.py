@@ -150,7 +150,13 @@ class Held:
         }
         self._options, self._scope = parse(raw).options, Scope(topic, topic, 1)
         self._client = TransactionClient(self._options)
-        self._handover = Handover.of(self._scope, self._run(driver.take_over(self._scope)), wall_ms())
+        self._handover = Handover.of(
+            self._scope, self._run(driver.take_over(self._scope, wall_ms())), wall_ms()
+        )
+
+    def _plan(self) -> Handover:
+        now_ms = wall_ms()
+        return Handover.of(self._scope, self._run(driver.take_over(self._scope, now_ms)), now_ms)
 
     def __enter__(self) -> Held:
         return self
@@ -179,7 +185,7 @@ class Held:
         """A driver that is started, with connections of its own."""
         began = time.time()
         client = TransactionClient(self._options)
-        client.run(driver.take_over(self._scope), 60_000)
+        client.run(driver.take_over(self._scope, wall_ms()), 60_000)
         client.close()
         return began
 

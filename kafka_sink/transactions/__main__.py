@@ -13,7 +13,7 @@ from kafka_sink.command_line import add_options, given_options
 from kafka_sink.errors import KafkaSinkError, ProtocolError
 from kafka_sink.options import SinkOptions, parse
 from kafka_sink.planning_client import CONNECT_BOUND_MS
-from kafka_sink.transactions import driver
+from kafka_sink.transactions import driver, proof
 from kafka_sink.transactions.client import TransactionClient
 from kafka_sink.transactions.decision import Decision
 from kafka_sink.transactions.operations import OPEN, Described, ListIds, ListOpen, Steps, describe
@@ -172,7 +172,7 @@ def _list(client: TransactionClient, scope: Scope, out: TextIO) -> int:
 
 
 def _decided(client: TransactionClient, scope: Scope, decision: Decision) -> str:
-    missing = client.run(driver.uncommitted(scope, decision), _TIMEOUT_MS)
+    missing = client.run(proof.uncommitted(scope, decision), _TIMEOUT_MS)
     state = f"{len(missing)} of them not committed" if missing else "all committed"
     return f"{decision.batch}, {decision.tasks} tasks, {len(decision.parts)} transactions, {state}"
 
@@ -191,17 +191,18 @@ def _open(scope: Scope) -> Steps[dict[str, Described]]:
 
 
 def _complete(client: TransactionClient, scope: Scope, out: TextIO) -> int:
-    ownership = client.run(driver.take_over(scope), _TIMEOUT_MS)
+    ownership = client.run(driver.take_over(scope, wall_ms()), _TIMEOUT_MS)
     print(f"{len(ownership.completed)} transactions committed, {len(ownership.aborted)} aborted", file=out)
-    if ownership.decision is not None and ownership.missing:
-        print(driver.incomplete(scope, ownership.decision, ownership.missing), file=out)
+    problem = driver.problem_of(scope, ownership)
+    if problem:
+        print(problem, file=out)
         return 2
     return 0
 
 
 def _rewrite(client: TransactionClient, scope: Scope, out: TextIO) -> int:
-    ownership = client.run(driver.take_over(scope), _TIMEOUT_MS)
-    if ownership.decision is None or not ownership.missing:
+    ownership = client.run(driver.take_over(scope, wall_ms()), _TIMEOUT_MS)
+    if ownership.decision is None or not driver.problem_of(scope, ownership):
         print("no batch is incomplete: nothing is changed", file=out)
         return 0
     client.run(driver.forget(scope, ownership.claim, ownership.decision), _TIMEOUT_MS)
@@ -210,16 +211,16 @@ def _rewrite(client: TransactionClient, scope: Scope, out: TextIO) -> int:
 
 
 def _abandon(client: TransactionClient, scope: Scope, out: TextIO) -> int:
-    ownership = client.run(driver.take_over(scope), _TIMEOUT_MS)
-    decision, missing = ownership.decision, ownership.missing
+    ownership = client.run(driver.take_over(scope, wall_ms()), _TIMEOUT_MS)
+    decision, missing = ownership.decision, ownership.missing | ownership.unknown
     if decision is None or not missing:
         print("no batch is incomplete: nothing is changed", file=out)
         return 0
     client.run(driver.abandon(scope, ownership.claim, decision), _TIMEOUT_MS)
     rows = sum(decision.digest_of(task).rows for task in missing)
     print(
-        f"{decision.batch} is taken for written: {rows} rows of {len(missing)} tasks are missing, "
-        "and no run writes them",
+        f"{decision.batch} is taken for written: {rows} rows of {len(missing)} tasks "
+        f"{'may be' if ownership.unknown else 'are'} missing, and no run writes them",
         file=out,
     )
     return 0

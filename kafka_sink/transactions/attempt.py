@@ -12,7 +12,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from kafka_sink.clock import monotonic_ms
-from kafka_sink.errors import KafkaSinkError
+from kafka_sink.errors import IncompleteBatchError, KafkaSinkError
 from kafka_sink.transactions import task
 from kafka_sink.transactions.batch import Handover, TaskReport
 from kafka_sink.transactions.client import PROTOCOL_1, TransactionClient
@@ -21,6 +21,7 @@ from kafka_sink.transactions.digest import RunningDigest
 from kafka_sink.transactions.open_time import OpenTime
 from kafka_sink.transactions.operations import ProducerEpoch
 from kafka_sink.transactions.scope import Scope
+from kafka_sink.transactions.task import require_owner
 
 _log = logging.getLogger(__name__)
 # For an attempt that failed. The driver ends transactions that stay open after that time.
@@ -55,7 +56,12 @@ class TaskAttempt:
         *,
         in_query: bool = False,
     ) -> None:
-        self.duty = handover.duty(batch, task, in_query=in_query)
+        try:
+            self.duty = handover.duty(batch, task, in_query=in_query)
+        except IncompleteBatchError:
+            # Of a driver that was replaced this is no news, and its advice would do harm.
+            client.run(require_owner(scope, handover.claim), timeout_ms)
+            raise
         # The thread that reads may be about to begin while the task's thread gives up.
         self._lock = threading.Lock()  # guards the client and the producer
         self._client = client

@@ -9,10 +9,11 @@ from enum import Enum
 from kafka_sink.errors import ChangedBatchError, IncompleteBatchError, TransactionError
 from kafka_sink.model import EndedTransactions
 from kafka_sink.transactions import decision as decisions
-from kafka_sink.transactions import driver
+from kafka_sink.transactions import driver, proof
 from kafka_sink.transactions.decision import BatchIdentity, Decision, Part, RowsDigest, Written
-from kafka_sink.transactions.driver import BeganMs, Ownership, incomplete
+from kafka_sink.transactions.driver import Ownership
 from kafka_sink.transactions.operations import ProducerEpoch, Steps
+from kafka_sink.transactions.proof import BeganMs
 from kafka_sink.transactions.scope import Scope
 
 
@@ -27,9 +28,12 @@ class Duty(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Incomplete:
-    """A decided batch of which readers see a part; ``problem`` says so to the user."""
+    """A decided batch of which readers see a part; ``problem`` says so to the user.
 
-    batch: BatchIdentity
+    ``batch``: the one that its own tasks can complete, None where no task may.
+    """
+
+    batch: BatchIdentity | None
     missing: frozenset[int]
     problem: str
 
@@ -59,9 +63,11 @@ class Handover:
             before = decision.progress_before()
             return cls(ownership.claim, before, recovered=recovered, last_decision=decision.number)
         broken = None
-        if ownership.missing:
-            problem = incomplete(scope, decision, ownership.missing)
-            broken = Incomplete(decision.batch, ownership.missing, problem)
+        problem = driver.problem_of(scope, ownership)
+        if problem is not None:
+            # Of what is unknown not even its own tasks may write: their rows may be there.
+            batch = None if ownership.unknown else decision.batch
+            broken = Incomplete(batch, ownership.missing, problem)
         return cls(ownership.claim, decision.progress, broken, recovered, decision.number)
 
     def duty(self, batch: BatchIdentity, task: int, *, in_query: bool = False) -> Duty:
@@ -182,11 +188,18 @@ def commit(
     if not parts and not records_empty and not run.is_repair and duties == {Duty.WRITE}:
         return BatchOutcome(recovered=recovered)
     previous, found = yield from driver.look(run.scope, parts)
-    driver.require_last(run.scope, run.batch, run.last_decision, 0 if previous is None else previous.number)
+    last = 0 if previous is None else previous.number
+    yield from driver.require_last(run.scope, run.claim, run.batch, run.last_decision, last)
     if Duty.SKIP in duties:
         return replace(_skipped(run.batch, previous, reports, compare), recovered=recovered)
     if run.is_repair:
-        decision = decisions.repaired(_repairable(run.batch, previous, reports), parts)
+        try:
+            incomplete = _repairable(run.batch, previous, reports)
+        except IncompleteBatchError:
+            # Of a driver that was replaced this is no news, and its advice would do harm.
+            yield from proof.require_owner(run.scope, run.claim)
+            raise
+        decision = decisions.repaired(incomplete, parts)
     else:
         decision = decisions.next_decision(run.scope, previous, run.batch, len(reports), parts)
     committed = yield from driver.decide(run.scope, run.claim, decision, tuple(parts), found)
@@ -244,9 +257,9 @@ def _repairable(batch: BatchIdentity, previous: Decision | None, reports: Sequen
     if changed:
         missing = [report.task for report in reports if report.duty is Duty.WRITE]
         raise IncompleteBatchError(
-            f"{incomplete(reports[0].scope, previous, missing)}. This run split the rows into other tasks "
-            f"({len(reports)} where there were {previous.tasks}) or had other rows, so it cannot tell which "
-            "ones are missing: nothing was written"
+            f"{proof.incomplete(reports[0].scope, previous, missing)}. This run split the rows "
+            f"into other tasks ({len(reports)} where there were {previous.tasks}) or had other rows, so it "
+            "cannot tell which ones are missing: nothing was written"
         )
     return previous
 

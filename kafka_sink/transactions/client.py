@@ -26,6 +26,7 @@ from kafka_sink.options import SinkOptions
 from kafka_sink.sending.response_classifier import is_final
 from kafka_sink.transactions.operations import (
     LAST_EPOCH,
+    NO_TRANSACTION,
     OPEN,
     Describe,
     Described,
@@ -55,6 +56,8 @@ PROTOCOL_1, PROTOCOL_2 = 1, 2
 _FIRST_TXN_OFFSET_COMMIT = 4
 _MAX_POLL_MS = 100.0
 _LIST_TIMEOUT_MS, _LIST_PATIENCE_MS = 3000.0, 6000.0
+# How long an offset may be pending before the protocol is told. Brokers write markers in less.
+_PENDING_PATIENCE_MS = 500.0
 _GROUP_KEY, _TRANSACTION_KEY = True, False
 # DescribeTransactions' names for states in which a transaction's markers are being written begin so.
 _PREPARED = "Prepare"
@@ -121,7 +124,7 @@ class _Call:
     not_before_ms: float = 0.0
     is_sent: bool = False
     last_error: str = ""
-    # Done without a response from then on.
+    # From then on done without a response, or with one that says that an offset is pending.
     give_up_ms: float = math.inf
     # Of the same step and coordinator: counts only if it was sent behind that one, once that one is done.
     behind: _Call | None = None
@@ -175,6 +178,9 @@ class TransactionClient:
         # Kinds of keys whose coordinators are being asked for.
         self._asked_coordinators: set[bool] = set()
         self._ahead: list[tuple[bool, str]] = []
+        # Brokers that may name themselves coordinators by mistake: asked for coordinators only where no other
+        # broker can be.
+        self._distrusted: set[int] = set()
         self._topic: str | None = None
         self._not_before_ms = 0.0
         # Brokers that the lists of the last run were not waited for.
@@ -203,6 +209,7 @@ class TransactionClient:
         """
         self._deadline_ms = monotonic_ms() + timeout_ms
         self.left_out.clear()
+        self._distrusted = set()
         self._ahead = [(_GROUP_KEY, name) for name in groups]
         self._ahead += [(_TRANSACTION_KEY, name) for name in transactional_ids]
         try:
@@ -283,6 +290,7 @@ class TransactionClient:
 
     def _execute(self, operations: tuple[Operation, ...]) -> tuple[Any, ...]:
         self._connect()
+        self._forget_coordinators(operations)
         step = _Step([_EMPTY.get(type(operation), _nothing)() for operation in operations])
         for index, operation in enumerate(operations):
             step.calls += self._calls(step, index, operation)
@@ -384,6 +392,8 @@ class TransactionClient:
                 if topic.partitions:
                     self._partitions[topic.name] = len(topic.partitions), monotonic_ms()
             self._nodes = {node.id: node for node in event.response.update.nodes}
+            known = self._coordinators.items()
+            self._coordinators = {key: node for key, node in known if node in self._nodes}
             self._network.set_nodes(self._nodes.values())
         elif isinstance(event.response, transaction_requests.CoordinatorsResponse):
             self._on_coordinators(event.tag, event.response)
@@ -442,6 +452,10 @@ class TransactionClient:
         return _MAX_POLL_MS
 
     def _any_node(self, now_ms: float) -> int | None:
+        if self._distrusted:
+            for other in self._nodes.keys() - self._distrusted:
+                if self._network.ready_for_any(other, now_ms):
+                    return other
         node = self._network.least_loaded_node(now_ms)
         return node if node is not None and self._network.ready_for_any(node, now_ms) else None
 
@@ -497,6 +511,20 @@ class TransactionClient:
                 raise ConfigurationError(f"'{name}' may not be used: {reason}; {advice}")
         if is_new:
             self._network.set_nodes(self._nodes.values())
+
+    def _forget_coordinators(self, operations: tuple[Operation, ...]) -> None:
+        """The brokers that are taken for them may have been replaced and not know it, so others are asked."""
+        names: list[str] = []
+        for operation in operations:
+            match operation:
+                case Describe(afresh=True):
+                    names += operation.transactional_ids
+                case EndTransaction(afresh=True):
+                    names.append(operation.transactional_id)
+        former = {self._coordinators.pop((_TRANSACTION_KEY, name), -1) for name in names} - {-1}
+        if former:
+            self._distrusted = former
+            self._back_off()
 
     def _back_off(self) -> None:
         self._failures += 1
@@ -667,15 +695,21 @@ class TransactionClient:
 
         def take(response: transaction_requests.OffsetFetchResponse) -> bool:
             code, offsets = response.groups.get(group, (kafka_errors.NONE, {}))
+            if code == kafka_errors.GROUP_ID_NOT_FOUND:
+                return True  # it has committed nothing
             code = code or next(
                 (one.error_code for one in offsets.values() if one.error_code), kafka_errors.NONE
             )
-            if not self._judge(call, code):
+            if code == kafka_errors.UNSTABLE_OFFSET_COMMIT:
+                call.give_up_ms = min(call.give_up_ms, monotonic_ms() + _PENDING_PATIENCE_MS)
+            if (
+                code != kafka_errors.UNSTABLE_OFFSET_COMMIT or monotonic_ms() < call.give_up_ms
+            ) and not self._judge(call, code):
                 return False
             step.results[index] |= {
-                OffsetKey(group, partition): one.metadata
+                OffsetKey(group, partition): None if one.error_code else one.metadata
                 for partition, one in offsets.items()
-                if one.offset >= 0
+                if one.offset >= 0 or one.error_code
             }
             return True
 
@@ -711,6 +745,9 @@ class TransactionClient:
         if isinstance(operation, ListOpen):
             age_ms = operation.longer_than_ms
             states, pattern = (OPEN,), task_id_pattern(operation.prefix)
+            # With protocol 1 ids that are not in use are in that state, too.
+            if self.protocol == PROTOCOL_2 and age_ms < 0:
+                states = (OPEN, NO_TRANSACTION)
 
         def encode(version: int) -> bytes:
             return transaction_requests.encode_list_transactions(version, states, pattern, age_ms)

@@ -13,6 +13,7 @@ import uuid
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import astuple, dataclass, field, replace
+from enum import IntEnum
 from hashlib import sha256
 
 from kafka_sink.errors import ProtocolError, TransactionError
@@ -159,6 +160,14 @@ def _joined(runs: list[tuple[int, int]]) -> list[tuple[int, int]]:
     return joined
 
 
+class Fate(IntEnum):
+    """What became of a part, as far as it was recorded: brokers forget the proof before the decision."""
+
+    UNRECORDED = 0
+    COMMITTED = 1
+    LOST = 2
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
     """One task's transaction in a batch."""
@@ -167,6 +176,7 @@ class Part:
     slot: int
     producer: ProducerEpoch
     digest: RowsDigest
+    fate: Fate = Fate.UNRECORDED
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +184,9 @@ class Decision:
     """All of ``parts`` must be committed; tasks without rows have none. ``number`` counts decisions.
 
     Marks are offsets of ``topic``, which had ``partitions`` then: Scope's of the run that decided.
-    ``progress`` has what each writer has written that used the prefix, with this batch.
+    ``progress`` has what each writer has written that used the prefix, with this batch. ``began_ms``: when
+    the first transaction of ``parts`` began, by its coordinator's clock, -1 where that is not known. No mark
+    is older.
     """
 
     number: int
@@ -184,6 +196,7 @@ class Decision:
     topic: str
     partitions: int
     progress: Mapping[str, Written] = field(default_factory=dict)
+    began_ms: int = -1
 
     def covers(self, batch: BatchIdentity) -> bool:
         """Whether this batch was decided."""
@@ -239,6 +252,12 @@ def repaired(previous: Decision, parts: Iterable[Part]) -> Decision:
     return replace(previous, number=previous.number + 1, parts=ordered)
 
 
+def recorded(decision: Decision, fates: Mapping[int, Fate]) -> Decision:
+    """The same decision, with what became of these tasks' parts."""
+    parts = tuple(replace(part, fate=fates.get(part.task, part.fate)) for part in decision.parts)
+    return replace(decision, number=decision.number + 1, parts=parts)
+
+
 def encode(decision: Decision, partitions: int) -> list[str]:
     """As chunks of text, each short enough for an offset's metadata."""
     body = {
@@ -251,7 +270,9 @@ def encode(decision: Decision, partitions: int) -> list[str]:
             writer: [one.last, *astuple(one.digest), one.runs, one.forgotten]
             for writer, one in decision.progress.items()
         },
+        "began_ms": decision.began_ms,
         "parts": [[part.task, part.slot, *part.producer, *astuple(part.digest)] for part in decision.parts],
+        "fates": [part.fate for part in decision.parts],
     }
     packed = base64.b85encode(zlib.compress(json.dumps(body, separators=(",", ":")).encode())).decode()
     pieces = [packed[at : at + _CHUNK_BYTES] for at in range(0, len(packed), _CHUNK_BYTES)]
@@ -286,8 +307,10 @@ def decode(texts: Iterable[str]) -> Decision | None:
     try:
         body = json.loads(zlib.decompress(base64.b85decode(packed)))
         parts = tuple(
-            Part(task, slot, ProducerEpoch(producer_id, epoch), RowsDigest(rows, size, checksum))
-            for task, slot, producer_id, epoch, rows, size, checksum in body["parts"]
+            Part(task, slot, ProducerEpoch(pid, epoch), RowsDigest(rows, size, checksum), Fate(fate))
+            for (task, slot, pid, epoch, rows, size, checksum), fate in zip(
+                body["parts"], body["fates"], strict=True
+            )
         )
         batch = BatchIdentity(str(body["writer"]), int(body["number"]))
         progress = {
@@ -295,7 +318,8 @@ def decode(texts: Iterable[str]) -> Decision | None:
             for writer, (last, *digest, runs, forgotten) in body["progress"].items()
         }
         where = str(body["topic"]), int(body["partitions"])
-        return Decision(head.number, batch, int(body["tasks"]), parts, *where, progress)
+        began_ms = int(body["began_ms"])
+        return Decision(head.number, batch, int(body["tasks"]), parts, *where, progress, began_ms)
     except (ValueError, KeyError, TypeError, zlib.error) as error:
         raise ProtocolError(f"decision {head.number} cannot be read: {error!r}") from error
 

@@ -7,13 +7,14 @@ written by the driver that planned the batch, without another driver in between,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from kafka_sink.errors import IncompleteBatchError, TransactionError
 from kafka_sink.model import TopicPartition
 from kafka_sink.transactions import decision as decisions
-from kafka_sink.transactions.decision import BatchIdentity, Decision, Part, Written
+from kafka_sink.transactions import proof
+from kafka_sink.transactions.decision import BatchIdentity, Decision, Fate, Part, Written
 from kafka_sink.transactions.operations import (
     NO_TRANSACTION,
     OPEN,
@@ -33,24 +34,23 @@ from kafka_sink.transactions.operations import (
     fetch_stable_offsets,
     init_producer,
 )
+from kafka_sink.transactions.proof import BeganMs
 from kafka_sink.transactions.scope import Scope
-
-_NAMED = 5
-# When each of some transactions began, by its coordinator's clock; -1 where that is not known.
-BeganMs = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Ownership:
     """What planning found and took. ``claim`` is the driver's id, which the decision needs.
 
-    ``missing``: tasks of ``decision`` whose transactions ended without being committed. ``completed`` and
-    ``aborted``: when the transactions began that an earlier driver had left open and this one ended so.
+    ``missing``: tasks of ``decision`` whose transactions ended without being committed. ``unknown``: those of
+    which brokers have forgotten it. ``completed`` and ``aborted``: when the transactions began that an
+    earlier driver had left open and this one ended so.
     """
 
     claim: ProducerEpoch
     decision: Decision | None = None
     missing: frozenset[int] = frozenset()
+    unknown: frozenset[int] = frozenset()
     completed: BeganMs = ()
     aborted: BeganMs = ()
 
@@ -64,66 +64,123 @@ class Committed:
     aborted: BeganMs
 
 
-def take_over(scope: Scope) -> Steps[Ownership]:
-    """Fence other drivers of the prefix, complete what was decided, abort everything else that is open."""
+def take_over(scope: Scope, now_ms: float) -> Steps[Ownership]:
+    """Fence other drivers of the prefix, complete what was decided, abort everything else that is open.
+
+    ``now_ms``: the time of day. Raises TransactionError where another driver takes over meanwhile.
+    """
     claim = yield from init_producer(scope.driver_id)
+    return (yield from _settle(scope, claim, now_ms))
+
+
+def _settle(scope: Scope, claim: ProducerEpoch, now_ms: float) -> Steps[Ownership]:
+    """What was decided is completed, and everything else is aborted, by the owner of the prefix."""
     # Both at once, for every micro-batch waits for it; where nothing is left open, this is all.
-    seen, names = yield (
-        FetchOffsets(take_over_groups(scope)),
-        ListOpen(scope.prefix),
-    )
+    seen, names = yield (FetchOffsets(take_over_groups(scope)), ListOpen(scope.prefix))
+    left = proof.LeftOpen(claim, {})
     if names:
         # Of these, what a former coordinator does not know to be decided would be aborted.
-        claim = yield from _reach_coordinators(scope, claim, scope.decision_key(0), scope.mark_key(0))
+        left = yield from proof.look_at(scope, claim, names, scope.decision_key(0), scope.mark_key(0))
         seen = yield from fetch_offsets(*take_over_groups(scope))
     decision = yield from _decision_in(scope, seen)
-    not_visible: tuple[Part, ...] = ()
-    left_open: Mapping[str, Described] = {}
+    decided = () if decision is None else decision.parts
+    undone: tuple[Part, ...] = ()
     if decision is not None:
-        not_visible = yield from _not_visible(scope, decision, seen)
-    if not_visible:
-        left_open = yield from describe(*(scope.task_id(part.task, part.slot) for part in not_visible))
-        yield from _end(scope, not_visible)
-        (names,) = yield (ListOpen(scope.prefix),)
-    aborted = yield from abort_open(scope, claim, names)
-    missing: tuple[Part, ...] = ()
-    if decision is not None and not_visible:
-        # Everything else of the prefix is aborted, so asking for the marks in a way that waits for undecided
-        # transactions ends soon.
-        missing = yield from unmarked(scope, decision)
-    if decision is not None and missing:
-        where = replace(scope, topic=decision.topic, partitions=decision.partitions)
-        claim = yield from _reach_coordinators(scope, claim, *(where.mark_key(one.task) for one in missing))
-        missing = yield from unmarked(scope, decision)
-    completed = (_began_ms(scope, part, left_open) for part in not_visible if part not in missing)
+        absent = yield from proof.not_visible(scope, decision, seen)
+        undone = tuple(part for part in absent if part.fate is not Fate.LOST)
+    ids = tuple(scope.task_id(part.task, part.slot) for part in undone)
+    found: Mapping[str, Described] = {}
+    refused: tuple[Part, ...] = ()
+    if undone:
+        found, *results = yield (Describe(ids), *proof.ends_of(scope, undone))
+        refused = proof.refused_of(undone, results)
+    aborted = yield from proof.abort_others(left, scope, decided)
+    if decision is None:
+        return Ownership(left.claim, aborted=aborted)
+    verdict = yield from proof.judge(scope, left.claim, decision, refused, now_ms)
+    claim, decision = yield from _remember(scope, verdict, decision, refused, now_ms)
+    completed = (_began_ms(scope, part, found) for part in undone if part not in verdict.lost)
     return Ownership(
         claim,
         decision,
-        frozenset(part.task for part in missing),
-        completed=tuple(completed),
-        aborted=aborted,
+        frozenset(part.task for part in decision.parts if part.fate is Fate.LOST),
+        frozenset(part.task for part in verdict.unknown),
+        tuple(began for began in completed if began is not None),
+        aborted + verdict.aborted,
     )
 
 
-def abort(scope: Scope, claim: ProducerEpoch) -> Steps[Ownership | None]:
+def _remember(
+    scope: Scope, verdict: proof.Verdict, decision: Decision, refused: tuple[Part, ...], now_ms: float
+) -> Steps[tuple[ProducerEpoch, Decision]]:
+    """Record what is known of the decision's parts, while it is: what proves it expires.
+
+    So it does for a decision that is old, even where all is visible: the tasks of this run take the ids over,
+    which then tell nothing of it, and marks may have expired when the next run asks. This keeps what was
+    written of all writers from expiring, too.
+    """
+    is_old = abs(now_ms - decision.began_ms) >= proof.MARKS_LAST_MS
+    if not decision.parts or (not refused and not is_old):
+        return verdict.claim, decision
+    fates = {part.task: Fate.COMMITTED for part in decision.parts if part.fate is Fate.UNRECORDED}
+    fates |= {part.task: Fate.UNRECORDED for part in verdict.unknown}
+    fates |= {part.task: Fate.LOST for part in verdict.lost}
+    # Of what stays unknown the marks are not younger now.
+    began_ms = decision.began_ms if verdict.unknown else round(now_ms)
+    known = replace(decisions.recorded(decision, fates), began_ms=began_ms)
+    if verdict.unknown and known.parts == decision.parts:
+        return verdict.claim, decision
+    claim = yield from _decided(scope, verdict.claim, known)
+    # The commit of this run's batch builds on what it reads.
+    while None in (yield from fetch_stable_offsets(scope.decision_key(0))).values():
+        pass
+    return claim, known
+
+
+def abort(scope: Scope, claim: ProducerEpoch, now_ms: float) -> Steps[Ownership | None]:
     """After a failed batch: end what it left open, or complete it if it was decided.
 
-    None where another driver has taken over, whose business it is then. A decision raises the epoch by one,
-    and so does the time-out of the driver's own transaction; both end it. Another driver's take-over raises
-    the epoch, too, but leaves the id without any transaction, until that driver opens one.
+    None where another driver has taken over, whose business it is then. An abort under the driver's id
+    excludes a decision under the same claim, and fences nobody. It is refused after a decision, and after the
+    time-out of the driver's own transaction, which both raise the epoch by one and end a transaction. Another
+    driver's take-over raises the epoch, too, but leaves the id without any transaction, until that driver
+    opens one.
+
+    Nothing is recorded under the claim itself: where its decision is being committed, brokers take offsets of
+    that epoch into it until they have its marker.
     """
-    found = (yield from describe(scope.driver_id)).get(scope.driver_id)
-    if found is None:
+    (ended,) = yield (EndTransaction(scope.driver_id, claim, commit=False),)
+    if not isinstance(ended, Refused):
+        return (yield from _settle(scope, ProducerEpoch(*ended), now_ms))
+    found = (yield from describe(scope.driver_id, afresh=True)).get(scope.driver_id)
+    behind = None if found is None else epochs_behind(claim, found.producer)
+    if behind == 0:
+        # With protocol 1, an abort without a transaction is refused, too.
+        return (yield from take_over(scope, now_ms))
+    if found is None or found.state in (NO_TRANSACTION, OPEN) or behind != 1:
         return None
-    behind = epochs_behind(claim, found.producer)
-    if behind == 0 or (behind == 1 and found.state not in (NO_TRANSACTION, OPEN)):
-        return (yield from take_over(scope))
+    try:
+        claim = yield from proof.require_owner(scope, found.producer)
+    except TransactionError:
+        return None
+    return (yield from _settle(scope, claim, now_ms))
+
+
+def problem_of(scope: Scope, ownership: Ownership) -> str | None:
+    """What to say of a batch that is not complete, None where it is."""
+    decision = ownership.decision
+    if decision is not None and ownership.unknown:
+        return proof.unknowable(scope, decision, ownership.unknown)
+    if decision is not None and ownership.missing:
+        return proof.incomplete(scope, decision, ownership.missing)
     return None
 
 
-def _began_ms(scope: Scope, part: Part, found: Mapping[str, Described]) -> int:
+def _began_ms(scope: Scope, part: Part, found: Mapping[str, Described]) -> int | None:
+    """None where the part was not open any more."""
     one = found.get(scope.task_id(part.task, part.slot))
-    return one.started_ms if one is not None and one.producer == part.producer else -1
+    is_open = one is not None and one.producer == part.producer and one.state == OPEN
+    return one.started_ms if one is not None and is_open else None
 
 
 def take_over_groups(scope: Scope) -> tuple[str, ...]:
@@ -187,10 +244,16 @@ def _replace(
         parts=(),
         progress=progress,
     )
-    yield from _record(scope, claim, replacing)
+    yield from _decided(scope, claim, replacing)
+
+
+def _decided(scope: Scope, claim: ProducerEpoch, decision: Decision) -> Steps[ProducerEpoch]:
+    """Record and commit a decision; returns the new claim. Raises TransactionError."""
+    yield from _record(scope, claim, decision)
     (ended,) = yield (EndTransaction(scope.driver_id, claim, commit=True),)
     if isinstance(ended, Refused):
-        raise TransactionError(f"{OTHER_DRIVER} ({ended.error})")
+        raise proof.other_driver(scope, ended, f"whether {decision.batch} was decided is not known: ")
+    return ProducerEpoch(*ended)
 
 
 def decide(
@@ -203,62 +266,72 @@ def decide(
     """Record a decision and commit those of its parts that are written now.
 
     ``found`` describes their transactions. Raises TransactionError where nothing was decided or nobody knows,
-    IncompleteBatchError where it was and some transactions had ended by then.
+    or another driver completes it, IncompleteBatchError where it was and some transactions had ended by then.
     """
-    _require_open(scope, decision.batch, parts, found)
-    yield from _record(scope, claim, decision)
-    (ended,) = yield (EndTransaction(scope.driver_id, claim, commit=True),)
-    if isinstance(ended, Refused):
-        raise TransactionError(
-            f"whether {decision.batch} was decided is not known ({ended.error}), as {OTHER_DRIVER}. "
-            "The next run finds out, and completes it or writes it again"
-        )
+    found = yield from _require_open(scope, decision.batch, parts, found)
+    began = tuple(one for one in (_began_ms(scope, part, found) for part in parts) if one is not None)
+    earliest = min((one for one in (*began, decision.began_ms) if one >= 0), default=-1)
+    decision = replace(decision, began_ms=earliest)
+    claim = yield from _decided(scope, claim, decision)
     # The list first: a broker handles requests of one connection in order, and commits wait for its log.
-    names, *results = yield (ListOpen(scope.prefix), *_ends(scope, parts))
-    refused = _refused(parts, results)
+    names, *results = yield (ListOpen(scope.prefix), *proof.ends_of(scope, parts))
+    refused = proof.refused_of(parts, results)
     # The list was asked for together with the commits, so it may still name parts that have just been
-    # committed: leave those out. An open transaction under the id of a refused part is another
-    # attempt's: abort it.
+    # committed: leave those out.
     ours = {scope.task_id(part.task, part.slot) for part in parts if part not in refused}
-    aborted = yield from abort_open(scope, ended, [name for name in names if name not in ours])
-    if refused:
-        lost = yield from unmarked(scope, decision)
-        if lost:
-            raise IncompleteBatchError(incomplete(scope, decision, [part.task for part in lost]))
-    return Committed(tuple(_began_ms(scope, part, found) for part in parts), aborted)
+    left = yield from proof.look_at(scope, claim, [name for name in names if name not in ours])
+    aborted = yield from proof.abort_others(left, scope, parts)
+    # It was decided just now.
+    verdict = yield from proof.judge(scope, left.claim, decision, refused, decision.began_ms)
+    lost = [part.task for part in (*verdict.lost, *verdict.unknown)]
+    if lost:
+        raise IncompleteBatchError(proof.incomplete(scope, decision, lost))
+    return Committed(began, aborted + verdict.aborted)
 
 
 def _require_open(
     scope: Scope, batch: BatchIdentity, parts: tuple[Part, ...], found: Mapping[str, Described]
-) -> None:
-    """Raises TransactionError if a part's transaction is no longer open: a batch that has lost a part must
-    not be decided."""
+) -> Steps[Mapping[str, Described]]:
+    """The descriptions of transactions that are all open.
+
+    Raises TransactionError where one is not: a batch that has lost a part must not be decided.
+    """
     ids = {scope.task_id(part.task, part.slot): part for part in parts}
-    lost = [part.task for name, part in ids.items() if not _is_open(found.get(name), part.producer)]
+    doubtful = [name for name, part in ids.items() if not _is_open(found.get(name), part.producer)]
+    found = {**found, **(yield from describe(*doubtful, afresh=True))}
+    lost = [ids[name].task for name in doubtful if not _is_open(found.get(name), ids[name].producer)]
     if lost:
         raise TransactionError(
-            f"{batch} is not committed: the transactions of {_tasks(lost)} are no longer open. They were "
-            "open for longer than kafka.transaction.timeout.ms, or another run took "
+            f"{batch} is not committed: the transactions of {proof.named(lost)} are no longer open. They "
+            "were open for longer than kafka.transaction.timeout.ms, or another run took "
             f"transactional.id.prefix '{scope.prefix}' over"
         )
+    return found
 
 
 def _is_open(found: Described | None, producer: ProducerEpoch) -> bool:
     return found is not None and found.state == OPEN and found.producer == producer
 
 
-def require_last(scope: Scope, batch: BatchIdentity, expected: int, found: int) -> None:
+def require_last(
+    scope: Scope, claim: ProducerEpoch, batch: BatchIdentity, expected: int, found: int
+) -> Steps[None]:
     """Raises TransactionError if the last decision's number is not the one that a new decision builds on.
 
-    The claim keeps other drivers from deciding, so one of the two was not the last: a broker that was frozen
-    or cut off answers for groups that have another coordinator by now, until it learns of it.
+    Then another driver has taken over and decided. Or one of the two was not the last: a broker that was
+    frozen or cut off answers for groups that have another coordinator by now, until it learns of it.
     """
     if found != expected:
-        raise TransactionError(
-            f"{batch} is not committed: decision {max(found, expected)} was decided under "
-            f"transactional.id.prefix '{scope.prefix}', but a broker knew nothing after decision "
-            f"{min(found, expected)}. Start the query or job again"
-        )
+        yield from proof.require_owner(scope, claim)
+        raise _misled(scope, batch, expected, found)
+
+
+def _misled(scope: Scope, batch: BatchIdentity, expected: int, found: int) -> TransactionError:
+    return TransactionError(
+        f"{batch} is not committed: decision {max(found, expected)} was decided under "
+        f"transactional.id.prefix '{scope.prefix}', but a broker knew nothing after decision "
+        f"{min(found, expected)}. Start the query or job again"
+    )
 
 
 def _record(scope: Scope, claim: ProducerEpoch, decision: Decision) -> Steps[None]:
@@ -278,125 +351,9 @@ def _record(scope: Scope, claim: ProducerEpoch, decision: Decision) -> Steps[Non
     )
     for result in results:
         if isinstance(result, Refused):
-            raise TransactionError(
-                f"{decision.batch} is not committed: {OTHER_DRIVER} ({result.error}; "
-                f"transactional.id.prefix '{scope.prefix}')"
-            )
+            raise proof.other_driver(scope, result, f"{decision.batch} is not committed: ")
     head = decisions.newest_head(seen.values())
-    require_last(scope, decision.batch, decision.number - 1, 0 if head is None else head.number)
-
-
-def _end(scope: Scope, parts: tuple[Part, ...]) -> Steps[list[Part]]:
-    """Commit decided transactions; returns those for which Kafka refuses it, which says nothing yet."""
-    if not parts:
-        return []
-    return _refused(parts, (yield _ends(scope, parts)))
-
-
-def _ends(scope: Scope, parts: tuple[Part, ...]) -> tuple[EndTransaction, ...]:
-    return tuple(
-        EndTransaction(scope.task_id(part.task, part.slot), part.producer, commit=True) for part in parts
-    )
-
-
-def _refused(parts: tuple[Part, ...], results: Sequence[object]) -> list[Part]:
-    return [part for part, result in zip(parts, results, strict=True) if isinstance(result, Refused)]
-
-
-def _reach_coordinators(scope: Scope, claim: ProducerEpoch, *keys: OffsetKey) -> Steps[ProducerEpoch]:
-    """Offsets that are taken, and aborted, before what these keys' groups tell is acted upon.
-
-    Only a group's present coordinator can take them: see ``_record``. Returns the new claim.
-    """
-    a_key_of = {key.group: key for key in keys}
-    results = yield tuple(
-        RecordOffsets(scope.driver_id, claim, key.group, ((key.partition, ""),)) for key in a_key_of.values()
-    )
-    (ended,) = yield (EndTransaction(scope.driver_id, claim, commit=False),)
-    for result in (*results, ended):
-        if isinstance(result, Refused):
-            raise TransactionError(
-                f"{OTHER_DRIVER} ({result.error}; transactional.id.prefix '{scope.prefix}')"
-            )
-    return ProducerEpoch(*ended)
-
-
-def unmarked(scope: Scope, decision: Decision) -> Steps[tuple[Part, ...]]:
-    """The parts that were not committed, once no transaction with a mark for them is undecided.
-
-    A mark is in the transaction of its rows, and becomes visible with them.
-    """
-    where = replace(scope, topic=decision.topic, partitions=decision.partitions)
-    keys = {part.task: where.mark_key(part.task) for part in decision.parts}
-    marks = yield from fetch_stable_offsets(*keys.values())
-    return tuple(part for part in decision.parts if marks.get(keys[part.task]) != _mark(decision, part))
-
-
-def uncommitted(scope: Scope, decision: Decision) -> Steps[tuple[Part, ...]]:
-    """The parts that readers do not see at this moment. Waits for nothing: for people who look."""
-    return (yield from _not_visible(scope, decision, (yield from fetch_offsets(_first_mark_group(scope)))))
-
-
-def _not_visible(scope: Scope, decision: Decision, seen: Mapping[OffsetKey, str]) -> Steps[tuple[Part, ...]]:
-    """The parts whose mark is not visible at this moment; they may be committed all the same.
-
-    ``seen`` are offsets with those of the first group of marks.
-    """
-    where = replace(scope, topic=decision.topic, partitions=decision.partitions)
-    groups = {where.mark_key(part.task).group for part in decision.parts} - {_first_mark_group(scope)}
-    marks = set(seen.values())
-    if groups:
-        marks |= set((yield from fetch_offsets(*sorted(groups))).values())
-    return tuple(part for part in decision.parts if _mark(decision, part) not in marks)
-
-
-def _mark(decision: Decision, part: Part) -> str:
-    return decision.batch.mark(part.task, part.producer)
-
-
-def abort_open(scope: Scope, claim: ProducerEpoch, names: Iterable[str]) -> Steps[BeganMs]:
-    """Abort these of the prefix's tasks; returns when they began. Decided transactions are ended before.
-
-    Raises TransactionError where another driver took over. The order makes it safe: transactions are looked
-    at first and the driver's id after that. If that is unchanged, no later driver's tasks had begun when
-    their transactions were looked at, and what they begin later has other epochs, which are not aborted here.
-    """
-    found = yield from describe(*names)
-    if not found:
-        return ()
-    driver = yield from describe(scope.driver_id)
-    if scope.driver_id not in driver or driver[scope.driver_id].producer != claim:
-        raise TransactionError(f"{OTHER_DRIVER} (transactional.id.prefix '{scope.prefix}')")
-    still_open = [(name, one) for name, one in found.items() if one.state == OPEN]
-    if not still_open:
-        return ()
-    results = yield tuple(EndTransaction(name, one.producer, commit=False) for name, one in still_open)
-    return tuple(
-        one.started_ms
-        for (_, one), result in zip(still_open, results, strict=True)
-        if not isinstance(result, Refused)
-    )
-
-
-def incomplete(scope: Scope, decision: Decision, tasks: Iterable[int]) -> str:
-    """What to say of a batch that readers see a part of."""
-    lost = sorted(tasks)
-    rows = sum(decision.digest_of(task).rows for task in lost)
-    return (
-        f"{decision.batch} was decided, but the transactions of {_tasks(lost)} ({rows} rows of "
-        f"{sum(part.digest.rows for part in decision.parts)}) were ended before they could be committed: "
-        "nobody completed the batch within kafka.transaction.timeout.ms. Run the job again: with the same "
-        "tasks it writes just these rows. Where it cannot have the same tasks, 'python -m "
-        f"kafka_sink.transactions rewrite --bootstrap-servers ... --prefix {scope.prefix} --topic "
-        f"{scope.topic}' lets the next run write the whole batch, and readers see the other rows twice. See "
-        "'A batch is incomplete' in docs/exactly-once.md"
-    )
-
-
-OTHER_DRIVER = "another driver has taken the transactional ids over"
-
-
-def _tasks(tasks: list[int]) -> str:
-    named = ", ".join(map(str, tasks[:_NAMED]))
-    more = f" and {len(tasks) - _NAMED} more" if len(tasks) > _NAMED else ""
-    return f"task{'s' if len(tasks) > 1 else ''} {named}{more}"
+    last = 0 if head is None else head.number
+    if last != decision.number - 1:
+        # It has taken the offsets, so the claim holds.
+        raise _misled(scope, decision.batch, decision.number - 1, last)

@@ -20,6 +20,9 @@ OPEN, NO_TRANSACTION = "Ongoing", "Empty"
 # The last epoch that clients get of a producer id. The end of a transaction under it gives the transactional
 # id another producer id, with epoch 0 (KAFKA-18660).
 LAST_EPOCH = 32_766
+# And for one that was ended, or is being ended. Protocol 2 raises the epoch with the first of each.
+COMMITTED = frozenset({"PrepareCommit", "CompleteCommit"})
+ABORTED = frozenset({"PrepareAbort", "CompleteAbort", "PrepareEpochFence"})
 
 
 class ProducerEpoch(NamedTuple):
@@ -52,9 +55,14 @@ class InitProducer:
 
 @dataclass(frozen=True, slots=True)
 class Describe:
-    """Answer: a mapping from id to Described, without the ids that Kafka does not know."""
+    """Answer: a mapping from id to Described, without the ids that Kafka does not know.
+
+    ``afresh``: their coordinators are looked for again first. One that was frozen or cut off, and replaced,
+    answers from memory until it learns of it.
+    """
 
     transactional_ids: tuple[str, ...]
+    afresh: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +90,17 @@ class RecordOffsets:
 
 @dataclass(frozen=True, slots=True)
 class EndTransaction:
-    """Answer: the ProducerEpoch that the next transaction has, or Refused. Raises the epoch."""
+    """Answer: the ProducerEpoch that the next transaction has, or Refused. Raises the epoch.
+
+    An answer that is not Refused proves that this very transaction was ended so, now or before: Kafka appends
+    to a log for it, which only the present coordinator can do, or finds it there. Refused proves nothing: a
+    former coordinator says so from memory. An abort needs no open transaction. ``afresh`` as in Describe.
+    """
 
     transactional_id: str
     producer: ProducerEpoch
     commit: bool
+    afresh: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +116,8 @@ class FetchOffsets:
 
 @dataclass(frozen=True, slots=True)
 class FetchStableOffsets:
-    """The offsets of these keys, once no transaction has them pending. Result: as of FetchOffsets.
+    """The offsets of these keys. Result: as of FetchOffsets, but None for what a transaction that was not
+    ended has had pending for a moment.
 
     Keys must be named: asked for all offsets of a group, brokers leave out a pending one that had no value
     before, however stable the result must be (OffsetMetadataManager.fetchAllOffsets).
@@ -113,8 +128,9 @@ class FetchStableOffsets:
 
 @dataclass(frozen=True, slots=True)
 class ListOpen:
-    """Answer: the ids with an open transaction that a task with this prefix may have begun, of those that
-    have been open for longer than so many milliseconds."""
+    """Answer: the ids that a task with this prefix has an open transaction under, for longer than so many
+    milliseconds. With transaction protocol 2 also those that may begin one, as a task has taken the id over
+    and sent nothing yet; with protocol 1 each id that is not in use looks so."""
 
     prefix: str
     longer_than_ms: int = -1
@@ -152,11 +168,11 @@ def init_producer(transactional_id: str) -> Steps[ProducerEpoch]:
     return ProducerEpoch(*result)
 
 
-def describe(*transactional_ids: str) -> Steps[Mapping[str, Described]]:
+def describe(*transactional_ids: str, afresh: bool = False) -> Steps[Mapping[str, Described]]:
     """One Describe; asks nothing where there are no ids."""
     if not transactional_ids:
         return {}
-    (result,) = yield (Describe(transactional_ids),)
+    (result,) = yield (Describe(transactional_ids, afresh),)
     return dict(result)
 
 
@@ -166,7 +182,7 @@ def fetch_offsets(*groups: str) -> Steps[Mapping[OffsetKey, str]]:
     return dict(result)
 
 
-def fetch_stable_offsets(*keys: OffsetKey) -> Steps[Mapping[OffsetKey, str]]:
+def fetch_stable_offsets(*keys: OffsetKey) -> Steps[Mapping[OffsetKey, str | None]]:
     """One FetchStableOffsets; asks nothing where there are no keys."""
     if not keys:
         return {}

@@ -77,7 +77,7 @@ def plan(
         require_verified_writes(client, str(options.bootstrap_servers), options.max_block_ms)
         scope = Scope(prefix, topic, partitions)
         groups = driver.take_over_groups(scope)
-        ownership = client.run(driver.take_over(scope), options.max_block_ms, groups=groups)
+        ownership = client.run(driver.take_over(scope, wall_ms()), options.max_block_ms, groups=groups)
     handover = Handover.of(scope, ownership, wall_ms())
     if options.log_summary:
         _report_names(scope)
@@ -121,7 +121,7 @@ def abort(options: SinkOptions, planned: PlannedTransactions) -> BatchOutcome:
     if claim is None:
         return BatchOutcome()
     with client_of(options) as client:
-        ownership = client.run(driver.abort(planned.scope, claim), options.max_block_ms)
+        ownership = client.run(driver.abort(planned.scope, claim, wall_ms()), options.max_block_ms)
     if ownership is None:
         return BatchOutcome()
     _remember_claim(planned.scope, ownership.claim)

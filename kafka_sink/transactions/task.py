@@ -38,7 +38,7 @@ def begin(scope: Scope, claim: ProducerEpoch, task: int, attempt: int) -> Steps[
     for slot in range(attempt, attempt + _MAX_SLOTS * _NEXT_SLOT, _NEXT_SLOT):
         name = scope.task_id(task, slot)
         found = yield from describe(scope.driver_id, name)
-        _require_owner(scope, claim, found)
+        yield from require_owner(scope, claim, found)
         if name not in found or found[name].state != OPEN:
             return slot, (yield from init_producer(name))
     raise TransactionError(f"attempt {attempt} of task {task} has {_MAX_SLOTS} transactions open already")
@@ -61,7 +61,7 @@ def finish(
             f"the transaction '{name}' is no longer this task's ({refused.error}): it was open for longer "
             "than kafka.transaction.timeout.ms, or another attempt or run took its place"
         )
-    _require_owner(scope, claim, driver)
+    yield from require_owner(scope, claim, driver)
 
 
 def open_longer_than(scope: Scope, age_ms: float) -> Steps[int]:
@@ -75,10 +75,18 @@ def abort(scope: Scope, task: int, slot: int, producer: ProducerEpoch) -> Steps[
     yield (EndTransaction(scope.task_id(task, slot), producer, commit=False),)
 
 
-def _require_owner(scope: Scope, claim: ProducerEpoch, described: Mapping[str, Described]) -> None:
-    driver = described.get(scope.driver_id)
-    if driver is None or driver.producer != claim:
-        raise TransactionError(
-            f"this attempt comes too late: its batch was decided without it, or another driver uses "
-            f"transactional.id.prefix '{scope.prefix}'"
-        )
+def require_owner(
+    scope: Scope, claim: ProducerEpoch, described: Mapping[str, Described] | None = None
+) -> Steps[None]:
+    """Raises TransactionError if the claim is not the driver's any more. ``described``: by what is known."""
+    driver = (described or {}).get(scope.driver_id)
+    if driver is not None and driver.producer == claim:
+        return
+    # A former coordinator may have said so.
+    driver = (yield from describe(scope.driver_id, afresh=True)).get(scope.driver_id)
+    if driver is not None and driver.producer == claim:
+        return
+    raise TransactionError(
+        f"this attempt comes too late: its batch was decided without it, or another driver uses "
+        f"transactional.id.prefix '{scope.prefix}'"
+    )

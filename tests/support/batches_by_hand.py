@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -42,7 +42,7 @@ class Job:
         return self.client.run(steps, _PATIENCE_MS)
 
     def take_over(self) -> Handover:
-        return Handover.of(self.scope, self.run(driver.take_over(self.scope)), wall_ms())
+        return Handover.of(self.scope, self.run(driver.take_over(self.scope, wall_ms())), wall_ms())
 
     def attempt(self, handover: Handover, number: int, index: int, slot: int = 0) -> TaskAttempt:
         identity = BatchIdentity("query", number)
@@ -73,7 +73,8 @@ class Job:
             previous = yield from driver.read_decision(self.scope)
             parts = [report.part for report in reports if report.part is not None]
             decision = next_decision(self.scope, previous, reports[0].batch, len(reports), parts)
-            yield from driver._record(self.scope, handover.claim, decision)
+            timed = replace(decision, began_ms=round(wall_ms()))
+            yield from driver._record(self.scope, handover.claim, timed)
             yield (EndTransaction(self.scope.driver_id, handover.claim, commit=True),)
 
         self.run(steps())

@@ -1,16 +1,18 @@
 """Kafka's transactions as values: transaction protocol 2, with markers that take their time.
 
-Left out: brokers and their failures (an operation is repeated until its response is there), and expiry of
-ids and offsets.
+Brokers are there only as former coordinators, which answer from memory until they learn that others took
+their place. Left out: failures of brokers (an operation is repeated until its response is there).
 """
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
 from kafka_sink.transactions.operations import (
+    NO_TRANSACTION,
     OPEN,
     Describe,
     Described,
@@ -52,6 +54,8 @@ class Transaction:
     rows: list[Row] = field(default_factory=list)
     offsets: dict[OffsetKey, str] = field(default_factory=dict)
     began_ms: int = -1
+    # By Kafka.inits, when it was taken over last.
+    taken: int = 0
 
 
 class Kafka:
@@ -66,6 +70,10 @@ class Kafka:
         self._producer_ids = 0
         # What former coordinators of groups still answer, which have not learnt that others took their place.
         self.former: dict[str, dict[OffsetKey, str]] = {}
+        # And former coordinators of transactional ids.
+        self.former_ids: dict[str, Transaction] = {}
+        # How often ids were taken over.
+        self.inits = 0
         # The brokers' clock.
         self.now_ms = 0
 
@@ -74,12 +82,15 @@ class Kafka:
         match operation:
             case InitProducer(name):
                 return self._init(name)
-            case Describe(names):
-                known = [(name, self.transactions[name]) for name in names if name in self.transactions]
-                return {name: Described(one.state, one.producer, one.began_ms) for name, one in known}
+            case Describe(names, afresh):
+                if afresh:
+                    self._find_again(*names)
+                return self._describe(names)
             case ListOpen(prefix):
-                named = self.transactions.items()
-                return [name for name, t in named if name.startswith(f"{prefix}-task-") and t.state == OPEN]
+                # All brokers are asked.
+                named = [*self.transactions.items(), *self.former_ids.items()]
+                live = [name for name, one in named if one.state in (OPEN, NO_TRANSACTION)]
+                return list(dict.fromkeys(name for name in live if name.startswith(f"{prefix}-task-")))
             case Produce(name, producer, rows):
                 return self._write(name, producer, rows, {}) is None
             case RecordOffsets(name, producer, group, entries):
@@ -87,7 +98,9 @@ class Kafka:
                 self.former.pop(group, None)
                 offsets = {OffsetKey(group, partition): text for partition, text in entries}
                 return self._write(name, producer, (), offsets)
-            case EndTransaction(name, producer, commit):
+            case EndTransaction(name, producer, commit, afresh):
+                if afresh:
+                    self._find_again(name)
                 return self._end(name, producer, commit)
             case FetchOffsets(groups):
                 return {key: text for group in groups for key, text in self._answers(group).items()}
@@ -95,7 +108,21 @@ class Kafka:
                 return self._fetch_stable(keys)
         raise AssertionError(operation)
 
+    def _describe(self, names: tuple[str, ...]) -> dict[str, Described]:
+        known = {**self.transactions, **self.former_ids}
+        return {
+            name: Described(known[name].state, known[name].producer, known[name].began_ms)
+            for name in names
+            if name in known and known[name].producer.epoch >= 0
+        }
+
+    def _find_again(self, *names: str) -> None:
+        for name in names:
+            self.former_ids.pop(name, None)
+
     def _init(self, name: str) -> ProducerEpoch:
+        # Only the present coordinator can take an id over.
+        self._find_again(name)
         found = self.transactions.get(name)
         if found is None:
             self._producer_ids += 1
@@ -106,6 +133,8 @@ class Kafka:
             self.time_out(name)
         found.producer = self._next(found.producer)
         found.state, found.ended_with = "Empty", None
+        self.inits += 1
+        found.taken = self.inits
         return found.producer
 
     def _next(self, producer: ProducerEpoch) -> ProducerEpoch:
@@ -125,6 +154,11 @@ class Kafka:
         self, name: str, producer: ProducerEpoch, rows: tuple[Row, ...], offsets: dict[OffsetKey, str]
     ) -> Refused | None:
         found = self.transactions.get(name)
+        is_ending = found is not None and found.state.startswith("Prepare") and found.ended_with == producer
+        if found is not None and is_ending and offsets.keys() & found.offsets.keys():
+            # A partition that has not got the marker yet takes it into the transaction that is being ended.
+            found.offsets.update(offsets)
+            return None
         if found is None or found.producer != producer:
             return Refused("INVALID_PRODUCER_EPOCH")
         if found.state.startswith("Prepare"):
@@ -137,11 +171,24 @@ class Kafka:
         return None
 
     def _end(self, name: str, producer: ProducerEpoch, commit: bool) -> ProducerEpoch | Refused:
-        found = self.transactions.get(name)
+        former = self.former_ids.get(name)
+        if former is not None:
+            remembered = self._end_of(copy.deepcopy(former), producer, commit)
+            if isinstance(remembered, Refused) or former.ended_with == producer:
+                return remembered
+            # It would have to append to its log, which it cannot.
+            self._find_again(name)
+        return self._end_of(self.transactions.get(name), producer, commit)
+
+    def _end_of(
+        self, found: Transaction | None, producer: ProducerEpoch, commit: bool
+    ) -> ProducerEpoch | Refused:
         if found is None:
             return Refused("INVALID_PRODUCER_ID_MAPPING")
         complete = "CompleteCommit" if commit else "CompleteAbort"
-        if found.ended_with == producer and found.state.startswith("Prepare"):
+        if found.state.startswith("Prepare") and producer in (found.ended_with, found.producer):
+            if not commit:
+                return Refused("INVALID_TXN_STATE")
             raise NotYet
         if found.ended_with == producer and found.state == complete:
             return found.producer
@@ -176,13 +223,33 @@ class Kafka:
         """The group has another coordinator from now on, which the former one does not know yet."""
         self.former[group] = {key: text for key, text in self.offsets.items() if key.group == group}
 
+    def replace_coordinator_of_id(self, name: str) -> None:
+        """As ``replace_coordinator``, of a transactional id; it may not be known yet."""
+        known = self.transactions.get(name, Transaction(ProducerEpoch(-1, -1), "Dead"))
+        self.former_ids[name] = copy.deepcopy(known)
+
+    def expire_offsets(self, family: str) -> None:
+        """offsets.retention.minutes has passed for the offsets of this group."""
+        self.offsets = {key: text for key, text in self.offsets.items() if key.group != family}
+
+    def expire_ids(self) -> None:
+        """transactional.id.expiration.ms has passed for ids without a transaction."""
+        self.transactions = {
+            name: one for name, one in self.transactions.items() if one.state in (OPEN, "PrepareCommit")
+        }
+
     def _answers(self, group: str) -> dict[OffsetKey, str]:
         if group in self.former:
             return self.former[group]
         return {key: text for key, text in self.offsets.items() if key.group == group}
 
-    def _fetch_stable(self, keys: tuple[OffsetKey, ...]) -> dict[OffsetKey, str]:
+    def _fetch_stable(self, keys: tuple[OffsetKey, ...]) -> dict[OffsetKey, str | None]:
         current = [key for key in keys if key.group not in self.former]
-        if any(key in one.offsets for one in self.transactions.values() for key in current):
+        pending = {key for one in self.transactions.values() for key in current if key in one.offsets}
+        if any(
+            one.state == "PrepareCommit" for one in self.transactions.values() if pending & set(one.offsets)
+        ):
+            # Soon they are not, and the client waits for it.
             raise NotYet
-        return {key: text for key in keys for text in [self._answers(key.group).get(key)] if text is not None}
+        answers = {key: None if key in pending else self._answers(key.group).get(key) for key in keys}
+        return {key: text for key, text in answers.items() if text is not None or key in pending}

@@ -14,10 +14,18 @@ from typing import Any
 
 from kafka_sink.errors import IncompleteBatchError, TransactionError
 from kafka_sink.transactions import batch as batches
+from kafka_sink.transactions import decision as decisions
 from kafka_sink.transactions import driver, task
 from kafka_sink.transactions.batch import Duty, Handover, TaskReport
 from kafka_sink.transactions.decision import BatchIdentity, Part, RowsDigest
-from kafka_sink.transactions.operations import FetchOffsets, RecordOffsets
+from kafka_sink.transactions.operations import (
+    NO_TRANSACTION,
+    OPEN,
+    EndTransaction,
+    FetchOffsets,
+    ListOpen,
+    RecordOffsets,
+)
 from kafka_sink.transactions.scope import Scope
 from tests.support.transactions_of_kafka import Kafka, NotYet, Produce, Row
 
@@ -39,6 +47,9 @@ class Faults:
     late_attempts: int = 1
     layout_changes: int = 0
     former_coordinators: int = 0
+    former_coordinators_of_ids: int = 0
+    weeks: int = 0
+    expires_ids: bool = False
 
 
 @dataclass
@@ -54,6 +65,8 @@ class Actor:
     result: Any = None
     error: Exception | None = None
     children: list[Actor] = field(default_factory=list)
+    # By Kafka.inits, when it asked for what is open last.
+    listed: int = -1
 
 
 @dataclass
@@ -90,8 +103,13 @@ class World:
         self.copies: list[Any] = []
         self.lost_after_decision = False
         self.loud: list[Exception] = []
+        # Decided transactions that a driver aborted, and ids that a driver left for others to write under.
+        self.aborted_decided: list[str] = []
+        self.escaped: list[str] = []
         self.trace: list[str] = []
         self._serial = 0
+        # Operations that Kafka would not handle yet, until something has happened.
+        self._not_yet: list[Any] = []
         self.start_driver()
 
     # -- actors -----------------------------------------------------------------------------------
@@ -111,7 +129,8 @@ class World:
         while self.commit_log < self.settings.count:
             number = self.commit_log
             rows = self.settings.layouts[self.layout]
-            ownership = yield from self.settings.take_over(SCOPE)
+            ownership = yield from self.settings.take_over(SCOPE, self.kafka.now_ms)
+            self._look_for_escaped(me)
             handover = self.settings.handover(SCOPE, ownership, self.kafka.now_ms)
             try:
                 attempts = [
@@ -119,14 +138,25 @@ class World:
                 ]
                 reports = yield attempts
                 yield from self.settings.commit(reports, records_empty=False)
+                self._look_for_escaped(me)
             except (TransactionError, IncompleteBatchError):
                 with contextlib.suppress(TransactionError):
-                    yield from self.settings.abort(SCOPE, ownership.claim)
+                    yield from self.settings.abort(SCOPE, ownership.claim, self.kafka.now_ms)
                 raise
             # Spark's own commit log refuses what another driver of the checkpoint has written.
             if self.commit_log != number:
                 return
             self.commit_log = number + 1
+
+    def _look_for_escaped(self, me: Actor) -> None:
+        """No id may be written under that a task had taken over when the driver looked for such ids."""
+        self.escaped += [
+            name
+            for name, one in self.kafka.transactions.items()
+            if name.startswith(f"{SCOPE.prefix}-task-")
+            and one.state in (OPEN, NO_TRANSACTION)
+            and one.taken <= me.listed
+        ]
 
     def _spawn(
         self, parent: Actor, handover: Handover, number: int, index: int, attempt: int, rows: tuple[int, ...]
@@ -172,6 +202,8 @@ class World:
             actor.awaits_tasks = wanted
         else:
             actor.waiting = dict(enumerate(wanted))
+            if any(isinstance(operation, ListOpen) for operation in wanted):
+                actor.listed = self.kafka.inits
             actor.responses = {}
             if not wanted:
                 self._advance(actor, ())
@@ -187,17 +219,21 @@ class World:
             found += [
                 (f"{actor.name}: {operation}", lambda a=actor, i=index: self._deliver(a, i))
                 for index, operation in actor.waiting.items()
-                if not self._is_behind(actor, index)
+                if not self._is_behind(actor, index) and not any(operation is one for one in self._not_yet)
             ]
             if actor.awaits_tasks is not None and self._tasks_over(actor):
                 found.append((f"{actor.name}: tasks over", lambda a=actor: self._collect(a)))
         found += [
-            (f"markers of {name}", lambda n=name: self.kafka.write_markers(n))
+            (f"markers of {name}", lambda n=name: self._write_markers(n))
             for name in self.kafka.pending_markers()
         ]
         found += [
             (f"former coordinator of {group} learns of it", lambda g=group: self.kafka.former.pop(g, None))
             for group in self.kafka.former
+        ]
+        found += [
+            (f"former coordinator of {name} learns of it", lambda n=name: self.kafka.former_ids.pop(n, None))
+            for name in self.kafka.former_ids
         ]
         return found
 
@@ -232,6 +268,18 @@ class World:
         if faults.former_coordinators:
             groups = {key.group: None for key in self.kafka.offsets if key.group not in self.kafka.former}
             found += [(f"other coordinator of {g}", lambda g=g: self._replace_coordinator(g)) for g in groups]
+        if faults.former_coordinators_of_ids:
+            ids = [
+                SCOPE.driver_id,
+                *(name for name in self.kafka.transactions if name not in self.kafka.former_ids),
+            ]
+            ids += [name for name in (SCOPE.task_id(0, 0),) if name not in self.kafka.transactions]
+            found += [
+                (f"other coordinator of id {name}", lambda n=name: self._replace_coordinator_of_id(n))
+                for name in dict.fromkeys(ids)
+            ]
+        if faults.weeks:
+            found.append(("a week passes", self._pass_week))
         if faults.layout_changes:
             found.append(("other layout", self._change_layout))
         return found
@@ -243,19 +291,44 @@ class World:
             return False
         options = moves * self.settings.patience + faults
         label, act = options[self.choose(len(options))]
+        if act in (one for _, one in faults):
+            self._not_yet = []
         self.trace.append(label)
         act()
         return True
 
     def _deliver(self, actor: Actor, index: int) -> None:
+        self._look_for_suicide(actor.waiting[index])
         try:
             actor.responses[index] = self.kafka.execute(actor.waiting[index])
         except NotYet:
             self.trace[-1] += " (not yet)"
+            self._not_yet.append(actor.waiting[index])
             return
+        self._not_yet = []
         del actor.waiting[index]
         if not actor.waiting:
             self._advance(actor, tuple(actor.responses[i] for i in sorted(actor.responses)))
+
+    def _write_markers(self, name: str) -> None:
+        self._not_yet = []
+        self.kafka.write_markers(name)
+
+    def _look_for_suicide(self, operation: Any) -> None:
+        """No decided transaction that is open may be aborted."""
+        if not isinstance(operation, EndTransaction) or operation.commit:
+            return
+        found = self.kafka.transactions.get(operation.transactional_id)
+        if found is None or found.state != OPEN or found.producer != operation.producer:
+            return
+        group = SCOPE.decision_key(0).group
+        decision = decisions.decode(text for key, text in self.kafka.offsets.items() if key.group == group)
+        for part in () if decision is None else decision.parts:
+            if (SCOPE.task_id(part.task, part.slot), part.producer) == (
+                operation.transactional_id,
+                operation.producer,
+            ):
+                self.aborted_decided.append(operation.transactional_id)
 
     def _tasks_over(self, actor: Actor) -> bool:
         """Every partition has an attempt that succeeded, or one of them has none left that could."""
@@ -315,6 +388,18 @@ class World:
         self.faults.former_coordinators -= 1
         self.kafka.replace_coordinator(group)
 
+    def _replace_coordinator_of_id(self, name: str) -> None:
+        self.faults.former_coordinators_of_ids -= 1
+        self.kafka.replace_coordinator_of_id(name)
+
+    def _pass_week(self) -> None:
+        """Marks expire, and their decision not yet."""
+        self.faults.weeks -= 1
+        self.kafka.now_ms += 7 * 86_400_000
+        self.kafka.expire_offsets(SCOPE.mark_key(0).group)
+        if self.faults.expires_ids:
+            self.kafka.expire_ids()
+
     def _change_layout(self) -> None:
         self.faults.layout_changes -= 1
         self.layout = (self.layout + 1) % len(self.settings.layouts)
@@ -327,6 +412,7 @@ class World:
         for actor in self.actors:
             actor.done = True
         self.kafka.former.clear()
+        self.kafka.former_ids.clear()
         for _ in range(2 + 2 * self.settings.count):
             if self.commit_log >= self.settings.count:
                 break
@@ -340,14 +426,14 @@ class World:
                 act()
                 if label.endswith("(not yet)") or self.trace[-1].endswith("(not yet)"):
                     for name in self.kafka.pending_markers():
-                        self.kafka.write_markers(name)
+                        self._write_markers(name)
         for name in self.kafka.pending_markers():
             self.kafka.write_markers(name)
 
     def is_stuck(self) -> bool:
         """Whether the last run said that a batch is incomplete, and why it cannot complete it."""
-        last = [actor for actor in self.actors if actor.name.startswith("driver")][-1]
-        return isinstance(last.error, IncompleteBatchError)
+        driver = [actor for actor in self.actors if actor.name.startswith("driver")][-1]
+        return any(isinstance(one.error, IncompleteBatchError) for one in (driver, *driver.children))
 
     def expected(self) -> set[Row]:
         """The rows of the batches that Spark will not run again."""

@@ -17,6 +17,7 @@ from kafka_sink.network.transaction_requests import (
     CommittedOffset,
     CoordinatorsResponse,
     DescribeTransactionsResponse,
+    EndTxnResponse,
     FoundCoordinator,
     ListTransactionsResponse,
     OffsetFetchResponse,
@@ -27,14 +28,17 @@ from kafka_sink.options import parse
 from kafka_sink.transactions import client as module
 from kafka_sink.transactions.client import TransactionClient
 from kafka_sink.transactions.operations import (
+    EndTransaction,
     FetchOffsets,
     ListOpen,
     OffsetKey,
     ProducerEpoch,
     RecordOffsets,
+    Refused,
     Steps,
     describe,
     fetch_offsets,
+    fetch_stable_offsets,
 )
 
 NODES = (Node(1, "a", 1, None), Node(2, "b", 2, None), Node(3, "c", 3, None))
@@ -159,6 +163,66 @@ def test_without_any_broker_a_step_ends_with_its_time(network: Network) -> None:
 
     with pytest.raises(DeliveryError, match="within the time allowed"):
         client.run(fetch_offsets("p-decision"), 20_000)
+
+
+class WithoutGroups(Network):
+    """Brokers that tell a group without offsets from one that was never there, as Kafka does not."""
+
+    def of_groups(self, node: int, api: int) -> Any:
+        if api == apis.FIND_COORDINATOR:
+            return CoordinatorsResponse({"g": FoundCoordinator(NODES[0], 0, None)})
+        return OffsetFetchResponse({"g": (kafka_errors.GROUP_ID_NOT_FOUND, {})})
+
+
+def test_a_group_that_does_not_exist_has_no_offsets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches: the first batch under a prefix failed on brokers that answer so."""
+    network = WithoutGroups()
+    monkeypatch.setattr(module, "monotonic_ms", lambda: network.now_ms)
+    monkeypatch.setattr(module, "NetworkClient", lambda *_: network)
+    client = TransactionClient(parse({"kafka.bootstrap.servers": "a:1"}).options)
+    assert client.run(fetch_offsets("g"), 60_000) == {}
+    assert client.run(fetch_stable_offsets(OffsetKey("g", PLACE)), 60_000) == {}
+
+
+class FormerCoordinator(Network):
+    """Broker 1 was an id's coordinator and takes itself for it still; broker 2 is. Offsets stay pending."""
+
+    def of_groups(self, node: int, api: int) -> Any:
+        if api == apis.FIND_COORDINATOR:
+            found = FoundCoordinator(NODES[0 if node == 1 else 1], 0, None)
+            return CoordinatorsResponse({"g": found, "id": found})
+        if api == apis.OFFSET_FETCH:
+            pending = CommittedOffset(-1, "", kafka_errors.UNSTABLE_OFFSET_COMMIT)
+            return OffsetFetchResponse({"g": (0, {PLACE: pending})})
+        return EndTxnResponse(kafka_errors.PRODUCER_FENCED, -1, -1) if node == 1 else EndTxnResponse(0, 1, 1)
+
+
+def test_a_coordinator_that_is_not_believed_is_asked_for_at_another_broker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Catches: a broker that was frozen and replaced named itself again, and so the driver gave up."""
+    network = FormerCoordinator()
+    monkeypatch.setattr(module, "monotonic_ms", lambda: network.now_ms)
+    monkeypatch.setattr(module, "NetworkClient", lambda *_: network)
+
+    def end(*, afresh: bool) -> Steps[Any]:
+        (ended,) = yield (EndTransaction("id", ProducerEpoch(1, 0), commit=True, afresh=afresh),)
+        return ended
+
+    client = TransactionClient(parse({"kafka.bootstrap.servers": "a:1"}).options)
+    assert client.run(end(afresh=False), 60_000) == Refused("PRODUCER_FENCED")
+    assert client.run(end(afresh=True), 60_000) == ProducerEpoch(1, 1)
+    assert client.run(end(afresh=False), 60_000) == ProducerEpoch(1, 1)
+
+
+def test_an_offset_that_stays_pending_is_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches: a run that waited for a mark in a transaction that only it could end, until its bound."""
+    network = FormerCoordinator()
+    monkeypatch.setattr(module, "monotonic_ms", lambda: network.now_ms)
+    monkeypatch.setattr(module, "NetworkClient", lambda *_: network)
+    client = TransactionClient(parse({"kafka.bootstrap.servers": "a:1"}).options)
+    assert client.run(fetch_stable_offsets(OffsetKey("g", PLACE)), 60_000) == {OffsetKey("g", PLACE): None}
+    assert network.now_ms < 5_000
 
 
 def test_a_topic_that_is_created_again_with_fewer_partitions_is_asked_for_again(network: Network) -> None:

@@ -11,9 +11,10 @@ import pytest
 
 from kafka_sink.transactions import batch as batches
 from kafka_sink.transactions import decision as decisions
-from kafka_sink.transactions import driver, task
+from kafka_sink.transactions import driver, proof, task
 from kafka_sink.transactions.batch import Handover
 from kafka_sink.transactions.operations import (
+    OPEN,
     EndTransaction,
     ListOpen,
     Steps,
@@ -53,8 +54,13 @@ def problems(settings: Settings, walks: int, *, stop: bool = False) -> list[str]
             found.append(f"seed {seed}: doubled {world.doubled()}")
         if world.lost():
             found.append(f"seed {seed}: lost {world.lost()}")
-        # A batch may stay incomplete only where its tasks have changed.
-        if world.commit_log < settings.count and not (world.is_stuck() and len(settings.layouts) > 1):
+        if world.aborted_decided:
+            found.append(f"seed {seed}: aborted {world.aborted_decided}, which were decided")
+        if world.escaped:
+            found.append(f"seed {seed}: tasks may still write under {world.escaped}")
+        # A batch may stay incomplete only where its tasks have changed, or brokers have forgotten.
+        may_be_stuck = len(settings.layouts) > 1 or settings.faults.expires_ids
+        if world.commit_log < settings.count and not (world.is_stuck() and may_be_stuck):
             found.append(f"seed {seed}: never done")
         if found and stop:
             return found
@@ -70,6 +76,10 @@ SETTINGS = {
         layouts=LAYOUTS, faults=replace(CRASHES, late_copies=0, layout_changes=2)
     ),
     "former coordinators": Settings(faults=replace(CRASHES, former_coordinators=3)),
+    "former coordinators of ids": Settings(faults=replace(CRASHES, former_coordinators_of_ids=3)),
+    "weeks": Settings(count=3, faults=Faults(crashes=0, drivers=0, late_copies=0, late_attempts=0, weeks=3)),
+    # Attempts that thaw after weeks take ids over, and nobody can know any more.
+    "weeks and zombies": Settings(count=3, faults=replace(CRASHES, weeks=2, expires_ids=True)),
     "epochs run out": Settings(count=3, faults=replace(CRASHES, timeouts=2), last_epoch=2),
     "timeouts and other tasks": Settings(
         layouts=LAYOUTS, faults=replace(CRASHES, timeouts=2, layout_changes=1)
@@ -92,8 +102,8 @@ def test_the_model_reaches_what_it_is_for() -> None:
         seen.update(["skipped"] if outcome.skipped is not None else [])
         return outcome
 
-    def take_over(scope: Any) -> Steps[Any]:
-        ownership = yield from driver.take_over(scope)
+    def take_over(scope: Any, now_ms: float) -> Steps[Any]:
+        ownership = yield from driver.take_over(scope, now_ms)
         seen.update(name for name in ("completed", "aborted", "missing") if getattr(ownership, name))
         return ownership
 
@@ -110,41 +120,48 @@ def test_the_model_reaches_what_it_is_for() -> None:
 # -- wrong protocols, which the model must tell from the right one ---------------------------------
 
 
-def without_completing(scope: Any) -> Steps[Any]:
+def abort_all(scope: Any, claim: Any) -> Steps[Any]:
+    (names,) = yield (ListOpen(scope.prefix),)
+    left = yield from proof.look_at(scope, claim, names)
+    yield from proof.abort_others(left, scope, ())
+    return left.claim
+
+
+def without_completing(scope: Any, _: float) -> Steps[Any]:
     """Planning aborts what an earlier driver has decided."""
     claim = yield from init_producer(scope.driver_id)
     decision = yield from driver.read_decision(scope)
-    yield from driver.abort_open(scope, claim, (yield (ListOpen(scope.prefix),))[0])
-    return driver.Ownership(claim, decision)
+    return driver.Ownership((yield from abort_all(scope, claim)), decision)
 
 
-def without_taking_over(scope: Any) -> Steps[Any]:
+def without_taking_over(scope: Any, now_ms: float) -> Steps[Any]:
     """Planning reads without fencing, so it shares the driver's epoch with an older driver."""
     known = yield from describe(scope.driver_id)
     if scope.driver_id not in known:
-        return (yield from driver.take_over(scope))
-    claim = known[scope.driver_id].producer
+        return (yield from driver.take_over(scope, now_ms))
     decision = yield from driver.read_decision(scope)
     if decision is not None:
-        yield from driver._end(scope, decision.parts)
-    yield from driver.abort_open(scope, claim, (yield (ListOpen(scope.prefix),))[0])
-    return driver.Ownership(claim, decision)
+        yield proof.ends_of(scope, decision.parts)
+    (names,) = yield (ListOpen(scope.prefix),)
+    found = yield from describe(*names)
+    yield from proof.abort_others(proof.LeftOpen(known[scope.driver_id].producer, found), scope, ())
+    return driver.Ownership(known[scope.driver_id].producer, decision)
 
 
 def seen(scope: Any) -> Steps[Any]:
     return (yield from fetch_offsets(scope.mark_key(0).group))
 
 
-def takes_pending_marks_for_missing(scope: Any) -> Steps[Any]:
+def takes_pending_marks_for_missing(scope: Any, _: float) -> Steps[Any]:
     """The marks are read without waiting for transactions that are committed and not visible yet."""
     claim = yield from init_producer(scope.driver_id)
     decision = yield from driver.read_decision(scope)
     missing: tuple[Any, ...] = ()
     if decision is not None:
-        undone = yield from driver._not_visible(scope, decision, (yield from seen(scope)))
-        yield from driver._end(scope, undone)
-        yield from driver.abort_open(scope, claim, (yield (ListOpen(scope.prefix),))[0])
-        missing = yield from driver._not_visible(scope, decision, (yield from seen(scope)))
+        undone = yield from proof.not_visible(scope, decision, (yield from seen(scope)))
+        yield proof.ends_of(scope, undone)
+        claim = yield from abort_all(scope, claim)
+        missing = yield from proof.not_visible(scope, decision, (yield from seen(scope)))
     return driver.Ownership(claim, decision, frozenset(part.task for part in missing))
 
 
@@ -177,9 +194,50 @@ def repairs_whatever_the_tasks_are(reports: Any, **named: Any) -> Steps[Any]:
     return (yield from batches.commit(reports, **named))
 
 
+def aborts_what_was_refused(reports: Any, **_: Any) -> Steps[Any]:
+    """An open transaction whose commit is refused is taken for another attempt's."""
+    parts = tuple(report.part for report in reports if report.part is not None)
+    one = reports[0]
+    previous, found = yield from driver.look(one.scope, parts)
+    yield from driver._require_open(one.scope, one.batch, parts, found)
+    decision = decisions.next_decision(one.scope, previous, one.batch, len(reports), parts)
+    claim = yield from driver._decided(one.scope, one.claim, decision)
+    names, *results = yield (ListOpen(one.scope.prefix), *proof.ends_of(one.scope, parts))
+    refused = proof.refused_of(parts, results)
+    accepted = {one.scope.task_id(part.task, part.slot) for part in parts if part not in refused}
+    left = yield from proof.look_at(one.scope, claim, [name for name in names if name not in accepted])
+    yield from proof.abort_others(left, one.scope, ())
+
+
+def takes_expired_marks_for_missing(scope: Any, now_ms: float) -> Steps[Any]:
+    """What is not proven by a mark is taken for lost."""
+    found = yield from driver.take_over(scope, now_ms)
+    if found.decision is None:
+        return found
+    parts = tuple(replace(part, fate=decisions.Fate.UNRECORDED) for part in found.decision.parts)
+    decision = replace(found.decision, parts=parts)
+    absent = yield from proof.not_visible(scope, decision, (yield from seen(scope)))
+    return replace(found, missing=frozenset(part.task for part in absent))
+
+
+def ends_only_what_is_open(reports: Any, **named: Any) -> Steps[Any]:
+    """Ids that a task has taken over, and not written under yet, are left to it."""
+    steps, answers = batches.commit(reports, **named), list[Any]()
+    while True:
+        try:
+            wanted = steps.send(tuple(answers)) if answers else next(steps)
+        except StopIteration as stop:
+            return stop.value
+        answers = list((yield wanted))
+        for index, operation in enumerate(wanted):
+            if isinstance(operation, ListOpen):
+                found = yield from describe(*answers[index])
+                answers[index] = [name for name, one in found.items() if one.state == OPEN]
+
+
 def leaves_no_mark(scope: Any, claim: Any, *_: Any) -> Steps[None]:
     """A transaction that was committed looks like one that timed out."""
-    task._require_owner(scope, claim, (yield from describe(scope.driver_id)))
+    yield from task.require_owner(scope, claim)
 
 
 _CRASHES, _DRIVERS, _TIMEOUTS, _OTHER_TASKS = (
@@ -196,6 +254,12 @@ WRONG: dict[str, tuple[str, dict[str, Any]]] = {
     "progress forgotten": (_CRASHES, {"handover": forgets_progress}),
     "missing tasks forgotten": (_TIMEOUTS, {"handover": forgets_what_is_missing}),
     "repair of other tasks": (_OTHER_TASKS, {"commit": repairs_whatever_the_tasks_are}),
+    "decided transactions aborted where a former coordinator refused to commit them": (
+        "former coordinators of ids",
+        {"commit": aborts_what_was_refused},
+    ),
+    "expired marks taken for missing": ("weeks", {"take_over": takes_expired_marks_for_missing}),
+    "ids without a transaction left to their tasks": (_CRASHES, {"commit": ends_only_what_is_open}),
     "no mark": (_TIMEOUTS, {"finish": leaves_no_mark}),
 }
 
@@ -232,7 +296,7 @@ def in_all_orders(settings: Settings, most: int) -> Iterator[World]:
     raise AssertionError(f"more than {most} orders")
 
 
-def dies(_: Scope, __: Any) -> Steps[None]:
+def dies(_: Scope, __: Any, ___: float) -> Steps[None]:
     """A driver that does not get as far as to abort what failed."""
     yield from ()
 

@@ -11,7 +11,7 @@ import pytest
 from kafka_sink.errors import ChangedBatchError, IncompleteBatchError, TransactionError
 from kafka_sink.model import EndedTransactions
 from kafka_sink.transactions import batch as batches
-from kafka_sink.transactions import driver, task
+from kafka_sink.transactions import driver, proof, task
 from kafka_sink.transactions.batch import Duty, Handover, TaskReport
 from kafka_sink.transactions.decision import BatchIdentity, Part, RowsDigest
 from kafka_sink.transactions.operations import (
@@ -65,7 +65,7 @@ class Cluster:
             self.kafka.write_markers(name)
 
     def plan(self, scope: Scope = SCOPE) -> Handover:
-        return Handover.of(scope, self.run(driver.take_over(scope)), self.kafka.now_ms)
+        return Handover.of(scope, self.run(driver.take_over(scope, self.kafka.now_ms)), self.kafka.now_ms)
 
     def write(
         self,
@@ -130,7 +130,7 @@ def test_marks_of_a_batchs_first_writing_do_not_stand_for_its_second() -> None:
     with pytest.raises(Died):
         cluster.commit(*reports, die_before=ends_task(1))
     cluster.kafka.time_out(SCOPE.task_id(1, 0))
-    broken = cluster.run(driver.take_over(SCOPE))
+    broken = cluster.run(driver.take_over(SCOPE, 0))
     assert broken.missing == {1}
     assert broken.completed == (), "what the first run committed was not left open, and the rest is lost"
     cluster.run(driver.forget(SCOPE, broken.claim, broken.decision))
@@ -139,7 +139,7 @@ def test_marks_of_a_batchs_first_writing_do_not_stand_for_its_second() -> None:
     reports = [cluster.write(run, 0, 0, 2), cluster.write(run, 0, 1, 0, 1)]
     with pytest.raises(Died):
         cluster.commit(*reports, die_before=ends_task(0))
-    found = cluster.run(driver.take_over(SCOPE))
+    found = cluster.run(driver.take_over(SCOPE, 0))
     assert (len(found.completed), found.aborted, found.missing) == (2, (), frozenset())
     assert cluster.kafka.visible[0, 2] == 1
 
@@ -150,7 +150,7 @@ def test_marks_are_looked_for_where_the_tasks_left_them() -> None:
     cluster = Cluster()
     run = cluster.plan()
     cluster.commit(*(cluster.write(run, 0, index, index) for index in range(3)))
-    found = cluster.run(driver.take_over(replace(SCOPE, partitions=3)))
+    found = cluster.run(driver.take_over(replace(SCOPE, partitions=3), 0))
     assert (found.completed, found.missing) == ((), frozenset())
 
 
@@ -212,12 +212,9 @@ def test_a_commit_counts_what_planning_ended_for_an_earlier_run() -> None:
 
 
 def test_a_transaction_that_somebody_else_has_ended_is_not_counted_as_aborted() -> None:
-    claim = ProducerEpoch(1, 0)
     found = {name: Described("Ongoing", ProducerEpoch(number, 0), number) for number, name in enumerate("ab")}
-    steps = driver.abort_open(SCOPE, claim, "ab")
+    steps = proof.abort_others(proof.LeftOpen(ProducerEpoch(1, 0), found), SCOPE, ())
     next(steps)
-    steps.send((found,))
-    steps.send(({SCOPE.driver_id: Described("Empty", claim)},))
     with pytest.raises(StopIteration) as ended:
         steps.send((Refused("INVALID_TXN_STATE"), None))
     assert ended.value.value == (1,)
@@ -264,7 +261,7 @@ def test_an_abort_of_a_replaced_driver_leaves_its_successor_alone() -> None:
     cluster.write(replaced, 0, 0, 0)
     successor = cluster.plan()
     report = cluster.write(successor, 0, 0, 0)
-    assert cluster.run(driver.abort(SCOPE, replaced.claim)) is None
+    assert cluster.run(driver.abort(SCOPE, replaced.claim, 0)) is None
     cluster.commit(report)
     assert dict(cluster.kafka.visible) == {(0, 0): 1}
 
@@ -277,7 +274,7 @@ def test_an_abort_of_a_replaced_driver_leaves_alone_what_its_successor_is_decidi
     report = cluster.write(successor, 0, 0, 0)
     with pytest.raises(Died):
         cluster.commit(report, die_before=ends_driver)
-    assert cluster.run(driver.abort(SCOPE, replaced.claim)) is None
+    assert cluster.run(driver.abort(SCOPE, replaced.claim, 0)) is None
     # As if it had only been slow.
     cluster.commit(report)
     assert dict(cluster.kafka.visible) == {(0, 0): 1}
@@ -289,7 +286,7 @@ def test_an_abort_after_the_decision_completes_it() -> None:
     reports = [cluster.write(run, 0, index, index) for index in range(2)]
     with pytest.raises(Died):
         cluster.commit(*reports, die_before=ends_task(1))
-    assert len(cluster.run(driver.abort(SCOPE, run.claim)).completed) == 1
+    assert len(cluster.run(driver.abort(SCOPE, run.claim, 0)).completed) == 1
     assert dict(cluster.kafka.visible) == {(0, 0): 1, (0, 1): 1}
 
 
@@ -303,7 +300,7 @@ def test_an_abort_of_what_was_recorded_and_not_decided_aborts_all_of_it() -> Non
             cluster.commit(*reports, die_before=ends_driver)
         if times_out:
             cluster.kafka.time_out(SCOPE.driver_id)
-        assert len(cluster.run(driver.abort(SCOPE, run.claim)).aborted) == 2
+        assert len(cluster.run(driver.abort(SCOPE, run.claim, 0)).aborted) == 2
         assert cluster.kafka.open() == []
         assert not cluster.kafka.visible
 
@@ -320,7 +317,7 @@ def test_a_version_is_written_once_whether_its_first_job_was_aborted_before_or_a
         if decided:
             with pytest.raises(Died):
                 cluster.commit(*reports, die_before=ends_task(0))
-        ended = cluster.run(driver.abort(SCOPE, first.claim))
+        ended = cluster.run(driver.abort(SCOPE, first.claim, 0))
         assert (len(ended.completed), len(ended.aborted)) == ((2, 0) if decided else (0, 2))
         again = cluster.plan()
         batch = BatchIdentity.of_application("nightly", "t", 7)
@@ -363,7 +360,7 @@ def test_a_decision_that_planning_did_not_see_is_not_made_again(*, learns: bool)
     with pytest.raises(TransactionError, match="decision 1 was decided"):
         cluster.commit(report)
     assert dict(cluster.kafka.visible) == {(0, 0): 1}
-    ended = cluster.run(driver.abort(SCOPE, misled.claim))
+    ended = cluster.run(driver.abort(SCOPE, misled.claim, 0))
     assert len(ended.aborted) == 1
     assert cluster.plan().duty(report.batch, 0) is Duty.SKIP
 
@@ -425,7 +422,7 @@ def test_an_abandoned_batch_is_skipped_whatever_its_rows_are() -> None:
     with pytest.raises(Died):
         cluster.commit(*reports, die_before=ends_task(0))
     cluster.kafka.time_out(SCOPE.task_id(0, 0))
-    found = cluster.run(driver.take_over(SCOPE))
+    found = cluster.run(driver.take_over(SCOPE, 0))
     cluster.run(driver.abandon(SCOPE, found.claim, found.decision))
     outcome = again(cluster, RowsDigest(7, 7, 7))
     assert (outcome.skipped, outcome.compared) == (7, False)
@@ -442,7 +439,7 @@ def test_what_a_former_coordinator_does_not_know_to_be_decided_is_not_aborted() 
     with pytest.raises(Died):
         cluster.commit(*reports, die_before=ends_task(0))
     cluster.kafka.former.update(former)
-    found = cluster.run(driver.take_over(SCOPE))
+    found = cluster.run(driver.take_over(SCOPE, 0))
     assert (len(found.completed), found.aborted, found.missing) == (2, (), frozenset())
 
 
@@ -459,3 +456,95 @@ def test_marks_that_only_a_former_coordinator_does_not_have_are_not_missing() ->
     assert again.duty(report.batch, 0) is Duty.SKIP
     later = cluster.write(again, 1, 0, 0)
     assert len(cluster.commit(later).committed) == 1
+
+
+def test_a_decided_transaction_that_a_former_coordinator_refused_to_commit_is_committed() -> None:
+    """Catches: it says so from memory, as it never saw the transaction. The driver then aborted what it had
+    decided, as an open transaction under that id seemed to be another attempt's."""
+    cluster = Cluster()
+    run = cluster.plan()
+    name = SCOPE.task_id(0, 0)
+    cluster.kafka.replace_coordinator_of_id(name)
+    former = dict(cluster.kafka.former_ids)
+    report = cluster.write(run, 0, 0, 0)
+
+    def thaws(one: Operation) -> bool:
+        if ends_driver(one):
+            cluster.kafka.former_ids.update(former)
+            former.clear()
+        return False
+
+    assert len(cluster.commit(report, die_before=thaws).committed) == 1
+    assert dict(cluster.kafka.visible) == {(0, 0): 1}
+
+
+def test_a_next_run_commits_what_a_former_coordinator_refuses() -> None:
+    cluster = Cluster()
+    run = cluster.plan()
+    cluster.kafka.replace_coordinator_of_id(SCOPE.task_id(0, 0))
+    former = dict(cluster.kafka.former_ids)
+    report = cluster.write(run, 0, 0, 0)
+    with pytest.raises(Died):
+        cluster.commit(report, die_before=ends_task(0))
+    cluster.kafka.former_ids.update(former)
+    found = cluster.run(driver.take_over(SCOPE, 0))
+    assert (found.aborted, found.missing, found.unknown) == ((), frozenset(), frozenset())
+    assert dict(cluster.kafka.visible) == {(0, 0): 1}
+
+
+def test_a_former_coordinator_does_not_keep_a_batch_from_being_decided() -> None:
+    """Catches: a batch failed, as its transactions were called ended by a broker that never saw them."""
+    cluster = Cluster()
+    run = cluster.plan()
+    cluster.kafka.replace_coordinator_of_id(SCOPE.task_id(0, 0))
+    former = dict(cluster.kafka.former_ids)
+    report = cluster.write(run, 0, 0, 0)
+    cluster.kafka.former_ids.update(former)
+    assert len(cluster.commit(report).committed) == 1
+
+
+def test_a_replaced_driver_ends_nothing_where_a_former_coordinator_takes_it_for_the_owner() -> None:
+    """Catches: it aborted what its successor had open, as the coordinator of the driver's id was frozen as
+    long as the driver."""
+    cluster = Cluster()
+    replaced = cluster.plan()
+    cluster.kafka.replace_coordinator_of_id(SCOPE.driver_id)
+    former = dict(cluster.kafka.former_ids)
+    successor = cluster.plan()
+    report = cluster.write(successor, 0, 0, 0)
+    cluster.kafka.former_ids.update(former)
+    assert cluster.run(driver.abort(SCOPE, replaced.claim, 0)) is None
+    cluster.commit(report)
+    assert dict(cluster.kafka.visible) == {(0, 0): 1}
+
+
+def test_a_repair_that_dies_leaves_the_batch_as_it_was() -> None:
+    """The tasks of the repair take ids over that told what became of the batch, and marks expire."""
+    cluster = Cluster()
+    run = cluster.plan()
+    reports = [cluster.write(run, 0, index, index) for index in range(2)]
+    with pytest.raises(Died):
+        cluster.commit(*reports, die_before=ends_task(1))
+    cluster.kafka.time_out(SCOPE.task_id(1, 0))
+    broken = cluster.plan()
+    assert broken.incomplete is not None
+    cluster.write(broken, 0, 1, 1)
+    cluster.kafka.now_ms += 7 * 86_400_000
+    cluster.kafka.expire_offsets(SCOPE.mark_key(0).group)
+    found = cluster.run(driver.take_over(SCOPE, cluster.kafka.now_ms))
+    assert (found.missing, found.unknown) == ({1}, frozenset())
+
+
+def test_an_abort_adds_nothing_to_a_decision_that_is_being_committed() -> None:
+    """Catches: rows lost. Until a broker has the marker of a transaction that is being ended, it takes more
+    offsets of that epoch into it: those that were to prove who owns the prefix became the decision."""
+    cluster = Cluster()
+    run = cluster.plan()
+    reports = [cluster.write(run, 0, index, index) for index in range(2)]
+    with pytest.raises(Died):
+        cluster.commit(*reports, die_before=ends_driver)
+    cluster.kafka.execute(EndTransaction(SCOPE.driver_id, run.claim, commit=True))
+    assert cluster.kafka.pending_markers() == [SCOPE.driver_id]
+    ended = cluster.run(driver.abort(SCOPE, run.claim, 0))
+    assert len(ended.completed) == 2
+    assert dict(cluster.kafka.visible) == {(0, 0): 1, (0, 1): 1}

@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -16,7 +17,6 @@ from kafka_sink.clock import wall_ms
 from kafka_sink.errors import (
     BrokerVersionError,
     ConfigurationError,
-    DeliveryError,
     IncompleteBatchError,
     KafkaSinkError,
     TransactionError,
@@ -27,11 +27,18 @@ from kafka_sink.options import parse
 from kafka_sink.producer_cache import task_producer
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.transactions import __main__ as command
-from kafka_sink.transactions import driver, task
+from kafka_sink.transactions import batch, driver, task
 from kafka_sink.transactions.batch import Handover
-from kafka_sink.transactions.client import TransactionClient
-from kafka_sink.transactions.decision import BatchIdentity, next_decision
-from kafka_sink.transactions.operations import describe
+from kafka_sink.transactions.client import PROTOCOL_2, TransactionClient
+from kafka_sink.transactions.decision import BatchIdentity
+from kafka_sink.transactions.operations import (
+    ABORTED,
+    EndTransaction,
+    Steps,
+    describe,
+    fetch_stable_offsets,
+    init_producer,
+)
 from kafka_sink.transactions.scope import Scope
 from tests.support.batches_by_hand import PARTITIONS, Job
 from tests.support.raw_producer import RawProducer
@@ -87,7 +94,7 @@ def test_what_a_dead_driver_had_decided_is_completed_by_the_next(job: Callable[.
     reports = [run.write(handover, 0, index, [f"0-{index}"]) for index in range(3)]
     run.decide_only(handover, *reports)
     assert run.read() == []
-    found = later.run(driver.take_over(later.scope))
+    found = later.run(driver.take_over(later.scope, wall_ms()))
     assert (len(found.completed), found.aborted, found.missing) == (3, (), frozenset())
     assert all(0 <= wall_ms() - began < 60_000 for began in found.completed), "brokers say when they began"
     later.await_rows(["0-0", "0-1", "0-2"])
@@ -99,7 +106,7 @@ def test_what_was_not_decided_is_aborted_by_the_next_driver(job: Callable[..., J
     run, later = job(), job()
     handover = run.take_over()
     reports = [run.write(handover, 0, index, [f"lost-{index}"]) for index in range(2)]
-    assert len(later.run(driver.take_over(later.scope)).aborted) == 2
+    assert len(later.run(driver.take_over(later.scope, wall_ms())).aborted) == 2
     assert run.open() == []
     with pytest.raises(TransactionError):
         run.commit(*reports)
@@ -317,17 +324,171 @@ def test_brokers_that_do_not_verify_writes_of_a_transaction_are_refused_saying_s
         run.take_over()
 
 
-def test_a_mark_that_is_pending_for_the_first_time_is_waited_for(job: Callable[..., Job]) -> None:
+def test_a_mark_that_is_pending_for_the_first_time_is_told_from_one_that_is_not_there(
+    job: Callable[..., Job],
+) -> None:
     """Asked for all of a group's offsets, brokers leave such a one out, which would pass for a lost
     commit."""
     run = job()
     handover = run.take_over()
     report = run.write(handover, 0, 0, ["0-0"])
-    decision = next_decision(run.scope, None, report.batch, 1, [report.part] if report.part else [])
-    with pytest.raises(DeliveryError, match="UNSTABLE_OFFSET_COMMIT"):
-        run.client.run(driver.unmarked(run.scope, decision), 1000)
+    key = run.scope.mark_key(0)
+    assert run.run(fetch_stable_offsets(key)) == {key: None}
     run.commit(report)
-    assert run.run(driver.unmarked(run.scope, decision)) == ()
+    assert run.run(fetch_stable_offsets(key))[key] is not None
+    assert run.run(fetch_stable_offsets(run.scope.mark_key(1))) == {}
+
+
+def test_an_attempt_that_has_sent_nothing_yet_is_ended_too(job: Callable[..., Job]) -> None:
+    """Catches: an attempt that had only taken its id over escaped each abort: no broker lists it as open. It
+    began its transaction after the batch, for nobody to end."""
+    _require_protocol_2(job)
+    for ends in ("commit", "abort", "take over"):
+        run = job()
+        handover = run.take_over()
+        slow = run.attempt(handover, 0, 0, slot=1)
+        slow._begin(_Nowhere())
+        name = run.scope.task_id(0, 1)
+        assert run.run(describe(name))[name].state == "Empty"
+        report = run.write(handover, 0, 0, ["0-0"])
+        if ends == "commit":
+            assert run.commit(report).aborted == (), "it was no transaction"
+        elif ends == "abort":
+            assert len(run.run(driver.abort(run.scope, handover.claim, wall_ms())).aborted) == 1
+        else:
+            run.take_over()
+        assert run.run(describe(name))[name].state in ABORTED
+        with pytest.raises(TransactionError):
+            slow.finish()
+        assert run.open() == []
+
+
+def _require_protocol_2(job: Callable[..., Job]) -> None:
+    run = job()
+    run.run(describe(run.scope.driver_id))
+    if run.client.protocol != PROTOCOL_2:
+        pytest.skip("ids that are not in use look the same with protocol 1, whatever became of them")
+
+
+class _Nowhere:
+    """A producer that sends nothing."""
+
+    def begin_transaction(
+        self, transactional_id: str, producer_id: int, epoch: int, *, adds_partitions: bool = False
+    ) -> None:
+        pass
+
+
+def _expire_marks(run: Job, kafka: LocalBroker) -> None:
+    """As offsets.retention.minutes does, which expires each offset by its age, and the marks first."""
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+    for found in admin.delete_consumer_groups([run.scope.mark_key(0).group]).values():
+        found.result(30)
+
+
+_WEEK_MS = 7 * 86_400_000
+
+
+def test_a_complete_batch_stays_complete_when_its_marks_have_expired(
+    job: Callable[..., Job], kafka: LocalBroker
+) -> None:
+    """Catches: a weekly job. Marks are older than their decision by up to the job's length. In between the
+    complete batch was called incomplete, and following the error's advice doubled its rows."""
+    _require_protocol_2(job)
+    run = job()
+    handover = run.take_over()
+    run.commit(*(run.write(handover, 0, index, [f"0-{index}"]) for index in range(2)))
+    _expire_marks(run, kafka)
+    found = run.run(driver.take_over(run.scope, wall_ms() + _WEEK_MS))
+    assert (found.missing, found.unknown, found.completed) == (frozenset(), frozenset(), ())
+    # The run that follows takes the ids over, and dies. Then no id tells of the batch any more.
+    run.write(Handover.of(run.scope, found, wall_ms()), 1, 0, ["lost"])
+    found = run.run(driver.take_over(run.scope, wall_ms() + _WEEK_MS))
+    assert (found.missing, found.unknown, len(found.aborted)) == (frozenset(), frozenset(), 1)
+    run.await_rows(["0-0", "0-1"])
+
+
+def test_what_brokers_have_forgotten_is_called_unknown_and_not_missing(
+    job: Callable[..., Job], kafka: LocalBroker
+) -> None:
+    run = job()
+    handover = run.take_over()
+    run.commit(*(run.write(handover, 0, index, [f"0-{index}"]) for index in range(2)))
+    _expire_marks(run, kafka)
+    # As an attempt does that was frozen just before.
+    run.run(init_producer(run.scope.task_id(1, 0)))
+    found = run.run(driver.take_over(run.scope, wall_ms() + _WEEK_MS))
+    # With protocol 1 the id that was left alone tells nothing, either.
+    assert (found.missing, found.unknown - {0}) == (frozenset(), {1})
+    told = Handover.of(run.scope, found, wall_ms())
+    with pytest.raises(IncompleteBatchError, match=r"cannot be known any more.*Only if they are not"):
+        told.duty(BatchIdentity("query", 0), 1)
+    out = io.StringIO()
+    where = ["--bootstrap-servers", kafka.bootstrap_servers, "--prefix", run.scope.prefix]
+    run.run(driver.abandon(run.scope, found.claim, found.decision))
+    assert command.main(["complete", *where], out) == 0
+    assert run.take_over().duty(BatchIdentity("query", 0), 1).value == "skip"
+
+
+def test_a_driver_that_was_replaced_calls_no_batch_incomplete(job: Callable[..., Job]) -> None:
+    """Catches: a driver that froze after its decision. Its successor completed the batch and wrote the next
+    one, so the marks were others, and the error advised to rewrite the batch."""
+    first, second = job(), job()
+    handover = first.take_over()
+    reports = [first.write(handover, 0, index, [f"0-{index}"]) for index in range(2)]
+    steps = batch.commit(reports, records_empty=False)
+
+    def frozen_after_the_decision() -> Steps[Any]:
+        answers: Any = None
+        while True:
+            try:
+                wanted = steps.send(answers)
+            except StopIteration as stop:
+                return stop.value
+            if any(isinstance(one, EndTransaction) and "-task-" in one.transactional_id for one in wanted):
+                again = second.take_over()
+                second.commit(*(second.write(again, 1, index, [f"1-{index}"]) for index in range(2)))
+            answers = yield wanted
+
+    with pytest.raises(TransactionError, match="another driver has taken the transactional ids over"):
+        first.run(frozen_after_the_decision())
+    assert first.run(driver.abort(first.scope, handover.claim, wall_ms())) is None
+    second.await_rows(["0-0", "0-1", "1-0", "1-1"])
+
+
+def test_a_driver_that_was_replaced_before_its_decision_leaves_its_successor_alone(
+    job: Callable[..., Job],
+) -> None:
+    """Catches: it was told that a broker knew nothing, and to start the query again, which fences the
+    successor."""
+    first, second = job(), job()
+    older = first.take_over()
+    report = first.write(older, 0, 0, ["older"])
+    newer = second.take_over()
+    second.commit(second.write(newer, 0, 0, ["newer"]))
+    with pytest.raises(TransactionError, match="leave it alone"):
+        first.commit(report)
+    assert first.run(driver.abort(first.scope, older.claim, wall_ms())) is None
+    second.await_rows(["newer"])
+
+
+def test_a_task_of_a_replaced_driver_advises_nothing(job: Callable[..., Job]) -> None:
+    """Catches: planning had found an incomplete batch, and each task said so and advised to rewrite it, when
+    another driver had mended it long ago."""
+    first, second = job(), job()
+    handover = first.take_over()
+    report = first.write(handover, 0, 0, ["0-0"])
+    other = first.write(handover, 0, 1, ["0-1"])
+    first.decide_only(handover, report, other)
+    part = other.part
+    assert part is not None
+    first.run(task.abort(first.scope, 1, 0, part.producer))
+    broken = first.take_over()
+    with pytest.raises(IncompleteBatchError):
+        first.attempt(broken, 1, 0)
+    second.take_over()
+    with pytest.raises(TransactionError, match="another driver"):
+        first.attempt(broken, 1, 0)
 
 
 def test_an_attempt_that_thaws_after_its_batch_adds_nothing(job: Callable[..., Job]) -> None:

@@ -1,0 +1,304 @@
+"""What became of transactions: which of a decided batch were committed, and what is left open beside them.
+
+Kafka tells it in three ways. An EndTxn that commits and is not refused is proof, and so is a mark that is
+visible, and a description of the transaction right after it was ended. Everything else may be a former
+coordinator's memory, or a proof that has expired, and no conclusion is drawn from it: what cannot be known is
+said to be unknown. Whoever concludes that rows are missing, or ends what others have open, owns the prefix at
+that moment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from kafka_sink.errors import TransactionError
+from kafka_sink.transactions.decision import Decision, Fate, Part
+from kafka_sink.transactions.operations import (
+    ABORTED,
+    COMMITTED,
+    NO_TRANSACTION,
+    OPEN,
+    Described,
+    EndTransaction,
+    ListOpen,
+    OffsetKey,
+    ProducerEpoch,
+    RecordOffsets,
+    Refused,
+    Steps,
+    describe,
+    epochs_behind,
+    fetch_offsets,
+    fetch_stable_offsets,
+)
+from kafka_sink.transactions.scope import Scope
+
+# When transactions began, by their coordinators' clocks; -1 where that is not known.
+BeganMs = tuple[int, ...]
+# Marks are taken to be there for so long. offsets.retention.minutes is a week by default.
+MARKS_LAST_MS = 3_600_000
+_NAMED = 5
+
+
+def other_driver(scope: Scope, refused: Refused, what: str = "") -> TransactionError:
+    """For a driver whose claim does not hold any more."""
+    return TransactionError(
+        f"{what}another driver has taken the transactional ids over ({refused.error}). It completes what was "
+        "decided and writes what was not, so leave it alone, unless two queries or jobs share "
+        f"transactional.id.prefix '{scope.prefix}' by mistake"
+    )
+
+
+# -- who owns the prefix --------------------------------------------------------------------------
+
+
+def require_owner(scope: Scope, claim: ProducerEpoch, *keys: OffsetKey) -> Steps[ProducerEpoch]:
+    """Raises TransactionError where another driver has taken over. Returns the new claim.
+
+    The proof is offsets that are recorded under the driver's id and aborted: only the id's present
+    coordinator can do it, and only for its present owner. The present coordinators of these ``keys``' groups
+    have been found then, too, as a former one cannot take offsets. No decision may have been made under the
+    claim, or be under way: brokers would take these offsets into it.
+    """
+    a_key_of = {key.group: key for key in keys or (scope.decision_key(0),)}
+    results = yield tuple(
+        RecordOffsets(scope.driver_id, claim, key.group, ((key.partition, ""),)) for key in a_key_of.values()
+    )
+    refused = next((result for result in results if isinstance(result, Refused)), None)
+    if refused is None:
+        # Alone it would be refused while the markers of a decision are being written.
+        (ended,) = yield (EndTransaction(scope.driver_id, claim, commit=False),)
+        if not isinstance(ended, Refused):
+            return ProducerEpoch(*ended)
+        refused = ended
+    raise other_driver(scope, refused)
+
+
+# -- what others have open ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOpen:
+    """``claim``: the driver's, renewed. ``found``: transactions of the prefix's tasks, none of a later
+    driver."""
+
+    claim: ProducerEpoch
+    found: Mapping[str, Described]
+
+
+def look_at(scope: Scope, claim: ProducerEpoch, names: Iterable[str], *keys: OffsetKey) -> Steps[LeftOpen]:
+    """Describe these ids. Raises as ``require_owner``; ``keys`` as there.
+
+    The order makes it safe to end what is found: the claim is proven after the look, so no later driver's
+    tasks had begun by then, and what they begin later has other epochs.
+    """
+    found = yield from describe(*names, afresh=True)
+    if found:
+        claim = yield from require_owner(scope, claim, *keys)
+    return LeftOpen(claim, found)
+
+
+def abort_others(left: LeftOpen, scope: Scope, decided: Iterable[Part]) -> Steps[BeganMs]:
+    """Abort what is open and was not decided; returns when it began.
+
+    Ids that have no transaction yet are ended, too, so that none begins.
+    """
+    keep = {(scope.task_id(part.task, part.slot), part.producer) for part in decided}
+    ends = [
+        (name, one)
+        for name, one in left.found.items()
+        if one.state in (OPEN, NO_TRANSACTION) and (name, one.producer) not in keep
+    ]
+    if not ends:
+        return ()
+    results = yield tuple(EndTransaction(name, one.producer, commit=False) for name, one in ends)
+    return tuple(
+        one.started_ms
+        for (_, one), result in zip(ends, results, strict=True)
+        if one.state == OPEN and not isinstance(result, Refused)
+    )
+
+
+# -- what was decided -----------------------------------------------------------------------------
+
+
+def ends_of(scope: Scope, parts: Iterable[Part], *, afresh: bool = False) -> tuple[EndTransaction, ...]:
+    """What commits decided transactions."""
+    return tuple(
+        EndTransaction(scope.task_id(part.task, part.slot), part.producer, commit=True, afresh=afresh)
+        for part in parts
+    )
+
+
+def refused_of(parts: Iterable[Part], results: Sequence[object]) -> tuple[Part, ...]:
+    """Those whose commit was refused, which proves nothing yet; the others are committed."""
+    return tuple(part for part, result in zip(parts, results, strict=True) if isinstance(result, Refused))
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """On some parts of a decision; the others are committed. ``claim`` is the driver's, renewed."""
+
+    claim: ProducerEpoch
+    lost: tuple[Part, ...] = ()
+    unknown: tuple[Part, ...] = ()
+    aborted: BeganMs = ()
+
+
+def judge(
+    scope: Scope, claim: ProducerEpoch, decision: Decision, refused: tuple[Part, ...], now_ms: float
+) -> Steps[Verdict]:
+    """What became of decided parts whose commit was refused. Raises TransactionError for a former owner.
+
+    A mark that stays pending is in a transaction that is open: it is committed again, by a coordinator that
+    is found again, as the one that refused it was a former one.
+    """
+    aborted: BeganMs = ()
+    is_proven = False
+    while refused:
+        pending, absent = yield from _marks_of(scope, decision, refused)
+        if pending:
+            results = yield ends_of(scope, pending, afresh=True)
+            again = refused_of(pending, results)
+            refused = tuple(part for part in refused if part in again or part in absent)
+            # Or it is another attempt's, whose mark has the same place.
+            (names,) = yield (ListOpen(scope.prefix),)
+            left = yield from look_at(scope, claim, names)
+            claim = left.claim
+            aborted += yield from abort_others(left, scope, decision.parts)
+        elif not absent:
+            break
+        elif not is_proven:
+            keys = (mark_key(scope, decision, part) for part in absent)
+            claim = yield from require_owner(scope, claim, *keys)
+            is_proven, refused = True, absent
+        else:
+            lost, unknown = yield from _without_marks(scope, decision, absent, now_ms)
+            return Verdict(claim, lost, unknown, aborted)
+    return Verdict(claim, aborted=aborted)
+
+
+def _marks_of(
+    scope: Scope, decision: Decision, parts: Iterable[Part]
+) -> Steps[tuple[tuple[Part, ...], tuple[Part, ...]]]:
+    """Of these parts, those whose marks are pending, and those that have none."""
+    keys = {part: mark_key(scope, decision, part) for part in parts}
+    marks = yield from fetch_stable_offsets(*keys.values())
+    pending = tuple(part for part, key in keys.items() if key in marks and marks[key] is None)
+    absent = tuple(
+        part for part, key in keys.items() if part not in pending and marks.get(key) != _mark(decision, part)
+    )
+    return pending, absent
+
+
+def _without_marks(
+    scope: Scope, decision: Decision, parts: tuple[Part, ...], now_ms: float
+) -> Steps[tuple[tuple[Part, ...], tuple[Part, ...]]]:
+    """Of parts without a mark, those that were aborted, and those of which nobody knows.
+
+    Offsets expire one by one, marks before their decision.
+    """
+    found = yield from describe(*(scope.task_id(part.task, part.slot) for part in parts), afresh=True)
+    marks_last = decision.began_ms >= 0 and abs(now_ms - decision.began_ms) < MARKS_LAST_MS
+    lost, unknown = [], []
+    for part in parts:
+        fate = fate_of(part, found.get(scope.task_id(part.task, part.slot)))
+        if fate is Fate.LOST or (fate is Fate.UNRECORDED and marks_last):
+            lost.append(part)
+        elif fate is Fate.UNRECORDED:
+            unknown.append(part)
+    return tuple(lost), tuple(unknown)
+
+
+def fate_of(part: Part, found: Described | None) -> Fate:
+    """What a description proves. The first end of a transaction raises the epoch by one, and says which it
+    was until the id is taken over again."""
+    if found is None or epochs_behind(part.producer, found.producer) != 1:
+        return Fate.UNRECORDED
+    if found.state in COMMITTED:
+        return Fate.COMMITTED
+    return Fate.LOST if found.state in ABORTED else Fate.UNRECORDED
+
+
+def uncommitted(scope: Scope, decision: Decision) -> Steps[tuple[Part, ...]]:
+    """The parts that readers do not see at this moment. Waits for nothing: for people who look."""
+    seen = yield from fetch_offsets(scope.mark_key(0).group)
+    absent = yield from not_visible(scope, decision, seen)
+    found = yield from describe(*(scope.task_id(part.task, part.slot) for part in absent))
+    return tuple(
+        part
+        for part in absent
+        if fate_of(part, found.get(scope.task_id(part.task, part.slot))) is not Fate.COMMITTED
+    )
+
+
+def not_visible(scope: Scope, decision: Decision, seen: Mapping[OffsetKey, str]) -> Steps[tuple[Part, ...]]:
+    """The parts that are not known to be committed, and whose mark is not visible at this moment.
+
+    They may be committed all the same. ``seen`` are offsets with those of the first group of marks.
+    """
+    parts = tuple(part for part in decision.parts if part.fate is not Fate.COMMITTED)
+    groups = {mark_key(scope, decision, part).group for part in parts} - {scope.mark_key(0).group}
+    marks = set(seen.values())
+    if groups:
+        marks |= set((yield from fetch_offsets(*sorted(groups))).values())
+    return tuple(part for part in parts if _mark(decision, part) not in marks)
+
+
+def mark_key(scope: Scope, decision: Decision, part: Part) -> OffsetKey:
+    """Where the part's mark is: the topic may have got partitions since."""
+    return replace(scope, topic=decision.topic, partitions=decision.partitions).mark_key(part.task)
+
+
+def _mark(decision: Decision, part: Part) -> str:
+    return decision.batch.mark(part.task, part.producer)
+
+
+# -- what to say of it ----------------------------------------------------------------------------
+
+
+def incomplete(scope: Scope, decision: Decision, tasks: Iterable[int]) -> str:
+    """What to say of a batch that readers see a part of."""
+    lost = sorted(tasks)
+    return (
+        f"{decision.batch} was decided, but the transactions of {named(lost)} ({_rows(decision, lost)}) were "
+        "ended before they could be committed: nobody completed the batch within "
+        "kafka.transaction.timeout.ms. Run the job again: with the same tasks it writes just these rows. "
+        f"Where it cannot have the same tasks, {_command('rewrite', scope)} lets the next run write the "
+        "whole batch, and readers see the other rows twice; abandon instead leaves the missing rows out. See "
+        "'A batch is incomplete' in docs/exactly-once.md"
+    )
+
+
+def unknowable(scope: Scope, decision: Decision, tasks: Iterable[int]) -> str:
+    """What to say of a batch of which Kafka cannot tell any more whether readers see it."""
+    unknown = sorted(tasks)
+    return (
+        f"{decision.batch} was decided, but whether the transactions of {named(unknown)} "
+        f"({_rows(decision, unknown)}) were committed cannot be known any more: brokers have forgotten it, "
+        "by offsets.retention.minutes and transactional.id.expiration.ms. Nothing says that rows are "
+        "missing. Read the topic with isolation.level=read_committed. If the rows are there, "
+        f"{_command('abandon', scope)} takes the batch for written. Only if they are not, "
+        f"{_command('rewrite', scope)} lets the next run write the whole batch: rows that readers see by "
+        "now, they then see twice. See 'A batch is incomplete' in docs/exactly-once.md"
+    )
+
+
+def _rows(decision: Decision, tasks: Iterable[int]) -> str:
+    some = sum(decision.digest_of(task).rows for task in tasks)
+    return f"{some} rows of {sum(part.digest.rows for part in decision.parts)}"
+
+
+def _command(action: str, scope: Scope) -> str:
+    return (
+        f"'python -m kafka_sink.transactions {action} --bootstrap-servers ... --prefix {scope.prefix} "
+        f"--topic {scope.topic}'"
+    )
+
+
+def named(tasks: Sequence[int]) -> str:
+    """Tasks for a message: not thousands of them."""
+    some = ", ".join(map(str, tasks[:_NAMED]))
+    more = f" and {len(tasks) - _NAMED} more" if len(tasks) > _NAMED else ""
+    return f"task{'s' if len(tasks) > 1 else ''} {some}{more}"
