@@ -40,5 +40,5 @@ except Exception as failure:  # noqa: BLE001 - other data sources must stay usab
                 return "kafka-chunked"
 
         globals()["DefaultSource"] = _Unavailable
-    except Exception:  # noqa: BLE001 - this pyspark has no Python data sources
+    except Exception:  # noqa: BLE001, S110 - this pyspark has no Python data sources
         pass

@@ -61,7 +61,7 @@ def _import_all() -> None:
                 # Each worker would show them as well, or never: they are about versions of libraries.
                 warnings.simplefilter("ignore")
                 importlib.import_module(name)
-        except Exception:  # noqa: BLE001 - whatever a library does when it is imported
+        except Exception:  # noqa: BLE001, S112 - whatever a library does when it is imported
             continue
 
 
@@ -84,7 +84,7 @@ def _reseed(daemon: int) -> None:
 def _run_unchanged(reason: str) -> None:
     """Replace this process by PySpark's own daemon, with the same arguments, input and output."""
     print(f"kafka_sink.daemon: {reason}. {_UNCHANGED} runs in its place", file=sys.stderr, flush=True)
-    os.execv(sys.executable, [sys.executable, "-m", _UNCHANGED, *sys.argv[1:]])
+    os.execv(sys.executable, [sys.executable, "-m", _UNCHANGED, *sys.argv[1:]])  # noqa: S606 - the same program
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ from kafka_sink.coordinator.figures.http_server import HttpServer, Response
 from kafka_sink.version import __version__
 
 _log = logging.getLogger(__name__)
-_ANY = ("0.0.0.0", "::")
+_ANY = ("0.0.0.0", "::")  # noqa: S104 - compared with, not bound to
 # How long a snapshot and what is made of it serve all clients, unless a write ends, and even then.
 _FRESH_MS, _ALWAYS_FRESH_MS = 500.0, 50.0
 # How long a client waits for a snapshot.

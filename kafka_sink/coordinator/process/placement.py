@@ -23,7 +23,7 @@ _ENABLED, _PORT, _ADDRESS = "coordinator.enabled", "coordinator.port", "coordina
 _UI_PORT, _UI_ADDRESS = "ui.port", "ui.bind.address"
 _ADMINISTERED = (_ENABLED, _PORT, _ADDRESS, _UI_PORT, _UI_ADDRESS)
 _KINDS = {spec.name: spec.kind for spec in SPECS if spec.name in _ADMINISTERED}
-_ANY = ("0.0.0.0", "::")
+_ANY = ("0.0.0.0", "::")  # noqa: S104 - compared with, not bound to
 # An address reserved for documentation. Nothing is sent to it; the system only looks up its route.
 _REMOTE_ADDRESS = ("192.0.2.1", 9)
 _NO_CONF: Mapping[str, str] = {}
