@@ -4,11 +4,13 @@ came to."""
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 import time
 from collections import Counter
 
 from kafka_sink.local_broker import LocalBroker
+from tests.exactly_once.history import Checker
 from tests.exactly_once.rounds import CLUSTER_PROPERTIES, Fault, Report, Round, Zygote
 from tests.matrix.released_kafka import RELEASES, jars_of
 
@@ -21,6 +23,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=0, help="start no further round after that long")
     parser.add_argument("--guarantee", choices=("exactly-once", "at-least-once"), default="exactly-once")
     parser.add_argument("--kafka", choices=[one.version for one in RELEASES if one.zookeeper is None])
+    parser.add_argument("--checker", action="store_true", help="check histories with porcupine; needs Go")
     arguments = parser.parse_args()
     home = None
     if arguments.kafka:
@@ -30,11 +33,14 @@ def main() -> int:
     reports: list[Report] = []
     began = time.monotonic()
     try:
-        with LocalBroker(brokers=3, properties=CLUSTER_PROPERTIES, kafka_home=home) as cluster:
+        with (
+            LocalBroker(brokers=3, properties=CLUSTER_PROPERTIES, kafka_home=home) as cluster,
+            Checker() if arguments.checker else contextlib.nullcontext() as checker,
+        ):
             for seed in range(arguments.seed, arguments.seed + arguments.rounds):
                 if arguments.minutes and time.monotonic() - began > arguments.minutes * 60:
                     break
-                reports.append(Round(cluster, zygote, seed, arguments.guarantee).run())
+                reports.append(Round(cluster, zygote, seed, arguments.guarantee, checker).run())
                 print(reports[-1], flush=True)
     finally:
         zygote.close()
@@ -55,7 +61,9 @@ def summary(reports: list[Report], guarantee: str, wall_s: float) -> str:
         f"{len(reports)} rounds with {guarantee}: {sum(report.rows for report in reports):,} rows, {lost} "
         f"lost, {doubled} doubled, in {sum(report.is_broken for report in reports)} rounds; "
         f"{sum(report.runs for report in reports)} runs of the query, "
-        f"{sum(report.loud for report in reports)} of which ended with an incomplete batch, "
+        f"{sum(report.loud for report in reports)} of which ended with an incomplete batch and "
+        f"{sum(report.changed for report in reports)} with one that had changed, "
+        f"{sum(report.silent for report in reports)} lost batches skipped in silence, "
         f"{sum(report.unfinished for report in reports)} rounds unfinished.\n"
         f"{sum(faults.values())} faults: {kinds}.\n3 brokers, replication 3, {wall_s:.0f} s in all."
     )

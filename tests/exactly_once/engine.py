@@ -22,7 +22,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from kafka_sink.errors import IncompleteBatchError, KafkaSinkError
+from kafka_sink.errors import ChangedBatchError, IncompleteBatchError, KafkaSinkError
 from kafka_sink.options import SinkOptions, parse
 from kafka_sink.producer_cache import task_producer
 from kafka_sink.rows.column_plan import ColumnPlan
@@ -30,9 +30,9 @@ from kafka_sink.transactions import planning
 from kafka_sink.transactions.attempt import TaskAttempt
 from kafka_sink.transactions.batch import Duty
 from kafka_sink.transactions.decision import BatchIdentity
-from tests.exactly_once import dying
+from tests.exactly_once import dying, history
 
-DONE, FAILED, INCOMPLETE, OTHER_DRIVER = 0, 1, 3, 4
+DONE, FAILED, INCOMPLETE, OTHER_DRIVER, CHANGED = 0, 1, 3, 4, 5
 _QUERY = "query"
 _MAX_FAILURES = 4
 _ROWS_A_BATCH = 100
@@ -70,11 +70,40 @@ class Settings:
     def commits(self) -> Path:
         return Path(self.checkpoint) / "commits"
 
+    @property
+    def offsets(self) -> Path:
+        return Path(self.checkpoint) / "offsets"
+
+    @property
+    def arrived(self) -> Path:
+        """How many rows more the next batch has that is planned, as they came meanwhile."""
+        return Path(self.checkpoint) / "arrived"
+
 
 def committed(settings: Settings) -> int:
     """The first batch that the commit log does not have."""
     numbers = [int(path.name) for path in settings.commits.iterdir() if path.name.isdigit()]
     return max(numbers, default=-1) + 1
+
+
+def planned_rows(settings: Settings, number: int) -> range:
+    """The rows of a batch. They are planned once, as the checkpoint says what they are."""
+    path = settings.offsets / str(number)
+    if not path.exists():
+        first = planned_rows(settings, number - 1).stop if number else 0
+        more = int(settings.arrived.read_text()) if settings.arrived.exists() else 0
+        _record_once(path, {"first": first, "rows": settings.rows + more})
+    of = json.loads(path.read_text())
+    return range(of["first"], of["first"] + of["rows"])
+
+
+def _record_once(path: Path, text: dict[str, int]) -> None:
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    part.write_text(json.dumps(text))
+    try:
+        os.link(part, path)
+    except FileExistsError:
+        pass  # another driver was faster
 
 
 # -- the driver -----------------------------------------------------------------------------------
@@ -90,6 +119,9 @@ def drive(settings: Settings) -> int:
     try:
         while (number := committed(settings)) < settings.batches:
             _batch(settings, options, pool, number, chance)
+    except ChangedBatchError as error:
+        print(f"    driver: {error}", file=sys.stderr, flush=True)
+        return CHANGED
     except IncompleteBatchError as error:
         print(f"    driver: {error}", file=sys.stderr, flush=True)
         return INCOMPLETE
@@ -97,7 +129,8 @@ def drive(settings: Settings) -> int:
         return OTHER_DRIVER
     except (KafkaSinkError, TaskFailedError) as error:
         print(f"    driver: {error}", file=sys.stderr, flush=True)
-        return FAILED
+        # Tasks are told where a query has gone back by more than a batch.
+        return CHANGED if ChangedBatchError.__name__ in str(error) else FAILED
     return DONE
 
 
@@ -105,9 +138,11 @@ def _batch(
     settings: Settings, options: SinkOptions, pool: Workers, number: int, chance: random.Random
 ) -> None:
     raw = {"checkpointlocation": settings.checkpoint}
+    rows = planned_rows(settings, number)
+    write = history.write_began(settings.checkpoint, rows.start, len(rows))
     planned = planning.plan(options, raw, is_streaming=True, for_tasks=True)
     try:
-        reports = pool.run(planned, number, chance)
+        reports = pool.run(planned, number, rows, chance)
         if planned is not None:
             planning.commit(options, planned, reports)
     except Exception:
@@ -117,10 +152,11 @@ def _batch(
             except KafkaSinkError:
                 pass
         raise
+    history.write_is_known(settings.checkpoint, write)
     time.sleep(chance.random() * 0.05)
     # As Spark's log, it refuses what another driver has written.
     part = settings.commits / f".{number}.{os.getpid()}"
-    part.write_text(json.dumps({"rows": settings.rows}))
+    part.write_text(json.dumps({"rows": len(rows)}))
     os.link(part, settings.commits / str(number))
 
 
@@ -144,6 +180,8 @@ class Workers:
         self._settings = settings
         self._idle: list[Worker] = []
         self._busy: list[Worker] = []
+        self._rows = range(0)
+        self._last_failure = ""
 
     def _take(self) -> Worker:
         if self._idle:
@@ -159,8 +197,9 @@ class Workers:
         theirs.close()
         return Worker(pid, ours)
 
-    def run(self, planned: Any, number: int, chance: random.Random) -> list[Any]:
+    def run(self, planned: Any, number: int, rows: range, chance: random.Random) -> list[Any]:
         """Every task's report; attempts that lose go on in the background."""
+        self._rows = rows
         reports: dict[int, Any] = {}
         attempts = dict.fromkeys(range(self._settings.tasks), 0)
         for task in attempts:
@@ -176,10 +215,10 @@ class Workers:
 
     def _start(self, planned: Any, number: int, task: int, attempts: dict[int, int]) -> None:
         if attempts[task] > _MAX_FAILURES:
-            raise TaskFailedError(f"task {task} of batch {number}")
+            raise TaskFailedError(f"task {task} of batch {number}: {self._last_failure}")
         worker = self._take()
         worker.task = (number, task)
-        worker.pipe.send((planned, number, task, attempts[task]))
+        worker.pipe.send((planned, number, self._rows, task, attempts[task]))
         attempts[task] += 1
         self._busy.append(worker)
 
@@ -199,6 +238,7 @@ class Workers:
         if batch != number:
             return
         if isinstance(report, str):
+            self._last_failure = report
             if task not in reports:
                 self._start(planned, number, task, attempts)
         else:
@@ -212,11 +252,11 @@ def _work(settings: Settings, pipe: Connection) -> int:
     options = settings.sink_options()
     while True:
         try:
-            planned, number, task, attempt = pipe.recv()
+            planned, number, rows, task, attempt = pipe.recv()
         except (EOFError, OSError):
             return 0
         try:
-            report = _task(settings, options, planned, number, task, attempt)
+            report = _task(settings, options, planned, number, rows, task, attempt)
         except Exception as error:  # noqa: BLE001 - a task may fail in any way
             report = f"{type(error).__name__}: {error}"
         try:
@@ -226,10 +266,16 @@ def _work(settings: Settings, pipe: Connection) -> int:
 
 
 def _task(
-    settings: Settings, options: SinkOptions, planned: Any, number: int, task: int, attempt: int
+    settings: Settings,
+    options: SinkOptions,
+    planned: Any,
+    number: int,
+    rows: range,
+    task: int,
+    attempt: int,
 ) -> Any:
     plan = ColumnPlan.of([("value", "binary")], settings.topic)
-    batches = _rows(settings, number, task)
+    batches = _rows(settings, number, rows, task)
     if planned is None:
         with task_producer(options, plan) as producer:
             for one in batches:
@@ -260,13 +306,11 @@ def _task(
             raise
 
 
-def _rows(settings: Settings, number: int, task: int) -> Iterator[pa.RecordBatch]:
+def _rows(settings: Settings, number: int, rows: range, task: int) -> Iterator[pa.RecordBatch]:
     """A contiguous part of the batch's rows for each task, a little at a time."""
     chance = random.Random(f"{settings.seed} {number} {task} {os.getpid()} {time.monotonic_ns()}")
-    first, last = (settings.rows * at // settings.tasks for at in (task, task + 1))
+    first, last = (len(rows) * at // settings.tasks for at in (task, task + 1))
     for start in range(first, last, _ROWS_A_BATCH):
-        values = [
-            b"%d" % (number * settings.rows + row) for row in range(start, min(last, start + _ROWS_A_BATCH))
-        ]
+        values = [b"%d" % row for row in rows[start : min(last, start + _ROWS_A_BATCH)]]
         time.sleep(chance.random() * settings.pause_ms / 1000)
         yield pa.record_batch({"value": pa.array(values, pa.binary())})

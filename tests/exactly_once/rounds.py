@@ -24,6 +24,8 @@ from kafka_sink.errors import LocalBrokerError
 from kafka_sink.local_broker import LocalBroker
 from tests.exactly_once import engine
 from tests.exactly_once.engine import Settings
+from tests.exactly_once.history import Checker, History, Read
+from tests.exactly_once.kafka_state import coordinator_of, expire_marks, near_last_epochs
 
 PARTITIONS = 3
 CLUSTER_PROPERTIES = {
@@ -54,6 +56,10 @@ class Fault(Enum):
     FREEZE_BROKER = "broker frozen"
     OUTLAST_TIMEOUT = "driver away for longer than the transaction timeout after a decision"
     MEET_THAWING_BROKER = "driver restarted at a thawing broker that was replaced meanwhile"
+    FREEZE_COORDINATOR = "the driver's transaction coordinator frozen, replaced and thawed"
+    LOSE_BATCH = "last batch of the checkpoint lost, and rows that have come since"
+    EXPIRE_MARKS = "marks expired before their decision"
+    LAST_EPOCHS = "epochs near their end"
 
 
 # Kills of brokers take longest to heal.
@@ -126,19 +132,30 @@ class Report:
     lost: int = 0
     doubled: int = 0
     loud: int = 0
+    # Runs that said that a batch has other rows than were written, and those that should have.
+    changed: int = 0
+    silent: int = 0
+    # What the checker of histories cannot explain; None where it was not asked.
+    unexplained: list[str] | None = None
     unfinished: bool = False
     seconds: float = 0.0
 
     @property
     def is_broken(self) -> bool:
-        return bool(self.lost or self.doubled or self.unfinished)
+        return bool(self.lost or self.doubled or self.silent or self.unfinished or self.unexplained)
 
     def __str__(self) -> str:
         faults = ", ".join(f"{fault.value} x {count}" for fault, count in self.faults.items())
         verdict = f"BROKEN: {self.lost} lost, {self.doubled} doubled" if self.is_broken else "ok"
         if self.unfinished:
             verdict += ", never finished"
+        if self.silent:
+            verdict += f", {self.silent} lost batches skipped in silence"
+        if self.unexplained is not None:
+            verdict += ", history " + ("; ".join(self.unexplained[:5]) or "explained")
         loud = f", {self.loud} runs said that a batch is incomplete" if self.loud else ""
+        if self.changed:
+            loud += f", {self.changed} that a batch has other rows"
         counts = f"{self.rows} rows, {self.runs} runs, {self.seconds:.1f} s{loud}"
         return f"seed {self.seed} [{faults}] {counts}: {verdict}"
 
@@ -146,7 +163,15 @@ class Report:
 class Round:
     """One topic, one checkpoint, faults drawn from the seed."""
 
-    def __init__(self, cluster: LocalBroker, zygote: Zygote, seed: int, guarantee: str) -> None:
+    def __init__(
+        self,
+        cluster: LocalBroker,
+        zygote: Zygote,
+        seed: int,
+        guarantee: str,
+        checker: Checker | None = None,
+    ) -> None:
+        self._checker = checker
         self._cluster = cluster
         self._zygote = zygote
         self._chance = random.Random(seed)
@@ -155,6 +180,9 @@ class Round:
         self._checkpoint = Path(tempfile.mkdtemp(prefix="exactly-once-"))
         (self._checkpoint / "commits").mkdir()
         (self._checkpoint / "metadata").write_text(json.dumps({"id": self._checkpoint.name}))
+        (self._checkpoint / "offsets").mkdir()
+        self._history = History(str(self._checkpoint))
+        self._prefix = f"rounds-{self._topic}"
         kinds = list(Fault)
         count = self._chance.randint(1, 4)
         self._faults = self._chance.choices(kinds, [_WEIGHTS[one] for one in kinds], k=count)
@@ -168,13 +196,18 @@ class Round:
             rows=self._chance.choice((60, 600, 3000)),
             tasks=self._chance.randint(1, 4),
             seed=seed,
-            options={"kafka.transaction.timeout.ms": "4000"}
-            if self._times_out and guarantee == "exactly-once"
-            else {},
+            options=self._options(guarantee),
         )
         self._drivers: list[int] = []
         self._frozen: list[int] = []
         self._down: list[tuple[float, Callable[[], None]]] = []
+        self._lost_files: dict[Path, str] = {}
+
+    def _options(self, guarantee: str) -> dict[str, str]:
+        if guarantee != "exactly-once":
+            return {}
+        options = {"transactional.id.prefix": self._prefix}
+        return options | ({"kafka.transaction.timeout.ms": "4000"} if self._times_out else {})
 
     def run(self) -> Report:
         """Runs the query under faults, then without, and reads the topic."""
@@ -186,6 +219,7 @@ class Round:
                 self._pause(self._chance.random() * 1.5)
                 self._strike(fault)
                 self._report.faults[fault] += 1
+                self._look()
             self._heal(wait=True)
             self._finish()
         finally:
@@ -214,6 +248,9 @@ class Round:
                 alive.append(pid)
             elif code == engine.INCOMPLETE:
                 self._report.loud += 1
+            elif code == engine.CHANGED:
+                self._report.changed += 1
+                self._restore()
         self._drivers = alive
         return alive
 
@@ -273,11 +310,27 @@ class Round:
             self._meet_thawing_broker()
         elif fault in (Fault.KILL_BROKER, Fault.FREEZE_BROKER):
             self._strike_broker(fault)
+        elif fault is Fault.FREEZE_COORDINATOR:
+            self._freeze_coordinator()
+        elif fault is Fault.LOSE_BATCH:
+            self._lose_batch()
+        elif fault is Fault.EXPIRE_MARKS:
+            self._await_a_batch()
+            self._end_drivers()
+            expire_marks(self._cluster, self._prefix)
+            self._lose_commit()
+        elif fault is Fault.LAST_EPOCHS:
+            self._end_drivers()
+            self._heal(wait=True)
+            near_last_epochs(self._cluster, self._settings.sink_options(), self._prefix, self._topic)
 
-    def _restart(self, **changes: object) -> None:
+    def _end_drivers(self) -> None:
         for pid in self._running():
             self._kill_group(pid)
         self._await_end(5)
+
+    def _restart(self, **changes: object) -> None:
+        self._end_drivers()
         self._start(**changes)
 
     def _await_end(self, seconds: float) -> None:
@@ -290,6 +343,59 @@ class Round:
         done = engine.committed(self._settings)
         if done:
             (self._settings.commits / str(done - 1)).unlink()
+
+    def _lose_batch(self) -> None:
+        """As after a power loss. What is planned under its number then has other rows, which must be told
+        loudly; the round does as the error says, and restores the checkpoint."""
+        self._await_a_batch()
+        self._end_drivers()
+        done = engine.committed(self._settings)
+        if not done or self._settings.guarantee != "exactly-once":
+            return
+        kept = [self._settings.commits / str(done - 1)]
+        kept += [path for path in self._settings.offsets.iterdir() if path.name.isdigit()]
+        self._lost_files = {
+            path: path.read_text() for path in kept if path.exists() and int(path.name) >= done - 1
+        }
+        for path in self._lost_files:
+            path.unlink()
+        self._settings.arrived.write_text("50")
+        said = self._report.changed
+        deadline = time.monotonic() + _PATIENCE_S / 2
+        while self._report.changed == said and time.monotonic() < deadline:
+            self._ensure_running()
+            self._pause(0.05)
+            if engine.committed(self._settings) >= done and self._report.changed == said:
+                self._report.silent += 1
+                break
+        self._settings.arrived.unlink(missing_ok=True)
+
+    def _await_a_batch(self) -> None:
+        until = time.monotonic() + _PATIENCE_S / 4
+        while not engine.committed(self._settings) and time.monotonic() < until:
+            self._ensure_running()
+            self._pause(0.05)
+
+    def _restore(self) -> None:
+        for path, text in self._lost_files.items():
+            path.write_text(text)
+        self._lost_files = {}
+        self._settings.arrived.unlink(missing_ok=True)
+
+    def _freeze_coordinator(self) -> None:
+        """For long enough that another broker replaces it, while a driver waits for its response. What it
+        says when it thaws is of what it remembers."""
+        if any("broker" in str(act) for _, act in self._down):
+            return
+        broker = coordinator_of(self._settings.sink_options(), self._prefix)
+        if broker is None:
+            return
+        self._cluster.freeze(broker)
+        try:
+            self._pause(_REPLACED_AFTER_S + self._chance.random() * 3)
+        finally:
+            self._cluster.thaw(broker)
+        self._pause(self._chance.random() * 2)
 
     def _worker_of(self, driver: int) -> int:
         workers = children(driver)
@@ -364,13 +470,29 @@ class Round:
     # -- the check --------------------------------------------------------------------------------
 
     def _check(self) -> None:
-        total = self._settings.batches * self._settings.rows
-        if self._report.unfinished:
-            total = engine.committed(self._settings) * self._settings.rows
-        seen = Counter(read_committed(self._cluster.bootstrap_servers, self._topic))
+        done = engine.committed(self._settings)
+        total = engine.planned_rows(self._settings, done - 1).stop if done else 0
+        seen = self._read()
         self._report.rows = total
         self._report.lost = sum(1 for row in range(total) if not seen[row])
         self._report.doubled = sum(count - 1 for count in seen.values() if count > 1)
+        if self._checker is not None:
+            rows = range(max(total, max(seen, default=-1) + 1))
+            self._report.unexplained = self._checker.problems(self._history.registers(rows))
+
+    def _look(self) -> None:
+        """A reader in the middle of it, where brokers let it."""
+        if self._checker is not None and not self._down:
+            try:
+                self._read()
+            except (KafkaException, TimeoutError):
+                pass
+
+    def _read(self) -> Counter[int]:
+        call = time.monotonic_ns()
+        seen = Counter(read_committed(self._cluster.bootstrap_servers, self._topic))
+        self._history.reads.append(Read(call, time.monotonic_ns(), seen))
+        return seen
 
 
 @dataclass

@@ -1,0 +1,59 @@
+"""Faults in what Kafka keeps for a prefix: who coordinates it, its marks, and its epochs."""
+
+from __future__ import annotations
+
+import time
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+
+from kafka_sink.clock import wall_ms
+from kafka_sink.errors import KafkaSinkError
+from kafka_sink.local_broker import LocalBroker
+from kafka_sink.options import SinkOptions
+from kafka_sink.transactions import driver
+from kafka_sink.transactions.client import TransactionClient
+from kafka_sink.transactions.operations import describe
+from kafka_sink.transactions.scope import Scope
+from tests.support.last_epochs import LAST_EPOCH, set_epochs, settled_ids
+
+_PATIENCE_MS = 60_000.0
+
+
+def coordinator_of(options: SinkOptions, prefix: str) -> int | None:
+    """The broker that coordinates the driver's id; None where nobody says so now."""
+    client = TransactionClient(options)
+    name = Scope(prefix, "", 1).driver_id
+    try:
+        client.run(describe(name), 5000.0)
+        return client._coordinators.get((False, name))
+    except KafkaSinkError:
+        return None
+    finally:
+        client.close()
+
+
+def expire_marks(cluster: LocalBroker, prefix: str) -> None:
+    """As offsets.retention.minutes does, which takes offsets one by one: marks are older than their
+    decision."""
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers, "log_level": 0})
+    group = f"{prefix}-tasks"
+    try:
+        admin.delete_consumer_groups([group], request_timeout=30)[group].result(60)
+    except KafkaException as error:
+        if error.args[0].name() not in ("GROUP_ID_NOT_FOUND", "NON_EMPTY_GROUP"):
+            raise
+
+
+def near_last_epochs(cluster: LocalBroker, options: SinkOptions, prefix: str, topic: str) -> None:
+    """The prefix's ids get to their last epochs in the next batches. Nothing of it runs."""
+    client = TransactionClient(options)
+    try:
+        partitions = client.partitions(topic, _PATIENCE_MS)
+        client.run(driver.take_over(Scope(prefix, topic, partitions), wall_ms()), _PATIENCE_MS)
+    finally:
+        client.close()
+    deadline = time.monotonic() + 60
+    while not (ids := settled_ids(cluster, prefix)) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    set_epochs(cluster, dict.fromkeys(ids, LAST_EPOCH - 3), brokers=range(3))
