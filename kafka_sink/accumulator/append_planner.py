@@ -23,6 +23,8 @@ from kafka_sink.records.ordered_rows import OrderedRows
 # A refused reservation waits for at most 1/16 of the pool: small grants come sooner, and the
 # batch grows on without blocking once memory is free again.
 _BLOCKING_DIVISOR = 16
+# Raw rows for which `full` waits, in batch.size.
+_FIXED_SHARE = 4
 # Open batches that are compressed only when sealed (zstd, gzip) may hold 1/2 of the pool uncompressed; beyond
 # that they pack.
 _RAW_DIVISOR = 2
@@ -248,14 +250,18 @@ class AppendPlanner:
         end = self._estimates.rows_for_new_batch(ordered, start, stop, topic)
         size = self._new_batch_bytes(queues, plan, topic, start, end)
         buffer = self._try_open(size, ordered, start)
+        most = end
         if buffer is None and self._has_fixed_buffers and size > self._settings.batch_size:
             # Open batches may have used up what rows may take beside their buffers. Some fit into the buffer.
-            end = ordered.rows_within(start, end, self._settings.batch_size - _FRAME_BYTES)
+            end = ordered.rows_within(start, most, self._settings.batch_size - _FRAME_BYTES)
             size = self._new_batch_bytes(queues, plan, topic, start, end)
             buffer = self._try_open(size, ordered, start)
         if buffer is None:
             share = max(self._settings.buffer_memory // _BLOCKING_DIVISOR, 1)
-            end = ordered.rows_within(start, end, share)
+            if self._has_fixed_buffers:
+                # The pool gives batch.size in any case. Compressed, fewer rows would fill little of it.
+                share = max(share, _FIXED_SHARE * self._settings.batch_size)
+            end = ordered.rows_within(start, most, share)
             size = self._new_batch_bytes(queues, plan, topic, start, end)
             plan.refusal = Refusal(size, end, self._first_record_bytes(ordered, start))
             return start
