@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from kafka_sink.options import unsupported
@@ -68,3 +69,11 @@ def test_defaults_called_kafkas_are_kafkas(names: KafkaNames) -> None:
             assert unsupported.same_setting(names.options[name], default), name
     for name, (default, _) in unsupported.REFUSED.items():
         assert unsupported.same_setting(names.options[name], default), name
+
+
+def test_a_jar_that_brings_an_option_of_ours_breaks_no_page(names: KafkaNames) -> None:
+    """KIP-1332's: Kafka's trunk has it with the default `full`."""
+    newer = replace(names, options=names.options | {"buffer.memory.allocation.strategy": "full"})
+    test_every_producer_option_of_kafka_has_its_place(newer)
+    test_the_page_for_moving_jobs_has_every_option_of_kafkas_producer(newer)
+    test_defaults_called_kafkas_are_kafkas(newer)

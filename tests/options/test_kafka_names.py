@@ -12,7 +12,6 @@ from kafka_sink.options.prefixes import KAFKA_PREFIX
 from kafka_sink.options.table import SPECS, OptionSpec
 from kafka_sink.sending.producer_metrics import RowMetrics, task_metrics
 from kafka_sink.sending.task_deliveries import DeliveryCounts
-from tests.options import test_document
 from tests.support.kafka_names import KafkaNames
 
 # Options behind the prefix that Kafka 4.3 does not have, and where their names come from. A later jar may.
@@ -103,6 +102,3 @@ def test_a_jar_that_brings_an_option_of_ours_breaks_no_check(names: KafkaNames) 
     test_every_option_of_the_jar_is_known_and_no_other_claims_to_be_kafkas(newer)
     test_defaults_that_are_called_kafkas_are(newer)
     test_defaults_of_options_that_are_refused_or_without_effect(newer)
-    test_document.test_every_producer_option_of_kafka_has_its_place(newer)
-    test_document.test_the_page_for_moving_jobs_has_every_option_of_kafkas_producer(newer)
-    test_document.test_defaults_called_kafkas_are_kafkas(newer)
