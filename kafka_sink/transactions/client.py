@@ -598,7 +598,8 @@ class TransactionClient:
                 step.results[index] = _refused(response.error_code)
             elif self.protocol == PROTOCOL_1:
                 step.results[index] = producer
-                step.calls.append(self._raise_epoch(step, index, operation))
+                if not (operation.of_task and operation.commit):
+                    step.calls.append(self._raise_epoch(step, index, operation))
             else:
                 step.results[index] = ProducerEpoch(response.producer_id, response.producer_epoch)
             return True

@@ -90,17 +90,24 @@ class RecordOffsets:
 
 @dataclass(frozen=True, slots=True)
 class EndTransaction:
-    """Answer: the ProducerEpoch that the next transaction has, or Refused. Raises the epoch.
+    """Answer: the ProducerEpoch that the next transaction has, or Refused. Raises the epoch, but not for a
+    task's commit under protocol 1: see ``of_task``.
 
     An answer that is not Refused proves that this very transaction was ended so, now or before: Kafka appends
     to a log for it, which only the present coordinator can do, or finds it there. Refused proves nothing: a
     former coordinator says so from memory. An abort needs no open transaction. ``afresh`` as in Describe.
+
+    ``of_task``: of a task, whose id gets another epoch before its next transaction in any case. Under
+    protocol 1 a commit then leaves the epoch, so that the id's description goes on proving it: raising it
+    takes another request there, which clears the state. All rows were acknowledged before, so a late Produce
+    of this epoch can only repeat one of them, which its sequence gives away.
     """
 
     transactional_id: str
     producer: ProducerEpoch
     commit: bool
     afresh: bool = False
+    of_task: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,7 +126,9 @@ def abort_others(left: LeftOpen, scope: Scope, decided: Iterable[Part]) -> Steps
 def ends_of(scope: Scope, parts: Iterable[Part], *, afresh: bool = False) -> tuple[EndTransaction, ...]:
     """What commits decided transactions."""
     return tuple(
-        EndTransaction(scope.task_id(part.task, part.slot), part.producer, commit=True, afresh=afresh)
+        EndTransaction(
+            scope.task_id(part.task, part.slot), part.producer, commit=True, afresh=afresh, of_task=True
+        )
         for part in parts
     )
 
@@ -213,12 +215,13 @@ def _without_marks(
 
 def fate_of(part: Part, found: Described | None) -> Fate:
     """What a description proves. The first end of a transaction raises the epoch by one, and says which it
-    was until the id is taken over again."""
-    if found is None or epochs_behind(part.producer, found.producer) != 1:
+    was until the id is taken over again. Under protocol 1 a commit leaves the epoch."""
+    behind = None if found is None else epochs_behind(part.producer, found.producer)
+    if found is None or behind not in (0, 1):
         return Fate.UNRECORDED
     if found.state in COMMITTED:
         return Fate.COMMITTED
-    return Fate.LOST if found.state in ABORTED else Fate.UNRECORDED
+    return Fate.LOST if behind and found.state in ABORTED else Fate.UNRECORDED
 
 
 def uncommitted(scope: Scope, decision: Decision) -> Steps[tuple[Part, ...]]:

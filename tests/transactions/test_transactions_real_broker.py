@@ -394,7 +394,6 @@ def test_a_complete_batch_stays_complete_when_its_marks_have_expired(
 ) -> None:
     """Catches: a weekly job. Marks are older than their decision by up to the job's length. In between the
     complete batch was called incomplete, and following the error's advice doubled its rows."""
-    _require_protocol_2(job)
     run = job()
     handover = run.take_over()
     run.commit(*(run.write(handover, 0, index, [f"0-{index}"]) for index in range(2)))
@@ -418,8 +417,7 @@ def test_what_brokers_have_forgotten_is_called_unknown_and_not_missing(
     # As an attempt does that was frozen just before.
     run.run(init_producer(run.scope.task_id(1, 0)))
     found = run.run(driver.take_over(run.scope, wall_ms() + _WEEK_MS))
-    # With protocol 1 the id that was left alone tells nothing, either.
-    assert (found.missing, found.unknown - {0}) == (frozenset(), {1})
+    assert (found.missing, found.unknown) == (frozenset(), {1})
     told = Handover.of(run.scope, found, wall_ms())
     with pytest.raises(IncompleteBatchError, match=r"cannot be known any more.*Only if they are not"):
         told.duty(BatchIdentity("query", 0), 1)
