@@ -131,3 +131,8 @@ class WriteOverError(KafkaSinkError):
 
 class ProducerClosedError(KafkaSinkError, RuntimeError):
     """The producer was closed before or while a row waited for memory."""
+
+
+def is_final(cause: Exception) -> bool:
+    """Of a connection's failure: whether every other connection would fail, too."""
+    return isinstance(cause, AuthenticationError | BrokerVersionError)

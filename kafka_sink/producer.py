@@ -160,7 +160,7 @@ class Producer:
         self._breaker_before = self.breaker_metrics()
         self._accumulator.begin_task()
         self._appender.encode_ms = self._appender.pool_wait_ms = 0.0
-        self._writes.begin(task.write, task.stage)
+        self._writes.begin(task.write, task.stage, task.transactions)
         self._figures.begin()
         if self._figures_channel is not None and identity is not None:
             self._figures_channel.begin(identity)

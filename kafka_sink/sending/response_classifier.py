@@ -8,13 +8,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from kafka_sink import kafka_errors
-from kafka_sink.errors import (
-    AuthenticationError,
-    BrokerRefusedError,
-    BrokerVersionError,
-    DeliveryError,
-    RecordTooLargeError,
-)
+from kafka_sink.errors import BrokerRefusedError, DeliveryError, RecordTooLargeError, is_final
 from kafka_sink.model import TopicPartition
 
 # As long as Kafka's own producer waits where it adds partitions by requests of their own.
@@ -234,11 +228,6 @@ def classify_failure(cause: Exception, *, possibly_sent: bool) -> Decision:
     if is_final(cause):
         return Decision(Action.FAIL, cause, possibly_written=possibly_sent)
     return Decision(Action.RETRY, cause, possibly_written=possibly_sent)
-
-
-def is_final(cause: Exception) -> bool:
-    """Whether every other connection would fail too."""
-    return isinstance(cause, AuthenticationError | BrokerVersionError)
 
 
 def expiry(

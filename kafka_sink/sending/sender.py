@@ -23,7 +23,7 @@ from kafka_sink.backoff import ExponentialBackoff
 from kafka_sink.breaker.send_policy import SendPolicy
 from kafka_sink.clock import Clock
 from kafka_sink.dead_letters.collector import DeadLetters
-from kafka_sink.errors import ClusterChangedError, KafkaSinkError
+from kafka_sink.errors import ClusterChangedError, KafkaSinkError, is_final
 from kafka_sink.metadata.cluster_metadata import ClusterMetadata
 from kafka_sink.metadata.metadata_requests import MetadataRequests, MetadataTag
 from kafka_sink.model import TopicPartition
@@ -35,7 +35,6 @@ from kafka_sink.network.client import (
     RequestFailed,
     ResponseReceived,
 )
-from kafka_sink.sending import response_classifier
 from kafka_sink.sending.batch_completion import BatchCompletion
 from kafka_sink.sending.batch_expiry import BatchExpiry
 from kafka_sink.sending.broker_probes import BrokerProbes, BrokerProbeTag
@@ -369,15 +368,15 @@ class Sender(threading.Thread):
                 self._producer_ids.on_failure(event, event.tag, now_ms)
             case TransactionPartitionsTag() if self._transaction_partitions is not None:
                 self._transaction_partitions.on_failure(event, event.tag, now_ms)
-        if response_classifier.is_final(event.cause):
+        if is_final(event.cause):
             self._completion.fail_all(event.cause)
 
     def _on_disconnect(self, event: NodeDisconnected) -> None:
         """Fails the task where no address is left that could still accept this client."""
-        if not response_classifier.is_final(event.cause):
+        if not is_final(event.cause):
             return
         errors = self._network.connection_errors()
         bootstrap = [errors.get(node) for node in self._network.bootstrap_nodes()]
-        others_left = any(error is None or not response_classifier.is_final(error) for error in bootstrap)
+        others_left = any(error is None or not is_final(error) for error in bootstrap)
         if event.node_id >= 0 or not others_left:
             self._completion.fail_all(event.cause)

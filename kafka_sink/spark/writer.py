@@ -26,7 +26,7 @@ from kafka_sink.coordinator.process.planning import CoordinatorHandoff
 from kafka_sink.coordinator.transport.address import CoordinatorAddress, without_brackets
 from kafka_sink.errors import DeliveryError, KafkaSinkError
 from kafka_sink.metadata.snapshot import MetadataSnapshot
-from kafka_sink.model import EndedTransactions, SparkTask, TaskResult
+from kafka_sink.model import EndedTransactions, SparkTask, TaskResult, WriteTransactions
 from kafka_sink.options import SinkOptions
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.spark import frozen_imports, memory_limits, write_reports, zipimport_workaround
@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 # The local properties that Spark sets for tasks of a micro-batch.
 _BATCH_ID = "streaming.sql.batchId"
 _QUERY_ID = "sql.streaming.queryId"
+# And for all tasks of a write. In foreachBatch it is the inner write's.
+_EXECUTION_ID = "spark.sql.execution.id"
 
 
 class Sends(Protocol):
@@ -184,8 +186,20 @@ class PlannedWrite:
         # A batch write in foreachBatch has the query, too.
         query = context.getLocalProperty(_QUERY_ID)
         return SparkTask(
-            name, context.partitionId(), query or self.name, self.tasks_at_once, context.stageId()
+            name,
+            context.partitionId(),
+            query or self.name,
+            self.tasks_at_once,
+            context.stageId(),
+            self._transactions_of(context),
         )
+
+    def _transactions_of(self, context: TaskContext) -> WriteTransactions | None:
+        execution = context.getLocalProperty(_EXECUTION_ID)
+        if self.transactions is None or self.transactions.handover is None or not execution:
+            return None
+        scope, claim = self.transactions.scope, self.transactions.handover.claim
+        return WriteTransactions(int(execution), scope.prefix, scope.topic, scope.partitions, *claim)
 
     def _name_in_task(self, *, is_streaming: bool) -> str:
         # A batch write in foreachBatch has the property as well.

@@ -17,13 +17,12 @@ from typing import Any, TypeVar
 from kafka_sink import kafka_errors
 from kafka_sink.backoff import ExponentialBackoff
 from kafka_sink.clock import monotonic_ms
-from kafka_sink.errors import BrokerVersionError, ConfigurationError, DeliveryError
+from kafka_sink.errors import BrokerVersionError, ConfigurationError, DeliveryError, is_final
 from kafka_sink.model import Node, TopicPartition
 from kafka_sink.network import apis, requests, topic_requests, transaction_requests
 from kafka_sink.network.client import NetworkClient, NetworkSettings, OutboundRequest, RequestFailed
 from kafka_sink.network.events import NodeDisconnected, ResponseReceived
 from kafka_sink.options import SinkOptions
-from kafka_sink.sending.response_classifier import is_final
 from kafka_sink.transactions.operations import (
     LAST_EPOCH,
     NO_TRANSACTION,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import asdict
 from typing import Any
 
 from kafka_sink.clock import monotonic_ms
@@ -12,6 +13,7 @@ from kafka_sink.coordinator.transport.address import CoordinatorAddress
 from kafka_sink.coordinator.transport.channel import Channel
 from kafka_sink.coordinator.transport.connection import CoordinatorConnection, KeptConnection
 from kafka_sink.errors import KafkaSinkError, WriteOverError
+from kafka_sink.model import WriteTransactions
 
 KIND = "writes"
 # Bounds connecting and the reply. The coordinator runs on the driver's host.
@@ -27,19 +29,24 @@ class WriteChannel(Channel):
     def __init__(self, abort: Callable[[Exception], None]) -> None:
         self._abort = abort
         super().__init__()
-        # Guards the next two, and makes ``end`` wait for a running call of ``abort``.
+        # Guards the next four, and makes ``end`` wait for a running call of ``abort``.
         self._lock = threading.Lock()
         self._name: str | None = None
         self._stage: int | None = None
+        self._transactions: WriteTransactions | None = None
         self._must_send = False
 
-    def begin(self, name: str | None, stage: int | None = None) -> None:
+    def begin(
+        self, name: str | None, stage: int | None = None, transactions: WriteTransactions | None = None
+    ) -> None:
         """A task of the write with this name starts. None: the write has no name.
 
-        ``stage``: Spark's number of the task's stage, where it is known.
+        ``stage``: Spark's number of the task's stage, where it is known. ``transactions``: what the
+        coordinator ends if Spark's driver does not.
         """
         with self._lock:
             self._name, self._stage, self._must_send = name, stage, name is not None
+            self._transactions = transactions
         self._wake()
 
     def end(self) -> None:
@@ -53,7 +60,11 @@ class WriteChannel(Channel):
                 return None
             self._must_send = False
             body: dict[str, Any] = {"writing": self._name}
-            return body if self._stage is None else body | {"stage": self._stage}
+            if self._stage is not None:
+                body["stage"] = self._stage
+            if self._transactions is not None:
+                body["transactions"] = asdict(self._transactions)
+            return body
 
     def on_reply(self, body: Mapping[str, Any], last: bool, now_ms: float) -> None:
         self._receive(body)

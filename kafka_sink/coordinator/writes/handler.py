@@ -5,7 +5,12 @@ attempts still run then: superseded speculative copies, tasks of a cancelled job
 lost the driver. Nobody waits for their rows, and their executor may take seconds to end them. Spark's UI
 reports the end of a write's job, often before the driver does: see running_jobs.
 
+Where the driver reports nothing, and Spark's SQL execution of a write in transactions has failed, nobody
+commits them: Spark was interrupted before it could call ``abort``. They are ended once: see
+unfinished_writes.
+
     task -> {"writing": name, "stage": id}     reply {} or {"over": name}; the push {"over": name} may follow
+            "transactions": {...}              of a write in transactions, the fields of WriteTransactions
     driver -> {"over": name, "again": false}   reply {}
 
 ``again``: a later write may have this name, so it is not remembered. Where the end of a stage's job is the
@@ -19,8 +24,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kafka_sink.coordinator.transport import fields
-from kafka_sink.coordinator.transport.fields import decoding, whole
+from kafka_sink.coordinator.transport.fields import count, decoding, int32, whole
 from kafka_sink.coordinator.transport.handlers import Handler, Push, Reply, ServerMessage
+from kafka_sink.coordinator.writes.unfinished_writes import UnfinishedWrites
+from kafka_sink.model import WriteTransactions
 
 if TYPE_CHECKING:
     from kafka_sink.coordinator.writes.running_jobs import JobWatch
@@ -28,22 +35,36 @@ if TYPE_CHECKING:
 
 # Finished writes that are remembered. An attempt that starts later than that is not ended.
 _MAX_OVER = 10_000
+# Of Kafka's strings. Names are kept of so many writes with transactions.
+_MAX_PREFIX, _MAX_OPEN = 32_767, 1000
 
 
 class WriteHandler(Handler):
-    """``jobs``: reports when the job of a stage has ended; it then calls ``wake``."""
+    """``jobs``: reports when the job of a stage has ended; it then calls ``wake``.
 
-    def __init__(self, jobs: JobWatch | None = None, wake: Callable[[], None] = lambda: None) -> None:
+    ``end``: called with the transactions that nobody commits; it does not block.
+    """
+
+    def __init__(
+        self,
+        jobs: JobWatch | None = None,
+        wake: Callable[[], None] = lambda: None,
+        end: Callable[[WriteTransactions], None] = lambda _: None,
+    ) -> None:
         self._jobs = jobs
         self._wake = wake
+        self._end = end
         # By task, its write and its stage.
         self._writing: dict[int, tuple[str, int | None]] = {}
         # By write, the stages whose jobs are watched, also when its tasks already write for another one.
         self._watched: OrderedDict[str, set[int]] = OrderedDict()
+        # By watched stage, what the driver has not reported the end of.
+        self._open: OrderedDict[int, WriteTransactions] = OrderedDict()
         # Names of writes and numbers of stages.
         self._over: OrderedDict[str | int, None] = OrderedDict()
         # Filled by another thread: append and popleft of a deque are atomic.
         self._ended_stages: deque[int] = deque()
+        self._failed_stages: deque[int] = deque()
 
     def on_message(
         self,
@@ -59,27 +80,41 @@ class WriteHandler(Handler):
             self._unwatch(name)
             pushes = [Push(peer, _over(name)) for peer, (write, _) in self._writing.items() if write == name]
             return [Reply(peer, request, {}), *pushes]
-        name, stage = _name_in(body, "writing"), _stage_in(body)
+        name, stage, transactions = _name_in(body, "writing"), _stage_in(body), _transactions_in(body)
         self._writing[peer] = name, stage
         is_over = name in self._over or stage in self._over
         if self._jobs is not None and stage is not None and not is_over:
-            self._jobs.watch(stage, self._on_job_end)
-            self._watched.setdefault(name, set()).add(stage)
-            if len(self._watched) > _MAX_OVER:
-                self._watched.popitem(last=False)
+            self._watch(self._jobs, name, stage, transactions)
         if not is_over:
             return [Reply(peer, request, {})]
         return [Reply(peer, request, _over(name, None if name in self._over else stage))]
 
+    def _watch(self, jobs: JobWatch, name: str, stage: int, transactions: WriteTransactions | None) -> None:
+        jobs.watch(stage, self._on_job_end)
+        self._watched.setdefault(name, set()).add(stage)
+        if len(self._watched) > _MAX_OVER:
+            self._watched.popitem(last=False)
+        if transactions is not None and stage not in self._open:
+            self._open[stage] = transactions
+            jobs.watch_execution(stage, transactions.execution, self._on_failure)
+            if len(self._open) > _MAX_OPEN:
+                jobs.unwatch(self._open.popitem(last=False)[0])
+
     def _unwatch(self, name: str) -> None:
         """The write is over, so the end of its job need not be noticed."""
         for stage in self._watched.pop(name, ()):
+            self._open.pop(stage, None)
             if self._jobs is not None:
                 self._jobs.unwatch(stage)
 
     def _on_job_end(self, stage: int) -> None:
         """Any thread."""
         self._ended_stages.append(stage)
+        self._wake()
+
+    def _on_failure(self, stage: int) -> None:
+        """Any thread."""
+        self._failed_stages.append(stage)
         self._wake()
 
     def _remember(self, over: str | int) -> None:
@@ -94,6 +129,12 @@ class WriteHandler(Handler):
         ended = set()
         while self._ended_stages:
             ended.add(self._ended_stages.popleft())
+        while self._failed_stages:
+            stage = self._failed_stages.popleft()
+            ended.add(stage)
+            transactions = self._open.pop(stage, None)
+            if transactions is not None:
+                self._end(transactions)
         for stage in ended:
             self._remember(stage)
         if not ended:
@@ -115,10 +156,29 @@ def _stage_in(body: Mapping[str, Any]) -> int | None:
         return None if body.get("stage") is None else whole(body["stage"])
 
 
+def _transactions_in(body: Mapping[str, Any]) -> WriteTransactions | None:
+    given = body.get("transactions")
+    if given is None:
+        return None
+    with decoding("transactions of a write"):
+        return WriteTransactions(
+            count(given["execution"]),
+            fields.name(given["prefix"], _MAX_PREFIX),
+            fields.topic(given["topic"]),
+            _positive(given["partitions"]),
+            count(given["producer_id"]),
+            int32(given["epoch"]),
+        )
+
+
+def _positive(value: Any) -> int:
+    if int32(value) < 1:
+        raise ValueError("not a number of partitions")
+    return int(value)
+
+
 def write_handler(
-    options: SinkOptions,  # noqa: ARG001 - HandlerFactory's signature
-    wake: Callable[[], None],
-    jobs: JobWatch | None = None,
-) -> Handler:
+    options: SinkOptions, wake: Callable[[], None], jobs: JobWatch | None = None
+) -> WriteHandler:
     """The handler of one cluster."""
-    return WriteHandler(jobs, wake)
+    return WriteHandler(jobs, wake, UnfinishedWrites(options).end)

@@ -1,9 +1,12 @@
-"""Learns from Spark's web UI that the job of a write has ended.
+"""Learns from Spark's web UI that the job of a write has ended, or its SQL execution has failed.
 
 Spark's driver is the first to know that a job was cancelled or has failed. The executors' JVMs tell their
 Python workers up to four seconds later, and the call of ``abort`` waits for a new Python process. Spark's
 monitoring REST API lists the running jobs; the coordinator asks it while tasks write. Without the UI, or
 where it may not be read, tasks learn of the end as before.
+
+A SQL execution comprises the job and the driver's commit or abort. While the job is not listed, the API is
+asked for the execution, which is running, completed or failed.
 
 Most micro-batches end before the first look, and the driver reports that. So streams cost no request.
 """
@@ -20,6 +23,7 @@ import re
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from kafka_sink.clock import monotonic_ms
@@ -34,8 +38,13 @@ _TIMEOUT_S = 60.0
 _PAUSE_S = 10.0
 # A stage whose job is not listed for so long is not watched any more.
 _UNSEEN_MS = 60_000.0
+# A SQL execution that goes on for so long without its job, or that Spark does not know, is not watched any
+# more.
+_UNENDED_MS = 60_000.0
 _MAX_BYTES = 16 * 1024 * 1024
 _API = "/api/v1/applications"
+# Of Spark's ExecutionData.
+_COMPLETED, _FAILED = "COMPLETED", "FAILED"
 
 
 class JobWatch(Protocol):
@@ -44,8 +53,14 @@ class JobWatch(Protocol):
     def watch(self, stage: int, on_end: Callable[[int], None]) -> None:
         """Call ``on_end(stage)``, on another thread, once the stage's job has ended."""
 
+    def watch_execution(self, stage: int, execution: int, on_failure: Callable[[int], None]) -> None:
+        """Call ``on_failure(stage)``, on another thread, once the SQL execution has failed.
+
+        It then does nothing any more: neither tasks nor a commit.
+        """
+
     def unwatch(self, stage: int) -> None:
-        """The stage's write is over, and its tasks know."""
+        """The stage's write is over, and its tasks know. Its execution is not watched either."""
 
 
 class StageTracker:
@@ -95,15 +110,26 @@ class StageTracker:
         return ended
 
 
+@dataclass(slots=True)
+class _Execution:
+    """``since_ms``: when it was first watched. ``jobless_ms``: since when its job is not listed."""
+
+    number: int
+    on_failure: Callable[[int], None]
+    since_ms: float
+    jobless_ms: float = math.inf
+
+
 class RunningJobs:
     """See JobWatch. A daemon thread asks the driver's UI, and only while stages are watched."""
 
     def __init__(self, driver: DriverProcess) -> None:
         self._driver = driver
-        self._lock = threading.Lock()  # guards the next two
+        self._lock = threading.Lock()  # guards the next three
         self._tracker = StageTracker()
         # By watched stage.
         self._on_end: dict[int, list[Callable[[int], None]]] = {}
+        self._executions: dict[int, _Execution] = {}
         self._work = threading.Event()
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
@@ -118,18 +144,31 @@ class RunningJobs:
             listeners = self._on_end.setdefault(stage, [])
             if on_end not in listeners:
                 listeners.append(on_end)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="kafka-chunked-jobs", daemon=True)
-                self._thread.start()
+            self._begin_work()
+
+    def watch_execution(self, stage: int, execution: int, on_failure: Callable[[int], None]) -> None:
+        """See JobWatch."""
+        with self._lock:
+            self._executions[stage] = _Execution(execution, on_failure, monotonic_ms())
+            self._begin_work()
+
+    def _begin_work(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="kafka-chunked-jobs", daemon=True)
+            self._thread.start()
         self._work.set()
+
+    def _rest(self) -> None:
+        if not self._on_end and not self._executions:
+            self._work.clear()
 
     def unwatch(self, stage: int) -> None:
         """See JobWatch."""
         with self._lock:
             self._on_end.pop(stage, None)
+            self._executions.pop(stage, None)
             self._tracker.unwatch(stage)
-            if not self._on_end:
-                self._work.clear()
+            self._rest()
 
     def close(self) -> None:
         """Ask the thread to end."""
@@ -148,26 +187,49 @@ class RunningJobs:
                 continue
             try:
                 running = self._running()
+                failed = self._failed(running)
             except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError) as error:
                 _log.debug("Spark's UI does not list the running jobs: %r", error)
                 self._disconnect()
                 pause_s = _PAUSE_S
             else:
-                self._observe(running)
+                self._observe(running, failed)
         self._disconnect()
 
     def _must_look(self) -> bool:
         with self._lock:
-            return monotonic_ms() - self._tracker.oldest_ms >= _INTERVAL_S * 1000
+            oldest_ms = min((one.since_ms for one in self._executions.values()), default=math.inf)
+            return monotonic_ms() - min(oldest_ms, self._tracker.oldest_ms) >= _INTERVAL_S * 1000
 
-    def _observe(self, running: Mapping[int, Collection[int]]) -> None:
+    def _failed(self, running: Mapping[int, Collection[int]]) -> list[int]:
+        """The stages whose SQL executions have failed. Those that have ended otherwise are forgotten."""
+        with_job = {stage for stages in running.values() for stage in stages}
+        with self._lock:
+            executions = list(self._executions.items())
+        failed = []
+        for stage, one in executions:
+            if stage in with_job:
+                one.jobless_ms = math.inf
+                continue
+            status = self._status(one.number)
+            one.jobless_ms = min(one.jobless_ms, monotonic_ms())
+            if status == _FAILED:
+                failed.append(stage)
+            elif status == _COMPLETED or monotonic_ms() - one.jobless_ms > _UNENDED_MS:
+                with self._lock:
+                    self._executions.pop(stage, None)
+        return failed
+
+    def _observe(self, running: Mapping[int, Collection[int]], failed: Iterable[int] = ()) -> None:
         with self._lock:
             ended = self._tracker.observe(running, monotonic_ms())
             calls = [(on_end, stage) for stage in ended for on_end in self._on_end[stage]]
             for stage in self._on_end.keys() - self._tracker.stages:
                 del self._on_end[stage]
-            if not self._on_end:
-                self._work.clear()
+            # Those that are not watched any more are over.
+            over = [(stage, self._executions.pop(stage)) for stage in failed if stage in self._executions]
+            calls += [(execution.on_failure, stage) for stage, execution in over]
+            self._rest()
         for on_end, stage in calls:
             on_end(stage)
 
@@ -179,14 +241,24 @@ class RunningJobs:
                 raise LookupError("the driver has no UI")
             self._connection = http.client.HTTPConnection(*address, timeout=_TIMEOUT_S)
             (application,) = self._get(_API)
-            self._path = f"{_API}/{application['id']}/jobs?status=running"
-        return {int(job["jobId"]): list(map(int, job["stageIds"])) for job in self._get(self._path)}
+            self._path = f"{_API}/{application['id']}"
+        running = self._get(f"{self._path}/jobs?status=running")
+        return {int(job["jobId"]): list(map(int, job["stageIds"])) for job in running}
 
-    def _get(self, path: str) -> Any:
+    def _status(self, execution: int) -> str:
+        """Of a SQL execution; "" where Spark does not know it any more, or, being busy, not yet."""
+        path = f"{self._path}/sql/{execution}?details=false&planDescription=false"
+        found = self._get(path, missing={})
+        return str(found.get("status", ""))
+
+    def _get(self, path: str, missing: Any = None) -> Any:
+        """``missing``: returned if there is nothing at the path, unless it is None."""
         assert self._connection is not None
         self._connection.request("GET", path, headers={"Accept": "application/json"})
         response = self._connection.getresponse()
         body = response.read(_MAX_BYTES)
+        if response.status == http.client.NOT_FOUND and missing is not None:
+            return missing
         if response.status != http.client.OK:
             raise LookupError(f"status {response.status}")
         return json.loads(body)

@@ -8,6 +8,7 @@ import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -22,8 +23,9 @@ from kafka_sink.coordinator.transport.connection import KeptConnection
 from kafka_sink.coordinator.transport.handlers import Push, Reply, ServerMessage
 from kafka_sink.coordinator.writes import channel as write_channel
 from kafka_sink.coordinator.writes.channel import WriteChannel, end_attempts
-from kafka_sink.coordinator.writes.handler import _MAX_OVER, WriteHandler, write_handler
+from kafka_sink.coordinator.writes.handler import _MAX_OPEN, _MAX_OVER, WriteHandler, write_handler
 from kafka_sink.errors import ProtocolError, WriteOverError
+from kafka_sink.model import WriteTransactions
 from kafka_sink.options import parse
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.spark import datasource
@@ -71,12 +73,17 @@ def test_a_name_that_comes_again_is_not_remembered() -> None:
 class _Jobs:
     def __init__(self) -> None:
         self.ends: dict[int, Callable[[int], None]] = {}
+        self.failures: dict[int, Callable[[int], None]] = {}
 
     def watch(self, stage: int, on_end: Callable[[int], None]) -> None:
         self.ends[stage] = on_end
 
+    def watch_execution(self, stage: int, execution: int, on_failure: Callable[[int], None]) -> None:
+        self.failures[stage] = on_failure
+
     def unwatch(self, stage: int) -> None:
         self.ends.pop(stage, None)
+        self.failures.pop(stage, None)
 
 
 def test_the_job_of_a_write_that_is_over_is_not_looked_for() -> None:
@@ -126,6 +133,56 @@ def test_tasks_of_a_job_that_spark_ended_are_notified_before_the_driver_calls_ab
     assert handler.on_message(3, 1, {"writing": "a", "stage": 9}, 0) == [Reply(3, 1, {})]
 
 
+_TRANSACTIONS = WriteTransactions(5, "prefix", "t", 2, 4000, 3)
+_WRITES_IN_TRANSACTIONS = {"writing": "q/0", "stage": 7, "transactions": asdict(_TRANSACTIONS)}
+
+
+def test_transactions_of_a_write_that_failed_without_a_word_from_the_driver_are_ended_once() -> None:
+    """Catches: query.stop() in the first micro-batch left transactions open until the next run."""
+    jobs, ended, woken = _Jobs(), list[WriteTransactions](), list[bool]()
+    handler = WriteHandler(jobs, lambda: woken.append(True), ended.append)
+    handler.on_message(1, 1, _WRITES_IN_TRANSACTIONS, 0)
+    handler.on_message(2, 1, _WRITES_IN_TRANSACTIONS, 0)
+    jobs.ends[7](7)
+    handler.on_time(0)
+    assert ended == [], "the job has ended, and the driver may be about to commit"
+    failure = jobs.failures[7]
+    failure(7)
+    assert ended == [], "that is the server's thread's to do"
+    assert len(woken) == 2
+    assert handler.on_time(0) == [Push(peer, {"over": "q/0", "stage": 7}) for peer in (1, 2)]
+    assert ended == [_TRANSACTIONS]
+    failure(7)
+    handler.on_message(3, 1, _WRITES_IN_TRANSACTIONS, 0)
+    handler.on_time(0)
+    assert ended == [_TRANSACTIONS]
+
+
+@pytest.mark.parametrize("is_failure_known", [False, True])
+def test_transactions_whose_end_the_driver_has_reported_are_its_business(is_failure_known: bool) -> None:
+    jobs, ended = _Jobs(), list[WriteTransactions]()
+    handler = WriteHandler(jobs, end=ended.append)
+    handler.on_message(1, 1, _WRITES_IN_TRANSACTIONS, 0)
+    failure = jobs.failures[7]
+    if is_failure_known:
+        failure(7)
+    handler.on_message(9, 1, {"over": "q/0", "again": True}, 0)
+    assert not jobs.failures
+    failure(7)
+    handler.on_time(0)
+    assert ended == []
+    assert not handler._open
+
+
+def test_writes_in_transactions_that_never_end_do_not_add_up() -> None:
+    jobs = _Jobs()
+    handler = WriteHandler(jobs)
+    for number in range(_MAX_OPEN + 1):
+        body = {**_WRITES_IN_TRANSACTIONS, "writing": f"w-{number}", "stage": number}
+        handler.on_message(1, number, body, 0)
+    assert len(handler._open) == len(jobs.failures) == _MAX_OPEN
+
+
 def test_the_tasks_and_the_commits_of_a_query_use_one_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches: Spark plans a stream again to commit it, so the commit named a write that no task had."""
     monkeypatch.setattr(datasource, "prepare_topic", lambda options, is_streaming: None)
@@ -150,6 +207,10 @@ def test_the_tasks_and_the_commits_of_a_query_use_one_name(monkeypatch: pytest.M
         {"over": ""},
         {"writing": "x" * 201},
         {"writing": "a", "stage": "7"},
+        {"writing": "a", "transactions": 5},
+        {"writing": "a", "transactions": {}},
+        {"writing": "a", "transactions": {**asdict(_TRANSACTIONS), "partitions": 0}},
+        {"writing": "a", "transactions": {**asdict(_TRANSACTIONS), "epoch": "3"}},
     ],
 )
 def test_what_makes_no_sense_is_refused(body: dict[str, object]) -> None:

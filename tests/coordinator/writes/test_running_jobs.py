@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import http.server
-import json
 import os
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 
@@ -15,6 +11,7 @@ from kafka_sink.coordinator.driver_process import DriverProcess
 from kafka_sink.coordinator.writes import running_jobs
 from kafka_sink.coordinator.writes.running_jobs import RunningJobs, StageTracker
 from tests.support.coordinator_harness import eventually
+from tests.support.spark_ui import serving_ui
 
 
 def test_a_stage_ends_with_the_job_that_had_it_and_not_before() -> None:
@@ -96,37 +93,6 @@ def test_a_micro_batch_asks_nothing(driver: DriverProcess, monkeypatch: pytest.M
     jobs._thread.join(30)
 
 
-@contextmanager
-def _ui(running: dict[int, list[int]], status: int = 200) -> Iterator[int]:
-    class Handler(http.server.BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_GET(self) -> None:
-            jobs = [
-                {"jobId": job, "stageIds": stages, "status": "RUNNING"} for job, stages in running.items()
-            ]
-            found = jobs if self.path.endswith("/app-1/jobs?status=running") else [{"id": "app-1"}]
-            body = json.dumps(found).encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *arguments: object) -> None:
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    try:
-        yield server.server_port
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
-
-
 @pytest.fixture
 def driver() -> DriverProcess:
     """This process, which listens as a driver does."""
@@ -136,7 +102,7 @@ def driver() -> DriverProcess:
 def test_the_end_of_a_job_is_reported(driver: DriverProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     running = {1: [6, 7]}
     ended: list[int] = []
-    with _ui(running) as port:
+    with serving_ui(running) as port:
         monkeypatch.setattr(running_jobs, "first_port", lambda arguments: port)
         monkeypatch.setattr(running_jobs, "_INTERVAL_S", 0.01)
         jobs = RunningJobs(driver)
@@ -151,12 +117,73 @@ def test_the_end_of_a_job_is_reported(driver: DriverProcess, monkeypatch: pytest
         jobs._thread.join(30)
 
 
+def test_the_failure_of_a_sql_execution_is_reported_once_its_job_is_not_listed(
+    driver: DriverProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches: nobody learned that Spark had been interrupted before it called abort."""
+    running, executions, asked = {1: [7]}, {5: "RUNNING", 6: "COMPLETED"}, list[int]()
+    failed: list[int] = []
+    with serving_ui(running, executions=executions, asked=asked) as port:
+        monkeypatch.setattr(running_jobs, "first_port", lambda arguments: port)
+        monkeypatch.setattr(running_jobs, "_INTERVAL_S", 0.01)
+        jobs = RunningJobs(driver)
+        jobs.watch_execution(7, 5, failed.append)
+        jobs.watch_execution(8, 6, failed.append)
+        eventually(lambda: 8 not in jobs._executions)
+        assert set(asked) == {6}, "while the job is listed, its execution runs"
+        running.clear()
+        eventually(lambda: 5 in asked)
+        executions[5] = "FAILED"
+        eventually(lambda: failed == [7])
+        eventually(lambda: not jobs._work.is_set())
+        jobs.close()
+        assert jobs._thread is not None
+        jobs._thread.join(30)
+
+
+def test_a_sql_execution_that_spark_does_not_know_is_watched_for_a_minute(
+    driver: DriverProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(running_jobs, "monotonic_ms", lambda: now[0])
+    monkeypatch.setattr(threading.Thread, "start", lambda _: None)
+    monkeypatch.setattr(RunningJobs, "_status", lambda jobs, execution: "")
+    jobs = RunningJobs(driver)
+    jobs.watch_execution(7, 5, lambda stage: None)
+    assert jobs._failed({}) == []
+    now[0] = 60_001.0
+    assert jobs._failed({1: [7]}) == [], "its job is listed again"
+    assert jobs._failed({}) == []
+    now[0] = 120_001.0
+    assert jobs._failed({}) == []
+    assert jobs._executions
+    now[0] = 120_002.0
+    assert jobs._failed({}) == []
+    jobs._observe({})
+    assert not jobs._executions
+    assert not jobs._work.is_set()
+
+
+def test_the_failure_of_a_write_whose_end_was_reported_meanwhile_is_no_news(
+    driver: DriverProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed: list[int] = []
+    monkeypatch.setattr(threading.Thread, "start", lambda _: None)
+    monkeypatch.setattr(RunningJobs, "_status", lambda jobs, execution: "FAILED")
+    jobs = RunningJobs(driver)
+    jobs.watch_execution(7, 5, failed.append)
+    found = jobs._failed({})
+    jobs.unwatch(7)
+    jobs._observe({}, found)
+    assert (found, failed) == ([7], [])
+
+
 @pytest.mark.parametrize("status", [302, 403, 500])
 def test_a_ui_that_may_not_be_read_lists_nothing(
     driver: DriverProcess, monkeypatch: pytest.MonkeyPatch, status: int
 ) -> None:
     """Catches: an error page taken for a list without running jobs would end all tasks."""
-    with _ui({1: [7]}, status) as port:
+    with serving_ui({1: [7]}, status) as port:
         monkeypatch.setattr(running_jobs, "first_port", lambda arguments: port)
         jobs = RunningJobs(driver)
         with pytest.raises(LookupError):
