@@ -36,8 +36,8 @@ class BatchSizeLimits:
 
     def learnt(self, topic: str) -> int | None:
         """The limit of a topic whose brokers have refused batches as too large, None for any other."""
-        # Nearly always empty, and looked up for every batch that is sent.
-        return self.of(topic) if self._by_topic else None
+        with self._lock:
+            return self._by_topic.get(topic)
 
     def refused(self, topic: str, size: int, *, costs_task: bool = False) -> None:
         """A broker refused a batch of ``size`` bytes. If it was within the limit, the broker's own is lower.

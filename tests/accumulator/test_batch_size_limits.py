@@ -27,6 +27,19 @@ def test_a_refused_size_is_halved_and_what_was_larger_before_changes_nothing() -
     assert limits.of("t") == 225
 
 
+def test_a_refusal_says_nothing_about_other_topics() -> None:
+    """Batches of theirs were split before they were sent if rows shrank less than expected."""
+    limits = BatchSizeLimits(1_000)
+    limits.refused("t", 900)
+    assert (limits.learnt("t"), limits.learnt("u")) == (450, None)
+
+
+def test_batches_are_not_split_by_a_batch_size_below_what_brokers_take() -> None:
+    BatchSizeLimits(1_000, "a").refused("t", 900)
+    limits = BatchSizeLimits(400, "a")
+    assert (limits.of("t"), limits.learnt("t")) == (400, 450)
+
+
 def test_a_refusal_that_costs_a_task_lowers_the_limit_further() -> None:
     """Spark allows four attempts: with halves, batches of 512 KiB would still be of 64 KiB in the last."""
     limits = BatchSizeLimits(512 << 10)
