@@ -564,18 +564,21 @@ class TransactionClient:
                 return [self._list(step, index, operation, node) for node in list(self._nodes)]
 
     def _init(self, step: _Step, index: int, operation: InitProducer) -> _Call:
-        name, timeout = operation.transactional_id, self._options.transaction_timeout_ms
+        name, of, timeout = operation.transactional_id, operation.of, self._options.transaction_timeout_ms
 
         def encode(version: int) -> bytes:
-            return requests.encode_init_producer_id(version, -1, -1, name, timeout)
+            return requests.encode_init_producer_id(version, *(of or (-1, -1)), name, timeout)
 
         def take(response: requests.ProducerIdResponse) -> bool:
-            # Fenced here says that somebody else is taking the id over at this moment.
-            if response.error_code in _REFUSALS:
+            if of is None and response.error_code in _REFUSALS:
+                # Somebody else is taking the id over at this moment.
                 return self._again(call, kafka_errors.error_of(response.error_code).name)
             if not self._judge(call, response.error_code):
                 return False
-            step.results[index] = ProducerEpoch(response.producer_id, response.producer_epoch)
+            if not response.error_code:
+                step.results[index] = ProducerEpoch(response.producer_id, response.producer_epoch)
+            elif step.results[index] is None:
+                step.results[index] = _refused(response.error_code)
             return True
 
         api = apis.INIT_PRODUCER_ID
@@ -596,9 +599,12 @@ class TransactionClient:
             if response.error_code:
                 step.results[index] = _refused(response.error_code)
             elif self.protocol == PROTOCOL_1:
+                # What EndTxn itself does under protocol 2: no two transactions have the same id and epoch.
+                # Where somebody else has raised it since, that is as good, and this result stays: the epoch
+                # that is no longer the id's.
                 step.results[index] = producer
                 if not (operation.of_task and operation.commit):
-                    step.calls.append(self._raise_epoch(step, index, operation))
+                    step.calls.append(self._init(step, index, InitProducer(name, producer)))
             else:
                 step.results[index] = ProducerEpoch(response.producer_id, response.producer_epoch)
             return True
@@ -607,32 +613,6 @@ class TransactionClient:
         if self.protocol == PROTOCOL_1:
             versions = transaction_requests.PROTOCOL_1_END_TXN_VERSIONS
         call = _Call(operation, index, api, versions, encode, take, (_TRANSACTION_KEY, name))
-        return call
-
-    def _raise_epoch(self, step: _Step, index: int, operation: EndTransaction) -> _Call:
-        """What EndTxn does under protocol 2: no two transactions have the same id and epoch.
-
-        Only from the epoch of the transaction that ended (KIP-360). Where somebody else has raised it since,
-        that is as good, and the result is the epoch that is no longer the id's.
-        """
-        name, producer, timeout = (
-            operation.transactional_id,
-            operation.producer,
-            self._options.transaction_timeout_ms,
-        )
-
-        def encode(version: int) -> bytes:
-            return requests.encode_init_producer_id(version, *producer, name, timeout)
-
-        def take(response: requests.ProducerIdResponse) -> bool:
-            if not self._judge(call, response.error_code):
-                return False
-            if not response.error_code:
-                step.results[index] = ProducerEpoch(response.producer_id, response.producer_epoch)
-            return True
-
-        api, key = apis.INIT_PRODUCER_ID, (_TRANSACTION_KEY, name)
-        call = _Call(operation, index, api, _INIT_PRODUCER_ID_VERSIONS, encode, take, key)
         return call
 
     def _record_calls(self, step: _Step, index: int, operation: RecordOffsets) -> list[_Call]:

@@ -16,14 +16,18 @@ from kafka_sink.transactions import decision as decisions
 from kafka_sink.transactions import proof
 from kafka_sink.transactions.decision import BatchIdentity, Decision, Fate, Part, Written
 from kafka_sink.transactions.operations import (
-    NO_TRANSACTION,
+    ABORTED,
+    COMMITTED,
+    LAST_EPOCH,
     OPEN,
     Describe,
     Described,
     EndTransaction,
     FetchOffsets,
+    InitProducer,
     ListOpen,
     OffsetKey,
+    Operation,
     ProducerEpoch,
     RecordOffsets,
     Refused,
@@ -141,29 +145,44 @@ def abort(scope: Scope, claim: ProducerEpoch, now_ms: float) -> Steps[Ownership 
     """After a failed batch: end what it left open, or complete it if it was decided.
 
     None where another driver has taken over, whose business it is then. An abort under the driver's id
-    excludes a decision under the same claim, and fences nobody. It is refused after a decision, and after the
-    time-out of the driver's own transaction, which both raise the epoch by one and end a transaction. Another
-    driver's take-over raises the epoch, too, but leaves the id without any transaction, until that driver
-    opens one.
+    excludes a decision under the same claim, and fences nobody.
+    """
+    (ended,) = yield (EndTransaction(scope.driver_id, claim, commit=False),)
+    renewed = (yield from _renewed(scope, claim)) if isinstance(ended, Refused) else ProducerEpoch(*ended)
+    return None if renewed is None else (yield from _settle(scope, renewed, now_ms))
+
+
+def _renewed(scope: Scope, claim: ProducerEpoch) -> Steps[ProducerEpoch | None]:
+    """The claim of a driver whose abort was refused; None where another driver has taken over.
+
+    The abort is refused after a decision, and after the time-out of the driver's own transaction, which both
+    raise the epoch by one and end a transaction. Another driver's take-over raises the epoch, too, but leaves
+    the id without any transaction, until that driver opens one. So does a decision with protocol 1, behind
+    which the client raises the epoch; and there an abort without a transaction is refused, too. Then the
+    id's coordinator tells who has raised it, or raises it now. One that was replaced since does not know:
+    None as well. It is not asked while another driver has a transaction open, which that would abort, nor
+    behind the last epoch but one, where brokers fail with UNKNOWN_SERVER_ERROR.
 
     Nothing is recorded under the claim itself: where its decision is being committed, brokers take offsets of
     that epoch into it until they have its marker.
     """
-    (ended,) = yield (EndTransaction(scope.driver_id, claim, commit=False),)
-    if not isinstance(ended, Refused):
-        return (yield from _settle(scope, ProducerEpoch(*ended), now_ms))
     found = (yield from describe(scope.driver_id, afresh=True)).get(scope.driver_id)
     behind = None if found is None else epochs_behind(claim, found.producer)
-    if behind == 0:
-        # With protocol 1, an abort without a transaction is refused, too.
-        return (yield from take_over(scope, now_ms))
-    if found is None or found.state in (NO_TRANSACTION, OPEN) or behind != 1:
+    if found is None or behind not in (0, 1):
         return None
-    try:
-        claim = yield from proof.require_owner(scope, found.producer)
-    except TransactionError:
+    if behind == 1 and found.state in COMMITTED | ABORTED:
+        try:
+            return (yield from proof.require_owner(scope, found.producer))
+        except TransactionError:
+            return None
+    if behind == 1 and (found.state == OPEN or found.producer.epoch == LAST_EPOCH):
         return None
-    return (yield from _settle(scope, claim, now_ms))
+    renewal: Operation = InitProducer(scope.driver_id, claim)
+    if found.state == OPEN:
+        # A former coordinator has refused to end it.
+        renewal = EndTransaction(scope.driver_id, claim, commit=False)
+    (renewed,) = yield (renewal,)
+    return None if isinstance(renewed, Refused) else ProducerEpoch(*renewed)
 
 
 def problem_of(scope: Scope, ownership: Ownership) -> str | None:

@@ -48,9 +48,15 @@ def epochs_behind(owner: ProducerEpoch, now: ProducerEpoch) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class InitProducer:
-    """Take over a transactional id: fences its owner and aborts its transaction. Result: ProducerEpoch."""
+    """Take over a transactional id: fences its owner and aborts its transaction. Result: ProducerEpoch.
+
+    ``of``: only from that epoch (KIP-360). Where its owner has raised it by such a request, or by the end of
+    a transaction, and nobody has since, the result is the epoch that this one got. Refused where another one
+    has taken the id over, or the coordinator was replaced since, as the raise is in its memory only.
+    """
 
     transactional_id: str
+    of: ProducerEpoch | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,8 +66,8 @@ class Job:
     def commit(self, *reports: TaskReport) -> Any:
         return self.run(batch.commit(reports, records_empty=False))
 
-    def decide_only(self, handover: Handover, *reports: TaskReport) -> None:
-        """What a driver has done that dies between its decision and the first transaction's end."""
+    def record_only(self, handover: Handover, *reports: TaskReport) -> None:
+        """What a driver has done that dies before its decision counts."""
 
         def steps() -> Steps[None]:
             previous = yield from driver.read_decision(self.scope)
@@ -75,8 +75,16 @@ class Job:
             decision = next_decision(self.scope, previous, reports[0].batch, len(reports), parts)
             timed = replace(decision, began_ms=round(wall_ms()))
             yield from driver._record(self.scope, handover.claim, timed)
+
+        self.run(steps())
+
+    def decide_only(self, handover: Handover, *reports: TaskReport) -> None:
+        """What a driver has done that dies between its decision and the first transaction's end."""
+
+        def steps() -> Steps[None]:
             yield (EndTransaction(self.scope.driver_id, handover.claim, commit=True),)
 
+        self.record_only(handover, *reports)
         self.run(steps())
 
     def open(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""Kafka's transactions as values: transaction protocol 2, with markers that take their time.
+"""Kafka's transactions as values: transaction protocols 1 and 2, with markers that take their time.
 
 Brokers are there only as former coordinators, which answer from memory until they learn that others took
 their place. Left out: failures of brokers (an operation is repeated until its response is there).
@@ -51,6 +51,10 @@ class Transaction:
     state: str = "Empty"
     # With which epoch the last transaction was ended, which a repeated EndTxn carries.
     ended_with: ProducerEpoch | None = None
+    # From which epoch its owner has raised it, by a request that named that one (KIP-360).
+    raised_from: ProducerEpoch | None = None
+    # Under the present epoch: copies of them are not written.
+    written: set[Row] = field(default_factory=set)
     rows: list[Row] = field(default_factory=list)
     offsets: dict[OffsetKey, str] = field(default_factory=dict)
     began_ms: int = -1
@@ -61,7 +65,8 @@ class Transaction:
 class Kafka:
     """Executes operations; ``visible`` counts the rows that readers of committed rows see."""
 
-    def __init__(self, last_epoch: int = 32_766) -> None:
+    def __init__(self, last_epoch: int = 32_766, protocol: int = 2) -> None:
+        self._protocol = protocol
         # An id gets another producer id behind it.
         self._last_epoch = last_epoch
         self.transactions: dict[str, Transaction] = {}
@@ -80,8 +85,8 @@ class Kafka:
     def execute(self, operation: Any) -> Any:
         """The operation's response. Raises NotYet."""
         match operation:
-            case InitProducer(name):
-                return self._init(name)
+            case InitProducer(name, of):
+                return self._init(name) if of is None else self._raise(name, of)
             case Describe(names, afresh):
                 if afresh:
                     self._find_again(*names)
@@ -89,7 +94,8 @@ class Kafka:
             case ListOpen(prefix):
                 # All brokers are asked.
                 named = [*self.transactions.items(), *self.former_ids.items()]
-                live = [name for name, one in named if one.state in (OPEN, NO_TRANSACTION)]
+                states = (OPEN,) if self._protocol == 1 else (OPEN, NO_TRANSACTION)
+                live = [name for name, one in named if one.state in states]
                 return list(dict.fromkeys(name for name in live if name.startswith(f"{prefix}-task-")))
             case Produce(name, producer, rows):
                 return self._write(name, producer, rows, {}) is None
@@ -98,10 +104,10 @@ class Kafka:
                 self.former.pop(group, None)
                 offsets = {OffsetKey(group, partition): text for partition, text in entries}
                 return self._write(name, producer, (), offsets)
-            case EndTransaction(name, producer, commit, afresh):
+            case EndTransaction(name, producer, commit, afresh, of_task):
                 if afresh:
                     self._find_again(name)
-                return self._end(name, producer, commit)
+                return self._end(name, producer, commit, leaves_epoch=of_task and commit)
             case FetchOffsets(groups):
                 return {key: text for group in groups for key, text in self._answers(group).items()}
             case FetchStableOffsets(keys):
@@ -131,11 +137,38 @@ class Kafka:
             raise NotYet
         if found.state == OPEN:
             self.time_out(name)
-        found.producer = self._next(found.producer)
-        found.state, found.ended_with = "Empty", None
+        self._begin_epoch(found)
         self.inits += 1
         found.taken = self.inits
         return found.producer
+
+    def _raise(self, name: str, of: ProducerEpoch) -> ProducerEpoch | Refused:
+        """InitProducerId that names an epoch: once, or again."""
+        self._find_again(name)
+        found = self.transactions.get(name)
+        if found is None:
+            return self._init(name)
+        if of.producer_id not in (found.producer.producer_id, (found.raised_from or of).producer_id):
+            return Refused("PRODUCER_FENCED")
+        if found.state.startswith("Prepare"):
+            raise NotYet
+        if found.state == OPEN:
+            # Whoever has it open: brokers compare epochs behind that.
+            self.time_out(name)
+        if of != found.producer and found.producer.epoch == self._last_epoch:
+            # Brokers fail there, whoever has raised it, and so does whoever asks.
+            return Refused("UNKNOWN_SERVER_ERROR")
+        if of not in (found.producer, found.raised_from):
+            return Refused("PRODUCER_FENCED")
+        if of == found.producer:
+            self._begin_epoch(found)
+            found.raised_from = of
+        return found.producer
+
+    def _begin_epoch(self, found: Transaction) -> None:
+        found.producer = self._next(found.producer)
+        found.state, found.ended_with, found.raised_from = NO_TRANSACTION, None, None
+        found.written = set()
 
     def _next(self, producer: ProducerEpoch) -> ProducerEpoch:
         if producer.epoch < self._last_epoch:
@@ -147,14 +180,16 @@ class Kafka:
         """transaction.timeout.ms has passed: aborted, under an epoch that no client knows."""
         found = self.transactions[name]
         found.rows, found.offsets = [], {}
-        found.producer = self._next(found.producer)
-        found.state, found.ended_with = "CompleteAbort", None
+        self._begin_epoch(found)
+        found.state = "CompleteAbort"
 
     def _write(
         self, name: str, producer: ProducerEpoch, rows: tuple[Row, ...], offsets: dict[OffsetKey, str]
     ) -> Refused | None:
         found = self.transactions.get(name)
         is_ending = found is not None and found.state.startswith("Prepare") and found.ended_with == producer
+        # With protocol 1 the group is added to the transaction before, which is refused meanwhile.
+        is_ending &= self._protocol == 2
         if found is not None and is_ending and offsets.keys() & found.offsets.keys():
             # A partition that has not got the marker yet takes it into the transaction that is being ended.
             found.offsets.update(offsets)
@@ -166,11 +201,22 @@ class Kafka:
         if found.state != OPEN:
             found.state, found.began_ms = OPEN, self.now_ms
         # A repeated batch has its sequence number and is not written twice.
-        found.rows.extend(row for row in rows if row not in found.rows)
+        found.rows.extend(row for row in rows if row not in found.written)
+        found.written.update(rows)
         found.offsets.update(offsets)
         return None
 
-    def _end(self, name: str, producer: ProducerEpoch, commit: bool) -> ProducerEpoch | Refused:
+    def _end(
+        self, name: str, producer: ProducerEpoch, commit: bool, *, leaves_epoch: bool
+    ) -> ProducerEpoch | Refused:
+        """With protocol 1 the client raises the epoch behind most ends, once the markers are written."""
+        ended = self._end_txn(name, producer, commit)
+        if self._protocol == 2 or leaves_epoch or isinstance(ended, Refused):
+            return ended
+        raised = self._raise(name, producer)
+        return producer if isinstance(raised, Refused) else raised
+
+    def _end_txn(self, name: str, producer: ProducerEpoch, commit: bool) -> ProducerEpoch | Refused:
         former = self.former_ids.get(name)
         if former is not None:
             remembered = self._end_of(copy.deepcopy(former), producer, commit)
@@ -194,10 +240,12 @@ class Kafka:
             return found.producer
         if found.producer != producer:
             return Refused("INVALID_PRODUCER_EPOCH")
-        if found.state != OPEN and commit:
+        if found.state != OPEN and (commit or self._protocol == 1):
             return Refused("INVALID_TXN_STATE")
         found.ended_with = producer
-        found.producer = self._next(producer)
+        if self._protocol == 2:
+            found.producer, found.raised_from = self._next(producer), producer
+            found.written = set()
         if commit:
             found.state = "PrepareCommit"
         else:

@@ -14,10 +14,11 @@ from kafka_sink.local_broker import LocalBroker
 from kafka_sink.options import parse
 from kafka_sink.transactions import driver, task
 from kafka_sink.transactions.batch import Handover
-from kafka_sink.transactions.client import TransactionClient
+from kafka_sink.transactions.client import PROTOCOL_1, TransactionClient
 from kafka_sink.transactions.decision import BatchIdentity
 from kafka_sink.transactions.operations import describe, init_producer
 from kafka_sink.transactions.scope import Scope
+from tests.matrix.released_kafka import RELEASES, jars_of
 from tests.support.batches_by_hand import Job
 from tests.support.last_epochs import LAST_EPOCH, set_epochs
 
@@ -59,8 +60,13 @@ def aborted_after_the_decision(run: Job, number: int) -> None:
     handover = run.take_over()
     run.decide_only(handover, *_written(run, handover, number))
     ended = run.run(driver.abort(run.scope, handover.claim, wall_ms()))
-    assert ended is not None
-    assert len(ended.completed) == _TASKS
+    if run.client.protocol == PROTOCOL_1 and handover.claim.epoch == LAST_EPOCH - 1:
+        # Brokers cannot tell who has raised an epoch to the last one, so the next run completes it.
+        assert ended is None
+        run.take_over()
+    else:
+        assert ended is not None
+        assert len(ended.completed) == _TASKS
     assert run.open() == []
 
 
@@ -123,7 +129,12 @@ _KINDS: tuple[Callable[[Job, int], None], ...] = (
 )
 
 
-_CASES = [(kind, epoch) for kind in _KINDS for epoch in _BEFORE] + [(timed_out, LAST_EPOCH - 2)]
+# Transaction protocol, kind and epoch.
+_CASES = [
+    *((1, kind, epoch) for kind in _KINDS for epoch in _BEFORE[-3:]),
+    *((2, kind, epoch) for kind in _KINDS for epoch in _BEFORE),
+    (2, timed_out, LAST_EPOCH - 2),
+]
 
 
 def _rows(number: int, index: int) -> pa.RecordBatch:
@@ -135,11 +146,12 @@ def _written(run: Job, handover: Handover, number: int) -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def near_the_end() -> Iterator[Callable[[str, int], Job]]:
+def near_the_end(request: pytest.FixtureRequest) -> Iterator[Callable[[str, int], Job]]:
     """Makes the job of a kind and an epoch, on a broker where all of them are near their last epochs."""
     clients: list[TransactionClient] = []
     quick = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": 200}
-    with LocalBroker(properties=quick) as broker:
+    home = jars_of(RELEASES[-1]) if request.param == 1 else None
+    with LocalBroker(properties=quick, kafka_home=home) as broker:
 
         def make(kind: str, epoch: int) -> Job:
             topic = f"{kind}-{epoch}"
@@ -151,7 +163,7 @@ def near_the_end() -> Iterator[Callable[[str, int], Job]]:
             return Job(options, clients[-1], Scope(f"prefix-{topic}", topic, 2))
 
         epochs = {}
-        for kind, epoch in _CASES:
+        for kind, epoch in [case[1:] for case in _CASES if case[0] == request.param]:
             run = make(kind.__name__, epoch)
             broker.create_topic(run.scope.topic, 2)
             ids = [run.scope.driver_id, *(run.scope.task_id(index, 0) for index in range(_TASKS))]
@@ -166,7 +178,12 @@ def near_the_end() -> Iterator[Callable[[str, int], Job]]:
             client.close()
 
 
-@pytest.mark.parametrize(("kind", "epoch"), _CASES, ids=lambda one: getattr(one, "__name__", None))
+@pytest.mark.parametrize(
+    ("near_the_end", "kind", "epoch"),
+    _CASES,
+    indirect=["near_the_end"],
+    ids=[f"protocol {protocol}, {kind.__name__}, {epoch}" for protocol, kind, epoch in _CASES],
+)
 def test_each_row_is_written_once_past_the_last_epoch(
     near_the_end: Callable[[str, int], Job], kind: Callable[[Job, int], None], epoch: int
 ) -> None:

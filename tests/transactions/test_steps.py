@@ -15,8 +15,10 @@ from kafka_sink.transactions import driver, proof, task
 from kafka_sink.transactions.batch import Duty, Handover, TaskReport
 from kafka_sink.transactions.decision import BatchIdentity, Part, RowsDigest
 from kafka_sink.transactions.operations import (
+    LAST_EPOCH,
     Described,
     EndTransaction,
+    InitProducer,
     Operation,
     ProducerEpoch,
     Refused,
@@ -26,6 +28,7 @@ from kafka_sink.transactions.scope import Scope
 from tests.support.transactions_of_kafka import Kafka, NotYet, Produce
 
 SCOPE = Scope("q", "t", 2)
+PROTOCOLS = (1, 2)
 
 
 class Died(Exception):
@@ -35,8 +38,8 @@ class Died(Exception):
 class Cluster:
     """Runs steps to their end, markers without delay."""
 
-    def __init__(self) -> None:
-        self.kafka = Kafka()
+    def __init__(self, protocol: int = 2) -> None:
+        self.kafka = Kafka(protocol=protocol)
 
     def run(self, steps: Steps[Any], die_before: Callable[[Operation], bool] | None = None) -> Any:
         """The steps' result. Raises what they raise, and Died."""
@@ -253,10 +256,11 @@ def test_transactions_that_ended_have_their_ages() -> None:
     )
 
 
-def test_an_abort_of_a_replaced_driver_leaves_its_successor_alone() -> None:
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_an_abort_of_a_replaced_driver_leaves_its_successor_alone(protocol: int) -> None:
     """Catches: the successor's first take-over raises the epoch by one, as a decision does. A replaced driver
     took that for its own decision, fenced the successor, and so ended a query that was well."""
-    cluster = Cluster()
+    cluster = Cluster(protocol)
     replaced = cluster.plan()
     cluster.write(replaced, 0, 0, 0)
     successor = cluster.plan()
@@ -266,9 +270,10 @@ def test_an_abort_of_a_replaced_driver_leaves_its_successor_alone() -> None:
     assert dict(cluster.kafka.visible) == {(0, 0): 1}
 
 
-def test_an_abort_of_a_replaced_driver_leaves_alone_what_its_successor_is_deciding() -> None:
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_an_abort_of_a_replaced_driver_leaves_alone_what_its_successor_is_deciding(protocol: int) -> None:
     """Catches: an open transaction at the next epoch, which is the successor's, was taken for its own."""
-    cluster = Cluster()
+    cluster = Cluster(protocol)
     replaced = cluster.plan()
     successor = cluster.plan()
     report = cluster.write(successor, 0, 0, 0)
@@ -280,8 +285,9 @@ def test_an_abort_of_a_replaced_driver_leaves_alone_what_its_successor_is_decidi
     assert dict(cluster.kafka.visible) == {(0, 0): 1}
 
 
-def test_an_abort_after_the_decision_completes_it() -> None:
-    cluster = Cluster()
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_an_abort_after_the_decision_completes_it(protocol: int) -> None:
+    cluster = Cluster(protocol)
     run = cluster.plan()
     reports = [cluster.write(run, 0, index, index) for index in range(2)]
     with pytest.raises(Died):
@@ -290,10 +296,72 @@ def test_an_abort_after_the_decision_completes_it() -> None:
     assert dict(cluster.kafka.visible) == {(0, 0): 1, (0, 1): 1}
 
 
-def test_an_abort_of_what_was_recorded_and_not_decided_aborts_all_of_it() -> None:
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_an_abort_of_a_decision_whose_response_was_lost_completes_it(protocol: int) -> None:
+    """With protocol 1 the epoch is raised by the client, which the driver did not come to."""
+    cluster = Cluster(protocol)
+    run = cluster.plan()
+    reports = [cluster.write(run, 0, index, index) for index in range(2)]
+    with pytest.raises(Died):
+        cluster.commit(*reports, die_before=ends_driver)
+    cluster.kafka._end_txn(SCOPE.driver_id, run.claim, commit=True)
+    cluster.settle()
+    assert len(cluster.run(driver.abort(SCOPE, run.claim, 0)).completed) == 2
+    assert dict(cluster.kafka.visible) == {(0, 0): 1, (0, 1): 1}
+
+
+def test_an_abort_does_not_ask_who_has_raised_an_epoch_to_the_last_one() -> None:
+    """Catches: with protocol 1 brokers fail there with UNKNOWN_SERVER_ERROR, and so did the abort."""
+    cluster = Cluster(1)
+    first = cluster.plan().claim
+    cluster.kafka.transactions[SCOPE.driver_id].producer = first._replace(epoch=LAST_EPOCH - 2)
+    run = cluster.plan()
+    report = cluster.write(run, 0, 0, 0)
+    with pytest.raises(Died):
+        cluster.commit(report, die_before=ends_task(0))
+    asks = cluster.run(driver.abort(SCOPE, run.claim, 0), lambda one: isinstance(one, InitProducer))
+    assert asks is None
+    assert cluster.plan().duty(report.batch, 0) is Duty.SKIP
+    assert dict(cluster.kafka.visible) == {(0, 0): 1}
+
+
+def test_an_abort_leaves_alone_a_driver_that_took_over_behind_the_look_at_the_id() -> None:
+    """Catches: with protocol 1 an abort without a transaction is refused, too. The replaced driver took the
+    id over then, whoever had it by now, and so ended a query that was well."""
+    cluster = Cluster(1)
+    replaced = cluster.plan()
+    successor: list[Handover] = []
+
+    def takes_over(one: Operation) -> bool:
+        if isinstance(one, InitProducer) and not successor:
+            successor.append(Handover(ProducerEpoch(-1, -1), {}))
+            successor[0] = cluster.plan()
+        return False
+
+    assert cluster.run(driver.abort(SCOPE, replaced.claim, 0), takes_over) is None
+    cluster.commit(cluster.write(successor[0], 0, 0, 0))
+    assert dict(cluster.kafka.visible) == {(0, 0): 1}
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_an_abort_that_a_former_coordinator_refuses_is_sent_to_the_present_one(protocol: int) -> None:
+    cluster = Cluster(protocol)
+    cluster.kafka.replace_coordinator_of_id(SCOPE.driver_id)
+    former = dict(cluster.kafka.former_ids)
+    run = cluster.plan()
+    report = cluster.write(run, 0, 0, 0)
+    with pytest.raises(Died):
+        cluster.commit(report, die_before=ends_driver)
+    cluster.kafka.former_ids.update(former)
+    assert len(cluster.run(driver.abort(SCOPE, run.claim, 0)).aborted) == 1
+    assert cluster.kafka.open() == []
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_an_abort_of_what_was_recorded_and_not_decided_aborts_all_of_it(protocol: int) -> None:
     """The driver's own transaction may have timed out by then, which raises its epoch, too."""
     for times_out in (False, True):
-        cluster = Cluster()
+        cluster = Cluster(protocol)
         run = cluster.plan()
         reports = [cluster.write(run, 0, index, index) for index in range(2)]
         with pytest.raises(Died):

@@ -102,6 +102,22 @@ def test_what_a_dead_driver_had_decided_is_completed_by_the_next(job: Callable[.
     assert again.duty(BatchIdentity("query", 0), 0).value == "skip"
 
 
+@pytest.mark.parametrize("kafka", ["old_broker"], indirect=True)
+def test_an_abort_completes_a_decision_behind_which_the_epoch_was_not_raised(
+    job: Callable[..., Job],
+) -> None:
+    """With protocol 1 the client raises it by a second request, which may not be sent any more."""
+    run = job()
+    handover = run.take_over()
+    reports = [run.write(handover, 0, index, [f"0-{index}"]) for index in range(2)]
+    run.record_only(handover, *reports)
+    raw = RawProducer(run.servers, run.scope.driver_id)
+    assert raw.end(handover.claim, commit=True) == "NONE"
+    raw.close()
+    assert len(run.run(driver.abort(run.scope, handover.claim, wall_ms())).completed) == 2
+    run.await_rows(["0-0", "0-1"])
+
+
 def test_what_was_not_decided_is_aborted_by_the_next_driver(job: Callable[..., Job]) -> None:
     run, later = job(), job()
     handover = run.take_over()
