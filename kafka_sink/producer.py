@@ -81,7 +81,7 @@ class Producer:
         self.options = options
         self._rows = 0
         self._largest_record = 0
-        self._metadata_wait_ms = 0.0
+        self._metadata_wait_ms = self._latest_metadata_wait_ms = 0.0
         self._started_ms = 0.0
         self._network = NetworkClient(NetworkSettings.from_options(options), monotonic_ms)
         self._allocator = POOLS.allocator(
@@ -147,7 +147,7 @@ class Producer:
             self._cluster.import_hints(hints, monotonic_ms())
         self._use_coordinator(coordinator)
         self._rows = self._largest_record = 0
-        self._metadata_wait_ms = 0.0
+        self._metadata_wait_ms = self._latest_metadata_wait_ms = 0.0
         if self._dead_letters is not None:
             self._dead_letters.begin(str(task.number))
         self._begin_rate_limit(task)
@@ -253,7 +253,6 @@ class Producer:
         self.check()
         if batch.num_rows == 0:
             return 0
-        before_ms = self._metadata_wait_ms
         ordered: OrderedRows | None
         if self._rejection is None:
             ordered = self._order(plan, batch)
@@ -261,7 +260,8 @@ class Producer:
         else:
             self._rows += batch.num_rows
             ordered = self._rejection.order(plan, batch, self._order)
-        waited_ms = self._metadata_wait_ms - before_ms
+        # Of the rows that are left. What invalid ones waited before is their own, as in Kafka's producer.
+        waited_ms = self._latest_metadata_wait_ms
         self._write_letters()
         if ordered is None:
             return 0
@@ -321,7 +321,8 @@ class Producer:
                     rows.topics, timeout_ms, self.check, partitions_needed(rows)
                 )
         finally:
-            self._metadata_wait_ms += monotonic_ms() - started_ms
+            self._latest_metadata_wait_ms = monotonic_ms() - started_ms
+            self._metadata_wait_ms += self._latest_metadata_wait_ms
 
     def _check_sizes(self, rows: RowBatch, ordered: OrderedRows) -> None:
         largest = ordered.largest_bound + batch_header.SIZE
