@@ -92,6 +92,12 @@ class BatchQueues:
         batch.request_references += 1
         return batch
 
+    def take(self, batch: ProducerBatch) -> None:
+        """Takes a sealed batch out of its queue, wherever it is there, as if for a request."""
+        self.remove(batch)
+        self.by_partition[batch.partition].in_flight += 1
+        batch.request_references += 1
+
     def request_ended(self, batch: ProducerBatch) -> None:
         """A batch's request has a response, has failed or was never sent."""
         batch.request_references -= 1

@@ -262,6 +262,14 @@ class RecordAccumulator:
                 self._queues.request_ended(batch)
                 self._queues.insert(self._queues.queue(batch.partition), batch)
 
+    def take(self, batch: ProducerBatch) -> bool:
+        """Takes one batch out of its queue, as ``drain`` does; False if it has failed meanwhile."""
+        with self._lock:
+            if batch.terminal:
+                return False
+            self._queues.take(batch)
+            return True
+
     def reenqueue(self, batch: ProducerBatch, retry_at_ms: float) -> None:
         """Puts a batch back for another attempt, before all batches that were appended after it."""
         with self._lock:

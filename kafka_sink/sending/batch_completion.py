@@ -77,6 +77,10 @@ class BatchCompletion:
         self.deliveries.count(retries=1)
         self._accumulator.reenqueue(batch, at_ms)
 
+    def hold(self, batch: ProducerBatch) -> None:
+        """Queues the batch again. It is not to be sent."""
+        self._accumulator.reenqueue(batch, 0.0)
+
     def replace(self, batch: ProducerBatch, pieces: Collection[ProducerBatch]) -> None:
         """Queues the pieces of a batch that was too large in its place."""
         self.deliveries.count(splits=1)

@@ -58,7 +58,8 @@ class Decision:
     """``possibly_written``: from now on the batch keeps its sequence and is never split. ``immediate``
     skips the backoff; ``cause`` is the error if this was the last attempt. ``too_large``: smaller batches
     may pass. The backoff is no longer than ``longest_wait_ms``. ``unwritable``: records of the batch that no
-    attempt can write, by position; empty where the broker did not say which."""
+    attempt can write, by position; empty where the broker did not say which. Where a later attempt is made all the
+    same, it spends no retry."""
 
     action: Action
     cause: Exception | None = None
@@ -115,17 +116,19 @@ def _too_large(attempt: Attempt, cause: Exception) -> Decision:
             f"a record of {attempt.size} bytes (compressed, with its batch header) is larger than the broker "
             f"takes for {attempt.partition}; raise the topic's max.message.bytes or send smaller records"
         ),
+        spends_retry=False,
         unwritable=(0,),
     )
 
 
 def _invalid_records(attempt: Attempt, cause: Exception) -> Decision:
     named = sorted({index for index, _ in attempt.record_errors if 0 <= index < attempt.record_count})
-    return Decision(Action.FAIL, cause, unwritable=tuple(named))
+    return Decision(Action.FAIL, cause, spends_retry=False, unwritable=tuple(named))
 
 
 def _refuse_topic(attempt: Attempt, cause: Exception) -> Decision:
-    return Decision(Action.FAIL, cause, unwritable=tuple(range(attempt.record_count)))
+    everything = tuple(range(attempt.record_count))
+    return Decision(Action.FAIL, cause, spends_retry=False, unwritable=everything)
 
 
 def _out_of_order(attempt: Attempt, cause: Exception) -> Decision:

@@ -65,6 +65,8 @@ class ResponseHandler:
         self.new_partitions = NewPartitions()
         # Since when, and when last, topics were not authorized; with errors.tolerance=all.
         self._refused_topics: dict[str, tuple[float, float]] = {}
+        # Refused batches that wait in their queues until there is room for their dead letters.
+        self._held: dict[ProducerBatch, tuple[Sequence[int], Exception]] = {}
         self.splitter = BatchSplitter(completion, accumulator, identity)
 
     def on_sent(self, node_id: int, batches: Collection[ProducerBatch], now_ms: float) -> None:
@@ -203,7 +205,7 @@ class ResponseHandler:
         elif self._may_pass(batch, cause, now_ms):
             self._retry(batch, cause, decision, now_ms)
         elif self._skips(batch, decision):
-            self._skip_records(batch, decision.unwritable or (), cause, now_ms)
+            self._skip_records(batch, decision.unwritable or (), cause)
         elif decision.action is Action.FAIL or not self._retries_left(batch, decision):
             self._completion.refuse(batch, cause)
         else:
@@ -242,7 +244,8 @@ class ResponseHandler:
         self._identity.request_restart(batch.partition)
 
     def _retry(self, batch: ProducerBatch, cause: Exception, decision: Decision, now_ms: float) -> None:
-        wait_ms = 0.0 if decision.immediate else self._backoff.delay_ms(max(batch.retries_spent, 1))
+        failures = batch.retries_spent if decision.spends_retry else batch.attempts
+        wait_ms = 0.0 if decision.immediate else self._backoff.delay_ms(failures)
         wait_ms = min(wait_ms, decision.longest_wait_ms)
         if _log.isEnabledFor(logging.DEBUG):
             _log.debug(
@@ -287,9 +290,7 @@ class ResponseHandler:
         # A dead letter that is too large is cut. Any other that is refused fails the task.
         return batch.partition.topic != letters.topic or isinstance(decision.cause, RecordTooLargeError)
 
-    def _skip_records(
-        self, batch: ProducerBatch, positions: Sequence[int], cause: Exception, now_ms: float
-    ) -> None:
+    def _skip_records(self, batch: ProducerBatch, positions: Sequence[int], cause: Exception) -> None:
         """Makes dead letters of these records. The others go on, with consecutive sequences."""
         if not positions and batch.record_count > 1:
             # The broker did not say which records are invalid. It will when each has a batch of its own.
@@ -304,7 +305,7 @@ class ResponseHandler:
             self._completion.refuse(batch, too_many)
             return
         if not letters.has_room and batch.partition.topic != letters.topic:
-            self._await_letters(batch, letters, cause, now_ms)
+            self._hold(batch, positions, cause)
             return
         pieces, records = take_out(batch, positions or (0,), ROOM_BYTES)
         refusal = self._add_letters(batch, records, cause)
@@ -313,15 +314,16 @@ class ResponseHandler:
                 piece.buffer.release()
             self._completion.refuse(batch, refusal)
             return
-        if self._identity is not None:
+        # A restart of sequences takes those of batches that are held.
+        if self._identity is not None and batch.has_sequence:
             self._identity.shrunk(batch, pieces)
         self._completion.shrink(batch, pieces)
 
-    def _await_letters(
-        self, batch: ProducerBatch, letters: DeadLetters, cause: Exception, now_ms: float
-    ) -> None:
-        """Leaves the batch in buffer.memory until letters of other rows are written. The broker refuses it
-        again then; if that never happens, delivery.timeout.ms ends it."""
+    def _hold(self, batch: ProducerBatch, positions: Sequence[int], cause: Exception) -> None:
+        """Leaves the batch in buffer.memory, unsent, until letters of other rows are written. If that never
+        happens, delivery.timeout.ms ends it."""
+        letters = self._dead_letters
+        assert letters is not None
         if _log.isEnabledFor(logging.DEBUG):
             _log.debug(
                 "%s: the letters of other rows are written first: %s", batch.partition, _error_name(cause)
@@ -330,7 +332,22 @@ class ResponseHandler:
             f"{cause}; its dead letters waited for those of others in errors.deadletterqueue.topic.name = "
             f"{letters.topic!r}"
         )
-        self._completion.retry(batch, now_ms + self._backoff.delay_ms(1))
+        self._held[batch] = positions, cause
+        self._completion.hold(batch)
+
+    def is_held(self, batch: ProducerBatch) -> bool:
+        """Whether brokers have refused the batch, and it waits for its dead letters. It must not be sent."""
+        return batch in self._held
+
+    def skip_held(self) -> None:
+        """Makes dead letters of the batches that are held, while there is room for them."""
+        letters = self._dead_letters
+        while self._held and letters is not None and letters.has_room:
+            batch = next(iter(self._held))
+            positions, cause = self._held.pop(batch)
+            # It may have failed meanwhile.
+            if self._accumulator.take(batch):
+                self._skip_records(batch, positions, cause)
 
     def _add_letters(self, batch: ProducerBatch, records: TakenRecords, cause: Exception) -> Exception | None:
         """Returns why the task fails, None if it goes on."""

@@ -147,6 +147,7 @@ class Sender(threading.Thread):
     def run_once(self, now_ms: float) -> None:
         """One pass. Blocks in the network poll until there may be something to do."""
         delay = min(MAX_POLL_MS, self._expiry.expire(now_ms))
+        self._responses.skip_held()
         if self._identity is not None:
             restart_sequences(self._identity, self._completion)
             close_sequence_gaps(self._identity, self._completion)
@@ -308,6 +309,8 @@ class Sender(threading.Thread):
         return True
 
     def _may_send(self, now_ms: float, batch: ProducerBatch) -> bool:
+        if self._responses.is_held(batch):
+            return False
         return self._identity is None or self._identity.may_send(batch, now_ms)
 
     # -- what the network reports -------------------------------------------------------------------

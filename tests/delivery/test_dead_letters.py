@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 LETTERS = "letters"
 MIB = 1 << 20
-TOPIC_AUTHORIZATION_FAILED = 29
+NOT_LEADER_OR_FOLLOWER, TOPIC_AUTHORIZATION_FAILED = 6, 29
 PLAN = ColumnPlan.of([("value", "binary"), ("partition", "int")], TOPIC)
 TOLERANT = {"errors.tolerance": "all", "errors.deadletterqueue.topic.name": LETTERS}
 
@@ -156,6 +156,36 @@ def test_a_topic_that_is_refused_for_a_moment_gets_its_rows() -> None:
             producer.send(rows(0, 20))
             assert producer.finish().skipped == 0
         assert written(cluster) == list(range(20))
+
+
+def test_waiting_for_a_topic_that_is_refused_spends_no_retry() -> None:
+    with FakeCluster({TOPIC: 1, LETTERS: 1}) as cluster:
+        cluster.script(PRODUCE, *[error(TOPIC_AUTHORIZATION_FAILED)] * 3, error(NOT_LEADER_OR_FOLLOWER))
+        with tolerant(cluster, retries=1, retry_backoff_ms=1) as producer:
+            producer.send(rows(0, 20))
+            assert producer.finish().skipped == 0
+        assert written(cluster) == list(range(20))
+
+
+@pytest.mark.parametrize("idempotence", ["true", "false"])
+def test_refused_rows_that_wait_for_the_letters_of_others_are_not_sent_again(idempotence: str) -> None:
+    """12 MiB of refused rows, of which 4 MiB are taken out of their batches at once."""
+    with FakeCluster({TOPIC: 1, LETTERS: 1}, max_message_bytes=400_000) as cluster:
+        options = {"retries": 1, "retry_backoff_ms": 1, "enable_idempotence": idempotence}
+        with tolerant(cluster, batch_size=2_000_000, buffer_memory=64 * MIB, **options) as producer:
+            values = [(b"<%d>" % number).ljust(500_000, b"x") for number in range(24)]
+            producer.send(pa.record_batch({"value": values, "partition": pa.array([0] * 24, pa.int32())}))
+            letters = inside(producer)._dead_letters
+            assert letters is not None
+            until(lambda: not letters.has_room and not in_flight(producer), "as many refused rows as may be")
+            # Where a refused batch had spent retries while it waited, it would have none left for this.
+            cluster.script(PRODUCE, error(NOT_LEADER_OR_FOLLOWER))
+            producer.send(rows(24, 1))
+            result = producer.finish()
+        assert (result.records, result.skipped) == (1, 24)
+        assert written(cluster) == [24]
+        assert len(cluster.received(PRODUCE)) < 80, "a request for each time that a row's batch gets smaller"
+        assert sum(batch.record_count for batch in cluster.batches(LETTERS, 0)) == 24
 
 
 def test_topics_that_stay_refused_cost_one_wait_for_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
