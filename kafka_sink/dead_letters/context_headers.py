@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from kafka_sink.dead_letters.refused_rows import Header, RefusedLetter
 
 PREFIX = b"__connect.errors."
@@ -14,7 +12,6 @@ STAGE = b"KAFKA_PRODUCE"
 NAME = b"kafka-chunked"
 # Bytes of a record's header beside its key and value: two lengths, and some to spare.
 HEADER_OVERHEAD = 12
-_CONNECTOR = PREFIX + b"connector.name"
 _CONTEXT = frozenset(
     PREFIX + name
     for name in (
@@ -24,11 +21,6 @@ _CONTEXT = frozenset(
 ) | frozenset(
     CUT_PREFIX + name for name in (b"timestamp", b"key.length", b"value.length", b"headers.dropped")
 )
-
-
-def is_letter(headers: Sequence[Header]) -> bool:
-    """Whether a record of the dead letter topic is a letter of this sink, and no row of the user's own."""
-    return (_CONNECTOR, NAME) in headers
 
 
 def can_be_cut(letter: RefusedLetter) -> bool:

@@ -14,7 +14,7 @@ from kafka_sink.accumulator.record_accumulator import RecordAccumulator
 from kafka_sink.backoff import ExponentialBackoff
 from kafka_sink.breaker.send_policy import SendPolicy
 from kafka_sink.dead_letters.collector import ROOM_BYTES, DeadLetters
-from kafka_sink.dead_letters.context_headers import can_be_cut, is_letter
+from kafka_sink.dead_letters.context_headers import can_be_cut
 from kafka_sink.dead_letters.refused_rows import RefusedLetter, RefusedRecords
 from kafka_sink.errors import (
     BrokerRefusedError,
@@ -284,11 +284,12 @@ class ResponseHandler:
 
     def _skips(self, batch: ProducerBatch, decision: Decision) -> bool:
         """Whether the records that cannot be written become dead letters."""
-        letters = self._dead_letters
-        if letters is None or decision.unwritable is None or batch.possibly_written or batch.terminal:
+        if self._dead_letters is None or decision.unwritable is None:
+            return False
+        if batch.possibly_written or batch.terminal:
             return False
         # A dead letter that is too large is cut. Any other that is refused fails the task.
-        return batch.partition.topic != letters.topic or isinstance(decision.cause, RecordTooLargeError)
+        return not batch.letters or isinstance(decision.cause, RecordTooLargeError)
 
     def _skip_records(self, batch: ProducerBatch, positions: Sequence[int], cause: Exception) -> None:
         """Makes dead letters of these records. The others go on, with consecutive sequences."""
@@ -304,6 +305,7 @@ class ResponseHandler:
         except TooManyDeadLettersError as too_many:
             self._completion.refuse(batch, too_many)
             return
+        # No batch of the dead letter topic is held: letters behind it would wait for it.
         if not letters.has_room and batch.partition.topic != letters.topic:
             self._hold(batch, positions, cause)
             return
@@ -354,11 +356,10 @@ class ResponseHandler:
         letters = self._dead_letters
         assert letters is not None
         topic, partition = batch.partition
-        if topic == letters.topic:
-            refused = RefusedLetter(*content_of(records.bodies[0]))
-            if is_letter(refused.headers):
-                cut = can_be_cut(refused) and letters.refused(refused, batch.size)
-                return None if cut else cause
+        if batch.letters:
+            letter = RefusedLetter(*content_of(records.bodies[0]))
+            cut = can_be_cut(letter) and letters.refused(letter, batch.size)
+            return None if cut else cause
         refused_rows = RefusedRecords(
             b"".join(records.bodies),
             np.cumsum([len(body) for body in records.bodies], dtype=np.int64),

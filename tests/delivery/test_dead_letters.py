@@ -20,7 +20,7 @@ from kafka_sink.model import SparkTask, TaskResult
 from kafka_sink.options import parse
 from kafka_sink.producer_cache import TaskProducer, task_producer
 from kafka_sink.records.ordered_rows import OrderedRows
-from kafka_sink.rows.column_plan import ColumnPlan
+from kafka_sink.rows.column_plan import HEADERS_TYPE, ColumnPlan
 from tests.support.fake_broker import METADATA, PRODUCE, FakeCluster
 from tests.support.fake_replies import Reply, error
 from tests.support.scripted_cluster import (
@@ -318,12 +318,17 @@ def test_slow_metadata_is_no_proof_that_a_partition_is_missing(monkeypatch: pyte
         assert written(cluster, 2) == [1]
 
 
-def test_a_row_of_the_topic_column_for_the_letters_topic_is_not_cut() -> None:
-    plan = ColumnPlan.of([("value", "binary"), ("topic", "string")], None)
+@pytest.mark.parametrize("header", [b"own", b"__connect.errors.connector.name"])
+def test_a_row_of_the_topic_column_for_the_letters_topic_is_not_cut(header: bytes) -> None:
+    """Also one that was a letter of this sink, and is written there again."""
+    plan = ColumnPlan.of([("value", "binary"), ("topic", "string"), ("headers", HEADERS_TYPE)], None)
+    kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+    headers = pa.array([[{"key": header.decode(), "value": b"kafka-chunked"}]], kind)
     with FakeCluster({TOPIC: 1, LETTERS: 1}, max_message_bytes=10_000) as cluster:
         raw = {name: value for name, value in task_options(cluster).items() if name != "topic"} | TOLERANT
         with task_producer(parse(raw).options, plan) as producer:
-            producer.send(pa.record_batch({"value": [b"v" * 20_000], "topic": [LETTERS]}))
+            row = {"value": [b"v" * 20_000], "topic": [LETTERS], "headers": headers}
+            producer.send(pa.record_batch(row))
             result = producer.finish()
         assert (result.records, result.skipped) == (0, 1)
 

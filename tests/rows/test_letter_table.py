@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafka_sink.dead_letters.context_headers import can_be_cut, is_letter
+from kafka_sink.dead_letters.context_headers import can_be_cut
 from kafka_sink.dead_letters.refused_rows import Header, RefusedLetter, RefusedRecords, RefusedRows
 from kafka_sink.records.varint import scalar
 from kafka_sink.rows.columns import extract
@@ -147,11 +147,6 @@ def test_a_letter_that_is_only_context_cannot_be_cut() -> None:
     assert can_be_cut(RefusedLetter(None, b"v", tuple(only["headers"])))
     stack = (b"__connect.errors.exception.stacktrace", b"a row that is reprocessed has Kafka Connect's own")
     assert can_be_cut(RefusedLetter(None, None, (*only["headers"], stack)))
-
-
-def test_a_row_of_the_users_own_is_no_letter() -> None:
-    assert is_letter(letter()["headers"])
-    assert not is_letter([(b"own", b"1")])
 
 
 def test_headers_that_are_too_many_for_any_letter_are_counted_and_not_decoded() -> None:
