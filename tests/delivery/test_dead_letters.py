@@ -171,8 +171,8 @@ def test_waiting_for_a_topic_that_is_refused_spends_no_retry() -> None:
 def test_refused_rows_that_wait_for_the_letters_of_others_are_not_sent_again(idempotence: str) -> None:
     """12 MiB of refused rows, of which 4 MiB are taken out of their batches at once."""
     with FakeCluster({TOPIC: 1, LETTERS: 1}, max_message_bytes=400_000) as cluster:
-        options = {"retries": 1, "retry_backoff_ms": 1, "enable_idempotence": idempotence}
-        with tolerant(cluster, batch_size=2_000_000, buffer_memory=64 * MIB, **options) as producer:
+        extra = {"kafka.retries": "1", "kafka.retry.backoff.ms": "1", "kafka.enable.idempotence": idempotence}
+        with tolerant(cluster, extra=extra, batch_size=2_000_000, buffer_memory=64 * MIB) as producer:
             values = [(b"<%d>" % number).ljust(500_000, b"x") for number in range(24)]
             producer.send(pa.record_batch({"value": values, "partition": pa.array([0] * 24, pa.int32())}))
             letters = inside(producer)._dead_letters
