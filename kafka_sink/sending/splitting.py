@@ -173,24 +173,34 @@ def _records(blocks: Iterable[bytes | memoryview], count: int) -> Iterator[Recor
     raw = memoryview(b"")
     at = 0
     for _ in range(count):
-        while (end := _end_of_record(raw, at)) is None:
-            # Records cross the ends of blocks.
-            raw = memoryview(b"".join([raw[at:], next(supply)]))
-            at = 0
-        _, body = varint.read(raw, at)
+        # Records cross the ends of blocks.
+        while (lacking := _lacking(raw, at)) > 0:
+            raw, at = _extended(raw[at:], supply, lacking), 0
+        length, body = varint.read(raw, at)
+        end = body + length
         timestamp, place = varint.read(raw, body + 1)
         _, place = varint.read(raw, place)
         yield timestamp, raw[place:end], end - at
         at = end
 
 
-def _end_of_record(raw: memoryview, at: int) -> int | None:
-    """Where the record at ``at`` ends; None where it is not there as a whole."""
+def _lacking(raw: memoryview, at: int) -> int:
+    """How many bytes of the record at ``at`` are not there, as far as that is known; at most 0 if all are."""
     try:
         length, body = varint.read(raw, at)
     except IndexError:
-        return None
-    return body + length if body + length <= len(raw) else None
+        return 1
+    return body + length - len(raw)
+
+
+def _extended(rest: memoryview, supply: Iterator[bytes | memoryview], lacking: int) -> memoryview:
+    """``rest`` with the next blocks, joined once: a large record crosses hundreds."""
+    parts: list[bytes | memoryview] = [rest]
+    while lacking > 0:
+        block = next(supply)
+        parts.append(block)
+        lacking -= len(block)
+    return memoryview(b"".join(parts))
 
 
 def _bytes(data: memoryview, at: int) -> tuple[bytes | None, int]:
