@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from kafka_sink.dead_letters.collector import DeadLetters
 from kafka_sink.dead_letters.refused_rows import RefusedLetter, RefusedRecords, RefusedRows
-from kafka_sink.errors import DeliveryError, InvalidRowError, MetadataTimeoutError
+from kafka_sink.errors import BufferExhaustedError, DeliveryError, InvalidRowError, MetadataTimeoutError
 from kafka_sink.records.ordered_rows import OrderedRows
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.letter_table import letter_plan, letter_table, pieces
@@ -35,7 +35,8 @@ class LetterWriter:
     def write(self) -> bool:
         """Appends the letters of all rows that wait, about 1 MiB at once; returns whether there were any.
 
-        Raises DeliveryError where they cannot be written.
+        Raises DeliveryError where they cannot be written, BufferExhaustedError where there is no memory for
+        them within max.block.ms.
         """
         letters = self._letters
         if letters.topic is None or self._is_writing or not letters.is_waiting:
@@ -68,4 +69,13 @@ class LetterWriter:
                 f"{table.num_rows} dead letters cannot be written to errors.deadletterqueue.topic.name = "
                 f"{topic!r}: {error}"
             ) from error
-        self._append(ordered)
+        try:
+            self._append(ordered)
+        except BufferExhaustedError:
+            # Its text is about kafka.buffer.memory, which letters do not use.
+            raise BufferExhaustedError(
+                f"no memory for {table.num_rows} dead letters for errors.deadletterqueue.topic.name = {topic!r} "
+                "within kafka.max.block.ms. They have memory of their own, which letters hold until brokers "
+                "acknowledge them: the brokers of that topic take letters more slowly than rows are refused, or "
+                "do not respond"
+            ) from None

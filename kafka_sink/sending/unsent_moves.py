@@ -52,13 +52,17 @@ class UnsentMoves:
         moved = self._accumulator.move_unsent(queues, targets_of)
         if not moved:
             return False
-        records = sum(batch.record_count for batches in moved.values() for batch in batches)
-        self._completion.deliveries.count(moved=records)
+        batches = [batch for of_partition in moved.values() for batch in of_partition]
+        rows = sum(batch.record_count for batch in batches if not batch.letters)
+        letters = sum(batch.record_count for batch in batches if batch.letters)
+        self._completion.deliveries.count(moved=rows)
+        what = [f"{rows} rows without a key"] if rows or not letters else []
+        what += [f"{letters} dead letters"] if letters else []
         names = ", ".join(str(partition) for partition in list(moved)[:_MAX_NAMED])
         more = f" and {len(moved) - _MAX_NAMED} more" if len(moved) > _MAX_NAMED else ""
         _log.warning(
-            "%d rows without a key that were never sent move from %s%s to other partitions: %s",
-            records,
+            "%s that were never sent move from %s%s to other partitions: %s",
+            " and ".join(what),
             names,
             more,
             self._policy.explain(next(iter(moved))) or "their target is muted",

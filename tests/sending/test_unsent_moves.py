@@ -1,0 +1,37 @@
+"""What the sender says and counts when batches that were never sent leave muted partitions."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kafka_sink.model import TopicPartition
+from kafka_sink.sending.task_deliveries import TaskDeliveries
+from kafka_sink.sending.unsent_moves import UnsentMoves
+
+
+@pytest.mark.parametrize(
+    ("batches", "rows", "text"),
+    [
+        ([(3, False)], 3, "3 rows without a key that were never sent"),
+        ([(3, False), (4, True)], 3, "3 rows without a key and 4 dead letters that were never sent"),
+        ([(4, True)], 0, "4 dead letters that were never sent"),
+    ],
+)
+def test_dead_letters_that_move_are_no_rows(
+    batches: list[tuple[int, bool]], rows: int, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    moved = [SimpleNamespace(record_count=count, letters=letters) for count, letters in batches]
+    accumulator: Any = SimpleNamespace(move_unsent=lambda *_: {TopicPartition("t", 0): moved})
+    completion: Any = SimpleNamespace(deliveries=TaskDeliveries())
+    policy: Any = SimpleNamespace(explain=lambda _: "muted")
+    unused: Any = None
+    moves = UnsentMoves(accumulator, completion, unused, unused, policy)
+    with caplog.at_level(logging.WARNING):
+        assert moves.move([], ())
+    assert completion.deliveries.counts().moved_records == rows
+    assert text in caplog.text
+    assert caplog.text.count("letters") == text.count("letters")
