@@ -16,7 +16,7 @@ from kafka_sink.rows.letter_writer import LetterWriter
 def test_exhausted_memory_of_letters_names_the_letters_and_their_topic() -> None:
     """They have memory of their own, so kafka.buffer.memory is not to blame."""
 
-    def append(ordered: object) -> None:
+    def append(_: object) -> None:
         raise BufferExhaustedError("no memory: 0 of kafka.buffer.memory = 8388608 bytes are free")
 
     letters = DeadLetters("graveyard", UNLIMITED, 1 << 20)
