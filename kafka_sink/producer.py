@@ -269,6 +269,16 @@ class Producer:
         self._appender.append(ordered, self._check_and_write_letters, waited_ms)
         return len(ordered.partitions)
 
+    def write_letters(self) -> bool:
+        """For a task that waits for rows: appends the dead letters that wait. Returns whether there may be
+        more, as not all rows so far are acknowledged. Raises as ``send`` does."""
+        letters = self._dead_letters
+        if letters is None or letters.topic is None:
+            return False
+        self._check_and_write_letters()
+        # In this order: a row becomes a letter before its batch is complete.
+        return self._accumulator.incomplete > 0 or self._has_letters
+
     def _write_letters(self) -> bool:
         """Appends the dead letters that wait; returns whether there were any."""
         return self._letter_writer is not None and self._letter_writer.write()

@@ -43,6 +43,10 @@ class TaskProducer:
         """See Producer.send."""
         return self._producer.send(self._plan, batch)
 
+    def write_letters(self) -> bool:
+        """See Producer.write_letters."""
+        return self._producer.write_letters()
+
     def begin_transaction(
         self, transactional_id: str, producer_id: int, epoch: int, *, adds_partitions: bool = False
     ) -> None:

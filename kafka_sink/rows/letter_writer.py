@@ -75,7 +75,7 @@ class LetterWriter:
             # Its text is about kafka.buffer.memory, which letters do not use.
             raise BufferExhaustedError(
                 f"no memory for {table.num_rows} dead letters for errors.deadletterqueue.topic.name = "
-                f"{topic!r} within kafka.max.block.ms. They have memory of their own, which letters hold until "
-                "brokers acknowledge them: the brokers of that topic take letters more slowly than rows are "
-                "refused, or do not respond"
+                f"{topic!r} within kafka.max.block.ms. They have memory of their own, which letters hold "
+                "until brokers acknowledge them: the brokers of that topic take letters more slowly than "
+                "rows are refused, or do not respond"
             ) from None

@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 
 # The local properties that Spark sets for tasks of a micro-batch.
 _BATCH_ID = "streaming.sql.batchId"
+# How often a task that waits for rows looks for dead letters, while rows may still be refused.
+_LETTERS_MS = 100.0
 _QUERY_ID = "sql.streaming.queryId"
 # And for all tasks of a write. In foreachBatch it is the inner write's.
 _EXECUTION_ID = "spark.sql.execution.id"
@@ -55,6 +57,8 @@ class Sends(Protocol):
     """The part of a producer that takes rows."""
 
     def send(self, table: pa.Table) -> int: ...
+
+    def write_letters(self) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -440,8 +444,10 @@ def send_tables(
     is_first = True
     try:
         while True:
+            # Refused rows would expire while Spark computes the next batch.
+            longest_ms = _LETTERS_MS if producer.write_letters() else math.inf
             with activity.waiting(ROWS):
-                batch = reader.read(builder.deadline_ms() - monotonic_ms())
+                batch = reader.read(min(longest_ms, builder.deadline_ms() - monotonic_ms()))
             if batch is None:
                 break
             if isinstance(batch, Late):

@@ -6,7 +6,7 @@ import json
 import logging
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,7 @@ from kafka_sink.options import parse
 from kafka_sink.producer_cache import TaskProducer, task_producer
 from kafka_sink.records.ordered_rows import OrderedRows
 from kafka_sink.rows.column_plan import HEADERS_TYPE, ColumnPlan
+from kafka_sink.spark.writer import send_tables
 from tests.support.fake_broker import METADATA, PRODUCE, FakeCluster
 from tests.support.fake_replies import Reply, error
 from tests.support.scripted_cluster import (
@@ -186,6 +187,28 @@ def test_refused_rows_that_wait_for_the_letters_of_others_are_not_sent_again(ide
         assert written(cluster) == [24]
         assert len(cluster.received(PRODUCE)) < 80, "a request for each time that a row's batch gets smaller"
         assert sum(batch.record_count for batch in cluster.batches(LETTERS, 0)) == 24
+
+
+def test_refused_rows_get_their_letters_while_the_task_waits_for_more_rows() -> None:
+    """Catches: above 4 MiB they expired in their batches while Spark computed the next one."""
+    values = [(b"<%d>" % number).ljust(500_000, b"x") for number in range(24)]
+    with FakeCluster({TOPIC: 1, LETTERS: 1}, max_message_bytes=400_000) as cluster:
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            yield pa.record_batch({"value": values, "partition": pa.array([0] * 24, pa.int32())})
+            # Spark computes until all letters are there.
+            until(lambda: letters_in(cluster) == 24, "the letters")
+            yield rows(24, 1)
+
+        with tolerant(cluster, batch_size=2_000_000, buffer_memory=64 * MIB) as producer:
+            send_tables(batches(), producer, PLAN, linger_ms=0)
+            result = producer.finish()
+        assert (result.records, result.skipped) == (1, 24)
+        assert (written(cluster), letters_in(cluster)) == ([24], 24)
+
+
+def letters_in(cluster: FakeCluster) -> int:
+    return sum(batch.record_count for batch in cluster.batches(LETTERS, 0))
 
 
 def test_topics_that_stay_refused_cost_one_wait_for_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,6 +49,9 @@ class FakeProducer:
         self.units: list[pa.Table] = []
         self.came = threading.Event()
 
+    def write_letters(self) -> bool:
+        return False
+
     def send(self, unit: pa.Table) -> int:
         self.units.append(unit)
         self.came.set()
