@@ -79,11 +79,12 @@ class BufferPool:
         self.poolable_size = poolable_size
         if heap_limit_bytes is None:
             heap_limit_bytes = max(total_bytes // _HEAP_SHARE, _MIN_HEAP_BYTES)
-        self.heap_limit_bytes = heap_limit_bytes
+        self.heap_limit_bytes = self._least_heap_limit = heap_limit_bytes
         self._clock_ms = clock_ms
         self._lock = threading.Lock()  # guards everything below, and all arenas
         self._arenas: dict[int, ChunkArena] = {}
         self._heap_arenas: dict[int, ChunkArena] = {}
+        self._heap_needs: dict[PoolClient, int] = {}
         self._waiters: deque[_Waiter] = deque()
         self._used = 0
         self._grantable = total_bytes  # less what waiters gathered
@@ -98,10 +99,15 @@ class BufferPool:
         self._wait_rate = WindowedRate()
         self._exhausted_rate = WindowedRate()
 
-    def admit_heap(self, limit_bytes: int) -> None:
-        """Raises the heap's limit to this, but never beyond ``total_bytes``."""
+    def admit_heap(self, tenant: PoolClient, need_bytes: int) -> None:
+        """Raises the heap's limit to what ``tenant`` may need, but never beyond ``total_bytes``, until
+        ``close_tenant``."""
         with self._lock:
-            self.heap_limit_bytes = max(self.heap_limit_bytes, min(limit_bytes, self.total_bytes))
+            self._heap_needs[tenant] = min(need_bytes, self.total_bytes)
+            self._limit_heap()
+
+    def _limit_heap(self) -> None:
+        self.heap_limit_bytes = max(self._least_heap_limit, *self._heap_needs.values(), 0)
 
     def arena(self, size: int) -> ChunkArena:
         """The arena of a chunk size that is kept for reuse."""
@@ -337,9 +343,14 @@ class BufferPool:
                 arena.discard_free()
 
     def close_tenant(self, tenant: PoolClient) -> None:
-        """Ends a producer's waits with ProducerClosedError; the memory they gathered goes to the others."""
+        """Ends a producer's waits with ProducerClosedError; the memory they gathered goes to the others.
+
+        The heap's limit falls back to what they need. All requests wait while the heap holds more than that.
+        """
         with self._lock:
             tenant.closed = True
+            if self._heap_needs.pop(tenant, None) is not None:
+                self._limit_heap()
             for waiter in [waiter for waiter in self._waiters if waiter.tenant is tenant]:
                 self._withdraw(waiter)
                 waiter.turn.release()

@@ -16,9 +16,9 @@ class PoolAllocator:
         self._pool = pool
         # batch.size = 0 is legal: every record then gets a buffer of its own size.
         self._batch_size = max(1, pool.poolable_size if batch_size is None else batch_size)
-        # As growing and splitting one may need.
-        pool.admit_heap(2 * self._batch_size)
         self._tenant = PoolClient()
+        # As growing and splitting one may need.
+        pool.admit_heap(self._tenant, 2 * self._batch_size)
 
     @property
     def queued(self) -> int:

@@ -676,6 +676,34 @@ def test_the_heap_may_hold_as_much_as_the_pool_under_full() -> None:
     assert pool.heap_limit_bytes == 8 << 20
 
 
+def test_the_heap_limit_falls_when_the_producer_that_raised_it_is_closed() -> None:
+    """After one task with `full` the heap of all later ones in the worker could be as large as the pool."""
+    pool = pool_of(8 << 20)
+    kept = IncrementalAllocator(pool, 1 << 20)
+    full, other, large = (
+        FullAllocator(pool, 16384),
+        FullAllocator(pool, 16384),
+        IncrementalAllocator(pool, 3 << 20),
+    )
+    limits = []
+    for closed in (full, full, other, large, kept):
+        closed.close()
+        limits.append(pool.heap_limit_bytes >> 20)
+    assert limits == [8, 8, 6, 2, 2]
+
+
+def test_requests_wait_while_the_heap_of_a_closed_producer_exceeds_the_others_limit() -> None:
+    pool = pool_of(8 << 20)
+    kept, full = IncrementalAllocator(pool, 1 << 20), FullAllocator(pool, 16384)
+    held = full.try_open(4 << 20, first_record=1)
+    assert held is not None
+    assert held.heap_bytes > 2 << 20
+    full.close()
+    assert kept.try_open(1) is None
+    held.release()
+    opened(kept, 1).release()
+
+
 # -- opening ------------------------------------------------------------------------------------------
 
 
