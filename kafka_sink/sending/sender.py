@@ -15,6 +15,7 @@ import random
 import threading
 from collections.abc import Container, Mapping, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 from kafka_sink.accumulator.batch_queues import PartitionQueue
 from kafka_sink.accumulator.producer_batch import ProducerBatch
@@ -42,15 +43,21 @@ from kafka_sink.sending.node_availability import NodeAvailability
 from kafka_sink.sending.node_metrics import NodeMetrics, NodeMetricsRecorder
 from kafka_sink.sending.produce_requests import ProduceRequests, ProduceTag
 from kafka_sink.sending.producer_id_requests import ProducerIdRequests, ProducerIdTag
-from kafka_sink.sending.producer_identity import ProducerIdentity, TransactionalIdentity
+from kafka_sink.sending.producer_identity import (
+    ProducerIdentity,
+    TransactionalIdentity,
+    TransactionPartitionsTag,
+)
 from kafka_sink.sending.request_filling import fill_request
 from kafka_sink.sending.response_handler import ResponseHandler
 from kafka_sink.sending.sequence_restarts import close_sequence_gaps, restart_sequences
 from kafka_sink.sending.settings import SenderSettings
 from kafka_sink.sending.task_deliveries import TaskDeliveries
-from kafka_sink.sending.transaction_partitions import TransactionPartitions, TransactionPartitionsTag
 from kafka_sink.sending.unsent_moves import UnsentMoves
 from kafka_sink.timing_bounds import MAX_POLL_MS
+
+if TYPE_CHECKING:
+    from kafka_sink.sending.transaction_partitions import TransactionPartitions
 
 _log = logging.getLogger(__name__)
 
@@ -91,11 +98,12 @@ class Sender(threading.Thread):
         self._probes = BrokerProbes(self._policy, network, timeout_ms)
         self._producer_ids = None if identity is None else ProducerIdRequests(identity, network, timeout_ms)
         self._moves = UnsentMoves(accumulator, self._completion, cluster, network, self._policy)
-        self._transaction_partitions = (
-            TransactionPartitions(identity, network, timeout_ms, backoff)
-            if isinstance(identity, TransactionalIdentity)
-            else None
-        )
+        self._transaction_partitions: TransactionPartitions | None = None
+        if isinstance(identity, TransactionalIdentity):
+            # Loads the clients' requests of kafka-python, which other tasks do without.
+            from kafka_sink.sending.transaction_partitions import TransactionPartitions
+
+            self._transaction_partitions = TransactionPartitions(identity, network, timeout_ms, backoff)
         self._requests = ProduceRequests(settings, cluster, network, identity)
         self._closing = False
         self._aborting = False

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from kafka_sink import kafka_errors
 from kafka_sink.backoff import ExponentialBackoff
@@ -16,7 +15,7 @@ from kafka_sink.errors import DeliveryError, KafkaSinkError
 from kafka_sink.model import TopicPartition
 from kafka_sink.network import apis, transaction_requests
 from kafka_sink.network.client import NetworkClient, OutboundRequest, RequestFailed, ResponseReceived
-from kafka_sink.sending.producer_identity import TransactionalIdentity
+from kafka_sink.sending.producer_identity import TransactionalIdentity, TransactionPartitionsTag
 from kafka_sink.sending.response_classifier import advice_of
 
 _MAY_PASS = frozenset(
@@ -32,15 +31,6 @@ _MAY_PASS = frozenset(
 _MOVED = frozenset({kafka_errors.COORDINATOR_NOT_AVAILABLE, kafka_errors.NOT_COORDINATOR})
 # Given for partitions beside one that has failed, which says why.
 _NOT_ATTEMPTED = kafka_errors.OPERATION_NOT_ATTEMPTED
-
-
-@dataclass(frozen=True, slots=True)
-class TransactionPartitionsTag:
-    """Marks a request, with the transaction that it was sent for. ``partitions`` is empty where it asks for
-    the coordinator."""
-
-    transaction: tuple[str | None, int, int]
-    partitions: tuple[TopicPartition, ...] = ()
 
 
 class TransactionPartitions:
