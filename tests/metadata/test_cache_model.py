@@ -128,6 +128,9 @@ class Model:
                 known.refreshed, known.denied_at = now, None
             elif said == FORBIDDEN and known.epoch is None:
                 known.denied_at, known.denied_but_wanted = now, False
+            elif said == MISSING:
+                # The last error counts.
+                known.denied_at = None
             changed = before != (known.epoch, known.leaderless)
             answered = said in (OK, NEWER_EPOCH, LEADERLESS)
             unmended = answered and was_stale and name in marked and not changed

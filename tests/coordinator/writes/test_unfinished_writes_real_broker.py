@@ -19,7 +19,7 @@ from kafka_sink.local_broker import LocalBroker
 from kafka_sink.model import WriteTransactions
 from kafka_sink.options import parse
 from kafka_sink.transactions.batch import Handover
-from kafka_sink.transactions.client import PROTOCOL_1, TransactionClient
+from kafka_sink.transactions.client import TransactionClient
 from kafka_sink.transactions.scope import Scope
 from tests.support.batches_by_hand import PARTITIONS, Job
 from tests.support.coordinator_harness import eventually
@@ -135,11 +135,7 @@ def test_what_was_decided_is_completed_and_not_aborted(
     ui[_EXECUTION] = "FAILED"
     coordinator.await_failure()
     eventually(lambda: _warnings(caplog))
-    if job.client.protocol == PROTOCOL_1:
-        assert _LEFT in _warnings(caplog)[0]
-        job.take_over()
-    else:
-        assert "2 committed, as the batch was decided" in _warnings(caplog)[0]
+    assert "2 committed, as the batch was decided" in _warnings(caplog)[0]
     job.await_rows(["0-0", "0-1"])
 
 
