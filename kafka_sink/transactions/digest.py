@@ -169,7 +169,7 @@ def _words(data: npt.NDArray[np.uint8], first: int, last: int) -> tuple[UInt64s,
 def _of_lists(column: pa.Array) -> UInt64s:
     """Of lists of structs: headers. The order of a list counts."""
     entries = column.flatten()
-    each = np.zeros(len(entries), dtype=np.uint64)
+    each: UInt64s = np.zeros(len(entries), dtype=np.uint64)
     for place, child in enumerate(entries.flatten()):
         each += _checksums(child) * _FACTORS[place]
     sizes = lengths(column).astype(np.int64)
