@@ -327,6 +327,9 @@ class World:
         found = self.kafka.transactions.get(operation.transactional_id)
         if found is None or found.state != OPEN or found.producer != operation.producer:
             return
+        if found.ended_with == found.producer and not found.rows:
+            # Committed before, with protocol 1: a late copy of a request began another one without rows.
+            return
         group = SCOPE.decision_key(0).group
         decision = decisions.decode(text for key, text in self.kafka.offsets.items() if key.group == group)
         for part in () if decision is None else decision.parts:

@@ -95,15 +95,7 @@ SETTINGS |= {
 }
 
 
-# Open: in some orders (walk 309) a decided transaction is aborted under protocol 1, where some time out.
-# The batch is then incomplete, which is told, or written again.
-_OPEN = pytest.mark.xfail(reason="a decided transaction may be aborted", strict=False)
-_WITH_OPEN = ("timeouts, with protocol 1", "epochs run out, with protocol 1")
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(one, marks=_OPEN if one in _WITH_OPEN else ()) for one in SETTINGS]
-)
+@pytest.mark.parametrize("name", SETTINGS)
 def test_no_order_of_events_loses_or_doubles_a_row(name: str) -> None:
     assert problems(SETTINGS[name], WALKS) == []
 
