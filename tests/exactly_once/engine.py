@@ -13,8 +13,8 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -26,13 +26,14 @@ from kafka_sink.errors import ChangedBatchError, IncompleteBatchError, KafkaSink
 from kafka_sink.options import SinkOptions, parse
 from kafka_sink.producer_cache import task_producer
 from kafka_sink.rows.column_plan import ColumnPlan
-from kafka_sink.transactions import planning
+from kafka_sink.transactions import decision as decisions
+from kafka_sink.transactions import planning, proof
 from kafka_sink.transactions.attempt import TaskAttempt
 from kafka_sink.transactions.batch import Duty
-from kafka_sink.transactions.decision import BatchIdentity
+from kafka_sink.transactions.decision import BatchIdentity, Decision
 from tests.exactly_once import dying, history
 
-DONE, FAILED, INCOMPLETE, OTHER_DRIVER, CHANGED = 0, 1, 3, 4, 5
+DONE, FAILED, INCOMPLETE, OTHER_DRIVER, CHANGED, UNKNOWN = 0, 1, 3, 4, 5, 6
 _QUERY = "query"
 _MAX_FAILURES = 4
 _ROWS_A_BATCH = 100
@@ -41,7 +42,7 @@ _ROWS_A_BATCH = 100
 @dataclass(frozen=True)
 class Settings:
     """One run of the query. ``die_before_commit`` kills the driver before it commits the so-manyth
-    transaction."""
+    transaction. What was decided before ``expired_ms``, a time of day, was so for longer than marks last."""
 
     bootstrap_servers: str
     topic: str
@@ -52,6 +53,7 @@ class Settings:
     tasks: int
     seed: int
     die_before_commit: int = 0
+    expired_ms: float = 0.0
     pause_ms: float = 5.0
     options: dict[str, str] = field(default_factory=dict)
 
@@ -115,6 +117,8 @@ def drive(settings: Settings) -> int:
     chance = random.Random(settings.seed)
     if settings.die_before_commit:
         dying.install(settings.die_before_commit, dying.kill_self)
+    if settings.expired_ms:
+        _let_decisions_be_old(settings.expired_ms)
     pool = Workers(settings)
     try:
         while (number := committed(settings)) < settings.batches:
@@ -122,16 +126,34 @@ def drive(settings: Settings) -> int:
     except ChangedBatchError as error:
         print(f"    driver: {error}", file=sys.stderr, flush=True)
         return CHANGED
-    except IncompleteBatchError as error:
-        print(f"    driver: {error}", file=sys.stderr, flush=True)
-        return INCOMPLETE
     except FileExistsError:
         return OTHER_DRIVER
     except (KafkaSinkError, TaskFailedError) as error:
         print(f"    driver: {error}", file=sys.stderr, flush=True)
-        # Tasks are told where a query has gone back by more than a batch.
-        return CHANGED if ChangedBatchError.__name__ in str(error) else FAILED
+        return _exit_code(error)
     return DONE
+
+
+def _exit_code(error: Exception) -> int:
+    """Tasks are told, too, where a query has gone back by more than a batch, or one is not complete."""
+    if ChangedBatchError.__name__ in str(error):
+        return CHANGED
+    if isinstance(error, IncompleteBatchError) or IncompleteBatchError.__name__ in str(error):
+        return UNKNOWN if "cannot be known any more" in str(error) else INCOMPLETE
+    return FAILED
+
+
+def _let_decisions_be_old(expired_ms: float) -> None:
+    """In this process, those of before that time are as old as one whose marks have expired."""
+    decode = decisions.decode
+
+    def aged(texts: Iterable[str]) -> Decision | None:
+        found = decode(texts)
+        if found is None or not 0 <= found.began_ms < expired_ms:
+            return found
+        return replace(found, began_ms=max(0, found.began_ms - 2 * proof.MARKS_LAST_MS))
+
+    decisions.decode = aged
 
 
 def _batch(

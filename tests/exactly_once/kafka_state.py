@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import time
 
 from confluent_kafka import KafkaException
@@ -11,6 +12,7 @@ from kafka_sink.clock import wall_ms
 from kafka_sink.errors import KafkaSinkError
 from kafka_sink.local_broker import LocalBroker
 from kafka_sink.options import SinkOptions
+from kafka_sink.transactions import __main__ as command
 from kafka_sink.transactions import driver
 from kafka_sink.transactions.client import TransactionClient
 from kafka_sink.transactions.operations import describe
@@ -37,12 +39,31 @@ def expire_marks(cluster: LocalBroker, prefix: str) -> None:
     """As offsets.retention.minutes does, which takes offsets one by one: marks are older than their
     decision."""
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers, "log_level": 0})
-    group = f"{prefix}-tasks"
+    groups = [f"{prefix}-tasks", f"{prefix}-tasks-1"]
+    for deleted in admin.delete_consumer_groups(groups, request_timeout=30).values():
+        try:
+            deleted.result(60)
+        except KafkaException as error:
+            if error.args[0].name() not in ("GROUP_ID_NOT_FOUND", "NON_EMPTY_GROUP"):
+                raise
+
+
+def last_decided(options: SinkOptions, prefix: str) -> int:
+    """The number of the batch."""
+    client = TransactionClient(options)
     try:
-        admin.delete_consumer_groups([group], request_timeout=30)[group].result(60)
-    except KafkaException as error:
-        if error.args[0].name() not in ("GROUP_ID_NOT_FOUND", "NON_EMPTY_GROUP"):
-            raise
+        decision = client.run(driver.read_decision(Scope(prefix, "", 1)), _PATIENCE_MS)
+        assert decision is not None
+        return decision.batch.number
+    finally:
+        client.close()
+
+
+def resolve(cluster: LocalBroker, prefix: str, action: str) -> None:
+    """By the command, as a user does."""
+    where = ["--bootstrap-servers", cluster.bootstrap_servers, "--prefix", prefix]
+    printed = io.StringIO()
+    assert command.main([action, *where], printed) == 0, printed.getvalue()
 
 
 def near_last_epochs(cluster: LocalBroker, options: SinkOptions, prefix: str, topic: str) -> None:

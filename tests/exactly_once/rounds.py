@@ -20,12 +20,19 @@ from pathlib import Path
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
+from kafka_sink.clock import wall_ms
 from kafka_sink.errors import LocalBrokerError
 from kafka_sink.local_broker import LocalBroker
 from tests.exactly_once import engine
-from tests.exactly_once.engine import Settings
+from tests.exactly_once.engine import Settings, planned_rows
 from tests.exactly_once.history import Checker, History, Read
-from tests.exactly_once.kafka_state import coordinator_of, expire_marks, near_last_epochs
+from tests.exactly_once.kafka_state import (
+    coordinator_of,
+    expire_marks,
+    last_decided,
+    near_last_epochs,
+    resolve,
+)
 
 PARTITIONS = 3
 CLUSTER_PROPERTIES = {
@@ -135,6 +142,8 @@ class Report:
     # Runs that said that a batch has other rows than were written, and those that should have.
     changed: int = 0
     silent: int = 0
+    # Runs that said that nobody can know what became of a batch; the round looked, and resolved it.
+    unknown: int = 0
     # What the checker of histories cannot explain; None where it was not asked.
     unexplained: list[str] | None = None
     unfinished: bool = False
@@ -156,6 +165,8 @@ class Report:
         loud = f", {self.loud} runs said that a batch is incomplete" if self.loud else ""
         if self.changed:
             loud += f", {self.changed} that a batch has other rows"
+        if self.unknown:
+            loud += f", {self.unknown} that what became of a batch cannot be known"
         counts = f"{self.rows} rows, {self.runs} runs, {self.seconds:.1f} s{loud}"
         return f"seed {self.seed} [{faults}] {counts}: {verdict}"
 
@@ -202,6 +213,7 @@ class Round:
         self._frozen: list[int] = []
         self._down: list[tuple[float, Callable[[], None]]] = []
         self._lost_files: dict[Path, str] = {}
+        self._is_unknown = False
 
     def _options(self, guarantee: str) -> dict[str, str]:
         if guarantee != "exactly-once":
@@ -251,11 +263,16 @@ class Round:
             elif code == engine.CHANGED:
                 self._report.changed += 1
                 self._restore()
+            elif code == engine.UNKNOWN:
+                self._report.unknown += 1
+                self._is_unknown = True
         self._drivers = alive
         return alive
 
     def _ensure_running(self) -> int:
         alive = self._running()
+        if self._is_unknown and not alive:
+            self._resolve()
         return alive[-1] if alive else self._start()
 
     def _finish(self) -> None:
@@ -318,6 +335,7 @@ class Round:
             self._await_a_batch()
             self._end_drivers()
             expire_marks(self._cluster, self._prefix)
+            self._settings = replace(self._settings, expired_ms=wall_ms())
             self._lose_commit()
         elif fault is Fault.LAST_EPOCHS:
             self._end_drivers()
@@ -381,6 +399,17 @@ class Round:
             path.write_text(text)
         self._lost_files = {}
         self._settings.arrived.unlink(missing_ok=True)
+
+    def _resolve(self) -> None:
+        """What became of a batch cannot be known. The round does as the error says: it reads the topic, and
+        takes the batch for written, or has it written again."""
+        self._heal(wait=True)
+        number = last_decided(self._settings.sink_options(), self._prefix)
+        rows = planned_rows(self._settings, number)
+        seen = Counter(read_committed(self._cluster.bootstrap_servers, self._topic))
+        action = "abandon" if any(seen[row] for row in rows) else "rewrite"
+        resolve(self._cluster, self._prefix, action)
+        self._is_unknown = False
 
     def _freeze_coordinator(self) -> None:
         """For long enough that another broker replaces it, while a driver waits for its response. What it
@@ -471,7 +500,7 @@ class Round:
 
     def _check(self) -> None:
         done = engine.committed(self._settings)
-        total = engine.planned_rows(self._settings, done - 1).stop if done else 0
+        total = planned_rows(self._settings, done - 1).stop if done else 0
         seen = self._read()
         self._report.rows = total
         self._report.lost = sum(1 for row in range(total) if not seen[row])
