@@ -77,14 +77,14 @@ def _stamped_rows(rows: Iterator[Any]) -> Iterator[Any]:
 
 # Module, class ("" for a function of the module), name, and the moment.
 _STEPS = (
-    ("kafka_sink.producer", "Producer", "begin", "producer taken"),
-    ("kafka_sink.producer", "Producer", "send", "table sent"),
-    ("kafka_sink.producer", "Producer", "_order", "rows ordered"),
-    ("kafka_sink.producer", "Producer", "finish", "finish"),
+    ("kafka_sink.task_producer", "Producer", "begin", "producer taken"),
+    ("kafka_sink.task_producer", "Producer", "send", "table sent"),
+    ("kafka_sink.task_producer", "Producer", "_order", "rows ordered"),
+    ("kafka_sink.task_producer", "Producer", "finish", "finish"),
     ("kafka_sink.network.client", "NetworkClient", "send", "request"),
     ("kafka_sink.sending.response_handler", "ResponseHandler", "on_response", "response"),
     ("kafka_sink.coordinator.writes.channel", "", "end_attempts", "commit tells coordinator"),
-    ("kafka_sink.spark.write_reports", "", "report", "commit reports"),
+    ("kafka_sink.reports.write_reports", "", "report", "commit reports"),
 )
 _installed = False
 

@@ -19,9 +19,9 @@ from kafka_sink.coordinator.transport.address import CoordinatorAddress
 from kafka_sink.metadata.snapshot import MetadataSnapshot
 from kafka_sink.model import SparkTask, TaskResult
 from kafka_sink.options import SinkOptions
-from kafka_sink.producer import Producer
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.task_activity import TaskActivity
+from kafka_sink.task_producer import Producer
 
 _CACHED_PRODUCERS = 4
 _NO_TASK = SparkTask()

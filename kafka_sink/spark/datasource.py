@@ -66,7 +66,7 @@ class KafkaChunkedDataSource(DataSource):
             (*parsed.warnings, *ignored_columns(columns, parsed.options.topic)), is_streaming=is_streaming
         )
         if parsed.options.delivery_report_path:
-            from kafka_sink.spark import delivery_report
+            from kafka_sink.reports import delivery_report
 
             delivery_report.check(parsed.options.delivery_report_path)
         idle_timeout.warn_at_planning(parsed.options.delivery_timeout_ms)

@@ -28,10 +28,11 @@ from kafka_sink.errors import DeliveryError, KafkaSinkError
 from kafka_sink.metadata.snapshot import MetadataSnapshot
 from kafka_sink.model import EndedTransactions, SparkTask, TaskResult, WriteTransactions
 from kafka_sink.options import SinkOptions
+from kafka_sink.reports import write_reports
+from kafka_sink.reports.write_reports import EndedWrite
 from kafka_sink.rows.column_plan import ColumnPlan
-from kafka_sink.spark import frozen_imports, memory_limits, write_reports, zipimport_workaround
+from kafka_sink.spark import frozen_imports, memory_limits, zipimport_workaround
 from kafka_sink.spark.short_tracebacks import short_tracebacks
-from kafka_sink.spark.write_reports import EndedWrite
 from kafka_sink.task_activity import ROWS, TaskActivity
 
 # Planning and commit import this module, too, and few writes use transactions.

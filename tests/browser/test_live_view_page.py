@@ -29,8 +29,8 @@ from kafka_sink.errors import KafkaSinkError
 from kafka_sink.model import EndedTransactions, SparkTask, TaskResult
 from kafka_sink.options import parse
 from kafka_sink.producer_cache import task_producer
+from kafka_sink.reports.write_reports import final_figures
 from kafka_sink.rows.column_plan import ColumnPlan
-from kafka_sink.spark.write_reports import final_figures
 from tests.support.application import Application
 from tests.support.fake_broker import FakeCluster
 from tests.support.live_view_client import figures

@@ -130,7 +130,7 @@ def test_a_topic_that_refuses_this_login_gives_its_rows_to_the_letters(
     idempotence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A task that nobody wakes would look by itself every second.
-    monkeypatch.setattr("kafka_sink.producer._WATCH_MS", 60_000.0)
+    monkeypatch.setattr("kafka_sink.task_producer._WATCH_MS", 60_000.0)
     monkeypatch.setattr("kafka_sink.timing_bounds.REFUSED_TOPIC_MS", 0.0)
     with FakeCluster({TOPIC: 1, LETTERS: 1}) as cluster:
         cluster.script(PRODUCE, error(TOPIC_AUTHORIZATION_FAILED))

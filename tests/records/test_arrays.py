@@ -48,7 +48,7 @@ def test_a_unit_is_made_without_pandas(project_environment: dict[str, str]) -> N
 import sys
 import pyarrow as pa
 from kafka_sink.records.ordered_rows import OrderedRows
-import kafka_sink.producer
+import kafka_sink.task_producer
 from kafka_sink.model import PartitionInfo, TopicMetadata
 from kafka_sink.records import encoder
 from kafka_sink.records.record_heads import Run

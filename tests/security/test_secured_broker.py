@@ -24,8 +24,8 @@ from kafka_sink.errors import (
 )
 from kafka_sink.local_broker import LocalBroker
 from kafka_sink.options import SinkOptions, checks, parse
-from kafka_sink.producer import Producer
 from kafka_sink.rows.column_plan import ColumnPlan
+from kafka_sink.task_producer import Producer
 from tests.support.scripted_cluster import until
 from tests.support.security.certificates import Authority
 from tests.support.security.secured_broker import (

@@ -33,9 +33,10 @@ from kafka_sink.coordinator.writes.handler import write_handler
 from kafka_sink.errors import ConfigurationError
 from kafka_sink.model import EndedTransactions, PartitionResult, TaskResult
 from kafka_sink.options import parse
+from kafka_sink.reports import delivery_report, write_reports
+from kafka_sink.reports.write_reports import EndedWrite, final_figures
 from kafka_sink.rows.column_plan import ColumnPlan
-from kafka_sink.spark import delivery_report, idle_timeout, shown_secrets, write_reports
-from kafka_sink.spark.write_reports import EndedWrite, final_figures
+from kafka_sink.spark import idle_timeout, shown_secrets
 from kafka_sink.spark.writer import PlannedWrite, TaskCommitted
 from kafka_sink.transactions.batch import BatchOutcome
 from tests.support.coordinator_harness import Serving, serving

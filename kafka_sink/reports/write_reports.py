@@ -14,7 +14,7 @@ from kafka_sink.coordinator.process.planning import CoordinatorHandoff
 from kafka_sink.counts import total
 from kafka_sink.model import EndedTransactions, TaskResult
 from kafka_sink.options import SinkOptions
-from kafka_sink.spark.summary import about_empty_tasks, about_large_arrow_batches, summarise, summary_fields
+from kafka_sink.reports.summary import about_empty_tasks, about_large_arrow_batches, summarise, summary_fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ def _to_live_view(handoff: CoordinatorHandoff, ended: EndedWrite) -> None:
 
 
 def _to_delivery_report(path: str, ended: EndedWrite) -> None:
-    from kafka_sink.spark.delivery_report import append, partitions_of
+    from kafka_sink.reports.delivery_report import append, partitions_of
 
     line = {**ended.identity, "partitions": partitions_of(ended.results)}
     try:
