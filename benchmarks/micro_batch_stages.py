@@ -40,8 +40,7 @@ from benchmarks.streaming import (
     start_query,
 )
 from kafka_sink.local_broker import LocalBroker
-from kafka_sink.spark.datasource import KafkaChunkedDataSource
-from kafka_sink.spark.writer import StreamWriter
+from kafka_sink.spark.datasource import KafkaChunkedDataSource, StreamWriter
 
 FORMS = {OURS: "stamped-chunked", JVM: "kafka", IDLE: "idle-stamped"}
 _PLAIN = "KAFKA_CHUNKED_IDLE_IS_PLAIN"

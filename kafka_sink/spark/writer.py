@@ -18,7 +18,6 @@ from threading import TIMEOUT_MAX, Thread
 from typing import TYPE_CHECKING, Protocol
 
 from pyspark import TaskContext
-from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from kafka_sink import driver_log
 from kafka_sink.clock import monotonic_ms
@@ -32,7 +31,7 @@ from kafka_sink.reports import write_reports
 from kafka_sink.reports.write_reports import EndedWrite
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.spark import frozen_imports, memory_limits, zipimport_workaround
-from kafka_sink.spark.short_tracebacks import short_tracebacks
+from kafka_sink.spark.pyspark_classes import WriterCommitMessage
 from kafka_sink.task_activity import ROWS, TaskActivity
 
 # Planning and commit import this module, too, and few writes use transactions.
@@ -340,44 +339,6 @@ class PlannedWrite:
             )
         driver_log.warn(f"{label}the batch of {tasks} tasks failed; {ended_by}")
         return ended.transactions
-
-
-class BatchWriter(DataSourceArrowWriter):
-    """The writer that Spark calls for ``df.write``."""
-
-    def __init__(self, planned: PlannedWrite) -> None:
-        self.planned = planned
-
-    @short_tracebacks
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return self.planned.write(iterator)
-
-    @short_tracebacks
-    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        self.planned.commit(messages)
-
-    @short_tracebacks
-    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        self.planned.abort(messages)
-
-
-class StreamWriter(DataSourceStreamArrowWriter):
-    """The writer that Spark calls for ``df.writeStream``. Spark creates one for every micro-batch."""
-
-    def __init__(self, planned: PlannedWrite) -> None:
-        self.planned = planned
-
-    @short_tracebacks
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return self.planned.write(iterator, is_streaming=True)
-
-    @short_tracebacks
-    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        self.planned.commit(messages, batchId)
-
-    @short_tracebacks
-    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        self.planned.abort(messages, batchId)
 
 
 def _results(messages: Sequence[WriterCommitMessage | None]) -> list[TaskResult]:

@@ -19,9 +19,9 @@ from kafka_sink.errors import (
 )
 from kafka_sink.options import parse
 from kafka_sink.rows.column_plan import ColumnPlan
-from kafka_sink.spark.datasource import KafkaChunkedDataSource
+from kafka_sink.spark.datasource import BatchWriter, KafkaChunkedDataSource
 from kafka_sink.spark.short_tracebacks import short_tracebacks
-from kafka_sink.spark.writer import BatchWriter, PlannedWrite
+from kafka_sink.spark.writer import PlannedWrite
 
 
 def text_of(error: BaseException) -> str:

@@ -26,12 +26,11 @@ from kafka_sink.options import parse
 from kafka_sink.producer_cache import ProducerCache
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.rebatching import ROW_BYTES, TARGET_TABLE_BYTES
-from kafka_sink.spark import datasource, executor_connection
+from kafka_sink.spark import datasource, executor_connection, planning
+from kafka_sink.spark.datasource import BatchWriter, StreamWriter
 from kafka_sink.spark.writer import (
-    BatchWriter,
     Late,
     PlannedWrite,
-    StreamWriter,
     TaskCommitted,
     TimedReader,
     send_tables,
@@ -338,7 +337,7 @@ def test_planning_warns_of_columns_that_it_ignores_once_for_a_query(
     """Catches: rows without keys, because the column is called 'Key'."""
     lines: list[str] = []
     monkeypatch.setattr(driver_log, "warn", lines.append)
-    monkeypatch.setattr(datasource, "prepare_topic", lambda options, is_streaming: None)
+    monkeypatch.setattr(planning, "prepare_topic", lambda options, is_streaming: None)
     monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
     schema = StructType().add("value", "string").add("Key", "string")
     options = {"kafka.bootstrap.servers": "h:1", "topic": "t", "coordinator.enabled": "false"}

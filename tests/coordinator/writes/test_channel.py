@@ -28,7 +28,7 @@ from kafka_sink.errors import ProtocolError, WriteOverError
 from kafka_sink.model import WriteTransactions
 from kafka_sink.options import parse
 from kafka_sink.rows.column_plan import ColumnPlan
-from kafka_sink.spark import datasource
+from kafka_sink.spark import planning
 from kafka_sink.spark.datasource import KafkaChunkedDataSource
 from kafka_sink.spark.writer import PlannedWrite
 from tests.support.coordinator_harness import SECRET, clock_ms, eventually, serving
@@ -185,7 +185,7 @@ def test_writes_in_transactions_that_never_end_do_not_add_up() -> None:
 
 def test_the_tasks_and_the_commits_of_a_query_use_one_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches: Spark plans a stream again to commit it, so the commit named a write that no task had."""
-    monkeypatch.setattr(datasource, "prepare_topic", lambda options, is_streaming: None)
+    monkeypatch.setattr(planning, "prepare_topic", lambda options, is_streaming: None)
     options = {"kafka.bootstrap.servers": "h:1", "topic": "t", "coordinator.enabled": "false"}
     schema = StructType([StructField("value", BinaryType())])
 

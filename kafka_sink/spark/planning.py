@@ -1,0 +1,87 @@
+"""Planning a write: checks the options, the columns and the topic, and finds the coordinator.
+
+It runs on the driver, for a stream in every micro-batch, so it avoids slow imports.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from kafka_sink import application_markers, driver_log
+from kafka_sink.admin import prepare_topic
+from kafka_sink.breaker.loading import load_breaker
+from kafka_sink.coordinator.process.planning import hand_off
+from kafka_sink.options import SinkOptions, parse
+from kafka_sink.rows.column_plan import ColumnPlan, ignored_columns
+from kafka_sink.spark import frozen_imports, idle_timeout, shown_secrets, zipimport_workaround
+from kafka_sink.spark.writer import PlannedWrite
+
+_NAME_LENGTH = 16
+
+
+def plan(
+    raw: Mapping[str, str],
+    columns: Sequence[tuple[str, str]],
+    *,
+    query: str | None = None,
+    is_stream_writer: bool = False,
+    for_tasks: bool = True,
+) -> PlannedWrite:
+    """Plan a write. Raises ConfigurationError, SchemaError, and what connections to brokers raise.
+
+    ``columns``: name and Spark's simpleString of the type. ``query`` is set for micro-batches, which are
+    planned again and again: the text that tells the query from others in its application.
+    ``is_stream_writer``: Spark itself commits by micro-batch, and plans again for it; ``for_tasks`` is false
+    for that second plan.
+    """
+    frozen_imports.freeze_when_reused()
+    parsed = parse(raw)
+    options, is_repeated = parsed.options, query is not None
+    warnings = (*parsed.warnings, *ignored_columns(columns, options.topic))
+    if warnings and (not is_repeated or application_markers.first_time("\n".join((str(query), *warnings)))):
+        for warning in warnings:
+            driver_log.warn(f"kafka-chunked: {warning}")
+    if options.delivery_report_path:
+        from kafka_sink.reports import delivery_report
+
+        delivery_report.check(options.delivery_report_path)
+    idle_timeout.warn_at_planning(options.delivery_timeout_ms)
+    shown_secrets.warn_at_planning(raw)
+    breaker = load_breaker(options)
+    if breaker is not None:
+        breaker.close()
+    columns_plan = ColumnPlan.of(columns, options.topic)
+    prepare_topic(options, is_streaming=is_repeated)
+    in_transactions = None
+    if options.delivery_guarantee == "exactly-once":
+        from kafka_sink.transactions import planning as transactions
+
+        in_transactions = transactions.plan(options, raw, is_streaming=is_stream_writer, for_tasks=for_tasks)
+    coordinator = hand_off(options, is_streaming=is_repeated)
+    write = PlannedWrite(
+        options,
+        columns_plan,
+        coordinator,
+        transactions=in_transactions,
+        tasks_at_once=_tasks_at_once(options),
+    )
+    if is_stream_writer and (checkpoint := raw.get("checkpointlocation")):
+        write = replace(write, name=_query_name(checkpoint))
+    zipimport_workaround.forget_spark_archives()
+    return write
+
+
+def _tasks_at_once(options: SinkOptions) -> int:
+    """Only a rate limit depends on it."""
+    if not (options.max_rows_per_second or options.max_bytes_per_second):
+        return 1
+    from kafka_sink.coordinator.process.driver_conf import tasks_at_once
+
+    return tasks_at_once()
+
+
+def _query_name(checkpoint: str) -> str:
+    """A name for the writes of the query with this checkpoint: its tasks and its commits plan separately."""
+    return hashlib.sha256(checkpoint.encode()).hexdigest()[:_NAME_LENGTH]
