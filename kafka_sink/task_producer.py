@@ -155,7 +155,8 @@ class Producer:
         if isinstance(self._identity, TransactionalIdentity):
             self._identity.leave()
         self._sender.begin()
-        self._allocator.restart_maxima()
+        self._allocator.begin()
+        self._letter_memory.begin()
         self._memory_before = self._allocator.metrics()
         self._breaker_before = self.breaker_metrics()
         self._accumulator.begin_task()
@@ -456,8 +457,8 @@ class Producer:
     def go_idle(self) -> None:
         """Between tasks: connections and metadata stay, free memory goes back to the system."""
         self._writes.end()
-        self._allocator.trim_free()
-        self._letter_memory.trim_free()
+        self._allocator.rest()
+        self._letter_memory.rest()
         if self._coordinator is not None:
             self._coordinator.pause()
 
@@ -476,8 +477,8 @@ class Producer:
         self._letter_memory.close()
         self._sender.close(_CLOSE_TIMEOUT_MS, abort=abort)
         # The sender gave its memory back to a pool that other producers share.
-        self._allocator.trim_free()
-        self._letter_memory.trim_free()
+        self._allocator.rest()
+        self._letter_memory.rest()
 
 
 def _accumulator(options: SinkOptions, allocator: BufferAllocator) -> RecordAccumulator:

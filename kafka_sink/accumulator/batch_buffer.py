@@ -100,11 +100,13 @@ class BufferAllocator(Protocol):
     def metrics(self) -> PoolMetrics:
         """The metrics of the pool, which the producers of a worker may share."""
 
-    def restart_maxima(self) -> None:
-        """Resets the pool's peaks to the present values."""
+    def begin(self) -> None:
+        """A task begins: the heap may hold what its batches need, and the pool's peaks are reset to the
+        present values. A new allocator has begun."""
 
-    def trim_free(self) -> None:
-        """Returns free memory to the system."""
+    def rest(self) -> None:
+        """Between tasks: the heap's limit is what other producers need, and free memory goes back to the
+        system."""
 
     def close(self) -> None:
         """Ends this producer's waits with an error. Memory in use may still grow and be returned."""

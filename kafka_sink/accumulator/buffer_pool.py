@@ -101,9 +101,20 @@ class BufferPool:
 
     def admit_heap(self, tenant: PoolClient, need_bytes: int) -> None:
         """Raises the heap's limit to what ``tenant`` may need, but never beyond ``total_bytes``, until
-        ``close_tenant``."""
+        ``withdraw_heap`` or ``close_tenant``. A closed one needs nothing."""
         with self._lock:
-            self._heap_needs[tenant] = min(need_bytes, self.total_bytes)
+            if not tenant.closed:
+                self._heap_needs[tenant] = min(need_bytes, self.total_bytes)
+                self._limit_heap()
+
+    def withdraw_heap(self, tenant: PoolClient) -> None:
+        """The heap's limit falls back to what the other tenants need. All requests wait while the heap holds
+        more than that."""
+        with self._lock:
+            self._withdraw_heap(tenant)
+
+    def _withdraw_heap(self, tenant: PoolClient) -> None:
+        if self._heap_needs.pop(tenant, None) is not None:
             self._limit_heap()
 
     def _limit_heap(self) -> None:
@@ -345,12 +356,11 @@ class BufferPool:
     def close_tenant(self, tenant: PoolClient) -> None:
         """Ends a producer's waits with ProducerClosedError; the memory they gathered goes to the others.
 
-        The heap's limit falls back to what they need. All requests wait while the heap holds more than that.
+        For the heap's limit see ``withdraw_heap``.
         """
         with self._lock:
             tenant.closed = True
-            if self._heap_needs.pop(tenant, None) is not None:
-                self._limit_heap()
+            self._withdraw_heap(tenant)
             for waiter in [waiter for waiter in self._waiters if waiter.tenant is tenant]:
                 self._withdraw(waiter)
                 waiter.turn.release()

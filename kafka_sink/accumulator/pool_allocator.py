@@ -12,13 +12,17 @@ class PoolAllocator:
     ``batch_size``: default the pool's poolable size; given if producers share a pool.
     """
 
-    def __init__(self, pool: BufferPool, batch_size: int | None = None) -> None:
+    def __init__(
+        self, pool: BufferPool, batch_size: int | None = None, heap_bytes: int | None = None
+    ) -> None:
+        """``heap_bytes``: what batches may need beyond the pool; default two of them, for growing and
+        splitting one."""
         self._pool = pool
         # batch.size = 0 is legal: every record then gets a buffer of its own size.
         self._batch_size = max(1, pool.poolable_size if batch_size is None else batch_size)
         self._tenant = PoolClient()
-        # As growing and splitting one may need.
-        pool.admit_heap(self._tenant, 2 * self._batch_size)
+        self._heap_bytes = 2 * self._batch_size if heap_bytes is None else heap_bytes
+        self.begin()
 
     @property
     def queued(self) -> int:
@@ -34,12 +38,14 @@ class PoolAllocator:
         """See BufferAllocator."""
         return self._pool.metrics()
 
-    def restart_maxima(self) -> None:
+    def begin(self) -> None:
         """See BufferAllocator."""
+        self._pool.admit_heap(self._tenant, self._heap_bytes)
         self._pool.restart_maxima()
 
-    def trim_free(self) -> None:
+    def rest(self) -> None:
         """See BufferAllocator."""
+        self._pool.withdraw_heap(self._tenant)
         self._pool.trim_free()
 
     def close(self) -> None:

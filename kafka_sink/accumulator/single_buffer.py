@@ -189,8 +189,7 @@ class FullAllocator(PoolAllocator):
     """
 
     def __init__(self, pool: BufferPool, batch_size: int | None = None) -> None:
-        super().__init__(pool, batch_size)
-        pool.admit_heap(self._tenant, pool.total_bytes)
+        super().__init__(pool, batch_size, pool.total_bytes)
         self._arena = pool.arena(self._batch_size)
         self._heap_arena = pool.heap_arena(chunk_size(self._batch_size))
 

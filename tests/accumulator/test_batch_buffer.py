@@ -225,7 +225,7 @@ class Machine:
         for batch in self.batches:
             batch.buffer.release()
         assert_idle(self.allocator._pool)
-        self.allocator.trim_free()
+        self.allocator.rest()
         assert self.allocator._pool.metrics().allocated_bytes == 0
 
 
@@ -690,6 +690,20 @@ def test_the_heap_limit_falls_when_the_producer_that_raised_it_is_closed() -> No
         closed.close()
         limits.append(pool.heap_limit_bytes >> 20)
     assert limits == [8, 8, 6, 2, 2]
+
+
+def test_the_heap_limit_is_that_of_the_producers_at_work() -> None:
+    """A producer rests in its worker's cache while tasks with other options write."""
+    pool = pool_of(8 << 20)
+    other, full = IncrementalAllocator(pool, 1 << 20), FullAllocator(pool, 16384)
+    full.rest()
+    assert pool.heap_limit_bytes == 2 << 20
+    full.begin()
+    assert pool.heap_limit_bytes == 8 << 20
+    full.close()
+    full.begin()
+    assert pool.heap_limit_bytes == 2 << 20
+    other.close()
 
 
 def test_requests_wait_while_the_heap_of_a_closed_producer_exceeds_the_others_limit() -> None:

@@ -39,6 +39,7 @@ from tests.support.scripted_cluster import (
     until,
     written,
 )
+from tests.support.strategy import forced
 
 pytestmark = pytest.mark.both_strategies
 
@@ -372,6 +373,21 @@ def test_metrics_come_with_the_result_and_while_the_producer_lives(
     assert second.metrics["batch-size-avg"] < size
     PRODUCERS.close()
     assert kafka_sink.producer_metrics() == []
+
+
+def test_a_producer_at_rest_raises_no_heap_limit(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One with `full` may hold as much beyond the pool as in it, others a quarter. They share the pool."""
+    monkeypatch.delenv(forced.VARIABLE, raising=False)
+    limits = []
+    for strategy in ("full", "incremental", "full"):
+        with task(cluster, buffer_memory_allocation_strategy=strategy) as producer:
+            producer.send(rows(0, 5))
+            pool = inside(producer)._allocator._pool  # type: ignore[attr-defined]
+            limits.append(pool.heap_limit_bytes >> 20)
+            producer.finish()
+    assert limits == [64, 16, 64]
 
 
 def test_a_producer_with_something_unresolved_is_not_used_again(

@@ -52,7 +52,7 @@ def test_totals_and_averages_are_of_one_task() -> None:
     assert held is not None
     exhaust()
     held.release()
-    allocator.restart_maxima()
+    allocator.begin()
     before = pool.metrics()
     assert before.max_used_bytes == 0
     held = allocator.try_open(20_000)
