@@ -34,7 +34,8 @@ from kafka_sink.sending import response_classifier
 from kafka_sink.sending.batch_completion import BatchCompletion
 from kafka_sink.sending.producer_identity import ProducerIdentity
 from tests.support.effort import tries
-from tests.support.lifecycle_model import DELIVERY_TIMEOUT_MS, NODES, PARTITIONS, TOPIC, Model, rows_in
+from tests.support.fake_log import numbers_in
+from tests.support.lifecycle_model import DELIVERY_TIMEOUT_MS, NODES, PARTITIONS, TOPIC, Model
 
 # Refusals without an append, also of what was appended before; responses of unknown meaning; ends.
 PASSING = (3, 5, 6, 19, 74)
@@ -510,7 +511,9 @@ def test_no_restart_while_a_batch_of_the_partition_is_in_doubt() -> None:
     model.settle()
     with pytest.raises(DeliveryError, match=r"the leader lost its state.*\[1 rows acknowledged, 1 failed"):
         model.completion.deliveries.raise_failure(model.next_row, model.accumulator.unacknowledged_records())
-    assert [row for batch in model.logs[TopicPartition(TOPIC, 0)].batches for row in rows_in(batch.data)] == [
+    assert [
+        row for batch in model.logs[TopicPartition(TOPIC, 0)].batches for row in numbers_in(batch.data)
+    ] == [
         0,
         2,
     ]

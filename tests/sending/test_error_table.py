@@ -16,10 +16,9 @@ import pytest
 from kafka_sink.errors import DeliveryError, RecordTooLargeError
 from kafka_sink.producer_cache import TaskProducer
 from tests.support.fake_broker import INIT_PRODUCER_ID, METADATA, PRODUCE, FakeCluster
-from tests.support.fake_log import RecordBatch
+from tests.support.fake_log import numbers_in
 from tests.support.fake_replies import OK, SWALLOWED, Refuse, Reply, error
 from tests.support.scripted_cluster import (
-    ROW,
     SECRET,
     TOPIC,
     attempts,
@@ -274,13 +273,9 @@ def test_delivery_timeout_after_a_send_fails_and_the_id_is_not_used_again(cluste
         send(cluster, rows(5, 5), **options)
     cluster.thaw(0)
     send(cluster, rows(10, 5), **options)
-    ids = {marks(batch)[0]: written_by(batch) for batch in cluster.batches(TOPIC, 0)}
+    ids = {marks(batch)[0]: numbers_in(batch.data) for batch in cluster.batches(TOPIC, 0)}
     assert len(ids) == 2
     assert list(ids.values())[-1] == [10, 11, 12, 13, 14]
-
-
-def written_by(batch: RecordBatch) -> list[int]:
-    return [int(number) for number in ROW.findall(batch.data)]
 
 
 def test_a_lost_task_sends_nothing_more(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ are remembered, a repeat of one of them is answered with its offset, a gap is OU
 
 from __future__ import annotations
 
+import re
 import struct
 from collections import deque
 from dataclasses import dataclass, field
@@ -23,6 +24,15 @@ _HEADER = struct.Struct(">qiibIhiqqqhii")
 _CRC_FROM = 21
 _SEQUENCES = 2**31
 _REMEMBERED = 5
+_NUMBER = re.compile(rb"<(\d+)>")
+
+
+def numbers_in(data: bytes) -> list[int]:
+    """The numbers of a batch's rows, each of which says its own as `<12>`; the batch is not compressed.
+
+    Without its header: one checksum in a million looks like such a number.
+    """
+    return [int(number) for number in _NUMBER.findall(data[_HEADER.size :])]
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ does between planning and writing can be interrupted by any step of the sender.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -42,7 +41,7 @@ from kafka_sink.sending.response_handler import ResponseHandler
 from kafka_sink.sending.sequence_restarts import restart_sequences
 from kafka_sink.sending.settings import SenderSettings
 from kafka_sink.sending.task_deliveries import Written
-from tests.support.fake_log import PartitionLog, parse_batch
+from tests.support.fake_log import PartitionLog, numbers_in, parse_batch
 from tests.support.strategy import forced
 
 TOPIC = "t"
@@ -52,7 +51,6 @@ NOT_LEADER = 6
 DELIVERY_TIMEOUT_MS = 10_000.0
 _BATCH_SIZE = 700
 _POOL_BYTES = 32_768
-_ROW = re.compile(rb"<(\d+)>")
 _PLAN = ColumnPlan.of([("value", "binary"), ("partition", "int")], TOPIC)
 
 
@@ -173,7 +171,7 @@ class Model:
         def watched(
             written: Sequence[tuple[ProducerBatch, Written]], record: Callable[[list[Written]], None]
         ) -> None:
-            rows = [rows_in(b"".join(batch.buffer.views())) for batch, _ in written if not batch.terminal]
+            rows = [numbers_in(b"".join(batch.buffer.views())) for batch, _ in written if not batch.terminal]
             succeed(written, record)
             self.acknowledged += [row for batch in rows for row in batch]
 
@@ -252,7 +250,7 @@ class Model:
         for batch in queue.batches:
             batch.free = True
         for batch in self.accumulator.move_unsent([queue], lambda _: targets).get(source, []):
-            rows = rows_in(b"".join(batch.buffer.views()))
+            rows = numbers_in(b"".join(batch.buffer.views()))
             assert rows, "an empty batch"
             left = self.appended[source]
             self.appended[source] = [row for row in left if row not in rows]
@@ -316,7 +314,7 @@ class Model:
         """A broker appends; the bytes must be a batch, and of this partition's rows."""
         parsed = parse_batch(TOPIC, partition.partition, data)
         assert not isinstance(parsed, int), f"broken bytes reached {partition}: error {parsed}"
-        assert set(rows_in(data)) <= set(self.appended[partition]), (
+        assert set(numbers_in(data)) <= set(self.appended[partition]), (
             f"rows of another partition reached {partition}"
         )
         return self.logs[partition].append(parsed)
@@ -357,7 +355,7 @@ class Model:
         Only while all that it wrote is acknowledged and nothing written is under way: against a broker that
         forgets what it may be sent again, no producer can do anything.
         """
-        written = {row for batch in self.logs[partition].batches for row in rows_in(batch.data)}
+        written = {row for batch in self.logs[partition].batches for row in numbers_in(batch.data)}
         under_way = any(late == partition for late, _ in self.zombies)
         if written <= set(self.acknowledged) and not under_way:
             self.logs[partition]._producers.clear()
@@ -428,7 +426,7 @@ class Model:
     def _check_logs(self) -> None:
         written: set[int] = set()
         for partition, log in self.logs.items():
-            rows = [row for batch in log.batches for row in rows_in(batch.data)]
+            rows = [row for batch in log.batches for row in numbers_in(batch.data)]
             assert len(set(rows)) == len(rows), f"doubled rows in {partition}: {rows}"
             places = {row: place for place, row in enumerate(self.appended.get(partition, ()))}
             assert places.keys() >= set(rows), f"rows in {partition} that had left it"
@@ -441,7 +439,7 @@ class Model:
         """After ``settle`` or ``close``: nothing is lost without a word, nothing is held."""
         if not self.completion.deliveries.has_failed and not self.exhausted and not self.closed:
             for partition, rows in self.appended.items():
-                log = [row for batch in self.logs[partition].batches for row in rows_in(batch.data)]
+                log = [row for batch in self.logs[partition].batches for row in numbers_in(batch.data)]
                 assert log == rows, f"{partition}: {log} is not {rows}"
             assert sorted(self.acknowledged) == list(range(self.next_row))
             assert self.identity.settled
@@ -462,8 +460,3 @@ def held_by(batches: Iterable[ProducerBatch]) -> int:
         buffer = own._shared.buffer if isinstance(own, PieceBuffer) else own
         buffers[id(buffer)] = buffer.capacity
     return sum(buffers.values())
-
-
-def rows_in(data: bytes) -> list[int]:
-    """The numbers of the rows in a batch's bytes."""
-    return [int(number) for number in _ROW.findall(data)]

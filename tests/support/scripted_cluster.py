@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,13 +17,12 @@ from kafka_sink.producer_cache import TaskProducer, task_producer
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.task_producer import Producer
 from tests.support.fake_broker import PRODUCE, FakeCluster
-from tests.support.fake_log import RecordBatch
+from tests.support.fake_log import RecordBatch, numbers_in
 
 TOPIC = "t"
 SECRET = "payload-that-no-message-may-show"
 # For what should take a moment: on a busy machine it may take long.
 PATIENCE_S = 60.0
-ROW = re.compile(rb"<(\d+)>")
 
 
 def rows(start: int, count: int, partition: int = 0) -> pa.RecordBatch:
@@ -68,7 +66,7 @@ def send(cluster: FakeCluster, *batches: pa.RecordBatch, **options: object) -> T
 def written(cluster: FakeCluster, partition: int = 0) -> list[int]:
     """The rows' numbers in offset order."""
     batches = cluster.batches(TOPIC, partition)
-    return [int(number) for batch in batches for number in ROW.findall(batch.data)]
+    return [number for batch in batches for number in numbers_in(batch.data)]
 
 
 def attempts(cluster: FakeCluster) -> list[RecordBatch]:

@@ -12,6 +12,7 @@ from tests.support.fake_log import (
     OUT_OF_ORDER_SEQUENCE_NUMBER,
     PartitionLog,
     RecordBatch,
+    numbers_in,
     parse_batch,
 )
 from tests.support.network_harness import batch
@@ -40,6 +41,10 @@ def test_a_batch_is_read_by_its_header() -> None:
     assert (found.topic, found.partition, found.record_count) == ("t", 0, 3)
     assert (found.producer_id, found.producer_epoch, found.base_sequence, found.last_sequence) == (9, 0, 4, 6)
     assert found.base_timestamp == found.max_timestamp == 1_700_000_000_000
+
+
+def test_no_checksum_is_taken_for_a_row() -> None:
+    assert numbers_in(bytes(17) + b"<45>" + bytes(40) + b"<1>, <2>") == [1, 2]
 
 
 @pytest.mark.parametrize("place", [16, 17, 21, 40, 60, -1])
