@@ -37,7 +37,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, Writ
 from benchmarks import charts, peers, processor_time, throughput
 from benchmarks.surroundings import RESULTS, environment
 from kafka_sink.local_broker import LocalBroker
-from kafka_sink.spark import frozen_imports, zipimport_workaround
+from kafka_sink.spark import worker_imports
 from kafka_sink.spark.executor_connection import acknowledged, executor_socket
 
 ROWS, TRIGGER_MS, PARTITIONS, WARM_BATCHES = 2000, 200, 4, 15
@@ -54,14 +54,14 @@ class IdleWriter(DataSourceStreamArrowWriter):
     """Reads the rows and drops them."""
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
-        frozen_imports.freeze_when_reused()
+        worker_imports.freeze_when_reused()
         for _ in acknowledged(iterator, executor_socket()):
             pass
-        zipimport_workaround.forget_spark_archives()
+        worker_imports.forget_spark_archives()
         return WriterCommitMessage()
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        zipimport_workaround.forget_spark_archives()
+        worker_imports.forget_spark_archives()
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         pass
@@ -75,8 +75,8 @@ class IdleSink(DataSource):
         return "idle"
 
     def streamWriter(self, schema: Any, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802 - Spark's name
-        frozen_imports.freeze_when_reused()
-        zipimport_workaround.forget_spark_archives()
+        worker_imports.freeze_when_reused()
+        worker_imports.forget_spark_archives()
         return IdleWriter()
 
 

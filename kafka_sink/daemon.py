@@ -94,9 +94,9 @@ def main() -> None:
     preload()
     if not is_single_threaded():
         _run_unchanged("an import has started a thread")
-    from kafka_sink.spark import zipimport_workaround
+    from kafka_sink.spark import worker_imports
 
-    zipimport_workaround.forget_spark_archives()
+    worker_imports.forget_spark_archives()
     os.register_at_fork(after_in_child=functools.partial(_reseed, os.getpid()))
     # Collections in the workers would also copy the pages of all objects that they look at.
     gc.collect()

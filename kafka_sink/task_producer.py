@@ -9,7 +9,7 @@ from collections.abc import Container
 import pyarrow as pa
 
 from kafka_sink.accumulator.batch_buffer import BufferAllocator
-from kafka_sink.accumulator.batch_size_limits import BatchSizeLimits
+from kafka_sink.accumulator.batch_limits import BatchSizeLimits
 from kafka_sink.accumulator.buffer_pool import BufferPool
 from kafka_sink.accumulator.chunked_buffer import IncrementalAllocator, chunk_size
 from kafka_sink.accumulator.muted_memory_limit import MutedMemoryLimit

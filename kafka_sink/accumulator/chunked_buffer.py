@@ -12,10 +12,9 @@ from __future__ import annotations
 import mmap
 from collections.abc import Callable
 
-from kafka_sink.accumulator.batch_buffer import BatchBuffer, Data
+from kafka_sink.accumulator.batch_buffer import BatchBuffer, Data, PoolAllocator
 from kafka_sink.accumulator.buffer_pool import BufferPool
 from kafka_sink.accumulator.memory_arena import Chunk, ChunkArena
-from kafka_sink.accumulator.pool_allocator import PoolAllocator
 from kafka_sink.errors import BufferOwnershipError
 
 MAX_CHUNK = 16384

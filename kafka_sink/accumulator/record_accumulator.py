@@ -11,8 +11,8 @@ from functools import partial
 from typing import TypeVar
 
 from kafka_sink.accumulator.batch_buffer import BatchBuffer, BufferAllocator
+from kafka_sink.accumulator.batch_limits import BatchSizeLimits
 from kafka_sink.accumulator.batch_queues import BatchQueues, PartitionQueue, TooLargeBatch
-from kafka_sink.accumulator.batch_size_limits import BatchSizeLimits
 from kafka_sink.accumulator.lease import Lease
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
 from kafka_sink.model import CompressionType, PartitionInfo, TopicPartition

@@ -1,6 +1,6 @@
 """Rows into batches, on the task's thread, in turns.
 
-A turn plans under the accumulator's lock (append_planner), then encodes and writes without it (run_writer).
+A turn plans under the accumulator's lock (append_planner), then encodes and writes without it (RunWriter).
 Where memory is refused the turn ends there, and the task waits for memory while it holds no lease.
 """
 
@@ -10,19 +10,30 @@ from collections.abc import Callable, Collection, Iterator
 from copy import copy
 from dataclasses import replace
 
-from kafka_sink.accumulator.append_planner import AppendPlan, AppendPlanner, Grant, Refusal, RowCursor
+import numpy as np
+
+from kafka_sink.accumulator.append_planner import (
+    AppendPlan,
+    AppendPlanner,
+    Grant,
+    Refusal,
+    RowCursor,
+    Segment,
+)
 from kafka_sink.accumulator.batch_buffer import BufferAllocator
 from kafka_sink.accumulator.batch_limits import BatchRoom
 from kafka_sink.accumulator.lease import Lease
 from kafka_sink.accumulator.muted_memory_limit import MutedMemoryLimit
+from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
 from kafka_sink.accumulator.record_accumulator import RecordAccumulator
-from kafka_sink.accumulator.run_writer import RunWriter
 from kafka_sink.accumulator.size_estimates import SizeEstimates
 from kafka_sink.clock import Clock
 from kafka_sink.errors import BufferExhaustedError
 from kafka_sink.model import TopicPartition
+from kafka_sink.records import encoder
 from kafka_sink.records.compression import BlockCodec, WholeCodec
 from kafka_sink.records.ordered_rows import OrderedRows
+from kafka_sink.records.record_heads import Run
 from kafka_sink.task_activity import BROKER, MEMORY, TaskActivity
 
 
@@ -185,3 +196,85 @@ def _neighbours(runs: list[int]) -> Iterator[tuple[int, int]]:
         if index + 1 == len(runs) or runs[index + 1] != run + 1:
             yield runs[first], run + 1
             first = index + 1
+
+
+# Sealed batches go to the sender as soon as they have so many bytes of rows. To take the lock and wake the
+# sender costs as much as to seal a batch of a few rows.
+_GROUP_BYTES = 65_536
+
+
+class RunWriter:
+    """Carries out plans for one task thread. It takes the accumulator's lock only to end leases."""
+
+    def __init__(
+        self, accumulator: RecordAccumulator, estimates: SizeEstimates, wake_sender: Callable[[], None]
+    ) -> None:
+        self._accumulator = accumulator
+        self._estimates = estimates
+        self._wake_sender = wake_sender
+
+    def write(self, plan: AppendPlan) -> None:
+        """Writes the planned rows, seals what is full, and ends the plan's lease."""
+        if plan.segments:
+            _encode(plan.ordered, plan.segments)
+        is_full = self._estimates.is_full
+        with self._accumulator.planning() as queues:
+            # One iteration per partition: for short runs, calls are most of the cost.
+            for segment in plan.segments:
+                batch = segment.batch
+                if batch.state is BatchState.OPEN and (batch.buffer.overflowed or is_full(batch)):
+                    # A batch that outgrew what was reserved for it goes early; a full batch need not wait for
+                    # a row that it does not take.
+                    plan.close(batch, queues)
+                if batch.packing:
+                    self._estimates.observe_packing(batch)
+                if batch.state is BatchState.OPEN:
+                    if batch.compresses_whole:
+                        queues.count_raw(batch)
+                    # A closed batch stays leased until it is sealed.
+                    batch.lease = None
+            # The sender sleeps until a batch that it knows is due, so new batches and batches that it found
+            # leased must wake it.
+            wake = plan.opened or queues.leased_batch_skipped
+            queues.leased_batch_skipped = False
+        self.seal(plan.full, plan.lease)
+        if wake:
+            self._wake_sender()
+
+    def seal(self, closed: list[ProducerBatch], lease: Lease) -> None:
+        """Seals batches and ends their leases: of a large batch at once, of small ones together."""
+        group: list[ProducerBatch] = []
+        held = 0
+        for batch in closed:
+            batch.seal()
+            self._estimates.observe(batch)
+            group.append(batch)
+            held += batch.raw_bytes
+            if held >= _GROUP_BYTES:
+                self._give(group, lease)
+                group, held = [], 0
+        if group:
+            self._give(group, lease)
+
+    def _give(self, batches: list[ProducerBatch], lease: Lease) -> None:
+        self._accumulator.end_leases(lease, batches)
+        self._wake_sender()
+
+
+def _encode(ordered: OrderedRows, segments: list[Segment]) -> None:
+    """Encodes the rows of all segments, which are neighbours, in one pass."""
+    first, last = segments[0].start, segments[-1].stop
+    timestamps = ordered.timestamps(first, last)
+    runs = [
+        Run(segment.start - first, segment.stop - first, segment.base_offset, segment.batch.base_timestamp)
+        for segment in segments
+    ]
+    if isinstance(timestamps, int):
+        latest = [timestamps] * len(runs)
+    else:
+        latest = np.maximum.reduceat(timestamps, [run.start for run in runs]).tolist()
+    encoded = encoder.encode(ordered.columns.slice(first, last), timestamps, runs)
+    at = 0
+    for segment, end, max_timestamp in zip(segments, encoded.ends, latest, strict=True):
+        segment.batch.append(encoded.data[at:end], segment.stop - segment.start, max_timestamp)
+        at = end

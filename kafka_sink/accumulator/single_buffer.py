@@ -12,11 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from kafka_sink.accumulator.batch_buffer import BatchBuffer, Data
+from kafka_sink.accumulator.batch_buffer import BatchBuffer, Data, PoolAllocator
 from kafka_sink.accumulator.buffer_pool import BufferPool
 from kafka_sink.accumulator.chunked_buffer import chunk_size
 from kafka_sink.accumulator.memory_arena import Chunk, ChunkArena
-from kafka_sink.accumulator.pool_allocator import PoolAllocator
 from kafka_sink.errors import BufferOwnershipError
 
 

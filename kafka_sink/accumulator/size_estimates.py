@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from kafka_sink.accumulator.batch_limits import BatchLimits
+from kafka_sink.accumulator.batch_limits import BatchLimits, BatchSizeLimits
 from kafka_sink.accumulator.batch_queues import TooLargeBatch
-from kafka_sink.accumulator.batch_size_limits import BatchSizeLimits
 from kafka_sink.accumulator.producer_batch import ProducerBatch, projected_size
 from kafka_sink.accumulator.record_accumulator import AccumulatorSettings
 from kafka_sink.records import batch_header, encoder

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
+import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from kafka_sink.errors import ConfigurationError
 from kafka_sink.secret import HiddenBytes, Secret
-from kafka_sink.security import pem
 from kafka_sink.security.settings import Store
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
     from cryptography.x509 import Certificate
+
 
 _JKS_MAGIC = (b"\xfe\xed\xfe\xed", b"\xce\xce\xce\xce")
 # DER: a sequence with a length of several bytes, or of unknown length.
@@ -121,9 +124,9 @@ def _is_pem(store: Store, data: bytes) -> bool:
 # -- PEM --------------------------------------------------------------------------------------------
 
 
-def _blocks(store: Store, data: bytes) -> list[pem.Block]:
+def _blocks(store: Store, data: bytes) -> list[PemBlock]:
     try:
-        return pem.blocks(data)
+        return pem_blocks(data)
     except ValueError as problem:
         raise ConfigurationError(f"{_named(store)} is no PEM: {problem}") from None
 
@@ -143,7 +146,7 @@ def _pem_key(store: Store, data: bytes) -> PrivateKeyTypes | None:
     return None if found is None else _load_key(store, found)
 
 
-def _load_key(store: Store, block: pem.Block) -> PrivateKeyTypes:
+def _load_key(store: Store, block: PemBlock) -> PrivateKeyTypes:
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
@@ -193,3 +196,47 @@ def _pkcs12(
     finally:
         revealed = None
     raise ConfigurationError(f"{_named(store)} cannot be read: {problem}")
+
+
+_PEM_BLOCK = re.compile(
+    rb"-{3,}BEGIN (?P<label>[A-Z0-9 ]+?)-{3,}(?P<body>.*?)-{3,}END (?P=label)-{3,}", re.DOTALL
+)
+_PEM_HEADERS = re.compile(rb"^\s*(?:[A-Za-z-]+:[^\n]*\r?\n)+\s*\n")
+
+
+class PemBlock(NamedTuple):
+    """``label`` as CERTIFICATE; ``pem`` in the form that every reader takes."""
+
+    label: str
+    pem: bytes
+
+    def __repr__(self) -> str:
+        return f"PemBlock({self.label})"
+
+
+def pem_blocks(text: bytes) -> list[PemBlock]:
+    """All blocks in their order. Raises ValueError for a block whose body is no base64."""
+    found = [_pem_block(match) for match in _PEM_BLOCK.finditer(text)]
+    for one in found:
+        # Here, so that no frame of the error's traceback holds a key.
+        if not one.pem:
+            raise ValueError(f"its {one.label} block is not base64")
+    return found
+
+
+def _pem_block(match: re.Match[bytes]) -> PemBlock:
+    """Without its ``pem`` where the body is no base64."""
+    label, body = match["label"].strip(), match["body"]
+    if headers := _PEM_HEADERS.match(body):
+        # The older form of encrypted keys: Proc-Type and DEK-Info need their lines.
+        head, body = headers.group().strip() + b"\n\n", body[headers.end() :]
+    else:
+        head = b""
+    packed = b"".join(body.split())
+    try:
+        base64.b64decode(packed, validate=True)
+    except binascii.Error:
+        return PemBlock(label.decode(), b"")
+    lines = b"\n".join(packed[at : at + 64] for at in range(0, len(packed), 64))
+    pem = b"-----BEGIN " + label + b"-----\n" + head + lines + b"\n-----END " + label + b"-----\n"
+    return PemBlock(label.decode(), pem)

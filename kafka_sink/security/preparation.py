@@ -90,7 +90,7 @@ class Security:
             notify()
 
     def _exchange(self, settings: SaslSettings, host: str) -> SaslExchange:
-        from kafka_sink.security import kerberos, sasl
+        from kafka_sink.security import sasl
 
         if settings.tokens is not None:
             # It brings Python's HTTP client, which other logins need not load.
@@ -101,7 +101,7 @@ class Security:
         if self._iam is not None:
             return self._iam.exchange(host)
         if settings.kerberos is not None:
-            return kerberos.exchange(settings.kerberos, host)
+            return sasl.kerberos(settings.kerberos, host)
         assert settings.password is not None
         if settings.mechanism == "PLAIN":
             return sasl.plain(settings.username, settings.password)

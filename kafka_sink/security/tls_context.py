@@ -9,8 +9,8 @@ import threading
 from collections.abc import Callable
 
 from kafka_sink.errors import ConfigurationError
-from kafka_sink.security.cipher_suites import split_suites
 from kafka_sink.security.key_material import ClientKey, read_key, read_trust
+from kafka_sink.security.openssl_names import split_suites
 from kafka_sink.security.settings import Store, TlsSettings
 
 _log = logging.getLogger(__name__)

@@ -15,9 +15,9 @@ from urllib.parse import quote_plus, urlencode, urlsplit
 from kafka_sink.errors import AuthenticationError
 from kafka_sink.printable import printable
 from kafka_sink.secret import HIDDEN, Secret
+from kafka_sink.security.openssl_names import explain
 from kafka_sink.security.settings import TokenSettings
 from kafka_sink.security.tls_context import TlsContexts
-from kafka_sink.security.tls_errors import explain
 from kafka_sink.security.token import Token, TokenUnavailableError, from_text
 
 _MAX_BYTES = 1024 * 1024

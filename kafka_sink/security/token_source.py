@@ -13,9 +13,8 @@ from urllib.parse import unquote, urlsplit
 
 from kafka_sink.errors import AuthenticationError
 from kafka_sink.security.settings import TokenSettings
-from kafka_sink.security.token import Token, TokenUnavailableError, from_text
+from kafka_sink.security.token import Token, TokenUnavailableError, from_text, provided_tokens
 from kafka_sink.security.token_endpoint import TokenEndpoint
-from kafka_sink.security.token_provider import load
 
 _UNKNOWN_LIFETIME_S = 300.0
 _TRIES = 3
@@ -137,7 +136,7 @@ def token_source(settings: TokenSettings) -> TokenSource:
 
 def _fetch_of(settings: TokenSettings) -> Fetch:
     if settings.provider:
-        return load(settings.provider)
+        return provided_tokens(settings.provider)
     if settings.url.lower().startswith("file:"):
         path = unquote(urlsplit(settings.url).path)
         return lambda: from_text(_read_file(path))

@@ -36,21 +36,26 @@ from kafka_sink.network.client import (
     RequestFailed,
     ResponseReceived,
 )
-from kafka_sink.sending.batch_completion import BatchCompletion
-from kafka_sink.sending.batch_expiry import BatchExpiry
-from kafka_sink.sending.broker_probes import BrokerProbes, BrokerProbeTag
-from kafka_sink.sending.node_availability import NodeAvailability
-from kafka_sink.sending.node_metrics import NodeMetrics, NodeMetricsRecorder
-from kafka_sink.sending.produce_requests import ProduceRequests, ProduceTag
-from kafka_sink.sending.producer_id_requests import ProducerIdRequests, ProducerIdTag
+from kafka_sink.sending.batch_completion import (
+    BatchCompletion,
+    BatchExpiry,
+    close_sequence_gaps,
+    restart_sequences,
+)
+from kafka_sink.sending.nodes import NodeAvailability, NodeMetrics, NodeMetricsRecorder
+from kafka_sink.sending.produce_requests import ProduceRequests, ProduceTag, fill_request
 from kafka_sink.sending.producer_identity import (
     ProducerIdentity,
     TransactionalIdentity,
     TransactionPartitionsTag,
 )
-from kafka_sink.sending.request_filling import fill_request
+from kafka_sink.sending.requests_without_rows import (
+    BrokerProbes,
+    BrokerProbeTag,
+    ProducerIdRequests,
+    ProducerIdTag,
+)
 from kafka_sink.sending.response_handler import ResponseHandler
-from kafka_sink.sending.sequence_restarts import close_sequence_gaps, restart_sequences
 from kafka_sink.sending.settings import SenderSettings
 from kafka_sink.sending.task_deliveries import TaskDeliveries
 from kafka_sink.sending.unsent_moves import UnsentMoves

@@ -15,7 +15,7 @@ from kafka_sink.breaker.loading import load_breaker
 from kafka_sink.coordinator.process.planning import hand_off
 from kafka_sink.options import SinkOptions, parse
 from kafka_sink.rows.column_plan import ColumnPlan, ignored_columns
-from kafka_sink.spark import frozen_imports, idle_timeout, shown_secrets, zipimport_workaround
+from kafka_sink.spark import idle_timeout, shown_secrets, worker_imports
 from kafka_sink.spark.writer import PlannedWrite
 
 _NAME_LENGTH = 16
@@ -36,7 +36,7 @@ def plan(
     ``is_stream_writer``: Spark itself commits by micro-batch, and plans again for it; ``for_tasks`` is false
     for that second plan.
     """
-    frozen_imports.freeze_when_reused()
+    worker_imports.freeze_when_reused()
     parsed = parse(raw)
     options, is_repeated = parsed.options, query is not None
     warnings = (*parsed.warnings, *ignored_columns(columns, options.topic))
@@ -69,7 +69,7 @@ def plan(
     )
     if is_stream_writer and (checkpoint := raw.get("checkpointlocation")):
         write = replace(write, name=_query_name(checkpoint))
-    zipimport_workaround.forget_spark_archives()
+    worker_imports.forget_spark_archives()
     return write
 
 

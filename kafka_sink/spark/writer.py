@@ -30,7 +30,7 @@ from kafka_sink.options import SinkOptions
 from kafka_sink.reports import write_reports
 from kafka_sink.reports.write_reports import EndedWrite
 from kafka_sink.rows.column_plan import ColumnPlan
-from kafka_sink.spark import frozen_imports, memory_limits, zipimport_workaround
+from kafka_sink.spark import worker_imports
 from kafka_sink.spark.pyspark_classes import WriterCommitMessage
 from kafka_sink.task_activity import ROWS, TaskActivity
 
@@ -94,12 +94,12 @@ class PlannedWrite:
 
     def write(self, batches: Iterator[pa.RecordBatch], *, is_streaming: bool = False) -> TaskCommitted:
         """Send all rows, and return once all are acknowledged. Raises KafkaSinkError."""
-        frozen_imports.freeze_when_reused()
+        worker_imports.freeze_when_reused()
         if self.transactions is None:
             written = TaskCommitted(self._send(batches, is_streaming=is_streaming))
         else:
             written = self._write_in_transaction(batches, self.transactions, is_streaming=is_streaming)
-        zipimport_workaround.forget_spark_archives()
+        worker_imports.forget_spark_archives()
         context = TaskContext.get()
         if context is None:
             return written
@@ -114,7 +114,7 @@ class PlannedWrite:
         is_streaming: bool,
     ) -> TaskResult:
         # Imported here because the driver imports this module for every commit and needs none of these.
-        with memory_limits.explained():
+        with worker_imports.explained():
             from kafka_sink.producer_cache import task_producer
             from kafka_sink.spark.executor_connection import acknowledged, executor_socket, watched
 
@@ -142,9 +142,8 @@ class PlannedWrite:
     ) -> TaskCommitted:
         """As ``write``, but the rows stay in an open transaction until the batch is committed or aborted."""
         from kafka_sink.transactions import planning as transactions
-        from kafka_sink.transactions.attempt import TaskAttempt
+        from kafka_sink.transactions.attempt import OpenTime, TaskAttempt
         from kafka_sink.transactions.batch import Duty
-        from kafka_sink.transactions.open_time import OpenTime
 
         context = TaskContext.get()
         if context is None or planned.handover is None:
@@ -303,7 +302,7 @@ class PlannedWrite:
                 name, note = "skipped", f"{committed.batch}: {note}"
         ended = self._ended(name, messages, batch_id, in_transactions, note)
         write_reports.report(self.options, self.handoff, ended)
-        zipimport_workaround.forget_spark_archives()
+        worker_imports.forget_spark_archives()
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batch_id: int | None = None) -> None:
         """Log what a failed job has written. Kafka keeps those rows, unless they are in open transactions."""

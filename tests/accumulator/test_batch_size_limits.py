@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kafka_sink import application_markers
-from kafka_sink.accumulator.batch_size_limits import BatchSizeLimits
+from kafka_sink.accumulator.batch_limits import BatchSizeLimits
 
 
 @pytest.fixture(autouse=True)

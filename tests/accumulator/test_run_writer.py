@@ -7,7 +7,7 @@ import pytest
 from kafka_sink.accumulator.append_planner import AppendPlan, RowCursor
 from kafka_sink.accumulator.producer_batch import BatchState
 from kafka_sink.accumulator.record_accumulator import RecordAccumulator
-from kafka_sink.accumulator.run_writer import RunWriter
+from kafka_sink.accumulator.record_appender import RunWriter
 from kafka_sink.model import TopicPartition
 from kafka_sink.records.ordered_rows import OrderedRows
 from tests.support.planner_bench import Bench, rows
@@ -91,7 +91,7 @@ def test_a_turn_that_fails_keeps_its_lease(monkeypatch: pytest.MonkeyPatch) -> N
     def failing(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("kafka_sink.accumulator.run_writer.encoder.encode", failing)
+    monkeypatch.setattr("kafka_sink.accumulator.record_appender.encoder.encode", failing)
     with pytest.raises(KeyboardInterrupt):
         bench.writer.write(plan)
     assert plan.segments[0].batch.lease is plan.lease

@@ -215,7 +215,7 @@ def test_a_task_that_dies_while_it_writes_into_batches_leaves_nothing_behind(
         with task(cluster) as producer:
             seen.append(inside(producer))
             producer.send(rows(0, 50))
-            monkeypatch.setattr("kafka_sink.accumulator.run_writer.encoder.encode", dying)
+            monkeypatch.setattr("kafka_sink.accumulator.record_appender.encoder.encode", dying)
             producer.send(rows(50, 50))
 
     with pytest.raises(KeyboardInterrupt):
@@ -279,7 +279,7 @@ def test_what_was_leased_when_the_sender_broke_down_is_given_back_with_the_task(
         with task(cluster) as producer:
             seen.append(inside(producer))
             producer.send(rows(0, 1))
-            monkeypatch.setattr("kafka_sink.accumulator.run_writer.encoder.encode", dying)
+            monkeypatch.setattr("kafka_sink.accumulator.record_appender.encoder.encode", dying)
             producer.send(rows(1, 50))
 
     with pytest.raises(KeyboardInterrupt):

@@ -17,9 +17,8 @@ from kafka_sink.errors import AuthenticationError
 from kafka_sink.secret import Secret
 from kafka_sink.security import token_source as token_sources
 from kafka_sink.security.settings import TokenSettings
-from kafka_sink.security.token import Token, TokenUnavailableError, from_text, jwt_expiry
+from kafka_sink.security.token import Token, TokenUnavailableError, from_text, jwt_expiry, provided_tokens
 from kafka_sink.security.token_endpoint import TokenEndpoint
-from kafka_sink.security.token_provider import load
 from kafka_sink.security.token_source import TokenSource, token_source
 from tests.support.forked import in_a_fork
 from tests.support.security.secured_broker import TokenIssuer
@@ -197,8 +196,10 @@ def test_what_is_no_token_is_refused_without_being_shown(text: str) -> None:
 
 
 def test_functions_give_tokens_as_text_or_with_their_end() -> None:
-    assert load("tests.support.security.providers.fixed")().text == Secret("fixed-token")
-    assert load("tests.support.security.providers.with_end")() == Token(Secret("ending-token"), 2e9)
+    assert provided_tokens("tests.support.security.providers.fixed")().text == Secret("fixed-token")
+    assert provided_tokens("tests.support.security.providers.with_end")() == Token(
+        Secret("ending-token"), 2e9
+    )
 
 
 @pytest.mark.parametrize(
@@ -212,16 +213,16 @@ def test_functions_give_tokens_as_text_or_with_their_end() -> None:
 )
 def test_functions_that_are_not_there(path: str, problem: str) -> None:
     with pytest.raises(AuthenticationError, match=problem):
-        load(path)
+        provided_tokens(path)
 
 
 def test_what_a_function_raises_or_returns_is_not_shown() -> None:
     with pytest.raises(TokenUnavailableError, match="raised RuntimeError") as caught:
-        load("tests.support.security.providers.failing")()
+        provided_tokens("tests.support.security.providers.failing")()
     assert "hunter2" not in str(caught.value)
     assert caught.value.__context__ is None
     with pytest.raises(AuthenticationError, match="neither a text"):
-        load("tests.support.security.providers.wrong")()
+        provided_tokens("tests.support.security.providers.wrong")()
 
 
 # -- the endpoint -----------------------------------------------------------------------------------

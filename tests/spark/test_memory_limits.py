@@ -8,7 +8,7 @@ import textwrap
 import pytest
 
 from kafka_sink.errors import KafkaSinkError
-from kafka_sink.spark.memory_limits import explained
+from kafka_sink.spark.worker_imports import explained
 from tests.support.commands import run
 
 _TASK = """

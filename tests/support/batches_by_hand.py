@@ -13,11 +13,10 @@ from kafka_sink.options import SinkOptions
 from kafka_sink.producer_cache import task_producer
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.transactions import batch, driver
-from kafka_sink.transactions.attempt import TaskAttempt
+from kafka_sink.transactions.attempt import OpenTime, TaskAttempt
 from kafka_sink.transactions.batch import Handover, TaskReport
 from kafka_sink.transactions.client import TransactionClient
 from kafka_sink.transactions.decision import BatchIdentity, next_decision
-from kafka_sink.transactions.open_time import OpenTime
 from kafka_sink.transactions.operations import EndTransaction, ListOpen, Steps
 from kafka_sink.transactions.scope import Scope
 from tests.support.topics import read_to_end

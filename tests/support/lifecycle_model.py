@@ -32,13 +32,10 @@ from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.columns import extract
 from kafka_sink.rows.ordering import ordered_rows_of
 from kafka_sink.rows.partitioner import Partitioner
-from kafka_sink.sending.batch_completion import BatchCompletion
-from kafka_sink.sending.batch_expiry import BatchExpiry
-from kafka_sink.sending.produce_requests import ProduceRequests, ProduceTag
+from kafka_sink.sending.batch_completion import BatchCompletion, BatchExpiry, restart_sequences
+from kafka_sink.sending.produce_requests import ProduceRequests, ProduceTag, fill_request
 from kafka_sink.sending.producer_identity import ProducerIdentity
-from kafka_sink.sending.request_filling import fill_request
 from kafka_sink.sending.response_handler import ResponseHandler
-from kafka_sink.sending.sequence_restarts import restart_sequences
 from kafka_sink.sending.settings import SenderSettings
 from kafka_sink.sending.task_deliveries import Written
 from tests.support.fake_log import PartitionLog, numbers_in, parse_batch

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kafka_sink.spark import zipimport_workaround
+from kafka_sink.spark import worker_imports
 
 
 @pytest.fixture
@@ -50,8 +50,8 @@ def test_only_sparks_archives_lose_their_finders_folders_in_them_too(
 ) -> None:
     before = zip_finders()
     assert {"pyspark", "users"} <= before
-    monkeypatch.setattr(zipimport_workaround, "_READS_AT_ONCE", True)
-    zipimport_workaround.forget_spark_archives()
+    monkeypatch.setattr(worker_imports, "_READS_AT_ONCE", True)
+    worker_imports.forget_spark_archives()
     assert zip_finders() == before - {"pyspark", "py4j-0.10.9.9-src", "spark-core_2.13-4.1.1"}
     assert importlib.reload(sys.modules["found_in_pyspa.inner"]).VALUE == 7, "imports from them go on"
 
@@ -59,6 +59,6 @@ def test_only_sparks_archives_lose_their_finders_folders_in_them_too(
 @pytest.mark.usefixtures("on_path")
 def test_from_python_3_12_on_nothing_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     before = dict(sys.path_importer_cache)
-    monkeypatch.setattr(zipimport_workaround, "_READS_AT_ONCE", False)
-    zipimport_workaround.forget_spark_archives()
+    monkeypatch.setattr(worker_imports, "_READS_AT_ONCE", False)
+    worker_imports.forget_spark_archives()
     assert sys.path_importer_cache == before

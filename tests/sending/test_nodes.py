@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kafka_sink.sending.node_availability import NodeAvailability
+from kafka_sink.sending.nodes import NodeAvailability
 
 
 def test_a_broker_that_takes_nothing_for_longer_is_left_out_until_it_does() -> None:

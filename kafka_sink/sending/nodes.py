@@ -1,10 +1,11 @@
-"""Requests of one task by broker: counts, latency, throttling (Kafka's producer-node-metrics)."""
+"""What the sender keeps of each broker: its figures, and whether it accepts requests (KIP-794)."""
 
 from __future__ import annotations
 
 import threading
 from bisect import bisect_left
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from kafka_sink.latency_bounds import LATENCY_BOUNDS_MS
@@ -98,3 +99,42 @@ class NodeMetricsRecorder:
                 )
                 for node_id, node in self._nodes.items()
             }
+
+
+# A batch that backs off after a failed attempt still waits for its broker, but is not ready for a while.
+_GRACE_MS = 5_000.0
+
+
+class NodeAvailability:
+    """The sender calls ``observe`` at every pass. Any thread may read ``unavailable``.
+
+    A ``timeout_ms`` of 0 switches it off. Times are monotonic milliseconds.
+    """
+
+    def __init__(self, timeout_ms: float) -> None:
+        self.unavailable: frozenset[int] = frozenset()
+        self._timeout_ms = timeout_ms
+        # Per broker: when batches began to wait for it, and when they were last seen waiting.
+        self._waits: dict[int, tuple[float, float]] = {}
+
+    @property
+    def is_watching(self) -> bool:
+        """Whether batches have waited for a broker of late, so that ``observe`` may change something."""
+        return bool(self._waits)
+
+    def observe(self, waiting: Iterable[int], taking: Iterable[int], now_ms: float) -> None:
+        """``waiting`` brokers have ready batches and accept no request now; ``taking`` ones accept them."""
+        if self._timeout_ms <= 0:
+            return
+        for node in taking:
+            self._waits.pop(node, None)
+        for node in waiting:
+            since, _ = self._waits.get(node, (now_ms, now_ms))
+            self._waits[node] = (since, now_ms)
+        for node, (_, last) in list(self._waits.items()):
+            # No batch waits for it any more, so nothing would ever show that it is back.
+            if now_ms - last > self._timeout_ms + _GRACE_MS:
+                del self._waits[node]
+        late = {node for node, (since, last) in self._waits.items() if last - since > self._timeout_ms}
+        if late != self.unavailable:
+            self.unavailable = frozenset(late)

@@ -1,14 +1,16 @@
-"""InitProducerId requests of an idempotent producer. At most one is in flight."""
+"""The sender's requests without rows: producer ids, and probes of brokers that are muted."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
+from kafka_sink.breaker.send_policy import SendPolicy
 from kafka_sink.errors import KafkaSinkError
 from kafka_sink.network import apis, requests
 from kafka_sink.network.client import NetworkClient, OutboundRequest, RequestFailed, ResponseReceived
 from kafka_sink.sending.producer_identity import ProducerIdentity
+from kafka_sink.version import __version__
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,3 +58,44 @@ class ProducerIdRequests:
         """The request will get no response."""
         if tag.generation == self._identity.generation:
             self._identity.on_failure(now_ms, event.cause)
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerProbeTag:
+    """Marks a probe."""
+
+
+class BrokerProbes:
+    """Used by the sender's thread. Times are monotonic milliseconds."""
+
+    def __init__(self, policy: SendPolicy, network: NetworkClient, request_timeout_ms: float) -> None:
+        self._policy = policy
+        self._network = network
+        self._request_timeout_ms = request_timeout_ms
+
+    def send_due(self, now_ms: float) -> float:
+        """Probes every broker that the policy names; returns the milliseconds until another can be sent."""
+        delay = math.inf
+        for node in self._policy.brokers_to_probe():
+            if self._network.ready_for_any(node, now_ms):
+                self._send(node, now_ms)
+                self._policy.on_probe(node, now_ms)
+            elif not self._network.knows(node):
+                # The cluster no longer lists this broker, and its address is unknown until it is back.
+                self._policy.on_probe(node, now_ms)
+                self._policy.on_probe_done(node, ConnectionError("the cluster misses it"), now_ms)
+            else:
+                delay = min(delay, self._network.ready_delay_ms(node, now_ms))
+        return delay
+
+    def _send(self, node: int, now_ms: float) -> None:
+        """ApiVersions is the one request to which every broker responds at once, without a login too.
+
+        It takes the connection of Produce requests, behind those in flight, so that its response speaks for
+        them.
+        """
+        api = apis.API_VERSIONS
+        version = self._network.api_version(node, api, requests.API_VERSIONS_VERSIONS)
+        body = requests.encode_api_versions(version, __version__)
+        request = OutboundRequest(api, version, [body], True, self._request_timeout_ms, BrokerProbeTag())
+        self._network.send(node, request, now_ms)
