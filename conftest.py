@@ -105,7 +105,7 @@ def _no_connection_outlives_its_test() -> Iterator[None]:
     on from test to test."""
     yield
     # Most tests need neither, and are not to load them.
-    cache = sys.modules.get("kafka_sink.producer_cache")
+    cache = sys.modules.get("kafka_sink.task.producer_cache")
     if cache is not None:
         cache.PRODUCERS.close()
     channel = sys.modules.get("kafka_sink.coordinator.writes.channel")

@@ -30,7 +30,7 @@ from kafka_sink.local_broker import LocalBroker
 from kafka_sink.model import TopicPartition
 from kafka_sink.options import parse
 from kafka_sink.rows.column_plan import ColumnPlan
-from kafka_sink.task_producer import Producer
+from kafka_sink.task.producer import Producer
 from tests.support.breaker_cluster import Cluster
 
 NODES = 3

@@ -15,7 +15,7 @@ from kafka_sink.accumulator.chunked_buffer import IncrementalAllocator
 from kafka_sink.accumulator.pool_metrics import PoolMetrics
 from kafka_sink.accumulator.single_buffer import FullAllocator
 from kafka_sink.options import SinkOptions, parse
-from kafka_sink.task_producer import Producer
+from kafka_sink.task.producer import Producer
 
 MIB = 1 << 20
 # As many rows as Spark puts in an Arrow batch.

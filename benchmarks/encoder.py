@@ -21,8 +21,8 @@ import pyarrow as pa
 
 from kafka_sink.records import encoder
 from kafka_sink.records.compression import Lz4Codec
+from kafka_sink.records.encoder import Run
 from kafka_sink.records.record_columns import RecordColumns
-from kafka_sink.records.record_heads import Run
 from kafka_sink.rows.murmur2 import partitions_for
 
 GOAL_NS = 250

@@ -24,8 +24,8 @@ from benchmarks.surroundings import environment, spark_session
 from kafka_sink.clock import wall_ms
 from kafka_sink.local_broker import LocalBroker
 from kafka_sink.options import parse
-from kafka_sink.producer_cache import task_producer
 from kafka_sink.rows.column_plan import ColumnPlan
+from kafka_sink.task.producer_cache import task_producer
 from kafka_sink.transactions import batch as batches
 from kafka_sink.transactions import driver, planning
 from kafka_sink.transactions.attempt import TaskAttempt

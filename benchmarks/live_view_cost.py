@@ -21,8 +21,8 @@ from kafka_sink.coordinator.figures.metrics import exposition
 from kafka_sink.model import TopicPartition
 from kafka_sink.options import parse
 from kafka_sink.sending.task_deliveries import Written
+from kafka_sink.task.producer import Producer
 from kafka_sink.task_activity import ROWS, TaskActivity
-from kafka_sink.task_producer import Producer
 
 TOPICS, BROKERS, TASKS, REPEATS = 100, 20, 100, 300
 

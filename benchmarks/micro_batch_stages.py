@@ -76,10 +76,10 @@ def _stamped_rows(rows: Iterator[Any]) -> Iterator[Any]:
 
 # Module, class ("" for a function of the module), name, and the moment.
 _STEPS = (
-    ("kafka_sink.task_producer", "Producer", "begin", "producer taken"),
-    ("kafka_sink.task_producer", "Producer", "send", "table sent"),
-    ("kafka_sink.task_producer", "Producer", "_order", "rows ordered"),
-    ("kafka_sink.task_producer", "Producer", "finish", "finish"),
+    ("kafka_sink.task.producer", "Producer", "begin", "producer taken"),
+    ("kafka_sink.task.producer", "Producer", "send", "table sent"),
+    ("kafka_sink.task.producer", "Producer", "_order", "rows ordered"),
+    ("kafka_sink.task.producer", "Producer", "finish", "finish"),
     ("kafka_sink.network.client", "NetworkClient", "send", "request"),
     ("kafka_sink.sending.response_handler", "ResponseHandler", "on_response", "response"),
     ("kafka_sink.coordinator.writes.channel", "", "end_attempts", "commit tells coordinator"),

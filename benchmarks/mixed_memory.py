@@ -32,7 +32,7 @@ from kafka_sink.accumulator.chunked_buffer import chunk_size
 from kafka_sink.local_broker import LocalBroker
 from kafka_sink.model import TaskResult
 from kafka_sink.rows.column_plan import ColumnPlan
-from kafka_sink.task_producer import Producer
+from kafka_sink.task.producer import Producer
 
 TICK_S = 0.02
 LOGS = ColumnPlan(value=1, topic="logs")

@@ -28,8 +28,7 @@ from kafka_sink.coordinator.breaker.messages import (
     encode_report,
 )
 from kafka_sink.coordinator.metadata.messages import in_parts
-from kafka_sink.coordinator.transport.lines import prefixed, split_lines
-from kafka_sink.coordinator.transport.packed_body import unpacked
+from kafka_sink.coordinator.transport.message_format import prefixed, split_lines, unpacked
 from kafka_sink.coordinator.transport.session import MAX_FRAME_BYTES, FrameReader, Session, parse
 from kafka_sink.model import TopicPartition
 from kafka_sink.timing_bounds import HEALTHY_REPORT_MS, next_beat_ms

@@ -35,10 +35,10 @@ from benchmarks.direct_producer import MIB, pool_of
 from benchmarks.surroundings import RESULTS
 from kafka_sink.local_broker import LocalBroker
 from kafka_sink.model import TaskResult
-from kafka_sink.producer_cache import TaskProducer
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.spark.writer import send_tables
-from kafka_sink.task_producer import Producer
+from kafka_sink.task.producer import Producer
+from kafka_sink.task.producer_cache import TaskProducer
 
 SPLIT_LIMIT = 65_536
 WARM_S = 1.0

@@ -28,7 +28,7 @@ from kafka_sink.coordinator.process.planning import hand_off
 from kafka_sink.coordinator.transport.address import CoordinatorAddress, Rendezvous
 from kafka_sink.options import parse
 from kafka_sink.rows.column_plan import ColumnPlan
-from kafka_sink.task_producer import Producer
+from kafka_sink.task.producer import Producer
 from tests.support.application import Application
 from tests.support.fake_broker import METADATA, FakeCluster
 

@@ -22,7 +22,7 @@ def producer_metrics() -> list[dict[str, float]]:
     In Spark, these processes are the executors' Python workers. docs/metrics.md describes each metric.
     """
     # If no task has run here, the producer module need not be imported.
-    producer = sys.modules.get("kafka_sink.task_producer")
+    producer = sys.modules.get("kafka_sink.task.producer")
     return [] if producer is None else producer.LIVE_PRODUCERS.metrics()
 
 

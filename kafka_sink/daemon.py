@@ -33,7 +33,7 @@ MODULES = (
     "pandas",
     "kafka_sink.spark.writer",
     "kafka_sink.spark.executor_connection",
-    "kafka_sink.producer_cache",
+    "kafka_sink.task.producer_cache",
     "kafka_sink.rows.rebatching",
 )
 _THREADS = "/proc/self/task"

@@ -15,10 +15,9 @@ from enum import Enum
 from importlib import metadata
 from typing import TYPE_CHECKING, TextIO
 
-from kafka_sink.command_line import add_options, given_options
+from kafka_sink.driver.command_line import add_options, given_options
 from kafka_sink.errors import KafkaSinkError, MissingTopicError
-from kafka_sink.import_path import anybody_may_write
-from kafka_sink.libraries import OF_DRIVER, OF_TASKS
+from kafka_sink.libraries import OF_DRIVER, OF_TASKS, anybody_may_write
 from kafka_sink.version import __version__
 
 if TYPE_CHECKING:
@@ -302,8 +301,8 @@ def _job(options: Mapping[str, str]) -> Iterator[Finding]:
 
 def _reach(options: SinkOptions) -> Iterator[Finding]:
     """As planning does, but nothing is created."""
-    from kafka_sink.planning_client import CONNECT_BOUND_MS, PlanningClient
-    from kafka_sink.topic_preparation import TopicPreparation
+    from kafka_sink.driver.planning_client import CONNECT_BOUND_MS, PlanningClient
+    from kafka_sink.driver.topic_preparation import TopicPreparation
 
     asked = replace(options, topic_create=False, allow_auto_create_topics=False)
     topics = {"topic": asked.topic}

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from kafka_sink import doctor, planning_client
+from kafka_sink import doctor
 from kafka_sink.doctor import Finding, Level, examine, main
+from kafka_sink.driver import planning_client
 from tests.support.fake_broker import FakeCluster
 
 HERE = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": os.getcwd()}

@@ -151,13 +151,9 @@ def row_way() -> _Trace:
 
     from kafka_sink.model import SparkTask
     from kafka_sink.options import parse
-    from tests.support.fake_broker import FakeCluster
-
-    try:
-        from kafka_sink.task.producer import Producer
-    except ImportError:
-        from kafka_sink.producer import Producer  # type: ignore[no-redef, import-not-found]
     from kafka_sink.rows.column_plan import ColumnPlan
+    from kafka_sink.task.producer import Producer
+    from tests.support.fake_broker import FakeCluster
 
     trace = _Trace()
     threading.setprofile(trace.note)

@@ -32,8 +32,8 @@ from kafka_sink.errors import BufferExhaustedError
 from kafka_sink.model import TopicPartition
 from kafka_sink.records import encoder
 from kafka_sink.records.compression import BlockCodec, WholeCodec
+from kafka_sink.records.encoder import Run
 from kafka_sink.records.ordered_rows import OrderedRows
-from kafka_sink.records.record_heads import Run
 from kafka_sink.task_activity import BROKER, MEMORY, TaskActivity
 
 

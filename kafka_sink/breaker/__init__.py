@@ -4,7 +4,7 @@ here."""
 from kafka_sink.breaker.failure_rate import FailureRateCircuitBreaker
 from kafka_sink.breaker.interface import PartitionCircuitBreaker, ProducerStatusContext
 from kafka_sink.breaker.manager import CircuitBreakManager
-from kafka_sink.breaker.mute_change import Evidence
+from kafka_sink.breaker.states import Evidence
 
 __all__ = [
     "CircuitBreakManager",

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from kafka_sink.breaker.mute_change import NO_EVIDENCE, Evidence, MuteChange, ongoing_mute
-from kafka_sink.breaker.states import MuteTable, Target
+from kafka_sink.breaker.states import NO_EVIDENCE, Evidence, MuteChange, MuteTable, Target, ongoing_mute
 
 
 class LocalMutes:

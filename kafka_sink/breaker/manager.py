@@ -8,9 +8,8 @@ from collections.abc import Callable
 from functools import partial
 
 from kafka_sink.breaker.local_mutes import LocalMutes
-from kafka_sink.breaker.mute_change import NO_EVIDENCE, Evidence
 from kafka_sink.breaker.muted_partitions import MutedPartitions
-from kafka_sink.breaker.states import target_of
+from kafka_sink.breaker.states import NO_EVIDENCE, Evidence, target_of
 from kafka_sink.model import PartitionInfo, TopicPartition
 
 

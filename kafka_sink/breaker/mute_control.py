@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from kafka_sink.breaker.local_mutes import LocalMutes
 from kafka_sink.breaker.manager import CircuitBreakManager
-from kafka_sink.breaker.metrics import BreakerMetrics
-from kafka_sink.breaker.muted_partitions import MutedPartitions, Topology
-from kafka_sink.breaker.muted_view import MutedView
-from kafka_sink.breaker.probe_policy import ProbePolicy
+from kafka_sink.breaker.muted_partitions import MutedPartitions, MutedView, Topology
+from kafka_sink.breaker.probes import ProbePolicy, WaitingRows
 from kafka_sink.breaker.states import ProbeLease, Target
-from kafka_sink.breaker.waiting_rows import WaitingRows
 
 _NO_TRIALS: frozenset[Target] = frozenset()
 
@@ -80,3 +78,28 @@ class MuteControl:
     def metrics(self) -> BreakerMetrics:
         """As of the last refresh. Trips are those of this task's own breaker class. Any thread."""
         return BreakerMetrics(self.partitions.muted_count, self.local.own_trips, self.local.table.probes)
+
+
+# The breaker's metrics of one producer.
+
+
+@dataclass(frozen=True, slots=True)
+class BreakerMetrics:
+    """``muted-partitions``, ``breaker-trips-total`` and ``breaker-probes-total`` of one producer."""
+
+    muted_partitions: int = 0
+    breaker_trips_total: int = 0
+    probes: int = 0
+
+    def since(self, before: BreakerMetrics) -> BreakerMetrics:
+        """The same, with totals counted from ``before`` on."""
+        trips = self.breaker_trips_total - before.breaker_trips_total
+        return BreakerMetrics(self.muted_partitions, trips, self.probes - before.probes)
+
+    def by_name(self) -> dict[str, float]:
+        """By the names of docs/metrics.md."""
+        return {
+            "muted-partitions": self.muted_partitions,
+            "breaker-trips-total": self.breaker_trips_total,
+            "breaker-probes-total": self.probes,
+        }

@@ -9,14 +9,12 @@ from datetime import datetime, timedelta, timezone
 from itertools import islice
 from typing import Protocol
 
-from kafka_sink.breaker.health import has_response
 from kafka_sink.breaker.in_flight_tracker import InFlightTracker
 from kafka_sink.breaker.interface import PartitionCircuitBreaker
-from kafka_sink.breaker.metrics import BreakerMetrics
-from kafka_sink.breaker.mute_change import MuteChange
-from kafka_sink.breaker.mute_control import MuteControl
-from kafka_sink.breaker.muted_view import MutedView
-from kafka_sink.breaker.states import Target
+from kafka_sink.breaker.mute_control import BreakerMetrics, MuteControl
+from kafka_sink.breaker.muted_partitions import MutedView
+from kafka_sink.breaker.outcomes import has_response
+from kafka_sink.breaker.states import MuteChange, Target
 from kafka_sink.model import PartitionInfo, TopicPartition
 
 _log = logging.getLogger(__name__)

@@ -18,9 +18,8 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 
-from kafka_sink.backoff import ExponentialBackoff
-from kafka_sink.metadata.deadline_heap import DeadlineHeap
-from kafka_sink.metadata.refresh_schedule import NON_URGENT_SHARE, RefreshSchedule
+from kafka_sink.clock import ExponentialBackoff
+from kafka_sink.metadata.refresh_schedule import NON_URGENT_SHARE, DeadlineHeap, RefreshSchedule
 from kafka_sink.metadata.snapshot import MetadataSnapshot, TopicSnapshot
 from kafka_sink.metadata.topic_state import ResponseMerger, TopicState, lacks_leader
 from kafka_sink.model import NO_LEADER, MetadataUpdate, Node, PartitionInfo, TopicMetadata, TopicPartition

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 
-from kafka_sink.options.document import document
-from kafka_sink.options.migration import migration
+from kafka_sink.options.document import document, migration
 
 print(migration() if sys.argv[1:] == ["migration"] else document(), end="")

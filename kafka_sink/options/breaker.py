@@ -12,8 +12,7 @@ from typing import Any
 
 from kafka_sink.errors import ConfigurationError
 from kafka_sink.options import values
-from kafka_sink.options.prefixes import BREAKER_PREFIX, KAFKA_PREFIX
-from kafka_sink.options.values import LONG_MAX, Kind
+from kafka_sink.options.values import BREAKER_PREFIX, KAFKA_PREFIX, LONG_MAX, Kind
 from kafka_sink.secret import HIDDEN, Secret
 
 DEFAULT_CLASS = "kafka_sink.breaker.FailureRateCircuitBreaker"

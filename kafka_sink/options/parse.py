@@ -10,9 +10,8 @@ from kafka_sink.errors import ConfigurationError
 from kafka_sink.options import unsupported
 from kafka_sink.options.breaker import breaker_settings
 from kafka_sink.options.checks import settle
-from kafka_sink.options.prefixes import BREAKER_PREFIX, KAFKA_PREFIX
 from kafka_sink.options.table import SPECS, OptionSpec, ParsedOptions, SinkOptions
-from kafka_sink.options.values import looks_like_key, schemes
+from kafka_sink.options.values import BREAKER_PREFIX, KAFKA_PREFIX, looks_like_key, schemes
 from kafka_sink.printable import printable
 from kafka_sink.secret import HIDDEN, Secret
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
-from kafka_sink.options.prefixes import KAFKA_PREFIX
 from kafka_sink.options.table import SPECS
+from kafka_sink.options.values import KAFKA_PREFIX
 
 SETTING = "spark.redaction.regex"
 # The setting, and what it is where nobody sets it (Spark 4.1 to 4.3).

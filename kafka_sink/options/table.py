@@ -13,8 +13,7 @@ from typing import Any
 from kafka_sink.model import CompressionType
 from kafka_sink.options import values
 from kafka_sink.options.breaker import BreakerSettings
-from kafka_sink.options.prefixes import BREAKER_PREFIX, KAFKA_PREFIX
-from kafka_sink.options.values import INT_MAX, LONG_MAX, HostPort, Kind
+from kafka_sink.options.values import BREAKER_PREFIX, INT_MAX, KAFKA_PREFIX, LONG_MAX, HostPort, Kind
 from kafka_sink.secret import HIDDEN, HiddenValues, Secret
 
 TARGET = "The job"

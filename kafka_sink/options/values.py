@@ -218,3 +218,12 @@ def _parse_address(entry: str) -> HostPort:
 
 def _show_addresses(pairs: tuple[HostPort, ...]) -> str:
     return ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in pairs)
+
+
+# Prefixes of option names.
+
+
+# Kafka's own options, as Spark's Kafka sink has them.
+KAFKA_PREFIX = "kafka."
+# Behind KAFKA_PREFIX: options of the circuit breaker (KIP-693).
+BREAKER_PREFIX = "producer.circuit.breaker."

@@ -8,17 +8,18 @@ bytes, then one C++ take interleaves them with keys and values: no Python per re
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kafka_sink.records.arrays import as_binary, indices
-from kafka_sink.records.record_columns import RecordColumns
-from kafka_sink.records.record_heads import Heads, Run, heads_of
+from kafka_sink.records import varint
+from kafka_sink.records.arrays import as_binary, indices, null_mask, offsets, values_buffer
+from kafka_sink.records.record_columns import Lengths, RecordColumns, binary
 
 # Keeps an offset delta within three bytes, so that a record's upper bound stays tight.
 MAX_RECORDS_PER_BATCH = 1 << 20
@@ -86,3 +87,244 @@ def _interleave(rows: RecordColumns, heads: Heads) -> pa.Buffer:
     else:
         index = index[:-1]
     return pc.take(pa.concat_arrays(sources), indices(index), boundscheck=False).buffers()[2]
+
+
+# The bytes of records around keys and values, for whole tables: lengths, attributes and deltas.
+#
+# There are two ways. Where the rows form a few ranges in which a number takes as many bytes in every row,
+# each range is a matrix of bytes, its numbers come from tables, and it can hold the keys as well. Otherwise
+# columns of varints are laid out with a mask.
+
+
+# A range costs about as much as the mask does for this many rows.
+_MIN_RANGE_ROWS = 512
+# Longer keys stay where they are: copying them twice costs more than a part of their own.
+_MAX_INLINE_KEY = 64
+# The first numbers that take two, three and four bytes.
+_TWO_BYTES, _THREE_BYTES, _FOUR_BYTES = 1 << 6, 1 << 13, 1 << 20
+_ZERO = varint.same(0)
+
+# Bytes that all rows share, or each row's, with as many bytes an item.
+Field = bytes | npt.NDArray[Any]
+
+
+class Run(NamedTuple):
+    """Rows ``start`` to ``stop`` go to one batch, the first with the offset delta ``base_offset``."""
+
+    start: int
+    stop: int
+    base_offset: int
+    base_timestamp: int
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """What surrounds keys and values, in writing order.
+
+    ``prefix`` has the bytes before each key, ``middle`` those between key and value. If ``middle`` is None,
+    there are no keys, or ``prefix`` contains them and all up to the value. Without headers, each prefix
+    begins with the last byte of the record before, a header count of 0. ``ends`` are the bytes of all records
+    up to each run's end.
+    """
+
+    prefix: pa.Array
+    middle: pa.Array | None
+    ends: list[int]
+
+
+def heads_of(rows: RecordColumns, timestamps: Int64s | int, runs: Sequence[Run]) -> Heads:
+    """Heads of all rows, which the runs cover without gaps; ``timestamps`` one a row, or the same for all."""
+    if isinstance(timestamps, int):
+        heads = _by_ranges(rows, timestamps, runs)
+        if heads is not None:
+            return heads
+    return _by_mask(rows, timestamps, runs)
+
+
+# -- by ranges ------------------------------------------------------------------------------------------
+
+
+def _table(width: int, *, continued: bool = False) -> npt.NDArray[np.unsignedinteger[Any]]:
+    """The varints of 0, 1, 2 ... as little-endian numbers, valid for those that take ``width`` bytes.
+
+    ``continued``: the low two bytes of longer varints.
+    """
+    zigzag = np.arange(_TWO_BYTES if width == 1 else _THREE_BYTES) << 1
+    if width == 1:
+        return zigzag.astype(np.uint8)
+    high = zigzag >> 7 | (0x80 if continued else 0)
+    return ((zigzag & 0x7F) | 0x80 | high << 8).astype("<u2")
+
+
+_TABLES = (_table(1), _table(2))
+_LOW_BYTES = _table(2, continued=True)
+
+
+class _Layout:
+    """The fields of a row back to back: ``template`` with zeros for the ``columns``, which differ from row to
+    row and begin at the positions given with them."""
+
+    __slots__ = ("columns", "template")
+
+    def __init__(self, fields: Sequence[Field]) -> None:
+        self.columns: list[tuple[int, npt.NDArray[Any]]] = []
+        template = bytearray()
+        for field in fields:
+            if isinstance(field, bytes):
+                template += field
+            else:
+                self.columns.append((len(template), field))
+                template += bytes(field.itemsize)
+        self.template = bytes(template)
+
+
+def _by_ranges(rows: RecordColumns, timestamp: int, runs: Sequence[Run]) -> Heads | None:
+    """None if the ranges are too many, or a number's width changes within one."""
+    if len(runs) * _MIN_RANGE_ROWS > len(rows) or rows.has_nulls:
+        return None
+    if max(run.base_offset + run.stop - run.start for run in runs) > _FOUR_BYTES:
+        return None
+    key = None if rows.key is None else _inline_key(rows.key, rows.key_lengths, rows.order)
+    key_length = b"\x01" if rows.key is None else _field(rows.key_lengths)
+    value_length = _field(rows.value_lengths)
+    if key_length is None or value_length is None:
+        return None
+    shared: list[Field] = [key_length]
+    if key is not None:
+        shared.append(key)
+    if key is not None or rows.key is None:
+        shared.append(value_length)
+    ranges = _ranges(rows, timestamp, runs)
+    if ranges is None:
+        return None
+    middle = None
+    if rows.key is not None and key is None:
+        middle = _filled([(0, len(rows), _Layout(()))], _Layout([value_length]))
+    return Heads(_filled(ranges[0], _Layout(shared)), middle, ranges[1])
+
+
+def _ranges(
+    rows: RecordColumns, timestamp: int, runs: Sequence[Run]
+) -> tuple[list[tuple[int, int, _Layout]], list[int]] | None:
+    """Each range's first row, the row after its last, and its fields up to the offset; the bytes of all
+    records up to each run's end. None if a record's length changes its width within a range."""
+    begin = b"\0" if rows.headers is None else b""
+    found, ends, end = [], [], 0
+    for run in runs:
+        between = b"\0" + varint.scalar(timestamp - run.base_timestamp)
+        for start, stop, low, high in _offset_ranges(run):
+            # What is in the record besides the payload: attributes, deltas and a header count of 0.
+            extra = len(between) + low.itemsize + len(high) + len(begin)
+            body = rows.payload.slice(start, stop)
+            length = _field(body, extra)
+            if length is None:
+                return None
+            width = extra + (len(length) if isinstance(length, bytes) else length.itemsize)
+            end += body.total() + (stop - start) * width
+            found.append((start, stop, _Layout((begin, length, between, low, high))))
+        ends.append(end)
+    return found, ends
+
+
+def _offset_ranges(run: Run) -> Iterator[tuple[int, int, npt.NDArray[np.unsignedinteger[Any]], bytes]]:
+    """Parts of a run whose offset deltas differ only in the low one or two bytes.
+
+    Each with its first row, the row after its last, the low bytes of each row, and the high byte of all.
+    """
+    at, shift = run.start, run.base_offset - run.start
+    while at < run.stop:
+        offset = at + shift
+        if offset < _TWO_BYTES:
+            stop = min(run.stop, _TWO_BYTES - shift)
+            yield at, stop, _TABLES[0][offset : stop + shift], b""
+        else:
+            high, low = divmod(offset, _THREE_BYTES)
+            stop = min(run.stop, (high + 1) * _THREE_BYTES - shift)
+            table = _LOW_BYTES if high else _TABLES[1]
+            yield at, stop, table[low : low + stop - at], bytes([high]) if high else b""
+        at = stop
+
+
+def _field(lengths: Lengths, extra: int = 0) -> Field | None:
+    """Varints of the lengths plus ``extra``; None if they may take different or more than two bytes."""
+    if lengths.each is None:
+        return varint.scalar(lengths.largest + extra)
+    widest = len(varint.scalar(lengths.largest + extra))
+    if widest > len(_TABLES) or widest != len(varint.scalar(lengths.smallest + extra)):
+        return None
+    return _TABLES[widest - 1][extra:].take(lengths.each)
+
+
+def _inline_key(key: pa.Array, lengths: Lengths, order: npt.NDArray[np.int32] | None) -> Field | None:
+    """The keys in writing order, if all are equally long and short; no key is null."""
+    size = lengths.largest
+    if lengths.each is not None or not 0 < size <= _MAX_INLINE_KEY:
+        return None
+    first = int(offsets(key)[0])
+    keys = values_buffer(key)[first : first + len(key) * size].view(f"V{size}")
+    return keys if order is None else keys.take(order)
+
+
+def _filled(ranges: Sequence[tuple[int, int, _Layout]], shared: _Layout) -> pa.Array:
+    """One entry a row: the fields of its range, then those that all rows have, in the columns of ``shared``.
+
+    The ranges cover the rows in order; the columns of a range's own layout have its rows only.
+    """
+    count = ranges[-1][1]
+    sizes = [(stop - start) * (len(own.template) + len(shared.template)) for start, stop, own in ranges]
+    data = np.empty(sum(sizes), dtype=np.uint8)
+    ends = np.empty(count + 1, dtype=np.int32)
+    at = 0
+    for (start, stop, own), size in zip(ranges, sizes, strict=True):
+        template = own.template + shared.template
+        width = len(template)
+        ends[start:stop] = np.arange(at, at + size, width, dtype=np.int32)
+        data[at : at + size].view(f"V{width}")[:] = np.void(template)
+        columns = [*own.columns]
+        columns += ((len(own.template) + place, column[start:stop]) for place, column in shared.columns)
+        for place, column in columns:
+            np.ndarray((stop - start,), column.dtype, data.data, at + place, (width,))[:] = column
+        at += size
+    ends[count] = at
+    return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(ends), pa.py_buffer(data)])
+
+
+# -- by mask --------------------------------------------------------------------------------------------
+
+
+def _by_mask(rows: RecordColumns, timestamps: Int64s | int, runs: Sequence[Run]) -> Heads:
+    count = len(rows)
+    lengths = np.array([run.stop - run.start for run in runs])
+    shifts = np.array([run.base_offset - run.start for run in runs], dtype=np.int64)
+    offsets = varint.column(np.arange(count, dtype=np.int64) + np.repeat(shifts, lengths))
+    bases = np.repeat(np.array([run.base_timestamp for run in runs], dtype=np.int64), lengths)
+    deltas = varint.column(timestamps - bases)
+    key = varint.same(-1) if rows.key is None else _length_column([rows.key], rows.key_lengths, rows.order)
+    value = _length_column(rows.value, rows.value_lengths, rows.order)
+    body = rows.body.numbers() + (deltas.widths + offsets.widths)
+    length = varint.column(body)
+    numbers = [length, _ZERO, deltas, offsets, key]
+    if rows.headers is None:
+        # The header count of the record before.
+        numbers.insert(0, _ZERO)
+    ends = np.cumsum(np.add.reduceat(body + length.widths, [run.start for run in runs], dtype=np.int64))
+    if rows.key is None:
+        return Heads(_varints([*numbers, value], count), None, ends.tolist())
+    return Heads(_varints(numbers, count), _varints([value], count), ends.tolist())
+
+
+def _varints(columns: list[varint.Column], count: int) -> pa.Array:
+    widths: npt.NDArray[np.integer[Any]] | int = 0
+    for column in columns:
+        widths = widths + column.widths
+    return binary(varint.lay_out(columns, count), widths, count)
+
+
+def _length_column(
+    chunks: Sequence[pa.Array], lengths: Lengths, order: npt.NDArray[np.int32] | None
+) -> varint.Column:
+    """A length field, -1 for null. ``order`` is the position of each length's row in the chunks."""
+    if any(chunk.null_count for chunk in chunks):
+        nulls = np.concatenate([null_mask(chunk) for chunk in chunks])
+        return varint.column(np.where(nulls if order is None else nulls[order], -1, lengths.numbers()))
+    return varint.same(lengths.largest) if lengths.each is None else varint.column(lengths.each)

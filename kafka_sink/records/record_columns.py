@@ -1,18 +1,181 @@
-"""The columns of rows that become records, and the order in which they are written."""
+"""How long the entries of a column are, with little work where all are equal."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from kafka_sink.records import varint
-from kafka_sink.records.arrays import indices
-from kafka_sink.records.lengths import Lengths
-from kafka_sink.records.record_headers import encode_headers
+from kafka_sink.records import arrays, varint
+from kafka_sink.records.arrays import as_binary, indices, lengths, null_mask
+
+Ints = npt.NDArray[np.int32] | npt.NDArray[np.int64]
+# Sums of three such numbers stay within 32 bits.
+_MAX_NARROW = 1 << 29
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Bytes of ``count`` entries, 0 for null.
+
+    ``each`` is None if all entries have ``largest`` bytes. No entry is below ``smallest`` or above
+    ``largest``. Numbers are 32-bit where their range allows it, for half the memory traffic.
+    """
+
+    count: int
+    smallest: int
+    largest: int
+    each: Ints | None = None
+
+    @classmethod
+    def of(cls, chunks: Sequence[pa.Array]) -> Lengths:
+        """The lengths of a column that consists of these string or binary arrays."""
+        found = [arrays.lengths(chunk) for chunk in chunks]
+        return cls.from_numbers(found[0] if len(found) == 1 else _joined(found))
+
+    @classmethod
+    def from_numbers(cls, numbers: Ints) -> Lengths:
+        """Lengths that are given as numbers."""
+        if len(numbers) == 0:
+            return cls(0, 0, 0)
+        smallest, largest = int(numbers.min()), int(numbers.max())
+        if smallest == largest:
+            return cls(len(numbers), smallest, largest)
+        return cls(len(numbers), smallest, largest, _as_narrow(numbers, largest))
+
+    def take(self, order: npt.NDArray[np.integer]) -> Lengths:
+        """The same entries in another order."""
+        if self.each is None:
+            return self
+        return Lengths(self.count, self.smallest, self.largest, self.each.take(order))
+
+    def slice(self, start: int, stop: int) -> Lengths:
+        """Entries ``start`` to ``stop``."""
+        each = None if self.each is None else self.each[start:stop]
+        return Lengths(stop - start, self.smallest, self.largest, each)
+
+    def numbers(self) -> Ints:
+        """One number an entry."""
+        return np.full(self.count, self.largest, dtype=np.int64) if self.each is None else self.each
+
+    def total(self) -> int:
+        """The sum of all entries."""
+        return self.count * self.largest if self.each is None else int(self.each.sum(dtype=np.int64))
+
+    def with_prefix(self) -> Lengths:
+        """The lengths plus the bytes of each length as a varint, which are as many for a null's -1."""
+        if self.each is None:
+            return self.plus(len(varint.scalar(self.largest)))
+        widths = varint.widths(self.each, self.smallest, self.largest)
+        if isinstance(widths, int):
+            return self.plus(widths)
+        low, high = (size + len(varint.scalar(size)) for size in (self.smallest, self.largest))
+        return Lengths(self.count, low, high, _as_narrow(self.each, high) + widths)
+
+    def plus(self, other: Lengths | int) -> Lengths:
+        """Entry by entry, the sum with another column's length or a constant."""
+        if isinstance(other, int):
+            other = Lengths(self.count, other, other)
+        low, high = self.smallest + other.smallest, self.largest + other.largest
+        if self.each is None and other.each is None:
+            return Lengths(self.count, low, high)
+        mine: Ints | int = self.largest if self.each is None else _as_narrow(self.each, high)
+        theirs: Ints | int = other.largest if other.each is None else _as_narrow(other.each, high)
+        each: Ints = np.add(mine, theirs)
+        return Lengths(self.count, low, high, each)
+
+
+def _joined(parts: list[Ints]) -> Ints:
+    joined: npt.NDArray[Any] = np.concatenate(parts)
+    return joined
+
+
+def _as_narrow(numbers: Ints, largest: int) -> Ints:
+    if largest <= _MAX_NARROW:
+        return numbers.astype(np.int32, copy=False)
+    return numbers.astype(np.int64, copy=False)
+
+
+# The header section of records, for whole columns: count, then key and value of each header.
+
+
+# A scalar taken from an array: pa.scalar of a Python value would import pandas (see arrays).
+_EMPTY = pa.Array.from_buffers(pa.binary(), 1, [None, pa.py_buffer(bytes(8)), pa.py_buffer(b"")])[0]
+
+Int64s = npt.NDArray[np.int64]
+
+
+def encode_headers(headers: pa.Array) -> tuple[pa.Array, Int64s]:
+    """The header section of every row: count, then key and value of each header.
+
+    ``headers`` is list<struct<key: string, value: binary>> (list or large_list, sliced or not); a null
+    list is no header. Returns a binary array and its lengths in bytes.
+
+    Raises ``ValueError`` for a null header key, which Kafka does not allow.
+    """
+    counts = lengths(headers)
+    flat = headers.flatten()
+    # StructArray.flatten applies the parent's offset and nulls; field() does not.
+    keys, values = flat.flatten()
+    if keys.null_count:
+        raise ValueError("a header has a null key")
+    count = varint.column(counts)
+    count_bytes = binary(varint.lay_out([count], len(counts)), count.widths, len(counts))
+    count_widths = np.broadcast_to(count.widths, len(counts)).astype(np.int64)
+    if len(flat) == 0:
+        return count_bytes, count_widths
+    entries, entry_lengths = _header_entries(as_binary(keys), as_binary(values))
+    ends = np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(counts, dtype=np.int64)))
+    bytes_at = np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(entry_lengths)))
+    per_row = np.diff(bytes_at[ends])
+    grouped = pa.Array.from_buffers(
+        pa.binary(),
+        len(counts),
+        [None, pa.py_buffer(bytes_at[ends].astype(np.int32)), entries.buffers()[2]],
+    )
+    return _join([count_bytes, grouped]), count_widths + per_row
+
+
+def _header_entries(keys: pa.Array, values: pa.Array) -> tuple[pa.Array, Int64s]:
+    """One binary per header: key length, key, value length, value."""
+    key_lengths, value_lengths = lengths(keys), lengths(values)
+    key = varint.column(key_lengths)
+    shown = np.where(null_mask(values), -1, value_lengths) if values.null_count else value_lengths
+    value = varint.column(shown)
+    before = binary(varint.lay_out([key], len(keys)), key.widths, len(keys))
+    between = binary(varint.lay_out([value], len(keys)), value.widths, len(keys))
+    sizes: Int64s = np.add(key_lengths, value_lengths, dtype=np.int64)
+    sizes += key.widths
+    sizes += value.widths
+    return _join([before, keys, between, _no_nulls(values)]), sizes
+
+
+def _no_nulls(column: pa.Array) -> pa.Array:
+    return pc.coalesce(column, _EMPTY) if column.null_count else column
+
+
+def _join(parts: list[pa.Array]) -> pa.Array:
+    """Concatenates element by element."""
+    return pc.binary_join_element_wise(*parts, _EMPTY)
+
+
+def binary(data: npt.NDArray[np.uint8], widths: npt.NDArray[np.integer] | int, count: int) -> pa.Array:
+    """``count`` entries that lie back to back in ``data``, with as many bytes as ``widths`` says."""
+    if isinstance(widths, int):
+        offsets = np.arange(count + 1, dtype=np.int32) * np.int32(widths)
+    else:
+        offsets = np.zeros(count + 1, dtype=np.int32)
+        np.cumsum(widths, out=offsets[1:])
+    return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
+
+
+# The columns of rows that become records, and the order in which they are written.
+
 
 # Attributes (1) + offset delta (3).
 _FIXED_UPPER_BYTES = 1 + 3

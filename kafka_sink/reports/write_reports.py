@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any
 
-from kafka_sink import application_markers, driver_log
+from kafka_sink import application_markers
 from kafka_sink.coordinator.figures.messages import FinalFigures, TopicFigures
 from kafka_sink.coordinator.process.planning import CoordinatorHandoff
 from kafka_sink.counts import total
+from kafka_sink.driver import driver_log
 from kafka_sink.model import EndedTransactions, TaskResult
 from kafka_sink.options import SinkOptions
 from kafka_sink.reports.summary import about_empty_tasks, about_large_arrow_batches, summarise, summary_fields

@@ -9,9 +9,8 @@ import numpy.typing as npt
 
 from kafka_sink.model import TopicMetadata, TopicPartition
 from kafka_sink.records.arrays import indices
-from kafka_sink.records.lengths import Ints
 from kafka_sink.records.ordered_rows import OrderedRows
-from kafka_sink.records.record_columns import RecordColumns
+from kafka_sink.records.record_columns import Ints, RecordColumns
 from kafka_sink.rows.columns import RowBatch
 from kafka_sink.rows.partitioner import Partitioner, QueueLoads, TopicView
 

@@ -15,7 +15,7 @@ from kafka_sink.accumulator.batch_limits import BatchRoom
 from kafka_sink.errors import InvalidRowError
 from kafka_sink.model import TopicPartition
 from kafka_sink.records.arrays import null_mask
-from kafka_sink.records.lengths import Ints
+from kafka_sink.records.record_columns import Ints
 from kafka_sink.rows.columns import NO_PARTITION
 from kafka_sink.rows.murmur2 import partitions_for
 

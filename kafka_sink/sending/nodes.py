@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from kafka_sink.latency_bounds import LATENCY_BOUNDS_MS
+from kafka_sink.counts import LATENCY_BOUNDS_MS
 
 
 @dataclass(frozen=True, slots=True)

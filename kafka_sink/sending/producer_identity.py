@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from kafka_sink import kafka_errors
 from kafka_sink.accumulator.producer_batch import ProducerBatch
-from kafka_sink.backoff import ExponentialBackoff
+from kafka_sink.clock import ExponentialBackoff
 from kafka_sink.errors import DeliveryError, KafkaSinkError
 from kafka_sink.model import TopicPartition
 from kafka_sink.network.requests import ProducerIdResponse

@@ -9,7 +9,7 @@ from typing import Protocol
 from weakref import WeakSet
 
 from kafka_sink.accumulator.pool_metrics import PoolMetrics
-from kafka_sink.breaker.metrics import BreakerMetrics
+from kafka_sink.breaker.mute_control import BreakerMetrics
 from kafka_sink.sending.task_deliveries import DeliveryCounts
 
 Metrics = dict[str, float]

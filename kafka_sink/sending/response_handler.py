@@ -11,11 +11,10 @@ import numpy as np
 from kafka_sink import timing_bounds
 from kafka_sink.accumulator.producer_batch import ProducerBatch
 from kafka_sink.accumulator.record_accumulator import RecordAccumulator
-from kafka_sink.backoff import ExponentialBackoff
 from kafka_sink.breaker.send_policy import SendPolicy
+from kafka_sink.clock import ExponentialBackoff
 from kafka_sink.dead_letters.collector import ROOM_BYTES, DeadLetters
-from kafka_sink.dead_letters.context_headers import can_be_cut
-from kafka_sink.dead_letters.refused_rows import RefusedLetter, RefusedRecords
+from kafka_sink.dead_letters.refused_rows import RefusedLetter, RefusedRecords, can_be_cut
 from kafka_sink.errors import (
     BrokerRefusedError,
     DeliveryError,

@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING
 from kafka_sink.accumulator.batch_queues import PartitionQueue
 from kafka_sink.accumulator.producer_batch import ProducerBatch
 from kafka_sink.accumulator.record_accumulator import RecordAccumulator
-from kafka_sink.backoff import ExponentialBackoff
 from kafka_sink.breaker.send_policy import SendPolicy
-from kafka_sink.clock import Clock
+from kafka_sink.clock import Clock, ExponentialBackoff
 from kafka_sink.dead_letters.collector import DeadLetters
 from kafka_sink.errors import ClusterChangedError, KafkaSinkError, is_final
 from kafka_sink.metadata.cluster_metadata import ClusterMetadata

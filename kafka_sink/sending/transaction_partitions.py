@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 
 from kafka_sink import kafka_errors
-from kafka_sink.backoff import ExponentialBackoff
+from kafka_sink.clock import ExponentialBackoff
 from kafka_sink.errors import DeliveryError, KafkaSinkError
 from kafka_sink.model import TopicPartition
 from kafka_sink.network import apis, transaction_requests

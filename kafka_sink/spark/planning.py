@@ -9,13 +9,14 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from kafka_sink import application_markers, driver_log
-from kafka_sink.admin import prepare_topic
-from kafka_sink.breaker.loading import load_breaker
+from kafka_sink import application_markers
+from kafka_sink.breaker.interface import load_breaker
 from kafka_sink.coordinator.process.planning import hand_off
+from kafka_sink.driver import driver_log, planning_warnings
+from kafka_sink.driver.topic_preparation import prepare_topic
 from kafka_sink.options import SinkOptions, parse
 from kafka_sink.rows.column_plan import ColumnPlan, ignored_columns
-from kafka_sink.spark import idle_timeout, shown_secrets, worker_imports
+from kafka_sink.spark import worker_imports
 from kafka_sink.spark.writer import PlannedWrite
 
 _NAME_LENGTH = 16
@@ -47,8 +48,8 @@ def plan(
         from kafka_sink.reports import delivery_report
 
         delivery_report.check(options.delivery_report_path)
-    idle_timeout.warn_at_planning(options.delivery_timeout_ms)
-    shown_secrets.warn_at_planning(raw)
+    planning_warnings.warn_of_idle_timeout(options.delivery_timeout_ms)
+    planning_warnings.warn_of_shown_secrets(raw)
     breaker = load_breaker(options)
     if breaker is not None:
         breaker.close()
@@ -77,7 +78,7 @@ def _tasks_at_once(options: SinkOptions) -> int:
     """Only a rate limit depends on it."""
     if not (options.max_rows_per_second or options.max_bytes_per_second):
         return 1
-    from kafka_sink.coordinator.process.driver_conf import tasks_at_once
+    from kafka_sink.driver.driver_conf import tasks_at_once
 
     return tasks_at_once()
 

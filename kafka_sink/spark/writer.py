@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Protocol
 
 from pyspark import TaskContext
 
-from kafka_sink import driver_log
 from kafka_sink.clock import monotonic_ms
 from kafka_sink.coordinator.process.planning import CoordinatorHandoff
 from kafka_sink.coordinator.transport.address import CoordinatorAddress, without_brackets
+from kafka_sink.driver import driver_log
 from kafka_sink.errors import DeliveryError, KafkaSinkError
 from kafka_sink.metadata.snapshot import MetadataSnapshot
 from kafka_sink.model import EndedTransactions, SparkTask, TaskResult, WriteTransactions
@@ -115,8 +115,8 @@ class PlannedWrite:
     ) -> TaskResult:
         # Imported here because the driver imports this module for every commit and needs none of these.
         with worker_imports.explained():
-            from kafka_sink.producer_cache import task_producer
             from kafka_sink.spark.executor_connection import acknowledged, executor_socket, watched
+            from kafka_sink.task.producer_cache import task_producer
 
         executor = executor_socket()
         with (

@@ -9,10 +9,10 @@ from difflib import get_close_matches
 from typing import TextIO
 
 from kafka_sink.clock import wall_ms
-from kafka_sink.command_line import add_options, given_options
+from kafka_sink.driver.command_line import add_options, given_options
+from kafka_sink.driver.planning_client import CONNECT_BOUND_MS
 from kafka_sink.errors import KafkaSinkError, ProtocolError
 from kafka_sink.options import SinkOptions, parse
-from kafka_sink.planning_client import CONNECT_BOUND_MS
 from kafka_sink.transactions import driver, proof
 from kafka_sink.transactions.client import TransactionClient
 from kafka_sink.transactions.decision import Decision

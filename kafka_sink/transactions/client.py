@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from kafka_sink import kafka_errors
-from kafka_sink.backoff import ExponentialBackoff
-from kafka_sink.clock import monotonic_ms
+from kafka_sink.clock import ExponentialBackoff, monotonic_ms
 from kafka_sink.errors import BrokerVersionError, ConfigurationError, DeliveryError, is_final
 from kafka_sink.model import Node, TopicPartition
 from kafka_sink.network import apis, requests, topic_requests, transaction_requests

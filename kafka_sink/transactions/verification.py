@@ -5,7 +5,8 @@ Exactly once depends on it there: see "Brokers with transaction protocol 1" in d
 
 from __future__ import annotations
 
-from kafka_sink import application_markers, driver_log
+from kafka_sink import application_markers
+from kafka_sink.driver import driver_log
 from kafka_sink.errors import ConfigurationError
 from kafka_sink.transactions.client import PROTOCOL_1, TransactionClient
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from kafka_sink.breaker.mute_change import Evidence
 from kafka_sink.breaker.mute_control import MuteControl
-from kafka_sink.breaker.states import ProbeLease, Target
+from kafka_sink.breaker.states import Evidence, ProbeLease, Target
 from kafka_sink.errors import BrokerRefusedError
 from tests.support.breaker_cluster import A0, A1
 

@@ -28,9 +28,9 @@ from kafka_sink.coordinator.transport.address import CoordinatorAddress
 from kafka_sink.errors import KafkaSinkError
 from kafka_sink.model import EndedTransactions, SparkTask, TaskResult
 from kafka_sink.options import parse
-from kafka_sink.producer_cache import task_producer
 from kafka_sink.reports.write_reports import final_figures
 from kafka_sink.rows.column_plan import ColumnPlan
+from kafka_sink.task.producer_cache import task_producer
 from tests.support.application import Application
 from tests.support.fake_broker import FakeCluster
 from tests.support.live_view_client import figures

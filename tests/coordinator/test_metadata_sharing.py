@@ -26,8 +26,8 @@ from kafka_sink.metadata.cluster_metadata import ClusterMetadata
 from kafka_sink.model import MetadataUpdate, Node, PartitionInfo, TopicMetadata, TopicPartition
 from kafka_sink.network import requests
 from kafka_sink.options import SinkOptions, parse
-from kafka_sink.producer_cache import PRODUCERS, TaskProducer, task_producer
 from kafka_sink.rows.column_plan import ColumnPlan
+from kafka_sink.task.producer_cache import PRODUCERS, TaskProducer, task_producer
 from tests.support.coordinator_harness import Serving, eventually, serving
 from tests.support.fake_broker import METADATA, PRODUCE, FakeCluster
 from tests.support.fake_replies import error

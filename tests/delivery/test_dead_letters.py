@@ -18,10 +18,10 @@ from kafka_sink.errors import DeliveryError, KafkaSinkError
 from kafka_sink.local_broker import LocalBroker
 from kafka_sink.model import SparkTask, TaskResult
 from kafka_sink.options import parse
-from kafka_sink.producer_cache import TaskProducer, task_producer
 from kafka_sink.records.ordered_rows import OrderedRows
 from kafka_sink.rows.column_plan import HEADERS_TYPE, ColumnPlan
 from kafka_sink.spark.writer import send_tables
+from kafka_sink.task.producer_cache import TaskProducer, task_producer
 from tests.support.fake_broker import METADATA, PRODUCE, FakeCluster
 from tests.support.fake_replies import Reply, error
 from tests.support.scripted_cluster import (
@@ -130,7 +130,7 @@ def test_a_topic_that_refuses_this_login_gives_its_rows_to_the_letters(
     idempotence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A task that nobody wakes would look by itself every second.
-    monkeypatch.setattr("kafka_sink.task_producer._WATCH_MS", 60_000.0)
+    monkeypatch.setattr("kafka_sink.task.producer._WATCH_MS", 60_000.0)
     monkeypatch.setattr("kafka_sink.timing_bounds.REFUSED_TOPIC_MS", 0.0)
     with FakeCluster({TOPIC: 1, LETTERS: 1}) as cluster:
         cluster.script(PRODUCE, error(TOPIC_AUTHORIZATION_FAILED))
@@ -227,7 +227,7 @@ def test_topics_that_stay_refused_cost_one_wait_for_all_of_them(monkeypatch: pyt
 
 
 def test_missing_partitions_of_several_topics_cost_one_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kafka_sink.rows.row_rejection.PARTITION_WAIT_MS", 2_000.0)
+    monkeypatch.setattr("kafka_sink.dead_letters.row_rejection.PARTITION_WAIT_MS", 2_000.0)
     names = [f"short-{number}" for number in range(6)]
     plan = ColumnPlan.of([("value", "binary"), ("topic", "string"), ("partition", "int")], None)
     with FakeCluster(dict.fromkeys(names, 1)) as cluster:
@@ -290,7 +290,7 @@ def test_more_rows_than_errors_max_fail_the_task() -> None:
 def test_a_partition_that_does_not_exist_costs_one_wait_for_all_tables(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("kafka_sink.rows.row_rejection.PARTITION_WAIT_MS", 300.0)
+    monkeypatch.setattr("kafka_sink.dead_letters.row_rejection.PARTITION_WAIT_MS", 300.0)
     with FakeCluster({TOPIC: 2, LETTERS: 1}) as cluster:
         with tolerant(cluster) as producer:
             for number in range(0, 100, 2):
@@ -307,7 +307,7 @@ def test_what_a_missing_partition_costs_does_not_shorten_the_valid_rows_wait_for
 ) -> None:
     """In Kafka's producer, too, each record has a max.block.ms of its own. The good rows of a table failed
     after 0 ms behind a row that had waited 5 s of 5 s."""
-    monkeypatch.setattr("kafka_sink.rows.row_rejection.PARTITION_WAIT_MS", 300.0)
+    monkeypatch.setattr("kafka_sink.dead_letters.row_rejection.PARTITION_WAIT_MS", 300.0)
     waits: list[float] = []
     append = RecordAppender.append
 
@@ -330,7 +330,7 @@ def test_what_a_missing_partition_costs_does_not_shorten_the_valid_rows_wait_for
 
 def test_slow_metadata_is_no_proof_that_a_partition_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only a broker's response is. A timeout fails the task."""
-    monkeypatch.setattr("kafka_sink.rows.row_rejection.PARTITION_WAIT_MS", 200.0)
+    monkeypatch.setattr("kafka_sink.dead_letters.row_rejection.PARTITION_WAIT_MS", 200.0)
     with FakeCluster({TOPIC: 2, LETTERS: 1}) as cluster, tolerant(cluster, max_block_ms=20_000) as producer:
         producer.send(rows(0, 1, partition=1))
         producer.finish()

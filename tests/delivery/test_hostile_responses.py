@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kafka_sink.errors import DeliveryError, KafkaSinkError, MetadataTimeoutError
-from kafka_sink.producer_cache import PRODUCERS
+from kafka_sink.task.producer_cache import PRODUCERS
 from tests.support.effort import tries
 from tests.support.fake_broker import API_VERSIONS, INIT_PRODUCER_ID, METADATA, PRODUCE, FakeCluster
 from tests.support.fake_replies import (

@@ -13,9 +13,8 @@ import pytest
 
 from kafka_sink.errors import ConfigurationError, KafkaSinkError, MetadataTimeoutError, RecordTooLargeError
 from kafka_sink.options import parse
-from kafka_sink.options.prefixes import KAFKA_PREFIX
 from kafka_sink.options.table import SPECS, OptionSpec
-from kafka_sink.options.values import INT_MAX, LONG_MAX
+from kafka_sink.options.values import INT_MAX, KAFKA_PREFIX, LONG_MAX
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.spark.writer import PlannedWrite
 from tests.support.fake_broker import FakeCluster

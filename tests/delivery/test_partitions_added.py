@@ -20,11 +20,11 @@ from kafka_sink.local_broker import LocalBroker
 from kafka_sink.metadata import cluster_metadata
 from kafka_sink.metadata.snapshot import MetadataSnapshot
 from kafka_sink.options import parse
-from kafka_sink.producer_cache import TaskProducer, task_producer
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.columns import extract
 from kafka_sink.rows.ordering import partitions_needed
 from kafka_sink.spark.writer import PlannedWrite
+from kafka_sink.task.producer_cache import TaskProducer, task_producer
 from tests.support.coordinator_harness import serving
 from tests.support.fake_broker import METADATA, FakeCluster
 from tests.support.scripted_cluster import TOPIC, inside, rows, send, task, until, written

@@ -8,9 +8,9 @@ from confluent_kafka import Consumer, TopicPartition
 
 from kafka_sink.local_broker import LocalBroker
 from kafka_sink.options import parse
-from kafka_sink.producer_cache import TaskProducer, task_producer
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.sending.producer_identity import ProducerIdentity, _PartitionSequences
+from kafka_sink.task.producer_cache import TaskProducer, task_producer
 from tests.support.scripted_cluster import inside, until
 
 

@@ -16,7 +16,6 @@ import kafka_sink
 from kafka_sink.errors import BrokerVersionError, DeliveryError, KafkaSinkError
 from kafka_sink.network.client import NetworkClient
 from kafka_sink.options import parse
-from kafka_sink.producer_cache import PRODUCERS, TaskProducer
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.sending.producer_identity import ProducerIdentity
 from kafka_sink.sending.response_handler import ResponseHandler
@@ -24,8 +23,9 @@ from kafka_sink.sending.sender import Sender
 from kafka_sink.spark import executor_connection
 from kafka_sink.spark.executor_connection import watched
 from kafka_sink.spark.writer import PlannedWrite
+from kafka_sink.task.producer import LIVE_PRODUCERS, Producer
+from kafka_sink.task.producer_cache import PRODUCERS, TaskProducer
 from kafka_sink.task_activity import BROKER, MEMORY, METADATA
-from kafka_sink.task_producer import LIVE_PRODUCERS, Producer
 from tests.support.fake_broker import INIT_PRODUCER_ID, PRODUCE, FakeCluster
 from tests.support.fake_replies import Reply, error
 from tests.support.interrupts import interruptible
@@ -139,7 +139,7 @@ def test_a_task_whose_executor_hangs_up_ends_at_once_and_leaves_nothing_behind(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # A task that nobody wakes would look by itself every second.
-    monkeypatch.setattr("kafka_sink.task_producer._WATCH_MS", 60_000.0)
+    monkeypatch.setattr("kafka_sink.task.producer._WATCH_MS", 60_000.0)
     seen: list[Producer] = []
     jvm, worker = socket.socketpair()
     hung_up: list[float] = []

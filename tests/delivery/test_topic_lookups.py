@@ -14,8 +14,8 @@ from kafka_sink.errors import DeliveryError, InvalidRowError, MetadataTimeoutErr
 from kafka_sink.metadata.snapshot import MetadataSnapshot, TopicSnapshot
 from kafka_sink.model import Node, PartitionInfo, TopicMetadata
 from kafka_sink.options import parse
-from kafka_sink.producer_cache import TaskProducer, task_producer
 from kafka_sink.rows.column_plan import ColumnPlan
+from kafka_sink.task.producer_cache import TaskProducer, task_producer
 from tests.support.fake_broker import INIT_PRODUCER_ID, METADATA, PRODUCE, FakeCluster
 from tests.support.fake_replies import error
 from tests.support.lookups import asked, rows, written

@@ -20,8 +20,8 @@ import pytest
 
 from kafka_sink.errors import BufferExhaustedError, KafkaSinkError, MetadataTimeoutError
 from kafka_sink.local_broker import LocalBroker
-from kafka_sink.producer_cache import PRODUCERS, TaskProducer
-from kafka_sink.task_producer import LIVE_PRODUCERS, POOLS, Producer
+from kafka_sink.task.producer import LIVE_PRODUCERS, POOLS, Producer
+from kafka_sink.task.producer_cache import PRODUCERS, TaskProducer
 from tests.support import footprint
 from tests.support.effort import tries
 from tests.support.fake_broker import PRODUCE, FakeCluster

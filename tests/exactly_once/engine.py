@@ -24,8 +24,8 @@ import pyarrow as pa
 
 from kafka_sink.errors import ChangedBatchError, IncompleteBatchError, KafkaSinkError
 from kafka_sink.options import SinkOptions, parse
-from kafka_sink.producer_cache import task_producer
 from kafka_sink.rows.column_plan import ColumnPlan
+from kafka_sink.task.producer_cache import task_producer
 from kafka_sink.transactions import decision as decisions
 from kafka_sink.transactions import planning, proof
 from kafka_sink.transactions.attempt import TaskAttempt

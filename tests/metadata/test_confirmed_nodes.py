@@ -9,7 +9,7 @@ from kafka_sink.metadata.cluster_metadata import ClusterMetadata
 from kafka_sink.metadata.snapshot import MetadataSnapshot, TopicSnapshot
 from kafka_sink.model import MetadataUpdate, Node, PartitionInfo, TopicMetadata, TopicPartition
 from kafka_sink.options import parse
-from kafka_sink.task_producer import Producer
+from kafka_sink.task.producer import Producer
 
 FORGED, REAL = Node(1, "evil.example", 9093), Node(1, "broker.example", 9093)
 TOPIC = TopicMetadata("t", bytes([7] * 16), (PartitionInfo("t", 0, 1, 3),))

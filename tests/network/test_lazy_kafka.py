@@ -10,7 +10,7 @@ from tests.support.commands import printed_by
 def test_tasks_do_not_import_kafka_pythons_clients() -> None:
     code = """
         import sys
-        import kafka_sink.producer_cache, kafka_sink.spark.datasource
+        import kafka_sink.task.producer_cache, kafka_sink.spark.datasource
         slow = ("kafka.admin", "kafka.consumer", "kafka.net", "kafka.producer")
         print(sorted(name for name in sys.modules if name.startswith(slow)))
         print("kafka.protocol.admin" in sys.modules, "kafka.protocol.consumer" in sys.modules)

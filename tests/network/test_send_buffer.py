@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafka_sink.network.send_buffer import MAX_BUFFERS_PER_SEND, SendBuffer
+from kafka_sink.network.broker_protocol import MAX_BUFFERS_PER_SEND, SendBuffer
 
 
 @given(

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from kafka_sink.options import unsupported
-from kafka_sink.options.migration import fate, migration
+from kafka_sink.options.document import fate, migration
 from kafka_sink.options.table import SPECS
 from tests.support.kafka_names import KafkaNames
 

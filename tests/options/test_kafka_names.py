@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kafka_sink.accumulator.buffer_pool import BufferPool
-from kafka_sink.breaker.metrics import BreakerMetrics
+from kafka_sink.breaker.mute_control import BreakerMetrics
 from kafka_sink.kafka_errors import ERRORS
 from kafka_sink.options import unsupported
-from kafka_sink.options.prefixes import KAFKA_PREFIX
 from kafka_sink.options.table import SPECS, OptionSpec
+from kafka_sink.options.values import KAFKA_PREFIX
 from kafka_sink.sending.producer_metrics import RowMetrics, task_metrics
 from kafka_sink.sending.task_deliveries import DeliveryCounts
 from tests.support.kafka_names import KafkaNames

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from kafka_sink.records import encoder
 from kafka_sink.records.arrays import as_binary, indices, null_mask, numbers
+from kafka_sink.records.encoder import Run
 from kafka_sink.records.record_columns import RecordColumns
-from kafka_sink.records.record_heads import Run
 
 VALUES = st.lists(st.one_of(st.none(), st.integers(-5, 5)), max_size=70)
 
@@ -48,10 +48,10 @@ def test_a_unit_is_made_without_pandas(project_environment: dict[str, str]) -> N
 import sys
 import pyarrow as pa
 from kafka_sink.records.ordered_rows import OrderedRows
-import kafka_sink.task_producer
+import kafka_sink.task.producer
 from kafka_sink.model import PartitionInfo, TopicMetadata
 from kafka_sink.records import encoder
-from kafka_sink.records.record_heads import Run
+from kafka_sink.records.encoder import Run
 from kafka_sink.rows import columns, ordering, rebatching
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.accumulator.batch_limits import BatchRoom

@@ -13,9 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafka_sink.records import encoder, record_heads, varint
+from kafka_sink.records import encoder, varint
+from kafka_sink.records import encoder as record_heads
+from kafka_sink.records.encoder import Run
 from kafka_sink.records.record_columns import RecordColumns
-from kafka_sink.records.record_heads import Run
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 NOW = 1_700_000_000_000

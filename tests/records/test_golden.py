@@ -21,8 +21,8 @@ from kafka_sink.model import CompressionType, TopicPartition
 from kafka_sink.records import batch_header, encoder
 from kafka_sink.records.batch_header import ProducerSequence
 from kafka_sink.records.compression import codec_for
+from kafka_sink.records.encoder import Run
 from kafka_sink.records.record_columns import RecordColumns
-from kafka_sink.records.record_heads import Run
 from kafka_sink.rows.murmur2 import murmur2, partitions_for
 from tests.support.java_oracle import Batch, JavaOracle, Row
 

@@ -9,12 +9,17 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafka_sink.dead_letters.context_headers import can_be_cut
-from kafka_sink.dead_letters.refused_rows import Header, RefusedLetter, RefusedRecords, RefusedRows
+from kafka_sink.dead_letters.letter_writer import letter_plan, letter_table, pieces
+from kafka_sink.dead_letters.refused_rows import (
+    Header,
+    RefusedLetter,
+    RefusedRecords,
+    RefusedRows,
+    can_be_cut,
+)
+from kafka_sink.dead_letters.row_rejection import rows_of_letter, rows_of_records
 from kafka_sink.records.varint import scalar
 from kafka_sink.rows.columns import extract
-from kafka_sink.rows.letter_table import letter_plan, letter_table, pieces
-from kafka_sink.rows.refused_columns import rows_of_letter, rows_of_records
 
 Content = tuple[bytes | None, bytes | None, tuple[Header, ...]]
 OWN: tuple[Header, ...] = ((b"own", b"1"),)

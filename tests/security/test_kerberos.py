@@ -18,7 +18,7 @@ from kafka_sink.errors import AuthenticationError
 from kafka_sink.local_broker import LocalBroker
 from kafka_sink.options import parse
 from kafka_sink.rows.column_plan import ColumnPlan
-from kafka_sink.task_producer import Producer
+from kafka_sink.task.producer import Producer
 from tests.support.security.key_distribution import REALM, KeyDistribution, is_available
 
 if not is_available():
@@ -76,7 +76,7 @@ def write(raw: dict[str, str], for_s: float = 0.0) -> int:
     """Rows acknowledged of a task that goes on for that long."""
     import pyarrow as pa
 
-    from kafka_sink.admin import prepare_topic
+    from kafka_sink.driver.topic_preparation import prepare_topic
 
     given = parse(raw).options
     prepare_topic(given)

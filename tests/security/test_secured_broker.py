@@ -14,8 +14,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from kafka_sink.admin import prepare_topic
 from kafka_sink.coordinator.metadata.fetcher import MetadataFetcher
+from kafka_sink.driver.topic_preparation import prepare_topic
 from kafka_sink.errors import (
     AuthenticationError,
     BrokersUnreachableError,
@@ -25,7 +25,7 @@ from kafka_sink.errors import (
 from kafka_sink.local_broker import LocalBroker
 from kafka_sink.options import SinkOptions, checks, parse
 from kafka_sink.rows.column_plan import ColumnPlan
-from kafka_sink.task_producer import Producer
+from kafka_sink.task.producer import Producer
 from tests.support.scripted_cluster import until
 from tests.support.security.certificates import Authority
 from tests.support.security.secured_broker import (

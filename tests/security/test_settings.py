@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kafka_sink.breaker.failure_rate import FailureRateCircuitBreaker
-from kafka_sink.breaker.loading import load_breaker
+from kafka_sink.breaker.interface import load_breaker
 from kafka_sink.errors import ConfigurationError
 from kafka_sink.network.client import NetworkSettings
 from kafka_sink.options import parse

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kafka_sink.accumulator.buffer_pool import BufferPool
 from kafka_sink.accumulator.chunked_buffer import IncrementalAllocator
 from kafka_sink.accumulator.producer_batch import ProducerBatch
-from kafka_sink.backoff import ExponentialBackoff
+from kafka_sink.clock import ExponentialBackoff
 from kafka_sink.errors import DeliveryError, KafkaSinkError
 from kafka_sink.model import CompressionType, TopicPartition
 from kafka_sink.network.requests import ProducerIdResponse

@@ -25,7 +25,7 @@ JOB = """
         import random
         import numpy
         import pyarrow as pa
-        loaded = {"kafka_sink.producer_cache", "pyspark.worker", "pyarrow.compute"} <= set(sys.modules)
+        loaded = {"kafka_sink.task.producer_cache", "pyspark.worker", "pyarrow.compute"} <= set(sys.modules)
         parent = open(f"/proc/{os.getppid()}/cmdline").read().split("\\0")
         for _ in batches:
             pass

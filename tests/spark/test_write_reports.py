@@ -21,7 +21,6 @@ from unittest import mock
 import pytest
 
 from kafka_sink import application_markers
-from kafka_sink.coordinator import driver_process
 from kafka_sink.coordinator.figures.application_figures import ApplicationFigures
 from kafka_sink.coordinator.figures.handler import FiguresHandler
 from kafka_sink.coordinator.figures.messages import KIND
@@ -30,13 +29,13 @@ from kafka_sink.coordinator.transport.address import CoordinatorAddress, Rendezv
 from kafka_sink.coordinator.transport.handlers import HandlerFactory
 from kafka_sink.coordinator.writes import channel as write_channel
 from kafka_sink.coordinator.writes.handler import write_handler
+from kafka_sink.driver import driver_process, planning_warnings
 from kafka_sink.errors import ConfigurationError
 from kafka_sink.model import EndedTransactions, PartitionResult, TaskResult
 from kafka_sink.options import parse
 from kafka_sink.reports import delivery_report, write_reports
 from kafka_sink.reports.write_reports import EndedWrite, final_figures
 from kafka_sink.rows.column_plan import ColumnPlan
-from kafka_sink.spark import idle_timeout, shown_secrets
 from kafka_sink.spark.writer import PlannedWrite, TaskCommitted
 from kafka_sink.transactions.batch import BatchOutcome
 from tests.support.coordinator_harness import Serving, serving
@@ -416,11 +415,11 @@ def test_a_secret_option_that_spark_would_show_is_warned_of_once(
     driver = mock.Mock()
     driver.arguments.return_value = ["java", "--conf", "spark.redaction.regex=(?i)keystore"]
     monkeypatch.setattr(driver_process, "find_driver_process", lambda: driver)
-    shown_secrets.warn_at_planning({"kafka.ssl.keystore.key": "k", "topic": "t"})
+    planning_warnings.warn_of_shown_secrets({"kafka.ssl.keystore.key": "k", "topic": "t"})
     assert caplog.messages == [], "the session's expression covers it"
     application_markers.forget("secrets checked")
     for _ in range(2):
-        shown_secrets.warn_at_planning({"kafka.sasl.password": "hunter2", "topic": "t"})
+        planning_warnings.warn_of_shown_secrets({"kafka.sasl.password": "hunter2", "topic": "t"})
     (line,) = caplog.messages
     assert "'kafka.sasl.password'" in line
     assert "hunter2" not in line
@@ -443,7 +442,7 @@ def test_a_secret_option_that_spark_would_show_is_warned_of_once(
 def test_an_idle_timeout_that_ends_tasks_before_the_sink_can_say_why_is_warned_of(
     conf: dict[str, str], warns: bool
 ) -> None:
-    line = idle_timeout.problem(conf.get, 120_000)
+    line = planning_warnings.idle_timeout_problem(conf.get, 120_000)
     assert (line is not None) is warns
     if line is not None:
         assert "kafka.delivery.timeout.ms" in line

@@ -17,13 +17,13 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import StructType
 
-from kafka_sink import application_markers, driver_log, producer_cache
+from kafka_sink import application_markers
 from kafka_sink.coordinator.process.planning import CoordinatorHandoff
 from kafka_sink.coordinator.transport.address import Rendezvous
+from kafka_sink.driver import driver_log
 from kafka_sink.errors import DeliveryError
 from kafka_sink.model import PartitionResult, TaskResult
 from kafka_sink.options import parse
-from kafka_sink.producer_cache import ProducerCache
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.rebatching import ROW_BYTES, TARGET_TABLE_BYTES
 from kafka_sink.spark import datasource, executor_connection, planning
@@ -35,6 +35,8 @@ from kafka_sink.spark.writer import (
     TimedReader,
     send_tables,
 )
+from kafka_sink.task import producer_cache
+from kafka_sink.task.producer_cache import ProducerCache
 from tests.support.forked import in_a_fork
 
 PLAN = ColumnPlan(value=1, topic="t")

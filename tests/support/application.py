@@ -12,10 +12,10 @@ from types import TracebackType
 from typing import Any
 from unittest import mock
 
-from kafka_sink.coordinator import driver_process
-from kafka_sink.coordinator.driver_process import DriverProcess
 from kafka_sink.coordinator.figures import channel as figures_channel
 from kafka_sink.coordinator.process import launcher, planning
+from kafka_sink.driver import driver_process
+from kafka_sink.driver.driver_process import DriverProcess
 
 
 class CoordinatorProcesses:

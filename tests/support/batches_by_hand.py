@@ -10,8 +10,8 @@ import pyarrow as pa
 
 from kafka_sink.clock import wall_ms
 from kafka_sink.options import SinkOptions
-from kafka_sink.producer_cache import task_producer
 from kafka_sink.rows.column_plan import ColumnPlan
+from kafka_sink.task.producer_cache import task_producer
 from kafka_sink.transactions import batch, driver
 from kafka_sink.transactions.attempt import OpenTime, TaskAttempt
 from kafka_sink.transactions.batch import Handover, TaskReport

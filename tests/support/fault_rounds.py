@@ -30,7 +30,7 @@ from kafka_sink.coordinator.transport.connection import CoordinatorConnection
 from kafka_sink.errors import ProtocolError
 from kafka_sink.options import parse
 from kafka_sink.rows.column_plan import ColumnPlan
-from kafka_sink.task_producer import Producer
+from kafka_sink.task.producer import Producer
 from tests.support.application import Application
 from tests.support.coordinator_harness import clock_ms
 from tests.support.fake_broker import FakeCluster

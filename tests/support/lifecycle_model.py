@@ -19,8 +19,8 @@ from kafka_sink.accumulator.piece_buffer import PieceBuffer
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
 from kafka_sink.accumulator.record_accumulator import AccumulatorSettings, RecordAccumulator
 from kafka_sink.accumulator.record_appender import RecordAppender
-from kafka_sink.backoff import ExponentialBackoff
 from kafka_sink.breaker.send_policy import NoSendPolicy
+from kafka_sink.clock import ExponentialBackoff
 from kafka_sink.errors import BufferExhaustedError, DeliveryError
 from kafka_sink.metadata.metadata_requests import MetadataRequestSettings
 from kafka_sink.model import CompressionType, PartitionInfo, TopicMetadata, TopicPartition

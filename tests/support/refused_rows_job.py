@@ -15,8 +15,8 @@ import numpy as np
 import pyarrow as pa
 
 from kafka_sink.options import parse
-from kafka_sink.producer_cache import task_producer
 from kafka_sink.rows.column_plan import ColumnPlan
+from kafka_sink.task.producer_cache import task_producer
 
 TABLE_BYTES = 2 << 20
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from kafka_sink.breaker.muted_view import MutedView
+from kafka_sink.breaker.muted_partitions import MutedView
 from kafka_sink.model import TaskResult
 from kafka_sink.options import parse
-from kafka_sink.producer_cache import TaskProducer, task_producer
 from kafka_sink.rows.column_plan import ColumnPlan
-from kafka_sink.task_producer import Producer
+from kafka_sink.task.producer import Producer
+from kafka_sink.task.producer_cache import TaskProducer, task_producer
 from tests.support.fake_broker import PRODUCE, FakeCluster
 from tests.support.fake_log import RecordBatch, numbers_in
 

@@ -11,7 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from kafka_sink import application_markers, driver_log
+from kafka_sink import application_markers
+from kafka_sink.driver import driver_log
 from kafka_sink.errors import ConfigurationError
 from kafka_sink.options import parse
 from kafka_sink.transactions import planning
@@ -105,7 +106,7 @@ def test_a_query_without_a_checkpoint_needs_a_prefix() -> None:
 def test_the_log_names_a_prefix_once_in_an_application(monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches: nobody knew under which --prefix to look for what a query had left open."""
     lines: list[str] = []
-    monkeypatch.setattr("kafka_sink.driver_log.report", lines.append)
+    monkeypatch.setattr("kafka_sink.driver.driver_log.report", lines.append)
     for name in ("orders", "orders", "clicks"):
         planning._report_names(Scope(name, "t", 3))
     assert [line.partition("prefix ")[2] for line in lines] == [

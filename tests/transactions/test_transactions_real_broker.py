@@ -24,8 +24,8 @@ from kafka_sink.errors import (
 from kafka_sink.local_broker import LocalBroker
 from kafka_sink.model import TopicPartition
 from kafka_sink.options import parse
-from kafka_sink.producer_cache import task_producer
 from kafka_sink.rows.column_plan import ColumnPlan
+from kafka_sink.task.producer_cache import task_producer
 from kafka_sink.transactions import __main__ as command
 from kafka_sink.transactions import batch, driver, task
 from kafka_sink.transactions.batch import Handover

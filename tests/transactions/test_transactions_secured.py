@@ -18,8 +18,8 @@ from confluent_kafka.admin import (
 
 from kafka_sink.errors import ConfigurationError, KafkaSinkError
 from kafka_sink.options import SinkOptions, parse
-from kafka_sink.producer_cache import task_producer
 from kafka_sink.rows.column_plan import ColumnPlan
+from kafka_sink.task.producer_cache import task_producer
 from kafka_sink.transactions import planning
 from kafka_sink.transactions.attempt import TaskAttempt
 from kafka_sink.transactions.decision import BatchIdentity

@@ -8,11 +8,9 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from kafka_sink.breaker.health import Health, has_response, health_of
-from kafka_sink.breaker.mute_change import MuteChange
 from kafka_sink.breaker.mute_control import MuteControl
-from kafka_sink.breaker.outcome_windows import OutcomeWindows
-from kafka_sink.breaker.states import Target
+from kafka_sink.breaker.outcomes import Health, OutcomeWindows, has_response, health_of
+from kafka_sink.breaker.states import MuteChange, Target
 from kafka_sink.coordinator.breaker.messages import (
     MAX_MUTES,
     MAX_OUTCOMES,

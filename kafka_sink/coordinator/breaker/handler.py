@@ -1,7 +1,7 @@
 """The coordinator's breaker: weighs the reports of all tasks, sends mutes to all, leases probes. No I/O.
 
-``votes.py`` decides on partitions and ``mute_evidence.py`` on brokers, ``probe_leases.py`` on probes;
-``tasks.py`` knows the tasks, and ``mute_pushes.py`` what they have not heard yet.
+``votes.py`` decides on partitions and ``mute_evidence.py`` on brokers; ``tasks.py``
+knows the tasks, who may probe, and what has not been pushed yet.
 """
 
 from __future__ import annotations
@@ -21,9 +21,7 @@ from kafka_sink.coordinator.breaker.messages import (
     encode_update,
 )
 from kafka_sink.coordinator.breaker.mute_evidence import ASK_MS, MuteEvidence
-from kafka_sink.coordinator.breaker.mute_pushes import MutePushes
-from kafka_sink.coordinator.breaker.probe_leases import ProbeLeases
-from kafka_sink.coordinator.breaker.tasks import BreakerTasks
+from kafka_sink.coordinator.breaker.tasks import BreakerTasks, MutePushes, ProbeLeases
 from kafka_sink.coordinator.breaker.votes import MAX_ASKED, PartitionVotes
 from kafka_sink.coordinator.figures.messages import MuteFigures
 from kafka_sink.coordinator.transport.handlers import Handler, Push, Reply, ServerMessage, SharedBody

@@ -35,8 +35,8 @@ from itertools import groupby
 from typing import Any
 
 from kafka_sink.breaker.states import ProbeLease, Target
-from kafka_sink.coordinator.transport import fields
-from kafka_sink.coordinator.transport.fields import count, cut, decoding, list_in, ms, text
+from kafka_sink.coordinator.transport import message_format as fields
+from kafka_sink.coordinator.transport.message_format import count, cut, decoding, list_in, ms, text
 from kafka_sink.model import TopicPartition
 
 # The coordinator shares no more mutes than this; tasks keep others to themselves.

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 
-from kafka_sink.breaker.states import Target
-from kafka_sink.coordinator.breaker.messages import BreakerReport
-from kafka_sink.timing_bounds import SILENT_TASK_MS
+from kafka_sink.breaker.states import BreakerState, MuteTable, ProbeLease, Target
+from kafka_sink.coordinator.breaker.messages import BreakerReport, BreakerUpdate, encode_update
+from kafka_sink.coordinator.transport.handlers import Push, SharedBody, with_facts
+from kafka_sink.model import TopicPartition
+from kafka_sink.timing_bounds import GATHER_MUTES_MS, SILENT_TASK_MS
 
 # Reports of a task without news are at most so many intervals of coordinator.report.interval.ms apart.
 _SILENT_INTERVALS = 3
@@ -127,3 +129,150 @@ def _index(
             del index[target]
     for target in now - before:
         index.setdefault(target, set()).add(peer)
+
+
+# Which task may probe a muted target, one at a time. No I/O.
+
+
+class ProbeLeases:
+    """The leases of one cluster's mutes. ``table`` and ``tasks`` are the handler's."""
+
+    def __init__(self, table: MuteTable, tasks: BreakerTasks) -> None:
+        self._table = table
+        self._tasks = tasks
+        # The task that has the lease for a target.
+        self._owners: dict[Target, int] = {}
+
+    @property
+    def owners(self) -> Mapping[Target, int]:
+        """By target, the task that has its lease."""
+        return self._owners
+
+    def grant(self, now_ms: float) -> dict[int, dict[Target, ProbeLease]]:
+        """By task, new leases for all targets that are due and that an active task can probe."""
+        due = [target for target in self._table.mutes if self._table.is_due(target, now_ms)]
+        if not due:
+            return {}
+        # A task that gets a lease goes to the end.
+        order = dict.fromkeys(self._tasks.in_lease_order(now_ms))
+        leases: dict[int, dict[Target, ProbeLease]] = {}
+        for target in due:
+            found = self._candidate(target, order, now_ms)
+            if found is None:
+                continue
+            peer, trial = found
+            self._table.probe(target, now_ms)
+            self._owners[target] = peer
+            self._tasks.move_to_end(peer, now_ms)
+            del order[peer]
+            order[peer] = None
+            leases.setdefault(peer, {})[target] = ProbeLease(self._table.retry_interval_ms, trial)
+        return leases
+
+    def _candidate(self, target: Target, order: Mapping[int, None], now_ms: float) -> tuple[int, bool] | None:
+        """The first task in ``order`` that can probe a target, and whether new rows may go there for it.
+
+        Any task can probe a broker, as that needs no row. A partition's probe needs a batch. A task that
+        holds one goes first. If none does for another interval, a task whose rows could go there gets a
+        trial.
+        """
+        if not isinstance(target, TopicPartition):
+            first = next(iter(order), None)
+            return None if first is None else (first, False)
+        first = self._tasks.first_holder(target, order)
+        if first is not None:
+            return first, False
+        if now_ms < self._table.mutes[target].retry_at_ms + self._table.retry_interval_ms:
+            return None
+        first = self._tasks.first_wanter(target, order)
+        return None if first is None else (first, True)
+
+    def next_trial_ms(self, now_ms: float) -> float:
+        """Milliseconds until a task without batches may probe a target; infinite if time brings none."""
+        trials = (
+            mute.retry_at_ms + self._table.retry_interval_ms
+            for mute in self._table.mutes.values()
+            if mute.state is BreakerState.OPEN
+        )
+        return min((at for at in trials if at > now_ms), default=math.inf) - now_ms
+
+    def on_failure(self, peer: int, target: Target, error: str, now_ms: float) -> None:
+        """A task's probe failed. Without the lease, it sent its batch before the mute, or without the
+        coordinator; that changes nothing."""
+        if self._owners.get(target) == peer and target in self._table.mutes:
+            self._table.fail(target, error, now_ms)
+            del self._owners[target]
+
+    def end(self, target: Target) -> None:
+        """A target is muted no more."""
+        self._owners.pop(target, None)
+
+    def remove_task(self, peer: int, now_ms: float) -> None:
+        """A task has disconnected."""
+        for target in [target for target, owner in self._owners.items() if owner == peer]:
+            # Its probe may be in flight, so the next one waits as after a failure.
+            self.on_failure(peer, target, "", now_ms)
+
+
+# Mutes and unmutes on their way to the tasks. No I/O.
+
+
+# After a mute one task sends again, a step later two more, then four, and so on.
+_RAMP_STEP_MS = 100.0
+
+
+class MutePushes:
+    """The changes that have not been sent. Those that follow one another closely share a message.
+
+    ``random`` returns a number in [0, 1). No unmute takes effect later than ``max_delay_ms``.
+    """
+
+    def __init__(self, max_delay_ms: float, random: Callable[[], float]) -> None:
+        self._max_delay_ms = max_delay_ms
+        self._random = random
+        self._added: dict[Target, str] = {}
+        self._removed: set[Target] = set()
+        self._pushed_ms = -math.inf
+
+    def add(self, target: Target, reason: str) -> None:
+        """A target is muted."""
+        self._added[target] = reason
+        self._removed.discard(target)
+
+    def remove(self, target: Target) -> None:
+        """A target is muted no more."""
+        self._removed.add(target)
+        self._added.pop(target, None)
+
+    @property
+    def due_ms(self) -> float:
+        """When the next push may go; infinite if nothing has changed."""
+        return self._pushed_ms + GATHER_MUTES_MS if self._added or self._removed else math.inf
+
+    def take(self, tasks: BreakerTasks, now_ms: float) -> list[Push]:
+        """What to send now.
+
+        New mutes go to all tasks at once. Unmutes take effect in one task after another: otherwise
+        hundreds that wait would all send to a broker that has just come back.
+        """
+        if now_ms < self.due_ms:
+            return []
+        added, removed = self._added, self._removed
+        self._added, self._removed, self._pushed_ms = {}, set(), now_ms
+        update = SharedBody(
+            encode_update(BreakerUpdate(added=added, removed=tuple(sorted(removed, key=str)))), 0.0
+        )
+        if not removed:
+            return [Push(peer, update) for peer in tasks]
+        # Tasks that hold rows for these targets go first. For the others the moment does not matter yet.
+        order = sorted(tasks, key=lambda peer: (not tasks.holds_any(peer, removed), self._random()))
+        # Hundreds of targets may end together: all tasks share their list, and each has a delay of its own.
+        return [
+            Push(peer, with_facts({"delay": self._delay_ms(turn)}, update)) for turn, peer in enumerate(order)
+        ]
+
+    def _delay_ms(self, turn: int) -> float:
+        if turn == 0:
+            return 0.0
+        step = (turn + 1).bit_length() - 2 + self._random()
+        return min(step * _RAMP_STEP_MS, self._max_delay_ms)

@@ -11,7 +11,7 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from kafka_sink.breaker.outcome_windows import MIN_FAILURES
+from kafka_sink.breaker.outcomes import MIN_FAILURES
 from kafka_sink.coordinator.breaker.messages import OutcomeCounts
 from kafka_sink.model import TopicPartition
 

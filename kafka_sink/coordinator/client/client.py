@@ -16,8 +16,7 @@ import socket
 import threading
 from collections.abc import Sequence
 
-from kafka_sink.backoff import ExponentialBackoff
-from kafka_sink.clock import Clock
+from kafka_sink.clock import Clock, ExponentialBackoff
 from kafka_sink.coordinator.client.executor_relay import ExecutorRelay
 from kafka_sink.coordinator.transport.address import CoordinatorAddress
 from kafka_sink.coordinator.transport.channel import Channel

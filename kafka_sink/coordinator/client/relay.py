@@ -22,7 +22,7 @@ from kafka_sink.clock import Clock
 from kafka_sink.coordinator.client.relay_folder import is_own_user
 from kafka_sink.coordinator.transport.address import Rendezvous
 from kafka_sink.coordinator.transport.connection import READ_BYTES, Link
-from kafka_sink.coordinator.transport.lines import in_frames, prefixed, split_lines
+from kafka_sink.coordinator.transport.message_format import in_frames, prefixed, split_lines
 from kafka_sink.coordinator.transport.session import (
     MAX_FRAME_BYTES,
     MAX_HANDSHAKE_BYTES,

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kafka_sink import counts
-from kafka_sink.coordinator.transport import fields
-from kafka_sink.coordinator.transport.fields import amount, count, cut, decoding, list_of, text, whole
+from kafka_sink.coordinator.transport import message_format as fields
+from kafka_sink.coordinator.transport.message_format import amount, count, cut, decoding, list_of, text, whole
 from kafka_sink.counts import Number
 from kafka_sink.task_activity import STATES
 

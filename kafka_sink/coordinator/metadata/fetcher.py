@@ -7,8 +7,7 @@ import random
 import threading
 from collections.abc import Callable
 
-from kafka_sink.backoff import ExponentialBackoff
-from kafka_sink.clock import monotonic_ms
+from kafka_sink.clock import ExponentialBackoff, monotonic_ms
 from kafka_sink.coordinator.metadata.handler import Lookups, MetadataHandler
 from kafka_sink.coordinator.metadata.messages import coordinator_idle_ms
 from kafka_sink.coordinator.transport.handlers import Handler

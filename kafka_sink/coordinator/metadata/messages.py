@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kafka_sink.coordinator.transport import fields
-from kafka_sink.coordinator.transport.fields import decoding, int32, whole
+from kafka_sink.coordinator.transport import message_format as fields
+from kafka_sink.coordinator.transport.message_format import decoding, int32, whole
 from kafka_sink.metadata.snapshot import MetadataSnapshot, TopicSnapshot
 from kafka_sink.model import Node, PartitionInfo, TopicMetadata, TopicPartition
 from kafka_sink.printable import is_host

@@ -15,11 +15,8 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from kafka_sink import application_markers, driver_log, import_path
-from kafka_sink.coordinator import driver_process
-from kafka_sink.coordinator.driver_process import DriverProcess
+from kafka_sink import application_markers, libraries
 from kafka_sink.coordinator.process.application_files import pause_s
-from kafka_sink.coordinator.process.driver_conf import shows_progress, spark_conf
 from kafka_sink.coordinator.process.placement import Placement, is_enabled, placement, ui_placement
 from kafka_sink.coordinator.process.rendezvous_directory import (
     RendezvousDirectory,
@@ -32,6 +29,9 @@ from kafka_sink.coordinator.process.terminal_progress import driver_terminal
 from kafka_sink.coordinator.transport.address import Rendezvous
 from kafka_sink.coordinator.transport.session import SECRET_BYTES
 from kafka_sink.coordinator.transport.warnings import UNAVAILABLE, warn_of_no_coordinator
+from kafka_sink.driver import driver_log, driver_process
+from kafka_sink.driver.driver_conf import shows_progress, spark_conf
+from kafka_sink.driver.driver_process import DriverProcess
 from kafka_sink.options import SinkOptions
 from kafka_sink.secret import HiddenValues
 
@@ -243,7 +243,7 @@ def _spawn(
     place: RendezvousDirectory, pipe: int, listening: socket.socket, environ: Mapping[str, str]
 ) -> None:
     inherited = {name: value for name, value in environ.items() if not name.startswith(_NOT_INHERITED)}
-    inherited["PYTHONPATH"] = import_path.for_child(sys.path)
+    inherited["PYTHONPATH"] = libraries.path_for_child(sys.path)
     # `-m` would put the process's own folder first.
     inherited["PYTHONSAFEPATH"] = "1"
     flags = os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC

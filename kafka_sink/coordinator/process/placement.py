@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kafka_sink.coordinator.process.driver_conf import OWN_PREFIX
 from kafka_sink.coordinator.transport.address import without_brackets
+from kafka_sink.driver.driver_conf import OWN_PREFIX
 from kafka_sink.errors import ConfigurationError
 from kafka_sink.options import SinkOptions
 from kafka_sink.options.table import SPECS

@@ -20,7 +20,6 @@ from weakref import WeakMethod
 
 from kafka_sink.clock import monotonic_ms
 from kafka_sink.coordinator.breaker.cluster_breakers import breaker_handler
-from kafka_sink.coordinator.driver_process import DriverProcess
 from kafka_sink.coordinator.figures.application_figures import ApplicationFigures
 from kafka_sink.coordinator.figures.handler import FiguresHandler
 from kafka_sink.coordinator.figures.live_view import LiveView
@@ -43,6 +42,7 @@ from kafka_sink.coordinator.transport.handlers import Handler, HandlerFactory
 from kafka_sink.coordinator.transport.server import CoordinatorServer
 from kafka_sink.coordinator.writes.handler import write_handler
 from kafka_sink.coordinator.writes.running_jobs import JobWatch, RunningJobs
+from kafka_sink.driver.driver_process import DriverProcess
 from kafka_sink.errors import ConfigurationError
 from kafka_sink.options import SinkOptions, parse
 

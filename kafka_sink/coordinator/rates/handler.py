@@ -15,9 +15,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kafka_sink.coordinator.transport import fields
-from kafka_sink.coordinator.transport.fields import count, decoding
+from kafka_sink.coordinator.transport import message_format as fields
 from kafka_sink.coordinator.transport.handlers import Handler, Push, Reply, ServerMessage
+from kafka_sink.coordinator.transport.message_format import count, decoding
 
 if TYPE_CHECKING:
     from kafka_sink.options import SinkOptions

@@ -14,7 +14,7 @@ from typing import Any
 
 from kafka_sink.clock import Clock
 from kafka_sink.coordinator.transport.address import CoordinatorAddress, Rendezvous
-from kafka_sink.coordinator.transport.packed_body import unpacked
+from kafka_sink.coordinator.transport.message_format import unpacked
 from kafka_sink.coordinator.transport.session import (
     MAX_FRAME_BYTES,
     MAX_HANDSHAKE_BYTES,

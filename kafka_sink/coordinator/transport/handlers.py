@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from kafka_sink.coordinator.transport.packed_body import packed
+from kafka_sink.coordinator.transport.message_format import packed
 from kafka_sink.errors import ProtocolError
 from kafka_sink.printable import printable
 

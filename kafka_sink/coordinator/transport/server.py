@@ -18,7 +18,7 @@ from kafka_sink.clock import Clock
 from kafka_sink.coordinator.transport.cluster_registry import ClusterRegistry
 from kafka_sink.coordinator.transport.connections import Connections, Dropped, ServerBounds
 from kafka_sink.coordinator.transport.handlers import HandlerFactory, Reply, ServerMessage
-from kafka_sink.coordinator.transport.lines import Line, prefixed, split_lines
+from kafka_sink.coordinator.transport.message_format import Line, prefixed, split_lines
 from kafka_sink.coordinator.transport.peer_connection import PeerConnection, encode_message
 from kafka_sink.coordinator.transport.session import Message, Session, parse
 from kafka_sink.errors import ProtocolError

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 
-from kafka_sink import application_markers, driver_log
+from kafka_sink import application_markers
 from kafka_sink.coordinator.transport.address import CoordinatorAddress
+from kafka_sink.driver import driver_log
 
 # The marker that is renewed whenever the coordinator could not be started.
 UNAVAILABLE = "kafka-chunked: no coordinator"

@@ -23,9 +23,9 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from kafka_sink.coordinator.transport import fields
-from kafka_sink.coordinator.transport.fields import count, decoding, int32, whole
+from kafka_sink.coordinator.transport import message_format as fields
 from kafka_sink.coordinator.transport.handlers import Handler, Push, Reply, ServerMessage
+from kafka_sink.coordinator.transport.message_format import count, decoding, int32, whole
 from kafka_sink.coordinator.writes.unfinished_writes import UnfinishedWrites
 from kafka_sink.model import WriteTransactions
 

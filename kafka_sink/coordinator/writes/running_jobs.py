@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from kafka_sink.clock import monotonic_ms
-from kafka_sink.coordinator.driver_process import DriverProcess
+from kafka_sink.driver.driver_process import DriverProcess
 
 _log = logging.getLogger(__name__)
 # Spark's UI answers within milliseconds.

@@ -16,8 +16,8 @@ from kafka_sink.breaker import (
 )
 from kafka_sink.errors import DeliveryError
 from kafka_sink.model import TopicPartition
-from kafka_sink.producer_cache import TaskProducer
 from kafka_sink.sending import sender
+from kafka_sink.task.producer_cache import TaskProducer
 from tests.support.fake_broker import PRODUCE, FakeCluster
 from tests.support.fake_replies import OK, Reply, error
 from tests.support.scripted_cluster import (

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pyarrow as pa
 import pytest
 
-from kafka_sink.producer_cache import TaskProducer
+from kafka_sink.task.producer_cache import TaskProducer
 from tests.support.fake_broker import FakeCluster
 from tests.support.proxy import ProxyCluster
 from tests.support.scripted_cluster import PATIENCE_S, TOPIC, inside, task, written

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from kafka_sink.breaker import FailureRateCircuitBreaker
-from kafka_sink.breaker.health import Health, has_response, health_of
-from kafka_sink.breaker.latency import UsualLatency
+from kafka_sink.breaker.failure_rate import UsualLatency
 from kafka_sink.breaker.mute_control import MuteControl
+from kafka_sink.breaker.outcomes import Health, has_response, health_of
 from kafka_sink.breaker.producer_breaker import ProducerBreaker
 from kafka_sink.errors import (
     AuthenticationError,

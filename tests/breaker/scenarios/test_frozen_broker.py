@@ -11,8 +11,8 @@ import pyarrow as pa
 from kafka_sink.local_broker import LocalBroker
 from kafka_sink.model import TaskResult
 from kafka_sink.options import parse
-from kafka_sink.producer_cache import TaskProducer, task_producer
 from kafka_sink.rows.column_plan import ColumnPlan
+from kafka_sink.task.producer_cache import TaskProducer, task_producer
 from tests.support.scripted_cluster import PATIENCE_S, inside
 from tests.support.slow_machine import Stalls
 from tests.support.topics import moved_in, numbers_in

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from kafka_sink.breaker.mute_change import Evidence
+from kafka_sink.breaker.states import Evidence
 from kafka_sink.coordinator.breaker.handler import BreakerHandler
 from kafka_sink.errors import BrokerRefusedError
 from kafka_sink.model import TopicPartition

@@ -20,8 +20,8 @@ from kafka_sink.coordinator.metadata.fetcher import metadata_handler
 from kafka_sink.coordinator.transport.handlers import HandlerFactory
 from kafka_sink.model import TopicPartition
 from kafka_sink.options import parse
-from kafka_sink.producer_cache import TaskProducer, task_producer
 from kafka_sink.rows.column_plan import ColumnPlan
+from kafka_sink.task.producer_cache import TaskProducer, task_producer
 from tests.support.coordinator_harness import serving
 from tests.support.fake_broker import PRODUCE, FakeCluster
 from tests.support.scripted_cluster import PATIENCE_S, TOPIC, inside, mutes, rows, until, written

@@ -14,8 +14,8 @@ from kafka_sink.errors import DeliveryError
 from kafka_sink.local_broker import LocalBroker
 from kafka_sink.model import TaskResult
 from kafka_sink.options import parse
-from kafka_sink.producer_cache import PRODUCERS, TaskProducer, task_producer
 from kafka_sink.rows.column_plan import ColumnPlan
+from kafka_sink.task.producer_cache import PRODUCERS, TaskProducer, task_producer
 from tests.support.fake_broker import FakeCluster
 from tests.support.producer_ids import ask_for_producer_id
 from tests.support.scripted_cluster import TOPIC, inside, mutes, until, written

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kafka_sink.coordinator.breaker.messages import BreakerReport, BreakerUpdate, decode_update
-from kafka_sink.coordinator.breaker.mute_pushes import MutePushes
-from kafka_sink.coordinator.breaker.tasks import BreakerTasks
+from kafka_sink.coordinator.breaker.tasks import BreakerTasks, MutePushes
 from kafka_sink.timing_bounds import GATHER_MUTES_MS
 
 MAX_DELAY_MS = 2_000

@@ -6,8 +6,7 @@ import pytest
 
 from kafka_sink.breaker.states import BreakerState, MuteTable
 from kafka_sink.coordinator.breaker.messages import BreakerReport
-from kafka_sink.coordinator.breaker.probe_leases import ProbeLeases
-from kafka_sink.coordinator.breaker.tasks import BreakerTasks
+from kafka_sink.coordinator.breaker.tasks import BreakerTasks, ProbeLeases
 from kafka_sink.model import TopicPartition
 
 INTERVAL = 2_000.0

@@ -7,9 +7,7 @@ import pytest
 from kafka_sink.breaker.states import ProbeLease, Target
 from kafka_sink.coordinator.breaker.handler import BreakerHandler
 from kafka_sink.coordinator.breaker.messages import BreakerReport, MuteReport, encode_report
-from kafka_sink.coordinator.breaker.mute_pushes import MutePushes
-from kafka_sink.coordinator.breaker.probe_leases import ProbeLeases
-from kafka_sink.coordinator.breaker.tasks import BreakerTasks
+from kafka_sink.coordinator.breaker.tasks import BreakerTasks, MutePushes, ProbeLeases
 from kafka_sink.coordinator.breaker.votes import PartitionVotes
 from kafka_sink.coordinator.transport.peer_connection import encode_message
 from kafka_sink.model import TopicPartition

@@ -22,12 +22,9 @@ from typing import Any
 
 import pytest
 
-from kafka_sink.coordinator import driver_process
-from kafka_sink.coordinator.driver_process import DriverProcess
 from kafka_sink.coordinator.process import launcher, planning
 from kafka_sink.coordinator.process import server_process as process
 from kafka_sink.coordinator.process.application_files import pause_s
-from kafka_sink.coordinator.process.driver_conf import spark_conf
 from kafka_sink.coordinator.process.planning import CoordinatorHandoff, hand_off
 from kafka_sink.coordinator.process.rendezvous_directory import (
     FOLDER,
@@ -37,6 +34,9 @@ from kafka_sink.coordinator.process.rendezvous_directory import (
 from kafka_sink.coordinator.transport.address import CoordinatorAddress
 from kafka_sink.coordinator.transport.connection import CoordinatorConnection
 from kafka_sink.coordinator.writes.channel import end_attempts
+from kafka_sink.driver import driver_process
+from kafka_sink.driver.driver_conf import spark_conf
+from kafka_sink.driver.driver_process import DriverProcess
 from kafka_sink.errors import ConfigurationError
 from kafka_sink.options import parse
 from tests.support.application import Application
@@ -382,7 +382,7 @@ def test_without_a_driver_or_a_folder_there_is_none(
 
 
 def test_the_driver_is_the_nearest_ancestor_that_is_no_python() -> None:
-    script = "from kafka_sink.coordinator.driver_process import find_driver_process as f; print(f().pid)"
+    script = "from kafka_sink.driver.driver_process import find_driver_process as f; print(f().pid)"
     nested = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {script!r}], check=True)"
     shell = subprocess.Popen(
         ["sh", "-c", '"$0" -c "$1"; true', sys.executable, nested],

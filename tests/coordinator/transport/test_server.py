@@ -19,7 +19,7 @@ import pytest
 from kafka_sink.coordinator.client.client import CoordinatorClient
 from kafka_sink.coordinator.transport.connections import ServerBounds
 from kafka_sink.coordinator.transport.handlers import SharedBody, with_facts
-from kafka_sink.coordinator.transport.packed_body import unpacked
+from kafka_sink.coordinator.transport.message_format import unpacked
 from kafka_sink.coordinator.transport.peer_connection import encode_message
 from kafka_sink.coordinator.transport.session import MAX_FRAME_BYTES, FrameReader, Session
 from tests.support.coordinator_harness import KEY, SECRET, Serving, clock_ms, eventually, serving

@@ -7,9 +7,9 @@ import threading
 
 import pytest
 
-from kafka_sink.coordinator.driver_process import DriverProcess
 from kafka_sink.coordinator.writes import running_jobs
 from kafka_sink.coordinator.writes.running_jobs import RunningJobs, StageTracker
+from kafka_sink.driver.driver_process import DriverProcess
 from tests.support.coordinator_harness import eventually
 from tests.support.spark_ui import serving_ui
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from kafka_sink.coordinator.driver_process import DriverProcess
 from kafka_sink.coordinator.writes import running_jobs
 from kafka_sink.coordinator.writes.channel import WriteChannel
 from kafka_sink.coordinator.writes.handler import write_handler
 from kafka_sink.coordinator.writes.running_jobs import RunningJobs
+from kafka_sink.driver.driver_process import DriverProcess
 from kafka_sink.local_broker import LocalBroker
 from kafka_sink.model import WriteTransactions
 from kafka_sink.options import parse

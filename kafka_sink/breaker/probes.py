@@ -1,0 +1,242 @@
+"""When a muted broker or partition is probed, and what a probe's outcome means.
+
+A broker's probe is a request without rows. Only a partition's probe needs a record batch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+
+from kafka_sink.breaker.local_mutes import LocalMutes
+from kafka_sink.breaker.muted_partitions import MutedPartitions
+from kafka_sink.breaker.outcomes import Health, has_response, health_of
+from kafka_sink.breaker.states import BreakerState, Mute, ProbeLease, Target
+from kafka_sink.model import TopicPartition
+from kafka_sink.timing_bounds import HELD_MS
+
+
+class ProbePolicy:
+    """Lets probes through and ends mutes by their outcomes. The sender's thread.
+
+    Targets that the coordinator has muted are probed only under its leases, others by this task's clock.
+    """
+
+    def __init__(self, mutes: LocalMutes, partitions: MutedPartitions, waiting: WaitingRows) -> None:
+        # Whether a request to the target has no response yet. Its response is as good as a probe's, so none
+        # is sent.
+        self.awaits_response: Callable[[Target], bool] = lambda _: False
+        self._mutes = mutes
+        self._table = mutes.table
+        self._partitions = partitions
+        self._waiting = waiting
+        # By target, when this task's lease ends.
+        self._leases: dict[Target, float] = {}
+        # Targets whose lease also lets new rows go to the partition.
+        self._trial_leases: set[Target] = set()
+        # The partition whose batch probes a target, until the mute ends: its response may come late.
+        self._batch_probes: dict[Target, TopicPartition] = {}
+        # Brokers with a probe that has no response yet. A broker gets one at a time, however long it takes.
+        self._awaited_brokers: set[int] = set()
+        # Brokers that are asked whether they respond, muted or not, for the coordinator or the breaker class:
+        # before and after their request went out.
+        self._to_ask: set[int] = set()
+        self._asked: set[int] = set()
+        self._failures: list[tuple[Target, str]] = []
+
+    # -- the coordinator ----------------------------------------------------------------------------
+
+    def grant(self, leases: Mapping[Target, ProbeLease]) -> None:
+        """The coordinator's new leases for this task."""
+        for target, lease in leases.items():
+            self._leases[target] = self._mutes.now_ms + lease.left_ms
+            (self._trial_leases.add if lease.trial else self._trial_leases.discard)(target)
+
+    def ask_broker(self, node_id: int) -> None:
+        """The coordinator, or the breaker class, wants to know whether a broker responds to this task."""
+        self._to_ask.add(node_id)
+
+    def on_coordinator_lost(self) -> None:
+        """Drops the leases and the requests of the coordinator."""
+        self._leases.clear()
+        self._to_ask.clear()
+        self._asked.clear()
+
+    def take_failures(self) -> list[tuple[Target, str]]:
+        """Probes that failed since the last call, with their errors."""
+        failures, self._failures = self._failures, []
+        return failures
+
+    # -- brokers: requests without rows ---------------------------------------------------------------
+
+    def brokers_to_probe(self) -> list[int]:
+        """Brokers that should get a request without rows now: muted ones, and those that are to be asked."""
+        if not self._table.mutes and not self._to_ask:
+            return []
+        due = [target for target in self._table.mutes if isinstance(target, int) and self._is_due(target)]
+        return [node for node in {*due, *self._to_ask} if node not in self._awaited_brokers]
+
+    def broker_probe_sent(self, node_id: int) -> None:
+        """A request without rows goes to a broker."""
+        self._awaited_brokers.add(node_id)
+        if node_id in self._to_ask:
+            self._to_ask.discard(node_id)
+            self._asked.add(node_id)
+        if self._is_due(node_id):
+            self._begin(node_id)
+
+    def broker_probe_done(self, node_id: int, cause: Exception | None) -> bool:
+        """The request without rows has its response, or failed. A late response counts too.
+
+        True if the coordinator asked for this response.
+        """
+        self._awaited_brokers.discard(node_id)
+        was_asked = node_id in self._asked
+        self._asked.discard(node_id)
+        if has_response(cause):
+            self.connected(node_id)
+            return was_asked
+        mute = self._table.mutes.get(node_id)
+        if mute is not None:
+            mute.last_error = str(cause)
+            self._table.fail(node_id, str(cause), self._mutes.now_ms)
+            self._failures.append((node_id, str(cause)))
+        return False
+
+    def connected(self, node_id: int) -> None:
+        """A broker responded to a request without rows, perhaps the first one of a new connection."""
+        if self._is_due(node_id):
+            self._begin(node_id)
+        self._mutes.succeed(node_id, "it responds again")
+
+    # -- partitions: record batches -------------------------------------------------------------------
+
+    def may_probe(self, partition: TopicPartition) -> bool:
+        """Whether a batch of this muted partition may go now as its probe."""
+        covering = self._partitions.covering(partition)
+        self._waiting.note_held(covering)
+        return covering == [partition] and self._is_due(partition)
+
+    def batch_sent(self, partition: TopicPartition) -> None:
+        """A batch goes out. It is the probe if its partition is muted."""
+        if self._table.mutes:
+            for target in self._partitions.covering(partition):
+                # If everything is muted, mutes are ignored and batches go out. Such a batch is also the probe
+                # of its broker.
+                if self._is_due(target):
+                    self._begin(target)
+                    self._batch_probes[target] = partition
+
+    def batch_done(self, partition: TopicPartition, exception: Exception | None) -> None:
+        """An attempt of a batch has ended; where it was a probe, its outcome counts."""
+        if not self._table.mutes:
+            return
+        for target in self._partitions.covering(partition):
+            mute = self._table.mutes.get(target)
+            if mute is None:
+                # The partition was unmuted together with its broker.
+                continue
+            if exception is not None:
+                mute.last_error = str(exception)
+            if self._batch_probes.get(target) == partition:
+                self._batch_probe_done(mute, partition, exception)
+
+    def _batch_probe_done(self, mute: Mute, partition: TopicPartition, exception: Exception | None) -> None:
+        target, health = mute.target, health_of(exception)
+        # A broker that responds is there, whatever it says of one partition.
+        if health is Health.HEALTHY or (isinstance(target, int) and has_response(exception)):
+            self._mutes.succeed(target, "a probe got through")
+            if health is Health.HEALTHY:
+                self._mutes.unmute(partition, "a probe got through", own=True)
+        elif health is Health.UNHEALTHY:
+            self._table.fail(target, str(exception), self._mutes.now_ms)
+            self._failures.append((target, str(exception)))
+        elif mute.state is BreakerState.HALF_OPEN:
+            self._table.expire(target, self._mutes.now_ms)
+
+    def trials(self) -> frozenset[Target]:
+        """Partitions whose probe may go while no batch waits that could be it: new rows may go there."""
+        return frozenset(target for target in self._table.mutes if self._is_on_trial(target))
+
+    def _is_on_trial(self, target: Target) -> bool:
+        if not isinstance(target, TopicPartition) or self._partitions.has_muted_leader(target):
+            return False
+        if not self._is_due(target) or self._waiting.is_held(target) or self.awaits_response(target):
+            return False
+        if self._mutes.is_shared(target):
+            return target in self._trial_leases
+        # One more interval than a probe needs: a waiting batch would have been the probe by now.
+        return self._table.is_due(target, self._mutes.now_ms - self._table.retry_interval_ms)
+
+    # -- both ---------------------------------------------------------------------------------------
+
+    def _is_due(self, target: Target) -> bool:
+        if self._mutes.is_shared(target):
+            mute = self._table.mutes.get(target)
+            is_open = mute is not None and mute.state is BreakerState.OPEN
+            return is_open and self._leases.get(target, -math.inf) > self._mutes.now_ms
+        return self._table.is_due(target, self._mutes.now_ms)
+
+    def _begin(self, target: Target) -> None:
+        self._table.probe(target, self._mutes.now_ms)
+        self._leases.pop(target, None)
+        self._trial_leases.discard(target)
+
+    def forget(self, target: Target) -> None:
+        """A target is no longer muted."""
+        self._batch_probes.pop(target, None)
+        self._leases.pop(target, None)
+
+
+# Which muted targets a task has rows for: the coordinator grants probes by it.
+
+
+class WaitingRows:
+    """Remembers when batches waited for muted targets and when rows could have gone there."""
+
+    def __init__(self, mutes: LocalMutes, partitions: MutedPartitions) -> None:
+        self._mutes = mutes
+        self._partitions = partitions
+        # When a batch was last seen to wait for a target.
+        self._held_ms: dict[Target, float] = {}
+        # When the task last had rows of a topic that may go to any partition. Its thread writes this.
+        self._free_rows_ms: dict[str, float] = {}
+
+    def note_free_rows(self, topics: Iterable[str]) -> None:
+        """The task has rows of these topics that may go to any partition. The task's thread."""
+        for topic in topics:
+            self._free_rows_ms[topic] = self._mutes.now_ms
+
+    def note_held(self, targets: Iterable[Target]) -> None:
+        """A batch waits for these targets."""
+        for target in targets:
+            self._held_ms[target] = self._mutes.now_ms
+
+    def note_waiting(self, partitions: Iterable[TopicPartition]) -> None:
+        """Batches of these partitions could go, but their brokers take none now.
+
+        So a partition on trial has rows enough, and needs no new ones.
+        """
+        if self._mutes.table.mutes:
+            for partition in partitions:
+                self.note_held(self._partitions.covering(partition))
+
+    def is_held(self, target: Target) -> bool:
+        """Whether a batch waits for a target."""
+        return self._mutes.now_ms - self._held_ms.get(target, -math.inf) <= HELD_MS
+
+    def held(self) -> list[Target]:
+        """Muted targets that batches of this task wait for."""
+        return [target for target in self._mutes.table.mutes if self.is_held(target)]
+
+    def wanted(self) -> list[Target]:
+        """Muted partitions that no batch of this task waits for, but that its rows could go to."""
+        partitions = [target for target in self._mutes.table.mutes if isinstance(target, TopicPartition)]
+        return [one for one in partitions if self._has_free_rows(one) and not self.is_held(one)]
+
+    def _has_free_rows(self, target: TopicPartition) -> bool:
+        return self._mutes.now_ms - self._free_rows_ms.get(target.topic, -math.inf) <= HELD_MS
+
+    def forget(self, target: Target) -> None:
+        """A target is no longer muted."""
+        self._held_ms.pop(target, None)

@@ -1,0 +1,292 @@
+"""Writes the letters of rows that can never be written, while other rows go on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from kafka_sink.dead_letters.collector import DeadLetters
+from kafka_sink.dead_letters.refused_rows import (
+    CUT_PREFIX,
+    HEADER_OVERHEAD,
+    NAME,
+    PREFIX,
+    STAGE,
+    Int64s,
+    OwnHeaders,
+    RefusedLetter,
+    RefusedRecords,
+    RefusedRows,
+)
+from kafka_sink.dead_letters.row_rejection import rows_of_letter, rows_of_records
+from kafka_sink.errors import BufferExhaustedError, DeliveryError, InvalidRowError, MetadataTimeoutError
+from kafka_sink.model import NO_TIMESTAMP
+from kafka_sink.options.values import TOPIC_MAX_LENGTH
+from kafka_sink.records.arrays import (
+    binary_of,
+    indices,
+    lengths,
+    null_mask,
+    offsets,
+    spans,
+    values_buffer,
+    with_nulls,
+)
+from kafka_sink.records.ordered_rows import OrderedRows
+from kafka_sink.rows.column_plan import HEADERS_TYPE, ColumnPlan
+
+
+class LetterWriter:
+    """Used by the task's thread, also while it waits with other rows.
+
+    ``append`` may block, but not for the memory for which those rows wait.
+    """
+
+    def __init__(
+        self,
+        letters: DeadLetters,
+        order: Callable[[ColumnPlan, pa.Table], OrderedRows],
+        append: Callable[[OrderedRows], None],
+    ) -> None:
+        self._letters = letters
+        self._order = order
+        self._append = append
+        self._is_writing = False
+
+    def write(self) -> bool:
+        """Appends the letters of all rows that wait, about 1 MiB at once; returns whether there were any.
+
+        Raises DeliveryError where they cannot be written, BufferExhaustedError where there is no memory for
+        them within max.block.ms.
+        """
+        letters = self._letters
+        if letters.topic is None or self._is_writing or not letters.is_waiting:
+            return False
+        # Appending them waits, too, and whatever waits looks here.
+        self._is_writing = True
+        try:
+            plan = letter_plan(letters.topic)
+            for rows in self._waiting():
+                # Its topic may have refused the ones before as too large.
+                self._write(plan, letter_table(rows, letters.max_bytes, letters.task), letters.topic)
+        finally:
+            self._is_writing = False
+        return True
+
+    def _waiting(self) -> Iterator[RefusedRows]:
+        while (refused := self._letters.take()) is not None:
+            if isinstance(refused, RefusedLetter):
+                yield rows_of_letter(refused)
+                continue
+            if isinstance(refused, RefusedRecords):
+                refused = rows_of_records(refused, self._letters.max_bytes)
+            yield from pieces(refused)
+
+    def _write(self, plan: ColumnPlan, table: pa.Table, topic: str) -> None:
+        try:
+            ordered = self._order(plan, table)
+        except (InvalidRowError, MetadataTimeoutError) as error:
+            raise DeliveryError(
+                f"{table.num_rows} dead letters cannot be written to errors.deadletterqueue.topic.name = "
+                f"{topic!r}: {error}"
+            ) from error
+        try:
+            self._append(ordered)
+        except BufferExhaustedError:
+            # Its text is about kafka.buffer.memory, which letters do not use.
+            raise BufferExhaustedError(
+                f"no memory for {table.num_rows} dead letters for errors.deadletterqueue.topic.name = "
+                f"{topic!r} within kafka.max.block.ms. They have memory of their own, which letters hold "
+                "until brokers acknowledge them: the brokers of that topic take letters more slowly than "
+                "rows are refused, or do not respond"
+            ) from None
+
+
+# Dead letters as rows of the dead letter topic, a table of them at once.
+#
+# The context headers are those of Kafka Connect's sink connectors (KIP-298), as far as a row of a DataFrame
+# has them.
+
+
+_MAX_REASON = 500
+# A batch has a header, a record has lengths and deltas, and a header of a record has two lengths.
+_OVERHEAD = 256
+# About the context headers of a letter.
+_CONTEXT_BYTES = 600
+# Bytes of the letters that are made at once, and have several copies until they are in their batches.
+_TABLE_BYTES = 1 << 20
+_COLUMNS = (("key", "binary"), ("value", "binary"), ("headers", HEADERS_TYPE))
+_NO_BINARY = binary_of(())
+
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class _Header:
+    """A context header of all letters: one value for all, or one each, where null leaves the header out."""
+
+    name: bytes
+    value: bytes | pa.Array
+
+    def sizes(self) -> Int64s | int:
+        """The bytes that it takes in each letter."""
+        if isinstance(self.value, bytes):
+            return len(self.name) + len(self.value) + HEADER_OVERHEAD
+        present = ~null_mask(self.value)
+        return present * (len(self.name) + HEADER_OVERHEAD) + lengths(self.value).astype(np.int64)
+
+
+def letter_plan(topic: str) -> ColumnPlan:
+    """The plan of the tables that ``letter_table`` makes.
+
+    Letters have the present time. The row's own may be why it was refused, or so old that the letter is soon
+    deleted.
+    """
+    return ColumnPlan.of(_COLUMNS, topic)
+
+
+def pieces(rows: RefusedRows) -> Iterator[RefusedRows]:
+    """The rows in parts whose letters take about 1 MiB, or one row."""
+    before = np.concatenate(([0], np.cumsum(rows.sizes + _CONTEXT_BYTES)))
+    start = 0
+    while start < rows.count:
+        stop = int(np.searchsorted(before, before[start] + _TABLE_BYTES, side="right")) - 1
+        stop = max(stop, start + 1)
+        yield rows.slice(start, stop)
+        start = stop
+
+
+def letter_table(rows: RefusedRows, max_bytes: int, task: str) -> pa.Table:
+    """One letter per row. A letter of more than ``max_bytes`` is cut, and headers say so.
+
+    ``task`` identifies the Spark task.
+    """
+    context = _context(rows, task) if rows.context is None else [_Header(*header) for header in _known(rows)]
+    left = np.full(rows.count, max_bytes - _OVERHEAD, dtype=np.int64)
+    for header in context:
+        left -= header.sizes()
+    noted = {header.name for header in context}
+
+    def note_cut(name: bytes, amounts: Int64s, cut: Mask) -> None:
+        """Says how much there was before the first cut."""
+        if cut.any() and CUT_PREFIX + name not in noted:
+            context.append(_Header(CUT_PREFIX + name, _texts(amounts, ~cut)))
+
+    own = rows.headers
+    if own is not None:
+        dropped = (own.sizes > left // 4) & (own.counts > 0)
+        note_cut(b"headers.dropped", own.counts, dropped)
+        left -= np.where(dropped, 0, own.sizes)
+        own = _without(own, dropped) if dropped.any() else own
+    key = rows.key
+    if key is not None:
+        # The key identifies the row, and most keys are far shorter than that.
+        key, sizes, cut = _cut(key, np.maximum(left // 4, 0))
+        note_cut(b"key.length", sizes, cut)
+        left -= lengths(key)
+    value, sizes, cut = _cut(rows.value, np.maximum(left, 0))
+    note_cut(b"value.length", sizes, cut)
+    columns = [
+        pa.nulls(rows.count, pa.binary()) if key is None else key,
+        value,
+        _headers(own, context, rows.count),
+    ]
+    return pa.Table.from_arrays(columns, ["key", "value", "headers"])
+
+
+def _known(rows: RefusedRows) -> list[tuple[bytes, bytes]]:
+    """The context of a letter that is written again."""
+    return [(name, content or b"") for name, content in rows.context or ()]
+
+
+def _context(rows: RefusedRows, task: str) -> list[_Header]:
+    topic = rows.topic
+    if isinstance(topic, pa.Array):
+        # A column of topics may hold anything.
+        topic = _cut(topic, np.full(rows.count, TOPIC_MAX_LENGTH, dtype=np.int64))[0]
+    known: dict[bytes, bytes | pa.Array | None] = {
+        b"topic": topic.encode() if isinstance(topic, str) else topic,
+        b"partition": _known_texts(rows.partition, 0),
+        b"connector.name": NAME,
+        b"task.id": task.encode(),
+        b"stage": STAGE,
+        b"class.name": b"kafka_sink",
+        b"exception.class.name": rows.error.encode(),
+        b"exception.message": rows.reason[:_MAX_REASON].encode(errors="replace"),
+    }
+    context = [_Header(PREFIX + name, value) for name, value in known.items() if value is not None]
+    times = rows.timestamps_ms
+    found = _texts(times, times == NO_TIMESTAMP) if isinstance(times, np.ndarray) else None
+    return context if found is None else [*context, _Header(CUT_PREFIX + b"timestamp", found)]
+
+
+def _known_texts(numbers: Int64s | int, smallest: int) -> bytes | pa.Array | None:
+    """Numbers as texts; none for those below ``smallest``."""
+    if isinstance(numbers, int):
+        return b"%d" % numbers if numbers >= smallest else None
+    return _texts(numbers, numbers < smallest)
+
+
+def _texts(numbers: Int64s, nulls: Mask) -> pa.Array:
+    found = pa.Array.from_buffers(
+        pa.int64(), len(numbers), [None, pa.py_buffer(np.ascontiguousarray(numbers))]
+    )
+    return with_nulls(found.cast(pa.string()).cast(pa.binary()), nulls)
+
+
+def _cut(content: pa.Array, limits: Int64s) -> tuple[pa.Array, Int64s, Mask]:
+    """The first ``limits[i]`` bytes of each entry; their lengths before, and which were longer."""
+    sizes = lengths(content).astype(np.int64)
+    cut = sizes > limits
+    if not cut.any():
+        return content, sizes, cut
+    starts = offsets(content)[:-1]
+    nulls = null_mask(content) if content.null_count else None
+    return spans(values_buffer(content), starts, starts + np.minimum(sizes, limits), nulls), sizes, cut
+
+
+def _without(own: OwnHeaders, dropped: Mask) -> OwnHeaders:
+    """The headers without those of some rows."""
+    kept = indices(np.flatnonzero(np.repeat(~dropped, own.held)))
+    left = np.where(dropped, 0, own.held)
+    return replace(own, held=left, keys=own.keys.take(kept), values=own.values.take(kept))
+
+
+def _headers(own: OwnHeaders | None, context: list[_Header], count: int) -> pa.Array:
+    """Each row's own headers and its context as one list column, gathered from all keys and all values."""
+    none = np.zeros(count, dtype=np.int64)
+    held, keys, values = (none, _NO_BINARY, _NO_BINARY) if own is None else (own.held, own.keys, own.values)
+    present = [
+        np.ones(count, dtype=np.bool_) if isinstance(header.value, bytes) else ~null_mask(header.value)
+        for header in context
+    ]
+    ends = np.zeros(count + 1, dtype=np.int32)
+    np.cumsum(held + sum(present, none), out=ends[1:])
+    key_at = np.empty(int(ends[-1]), dtype=np.int32)
+    value_at = np.empty(len(key_at), dtype=np.int32)
+    row_of = np.repeat(np.arange(count), held)
+    place = np.arange(len(row_of)) - np.repeat(np.cumsum(held) - held, held) + ends[row_of]
+    key_at[place] = value_at[place] = np.arange(len(row_of))
+    place = ends[:-1] + held
+    sources, filled = [values], len(values)
+    for number, (header, shown) in enumerate(zip(context, present, strict=True)):
+        key_at[place[shown]] = len(keys) + number
+        is_one = isinstance(header.value, bytes)
+        sources.append(binary_of([header.value]) if is_one else header.value)
+        value_at[place[shown]] = filled if is_one else filled + np.flatnonzero(shown)
+        filled += len(sources[-1])
+        place += shown
+    names = binary_of([header.name for header in context])
+    entries = pa.StructArray.from_arrays(
+        [
+            pa.concat_arrays([keys, names]).take(indices(key_at)),
+            pa.concat_arrays(sources).take(indices(value_at)),
+        ],
+        ["key", "value"],
+    )
+    starts = pa.Array.from_buffers(pa.int32(), count + 1, [None, pa.py_buffer(ends)])
+    return pa.ListArray.from_arrays(starts, entries)

@@ -1,0 +1,323 @@
+"""With errors.tolerance=all: takes rows that can never be written out of a table, as dead letters.
+
+While all rows are valid this costs nothing: the errors that would fail the task name the invalid rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import suppress
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kafka_sink import timing_bounds
+from kafka_sink.clock import Clock
+from kafka_sink.dead_letters.collector import DeadLetters
+from kafka_sink.dead_letters.refused_rows import (
+    HEADER_OVERHEAD,
+    Int64s,
+    OwnHeaders,
+    RefusedLetter,
+    RefusedRecords,
+    RefusedRows,
+    is_context,
+)
+from kafka_sink.errors import (
+    InvalidRowError,
+    MetadataTimeoutError,
+    MissingPartitionError,
+    TopicRefusedError,
+)
+from kafka_sink.metadata.cluster_metadata import ClusterMetadata
+from kafka_sink.model import NO_TIMESTAMP, TopicMetadata
+from kafka_sink.records import varint
+from kafka_sink.records.arrays import (
+    as_binary,
+    binary_of,
+    indices,
+    is_utf8,
+    lengths,
+    null_mask,
+    numbers,
+    spans,
+)
+from kafka_sink.records.ordered_rows import OrderedRows
+from kafka_sink.rows.column_plan import ColumnPlan
+from kafka_sink.rows.columns import NO_PARTITION, RowBatch
+from kafka_sink.rows.ordering import partitions_needed
+
+# Brokers learn of an added partition one by one. After this time a partition that is still unknown does not
+# exist.
+PARTITION_WAIT_MS = 5000.0
+_LOOK_MS = 100.0
+
+Order = Callable[[ColumnPlan, pa.Table], OrderedRows]
+
+
+class RowRejection:
+    """Used by the task's thread. ``max_block_ms`` is max.block.ms, ``max_age_ms`` metadata.max.age.ms."""
+
+    def __init__(
+        self,
+        dead_letters: DeadLetters,
+        cluster: ClusterMetadata,
+        clock_ms: Clock,
+        max_block_ms: float,
+        max_age_ms: float,
+    ) -> None:
+        self._dead_letters = dead_letters
+        self._cluster = cluster
+        self._clock_ms = clock_ms
+        self._max_block_ms = max_block_ms
+        self._max_age_ms = max_age_ms
+        # Until when a topic is known to have no more than so many partitions.
+        self._confirmed: dict[str, tuple[int, float]] = {}
+
+    def order(self, plan: ColumnPlan, table: pa.RecordBatch | pa.Table, order: Order) -> OrderedRows | None:
+        """``order`` of the valid rows; None if there are none.
+
+        Raises what ``order`` raises about anything but rows, and TooManyDeadLettersError.
+        """
+        left = table if isinstance(table, pa.Table) else pa.Table.from_batches([table])
+        while left.num_rows:
+            try:
+                return order(plan, left)
+            except InvalidRowError as error:
+                if error.rows is None or not error.rows.any():
+                    raise
+                self._dead_letters.add(rows_of_table(plan, left, error))
+                left = left.take(indices(np.flatnonzero(~error.rows)))
+        return None
+
+    def await_topics(self, rows: RowBatch, check: Callable[[], None]) -> dict[str, TopicMetadata]:
+        """Metadata of the rows' topics. Waits for missing partitions for 5 s, for those of all topics at
+        once, and again only after metadata.max.age.ms. A topic that is not authorized is asked for as long.
+
+        Raises MetadataTimeoutError after max.block.ms, InvalidRowError with the rows for a topic that can
+        never be written or a partition that does not exist.
+        """
+        try:
+            topics = self._cluster.await_topics(
+                rows.topics,
+                self._max_block_ms,
+                check,
+                refusal_wait_ms=min(timing_bounds.REFUSED_TOPIC_MS, self._max_block_ms / 2),
+            )
+        except TopicRefusedError as error:
+            error.rows = _rows_of(rows, error.topic)
+            raise
+        needed = partitions_needed(rows)
+        doubtful = {name: count for name, count in needed.items() if self._is_doubtful(topics[name], count)}
+        if doubtful:
+            topics |= self._await_partitions(doubtful, check)
+        for name, count in needed.items():
+            exists = len(topics[name].partitions)
+            if count > exists and rows.partition is not None:
+                reason = f"topic {name!r} has only partitions 0 to {exists - 1}"
+                missing = _rows_of(rows, name) & (rows.partition >= exists)
+                raise MissingPartitionError(reason, missing)
+        return topics
+
+    def _await_partitions(
+        self, needed: dict[str, int], check: Callable[[], None]
+    ) -> dict[str, TopicMetadata]:
+        """Metadata of these topics, with all partitions or newer than this call.
+
+        Raises MetadataTimeoutError after max.block.ms without any.
+        """
+        started_ms = self._clock_ms()
+        with suppress(MissingPartitionError):
+            # One wait for all of them.
+            wait_ms = min(PARTITION_WAIT_MS, self._max_block_ms)
+            return self._cluster.await_topics(needed, wait_ms, check, needed)
+        # Only a broker's response shows that there is no such partition.
+        while old := [name for name in needed if self._age_ms(name) > self._clock_ms() - started_ms]:
+            if self._clock_ms() - started_ms >= self._max_block_ms:
+                raise MetadataTimeoutError(
+                    f"no broker said within kafka.max.block.ms = {self._max_block_ms:.0f} ms whether topic "
+                    f"{old[0]!r} has the partitions that rows name"
+                )
+            check()
+            with suppress(MissingPartitionError):
+                self._cluster.await_topics(old, _LOOK_MS, check, needed)
+        found = {name: self._cluster.topic(name) for name in needed}
+        until_ms = self._clock_ms() + self._max_age_ms
+        for name, topic in found.items():
+            if topic is not None:
+                self._confirmed[name] = (len(topic.partitions), until_ms)
+        return {name: topic for name, topic in found.items() if topic is not None}
+
+    def _age_ms(self, topic: str) -> float:
+        """How old the topic's metadata is."""
+        known = self._cluster.snapshot([topic], self._clock_ms()).topics
+        return known[0].age_ms if known else math.inf
+
+    def _is_doubtful(self, topic: TopicMetadata, needed: int) -> bool:
+        """Whether the topic is known with fewer partitions, and this was not confirmed recently."""
+        exists = len(topic.partitions)
+        count, until_ms = self._confirmed.get(topic.name, (0, 0.0))
+        return needed > exists and not (count == exists and self._clock_ms() < until_ms)
+
+
+def _rows_of(rows: RowBatch, topic: str) -> npt.NDArray[np.bool_]:
+    if rows.topic_index is None:
+        return np.ones(rows.num_rows, dtype=np.bool_)
+    mask: npt.NDArray[np.bool_] = rows.topic_index == rows.topics.index(topic)
+    return mask
+
+
+# Rows that can never be written as columns for their letters, whether the task or a broker refused them.
+
+
+_NO_BYTES = binary_of([b""])[0]
+_MICROS_PER_MILLI = 1000
+
+
+def rows_of_table(plan: ColumnPlan, table: pa.Table, error: InvalidRowError) -> RefusedRows:
+    """The rows that an error is about, which it marks."""
+    if error.rows is None:
+        raise ValueError("the error does not say which rows it is about")
+    few = table.take(indices(np.flatnonzero(error.rows)))
+
+    def column(index: int | None) -> pa.Array | None:
+        return None if index is None else pa.concat_arrays(few.column(index).chunks)
+
+    key, value, listed = column(plan.key), column(plan.value), column(plan.headers)
+    assert value is not None
+    headers = None if listed is None else _listed_headers(listed)
+    key, value = None if key is None else as_binary(_untyped(key)), as_binary(_untyped(value))
+    sizes = lengths(value).astype(np.int64)
+    for part in (None if key is None else lengths(key), None if headers is None else headers.sizes):
+        sizes += 0 if part is None else part
+    topic = column(plan.topic_column)
+    return RefusedRows(
+        key,
+        value,
+        headers,
+        plan.topic if topic is None else as_binary(_untyped(topic)),
+        _numbers(column(plan.partition), pa.int32(), NO_PARTITION),
+        _milliseconds(column(plan.timestamp)),
+        sizes,
+        error.reason,
+        type(error).__name__,
+    )
+
+
+def _untyped(column: pa.Array) -> pa.Array:
+    return column.cast(pa.binary()) if column.type == pa.null() else column
+
+
+def _numbers(column: pa.Array | None, kind: pa.DataType, missing: int) -> Int64s | int:
+    """The numbers of a column, or ``missing``."""
+    if column is None:
+        return missing
+    dtype = np.int32 if kind == pa.int32() else np.int64
+    found: Int64s = numbers(column.cast(kind), dtype).astype(np.int64)
+    return np.where(null_mask(column), missing, found) if column.null_count else found
+
+
+def _milliseconds(column: pa.Array | None) -> Int64s | int:
+    # As numbers: Python's dates end at the year 9999.
+    micros = _numbers(column, pa.int64(), NO_TIMESTAMP * _MICROS_PER_MILLI)
+    return micros // _MICROS_PER_MILLI
+
+
+def _listed_headers(column: pa.Array) -> OwnHeaders:
+    """A null header, and a header without a key, keep their place under an empty key. Keys that are no UTF-8
+    are replaced as far as they are not, since clients could not read the letter.
+
+    The fields go by their positions: Spark compares their names without case.
+    """
+    counts = lengths(column).astype(np.int64)
+    names, contents = column.flatten().flatten()
+    keys, values = as_binary(names), as_binary(contents)
+    keys = pc.coalesce(keys, _NO_BYTES) if keys.null_count else keys
+    if not is_utf8(names):
+        keys = binary_of([key.decode(errors="replace").encode() for key in keys.to_pylist()])
+    return OwnHeaders(counts, counts, _header_sizes(counts, keys, values), keys, values)
+
+
+def _header_sizes(counts: Int64s, keys: pa.Array, values: pa.Array) -> Int64s:
+    """The bytes of each row's headers in a letter."""
+    before = np.zeros(len(keys) + 1, dtype=np.int64)
+    np.cumsum(np.add(lengths(keys), lengths(values), dtype=np.int64) + HEADER_OVERHEAD, out=before[1:])
+    ends = np.cumsum(counts)
+    sizes: Int64s = before[ends] - before[ends - counts]
+    return sizes
+
+
+def rows_of_letter(letter: RefusedLetter) -> RefusedRows:
+    """A letter that its topic refused, as a row."""
+    own = [header for header in letter.headers if not is_context(header)]
+    counts = np.array([len(own)], dtype=np.int64)
+    keys, values = binary_of([name for name, _ in own]), binary_of([content for _, content in own])
+    headers = OwnHeaders(counts, counts, _header_sizes(counts, keys, values), keys, values)
+    size = len(letter.key or b"") + len(letter.value or b"")
+    return RefusedRows(
+        binary_of([letter.key]),
+        binary_of([letter.value]),
+        headers,
+        None,
+        NO_PARTITION,
+        NO_TIMESTAMP,
+        headers.sizes + size,
+        "",
+        "",
+        tuple(header for header in letter.headers if is_context(header)),
+    )
+
+
+def rows_of_records(records: RefusedRecords, max_bytes: int) -> RefusedRows:
+    """Records as they were encoded, without headers that cannot fit into a letter of ``max_bytes``."""
+    data = np.frombuffer(records.bodies, dtype=np.uint8)
+    starts = np.concatenate(([0], records.ends[:-1])).astype(np.int64)
+    key, at = _field(data, starts)
+    value, at = _field(data, at)
+    counts, at = varint.read_column(data, at)
+    return RefusedRows(
+        key,
+        value,
+        _encoded_headers(data, at, counts, max_bytes // HEADER_OVERHEAD) if counts.any() else None,
+        records.topic,
+        records.partition,
+        records.timestamps_ms,
+        records.ends - starts,
+        records.reason,
+        records.error,
+    )
+
+
+def _field(data: npt.NDArray[np.uint8], at: Int64s) -> tuple[pa.Array, Int64s]:
+    """The bytes after their length at each position, null for -1; and the positions after them."""
+    size, begin = varint.read_column(data, at)
+    end = begin + np.maximum(size, 0)
+    return spans(data, begin, end, size < 0), end
+
+
+def _encoded_headers(data: npt.NDArray[np.uint8], at: Int64s, counts: Int64s, limit: int) -> OwnHeaders:
+    held = np.where(counts > limit, 0, counts)
+    first = np.cumsum(held) - held
+    # Where each header's key and value begin and end, and whether the value is null.
+    edges = np.zeros((4, int(held.sum())), dtype=np.int64)
+    nulls = np.zeros(edges.shape[1], dtype=np.bool_)
+    rows = np.flatnonzero(held)
+    at = at[rows]
+    number = 0
+    while len(rows):
+        size, key = varint.read_column(data, at)
+        key_end = key + size
+        size, value = varint.read_column(data, key_end)
+        at = value + np.maximum(size, 0)
+        place = first[rows] + number
+        edges[:, place] = key, key_end, value, at
+        nulls[place] = size < 0
+        number += 1
+        left = held[rows] > number
+        rows, at = rows[left], at[left]
+    keys, values = spans(data, edges[0], edges[1]), spans(data, edges[2], edges[3], nulls)
+    sizes = np.where(held < counts, counts * HEADER_OVERHEAD, _header_sizes(held, keys, values))
+    return OwnHeaders(counts, held, sizes, keys, values)

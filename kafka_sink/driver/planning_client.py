@@ -1,0 +1,200 @@
+"""A blocking client for planning, which sends one request at a time.
+
+It uses the network client of the tasks. Its first connection therefore tests the TLS settings, the login and
+the addresses that tasks will use.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any
+
+from kafka_sink.clock import monotonic_ms
+from kafka_sink.driver import driver_log
+from kafka_sink.errors import (
+    AuthenticationError,
+    BrokersUnreachableError,
+    BrokerVersionError,
+    KafkaSinkError,
+    ProtocolError,
+)
+from kafka_sink.model import Node
+from kafka_sink.network.client import (
+    ConnectionStep,
+    NetworkClient,
+    NetworkSettings,
+    OutboundRequest,
+    RequestFailed,
+    ResponseReceived,
+)
+from kafka_sink.options import SinkOptions
+
+# Bounds connecting. The caller bounds requests.
+CONNECT_BOUND_MS = 9_000.0
+_POLL_MS = 100.0
+# So that a wrong address shows before the bound.
+_WARN_AFTER_MS = 3_000.0
+# Brokers of a cluster to try. One that responds is enough.
+_MAX_TRIED = 5
+# Give up on brokers that close this many connections at the first request.
+_MAX_RESETS = 3
+# Retrying does not help: the login fails, or the address is no Kafka broker, or one that expects TLS.
+_FINAL = (AuthenticationError, BrokerVersionError, ProtocolError)
+_REMEDIES = {
+    errno.ECONNREFUSED: "nothing listens there: check host and port",
+    errno.EHOSTUNREACH: "there is no route: check the address and the network",
+    errno.ENETUNREACH: "there is no route: check the address and the network",
+    errno.ETIMEDOUT: "no response: check the address and firewalls",
+}
+
+
+class PlanningClient:
+    """A context manager for one thread.
+
+    Methods raise BrokersUnreachableError if no broker is usable. It names each address, the step that failed
+    and the remedy. They raise AuthenticationError if the login is the reason.
+    """
+
+    def __init__(self, options: SinkOptions, connect_bound_ms: float) -> None:
+        self._connect_bound_ms = connect_bound_ms
+        self._network = NetworkClient(NetworkSettings.from_options(options), monotonic_ms)
+        self._bootstrap = self._network.bootstrap_nodes()
+        self._advertised: list[Node] = []
+        self._resets = 0
+
+    def __enter__(self) -> PlanningClient:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._network.close()
+
+    def connect(self) -> int:
+        """The id of a broker that accepts requests. Tries all addresses at once, within the bound.
+
+        Raises ConfigurationError for unusable key and certificate files.
+        """
+        self._network.check_security()
+        nodes = self._advertised[:_MAX_TRIED] or self._bootstrap
+        begun = monotonic_ms()
+        until = begun + self._connect_bound_ms
+        warn_at = begun + _WARN_AFTER_MS
+        while True:
+            now = monotonic_ms()
+            ready = [node.id for node in nodes if self._network.ready_for_any(node.id, now)]
+            if ready:
+                return ready[0]
+            steps = self._steps(nodes)
+            if now >= until or all(isinstance(one.error, _FINAL) for one in steps):
+                raise self._unreachable(steps, now - begun)
+            if now >= warn_at:
+                warn_at = math.inf
+                option = (
+                    "the brokers' advertised.listeners" if self._advertised else "kafka.bootstrap.servers"
+                )
+                driver_log.warn(
+                    f"kafka-chunked: no broker could be reached for {_WARN_AFTER_MS / 1000:.0f} s: "
+                    f"{'; '.join(map(_line, steps))}. Trying for another {(until - now) / 1000:.0f} s; "
+                    f"check {option}"
+                )
+            self._network.poll(min(_POLL_MS, until - now), now)
+
+    def use_advertised(self, nodes: Sequence[Node]) -> None:
+        """Use the cluster's own addresses from now on, as tasks do."""
+        self._advertised = list(nodes)
+        self._network.set_nodes(nodes)
+        self._resets = 0
+
+    def reach(self, node_id: int) -> bool:
+        """Whether this broker accepts requests, now or within the bound for connecting."""
+        if all(node.id != node_id for node in self._advertised):
+            return False
+        until = monotonic_ms() + self._connect_bound_ms
+        while (now := monotonic_ms()) < until:
+            if self._network.ready_for_any(node_id, now):
+                return True
+            if self._network.is_gone(node_id):
+                return False
+            self._network.poll(_POLL_MS, now)
+        return False
+
+    def api_version(self, node_id: int, api: int, versions: tuple[int, int]) -> int:
+        """The newest version that both sides support. Raises BrokerVersionError if there is none."""
+        return self._network.api_version(node_id, api, versions)
+
+    def ask(
+        self,
+        node_id: int,
+        api: int,
+        versions: tuple[int, int],
+        encode: Callable[[int], bytes],
+        timeout_ms: float,
+    ) -> Any | None:
+        """Send a request. Returns the response, or None if it timed out or the connection was lost.
+
+        Callers retry after None. Raises BrokersUnreachableError if brokers keep closing connections at the
+        first request.
+        """
+        now = monotonic_ms()
+        version = self._network.api_version(node_id, api, versions)
+        body = encode(version)
+        request = OutboundRequest(api, version, [body], True, max(1.0, timeout_ms), "ask")
+        self._network.send(node_id, request, now)
+        while True:
+            for event in self._network.poll(timeout_ms, monotonic_ms()):
+                if isinstance(event, ResponseReceived):
+                    self._resets = 0
+                    return event.response
+                if isinstance(event, RequestFailed):
+                    self._failed(event.cause)
+                    return None
+
+    def _failed(self, cause: Exception) -> None:
+        if isinstance(cause, AuthenticationError):
+            raise AuthenticationError(str(cause)) from None
+        self._resets += isinstance(cause, ConnectionResetError)
+        if self._resets >= _MAX_RESETS:
+            raise self._unreachable(self._steps(self._advertised or self._bootstrap), None)
+
+    def reasons(self) -> str:
+        """The errors of brokers that are not connected."""
+        steps = [one for one in self._network.connection_steps() if one.error is not None]
+        return "; ".join(_line(one) for one in steps)
+
+    # -- messages -----------------------------------------------------------------------------------
+
+    def _steps(self, nodes: Sequence[Node]) -> list[ConnectionStep]:
+        ids = {node.id for node in nodes}
+        return [one for one in self._network.connection_steps() if one.node.id in ids]
+
+    def _unreachable(self, steps: Sequence[ConnectionStep], waited_ms: float | None) -> KafkaSinkError:
+        after = "" if waited_ms is None else f" within {waited_ms / 1000:.1f} s"
+        which = "the brokers' own addresses (advertised.listeners)" if self._advertised else "any broker"
+        lines = "; ".join(_line(one) for one in steps)
+        text = f"could not connect to {which}{after}: {lines}"
+        if all(isinstance(one.error, AuthenticationError) for one in steps):
+            return AuthenticationError(text)
+        return BrokersUnreachableError(text)
+
+
+def _line(step: ConnectionStep) -> str:
+    where = f"{step.node.host}:{step.node.port}"
+    error = step.error
+    if error is None:
+        what = f"{step.step} did not end" if step.step else "not tried"
+        return f"{where}: {what}; no response: check the address and firewalls"
+    if isinstance(error, KafkaSinkError):
+        return f"{where}: {_without_id(str(error), step.node).removeprefix(f'{where} ')}"
+    remedy = _REMEDIES.get(getattr(error, "errno", None) or 0, "")
+    reason = getattr(error, "strerror", None) or _without_id(str(error), step.node)
+    step_text = f"{step.step} failed: " if step.step else ""
+    return f"{where}: {step_text}{reason}" + (f" ({remedy})" if remedy else "")
+
+
+def _without_id(text: str, node: Node) -> str:
+    """Omit negative ids, which are this client's own numbers of bootstrap addresses."""
+    return text.replace(f" (id {node.id})", "") if node.id < 0 else text

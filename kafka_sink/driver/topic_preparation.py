@@ -1,0 +1,291 @@
+"""Looks up or creates the topics that the options name, with retries."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+
+from kafka_sink import application_markers
+from kafka_sink.driver import driver_log
+from kafka_sink.driver.planning_client import PlanningClient
+from kafka_sink.errors import ConfigurationError, MetadataTimeoutError, MissingTopicError
+from kafka_sink.kafka_errors import (
+    CLUSTER_AUTHORIZATION_FAILED,
+    LEADER_NOT_AVAILABLE,
+    NOT_CONTROLLER,
+    REQUEST_TIMED_OUT,
+    TOPIC_ALREADY_EXISTS,
+    TOPIC_AUTHORIZATION_FAILED,
+    UNKNOWN_TOPIC_OR_PARTITION,
+    error_of,
+)
+from kafka_sink.network import apis, requests, topic_requests
+from kafka_sink.network.requests import MetadataResponse, ProducerIdResponse
+from kafka_sink.network.topic_requests import BrokerConfigs, CreateTopicResponse
+from kafka_sink.options import SinkOptions
+
+# After this time every broker knows a new topic.
+_PROPAGATION_MS = 5000.0
+_RETRY_PAUSE_S = 0.1
+_MAX_REQUEST_MS = 3_600_000.0
+# The broker's settings behind topic.partitions=-1 and topic.replication.factor=-1.
+_PARTITIONS, _REPLICATION_FACTOR = "num.partitions", "default.replication.factor"
+
+
+class TopicPreparation:
+    """One look-up of topics, or of the brokers alone. ``run`` retries requests until it has a result.
+
+    ``topics``: by the option that names it, where it is set. All are asked for at once and share one wait.
+    """
+
+    def __init__(
+        self, options: SinkOptions, client: PlanningClient, topics: Mapping[str, str | None]
+    ) -> None:
+        self._options = options
+        # The option of each topic that is not settled yet.
+        self._waiting = {topic: option for option, topic in topics.items() if topic is not None}
+        self._client = client
+        self._brokers = options.redacted()["kafka.bootstrap.servers"]
+        self._started = time.monotonic()
+        # The first topic that brokers did not know.
+        self._missing: str | None = None
+        self._controller = -1
+
+    def run(self) -> None:
+        """Return once the topics can be written to. Raises as ``prepare_topic``."""
+        response: MetadataResponse | None = self._metadata()
+        if response is not None:
+            self._client.use_advertised(response.update.nodes)
+        while True:
+            last = {topic: self._settle(topic, response) for topic in self._waiting}
+            self._waiting = {topic: self._waiting[topic] for topic, code in last.items() if code}
+            if not self._waiting:
+                break
+            if self._missing not in self._waiting:
+                self._missing = next((one for one in last if last[one] == UNKNOWN_TOPIC_OR_PARTITION), None)
+            if self._missing is not None and self._left_ms(_PROPAGATION_MS) <= 0:
+                raise MissingTopicError(self._missing_text(self._missing))
+            if self._left_ms() <= 0:
+                raise MetadataTimeoutError(self._timeout_text(_named(last[next(iter(self._waiting))])))
+            time.sleep(_RETRY_PAUSE_S)
+            response = self._request_metadata()
+        self._check_idempotence()
+
+    def _settle(self, topic: str, response: MetadataResponse | None) -> int:
+        """0 if the topic exists; else the error code of a look-up that has to be repeated."""
+        code = REQUEST_TIMED_OUT if response is None else response.update.errors.get(topic, 0)
+        option = self._waiting[topic]
+        if response is not None and topic in response.unwritable:
+            raise ConfigurationError(
+                f"Option '{option}': this login may not write to '{topic}'. Grant it WRITE "
+                f"(brokers: {self._brokers})"
+            )
+        if code in (0, LEADER_NOT_AVAILABLE):
+            return 0  # tasks wait for its leaders
+        if code == UNKNOWN_TOPIC_OR_PARTITION:
+            if self._options.topic_create:
+                self._create(topic)
+                return 0
+        elif not error_of(code).retriable:
+            remedy = ". Grant this login DESCRIBE and WRITE" if code == TOPIC_AUTHORIZATION_FAILED else ""
+            raise ConfigurationError(
+                f"Option '{option}': '{topic}' cannot be used: {_named(code)}{remedy} (brokers: "
+                f"{self._brokers})"
+            )
+        return code
+
+    def _metadata(self) -> MetadataResponse:
+        while (response := self._request_metadata()) is None:
+            if self._left_ms() <= 0:
+                raise MetadataTimeoutError(self._timeout_text("no broker responded"))
+        return response
+
+    def _request_metadata(self) -> MetadataResponse | None:
+        """Request metadata. Brokers may create missing topics if kafka.allow.auto.create.topics is true."""
+        topics = tuple(self._waiting)
+        create = self._options.allow_auto_create_topics
+        found: MetadataResponse | None = self._client.ask(
+            self._client.connect(),
+            apis.METADATA,
+            requests.METADATA_VERSIONS,
+            lambda version: requests.encode_metadata(version, topics, create, operations=version >= 8),
+            self._request_timeout_ms(math.inf if self._missing is None else _PROPAGATION_MS),
+        )
+        if found is not None:
+            self._controller = found.controller_id
+        return found
+
+    def _create(self, topic: str) -> None:
+        """Create the topic. One that another client has created in the meantime is used unchanged."""
+        while True:
+            node = self._controller if self._client.reach(self._controller) else self._client.connect()
+            response = self._request_creation(node, topic)
+            code = REQUEST_TIMED_OUT if response is None else response.error_code
+            if code in (0, TOPIC_ALREADY_EXISTS):
+                if not code:
+                    driver_log.report(f"kafka-chunked: created topic '{topic}'")
+                return
+            if response is not None and not error_of(code).retriable and code != NOT_CONTROLLER:
+                remedy = (
+                    "Grant this login CREATE on the topic or the cluster, or create it beforehand"
+                    if code in (TOPIC_AUTHORIZATION_FAILED, CLUSTER_AUTHORIZATION_FAILED)
+                    else "Change topic.partitions or topic.replication.factor, or create it beforehand"
+                )
+                detail = f" ({response.error_message})" if response.error_message else ""
+                raise ConfigurationError(
+                    f"topic.create=true, but topic '{topic}' could not be created: {_named(code)}{detail}. "
+                    f"{remedy} (brokers: {self._brokers})"
+                )
+            if self._left_ms() <= 0:
+                raise MetadataTimeoutError(self._timeout_text(_named(code)))
+            time.sleep(_RETRY_PAUSE_S)
+            self._request_metadata()
+
+    def _request_creation(self, node: int, topic: str) -> CreateTopicResponse | None:
+        numbers = self._numbers(node)
+        if numbers is None:
+            return None
+        partitions, replication_factor = numbers
+        milliseconds = int(self._request_timeout_ms())
+        response: CreateTopicResponse | None = self._client.ask(
+            node,
+            apis.CREATE_TOPICS,
+            topic_requests.CREATE_TOPICS_VERSIONS,
+            lambda version: topic_requests.encode_create_topic(
+                version, topic, partitions, replication_factor, milliseconds
+            ),
+            milliseconds,
+        )
+        return response
+
+    def _numbers(self, node: int) -> tuple[int, int] | None:
+        """Partitions and replicas to ask this broker for; None where it sent no response.
+
+        -1 leaves a number to the broker. Brokers before Kafka 2.4 refuse -1 (KIP-464), so they are asked for
+        the settings that newer ones would apply.
+        """
+        options = self._options
+        numbers = {
+            _PARTITIONS: options.topic_partitions,
+            _REPLICATION_FACTOR: options.topic_replication_factor,
+        }
+        unset = [name for name, number in numbers.items() if number == -1]
+        version = self._client.api_version(node, apis.CREATE_TOPICS, topic_requests.CREATE_TOPICS_VERSIONS)
+        if unset and version < topic_requests.CREATE_TOPICS_BY_DEFAULTS:
+            found: BrokerConfigs | None = self._client.ask(
+                node,
+                apis.DESCRIBE_CONFIGS,
+                topic_requests.DESCRIBE_CONFIGS_VERSIONS,
+                lambda version: topic_requests.encode_describe_broker(version, node, unset),
+                self._request_timeout_ms(),
+            )
+            if found is None:
+                return None
+            numbers |= self._defaults(found, unset)
+        return numbers[_PARTITIONS], numbers[_REPLICATION_FACTOR]
+
+    def _defaults(self, found: BrokerConfigs, names: Sequence[str]) -> dict[str, int]:
+        try:
+            return {name: int(found.configs[name]) for name in names}
+        except (KeyError, ValueError):
+            why = f": {_named(found.error_code)}" if found.error_code else ""
+            raise ConfigurationError(
+                "topic.create=true: brokers before Kafka 2.4 do not apply defaults to a new topic, and this "
+                f"broker does not reveal its settings ({' and '.join(names)}{why}). Set topic.partitions and "
+                "topic.replication.factor, or grant this login DESCRIBE_CONFIGS on the cluster "
+                f"(brokers: {self._brokers})"
+            ) from None
+
+    def _check_idempotence(self) -> None:
+        """Brokers refuse a producer id to a login without IDEMPOTENT_WRITE and without WRITE on any topic."""
+        if not self._options.enable_idempotence:
+            # Tasks connect to these addresses, too, so they are tested.
+            self._client.connect()
+            return
+        response: ProducerIdResponse | None = self._client.ask(
+            self._client.connect(),
+            apis.INIT_PRODUCER_ID,
+            requests.INIT_PRODUCER_ID_VERSIONS,
+            lambda version: requests.encode_init_producer_id(version, -1, -1),
+            self._request_timeout_ms(_PROPAGATION_MS),
+        )
+        # Other errors may pass, and tasks retry.
+        if response is not None and response.error_code == CLUSTER_AUTHORIZATION_FAILED:
+            raise ConfigurationError(
+                f"this login may not write idempotently ({_named(response.error_code)}). Grant it "
+                "IDEMPOTENT_WRITE on the cluster or WRITE on the topic, or set "
+                f"kafka.enable.idempotence=false (brokers: {self._brokers})"
+            )
+
+    # -- bounds and messages ------------------------------------------------------------------------
+
+    def _left_ms(self, bound_ms: float = math.inf) -> float:
+        passed_ms = (time.monotonic() - self._started) * 1000
+        return min(bound_ms, self._options.max_block_ms) - passed_ms
+
+    def _request_timeout_ms(self, bound_ms: float = math.inf) -> float:
+        return min(max(self._left_ms(bound_ms), 1.0), self._options.request_timeout_ms, _MAX_REQUEST_MS)
+
+    def _missing_text(self, topic: str) -> str:
+        option = self._waiting[topic]
+        because = (
+            "brokers did not create it by themselves (auto.create.topics.enable)"
+            if self._options.allow_auto_create_topics
+            else "kafka.allow.auto.create.topics=false"
+        )
+        return (
+            f"Option '{option}': there is no topic '{topic}' at {self._brokers}, and {because}. "
+            f"Create it, set topic.create=true, or correct '{option}' or "
+            "'kafka.bootstrap.servers'"
+        )
+
+    def _timeout_text(self, last: str) -> str:
+        what = f"Topic '{next(iter(self._waiting))}'" if self._waiting else "The cluster"
+        return (
+            f"{what} could not be looked up at {self._brokers} within kafka.max.block.ms = "
+            f"{self._options.max_block_ms} ms: {self._client.reasons() or last}"
+        )
+
+
+def _named(code: int) -> str:
+    """Kafka's error name in words: 'topic authorization failed' for TOPIC_AUTHORIZATION_FAILED."""
+    return error_of(code).name.replace("_", " ").lower()
+
+
+# Checks on the driver, before tasks start: brokers are usable, and the topic exists or is created.
+#
+# Every micro-batch imports this module. It therefore imports the network client only when needed.
+
+
+# A stream repeats the checks after this time. A query restarted in the same application thus notices if its
+# topic is gone, and few micro-batches pay for the checks.
+STREAM_RECHECK_S = 60.0
+
+
+def prepare_topic(options: SinkOptions, *, is_streaming: bool = False) -> None:
+    """Connect to the cluster and look up the option ``topic``. Create it if ``topic.create`` is true.
+
+    Blocks for max.block.ms at most, plus about 10 s for connections. A stream that was connected before waits
+    up to max.block.ms for connections, because brokers may be restarting. A stream skips the checks if they
+    succeeded within the last minute.
+
+    Raises BrokersUnreachableError or AuthenticationError if no broker is usable, ConfigurationError if the
+    topic is missing, not permitted or could not be created, MetadataTimeoutError if brokers do not respond.
+    """
+    # The key contains the redacted security options, so that another login is checked at once.
+    done = f"topic {options.topic} is there: {options.redacted()}"
+    if is_streaming and application_markers.happened_within(done, STREAM_RECHECK_S):
+        return
+    from kafka_sink.driver.planning_client import CONNECT_BOUND_MS, PlanningClient
+    from kafka_sink.driver.topic_preparation import TopicPreparation
+
+    was_connected = is_streaming and application_markers.happened_within(done, math.inf)
+    bound_ms = options.max_block_ms if was_connected else min(CONNECT_BOUND_MS, options.max_block_ms)
+    with PlanningClient(options, bound_ms) as client:
+        topics = {
+            "topic": options.topic,
+            "errors.deadletterqueue.topic.name": options.errors_deadletterqueue_topic_name,
+        }
+        TopicPreparation(options, client, topics).run()
+    application_markers.remember(done)

@@ -1,0 +1,580 @@
+"""Wires a task's parts together: rows, accumulator, sender, network, breaker and coordinator."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Container
+
+import pyarrow as pa
+
+from kafka_sink.accumulator.batch_buffer import BufferAllocator
+from kafka_sink.accumulator.batch_limits import BatchSizeLimits
+from kafka_sink.accumulator.buffer_pool import BufferPool
+from kafka_sink.accumulator.chunked_buffer import IncrementalAllocator, chunk_size
+from kafka_sink.accumulator.muted_memory_limit import MutedMemoryLimit
+from kafka_sink.accumulator.record_accumulator import AccumulatorSettings, RecordAccumulator
+from kafka_sink.accumulator.record_appender import RecordAppender
+from kafka_sink.accumulator.worker_pools import WorkerPools
+from kafka_sink.breaker.interface import load_breaker
+from kafka_sink.breaker.mute_control import BreakerMetrics, MuteControl
+from kafka_sink.breaker.producer_breaker import ProducerBreaker
+from kafka_sink.breaker.send_policy import NoSendPolicy
+from kafka_sink.clock import ExponentialBackoff, monotonic_ms, wall_ms
+from kafka_sink.coordinator.breaker.channel import BreakerChannel
+from kafka_sink.coordinator.client.client import CoordinatorClient
+from kafka_sink.coordinator.figures.channel import FiguresChannel
+from kafka_sink.coordinator.figures.messages import TaskIdentity
+from kafka_sink.coordinator.metadata.channel import MetadataChannel
+from kafka_sink.coordinator.rates.channel import RateChannel
+from kafka_sink.coordinator.transport.address import CoordinatorAddress
+from kafka_sink.coordinator.transport.channel import Channel
+from kafka_sink.coordinator.writes.channel import WriteChannel
+from kafka_sink.dead_letters.collector import DeadLetters
+from kafka_sink.dead_letters.letter_writer import LetterWriter
+from kafka_sink.dead_letters.row_rejection import RowRejection
+from kafka_sink.errors import DeliveryError, RecordTooLargeError
+from kafka_sink.metadata.cache import MetadataCache
+from kafka_sink.metadata.cluster_metadata import ClusterMetadata, NoHints
+from kafka_sink.metadata.snapshot import MetadataSnapshot
+from kafka_sink.model import SparkTask, TaskResult, TopicMetadata, TopicPartition
+from kafka_sink.network.client import NetworkClient, NetworkSettings
+from kafka_sink.options import SinkOptions
+from kafka_sink.records import batch_header
+from kafka_sink.records.compression import codec_for
+from kafka_sink.records.ordered_rows import OrderedRows
+from kafka_sink.rows.column_plan import ColumnPlan
+from kafka_sink.rows.columns import RowBatch, extract
+from kafka_sink.rows.ordering import ordered_rows_of, partitions_needed, rows_larger_than
+from kafka_sink.rows.partitioner import Partitioner
+from kafka_sink.security.settings import SecuritySettings
+from kafka_sink.sending.producer_identity import ProducerIdentity, TransactionalIdentity
+from kafka_sink.sending.producer_metrics import LiveProducers, Metrics, RowMetrics, task_metrics
+from kafka_sink.sending.sender import Sender
+from kafka_sink.sending.settings import SenderSettings
+from kafka_sink.task.figures import TaskFiguresReader
+from kafka_sink.task.rate_limit import RateLimit, limits_of
+from kafka_sink.task_activity import BROKER, METADATA, TaskActivity
+from kafka_sink.timing_bounds import HINT_WAIT_MS
+
+_log = logging.getLogger(__name__)
+_CLOSE_TIMEOUT_MS = 5000.0
+# How often a task that waits for responses checks that its sender is alive.
+_WATCH_MS = 1000.0
+
+
+# Of a dead letter. Below the default max.message.bytes of topics, 1,048,588.
+_MAX_LETTER_BYTES = 1_000_000
+_LETTER_MEMORY_BYTES = 8 << 20
+
+_NO_TASK = SparkTask()
+POOLS = WorkerPools(monotonic_ms)
+LIVE_PRODUCERS = LiveProducers()
+
+
+class Producer:
+    """Accumulator, sender and network of one option set. One task uses it at a time."""
+
+    def __init__(self, options: SinkOptions) -> None:
+        self.options = options
+        self._rows = 0
+        self._largest_record = 0
+        self._metadata_wait_ms = self._latest_metadata_wait_ms = 0.0
+        self._started_ms = 0.0
+        self._network = NetworkClient(NetworkSettings.from_options(options), monotonic_ms)
+        self._allocator = POOLS.allocator(
+            options.buffer_memory_allocation_strategy, options.buffer_memory, options.batch_size
+        )
+        self._accumulator = _accumulator(options, self._allocator)
+        self._cluster = _cluster_metadata(options, self._network)
+        self._breaker = _breaker(options, self._cluster)
+        self.activity = TaskActivity(monotonic_ms)
+        self._appender = _appender(options, self._accumulator, self._network, self._breaker, self.activity)
+        self._identity = _identity(options)
+        self._dead_letters = _dead_letters(options)
+        self._rejection = _rejection(options, self._dead_letters, self._cluster)
+        self._letter_memory = _letter_memory(options)
+        self._letter_appender = self._appender.for_letters(self._letter_memory, _LETTER_MEMORY_BYTES)
+        self._letter_writer: LetterWriter | None = None
+        if self._dead_letters is not None:
+            self._letter_writer = LetterWriter(self._dead_letters, self._order, self._append_letters)
+        self._sender = Sender(
+            SenderSettings.from_options(options),
+            self._accumulator,
+            self._cluster,
+            self._network,
+            self._identity,
+            self._breaker or NoSendPolicy(),
+            monotonic_ms,
+            self._dead_letters,
+        )
+        self._partitioner = _partitioner(options, self._appender)
+        self._breaker_before = BreakerMetrics()
+        self._rate_limit: RateLimit | None = None
+        self._rates: RateChannel | None = None
+        self._coordinator: CoordinatorClient | None = None
+        self._shared_breaker: BreakerChannel | None = None
+        self._writes = WriteChannel(self.abort)
+        self._memory_before = self._allocator.metrics()
+        self._figures = TaskFiguresReader(
+            self._sender,
+            self._allocator,
+            self._appender,
+            self._cluster,
+            self._breaker,
+            self.activity,
+            monotonic_ms,
+            self._limits,
+        )
+        self._figures_channel: FiguresChannel | None = None
+        self._sender.start()
+        LIVE_PRODUCERS.add(self)
+
+    def begin(
+        self,
+        coordinator: CoordinatorAddress | None = None,
+        hints: MetadataSnapshot | None = None,
+        task: SparkTask = _NO_TASK,
+        identity: TaskIdentity | None = None,
+    ) -> None:
+        """A new task: its counts start at zero.
+
+        ``hints`` is the metadata that the driver sent along, with its age.
+        """
+        if hints is not None:
+            self._cluster.import_hints(hints, monotonic_ms())
+        self._use_coordinator(coordinator)
+        self._rows = self._largest_record = 0
+        self._metadata_wait_ms = self._latest_metadata_wait_ms = 0.0
+        if self._dead_letters is not None:
+            self._dead_letters.begin(str(task.number))
+        self._begin_rate_limit(task)
+        self._started_ms = monotonic_ms()
+        if isinstance(self._identity, TransactionalIdentity):
+            self._identity.leave()
+        self._sender.begin()
+        self._allocator.begin()
+        self._letter_memory.begin()
+        self._memory_before = self._allocator.metrics()
+        self._breaker_before = self.breaker_metrics()
+        self._accumulator.begin_task()
+        self._appender.encode_ms = self._appender.pool_wait_ms = 0.0
+        self._writes.begin(task.write, task.stage, task.transactions)
+        self._figures.begin()
+        if self._figures_channel is not None and identity is not None:
+            self._figures_channel.begin(identity)
+
+    def _begin_rate_limit(self, task: SparkTask) -> None:
+        limits = limits_of(self.options)
+        if not limits:
+            return
+        if self._rate_limit is None:
+            self._rate_limit = RateLimit(limits, task.tasks_at_once, monotonic_ms)
+            self._rate_limit.activity = self.activity
+        self._rate_limit.grants = None if self._coordinator is None else self._rates
+        if self._rates is not None and self._coordinator is not None and self._coordinator.is_connecting:
+            self._rates.expect()
+        self._rate_limit.begin(task.job)
+
+    def begin_transaction(
+        self, transactional_id: str, producer_id: int, epoch: int, *, adds_partitions: bool = False
+    ) -> None:
+        """Writes the rows from now on in this transaction. Only before a task's first row.
+
+        ``adds_partitions``: under transaction protocol 1. Raises ValueError for a producer without
+        delivery.guarantee=exactly-once.
+        """
+        if not isinstance(self._identity, TransactionalIdentity):
+            raise ValueError("this producer writes without transactions")
+        self._identity.adopt(transactional_id, producer_id, epoch, adds_partitions=adds_partitions)
+        self._figures.transaction_since_ms = monotonic_ms()
+
+    def _use_coordinator(self, address: CoordinatorAddress | None) -> None:
+        """Works with the coordinator at this address from now on, or without one."""
+        if self._coordinator is not None and self._coordinator.address != address:
+            self._leave_coordinator(self._coordinator)
+        if address is None:
+            return
+        if self._coordinator is None:
+            self._coordinator = self._join_coordinator(address)
+        elif self._shared_breaker is not None and self._coordinator.is_connecting:
+            self._shared_breaker.expect()
+        if self._breaker is not None:
+            self._breaker.begin()
+        self._coordinator.resume()
+
+    def _leave_coordinator(self, coordinator: CoordinatorClient) -> None:
+        coordinator.close()
+        self._coordinator = self._figures_channel = None
+        self._cluster.hints = NoHints()
+        self._cluster.share_refreshes(False)
+        if self._breaker is not None:
+            self._breaker.share(None)
+
+    def _join_coordinator(self, address: CoordinatorAddress) -> CoordinatorClient:
+        interval_ms = self.options.coordinator_report_interval_ms
+        idle_ms = self.options.metadata_max_idle_ms
+        metadata = MetadataChannel(self._cluster, monotonic_ms, interval_ms, idle_ms)
+        self._writes = WriteChannel(self.abort)
+        channels: list[Channel] = [metadata, self._writes]
+        if self._breaker is not None:
+            self._shared_breaker = BreakerChannel(
+                self._network.wakeup, interval_ms, lambda: self._cluster.cluster_id
+            )
+            self._breaker.share(self._shared_breaker)
+            channels.append(self._shared_breaker)
+        if address.rendezvous.figures:
+            self._figures_channel = FiguresChannel(self._figures.read, monotonic_ms)
+            channels.append(self._figures_channel)
+        if limits_of(self.options):
+            self._rates = RateChannel()
+            channels.append(self._rates)
+        coordinator = CoordinatorClient(address, channels, monotonic_ms)
+        self._cluster.hints = metadata
+        coordinator.start()
+        return coordinator
+
+    def send(self, plan: ColumnPlan, batch: pa.RecordBatch | pa.Table) -> int:
+        """Appends rows, and returns the number of partitions that they go to.
+
+        Raises InvalidRowError (after max.block.ms for a partition that does not exist) or
+        RecordTooLargeError for rows that cannot be sent, MetadataTimeoutError or BufferExhaustedError after
+        max.block.ms, DeliveryError once earlier rows have failed. With errors.tolerance=all, rows that cannot
+        be sent become dead letters, and TooManyDeadLettersError is raised for more than errors.max.
+        """
+        if self._rate_limit is None:
+            return self._send(plan, batch)
+        return max(
+            (self._send(plan, piece) for piece in self._rate_limit.pieces(batch, self.check)), default=0
+        )
+
+    def _send(self, plan: ColumnPlan, batch: pa.RecordBatch | pa.Table) -> int:
+        self.check()
+        if batch.num_rows == 0:
+            return 0
+        ordered: OrderedRows | None
+        if self._rejection is None:
+            ordered = self._order(plan, batch)
+            self._rows += batch.num_rows
+        else:
+            self._rows += batch.num_rows
+            ordered = self._rejection.order(plan, batch, self._order)
+        # Of the rows that are left. What invalid ones waited before is their own, as in Kafka's producer.
+        waited_ms = self._latest_metadata_wait_ms
+        self._write_letters()
+        if ordered is None:
+            return 0
+        self._largest_record = max(self._largest_record, ordered.largest_bound)
+        self._appender.append(ordered, self._check_and_write_letters, waited_ms)
+        return len(ordered.partitions)
+
+    def write_letters(self) -> bool:
+        """For a task that waits for rows: appends the dead letters that wait. Returns whether there may be
+        more, as not all rows so far are acknowledged. Raises as ``send`` does."""
+        letters = self._dead_letters
+        if letters is None or letters.topic is None:
+            return False
+        self._check_and_write_letters()
+        # In this order: a row becomes a letter before its batch is complete.
+        return self._accumulator.incomplete > 0 or self._has_letters
+
+    def _write_letters(self) -> bool:
+        """Appends the dead letters that wait; returns whether there were any."""
+        return self._letter_writer is not None and self._letter_writer.write()
+
+    @property
+    def _has_letters(self) -> bool:
+        """Whether rows wait for their letters to be written."""
+        letters = self._dead_letters
+        return letters is not None and letters.topic is not None and letters.is_waiting
+
+    def _append_letters(self, ordered: OrderedRows) -> None:
+        """Their batches are their own and go at once: memory for the next letters waits for them."""
+        self._letter_appender.flush(ordered.partitions)
+        self._letter_appender.append(ordered, self.check)
+        self._letter_appender.flush(ordered.partitions)
+
+    def _check_and_write_letters(self) -> None:
+        """What a task does while it waits with rows: rows that brokers refused may hold the memory for them
+        until letters are written."""
+        self.check()
+        self._write_letters()
+
+    def _order(self, plan: ColumnPlan, batch: pa.RecordBatch | pa.Table) -> OrderedRows:
+        """The rows by partition. Waits for metadata, and for what the coordinator has muted."""
+        now_ms = int(wall_ms())
+        rows = extract(plan, batch, now_ms)
+        topics = self._await_topics(rows)
+        unavailable = self._sender.availability.unavailable
+        muted: Container[TopicPartition] = ()
+        breaker = self._breaker
+        if breaker is not None:
+            breaker.await_mutes(self._started_ms + HINT_WAIT_MS - monotonic_ms(), self.check)
+            if breaker.mutes and self._partitioner.chooses(rows.key, rows.partition):
+                breaker.note_free_rows(rows.topics)
+            unavailable |= breaker.congested
+            muted = breaker.mutes
+        queued = self._accumulator.queued_batches
+        ordered = ordered_rows_of(rows, topics, self._partitioner, queued, now_ms, unavailable, muted)
+        self._check_sizes(rows, ordered)
+        return ordered
+
+    def _await_topics(self, rows: RowBatch) -> dict[str, TopicMetadata]:
+        started_ms = monotonic_ms()
+        try:
+            with self.activity.waiting(METADATA):
+                if self._rejection is not None:
+                    return self._rejection.await_topics(rows, self.check)
+                timeout_ms = self.options.max_block_ms
+                return self._cluster.await_topics(
+                    rows.topics, timeout_ms, self.check, partitions_needed(rows)
+                )
+        finally:
+            self._latest_metadata_wait_ms = monotonic_ms() - started_ms
+            self._metadata_wait_ms += self._latest_metadata_wait_ms
+
+    def _check_sizes(self, rows: RowBatch, ordered: OrderedRows) -> None:
+        largest = ordered.largest_bound + batch_header.SIZE
+        options = self.options
+        for limit, name in (
+            (options.max_request_size, "kafka.max.request.size"),
+            (options.buffer_memory, "kafka.buffer.memory"),
+        ):
+            if largest > limit:
+                raise RecordTooLargeError(
+                    f"a row makes a record of {largest} bytes, more than {name} = {limit}; raise {name} (and "
+                    "the topic's max.message.bytes where it is lower) or send smaller rows",
+                    rows_larger_than(rows, ordered, limit - batch_header.SIZE),
+                    f"the record is larger than {name} = {limit}",
+                )
+
+    def finish(self) -> TaskResult:
+        """Sends what is left and waits until every row is acknowledged.
+
+        Every batch is bounded by delivery.timeout.ms, so this ends. Raises DeliveryError with the first
+        cause and the counts.
+        """
+        started = monotonic_ms()
+        self._appender.flush()
+        self._await_completion()
+        # Brokers refuse rows meanwhile, and letters that are too large.
+        while self._write_letters():
+            self._await_completion()
+        counts = self._figures.counts()
+        written = counts.records + counts.unconfirmed
+        if written + counts.skipped != self._rows:
+            # Guards the first invariant: no row is lost in silence. No known path leads here.
+            raise DeliveryError(f"of {self._rows} rows {written + counts.skipped} are accounted for")
+        now = monotonic_ms()
+        self._end_figures()
+        return TaskResult(
+            **counts.by_name(),
+            partitions=self._sender.deliveries.partitions(),
+            elapsed_ms=now - self._started_ms,
+            flush_ms=now - started,
+            metrics=self.metrics(),
+            skip_reasons={} if self._dead_letters is None else self._dead_letters.reasons(),
+        )
+
+    def _await_completion(self) -> None:
+        deliveries = self._sender.deliveries
+        with self.activity.waiting(BROKER):
+            while not self._accumulator.await_completion(
+                _WATCH_MS / 1000, lambda: deliveries.has_failed or self._has_letters
+            ):
+                if not self._sender.is_alive():
+                    break
+        self.check()
+
+    def check(self) -> None:
+        """Raises DeliveryError if rows of this task have failed. A task that waits calls it now and then."""
+        # Read first: a thread that ends records its reason before.
+        ended = not self._sender.is_alive()
+        if self._sender.deliveries.has_failed:
+            self._sender.deliveries.raise_failure(
+                self._rows, self._accumulator.unacknowledged_records(), self._skipped
+            )
+        if ended:
+            raise DeliveryError("the sender thread has ended")
+
+    def abort(self, cause: Exception) -> None:
+        """Stops sending at once and drops what was not sent. Any thread may call it.
+
+        The task fails with this cause, wherever it waits. The producer serves no other task.
+        """
+        unacknowledged = self._accumulator.unacknowledged_records()
+        self._sender.abort(cause)
+        written = self._sender.deliveries.counts().written_records
+        skipped = self._skipped
+        _log.warning(
+            "%s. Sending has stopped: of %d rows %d are acknowledged, %d were sent and have no response, "
+            "%d are skipped, and %d are dropped",
+            cause,
+            self._rows,
+            written,
+            unacknowledged,
+            skipped,
+            max(0, self._rows - written - unacknowledged - skipped),
+        )
+        self._accumulator.wake_waiters()
+
+    @property
+    def _skipped(self) -> int:
+        """Rows of this task that can never be written."""
+        return 0 if self._dead_letters is None else self._dead_letters.rows
+
+    def _limits(self) -> tuple[int, float]:
+        """Of this task: rows that can never be written, milliseconds of rate limit."""
+        return self._skipped, 0.0 if self._rate_limit is None else self._rate_limit.waited_ms
+
+    def _end_figures(self, *, failed: bool = False) -> None:
+        """The task's last report, while its counts are there."""
+        channel = self._figures_channel
+        if channel is not None and channel.identity is not None:
+            channel.end(self._figures.read(channel.identity, done=True, failed=failed))
+
+    def metrics(self) -> Metrics:
+        """Metrics of the present task, or else of the last one, under Kafka's names: see docs/metrics.md."""
+        breaker = self.breaker_metrics().since(self._breaker_before)
+        counts = self._sender.deliveries.counts()
+        rows = RowMetrics(self._largest_record, self._metadata_wait_ms, self._cluster.age_ms())
+        return task_metrics(self._allocator.metrics(), self._memory_before, counts, breaker, rows)
+
+    def breaker_metrics(self) -> BreakerMetrics:
+        """muted-partitions, breaker-trips-total and probes of this producer so far."""
+        return BreakerMetrics() if self._breaker is None else self._breaker.metrics()
+
+    @property
+    def is_reusable(self) -> bool:
+        """Whether another task may use this producer and its producer id.
+
+        The last task must have left nothing unresolved, and the sender must be alive.
+        """
+        return self._sender.is_reusable
+
+    def go_idle(self) -> None:
+        """Between tasks: connections and metadata stay, free memory goes back to the system."""
+        self._writes.end()
+        self._allocator.rest()
+        self._letter_memory.rest()
+        if self._coordinator is not None:
+            self._coordinator.pause()
+
+    def close(self, *, abort: bool = False) -> None:
+        """Ends the sender and its connections and gives all memory back, without waiting for responses.
+
+        Called by the task's thread, or between tasks. ``abort`` is for a task that failed: Spark runs it
+        again, so bytes that the kernel still holds for the connections are dropped.
+        """
+        LIVE_PRODUCERS.discard(self)
+        self._writes.end()
+        self._end_figures(failed=True)
+        if self._coordinator is not None:
+            self._coordinator.close()
+        self._allocator.close()
+        self._letter_memory.close()
+        self._sender.close(_CLOSE_TIMEOUT_MS, abort=abort)
+        # The sender gave its memory back to a pool that other producers share.
+        self._allocator.rest()
+        self._letter_memory.rest()
+
+
+def _accumulator(options: SinkOptions, allocator: BufferAllocator) -> RecordAccumulator:
+    settings = AccumulatorSettings(
+        batch_size=options.batch_size,
+        linger_ms=options.linger_ms,
+        max_block_ms=options.max_block_ms,
+        delivery_timeout_ms=options.delivery_timeout_ms,
+        buffer_memory=options.buffer_memory,
+        compression=options.compression_type,
+        guarantee_order=options.max_in_flight_requests_per_connection == 1,
+    )
+    limits = BatchSizeLimits(options.batch_size, repr(options.bootstrap_servers))
+    return RecordAccumulator(settings, allocator, limits)
+
+
+def _letter_memory(options: SinkOptions) -> BufferAllocator:
+    """For dead letters. Rows that brokers refuse may hold all of buffer.memory until letters are written."""
+    pool = BufferPool(_LETTER_MEMORY_BYTES, chunk_size(options.batch_size), clock_ms=monotonic_ms)
+    return IncrementalAllocator(pool, min(options.batch_size, _LETTER_MEMORY_BYTES // 4))
+
+
+def _dead_letters(options: SinkOptions) -> DeadLetters | None:
+    if options.errors_tolerance == "none":
+        return None
+    topic, max_rows = options.errors_deadletterqueue_topic_name, options.errors_max
+    # A letter must fit where the row did not, and into a topic with the default max.message.bytes.
+    max_bytes = min(_MAX_LETTER_BYTES, options.max_request_size // 2, options.buffer_memory // 2)
+    return DeadLetters(topic, max_rows, max_bytes)
+
+
+def _rejection(
+    options: SinkOptions, dead_letters: DeadLetters | None, cluster: ClusterMetadata
+) -> RowRejection | None:
+    if dead_letters is None:
+        return None
+    return RowRejection(
+        dead_letters, cluster, monotonic_ms, options.max_block_ms, options.metadata_max_age_ms
+    )
+
+
+def _cluster_metadata(options: SinkOptions, network: NetworkClient) -> ClusterMetadata:
+    cache = MetadataCache(
+        max_age_ms=options.metadata_max_age_ms,
+        idle_ms=options.metadata_max_idle_ms,
+        retry_backoff_ms=options.retry_backoff_ms,
+        retry_backoff_max_ms=options.retry_backoff_max_ms,
+        random=random.random,
+    )
+    metadata = ClusterMetadata(cache, monotonic_ms, network.wakeup, network.describe_brokers)
+    tls = SecuritySettings.from_options(options).tls
+    metadata.confirmed_nodes_only = tls is not None and tls.trust is None
+    return metadata
+
+
+def _appender(
+    options: SinkOptions,
+    accumulator: RecordAccumulator,
+    network: NetworkClient,
+    breaker: ProducerBreaker | None,
+    activity: TaskActivity,
+) -> RecordAppender:
+    codec = codec_for(options.compression_type, options.compression_level)
+    limit = None if breaker is None else _muted_memory_limit(options, accumulator, breaker)
+    return RecordAppender(accumulator, codec, monotonic_ms, network.wakeup, limit, activity)
+
+
+def _muted_memory_limit(
+    options: SinkOptions, accumulator: RecordAccumulator, breaker: ProducerBreaker
+) -> MutedMemoryLimit:
+    limit = options.buffer_memory * options.breaker.muted_buffer_perc // 100
+    return MutedMemoryLimit(accumulator, limit, lambda: breaker.mutes, breaker.explain, monotonic_ms)
+
+
+def _identity(options: SinkOptions) -> ProducerIdentity | None:
+    backoff = ExponentialBackoff(options.retry_backoff_ms, options.retry_backoff_max_ms, random.random)
+    if options.delivery_guarantee == "exactly-once":
+        return TransactionalIdentity(backoff)
+    return ProducerIdentity(backoff) if options.enable_idempotence else None
+
+
+def _breaker(options: SinkOptions, cluster: ClusterMetadata) -> ProducerBreaker | None:
+    breaker = load_breaker(options)
+    if breaker is None:
+        return None
+    interval_ms = options.breaker.mute_retry_interval_ms
+
+    def describe(node_id: int) -> str:
+        return str(cluster.nodes().get(node_id, node_id))
+
+    return ProducerBreaker(breaker, MuteControl(cluster, interval_ms), describe, cluster.mark_stale)
+
+
+def _partitioner(options: SinkOptions, appender: RecordAppender) -> Partitioner:
+    return Partitioner(
+        room=appender.batch_room,
+        ignore_keys=options.partitioner_ignore_keys,
+        adaptive=options.partitioner_adaptive_partitioning_enable,
+        random=random.random,
+        spread_keys=options.partitioner_spread_keys_when_muted,
+    )

@@ -1,0 +1,149 @@
+"""The producers of a worker process between tasks.
+
+A producer is kept by its options, since Spark reuses workers over tasks and micro-batches: connections,
+metadata and producer id survive. A task that fails discards its producer.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pyarrow as pa
+
+from kafka_sink.coordinator.figures.messages import TaskIdentity
+from kafka_sink.coordinator.transport.address import CoordinatorAddress
+from kafka_sink.metadata.snapshot import MetadataSnapshot
+from kafka_sink.model import SparkTask, TaskResult
+from kafka_sink.options import SinkOptions
+from kafka_sink.rows.column_plan import ColumnPlan
+from kafka_sink.task.producer import Producer
+from kafka_sink.task_activity import TaskActivity
+
+_CACHED_PRODUCERS = 4
+_NO_TASK = SparkTask()
+
+
+class TaskProducer:
+    """A producer and the column plan of one task."""
+
+    def __init__(self, producer: Producer, plan: ColumnPlan) -> None:
+        self._producer = producer
+        self._plan = plan
+
+    @property
+    def activity(self) -> TaskActivity:
+        """What the task waits for."""
+        return self._producer.activity
+
+    def send(self, batch: pa.RecordBatch | pa.Table) -> int:
+        """See Producer.send."""
+        return self._producer.send(self._plan, batch)
+
+    def write_letters(self) -> bool:
+        """See Producer.write_letters."""
+        return self._producer.write_letters()
+
+    def begin_transaction(
+        self, transactional_id: str, producer_id: int, epoch: int, *, adds_partitions: bool = False
+    ) -> None:
+        """See Producer.begin_transaction."""
+        self._producer.begin_transaction(
+            transactional_id, producer_id, epoch, adds_partitions=adds_partitions
+        )
+
+    def check(self) -> None:
+        """See Producer.check."""
+        self._producer.check()
+
+    def abort(self, cause: Exception) -> None:
+        """See Producer.abort."""
+        self._producer.abort(cause)
+
+    def finish(self) -> TaskResult:
+        """See Producer.finish."""
+        return self._producer.finish()
+
+
+class ProducerCache:
+    """Idle producers of this process. The least recently used is dropped first."""
+
+    def __init__(self, max_idle: int = _CACHED_PRODUCERS) -> None:
+        self._max_idle = max_idle
+        self._lock = threading.Lock()  # guards the one below
+        self._idle: OrderedDict[SinkOptions, Producer] = OrderedDict()
+        # For the life of the process, as is the cache.
+        os.register_at_fork(after_in_child=self._after_fork)
+
+    def _after_fork(self) -> None:
+        """Threads and sockets do not survive a fork, and another thread may have held the lock."""
+        self._lock = threading.Lock()
+        self._idle.clear()
+
+    def take(self, options: SinkOptions, *, new: bool = False) -> Producer:
+        """An idle producer with these options, or a new one. With ``new`` always a new one."""
+        with self._lock:
+            found = self._idle.pop(options, None)
+        if found is not None and found.is_reusable and not new:
+            return found
+        if found is not None:
+            # The caller wants a new one, or this one's sender ended while it was idle.
+            found.close()
+        return Producer(options)
+
+    def put_back(self, producer: Producer) -> None:
+        """Keeps a healthy producer for the next task with its options; closes any other."""
+        if not producer.is_reusable:
+            producer.close()
+            return
+        producer.go_idle()
+        with self._lock:
+            replaced = self._idle.pop(producer.options, None)
+            self._idle[producer.options] = producer
+            dropped = [replaced] if replaced is not None else []
+            while len(self._idle) > self._max_idle:
+                dropped.append(self._idle.popitem(last=False)[1])
+        for old in dropped:
+            old.close()
+
+    def close(self) -> None:
+        """Closes all idle producers."""
+        with self._lock:
+            idle = list(self._idle.values())
+            self._idle.clear()
+        for producer in idle:
+            producer.close()
+
+
+PRODUCERS = ProducerCache()
+
+
+@contextmanager
+def task_producer(
+    options: SinkOptions,
+    plan: ColumnPlan,
+    coordinator: CoordinatorAddress | None = None,
+    hints: MetadataSnapshot | None = None,
+    *,
+    task: SparkTask = _NO_TASK,
+    identity: TaskIdentity | None = None,
+    again: bool = False,
+) -> Iterator[TaskProducer]:
+    """A producer for one task. An exception inside the context discards it with all that is half sent.
+
+    ``coordinator`` is where the task shares metadata and mutes. For ``hints``, ``task`` and ``identity`` see
+    Producer.begin. ``again`` says that an earlier attempt of the task failed: the task then gets a new
+    producer, because an idle one may hold the same wrong metadata (of a cluster that was replaced, say).
+    """
+    # One producer serves all topics. Options that only planning reads must not lead to another producer.
+    producer = PRODUCERS.take(options.for_tasks(), new=again)
+    try:
+        producer.begin(coordinator, hints, task, identity)
+        yield TaskProducer(producer, plan)
+    except BaseException:
+        producer.close(abort=True)
+        raise
+    PRODUCERS.put_back(producer)

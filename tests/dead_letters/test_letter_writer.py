@@ -1,0 +1,29 @@
+"""Errors of a task that cannot write its letters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from kafka_sink.dead_letters.collector import UNLIMITED, DeadLetters
+from kafka_sink.dead_letters.letter_writer import LetterWriter
+from kafka_sink.dead_letters.refused_rows import RefusedRows
+from kafka_sink.errors import BufferExhaustedError
+
+
+def test_exhausted_memory_of_letters_names_the_letters_and_their_topic() -> None:
+    """They have memory of their own, so kafka.buffer.memory is not to blame."""
+
+    def append(_: object) -> None:
+        raise BufferExhaustedError("no memory: 0 of kafka.buffer.memory = 8388608 bytes are free")
+
+    letters = DeadLetters("graveyard", UNLIMITED, 1 << 20)
+    values, sizes = pa.array([b"v"] * 3, pa.binary()), pa.array([1] * 3).to_numpy()
+    letters.add(RefusedRows(None, values, None, "t", 0, 0, sizes, "too large", "RecordTooLargeError"))
+    ordered: Any = None
+    writer = LetterWriter(letters, lambda *_: ordered, append)
+    with pytest.raises(BufferExhaustedError, match=r"3 dead letters.*topic\.name = 'graveyard'") as caught:
+        writer.write()
+    assert "buffer.memory" not in str(caught.value)

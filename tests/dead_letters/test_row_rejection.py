@@ -1,0 +1,159 @@
+"""Rows that can never be written are taken out of a table, and the others stay in order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kafka_sink.dead_letters.collector import DeadLetters
+from kafka_sink.dead_letters.refused_rows import RefusedRows
+from kafka_sink.dead_letters.row_rejection import RowRejection
+from kafka_sink.errors import InvalidRowError, MetadataTimeoutError
+from kafka_sink.rows.column_plan import ColumnPlan
+from kafka_sink.rows.columns import extract
+
+HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+PLAN = ColumnPlan(value=0, topic_column=1, partition=2, headers=3, timestamp=4)
+GOOD = {"topic": "t", "partition": 1, "headers": [{"key": "h", "value": b"x"}], "timestamp": 5_000_000}
+FLAWS: dict[str, dict[str, Any]] = {
+    "column 'topic' is null": {"topic": None},
+    "the topic's name": {"topic": "no/topic"},
+    "column 'partition' is negative": {"partition": -4},
+    "column 'headers' has a null header": {"headers": [None]},
+    "column 'headers' has a header without a key": {
+        "headers": [{"key": "a", "value": None}, {"key": None, "value": b"x"}]
+    },
+    "column 'timestamp' is before 1970": {"timestamp": -2_000_000},
+}
+
+
+def table(rows: list[dict[str, Any]]) -> pa.Table:
+    schema = pa.schema(
+        [
+            ("value", pa.binary()),
+            ("topic", pa.string()),
+            ("partition", pa.int32()),
+            ("headers", HEADERS),
+            ("timestamp", pa.timestamp("us", tz="UTC")),
+        ]
+    )
+    return pa.Table.from_pylist(rows, schema)
+
+
+def rejection(letters: DeadLetters) -> RowRejection:
+    return RowRejection(letters, None, lambda: 0.0, 1000, 1000)  # type: ignore[arg-type]  # asks no brokers here
+
+
+def taken(letters: DeadLetters) -> list[RefusedRows]:
+    """The rows that wait for their letters, one by one."""
+    found: list[RefusedRows] = []
+    while isinstance(rows := letters.take(), RefusedRows):
+        found += (rows.slice(row, row + 1) for row in range(rows.count))
+    return found
+
+
+def value_of(row: RefusedRows) -> bytes | None:
+    [value] = row.value.to_pylist()
+    return value  # type: ignore[no-any-return]
+
+
+def headers_of(row: RefusedRows) -> list[tuple[bytes, bytes | None]]:
+    assert row.headers is not None
+    return list(zip(row.headers.keys.to_pylist(), row.headers.values.to_pylist(), strict=True))
+
+
+def split(rows: list[dict[str, Any]], slice_from: int = 0) -> tuple[list[bytes], list[RefusedRows]]:
+    """The values that are left, and the rows that are not."""
+    letters = DeadLetters("dead", -1, 1000)
+    left: list[bytes] = []
+
+    def order(plan: ColumnPlan, rest: pa.Table) -> Any:
+        extract(plan, rest, 0)
+        left.extend(rest.column(0).to_pylist())
+        return rest
+
+    rejection(letters).order(PLAN, table(rows).slice(slice_from), order)
+    return left, taken(letters)
+
+
+@given(st.lists(st.sampled_from([None, *FLAWS]), max_size=30), st.integers(0, 5))
+def test_each_invalid_row_has_its_letter_and_its_reason(flaws: list[str | None], skip: int) -> None:
+    rows = [
+        GOOD | {"value": b"%d" % number} | (FLAWS[flaw] if flaw else {}) for number, flaw in enumerate(flaws)
+    ]
+    left, letters = split(rows, min(skip, len(rows)))
+    expected = list(enumerate(flaws))[skip:]
+    assert left == [b"%d" % number for number, flaw in expected if flaw is None]
+    found = {value_of(letter): letter.reason for letter in letters}
+    assert len(found) == len(letters)
+    assert found.keys() == {b"%d" % number for number, flaw in expected if flaw is not None}
+    for number, flaw in expected:
+        if flaw is not None:
+            assert found[b"%d" % number].startswith(flaw)
+
+
+def test_a_letter_keeps_all_of_its_row() -> None:
+    bad = GOOD | {"value": None, "headers": [None, {"key": None, "value": b"x"}], "timestamp": 5_000_999}
+    _, [letter] = split([bad])
+    assert (letter.topic_of(0), letter.key, value_of(letter)) == ("t", None, None)
+    assert (letter.partition, letter.timestamps_ms) == (np.array([1]), np.array([5_000]))
+    assert headers_of(letter) == [(b"", None), (b"", b"x")]
+
+
+def test_headers_go_by_position_as_spark_compares_their_names_without_case() -> None:
+    kind = pa.list_(pa.struct([("Key", pa.string()), ("VALUE", pa.binary())]))
+    headers = pa.array([[{"Key": "trace", "VALUE": b"v3"}], [], None], kind)
+    plan = ColumnPlan(value=0, topic="t", partition=1, headers=2)
+    rows = pa.table([pa.array([b"v"] * 3), pa.array([-1] * 3, pa.int32()), headers], ["v", "p", "h"])
+    letters = DeadLetters("dead", -1, 1000)
+    rejection(letters).order(plan, rows, lambda _plan, rest: extract(_plan, rest, 0))  # type: ignore[arg-type, return-value]
+    assert [headers_of(letter) for letter in taken(letters)] == [[(b"trace", b"v3")], [], []]
+
+
+def test_strings_that_are_no_utf8_are_kept_as_bytes() -> None:
+    """Spark's cast of binary to string keeps any bytes."""
+    garbage = pa.array([b"\xff\xfe"], pa.binary()).view(pa.string())
+    headers = pa.ListArray.from_arrays(
+        pa.array([0, 1], pa.int32()),
+        pa.StructArray.from_arrays([garbage, pa.array([b"x"])], ["key", "value"]),
+    )
+    bad = pa.table(
+        [
+            garbage,
+            pa.array([None], pa.string()),
+            pa.array([1], pa.int32()),
+            headers,
+            pa.array([5], pa.timestamp("us", tz="UTC")),
+        ],
+        names=["value", "topic", "partition", "headers", "timestamp"],
+    )
+    letters = DeadLetters("dead", -1, 1000)
+
+    def order(plan: ColumnPlan, rest: pa.Table) -> Any:
+        return extract(plan, rest, 0)
+
+    rejection(letters).order(PLAN, bad, order)
+    [letter] = taken(letters)
+    assert value_of(letter) == b"\xff\xfe"
+    assert headers_of(letter) == [("\ufffd\ufffd".encode(), b"x")], "other bytes than UTF-8 break its readers"
+
+
+def test_what_is_not_about_rows_still_fails_the_task() -> None:
+    def no_metadata(_plan: ColumnPlan, _rest: pa.Table) -> Any:
+        raise MetadataTimeoutError("no broker responded")
+
+    def unknown_rows(_plan: ColumnPlan, _rest: pa.Table) -> Any:
+        raise InvalidRowError("some row is wrong")
+
+    def no_rows(_plan: ColumnPlan, rest: pa.Table) -> Any:
+        raise InvalidRowError("no row is wrong", np.zeros(rest.num_rows, dtype=np.bool_))
+
+    rows = table([GOOD | {"value": b"v"}])
+    for order in (no_metadata, unknown_rows, no_rows):
+        with pytest.raises((MetadataTimeoutError, InvalidRowError)):
+            rejection(DeadLetters("dead", -1, 1000)).order(PLAN, rows, order)

@@ -1,0 +1,55 @@
+"""The timetable against a dictionary that is sorted at every look."""
+
+from __future__ import annotations
+
+import math
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kafka_sink.metadata.refresh_schedule import DeadlineHeap
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("put"), st.sampled_from("abcdef"), st.integers(0, 9)),
+        st.tuples(st.just("drop"), st.sampled_from("abcdef"), st.just(0)),
+        st.tuples(st.just("until"), st.just(""), st.integers(0, 9)),
+        st.tuples(st.just("take"), st.just(""), st.integers(0, 3)),
+    ),
+    max_size=200,
+)
+
+
+@settings(deadline=None)
+@given(STEPS)
+def test_it_gives_what_sorting_would(steps: list[tuple[str, str, int]]) -> None:
+    table, model = DeadlineHeap(), dict[str, float]()
+    for kind, name, number in steps:
+        if kind == "put":
+            table.put(name, number)
+            model[name] = number
+        elif kind == "drop":
+            table.drop(name)
+            model.pop(name, None)
+        else:
+            ordered = sorted((at, one) for one, at in model.items())
+            if kind == "until":
+                ordered = [entry for entry in ordered if entry[0] <= number]
+                taken = table.pop_until(number)
+            else:
+                ordered = ordered[:number]
+                taken = table.take(number)
+            assert taken == [(one, at) for at, one in ordered]
+            for _, one in ordered:
+                del model[one]
+        assert len(table) == len(model)
+        assert table.earliest_ms() == min(model.values(), default=math.inf)
+        assert all((one in table) == (one in model) for one in "abcdef")
+
+
+def test_what_is_moved_often_does_not_pile_up() -> None:
+    table = DeadlineHeap()
+    for at in range(100_000):
+        table.put("a", float(at))
+    assert len(table._heap) < 100
+    assert table.take(5) == [("a", 99_999.0)]

@@ -1,0 +1,120 @@
+"""A task's side of the rate limit, in virtual time, and the whole way through a coordinator."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pyarrow as pa
+import pytest
+
+from kafka_sink.coordinator.client.client import CoordinatorClient
+from kafka_sink.coordinator.rates.channel import RateChannel
+from kafka_sink.coordinator.rates.handler import rate_handler
+from kafka_sink.errors import DeliveryError
+from kafka_sink.task.rate_limit import RateLimit
+from tests.support.coordinator_harness import clock_ms, eventually, serving
+
+TABLE = pa.table({"value": [b"0123456789"] * 1000})
+
+
+class Time:
+    """A clock that sleeping moves on."""
+
+    def __init__(self) -> None:
+        self.now_ms = 0.0
+
+    def clock(self) -> float:
+        return self.now_ms
+
+    def sleep(self, milliseconds: float) -> None:
+        self.now_ms += milliseconds
+
+
+def unchecked() -> None:
+    pass
+
+
+def test_without_a_coordinator_a_task_keeps_to_its_share(caplog: pytest.LogCaptureFixture) -> None:
+    at = Time()
+    limit = RateLimit({"rows": 1000}, 4, at.clock, at.sleep)
+    limit.begin("job")
+    sent = [piece.num_rows for _ in range(3) for piece in limit.pieces(TABLE, unchecked)]
+    assert sum(sent) == 3000
+    assert at.now_ms == pytest.approx(12_000, rel=0.05)
+    assert max(sent) <= 25
+    assert limit.waited_ms == at.now_ms
+    assert [record.getMessage() for record in caplog.records] == [
+        "there is no coordinator to share the rate limit: this task keeps to 250 rows per second"
+    ]
+
+
+def test_bytes_are_limited_by_what_rows_have() -> None:
+    at = Time()
+    limit = RateLimit({"rows": 10**6, "bytes": 7_000}, 1, at.clock, at.sleep)
+    limit.begin("job")
+    pieces = list(limit.pieces(TABLE, unchecked))
+    assert pa.concat_tables(pieces).equals(TABLE), "all rows, in order"
+    # 10 bytes and an offset a row.
+    assert at.now_ms == pytest.approx(2_000, rel=0.1)
+
+
+def test_a_task_that_was_given_up_ends_while_it_waits() -> None:
+    at = Time()
+    limit = RateLimit({"rows": 1}, 1, at.clock, at.sleep)
+    limit.begin("job")
+
+    def check() -> None:
+        if at.now_ms > 500:
+            raise DeliveryError("given up")
+
+    with pytest.raises(DeliveryError):
+        list(limit.pieces(TABLE, check))
+    assert at.now_ms < 700
+
+
+def test_tasks_share_a_limit_and_go_on_alone_when_the_coordinator_is_lost() -> None:
+    done = threading.Event()
+    counts = [0, 0]
+
+    def write(number: int, limit: RateLimit) -> None:
+        limit.begin("job")
+
+        def check() -> None:
+            if done.is_set():
+                raise DeliveryError("over")
+
+        try:
+            while True:
+                for piece in limit.pieces(TABLE, check):
+                    counts[number] += piece.num_rows
+        except DeliveryError:
+            pass
+
+    with serving(factories={"rates": rate_handler}) as server:
+        clients, threads = [], []
+        for number in range(2):
+            channel = RateChannel()
+            client = CoordinatorClient(server.address, [channel], clock_ms)
+            limit = RateLimit({"rows": 2000}, 2, clock_ms)
+            limit.grants = channel
+            client.start()
+            client.resume()
+            clients.append(client)
+            threads.append(threading.Thread(target=write, args=(number, limit), daemon=True))
+        for thread in threads:
+            thread.start()
+        eventually(lambda: sum(counts) > 200)
+        begun, before = time.monotonic(), sum(counts)
+        time.sleep(2)
+        rate = (sum(counts) - before) / (time.monotonic() - begun)
+        assert 1000 < rate < 2300
+        assert min(counts) > 0.5 * max(counts)
+    alone = sum(counts)
+    eventually(lambda: sum(counts) > alone + 500)
+    done.set()
+    for thread in threads:
+        thread.join(5)
+        assert not thread.is_alive()
+    for client in clients:
+        client.close()
