@@ -25,7 +25,7 @@ from kafka_sink.breaker import (
 )
 from kafka_sink.breaker.mute_control import MuteControl
 from kafka_sink.breaker.producer_breaker import ProducerBreaker
-from kafka_sink.breaker.send_policy import NoSendPolicy, SendPolicy
+from kafka_sink.breaker.send_policy import SendPolicy
 from kafka_sink.local_broker import LocalBroker
 from kafka_sink.model import TopicPartition
 from kafka_sink.options import parse
@@ -147,7 +147,7 @@ def main() -> None:
         found = Calls(
             per_request,
             calls_ns(gate(), per_request, requests, rounds),
-            calls_ns(NoSendPolicy(), per_request, requests, rounds),
+            calls_ns(SendPolicy(), per_request, requests, rounds),
         )
         calls.append(found)
         print(f"{per_request:18}{found.breaker_ns:22,.0f}{found.none_ns:15,.0f}", flush=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Protocol
 
@@ -56,65 +57,11 @@ class BatchBuffer(Protocol):
         afterwards."""
 
 
-class BufferAllocator(Protocol):
+class BufferAllocator(ABC):
     """One producer's access to the pool, chosen by buffer.memory.allocation.strategy.
 
     ``projected`` is the number of bytes that a batch will hold in all, header included; ``first_record`` that
-    with its first record alone (default: the same)."""
-
-    @property
-    def queued(self) -> int:
-        """The number of requests that wait for memory."""
-
-    @property
-    def overdrawn(self) -> bool:
-        """Whether reserved rows took more heap memory than its limit, so that no more may be reserved."""
-
-    def try_open(self, projected: int, first_record: int | None = None) -> BatchBuffer | None:
-        """A new batch's memory, or None when the pool cannot give it now or others wait. Never blocks."""
-
-    def open(
-        self,
-        projected: int,
-        timeout_ms: float,
-        watch: Callable[[], None] | None = None,
-        first_record: int | None = None,
-    ) -> BatchBuffer:
-        """A new batch's memory; waits in line for it. ``watch`` is called at the start of the wait and from
-        time to time, and may raise to end it.
-
-        Raises BufferExhaustedError after the timeout, RecordTooLargeError at once for more than
-        buffer.memory, ProducerClosedError when closed; nothing stays reserved then."""
-
-    def try_grow(self, buffer: BatchBuffer, projected: int) -> bool:
-        """Makes room for ``projected`` bytes in all. Returns False, changing nothing, if the pool refuses.
-
-        Never blocks."""
-
-    def growable_bytes(self, buffer: BatchBuffer) -> int:
-        """The bytes by which a batch could grow now. A hint: there may be fewer a moment later."""
-
-    @property
-    def has_fixed_buffers(self) -> bool:
-        """Whether a batch takes batch.size from the pool when it opens, and nothing later."""
-
-    def metrics(self) -> PoolMetrics:
-        """The metrics of the pool, which the producers of a worker may share."""
-
-    def begin(self) -> None:
-        """A task begins: the heap may hold what its batches need, and the pool's peaks are reset to the
-        present values. A new allocator has begun."""
-
-    def rest(self) -> None:
-        """Between tasks: the heap's limit is what other producers need, and free memory goes back to the
-        system."""
-
-    def close(self) -> None:
-        """Ends this producer's waits with an error. Memory in use may still grow and be returned."""
-
-
-class PoolAllocator:
-    """One client of a pool. See BufferAllocator for the methods.
+    with its first record alone (default: the same).
 
     ``batch_size``: default the pool's poolable size; given if producers share a pool.
     """
@@ -133,29 +80,64 @@ class PoolAllocator:
 
     @property
     def queued(self) -> int:
-        """See BufferAllocator."""
+        """The number of requests that wait for memory."""
         return self._pool.queued
 
     @property
     def overdrawn(self) -> bool:
-        """See BufferAllocator."""
+        """Whether reserved rows took more heap memory than its limit, so that no more may be reserved."""
         return self._pool.overdrawn
 
+    @abstractmethod
+    def try_open(self, projected: int, first_record: int | None = None) -> BatchBuffer | None:
+        """A new batch's memory, or None when the pool cannot give it now or others wait. Never blocks."""
+
+    @abstractmethod
+    def open(
+        self,
+        projected: int,
+        timeout_ms: float,
+        watch: Callable[[], None] | None = None,
+        first_record: int | None = None,
+    ) -> BatchBuffer:
+        """A new batch's memory; waits in line for it. ``watch`` is called at the start of the wait and from
+        time to time, and may raise to end it.
+
+        Raises BufferExhaustedError after the timeout, RecordTooLargeError at once for more than
+        buffer.memory, ProducerClosedError when closed; nothing stays reserved then."""
+
+    @abstractmethod
+    def try_grow(self, buffer: BatchBuffer, projected: int) -> bool:
+        """Makes room for ``projected`` bytes in all. Returns False, changing nothing, if the pool refuses.
+
+        Never blocks."""
+
+    @abstractmethod
+    def growable_bytes(self, buffer: BatchBuffer) -> int:
+        """The bytes by which a batch could grow now. A hint: there may be fewer a moment later."""
+
+    @property
+    @abstractmethod
+    def has_fixed_buffers(self) -> bool:
+        """Whether a batch takes batch.size from the pool when it opens, and nothing later."""
+
     def metrics(self) -> PoolMetrics:
-        """See BufferAllocator."""
+        """The metrics of the pool, which the producers of a worker may share."""
         return self._pool.metrics()
 
     def begin(self) -> None:
-        """See BufferAllocator."""
+        """A task begins: the heap may hold what its batches need, and the pool's peaks are reset to the
+        present values. A new allocator has begun."""
         self._pool.admit_heap(self._tenant, self._heap_bytes)
         self._pool.restart_maxima()
 
     def rest(self) -> None:
-        """See BufferAllocator."""
+        """Between tasks: the heap's limit is what other producers need, and free memory goes back to the
+        system."""
         self._pool.withdraw_heap(self._tenant)
         self._pool.trim_free()
 
     def close(self) -> None:
-        """See BufferAllocator."""
+        """Ends this producer's waits with an error. Memory in use may still grow and be returned."""
         self._pool.close_tenant(self._tenant)
         self._pool.trim_free()

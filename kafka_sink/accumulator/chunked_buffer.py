@@ -12,7 +12,7 @@ from __future__ import annotations
 import mmap
 from collections.abc import Callable
 
-from kafka_sink.accumulator.batch_buffer import BatchBuffer, Data, PoolAllocator
+from kafka_sink.accumulator.batch_buffer import BatchBuffer, BufferAllocator, Data
 from kafka_sink.accumulator.buffer_pool import BufferPool
 from kafka_sink.accumulator.memory_arena import Chunk, ChunkArena
 from kafka_sink.errors import BufferOwnershipError
@@ -54,7 +54,7 @@ def _span(begin: Chunk, last: Chunk, step: int) -> memoryview:
 
 
 class ChunkedBuffer:
-    """Chunks of one size. Once a chunk came from the heap, all further ones do."""
+    """A BatchBuffer of chunks of one size. Once a chunk came from the heap, all further ones do."""
 
     __slots__ = (
         "_arena",
@@ -99,12 +99,10 @@ class ChunkedBuffer:
 
     @property
     def heap_bytes(self) -> int:
-        """See BatchBuffer."""
         return 0 if self._heap_arena is None else (len(self._chunks) - self._pooled) * self._step
 
     @property
     def overflowed(self) -> bool:
-        """See BatchBuffer."""
         return self.heap_bytes > 0
 
     @property
@@ -115,7 +113,6 @@ class ChunkedBuffer:
         return self._pool.available_bytes // self._step * self._step
 
     def write(self, data: Data) -> None:
-        """See BatchBuffer."""
         size = self.size
         end = size + len(data)
         slab = self._slab
@@ -172,7 +169,6 @@ class ChunkedBuffer:
         self._limit = stop - shift
 
     def write_growing(self, *parts: Data) -> bool:
-        """See BatchBuffer."""
         projected = self.size + sum(map(len, parts))
         overflow = projected > self.capacity and not self.grow(projected)
         if overflow:
@@ -216,7 +212,6 @@ class ChunkedBuffer:
         self.capacity += missing * self._step
 
     def truncate(self, size: int) -> None:
-        """See BatchBuffer."""
         if not 0 <= size <= self.size:
             raise ValueError(f"cannot truncate {self.size} bytes to {size}")
         self.size = size
@@ -224,7 +219,6 @@ class ChunkedBuffer:
             self._point_at(size // self._step)
 
     def views(self, start: int = 0, end: int | None = None) -> list[memoryview]:
-        """See BatchBuffer."""
         if end is None:
             end = self.size
         if not 0 <= start <= end <= self.size:
@@ -245,7 +239,6 @@ class ChunkedBuffer:
         return found
 
     def patch(self, data: Data, position: int = 0) -> None:
-        """See BatchBuffer."""
         end = position + len(data)
         if position >= 0 and end <= self._step and end <= self.size:
             # A header, at the start of the first chunk.
@@ -258,7 +251,6 @@ class ChunkedBuffer:
             done += len(target)
 
     def trim(self) -> None:
-        """See BatchBuffer."""
         keep = -(-self.size // self._step)
         chunks = self._chunks
         if keep == len(chunks):
@@ -276,7 +268,6 @@ class ChunkedBuffer:
             self._limit = self.capacity
 
     def release(self) -> None:
-        """See BatchBuffer."""
         if self._released:
             raise BufferOwnershipError("a batch's memory was released twice")
         if self._heap_arena is not None:
@@ -290,7 +281,7 @@ class ChunkedBuffer:
         self._slab = None
 
 
-class IncrementalAllocator(PoolAllocator):
+class IncrementalAllocator(BufferAllocator):
     """Takes only the chunks that a batch lacks, all of one request in a single pool call.
 
     If so many batches are open that a chunk for each would take a quarter of the pool, further batches get
@@ -315,7 +306,6 @@ class IncrementalAllocator(PoolAllocator):
         return arenas[-1]
 
     def try_open(self, projected: int, first_record: int | None = None) -> ChunkedBuffer | None:
-        """See BufferAllocator."""
         if self._tenant.closed or self._pool.overdrawn:
             return None
         arena = self._arena_for(projected)
@@ -331,7 +321,6 @@ class IncrementalAllocator(PoolAllocator):
         watch: Callable[[], None] | None = None,
         first_record: int | None = None,
     ) -> ChunkedBuffer:
-        """See BufferAllocator."""
         arena = self._arena_for(projected)
         full_bytes = max(self._batch_size, projected)
         count = -(-projected // arena.size) or 1
@@ -339,18 +328,15 @@ class IncrementalAllocator(PoolAllocator):
         return ChunkedBuffer(self._pool, arena, chunks, full_bytes)
 
     def try_grow(self, buffer: BatchBuffer, projected: int) -> bool:
-        """See BufferAllocator."""
         if not isinstance(buffer, ChunkedBuffer):
             raise TypeError(f"not a buffer of this allocator: {type(buffer).__name__}")
         return buffer.grow(projected)
 
     def growable_bytes(self, buffer: BatchBuffer) -> int:
-        """See BufferAllocator."""
         if not isinstance(buffer, ChunkedBuffer):
             raise TypeError(f"not a buffer of this allocator: {type(buffer).__name__}")
         return buffer.growable_bytes
 
     @property
     def has_fixed_buffers(self) -> bool:
-        """See BufferAllocator."""
         return False

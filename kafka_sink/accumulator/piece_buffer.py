@@ -19,7 +19,7 @@ class _SharedBuffer:
 
 
 class PieceBuffer:
-    """Parts of a shared buffer, as the whole memory of one sealed batch. It neither grows nor shrinks.
+    """A BatchBuffer: parts of a shared buffer, as the whole memory of one sealed batch. Its size is fixed.
 
     Pieces of one batch, and pieces of those, share its buffer. As what is written there stays where it is, a
     piece in flight does not mind that another is split.
@@ -50,12 +50,10 @@ class PieceBuffer:
             at += stop - begin
 
     def views(self, start: int = 0, end: int | None = None) -> list[memoryview]:
-        """See BatchBuffer."""
         ranges = self._ranges(start, self.size if end is None else end)
         return [view for begin, stop in ranges for view in self._shared.buffer.views(begin, stop)]
 
     def patch(self, data: Data, position: int = 0) -> None:
-        """See BatchBuffer."""
         source = memoryview(data)
         done = 0
         for begin, stop in self._ranges(position, position + len(source)):
@@ -82,7 +80,6 @@ class PieceBuffer:
         """Nothing to return: the buffer goes back whole."""
 
     def release(self) -> None:
-        """See BatchBuffer."""
         if self._released:
             raise BufferOwnershipError("a batch's memory was released twice")
         self._released = True

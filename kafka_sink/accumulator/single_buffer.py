@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from kafka_sink.accumulator.batch_buffer import BatchBuffer, Data, PoolAllocator
+from kafka_sink.accumulator.batch_buffer import BatchBuffer, BufferAllocator, Data
 from kafka_sink.accumulator.buffer_pool import BufferPool
 from kafka_sink.accumulator.chunked_buffer import chunk_size
 from kafka_sink.accumulator.memory_arena import Chunk, ChunkArena
@@ -20,7 +20,7 @@ from kafka_sink.errors import BufferOwnershipError
 
 
 class SingleBuffer:
-    """One contiguous buffer from the pool. What does not fit goes on in heap chunks ``beside`` it."""
+    """A BatchBuffer: one contiguous buffer from the pool. The rest lies in heap chunks ``beside`` it."""
 
     __slots__ = (
         "_arena",
@@ -55,11 +55,9 @@ class SingleBuffer:
 
     @property
     def heap_bytes(self) -> int:
-        """See BatchBuffer."""
         return self.capacity - self._within
 
     def write(self, data: Data) -> None:
-        """See BatchBuffer."""
         size = self.size
         end = size + len(data)
         if end > self._within:
@@ -100,7 +98,6 @@ class SingleBuffer:
             at += stop - begin
 
     def write_growing(self, *parts: Data) -> bool:
-        """See BatchBuffer."""
         projected = self.size + sum(map(len, parts))
         overflow = projected > self.capacity
         if overflow:
@@ -135,13 +132,11 @@ class SingleBuffer:
         self.capacity += len(chunks) * self._step
 
     def truncate(self, size: int) -> None:
-        """See BatchBuffer."""
         if not 0 <= size <= self.size:
             raise ValueError(f"cannot truncate {self.size} bytes to {size}")
         self.size = size
 
     def views(self, start: int = 0, end: int | None = None) -> list[memoryview]:
-        """See BatchBuffer."""
         if end is None:
             end = self.size
         if not 0 <= start <= end <= self.size:
@@ -151,14 +146,13 @@ class SingleBuffer:
         return [self._chunk.view[start:end]] if start < end else []
 
     def patch(self, data: Data, position: int = 0) -> None:
-        """See BatchBuffer."""
         end = position + len(data)
         if not 0 <= position <= end <= self.size:
             raise ValueError(f"no bytes {position} to {end} in {self.size} that are written")
         self._put(memoryview(data), position)
 
     def trim(self) -> None:
-        """See BatchBuffer. The pool's buffer is one piece, and stays."""
+        """The pool's buffer is one piece, and stays."""
         if not self._beside:
             return
         keep = max(0, -(-(self.size - self._within) // self._step))
@@ -170,7 +164,6 @@ class SingleBuffer:
         self.overflowed = self.overflowed and keep > 0
 
     def release(self) -> None:
-        """See BatchBuffer."""
         if self._released:
             raise BufferOwnershipError("a batch's memory was released twice")
         if self._beside:
@@ -181,7 +174,7 @@ class SingleBuffer:
         self._within = self.capacity = self.size = 0
 
 
-class FullAllocator(PoolAllocator):
+class FullAllocator(BufferAllocator):
     """Takes batch.size at once, from the free list, or a buffer of the first record's size if that is larger.
 
     What the codec needs beside it comes from the heap, up to as much as the pool has.
@@ -199,7 +192,6 @@ class FullAllocator(PoolAllocator):
         return self._arena if pooled <= self._batch_size else ChunkArena(pooled, kept=False)
 
     def try_open(self, projected: int, first_record: int | None = None) -> SingleBuffer | None:
-        """See BufferAllocator."""
         if self._tenant.closed or self._pool.overdrawn:
             return None
         arena = self._arena_for(projected, first_record)
@@ -222,7 +214,6 @@ class FullAllocator(PoolAllocator):
         watch: Callable[[], None] | None = None,
         first_record: int | None = None,
     ) -> SingleBuffer:
-        """See BufferAllocator."""
         arena = self._arena_for(projected, first_record)
         chunks = self._pool.take(arena, 1, timeout_ms, self._tenant, arena.size, watch)
         buffer = SingleBuffer(self._pool, arena, chunks[0], self._heap_arena)
@@ -236,17 +227,14 @@ class FullAllocator(PoolAllocator):
         return buffer
 
     def try_grow(self, buffer: BatchBuffer, projected: int) -> bool:
-        """See BufferAllocator."""
         if not isinstance(buffer, SingleBuffer):
             raise TypeError(f"not a buffer of this allocator: {type(buffer).__name__}")
         return buffer.grow(projected)
 
     def growable_bytes(self, buffer: BatchBuffer) -> int:
-        """See BufferAllocator."""
         step = self._heap_arena.size
         return self._pool.heap_room // step * step
 
     @property
     def has_fixed_buffers(self) -> bool:
-        """See BufferAllocator."""
         return True

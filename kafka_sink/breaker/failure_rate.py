@@ -51,7 +51,7 @@ class FailureRateCircuitBreaker(PartitionCircuitBreaker):
         self._look_at_ms = 0.0
 
     def configure(self, configs: Mapping[str, str]) -> None:
-        """See PartitionCircuitBreaker; docs/options.md describes the options. Raises ConfigurationError."""
+        """Takes the options of docs/options.md. Raises ConfigurationError."""
         given = {
             name: text for name, text in configs.items() if name not in (_MAX_IN_FLIGHT, _REQUEST_TIMEOUT)
         }
@@ -70,11 +70,9 @@ class FailureRateCircuitBreaker(PartitionCircuitBreaker):
             )
 
     def set_circuit_break_manager(self, circuit_break_manager: CircuitBreakManager) -> None:
-        """See PartitionCircuitBreaker."""
         self._manager = circuit_break_manager
 
     def on_send(self, context: ProducerStatusContext) -> bool:
-        """See PartitionCircuitBreaker."""
         if not self._mutes_full or self._manager is None:
             return False
         self._manager.mute_congested(context.node_id)
@@ -83,7 +81,6 @@ class FailureRateCircuitBreaker(PartitionCircuitBreaker):
     def on_complete(
         self, context: ProducerStatusContext, topic_partition: TopicPartition, exception: Exception | None
     ) -> bool:
-        """See PartitionCircuitBreaker."""
         manager = self._manager
         if manager is None:
             return False
@@ -133,7 +130,7 @@ class FailureRateCircuitBreaker(PartitionCircuitBreaker):
         return True
 
     def on_tick(self, context: ProducerStatusContext) -> bool:
-        """Looks for silent brokers. See PartitionCircuitBreaker."""
+        """Looks for silent brokers."""
         manager = self._manager
         if manager is None or not self._notices_silence or context.now < self._look_at_ms:
             return False
@@ -185,7 +182,6 @@ class FailureRateCircuitBreaker(PartitionCircuitBreaker):
         return False
 
     def next_tick_ms(self, context: ProducerStatusContext) -> float:
-        """See PartitionCircuitBreaker."""
         manager = self._manager
         if manager is None or not self._notices_silence:
             return math.inf

@@ -14,6 +14,7 @@ from kafka_sink.breaker.interface import PartitionCircuitBreaker
 from kafka_sink.breaker.mute_control import BreakerMetrics, MuteControl
 from kafka_sink.breaker.muted_partitions import MutedView
 from kafka_sink.breaker.outcomes import has_response
+from kafka_sink.breaker.send_policy import SendPolicy
 from kafka_sink.breaker.states import MuteChange, Target
 from kafka_sink.model import PartitionInfo, TopicPartition
 
@@ -58,8 +59,9 @@ class SharedState(Protocol):
         """Whether the coordinator's mutes have come, or no coordinator can be reached. Any thread."""
 
 
-class ProducerBreaker:
-    """A SendPolicy. The task's thread may use ``mutes``, ``congested`` and ``explain``.
+class ProducerBreaker(SendPolicy):
+    """Follows a breaker class and the coordinator. The task's thread may use ``mutes``, ``congested`` and
+    ``explain``.
 
     A breaker class that raises is switched off for this producer. Probes then end what it had muted.
     """
@@ -142,7 +144,6 @@ class ProducerBreaker:
             self.control.waiting.note_free_rows(topics)
 
     def explain(self, partition: TopicPartition) -> str | None:
-        """See SendPolicy."""
         mute = self.control.partitions.mute_of(partition)
         if mute is None:
             return None
@@ -181,12 +182,10 @@ class ProducerBreaker:
         self._context.now = self._local.now_ms = now_ms
 
     def on_request(self, node_id: int, now_ms: float) -> None:
-        """See SendPolicy."""
         self._at(now_ms)
         self._in_flight.request_sent(node_id, now_ms)
 
     def on_send(self, node_id: int, partition: TopicPartition, records: int, now_ms: float) -> None:
-        """See SendPolicy."""
         self._in_flight.batch_sent(partition)
         self.control.probes.batch_sent(partition)
         breaker, context = self._breaker, self._context
@@ -197,14 +196,12 @@ class ProducerBreaker:
         self._call(breaker.on_send, context)
 
     def on_request_done(self, node_id: int, now_ms: float) -> None:
-        """See SendPolicy."""
         self._at(now_ms)
         self._context.request_sent_ms = self._in_flight.request_done(node_id)
 
     def on_complete(
         self, node_id: int, partition: TopicPartition, records: int, cause: Exception | None, now_ms: float
     ) -> None:
-        """See SendPolicy."""
         self._in_flight.batch_done(partition)
         self.control.probes.batch_done(partition, cause)
         shared = self._shared
@@ -217,21 +214,18 @@ class ProducerBreaker:
         self._call(breaker.on_complete, context, partition, cause)
 
     def on_unreachable(self, nodes: Collection[int], failing: Collection[int], now_ms: float) -> None:
-        """See SendPolicy."""
         self._in_flight.unreachable(nodes, failing, now_ms)
 
     def on_connected(self, node_id: int, setup_ms: float, now_ms: float) -> None:
-        """See SendPolicy."""
         self._at(now_ms)
         self._in_flight.connected(node_id, setup_ms)
         self.control.probes.connected(node_id)
 
     def on_throttled(self, node_id: int, now_ms: float, throttled_ms: float) -> None:
-        """See SendPolicy."""
         self._in_flight.throttled(node_id, now_ms + throttled_ms)
 
     def on_other_cluster(self, now_ms: float) -> None:
-        """See SendPolicy. The other cluster's brokers and partitions may have the same ids and names."""
+        """The other cluster's brokers and partitions may have the same ids and names."""
         self._at(now_ms)
         self.control.local.unmute_all("another cluster responds at bootstrap.servers now")
         shared = self._shared
@@ -239,11 +233,10 @@ class ProducerBreaker:
             shared.on_other_cluster()
 
     def on_waiting(self, partitions: Iterable[TopicPartition]) -> None:
-        """See SendPolicy."""
         self.control.waiting.note_waiting(partitions)
 
     def muted(self, now_ms: float) -> MutedView:
-        """See SendPolicy. Once in each pass of the sender.
+        """Once in each pass of the sender.
 
         Lets the breaker class judge, logs and reports its changes, applies the coordinator's messages, and
         publishes ``mutes`` again.
@@ -278,20 +271,16 @@ class ProducerBreaker:
 
     @property
     def muted_brokers(self) -> Collection[int]:
-        """See SendPolicy."""
         return self.control.view.nodes
 
     def brokers_to_probe(self) -> Collection[int]:
-        """See SendPolicy."""
         return self.control.probes.brokers_to_probe()
 
     def on_probe(self, node_id: int, now_ms: float) -> None:
-        """See SendPolicy."""
         self._at(now_ms)
         self.control.probes.broker_probe_sent(node_id)
 
     def on_probe_done(self, node_id: int, cause: Exception | None, now_ms: float) -> None:
-        """See SendPolicy."""
         self._at(now_ms)
         if has_response(cause):
             self._in_flight.probed(node_id)
@@ -303,11 +292,9 @@ class ProducerBreaker:
             self._mark_stale(topic, now_ms)
 
     def may_probe(self, partition: TopicPartition) -> bool:
-        """See SendPolicy."""
         return self.control.probes.may_probe(partition)
 
     def next_change_ms(self, now_ms: float) -> float:
-        """See SendPolicy."""
         delay = self.control.next_change_ms()
         if self._breaker is not None:
             tick_ms = self._call(self._breaker.next_tick_ms, self._context)
@@ -316,7 +303,6 @@ class ProducerBreaker:
         return delay if shared is None else min(delay, shared.next_change_ms(now_ms))
 
     def close(self) -> None:
-        """See SendPolicy."""
         self._manager.close()
         if self._breaker is not None:
             self._call(self._breaker.close)

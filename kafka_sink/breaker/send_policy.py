@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Container, Iterable
-from typing import Protocol
 
 from kafka_sink.model import TopicPartition
 
 
-class SendEvents(Protocol):
-    """Called on the sender's thread for each event. Implementations must not block or raise.
+class SendPolicy:
+    """Hears of what the sender does, and decides which partitions get no requests for now.
 
-    Times are monotonic milliseconds. No call changes what happens to a batch.
+    This one mutes nothing; the circuit breaker overrides it. The sender's thread calls it. Methods must not
+    block or raise. Times are monotonic milliseconds.
     """
+
+    # -- events: no call changes what happens to a batch --------------------------------------------
 
     def on_request(self, node_id: int, now_ms: float) -> None:
         """A Produce request goes to a broker. Calls for its batches follow."""
@@ -52,96 +54,33 @@ class SendEvents(Protocol):
     def on_probe_done(self, node_id: int, cause: Exception | None, now_ms: float) -> None:
         """That request has its response, or failed with ``cause``."""
 
-
-class SendPolicy(SendEvents, Protocol):
-    """Decides which partitions get no requests for now. The sender's thread; must not block or raise."""
+    # -- decisions ----------------------------------------------------------------------------------
 
     def muted(self, now_ms: float) -> Container[TopicPartition]:
         """Partitions that get no request now; false if there are none. Their batches wait and expire as
         usual."""
+        return ()
 
     @property
     def muted_brokers(self) -> Collection[int]:
         """Muted brokers, as of the last call of ``muted``."""
+        return ()
 
     def brokers_to_probe(self) -> Collection[int]:
         """Brokers that should get a request without rows now."""
+        return ()
 
     def may_probe(self, partition: TopicPartition) -> bool:
         """Whether one batch of a muted partition may go now."""
-
-    def next_change_ms(self, now_ms: float) -> float:
-        """Milliseconds until time alone may change ``muted`` or ``may_probe``; else infinite."""
-
-    def explain(self, partition: TopicPartition) -> str | None:
-        """Why a partition is muted, for messages; None if it is not. Any thread."""
-
-    def close(self) -> None:
-        """No calls follow."""
-
-
-class NoSendPolicy:
-    """Mutes nothing."""
-
-    def on_request(self, node_id: int, now_ms: float) -> None:
-        """See SendPolicy."""
-
-    def on_send(self, node_id: int, partition: TopicPartition, records: int, now_ms: float) -> None:
-        """See SendPolicy."""
-
-    def on_request_done(self, node_id: int, now_ms: float) -> None:
-        """See SendPolicy."""
-
-    def on_complete(
-        self, node_id: int, partition: TopicPartition, records: int, cause: Exception | None, now_ms: float
-    ) -> None:
-        """See SendPolicy."""
-
-    def on_unreachable(self, nodes: Collection[int], failing: Collection[int], now_ms: float) -> None:
-        """See SendPolicy."""
-
-    def on_connected(self, node_id: int, setup_ms: float, now_ms: float) -> None:
-        """See SendPolicy."""
-
-    def on_throttled(self, node_id: int, now_ms: float, throttled_ms: float) -> None:
-        """See SendPolicy."""
-
-    def on_other_cluster(self, now_ms: float) -> None:
-        """See SendPolicy."""
-
-    def on_waiting(self, partitions: Iterable[TopicPartition]) -> None:
-        """See SendPolicy."""
-
-    def muted(self, now_ms: float) -> Container[TopicPartition]:
-        """See SendPolicy."""
-        return ()
-
-    @property
-    def muted_brokers(self) -> Collection[int]:
-        """See SendPolicy."""
-        return ()
-
-    def brokers_to_probe(self) -> Collection[int]:
-        """See SendPolicy."""
-        return ()
-
-    def on_probe(self, node_id: int, now_ms: float) -> None:
-        """See SendPolicy."""
-
-    def on_probe_done(self, node_id: int, cause: Exception | None, now_ms: float) -> None:
-        """See SendPolicy."""
-
-    def may_probe(self, partition: TopicPartition) -> bool:
-        """See SendPolicy."""
         return False
 
     def next_change_ms(self, now_ms: float) -> float:
-        """See SendPolicy."""
+        """Milliseconds until time alone may change ``muted`` or ``may_probe``; else infinite."""
         return math.inf
 
     def explain(self, partition: TopicPartition) -> str | None:
-        """See SendPolicy."""
+        """Why a partition is muted, for messages; None if it is not. Any thread."""
         return None
 
     def close(self) -> None:
-        """See SendPolicy."""
+        """No calls follow."""

@@ -7,7 +7,6 @@ import math
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from kafka_sink.clock import Clock
 from kafka_sink.errors import (
@@ -32,15 +31,16 @@ _CHECK_MS = 100.0
 _NO_PARTITIONS: Mapping[str, int] = {}
 
 
-class HintSource(Protocol):
-    """A source of snapshots: it may know topics already, or fetches them for many tasks. Never blocks; any
-    thread."""
+class HintSource:
+    """Where snapshots may come from, for topics that it knows or fetches for many tasks. This one knows
+    nothing. Methods never block; any thread calls them."""
 
     def ask(self, topics: Iterable[str]) -> bool:
         """Asks for topics that are needed now; False where the source is not there.
 
         Otherwise it calls ``import_hints`` with the topics, or ``release`` when they will not come.
         """
+        return False
 
     def note_use(self, topics: Iterable[str]) -> None:
         """Rows are written to these topics."""
@@ -60,25 +60,6 @@ class LookupCounts:
 
     requests: int = 0
     imports: int = 0
-
-
-class NoHints:
-    """A HintSource that knows nothing."""
-
-    def ask(self, topics: Iterable[str]) -> bool:
-        """See HintSource."""
-        return False
-
-    def note_use(self, topics: Iterable[str]) -> None:
-        """See HintSource."""
-
-    def report_stale(self, topic: str) -> None:
-        """See HintSource."""
-
-    def report_leader(
-        self, partition: TopicPartition, leader: int, epoch: int, topic_id: bytes | None
-    ) -> None:
-        """See HintSource."""
 
 
 class ClusterMetadata:
@@ -101,7 +82,7 @@ class ClusterMetadata:
         self._lock = threading.Lock()  # guards the cache
         self._updated = threading.Condition(self._lock)
         self._held_until_max_ms = math.inf
-        self.hints: HintSource = NoHints()
+        self.hints = HintSource()
         # Where any host on the internet may have a trusted certificate, who names an address gets the rows.
         self.confirmed_nodes_only = False
         self._lookups = LookupCounts()

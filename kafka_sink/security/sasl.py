@@ -53,7 +53,6 @@ class MechanismExchange:
         return f"MechanismExchange({self.mechanism})"
 
     def first(self) -> bytes:
-        """See SaslExchange."""
         try:
             return bytes(self._driven.auth_bytes())
         except Exception as error:  # noqa: BLE001 - a UnicodeEncodeError holds the password that it is about
@@ -61,7 +60,6 @@ class MechanismExchange:
         raise AuthenticationError(f"SASL {self.mechanism}: the login cannot be encoded ({problem})")
 
     def respond(self, challenge: bytes) -> bytes | None:
-        """See SaslExchange."""
         try:
             self._driven.receive(challenge)
             if not self._driven.is_done():
@@ -88,7 +86,6 @@ class ScramExchange(MechanismExchange):
         self._is_first = True
 
     def respond(self, challenge: bytes) -> bytes | None:
-        """See SaslExchange."""
         if self._is_first:
             self._check_iterations(challenge)
             self._is_first = False

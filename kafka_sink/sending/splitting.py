@@ -326,32 +326,27 @@ class _ScratchBuffer:
         self.size = self.capacity = 0
 
     def write(self, data: Data) -> None:
-        """See BatchBuffer."""
         self.data += data
         self.size = self.capacity = len(self.data)
 
     def write_growing(self, *parts: Data) -> bool:
-        """See BatchBuffer."""
         for part in parts:
             self.write(part)
         return False
 
     def truncate(self, size: int) -> None:
-        """See BatchBuffer."""
         del self.data[size:]
         self.size = self.capacity = size
 
     def views(self, start: int = 0, end: int | None = None) -> list[memoryview]:
-        """See BatchBuffer. While one is kept, nothing can be written."""
+        """While one is kept, nothing can be written."""
         return [memoryview(self.data)[start:end]] if start < len(self.data) else []
 
     def patch(self, data: Data, position: int = 0) -> None:
-        """See BatchBuffer."""
         self.data[position : position + len(data)] = data
 
     def trim(self) -> None:
         """Nothing to return."""
 
     def release(self) -> None:
-        """See BatchBuffer."""
         self.data.clear()

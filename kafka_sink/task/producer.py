@@ -19,7 +19,7 @@ from kafka_sink.accumulator.worker_pools import WorkerPools
 from kafka_sink.breaker.interface import load_breaker
 from kafka_sink.breaker.mute_control import BreakerMetrics, MuteControl
 from kafka_sink.breaker.producer_breaker import ProducerBreaker
-from kafka_sink.breaker.send_policy import NoSendPolicy
+from kafka_sink.breaker.send_policy import SendPolicy
 from kafka_sink.clock import ExponentialBackoff, monotonic_ms, wall_ms
 from kafka_sink.coordinator.breaker.channel import BreakerChannel
 from kafka_sink.coordinator.client.client import CoordinatorClient
@@ -35,7 +35,7 @@ from kafka_sink.dead_letters.letter_writer import LetterWriter
 from kafka_sink.dead_letters.row_rejection import RowRejection
 from kafka_sink.errors import DeliveryError, RecordTooLargeError
 from kafka_sink.metadata.cache import MetadataCache
-from kafka_sink.metadata.cluster_metadata import ClusterMetadata, NoHints
+from kafka_sink.metadata.cluster_metadata import ClusterMetadata, HintSource
 from kafka_sink.metadata.snapshot import MetadataSnapshot
 from kafka_sink.model import SparkTask, TaskResult, TopicMetadata, TopicPartition
 from kafka_sink.network.client import NetworkClient, NetworkSettings
@@ -104,7 +104,7 @@ class Producer:
             self._cluster,
             self._network,
             self._identity,
-            self._breaker or NoSendPolicy(),
+            self._breaker or SendPolicy(),
             monotonic_ms,
             self._dead_letters,
         )
@@ -206,7 +206,7 @@ class Producer:
     def _leave_coordinator(self, coordinator: CoordinatorClient) -> None:
         coordinator.close()
         self._coordinator = self._figures_channel = None
-        self._cluster.hints = NoHints()
+        self._cluster.hints = HintSource()
         self._cluster.share_refreshes(False)
         if self._breaker is not None:
             self._breaker.share(None)

@@ -19,7 +19,7 @@ from kafka_sink.accumulator.piece_buffer import PieceBuffer
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
 from kafka_sink.accumulator.record_accumulator import AccumulatorSettings, RecordAccumulator
 from kafka_sink.accumulator.record_appender import RecordAppender
-from kafka_sink.breaker.send_policy import NoSendPolicy
+from kafka_sink.breaker.send_policy import SendPolicy
 from kafka_sink.clock import ExponentialBackoff
 from kafka_sink.errors import BufferExhaustedError, DeliveryError
 from kafka_sink.metadata.metadata_requests import MetadataRequestSettings
@@ -130,7 +130,7 @@ class Model:
         sender = SenderSettings(
             -1, 4_000, 30_000, 1_000, 100, 1_000, _BATCH_SIZE, MetadataRequestSettings(30_000, True)
         )
-        policy = NoSendPolicy()
+        policy = SendPolicy()
         self.completion = BatchCompletion(self.accumulator)
         self.expiry = BatchExpiry(
             self.completion,

@@ -100,7 +100,6 @@ class BreakerChannel(Channel):
         sent_ms: float,
         now_ms: float,
     ) -> None:
-        """See SharedState."""
         if not self._connected:
             return
         if cause is None:
@@ -115,13 +114,11 @@ class BreakerChannel(Channel):
             self._errors[partition] = has_response(cause), str(cause)
 
     def probed(self, node_id: int, now_ms: float) -> None:
-        """See SharedState."""
         if self._connected:
             self._last_response_ms[node_id] = now_ms
             self._urgent = True
 
     def changed(self, change: MuteChange) -> None:
-        """See SharedState."""
         if self._connected:
             self._urgent = True
             if not change.muted:
@@ -133,13 +130,12 @@ class BreakerChannel(Channel):
                 self._changes.append(change)
 
     def on_other_cluster(self) -> None:
-        """See SharedState. The next report names the cluster, and its reply has what is muted there."""
+        """The next report names the cluster, and its reply has what is muted there."""
         self._muted.clear()
         self._forget()
         self._urgent = self._connected
 
     def exchange(self, control: MuteControl) -> None:
-        """See SharedState."""
         while self._inbox:
             with self._lock:
                 message = self._inbox.popleft()
@@ -168,7 +164,6 @@ class BreakerChannel(Channel):
             self._sent_ms, self._urgent, self._waits_changed = control.now_ms, False, False
 
     def next_change_ms(self, now_ms: float) -> float:
-        """See SharedState."""
         if not self._connected:
             return math.inf
         return max(0.0, min([self._due_ms(), *self._release_ms.values()]) - now_ms)

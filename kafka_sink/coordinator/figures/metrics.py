@@ -139,7 +139,6 @@ class _Collector:
         return ()
 
     def collect(self) -> Iterator[Metric]:
-        """See prometheus_client."""
         clusters, topics, brokers = (self._snapshot[name] for name in ("clusters", "topics", "brokers"))
         for spec in OF_TOPIC:
             yield _family(spec, (([one["cluster"], one["topic"]], one[spec.source]) for one in topics))

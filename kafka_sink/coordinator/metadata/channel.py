@@ -18,6 +18,7 @@ from kafka_sink.coordinator.metadata.messages import (
     use_interval_ms,
 )
 from kafka_sink.coordinator.transport.channel import Channel
+from kafka_sink.metadata.cluster_metadata import HintSource
 from kafka_sink.metadata.snapshot import MetadataSnapshot
 from kafka_sink.model import TopicPartition
 from kafka_sink.timing_bounds import GATHER_STALE_MS, HINT_WAIT_MS, next_beat_ms
@@ -35,8 +36,8 @@ class HintSink(Protocol):
     def share_refreshes(self, shared: bool) -> None: ...
 
 
-class MetadataChannel(Channel):
-    """A Channel of the coordinator's client, and the HintSource of a ClusterMetadata.
+class MetadataChannel(Channel, HintSource):
+    """Asks the coordinator for metadata, and passes on what a ClusterMetadata learns.
 
     Before the first connection the channel accepts requests, so that a task's first topics wait for it up to
     ``HINT_WAIT_MS``. After ``on_lost`` it refuses requests until there is a connection again.
@@ -63,7 +64,6 @@ class MetadataChannel(Channel):
     # -- HintSource: the task's and the sender's thread -------------------------------------------
 
     def ask(self, topics: Iterable[str]) -> bool:
-        """See HintSource."""
         with self._lock:
             if not self._reachable:
                 return False
@@ -72,12 +72,10 @@ class MetadataChannel(Channel):
         return True
 
     def note_use(self, topics: Iterable[str]) -> None:
-        """See HintSource."""
         with self._lock:
             self._used.update(dict.fromkeys(topics))
 
     def report_stale(self, topic: str) -> None:
-        """See HintSource."""
         with self._lock:
             first = not self._stale
             # Bounded by the number of topics that the task writes to.
@@ -88,7 +86,6 @@ class MetadataChannel(Channel):
     def report_leader(
         self, partition: TopicPartition, leader: int, epoch: int, topic_id: bytes | None
     ) -> None:
-        """See HintSource."""
         encoded_id = None if topic_id is None else topic_id.hex()
         with self._lock:
             self._leaders[partition] = [partition.topic, encoded_id, partition.partition, leader, epoch]

@@ -121,7 +121,6 @@ class ClusterHandlers:
         return [(kind, one) for one in handler.on_message(peer, request, body, now_ms)]
 
     def on_disconnect(self, peer: int, now_ms: float) -> None:
-        """See Handler."""
         for handler in self.handlers.values():
             handler.on_disconnect(peer, now_ms)
 
@@ -130,10 +129,8 @@ class ClusterHandlers:
         return [(kind, one) for kind, handler in self.handlers.items() for one in handler.on_time(now_ms)]
 
     def next_change_ms(self, now_ms: float) -> float:
-        """See Handler."""
         return min((one.next_change_ms(now_ms) for one in self.handlers.values()), default=math.inf)
 
     def close(self) -> None:
-        """See Handler."""
         for handler in self.handlers.values():
             handler.close()

@@ -147,14 +147,12 @@ class CoordinatorServer:
         task.add_done_callback(self._opening.discard)
 
     def on_opened(self, peer: PeerConnection) -> None:
-        """See Owner."""
         if peer.is_gone:
             peer.transport.abort()
         else:
             peer.transport.write(peer.session.greeting())
 
     def on_closed(self, peer: PeerConnection) -> None:
-        """See Owner."""
         self._connections.remove(peer)
 
     def _on_removed(self, peer: PeerConnection) -> None:
@@ -176,7 +174,6 @@ class CoordinatorServer:
     # -- bytes --------------------------------------------------------------------------------------
 
     def on_bytes(self, peer: PeerConnection, data: bytes) -> None:
-        """See Owner."""
         if peer.is_gone:
             return
         peer.frames.feed(data)
@@ -371,7 +368,6 @@ class CoordinatorServer:
             self._connections.drop(peer, Dropped.UNREAD)
 
     def on_writable(self, peer: PeerConnection) -> None:
-        """See Owner."""
         if not peer.is_gone and peer.is_behind:
             self._to_write.append(peer)
             self._write()

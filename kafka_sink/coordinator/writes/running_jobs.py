@@ -121,7 +121,7 @@ class _Execution:
 
 
 class RunningJobs:
-    """See JobWatch. A daemon thread asks the driver's UI, and only while stages are watched."""
+    """A JobWatch. A daemon thread asks the driver's UI, and only while stages are watched."""
 
     def __init__(self, driver: DriverProcess) -> None:
         self._driver = driver
@@ -138,7 +138,6 @@ class RunningJobs:
         self._path = ""
 
     def watch(self, stage: int, on_end: Callable[[int], None]) -> None:
-        """See JobWatch."""
         with self._lock:
             self._tracker.watch(stage, monotonic_ms())
             listeners = self._on_end.setdefault(stage, [])
@@ -147,7 +146,6 @@ class RunningJobs:
             self._begin_work()
 
     def watch_execution(self, stage: int, execution: int, on_failure: Callable[[int], None]) -> None:
-        """See JobWatch."""
         with self._lock:
             self._executions[stage] = _Execution(execution, on_failure, monotonic_ms())
             self._begin_work()
@@ -163,7 +161,6 @@ class RunningJobs:
             self._work.clear()
 
     def unwatch(self, stage: int) -> None:
-        """See JobWatch."""
         with self._lock:
             self._on_end.pop(stage, None)
             self._executions.pop(stage, None)

@@ -21,7 +21,7 @@ from kafka_sink.coordinator.transport.handlers import Push, Reply, ServerMessage
 from kafka_sink.coordinator.transport.session import FrameReader, Session
 from kafka_sink.errors import MetadataTimeoutError, ProtocolError
 from kafka_sink.metadata.cache import MetadataCache
-from kafka_sink.metadata.cluster_metadata import ClusterMetadata, NoHints
+from kafka_sink.metadata.cluster_metadata import ClusterMetadata, HintSource
 from kafka_sink.metadata.snapshot import MetadataSnapshot
 from kafka_sink.model import MetadataUpdate, Node, PartitionInfo, TopicMetadata, TopicPartition
 from kafka_sink.timing_bounds import GIVE_UP_MS, HINT_WAIT_MS
@@ -526,7 +526,7 @@ def test_who_has_lost_the_coordinator_asks_nobody_until_it_is_back() -> None:
 def test_hints_that_are_awaited_leave_half_of_max_block_for_brokers() -> None:
     """However often the coordinator says that it is at it."""
 
-    class Hopeful(NoHints):
+    class Hopeful(HintSource):
         def ask(self, topics: Iterable[str]) -> bool:
             return True
 
