@@ -36,9 +36,15 @@ def warn(line: str) -> None:
 
 
 def error(line: str) -> None:
-    """Log a failure whose exception may not reach the user."""
+    """Log a failure: what, where, and what to do."""
     with _visible():
         LOGGER.error(line)
+
+
+def formatted_error(line: str) -> str:
+    """The line as ``error`` logs it now, for others to print."""
+    record = logging.LogRecord(LOGGER.name, logging.ERROR, "", 0, line, None, None)
+    return logging.Formatter(_FORMAT, _DATE_FORMAT).format(record)
 
 
 @contextmanager

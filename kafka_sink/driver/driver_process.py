@@ -37,6 +37,12 @@ class _Found:
     command: str
 
 
+def process(pid: int) -> DriverProcess | None:
+    """The process that has this pid now. None if there is none, or a zombie."""
+    found = _look(pid)
+    return None if found is None or found.zombie else DriverProcess(pid, found.started)
+
+
 def find_driver_process() -> DriverProcess | None:
     """The driver's JVM: the nearest ancestor that does not run Python. None if there is no such process."""
     pid = os.getppid()

@@ -18,6 +18,9 @@ from kafka_sink.secret import HIDDEN, Secret
 _BY_NAME: Mapping[str, OptionSpec] = {
     name.lower(): spec for spec in SPECS for name in (spec.name, *spec.aliases)
 }
+# How similar a misspelt option is, as difflib measures it. No option of Spark or Kafka comes so close to one of
+# this sink.
+_MISSPELT = 0.8
 _SINK_NAMES = [name for name in _BY_NAME if not name.startswith(KAFKA_PREFIX)]
 _KAFKA_NAMES = [
     *(name.removeprefix(KAFKA_PREFIX) for name in _BY_NAME if name.startswith(KAFKA_PREFIX)),
@@ -59,6 +62,7 @@ def parse(raw: Mapping[str, str]) -> ParsedOptions:
             _refuse(kafka_name, text)
     stray = [name for name in plain if name not in _BY_NAME and name not in unsupported.SPARK_OWN]
     _refuse_lost_guarantees(stray)
+    _refuse_misspelt(stray)
     _require(settings, stray)
     settled, warnings = settle(
         {
@@ -135,6 +139,19 @@ def _refuse_lost_guarantees(stray: list[str]) -> None:
             )
 
 
+def _refuse_misspelt(stray: list[str]) -> None:
+    """Raise for what is nearly an option of this sink: without it the job would run at least once, without a
+    limit, or otherwise than its author thinks.
+    """
+    for name in stray:
+        nearest = get_close_matches(name, _BY_NAME, n=1, cutoff=_MISSPELT)
+        if nearest and name not in _KAFKA_NAMES:
+            raise ConfigurationError(
+                f"Unknown option '{name}'. Did you mean '{_BY_NAME[nearest[0]].name}'? Remove it if it is "
+                "not meant for this sink"
+            )
+
+
 def _require(settings: Mapping[str, tuple[str, Secret]], stray: list[str]) -> None:
     for spec in SPECS:
         if spec.required and spec.attribute not in settings:
@@ -167,8 +184,5 @@ def _about_ignored(ineffective: list[str], stray: list[str]) -> list[str]:
 def _suggestion(name: str) -> str:
     if name in _KAFKA_NAMES:
         return f" (did you mean 'kafka.{name}'?)"
-    nearest = get_close_matches(name, [*_SINK_NAMES, *_KAFKA_NAMES, *_BY_NAME], n=1, cutoff=0.8)
-    if not nearest:
-        return ""
-    known = nearest[0] if nearest[0] in _BY_NAME else KAFKA_PREFIX + nearest[0]
-    return f" (did you mean '{known}'?)"
+    nearest = get_close_matches(name, _KAFKA_NAMES, n=1, cutoff=_MISSPELT)
+    return f" (did you mean '{KAFKA_PREFIX}{nearest[0]}'?)" if nearest else ""

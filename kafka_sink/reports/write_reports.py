@@ -55,12 +55,9 @@ class EndedWrite:
         return "kafka-chunked: " if self.batch is None else f"kafka-chunked, micro-batch {self.batch}: "
 
 
-def report(
-    options: SinkOptions, handoff: CoordinatorHandoff, ended: EndedWrite, *, logged: bool = False
-) -> None:
-    """All reports of a write. None of them fails the write, whose rows Kafka has.
-
-    ``logged``: the log has a line about it already.
+def report(options: SinkOptions, handoff: CoordinatorHandoff, ended: EndedWrite) -> None:
+    """All reports of a write, but the line of one that was aborted. None fails the write, whose rows Kafka
+    has.
     """
     _to_live_view(handoff, ended)
     if options.delivery_report_path:
@@ -74,17 +71,21 @@ def report(
             driver_log.report_json(
                 json.dumps({**fields, **_transaction_fields(ended)}, separators=(",", ":"))
             )
-    elif ended.outcome == "committed":
-        if options.log_summary:
-            note = f"; {ended.note}" if ended.note else ""
-            driver_log.report(ended.label + summarise(ended.results) + note)
-            _advise(ended)
-    elif not logged and not is_skipped:
-        unfinished = ended.tasks - len(ended.results)
-        line = f"{ended.label}aborted, {unfinished} of {ended.tasks} tasks did not finish"
-        if ended.results:
-            line += f"; Kafka keeps what the others wrote: {summarise(ended.results)}"
-        driver_log.warn(line)
+    elif ended.outcome == "committed" and options.log_summary:
+        note = f"; {ended.note}" if ended.note else ""
+        driver_log.report(ended.label + summarise(ended.results) + note)
+        _advise(ended)
+
+
+def aborted(ended: EndedWrite) -> str:
+    """What a write that was aborted leaves, without the reason."""
+    unfinished = ended.tasks - len(ended.results)
+    line = f"{ended.label}aborted, {unfinished} of {ended.tasks} tasks did not finish"
+    if ended.note:
+        return f"{line}; {ended.note}"
+    if ended.results:
+        line += f"; Kafka keeps what the others wrote: {summarise(ended.results)}"
+    return line
 
 
 def _transaction_fields(ended: EndedWrite) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from pyspark.sql.datasource import DataSource
 from kafka_sink.errors import ConfigurationError
 from kafka_sink.spark.planning import plan
 from kafka_sink.spark.pyspark_classes import ArrowWriter, StreamArrowWriter, WriterCommitMessage
-from kafka_sink.spark.short_tracebacks import short_tracebacks
+from kafka_sink.spark.short_tracebacks import logged_on_driver, short_tracebacks
 from kafka_sink.spark.writer import PlannedWrite
 
 if TYPE_CHECKING:
@@ -37,7 +37,11 @@ class KafkaChunkedDataSource(DataSource):
     def name(cls) -> str:
         return "kafka-chunked"
 
-    @short_tracebacks
+    @property
+    def subject(self) -> str:
+        return self.options.get("checkpointlocation", "")
+
+    @logged_on_driver
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
         """Plan a batch write. Raises ConfigurationError or SchemaError."""
         if overwrite:
@@ -46,7 +50,7 @@ class KafkaChunkedDataSource(DataSource):
             )
         return BatchWriter(plan(self.options, _columns(schema)))
 
-    @short_tracebacks
+    @logged_on_driver
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: N802 - Spark's signature
         """Plan a micro-batch. Complete mode sets ``overwrite``; its results are appended, too."""
         planned = plan(
@@ -58,12 +62,15 @@ class KafkaChunkedDataSource(DataSource):
         )
         return StreamWriter(planned)
 
+    @logged_on_driver
     def schema(self) -> NoReturn:
         raise ConfigurationError(_READ)
 
+    @logged_on_driver
     def reader(self, schema: StructType) -> DataSourceReader:
         raise ConfigurationError(_READ)
 
+    @logged_on_driver
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's signature
         raise ConfigurationError(_READ)
 
@@ -74,15 +81,19 @@ class BatchWriter(ArrowWriter):
     def __init__(self, planned: PlannedWrite) -> None:
         self.planned = planned
 
+    @property
+    def subject(self) -> str:
+        return self.planned.subject
+
     @short_tracebacks
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         return self.planned.write(iterator)
 
-    @short_tracebacks
+    @logged_on_driver
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         self.planned.commit(messages)
 
-    @short_tracebacks
+    @logged_on_driver
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         self.planned.abort(messages)
 
@@ -93,15 +104,19 @@ class StreamWriter(StreamArrowWriter):
     def __init__(self, planned: PlannedWrite) -> None:
         self.planned = planned
 
+    @property
+    def subject(self) -> str:
+        return self.planned.subject
+
     @short_tracebacks
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         return self.planned.write(iterator, is_streaming=True)
 
-    @short_tracebacks
+    @logged_on_driver
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         self.planned.commit(messages, batchId)
 
-    @short_tracebacks
+    @logged_on_driver
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         self.planned.abort(messages, batchId)
 

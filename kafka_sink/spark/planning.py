@@ -67,9 +67,10 @@ def plan(
         coordinator,
         transactions=in_transactions,
         tasks_at_once=_tasks_at_once(options),
+        subject=raw.get("checkpointlocation", ""),
     )
-    if is_stream_writer and (checkpoint := raw.get("checkpointlocation")):
-        write = replace(write, name=_query_name(checkpoint))
+    if is_stream_writer and write.subject:
+        write = replace(write, name=_query_name(write.subject))
     worker_imports.forget_spark_archives()
     return write
 

@@ -1,29 +1,76 @@
 """Errors as Spark's users see them: the cause and what to do, in few lines.
 
 Spark prints the traceback of an error in Python once for the driver and three times for each failed task, and
-PySpark prints it twice more as the driver's exception. Where the message says what to change, frames of this
-package only hide it.
+PySpark prints it twice more as the driver's exception. Where the message says what to change, frames only
+hide it. On the driver the message is logged, too, as one line, and again when the driver ends.
 """
 
 from __future__ import annotations
 
 import functools
 import logging
+import os
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from kafka_sink import libraries
+from kafka_sink.driver import driver_log, last_line
 from kafka_sink.errors import BufferOwnershipError, KafkaSinkError, ProducerClosedError, ProtocolError
+from kafka_sink.printable import printable
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 _log = logging.getLogger(__name__)
 # Bugs, here or in a broker: their frames say where.
 _WITH_FRAMES = (BufferOwnershipError, ProducerClosedError, ProtocolError)
+# PySpark's worker formats its last exception without frames where this is set, and then ends.
+_WITHOUT_FRAMES = "SPARK_HIDE_TRACEBACK"
+# Characters of a line of the log.
+_MAX_LINE = 4000
+
+
+class Subject(Protocol):
+    """What Spark's driver calls. ``subject``: the checkpoint of a stream, "" for batch writes."""
+
+    @property
+    def subject(self) -> str: ...
+
+
+_Subject = TypeVar("_Subject", bound=Subject)
+
+
+def logged_on_driver(
+    call: Callable[Concatenate[_Subject, _Arguments], _Result],
+) -> Callable[Concatenate[_Subject, _Arguments], _Result]:
+    """For methods that Spark calls on the driver: as ``short_tracebacks``, and the error is logged."""
+    shortened = short_tracebacks(call)
+
+    @functools.wraps(call)
+    def called_on_driver(self: _Subject, /, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
+        try:
+            return shortened(self, *args, **kwargs)
+        except Exception as error:
+            stream = f", stream with checkpointLocation={self.subject}" if self.subject else ""
+            log_failure(self.subject, f"kafka-chunked{stream}: {told(error)}")
+            raise
+
+    return called_on_driver
+
+
+def log_failure(subject: str, line: str) -> None:
+    """Log what has failed and what to do, now and when the driver ends."""
+    line = printable(line, _MAX_LINE)
+    driver_log.error(line)
+    last_line.leave(subject, driver_log.formatted_error(line))
+
+
+def told(error: Exception) -> str:
+    """The error's message; with its type where it is not this package's, whose messages say all."""
+    return str(error) if isinstance(error, KafkaSinkError) else f"{type(error).__name__}: {error}"
 
 
 def short_tracebacks(call: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
-    """For methods that Spark calls. Errors of this package leave them with one frame.
+    """For methods that Spark calls. PySpark shows errors of this package without frames.
 
     The whole traceback is logged at DEBUG. A library that is missing becomes a KafkaSinkError that names the
     line for pip.
@@ -37,11 +84,15 @@ def short_tracebacks(call: Callable[_Arguments, _Result]) -> Callable[_Arguments
             raise
         except KafkaSinkError as error:
             _log.debug("the whole traceback of the error that follows", exc_info=error)
-            raise error.with_traceback(None) from _cause_to_show(error)
+            cause = _cause_to_show(error)
+            if cause is None:
+                os.environ[_WITHOUT_FRAMES] = "1"
+            raise error.with_traceback(None) from cause
         except ModuleNotFoundError as error:
             text = libraries.explanation(error)
             if text is None:
                 raise
+            os.environ[_WITHOUT_FRAMES] = "1"
             raise KafkaSinkError(text) from None
 
     return called_by_spark

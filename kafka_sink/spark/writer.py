@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING, Protocol
 
 from pyspark import TaskContext
 
+from kafka_sink import application_markers
 from kafka_sink.clock import monotonic_ms
 from kafka_sink.coordinator.process.planning import CoordinatorHandoff
 from kafka_sink.coordinator.transport.address import CoordinatorAddress, without_brackets
-from kafka_sink.driver import driver_log
-from kafka_sink.errors import DeliveryError, KafkaSinkError
+from kafka_sink.driver import driver_log, last_line
+from kafka_sink.errors import DeliveryError, ExecutorDisconnectedError, KafkaSinkError, WriteOverError
 from kafka_sink.metadata.snapshot import MetadataSnapshot
 from kafka_sink.model import EndedTransactions, SparkTask, TaskResult, WriteTransactions
 from kafka_sink.options import SinkOptions
@@ -32,6 +33,7 @@ from kafka_sink.reports.write_reports import EndedWrite
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.spark import worker_imports
 from kafka_sink.spark.pyspark_classes import WriterCommitMessage
+from kafka_sink.spark.short_tracebacks import log_failure, told
 from kafka_sink.task_activity import ROWS, TaskActivity
 
 # Planning and commit import this module, too, and few writes use transactions.
@@ -46,6 +48,9 @@ if TYPE_CHECKING:
 
 # The local properties that Spark sets for tasks of a micro-batch.
 _BATCH_ID = "streaming.sql.batchId"
+# Spark calls ``abort`` within moments of a commit that failed.
+_COMMIT_FAILED_S = 60.0
+_NO_CAUSE = "No task has reported an error to the driver: see the lines of Spark around this one"
 # How often a task that waits for rows looks for dead letters, while rows may still be refused.
 _LETTERS_MS = 100.0
 _QUERY_ID = "sql.streaming.queryId"
@@ -91,9 +96,21 @@ class PlannedWrite:
     transactions: PlannedTransactions | None = None
     # How many tasks run at once, where that matters.
     tasks_at_once: int = 1
+    # The checkpoint of a stream, "" for a batch write: what a failure is about.
+    subject: str = ""
 
     def write(self, batches: Iterator[pa.RecordBatch], *, is_streaming: bool = False) -> TaskCommitted:
         """Send all rows, and return once all are acknowledged. Raises KafkaSinkError."""
+        try:
+            return self._write(batches, is_streaming=is_streaming)
+        except (ExecutorDisconnectedError, WriteOverError):
+            # A consequence of the write's end, never its cause.
+            raise
+        except Exception as error:
+            self._report_failure(error, is_streaming=is_streaming)
+            raise
+
+    def _write(self, batches: Iterator[pa.RecordBatch], *, is_streaming: bool) -> TaskCommitted:
         worker_imports.freeze_when_reused()
         if self.transactions is None:
             written = TaskCommitted(self._send(batches, is_streaming=is_streaming))
@@ -105,6 +122,24 @@ class PlannedWrite:
             return written
         name = self._name_in_task(is_streaming=is_streaming)
         return replace(written, query=micro_batch_of(context)[0], write=name, task=context.taskAttemptId())
+
+    def _report_failure(self, error: Exception, *, is_streaming: bool) -> None:
+        """Tell the coordinator, which tells the driver, to whose ``abort`` Spark gives no cause.
+
+        Of the attempts with one number one reports on each host: thousands of tasks may fail at once.
+        """
+        context, address = TaskContext.get(), self._coordinator()
+        if context is None or address is None:
+            return
+        name, attempt = self._name_in_task(is_streaming=is_streaming), context.attemptNumber()
+        if not application_markers.first_time(
+            f"failed: {name}, stage {context.stageId()}, attempt {attempt}"
+        ):
+            return
+        from kafka_sink.coordinator.writes.channel import report_failure
+
+        where = f"task {context.partitionId()} on {socket.gethostname()}"
+        report_failure(address, name, f"{where}: {told(error)}")
 
     def _send(
         self,
@@ -232,15 +267,19 @@ class PlannedWrite:
             context.getLocalProperty("spark.app.name") or "",
         )
 
-    def _end_attempts(self, batch_id: int | None, *, is_urgent: bool) -> None:
-        """End attempts that still run: superseded speculative copies, and tasks of a cancelled job."""
-        if self.handoff.driver_address is not None:
-            from kafka_sink.coordinator.writes.channel import end_attempts
+    def _end_attempts(self, batch_id: int | None, *, is_urgent: bool) -> str:
+        """End attempts that still run: superseded speculative copies, and tasks of a cancelled job.
 
-            # A restarted query writes the micro-batch again, under the same name.
-            again = batch_id is not None
-            name = self._name_of(batch_id)
-            end_attempts(self.handoff.driver_address, name, again=again, is_urgent=is_urgent)
+        Returns why the write failed, as far as a task has reported that.
+        """
+        if self.handoff.driver_address is None:
+            return ""
+        from kafka_sink.coordinator.writes.channel import end_attempts
+
+        # A restarted query writes the micro-batch again, under the same name.
+        again = batch_id is not None
+        name = self._name_of(batch_id)
+        return end_attempts(self.handoff.driver_address, name, again=again, is_urgent=is_urgent)
 
     def _ended(
         self,
@@ -277,6 +316,18 @@ class PlannedWrite:
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batch_id: int | None = None) -> None:
         """Check that every task reported, and log a summary. Raises DeliveryError if one did not report."""
+        try:
+            self._commit(messages, batch_id)
+        except Exception as error:
+            # Spark calls ``abort`` next, in another process.
+            application_markers.note(self._failed_commit(batch_id), told(error))
+            raise
+        last_line.take_back(self.subject)
+
+    def _failed_commit(self, batch_id: int | None) -> str:
+        return f"failed commit: {self._name_of(batch_id)}"
+
+    def _commit(self, messages: Sequence[WriterCommitMessage | None], batch_id: int | None) -> None:
         self._end_attempts(batch_id, is_urgent=batch_id is None)
         results = _results(messages)
         missing = len(messages) - len(results)
@@ -286,8 +337,6 @@ class PlannedWrite:
                 "counted as written. Trigger.Continuous is not supported, as Spark does not run the tasks of "
                 "a Python sink in it. Use Trigger.ProcessingTime or Trigger.AvailableNow."
             )
-            # With Trigger.Continuous, Spark logs the exception, makes no progress and does not end the query.
-            driver_log.error(_label(batch_id) + problem)
             raise DeliveryError(problem)
         name, note, in_transactions = "committed", "", dict[str, EndedTransactions]()
         if self.transactions is not None:
@@ -305,39 +354,37 @@ class PlannedWrite:
         worker_imports.forget_spark_archives()
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batch_id: int | None = None) -> None:
-        """Log what a failed job has written. Kafka keeps those rows, unless they are in open transactions."""
-        self._end_attempts(batch_id, is_urgent=True)
-        in_transactions: Mapping[str, EndedTransactions] = {}
+        """Log why a job failed and what it has written: Kafka keeps that, unless transactions are open."""
+        cause = self._end_attempts(batch_id, is_urgent=True)
+        cause = application_markers.noted_within(self._failed_commit(batch_id), _COMMIT_FAILED_S) or cause
+        in_transactions, note = dict[str, EndedTransactions](), ""
         if self.transactions is not None:
-            in_transactions = self._abort_transactions(self.transactions, len(messages), batch_id)
-        ended = self._ended("aborted", messages, batch_id, in_transactions)
-        write_reports.report(self.options, self.handoff, ended, logged=self.transactions is not None)
+            in_transactions, note = self._abort_transactions(self.transactions)
+        ended = self._ended("aborted", messages, batch_id, in_transactions, note)
+        write_reports.report(self.options, self.handoff, ended)
+        if cause:
+            log_failure(self.subject, f"{write_reports.aborted(ended)}: {cause}")
+        elif note or self.options.log_summary_format != "json":
+            driver_log.warn(f"{write_reports.aborted(ended)}. {_NO_CAUSE}")
 
-    def _abort_transactions(
-        self, planned: PlannedTransactions, tasks: int, batch_id: int | None
-    ) -> Mapping[str, EndedTransactions]:
-        """Returns what became of the batch's transactions."""
+    def _abort_transactions(self, planned: PlannedTransactions) -> tuple[dict[str, EndedTransactions], str]:
+        """What became of the batch's transactions, and the same in words."""
         from kafka_sink.transactions import planning as transactions
         from kafka_sink.transactions.batch import described
 
-        label = _label(batch_id)
         try:
             ended = transactions.abort(self.options, planned)
         except KafkaSinkError as error:
             # This must not replace the error that Spark already has.
-            driver_log.warn(
-                f"{label}the batch of {tasks} tasks failed, and its open transactions could not be aborted: "
-                f"{error}. The next run aborts them, or brokers do so after kafka.transaction.timeout.ms. "
-                "Until then, consumers with isolation.level=read_committed wait"
+            return {}, (
+                f"its open transactions could not be aborted: {error}. The next run aborts them, or brokers "
+                "do so after kafka.transaction.timeout.ms. Until then, consumers with "
+                "isolation.level=read_committed wait"
             )
-            return {}
-        ended_by = described(ended.transactions["aborted"], "aborted")
+        note = described(ended.transactions["aborted"], "aborted")
         if ended.committed:
-            ended_by += "; " + described(
-                ended.transactions["committed"], "committed, as the batch was decided"
-            )
-        driver_log.warn(f"{label}the batch of {tasks} tasks failed; {ended_by}")
-        return ended.transactions
+            note += "; " + described(ended.transactions["committed"], "committed, as the batch was decided")
+        return dict(ended.transactions), note
 
 
 def _results(messages: Sequence[WriterCommitMessage | None]) -> list[TaskResult]:
@@ -364,10 +411,6 @@ def _micro_batch(context: TaskContext) -> BatchIdentity:
 def _is_micro_batch(context: TaskContext, batch: BatchIdentity | None) -> bool:
     """Whether it is a query's micro-batch, or in foreachBatch a version that is the micro-batch's number."""
     return batch is None or context.getLocalProperty(_BATCH_ID) == str(batch.number)
-
-
-def _label(batch_id: int | None) -> str:
-    return "kafka-chunked: " if batch_id is None else f"kafka-chunked, micro-batch {batch_id}: "
 
 
 def checked_batches(

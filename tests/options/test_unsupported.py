@@ -6,6 +6,8 @@ import pytest
 
 from kafka_sink.errors import ConfigurationError
 from kafka_sink.options import parse, unsupported
+from kafka_sink.options.parse import _KAFKA_NAMES
+from kafka_sink.options.unsupported import GUARANTEES
 
 SERVERS = {"kafka.bootstrap.servers": "localhost:9092"}
 SECRET = "hunter2-do-not-show"
@@ -74,12 +76,55 @@ def test_what_spark_adds_is_silent() -> None:
 
 
 def test_other_unknown_options_share_one_warning() -> None:
-    raw = {"linger.ms": SECRET, "tpoic": "t", "somethingelse": "1", "kafka_bootstrap_servers": "h:1"}
+    raw = {"linger.ms": SECRET, "somethingelse": "1", "retires": "3"}
     (warning,) = parse({**SERVERS, **raw}).warnings
     assert warning == (
-        "Unknown options are ignored: kafka_bootstrap_servers (did you mean 'kafka.bootstrap.servers'?), "
-        "linger.ms (did you mean 'kafka.linger.ms'?), somethingelse, tpoic (did you mean 'topic'?)"
+        "Unknown options are ignored: linger.ms (did you mean 'kafka.linger.ms'?), "
+        "retires (did you mean 'kafka.retries'?), somethingelse"
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("delivery.guarante", "delivery.guarantee"),
+        ("deliveryGuarantee", "delivery.guarantee"),
+        ("errors.tolerence", "errors.tolerance"),
+        ("max.rows.per.secnd", "max.rows.per.second"),
+        ("tpoic", "topic"),
+        ("txnVersoin", "txnVersion"),
+        ("kafak.acks", "kafka.acks"),
+        ("kafka_bootstrap_servers", "kafka.bootstrap.servers"),
+    ],
+)
+def test_what_is_nearly_an_option_of_this_sink_is_an_error(name: str, meant: str) -> None:
+    """Catches: a warning among hundreds of lines, and a job at least once, or without a limit."""
+    message = refused({name: SECRET})
+    assert message.startswith(f"Unknown option '{name.lower()}'. Did you mean '{meant}'?")
+    assert SECRET not in message
+
+
+def test_no_option_of_spark_or_kafka_is_taken_for_a_misspelt_one() -> None:
+    """Jobs share their options between a source and this sink."""
+    of_sources = {
+        "subscribe": "t",
+        "subscribePattern": "t",
+        "startingOffsets": "earliest",
+        "endingOffsets": "latest",
+        "failOnDataLoss": "false",
+        "maxOffsetsPerTrigger": "9",
+        "minPartitions": "9",
+        "groupIdPrefix": "g",
+        "includeHeaders": "true",
+        "fetchOffset.numRetries": "3",
+        "mergeSchema": "true",
+        "compression": "lz4",
+        "partitionOverwriteMode": "dynamic",
+        "truncate": "true",
+    }
+    parse({**SERVERS, **of_sources})
+    guarded = ("ssl.", "sasl.", *GUARANTEES)
+    parse({**SERVERS, **{name: "1" for name in _KAFKA_NAMES if not name.startswith(guarded)}})
 
 
 @pytest.mark.parametrize(

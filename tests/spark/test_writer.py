@@ -20,7 +20,7 @@ from pyspark.sql.types import StructType
 from kafka_sink import application_markers
 from kafka_sink.coordinator.process.planning import CoordinatorHandoff
 from kafka_sink.coordinator.transport.address import Rendezvous
-from kafka_sink.driver import driver_log
+from kafka_sink.driver import driver_log, last_line
 from kafka_sink.errors import DeliveryError
 from kafka_sink.model import PartitionResult, TaskResult
 from kafka_sink.options import parse
@@ -312,7 +312,22 @@ def test_abort_says_what_kafka_keeps(capsys: pytest.CaptureFixture[str]) -> None
     line = capsys.readouterr().err
     assert "aborted, 1 of 2 tasks did not finish; Kafka keeps what the others wrote: 5 rows" in line
     StreamWriter(PlannedWrite(OPTIONS, PLAN)).abort([None, None], 3)
-    assert "micro-batch 3: aborted, 2 of 2 tasks did not finish\n" in capsys.readouterr().err
+    assert "micro-batch 3: aborted, 2 of 2 tasks did not finish. No task has" in capsys.readouterr().err
+
+
+def test_abort_says_why_the_commit_before_it_failed(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches: a warning without the cause as the last line, below the commit's error."""
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
+    monkeypatch.setattr(last_line, "leave", lambda subject, line: None)
+    write = PlannedWrite(OPTIONS, PLAN, name="query")
+    with pytest.raises(DeliveryError):
+        StreamWriter(write).commit([TaskCommitted(RESULT), None], 3)
+    StreamWriter(write).abort([TaskCommitted(RESULT), None], 3)
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert "ERROR kafka_sink: kafka-chunked, micro-batch 3: aborted, 1 of 2 tasks did not finish" in last
+    assert last.endswith("Use Trigger.ProcessingTime or Trigger.AvailableNow.")
 
 
 @pytest.mark.parametrize(("level", "expected"), [(logging.NOTSET, ["line"]), (logging.ERROR, [])])

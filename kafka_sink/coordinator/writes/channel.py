@@ -16,6 +16,8 @@ from kafka_sink.errors import KafkaSinkError, WriteOverError
 from kafka_sink.model import WriteTransactions
 
 KIND = "writes"
+# Characters of what a task says about its failure.
+MAX_CAUSE = 2000
 # Bounds connecting and the reply. The coordinator runs on the driver's host.
 _DRIVER_TIMEOUT_MS = 500.0
 _KEPT = KeptConnection(_DRIVER_TIMEOUT_MS, monotonic_ms)
@@ -89,21 +91,37 @@ class WriteChannel(Channel):
 
 def end_attempts(
     address: CoordinatorAddress, name: str, *, again: bool = False, is_urgent: bool = True
-) -> None:
+) -> str:
     """Called on the driver: end the attempts of this write that still run. Raises nothing.
 
     ``again``: a later write may have this name. Attempts that begin later are not ended then.
     ``is_urgent``: wait until the coordinator has notified them. A commit of a stream, where only superseded
     copies still run, need not wait.
+
+    Returns what the last attempt that reported a failure said; "" if none did, or where it does not wait.
     """
     body = {"over": name, "again": again}
+    if is_urgent:
+        return str(_asked(address, body).get("cause", ""))
     with suppress(OSError, KafkaSinkError):
-        if not is_urgent:
-            _KEPT.send(address, KIND, body)
-            return
+        _KEPT.send(address, KIND, body)
+    return ""
+
+
+def report_failure(address: CoordinatorAddress, name: str, cause: str) -> None:
+    """Called in a task: its attempt has failed. Raises nothing."""
+    _asked(address, {"failed": name, "cause": cause[:MAX_CAUSE]})
+
+
+def _asked(address: CoordinatorAddress, body: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The reply; empty where none came within the bound."""
+    with suppress(OSError, KafkaSinkError):
         connection = CoordinatorConnection(address, _DRIVER_TIMEOUT_MS, monotonic_ms)
         try:
             connection.send(KIND, body, monotonic_ms())
-            connection.receive(monotonic_ms())
+            for received in connection.receive(monotonic_ms()):
+                if received.last:
+                    return received.body
         finally:
             connection.close()
+    return {}

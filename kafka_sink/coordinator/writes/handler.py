@@ -11,7 +11,8 @@ unfinished_writes.
 
     task -> {"writing": name, "stage": id}     reply {} or {"over": name}; the push {"over": name} may follow
             "transactions": {...}              of a write in transactions, the fields of WriteTransactions
-    driver -> {"over": name, "again": false}   reply {}
+    task -> {"failed": name, "cause": text}    reply {}
+    driver -> {"over": name, "again": false}   reply {} or {"cause": text}, of the last task that failed
 
 ``again``: a later write may have this name, so it is not remembered. Where the end of a stage's job is the
 reason, reply and push name the ``stage``, too: a task that runs the micro-batch again has the same name.
@@ -26,8 +27,10 @@ from typing import TYPE_CHECKING, Any
 from kafka_sink.coordinator.transport import message_format as fields
 from kafka_sink.coordinator.transport.handlers import Handler, Push, Reply, ServerMessage
 from kafka_sink.coordinator.transport.message_format import count, decoding, int32, whole
+from kafka_sink.coordinator.writes.channel import MAX_CAUSE
 from kafka_sink.coordinator.writes.unfinished_writes import UnfinishedWrites
 from kafka_sink.model import WriteTransactions
+from kafka_sink.printable import printable
 
 if TYPE_CHECKING:
     from kafka_sink.coordinator.writes.running_jobs import JobWatch
@@ -37,6 +40,8 @@ if TYPE_CHECKING:
 _MAX_OVER = 10_000
 # Of Kafka's strings. Names are kept of so many writes with transactions.
 _MAX_PREFIX, _MAX_OPEN = 32_767, 1000
+# Failed writes whose end the driver has not reported yet.
+_MAX_FAILED = 100
 
 
 class WriteHandler(Handler):
@@ -62,6 +67,8 @@ class WriteHandler(Handler):
         self._open: OrderedDict[int, WriteTransactions] = OrderedDict()
         # Names of writes and numbers of stages.
         self._over: OrderedDict[str | int, None] = OrderedDict()
+        # By write, why its last failed attempt failed.
+        self._causes: OrderedDict[str, str] = OrderedDict()
         # Filled by another thread: append and popleft of a deque are atomic.
         self._ended_stages: deque[int] = deque()
         self._failed_stages: deque[int] = deque()
@@ -78,8 +85,12 @@ class WriteHandler(Handler):
             if not body.get("again"):
                 self._remember(name)
             self._unwatch(name)
+            cause = self._causes.pop(name, "")
             pushes = [Push(peer, _over(name)) for peer, (write, _) in self._writing.items() if write == name]
-            return [Reply(peer, request, {}), *pushes]
+            return [Reply(peer, request, {"cause": cause} if cause else {}), *pushes]
+        if "failed" in body:
+            self._note_failure(_name_in(body, "failed"), _cause_in(body))
+            return [Reply(peer, request, {})]
         name, stage, transactions = _name_in(body, "writing"), _stage_in(body), _transactions_in(body)
         self._writing[peer] = name, stage
         is_over = name in self._over or stage in self._over
@@ -106,6 +117,12 @@ class WriteHandler(Handler):
             self._open.pop(stage, None)
             if self._jobs is not None:
                 self._jobs.unwatch(stage)
+
+    def _note_failure(self, name: str, cause: str) -> None:
+        self._causes[name] = cause
+        self._causes.move_to_end(name)
+        if len(self._causes) > _MAX_FAILED:
+            self._causes.popitem(last=False)
 
     def _on_job_end(self, stage: int) -> None:
         """Any thread."""
@@ -149,6 +166,13 @@ def _over(name: str, stage: int | None = None) -> dict[str, Any]:
 def _name_in(body: Mapping[str, Any], key: str) -> str:
     with decoding("name of a write"):
         return fields.name(body[key])
+
+
+def _cause_in(body: Mapping[str, Any]) -> str:
+    with decoding("cause of a failure"):
+        if not isinstance(body["cause"], str):
+            raise ValueError("not a text")
+        return printable(body["cause"], MAX_CAUSE)
 
 
 def _stage_in(body: Mapping[str, Any]) -> int | None:

@@ -22,8 +22,14 @@ from kafka_sink.coordinator.transport.address import CoordinatorAddress, Rendezv
 from kafka_sink.coordinator.transport.connection import KeptConnection
 from kafka_sink.coordinator.transport.handlers import Push, Reply, ServerMessage
 from kafka_sink.coordinator.writes import channel as write_channel
-from kafka_sink.coordinator.writes.channel import WriteChannel, end_attempts
-from kafka_sink.coordinator.writes.handler import _MAX_OPEN, _MAX_OVER, WriteHandler, write_handler
+from kafka_sink.coordinator.writes.channel import MAX_CAUSE, WriteChannel, end_attempts
+from kafka_sink.coordinator.writes.handler import (
+    _MAX_FAILED,
+    _MAX_OPEN,
+    _MAX_OVER,
+    WriteHandler,
+    write_handler,
+)
 from kafka_sink.errors import ProtocolError, WriteOverError
 from kafka_sink.model import WriteTransactions
 from kafka_sink.options import parse
@@ -51,6 +57,28 @@ def test_an_attempt_that_begins_after_its_write_is_over_is_notified_at_once() ->
     handler.on_message(9, 1, {"over": "a"}, 0)
     assert handler.on_message(1, 1, {"writing": "a"}, 0) == [Reply(1, 1, {"over": "a"})]
     assert handler.on_message(1, 2, {"writing": "a/1"}, 0) == [Reply(1, 2, {})], "the next micro-batch"
+
+
+def test_the_driver_hears_once_why_the_last_attempt_failed() -> None:
+    handler = WriteHandler()
+    for cause in ("the first", "the\nlast"):
+        assert handler.on_message(1, 1, {"failed": "a", "cause": cause}, 0) == [Reply(1, 1, {})]
+    assert handler.on_message(9, 2, {"over": "b"}, 0) == [Reply(9, 2, {})]
+    assert handler.on_message(9, 1, {"over": "a"}, 0) == [Reply(9, 1, {"cause": "the last"})]
+    assert handler.on_message(9, 3, {"over": "a"}, 0) == [Reply(9, 3, {})]
+
+
+def test_causes_of_failures_are_kept_within_bounds() -> None:
+    """A task decides neither how many nor how long they are."""
+    handler = WriteHandler()
+    for number in range(_MAX_FAILED + 1):
+        handler.on_message(1, 1, {"failed": str(number), "cause": "x" * 5000}, 0)
+    assert handler.on_message(9, 1, {"over": "0"}, 0) == [Reply(9, 1, {})]
+    (reply,) = handler.on_message(9, 1, {"over": "1"}, 0)
+    assert len(reply.body["cause"]) == MAX_CAUSE
+    for body in ({"failed": "a"}, {"failed": "a", "cause": 1}, {"failed": 1, "cause": "x"}):
+        with pytest.raises(ProtocolError):
+            handler.on_message(1, 1, body, 0)
 
 
 def test_what_is_over_is_remembered_within_a_bound() -> None:

@@ -1,0 +1,143 @@
+"""The sentence that helps is the last line of the driver's log, whatever Spark and Python print after it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kafka_sink import application_markers
+from kafka_sink.driver import driver_process, last_line
+from kafka_sink.driver.driver_process import DriverProcess
+from kafka_sink.local_broker import LocalBroker
+from tests.support.commands import run
+from tests.support.coordinator_harness import eventually
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the driver's stderr is found in /proc")
+
+
+class Driver:
+    """``sleep`` stands in for the driver's JVM."""
+
+    def __init__(self, log: Path) -> None:
+        self.log = log
+        with log.open("ab") as stderr:
+            self.process = subprocess.Popen(["sleep", "600"], stderr=stderr)
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture
+def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
+    started = Driver(tmp_path / "log")
+    found = driver_process._look(started.process.pid)
+    assert found is not None
+    here = DriverProcess(started.process.pid, found.started)
+    monkeypatch.setattr(driver_process, "find_driver_process", lambda: here)
+    try:
+        yield started
+    finally:
+        started.end()
+        for waiting in last_line._started:
+            waiting.wait()
+
+
+def test_the_last_failure_comes_behind_all_that_the_driver_prints(driver: Driver) -> None:
+    last_line.leave("a stream", "an earlier failure")
+    last_line.leave("", "what to do")
+    waiting = last_line._started[-1]
+    eventually(lambda: str(driver.log) in opened_by(waiting.pid))
+    with driver.log.open("a") as log:
+        log.write("a traceback\n")
+    driver.end()
+    waiting.wait()
+    assert driver.log.read_text().splitlines() == ["a traceback", "what to do"]
+
+
+def test_a_write_that_is_committed_later_takes_the_line_back(driver: Driver) -> None:
+    last_line.leave("", "what to do")
+    waiting = last_line._started[-1]
+    last_line.take_back("another stream")
+    assert waiting.poll() is None
+    last_line.take_back("")
+    assert waiting.wait() == -signal.SIGTERM
+    driver.end()
+    assert driver.log.read_text() == ""
+
+
+def test_a_pid_that_another_process_has_by_now_is_left_alone(driver: Driver) -> None:
+    application_markers.note(last_line._NOTE, json.dumps([driver.process.pid, "another start", ""]))
+    last_line.take_back("")
+    assert driver.process.poll() is None
+
+
+def opened_by(pid: int) -> list[str]:
+    folder = f"/proc/{pid}/fd"
+    return [os.readlink(f"{folder}/{one}") for one in os.listdir(folder)]
+
+
+JOB = """
+import sys, traceback
+from pyspark.sql import SparkSession
+servers, checkpoint = sys.argv[1:]
+spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
+
+def options(writer):
+    return (writer.format("kafka-chunked").option("kafka.bootstrap.servers", servers)
+        .option("topic", "last-line").option("topic.create", "true").option("kafka.max.block.ms", "3000"))
+
+def fails(write, name):
+    print("begin", name, file=sys.stderr, flush=True)
+    try:
+        write()
+    except Exception:
+        print("end", name, file=sys.stderr, flush=True)
+    else:
+        sys.exit("it succeeded")
+
+rows = spark.range(20).selectExpr("cast(id as string) value", "7 as partition").coalesce(1)
+fails(options(spark.range(1).write).mode("append").save, "planning")
+fails(options(rows.write).mode("append").save, "task")
+from_rate = spark.readStream.format("rate").option("rowsPerSecond", 100).load()
+from_rate = from_rate.selectExpr("cast(value as string) value", "7 as partition").coalesce(1)
+options(from_rate.writeStream).option("checkpointLocation", checkpoint).start().awaitTermination()
+"""
+
+
+def test_planning_tasks_and_streams(
+    broker: LocalBroker, project_environment: dict[str, str], tmp_path: Path
+) -> None:
+    """Catches: 16 lines of traceback and a bare SQLSTATE behind the sentence, 200 lines of tasks, and 109 of
+    a stream's Java frames. An application of its own, because the last line comes when the driver has ended.
+    """
+    script = tmp_path / "job.py"
+    script.write_text(JOB)
+    done = run(
+        [sys.executable, script, broker.bootstrap_servers, tmp_path / "checkpoint"],
+        project_environment,
+        code=1,
+    )
+    log = done.stderr
+    assert "short_tracebacks.py" not in log
+    planning = log[log.index("begin planning") : log.index("end planning")].splitlines()
+    (line,) = [one for one in planning if " ERROR kafka_sink: " in one]
+    assert "Required attribute 'value' not found" in line
+    assert len(planning) <= 4, "lines up to the one that helps"
+    task = log[log.index("begin task") : log.index("end task")].splitlines()
+    partition = "Invalid partition: column 'partition' has 7 in a row for topic 'last-line'"
+    (line,) = [one for one in task if " ERROR kafka_sink: " in one]
+    assert "kafka-chunked: aborted, 1 of 1 tasks did not finish: task 0 on " in line
+    assert partition in line
+    assert task.index(line) >= len(task) - 3
+    last = log.splitlines()[-1]
+    assert " ERROR kafka_sink: kafka-chunked, micro-batch " in last
+    assert partition in last
