@@ -18,8 +18,8 @@ from kafka_sink.secret import HIDDEN, Secret
 _BY_NAME: Mapping[str, OptionSpec] = {
     name.lower(): spec for spec in SPECS for name in (spec.name, *spec.aliases)
 }
-# How similar a misspelt option is, as difflib measures it. No option of Spark or Kafka comes so close to one of
-# this sink.
+# How similar a misspelt option is, as difflib measures it. No option of Spark or Kafka comes so close to
+# one of this sink.
 _MISSPELT = 0.8
 _SINK_NAMES = [name for name in _BY_NAME if not name.startswith(KAFKA_PREFIX)]
 _KAFKA_NAMES = [
