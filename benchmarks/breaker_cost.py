@@ -112,7 +112,7 @@ def whole(broker: LocalBroker, batch_size: int, rows: int) -> tuple[int, int, fl
             producer.begin()
             started = time.process_time_ns()
             for number in range(max(1, rows // direct_producer.BATCH_ROWS) if measured else 10):
-                producer.send(plan, data[number % len(data)])
+                producer.send(data[number % len(data)], plan=plan)
             result = producer.finish()
             taken = time.process_time_ns() - started
     finally:

@@ -69,7 +69,7 @@ def pump(producer: Producer, seconds: float) -> None:
             due = min(int(now * per_second) - sent[plan], direct.BATCH_ROWS)
             if due > 0:
                 at = sent[plan] % (rows.num_rows - direct.BATCH_ROWS)
-                producer.send(plan, rows.slice(at, due))
+                producer.send(rows.slice(at, due), plan=plan)
                 sent[plan] += due
         time.sleep(max(0.0, started + now + TICK_S - time.monotonic()))
 

@@ -38,7 +38,6 @@ from kafka_sink.model import TaskResult
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.spark.writer import send_tables
 from kafka_sink.task.producer import Producer
-from kafka_sink.task.producer_cache import TaskProducer
 
 SPLIT_LIMIT = 65_536
 WARM_S = 1.0
@@ -90,7 +89,8 @@ def paced(batches: list[pa.RecordBatch], seconds: float) -> Iterator[pa.RecordBa
 
 def write(producer: Producer, plan: ColumnPlan, batches: list[pa.RecordBatch], seconds: float) -> TaskResult:
     producer.begin()
-    send_tables(paced(batches, seconds), TaskProducer(producer, plan.narrowed()), plan, direct.LINGER_MS)
+    producer.plan = plan.narrowed()
+    send_tables(paced(batches, seconds), producer, plan, direct.LINGER_MS)
     return producer.finish()
 
 

@@ -68,7 +68,7 @@ def work(folder: Path, told: dict[str, Any]) -> Outcome:
     threading.Thread(target=watch, daemon=True).start()
     until = time.time() + END_S
     while time.time() < until:
-        producer.send(PLAN, ROWS)
+        producer.send(ROWS, plan=PLAN)
         found.rows += ROWS.num_rows
         time.sleep(0.4)
     found.acknowledged = producer.finish().records

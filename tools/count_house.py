@@ -164,13 +164,13 @@ def row_way() -> _Trace:
         producer = Producer(options)
         for _ in range(2):
             producer.begin(None, None, SparkTask())
-            producer.send(plan, table)
+            producer.send(table, plan=plan)
             producer.finish()
         producer.begin(None, None, SparkTask())
         time.sleep(0.2)
         trace.on = True
         sys.setprofile(trace.note)
-        producer.send(plan, table)
+        producer.send(table, plan=plan)
         producer.finish()
         trace.on = False
         sys.setprofile(None)

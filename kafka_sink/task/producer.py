@@ -115,6 +115,8 @@ class Producer:
         self._coordinator: CoordinatorClient | None = None
         self._shared_breaker: BreakerChannel | None = None
         self._writes = WriteChannel(self.abort)
+        # Of the rows that ``send`` is given without another.
+        self.plan: ColumnPlan | None = None
         self._memory_before = self._allocator.metrics()
         self._figures = TaskFiguresReader(
             self._sender,
@@ -234,14 +236,18 @@ class Producer:
         coordinator.start()
         return coordinator
 
-    def send(self, plan: ColumnPlan, batch: pa.RecordBatch | pa.Table) -> int:
-        """Appends rows, and returns the number of partitions that they go to.
+    def send(self, batch: pa.RecordBatch | pa.Table, *, plan: ColumnPlan | None = None) -> int:
+        """Appends rows, whose columns are those of ``plan``, by default ``self.plan``. Returns the number of
+        partitions that they go to.
 
         Raises InvalidRowError (after max.block.ms for a partition that does not exist) or
         RecordTooLargeError for rows that cannot be sent, MetadataTimeoutError or BufferExhaustedError after
         max.block.ms, DeliveryError once earlier rows have failed. With errors.tolerance=all, rows that cannot
         be sent become dead letters, and TooManyDeadLettersError is raised for more than errors.max.
         """
+        plan = plan or self.plan
+        if plan is None:
+            raise ValueError("rows need a plan of their columns")
         if self._rate_limit is None:
             return self._send(plan, batch)
         return max(

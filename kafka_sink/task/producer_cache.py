@@ -12,60 +12,16 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import pyarrow as pa
-
 from kafka_sink.coordinator.figures.messages import TaskIdentity
 from kafka_sink.coordinator.transport.address import CoordinatorAddress
 from kafka_sink.metadata.snapshot import MetadataSnapshot
-from kafka_sink.model import SparkTask, TaskResult
+from kafka_sink.model import SparkTask
 from kafka_sink.options import SinkOptions
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.task.producer import Producer
-from kafka_sink.task_activity import TaskActivity
 
 _CACHED_PRODUCERS = 4
 _NO_TASK = SparkTask()
-
-
-class TaskProducer:
-    """A producer and the column plan of one task."""
-
-    def __init__(self, producer: Producer, plan: ColumnPlan) -> None:
-        self._producer = producer
-        self._plan = plan
-
-    @property
-    def activity(self) -> TaskActivity:
-        """What the task waits for."""
-        return self._producer.activity
-
-    def send(self, batch: pa.RecordBatch | pa.Table) -> int:
-        """See Producer.send."""
-        return self._producer.send(self._plan, batch)
-
-    def write_letters(self) -> bool:
-        """See Producer.write_letters."""
-        return self._producer.write_letters()
-
-    def begin_transaction(
-        self, transactional_id: str, producer_id: int, epoch: int, *, adds_partitions: bool = False
-    ) -> None:
-        """See Producer.begin_transaction."""
-        self._producer.begin_transaction(
-            transactional_id, producer_id, epoch, adds_partitions=adds_partitions
-        )
-
-    def check(self) -> None:
-        """See Producer.check."""
-        self._producer.check()
-
-    def abort(self, cause: Exception) -> None:
-        """See Producer.abort."""
-        self._producer.abort(cause)
-
-    def finish(self) -> TaskResult:
-        """See Producer.finish."""
-        return self._producer.finish()
 
 
 class ProducerCache:
@@ -131,8 +87,9 @@ def task_producer(
     task: SparkTask = _NO_TASK,
     identity: TaskIdentity | None = None,
     again: bool = False,
-) -> Iterator[TaskProducer]:
-    """A producer for one task. An exception inside the context discards it with all that is half sent.
+) -> Iterator[Producer]:
+    """A producer for one task, whose columns ``plan`` describes. An exception inside the context discards it
+    with all that is half sent.
 
     ``coordinator`` is where the task shares metadata and mutes. For ``hints``, ``task`` and ``identity`` see
     Producer.begin. ``again`` says that an earlier attempt of the task failed: the task then gets a new
@@ -142,7 +99,8 @@ def task_producer(
     producer = PRODUCERS.take(options.for_tasks(), new=again)
     try:
         producer.begin(coordinator, hints, task, identity)
-        yield TaskProducer(producer, plan)
+        producer.plan = plan
+        yield producer
     except BaseException:
         producer.close(abort=True)
         raise

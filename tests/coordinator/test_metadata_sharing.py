@@ -27,7 +27,8 @@ from kafka_sink.model import MetadataUpdate, Node, PartitionInfo, TopicMetadata,
 from kafka_sink.network import requests
 from kafka_sink.options import SinkOptions, parse
 from kafka_sink.rows.column_plan import ColumnPlan
-from kafka_sink.task.producer_cache import PRODUCERS, TaskProducer, task_producer
+from kafka_sink.task.producer import Producer
+from kafka_sink.task.producer_cache import PRODUCERS, task_producer
 from tests.support.coordinator_harness import Serving, eventually, serving
 from tests.support.fake_broker import METADATA, PRODUCE, FakeCluster
 from tests.support.fake_replies import error
@@ -73,13 +74,13 @@ def coordinating(options: SinkOptions) -> Iterator[Serving]:
 
 
 @contextmanager
-def task(options: SinkOptions, address: CoordinatorAddress) -> Iterator[TaskProducer]:
+def task(options: SinkOptions, address: CoordinatorAddress) -> Iterator[Producer]:
     with task_producer(options, PLAN, address) as producer:
         yield producer
 
 
-def view(producer: TaskProducer) -> ClusterMetadata:
-    return producer._producer._cluster
+def view(producer: Producer) -> ClusterMetadata:
+    return producer._cluster
 
 
 @pytest.mark.usefixtures("patient")
@@ -150,10 +151,10 @@ def test_tasks_go_on_when_the_coordinator_ends(caplog: pytest.LogCaptureFixture)
             address = found.address
             producer = PRODUCERS.take(options_of(cluster))
             producer.begin(address)
-            producer.send(PLAN, rows("t"))
+            producer.send(rows("t"), plan=PLAN)
         ended = time.monotonic()
-        producer.send(PLAN, rows("t", "u"))
-        producer.send(PLAN, rows("v"))
+        producer.send(rows("t", "u"), plan=PLAN)
+        producer.send(rows("v"), plan=PLAN)
         producer.finish()
         # Nobody waits for the dead, as one would for a coordinator that is only busy.
         assert time.monotonic() - ended < 30
@@ -173,7 +174,7 @@ def test_a_producer_that_lives_on_works_with_the_coordinator_that_took_the_place
                 with task(options_of(cluster, client_id="mine"), found.address) as producer:
                     producer.send(rows(topic))
                     producer.finish()
-                    kept.append(producer._producer)
+                    kept.append(producer)
                 eventually(lambda found=found: found.connections() == 1)
         assert len({id(one) for one in kept}) == 1
         # Asked by the coordinators, one topic each.
@@ -188,7 +189,7 @@ def test_a_long_task_comes_back_to_a_coordinator_whose_connections_dropped(
     with FakeCluster({"t": 1, "u": 1}) as cluster, coordinating(options_of(cluster)) as found:
         with task(options_of(cluster, client_id="mine"), found.address) as producer:
             producer.send(rows("t"))
-            client, server = producer._producer._coordinator, found.server
+            client, server = producer._coordinator, found.server
             assert client is not None
             assert server is not None
             assert server._loop is not None

@@ -21,13 +21,13 @@ from kafka_sink.options import parse
 from kafka_sink.records.ordered_rows import OrderedRows
 from kafka_sink.rows.column_plan import HEADERS_TYPE, ColumnPlan
 from kafka_sink.spark.writer import send_tables
-from kafka_sink.task.producer_cache import TaskProducer, task_producer
+from kafka_sink.task.producer import Producer
+from kafka_sink.task.producer_cache import task_producer
 from tests.support.fake_broker import METADATA, PRODUCE, FakeCluster
 from tests.support.fake_replies import Reply, error
 from tests.support.scripted_cluster import (
     TOPIC,
     attempts,
-    inside,
     rows,
     task_options,
     until,
@@ -47,7 +47,7 @@ TOLERANT = {"errors.tolerance": "all", "errors.deadletterqueue.topic.name": LETT
 
 def tolerant(
     cluster: FakeCluster, plan: ColumnPlan = PLAN, extra: dict[str, str] | None = None, **options: object
-) -> AbstractContextManager[TaskProducer]:
+) -> AbstractContextManager[Producer]:
     raw = task_options(cluster, **options) | TOLERANT | (extra or {})
     return task_producer(parse(raw).options, plan, task=SparkTask(number=7))
 
@@ -121,8 +121,8 @@ def test_nothing_waits_behind_a_gap_that_is_known(in_order: bool) -> None:
         assert result.elapsed_ms < 50_000
 
 
-def in_flight(producer: TaskProducer) -> int:
-    return len(inside(producer)._sender._completion.in_flight())
+def in_flight(producer: Producer) -> int:
+    return len(producer._sender._completion.in_flight())
 
 
 @pytest.mark.parametrize("idempotence", ["true", "false"])
@@ -176,7 +176,7 @@ def test_refused_rows_that_wait_for_the_letters_of_others_are_not_sent_again(ide
         with tolerant(cluster, extra=extra, batch_size=2_000_000, buffer_memory=64 * MIB) as producer:
             values = [(b"<%d>" % number).ljust(500_000, b"x") for number in range(24)]
             producer.send(pa.record_batch({"value": values, "partition": pa.array([0] * 24, pa.int32())}))
-            letters = inside(producer)._dead_letters
+            letters = producer._dead_letters
             assert letters is not None
             until(lambda: not letters.has_room and not in_flight(producer), "as many refused rows as may be")
             # Where a refused batch had spent retries while it waited, it would have none left for this.
@@ -322,7 +322,7 @@ def test_what_a_missing_partition_costs_does_not_shorten_the_valid_rows_wait_for
     with FakeCluster({TOPIC: 1, LETTERS: 1}) as cluster, tolerant(cluster) as producer:
         producer.send(pa.concat_batches([rows(0, 5), rows(5, 1, partition=7)]))
         assert producer.finish().skipped == 1
-        all_ms = inside(producer).metrics()["metadata-wait-time-ns-total"] / 1e6
+        all_ms = producer.metrics()["metadata-wait-time-ns-total"] / 1e6
         assert written(cluster) == [0, 1, 2, 3, 4]
         [waited_ms] = waits
         assert 0 <= waited_ms <= all_ms - 300

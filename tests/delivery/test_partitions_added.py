@@ -24,10 +24,11 @@ from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.columns import extract
 from kafka_sink.rows.ordering import partitions_needed
 from kafka_sink.spark.writer import PlannedWrite
-from kafka_sink.task.producer_cache import TaskProducer, task_producer
+from kafka_sink.task.producer import Producer
+from kafka_sink.task.producer_cache import task_producer
 from tests.support.coordinator_harness import serving
 from tests.support.fake_broker import METADATA, FakeCluster
-from tests.support.scripted_cluster import TOPIC, inside, rows, send, task, until, written
+from tests.support.scripted_cluster import TOPIC, rows, send, task, until, written
 
 
 def lookups(cluster: FakeCluster, client_id: str | None = None) -> int:
@@ -110,7 +111,7 @@ def test_all_tasks_learn_of_a_partition_that_one_task_missed(monkeypatch: pytest
         factories: dict[str, HandlerFactory] = {"metadata": metadata_handler, "breaker": breaker_handler}
         with serving(factories=factories, options=parse(raw).options) as found:
 
-            def writing(client_id: str) -> AbstractContextManager[TaskProducer]:
+            def writing(client_id: str) -> AbstractContextManager[Producer]:
                 options = parse({**raw, "kafka.client.id": client_id}).options
                 return task_producer(options, plan, found.address)
 
@@ -120,7 +121,7 @@ def test_all_tasks_learn_of_a_partition_that_one_task_missed(monkeypatch: pytest
                 with writing("missed it") as producer:
                     producer.send(rows(5, 5, partition=2))
                     producer.finish()
-                seen = inside(earlier)._cluster
+                seen = earlier._cluster
                 until(lambda: len(seen.topic(TOPIC).partitions) == 3, "the coordinator's push")  # type: ignore[union-attr]
                 with writing("run again") as producer:
                     producer.send(rows(10, 5, partition=2))

@@ -16,8 +16,9 @@ from kafka_sink.local_broker import LocalBroker
 from kafka_sink.model import SparkTask, TaskResult
 from kafka_sink.options import parse
 from kafka_sink.rows.column_plan import ColumnPlan
-from kafka_sink.task.producer_cache import TaskProducer, task_producer
-from tests.support.scripted_cluster import inside, until
+from kafka_sink.task.producer import Producer
+from kafka_sink.task.producer_cache import task_producer
+from tests.support.scripted_cluster import until
 from tests.support.topics import numbers_in
 
 
@@ -28,7 +29,7 @@ def numbered(start: int, count: int, size: int = 100) -> pa.RecordBatch:
 
 
 @contextmanager
-def producing(bootstrap: str, topic: str, **options: object) -> Iterator[TaskProducer]:
+def producing(bootstrap: str, topic: str, **options: object) -> Iterator[Producer]:
     raw = {"kafka.bootstrap.servers": bootstrap, "topic": topic}
     raw |= {f"kafka.{name.replace('_', '.')}": str(value) for name, value in options.items()}
     plan = ColumnPlan.of([("key", "binary"), ("value", "binary")], topic)
@@ -57,7 +58,7 @@ def test_a_broker_killed_and_restarted_in_mid_job_loses_nothing() -> None:
         broker.create_topic("restarted", 4)
         restart = threading.Thread(target=broker.start, args=(0,))
         with producing(broker.bootstrap_servers, "restarted", linger_ms=0) as producer:
-            accumulator = inside(producer)._accumulator
+            accumulator = producer._accumulator
             for number in range(120):
                 if number == 20:
                     until(lambda: not accumulator.incomplete, "all responses so far")

@@ -9,7 +9,7 @@ import pytest
 from kafka_sink.network.client import NetworkClient, OutboundRequest
 from kafka_sink.sending.sender import Sender
 from tests.support.fake_broker import FakeCluster
-from tests.support.scripted_cluster import inside, rows, task, until, written
+from tests.support.scripted_cluster import rows, task, until, written
 
 # Kafka's defaults: what a cluster that is away is tried with.
 BACKOFFS: dict[str, object] = {
@@ -71,7 +71,7 @@ def test_a_sender_does_not_spin_while_brokers_that_were_lost_take_connections_an
         for node in (0, 1):
             cluster.freeze(node)
             cluster.disconnect(node)
-        until(lambda: inside(producer)._network.connection_errors(), "the connections are lost")
+        until(lambda: producer._network.connection_errors(), "the connections are lost")
         producer.send(rows(1, 1))
         time.sleep(0.3)
         went = passes_in_a_second(passes)
@@ -95,7 +95,7 @@ def test_a_request_that_takes_all_rows_is_followed_by_a_wait_for_its_response(
 
     with FakeCluster({"t": 1}) as cluster, task(cluster) as producer:
         producer.send(rows(0, 1))
-        until(lambda: not inside(producer)._accumulator.incomplete, "the first response")
+        until(lambda: not producer._accumulator.incomplete, "the first response")
         monkeypatch.setattr(NetworkClient, "send", noted)
         cluster.freeze(0)
         producer.send(rows(1, 1))

@@ -10,8 +10,9 @@ from kafka_sink.local_broker import LocalBroker
 from kafka_sink.options import parse
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.sending.producer_identity import ProducerIdentity, _PartitionSequences
-from kafka_sink.task.producer_cache import TaskProducer, task_producer
-from tests.support.scripted_cluster import inside, until
+from kafka_sink.task.producer import Producer
+from kafka_sink.task.producer_cache import task_producer
+from tests.support.scripted_cluster import until
 
 
 def rows(start: int, count: int) -> pa.RecordBatch:
@@ -35,8 +36,8 @@ def task(broker: LocalBroker, topic: str):  # type: ignore[no-untyped-def]
     return task_producer(parse(raw).options, ColumnPlan.of([("value", "binary")], topic))
 
 
-def identity_of(producer: TaskProducer) -> ProducerIdentity:
-    found = inside(producer)._sender._identity
+def identity_of(producer: Producer) -> ProducerIdentity:
+    found = producer._sender._identity
     assert found is not None
     return found
 
@@ -59,7 +60,7 @@ def test_sequences_wrap(broker: LocalBroker, monkeypatch: pytest.MonkeyPatch) ->
     with task(broker, topic) as producer:
         for start in range(0, 30, 3):
             producer.send(rows(start, 3))
-            until(lambda: not inside(producer)._accumulator.incomplete, "the acknowledgement")
+            until(lambda: not producer._accumulator.incomplete, "the acknowledgement")
         assert producer.finish().retries <= 2  # of a topic that is new
     assert seen[0] == 2**31 - 7
     assert {0, 2} & set(seen), seen
@@ -73,7 +74,7 @@ def test_a_gap_is_answered_by_a_new_epoch_or_a_new_id(broker: LocalBroker, last_
     broker.create_topic(topic, 1)
     with task(broker, topic) as producer:
         producer.send(rows(0, 5))
-        until(lambda: not inside(producer)._accumulator.incomplete, "the acknowledgement")
+        until(lambda: not producer._accumulator.incomplete, "the acknowledgement")
         identity = identity_of(producer)
         before = identity.producer_id
         (sequence,) = identity._sequences.values()

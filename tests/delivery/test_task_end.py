@@ -24,14 +24,13 @@ from kafka_sink.spark import executor_connection
 from kafka_sink.spark.executor_connection import watched
 from kafka_sink.spark.writer import PlannedWrite
 from kafka_sink.task.producer import LIVE_PRODUCERS, Producer
-from kafka_sink.task.producer_cache import PRODUCERS, TaskProducer
+from kafka_sink.task.producer_cache import PRODUCERS
 from kafka_sink.task_activity import BROKER, MEMORY, METADATA
 from tests.support.fake_broker import INIT_PRODUCER_ID, PRODUCE, FakeCluster
 from tests.support.fake_replies import Reply, error
 from tests.support.interrupts import interruptible
 from tests.support.scripted_cluster import (
     TOPIC,
-    inside,
     rows,
     send,
     sender_threads,
@@ -70,25 +69,25 @@ def assert_nothing_is_left(cluster: FakeCluster, producer: Producer) -> None:
 # -- killed -------------------------------------------------------------------------------------------
 
 
-def _in_the_wait_for_memory(cluster: FakeCluster, producer: TaskProducer) -> None:
+def _in_the_wait_for_memory(cluster: FakeCluster, producer: Producer) -> None:
     cluster.freeze(0)
     for start in range(0, 100_000, 200):
         producer.send(rows(start, 200))
 
 
-def _in_the_wait_for_responses(cluster: FakeCluster, producer: TaskProducer) -> None:
+def _in_the_wait_for_responses(cluster: FakeCluster, producer: Producer) -> None:
     cluster.freeze(0)
     producer.send(rows(0, 50))
     producer.finish()
 
 
-def _in_the_wait_for_metadata(cluster: FakeCluster, producer: TaskProducer) -> None:
+def _in_the_wait_for_metadata(cluster: FakeCluster, producer: Producer) -> None:
     cluster.freeze(0)
     cluster.freeze(1)
     producer.send(rows(0, 50))
 
 
-Work = Callable[[FakeCluster, TaskProducer], None]
+Work = Callable[[FakeCluster, Producer], None]
 WAITS: dict[Work, str] = {
     _in_the_wait_for_memory: MEMORY,
     _in_the_wait_for_responses: BROKER,
@@ -98,7 +97,7 @@ WAITS: dict[Work, str] = {
 SOON_S = 20.0
 
 
-def once_it_waits(producer: TaskProducer, state: str, act: Callable[[], None]) -> None:
+def once_it_waits(producer: Producer, state: str, act: Callable[[], None]) -> None:
     """Does this on another thread as soon as the task waits."""
 
     def wait() -> None:
@@ -121,7 +120,7 @@ def test_a_task_that_is_interrupted_leaves_nothing_behind(cluster: FakeCluster, 
 
     def interrupted() -> None:
         with task(cluster, buffer_memory=65_536, batch_size=4_096) as producer:
-            seen.append(inside(producer))
+            seen.append(producer)
             once_it_waits(producer, WAITS[work], interrupt)
             work(cluster, producer)
 
@@ -153,7 +152,7 @@ def test_a_task_whose_executor_hangs_up_ends_at_once_and_leaves_nothing_behind(
             task(cluster, buffer_memory=65_536, batch_size=4_096) as producer,
             watched(worker.fileno(), producer.abort),
         ):
-            seen.append(inside(producer))
+            seen.append(producer)
             once_it_waits(producer, WAITS[work], hang_up)
             work(cluster, producer)
 
@@ -213,7 +212,7 @@ def test_a_task_that_dies_while_it_writes_into_batches_leaves_nothing_behind(
 
     def interrupted() -> None:
         with task(cluster) as producer:
-            seen.append(inside(producer))
+            seen.append(producer)
             producer.send(rows(0, 50))
             monkeypatch.setattr("kafka_sink.accumulator.record_appender.encoder.encode", dying)
             producer.send(rows(50, 50))
@@ -233,7 +232,7 @@ def test_a_sender_that_breaks_down_fails_the_task_and_gives_all_back(
 
     def run() -> None:
         with task(cluster) as producer:
-            seen.append(inside(producer))
+            seen.append(producer)
             monkeypatch.setattr(ResponseHandler, "on_response", breaking)
             producer.send(rows(0, 50))
             producer.finish()
@@ -277,7 +276,7 @@ def test_what_was_leased_when_the_sender_broke_down_is_given_back_with_the_task(
 
     def run() -> None:
         with task(cluster) as producer:
-            seen.append(inside(producer))
+            seen.append(producer)
             producer.send(rows(0, 1))
             monkeypatch.setattr("kafka_sink.accumulator.record_appender.encoder.encode", dying)
             producer.send(rows(1, 50))
@@ -302,7 +301,7 @@ def test_a_sender_that_ends_late_gives_everything_back_itself(
 
     def run() -> None:
         with task(cluster, linger_ms=10_000) as producer:
-            seen.append(inside(producer))
+            seen.append(producer)
             producer.send(rows(0, 50))
             monkeypatch.setattr(NetworkClient, "poll", sticking)
             seen[0]._sender.wakeup()
@@ -384,7 +383,7 @@ def test_a_producer_at_rest_raises_no_heap_limit(
     for strategy in ("full", "incremental", "full"):
         with task(cluster, buffer_memory_allocation_strategy=strategy) as producer:
             producer.send(rows(0, 5))
-            pool = inside(producer)._allocator._pool  # type: ignore[attr-defined]
+            pool = producer._allocator._pool  # type: ignore[attr-defined]
             limits.append(pool.heap_limit_bytes >> 20)
             producer.finish()
     assert limits == [64, 16, 64]
@@ -425,7 +424,7 @@ def test_a_throttled_broker_gets_no_request_until_the_time_has_passed(cluster: F
         cluster.script(PRODUCE, Reply(throttle_ms=1000), node_id=0)
         began = time.monotonic()
         producer.send(rows(0, 5))
-        until(lambda: not inside(producer)._accumulator.incomplete, "the throttling response")
+        until(lambda: not producer._accumulator.incomplete, "the throttling response")
         producer.send(rows(5, 5))
         producer.send(rows(100, 5, partition=1))
         until(lambda: len(written(cluster, 1)) == 5, "the other broker's rows")
@@ -485,10 +484,10 @@ def test_keyless_rows_avoid_a_broker_that_has_taken_nothing_for_long(cluster: Fa
     options = {"partitioner_availability_timeout_ms": 100, "batch_size": 2_000}
     with task(cluster, **options) as producer:
         producer.send(keyless(0, 400))
-        until(lambda: not inside(producer)._accumulator.incomplete, "a healthy start")
+        until(lambda: not producer._accumulator.incomplete, "a healthy start")
         cluster.stop(0)
         producer.send(rows(400, 5))
-        availability = inside(producer)._sender.availability
+        availability = producer._sender.availability
         until(lambda: availability.unavailable == {0}, "the broker's absence to be noticed")
         before = {partition: len(written(cluster, partition)) for partition in range(4)}
         producer.send(keyless(405, 400))
@@ -506,16 +505,16 @@ def test_an_error_says_what_was_acknowledged_failed_unacknowledged_and_never_sen
     cluster: FakeCluster,
 ) -> None:
     with task(cluster, linger_ms=10_000, max_in_flight_requests_per_connection=1) as producer:
-        appender = inside(producer)._appender
+        appender = producer._appender
         producer.send(rows(0, 7, partition=1))
         appender.flush()
-        until(lambda: not inside(producer)._accumulator.incomplete, "the acknowledged rows")
-        inside(producer)._accumulator._queues.flushing = False
+        until(lambda: not producer._accumulator.incomplete, "the acknowledged rows")
+        producer._accumulator._queues.flushing = False
         cluster.freeze(1)
         producer.send(rows(7, 6, partition=1))
         appender.flush()
-        until(lambda: inside(producer)._accumulator.unacknowledged_records() == 6, "the unacknowledged rows")
-        inside(producer)._accumulator._queues.flushing = False
+        until(lambda: producer._accumulator.unacknowledged_records() == 6, "the unacknowledged rows")
+        producer._accumulator._queues.flushing = False
         producer.send(rows(13, 4, partition=3))  # its broker is busy
         cluster.script(PRODUCE, error(87), node_id=0)
         producer.send(rows(17, 5, partition=0))

@@ -15,7 +15,8 @@ from kafka_sink.metadata.snapshot import MetadataSnapshot, TopicSnapshot
 from kafka_sink.model import Node, PartitionInfo, TopicMetadata
 from kafka_sink.options import parse
 from kafka_sink.rows.column_plan import ColumnPlan
-from kafka_sink.task.producer_cache import TaskProducer, task_producer
+from kafka_sink.task.producer import Producer
+from kafka_sink.task.producer_cache import task_producer
 from tests.support.fake_broker import INIT_PRODUCER_ID, METADATA, PRODUCE, FakeCluster
 from tests.support.fake_replies import error
 from tests.support.lookups import asked, rows, written
@@ -27,7 +28,7 @@ NOT_LEADER_OR_FOLLOWER, INVALID_TOPIC, TOPIC_AUTHORIZATION_FAILED = 6, 17, 29
 
 
 @contextmanager
-def writing(bootstrap: str, **options: object) -> Iterator[TaskProducer]:
+def writing(bootstrap: str, **options: object) -> Iterator[Producer]:
     raw = {"kafka.bootstrap.servers": bootstrap, "kafka.linger.ms": "0"}
     raw |= {f"kafka.{name.replace('_', '.')}": str(value) for name, value in options.items()}
     plan = ColumnPlan.of([("topic", "string"), ("value", "binary")], None)
@@ -332,10 +333,10 @@ def test_a_producer_that_was_hinted_the_former_cluster_starts_over_with_the_one_
         with task_producer(options, plan, hints=hints) as producer:
             producer.send(rows("t"))
             # The row may have been put into the second partition, which the topic does not have there.
-            until(lambda: producer._producer._cluster.topic("t").topic_id != b"i" * 16, "the new cluster")  # type: ignore[union-attr]
+            until(lambda: producer._cluster.topic("t").topic_id != b"i" * 16, "the new cluster")  # type: ignore[union-attr]
             producer.send(rows("t"))
             until(lambda: written(new, "t") >= 1, "rows in the new cluster")
-            assert set(producer._producer._cluster.nodes()) == {0}
+            assert set(producer._cluster.nodes()) == {0}
         assert not old.received(PRODUCE)
 
 
@@ -377,12 +378,12 @@ def test_mutes_of_the_former_cluster_end_when_another_one_answers() -> None:
         old.stop(0)
         old.stop(1)
         with task_producer(parse(given).options, plan, hints=hints) as producer:
-            breaker = producer._producer._breaker  # type: ignore[union-attr]
+            breaker = producer._breaker  # type: ignore[union-attr]
             assert breaker is not None
             breaker.control.manager.mute(0)
             until(lambda: 0 in breaker.mutes.nodes, "the mute")
             producer.send(rows("t"))
-            until(lambda: producer._producer._cluster.cluster_id == "new", "the new cluster")  # type: ignore[union-attr]
+            until(lambda: producer._cluster.cluster_id == "new", "the new cluster")  # type: ignore[union-attr]
             until(lambda: not breaker.mutes.nodes, "the end of the mute")
             assert producer.finish().records == 1
 
@@ -395,7 +396,7 @@ def test_a_task_that_is_run_again_gets_a_new_producer() -> None:
         made = []
         for again in (False, False, True):
             with task_producer(options, plan, again=again) as producer:
-                made.append(producer._producer)
+                made.append(producer)
         assert made[0] is made[1]
         assert made[2] is not made[1]
         assert not made[1]._sender.is_alive()

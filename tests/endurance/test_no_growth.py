@@ -21,12 +21,12 @@ import pytest
 from kafka_sink.errors import BufferExhaustedError, KafkaSinkError, MetadataTimeoutError
 from kafka_sink.local_broker import LocalBroker
 from kafka_sink.task.producer import LIVE_PRODUCERS, POOLS, Producer
-from kafka_sink.task.producer_cache import PRODUCERS, TaskProducer
+from kafka_sink.task.producer_cache import PRODUCERS
 from tests.support import footprint
 from tests.support.effort import tries
 from tests.support.fake_broker import PRODUCE, FakeCluster
 from tests.support.fake_replies import SWALLOWED, Refuse, error
-from tests.support.scripted_cluster import TOPIC, inside, rows, send, sender_threads, task, until
+from tests.support.scripted_cluster import TOPIC, rows, send, sender_threads, task, until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -134,7 +134,7 @@ class Cycles:
                 # max.block.ms bounds the look-up of the topic too, which a busy machine may not do in time.
                 until(lambda: is_known(producer), "the topic's metadata")
                 # Nobody drains what the task fills.
-                inside(producer)._sender._send_ready = lambda *_: 1000.0  # type: ignore[method-assign]
+                producer._sender._send_ready = lambda *_: 1000.0  # type: ignore[method-assign]
                 for _ in range(1000):
                     producer.send(rows(0, 500))
 
@@ -142,7 +142,7 @@ class Cycles:
             run()
 
 
-def is_known(producer: TaskProducer) -> bool:
+def is_known(producer: Producer) -> bool:
     """Whether a row was taken, for which the topic must be known."""
     try:
         producer.send(rows(0, 1))

@@ -87,7 +87,7 @@ def write(raw: dict[str, str], for_s: float = 0.0) -> int:
         rows = pa.record_batch([pa.array(["x" * 50] * 500)], names=["value"])
         begun, sent = time.monotonic(), 0
         while not sent or time.monotonic() - begun < for_s:
-            producer.send(plan, rows)
+            producer.send(rows, plan=plan)
             sent += 500
             time.sleep(0.05)
         result = producer.finish()

@@ -62,7 +62,7 @@ def write(given: SinkOptions, rows: int = 1000) -> int:
     plan = ColumnPlan.of([("value", "string")], given.topic).narrowed()
     try:
         producer.begin()
-        producer.send(plan, pa.record_batch([pa.array(["x" * 50] * rows)], names=["value"]))
+        producer.send(pa.record_batch([pa.array(["x" * 50] * rows)], names=["value"]), plan=plan)
         return producer.finish().records
     finally:
         producer.close()
@@ -381,12 +381,12 @@ def test_logins_are_renewed_before_they_run_out(secured: Secured) -> None:
             links = producer._network._connections.values()
             return {link.connecting_since_ms for link in links if link.is_made}
 
-        producer.send(plan, pa.record_batch([pa.array(["x"])], names=["value"]))
+        producer.send(pa.record_batch([pa.array(["x"])], names=["value"]), plan=plan)
         until(lambda: not producer._accumulator.incomplete, "the first row")
         at_first = made()
         rows, begun = 1, time.monotonic()
         while time.monotonic() - begun < 12.5:
-            producer.send(plan, pa.record_batch([pa.array(["x" * 50] * 100)], names=["value"]))
+            producer.send(pa.record_batch([pa.array(["x" * 50] * 100)], names=["value"]), plan=plan)
             rows += 100
             time.sleep(0.05)
         result = producer.finish()
@@ -510,11 +510,11 @@ def test_rows_survive_a_broker_that_is_restarted(secured: Secured) -> None:
     rows = pa.record_batch([pa.array(["x" * 50] * 500)], names=["value"])
     try:
         producer.begin()
-        producer.send(plan, rows)
+        producer.send(rows, plan=plan)
         secured.broker.kill(0)
-        producer.send(plan, rows)
+        producer.send(rows, plan=plan)
         secured.broker.start(0)
-        producer.send(plan, rows)
+        producer.send(rows, plan=plan)
         assert producer.finish().records == 1500
     finally:
         producer.close()

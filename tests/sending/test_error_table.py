@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from kafka_sink.errors import DeliveryError, RecordTooLargeError
-from kafka_sink.task.producer_cache import TaskProducer
+from kafka_sink.task.producer import Producer
 from tests.support.fake_broker import INIT_PRODUCER_ID, METADATA, PRODUCE, FakeCluster
 from tests.support.fake_log import numbers_in
 from tests.support.fake_replies import OK, SWALLOWED, Refuse, Reply, error
@@ -22,7 +22,6 @@ from tests.support.scripted_cluster import (
     SECRET,
     TOPIC,
     attempts,
-    inside,
     marks,
     rows,
     send,
@@ -80,7 +79,7 @@ def test_a_recreated_topic_is_looked_up_by_name(cluster: FakeCluster) -> None:
     with task(cluster) as producer:
         producer.send(rows(0, 5))
         until(lambda: written(cluster) == [0, 1, 2, 3, 4], "the first batch")
-        until(lambda: not inside(producer)._accumulator.incomplete, "its acknowledgement")
+        until(lambda: not producer._accumulator.incomplete, "its acknowledgement")
         cluster.create_topic(TOPIC, 2)
         producer.send(rows(5, 5))
         result = producer.finish()
@@ -157,7 +156,7 @@ def test_a_duplicate_is_a_success_without_an_offset(cluster: FakeCluster) -> Non
 def test_a_leader_that_lost_its_place_makes_the_sequences_start_anew(cluster: FakeCluster, code: int) -> None:
     with task(cluster) as producer:
         producer.send(rows(0, 5))
-        until(lambda: not inside(producer)._accumulator.incomplete, "the first acknowledgement")
+        until(lambda: not producer._accumulator.incomplete, "the first acknowledgement")
         cluster.script(PRODUCE, error(code))
         producer.send(rows(5, 5))
         until(lambda: len(written(cluster)) == 10, "the restart")
@@ -180,7 +179,7 @@ def test_a_log_that_moved_past_the_last_write_restarts_the_sequences_of_later_ba
 ) -> None:
     with task(cluster) as producer:
         producer.send(rows(0, 5))
-        until(lambda: not inside(producer)._accumulator.incomplete, "the first acknowledgement")
+        until(lambda: not producer._accumulator.incomplete, "the first acknowledgement")
         cluster.script(PRODUCE, error(59, log_start_offset=1000))
         producer.send(rows(5, 5))
         assert producer.finish().records == 10
@@ -199,11 +198,11 @@ def test_a_batch_in_doubt_is_passed_by_no_more_than_its_broker_remembers(cluster
     of order, although the broker has the batch."""
     with task(cluster) as producer:
         producer.send(rows(0, 1))
-        until(lambda: not inside(producer)._accumulator.incomplete, "the first acknowledgement")
+        until(lambda: not producer._accumulator.incomplete, "the first acknowledgement")
         cluster.freeze(0)
         for number in range(1, 6):
             producer.send(rows(number, 1))
-            until(lambda count=number: len(inside(producer)._sender._completion.in_flight()) == count, "sent")
+            until(lambda count=number: len(producer._sender._completion.in_flight()) == count, "sent")
         appended = error(20, append=True)
         cluster.script(PRODUCE, appended, OK, OK, OK, OK, appended, node_id=0)
         for number in range(6, 40):
@@ -216,8 +215,8 @@ def test_a_batch_in_doubt_is_passed_by_no_more_than_its_broker_remembers(cluster
 def test_after_the_last_epoch_comes_a_new_id(cluster: FakeCluster) -> None:
     with task(cluster) as producer:
         producer.send(rows(0, 5))
-        until(lambda: not inside(producer)._accumulator.incomplete, "the first acknowledgement")
-        identity = inside(producer)._sender._identity
+        until(lambda: not producer._accumulator.incomplete, "the first acknowledgement")
+        identity = producer._sender._identity
         assert identity is not None
         identity.producer_epoch = 2**15 - 1
         cluster.script(PRODUCE, error(45))
@@ -249,7 +248,7 @@ FINAL = {
 def test_final_responses_fail_the_task_with_cause_place_and_counts(cluster: FakeCluster, code: int) -> None:
     with task(cluster) as producer:
         producer.send(rows(0, 7, partition=1))
-        until(lambda: not inside(producer)._accumulator.incomplete, "the first acknowledgement")
+        until(lambda: not producer._accumulator.incomplete, "the first acknowledgement")
         cluster.script(PRODUCE, error(code, message="in the broker's words"))
         producer.send(rows(7, 5))
         with pytest.raises(DeliveryError) as caught:
@@ -282,23 +281,23 @@ def test_a_lost_task_sends_nothing_more(cluster: FakeCluster, monkeypatch: pytes
     with task(cluster, linger_ms=100) as producer:
         cluster.script(PRODUCE, error(87))
         producer.send(rows(0, 5))
-        deliveries = inside(producer)._sender.deliveries
+        deliveries = producer._sender.deliveries
         # Appended before the failure is known, and due only after it.
         until(lambda: attempts(cluster), "the first request")
-        inside(producer)._appender.append(_unit(producer, 5), lambda: None)
-        inside(producer)._rows += 5
+        producer._appender.append(_unit(producer, 5), lambda: None)
+        producer._rows += 5
         until(lambda: deliveries.has_failed, "the failure")
-        inside(producer)._appender.flush()
+        producer._appender.flush()
         passes = _count_passes(producer, monkeypatch)
-        until(lambda: inside(producer)._sender.wakeup() or len(passes) > 5, "some passes of the sender")
+        until(lambda: producer._sender.wakeup() or len(passes) > 5, "some passes of the sender")
         with pytest.raises(DeliveryError, match="5 never sent"):
             producer.check()
     assert len(attempts(cluster)) == 1
 
 
-def _count_passes(producer: TaskProducer, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+def _count_passes(producer: Producer, monkeypatch: pytest.MonkeyPatch) -> list[float]:
     passes: list[float] = []
-    sender = inside(producer)._sender
+    sender = producer._sender
     run_once = sender.run_once
 
     def counted(now_ms: float) -> None:
@@ -309,14 +308,14 @@ def _count_passes(producer: TaskProducer, monkeypatch: pytest.MonkeyPatch) -> li
     return passes
 
 
-def _unit(producer: TaskProducer, start: int) -> Any:
+def _unit(producer: Producer, start: int) -> Any:
     from kafka_sink.rows.columns import extract
     from kafka_sink.rows.ordering import ordered_rows_of
 
-    inner = inside(producer)
-    batch = extract(producer._plan, rows(start, 5), 0)
-    topics = inner._cluster.await_topics([TOPIC], 1000, lambda: None)
-    return ordered_rows_of(batch, topics, inner._partitioner, inner._accumulator.queued_batches, 0)
+    assert producer.plan is not None
+    batch = extract(producer.plan, rows(start, 5), 0)
+    topics = producer._cluster.await_topics([TOPIC], 1000, lambda: None)
+    return ordered_rows_of(batch, topics, producer._partitioner, producer._accumulator.queued_batches, 0)
 
 
 def test_a_failure_is_raised_while_the_task_waits_for_rows(cluster: FakeCluster) -> None:
@@ -324,7 +323,7 @@ def test_a_failure_is_raised_while_the_task_waits_for_rows(cluster: FakeCluster)
     cluster.script(PRODUCE, error(87))
     with task(cluster) as producer:
         producer.send(rows(0, 5))
-        until(lambda: inside(producer)._sender.deliveries.has_failed, "the failure")
+        until(lambda: producer._sender.deliveries.has_failed, "the failure")
         with pytest.raises(DeliveryError, match="a record is invalid"):
             producer.check()
 

@@ -153,7 +153,9 @@ def run_round(fault: str, seed: int, folder: Path) -> Round:
                     for unit in range(UNITS):
                         topics = TOPICS[: (unit + 1) * NEW_TOPICS]
                         values = pa.array([b"v"] * len(topics), pa.binary())
-                        producer.send(PLAN, pa.record_batch({"topic": pa.array(topics), "value": values}))
+                        producer.send(
+                            pa.record_batch({"topic": pa.array(topics), "value": values}), plan=PLAN
+                        )
                     producer.finish()
                 except BaseException as failure:  # noqa: BLE001 - whatever it is fails the round
                     failures.append(failure)

@@ -15,7 +15,7 @@ from kafka_sink.model import TaskResult
 from kafka_sink.options import parse
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.task.producer import Producer
-from kafka_sink.task.producer_cache import TaskProducer, task_producer
+from kafka_sink.task.producer_cache import task_producer
 from tests.support.fake_broker import PRODUCE, FakeCluster
 from tests.support.fake_log import RecordBatch, numbers_in
 
@@ -48,7 +48,7 @@ def task_options(cluster: FakeCluster, **options: object) -> dict[str, str]:
 
 
 @contextmanager
-def task(cluster: FakeCluster, **options: object) -> Iterator[TaskProducer]:
+def task(cluster: FakeCluster, **options: object) -> Iterator[Producer]:
     """A task's producer; short backoffs, no linger."""
     plan = ColumnPlan.of([("value", "binary"), ("partition", "int")], TOPIC)
     with task_producer(parse(task_options(cluster, **options)).options, plan) as producer:
@@ -79,14 +79,9 @@ def marks(batch: RecordBatch) -> tuple[int, int, int]:
     return batch.producer_id, batch.producer_epoch, batch.base_sequence
 
 
-def inside(producer: TaskProducer) -> Producer:
-    """The parts behind a task's producer."""
-    return producer._producer
-
-
-def mutes(producer: TaskProducer) -> MutedView:
+def mutes(producer: Producer) -> MutedView:
     """What the producer's circuit breaker has muted; the producer must have one."""
-    gate = inside(producer)._breaker
+    gate = producer._breaker
     assert gate is not None
     return gate.mutes
 

@@ -17,14 +17,13 @@ from kafka_sink.breaker import (
 from kafka_sink.errors import DeliveryError
 from kafka_sink.model import TopicPartition
 from kafka_sink.sending import sender
-from kafka_sink.task.producer_cache import TaskProducer
+from kafka_sink.task.producer import Producer
 from tests.support.fake_broker import PRODUCE, FakeCluster
 from tests.support.fake_replies import OK, Reply, error
 from tests.support.scripted_cluster import (
     PATIENCE_S,
     TOPIC,
     attempts,
-    inside,
     rows,
     send,
     task,
@@ -48,8 +47,8 @@ def cluster() -> Iterator[FakeCluster]:
         yield running
 
 
-def mutes(producer: TaskProducer) -> object:
-    gate = inside(producer)._breaker
+def mutes(producer: Producer) -> object:
+    gate = producer._breaker
     assert gate is not None
     return gate.mutes
 
@@ -57,7 +56,7 @@ def mutes(producer: TaskProducer) -> object:
 class Keyless:
     """Numbered rows without a partition, sent until something has happened."""
 
-    def __init__(self, producer: TaskProducer) -> None:
+    def __init__(self, producer: Producer) -> None:
         self._producer = producer
         self.count = 0
 
@@ -78,9 +77,7 @@ class Keyless:
         by_partition = [written(cluster, partition) for partition in range(3)]
         assert sorted(itertools.chain(*by_partition)) == list(range(self.count))
         late = itertools.chain(*map(moved_in, by_partition))
-        assert len([*late]) <= inside(self._producer).metrics()["record-moved-total"], (
-            "what was sent keeps its order"
-        )
+        assert len([*late]) <= self._producer.metrics()["record-moved-total"], "what was sent keeps its order"
 
 
 def test_batches_of_a_muted_partition_go_in_order_once_a_probe_succeeds(
@@ -162,7 +159,7 @@ def test_a_throttled_broker_is_not_muted_for_delayed_requests(cluster: FakeClust
         for number in itertools.count(3):
             producer.send(rows(number, 1, partition=1 + number % 2))
             time.sleep(0.002)
-            if len(written(cluster)) == 3 and not inside(producer)._sender._network.in_flight(0):
+            if len(written(cluster)) == 3 and not producer._sender._network.in_flight(0):
                 break
         result = producer.finish()
     assert result.breaker_trips == 0
@@ -183,7 +180,7 @@ def test_rows_do_not_gather_for_a_frozen_broker_that_owes_a_response(cluster: Fa
             if mutes(producer):
                 break
         stream = Keyless(producer)
-        queue = inside(producer)._accumulator._queues.queue(P0)
+        queue = producer._accumulator._queues.queue(P0)
         begun = time.monotonic()
         stream.send_until(lambda: stream.count > 100 and time.monotonic() > begun + 1.5, "rows go on")
         assert not queue.batches
@@ -198,13 +195,13 @@ def test_no_rows_go_to_a_muted_broker_that_refuses_connections(cluster: FakeClus
         producer.send(rows(0, 1))
         producer.send(rows(1, 1, partition=1))
         until(lambda: written(cluster) and written(cluster, 1), "the cluster is known")
-        gate = inside(producer)._breaker
+        gate = producer._breaker
         assert gate is not None
         cluster.stop(0)
         gate.control.manager.mute(0, "I say so")
         until(lambda: mutes(producer), "it is muted")
         stream = Keyless(producer)
-        queue = inside(producer)._accumulator._queues.queue(P0)
+        queue = producer._accumulator._queues.queue(P0)
         begun = time.monotonic()
         stream.send_until(lambda: stream.count > 100 and time.monotonic() > begun + 1.5, "rows go on")
         assert not queue.batches
@@ -292,7 +289,7 @@ def test_a_users_class_decides(cluster: FakeCluster) -> None:
     }
     with task(cluster, **options) as producer:
         producer.send(rows(0, 10))
-        until(lambda: P0 in inside(producer)._breaker.mutes, "it is muted")  # type: ignore[union-attr]
+        until(lambda: P0 in producer._breaker.mutes, "it is muted")  # type: ignore[union-attr]
         producer.send(rows(10, 5))
         result = producer.finish()
     assert written(cluster) == list(range(15))

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 import pyarrow as pa
 import pytest
 
-from kafka_sink.task.producer_cache import TaskProducer
+from kafka_sink.task.producer import Producer
 from tests.support.fake_broker import FakeCluster
 from tests.support.proxy import ProxyCluster
-from tests.support.scripted_cluster import PATIENCE_S, TOPIC, inside, task, written
+from tests.support.scripted_cluster import PATIENCE_S, TOPIC, task, written
 from tests.support.slow_machine import Stalls
 from tests.support.topics import moved_in
 
@@ -39,7 +39,7 @@ def proxies(cluster: FakeCluster) -> Iterator[ProxyCluster]:
 class Stream:
     """Numbered keyless rows, each larger than batch.size, so that partitions take turns."""
 
-    def __init__(self, producer: TaskProducer, cluster: FakeCluster) -> None:
+    def __init__(self, producer: Producer, cluster: FakeCluster) -> None:
         self.count = 0
         self.longest_pause_s = 0.0
         self._producer = producer
@@ -73,13 +73,11 @@ class Stream:
         found = [written(self._cluster, partition) for partition in range(PARTITIONS)]
         assert sorted(itertools.chain(*found)) == list(range(self.count))
         late = itertools.chain(*map(moved_in, found))
-        assert len([*late]) <= inside(self._producer).metrics()["record-moved-total"], (
-            "what was sent keeps its order"
-        )
+        assert len([*late]) <= self._producer.metrics()["record-moved-total"], "what was sent keeps its order"
 
 
-def muted(producer: TaskProducer) -> object:
-    gate = inside(producer)._breaker
+def muted(producer: Producer) -> object:
+    gate = producer._breaker
     assert gate is not None
     return gate.mutes
 

@@ -12,8 +12,9 @@ from kafka_sink.local_broker import LocalBroker
 from kafka_sink.model import TaskResult
 from kafka_sink.options import parse
 from kafka_sink.rows.column_plan import ColumnPlan
-from kafka_sink.task.producer_cache import TaskProducer, task_producer
-from tests.support.scripted_cluster import PATIENCE_S, inside
+from kafka_sink.task.producer import Producer
+from kafka_sink.task.producer_cache import task_producer
+from tests.support.scripted_cluster import PATIENCE_S
 from tests.support.slow_machine import Stalls
 from tests.support.topics import moved_in, numbers_in
 
@@ -31,7 +32,7 @@ def keyless(number: int) -> pa.RecordBatch:
 
 
 def write(
-    cluster: LocalBroker, topic: str, work: Callable[[TaskProducer], None], **options: object
+    cluster: LocalBroker, topic: str, work: Callable[[Producer], None], **options: object
 ) -> TaskResult:
     raw = {"kafka.bootstrap.servers": cluster.bootstrap_servers, "topic": topic, "kafka.batch.size": "16384"}
     raw |= {f"kafka.{name.replace('_', '.')}": str(value) for name, value in options.items()}
@@ -47,8 +48,8 @@ def test_keyless_rows_flow_on_while_a_broker_is_frozen(cluster3: LocalBroker) ->
     taken: list[float] = []
     muted_after: list[float] = []
 
-    def work(producer: TaskProducer) -> None:
-        gate = inside(producer)._breaker
+    def work(producer: Producer) -> None:
+        gate = producer._breaker
         assert gate is not None
         number = 0
 
@@ -62,7 +63,7 @@ def test_keyless_rows_flow_on_while_a_broker_is_frozen(cluster3: LocalBroker) ->
                 taken.append(time.monotonic())
                 time.sleep(0.01)
 
-        acknowledged = inside(producer)._sender.deliveries
+        acknowledged = producer._sender.deliveries
         begun = time.monotonic()
         # What is usual must be known: new brokers take their time at first, on a busy machine a long one.
         send_until(
@@ -78,14 +79,14 @@ def test_keyless_rows_flow_on_while_a_broker_is_frozen(cluster3: LocalBroker) ->
             send_until(lambda: bool(gate.mutes))
             muted_after.append(time.monotonic() - started)
             before = acknowledged.counts().acknowledged_records
-            held = inside(producer)._accumulator.held_bytes(gate.mutes)
+            held = producer._accumulator.held_bytes(gate.mutes)
             send_until(
                 lambda: (
                     acknowledged.counts().acknowledged_records > before + 50 * ROWS
                     and time.monotonic() > started + FROZEN_S
                 )
             )
-            assert inside(producer)._accumulator.held_bytes(gate.mutes) <= held
+            assert producer._accumulator.held_bytes(gate.mutes) <= held
         finally:
             cluster3.thaw(victim)
             thawed, lost_s = time.monotonic(), stalls.total_s
@@ -107,8 +108,8 @@ def test_keyless_rows_flow_on_while_a_broker_is_frozen(cluster3: LocalBroker) ->
     assert sum(map(len, late)) <= result.metrics["record-moved-total"], "rows that were sent keep their order"
 
 
-def cluster3_leader(producer: TaskProducer, topic: str) -> int:
+def cluster3_leader(producer: Producer, topic: str) -> int:
     """Who leads partition 0."""
-    metadata = inside(producer)._cluster.topic(topic)
+    metadata = producer._cluster.topic(topic)
     assert metadata is not None
     return metadata.partitions[0].leader

@@ -19,7 +19,8 @@ from kafka_sink.errors import DeliveryError
 from kafka_sink.local_broker import LocalBroker
 from kafka_sink.options import SinkOptions, parse
 from kafka_sink.rows.column_plan import ColumnPlan
-from kafka_sink.task.producer_cache import PRODUCERS, TaskProducer, task_producer
+from kafka_sink.task.producer import Producer
+from kafka_sink.task.producer_cache import PRODUCERS, task_producer
 from tests.support.coordinator_harness import serving
 from tests.support.fake_broker import FakeCluster
 from tests.support.producer_ids import ask_for_producer_id
@@ -33,7 +34,7 @@ PAUSE_S = 0.1
 ROWS = 12
 
 
-def keyless(producer: TaskProducer, number: int) -> None:
+def keyless(producer: Producer, number: int) -> None:
     """A row larger than batch.size, so that partitions take turns; both readers find its number."""
     value = pa.array([b"%d:<%d>" % (number, number) + b"x" * 2_000], pa.binary())
     producer.send(pa.record_batch({"value": value, "partition": pa.array([None], pa.int32())}))
@@ -70,7 +71,7 @@ class Tasks:
         self.acknowledged: list[int] = []
 
     @contextmanager
-    def begin(self) -> Iterator[TaskProducer]:
+    def begin(self) -> Iterator[Producer]:
         """A task in a worker of its own."""
         PRODUCERS.close()
         with task_producer(self._options, self._plan, self._address, None) as producer:

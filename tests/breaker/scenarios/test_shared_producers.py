@@ -21,10 +21,11 @@ from kafka_sink.coordinator.transport.handlers import HandlerFactory
 from kafka_sink.model import TopicPartition
 from kafka_sink.options import parse
 from kafka_sink.rows.column_plan import ColumnPlan
-from kafka_sink.task.producer_cache import TaskProducer, task_producer
+from kafka_sink.task.producer import Producer
+from kafka_sink.task.producer_cache import task_producer
 from tests.support.coordinator_harness import serving
 from tests.support.fake_broker import PRODUCE, FakeCluster
-from tests.support.scripted_cluster import PATIENCE_S, TOPIC, inside, mutes, rows, until, written
+from tests.support.scripted_cluster import PATIENCE_S, TOPIC, mutes, rows, until, written
 
 BREAKER = "kafka.producer.circuit.breaker."
 INTERVAL_MS = 400
@@ -52,7 +53,7 @@ def options_of(cluster: FakeCluster, **breaker: object) -> dict[str, str]:
 
 
 @contextmanager
-def job(raw: Mapping[str, str], tasks: int) -> Iterator[tuple[Callable[[], None], list[TaskProducer]]]:
+def job(raw: Mapping[str, str], tasks: int) -> Iterator[tuple[Callable[[], None], list[Producer]]]:
     """Tasks of one job, and what ends their coordinator."""
     options = parse(raw).options
     plan = ColumnPlan.of([("value", "binary"), ("partition", "int")], TOPIC)
@@ -65,13 +66,13 @@ def job(raw: Mapping[str, str], tasks: int) -> Iterator[tuple[Callable[[], None]
         yield coordinator.close, producers
 
 
-def is_shared(producer: TaskProducer) -> bool:
-    gate = inside(producer)._breaker
+def is_shared(producer: Producer) -> bool:
+    gate = producer._breaker
     assert gate is not None
     return gate.control.local._coordinated
 
 
-def keyless(producer: TaskProducer, number: int) -> None:
+def keyless(producer: Producer, number: int) -> None:
     value = [b"<%d>" % number + b"x" * 2_000]
     producer.send(
         pa.record_batch({"value": pa.array(value, pa.binary()), "partition": pa.array([None], pa.int32())})
@@ -96,14 +97,14 @@ def test_a_broker_that_one_task_finds_frozen_rests_for_both(cluster: FakeCluster
         cluster.freeze(0)
         send_until(lambda: mutes(first), "the first mutes it")
         until(lambda: P0 in mutes(second), "the second hears of it")
-        assert inside(second).breaker_metrics().breaker_trips_total == 0
+        assert second.breaker_metrics().breaker_trips_total == 0
         second.send(rows(100_001, 1))
         first.send(rows(100_002, 1))
         began = time.monotonic()
         time.sleep(4.5 * INTERVAL_MS / 1000)
 
         def probes() -> int:
-            return sum(inside(one).breaker_metrics().probes for one in (first, second))
+            return sum(one.breaker_metrics().probes for one in (first, second))
 
         until(probes, "a probe")
         assert probes() <= (time.monotonic() - began) * 1000 / INTERVAL_MS + 2

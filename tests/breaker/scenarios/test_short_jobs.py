@@ -15,10 +15,11 @@ from kafka_sink.local_broker import LocalBroker
 from kafka_sink.model import TaskResult
 from kafka_sink.options import parse
 from kafka_sink.rows.column_plan import ColumnPlan
-from kafka_sink.task.producer_cache import PRODUCERS, TaskProducer, task_producer
+from kafka_sink.task.producer import Producer
+from kafka_sink.task.producer_cache import PRODUCERS, task_producer
 from tests.support.fake_broker import FakeCluster
 from tests.support.producer_ids import ask_for_producer_id
-from tests.support.scripted_cluster import TOPIC, inside, mutes, until, written
+from tests.support.scripted_cluster import TOPIC, mutes, until, written
 from tests.support.topics import moved_in, numbers_in
 
 PARTITIONS = 6
@@ -42,7 +43,7 @@ def options(bootstrap: str, topic: str, **more: str) -> dict[str, str]:
 
 
 @contextmanager
-def new_worker(raw: dict[str, str], plan: ColumnPlan) -> Iterator[TaskProducer]:
+def new_worker(raw: dict[str, str], plan: ColumnPlan) -> Iterator[Producer]:
     """A task without connections from an earlier one, and without a coordinator."""
     PRODUCERS.close()
     with task_producer(parse(raw).options, plan) as producer:
@@ -92,14 +93,14 @@ def test_rows_with_keys_and_partitions_stay_where_they_belong() -> None:
             )
             with new_worker(raw, plan) as producer:
                 producer.send(table)
-                until(lambda: inside(producer)._accumulator.incomplete <= 2, "the others are written")
+                until(lambda: producer._accumulator.incomplete <= 2, "the others are written")
                 with pytest.raises(DeliveryError, match="has muted broker"):
                     producer.finish()
                 assert producer_moved(producer) == 0
 
 
-def producer_moved(producer: TaskProducer) -> float:
-    return inside(producer).metrics()["record-moved-total"]
+def producer_moved(producer: Producer) -> float:
+    return producer.metrics()["record-moved-total"]
 
 
 def test_a_batch_that_was_sent_stays() -> None:
@@ -111,7 +112,7 @@ def test_a_batch_that_was_sent_stays() -> None:
             values = [b"<%d>" % number + b"x" * 200 for number in range(ROWS)]
             table = pa.table({"value": pa.array(values, pa.binary())})
             producer.send(table)
-            until(lambda: not inside(producer)._accumulator.incomplete, "connected to all")
+            until(lambda: not producer._accumulator.incomplete, "connected to all")
             cluster.freeze(FROZEN)
             producer.send(table)
             until(lambda: mutes(producer), "the mute")
