@@ -151,6 +151,7 @@ class PlannedWrite:
         # Imported here because the driver imports this module for every commit and needs none of these.
         with worker_imports.explained():
             from kafka_sink.spark.executor_connection import acknowledged, executor_socket, watched
+            from kafka_sink.spark.kept_memory import memory_kept
             from kafka_sink.task.producer_cache import task_producer
 
         executor = executor_socket()
@@ -165,6 +166,7 @@ class PlannedWrite:
                 identity=self._identity_in_task(is_streaming=is_streaming),
             ) as producer,
             watched(executor, producer.abort) as check_executor,
+            memory_kept(),
         ):
             rows = checked_batches(acknowledged(batches, executor), check_executor)
             if attempt is not None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from kafka_sink.rows.rebatching import (
     HELD_BATCH_BYTES,
+    LARGE_ROW_BYTES,
     ROW_BYTES,
     TARGET_TABLE_BYTES,
     WIDE_TARGET_TABLE_BYTES,
@@ -28,7 +29,7 @@ def batch(sizes: list[int], kind: pa.DataType | None = None, start: int = 0) -> 
 
 
 def builder(target_bytes: int = TARGET_TABLE_BYTES, linger_ms: float = LINGER_MS) -> Rebatcher:
-    return Rebatcher((1,), linger_ms=linger_ms, target_bytes=target_bytes)
+    return Rebatcher((1,), linger_ms=linger_ms, target_bytes=target_bytes, large_row_bytes=math.inf)
 
 
 def numbers(units: list[pa.RecordBatch]) -> list[int]:
@@ -134,7 +135,7 @@ def test_headers_count(list_type: type) -> None:
     # Rows of none among rows of ten: the slices must follow the bytes, not the rows.
     headers = pa.array([None] * 7 + [[]] * 50 + [[("k", b"x" * 99)] * 10] * 50, list_type(entry)).slice(7)
     rows = pa.record_batch([pa.array([b""] * 100, pa.binary()), headers], names=["value", "headers"])
-    found = Rebatcher((0, 1), linger_ms=0, target_bytes=10_000).offer(rows, 0)
+    found = Rebatcher((0, 1), linger_ms=0, target_bytes=10_000, large_row_bytes=math.inf).offer(rows, 0)
     assert 4 <= len(found) <= 7
     assert found[0].num_rows >= 55
     assert max(unit.num_rows for unit in found[1:]) <= 13
@@ -187,3 +188,10 @@ def test_units_widen_where_they_fall_into_many_runs_and_shrink_again() -> None:
     assert [unit.num_rows for unit in units.offer(batch([WIDE_TARGET_TABLE_BYTES]), 0)] == [2, 1]
     units.adapt(4)
     assert len(units.offer(half, 0)) == 1
+
+
+def test_slices_are_wide_where_rows_are_large() -> None:
+    units = Rebatcher((1,), linger_ms=0)
+    small, large = batch([LARGE_ROW_BYTES // 2] * 40_000), batch([LARGE_ROW_BYTES] * 40_000)
+    assert len(units.offer(small, 0)) == round(size_of(small) / TARGET_TABLE_BYTES) == 5
+    assert len(units.offer(large, 0)) == round(size_of(large) / WIDE_TARGET_TABLE_BYTES) == 3
