@@ -31,9 +31,14 @@ from tests.support.transactions_of_kafka import Kafka, NotYet, Produce, Row
 
 SCOPE = Scope("q", "t", 2)
 Choose = Callable[[int], int]
+# What can happen: what it is, to whom or what, and how it is done. The names are for people who read a trace,
+# and most of what can happen never does, so nothing is put into words before.
+Move = tuple[str, object, Callable[[], None]]
 Body = Generator[Any, Any, Any]
 # Steps of a run without faults; one that waits for ever counts as never done.
 _MAX_RUN = 300
+# In traces: a message that arrives although its sender has given it up, and an answer to repeat it.
+_LATE, _NOT_YET = "late", "not yet"
 
 
 @dataclass
@@ -107,7 +112,7 @@ class World:
         # Decided transactions that a driver aborted, and ids that a driver left for others to write under.
         self.aborted_decided: list[str] = []
         self.escaped: list[str] = []
-        self.trace: list[str] = []
+        self.trace: list[tuple[str, object]] = []
         self._serial = 0
         # Operations that Kafka would not handle yet, until something has happened.
         self._not_yet: list[Any] = []
@@ -216,31 +221,24 @@ class World:
 
     # -- what can happen --------------------------------------------------------------------------
 
-    def moves(self) -> list[tuple[str, Callable[[], None]]]:
+    def moves(self) -> list[Move]:
         """All that can happen now; first what goes on, then faults."""
-        found: list[tuple[str, Callable[[], None]]] = []
+        found: list[Move] = []
         for actor in self.actors:
             if actor.done:
                 continue
             found += [
-                (f"{actor.name}: {operation}", lambda a=actor, i=index: self._deliver(a, i))
+                (actor.name, operation, lambda a=actor, i=index: self._deliver(a, i))
                 for index, operation in actor.waiting.items()
                 if not self._is_behind(actor, index) and not any(operation is one for one in self._not_yet)
             ]
             if actor.awaits_tasks is not None and self._tasks_over(actor):
-                found.append((f"{actor.name}: tasks over", lambda a=actor: self._collect(a)))
-        found += [
-            (f"markers of {name}", lambda n=name: self._write_markers(n))
-            for name in self.kafka.pending_markers()
-        ]
-        found += [
-            (f"former coordinator of {group} learns of it", lambda g=group: self.kafka.former.pop(g, None))
-            for group in self.kafka.former
-        ]
-        found += [
-            (f"former coordinator of {name} learns of it", lambda n=name: self.kafka.former_ids.pop(n, None))
-            for name in self.kafka.former_ids
-        ]
+                found.append((actor.name, "tasks over", lambda a=actor: self._collect(a)))
+        kafka = self.kafka
+        found += [("markers of", name, lambda n=name: self._write_markers(n)) for name in kafka.pending_markers()]
+        learns = "learns of it: former coordinator of"
+        found += [(learns, group, lambda g=group: kafka.former.pop(g, None)) for group in kafka.former]
+        found += [(learns, name, lambda n=name: kafka.former_ids.pop(n, None)) for name in kafka.former_ids]
         return found
 
     def _is_behind(self, actor: Actor, index: int) -> bool:
@@ -252,28 +250,28 @@ class World:
             for number, one in actor.waiting.items()
         )
 
-    def fault_moves(self) -> list[tuple[str, Callable[[], None]]]:
+    def fault_moves(self) -> list[Move]:
         """Faults that are left."""
-        found: list[tuple[str, Callable[[], None]]] = []
+        found: list[Move] = []
         faults = self.faults
         for actor in [a for a in self.actors if not a.done]:
             if faults.crashes:
-                found.append((f"crash {actor.name}", lambda a=actor: self._crash(a)))
+                found.append(("crash", actor.name, lambda a=actor: self._crash(a)))
             if faults.late_copies:
-                found += [(f"copy {op}", lambda o=op: self._copy(o)) for op in actor.waiting.values()]
+                found += [("copy", op, lambda o=op: self._copy(o)) for op in actor.waiting.values()]
             if faults.late_attempts and actor.awaits_tasks:
                 found += [
-                    (f"another {c.name}", lambda a=actor, c=c: self._retry(a, c)) for c in actor.awaits_tasks
+                    ("another", c.name, lambda a=actor, c=c: self._retry(a, c)) for c in actor.awaits_tasks
                 ]
         for index, operation in enumerate(self.copies):
-            found.append((f"late {operation}", lambda i=index: self._late(i)))
+            found.append((_LATE, operation, lambda i=index: self._late(i)))
         if faults.drivers:
-            found.append(("another driver", self._another_driver))
+            found.append(("another", "driver", self._another_driver))
         if faults.timeouts:
-            found += [(f"timeout of {n}", lambda n=n: self._time_out(n)) for n in self.kafka.open()]
+            found += [("timeout of", n, lambda n=n: self._time_out(n)) for n in self.kafka.open()]
         if faults.former_coordinators:
             groups = {key.group: None for key in self.kafka.offsets if key.group not in self.kafka.former}
-            found += [(f"other coordinator of {g}", lambda g=g: self._replace_coordinator(g)) for g in groups]
+            found += [("other coordinator of", g, lambda g=g: self._replace_coordinator(g)) for g in groups]
         if faults.former_coordinators_of_ids:
             ids = [
                 SCOPE.driver_id,
@@ -281,25 +279,27 @@ class World:
             ]
             ids += [name for name in (SCOPE.task_id(0, 0),) if name not in self.kafka.transactions]
             found += [
-                (f"other coordinator of id {name}", lambda n=name: self._replace_coordinator_of_id(n))
+                ("other coordinator of id", name, lambda n=name: self._replace_coordinator_of_id(n))
                 for name in dict.fromkeys(ids)
             ]
         if faults.weeks:
-            found.append(("a week passes", self._pass_week))
+            found.append(("passes", "a week", self._pass_week))
         if faults.layout_changes:
-            found.append(("other layout", self._change_layout))
+            found.append(("changes", "the layout", self._change_layout))
         return found
 
     def step(self) -> bool:
         """One thing happens; false where nothing is left to do."""
         moves, faults = self.moves(), self.fault_moves()
-        if not moves and not [f for f in faults if f[0].startswith("late")]:
+        if not moves and not any(what == _LATE for what, _, _ in faults):
             return False
-        options = moves * self.settings.patience + faults
-        label, act = options[self.choose(len(options))]
-        if act in (one for _, one in faults):
+        chosen = self.choose(len(moves) * self.settings.patience + len(faults))
+        if chosen < len(moves) * self.settings.patience:
+            what, whom, act = moves[chosen % len(moves)]
+        else:
+            what, whom, act = faults[chosen - len(moves) * self.settings.patience]
             self._not_yet = []
-        self.trace.append(label)
+        self.trace.append((what, whom))
         act()
         return True
 
@@ -308,7 +308,7 @@ class World:
         try:
             actor.responses[index] = self.kafka.execute(actor.waiting[index])
         except NotYet:
-            self.trace[-1] += " (not yet)"
+            self.trace.append((_NOT_YET, ""))
             self._not_yet.append(actor.waiting[index])
             return
         self._not_yet = []
@@ -430,10 +430,10 @@ class World:
                 moves = self.moves()
                 if not moves:
                     break
-                label, act = moves[0]
-                self.trace.append(f"end: {label}")
+                what, whom, act = moves[0]
+                self.trace.append((f"end: {what}", whom))
                 act()
-                if label.endswith("(not yet)") or self.trace[-1].endswith("(not yet)"):
+                if self.trace[-1][0] == _NOT_YET:
                     for name in self.kafka.pending_markers():
                         self._write_markers(name)
         for name in self.kafka.pending_markers():
