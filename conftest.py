@@ -25,6 +25,8 @@ STRATEGIES = ("incremental", "full")
 # For every JVM that tests start. Most live for seconds: the second compiler, and a collector with threads of
 # its own, cost them more than they save.
 _JVM_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+# Transactions that time out are aborted within a second, not ten.
+_QUICK = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": 1000}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -115,24 +117,23 @@ def _no_connection_outlives_its_test() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def broker() -> Iterator[LocalBroker]:
-    """One real broker for the whole run; tests use topics of their own and never stop it."""
-    with LocalBroker() as running:
+    """One real broker for the whole run; tests use topics of their own, and one that stops it starts it
+    again."""
+    with LocalBroker(properties=_QUICK) as running:
         yield running
 
 
 @pytest.fixture(scope="session")
 def old_broker() -> Iterator[LocalBroker]:
     """As ``broker``, of the last Kafka with transaction protocol 1."""
-    with LocalBroker(kafka_home=jars_of(RELEASES[-1])) as running:
+    with LocalBroker(kafka_home=jars_of(RELEASES[-1]), properties=_QUICK) as running:
         yield running
 
 
 @pytest.fixture(scope="session")
 def cluster3() -> Iterator[LocalBroker]:
     """Three real brokers for the whole run; a test that stops or freezes one brings it back."""
-    # Transactions that time out are aborted within a second, not ten.
-    quick = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": 1000}
-    with LocalBroker(brokers=3, properties=quick) as running:
+    with LocalBroker(brokers=3, properties=_QUICK) as running:
         yield running
 
 

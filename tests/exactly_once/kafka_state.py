@@ -49,12 +49,11 @@ def expire_marks(cluster: LocalBroker, prefix: str) -> None:
 
 
 def last_decided(options: SinkOptions, prefix: str) -> int:
-    """The number of the batch."""
+    """The number of the batch, -1 where none was."""
     client = TransactionClient(options)
     try:
         decision = client.run(driver.read_decision(Scope(prefix, "", 1)), _PATIENCE_MS)
-        assert decision is not None
-        return decision.batch.number
+        return -1 if decision is None else decision.batch.number
     finally:
         client.close()
 

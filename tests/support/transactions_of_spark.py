@@ -235,7 +235,9 @@ class World:
             if actor.awaits_tasks is not None and self._tasks_over(actor):
                 found.append((actor.name, "tasks over", lambda a=actor: self._collect(a)))
         kafka = self.kafka
-        found += [("markers of", name, lambda n=name: self._write_markers(n)) for name in kafka.pending_markers()]
+        found += [
+            ("markers of", name, lambda n=name: self._write_markers(n)) for name in kafka.pending_markers()
+        ]
         learns = "learns of it: former coordinator of"
         found += [(learns, group, lambda g=group: kafka.former.pop(g, None)) for group in kafka.former]
         found += [(learns, name, lambda n=name: kafka.former_ids.pop(n, None)) for name in kafka.former_ids]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
 import pyarrow as pa
@@ -20,7 +20,6 @@ from kafka_sink.transactions.client import PROTOCOL_1, TransactionClient
 from kafka_sink.transactions.decision import BatchIdentity
 from kafka_sink.transactions.operations import describe, init_producer
 from kafka_sink.transactions.scope import Scope
-from tests.matrix.released_kafka import RELEASES, jars_of
 from tests.support.batches_by_hand import Job
 from tests.support.effort import EFFORT
 from tests.support.last_epochs import LAST_EPOCH, set_epochs
@@ -132,12 +131,16 @@ _KINDS: tuple[Callable[[Job, int], None], ...] = (
 )
 
 
-# Transaction protocol, kind and epoch; all epochs only where there is time (tests/support/effort.py).
-_CASES = [
-    *((1, kind, epoch) for kind in _KINDS for epoch in _BEFORE[-3 if EFFORT > 1 else -1 :]),
-    *((2, kind, epoch) for kind in _KINDS for epoch in _BEFORE[0 if EFFORT > 1 else -2 :]),
-    (2, timed_out, LAST_EPOCH - 2),
-]
+def _cases() -> Iterator[tuple[int, Callable[[Job, int], None], int]]:
+    """Transaction protocol, kind and epoch; all epochs only where there is time (tests/support/effort.py)."""
+    for number, kind in enumerate(_KINDS):
+        yield from ((1, kind, epoch) for epoch in _BEFORE[-3 if EFFORT > 1 else -1 :])
+        one = -1 - number % 2
+        yield from ((2, kind, epoch) for epoch in (_BEFORE if EFFORT > 1 else _BEFORE[one:][:1]))
+    yield 2, timed_out, LAST_EPOCH - 2
+
+
+_CASES = [*_cases()]
 
 
 def _rows(number: int, index: int) -> pa.RecordBatch:
@@ -149,43 +152,44 @@ def _written(run: Job, handover: Handover, number: int) -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def near_the_end() -> Iterator[Callable[[int], Callable[[str, int], Job]]]:
-    """By protocol, makes jobs; one broker for each, whatever the order of the tests."""
+def near_the_end(request: pytest.FixtureRequest) -> Iterator[Callable[[int], Callable[[str, int], Job]]]:
+    """By protocol, makes jobs, on a broker that is started again once, whatever the order of the tests."""
     with ExitStack() as stack:
-        yield functools.cache(lambda protocol: stack.enter_context(_near_the_end(protocol)))
+
+        @functools.cache
+        def by(protocol: int) -> Callable[[str, int], Job]:
+            kafka: LocalBroker = request.getfixturevalue("broker" if protocol == 2 else "old_broker")
+            return stack.enter_context(_near_the_end(kafka, protocol))
+
+        yield by
 
 
 @contextmanager
-def _near_the_end(protocol: int) -> Iterator[Callable[[str, int], Job]]:
+def _near_the_end(kafka: LocalBroker, protocol: int) -> Iterator[Callable[[str, int], Job]]:
     """Makes the job of a kind and an epoch, on a broker where all of them are near their last epochs."""
-    clients: list[TransactionClient] = []
-    quick = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": 200}
-    home = jars_of(RELEASES[-1]) if protocol == 1 else None
-    with LocalBroker(properties=quick, kafka_home=home) as broker:
+    with ExitStack() as clients:
 
         def make(kind: str, epoch: int) -> Job:
-            topic = f"{kind}-{epoch}"
-            raw = {"kafka.bootstrap.servers": broker.bootstrap_servers, "topic": topic}
+            topic = f"last-epochs-{kind}-{epoch}"
+            raw = {"kafka.bootstrap.servers": kafka.bootstrap_servers, "topic": topic}
             if kind == timed_out.__name__:
                 raw["kafka.transaction.timeout.ms"] = "5000"
             options = parse({**raw, "delivery.guarantee": "exactly-once"}).options
-            clients.append(TransactionClient(options))
-            return Job(options, clients[-1], Scope(f"prefix-{topic}", topic, 2))
+            client = clients.enter_context(closing(TransactionClient(options)))
+            return Job(options, client, Scope(f"prefix-{topic}", topic, 2))
 
         epochs = {}
         for kind, epoch in [case[1:] for case in _CASES if case[0] == protocol]:
             run = make(kind.__name__, epoch)
-            broker.create_topic(run.scope.topic, 2)
+            kafka.create_topic(run.scope.topic, 2)
             ids = [run.scope.driver_id, *(run.scope.task_id(index, 0) for index in range(_TASKS))]
             ids.append(run.scope.task_id(0, 1))
             for name in ids:
                 run.run(init_producer(name))
                 epochs[name] = epoch
             run.client.close()
-        set_epochs(broker, epochs)
+        set_epochs(kafka, epochs)
         yield make
-        for client in clients:
-            client.close()
 
 
 @pytest.mark.parametrize(

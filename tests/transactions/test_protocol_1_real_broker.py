@@ -6,29 +6,52 @@ what this shows. test_transactions_real_broker.py runs on this Kafka, too.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
 
 from kafka_sink.errors import ConfigurationError
 from kafka_sink.local_broker import LocalBroker
 from kafka_sink.model import TopicPartition
-from kafka_sink.options import parse
+from kafka_sink.options import SinkOptions, parse
 from kafka_sink.transactions import planning
+from kafka_sink.transactions.client import TransactionClient
 from kafka_sink.transactions.operations import ProducerEpoch
 from kafka_sink.transactions.verification import SETTING
-from tests.matrix.released_kafka import RELEASES, jars_of
 from tests.support.raw_producer import RawProducer
 from tests.support.topics import read_to_end
 
 _numbers = iter(range(1000))
 
 
-@pytest.fixture(scope="module")
-def unverifying() -> Iterator[LocalBroker]:
-    """As brokers before 3.6 are."""
-    with LocalBroker(kafka_home=jars_of(RELEASES[-1]), properties={SETTING: "false"}) as running:
-        yield running
+@pytest.fixture
+def unverifying(old_broker: LocalBroker) -> Iterator[LocalBroker]:
+    """As brokers before 3.6 are. The setting may be changed while they run."""
+    _alter(old_broker, AlterConfigOpType.SET)
+    yield old_broker
+    _alter(old_broker, AlterConfigOpType.DELETE)
+
+
+def _alter(broker: LocalBroker, how: AlterConfigOpType) -> None:
+    """Until the broker has taken it."""
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
+    off = ConfigEntry(SETTING, "false", incremental_operation=how)
+    admin.incremental_alter_configs([ConfigResource("broker", "0", incremental_configs=[off])])
+    wanted = "false" if how is AlterConfigOpType.SET else "true"
+    with closing(TransactionClient(_options(broker))) as client:
+        deadline = time.monotonic() + 60
+        while client.broker_settings(SETTING, 60_000.0) != {0: wanted}:
+            assert time.monotonic() < deadline
+
+
+def _options(broker: LocalBroker) -> SinkOptions:
+    # In these words once: what they say of its settings is remembered by them.
+    servers = ",".join([broker.bootstrap_servers] * 2)
+    raw = {"kafka.bootstrap.servers": servers, "topic": "unverified", "transactional.id.prefix": "unverified"}
+    return parse({**raw, "delivery.guarantee": "exactly-once"}).options
 
 
 class Scene:
@@ -129,16 +152,8 @@ def test_without_verification_an_epoch_for_each_transaction_is_not_enough(unveri
 
 def test_brokers_that_do_not_verify_are_refused_when_a_write_is_planned(unverifying: LocalBroker) -> None:
     unverifying.create_topic("unverified", 1)
-    options = parse(
-        {
-            "kafka.bootstrap.servers": unverifying.bootstrap_servers,
-            "topic": "unverified",
-            "delivery.guarantee": "exactly-once",
-            "transactional.id.prefix": "unverified",
-        }
-    ).options
     with pytest.raises(ConfigurationError, match=rf"needs {SETTING}=true.*on broker 0"):
-        planning.plan(options, {}, is_streaming=True, for_tasks=True)
+        planning.plan(_options(unverifying), {}, is_streaming=True, for_tasks=True)
 
 
 def test_a_late_copy_of_an_acknowledged_batch_is_written_by_no_broker(unverifying: LocalBroker) -> None:

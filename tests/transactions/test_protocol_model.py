@@ -26,7 +26,7 @@ from kafka_sink.transactions.scope import Scope
 from tests.support.effort import EFFORT
 from tests.support.transactions_of_spark import Faults, Settings, World
 
-WALKS = 200 * EFFORT
+WALKS = 150 * EFFORT
 _LONGEST = 400
 LAYOUTS = (((0, 1), (2,)), ((0,), (1, 2)), ((0, 1, 2),))
 
@@ -276,7 +276,7 @@ WRONG: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_protocol_is_found_out(name: str) -> None:
     setting, wrong = WRONG[name]
-    assert problems(replace(SETTINGS[setting], **wrong), 8 * WALKS, stop=True)
+    assert problems(replace(SETTINGS[setting], **wrong), 10 * WALKS, stop=True)
 
 
 def in_all_orders(settings: Settings, most: int) -> Iterator[World]:
