@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 from kafka_sink.accumulator.batch_buffer import BatchBuffer, BufferAllocator
 from kafka_sink.accumulator.batch_queues import BatchQueues, PartitionQueue
-from kafka_sink.accumulator.lease import Lease
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
 from kafka_sink.accumulator.record_accumulator import AccumulatorSettings
 from kafka_sink.accumulator.size_estimates import SizeEstimates
@@ -79,20 +78,19 @@ class AppendPlan:
     next: RowCursor
     segments: list[Segment] = field(default_factory=list)
     full: list[ProducerBatch] = field(default_factory=list)
-    lease: Lease = field(default_factory=Lease)
     opened: bool = False
     raw_bytes: int = 0
     refusal: Refusal | None = None
 
     def add(self, batch: ProducerBatch, start: int, stop: int) -> None:
         """Rows ``start`` to ``stop`` go to ``batch``."""
-        batch.lease = self.lease
+        batch.leased = True
         batch.free &= self.ordered.free
         self.segments.append(Segment(batch, start, stop, batch.record_count))
 
     def close(self, batch: ProducerBatch, queues: BatchQueues) -> None:
         """``batch`` takes no more rows. It is sealed after this turn's rows are in, and leased till then."""
-        self.lease.add(batch)
+        batch.leased = True
         queues.close(batch)
         self.full.append(batch)
 

@@ -6,7 +6,6 @@ import itertools
 from enum import Enum
 
 from kafka_sink.accumulator.batch_buffer import BatchBuffer
-from kafka_sink.accumulator.lease import Lease
 from kafka_sink.model import CompressionType, TopicPartition
 from kafka_sink.records import batch_header
 from kafka_sink.records.batch_header import NO_SEQUENCE, ProducerSequence
@@ -108,7 +107,7 @@ class ProducerBatch:
         "created_ms",
         "free",
         "last_error",
-        "lease",
+        "leased",
         "letters",
         "max_timestamp",
         "ordinal",
@@ -147,8 +146,10 @@ class ProducerBatch:
         # Append order within the partition, which retries keep. A piece of a batch extends its parent's.
         self.ordinal: tuple[int, ...] = (next(_ordinals),)
         self.state = BatchState.OPEN
-        # The task's hold on the batch; guarded by the accumulator's lock.
-        self.lease: Lease | None = None
+        # The task's thread writes into it, so the sender neither sends nor fails it. Guarded by the
+        # accumulator's lock, unless no other thread knows of it. A turn that an exception ends leaves its
+        # batches leased: they may lack rows, and only RecordAccumulator.abort_incomplete ends that.
+        self.leased = False
         self.record_count = 0
         self.raw_bytes = 0
         self.attempts = 0
@@ -186,7 +187,7 @@ class ProducerBatch:
 
         Raises IllegalTransitionError without a lease.
         """
-        if self.lease is None:
+        if not self.leased:
             raise IllegalTransitionError(f"append to a batch of {self.partition} that is {self.state.value}")
         blocks = self._blocks
         if blocks is None:
@@ -413,11 +414,6 @@ class ProducerBatch:
             )
         self.partition = partition
         self.ordinal = (next(_ordinals),)
-
-    @property
-    def leased(self) -> bool:
-        """Whether the task's thread writes into the batch, so that the sender leaves it alone."""
-        return self.lease is not None
 
     @property
     def terminal(self) -> bool:

@@ -13,7 +13,6 @@ from typing import TypeVar
 from kafka_sink.accumulator.batch_buffer import BatchBuffer, BufferAllocator
 from kafka_sink.accumulator.batch_limits import BatchSizeLimits
 from kafka_sink.accumulator.batch_queues import BatchQueues, PartitionQueue, TooLargeBatch
-from kafka_sink.accumulator.lease import Lease
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
 from kafka_sink.model import CompressionType, PartitionInfo, TopicPartition
 
@@ -80,11 +79,11 @@ class RecordAccumulator:
         with self._lock:
             yield self._queues
 
-    def end_leases(self, lease: Lease, batches: Iterable[ProducerBatch]) -> None:
+    def end_leases(self, batches: Iterable[ProducerBatch]) -> None:
         """The sender may have batches that their task has sealed."""
         with self._lock:
             for batch in batches:
-                lease.end(batch)
+                batch.leased = False
 
     def begin_task(self) -> None:
         """A task's rows follow: batches linger again."""
@@ -162,12 +161,12 @@ class RecordAccumulator:
                     head.created_ms > lingers_since
                     and head.state is BatchState.OPEN
                     and len(batches) == 1
-                    and head.lease is None
+                    and not head.leased
                 ):
                     if head.created_ms < oldest:
                         oldest = head.created_ms
                     continue
-                if not hurry or head.lease is not None or head.attempts or guarantees_order:
+                if not hurry or head.leased or head.attempts or guarantees_order:
                     wait = self._wait_ms_locked(queue, hurry, now_ms)
                     if wait > 0:
                         delay = min(delay, wait)
@@ -367,7 +366,7 @@ class RecordAccumulator:
             for batch in list(self._queues.live):
                 if batch.leased and not end_leases:
                     continue
-                batch.lease = None
+                batch.leased = False
                 batch.request_references = 0
                 if not batch.terminal:
                     batch.move_to(BatchState.FAILED)

@@ -22,7 +22,6 @@ from kafka_sink.accumulator.append_planner import (
 )
 from kafka_sink.accumulator.batch_buffer import BufferAllocator
 from kafka_sink.accumulator.batch_limits import BatchRoom
-from kafka_sink.accumulator.lease import Lease
 from kafka_sink.accumulator.muted_memory_limit import MutedMemoryLimit
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
 from kafka_sink.accumulator.record_accumulator import RecordAccumulator
@@ -172,7 +171,6 @@ class RecordAppender:
 
         With ``partitions`` only theirs, and later batches linger again.
         """
-        lease = Lease()
         with self._accumulator.planning() as queues:
             if partitions is None:
                 queues.flushing = True
@@ -181,10 +179,10 @@ class RecordAppender:
                 found = (queues.open_batch(partition) for partition in partitions)
                 closed = [batch for batch in found if batch is not None]
             for batch in closed:
-                lease.add(batch)
+                batch.leased = True
                 queues.close(batch)
         started = self._clock_ms()
-        self._writer.seal(closed, lease)
+        self._writer.seal(closed)
         self.encode_ms += self._clock_ms() - started
         self._wake_sender()
 
@@ -214,7 +212,7 @@ class RunWriter:
         self._wake_sender = wake_sender
 
     def write(self, plan: AppendPlan) -> None:
-        """Writes the planned rows, seals what is full, and ends the plan's lease."""
+        """Writes the planned rows, seals what is full, and ends the leases."""
         if plan.segments:
             _encode(plan.ordered, plan.segments)
         is_full = self._estimates.is_full
@@ -232,16 +230,16 @@ class RunWriter:
                     if batch.compresses_whole:
                         queues.count_raw(batch)
                     # A closed batch stays leased until it is sealed.
-                    batch.lease = None
+                    batch.leased = False
             # The sender sleeps until a batch that it knows is due, so new batches and batches that it found
             # leased must wake it.
             wake = plan.opened or queues.leased_batch_skipped
             queues.leased_batch_skipped = False
-        self.seal(plan.full, plan.lease)
+        self.seal(plan.full)
         if wake:
             self._wake_sender()
 
-    def seal(self, closed: list[ProducerBatch], lease: Lease) -> None:
+    def seal(self, closed: list[ProducerBatch]) -> None:
         """Seals batches and ends their leases: of a large batch at once, of small ones together."""
         group: list[ProducerBatch] = []
         held = 0
@@ -251,13 +249,13 @@ class RunWriter:
             group.append(batch)
             held += batch.raw_bytes
             if held >= _GROUP_BYTES:
-                self._give(group, lease)
+                self._give(group)
                 group, held = [], 0
         if group:
-            self._give(group, lease)
+            self._give(group)
 
-    def _give(self, batches: list[ProducerBatch], lease: Lease) -> None:
-        self._accumulator.end_leases(lease, batches)
+    def _give(self, batches: list[ProducerBatch]) -> None:
+        self._accumulator.end_leases(batches)
         self._wake_sender()
 
 

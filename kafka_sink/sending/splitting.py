@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from math import ceil
 
 from kafka_sink.accumulator.batch_buffer import Data
-from kafka_sink.accumulator.lease import Lease
 from kafka_sink.accumulator.piece_buffer import put_pieces, share
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
 from kafka_sink.accumulator.record_accumulator import RecordAccumulator
@@ -283,8 +282,7 @@ class _Piece:
             parent.created_ms,
         )
         self.batch.letters = parent.letters
-        self._lease = Lease()
-        self._lease.add(self.batch)
+        self.batch.leased = True
 
     @property
     def raw_bytes(self) -> int:
@@ -312,7 +310,7 @@ class _Piece:
         self._flush()
         self.batch.move_to(BatchState.CLOSED)
         self.batch.seal()
-        self._lease.end(self.batch)
+        self.batch.leased = False
 
 
 class _ScratchBuffer:

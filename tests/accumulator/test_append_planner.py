@@ -22,7 +22,7 @@ def test_each_run_gets_a_leased_batch_with_the_time_and_the_first_timestamp() ->
     assert (plan.next, plan.refusal, plan.opened, plan.full) == (RowCursor(2), None, True, [])
     for segment in plan.segments:
         assert (segment.batch.created_ms, segment.batch.base_timestamp) == (3.0, 7)
-        assert segment.batch.lease is plan.lease
+        assert segment.batch.leased
         assert segment.batch.state is BatchState.OPEN
 
 
@@ -37,7 +37,7 @@ def test_a_long_run_goes_to_as_many_batches_as_it_needs_and_closes_all_but_the_l
     plan = bench.plan(rows(40))
     assert [(start, stop) for _, start, stop, _ in placed(plan)] == [(0, 16), (16, 32), (32, 40)]
     assert plan.full == [segment.batch for segment in plan.segments[:2]]
-    assert all(batch.state is BatchState.CLOSED and batch.lease is plan.lease for batch in plan.full)
+    assert all(batch.state is BatchState.CLOSED and batch.leased for batch in plan.full)
 
 
 def test_refused_memory_ends_the_plan_at_the_row_that_has_no_place() -> None:

@@ -8,7 +8,6 @@ import pytest
 
 from kafka_sink.accumulator.buffer_pool import BufferPool
 from kafka_sink.accumulator.chunked_buffer import IncrementalAllocator
-from kafka_sink.accumulator.lease import Lease
 from kafka_sink.accumulator.producer_batch import (
     TERMINAL,
     TRANSITIONS,
@@ -76,7 +75,7 @@ def test_a_batch_that_is_sent_again_is_sent_whole() -> None:
     assert between is not None
     assert allocator.try_grow(buffer, 3_000)
     batch = ProducerBatch(TopicPartition("t", 0), buffer, None, CompressionType.NONE, 1.0, 0, 0.0)
-    batch.lease = Lease()
+    batch.leased = True
     batch.append(memoryview(b"r" * 2_500), 1, 0)
     first, again = (b"".join(batch.write_header()) for _ in range(2))
     assert len(batch.buffer.views()) > 1
@@ -121,7 +120,7 @@ def test_rows_that_were_packed_meanwhile_make_the_same_batch(
         buffer = IncrementalAllocator(memory).try_open(1 << 20)
         assert buffer is not None
         batch = ProducerBatch(TopicPartition("t", 0), buffer, codec_for(codec, None), codec, 1.0, 0, 0)
-        batch.lease = Lease()
+        batch.leased = True
         for number, piece in enumerate(pieces):
             if packs and number == begin:
                 batch.pack(1.0)
@@ -129,7 +128,7 @@ def test_rows_that_were_packed_meanwhile_make_the_same_batch(
             if packs and number > begin:
                 assert batch.raw_tail < 65_536
                 assert batch.size < 61 + sum(sizes) * max(random_share, 0.02) + 65_536 + 4 * 10
-        batch.lease = None
+        batch.leased = False
         batch.move_to(BatchState.CLOSED)
         batch.seal()
         made.append((batch.raw_bytes, b"".join(batch.buffer.views())))

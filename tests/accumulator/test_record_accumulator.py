@@ -10,7 +10,6 @@ import pytest
 
 from kafka_sink.accumulator import record_accumulator
 from kafka_sink.accumulator.buffer_pool import BufferPool
-from kafka_sink.accumulator.lease import Lease
 from kafka_sink.accumulator.producer_batch import BatchState, IllegalTransitionError, ProducerBatch
 from kafka_sink.accumulator.record_accumulator import AccumulatorSettings, RecordAccumulator
 from kafka_sink.model import CompressionType, PartitionInfo, TopicPartition
@@ -51,9 +50,9 @@ class Bench:
         buffer = self.accumulator.allocator.try_open(size)
         assert buffer is not None
         batch = ProducerBatch(partition, buffer, None, CompressionType.NONE, 1.0, 0, created)
-        batch.lease = Lease()
+        batch.leased = True
         batch.append(memoryview(b"x" * (size - 61)), 2, 0)
-        batch.lease = None
+        batch.leased = False
         with self.accumulator.planning() as queues:
             queues.enqueue(queues.queue(partition), batch)
         return batch
@@ -127,7 +126,7 @@ def test_somebody_who_waits_for_memory_makes_all_ready(monkeypatch: pytest.Monke
 
 def test_a_leased_batch_is_left_alone_and_the_task_is_asked_to_wake_the_sender() -> None:
     bench = Bench()
-    bench.batch(P[0]).lease = Lease()
+    bench.batch(P[0]).leased = True
     assert not bench.accumulator._queues.leased_batch_skipped
     assert bench.ready(10_000) == ({}, math.inf)
     assert bench.accumulator._queues.leased_batch_skipped
@@ -137,7 +136,7 @@ def test_a_batch_leased_between_the_look_and_the_drain_asks_for_a_wake_up_too() 
     bench = Bench()
     batch = bench.batch(P[0])
     queues = bench.accumulator.ready(bench.leader, 1_000).nodes[0]
-    batch.lease = Lease()
+    batch.leased = True
     assert bench.accumulator.drain(0, queues, 10_000, anything) == []
     assert bench.accumulator._queues.leased_batch_skipped
 
@@ -294,10 +293,10 @@ def test_pieces_of_a_batch_that_failed_before_are_given_back() -> None:
 def test_a_batch_under_a_lease_is_not_failed() -> None:
     bench = Bench()
     batch = bench.batch(P[0])
-    batch.lease = Lease()
+    batch.leased = True
     assert not bench.accumulator.fail(batch, nothing)
     assert batch.state is BatchState.OPEN
-    batch.lease = None
+    batch.leased = False
     assert bench.accumulator.fail(batch, nothing)
     assert (bench.used(), bench.ready(10_000)) == (0, ({}, math.inf))
 
@@ -306,10 +305,10 @@ def test_expired_batches_and_the_time_until_the_next() -> None:
     bench = Bench()
     old, leased = bench.batch(P[0], created=0), bench.batch(P[1], created=0)
     bench.batch(P[0], created=400)
-    leased.lease = Lease()
+    leased.leased = True
     assert bench.accumulator.expired(9_000) == ([], 1_000)
     assert bench.accumulator.expired(10_000) == ([old], record_accumulator.LEASE_MS)
-    leased.lease = None
+    leased.leased = False
     assert bench.accumulator.expired(10_000) == ([old, leased], 400)
 
 
@@ -323,7 +322,7 @@ def test_closing_gives_all_back_wherever_it_is(end_leases: bool) -> None:
     bench.accumulator.fail(expired, nothing)
     bench.batch(P[1])
     leased = bench.batch(P[2])
-    leased.lease = Lease()
+    leased.leased = True
     failed: list[ProducerBatch] = []
     bench.accumulator.abort_incomplete(failed.append, end_leases=end_leases)
     assert len(failed) == (3 if end_leases else 2)
@@ -421,10 +420,10 @@ def test_a_leased_batch_neither_moves_nor_is_closed() -> None:
     """Its task writes into it. The sender is woken when that ends, and looks again."""
     bench = Bench()
     moving, open_there = free(bench.batch(P[0])), bench.batch(P[1])
-    moving.lease = Lease()
+    moving.leased = True
     assert move(bench, P[0], P[1]) == []
     assert bench.accumulator._queues.leased_batch_skipped
-    moving.lease, open_there.lease = None, Lease()
+    moving.leased, open_there.leased = False, True
     assert move(bench, P[0], P[1]) == []
     assert (moving.state, open_there.state) == (BatchState.OPEN, BatchState.OPEN)
     assert move(bench, P[0], P[1], P[2]) == [moving]

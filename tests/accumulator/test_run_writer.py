@@ -35,7 +35,7 @@ def test_the_rows_of_a_plan_are_written_and_its_leases_end() -> None:
     plan = bench.planned(rows(3, 2))
     bench.writer.write(plan)
     assert [segment.batch.record_count for segment in plan.segments] == [3, 2]
-    assert all(segment.batch.lease is None for segment in plan.segments)
+    assert all(not segment.batch.leased for segment in plan.segments)
     assert bench.wakes == 1
 
 
@@ -73,10 +73,10 @@ def test_thousands_of_small_batches_are_given_to_the_sender_in_groups(
     with bench.accumulator.planning() as queues:
         closed = queues.open_batches()
         for batch in closed:
-            plan.lease.add(batch)
+            batch.leased = True
             queues.close(batch)
     bench.wakes = 0
-    bench.writer.seal(closed, plan.lease)
+    bench.writer.seal(closed)
     assert not any(batch.leased for batch in closed)
     assert {batch.state for batch in closed} == {BatchState.SEALED}
     assert sum(batch.raw_bytes for batch in closed) > 65_536
@@ -94,6 +94,6 @@ def test_a_turn_that_fails_keeps_its_lease(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("kafka_sink.accumulator.record_appender.encoder.encode", failing)
     with pytest.raises(KeyboardInterrupt):
         bench.writer.write(plan)
-    assert plan.segments[0].batch.lease is plan.lease
+    assert plan.segments[0].batch.leased
     bench.accumulator.abort_incomplete(lambda batch: None, end_leases=True)
     assert bench.pool.metrics().used_bytes == 0

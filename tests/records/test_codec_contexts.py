@@ -9,7 +9,6 @@ import zstandard
 
 from kafka_sink.accumulator.buffer_pool import BufferPool
 from kafka_sink.accumulator.chunked_buffer import IncrementalAllocator
-from kafka_sink.accumulator.lease import Lease
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
 from kafka_sink.model import CompressionType, TopicPartition
 from kafka_sink.records.compression import codec_for
@@ -33,7 +32,7 @@ def test_all_batches_of_a_thread_share_one_zstd_context(monkeypatch: pytest.Monk
         batch = ProducerBatch(
             TopicPartition("t", partition), buffer, codec, CompressionType.ZSTD, 1.0, 0, 0.0
         )
-        batch.lease = Lease()
+        batch.leased = True
         batch.append(memoryview(b"row" * 300), 1, 0)
         batch.move_to(BatchState.CLOSED)
         batches.append(batch)

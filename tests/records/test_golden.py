@@ -13,7 +13,6 @@ from kafka import codec
 
 from kafka_sink.accumulator.buffer_pool import BufferPool
 from kafka_sink.accumulator.chunked_buffer import IncrementalAllocator
-from kafka_sink.accumulator.lease import Lease
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
 from kafka_sink.accumulator.single_buffer import FullAllocator
 from kafka_sink.local_broker import LocalBroker
@@ -64,7 +63,7 @@ def encode_batch(
     if batch.producer_id >= 0:
         made.assign_sequence(ProducerSequence(batch.producer_id, batch.producer_epoch, batch.base_sequence))
     edges = np.linspace(0, len(batch.rows), pieces + 1).astype(int).tolist()
-    made.lease = Lease()
+    made.leased = True
     for start, stop in pairwise(edges):
         rows = batch.rows[start:stop]
         if not rows:

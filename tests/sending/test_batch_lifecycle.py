@@ -24,7 +24,6 @@ from hypothesis.stateful import (
 
 from kafka_sink.accumulator import producer_batch, record_accumulator
 from kafka_sink.accumulator.batch_queues import BatchQueues, PartitionQueue
-from kafka_sink.accumulator.lease import Lease
 from kafka_sink.accumulator.producer_batch import BatchState, IllegalTransitionError, ProducerBatch
 from kafka_sink.accumulator.record_accumulator import LEASE_MS, RecordAccumulator
 from kafka_sink.errors import DeliveryError
@@ -190,9 +189,9 @@ def test_a_lease_that_ends_while_its_batch_expires_does_not_let_it_live_on() -> 
     batch, fail = next(iter(model.accumulator._queues.live)), model.accumulator.fail
 
     def leased_until_refused(batch: ProducerBatch, record: Callable[[], None]) -> bool:
-        batch.lease = Lease()
+        batch.leased = True
         failed = fail(batch, record)
-        batch.lease = None
+        batch.leased = False
         return failed
 
     model.accumulator.fail = leased_until_refused  # type: ignore[method-assign]  # the task's turn, just then
@@ -341,7 +340,7 @@ def _leases_do_not_count(patch: pytest.MonkeyPatch) -> None:
     fail = RecordAccumulator.fail
 
     def failing(self: RecordAccumulator, batch: ProducerBatch, record: Callable[[], None]) -> bool:
-        batch.lease = None
+        batch.leased = False
         return fail(self, batch, record)
 
     patch.setattr(RecordAccumulator, "fail", failing)
