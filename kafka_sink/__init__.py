@@ -1,4 +1,4 @@
-"""kafka-chunked: a Kafka sink for PySpark in pure Python, ``format("kafka-chunked")``.
+"""kafka-chunked: a Kafka sink for PySpark in pure Python.
 
 Importing this package is cheap: pyspark and the sink itself are imported on first use.
 """
@@ -6,14 +6,17 @@ Importing this package is cheap: pyspark and the sink itself are imported on fir
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from kafka_sink.version import __version__
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["__version__", "producer_metrics", "register"]
+    from kafka_sink.reports.written import Written
+
+__all__ = ["__version__", "foreach_batch", "producer_metrics", "register", "write"]
 
 
 def producer_metrics() -> list[dict[str, float]]:
@@ -36,3 +39,29 @@ def register(spark: SparkSession) -> None:
     from kafka_sink.spark import registration
 
     registration.register(spark)
+
+
+def write(df: DataFrame, options: Mapping[str, Any]) -> Written:
+    """Write the rows of a DataFrame to Kafka, with PySpark 3.5 and later. Returns once all are acknowledged.
+
+    Columns and ``options`` are those of ``format("kafka-chunked")`` (docs/columns.md, docs/options.md). The
+    result has the number of rows, the offsets by partition, and how many rows were skipped.
+
+    Raises ConfigurationError or SchemaError for what can be known before, also for DataFrames of streams and
+    of Spark Connect, KafkaSinkError where the driver fails to plan or commit, and what Spark raises for a job
+    whose tasks fail.
+    """
+    from kafka_sink.spark import map_in_arrow
+
+    return map_in_arrow.write(df, options)
+
+
+def foreach_batch(options: Mapping[str, Any]) -> Callable[[DataFrame, int], None]:
+    """For ``df.writeStream.foreachBatch``: writes each micro-batch as ``write`` does.
+
+    With ``delivery.guarantee=exactly-once``, ``txnVersion`` is the micro-batch's number, and ``txnAppId`` is
+    by default the query's id, which its checkpoint keeps. Raises ConfigurationError for invalid options.
+    """
+    from kafka_sink.spark import map_in_arrow
+
+    return map_in_arrow.foreach_batch(options)

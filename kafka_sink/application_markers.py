@@ -1,7 +1,7 @@
 """Markers that outlive processes: state that planning and tasks keep for the whole Spark application.
 
 Markers are files, most of them empty, in a local folder of Spark that lives as long as the application.
-Without SPARK_LOCAL_DIRS, nothing is kept.
+Without such a folder, nothing is kept.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import os
 import tempfile
 import threading
 import time
+
+from kafka_sink import spark_application
 
 _MAX_NOTE = 1 << 20
 
@@ -102,7 +104,7 @@ def noted_within(key: str, seconds: float) -> str | None:
 
 def folder() -> str:
     """A folder that is unique to the application. Empty if no markers are kept."""
-    return os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]
+    return spark_application.local_dirs().split(",")[0]
 
 
 def _paths(key: str) -> list[str]:
@@ -111,7 +113,7 @@ def _paths(key: str) -> list[str]:
     The system's folder for temporary files comes last, for the case that Spark's folders are not writable
     (full or read-only disk). Its file name contains a hash of the application.
     """
-    folders = list(filter(None, os.environ.get("SPARK_LOCAL_DIRS", "").split(",")))
+    folders = list(filter(None, spark_application.local_dirs().split(",")))
     if not folders:
         return []
     paths = [os.path.join(one, f"kafka-chunked-{_hash(key)}") for one in folders]

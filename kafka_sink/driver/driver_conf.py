@@ -1,7 +1,8 @@
-"""Spark's configuration at the start of the driver's JVM. Spark does not pass it to planning workers.
+"""Spark's configuration. Spark does not pass it to planning workers.
 
-It is read from the JVM's command line, which contains the settings given to ``spark-submit`` and PySpark, and
-from the properties files of ``spark-submit``. Settings that a program makes later, in code, are missing.
+There it is read from the command line of the driver's JVM, which contains the settings given to
+``spark-submit`` and PySpark, and from the properties files of ``spark-submit``. Settings that a program makes
+later, in code, are missing.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
+from kafka_sink import spark_application
 from kafka_sink.driver import driver_process
+from kafka_sink.driver.driver_process import DriverProcess
 from kafka_sink.options import redaction
 
 # Other settings are dropped, because they may be passwords.
@@ -43,6 +46,14 @@ _SHELL = "pyspark-shell"
 _DEFAULTS_FILE = "spark-defaults.conf"
 # The separator of java.util.Properties: a colon, an equals sign or white space.
 _SEPARATOR = re.compile(r"\s*[=:\s]\s*")
+
+
+def conf_of(driver: DriverProcess, environ: Mapping[str, str]) -> dict[str, str]:
+    """The settings of this driver's application that the coordinator uses. Never raises."""
+    application = spark_application.current()
+    if application is not None:
+        return dict(_kept(application.conf.items()))
+    return spark_conf(driver.arguments(), environ)
 
 
 def spark_conf(arguments: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
@@ -99,7 +110,7 @@ _LOCAL = re.compile(r"local(?:\[(\*|\d+)(?:,\s*\d+)?\])?$")
 def tasks_at_once(environ: Mapping[str, str] = os.environ) -> int:
     """For this driver. Costs a read of the driver's command line."""
     driver = driver_process.find_driver_process()
-    return UNKNOWN if driver is None else tasks_of(spark_conf(driver.arguments(), environ))
+    return UNKNOWN if driver is None else tasks_of(conf_of(driver, environ))
 
 
 def tasks_of(conf: Mapping[str, str]) -> int:

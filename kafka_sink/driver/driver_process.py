@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import subprocess
 import sys
 from dataclasses import dataclass
+
+from kafka_sink import spark_application
 
 _PS_TIMEOUT_S = 5.0
 # A planning worker's parent is Spark's Python daemon, or the JVM itself where the daemon is switched off.
@@ -43,8 +46,20 @@ def process(pid: int) -> DriverProcess | None:
     return None if found is None or found.zombie else DriverProcess(pid, found.started)
 
 
+def leave_running(process: subprocess.Popen[bytes]) -> None:
+    """The driver's own Python complains at its end of children that outlive it."""
+    atexit.register(setattr, process, "returncode", 0)
+
+
 def find_driver_process() -> DriverProcess | None:
-    """The driver's JVM: the nearest ancestor that does not run Python. None if there is no such process."""
+    """The driver's JVM. None if there is no such process.
+
+    It is the nearest ancestor that does not run Python, unless this process has started it.
+    """
+    application = spark_application.current()
+    if application is not None and application.driver_pid is not None:
+        jvm = _look(application.driver_pid)
+        return None if jvm is None else DriverProcess(application.driver_pid, jvm.started)
     pid = os.getppid()
     for _ in range(_MAX_ANCESTORS):
         found = _look(pid)

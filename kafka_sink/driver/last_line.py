@@ -25,6 +25,8 @@ from kafka_sink.driver.driver_process import DriverProcess
 
 # The marker that says which process waits.
 _NOTE = "last line of the driver's log"
+# Kept, so that Popen does not complain about children that outlive it.
+_started: list[subprocess.Popen[bytes]] = []
 # Where the kernel has no pidfd_open (before Linux 5.3).
 _POLL_S = 0.2
 # A reader that takes nothing for so long gets no line.
@@ -32,8 +34,6 @@ _WRITE_MS = 10_000
 _MODULE = "kafka_sink.driver.last_line"
 # Only what Python and the dynamic loader need: Spark's variables hold secrets.
 _INHERITED = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "HOME", "TMPDIR")
-# Kept, so that Popen does not complain about children that outlive it.
-_started: list[subprocess.Popen[bytes]] = []
 
 
 def leave(subject: str, line: str, environ: Mapping[str, str] = os.environ) -> None:
@@ -61,6 +61,7 @@ def leave(subject: str, line: str, environ: Mapping[str, str] = os.environ) -> N
             start_new_session=True,
         )
         _started.append(process)
+        driver_process.leave_running(process)
         waiting = driver_process.process(process.pid)
         if waiting is not None:
             application_markers.note(_NOTE, json.dumps([waiting.pid, waiting.started, subject]))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 from kafka_sink import application_markers
 from kafka_sink.driver import driver_log, driver_process
-from kafka_sink.driver.driver_conf import spark_conf
+from kafka_sink.driver.driver_conf import conf_of
 from kafka_sink.options import redaction
 
 # The settings of SQL, then those that hold where they are not set (PySpark 4.1 and 4.3).
@@ -56,7 +56,7 @@ def warn_of_idle_timeout(delivery_timeout_ms: int) -> None:
     driver = driver_process.find_driver_process()
     if driver is None:
         return
-    line = idle_timeout_problem(spark_conf(driver.arguments(), os.environ).get, delivery_timeout_ms)
+    line = idle_timeout_problem(conf_of(driver, os.environ).get, delivery_timeout_ms)
     if line is not None:
         driver_log.warn(f"kafka-chunked: {line}")
 
@@ -74,6 +74,6 @@ def warn_of_shown_secrets(options: Mapping[str, str]) -> None:
     driver = driver_process.find_driver_process()
     if driver is None:
         return
-    shown = redaction.shown_by_spark(options, spark_conf(driver.arguments(), os.environ))
+    shown = redaction.shown_by_spark(options, conf_of(driver, os.environ))
     if shown:
         driver_log.warn(f"kafka-chunked: {redaction.warning(shown)}")

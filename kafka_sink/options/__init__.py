@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kafka_sink.options.parse import parse
+from kafka_sink.options.parse import parse, texts
 from kafka_sink.options.table import OptionSpec, ParsedOptions, SinkOptions
 from kafka_sink.options.values import HostPort, topic_problem
 
-__all__ = ["HostPort", "OptionSpec", "ParsedOptions", "SinkOptions", "parse", "topic_problem"]
+__all__ = ["HostPort", "OptionSpec", "ParsedOptions", "SinkOptions", "parse", "texts", "topic_problem"]

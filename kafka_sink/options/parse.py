@@ -29,6 +29,23 @@ _KAFKA_NAMES = [
 ]
 
 
+def texts(options: Mapping[str, Any]) -> dict[str, str]:
+    """Options as a program gives them, as the texts that ``parse`` takes. As in Spark, None is no option.
+
+    Raises ConfigurationError for other values than texts, numbers, True and False.
+    """
+    given: dict[str, str] = {}
+    for name, value in options.items():
+        if not isinstance(name, str) or not isinstance(value, str | bool | int | float | None):
+            # The value may be a secret of the wrong type.
+            raise ConfigurationError(
+                f"Option '{name}' must be a text, a number, True or False, not {type(value).__name__}"
+            )
+        if value is not None:
+            given[name] = str(value).lower() if isinstance(value, bool) else str(value)
+    return given
+
+
 def parse(raw: Mapping[str, str]) -> ParsedOptions:
     """Check and convert the options of one job.
 

@@ -23,6 +23,7 @@ class EndedWrite:
     """A job or micro-batch. ``outcome``: "committed", "skipped" where it was written before, or "aborted".
     ``results``: of the tasks that finished.
 
+    ``tasks`` is None where Spark does not tell how many there were: in a job of mapInArrow that failed.
     ``query`` is the query's id, and ``batch`` the micro-batch; "" and None for a batch write outside of
     queries. ``transactions``: by outcome. ``note`` is about transactions, in the line of a write.
     ``last_task`` is the highest taskAttemptId of the tasks that finished.
@@ -32,7 +33,7 @@ class EndedWrite:
     outcome: str
     query: str
     batch: int | None
-    tasks: int
+    tasks: int | None
     results: Sequence[TaskResult]
     transactions: Mapping[str, EndedTransactions] = field(default_factory=dict)
     note: str = ""
@@ -79,12 +80,13 @@ def report(options: SinkOptions, handoff: CoordinatorHandoff, ended: EndedWrite)
 
 def aborted(ended: EndedWrite) -> str:
     """What a write that was aborted leaves, without the reason."""
-    unfinished = ended.tasks - len(ended.results)
-    line = f"{ended.label}aborted, {unfinished} of {ended.tasks} tasks did not finish"
+    line = f"{ended.label}aborted"
+    if ended.tasks is not None:
+        line += f", {ended.tasks - len(ended.results)} of {ended.tasks} tasks did not finish"
     if ended.note:
         return f"{line}; {ended.note}"
     if ended.results:
-        line += f"; Kafka keeps what the others wrote: {summarise(ended.results)}"
+        line += f"; Kafka keeps what others wrote: {summarise(ended.results)}"
     return line
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from pyspark.sql.datasource import DataSource
 
+from kafka_sink.driver import planning_warnings
 from kafka_sink.errors import ConfigurationError
 from kafka_sink.spark.planning import plan
 from kafka_sink.spark.pyspark_classes import ArrowWriter, StreamArrowWriter, WriterCommitMessage
@@ -48,11 +49,13 @@ class KafkaChunkedDataSource(DataSource):
             raise ConfigurationError(
                 "mode('overwrite') is not supported: Kafka topics only take appends. Use mode('append')."
             )
+        planning_warnings.warn_of_shown_secrets(self.options)
         return BatchWriter(plan(self.options, _columns(schema)))
 
     @logged_on_driver
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: N802 - Spark's signature
         """Plan a micro-batch. Complete mode sets ``overwrite``; its results are appended, too."""
+        planning_warnings.warn_of_shown_secrets(self.options)
         planned = plan(
             self.options,
             _columns(schema),

@@ -49,7 +49,6 @@ def plan(
 
         delivery_report.check(options.delivery_report_path)
     planning_warnings.warn_of_idle_timeout(options.delivery_timeout_ms)
-    planning_warnings.warn_of_shown_secrets(raw)
     breaker = load_breaker(options)
     if breaker is not None:
         breaker.close()

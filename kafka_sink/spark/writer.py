@@ -98,6 +98,8 @@ class PlannedWrite:
     tasks_at_once: int = 1
     # The checkpoint of a stream, "" for a batch write: what a failure is about.
     subject: str = ""
+    # Of foreach_batch, which commits itself: for its reports.
+    micro_batch: int | None = None
 
     def write(self, batches: Iterator[pa.RecordBatch], *, is_streaming: bool = False) -> TaskCommitted:
         """Send all rows, and return once all are acknowledged. Raises KafkaSinkError."""
@@ -297,9 +299,8 @@ class PlannedWrite:
         write = next((one.write for one in tasks if one.write), self._name_of(batch_id))
         results = [one.result for one in tasks]
         last = max((one.task for one in tasks), default=-1)
-        return EndedWrite(
-            write, outcome, query, batch_id, len(messages), results, in_transactions, note, last
-        )
+        batch = self.micro_batch if batch_id is None else batch_id
+        return EndedWrite(write, outcome, query, batch, len(messages), results, in_transactions, note, last)
 
     def _snapshot(self) -> MetadataSnapshot | None:
         """The metadata snapshot of planning, aged by the wall clocks of both hosts.
@@ -316,20 +317,23 @@ class PlannedWrite:
         context = TaskContext.get()
         return context is not None and context.attemptNumber() > 0
 
-    def commit(self, messages: Sequence[WriterCommitMessage | None], batch_id: int | None = None) -> None:
+    def commit(
+        self, messages: Sequence[WriterCommitMessage | None], batch_id: int | None = None
+    ) -> EndedWrite:
         """Check that every task reported, and log a summary. Raises DeliveryError if one did not report."""
         try:
-            self._commit(messages, batch_id)
+            ended = self._commit(messages, batch_id)
         except Exception as error:
             # Spark calls ``abort`` next, in another process.
             application_markers.note(self._failed_commit(batch_id), told(error))
             raise
         last_line.take_back(self.subject)
+        return ended
 
     def _failed_commit(self, batch_id: int | None) -> str:
         return f"failed commit: {self._name_of(batch_id)}"
 
-    def _commit(self, messages: Sequence[WriterCommitMessage | None], batch_id: int | None) -> None:
+    def _commit(self, messages: Sequence[WriterCommitMessage | None], batch_id: int | None) -> EndedWrite:
         self._end_attempts(batch_id, is_urgent=batch_id is None)
         results = _results(messages)
         missing = len(messages) - len(results)
@@ -354,15 +358,26 @@ class PlannedWrite:
         ended = self._ended(name, messages, batch_id, in_transactions, note)
         write_reports.report(self.options, self.handoff, ended)
         worker_imports.forget_spark_archives()
+        return ended
 
-    def abort(self, messages: Sequence[WriterCommitMessage | None], batch_id: int | None = None) -> None:
-        """Log why a job failed and what it has written: Kafka keeps that, unless transactions are open."""
+    def abort(
+        self,
+        messages: Sequence[WriterCommitMessage | None],
+        batch_id: int | None = None,
+        *,
+        has_all: bool = True,
+    ) -> None:
+        """Log why a job failed and what it has written: Kafka keeps that, unless transactions are open.
+
+        ``messages``: one for each task, unless ``has_all`` is false.
+        """
         cause = self._end_attempts(batch_id, is_urgent=True)
         cause = application_markers.noted_within(self._failed_commit(batch_id), _COMMIT_FAILED_S) or cause
         in_transactions, note = dict[str, EndedTransactions](), ""
         if self.transactions is not None:
             in_transactions, note = self._abort_transactions(self.transactions)
         ended = self._ended("aborted", messages, batch_id, in_transactions, note)
+        ended = ended if has_all else replace(ended, tasks=None)
         write_reports.report(self.options, self.handoff, ended)
         if cause:
             log_failure(self.subject, f"{write_reports.aborted(ended)}: {cause}")

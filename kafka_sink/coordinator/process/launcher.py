@@ -1,7 +1,8 @@
 """Finds the application's coordinator, or starts it.
 
-Runs in Spark's planning workers. Any of them may come first, and they end when idle, so the coordinator is a
-process in a session of its own. If it cannot be started, the write is planned without it.
+Runs in Spark's planning workers, and in the driver's own Python. Any of them may come first, and workers end
+when idle, so the coordinator is a process in a session of its own. If it cannot be started, the write is
+planned without it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from kafka_sink import application_markers, libraries
+from kafka_sink import application_markers, libraries, spark_application
 from kafka_sink.coordinator.process.application_files import pause_s
 from kafka_sink.coordinator.process.placement import Placement, is_enabled, placement, ui_placement
 from kafka_sink.coordinator.process.rendezvous_directory import (
@@ -30,7 +31,7 @@ from kafka_sink.coordinator.transport.address import Rendezvous
 from kafka_sink.coordinator.transport.session import SECRET_BYTES
 from kafka_sink.coordinator.transport.warnings import UNAVAILABLE, warn_of_no_coordinator
 from kafka_sink.driver import driver_log, driver_process
-from kafka_sink.driver.driver_conf import shows_progress, spark_conf
+from kafka_sink.driver.driver_conf import conf_of, shows_progress
 from kafka_sink.driver.driver_process import DriverProcess
 from kafka_sink.options import SinkOptions
 from kafka_sink.secret import HiddenValues
@@ -72,7 +73,7 @@ def locate(options: SinkOptions, environ: Mapping[str, str] = os.environ) -> Loc
     Costs only file look-ups where the coordinator runs and knows the cluster. Raises ConfigurationError for
     an invalid setting of the administrator; problems with processes or files raise nothing.
     """
-    local_dirs = environ.get("SPARK_LOCAL_DIRS", "")
+    local_dirs = spark_application.local_dirs(environ)
     if not local_dirs or not is_enabled(options, environ):
         return None
     try:
@@ -102,7 +103,7 @@ def _find_or_start(
     driver = driver_process.find_driver_process()
     if driver is None:
         return None
-    conf = spark_conf(driver.arguments(), environ)
+    conf = conf_of(driver, environ)
     if not is_enabled(options, environ, conf):
         return None
     where = placement(options, environ, conf)
@@ -262,3 +263,4 @@ def _spawn(
     finally:
         os.close(log)
     _started.append(process)
+    driver_process.leave_running(process)

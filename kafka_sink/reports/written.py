@@ -1,0 +1,44 @@
+"""What a write returns to the program that called it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kafka_sink.counts import total
+from kafka_sink.model import TaskResult
+from kafka_sink.reports.delivery_report import partitions_of
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """``rows`` are acknowledged, ``unconfirmed`` were sent with acks=0, and ``skipped`` can never be written
+    (errors.tolerance=all), by reason in ``skip_reasons``.
+
+    ``already_written``: an earlier run had written this ``txnVersion``, so this one wrote nothing.
+    ``partitions``: as in the delivery report, one entry for each topic and partition with its ``offsets``.
+    """
+
+    rows: int = 0
+    unconfirmed: int = 0
+    skipped: int = 0
+    skip_reasons: Mapping[str, int] = field(default_factory=dict)
+    already_written: bool = False
+    partitions: Sequence[Mapping[str, Any]] = ()
+
+    @classmethod
+    def of(cls, results: Sequence[TaskResult], *, already_written: bool = False) -> Written:
+        """``results``: of the tasks whose rows count."""
+        counts, reasons = total(results), Counter[str]()
+        for result in results:
+            reasons.update(result.skip_reasons)
+        return cls(
+            counts.records,
+            counts.unconfirmed,
+            counts.skipped,
+            dict(reasons),
+            already_written,
+            partitions_of(results),
+        )

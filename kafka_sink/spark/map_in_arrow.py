@@ -1,0 +1,166 @@
+"""``kafka_sink.write`` and ``kafka_sink.foreach_batch``: the sink in every PySpark since 3.5, by mapInArrow.
+
+Planning and commit are the data source's, in the driver's own Python. Each task returns its commit message as
+its only row.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from kafka_sink import spark_application
+from kafka_sink.errors import ConfigurationError
+from kafka_sink.options import parse, texts
+from kafka_sink.reports.written import Written
+from kafka_sink.spark import finished_tasks
+from kafka_sink.spark.planning import plan
+from kafka_sink.spark.short_tracebacks import short_tracebacks
+from kafka_sink.spark.writer import PlannedWrite, TaskCommitted
+from kafka_sink.spark_application import SparkApplication
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark import SparkContext
+    from pyspark.accumulators import Accumulator
+    from pyspark.sql import DataFrame
+
+    from kafka_sink.spark.finished_tasks import Messages
+
+_MESSAGE = "message"
+_QUERY_ID = "sql.streaming.queryId"
+_APP_ID, _VERSION = "txnappid", "txnversion"
+
+
+def write(df: DataFrame, options: Mapping[str, Any]) -> Written:
+    """As ``kafka_sink.write``."""
+    return _write(df, texts(options))
+
+
+def foreach_batch(options: Mapping[str, Any]) -> Callable[[DataFrame, int], None]:
+    """As ``kafka_sink.foreach_batch``."""
+    return _ForeachBatch(texts(options))
+
+
+class _ForeachBatch:
+    """What Spark calls with each micro-batch. With exactly-once, the micro-batch's number is the version."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        given = {name.strip().lower() for name in options}
+        if _VERSION in given:
+            raise ConfigurationError(
+                "Option 'txnVersion' is not for foreach_batch: the batch's id is the version"
+            )
+        self._options = options
+        # What is wrong with the options should not wait for the first batch.
+        checked = parse({**options, _VERSION: "0"} if _APP_ID in given else options)
+        self._is_named = checked.options.delivery_guarantee == "exactly-once"
+        self._has_name = _APP_ID in given
+
+    def __call__(self, df: DataFrame, batch_id: int) -> None:
+        _require_driver(df)
+        query = df.sparkSession.sparkContext.getLocalProperty(_QUERY_ID)
+        if not query:
+            raise ConfigurationError(
+                "kafka_sink.foreach_batch is for writeStream.foreachBatch; elsewhere use kafka_sink.write"
+            )
+        options = dict(self._options)
+        if self._is_named:
+            options[_VERSION] = str(batch_id)
+            if not self._has_name:
+                options[_APP_ID] = query
+        _write(df, options, query=query, micro_batch=batch_id)
+
+
+def _write(
+    df: DataFrame, options: Mapping[str, str], query: str | None = None, micro_batch: int | None = None
+) -> Written:
+    _require_driver(df)
+    if df.isStreaming:
+        raise ConfigurationError(
+            "kafka_sink.write takes no streaming DataFrame: use "
+            "df.writeStream.foreachBatch(kafka_sink.foreach_batch(options))"
+        )
+    context = df.sparkSession.sparkContext
+    columns = [(field.name, field.dataType.simpleString()) for field in df.schema.fields]
+    with spark_application.planning_for(_application(context)):
+        planned = replace(plan(options, columns, query=query), micro_batch=micro_batch)
+        return _run(df, planned, context)
+
+
+def _run(df: DataFrame, planned: PlannedWrite, context: SparkContext) -> Written:
+    messages: list[TaskCommitted] | None = None
+    with finished_tasks.of_write(planned.name, context) as finished:
+        try:
+            task = _Task(planned, finished.accumulator)
+            rows = df.mapInArrow(task, f"{_MESSAGE} binary").collect()
+            messages = [pickle.loads(row[0]) for row in rows]  # noqa: S301 - from this job's own tasks
+            ended = planned.commit(messages)
+        except BaseException:
+            if messages is None:
+                planned.abort(finished.messages(), has_all=False)
+            else:
+                planned.abort(messages)
+            raise
+    return Written.of(ended.results, already_written=ended.outcome == "skipped")
+
+
+class _Task:
+    """What runs in tasks. Its one row is the commit message."""
+
+    def __init__(self, planned: PlannedWrite, finished: Accumulator[Messages]) -> None:
+        self._planned = planned
+        self._finished = finished
+        # PySpark shows it in plans.
+        self.__name__ = "kafka_chunked"
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow
+
+        written = self._written(batches)
+        self._finished.add([(self._planned.name, written)])
+        message = pyarrow.array([pickle.dumps(written)], pyarrow.binary())
+        yield pyarrow.record_batch([message], names=[_MESSAGE])
+
+    @short_tracebacks
+    def _written(self, batches: Iterator[pa.RecordBatch]) -> TaskCommitted:
+        return self._planned.write(batches)
+
+
+def _require_driver(df: DataFrame) -> None:
+    """Raises ConfigurationError for a DataFrame of Spark Connect: its client is not in the application."""
+    if not type(df).__module__.startswith("pyspark.sql.connect"):
+        return
+    raise ConfigurationError(
+        "kafka_sink.write and foreach_batch plan and commit in the driver's own Python, and a client of "
+        "Spark Connect is not that. With PySpark 4.0 or later on the server use "
+        "df.write.format('kafka-chunked').mode('append') or df.writeStream.format('kafka-chunked'); with "
+        "3.5, submit the program to the cluster"
+    )
+
+
+def _application(context: SparkContext) -> SparkApplication:
+    """What Spark's workers find in their environment."""
+    # The JVM is its child, unless spark-submit started this Python. Spark's scripts become the JVM, under
+    # their pid.
+    started = getattr(context._gateway, "proc", None)
+    pid = None if started is None else started.pid
+    return SparkApplication(_local_dirs(context), pid, dict(context.getConf().getAll()))
+
+
+def _local_dirs(context: SparkContext) -> str:
+    """SPARK_LOCAL_DIRS of Spark's workers on the driver's host, which Spark keeps to itself.
+
+    By a field, as Py4J looks at all methods of a class before it calls one, and loses its connection if a
+    class in a signature is missing. PySpark 4.3.0 comes without one that SparkEnv names.
+    """
+    jvm: Any = context._jvm
+    try:
+        field = jvm.java.lang.Class.forName("org.apache.spark.SparkEnv").getDeclaredField("blockManager")
+        field.setAccessible(True)
+        manager = field.get(context._jsc.sc().env())
+        return ",".join(manager.diskBlockManager().localDirsString())
+    except Exception:  # noqa: BLE001 - another folder of this application: only workers do not look there
+        return str(context._temp_dir)
