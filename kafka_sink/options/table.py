@@ -33,7 +33,11 @@ LIVE_VIEW = "Live view and reports"
 
 @dataclass(frozen=True)
 class OptionSpec:
-    """One row of the table. ``name`` is as users write it, ``kafka.`` included where it has it."""
+    """One row of the table. ``name`` is as users write it, ``kafka.`` included where it has it.
+
+    ``planning_only``: no task reads it. ``coordinator_reads``: the coordinator's own requests use it, or its
+    watch over tasks, although its group is about what a write does with its rows.
+    """
 
     name: str
     attribute: str
@@ -46,6 +50,8 @@ class OptionSpec:
     aliases: tuple[str, ...]
     secret: bool
     required: bool
+    planning_only: bool
+    coordinator_reads: bool
 
     @property
     def differs(self) -> bool:
@@ -69,6 +75,8 @@ def _option(  # noqa: PLR0913 - a row of the table, most by name
     aliases: tuple[str, ...] = (),
     secret: bool = False,
     required: bool = False,
+    planning_only: bool = False,
+    coordinator_reads: bool = False,
 ) -> Any:
     spec = OptionSpec(
         name,
@@ -82,6 +90,8 @@ def _option(  # noqa: PLR0913 - a row of the table, most by name
         aliases,
         secret,
         required,
+        planning_only,
+        coordinator_reads,
     )
     if required:
         return dataclasses.field(metadata={"spec": spec})
@@ -101,21 +111,25 @@ class SinkOptions:
     topic: str | None = _option(
         "topic", values.topic(), None, TARGET, "high",
         """Topic for all rows. It overrides a column `topic`. Without this option that column is required.""",
+        planning_only=True,
     )
     topic_create: bool = _option(
         "topic.create", values.boolean(), False, TARGET, "medium",
         """Create the topic that `topic` names before any task starts, if it does not exist. An existing topic
         is not changed. This also turns `kafka.allow.auto.create.topics` off unless you set it, so that
         brokers do not create the topic with their own defaults.""",
+        planning_only=True,
     )
     topic_partitions: int = _option(
         "topic.partitions", values.integer(1, 100_000, or_value=-1), -1, TARGET, "medium",
         """Partitions of a topic that `topic.create` creates; `-1` is the broker's `num.partitions`.""",
+        planning_only=True,
     )
     topic_replication_factor: int = _option(
         "topic.replication.factor", values.integer(1, 10_000, or_value=-1), -1, TARGET, "medium",
         """Replicas of a topic that `topic.create` creates; `-1` is the broker's
         `default.replication.factor`.""",
+        planning_only=True,
     )
     bootstrap_servers: tuple[HostPort, ...] = _option(
         "kafka.bootstrap.servers", values.addresses(), (), TARGET, "high",
@@ -126,15 +140,18 @@ class SinkOptions:
     log_summary: bool = _option(
         "log.summary", values.boolean(), True, TARGET, "low",
         """Log one line per job or micro-batch on the driver: rows, topics, bytes, retries, times.""",
+        planning_only=True,
     )
     log_summary_format: str = _option(
         "log.summary.format", values.words("text", "json"), "text", TARGET, "low",
         """Format of this line. `json`: one JSON object with `queryId` and `batchId`, to join with the
         progress that a StreamingQueryListener receives.""",
+        planning_only=True,
     )
     client_id: str = _option(
         "kafka.client.id", values.string(), "", TARGET, "medium",
         """Client name. Brokers log it and apply quotas to it.""",
+        coordinator_reads=True,
     )
 
     acks: int = _option(
@@ -168,15 +185,18 @@ class SinkOptions:
     request_timeout_ms: int = _option(
         "kafka.request.timeout.ms", values.integer(0), 30_000, DELIVERY, "medium",
         """How long to wait for a broker's response before the request counts as failed.""",
+        coordinator_reads=True,
     )
     retry_backoff_ms: int = _option(
         "kafka.retry.backoff.ms", values.integer(0, LONG_MAX), 100, DELIVERY, "low",
         """Wait before the first retry of a failed request. It doubles with each retry, with 20 % jitter.""",
+        coordinator_reads=True,
     )
     retry_backoff_max_ms: int = _option(
         "kafka.retry.backoff.max.ms", values.integer(0, LONG_MAX), 1_000, DELIVERY, "low",
         """Maximum wait between retries. If it is below `kafka.retry.backoff.ms`, every wait has this
         length.""",
+        coordinator_reads=True,
     )
     max_block_ms: int = _option(
         "kafka.max.block.ms", values.integer(0, LONG_MAX), 60_000, DELIVERY, "medium",
@@ -229,12 +249,14 @@ class SinkOptions:
         """Prefix of the transactional ids and of the consumer groups under which progress is recorded. Each
         running query or job needs its own. If empty, it is derived from the query's checkpoint, from
         `txnAppId`, or else from the application.""",
+        planning_only=True,
     )
     transaction_progress_topic: str | None = _option(
         "transaction.progress.topic", values.topic(), None, TRANSACTIONS, "medium",
         """Topic for which progress is recorded as committed offsets; no rows are written to it. The default
         is the topic that `topic` names. Required if rows name their topics. Progress is lost if this topic is
         deleted.""",
+        planning_only=True,
     )
     transaction_timeout_ms: int = _option(
         "kafka.transaction.timeout.ms", values.integer(1), 900_000, TRANSACTIONS, "high",
@@ -250,10 +272,12 @@ class SinkOptions:
         """Name of the application that writes version `txnVersion`, for `df.write` and `foreachBatch`. A
         version that has already been written is skipped. Versions are tracked for each value of the option
         `topic` separately; without it, each write needs its own `txnAppId`.""",
+        planning_only=True,
     )
     txn_version: int = _option(
         "txnVersion", values.integer(0, LONG_MAX, or_value=-1), -1, TRANSACTIONS, "medium",
         """Version that a job writes. Versions may come in any order. In `foreachBatch`, use the batch id.""",
+        planning_only=True,
     )
     transaction_rerun_compare: str = _option(
         "transaction.rerun.compare", values.words("content", "rows", "none"), "content", TRANSACTIONS, "low",
@@ -261,6 +285,7 @@ class SinkOptions:
         the run fails. `content`: number, bytes and content of its rows. `rows`: their number, for queries
         that compute other values in each run (`uuid()`, `rand()`). `none`: nothing, so it is skipped in any
         case.""",
+        planning_only=True,
     )
 
     batch_size: int = _option(
@@ -601,11 +626,13 @@ class SinkOptions:
         tasks cannot reach it, each task fetches its own. An administrator can disable it for all jobs with
         `KAFKA_CHUNKED_COORDINATOR_ENABLED=false` in the driver's environment or
         `spark.kafka-chunked.coordinator.enabled=false` in Spark's configuration.""",
+        planning_only=True,
     )
     coordinator_port: int = _option(
         "coordinator.port", values.integer(0, 65_535), 0, COORDINATOR, "medium",
         """Port on which the coordinator listens; `0` selects a free one. The first write of an application
         sets it. `KAFKA_CHUNKED_COORDINATOR_PORT` and `spark.kafka-chunked.coordinator.port` override it.""",
+        planning_only=True,
     )
     coordinator_bind_address: str = _option(
         "coordinator.bind.address", values.string(), "", COORDINATOR, "medium",
@@ -613,10 +640,12 @@ class SinkOptions:
         `spark.driver.bindAddress`, `spark.driver.host`, SPARK_LOCAL_IP and this host's own address. Tasks
         connect to `spark.driver.host`. `KAFKA_CHUNKED_COORDINATOR_BIND_ADDRESS` and
         `spark.kafka-chunked.coordinator.bind.address` override it.""",
+        planning_only=True,
     )
     coordinator_report_interval_ms: int = _option(
         "coordinator.report.interval.ms", values.integer(50, 60_000), 500, COORDINATOR, "low",
         """How often a task reports to the coordinator. Leader changes are reported at once.""",
+        coordinator_reads=True,
     )
 
     coordinator_max_connections: int = _option(
@@ -625,17 +654,20 @@ class SinkOptions:
         where an executor's workers share no folder. Tasks beyond the limit work without the coordinator,
         which logs this. The process's limit of open files applies, too. The first write of an application
         sets this option and the next two.""",
+        planning_only=True,
     )
     coordinator_buffer_memory: int = _option(
         "coordinator.buffer.memory", values.integer(1_048_576, LONG_MAX), 33_554_432, COORDINATOR, "low",
         """Maximum number of bytes that the coordinator buffers of incomplete incoming messages, and the same
         number again of outgoing messages that tasks have not read yet. Beyond it, the connection that holds
         the most bytes is closed. A message to many tasks counts once.""",
+        planning_only=True,
     )
     coordinator_max_messages_per_second: int = _option(
         "coordinator.max.messages.per.second", values.integer(10, 1_000_000), 500, COORDINATOR, "low",
         """Maximum number of messages per second of one task. The tasks of an executor share their allowances.
         The coordinator reads further messages later.""",
+        planning_only=True,
     )
 
     ui_port: int = _option(
@@ -644,17 +676,20 @@ class SinkOptions:
         metrics for Prometheus at `/metrics`. `0` selects a free port; the address is logged. `-1`: no live
         view. It shows all writes of the application from then on. `KAFKA_CHUNKED_UI_PORT` and
         `spark.kafka-chunked.ui.port` override it.""",
+        planning_only=True,
     )
     ui_bind_address: str = _option(
         "ui.bind.address", values.string(), "127.0.0.1", LIVE_VIEW, "medium",
         """Address on which the live view listens. Anyone who can connect sees names of topics, brokers and
         hosts, and figures, but no rows and no secrets. There is no login. `KAFKA_CHUNKED_UI_BIND_ADDRESS` and
         `spark.kafka-chunked.ui.bind.address` override it.""",
+        planning_only=True,
     )
     delivery_report_path: str = _option(
         "delivery.report.path", values.text(), "", LIVE_VIEW, "medium",
         """Absolute path of a file on the driver's host. Each job or micro-batch appends one line of JSON with
         the offsets that it wrote to each partition. See docs/metrics.md.""",
+        planning_only=True,
     )
 
     # Not a row of the table: the breaker class checks its options under kafka.producer.circuit.breaker.
@@ -676,7 +711,7 @@ class SinkOptions:
     def for_tasks(self) -> SinkOptions:
         """These options without those that only planning reads. Writes for which the result is equal can
         share a producer."""
-        unread = {spec.attribute: spec.default for spec in SPECS if spec.attribute in _OF_PLANNING}
+        unread = {spec.attribute: spec.default for spec in SPECS if spec.planning_only}
         return dataclasses.replace(self, **unread)
 
     def of_cluster(self) -> dict[str, str]:
@@ -718,27 +753,12 @@ class ParsedOptions:
 SPECS: tuple[OptionSpec, ...] = tuple(
     field.metadata["spec"] for field in dataclasses.fields(SinkOptions) if "spec" in field.metadata
 )
-_OF_PLANNING = (
-    *("topic", "topic_create", "topic_partitions", "topic_replication_factor", "log_summary"),
-    *("log_summary_format", "ui_port", "ui_bind_address", "delivery_report_path"),
-    *("coordinator_enabled", "coordinator_port", "coordinator_bind_address", "coordinator_max_connections"),
-    *("coordinator_buffer_memory", "coordinator_max_messages_per_second"),
-    *("transactional_id_prefix", "transaction_progress_topic", "txn_app_id", "txn_version"),
-    "transaction_rerun_compare",
-)
 # Groups about what a write does with its rows. Every other group is about the cluster, also one added later.
 _GROUPS_OF_WRITES = (
     *(TARGET, RATE, DELIVERY, ERRORS, TRANSACTIONS, BATCHING, COMPRESSION, PARTITIONER, COORDINATOR),
     LIVE_VIEW,
 )
-# Options of these groups that the coordinator's own requests use, and the one by which it notices tasks that
-# are gone.
-_READ_BY_COORDINATOR = (
-    *("client_id", "request_timeout_ms", "retry_backoff_ms", "retry_backoff_max_ms"),
-    "coordinator_report_interval_ms",
-)
 
 
 def _is_of_cluster(spec: OptionSpec) -> bool:
-    named = spec.secret or spec.attribute in _READ_BY_COORDINATOR
-    return named or spec.group not in _GROUPS_OF_WRITES
+    return spec.secret or spec.coordinator_reads or spec.group not in _GROUPS_OF_WRITES

@@ -20,10 +20,10 @@ from typing import Any
 from kafka_sink.clock import monotonic_ms
 from kafka_sink.coordinator.figures.application_figures import ApplicationFigures
 from kafka_sink.coordinator.figures.http_server import HttpServer, Response
+from kafka_sink.coordinator.transport.address import ANY_ADDRESSES
 from kafka_sink.version import __version__
 
 _log = logging.getLogger(__name__)
-_ANY = ("0.0.0.0", "::")  # noqa: S104 - compared with, not bound to
 # How long a snapshot and what is made of it serve all clients, unless a write ends, and even then.
 _FRESH_MS, _ALWAYS_FRESH_MS = 500.0, 50.0
 # How long a client waits for a snapshot.
@@ -58,7 +58,7 @@ class LiveView:
             )
             return where
         port = int(listening.getsockname()[1])
-        name = socket.gethostname() if address in _ANY else address
+        name = socket.gethostname() if address in ANY_ADDRESSES else address
         pages = LivePages(self._figures, asyncio.get_running_loop())
         hosts = {"localhost", address, socket.gethostname()}
         self._server = HttpServer(listening, pages.by_path, hosts)

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kafka_sink.coordinator.transport.address import without_brackets
+from kafka_sink.coordinator.transport.address import ANY_ADDRESSES, without_brackets
 from kafka_sink.driver.driver_conf import OWN_PREFIX
 from kafka_sink.errors import ConfigurationError
 from kafka_sink.options import SinkOptions
@@ -23,7 +23,6 @@ _ENABLED, _PORT, _ADDRESS = "coordinator.enabled", "coordinator.port", "coordina
 _UI_PORT, _UI_ADDRESS = "ui.port", "ui.bind.address"
 _ADMINISTERED = (_ENABLED, _PORT, _ADDRESS, _UI_PORT, _UI_ADDRESS)
 _KINDS = {spec.name: spec.kind for spec in SPECS if spec.name in _ADMINISTERED}
-_ANY = ("0.0.0.0", "::")  # noqa: S104 - compared with, not bound to
 # An address reserved for documentation. Nothing is sent to it; the system only looks up its route.
 _REMOTE_ADDRESS = ("192.0.2.1", 9)
 _NO_CONF: Mapping[str, str] = {}
@@ -50,7 +49,7 @@ class Placement:
         # Not a name: it may lead to an address on which this port is another's.
         if self.address == "::" and not socket.has_dualstack_ipv6():
             return "::1"
-        return "127.0.0.1" if self.address in _ANY else self.address
+        return "127.0.0.1" if self.address in ANY_ADDRESSES else self.address
 
 
 def is_enabled(options: SinkOptions, environ: Mapping[str, str], conf: Mapping[str, str] = _NO_CONF) -> bool:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+# All interfaces, of IPv4 and of IPv6.
+ANY_ADDRESSES = ("0.0.0.0", "::")  # noqa: S104 - compared with, not bound to
+
 
 @dataclass(frozen=True, slots=True)
 class Rendezvous:
