@@ -333,7 +333,8 @@ class BrokerConnection:
         if self.state is ConnectionState.AUTHENTICATING:
             return " during the login; see its log"
         if sasl is None and not self._heard_since_ready and self.in_flight:
-            return "; if this happens again, it may need a login (kafka.security.protocol=SASL_SSL)"
+            protocol = "SASL_PLAINTEXT" if tls is None else "SASL_SSL"
+            return f"; if this happens again, it may need a login (kafka.security.protocol={protocol})"
         return ""
 
     def login_is_due(self, now_ms: float) -> bool:

@@ -133,6 +133,12 @@ def _conversion(name: str, spark_type: str, wanted: str) -> str:
             "make it of the map, as in .withColumn('headers', expr(\"transform(map_entries(headers), h -> "
             "named_struct('key', h.key, 'value', cast(h.value AS binary)))\"))"
         )
+    if name == "timestamp" and spark_type in ("bigint", "int"):
+        # Spark's cast takes a number for seconds; Kafka counts milliseconds.
+        return (
+            "convert it, as in .withColumn('timestamp', timestamp_millis('timestamp')) of "
+            "pyspark.sql.functions for milliseconds, timestamp_seconds for seconds"
+        )
     if wanted == "string" and spark_type.startswith(("struct<", "map<", "array<", "variant")):
         return f"write it as JSON, as in .withColumn('{name}', to_json('{name}'))"
     return f"cast it, as in .withColumn('{name}', col('{name}').cast('{wanted}'))"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Container, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -70,10 +71,32 @@ def ordered_rows_of(
     return OrderedRows(columns, timestamps, partitions, [*starts, rows.num_rows], free=free)
 
 
-def rows_larger_than(rows: RowBatch, ordered: OrderedRows, limit: int) -> npt.NDArray[np.bool_]:
-    """Which of the rows, in their order before ``ordered``, have a record that may exceed ``limit`` bytes."""
+@dataclass(frozen=True, slots=True)
+class LargeRows:
+    """Rows whose records may exceed a limit. ``rows`` marks them, in their order before ``OrderedRows``.
+
+    The largest of them, by its topic and its bytes: of the record at most, of its key and of its value.
+    """
+
+    rows: npt.NDArray[np.bool_]
+    topic: str
+    record_bytes: int
+    key_bytes: int
+    value_bytes: int
+
+
+def rows_larger_than(rows: RowBatch, ordered: OrderedRows, limit: int) -> LargeRows:
+    """The rows with a record that may exceed ``limit`` bytes."""
     columns = RecordColumns.of(rows.key, rows.value, rows.headers)
-    return columns.upper_bounds(ordered.delta_bytes).numbers() > limit
+    bounds = columns.upper_bounds(ordered.delta_bytes).numbers()
+    largest = int(bounds.argmax())
+    return LargeRows(
+        bounds > limit,
+        rows.topics[0 if rows.topic_index is None else int(rows.topic_index[largest])],
+        int(bounds[largest]),
+        max(0, int(columns.key_lengths.numbers()[largest])),
+        max(0, int(columns.value_lengths.numbers()[largest])),
+    )
 
 
 def partitions_needed(rows: RowBatch) -> dict[str, int]:

@@ -130,6 +130,13 @@ def test_several_wrongs_are_found_in_sparks_order() -> None:
         ColumnPlan.of(wrong, "t")
 
 
+def test_numbers_as_timestamps_are_told_the_conversion_of_milliseconds() -> None:
+    """Catches: ``cast('timestamp')``, which takes Kafka's milliseconds for seconds."""
+    with pytest.raises(SchemaError, match=r"timestamp_millis\('timestamp'\)") as caught:
+        ColumnPlan.of([VALUE, ("timestamp", "bigint")], "t")
+    assert "cast(" not in str(caught.value)
+
+
 @pytest.mark.parametrize("wrong", ["timestamp_ntz", "bigint", "date", "double"])
 def test_timestamp_is_an_instant(wrong: str) -> None:
     with pytest.raises(

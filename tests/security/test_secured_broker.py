@@ -182,7 +182,7 @@ MISTAKES: dict[str, tuple[Callable[[Secured], dict[str, str]], type[KafkaSinkErr
     "clear to a SASL listener": (
         lambda secured: {"kafka.bootstrap.servers": secured.bootstrap("CLEARSASL")},
         BrokersUnreachableError,
-        r"may need a login \(kafka\.security\.protocol",
+        r"may need a login \(kafka\.security\.protocol=SASL_PLAINTEXT\)",
     ),
     "TLS without the login": (
         lambda secured: {**secured.options("TLS"), "kafka.bootstrap.servers": secured.bootstrap("SASL")},
