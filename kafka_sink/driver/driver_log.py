@@ -1,4 +1,4 @@
-"""Log lines of the driver's side that the user sees.
+"""Log lines that the user sees, of the driver's side and of tasks.
 
 Spark runs planning and commit in Python workers without a logging configuration, which drops records below
 WARNING. The stderr of these workers reaches the driver's stderr (checked on PySpark 4.1.1 and 4.3.0).
@@ -7,6 +7,7 @@ WARNING. The stderr of these workers reaches the driver's stderr (checked on PyS
 from __future__ import annotations
 
 import logging
+import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -48,15 +49,27 @@ def formatted_error(line: str) -> str:
 
 
 @contextmanager
-def _visible(form: str = _FORMAT) -> Iterator[None]:
-    """Give the logger a handler within the block, unless it has one.
+def task_lines() -> Iterator[None]:
+    """Within the block, warnings of a task have time, level and host, unless the user has handlers.
+
+    Python prints only their text otherwise, and the stderr of an executor has lines of many tasks.
+    """
+    with _visible(
+        f"%(asctime)s %(levelname)s %(name)s on {socket.gethostname()}: %(message)s", logging.WARNING
+    ):
+        yield
+
+
+@contextmanager
+def _visible(form: str = _FORMAT, lowest: int = logging.INFO) -> Iterator[None]:
+    """Give the logger a handler within the block, unless it has one, and show records from ``lowest`` on.
 
     The handler is removed after each line. Spark installs its own log capture for the time of a call, and
     would print lines of a permanent handler twice.
     """
     level = LOGGER.level
     if level == logging.NOTSET:
-        LOGGER.setLevel(logging.INFO)
+        LOGGER.setLevel(lowest)
     handler = None
     if not LOGGER.hasHandlers():
         handler = logging.StreamHandler(sys.stderr)

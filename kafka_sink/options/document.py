@@ -94,9 +94,10 @@ def _others() -> Iterator[str]:
     yield ""
     yield "## Unknown options\n"
     yield (
-        "An unknown option under `kafka.` is an error that names the most similar known one. Other unknown "
-        "options are ignored with one warning, because Spark adds options of its own. An option that asks "
-        "for a guarantee but lacks its prefix, such as `security.protocol`, is an error."
+        "An unknown option under `kafka.` is an error that names the most similar known one, and so is one "
+        "that is nearly an option of this sink, such as `delivery.guarante`. Other unknown options are "
+        "ignored with one warning, because Spark adds options of its own. An option that asks for a "
+        "guarantee but lacks its prefix, such as `security.protocol`, is an error."
     )
 
 

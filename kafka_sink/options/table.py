@@ -139,13 +139,15 @@ class SinkOptions:
     )
     log_summary: bool = _option(
         "log.summary", values.boolean(), True, TARGET, "low",
-        """Log one line per job or micro-batch on the driver: rows, topics, bytes, retries, times.""",
+        """Log one line per job on the driver: rows, topics, bytes, retries, times. Of a query: a line for the
+        first micro-batch and for each with trouble (skipped rows, retries, mutes, other transactions), and a
+        digest a minute for the rest.""",
         planning_only=True,
     )
     log_summary_format: str = _option(
         "log.summary.format", values.words("text", "json"), "text", TARGET, "low",
-        """Format of this line. `json`: one JSON object with `queryId` and `batchId`, to join with the
-        progress that a StreamingQueryListener receives.""",
+        """Format of this line. `json`: for each job and micro-batch one JSON object with `queryId` and
+        `batchId`, to join with the progress that a StreamingQueryListener receives.""",
         planning_only=True,
     )
     client_id: str = _option(

@@ -28,7 +28,7 @@ def summarise(results: Sequence[TaskResult]) -> str:
     if not counts.batches:
         return line
     batches, requests = _count(counts.batches, "batch"), _count(counts.requests, "request")
-    line += f": {_size(counts.raw_bytes)} as {_size(counts.sent_bytes)} in {batches} and {requests}"
+    line += f": {size(counts.raw_bytes)} as {size(counts.sent_bytes)} in {batches} and {requests}"
     for name, count in counts.by_name().items():
         if SPECS[name].noun:
             line += f", {_count(int(count), SPECS[name].noun)}"
@@ -58,7 +58,7 @@ def about_large_arrow_batches(results: Sequence[TaskResult]) -> str | None:
     # The first digit alone: 83 becomes 80.
     magnitude = 10 ** (len(str(fitting)) - 1)
     return (
-        f"Spark handed rows over in Arrow batches of up to {_size(largest)}, which costs time and memory. "
+        f"Spark handed rows over in Arrow batches of up to {size(largest)}, which costs time and memory. "
         f"Set spark.sql.execution.arrow.maxRecordsPerBatch={fitting // magnitude * magnitude}, so that a "
         "batch has about 1 MB"
     )
@@ -130,10 +130,10 @@ def _memory(results: Sequence[TaskResult]) -> str:
     held = max(_held(result) for result in results)
     if not held:
         return ""
-    text = f"; {_size(held)} of memory at most in a task"
+    text = f"; {size(held)} of memory at most in a task"
     full = max(_held(result) + int(result.metrics.get("buffer-saved-bytes-max", 0)) for result in results)
     if full > held:
-        text += f" ({_size(full)} with the strategy 'full')"
+        text += f" ({size(full)} with the strategy 'full')"
     return text
 
 
@@ -148,7 +148,8 @@ def _count(number: int, noun: str) -> str:
     return f"{number:,} {noun if number == 1 else plural}"
 
 
-def _size(count: int) -> str:
+def size(count: int) -> str:
+    """Bytes as text."""
     for exponent, unit in ((4, "TB"), (3, "GB"), (2, "MB"), (1, "kB")):
         if count >= 1000**exponent:
             return f"{count / 1000**exponent:.1f} {unit}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -15,6 +16,7 @@ from kafka_sink.counts import total
 from kafka_sink.driver import driver_log
 from kafka_sink.model import EndedTransactions, TaskResult
 from kafka_sink.options import SinkOptions
+from kafka_sink.reports import stream_digest
 from kafka_sink.reports.summary import about_empty_tasks, about_large_arrow_batches, summarise, summary_fields
 
 
@@ -73,8 +75,12 @@ def report(options: SinkOptions, handoff: CoordinatorHandoff, ended: EndedWrite)
                 json.dumps({**fields, **_transaction_fields(ended)}, separators=(",", ":"))
             )
     elif ended.outcome == "committed" and options.log_summary:
-        note = f"; {ended.note}" if ended.note else ""
-        driver_log.report(ended.label + summarise(ended.results) + note)
+        is_due, digest = stream_digest.is_due(ended, time.time())
+        if digest:
+            driver_log.report(digest)
+        if is_due:
+            note = f"; {ended.note}" if ended.note else ""
+            driver_log.report(ended.label + summarise(ended.results) + note)
         _advise(ended)
 
 

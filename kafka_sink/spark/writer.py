@@ -104,7 +104,8 @@ class PlannedWrite:
     def write(self, batches: Iterator[pa.RecordBatch], *, is_streaming: bool = False) -> TaskCommitted:
         """Send all rows, and return once all are acknowledged. Raises KafkaSinkError."""
         try:
-            return self._write(batches, is_streaming=is_streaming)
+            with driver_log.task_lines():
+                return self._write(batches, is_streaming=is_streaming)
         except (ExecutorDisconnectedError, WriteOverError):
             # A consequence of the write's end, never its cause.
             raise

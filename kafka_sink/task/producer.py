@@ -350,8 +350,8 @@ class Producer:
                 found = rows_larger_than(rows, ordered, limit - batch_header.SIZE)
                 raise RecordTooLargeError(
                     f"a row for topic '{found.topic}' makes a record of {found.record_bytes} bytes (key "
-                    f"{found.key_bytes}, value {found.value_bytes}), more than {name} = {limit}; find such rows "
-                    f"by length(value). Raise {name} (and the topic's max.message.bytes where it is "
+                    f"{found.key_bytes}, value {found.value_bytes}), more than {name} = {limit}. Find such "
+                    f"rows by length(value). Raise {name} (and the topic's max.message.bytes where it is "
                     "lower), send smaller rows, or set errors.tolerance=all to skip them "
                     "(errors.deadletterqueue.topic.name keeps them)",
                     found.rows,

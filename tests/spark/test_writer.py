@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import pickle
+import re
 import socket
 import tempfile
 import threading
@@ -328,6 +329,24 @@ def test_abort_says_why_the_commit_before_it_failed(
     last = capsys.readouterr().err.splitlines()[-1]
     assert "ERROR kafka_sink: kafka-chunked, micro-batch 3: aborted, 1 of 2 tasks did not finish" in last
     assert last.endswith("Use Trigger.ProcessingTime or Trigger.AvailableNow.")
+
+
+def test_warnings_of_a_task_have_time_level_and_host(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches: bare texts of many tasks in the stderr of an executor."""
+
+    def work(self: PlannedWrite, batches: object, *, is_streaming: bool) -> TaskCommitted:
+        driver_log.LOGGER.warning("a broker is slow")
+        return TaskCommitted(RESULT)
+
+    monkeypatch.setattr(driver_log, "LOGGER", logging.Logger("kafka_sink"))
+    monkeypatch.setattr(PlannedWrite, "_write", work)
+    PlannedWrite(OPTIONS, PLAN).write(iter(()))
+    line = capsys.readouterr().err
+    assert re.fullmatch(
+        rf"\d\d/\d\d/\d\d [\d:]+ WARNING kafka_sink on {socket.gethostname()}: a broker is slow\n", line
+    )
 
 
 @pytest.mark.parametrize(("level", "expected"), [(logging.NOTSET, ["line"]), (logging.ERROR, [])])

@@ -44,7 +44,9 @@ class TerminalProgress:
             self.clear()
         elif self._is_wanted():
             rows, rate = found
-            self._draw(f"[Kafka: {rows:,} rows, {rate:,.0f} rows/s]")
+            # While a job commits no rows come, and it does not stand still.
+            per_second = f", {rate:,.0f} rows/s" if rate >= 1 else ""
+            self._draw(f"[Kafka: {rows:,} rows{per_second}]")
 
     def clear(self) -> None:
         """Remove the line, if there is one."""

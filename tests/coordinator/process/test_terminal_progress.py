@@ -112,6 +112,12 @@ def test_at_the_bottom_of_the_screen_the_bar_scrolls_up_and_stays_whole(driver: 
     assert screen.lines == ["[Stage 0:>  ]", "[Kafka: 5 rows, 1 rows/s]"]
 
 
+def test_a_job_that_commits_does_not_seem_to_stand_still(driver: Driver) -> None:
+    """Catches: "0 rows/s" while a job ends."""
+    TerminalProgress(driver.pid, lambda: (5_000, 0.4), lambda: True).update()
+    assert "[Kafka: 5,000 rows]" in driver.written()
+
+
 def test_nothing_is_drawn_where_nobody_wants_it_or_no_job_runs(driver: Driver) -> None:
     TerminalProgress(driver.pid, lambda: (5, 1.0), lambda: False).update()
     TerminalProgress(driver.pid, lambda: None, lambda: True).update()
