@@ -336,11 +336,10 @@ def test_warnings_of_a_task_have_time_level_and_host(
 ) -> None:
     """Catches: bare texts of many tasks in the stderr of an executor."""
 
-    def work(self: PlannedWrite, batches: object, *, is_streaming: bool) -> TaskCommitted:
+    def work(*_: object, **__: object) -> TaskCommitted:
         driver_log.LOGGER.warning("a broker is slow")
         return TaskCommitted(RESULT)
 
-    monkeypatch.setattr(driver_log, "LOGGER", logging.Logger("kafka_sink"))
     monkeypatch.setattr(PlannedWrite, "_write", work)
     PlannedWrite(OPTIONS, PLAN).write(iter(()))
     line = capsys.readouterr().err
