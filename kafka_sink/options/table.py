@@ -142,10 +142,7 @@ class SinkOptions:
         """Log one line per job on the driver: rows, topics, bytes, retries, times. Of a query: a line for the
         first micro-batch and for each with trouble (skipped rows, retries, mutes, other transactions), and a
         digest a minute for the rest.""",
-<<<<<<< HEAD
         planning_only=True,
-=======
->>>>>>> d617696 (Log a query's first micro-batch, those with trouble and a digest a minute, and give tasks' warnings time, level and host)
     )
     log_summary_format: str = _option(
         "log.summary.format", values.words("text", "json"), "text", TARGET, "low",
