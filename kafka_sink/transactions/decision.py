@@ -23,7 +23,9 @@ from kafka_sink.transactions.scope import Scope
 
 _CHUNK_BYTES = 3500
 _FORMAT = "kc2"
-# Writers under one prefix whose progress a decision keeps: applications for ever, queries by recency.
+# Writers under one prefix whose progress a decision keeps: applications for ever, queries by recency. With
+# one, a second one would have to be refused: where a checkpoint was deleted, its location has another query,
+# and a copy of the first one that is restored must find what it has written.
 _MAX_WRITERS = 64
 # Runs of consecutive versions that are remembered of a writer: a query has one, and so have daily versions
 # within a month.
@@ -207,12 +209,6 @@ class Decision:
         """What ``progress`` was without this batch."""
         written = self.progress.get(self.batch.writer, Written(-1))
         return {**self.progress, self.batch.writer: written.minus(self.batch.number)}
-
-    def progress_as_it_is(self) -> Mapping[str, Written]:
-        """``progress`` where readers do not see all of this batch, and nobody will write the rest: a run of
-        it again is skipped whatever its rows."""
-        written = self.progress.get(self.batch.writer, Written(-1))
-        return {**self.progress, self.batch.writer: replace(written, last=-1, digest=RowsDigest())}
 
     def digest_of(self, task: int) -> RowsDigest:
         """What the task had been given."""

@@ -248,8 +248,9 @@ def forget(scope: Scope, claim: ProducerEpoch, decision: Decision) -> Steps[None
 
 
 def abandon(scope: Scope, claim: ProducerEpoch, decision: Decision) -> Steps[None]:
-    """Record that a batch was written as readers see it: no run writes what is missing."""
-    yield from _replace(scope, claim, decision, "abandoned", decision.progress_as_it_is())
+    """Record that a batch was written as readers see it: no run writes what is missing. A run of it again is
+    still compared with what it was to be, so that no other batch of its number is taken for it."""
+    yield from _replace(scope, claim, decision, "abandoned", decision.progress)
 
 
 def _replace(
