@@ -135,7 +135,7 @@ def name_of(number: int) -> str:
 
 
 def metadata(name: str) -> TopicMetadata:
-    return TopicMetadata(name, b"i" * 16, tuple(PartitionInfo(name, p, p, 0) for p in range(PARTITIONS)))
+    return TopicMetadata.of(name, b"i" * 16, tuple(PartitionInfo(name, p, p, 0) for p in range(PARTITIONS)))
 
 
 def unit(second: int, topics: int, periods: Sequence[int]) -> list[str]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import NamedTuple
+from itertools import count, repeat
+from typing import NamedTuple, overload
 
 from kafka_sink.counts import TaskCounts
 
@@ -50,8 +52,7 @@ class Node:
         return f"{self.host}:{self.port} (id {self.id})"
 
 
-@dataclass(frozen=True, slots=True)
-class PartitionInfo:
+class PartitionInfo(NamedTuple):
     """A partition's metadata; ``leader`` is NO_LEADER during an election."""
 
     topic: str
@@ -60,16 +61,80 @@ class PartitionInfo:
     leader_epoch: int = UNKNOWN_EPOCH
 
 
+class Partitions(Sequence[PartitionInfo]):
+    """The partitions 0, 1 ... of a topic, in 8 bytes each; a PartitionInfo is made when it is asked for.
+
+    ``leaders`` and ``epochs`` are arrays of int32, and must not be changed.
+    """
+
+    __slots__ = ("epochs", "leaders", "topic")
+
+    def __init__(self, topic: str, leaders: Iterable[int], epochs: Iterable[int]) -> None:
+        self.topic = topic
+        self.leaders = array("i", leaders)
+        self.epochs = array("i", epochs)
+
+    def with_leader(self, partition: int, leader: int, epoch: int) -> Partitions:
+        """The same but for one partition's leader."""
+        changed = Partitions(self.topic, self.leaders, self.epochs)
+        changed.leaders[partition], changed.epochs[partition] = leader, epoch
+        return changed
+
+    def __len__(self) -> int:
+        return len(self.leaders)
+
+    @overload
+    def __getitem__(self, index: int) -> PartitionInfo: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[PartitionInfo, ...]: ...
+
+    def __getitem__(self, index: int | slice) -> PartitionInfo | tuple[PartitionInfo, ...]:
+        if isinstance(index, slice):
+            return tuple(self[at] for at in range(*index.indices(len(self))))
+        at = index if index >= 0 else len(self) + index
+        return PartitionInfo(self.topic, at, self.leaders[at], self.epochs[at])
+
+    def __iter__(self) -> Iterator[PartitionInfo]:
+        return map(PartitionInfo, repeat(self.topic), count(), self.leaders, self.epochs)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Partitions):
+            return NotImplemented
+        mine, theirs = (self.topic, self.leaders, self.epochs), (other.topic, other.leaders, other.epochs)
+        return mine == theirs
+
+    def __hash__(self) -> int:
+        return hash((self.topic, self.leaders.tobytes(), self.epochs.tobytes()))
+
+    def __repr__(self) -> str:
+        return f"Partitions({self.topic!r}, {list(self.leaders)!r}, {list(self.epochs)!r})"
+
+
 @dataclass(frozen=True, slots=True)
 class TopicMetadata:
-    """One topic's metadata. ``topic_id`` is 16 bytes, or None if the broker sends none.
-
-    ``partitions`` is dense and ordered: index i is partition i.
-    """
+    """One topic's metadata. ``topic_id`` is 16 bytes, or None if the broker sends none."""
 
     name: str
     topic_id: bytes | None
-    partitions: tuple[PartitionInfo, ...]
+    partitions: Partitions
+
+    @classmethod
+    def of(cls, name: str, topic_id: bytes | None, infos: Iterable[PartitionInfo]) -> TopicMetadata:
+        """Of partitions in the order of their numbers."""
+        pairs = [(one.leader, one.leader_epoch) for one in infos]
+        partitions = Partitions(name, (leader for leader, _ in pairs), (epoch for _, epoch in pairs))
+        return cls(name, topic_id, partitions)
+
+
+class RecordErrors(NamedTuple):
+    """Which records of a batch the broker refuses, by their place in it, and why the first (KIP-467)."""
+
+    places: Sequence[int] = ()
+    reason: str | None = None
+
+
+NO_RECORD_ERRORS = RecordErrors()
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from kafka_sink.breaker.local_mutes import LocalMutes
@@ -151,7 +151,7 @@ class MutedPartitions:
         """Topics that have a partition without a leader."""
         return [name for name in self._topology.names() if any(info.leader < 0 for info in self._infos(name))]
 
-    def _infos(self, topic: str) -> tuple[PartitionInfo, ...]:
+    def _infos(self, topic: str) -> Sequence[PartitionInfo]:
         found = self._topology.topic(topic)
         return () if found is None else found.partitions
 

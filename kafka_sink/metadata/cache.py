@@ -97,7 +97,7 @@ class MetadataCache:
         if metadata is None or not 0 <= partition.partition < len(metadata.partitions):
             return None
         info = metadata.partitions[partition.partition]
-        return info if info.leader in self._nodes else replace(info, leader=NO_LEADER)
+        return info if info.leader in self._nodes else info._replace(leader=NO_LEADER)
 
     def nodes(self) -> Mapping[int, Node]:
         """Brokers by id; each response replaces them."""
@@ -212,9 +212,8 @@ class MetadataCache:
         if leader not in incoming and leader not in self._nodes:
             return False
         self._know_nodes(self._nodes | incoming)
-        partitions = list(found.metadata.partitions)
-        partitions[partition.partition] = PartitionInfo(*partition, leader, epoch)
-        found.metadata = replace(found.metadata, partitions=tuple(partitions))
+        partitions = found.metadata.partitions.with_leader(partition.partition, leader, epoch)
+        found.metadata = replace(found.metadata, partitions=partitions)
         self.version += 1
         return True
 

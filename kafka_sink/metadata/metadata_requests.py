@@ -79,7 +79,8 @@ class MetadataRequests:
         version = self._network.api_version(node, apis.METADATA, requests.METADATA_VERSIONS)
         body = requests.encode_metadata(version, topics, self._settings.allow_auto_create_topics)
         timeout_ms = self._settings.request_timeout_ms
-        request = OutboundRequest(apis.METADATA, version, [body], True, timeout_ms, MetadataTag(topics))
+        tag = MetadataTag(topics)
+        request = OutboundRequest(apis.METADATA, version, [body], True, timeout_ms, tag, len(topics))
         self._network.send(node, request, now_ms)
         return math.inf
 

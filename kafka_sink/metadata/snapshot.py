@@ -7,7 +7,7 @@ import struct
 import zlib
 from dataclasses import dataclass
 
-from kafka_sink.model import Node, PartitionInfo, TopicMetadata
+from kafka_sink.model import Node, Partitions, TopicMetadata
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class TopicSnapshot:
     def __reduce__(self) -> tuple[object, ...]:
         """Compressed, because Spark sends it to every task: 10,000 partitions take 2 to 20 kB."""
         topic = self.metadata
-        numbers = [one.leader for one in topic.partitions] + [one.leader_epoch for one in topic.partitions]
+        numbers = topic.partitions.leaders + topic.partitions.epochs
         leaders = zlib.compress(struct.pack(f"<{len(numbers)}i", *numbers))
         return _topic_snapshot, (topic.name, topic.topic_id, leaders, self.age_ms, self.replaced_age_ms)
 
@@ -39,9 +39,7 @@ def _topic_snapshot(
     data = zlib.decompress(leaders)
     numbers = struct.unpack(f"<{len(data) // 4}i", data)
     count = len(numbers) // 2
-    partitions = tuple(
-        PartitionInfo(name, index, numbers[index], numbers[count + index]) for index in range(count)
-    )
+    partitions = Partitions(name, numbers[:count], numbers[count:])
     return TopicSnapshot(TopicMetadata(name, topic_id, partitions), age_ms, replaced_age_ms)
 
 

@@ -7,13 +7,14 @@ that a broker has just denied to be. The topic then stays stale, with a growing 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from array import array
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from kafka_sink.clock import ExponentialBackoff
 from kafka_sink.kafka_errors import LEADER_NOT_AVAILABLE, error_of
-from kafka_sink.model import UNKNOWN_EPOCH, PartitionInfo, TopicMetadata
+from kafka_sink.model import UNKNOWN_EPOCH, Partitions, TopicMetadata
 
 # How often a topic is requested again only because a partition has no leader. An election takes seconds; a
 # partition without a leader for longer is offline, and is requested again when rows wait for it.
@@ -83,17 +84,20 @@ def merge(known: TopicMetadata, incoming: TopicMetadata, *, later: bool) -> Topi
     wins. Kafka never removes partitions from a topic, so with ids the larger number of partitions is right.
     Without ids a smaller number may mean a recreated topic, so the later response is right.
     """
-    partitions = [
-        _newer(old, new, later) for old, new in zip(known.partitions, incoming.partitions, strict=False)
-    ]
-    common = len(partitions)
-    more: Sequence[PartitionInfo] = incoming.partitions[common:]
-    if (incoming.topic_id is not None or not later) and not more:
-        more = known.partitions[common:]
+    old, new = known.partitions, incoming.partitions
+    leaders, epochs = array("i", new.leaders), array("i", new.epochs)
+    common = min(len(old), len(new))
+    for at, (had, got) in enumerate(zip(old.epochs, new.epochs, strict=False)):
+        undecided = had == got or UNKNOWN_EPOCH in (had, got)
+        if had > got if not undecided else not later:
+            leaders[at], epochs[at] = old.leaders[at], had
+    if len(new) == common and (incoming.topic_id is not None or not later):
+        leaders += old.leaders[common:]
+        epochs += old.epochs[common:]
     elif incoming.topic_id is None and not later:
-        more = ()
+        del leaders[common:], epochs[common:]
     topic_id = known.topic_id if incoming.topic_id is None else incoming.topic_id
-    return TopicMetadata(known.name, topic_id, (*partitions, *more))
+    return TopicMetadata(known.name, topic_id, Partitions(known.name, leaders, epochs))
 
 
 def goes_back(known: TopicMetadata, incoming: TopicMetadata) -> bool:
@@ -104,18 +108,9 @@ def goes_back(known: TopicMetadata, incoming: TopicMetadata) -> bool:
     if known.topic_id is not None or incoming.topic_id is not None:
         return False
     return any(
-        UNKNOWN_EPOCH != new.leader_epoch < old.leader_epoch
-        for old, new in zip(known.partitions, incoming.partitions, strict=False)
+        UNKNOWN_EPOCH != new < old
+        for old, new in zip(known.partitions.epochs, incoming.partitions.epochs, strict=False)
     )
-
-
-def _newer(known: PartitionInfo, incoming: PartitionInfo, later: bool) -> PartitionInfo:
-    if (
-        UNKNOWN_EPOCH in (known.leader_epoch, incoming.leader_epoch)
-        or known.leader_epoch == incoming.leader_epoch
-    ):
-        return incoming if later else known
-    return incoming if incoming.leader_epoch > known.leader_epoch else known
 
 
 @dataclass(slots=True)
@@ -203,7 +198,7 @@ class TopicState:
 
 def lacks_leader(topic: TopicMetadata, nodes: Collection[int]) -> bool:
     """Whether a partition has no leader among the live brokers: a new one is about to be elected."""
-    return any(one.leader not in nodes for one in topic.partitions)
+    return any(leader not in nodes for leader in topic.partitions.leaders)
 
 
 class ResponseMerger:

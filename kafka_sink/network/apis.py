@@ -28,26 +28,30 @@ DESCRIBE_TRANSACTIONS = 65
 LIST_TRANSACTIONS = 66
 
 _KIB, _MIB = 1024, 1024 * 1024
+_NEVER = 32_767
 
 
 class Api(NamedTuple):
     """``module``: the codec module in this package.
 
-    ``max_response_bytes``: the largest response accepted. Decoding may need fifty bytes of memory for one
-    byte, so the bounds follow what brokers send: a Metadata response for 100,000 partitions has 5 MiB, and a
-    Produce response has more than some kilobytes only with errors of single records (KIP-467).
+    ``max_response_bytes``: the largest response accepted. The bounds follow what brokers send: a Metadata
+    response for 100,000 partitions has 5 MiB, and a Produce response has more than some kilobytes only with
+    errors of single records (KIP-467).
 
     ``in_proportion``: whether the size of its request bounds it, too. A response that names what was
     asked for, with an error each, is not much larger.
 
     ``first_client_throttled``: from this version on, brokers respond at once and the client has to pause
     (KIP-219). Earlier ones delayed the response.
+
+    ``first_flexible``: from this version on, messages have compact lengths and tagged fields (KIP-482).
     """
 
     name: str
     module: str
     max_response_bytes: int
-    first_client_throttled: int = 0
+    first_client_throttled: int
+    first_flexible: int
     in_proportion: bool = False
 
     def largest_response(self, request_bytes: int) -> int:
@@ -58,35 +62,36 @@ class Api(NamedTuple):
 
 
 APIS: Mapping[int, Api] = {
-    PRODUCE: Api("Produce", "produce", 16 * _MIB, 6, in_proportion=True),
-    METADATA: Api("Metadata", "requests", 16 * _MIB, 6),
+    PRODUCE: Api("Produce", "produce", 16 * _MIB, 6, 9, in_proportion=True),
+    METADATA: Api("Metadata", "requests", 16 * _MIB, 6, 9),
     # 4 KiB for each of thousands of progress marks.
-    OFFSET_FETCH: Api("OffsetFetch", "transaction_requests", 32 * _MIB, 4),
-    FIND_COORDINATOR: Api("FindCoordinator", "transaction_requests", 16 * _MIB, 2, in_proportion=True),
-    SASL_HANDSHAKE: Api("SaslHandshake", "authentication", 64 * _KIB),
-    API_VERSIONS: Api("ApiVersions", "requests", 64 * _KIB, 2),
-    CREATE_TOPICS: Api("CreateTopics", "topic_requests", 256 * _KIB, 3),
-    INIT_PRODUCER_ID: Api("InitProducerId", "requests", 64 * _KIB, 1),
-    ADD_PARTITIONS_TO_TXN: Api("AddPartitionsToTxn", "transaction_requests", _MIB, 1),
-    ADD_OFFSETS_TO_TXN: Api("AddOffsetsToTxn", "transaction_requests", 64 * _KIB, 1),
-    END_TXN: Api("EndTxn", "transaction_requests", 64 * _KIB, 1),
-    TXN_OFFSET_COMMIT: Api("TxnOffsetCommit", "transaction_requests", 16 * _MIB, 1, in_proportion=True),
-    DESCRIBE_CONFIGS: Api("DescribeConfigs", "topic_requests", 256 * _KIB, 2),
+    OFFSET_FETCH: Api("OffsetFetch", "transaction_requests", 32 * _MIB, 4, 6),
+    FIND_COORDINATOR: Api("FindCoordinator", "transaction_requests", 16 * _MIB, 2, 3, in_proportion=True),
+    SASL_HANDSHAKE: Api("SaslHandshake", "authentication", 64 * _KIB, 0, _NEVER),
+    API_VERSIONS: Api("ApiVersions", "requests", 64 * _KIB, 2, 3),
+    CREATE_TOPICS: Api("CreateTopics", "topic_requests", 256 * _KIB, 3, 5),
+    INIT_PRODUCER_ID: Api("InitProducerId", "requests", 64 * _KIB, 1, 2),
+    ADD_PARTITIONS_TO_TXN: Api("AddPartitionsToTxn", "transaction_requests", _MIB, 1, 3),
+    ADD_OFFSETS_TO_TXN: Api("AddOffsetsToTxn", "transaction_requests", 64 * _KIB, 1, 3),
+    END_TXN: Api("EndTxn", "transaction_requests", 64 * _KIB, 1, 3),
+    TXN_OFFSET_COMMIT: Api("TxnOffsetCommit", "transaction_requests", 16 * _MIB, 1, 3, in_proportion=True),
+    DESCRIBE_CONFIGS: Api("DescribeConfigs", "topic_requests", 256 * _KIB, 2, 4),
     # Kerberos' tickets may be some 64 KiB.
-    SASL_AUTHENTICATE: Api("SaslAuthenticate", "authentication", 256 * _KIB),
-    DESCRIBE_TRANSACTIONS: Api("DescribeTransactions", "transaction_requests", 16 * _MIB),
-    LIST_TRANSACTIONS: Api("ListTransactions", "transaction_requests", 16 * _MIB),
+    SASL_AUTHENTICATE: Api("SaslAuthenticate", "authentication", 256 * _KIB, 0, 2),
+    DESCRIBE_TRANSACTIONS: Api("DescribeTransactions", "transaction_requests", 16 * _MIB, 0, 0),
+    LIST_TRANSACTIONS: Api("ListTransactions", "transaction_requests", 16 * _MIB, 0, 0),
 }
 
 
 class Codec(Protocol):
     """What a codec module has, by API key: kafka-python's request classes, and its own decoders.
 
-    A decoder takes the version and the response with its header. It raises ProtocolError.
+    A decoder takes the version, the response with its header, and how many topics, partitions and keys the
+    request has named (``OutboundRequest.asked``). It raises ProtocolError.
     """
 
     REQUESTS: Mapping[int, Any]
-    DECODERS: Mapping[int, Callable[[int, bytes], Any]]
+    DECODERS: Mapping[int, Callable[[int, bytes, int], Any]]
 
 
 def codec_of(api_key: int) -> Codec:

@@ -8,12 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kafka.protocol.sasl import (
-    SaslAuthenticateRequest,
-    SaslAuthenticateResponse,
-    SaslHandshakeRequest,
-    SaslHandshakeResponse,
-)
+from kafka.protocol.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
 
 from kafka_sink.errors import AuthenticationError
 from kafka_sink.kafka_errors import (
@@ -24,15 +19,15 @@ from kafka_sink.kafka_errors import (
 )
 from kafka_sink.network.apis import SASL_AUTHENTICATE, SASL_HANDSHAKE
 from kafka_sink.network.events import Buffer
-from kafka_sink.network.wire import read_response, text_of
+from kafka_sink.network.wire import Reader, read_response, text_of
 from kafka_sink.printable import printable_list
 
 if TYPE_CHECKING:
     from kafka_sink.security.sasl import SaslExchange
 
 # Version 0 of the handshake, for brokers before 1.0, is followed by bytes without frames.
-HANDSHAKE_VERSIONS = (1, int(SaslHandshakeRequest.max_version))
-AUTHENTICATE_VERSIONS = (0, int(SaslAuthenticateRequest.max_version))
+HANDSHAKE_VERSIONS = (1, min(1, int(SaslHandshakeRequest.max_version)))
+AUTHENTICATE_VERSIONS = (0, min(2, int(SaslAuthenticateRequest.max_version)))
 # Kerberos needs four, SCRAM two.
 _MAX_ROUNDS = 16
 
@@ -156,34 +151,33 @@ class Login:
         return f"login at {self._name} failed: {refused}: {remedy}"
 
 
-def decode_handshake(version: int, payload: bytes) -> HandshakeResponse:
+def decode_handshake(version: int, payload: bytes, asked: int = 0) -> HandshakeResponse:
     """``payload`` with its header. Raises ProtocolError."""
-    return read_response(SaslHandshakeResponse, version, payload, _handshake)
+    return read_response(SASL_HANDSHAKE, version, payload, _handshake, asked)
 
 
-def _handshake(response: Any) -> HandshakeResponse:
-    return HandshakeResponse(int(response.error_code), tuple(str(name) for name in response.mechanisms or ()))
+def _handshake(reader: Reader) -> HandshakeResponse:
+    error = reader.short()
+    return HandshakeResponse(error, tuple(reader.name_text() for _ in reader.elements("mechanisms")))
 
 
-def decode_authenticate(version: int, payload: bytes) -> AuthenticateResponse:
+def decode_authenticate(version: int, payload: bytes, asked: int = 0) -> AuthenticateResponse:
     """``payload`` with its header. Raises ProtocolError."""
-    return read_response(SaslAuthenticateResponse, version, payload, _authenticate)
+    return read_response(SASL_AUTHENTICATE, version, payload, _authenticate, asked)
 
 
-def _authenticate(response: Any) -> AuthenticateResponse:
-    return AuthenticateResponse(
-        int(response.error_code),
-        text_of(response.error_message) or "",
-        bytes(response.auth_bytes or b""),
-        max(0, int(response.session_lifetime_ms or 0)),
-    )
+def _authenticate(reader: Reader) -> AuthenticateResponse:
+    error, message, data = reader.short(), text_of(reader.text()) or "", reader.data()
+    lifetime_ms = max(0, reader.long()) if reader.version > 0 else 0
+    reader.skip_tags()
+    return AuthenticateResponse(error, message, data, lifetime_ms)
 
 
 REQUESTS: Mapping[int, Any] = {
     SASL_HANDSHAKE: SaslHandshakeRequest,
     SASL_AUTHENTICATE: SaslAuthenticateRequest,
 }
-DECODERS: Mapping[int, Callable[[int, bytes], Any]] = {
+DECODERS: Mapping[int, Callable[[int, bytes, int], Any]] = {
     SASL_HANDSHAKE: decode_handshake,
     SASL_AUTHENTICATE: decode_authenticate,
 }

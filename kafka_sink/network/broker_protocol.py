@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 _LENGTH = struct.Struct(">i")
 _SHORTEST_FRAME = 4
-# Of a Metadata request: the length of a name, and one character.
-_SHORTEST_TOPIC = 2
 # A TLS listener responds to plaintext with a record of type alert, version 3.x.
 _TLS_ALERT = b"\x15\x03"
 _NEEDED = {PRODUCE: produce.VERSIONS, METADATA: requests.METADATA_VERSIONS}
@@ -70,14 +68,6 @@ class CompletedRequest:
     entry: InFlightRequest
     response: Any
     throttle_ms: int
-
-
-def _decoded(request: OutboundRequest, payload: bytes) -> Any:
-    if request.api_key == METADATA:
-        # Each topic takes at least so many bytes of the request.
-        most_topics = sum(map(len, request.body)) // _SHORTEST_TOPIC
-        return requests.decode_metadata(request.api_version, payload, most_topics)
-    return codec_of(request.api_key).DECODERS[request.api_key](request.api_version, payload)
 
 
 class BrokerProtocol:
@@ -176,7 +166,8 @@ class BrokerProtocol:
             entry = self._awaiting[0]
             request = entry.request
             try:
-                response = _decoded(request, payload)
+                decode = codec_of(request.api_key).DECODERS[request.api_key]
+                response = decode(request.api_version, payload, request.asked)
             except ProtocolError as error:
                 raise ProtocolError(f"{self._name}: {error}") from error
             self._awaiting.popleft()

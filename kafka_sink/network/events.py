@@ -14,6 +14,8 @@ class OutboundRequest:
     """A request's body as buffers of bytes (a memoryview of another format would be miscounted).
 
     ``timeout_ms`` counts from ``NetworkClient.send``. ``tag`` is the caller's own and comes back in events.
+    ``asked``: how many topics, partitions and keys the body names, where these may be many: a response that
+    has far more is refused.
     """
 
     api_key: int
@@ -22,6 +24,7 @@ class OutboundRequest:
     expects_response: bool
     timeout_ms: float
     tag: object
+    asked: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,24 +1,23 @@
 """Produce requests and responses: batches that were built elsewhere are sent without a copy.
 
 librdkafka and kafka-python build their own batches, so this module writes the request body itself, for
-versions 3 (topic names, classic lengths) to 13 (topic ids, compact lengths). It also reads the common
-response, in which no partition has an error message or a leader hint: kafka-python takes 9 ms for 1,000
-partitions. kafka-python decodes every other response.
+versions 3 (topic names, classic lengths) to 13 (topic ids, compact lengths). The common response, in which no
+partition has an error message or a leader hint, is read in a shorter way than every other.
 """
 
 from __future__ import annotations
 
 import struct
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 from kafka.protocol import producer as producer_api
 
-from kafka_sink.model import Node
+from kafka_sink.model import NO_RECORD_ERRORS, Node, RecordErrors
 from kafka_sink.network.apis import PRODUCE
-from kafka_sink.network.wire import address_of, read_response, text_of
+from kafka_sink.network.wire import ANY_NUMBER, UNASKED, Reader, broker_in, read_response, text_of
 
 VERSIONS = (3, 13)
 LAST_VERSION_WITH_NAMES = 12
@@ -27,6 +26,12 @@ LAST_VERSION_OF_PROTOCOL_1 = 11
 _FIRST_FLEXIBLE = 9
 _TOPIC_ID_BYTES = 16
 _NO_TOPIC_ID = bytes(_TOPIC_ID_BYTES)
+
+_FIRST_WITH_LOG_START, _FIRST_WITH_RECORD_ERRORS, _FIRST_WITH_LEADERS = 5, 8, 10
+_CURRENT_LEADER = _NODE_ENDPOINTS = 0
+# Its place and the length of its message; the first byte of a compact length.
+_RECORD_ERROR, _COMPACT_RECORD_ERROR = struct.Struct(">ih"), struct.Struct(">iB")
+_SHORTEST_RECORD_ERROR, _LONG_VARINT = 6, 0x80
 
 # A partition's response from version 9 on: index, error, base offset, append time and log start, then the
 # three bytes of "no record errors, no message, no tagged fields".
@@ -43,8 +48,7 @@ TopicData = tuple[str, bytes | None, Sequence[PartitionData]]
 class ProducePartitionResponse(NamedTuple):
     """One partition's part of the response. A tuple, because a response has thousands of them.
 
-    Offsets and times are -1 where unknown. ``record_errors`` are pairs of a record's index in the batch and a
-    message. ``current_leader`` is a pair of node id and leader epoch.
+    Offsets and times are -1 where unknown. ``current_leader`` is a pair of node id and leader epoch.
     """
 
     topic: str | None
@@ -55,7 +59,7 @@ class ProducePartitionResponse(NamedTuple):
     log_append_time_ms: int
     log_start_offset: int
     error_message: str | None
-    record_errors: tuple[tuple[int, str | None], ...]
+    record_errors: RecordErrors
     current_leader: tuple[int, int] | None
 
 
@@ -153,16 +157,15 @@ def _uvarint(value: int) -> bytes:
     return bytes(out)
 
 
-def decode_produce(version: int, payload: bytes) -> ProduceResponse:
+def decode_produce(version: int, payload: bytes, asked: int = ANY_NUMBER) -> ProduceResponse:
     """``payload`` with its header. Raises ProtocolError for anything that is not a Produce response."""
-    plain = _read_plain(version, payload) if version >= _FIRST_FLEXIBLE else None
-    if plain is not None:
-        return plain
-    return read_response(producer_api.ProduceResponse, version, payload, partial(_response, version))
+    plain = _read_plain(version, payload, UNASKED + asked) if version >= _FIRST_FLEXIBLE else None
+    return read_response(PRODUCE, version, payload, _response, asked) if plain is None else plain
 
 
-def _read_plain(version: int, payload: bytes) -> ProduceResponse | None:
-    """A response without messages, leader hints and tagged fields; None for any other, well formed or not."""
+def _read_plain(version: int, payload: bytes, most: int) -> ProduceResponse | None:
+    """A response without messages, leader hints and tagged fields; None for any other, well formed or not,
+    and for one of more elements than ``most``."""
     try:
         if payload[4]:
             return None
@@ -180,15 +183,16 @@ def _read_plain(version: int, payload: bytes) -> ProduceResponse | None:
                 name = payload[at : at + length - 1].decode()
                 at += length - 1
             count, at = _read_uvarint(payload, at)
+            most -= count
             end = at + (count - 1) * _PLAIN_PARTITION.size
-            if count == 0 or end >= len(payload) or payload[end]:
+            if count == 0 or most < 0 or end >= len(payload) or payload[end]:
                 return None
             for index, error, offset, appended, start, more in _PLAIN_PARTITION.iter_unpack(payload[at:end]):
                 if more != _NOTHING_MORE:
                     return None
                 found.append(
                     ProducePartitionResponse(
-                        name, topic_id, index, error, offset, appended, start, None, (), None
+                        name, topic_id, index, error, offset, appended, start, None, NO_RECORD_ERRORS, None
                     )
                 )
             at = end + 1
@@ -196,7 +200,7 @@ def _read_plain(version: int, payload: bytes) -> ProduceResponse | None:
             return None
         return ProduceResponse(tuple(found), int.from_bytes(payload[at : at + 4], "big", signed=True), ())
     except (IndexError, ValueError):
-        # Cut short, or not UTF-8: kafka-python raises the error that says so.
+        # Cut short, or not UTF-8: the long way raises the error that says so.
         return None
 
 
@@ -210,39 +214,65 @@ def _read_uvarint(payload: bytes, at: int) -> tuple[int, int]:
     raise ValueError("a varint of more than five bytes")
 
 
-def _response(version: int, response: Any) -> ProduceResponse:
-    partitions = tuple(
-        _partition(version, topic, partition)
-        for topic in response.responses
-        for partition in topic.partition_responses
-    )
-    endpoints = tuple(
-        address_of(node.node_id, node.host, node.port, node.rack) for node in response.node_endpoints or ()
-    )
-    return ProduceResponse(partitions, int(response.throttle_time_ms), endpoints)
+def _response(reader: Reader) -> ProduceResponse:
+    found: list[ProducePartitionResponse] = []
+    by_id = reader.version > LAST_VERSION_WITH_NAMES
+    for _ in reader.elements("topics"):
+        topic_id = reader.take(_TOPIC_ID_BYTES) if by_id else _NO_TOPIC_ID
+        name = None if by_id else reader.name_text()
+        id_or_none = None if topic_id == _NO_TOPIC_ID else topic_id
+        found += [_partition(reader, name, id_or_none) for _ in reader.elements("partitions")]
+        reader.skip_tags()
+    throttle = reader.integer()
+    endpoints: list[Node] = []
+    for tag in reader.tags():
+        if tag == _NODE_ENDPOINTS and reader.version >= _FIRST_WITH_LEADERS:
+            endpoints = [broker_in(reader) for _ in reader.elements("brokers")]
+    return ProduceResponse(tuple(found), throttle, tuple(endpoints))
 
 
-def _partition(version: int, topic: Any, partition: Any) -> ProducePartitionResponse:
-    by_id = version > LAST_VERSION_WITH_NAMES
-    leader = partition.current_leader
+def _partition(reader: Reader, topic: str | None, topic_id: bytes | None) -> ProducePartitionResponse:
+    index, error, offset, appended = reader.integer(), reader.short(), reader.long(), reader.long()
+    start = reader.long() if reader.version >= _FIRST_WITH_LOG_START else -1
+    record_errors, message = NO_RECORD_ERRORS, None
+    if reader.version >= _FIRST_WITH_RECORD_ERRORS:
+        record_errors, message = _record_errors(reader), text_of(reader.text())
+    leader = None
+    for tag in reader.tags():
+        if tag == _CURRENT_LEADER and reader.version >= _FIRST_WITH_LEADERS:
+            node_id, epoch = reader.integer(), reader.integer()
+            reader.skip_tags()
+            leader = (node_id, epoch) if node_id >= 0 else None
     return ProducePartitionResponse(
-        topic=None if by_id else str(topic.name),
-        topic_id=bytes(topic.topic_id.bytes) if by_id and topic.topic_id is not None else None,
-        partition=int(partition.index),
-        error_code=int(partition.error_code),
-        base_offset=int(partition.base_offset),
-        log_append_time_ms=int(partition.log_append_time_ms),
-        log_start_offset=int(partition.log_start_offset),
-        error_message=text_of(partition.error_message),
-        record_errors=tuple(
-            (int(error.batch_index), text_of(error.batch_index_error_message))
-            for error in partition.record_errors or ()
-        ),
-        current_leader=(
-            (int(leader.leader_id), int(leader.leader_epoch)) if leader and leader.leader_id >= 0 else None
-        ),
+        topic, topic_id, index, error, offset, appended, start, message, record_errors, leader
     )
+
+
+def _record_errors(reader: Reader) -> RecordErrors:
+    """In a loop of its own: there may be one for each of a batch's records."""
+    elements = reader.elements_of(_SHORTEST_RECORD_ERROR, "record errors")
+    if not elements:
+        return NO_RECORD_ERRORS
+    places = array("i", [reader.integer()])
+    reason = text_of(reader.text())
+    reader.skip_tags()
+    payload, at = reader.payload, reader.at
+    unpack = _COMPACT_RECORD_ERROR.unpack_from if reader.flexible else _RECORD_ERROR.unpack_from
+    for _ in elements[1:]:
+        place, length = unpack(payload, at)
+        places.append(place)
+        if not reader.flexible:
+            at += _RECORD_ERROR.size + max(0, length)
+        elif length < _LONG_VARINT and payload[end := at + _INT32.size + (length or 1)] == 0:
+            at = end + 1
+        else:
+            reader.at = at + _INT32.size
+            reader.skip_text()
+            reader.skip_tags()
+            at = reader.at
+    reader.at = at
+    return RecordErrors(places, reason)
 
 
 REQUESTS: Mapping[int, Any] = {PRODUCE: producer_api.ProduceRequest}
-DECODERS: Mapping[int, Callable[[int, bytes], Any]] = {PRODUCE: decode_produce}
+DECODERS: Mapping[int, Callable[[int, bytes, int], Any]] = {PRODUCE: decode_produce}

@@ -1,6 +1,6 @@
 """The requests of every task other than Produce, and their responses as the project's own values.
 
-kafka-python encodes and decodes; its objects do not leave this module.
+kafka-python encodes; its objects do not leave this module.
 """
 
 from __future__ import annotations
@@ -11,29 +11,25 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from kafka.protocol import metadata as metadata_api
 from kafka.protocol.api_header import RequestHeader
 from kafka.protocol.metadata import ApiVersionsRequest, MetadataRequest
-from kafka.protocol.producer import InitProducerIdRequest, InitProducerIdResponse
+from kafka.protocol.producer import InitProducerIdRequest
 
-from kafka_sink.kafka_errors import LEADER_NOT_AVAILABLE
-from kafka_sink.model import NO_LEADER, UNKNOWN_EPOCH, MetadataUpdate, PartitionInfo, TopicMetadata
 from kafka_sink.network.apis import API_VERSIONS, INIT_PRODUCER_ID, METADATA, codec_of
-from kafka_sink.network.metadata_response import RawPartition, RawTopic, read_metadata
-from kafka_sink.network.wire import read_response
+from kafka_sink.network.metadata_response import MetadataResponse as MetadataResponse
+from kafka_sink.network.metadata_response import decode_metadata as decode_metadata
+from kafka_sink.network.wire import Reader, read_response
 
-# Version 4 is the first that can forbid auto-creation; 10 brings topic ids.
-METADATA_VERSIONS = (4, int(MetadataRequest.max_version))
-INIT_PRODUCER_ID_VERSIONS = (0, int(InitProducerIdRequest.max_version))
-API_VERSIONS_VERSIONS = (0, int(ApiVersionsRequest.max_version))
+# The last versions are those that this package reads and kafka-python writes. Of Metadata, version 4 is the
+# first that can forbid auto-creation; 10 brings topic ids.
+METADATA_VERSIONS = (4, min(13, int(MetadataRequest.max_version)))
+INIT_PRODUCER_ID_VERSIONS = (0, min(6, int(InitProducerIdRequest.max_version)))
+API_VERSIONS_VERSIONS = (0, min(4, int(ApiVersionsRequest.max_version)))
 
-# Before this version (Kafka 2.4) brokers may send wrong epochs while partitions are reassigned. Kafka's own
-# clients ignore those, too (KAFKA-9212).
-_FIRST_RELIABLE_EPOCHS = 9
-_NO_TOPIC_ID = bytes(16)
-ANY_NUMBER = 2**31
-# AclOperation.WRITE.
-_WRITE_OPERATION = 4
+# The tag of the levels that the cluster has finalized (KIP-584).
+_FINALIZED_FEATURES = 2
+# From this version on, InitProducerId also names the producer of a prepared transaction (KIP-939).
+_FIRST_WITH_ONGOING, _ONGOING_BYTES = 6, 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,20 +43,6 @@ class ApiVersionsResponse:
     ranges: dict[int, tuple[int, int]]
     throttle_time_ms: int = 0
     features: dict[str, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class MetadataResponse:
-    """A Metadata response; ``error_code`` is about the whole of it (version 13: REBOOTSTRAP_REQUIRED).
-
-    ``unwritable``: topics that this client may not write to, where the request asked for that (KIP-430).
-    """
-
-    update: MetadataUpdate
-    error_code: int = 0
-    throttle_time_ms: int = 0
-    controller_id: int = -1
-    unwritable: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,18 +91,32 @@ def encode_api_versions(version: int, software_version: str) -> bytes:
     return bytes(request.encode(version=version))
 
 
-def decode_api_versions(version: int, payload: bytes) -> ApiVersionsResponse:
+def decode_api_versions(version: int, payload: bytes, asked: int = 0) -> ApiVersionsResponse:
     """``payload`` with its header. A broker too old for the version responds in version 0's format."""
     failed = payload[4:6] != b"\0\0"
-    return read_response(metadata_api.ApiVersionsResponse, 0 if failed else version, payload, _api_versions)
-
-
-def _api_versions(response: Any) -> ApiVersionsResponse:
-    ranges = {int(api.api_key): (int(api.min_version), int(api.max_version)) for api in response.api_keys}
-    features = {str(one.name): int(one.max_version_level) for one in response.finalized_features or ()}
-    return ApiVersionsResponse(
-        int(response.error_code), ranges, int(response.throttle_time_ms or 0), features
+    # So that a client of any version can read it, its header has no tagged fields.
+    return read_response(
+        API_VERSIONS, 0 if failed else version, payload, _api_versions, asked, tagged_header=False
     )
+
+
+def _api_versions(reader: Reader) -> ApiVersionsResponse:
+    error = reader.short()
+    ranges: dict[int, tuple[int, int]] = {}
+    for _ in reader.elements("API versions"):
+        key, low, high = reader.short(), reader.short(), reader.short()
+        reader.skip_tags()
+        ranges[key] = low, high
+    throttle = reader.integer() if reader.version > 0 else 0
+    features: dict[str, int] = {}
+    for tag in reader.tags():
+        if tag == _FINALIZED_FEATURES:
+            for _ in reader.elements("features"):
+                name, highest = reader.name_text(), reader.short()
+                reader.short()  # the lowest level
+                reader.skip_tags()
+                features[name] = highest
+    return ApiVersionsResponse(error, ranges, throttle, features)
 
 
 # -- Metadata -------------------------------------------------------------------------------------
@@ -144,58 +140,6 @@ def encode_metadata(
         include_topic_authorized_operations=operations,
     )
     return bytes(request.encode(version=version))
-
-
-def decode_metadata(version: int, payload: bytes, most_topics: int = ANY_NUMBER) -> MetadataResponse:
-    """``payload`` with its header. Raises ProtocolError, also for more topics than ``most_topics``."""
-    response = read_metadata(version, payload, most_topics)
-    topics = []
-    errors: dict[str, int] = {}
-    for topic in response.topics:
-        if topic.name is None:
-            continue  # only an unknown topic id has no name, and requests name topics
-        if topic.error_code:
-            errors[topic.name] = topic.error_code
-            continue
-        metadata = _topic(topic.name, topic, version >= _FIRST_RELIABLE_EPOCHS)
-        if metadata is None:
-            errors[topic.name] = LEADER_NOT_AVAILABLE
-        else:
-            topics.append(metadata)
-    return MetadataResponse(
-        MetadataUpdate(response.nodes, tuple(topics), errors, response.cluster_id),
-        response.error_code,
-        response.throttle_time_ms,
-        response.controller_id,
-        tuple(topic.name for topic in response.topics if topic.name is not None and _is_unwritable(topic)),
-    )
-
-
-def _is_unwritable(topic: RawTopic) -> bool:
-    return topic.operations is not None and not topic.operations >> _WRITE_OPERATION & 1
-
-
-def _topic(name: str, topic: RawTopic, reliable_epochs: bool) -> TopicMetadata | None:
-    """None where partitions are missing: rows could go to partitions that the topic does not have."""
-    partitions = sorted(topic.partitions)
-    if not partitions or any(at != one.number for at, one in enumerate(partitions)):
-        return None
-    return TopicMetadata(
-        name=name,
-        topic_id=None if topic.topic_id == _NO_TOPIC_ID else topic.topic_id,
-        partitions=tuple(_partition(name, partition, reliable_epochs) for partition in partitions),
-    )
-
-
-def _partition(topic: str, partition: RawPartition, reliable_epochs: bool) -> PartitionInfo:
-    epoch = partition.leader_epoch if reliable_epochs else None
-    leaderless = partition.error_code == LEADER_NOT_AVAILABLE
-    return PartitionInfo(
-        topic,
-        partition.number,
-        NO_LEADER if leaderless else partition.leader,
-        UNKNOWN_EPOCH if epoch is None else epoch,
-    )
 
 
 # -- InitProducerId -------------------------------------------------------------------------------
@@ -225,18 +169,18 @@ def encode_init_producer_id(
     return bytes(request.encode(version=version))
 
 
-def decode_init_producer_id(version: int, payload: bytes) -> ProducerIdResponse:
+def decode_init_producer_id(version: int, payload: bytes, asked: int = 0) -> ProducerIdResponse:
     """``payload`` with its header. Raises ProtocolError."""
-    return read_response(InitProducerIdResponse, version, payload, _producer_id)
+    return read_response(INIT_PRODUCER_ID, version, payload, _producer_id, asked)
 
 
-def _producer_id(response: Any) -> ProducerIdResponse:
-    return ProducerIdResponse(
-        int(response.error_code),
-        int(response.producer_id),
-        int(response.producer_epoch),
-        int(response.throttle_time_ms or 0),
-    )
+def _producer_id(reader: Reader) -> ProducerIdResponse:
+    throttle, error = reader.integer(), reader.short()
+    found = ProducerIdResponse(error, reader.long(), reader.short(), throttle)
+    if reader.version >= _FIRST_WITH_ONGOING:
+        reader.skip(_ONGOING_BYTES)
+    reader.skip_tags()
+    return found
 
 
 REQUESTS: Mapping[int, Any] = {
@@ -244,7 +188,7 @@ REQUESTS: Mapping[int, Any] = {
     API_VERSIONS: ApiVersionsRequest,
     INIT_PRODUCER_ID: InitProducerIdRequest,
 }
-DECODERS: Mapping[int, Callable[[int, bytes], Any]] = {
+DECODERS: Mapping[int, Callable[[int, bytes, int], Any]] = {
     METADATA: decode_metadata,
     API_VERSIONS: decode_api_versions,
     INIT_PRODUCER_ID: decode_init_producer_id,

@@ -8,21 +8,26 @@ from typing import Any
 
 from kafka.protocol.admin import (
     CreateTopicsRequest,
-    CreateTopicsResponse,
     DescribeConfigsRequest,
-    DescribeConfigsResponse,
 )
 
 from kafka_sink.network.apis import CREATE_TOPICS, DESCRIBE_CONFIGS
-from kafka_sink.network.wire import read_response, text_of
+from kafka_sink.network.wire import Reader, read_response, text_of
 from kafka_sink.printable import printable
 
-CREATE_TOPICS_VERSIONS = (2, int(CreateTopicsRequest.max_version))
+CREATE_TOPICS_VERSIONS = (2, min(7, int(CreateTopicsRequest.max_version)))
 # The first version in which brokers can choose the numbers of partitions and replicas (KIP-464).
 CREATE_TOPICS_BY_DEFAULTS = 4
-DESCRIBE_CONFIGS_VERSIONS = (0, int(DescribeConfigsRequest.max_version))
+DESCRIBE_CONFIGS_VERSIONS = (0, min(4, int(DescribeConfigsRequest.max_version)))
 # ConfigResource.Type.BROKER.
 _BROKER = 4
+# Of CreateTopics: what its responses have in addition from these versions on.
+_FIRST_WITH_CONFIGS, _FIRST_WITH_ID = 5, 7
+_ID_BYTES, _COUNTS_BYTES = 16, 6
+# Of DescribeConfigs. Its settings and those of CreateTopics have three bytes for whether they may be written,
+# where they come from, and whether they are secret.
+_FIRST_WITH_SYNONYMS, _FIRST_WITH_DOCUMENTATION = 1, 3
+_KIND_BYTES = 3
 
 
 # -- CreateTopics -----------------------------------------------------------------------------------
@@ -53,15 +58,28 @@ def encode_create_topic(
     return bytes(request.encode(version=version))
 
 
-def decode_create_topic(version: int, payload: bytes) -> CreateTopicResponse:
+def decode_create_topic(version: int, payload: bytes, asked: int = 0) -> CreateTopicResponse:
     """``payload`` with its header. Raises ProtocolError."""
-    return read_response(CreateTopicsResponse, version, payload, _create_topic)
+    return read_response(CREATE_TOPICS, version, payload, _create_topic, asked)
 
 
-def _create_topic(response: Any) -> CreateTopicResponse:
-    (topic,) = response.topics
-    throttle = int(response.throttle_time_ms or 0)
-    return CreateTopicResponse(int(topic.error_code), text_of(topic.error_message) or "", throttle)
+def _create_topic(reader: Reader) -> CreateTopicResponse:
+    throttle = reader.integer()
+    reader.only_element("topics")
+    reader.skip_text()
+    if reader.version >= _FIRST_WITH_ID:
+        reader.skip(_ID_BYTES)
+    error, message = reader.short(), text_of(reader.text()) or ""
+    if reader.version >= _FIRST_WITH_CONFIGS:
+        reader.skip(_COUNTS_BYTES)
+        for _ in reader.elements("settings"):
+            reader.skip_text()
+            reader.skip_text()
+            reader.skip(_KIND_BYTES)
+            reader.skip_tags()
+    reader.skip_tags()
+    reader.skip_tags()
+    return CreateTopicResponse(error, message, throttle)
 
 
 # -- DescribeConfigs --------------------------------------------------------------------------------
@@ -87,23 +105,48 @@ def encode_describe_broker(version: int, node_id: int, names: Sequence[str]) -> 
     return bytes(request.encode(version=version))
 
 
-def decode_describe_broker(version: int, payload: bytes) -> BrokerConfigs:
+def decode_describe_broker(version: int, payload: bytes, asked: int = 0) -> BrokerConfigs:
     """``payload`` with its header. Raises ProtocolError."""
-    return read_response(DescribeConfigsResponse, version, payload, _configs)
+    return read_response(DESCRIBE_CONFIGS, version, payload, _configs, asked)
 
 
-def _configs(response: Any) -> BrokerConfigs:
-    (broker,) = response.results
-    given = (one for one in broker.configs or () if one.value is not None)
-    configs = {printable(one.name): printable(one.value) for one in given}
-    return BrokerConfigs(int(broker.error_code), configs, int(response.throttle_time_ms or 0))
+def _configs(reader: Reader) -> BrokerConfigs:
+    throttle = reader.integer()
+    reader.only_element("brokers")
+    error = reader.short()
+    reader.skip_text()
+    reader.skip(1)  # the kind of resource
+    reader.skip_text()
+    configs: dict[str, str] = {}
+    for _ in reader.elements("settings"):
+        name, value = reader.name_text(), reader.text()
+        reader.skip(_KIND_BYTES)
+        if reader.version >= _FIRST_WITH_SYNONYMS:
+            _skip_synonyms(reader)
+        if reader.version >= _FIRST_WITH_DOCUMENTATION:
+            reader.skip(1)
+            reader.skip_text()
+        reader.skip_tags()
+        if value is not None:
+            configs[printable(name)] = printable(value)
+    reader.skip_tags()
+    reader.skip_tags()
+    return BrokerConfigs(error, configs, throttle)
+
+
+def _skip_synonyms(reader: Reader) -> None:
+    for _ in reader.elements("synonyms"):
+        reader.skip_text()
+        reader.skip_text()
+        reader.skip(1)
+        reader.skip_tags()
 
 
 REQUESTS: Mapping[int, Any] = {
     CREATE_TOPICS: CreateTopicsRequest,
     DESCRIBE_CONFIGS: DescribeConfigsRequest,
 }
-DECODERS: Mapping[int, Callable[[int, bytes], Any]] = {
+DECODERS: Mapping[int, Callable[[int, bytes, int], Any]] = {
     CREATE_TOPICS: decode_create_topic,
     DESCRIBE_CONFIGS: decode_describe_broker,
 }

@@ -2,7 +2,7 @@
 
 Under version 2 of the transaction protocol the first write to a partition or group adds it to the
 transaction, and every EndTxn raises the producer's epoch. Under version 1 the client adds both by requests of
-their own, and raises the epoch by InitProducerId. kafka-python encodes and decodes.
+their own, and raises the epoch by InitProducerId. kafka-python encodes.
 """
 
 from __future__ import annotations
@@ -11,15 +11,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kafka.protocol import admin as admin_api
-from kafka.protocol import consumer as consumer_api
-from kafka.protocol import producer as producer_api
 from kafka.protocol.admin import (
     DescribeTransactionsRequest,
     ListTransactionsRequest,
 )
 from kafka.protocol.consumer import OffsetFetchRequest
-from kafka.protocol.metadata import FindCoordinatorRequest, FindCoordinatorResponse
+from kafka.protocol.metadata import FindCoordinatorRequest
 from kafka.protocol.producer import (
     AddOffsetsToTxnRequest,
     AddPartitionsToTxnRequest,
@@ -38,7 +35,7 @@ from kafka_sink.network.apis import (
     OFFSET_FETCH,
     TXN_OFFSET_COMMIT,
 )
-from kafka_sink.network.wire import address_of, read_response, text_of
+from kafka_sink.network.wire import ANY_NUMBER, Reader, address_of, read_response, text_of
 from kafka_sink.printable import printable
 
 # Version 4 looks up many keys at once (KIP-699).
@@ -59,6 +56,9 @@ LIST_TRANSACTIONS_VERSIONS = (0, 2)
 _FIRST_WITH_DURATION, _FIRST_WITH_PATTERN = 1, 2
 
 _GROUP, _TRANSACTION = 0, 1
+# The least that an element of these lists has on average, where requests do not name all that there may be.
+_SHORTEST_OFFSET, _SHORTEST_TOPIC, _SHORTEST_TRANSACTION = 100, 20, 20
+_EPOCH_BYTES, _PARTITION_BYTES, _PRODUCER_ID_BYTES = 4, 4, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,10 +153,10 @@ class DescribeTransactionsResponse:
 
 @dataclass(frozen=True, slots=True)
 class ListTransactionsResponse:
-    """The states of one broker's transactional ids, by id."""
+    """The transactional ids of one broker that are in the states asked for."""
 
     error_code: int
-    states: Mapping[str, str]
+    ids: Sequence[str]
     throttle_time_ms: int = 0
 
 
@@ -171,23 +171,21 @@ def encode_find_coordinator(version: int, keys: Sequence[str], *, of_groups: boo
     return bytes(request.encode(version=version))
 
 
-def decode_find_coordinator(version: int, payload: bytes) -> CoordinatorsResponse:
+def decode_find_coordinator(version: int, payload: bytes, asked: int = ANY_NUMBER) -> CoordinatorsResponse:
     """``payload`` includes its header. Raises ProtocolError, as all decoders here do."""
-    return read_response(FindCoordinatorResponse, version, payload, _coordinators)
+    return read_response(FIND_COORDINATOR, version, payload, _coordinators, asked)
 
 
-def _coordinators(response: Any) -> CoordinatorsResponse:
-    return CoordinatorsResponse(
-        {
-            str(one.key): FoundCoordinator(
-                None if one.error_code else address_of(one.node_id, one.host, one.port),
-                int(one.error_code),
-                text_of(one.error_message),
-            )
-            for one in response.coordinators
-        },
-        int(response.throttle_time_ms),
-    )
+def _coordinators(reader: Reader) -> CoordinatorsResponse:
+    throttle = reader.integer()
+    found: dict[str, FoundCoordinator] = {}
+    for _ in reader.elements("coordinators"):
+        key, node_id, host, port = reader.name_text(), reader.integer(), reader.text(), reader.integer()
+        error, message = reader.short(), text_of(reader.text())
+        reader.skip_tags()
+        found[key] = FoundCoordinator(None if error else address_of(node_id, host, port), error, message)
+    reader.skip_tags()
+    return CoordinatorsResponse(found, throttle)
 
 
 # -- what belongs to a transaction (protocol 1) ------------------------------------------------------
@@ -217,19 +215,25 @@ def encode_add_partitions(
     return bytes(request.encode(version=version))
 
 
-def decode_add_partitions(version: int, payload: bytes) -> AddPartitionsResponse:
-    return read_response(producer_api.AddPartitionsToTxnResponse, version, payload, _add_partitions)
-
-
-def _add_partitions(response: Any) -> AddPartitionsResponse:
+def decode_add_partitions(version: int, payload: bytes, asked: int = ANY_NUMBER) -> AddPartitionsResponse:
     return AddPartitionsResponse(
-        {
-            TopicPartition(str(topic.name), int(row.partition_index)): int(row.partition_error_code)
-            for topic in response.results_by_topic_v3_and_below
-            for row in topic.results_by_partition
-        },
-        int(response.throttle_time_ms),
+        *read_response(ADD_PARTITIONS_TO_TXN, version, payload, _errors_of_partitions, asked)
     )
+
+
+def _errors_of_partitions(reader: Reader) -> tuple[dict[TopicPartition, int], int]:
+    """With the throttle time. AddPartitionsToTxn (up to version 3) and TxnOffsetCommit have one format."""
+    throttle = reader.integer()
+    errors: dict[TopicPartition, int] = {}
+    for _ in reader.elements("topics"):
+        topic = reader.name_text()
+        for _ in reader.elements("partitions"):
+            partition = TopicPartition(topic, reader.integer())
+            errors[partition] = reader.short()
+            reader.skip_tags()
+        reader.skip_tags()
+    reader.skip_tags()
+    return errors, throttle
 
 
 def encode_add_offsets(
@@ -246,12 +250,14 @@ def encode_add_offsets(
     return bytes(request.encode(version=version))
 
 
-def decode_add_offsets(version: int, payload: bytes) -> AddOffsetsResponse:
-    return read_response(producer_api.AddOffsetsToTxnResponse, version, payload, _add_offsets)
+def decode_add_offsets(version: int, payload: bytes, asked: int = 0) -> AddOffsetsResponse:
+    return read_response(ADD_OFFSETS_TO_TXN, version, payload, _add_offsets, asked)
 
 
-def _add_offsets(response: Any) -> AddOffsetsResponse:
-    return AddOffsetsResponse(int(response.error_code), int(response.throttle_time_ms))
+def _add_offsets(reader: Reader) -> AddOffsetsResponse:
+    throttle, error = reader.integer(), reader.short()
+    reader.skip_tags()
+    return AddOffsetsResponse(error, throttle)
 
 
 # -- EndTxn ---------------------------------------------------------------------------------------
@@ -271,22 +277,16 @@ def encode_end_txn(
     return bytes(request.encode(version=version))
 
 
-def decode_end_txn(version: int, payload: bytes) -> EndTxnResponse:
-    return read_response(producer_api.EndTxnResponse, version, payload, _end_txn)
+def decode_end_txn(version: int, payload: bytes, asked: int = 0) -> EndTxnResponse:
+    return read_response(END_TXN, version, payload, _end_txn, asked)
 
 
-def _end_txn(response: Any) -> EndTxnResponse:
-    return EndTxnResponse(
-        int(response.error_code),
-        _or_none(response.producer_id),
-        _or_none(response.producer_epoch),
-        int(response.throttle_time_ms),
-    )
-
-
-def _or_none(number: int | None) -> int:
-    """Versions of protocol 1 do not have the field."""
-    return -1 if number is None else int(number)
+def _end_txn(reader: Reader) -> EndTxnResponse:
+    throttle, error = reader.integer(), reader.short()
+    is_next = reader.version >= END_TXN_VERSIONS[0]
+    producer_id, epoch = (reader.long(), reader.short()) if is_next else (-1, -1)
+    reader.skip_tags()
+    return EndTxnResponse(error, producer_id, epoch, throttle)
 
 
 # -- offsets --------------------------------------------------------------------------------------
@@ -328,18 +328,11 @@ def encode_txn_offset_commit(
     return bytes(request.encode(version=version))
 
 
-def decode_txn_offset_commit(version: int, payload: bytes) -> TxnOffsetCommitResponse:
-    return read_response(producer_api.TxnOffsetCommitResponse, version, payload, _txn_offset_commit)
-
-
-def _txn_offset_commit(response: Any) -> TxnOffsetCommitResponse:
+def decode_txn_offset_commit(
+    version: int, payload: bytes, asked: int = ANY_NUMBER
+) -> TxnOffsetCommitResponse:
     return TxnOffsetCommitResponse(
-        {
-            TopicPartition(str(topic.name), int(row.partition_index)): int(row.error_code)
-            for topic in response.topics
-            for row in topic.partitions
-        },
-        int(response.throttle_time_ms),
+        *read_response(TXN_OFFSET_COMMIT, version, payload, _errors_of_partitions, asked)
     )
 
 
@@ -367,25 +360,34 @@ def encode_offset_fetch(
     return bytes(request.encode(version=version))
 
 
-def decode_offset_fetch(version: int, payload: bytes) -> OffsetFetchResponse:
-    return read_response(consumer_api.OffsetFetchResponse, version, payload, _offset_fetch)
+def decode_offset_fetch(version: int, payload: bytes, asked: int = ANY_NUMBER) -> OffsetFetchResponse:
+    return read_response(OFFSET_FETCH, version, payload, _offset_fetch, asked)
 
 
-def _offset_fetch(response: Any) -> OffsetFetchResponse:
-    return OffsetFetchResponse(
-        {str(group.group_id): (int(group.error_code), _offsets(group)) for group in response.groups},
-        int(response.throttle_time_ms),
-    )
+def _offset_fetch(reader: Reader) -> OffsetFetchResponse:
+    throttle = reader.integer()
+    groups: dict[str, tuple[int, Mapping[TopicPartition, CommittedOffset]]] = {}
+    for _ in reader.elements("groups"):
+        group, offsets = reader.name_text(), _offsets(reader)
+        groups[group] = reader.short(), offsets
+        reader.skip_tags()
+    reader.skip_tags()
+    return OffsetFetchResponse(groups, throttle)
 
 
-def _offsets(group: Any) -> Mapping[TopicPartition, CommittedOffset]:
-    return {
-        TopicPartition(str(topic.name), int(row.partition_index)): CommittedOffset(
-            int(row.committed_offset), row.metadata or "", int(row.error_code)
-        )
-        for topic in group.topics
-        for row in topic.partitions
-    }
+def _offsets(reader: Reader) -> dict[TopicPartition, CommittedOffset]:
+    found: dict[TopicPartition, CommittedOffset] = {}
+    for _ in reader.elements("topics"):
+        topic = reader.name_text()
+        # All that a group has committed may have been asked for.
+        for _ in reader.elements_of(_SHORTEST_OFFSET, "offsets"):
+            number, offset = reader.integer(), reader.long()
+            reader.skip(_EPOCH_BYTES)
+            metadata, error = reader.text() or "", reader.short()
+            reader.skip_tags()
+            found[TopicPartition(topic, number)] = CommittedOffset(offset, metadata, error)
+        reader.skip_tags()
+    return found
 
 
 # -- open transactions ---------------------------------------------------------------------------------
@@ -397,26 +399,34 @@ def encode_describe_transactions(version: int, ids: Sequence[str]) -> bytes:
     return bytes(request.encode(version=version))
 
 
-def decode_describe_transactions(version: int, payload: bytes) -> DescribeTransactionsResponse:
-    return read_response(admin_api.DescribeTransactionsResponse, version, payload, _describe_transactions)
+def decode_describe_transactions(
+    version: int, payload: bytes, asked: int = ANY_NUMBER
+) -> DescribeTransactionsResponse:
+    return read_response(DESCRIBE_TRANSACTIONS, version, payload, _describe_transactions, asked)
 
 
-def _describe_transactions(response: Any) -> DescribeTransactionsResponse:
-    return DescribeTransactionsResponse(
-        {
-            str(one.transactional_id): TransactionDescription(
-                error_code=int(one.error_code),
-                state=printable(one.transaction_state),
-                producer_id=int(one.producer_id),
-                producer_epoch=int(one.producer_epoch),
-                started_ms=int(one.transaction_start_time_ms),
-                timeout_ms=int(one.transaction_timeout_ms),
-                partitions=sum(len(topic.partitions) for topic in one.topics),
-            )
-            for one in response.transaction_states
-        },
-        int(response.throttle_time_ms),
-    )
+def _describe_transactions(reader: Reader) -> DescribeTransactionsResponse:
+    throttle = reader.integer()
+    found: dict[str, TransactionDescription] = {}
+    for _ in reader.elements("transactions"):
+        error, transactional_id, state = reader.short(), reader.name_text(), printable(reader.name_text())
+        timeout, started, producer_id, epoch = reader.integer(), reader.long(), reader.long(), reader.short()
+        partitions = _count_partitions(reader)
+        reader.skip_tags()
+        found[transactional_id] = TransactionDescription(
+            error, state, producer_id, epoch, started, timeout, partitions
+        )
+    reader.skip_tags()
+    return DescribeTransactionsResponse(found, throttle)
+
+
+def _count_partitions(reader: Reader) -> int:
+    partitions = 0
+    for _ in reader.elements_of(_SHORTEST_TOPIC, "topics"):
+        reader.skip_text()
+        partitions += reader.skip_list(_PARTITION_BYTES)
+        reader.skip_tags()
+    return partitions
 
 
 def encode_list_transactions(version: int, states: Sequence[str], pattern: str, age_ms: int = -1) -> bytes:
@@ -434,16 +444,22 @@ def encode_list_transactions(version: int, states: Sequence[str], pattern: str, 
     return bytes(request.encode(version=version))
 
 
-def decode_list_transactions(version: int, payload: bytes) -> ListTransactionsResponse:
-    return read_response(admin_api.ListTransactionsResponse, version, payload, _list_transactions)
+def decode_list_transactions(version: int, payload: bytes, asked: int = 0) -> ListTransactionsResponse:
+    return read_response(LIST_TRANSACTIONS, version, payload, _list_transactions, asked)
 
 
-def _list_transactions(response: Any) -> ListTransactionsResponse:
-    return ListTransactionsResponse(
-        int(response.error_code),
-        {str(one.transactional_id): printable(one.transaction_state) for one in response.transaction_states},
-        int(response.throttle_time_ms),
-    )
+def _list_transactions(reader: Reader) -> ListTransactionsResponse:
+    throttle, error = reader.integer(), reader.short()
+    for _ in reader.elements("unknown filters"):
+        reader.skip_text()
+    ids: list[str] = []
+    for _ in reader.elements_of(_SHORTEST_TRANSACTION, "transactions"):
+        ids.append(reader.name_text())
+        reader.skip(_PRODUCER_ID_BYTES)
+        reader.skip_text()
+        reader.skip_tags()
+    reader.skip_tags()
+    return ListTransactionsResponse(error, ids, throttle)
 
 
 REQUESTS: Mapping[int, Any] = {
@@ -456,7 +472,7 @@ REQUESTS: Mapping[int, Any] = {
     DESCRIBE_TRANSACTIONS: DescribeTransactionsRequest,
     LIST_TRANSACTIONS: ListTransactionsRequest,
 }
-DECODERS: Mapping[int, Callable[[int, bytes], Any]] = {
+DECODERS: Mapping[int, Callable[[int, bytes, int], Any]] = {
     OFFSET_FETCH: decode_offset_fetch,
     FIND_COORDINATOR: decode_find_coordinator,
     ADD_PARTITIONS_TO_TXN: decode_add_partitions,

@@ -110,7 +110,8 @@ class ProduceRequests:
         tag = ProduceTag(node, {batch.partition: batch for batch in taken}, names)
         expects_response = self._settings.acks != 0
         timeout = self._settings.request_timeout_ms
-        return OutboundRequest(apis.PRODUCE, version, body, expects_response, timeout, tag)
+        asked = len(topics) + len(taken)
+        return OutboundRequest(apis.PRODUCE, version, body, expects_response, timeout, tag, asked)
 
     def _prepare(self, batch: ProducerBatch) -> list[memoryview]:
         """Completes a sealed batch's header; returns the batch's bytes. Nothing else assigns a sequence."""

@@ -9,7 +9,7 @@ from enum import Enum
 
 from kafka_sink import kafka_errors
 from kafka_sink.errors import BrokerRefusedError, DeliveryError, RecordTooLargeError, is_final
-from kafka_sink.model import TopicPartition
+from kafka_sink.model import NO_RECORD_ERRORS, RecordErrors, TopicPartition
 
 # As long as Kafka's own producer waits where it adds partitions by requests of their own.
 _JOINING_WAIT_MS = 20.0
@@ -39,7 +39,7 @@ class Attempt:
     partition: TopicPartition
     error_code: int
     error_message: str | None = None
-    record_errors: tuple[tuple[int, str | None], ...] = ()
+    record_errors: RecordErrors = NO_RECORD_ERRORS
     record_count: int = 1
     size: int = 0
     possibly_written: bool = False
@@ -123,7 +123,7 @@ def _too_large(attempt: Attempt, cause: Exception) -> Decision:
 
 
 def _invalid_records(attempt: Attempt, cause: Exception) -> Decision:
-    named = sorted({index for index, _ in attempt.record_errors if 0 <= index < attempt.record_count})
+    named = sorted({place for place in attempt.record_errors.places if 0 <= place < attempt.record_count})
     return Decision(Action.FAIL, cause, spends_retry=False, unwritable=tuple(named))
 
 
@@ -260,10 +260,10 @@ def _cause(attempt: Attempt) -> BrokerRefusedError:
     parts = [kafka_errors.error_of(attempt.error_code).label]
     if attempt.error_message:
         parts.append(attempt.error_message)
-    if attempt.record_errors:
-        index, message = attempt.record_errors[0]
-        more = f" and {len(attempt.record_errors) - 1} more" if len(attempt.record_errors) > 1 else ""
-        parts.append(f"row {index} of the batch: {message or 'no reason given'}{more}")
+    places, reason = attempt.record_errors
+    if places:
+        more = f" and {len(places) - 1} more" if len(places) > 1 else ""
+        parts.append(f"row {places[0]} of the batch: {reason or 'no reason given'}{more}")
     advice = advice_of(attempt.error_code)
     if advice:
         parts.append(advice)

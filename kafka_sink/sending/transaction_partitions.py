@@ -105,7 +105,9 @@ class TransactionPartitions:
     ) -> None:
         tag = TransactionPartitionsTag(self._identity.transaction, partitions)
         self._waits_for = tag
-        request = OutboundRequest(api, version, [body], True, self._request_timeout_ms, tag)
+        # Each may be of a topic of its own.
+        asked = 2 * len(partitions)
+        request = OutboundRequest(api, version, [body], True, self._request_timeout_ms, tag, asked)
         self._network.send(node, request, now_ms)
 
     # -- responses --------------------------------------------------------------------------------

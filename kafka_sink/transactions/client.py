@@ -118,6 +118,8 @@ class _Call:
     take: Callable[[Any], bool]
     key: tuple[bool, str] | None = None
     node: int | None = None
+    # As in OutboundRequest.
+    asked: int = 0
     attempts: int = 0
     not_before_ms: float = 0.0
     is_sent: bool = False
@@ -336,7 +338,7 @@ class TransactionClient:
                 body = [call.encode(version)]
                 call.is_sent = True
                 self._network.send(
-                    node, OutboundRequest(call.api, version, body, True, timeout, call), now_ms
+                    node, OutboundRequest(call.api, version, body, True, timeout, call, call.asked), now_ms
                 )
             else:
                 wait = min(wait, self._network.ready_delay_ms(node, now_ms))
@@ -487,7 +489,8 @@ class TransactionClient:
             body = [transaction_requests.encode_find_coordinator(version, names, of_groups=of_groups)]
             timeout = self._options.request_timeout_ms
             self._asked_coordinators.add(of_groups)
-            self._network.send(node, OutboundRequest(api, version, body, True, timeout, of_groups), now_ms)
+            request = OutboundRequest(api, version, body, True, timeout, of_groups, len(names))
+            self._network.send(node, request, now_ms)
 
     def _on_coordinators(
         self, of_groups: object, response: transaction_requests.CoordinatorsResponse
@@ -657,7 +660,8 @@ class TransactionClient:
         )
         if self.protocol == PROTOCOL_1:
             versions = transaction_requests.PROTOCOL_1_TXN_OFFSET_COMMIT_VERSIONS
-        call = _Call(operation, index, api, versions, encode, take, (_GROUP_KEY, operation.group))
+        key, asked = (_GROUP_KEY, operation.group), 2 * len(offsets)
+        call = _Call(operation, index, api, versions, encode, take, key, asked=asked)
         return call
 
     def _fetch(
@@ -693,7 +697,10 @@ class TransactionClient:
             return True
 
         api, versions = apis.OFFSET_FETCH, transaction_requests.OFFSET_FETCH_VERSIONS
-        call = _Call(operation, index, api, versions, encode, take, (_GROUP_KEY, group))
+        # Such a group has offsets of one topic's partitions; of the one before, too, where jobs changed it.
+        known = max((count for count, _ in self._partitions.values()), default=0)
+        key, asked = (_GROUP_KEY, group), 2 * (2 * known if partitions is None else len(partitions))
+        call = _Call(operation, index, api, versions, encode, take, key, asked=asked)
         return call
 
     def _describe(self, step: _Step, index: int, operation: Describe, name: str) -> _Call:
@@ -734,7 +741,7 @@ class TransactionClient:
         def take(response: transaction_requests.ListTransactionsResponse) -> bool:
             if not self._judge(call, response.error_code):
                 return False
-            step.results[index] += [name for name in response.states if re.match(pattern, name)]
+            step.results[index] += [name for name in response.ids if re.match(pattern, name)]
             return True
 
         api, versions = (

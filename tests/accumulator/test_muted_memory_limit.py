@@ -26,7 +26,7 @@ from kafka_sink.rows.partitioner import Partitioner
 
 PLAN = ColumnPlan.of([("key", "binary"), ("value", "binary"), ("partition", "int")], "t")
 COUNT = 6
-TOPICS = {"t": TopicMetadata("t", None, tuple(PartitionInfo("t", i, 0, 0) for i in range(COUNT)))}
+TOPICS = {"t": TopicMetadata.of("t", None, tuple(PartitionInfo("t", i, 0, 0) for i in range(COUNT)))}
 P = [TopicPartition("t", index) for index in range(COUNT)]
 LIMIT = 10_000
 
@@ -200,7 +200,7 @@ def test_keys_keep_their_partition_unless_they_are_spread() -> None:
 
 def test_keys_of_a_muted_partition_without_a_leader_are_spread() -> None:
     infos = [PartitionInfo("t", partition, 1 if partition else NO_LEADER) for partition in range(2)]
-    topic = TopicMetadata("t", None, tuple(infos))
+    topic = TopicMetadata.of("t", None, tuple(infos))
     view = _view(topic, (), {P[0]})
     assert (view.available, view.muted) == ((1,), (0,))
 

@@ -35,7 +35,7 @@ from tests.support.strategy import forced
 pytestmark = pytest.mark.both_strategies
 
 PLAN = ColumnPlan.of([("value", "binary"), ("partition", "int")], "t")
-TOPICS = {"t": TopicMetadata("t", None, tuple(PartitionInfo("t", index, 0, 0) for index in range(4)))}
+TOPICS = {"t": TopicMetadata.of("t", None, tuple(PartitionInfo("t", index, 0, 0) for index in range(4)))}
 PARTITIONER = Partitioner(
     room=lambda *_: BatchRoom(None, 100), ignore_keys=False, adaptive=False, random=lambda: 0.5
 )

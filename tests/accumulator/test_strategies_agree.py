@@ -38,7 +38,7 @@ from tests.support.effort import tries
 PARTITIONS = 7
 POOL_BYTES = 1 << 30  # mapped lazily; nothing presses
 NOW = 1_700_000_000_000
-TOPICS = {"t": TopicMetadata("t", None, tuple(PartitionInfo("t", p, p % 2, 0) for p in range(PARTITIONS)))}
+TOPICS = {"t": TopicMetadata.of("t", None, tuple(PartitionInfo("t", p, p % 2, 0) for p in range(PARTITIONS)))}
 PLAN = ColumnPlan.of(
     [
         ("key", "binary"),

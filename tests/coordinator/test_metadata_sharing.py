@@ -302,7 +302,7 @@ def test_the_coordinator_refreshes_topics_no_more_often_than_a_producer_by_itsel
         chosen = view.next_request(now_ms)
         if chosen:
             responses = tuple(
-                TopicMetadata(name, b"i" * 16, (PartitionInfo(name, 0, 1, 0),)) for name in chosen
+                TopicMetadata.of(name, b"i" * 16, (PartitionInfo(name, 0, 1, 0),)) for name in chosen
             )
             view.on_response(MetadataUpdate((Node(1, "a", 1),), responses), chosen, now_ms)
             asked += len(chosen) * (now_ms > 2 * max_age_ms)

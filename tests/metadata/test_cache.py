@@ -23,7 +23,7 @@ def cache() -> MetadataCache:
 
 
 def topic(name: str, leader: int = 1, epoch: int = 0, topic_id: bytes | None = b"i" * 16) -> TopicMetadata:
-    return TopicMetadata(name, topic_id, (PartitionInfo(name, 0, leader, epoch),))
+    return TopicMetadata.of(name, topic_id, (PartitionInfo(name, 0, leader, epoch),))
 
 
 def response(*topics: TopicMetadata, **errors: int) -> MetadataUpdate:

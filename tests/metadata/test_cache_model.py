@@ -153,7 +153,7 @@ def update(model: Model, responses: dict[str, str]) -> MetadataUpdate:
         epoch = ((known.epoch if known else 0) or 0) + (said == NEWER_EPOCH)
         if said in (OK, NEWER_EPOCH, LEADERLESS):
             leader = NO_LEADER if said == LEADERLESS else 1
-            topics.append(TopicMetadata(name, b"i" * 16, (PartitionInfo(name, 0, leader, epoch),)))
+            topics.append(TopicMetadata.of(name, b"i" * 16, (PartitionInfo(name, 0, leader, epoch),)))
         elif said:
             errors[name] = UNKNOWN if said == MISSING else DENIED
     return MetadataUpdate(NODES, tuple(topics), errors)

@@ -12,7 +12,7 @@ from kafka_sink.options import parse
 from kafka_sink.task.producer import Producer
 
 FORGED, REAL = Node(1, "evil.example", 9093), Node(1, "broker.example", 9093)
-TOPIC = TopicMetadata("t", bytes([7] * 16), (PartitionInfo("t", 0, 1, 3),))
+TOPIC = TopicMetadata.of("t", bytes([7] * 16), (PartitionInfo("t", 0, 1, 3),))
 
 
 def cluster(*, confirmed_only: bool) -> ClusterMetadata:

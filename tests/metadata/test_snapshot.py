@@ -26,7 +26,7 @@ def cache() -> MetadataCache:
 
 
 def topic(name: str, leader: int = 1, epoch: int = 0, topic_id: bytes = b"i" * 16) -> TopicMetadata:
-    return TopicMetadata(name, topic_id, (PartitionInfo(name, 0, leader, epoch),))
+    return TopicMetadata.of(name, topic_id, (PartitionInfo(name, 0, leader, epoch),))
 
 
 def learn(made: MetadataCache, now: float, *topics: TopicMetadata, nodes: tuple[Node, ...] = NODES) -> None:
@@ -223,7 +223,7 @@ def test_a_snapshot_is_the_same_after_pickling_and_small(partitions: int) -> Non
         PartitionInfo("t", index, chance.randrange(-1, 60), chance.choice((-1, 7)))
         for index in range(partitions)
     )
-    topic = TopicSnapshot(TopicMetadata("t", b"i" * 16, found), 5.0)
+    topic = TopicSnapshot(TopicMetadata.of("t", b"i" * 16, found), 5.0)
     snapshot = MetadataSnapshot((topic,), (Node(1, "h", 9092),), 3.0, "c")
     pickled = pickle.dumps(snapshot)
     assert pickle.loads(pickled) == snapshot

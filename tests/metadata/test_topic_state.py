@@ -14,7 +14,7 @@ OLD, NEW = b"o" * 16, b"n" * 16
 
 def topic(*leaders: tuple[int, int], topic_id: bytes | None = OLD) -> TopicMetadata:
     infos = (PartitionInfo("t", number, leader, epoch) for number, (leader, epoch) in enumerate(leaders))
-    return TopicMetadata("t", topic_id, tuple(infos))
+    return TopicMetadata.of("t", topic_id, tuple(infos))
 
 
 # A broker's history of a topic: the leader of an epoch is always the same one.

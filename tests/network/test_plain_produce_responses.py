@@ -1,4 +1,4 @@
-"""The short way to read a Produce response against kafka-python's: equal, or not taken."""
+"""The short way to read a Produce response against the long one: equal, or not taken."""
 
 from __future__ import annotations
 
@@ -8,21 +8,17 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kafka.protocol.producer import ProduceResponse
 
 from kafka_sink.errors import ProtocolError
 from kafka_sink.network import produce
+from kafka_sink.network.apis import PRODUCE
 from kafka_sink.network.wire import read_response
+from tests.support.schema_responses import uvarint
 
 VERSIONS = st.sampled_from([9, 10, 11, 12, 13])
 
 
-def uvarint(value: int) -> bytes:
-    out = bytearray()
-    while value > 0x7F:
-        out.append((value & 0x7F) | 0x80)
-        value >>= 7
-    return bytes([*out, value])
+ENOUGH = 1_000
 
 
 @st.composite
@@ -46,21 +42,21 @@ def responses(draw: Any) -> tuple[int, bytes, int]:
     return version, body + struct.pack(">i", draw(st.integers(0, 5000))) + b"\0", sum(map(len, topics))
 
 
-def by_library(version: int, payload: bytes) -> produce.ProduceResponse:
-    return read_response(ProduceResponse, version, payload, lambda found: produce._response(version, found))
+def the_long_way(version: int, payload: bytes) -> produce.ProduceResponse:
+    return read_response(PRODUCE, version, payload, produce._response)
 
 
 @given(responses())
 def test_plain_responses_are_read_the_short_way_and_alike(response: tuple[int, bytes, int]) -> None:
     version, payload, partitions = response
-    found = produce._read_plain(version, payload)
+    found = produce._read_plain(version, payload, ENOUGH)
     assert found is not None
     assert len(found.partitions) == partitions
-    assert found == by_library(version, payload)
+    assert found == the_long_way(version, payload)
 
 
 @given(responses(), st.data())
-def test_damaged_responses_are_left_to_the_library_or_read_alike(
+def test_damaged_responses_are_left_to_the_long_way_or_read_alike(
     response: tuple[int, bytes, int], data: Any
 ) -> None:
     version, payload, _ = response
@@ -75,10 +71,10 @@ def test_damaged_responses_are_left_to_the_library_or_read_alike(
             case _:
                 damaged.insert(at, data.draw(st.integers(0, 255)))
     try:
-        expected: produce.ProduceResponse | None = by_library(version, bytes(damaged))
+        expected: produce.ProduceResponse | None = the_long_way(version, bytes(damaged))
     except ProtocolError:
         expected = None
-    found = produce._read_plain(version, bytes(damaged)) if len(damaged) >= 4 else None
+    found = produce._read_plain(version, bytes(damaged), ENOUGH) if len(damaged) >= 4 else None
     assert found is None or found == expected
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kafka.protocol.producer import ProduceRequest, ProduceResponse
 
 from kafka_sink.errors import ProtocolError
-from kafka_sink.model import Node
+from kafka_sink.model import NO_RECORD_ERRORS, Node
 from kafka_sink.network import produce
 from tests.support.fake_replies import Reply
 from tests.support.fake_state import FakeState
@@ -143,11 +143,12 @@ def test_responses_of_every_version(version: int) -> None:
     assert (good.topic, good.topic_id) == (("t", None) if version < 13 else (None, uuid.UUID(int=5).bytes))
     assert (good.partition, good.error_code, good.base_offset, good.log_append_time_ms) == (0, 0, 2**40, 17)
     assert good.log_start_offset == (3 if version >= 5 else -1)
-    assert (good.error_message, good.record_errors, good.current_leader) == (None, (), None)
+    assert (good.error_message, good.record_errors, good.current_leader) == (None, NO_RECORD_ERRORS, None)
     assert (bad.partition, bad.error_code, bad.base_offset) == (9, 87, -1)
     has_reasons = version >= 8
     assert bad.error_message == ("no good" if has_reasons else None)
-    assert bad.record_errors == (((4, "é"), (5, None)) if has_reasons else ())
+    assert list(bad.record_errors.places) == ([4, 5] if has_reasons else [])
+    assert bad.record_errors.reason == ("é" if has_reasons else None)
     assert bad.current_leader == ((2, 7) if version >= 10 else None)
     assert response.node_endpoints == ((Node(2, "b2", 9094, "r"),) if version >= 10 else ())
     assert response.throttle_time_ms == 250

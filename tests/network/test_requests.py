@@ -108,7 +108,7 @@ def test_metadata_as_our_own_values(version: int) -> None:
     assert response.throttle_time_ms == 6
     assert response.update.errors == {}
     assert response.update.topics == (
-        TopicMetadata(
+        TopicMetadata.of(
             "t",
             topic_id.bytes if version >= 10 else None,
             (PartitionInfo("t", 0, 1, epoch), PartitionInfo("t", 1, 2, epoch)),

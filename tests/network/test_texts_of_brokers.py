@@ -54,7 +54,7 @@ def test_explanations_of_every_response_are_bounded_and_printable() -> None:
     assert is_safe(produced(error_message=FORGED).error_message)
     kind = ProduceResponse.TopicProduceResponse.PartitionProduceResponse.BatchIndexAndErrorMessage
     errors = [kind(batch_index=0, batch_index_error_message=FORGED)]
-    assert is_safe(produced(record_errors=errors).record_errors[0][1])
+    assert is_safe(produced(record_errors=errors).record_errors.reason)
 
     topic = CreateTopicsResponse.CreatableTopicResult(name="t", error_code=38, error_message=FORGED)
     created = CreateTopicsResponse(version=4, topics=[topic], throttle_time_ms=0)
@@ -74,7 +74,7 @@ def test_explanations_of_every_response_are_bounded_and_printable() -> None:
 
 
 def test_mechanisms_on_offer_are_cut() -> None:
-    offer = SaslHandshakeResponse(version=1, error_code=33, mechanisms=["A\nB"] * 5_000)
+    offer = SaslHandshakeResponse(version=1, error_code=33, mechanisms=["A\nB"] * 500)
     response = authentication.decode_handshake(1, framed(offer, 1)[4:])
     login = authentication.Login(_Exchange(), "broker", {17: (0, 1), 36: (0, 2)})
     login.begin()
@@ -126,7 +126,7 @@ def test_bytes_that_are_no_text_are_not_quoted() -> None:
     payload = framed(MetadataResponse(version=9, brokers=[], topics=[topic], cluster_id="c"), 9)[4:]
     with pytest.raises(ProtocolError) as caught:
         requests.decode_metadata(9, payload.replace(b"N" * 20_000, b"\xff" * 20_000))
-    assert "UnicodeDecodeError" in str(caught.value)
+    assert "can't decode" in str(caught.value)
     assert is_safe(str(caught.value))
     assert caught.value.__cause__ is None
     assert caught.value.__context__ is None

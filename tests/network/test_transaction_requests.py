@@ -153,7 +153,7 @@ ANSWERS: dict[str, tuple[Callable[[int, bytes], Any], int, bytes, Any]] = {
         sut.decode_list_transactions,
         1,
         listed(),
-        sut.ListTransactionsResponse(0, {"x": "Ongoing"}),
+        sut.ListTransactionsResponse(0, ["x"]),
     ),
 }
 

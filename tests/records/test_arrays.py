@@ -74,7 +74,7 @@ for batch in reader:
     for unit_rows in [*builder.offer(batch, 0.0), *builder.drain()]:
         rows = columns.extract(plan, unit_rows, 5)
         parts = [(n, (PartitionInfo(n, 0, 0), PartitionInfo(n, 1, 0))) for n in rows.topics]
-        topics = {n: TopicMetadata(n, None, found) for n, found in parts}
+        topics = {n: TopicMetadata.of(n, None, found) for n, found in parts}
         unit = ordering.ordered_rows_of(rows, topics, partitioner, lambda topic, count: [0] * count, 5)
         encoder.encode(unit.columns, unit.timestamps(0, len(unit)), [Run(0, len(unit), 0, 5)])
         encoder.encode(unit.columns.slice(1, 3), 5, [Run(0, 2, 0, 5)])

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.both_strategies
 
 PARTITIONS = 400
 PLAN = ColumnPlan.of([("value", "binary"), ("partition", "int")], "t")
-TOPICS = {"t": TopicMetadata("t", None, tuple(PartitionInfo("t", p, 0, 0) for p in range(PARTITIONS)))}
+TOPICS = {"t": TopicMetadata.of("t", None, tuple(PartitionInfo("t", p, 0, 0) for p in range(PARTITIONS)))}
 PARTITIONER = Partitioner(
     room=lambda *_: BatchRoom(None, 100), ignore_keys=False, adaptive=False, random=lambda: 0.5
 )

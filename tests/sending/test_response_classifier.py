@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kafka_sink.errors import AuthenticationError, RecordTooLargeError
-from kafka_sink.model import TopicPartition
+from kafka_sink.model import RecordErrors, TopicPartition
 from kafka_sink.sending.response_classifier import (
     RULES,
     Action,
@@ -111,7 +111,8 @@ def test_an_unknown_producer_restarts_where_the_log_moved_past_its_last_write() 
 
 @pytest.mark.parametrize("code", [29, 31, 32, 35, 47, 76, 87, 90, 4242])
 def test_final_responses_fail_and_are_named(code: int) -> None:
-    outcome = classify_response(attempt(code, error_message="broker's words", record_errors=((7, "bad"),)))
+    refused = RecordErrors((7,), "bad")
+    outcome = classify_response(attempt(code, error_message="broker's words", record_errors=refused))
     assert outcome.action is Action.FAIL
     text = str(outcome.cause)
     assert "t-3" in text

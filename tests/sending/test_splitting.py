@@ -28,7 +28,7 @@ from tests.support.strategy import forced
 pytestmark = pytest.mark.both_strategies
 
 BATCH_SIZE = 1_000
-TOPICS = {"t": TopicMetadata("t", None, (PartitionInfo("t", 0, 0, 0),))}
+TOPICS = {"t": TopicMetadata.of("t", None, (PartitionInfo("t", 0, 0, 0),))}
 PARTITIONER = Partitioner(
     room=lambda *_: BatchRoom(None, 100), ignore_keys=False, adaptive=False, random=lambda: 0.5
 )

@@ -37,7 +37,7 @@ from kafka_sink.sending.splitting import BatchSplitter, content_of, take_out
 from tests.support.effort import tries
 
 PARTITIONS = 5
-TOPICS = {"t": TopicMetadata("t", None, tuple(PartitionInfo("t", p, p % 2, 0) for p in range(PARTITIONS)))}
+TOPICS = {"t": TopicMetadata.of("t", None, tuple(PartitionInfo("t", p, p % 2, 0) for p in range(PARTITIONS)))}
 PLAN = ColumnPlan.of([("value", "binary"), ("partition", "int")], "t")
 PARTITIONER = Partitioner(
     room=lambda *_: BatchRoom(None, 100), ignore_keys=False, adaptive=False, random=lambda: 0.5

@@ -33,7 +33,7 @@ class Cluster:
         found = self.leaders.get(name)
         if found is None:
             return None
-        return TopicMetadata(name, None, tuple(PartitionInfo(name, i, n) for i, n in enumerate(found)))
+        return TopicMetadata.of(name, None, tuple(PartitionInfo(name, i, n) for i, n in enumerate(found)))
 
     def leader(self, partition: TopicPartition) -> PartitionInfo | None:
         found = self.leaders.get(partition.topic, [])

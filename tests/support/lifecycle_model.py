@@ -23,7 +23,7 @@ from kafka_sink.breaker.send_policy import SendPolicy
 from kafka_sink.clock import ExponentialBackoff
 from kafka_sink.errors import BufferExhaustedError, DeliveryError
 from kafka_sink.metadata.metadata_requests import MetadataRequestSettings
-from kafka_sink.model import CompressionType, PartitionInfo, TopicMetadata, TopicPartition
+from kafka_sink.model import NO_RECORD_ERRORS, CompressionType, PartitionInfo, TopicMetadata, TopicPartition
 from kafka_sink.network.client import RequestFailed, ResponseReceived
 from kafka_sink.network.produce import ProducePartitionResponse, ProduceResponse
 from kafka_sink.records import encoder
@@ -67,7 +67,7 @@ class Metadata:
         return None
 
     def described(self) -> TopicMetadata:
-        return TopicMetadata(
+        return TopicMetadata.of(
             TOPIC,
             None,
             tuple(PartitionInfo(TOPIC, index, node, 0) for index, node in enumerate(self.leaders)),
@@ -300,10 +300,9 @@ class Model:
             elif not error or append:
                 found, offset = self.write(partition, data)
                 code = found or error
+            number, errors = partition.partition, NO_RECORD_ERRORS
             responses.append(
-                ProducePartitionResponse(
-                    TOPIC, None, partition.partition, code, offset, -1, log_start, None, (), None
-                )
+                ProducePartitionResponse(TOPIC, None, number, code, offset, -1, log_start, None, errors, None)
             )
         request.response = ProduceResponse(tuple(responses), 0, ())
 

@@ -90,13 +90,13 @@ class Network:
         elif request.api_key == apis.METADATA:
             alive = tuple(one for one in NODES if one.id not in self.dead)
             partitions = tuple(PartitionInfo("t", number) for number in range(self.partitions))
-            topics = (TopicMetadata("t", None, partitions),)
+            topics = (TopicMetadata.of("t", None, partitions),)
             self._answer(node, request.tag, MetadataResponse(MetadataUpdate(alive, topics)))
         elif request.api_key != apis.LIST_TRANSACTIONS:
             self._answer(node, request.tag, self.of_groups(node, request.api_key))
         else:
             self.listed.append(node)
-            self._answer(node, request.tag, ListTransactionsResponse(0, {f"p-task-{node}-0": "Ongoing"}))
+            self._answer(node, request.tag, ListTransactionsResponse(0, [f"p-task-{node}-0"]))
 
     def of_groups(self, node: int, api: int) -> Any:
         """What groups' coordinators answer."""

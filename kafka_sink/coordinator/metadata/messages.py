@@ -11,7 +11,7 @@ from typing import Any
 from kafka_sink.coordinator.transport import message_format as fields
 from kafka_sink.coordinator.transport.message_format import decoding, int32, whole
 from kafka_sink.metadata.snapshot import MetadataSnapshot, TopicSnapshot
-from kafka_sink.model import Node, PartitionInfo, TopicMetadata, TopicPartition
+from kafka_sink.model import Node, Partitions, TopicMetadata, TopicPartition
 from kafka_sink.printable import is_host
 
 MAX_TOPICS = 5000
@@ -61,7 +61,7 @@ def encode_snapshot(snapshot: MetadataSnapshot) -> Iterator[dict[str, Any]]:
 def _encode_topic(hint: TopicSnapshot) -> list[Any]:
     topic = hint.metadata
     topic_id = None if topic.topic_id is None else topic.topic_id.hex()
-    leaders = [[one.leader, one.leader_epoch] for one in topic.partitions]
+    leaders = list(zip(topic.partitions.leaders, topic.partitions.epochs, strict=True))
     encoded = [topic.name, topic_id, hint.age_ms, leaders]
     return encoded if math.isinf(hint.replaced_age_ms) else [*encoded, hint.replaced_age_ms]
 
@@ -127,12 +127,12 @@ def _id(value: Any) -> bytes | None:
 def _decode_topic(
     name: Any, topic_id: Any, age_ms: Any, leaders: Any, replaced_age_ms: Any = None
 ) -> TopicSnapshot:
-    partitions = tuple(
-        PartitionInfo(name, index, int32(leader), int32(epoch))
-        for index, (leader, epoch) in enumerate(leaders)
+    name = fields.topic(name)
+    partitions = Partitions(
+        name, (int32(leader) for leader, _ in leaders), (int32(epoch) for _, epoch in leaders)
     )
     replaced = math.inf if replaced_age_ms is None else fields.ms(replaced_age_ms)
-    known = TopicMetadata(fields.topic(name), _id(topic_id), partitions)
+    known = TopicMetadata(name, _id(topic_id), partitions)
     return TopicSnapshot(known, fields.ms(age_ms), replaced)
 
 

@@ -31,7 +31,7 @@ NODES = (Node(1, "one", 9092), Node(2, "two", 9092))
 
 
 def metadata(name: str, leader: int = 1, epoch: int = 0) -> TopicMetadata:
-    return TopicMetadata(name, bytes(16), (PartitionInfo(name, 0, leader, epoch),))
+    return TopicMetadata.of(name, bytes(16), (PartitionInfo(name, 0, leader, epoch),))
 
 
 class Coordinator:
