@@ -23,6 +23,7 @@ from kafka_sink.rows.columns import extract
 from kafka_sink.rows.murmur2 import partitions_for
 from kafka_sink.rows.ordering import _view, ordered_rows_of
 from kafka_sink.rows.partitioner import Partitioner
+from tests.support.queues import queues_of
 
 PLAN = ColumnPlan.of([("key", "binary"), ("value", "binary"), ("partition", "int")], "t")
 COUNT = 6
@@ -79,19 +80,19 @@ class Bench:
             self.accumulator, LIMIT, lambda: self.mutes, lambda p: f"{p} rests", lambda: self.now
         )
         self.appender = RecordAppender(self.accumulator, None, lambda: self.now, lambda: None, self.share)
-        enqueue = self.accumulator._queues.enqueue
+        enqueue = queues_of(self.accumulator).enqueue
 
         def noting(queue, batch):  # type: ignore[no-untyped-def]
             self.order.append(queue.partition.partition)
             enqueue(queue, batch)
 
-        self.accumulator._queues.enqueue = noting  # type: ignore[method-assign]
+        queues_of(self.accumulator).enqueue = noting  # type: ignore[method-assign]
 
     def append(self, one: OrderedRows, check: Callable[[], None] = lambda: None) -> None:
         self.appender.append(one, check)
 
     def rows(self, partition: int) -> list[int]:
-        batches = self.accumulator._queues.queue(P[partition]).batches
+        batches = queues_of(self.accumulator).queue(P[partition]).batches
         data = b"".join(bytes(view) for batch in batches for view in batch.buffer.views())
         return [int(number) for number in re.findall(rb"<(\d+)>", data)]
 

@@ -14,6 +14,7 @@ from kafka_sink.accumulator.producer_batch import BatchState, IllegalTransitionE
 from kafka_sink.accumulator.record_accumulator import AccumulatorSettings, RecordAccumulator
 from kafka_sink.model import CompressionType, PartitionInfo, TopicPartition
 from kafka_sink.records.batch_header import ProducerSequence
+from tests.support.queues import queues_of
 from tests.support.strategy import forced
 
 pytestmark = pytest.mark.both_strategies
@@ -111,7 +112,7 @@ def test_what_makes_a_batch_ready_at_once() -> None:
     followed.batch(P[0])
     flushed.batch(P[0])
     assert flushed.ready(0)[0] == {}
-    flushed.accumulator._queues.flushing = True
+    queues_of(flushed.accumulator).flushing = True
     for bench in (full, followed, flushed):
         assert bench.ready(0)[0] == {0: {0}}
 
@@ -127,9 +128,9 @@ def test_somebody_who_waits_for_memory_makes_all_ready(monkeypatch: pytest.Monke
 def test_a_leased_batch_is_left_alone_and_the_task_is_asked_to_wake_the_sender() -> None:
     bench = Bench()
     bench.batch(P[0]).leased = True
-    assert not bench.accumulator._queues.leased_batch_skipped
+    assert not queues_of(bench.accumulator).leased_batch_skipped
     assert bench.ready(10_000) == ({}, math.inf)
-    assert bench.accumulator._queues.leased_batch_skipped
+    assert queues_of(bench.accumulator).leased_batch_skipped
 
 
 def test_a_batch_leased_between_the_look_and_the_drain_asks_for_a_wake_up_too() -> None:
@@ -138,7 +139,7 @@ def test_a_batch_leased_between_the_look_and_the_drain_asks_for_a_wake_up_too() 
     queues = bench.accumulator.ready(bench.leader, 1_000).nodes[0]
     batch.leased = True
     assert bench.accumulator.drain(0, queues, 10_000, anything) == []
-    assert bench.accumulator._queues.leased_batch_skipped
+    assert queues_of(bench.accumulator).leased_batch_skipped
 
 
 def test_muted_partitions_and_those_without_a_leader_are_left_out() -> None:
@@ -228,12 +229,12 @@ def test_retries_and_pieces_return_to_their_places_in_any_order() -> None:
     bench.accumulator.reenqueue(flying[2], 0)
     pieces = [bench.batch(P[1]) for _ in range(2)]
     for index, piece in enumerate(pieces):
-        bench.accumulator._queues.waiting[P[1]].batches.clear()
+        queues_of(bench.accumulator).waiting[P[1]].batches.clear()
         piece.partition = P[0]
         piece.ordinal = (*flying[1].ordinal, index)
     bench.accumulator.reenqueue_split(flying[1], pieces)
     bench.accumulator.reenqueue(flying[0], 0)
-    assert list(bench.accumulator._queues.queue(P[0]).batches) == [
+    assert list(queues_of(bench.accumulator).queue(P[0]).batches) == [
         batches[0],
         *pieces,
         batches[2],
@@ -413,7 +414,7 @@ def test_they_go_behind_what_is_queued_where_least_is() -> None:
     assert queued(bench, P[2]) == moving[:3] + moving[4:]
     assert queued(bench, P[1]) == [*waiting, moving[3]]
     assert waiting[-1].state is BatchState.CLOSED, "rows after it would be before what moved"
-    assert P[0] not in bench.accumulator._queues.waiting
+    assert P[0] not in queues_of(bench.accumulator).waiting
 
 
 def test_a_leased_batch_neither_moves_nor_is_closed() -> None:
@@ -422,7 +423,7 @@ def test_a_leased_batch_neither_moves_nor_is_closed() -> None:
     moving, open_there = free(bench.batch(P[0])), bench.batch(P[1])
     moving.leased = True
     assert move(bench, P[0], P[1]) == []
-    assert bench.accumulator._queues.leased_batch_skipped
+    assert queues_of(bench.accumulator).leased_batch_skipped
     moving.leased, open_there.leased = False, True
     assert move(bench, P[0], P[1]) == []
     assert (moving.state, open_there.state) == (BatchState.OPEN, BatchState.OPEN)

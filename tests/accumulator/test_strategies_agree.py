@@ -34,6 +34,7 @@ from kafka_sink.rows.partitioner import Partitioner
 from kafka_sink.sending.produce_requests import fill_request
 from kafka_sink.sending.splitting import split_batch
 from tests.support.effort import tries
+from tests.support.queues import queues_of
 
 PARTITIONS = 7
 POOL_BYTES = 1 << 30  # mapped lazily; nothing presses
@@ -246,9 +247,11 @@ def test_the_runs_above_are_of_many_kinds() -> None:
     run = Run(shape, CompressionType.LZ4, incremental)
     wire = run.everything()
     assert run.batches > 2 * PARTITIONS
-    assert run.accumulator.limits.of("t") < run.shape.batch_size or run.accumulator._queues.too_large_batches
+    assert (
+        run.accumulator.limits.of("t") < run.shape.batch_size or queues_of(run.accumulator).too_large_batches
+    )
     assert max(map(len, wire)) > 2 * 64 * 1024
     assert (
-        sum(TopicPartition("t", p) in run.accumulator._queues.by_partition for p in range(PARTITIONS))
+        sum(TopicPartition("t", p) in queues_of(run.accumulator).by_partition for p in range(PARTITIONS))
         == PARTITIONS
     )

@@ -29,6 +29,7 @@ from kafka_sink.task_activity import BROKER, MEMORY, METADATA
 from tests.support.fake_broker import INIT_PRODUCER_ID, PRODUCE, FakeCluster
 from tests.support.fake_replies import Reply, error
 from tests.support.interrupts import interruptible
+from tests.support.queues import queues_of
 from tests.support.scripted_cluster import (
     TOPIC,
     rows,
@@ -509,12 +510,12 @@ def test_an_error_says_what_was_acknowledged_failed_unacknowledged_and_never_sen
         producer.send(rows(0, 7, partition=1))
         appender.flush()
         until(lambda: not producer._accumulator.incomplete, "the acknowledged rows")
-        producer._accumulator._queues.flushing = False
+        queues_of(producer._accumulator).flushing = False
         cluster.freeze(1)
         producer.send(rows(7, 6, partition=1))
         appender.flush()
         until(lambda: producer._accumulator.unacknowledged_records() == 6, "the unacknowledged rows")
-        producer._accumulator._queues.flushing = False
+        queues_of(producer._accumulator).flushing = False
         producer.send(rows(13, 4, partition=3))  # its broker is busy
         cluster.script(PRODUCE, error(87), node_id=0)
         producer.send(rows(17, 5, partition=0))

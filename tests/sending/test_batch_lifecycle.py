@@ -35,6 +35,7 @@ from kafka_sink.sending.producer_identity import ProducerIdentity
 from tests.support.effort import tries
 from tests.support.fake_log import numbers_in
 from tests.support.lifecycle_model import DELIVERY_TIMEOUT_MS, NODES, PARTITIONS, TOPIC, Model
+from tests.support.queues import queues_of
 
 # Refusals without an append, also of what was appended before; responses of unknown meaning; ends.
 PASSING = (3, 5, 6, 19, 74)
@@ -186,7 +187,7 @@ def test_a_lease_that_ends_while_its_batch_expires_does_not_let_it_live_on() -> 
     model = Model()
     model.append([0], 5, lambda: None)
     model.now += DELIVERY_TIMEOUT_MS + 1
-    batch, fail = next(iter(model.accumulator._queues.live)), model.accumulator.fail
+    batch, fail = next(iter(queues_of(model.accumulator).live)), model.accumulator.fail
 
     def leased_until_refused(batch: ProducerBatch, record: Callable[[], None]) -> bool:
         batch.leased = True

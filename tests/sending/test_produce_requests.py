@@ -19,6 +19,7 @@ from kafka_sink.rows.columns import extract
 from kafka_sink.rows.ordering import ordered_rows_of
 from kafka_sink.rows.partitioner import Partitioner
 from kafka_sink.sending.produce_requests import fill_request
+from tests.support.queues import queues_of
 from tests.support.strategy import forced
 
 pytestmark = pytest.mark.both_strategies
@@ -125,7 +126,7 @@ def test_what_is_sent_back_keeps_its_place_and_is_no_longer_in_flight() -> None:
     bench.append([b"later"], [1])
     first = bench.request()
     assert [batch.partition.partition for batch in first] == [0]
-    queue = bench.accumulator._queues.queue(TopicPartition("t", 1))
+    queue = queues_of(bench.accumulator).queue(TopicPartition("t", 1))
     assert (queue.in_flight, queue.batches[0].request_references) == (0, 0)
     assert queue.batches[0].state is BatchState.SEALED
     assert [batch.partition.partition for batch in bench.request()] == [1]

@@ -23,6 +23,7 @@ from kafka_sink.rows.columns import extract
 from kafka_sink.rows.ordering import ordered_rows_of
 from kafka_sink.rows.partitioner import Partitioner
 from kafka_sink.sending.splitting import _records, content_of, split_batch, take_out
+from tests.support.queues import queues_of
 from tests.support.strategy import forced
 
 pytestmark = pytest.mark.both_strategies
@@ -72,7 +73,7 @@ class Refused:
             ordered_rows_of(rows, TOPICS, PARTITIONER, lambda topic, count: [0] * count, 5), lambda: None
         )
         appender.flush()
-        (self.batch,) = accumulator._queues.queue(TopicPartition("t", 0)).batches
+        (self.batch,) = queues_of(accumulator).queue(TopicPartition("t", 0)).batches
         self.values = values
 
     def split(self, batch_size: int = BATCH_SIZE) -> list[ProducerBatch]:

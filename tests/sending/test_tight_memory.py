@@ -35,6 +35,7 @@ from kafka_sink.sending.batch_completion import BatchCompletion
 from kafka_sink.sending.produce_requests import fill_request
 from kafka_sink.sending.splitting import BatchSplitter, content_of, take_out
 from tests.support.effort import tries
+from tests.support.queues import queues_of
 
 PARTITIONS = 5
 TOPICS = {"t": TopicMetadata.of("t", None, tuple(PartitionInfo("t", p, p % 2, 0) for p in range(PARTITIONS)))}
@@ -212,7 +213,7 @@ class Task:
         total = metrics.buffer_total_bytes
         assert metrics.used_bytes + metrics.free_bytes == metrics.allocated_bytes <= total
         # Encoded rows of one turn; headers of pieces, and what small ones shrink less than their batch.
-        batches = len(self.accumulator._queues.live)
+        batches = len(queues_of(self.accumulator).live)
         beyond = self.unit_bytes + total // 4 + batches * 2 * 16_384
         assert metrics.heap_bytes <= self.pool.heap_limit_bytes + beyond
 

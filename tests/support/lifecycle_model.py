@@ -39,6 +39,7 @@ from kafka_sink.sending.response_handler import ResponseHandler
 from kafka_sink.sending.settings import SenderSettings
 from kafka_sink.sending.task_deliveries import Written
 from tests.support.fake_log import PartitionLog, numbers_in, parse_batch
+from tests.support.queues import queues_of
 from tests.support.strategy import forced
 
 TOPIC = "t"
@@ -208,7 +209,7 @@ class Model:
     def flush(self) -> None:
         """As at the end of the task's rows, but more may follow."""
         self.appender.flush()
-        self.accumulator._queues.flushing = False
+        queues_of(self.accumulator).flushing = False
 
     # -- the sender -----------------------------------------------------------------------------------
 
@@ -240,7 +241,7 @@ class Model:
 
     def move_unsent(self, source: TopicPartition) -> None:
         """What was never sent to a partition goes to those that are not muted, as if no row had a key."""
-        queue = self.accumulator._queues.by_partition.get(source)
+        queue = queues_of(self.accumulator).by_partition.get(source)
         targets = [one for one in self.logs if one != source and one not in self.muted]
         if queue is None or not targets:
             return
@@ -378,7 +379,7 @@ class Model:
 
     def check(self) -> None:
         """All of them hold between any two steps."""
-        live = self.accumulator._queues.live
+        live = queues_of(self.accumulator).live
         metrics = self.pool.metrics()
         assert metrics.used_bytes + metrics.heap_bytes == held_by(live), (
             "memory without an owner, or with two"
@@ -402,7 +403,7 @@ class Model:
         assert known == self.next_row, f"{known} of {self.next_row} rows are accounted for"
 
     def _check_queues(self, live: Collection[ProducerBatch]) -> None:
-        for queue in self.accumulator._queues.by_partition.values():
+        for queue in queues_of(self.accumulator).by_partition.values():
             ordinals = [batch.ordinal for batch in queue.batches]
             assert ordinals == sorted(ordinals), "a retry left its place"
             assert len(set(ordinals)) == len(ordinals)

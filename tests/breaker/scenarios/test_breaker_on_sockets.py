@@ -20,6 +20,7 @@ from kafka_sink.sending import sender
 from kafka_sink.task.producer import Producer
 from tests.support.fake_broker import PRODUCE, FakeCluster
 from tests.support.fake_replies import OK, Reply, error
+from tests.support.queues import queues_of
 from tests.support.scripted_cluster import (
     PATIENCE_S,
     TOPIC,
@@ -180,7 +181,7 @@ def test_rows_do_not_gather_for_a_frozen_broker_that_owes_a_response(cluster: Fa
             if mutes(producer):
                 break
         stream = Keyless(producer)
-        queue = producer._accumulator._queues.queue(P0)
+        queue = queues_of(producer._accumulator).queue(P0)
         begun = time.monotonic()
         stream.send_until(lambda: stream.count > 100 and time.monotonic() > begun + 1.5, "rows go on")
         assert not queue.batches
@@ -201,7 +202,7 @@ def test_no_rows_go_to_a_muted_broker_that_refuses_connections(cluster: FakeClus
         gate.control.manager.mute(0, "I say so")
         until(lambda: mutes(producer), "it is muted")
         stream = Keyless(producer)
-        queue = producer._accumulator._queues.queue(P0)
+        queue = queues_of(producer._accumulator).queue(P0)
         begun = time.monotonic()
         stream.send_until(lambda: stream.count > 100 and time.monotonic() > begun + 1.5, "rows go on")
         assert not queue.batches

@@ -1,0 +1,12 @@
+"""A look at an accumulator's queues from a test."""
+
+from __future__ import annotations
+
+from kafka_sink.accumulator.batch_queues import BatchQueues
+from kafka_sink.accumulator.record_accumulator import RecordAccumulator
+
+
+def queues_of(accumulator: RecordAccumulator) -> BatchQueues:
+    """As a task gets them; without the lock, so only where no other thread is at work."""
+    with accumulator.planning() as queues:
+        return queues
