@@ -14,9 +14,41 @@ from kafka_sink.version import __version__
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from kafka_sink.arrow.producer import ArrowProducer
     from kafka_sink.reports.written import Written
 
-__all__ = ["__version__", "foreach_batch", "producer_metrics", "register", "write"]
+__all__ = ["__version__", "foreach_batch", "producer", "producer_metrics", "register", "write", "write_arrow"]
+
+
+def write_arrow(data: Any, options: Mapping[str, Any], *, progress: bool | None = None) -> Written:
+    """Write Arrow data to Kafka, without Spark: returns when every row is acknowledged.
+
+    ``data``: anything with ``__arrow_c_stream__`` (tables and readers of pyarrow, frames of Polars and
+    pandas, relations of DuckDB), a record batch, or an iterable of such things, which is read as rows are
+    sent. The columns are those of the Spark sink: value, and optionally key, topic, partition, headers and
+    timestamp. ``options``: docs/options.md. ``progress``: show rows and rate on stderr; by default where that
+    is a terminal. docs/arrow.md has examples.
+
+    Calls from several threads are independent of each other. Raises ConfigurationError or SchemaError before
+    anything is written; all errors are in ``kafka_sink.errors``. After an error, and after Ctrl-C, a line at
+    WARNING says what became of the rows. With delivery.guarantee=exactly-once readers then see none of them.
+    """
+    from kafka_sink.arrow import write as arrow
+
+    return arrow.write_arrow(data, options, progress=progress)
+
+
+def producer(options: Mapping[str, Any]) -> ArrowProducer:
+    """For a program that gets its Arrow batches one by one: ``with kafka_sink.producer(options) as p``.
+
+    ``p.send(batch)`` takes what ``write_arrow`` takes, from any thread, and waits while buffer memory is
+    exhausted. ``p.flush()`` waits until all rows so far are acknowledged, as the end of the block does;
+    after it, ``p.result`` is what was written. An exception within the block ends the write at once. Raises
+    ConfigurationError.
+    """
+    from kafka_sink.arrow.producer import ArrowProducer
+
+    return ArrowProducer(options)
 
 
 def producer_metrics() -> list[dict[str, float]]:
@@ -25,8 +57,8 @@ def producer_metrics() -> list[dict[str, float]]:
     In Spark, these processes are the executors' Python workers. docs/metrics.md describes each metric.
     """
     # If no task has run here, the producer module need not be imported.
-    producer = sys.modules.get("kafka_sink.task.producer")
-    return [] if producer is None else producer.LIVE_PRODUCERS.metrics()
+    loaded = sys.modules.get("kafka_sink.task.producer")
+    return [] if loaded is None else loaded.LIVE_PRODUCERS.metrics()
 
 
 def register(spark: SparkSession) -> None:

@@ -72,6 +72,11 @@ class Rebatcher:
         """Whether no rows are held."""
         return not self._held
 
+    @property
+    def held_rows(self) -> int:
+        """How many rows are held. Any thread may ask."""
+        return sum(batch.num_rows for batch in self._held)
+
     def deadline_ms(self) -> float:
         """When the held rows must go; infinite if no rows are held."""
         return self._deadline_ms

@@ -121,7 +121,7 @@ class TaskDeliveries:
                 if log_append_time_ms > of_partition.log_append_time_ms:
                     of_partition.log_append_time_ms = log_append_time_ms
                 if base_offset >= 0:
-                    of_partition.ranges.append((base_offset, base_offset + records - 1))
+                    _extend(of_partition.ranges, base_offset, base_offset + records - 1)
                 of_topic = topics.get(partition.topic)
                 if of_topic is None:
                     of_topic = topics[partition.topic] = TopicCounts()
@@ -223,6 +223,14 @@ class TaskDeliveries:
                 )
                 for partition, counts in sorted(self._partitions.items())
             )
+
+
+def _extend(ranges: list[Range], first: int, last: int) -> None:
+    """Batches of one writer are neighbours mostly: a producer that runs for months has few ranges."""
+    if ranges and ranges[-1][1] + 1 == first:
+        ranges[-1] = (ranges[-1][0], last)
+    else:
+        ranges.append((first, last))
 
 
 def merge_ranges(ranges: list[Range]) -> tuple[Range, ...]:

@@ -104,7 +104,7 @@ def _run(df: DataFrame, planned: PlannedWrite, context: SparkContext) -> Written
             else:
                 planned.abort(messages)
             raise
-    return Written.of(ended.results, already_written=ended.outcome == "skipped")
+    return Written.of(ended.results, planned.options, already_written=ended.outcome == "skipped")
 
 
 class _Task:

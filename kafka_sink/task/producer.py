@@ -365,11 +365,7 @@ class Producer:
         cause and the counts.
         """
         started = monotonic_ms()
-        self._appender.flush()
-        self._await_completion()
-        # Brokers refuse rows meanwhile, and letters that are too large.
-        while self._write_letters():
-            self._await_completion()
+        self._send_all()
         counts = self._figures.counts()
         written = counts.records + counts.unconfirmed
         if written + counts.skipped != self._rows:
@@ -385,6 +381,29 @@ class Producer:
             metrics=self.metrics(),
             skip_reasons={} if self._dead_letters is None else self._dead_letters.reasons(),
         )
+
+    def flush(self) -> None:
+        """Sends what is left, waits until every row so far is acknowledged, and goes on. Raises as
+        ``finish``."""
+        self._send_all()
+        self._accumulator.begin_task()
+
+    def _send_all(self) -> None:
+        self._appender.flush()
+        self._await_completion()
+        # Brokers refuse rows meanwhile, and letters that are too large.
+        while self._write_letters():
+            self._await_completion()
+
+    @property
+    def rows(self) -> int:
+        """Rows of this task so far."""
+        return self._rows
+
+    @property
+    def acknowledged(self) -> int:
+        """Rows of this task that brokers have acknowledged; with acks=0 rows that were sent."""
+        return self._sender.deliveries.counts().written_records
 
     def _await_completion(self) -> None:
         deliveries = self._sender.deliveries
@@ -407,24 +426,25 @@ class Producer:
         if ended:
             raise DeliveryError("the sender thread has ended")
 
-    def abort(self, cause: Exception) -> None:
+    def abort(self, cause: Exception, held: int = 0) -> None:
         """Stops sending at once and drops what was not sent. Any thread may call it.
 
-        The task fails with this cause, wherever it waits. The producer serves no other task.
+        The task fails with this cause, wherever it waits. The producer serves no other task. ``held``: rows
+        that the task has and did not append yet.
         """
         unacknowledged = self._accumulator.unacknowledged_records()
         self._sender.abort(cause)
         written = self._sender.deliveries.counts().written_records
-        skipped = self._skipped
+        skipped, rows = self._skipped, self._rows + held
         _log.warning(
             "%s. Sending has stopped: of %d rows %d are acknowledged, %d were sent and have no response, "
             "%d are skipped, and %d are dropped",
             cause,
-            self._rows,
+            rows,
             written,
             unacknowledged,
             skipped,
-            max(0, self._rows - written - unacknowledged - skipped),
+            max(0, rows - written - unacknowledged - skipped),
         )
         self._accumulator.wake_waiters()
 

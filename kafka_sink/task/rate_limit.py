@@ -65,7 +65,8 @@ class RateLimit:
         self._share = {name: limit / max(1, tasks) for name, limit in limits.items()}
         self._levels = dict.fromkeys(limits, 1.0)
         self._at_ms = clock_ms()
-        self._has_warned = False
+        # One task alone has the whole limit.
+        self._has_warned = tasks <= 1
 
     def begin(self, job: str) -> None:
         """A new task, which writes for the job with this name."""

@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import os
+import threading
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 EXACTLY_ONCE = "exactly-once"
 _NAME_DIGITS = 16
+_MAX_IDLE_CLIENTS = 2
 # Share of kafka.transaction.timeout.ms from which on it is warned of.
 _LONG_OPEN = 0.5
 
@@ -234,24 +236,42 @@ def _report_takeover(scope: Scope, ownership: driver.Ownership, handover: Handov
 
 # -- connections ----------------------------------------------------------------------------------
 
+_clients_lock = threading.Lock()  # guards the one below
 _idle_clients: dict[SinkOptions, TransactionClient] = {}
-# Sockets are not shared with forked processes.
-os.register_at_fork(after_in_child=_idle_clients.clear)
+
+
+def _after_fork() -> None:
+    """Sockets are not shared with forked processes, and another thread may have held the lock."""
+    global _clients_lock
+    _clients_lock = threading.Lock()
+    _idle_clients.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 @contextmanager
 def client_of(options: SinkOptions) -> Iterator[TransactionClient]:
-    """This process's client for a cluster; one whose run failed is not used again."""
+    """A client for a cluster, which no other thread uses meanwhile; one whose run failed is not used
+    again."""
     # Imported here because most jobs have no transactions, and planning runs in every micro-batch.
     from kafka_sink.transactions.client import TransactionClient
 
     key = replace(options.for_tasks(), delivery_guarantee="at-least-once")
-    client = _idle_clients.pop(key, None) or TransactionClient(options)
+    with _clients_lock:
+        client = _idle_clients.pop(key, None)
+    if client is None:
+        client = TransactionClient(options)
     try:
         yield client
     except BaseException:
         client.close()
         raise
-    while len(_idle_clients) >= 2:
-        _idle_clients.pop(next(iter(_idle_clients))).close()
-    _idle_clients[key] = client
+    with _clients_lock:
+        replaced = _idle_clients.pop(key, None)
+        surplus = [] if replaced is None else [replaced]
+        while len(_idle_clients) >= _MAX_IDLE_CLIENTS:
+            surplus.append(_idle_clients.pop(next(iter(_idle_clients))))
+        _idle_clients[key] = client
+    for one in surplus:
+        one.close()

@@ -1,0 +1,277 @@
+"""Writes Arrow batches as they come, from any thread: one write, from the block's begin to its end.
+
+A block is what a job is in Spark: it ends when every row is acknowledged, and with exactly-once it is one
+transaction. Its rows go the way of a task's (``task/producer.py``), without Spark and without a coordinator.
+"""
+
+from __future__ import annotations
+
+import atexit
+import math
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from kafka_sink.arrow.columns import ArrowColumns
+from kafka_sink.arrow.planning import ArrowWrite, checked, plan
+from kafka_sink.arrow.sources import record_batches
+from kafka_sink.clock import monotonic_ms
+from kafka_sink.coordinator.process.planning import CoordinatorHandoff
+from kafka_sink.driver import driver_log
+from kafka_sink.errors import DeliveryError, ProducerClosedError
+from kafka_sink.model import EndedTransactions, SparkTask, TaskResult
+from kafka_sink.reports import write_reports
+from kafka_sink.reports.write_reports import EndedWrite
+from kafka_sink.reports.written import Written
+from kafka_sink.rows.column_plan import ColumnPlan
+from kafka_sink.rows.rebatching import Rebatcher
+from kafka_sink.task.producer import Producer
+from kafka_sink.task.producer_cache import PRODUCERS
+
+if TYPE_CHECKING:
+    from kafka_sink.arrow.transaction import WriteTransaction
+
+# How often refused rows are looked for while nothing is sent: they would expire without their letters.
+_LETTERS_MS = 100.0
+# Connections of idle producers are closed before the interpreter ends their threads.
+atexit.register(PRODUCERS.close)
+
+
+class ArrowProducer:
+    """See ``kafka_sink.producer``. Its methods may be called from several threads within the block.
+
+    ``result`` is there after the block.
+    """
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self.options, self._texts = checked(options)
+        self.result: Written | None = None
+        # Guards everything below; a turn of one thread lasts for one batch.
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._write: ArrowWrite | None = None
+        self._producer: Producer | None = None
+        self._transaction: WriteTransaction | None = None
+        self._failure: BaseException | None = None
+        self._columns: ArrowColumns | None = None
+        self._warned: set[str] = set()
+        # Rows wait for others here, for kafka.linger.ms at most, with the plan of their columns.
+        self._rebatcher = Rebatcher((), linger_ms=0)
+        self._held_schema: pa.Schema | None = None
+        self._plan: ColumnPlan | None = None
+        self._attendant: threading.Thread | None = None
+        self._attendant_sleeps = False
+
+    # -- what users call ----------------------------------------------------------------------------
+
+    def __enter__(self) -> ArrowProducer:
+        if self._write is not None:
+            raise ProducerClosedError("a producer serves one block: call kafka_sink.producer for another one")
+        self._write = write = plan(self.options, self._texts)
+        if write.transactions is not None:
+            # Imported here because most writes have no transactions.
+            from kafka_sink.arrow.transaction import WriteTransaction
+
+            self._transaction = WriteTransaction(self.options, write.transactions)
+        producer = PRODUCERS.take(self.options.for_tasks())
+        try:
+            producer.begin(task=SparkTask(write.name, 0, write.name))
+        except BaseException:
+            producer.close(abort=True)
+            raise
+        self._producer = producer
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if error is None:
+                self._finish()
+        except BaseException as failure:
+            self._abort(failure)
+            raise
+        if error is not None:
+            self._abort(error)
+
+    def send(self, data: Any) -> None:
+        """Take all rows of ``data``: what ``kafka_sink.write_arrow`` takes, a single batch, too.
+
+        It waits for memory for kafka.max.block.ms at most. Rows are sent after kafka.linger.ms or when a
+        batch is full; ``flush`` and the end of the block wait until they are acknowledged. Raises SchemaError
+        for columns that cannot be written, of which nothing is taken, and what ``Producer.send`` raises. Then
+        the write has failed, and so do all further calls.
+        """
+        schema, batches = record_batches(data)
+        if schema is not None:
+            self._columns_of(schema)
+        for batch in batches:
+            columns = self._columns_of(batch.schema)
+            for converted in columns.converted(batch):
+                self._take(columns.plan, converted)
+
+    def flush(self) -> None:
+        """Wait until all rows so far are acknowledged. Each batch is bounded by kafka.delivery.timeout.ms.
+
+        Raises DeliveryError with the first cause. In a transaction, readers see the rows only after the
+        block.
+        """
+        with self._turn() as producer:
+            self._send_held(producer)
+            producer.flush()
+
+    @property
+    def acknowledged(self) -> int:
+        """Rows that brokers have acknowledged so far; with kafka.acks=0 rows that were sent."""
+        producer, result = self._producer, self.result
+        if result is not None:
+            return result.rows + result.unconfirmed
+        return 0 if producer is None else producer.acknowledged
+
+    # -- rows ---------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _turn(self) -> Iterator[Producer]:
+        """One thread's use of the producer. What it raises fails the write: part of a batch may be taken."""
+        with self._lock:
+            if self._failure is not None:
+                raise self._failure_again()
+            if self._producer is None:
+                raise ProducerClosedError("the producer is used outside of its block: write 'with'")
+            try:
+                yield self._producer
+            except BaseException as failure:
+                self._failure = failure
+                raise
+
+    def _failure_again(self) -> Exception:
+        if isinstance(self._failure, Exception):
+            return self._failure
+        return DeliveryError(f"the write was interrupted before ({type(self._failure).__name__})")
+
+    def _columns_of(self, schema: pa.Schema) -> ArrowColumns:
+        found = self._columns
+        if found is None or not found.schema.equals(schema):
+            self._columns = found = ArrowColumns.of(schema, self.options.topic)
+            for warning in found.warnings:
+                if warning not in self._warned:
+                    self._warned.add(warning)
+                    driver_log.warn(f"kafka-chunked: {warning}")
+        return found
+
+    def _take(self, plan: ColumnPlan, batch: pa.RecordBatch) -> None:
+        with self._turn() as producer:
+            if self._transaction is not None and not self._transaction.take(batch, plan.parts, producer):
+                return
+            if self._held_schema is None or not batch.schema.equals(self._held_schema):
+                self._send_held(producer)
+                self._rebatcher = Rebatcher(plan.sized, linger_ms=self.options.linger_ms)
+                self._held_schema, self._plan = batch.schema, plan
+            for table in self._rebatcher.offer(batch, monotonic_ms()):
+                self._rebatcher.adapt(producer.send(table, plan=plan))
+            self._attend()
+
+    def _send_held(self, producer: Producer) -> None:
+        """The rows that wait for others."""
+        for table in self._rebatcher.drain():
+            self._send(producer, table)
+
+    def _send(self, producer: Producer, table: pa.Table) -> None:
+        if self._plan is not None:
+            self._rebatcher.adapt(producer.send(table, plan=self._plan))
+
+    # -- between calls ------------------------------------------------------------------------------
+
+    def _attend(self) -> None:
+        """Let the attendant see to rows that wait: they go on also if nothing is sent any more."""
+        if self._rebatcher.is_empty and self.options.errors_deadletterqueue_topic_name is None:
+            return
+        if self._attendant is None:
+            self._attendant = threading.Thread(
+                target=self._see_to_rows, name="kafka-chunked-linger", daemon=True
+            )
+            self._attendant.start()
+        elif self._attendant_sleeps:
+            self._changed.notify()
+
+    def _see_to_rows(self) -> None:
+        """The attendant's body. A failure is raised by the user's next call."""
+        with self._lock:
+            while self._producer is not None and self._failure is None:
+                try:
+                    wait_ms = self._see_to_rows_once(self._producer)
+                except BaseException as failure:  # noqa: BLE001 - raised again on the user's thread
+                    self._failure = failure
+                    return
+                self._attendant_sleeps = wait_ms == math.inf
+                self._changed.wait(None if self._attendant_sleeps else wait_ms / 1000)
+
+    def _see_to_rows_once(self, producer: Producer) -> float:
+        """Returns how long nothing is to be done."""
+        for table in self._rebatcher.take(monotonic_ms()):
+            self._send(producer, table)
+        letters_ms = _LETTERS_MS if producer.write_letters() else math.inf
+        return min(letters_ms, max(0.0, self._rebatcher.deadline_ms() - monotonic_ms()))
+
+    # -- the end ------------------------------------------------------------------------------------
+
+    def _finish(self) -> None:
+        note, outcome, in_transactions = "", "committed", dict[str, EndedTransactions]()
+        with self._turn() as producer:
+            self._send_held(producer)
+            result = producer.finish()
+            if self._transaction is not None:
+                committed, metrics = self._transaction.commit()
+                result = replace(result, metrics={**result.metrics, **metrics})
+                note, in_transactions = str(committed), committed.transactions
+                if committed.skipped is not None:
+                    outcome, note = "skipped", f"{committed.batch}: {note}"
+            self._producer = None
+            self._changed.notify()
+        PRODUCERS.put_back(producer)
+        self.result = Written.of([result], self.options, already_written=outcome == "skipped")
+        self._report(outcome, [result], in_transactions, note)
+
+    def _abort(self, error: BaseException) -> None:
+        """Stop sending at once, end the transaction, and say what became of the rows."""
+        producer = self._producer
+        if producer is None:
+            return
+        # Without the lock: another thread may hold it while it waits for brokers.
+        _stop(producer, error, self._rebatcher.held_rows)
+        with self._lock:
+            self._failure = self._failure or error
+            self._producer = None
+            self._changed.notify()
+        # Before its transaction ends: nothing may be written behind that.
+        producer.close(abort=True)
+        ended = {} if self._transaction is None else self._transaction.abort(error)
+        self._report("aborted", [], ended)
+
+    def _report(
+        self,
+        outcome: str,
+        results: list[TaskResult],
+        in_transactions: Mapping[str, EndedTransactions],
+        note: str = "",
+    ) -> None:
+        if self._write is None:
+            return
+        ended = EndedWrite(self._write.name, outcome, "", None, 1, results, in_transactions, note)
+        write_reports.report(self.options, CoordinatorHandoff(), ended)
+
+
+def _stop(producer: Producer, error: BaseException, held: int) -> None:
+    """Ends the waits of all threads. It logs what became of the rows, unless the error says so."""
+    if not producer.rows + held:
+        return
+    try:
+        producer.check()
+    except DeliveryError:
+        return
+    producer.abort(DeliveryError(f"the write has failed ({type(error).__name__})"), held)

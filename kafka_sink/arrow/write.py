@@ -1,0 +1,32 @@
+"""One write of Arrow data, from a terminal, a notebook or a job."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import nullcontext
+from typing import Any
+
+from kafka_sink.arrow import progress as terminal
+from kafka_sink.arrow.columns import ArrowColumns
+from kafka_sink.arrow.producer import ArrowProducer
+from kafka_sink.arrow.sources import record_batches
+from kafka_sink.errors import DeliveryError
+from kafka_sink.reports.written import Written
+
+
+def write_arrow(data: Any, options: Mapping[str, Any], *, progress: bool | None = None) -> Written:
+    """See ``kafka_sink.write_arrow``."""
+    producer = ArrowProducer(options)
+    schema, batches = record_batches(data)
+    if schema is not None:
+        # Before any broker is asked.
+        ArrowColumns.of(schema, producer.options.topic)
+    is_shown = terminal.is_wanted() if progress is None else progress
+    with producer:
+        shown = terminal.LINE.shown(lambda: producer.acknowledged) if is_shown else nullcontext()
+        with shown:
+            producer.send(batches)
+            producer.flush()
+    if producer.result is None:
+        raise DeliveryError("the write has ended without a result")
+    return producer.result

@@ -1,0 +1,205 @@
+"""Arrow columns as libraries hand them over: the bytes, numbers and instants stay, whatever their types."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from kafka_sink.arrow.columns import ArrowColumns
+from kafka_sink.errors import SchemaError
+from kafka_sink.rows.columns import RowBatch, extract
+
+VALUES = ["a", None, "", "an umlaut: ä, and more than twelve bytes"]
+BYTES = [None if value is None else value.encode() for value in VALUES]
+NOW_MS = 1_700_000_000_000
+UTC = datetime.timezone.utc
+
+
+def converted(**columns: pa.Array) -> RowBatch:
+    """The parts of records that these columns become."""
+    batch = pa.record_batch(columns)
+    found = ArrowColumns.of(batch.schema, None if "topic" in columns else "t")
+    (only,) = found.converted(batch)
+    return extract(found.plan, only, NOW_MS)
+
+
+def bytes_of(chunks: tuple[pa.Array, ...]) -> list[bytes | None]:
+    return [value for chunk in chunks for value in chunk.to_pylist()]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        pa.array(VALUES, pa.string()),
+        pa.array(VALUES, pa.large_string()),
+        pa.array(VALUES, pa.string_view()),
+        pa.array(BYTES, pa.binary()),
+        pa.array(BYTES, pa.large_binary()),
+        pa.array(BYTES, pa.binary_view()),
+        pa.array(VALUES, pa.string()).dictionary_encode(),
+        pa.DictionaryArray.from_arrays(
+            pa.array([0, None, 1, 2], pa.uint32()),
+            pa.array([VALUES[0], VALUES[2], VALUES[3]], pa.string_view()),
+        ),
+        pa.array(["skipped", *VALUES, "skipped"], pa.string_view()).slice(1, 4),
+        pa.ExtensionArray.from_storage(pa.json_(), pa.array(VALUES, pa.string())),
+    ],
+    ids=lambda values: str(values.type)[:30],
+)
+def test_values_of_every_type_of_text_and_bytes(values: pa.Array) -> None:
+    assert bytes_of(converted(value=values).value) == BYTES
+
+
+def test_bytes_of_a_fixed_size_and_a_column_of_nulls() -> None:
+    assert bytes_of(converted(value=pa.array([b"ab", None], pa.binary(2))).value) == [b"ab", None]
+    assert bytes_of(converted(value=pa.nulls(2)).value) == [None, None]
+
+
+def test_keys_and_topics_of_views() -> None:
+    topics, keys = pa.array(["x", "y"], pa.string_view()), pa.array(["k", None], pa.string_view())
+    rows = converted(value=pa.array(["v", "w"]), topic=topics, key=keys)
+    assert rows.topics == ("x", "y")
+    assert rows.key is not None
+    assert rows.key.to_pylist() == [b"k", None]
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()]
+)
+def test_partitions_of_every_integer_type(kind: pa.DataType) -> None:
+    partitions = pa.array([9, 0, None, 7], kind).slice(1)
+    rows = converted(value=pa.array(["a", "b", "c"]), partition=partitions)
+    assert rows.partition is not None
+    assert rows.partition.tolist() == [0, -1, 7]
+
+
+@pytest.mark.parametrize("kind", [pa.int64(), pa.uint32(), pa.uint64()])
+def test_a_partition_beyond_32_bits_stays_one_that_does_not_exist(kind: pa.DataType) -> None:
+    """Catches: 2^32 + 1 becomes partition 1."""
+    rows = converted(value=pa.array(["a"]), partition=pa.array([2**32 - 1], kind))
+    assert rows.partition is not None
+    assert rows.partition.tolist() == [2**31 - 1]
+
+
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+def test_timestamps_of_every_unit(unit: str) -> None:
+    instants = [datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC), None]
+    timestamps = pa.array([None, *instants], pa.timestamp(unit, "Europe/Berlin")).slice(1)
+    rows = converted(value=pa.array(["a", "b"]), timestamp=timestamps)
+    assert rows.timestamps_ms is not None
+    assert rows.timestamps_ms.tolist() == [1_767_323_045_000, NOW_MS]
+
+
+def test_nanoseconds_are_floored() -> None:
+    timestamps = pa.array([1_999_999, 2_000_000], pa.timestamp("ns", "UTC"))
+    rows = converted(value=pa.array(["a", "b"]), timestamp=timestamps)
+    assert rows.timestamps_ms is not None
+    assert rows.timestamps_ms.tolist() == [1, 2]
+
+
+def headers_of(column: pa.Array) -> list[Any]:
+    rows = converted(value=pa.nulls(len(column), pa.string()), headers=column)
+    assert rows.headers is not None
+    return [
+        None if entries is None else [(entry["key"], entry["value"]) for entry in entries]
+        for entries in rows.headers.to_pylist()
+    ]
+
+
+def header_type(key: pa.DataType, value: pa.DataType) -> pa.DataType:
+    return pa.struct([("key", key), ("value", value)])
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.list_(header_type(pa.string(), pa.binary())),
+        pa.large_list(header_type(pa.string_view(), pa.binary_view())),
+        pa.list_(header_type(pa.large_string(), pa.large_binary())),
+        pa.list_(pa.struct([("value", pa.binary_view()), ("key", pa.string())])),
+        pa.map_(pa.string(), pa.binary()),
+    ],
+    ids=str,
+)
+def test_headers_of_every_type(kind: pa.DataType) -> None:
+    given = [[("first", b"1")], None, [], [("a", None), ("b", b"2")], [("last", b"3")]]
+    entries: list[Any] = (
+        given
+        if pa.types.is_map(kind)
+        else [None if row is None else [{"key": key, "value": value} for key, value in row] for row in given]
+    )
+    column = pa.array(entries, kind)
+    assert [None if row is None else [(_text(k), v) for k, v in row] for row in headers_of(column)] == given
+    sliced = headers_of(column.slice(1, 3))
+    assert [None if row is None else [(_text(k), v) for k, v in row] for row in sliced] == given[1:4]
+
+
+def _text(key: str | bytes) -> str:
+    return key.decode() if isinstance(key, bytes) else key
+
+
+def test_a_null_header_is_still_refused() -> None:
+    kind = pa.list_(header_type(pa.string_view(), pa.binary()))
+    with pytest.raises(ValueError, match=r"'headers' has a null header in 1 of 2 rows"):
+        headers_of(pa.array([[None], [{"key": "k", "value": b"v"}]], kind))
+
+
+def test_long_batches_are_converted_in_pieces_and_keep_their_order() -> None:
+    values = [f"{number:>20}" for number in range(40_000)]
+    batch = pa.record_batch({"value": pa.array(values, pa.string_view())})
+    pieces = list(ArrowColumns.of(batch.schema, "t").converted(batch))
+    assert len(pieces) == 3
+    assert [value for piece in pieces for value in piece.column(0).to_pylist()] == [
+        v.encode() for v in values
+    ]
+
+
+def test_columns_that_need_no_conversion_are_not_copied() -> None:
+    values = pa.array(VALUES, pa.large_string())
+    batch = pa.record_batch({"other": pa.array([1, 2, 3, 4]), "value": values})
+    (only,) = ArrowColumns.of(batch.schema, "t").converted(batch)
+    assert only.column(0).buffers()[2].address == values.buffers()[2].address
+
+
+@pytest.mark.parametrize(
+    ("fields", "topic", "words"),
+    [
+        ([("value", pa.string())], None, "topic option required when no 'topic' attribute is present"),
+        ([("Value", pa.string())], "t", "'value' not found .found 'Value', and names are case-sensitive"),
+        ([("a", pa.string()), ("b", pa.int8())], "t", "'value' not found among the columns a, b"),
+        (
+            [("value", pa.int64())],
+            "t",
+            "unsupported type int64. value must be text or binary",
+        ),
+        ([("value", pa.struct([("a", pa.int8())]))], "t", "to_json"),
+        (
+            [("value", pa.string()), ("timestamp", pa.timestamp("us"))],
+            "t",
+            "timestamp must be a timestamp with a time zone. One without a zone names no instant",
+        ),
+        ([("value", pa.string()), ("timestamp", pa.date32())], "t", "unsupported type date32"),
+        ([("value", pa.string()), ("partition", pa.float64())], "t", "partition must be an integer"),
+        (
+            [("value", pa.string()), ("headers", pa.list_(pa.string()))],
+            "t",
+            "headers must be a list of structs",
+        ),
+        ([("value", pa.string()), ("value", pa.string())], "t", "two columns 'value'"),
+    ],
+)
+def test_what_cannot_be_written_is_refused_with_what_to_do(
+    fields: list[tuple[str, pa.DataType]], topic: str | None, words: str
+) -> None:
+    with pytest.raises(SchemaError, match=words):
+        ArrowColumns.of(pa.schema(fields), topic)
+
+
+def test_columns_that_look_as_if_they_were_meant_are_told() -> None:
+    schema = pa.schema([("value", pa.string()), ("Key", pa.string()), ("topic", pa.string())])
+    key, topic = ArrowColumns.of(schema, "t").warnings
+    assert "the column 'Key' is ignored" in key
+    assert "the column 'topic' is ignored, because the option 'topic' is 't'" in topic

@@ -1,0 +1,301 @@
+"""A write without Spark on the scripted cluster: what is taken, when it goes, what is left of a failure."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import kafka_sink
+from kafka_sink.arrow.planning import PREPARED
+from kafka_sink.arrow.producer import ArrowProducer
+from kafka_sink.errors import (
+    BufferExhaustedError,
+    ConfigurationError,
+    DeliveryError,
+    InvalidRowError,
+    ProducerClosedError,
+    SchemaError,
+)
+from kafka_sink.model import TopicPartition
+from kafka_sink.task.producer import LIVE_PRODUCERS
+from tests.support.fake_broker import METADATA, PRODUCE, FakeCluster
+from tests.support.fake_replies import error
+from tests.support.scripted_cluster import TOPIC, rows, sender_threads, task_options, until, written
+
+MESSAGE_TOO_LARGE, TOPIC_AUTHORIZATION_FAILED = 10, 29
+LETTERS = "letters"
+DAY_MS = 86_400_000
+
+
+@pytest.fixture
+def cluster() -> Iterator[FakeCluster]:
+    with FakeCluster({TOPIC: 2, LETTERS: 1}) as running:
+        yield running
+    PREPARED._until_ms.clear()
+
+
+def options(cluster: FakeCluster, extra: dict[str, str] | None = None, **changes: object) -> dict[str, str]:
+    return {**task_options(cluster, **changes), "log.summary": "false", **(extra or {})}
+
+
+def producer(cluster: FakeCluster, extra: dict[str, str] | None = None, **changes: object) -> ArrowProducer:
+    return kafka_sink.producer(options(cluster, extra, **changes))
+
+
+def attendants() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "kafka-chunked-linger"]
+
+
+def test_a_write_returns_rows_and_offsets(cluster: FakeCluster) -> None:
+    table = pa.Table.from_batches([rows(0, 5), rows(5, 3, partition=1), rows(8, 2)])
+    result = kafka_sink.write_arrow(table, options(cluster))
+    assert (result.rows, result.skipped, result.dead_letters, result.already_written) == (10, 0, 0, False)
+    assert result.offsets == {TopicPartition(TOPIC, 0): ((0, 6),), TopicPartition(TOPIC, 1): ((0, 2),)}
+    assert written(cluster) == [0, 1, 2, 3, 4, 8, 9]
+    assert written(cluster, 1) == [5, 6, 7]
+
+
+def test_a_write_without_rows(cluster: FakeCluster) -> None:
+    assert kafka_sink.write_arrow(rows(0, 0), options(cluster)).rows == 0
+    assert kafka_sink.write_arrow([], options(cluster)).rows == 0
+
+
+def test_columns_are_checked_before_any_broker_is_asked(cluster: FakeCluster) -> None:
+    with pytest.raises(SchemaError, match="'value' not found"):
+        kafka_sink.write_arrow(pa.table({"a": [1]}), options(cluster))
+    assert cluster.received(METADATA) == []
+
+
+def test_batches_of_other_columns_follow_each_other_in_order(cluster: FakeCluster) -> None:
+    with producer(cluster, linger_ms=20) as writing:
+        writing.send(rows(0, 2))
+        keyed = rows(2, 2).append_column("key", pa.array([b"a", b"b"]))
+        writing.send(keyed)
+        writing.send(
+            pa.table(rows(4, 2).to_pydict(), rows(0, 0).schema.set(0, pa.field("value", pa.string_view())))
+        )
+        writing.send(rows(6, 2))
+    assert written(cluster) == [0, 1, 2, 3, 4, 5, 6, 7]
+
+
+def test_rows_go_after_linger_though_nothing_is_sent_any_more(cluster: FakeCluster) -> None:
+    """Catches: rows of a quiet service wait for its next batch."""
+    with producer(cluster, linger_ms=5) as writing:
+        writing.send(rows(0, 3))
+        until(lambda: writing.acknowledged == 3, "the rows are acknowledged")
+        writing.send(rows(3, 1))
+        until(lambda: writing.acknowledged == 4, "the row behind them is acknowledged")
+    until(lambda: not attendants(), "its thread has ended")
+
+
+def test_flush_waits_for_acknowledgements_and_rows_linger_again_behind_it(cluster: FakeCluster) -> None:
+    with producer(cluster, linger_ms=DAY_MS, delivery_timeout_ms=2 * DAY_MS) as writing:
+        writing.send(rows(0, 3))
+        writing.flush()
+        assert writing.acknowledged == 3
+        writing.send(rows(3, 2))
+        writing.flush()
+        assert len(cluster.received(PRODUCE)) == 2
+        assert writing.result is None
+    assert writing.result is not None
+    assert writing.result.rows == writing.acknowledged == 5
+
+
+def test_threads_share_a_producer(cluster: FakeCluster) -> None:
+    with producer(cluster, linger_ms=5) as writing, ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda number: writing.send(rows(number * 10, 10)), range(100)))
+    found = written(cluster)
+    assert sorted(found) == list(range(1000))
+    # A batch stays together.
+    assert all(found[at : at + 10] == list(range(found[at], found[at] + 10)) for at in range(0, 1000, 10))
+
+
+def test_calls_in_threads_are_independent(cluster: FakeCluster) -> None:
+    given = options(cluster)
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(lambda n: kafka_sink.write_arrow(rows(n * 100, 100), given), range(8)))
+    assert [result.rows for result in results] == [100] * 8
+    assert sorted(written(cluster)) == list(range(800))
+
+
+def test_send_waits_for_memory_and_says_which_option_bounds_that(cluster: FakeCluster) -> None:
+    """Backpressure: brokers that take nothing stop the program that sends."""
+
+    def endless() -> Iterator[pa.RecordBatch]:
+        yield rows(0, 10)
+        cluster.freeze(0)
+        while True:
+            yield rows(10, 100)
+
+    small = options(cluster, buffer_memory=100_000, batch_size=10_000, max_block_ms=300)
+    with pytest.raises(BufferExhaustedError, match=r"max\.block\.ms"):
+        kafka_sink.write_arrow(endless(), small)
+    cluster.thaw(0)
+    assert sender_threads() == []
+
+
+def test_a_row_that_is_refused_fails_the_write_and_all_further_calls(
+    cluster: FakeCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The program goes on as if nothing had been: the end of the block tells it again."""
+    refused = pytest.raises(InvalidRowError, match="'partition' is negative")
+    with refused, producer(cluster) as writing:
+        writing.send(rows(0, 3))
+        writing.flush()
+        for data in (pa.record_batch({"value": ["a"], "partition": [-7]}), rows(3, 1)):
+            with suppress(InvalidRowError):
+                writing.send(data)
+                writing.flush()
+    assert "of 3 rows 3 are acknowledged" in caplog.text
+    assert written(cluster) == [0, 1, 2]
+    assert sender_threads() == []
+
+
+def test_columns_that_cannot_be_written_leave_the_write_as_it_was(cluster: FakeCluster) -> None:
+    with producer(cluster) as writing:
+        writing.send(rows(0, 3))
+        with pytest.raises(SchemaError):
+            writing.send(pa.table({"a": [1]}))
+        writing.send(rows(3, 3))
+    assert written(cluster) == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_delivery_that_fails_is_told_to_a_program_that_sends_no_more(cluster: FakeCluster) -> None:
+    failed = pytest.raises(DeliveryError, match=r"AUTHORIZATION.*\[1 rows acknowledged, 1 failed")
+    with failed, producer(cluster) as writing:
+        writing.send(rows(0, 1))
+        writing.flush()
+        cluster.script(PRODUCE, error(TOPIC_AUTHORIZATION_FAILED))
+        writing.send(rows(1, 1))
+        until(lambda: len(cluster.received(PRODUCE)) == 2, "it is refused")
+
+
+def test_an_exception_of_the_program_ends_the_write_at_once(
+    cluster: FakeCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    def work(writing: ArrowProducer) -> None:
+        writing.send(rows(0, 3))
+        writing.flush()
+        writing.send(rows(3, 4))
+        raise KeyError
+
+    waits: dict[str, Any] = {"linger_ms": DAY_MS, "delivery_timeout_ms": 2 * DAY_MS}
+    with pytest.raises(KeyError), producer(cluster, **waits) as writing:
+        work(writing)
+    assert written(cluster) == [0, 1, 2]
+    assert (
+        "the write has failed (KeyError). Sending has stopped: of 7 rows 3 are acknowledged, 0 were sent and "
+        "have no response, 0 are skipped, and 4 are dropped"
+    ) in caplog.text
+    assert sender_threads() == []
+    until(lambda: not attendants(), "its thread has ended")
+    assert LIVE_PRODUCERS.metrics() == []
+
+
+def test_what_an_iterator_raises_ends_the_write(cluster: FakeCluster) -> None:
+    def source() -> Iterator[pa.RecordBatch]:
+        yield rows(0, 2)
+        raise OSError("the file is gone")
+
+    with pytest.raises(OSError, match="the file is gone"):
+        kafka_sink.write_arrow(source(), options(cluster))
+    assert sender_threads() == []
+
+
+def test_dead_letters_are_written_while_the_program_sends_nothing(cluster: FakeCluster) -> None:
+    """Catches: letters wait for the next batch, longer than kafka.delivery.timeout.ms."""
+    tolerant = {"errors.tolerance": "all", "errors.deadletterqueue.topic.name": LETTERS}
+    with producer(cluster, tolerant) as writing:
+        writing.send(rows(0, 1))
+        writing.flush()
+        # Refused alone, so it is the row that is too large.
+        cluster.script(PRODUCE, error(MESSAGE_TOO_LARGE))
+        writing.send(rows(1, 1))
+        until(lambda: cluster.batches(LETTERS, 0), "the letter is written")
+        writing.send(rows(2, 1))
+    result = writing.result
+    assert result is not None
+    assert (result.rows, result.skipped, result.dead_letters) == (2, 1, 1)
+    assert result.skip_reasons == {"RecordTooLargeError": 1}
+    assert written(cluster) == [0, 2]
+
+
+def test_a_row_that_is_refused_becomes_a_letter(cluster: FakeCluster) -> None:
+    tolerant = {"errors.tolerance": "all", "errors.deadletterqueue.topic.name": LETTERS}
+    data = pa.table({"value": ["<0>", "<1>", "<2>"], "partition": [0, -1, 0]})
+    result = kafka_sink.write_arrow(data, options(cluster, tolerant))
+    assert (result.rows, result.skipped, result.dead_letters) == (2, 1, 1)
+    assert TopicPartition(LETTERS, 0) in result.offsets
+    assert result.skip_reasons == {"InvalidRowError": 1}
+    dropped = kafka_sink.write_arrow(data, options(cluster, {"errors.tolerance": "all"}))
+    assert (dropped.rows, dropped.skipped, dropped.dead_letters) == (2, 1, 0)
+
+
+def test_a_producer_serves_one_block(cluster: FakeCluster) -> None:
+    writing = producer(cluster)
+    with pytest.raises(ProducerClosedError, match="outside of its block"):
+        writing.send(rows(0, 1))
+    with writing:
+        pass
+    with pytest.raises(ProducerClosedError, match="outside of its block"):
+        writing.send(rows(0, 1))
+    with pytest.raises(ProducerClosedError, match="one block"), writing:
+        pass
+
+
+def test_the_next_write_takes_the_same_connections(cluster: FakeCluster) -> None:
+    """And does not look the topic up again."""
+    kafka_sink.write_arrow(rows(0, 1), options(cluster))
+    asked = len(cluster.received(METADATA))
+    for number in range(1, 5):
+        kafka_sink.write_arrow(rows(number, 1), options(cluster))
+    assert len(cluster.received(METADATA)) == asked
+    assert len(sender_threads()) == 1
+    assert written(cluster) == [0, 1, 2, 3, 4]
+
+
+def test_a_rate_limit_holds_for_the_write_and_needs_no_coordinator(
+    cluster: FakeCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    limited = options(cluster, {"max.rows.per.second": "1000"})
+    assert kafka_sink.write_arrow(rows(0, 300), limited).rows == 300
+    assert "coordinator" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"topic": ["t"]}, "Option 'topic' must be a text, a number, True or False, not list"),
+        ({"kafka.acks": "some"}, r"Option 'kafka\.acks'"),
+        ({"kafka.lingers.ms": 7}, "Unknown option 'kafka.lingers.ms'"),
+    ],
+)
+def test_options_are_checked_at_once(given: dict[Any, Any], words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        kafka_sink.producer({"kafka.bootstrap.servers": "h:1", **given})
+
+
+def test_options_may_be_numbers_and_booleans() -> None:
+    given = {"kafka.bootstrap.servers": "h:1", "kafka.linger.ms": 7, "topic.create": True, "topic": "t"}
+    found = kafka_sink.producer(given).options
+    assert (found.linger_ms, found.topic_create) == (7, True)
+
+
+def test_options_of_spark_are_named_with_the_reason(caplog: pytest.LogCaptureFixture) -> None:
+    given = {"kafka.bootstrap.servers": "h:1", "coordinator.enabled": "false"}
+    with caplog.at_level(logging.WARNING):
+        kafka_sink.producer(given)
+        assert caplog.text == ""
+        kafka_sink.producer({**given, "ui.port": "0", "coordinator.port": "7", "checkpointLocation": "/c"})
+    assert (
+        "These options have no effect without Spark, as there is no coordinator: coordinator.port, ui.port"
+        in caplog.text
+    )
+    assert "These options of Spark have no effect without it: checkpointLocation" in caplog.text

@@ -1,0 +1,81 @@
+"""What users hand over becomes record batches, read as they are needed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+from kafka_sink.arrow.sources import record_batches
+from kafka_sink.errors import SchemaError
+
+TABLE = pa.table({"value": ["a", "b", "c"]})
+
+
+class OnlyAnArray:
+    """What has no stream."""
+
+    def __arrow_c_array__(self, requested_schema: Any = None) -> Any:
+        return TABLE.to_batches()[0].__arrow_c_array__(requested_schema)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        TABLE,
+        TABLE.to_reader(),
+        TABLE.to_batches()[0],
+        OnlyAnArray(),
+        TABLE.to_batches(max_chunksize=1),
+        iter([TABLE.slice(0, 1), TABLE.slice(1).to_reader()]),
+        pd.DataFrame({"value": ["a", "b", "c"]}),
+    ],
+    ids=lambda data: type(data).__name__,
+)
+def test_everything_with_arrow_data(data: Any) -> None:
+    _, batches = record_batches(data)
+    assert [value for batch in batches for value in batch.column("value").to_pylist()] == ["a", "b", "c"]
+
+
+def test_the_schema_is_known_before_rows_are_read() -> None:
+    schema, _ = record_batches(TABLE.to_reader())
+    assert schema == TABLE.schema
+    assert record_batches([])[0] is None
+
+
+def test_an_iterator_is_read_as_its_batches_are_taken() -> None:
+    read = []
+
+    def source() -> Iterator[pa.Table]:
+        for number in range(3):
+            read.append(number)
+            yield TABLE
+
+    _, batches = record_batches(source())
+    assert read == []
+    next(batches)
+    assert read == [0]
+
+
+@pytest.mark.parametrize("data", [None, 7, "text", b"bytes", {"value": ["a"]}, [{"value": "a"}], ["a"]])
+def test_what_is_no_arrow_data_is_refused(data: Any) -> None:
+    with pytest.raises(SchemaError, match="is no Arrow data"):
+        list(record_batches(data)[1])
+
+
+def test_a_lazy_frame_is_told_to_collect() -> None:
+    class LazyFrame:
+        def collect(self) -> None: ...
+
+        def collect_schema(self) -> None: ...
+
+    with pytest.raises(SchemaError, match="Collect it first"):
+        record_batches(LazyFrame())
+
+
+def test_a_column_is_no_table() -> None:
+    with pytest.raises(SchemaError, match="is no Arrow data"):
+        record_batches(TABLE.column(0))

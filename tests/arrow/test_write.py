@@ -1,0 +1,180 @@
+"""Writes without Spark to a real broker: every column, exactly once, Ctrl-C, and no Spark in the process."""
+
+from __future__ import annotations
+
+import datetime
+import signal
+import subprocess
+import sys
+import textwrap
+import uuid
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import kafka_sink
+from kafka_sink.arrow.producer import ArrowProducer
+from kafka_sink.errors import ChangedBatchError, ConfigurationError
+from kafka_sink.local_broker import LocalBroker
+from kafka_sink.model import TopicPartition
+from tests.support.commands import printed_by
+from tests.support.interrupts import interruptible
+from tests.support.topics import read_to_end, read_topic
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def topic(broker: LocalBroker) -> str:
+    name = f"arrow-{uuid.uuid4().hex[:8]}"
+    broker.create_topic(name, 3)
+    return name
+
+
+def options(broker: LocalBroker, topic: str | None, **more: object) -> dict[str, object]:
+    given = {"kafka.bootstrap.servers": broker.bootstrap_servers, "log.summary": False, **more}
+    return given if topic is None else {**given, "topic": topic}
+
+
+def exactly_once(broker: LocalBroker, topic: str, version: int = 1) -> dict[str, object]:
+    named = {"txnAppId": f"loads of {topic}", "txnVersion": version}
+    return {**options(broker, topic), "delivery.guarantee": "exactly-once", **named}
+
+
+def committed_values(broker: LocalBroker, topic: str) -> list[bytes]:
+    """What readers with isolation.level=read_committed see now."""
+    return read_to_end(broker.bootstrap_servers, topic, 3)
+
+
+def values(start: int, count: int) -> pa.Table:
+    return pa.table({"value": [f"{number}" for number in range(start, start + count)]})
+
+
+def test_every_column_arrives(broker: LocalBroker, topic: str) -> None:
+    instant = datetime.datetime(2026, 1, 2, 3, 4, 5, 678_000, tzinfo=datetime.timezone.utc)
+    headers = pa.list_(pa.struct([("key", pa.string_view()), ("value", pa.binary_view())]))
+    data = pa.table(
+        {
+            "topic": [topic, topic],
+            "key": pa.array(["k", None], pa.string_view()),
+            "value": pa.array([b"v", None], pa.large_binary()),
+            "headers": pa.array([[{"key": "h", "value": b"1"}, {"key": "i", "value": None}], None], headers),
+            "partition": pa.array([2, 1], pa.int64()),
+            "timestamp": pa.array([instant, instant], pa.timestamp("ns", "UTC")),
+        }
+    )
+    result = kafka_sink.write_arrow(data, options(broker, None, **{"kafka.compression.type": "lz4"}))
+    assert result.offsets == {TopicPartition(topic, 1): ((0, 0),), TopicPartition(topic, 2): ((0, 0),)}
+    second, first = sorted(read_topic(broker, topic))
+    millis = round(instant.timestamp() * 1000)
+    assert first == (2, b"k", b"v", millis, (("h", b"1"), ("i", None)))
+    assert second == (1, None, None, millis, ())
+
+
+def test_a_version_is_written_once(broker: LocalBroker, topic: str) -> None:
+    first = kafka_sink.write_arrow(values(0, 100), exactly_once(broker, topic))
+    again = kafka_sink.write_arrow(values(0, 100), exactly_once(broker, topic))
+    assert (first.rows, first.already_written, again.rows, again.already_written) == (100, False, 0, True)
+    # However the rows are cut.
+    with kafka_sink.producer(exactly_once(broker, topic)) as producer:
+        producer.send(values(50, 50))
+        producer.send(values(0, 50))
+    assert producer.result is not None
+    assert producer.result.already_written
+    with pytest.raises(ChangedBatchError, match="was written before with 100 rows"):
+        kafka_sink.write_arrow(values(0, 99), exactly_once(broker, topic))
+    assert kafka_sink.write_arrow(values(100, 10), exactly_once(broker, topic, version=2)).rows == 10
+    assert sorted(map(int, committed_values(broker, topic))) == list(range(110))
+
+
+def test_a_block_is_one_transaction(broker: LocalBroker, topic: str) -> None:
+    with kafka_sink.producer(exactly_once(broker, topic)) as producer:
+        producer.send(values(0, 5))
+        producer.flush()
+        assert producer.acknowledged == 5
+        assert committed_values(broker, topic) == []
+        producer.send(values(5, 5))
+    assert sorted(map(int, committed_values(broker, topic))) == list(range(10))
+
+
+def test_a_block_that_fails_is_aborted_and_can_be_written_again(
+    broker: LocalBroker, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def work(producer: ArrowProducer) -> None:
+        producer.send(values(0, 5))
+        producer.flush()
+        raise KeyError
+
+    with pytest.raises(KeyError), kafka_sink.producer(exactly_once(broker, topic)) as producer:
+        work(producer)
+    assert "the write failed; 1 transaction aborted" in caplog.text
+    assert committed_values(broker, topic) == []
+    assert not kafka_sink.write_arrow(values(0, 5), exactly_once(broker, topic)).already_written
+    assert sorted(map(int, committed_values(broker, topic))) == list(range(5))
+
+
+def test_the_topic_of_a_write_must_be_there(broker: LocalBroker) -> None:
+    given = {**options(broker, "no-such-topic"), "kafka.allow.auto.create.topics": False}
+    with pytest.raises(ConfigurationError, match="there is no topic 'no-such-topic'"):
+        kafka_sink.write_arrow(values(0, 1), given)
+
+
+_INTERRUPTED = """
+    import sys, time
+    import pyarrow as pa
+    import kafka_sink
+
+    def source():
+        for number in range(10**6):
+            yield pa.record_batch({"value": [str(number)]})
+            if number == 5:
+                print("rows are on their way", flush=True)
+            time.sleep(0.01)
+
+    kafka_sink.write_arrow(source(), %r)
+"""
+
+
+@pytest.mark.parametrize("guarantee", ["at-least-once", "exactly-once"])
+def test_ctrl_c_ends_a_write_at_once_and_says_what_became_of_its_rows(
+    broker: LocalBroker, topic: str, project_environment: dict[str, str], guarantee: str
+) -> None:
+    given = exactly_once(broker, topic) if guarantee == "exactly-once" else options(broker, topic)
+    code = textwrap.dedent(_INTERRUPTED) % given
+    with interruptible():
+        process = subprocess.Popen(
+            [sys.executable, "-c", code],
+            env=project_environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "rows are on their way\n"
+        process.send_signal(signal.SIGINT)
+        _, printed = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGINT
+    assert "the write has failed (KeyboardInterrupt). Sending has stopped: of " in printed
+    assert printed.rstrip().endswith("KeyboardInterrupt")
+    if guarantee == "exactly-once":
+        assert "the write failed; 1 transaction aborted" in printed
+        assert committed_values(broker, topic) == []
+
+
+def test_nothing_of_spark_is_imported_and_no_process_is_started(
+    broker: LocalBroker, topic: str, project_environment: dict[str, str]
+) -> None:
+    """Catches: an environment without pyspark cannot write."""
+    code = f"""
+        import os, sys
+        from pathlib import Path
+        for module in ("pyspark", "py4j", "confluent_kafka"):
+            sys.modules[module] = None
+        import pyarrow as pa, kafka_sink
+        result = kafka_sink.write_arrow(pa.table({{"value": ["a"]}}), {exactly_once(broker, topic)!r})
+        children = Path(f"/proc/self/task/{{os.getpid()}}/children").read_text()
+        print(result.rows, children or "alone")
+    """
+    assert printed_by(code, project_environment) == "1 alone"
