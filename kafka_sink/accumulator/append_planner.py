@@ -164,6 +164,32 @@ class AppendPlanner:
                 return plan
         return plan
 
+    def rows_for_open_batches(
+        self, queues: BatchQueues, ordered: OrderedRows, run: int, stop_run: int
+    ) -> list[int]:
+        """For each run from ``run`` on, the first row that its partition's open batch has no room, or no
+        memory, for. A hint: nothing is reserved."""
+        starts = ordered.starts
+        ends = []
+        for number in range(run, stop_run):
+            start, stop = starts[number], starts[number + 1]
+            tail = queues.open_batch(ordered.partitions[number])
+            if tail is None or tail.leased:
+                ends.append(start)
+                continue
+            stop = self._estimates.rows_that_fit(ordered, start, stop, tail)
+            added = ordered.bound(start, stop) + ordered.surplus(stop - start, tail.base_timestamp)
+            if tail.projected_size_with(added) > tail.buffer.capacity:
+                stop = self._rows_in_memory_left(ordered, start, stop, tail)
+            ends.append(stop)
+        return ends
+
+    def _rows_in_memory_left(self, ordered: OrderedRows, start: int, stop: int, tail: ProducerBatch) -> int:
+        """First row that an open batch, which has room for rows up to ``stop``, cannot get memory for."""
+        surplus = ordered.surplus(stop - start, tail.base_timestamp)
+        limit = tail.buffer.capacity + self._allocator.growable_bytes(tail.buffer)
+        return max(start, min(ordered.rows_below(start, tail.raw_bytes_within(limit) - surplus), stop))
+
     def _extend(
         self, queues: BatchQueues, plan: AppendPlan, tail: ProducerBatch, run: int, bound: int
     ) -> bool:
@@ -229,9 +255,8 @@ class AppendPlanner:
             plan.add(tail, start, fit_stop)
             return fit_stop
         # Memory is short: as many rows as fit into the rest of it.
-        limit = tail.buffer.capacity + self._allocator.growable_bytes(tail.buffer)
-        end = min(ordered.rows_below(start, tail.raw_bytes_within(limit) - surplus), fit_stop)
-        if end <= start:
+        end = self._rows_in_memory_left(ordered, start, fit_stop, tail)
+        if end == start:
             return start
         added = ordered.bound(start, end) + ordered.surplus(end - start, tail.base_timestamp)
         if not self._grow(queues, plan, tail, added):

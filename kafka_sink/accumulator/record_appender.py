@@ -109,7 +109,15 @@ class RecordAppender:
                 self._append_runs(ordered, run, stop, check)
             del muted[:taken]
 
-    def _append_runs(self, ordered: OrderedRows, run: int, stop_run: int, check: Callable[[], None]) -> None:
+    def _append_runs(
+        self,
+        ordered: OrderedRows,
+        run: int,
+        stop_run: int,
+        check: Callable[[], None],
+        *,
+        may_divide: bool = True,
+    ) -> None:
         cursor = RowCursor(run)
         grant: Grant | None = None
         while True:
@@ -121,7 +129,38 @@ class RecordAppender:
             cursor = plan.next
             if cursor.run == stop_run:
                 return
-            grant = None if plan.refusal is None else self._wait_for_memory(plan.refusal, check)
+            grant = None
+            if plan.refusal is None:
+                continue
+            if may_divide and self._allocator.has_fixed_buffers:
+                may_divide = False
+                fitting, rest = self._divide(ordered, cursor, stop_run)
+                if fitting is not None:
+                    self._append_runs(fitting, 0, len(fitting.partitions), check, may_divide=False)
+                    ordered, cursor, stop_run = rest, RowCursor(0), len(rest.partitions)
+                    continue
+            grant = self._wait_for_memory(plan.refusal, check)
+
+    def _divide(
+        self, ordered: OrderedRows, cursor: RowCursor, stop_run: int
+    ) -> tuple[OrderedRows | None, OrderedRows]:
+        """The rows behind a refused one for which open batches have room, and the others.
+
+        A wait for memory sends all open batches. Rows come by partition, so without this the batches of all
+        partitions behind the refused one would be only as full as the last table left them.
+        """
+        first, starts = cursor.run + 1, ordered.starts
+        with self._accumulator.planning() as queues:
+            ends = self._planner.rows_for_open_batches(queues, ordered, first, stop_run)
+        runs = range(first, stop_run)
+        fitting = [(run, starts[run], end) for run, end in zip(runs, ends, strict=True) if end > starts[run]]
+        if not fitting:
+            return None, ordered
+        rest = [(cursor.run, max(cursor.row, starts[cursor.run]), starts[first])]
+        rest += [
+            (run, end, starts[run + 1]) for run, end in zip(runs, ends, strict=True) if end < starts[run + 1]
+        ]
+        return ordered.part(fitting), ordered.part(rest)
 
     def _plan(
         self, ordered: OrderedRows, cursor: RowCursor, stop_run: int, grant: Grant | None

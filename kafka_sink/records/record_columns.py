@@ -49,10 +49,9 @@ class Lengths:
         return cls(len(numbers), smallest, largest, _as_narrow(numbers, largest))
 
     def take(self, order: npt.NDArray[np.integer]) -> Lengths:
-        """The same entries in another order."""
-        if self.each is None:
-            return self
-        return Lengths(self.count, self.smallest, self.largest, self.each.take(order))
+        """Entries at these places, all or some of them."""
+        each = None if self.each is None else self.each.take(order)
+        return Lengths(len(order), self.smallest, self.largest, each)
 
     def slice(self, start: int, stop: int) -> Lengths:
         """Entries ``start`` to ``stop``."""
@@ -238,7 +237,7 @@ class RecordColumns:
         return self.payload.plus(fixed + len(varint.scalar(self.payload.largest + fixed)))
 
     def ordered(self, order: npt.NDArray[np.integer]) -> RecordColumns:
-        """The same rows in another order; only the lengths move."""
+        """Rows at these places in writing order, all or some of them; only the lengths move."""
         return replace(
             self,
             key_lengths=self.key_lengths.take(order),

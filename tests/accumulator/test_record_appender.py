@@ -92,6 +92,7 @@ class Bench:
         )
         self.accumulator = RecordAccumulator(settings, self.allocator)
         self.wakes = 0
+        self.sent: list[int] = []  # bytes of batches
         self.appender = RecordAppender(
             self.accumulator, codec_for(compression, None), lambda: 0.0, self._wake
         )
@@ -119,6 +120,7 @@ class Bench:
                     self.accumulator, node, queues, 1 << 30, lambda batch: True, lambda batch: False
                 ):
                     batch.move_to(BatchState.IN_FLIGHT)
+                    self.sent.append(batch.size)
                     self.accumulator.finish(batch, BatchState.SUCCEEDED, lambda: None)
 
     def unowned(self) -> int:
@@ -253,6 +255,32 @@ def test_full_fills_buffers_of_batch_size_with_compressed_bytes(codec: Compressi
     # The first batches of a topic are small, as nothing is known of how its rows shrink.
     assert sizes[len(sizes) // 2] > 16384 * 3 // 4
     assert bench.pool.metrics().used_bytes <= 4 * 16384
+
+
+@pytest.mark.parametrize("codec", list(CompressionType), ids=lambda c: c.name.lower())
+def test_full_fills_the_buffers_of_all_partitions_before_it_waits_for_one(codec: CompressionType) -> None:
+    """Rows come by partition. A table fills a little more than half of each buffer, so the next one needs
+    memory for its first partition, while the other buffers have room for its other rows."""
+    bench = Bench(
+        memory=4 * 16384,
+        batch_size=16384,
+        compression=codec,
+        strategy=FullAllocator,
+        max_block_ms=60_000,
+        linger_ms=1e9,
+    )
+    chance = random.Random(5)
+    count = 640 if codec is CompressionType.NONE else 1_200
+    for start in range(0, 60_000, count):
+        values = [b"%d" % number + chance.randbytes(20) + bytes(40) for number in range(start, start + count)]
+        numbers = pa.array([number % 4 for number in range(count)], pa.int32())
+        rows = pa.record_batch({"value": pa.array(values, pa.binary()), "partition": numbers})
+        ordered = ordered_rows_of(
+            extract(PLAN, rows, 0), TOPICS, PARTITIONER, lambda topic, count: [0] * count, 0
+        )
+        bench.append(ordered, lambda: bench.answer() if bench.allocator.queued else None)
+    sizes = sorted(bench.sent[20:])
+    assert sizes[len(sizes) // 4] > 13_000
 
 
 def test_a_batch_that_takes_no_further_row_does_not_wait_for_one() -> None:
