@@ -1,0 +1,445 @@
+"""Encodes columns as Avro's binary form, all rows at once, by a schema that is given.
+
+What does not fit is found at planning: ``encoder`` compares the schema with the columns' types, and names the
+field. Only nulls, symbols and sizes are left to the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kafka_sink.errors import SchemaError
+from kafka_sink.formats import avro_default, words
+from kafka_sink.formats.avro_schema import AvroSchema, Schema
+from kafka_sink.formats.columns import (
+    Encoder,
+    UnfitRowsError,
+    entries,
+    of_rows,
+    plain,
+    plain_type,
+    present_only,
+)
+from kafka_sink.formats.decimals import big_endian, minimal
+from kafka_sink.formats.words import Mask, Piece, UInt64s, Word
+from kafka_sink.records import arrays, varint
+from kafka_sink.records.arrays import as_binary, lengths, null_mask
+
+_ZERO = words.constant(b"\0")
+_MICROS = {"s": 1_000_000, "ms": 1000, "us": 1}
+
+
+def encoder(schema: AvroSchema, kind: pa.DataType, column: str) -> Encoder:
+    """Encodes columns of this type; nulls where the schema takes none are errors of their rows.
+
+    Raises SchemaError, naming the field, where no row of this type fits.
+    """
+    return _Compiler(schema).of(schema.root, kind, column)
+
+
+@dataclass(frozen=True, slots=True)
+class _Compiler:
+    schema: AvroSchema
+
+    def of(self, schema: Schema, kind: pa.DataType, path: str) -> Encoder:
+        schema = self._named(schema)
+        if schema["type"] == "union":
+            return self._of_union(schema["branches"], kind, path)
+        return _Required(self._of_value(schema, kind, path), path)
+
+    def _named(self, schema: Schema) -> Schema:
+        return self.schema.named[schema["full_name"]] if schema["type"] == "named" else schema
+
+    def _of_union(self, branches: Sequence[Schema], kind: pa.DataType, path: str) -> Encoder:
+        null = next((at for at, one in enumerate(branches) if one["type"] == "null"), None)
+        problems = []
+        for at, branch in enumerate(branches):
+            if at == null and not pa.types.is_null(plain_type(kind)):
+                continue
+            try:
+                value = self._of_value(self._named(branch), kind, path)
+            except SchemaError as error:
+                problems.append(str(error))
+                continue
+            return _Union(value, at, null, path)
+        raise SchemaError(problems[0] if len(problems) == 1 else _refused(path, kind, _shown(branches)))
+
+    def _of_value(self, schema: Schema, kind: pa.DataType, path: str) -> Encoder:
+        """For a type that is no union; the caller looks after nulls."""
+        name = schema["type"]
+        plain_kind = plain_type(kind)
+        if name == "record" and pa.types.is_struct(plain_kind):
+            return self._of_record(schema, plain_kind, path)
+        if name == "array" and (pa.types.is_list(plain_kind) or pa.types.is_large_list(plain_kind)):
+            return _Array(self.of(schema["items"], plain_kind.value_type, f"{path}[]"))
+        if name == "map" and pa.types.is_map(plain_kind):
+            if plain_type(plain_kind.key_type) != pa.string():
+                raise SchemaError(
+                    f"column '{path}' is a map with keys of {plain_kind.key_type}, and Avro's maps have "
+                    "strings: cast them"
+                )
+            return _Map(self.of(schema["values"], plain_kind.item_type, f"{path}{{}}"))
+        leaf = _leaf(schema, plain_kind, path)
+        if leaf is None:
+            raise SchemaError(_refused(path, kind, _shown(schema)))
+        return leaf
+
+    def _of_record(self, schema: Schema, kind: pa.StructType, path: str) -> Encoder:
+        places = {kind.field(index).name: index for index in range(kind.num_fields)}
+        fields: list[tuple[int, Encoder] | list[Piece]] = []
+        for field in schema["fields"]:
+            name = field["name"]
+            if name in places:
+                index = places.pop(name)
+                fields.append((index, self.of(field["type"], kind.field(index).type, _joined(path, name))))
+            else:
+                fields.append(words.constant(self._missing(field, path, places)))
+        if places:
+            known = [field["name"] for field in schema["fields"]]
+            wrong = next(iter(places))
+            raise SchemaError(
+                f"column '{_joined(path, wrong)}' is no field of the schema's record "
+                f"'{schema['full_name']}'{_near(wrong, known)}: drop it, or register a schema that has it"
+            )
+        return _Record(fields)
+
+    def _missing(self, field: Schema, path: str, places: dict[str, int]) -> bytes:
+        """The bytes of a field without a column: its default, or null."""
+        kind = self._named(field["type"])
+        if "default" in field:
+            return avro_default.encoded(self.schema, kind, field["default"], _joined(path, field["name"]))
+        for at, branch in enumerate(kind.get("branches", ())):
+            if branch["type"] == "null":
+                return varint.scalar(at)
+        raise SchemaError(
+            f"the schema requires field '{_joined(path, field['name'])}', for which there is no "
+            f"column{_near(field['name'], list(places))}: add one, or give the field a default"
+        )
+
+
+def _joined(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def _near(name: str, known: Sequence[str]) -> str:
+    """A name that differs in its case only."""
+    near = next((one for one in known if one.lower() == name.lower()), None)
+    return "" if near is None else f" (found '{near}', and names are case-sensitive)"
+
+
+def _shown(schema: Schema | Sequence[Schema]) -> str:
+    if isinstance(schema, Sequence):
+        return f"[{', '.join(map(_shown, schema))}]"
+    name = str(schema.get("full_name") or schema["type"])
+    logical = schema.get("logicalType")
+    if logical == "decimal":
+        logical = f"decimal({schema.get('precision')},{schema.get('scale', 0)})"
+    return f"{name} ({logical})" if logical else name
+
+
+def _refused(path: str, kind: pa.DataType, wanted: str) -> str:
+    return (
+        f"column '{path}' has the type {kind}, and the schema wants {wanted}: cast it to what fits, or register "
+        "another schema"
+    )
+
+
+# -- around values -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Required:
+    """A value where the schema takes no null."""
+
+    value: Encoder
+    path: str
+
+    def pieces(self, column: pa.Array, nulls: Mask | None) -> list[Piece]:
+        if column.null_count and not pa.types.is_null(column.type):
+            wrong = null_mask(column) if nulls is None else null_mask(column) & ~nulls
+            if wrong.any():
+                raise UnfitRowsError(wrong, self.path, "is null, and the schema takes no null there")
+        return self.value.pieces(column, nulls)
+
+
+@dataclass(frozen=True, slots=True)
+class _Union:
+    """A union of which the column's values are branch ``branch``, and its nulls branch ``null``."""
+
+    value: Encoder
+    branch: int
+    null: int | None
+    path: str
+
+    def pieces(self, column: pa.Array, nulls: Mask | None) -> list[Piece]:
+        value = varint.scalar(self.branch)
+        if not column.null_count or pa.types.is_null(column.type):
+            lead: list[Piece] = list(words.constant(value))
+            if nulls is not None:
+                lead = list(words.nothing_where(nulls, words.constant(value)))
+            return [*lead, *self.value.pieces(column, nulls)]
+        own = null_mask(column)
+        if self.null is None:
+            wrong = own if nulls is None else own & ~nulls
+            raise UnfitRowsError(wrong, self.path, "is null, and the schema takes no null there")
+        # No union has more than 63 branches in practice, so either is one byte.
+        branches = np.where(own, varint.scalar(self.null)[0], value[0]).astype(np.uint64)
+        return [words.fixed(branches, 1, nulls), *self.value.pieces(column, own)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    """``fields`` in the schema's order: the place of a column and its encoder, or the bytes of a default."""
+
+    fields: Sequence[tuple[int, Encoder] | list[Word]]
+
+    def pieces(self, column: pa.Array, nulls: Mask | None) -> list[Piece]:
+        if nulls is not None:
+            return present_only(column, nulls, lambda present: self.pieces(present, None))
+        children = column.flatten()
+        found: list[Piece] = []
+        for field in self.fields:
+            if isinstance(field, tuple):
+                found += field[1].pieces(plain(children[field[0]]), None)
+            else:
+                found += field
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Array:
+    items: Encoder
+
+    def pieces(self, column: pa.Array, nulls: Mask | None) -> list[Piece]:
+        counts, (items,) = entries(column)
+        encoded = of_rows(
+            counts, lambda: words.join(self.items.pieces(plain(items), None), len(items))
+        )
+        return _block(counts, encoded, nulls)
+
+
+@dataclass(frozen=True, slots=True)
+class _Map:
+    values: Encoder
+
+    def pieces(self, column: pa.Array, nulls: Mask | None) -> list[Piece]:
+        counts, (keys, values) = entries(column)
+        keys = plain(keys)
+
+        def encode() -> pa.Array:
+            pieces = [*_TEXT.pieces(keys, None), *self.values.pieces(plain(values), None)]
+            return words.join(pieces, len(keys))
+
+        return _block(counts, of_rows(counts, encode), nulls)
+
+
+def _block(counts: words.Int64s, encoded: pa.Array, nulls: Mask | None) -> list[Piece]:
+    """Entries as one block: their number unless there are none, the entries, and a zero."""
+    empty = counts == 0
+    end: list[Word] = _ZERO if nulls is None else words.nothing_where(nulls, _ZERO)
+    return [*words.varint(words.zigzag(counts), empty), words.grouped(encoded, counts), *end]
+
+
+# -- values ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Integer:
+    """int and long; ``numbers`` gives those of a column."""
+
+    numbers: Callable[[pa.Array], Any]
+
+    def pieces(self, column: pa.Array, nulls: Mask | None) -> list[Piece]:
+        return [*words.varint(words.zigzag(self.numbers(column)), nulls)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Fixed:
+    """A few bytes of the same number in each row."""
+
+    size: int
+    numbers: Callable[[pa.Array], UInt64s]
+
+    def pieces(self, column: pa.Array, nulls: Mask | None) -> list[Piece]:
+        return [words.fixed(self.numbers(column), self.size, nulls)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Nothing:
+    def pieces(self, column: pa.Array, nulls: Mask | None) -> list[Piece]:
+        return []
+
+
+@dataclass(frozen=True, slots=True)
+class _Bytes:
+    """string and bytes: the length, and the content."""
+
+    def pieces(self, column: pa.Array, nulls: Mask | None) -> list[Piece]:
+        sizes = lengths(column).astype(np.int64)
+        return [*words.varint(words.zigzag(sizes), nulls), as_binary(column)]
+
+
+@dataclass(frozen=True, slots=True)
+class _FixedBytes:
+    """fixed: content of exactly ``size`` bytes."""
+
+    size: int
+    path: str
+
+    def pieces(self, column: pa.Array, nulls: Mask | None) -> list[Piece]:
+        wrong = lengths(column) != self.size
+        if nulls is not None:
+            wrong &= ~nulls
+        if wrong.any():
+            raise UnfitRowsError(wrong, self.path, f"has not the {self.size} bytes that the schema wants")
+        return [as_binary(column)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Enum:
+    """Symbols, as strings."""
+
+    symbols: pa.Array
+    path: str
+
+    def pieces(self, column: pa.Array, nulls: Mask | None) -> list[Piece]:
+        index = pc.index_in(column, value_set=self.symbols)
+        if index.null_count:
+            wrong = null_mask(index)
+            if nulls is not None:
+                wrong &= ~nulls
+            if wrong.any():
+                raise UnfitRowsError(wrong, self.path, "is no symbol of the schema's enum")
+        return [*words.varint(words.zigzag(arrays.numbers(index, np.int32)), nulls)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Decimal:
+    """``size``: of fixed; None: as few bytes as hold the number, with their length before them."""
+
+    kind: pa.DataType
+    size: int | None
+
+    def pieces(self, column: pa.Array, nulls: Mask | None) -> list[Piece]:
+        column = column if column.type == self.kind else column.cast(self.kind)
+        if self.size is None:
+            return minimal(column, nulls, words.zigzag)
+        found = big_endian(column, self.size)
+        return list(found if nulls is None else words.nothing_where(nulls, found))
+
+
+_TEXT = _Bytes()
+
+
+def _leaf(schema: Schema, kind: pa.DataType, path: str) -> Encoder | None:
+    """None where the two do not go together."""
+    name, logical = schema["type"], schema.get("logicalType")
+    if pa.types.is_decimal(kind):
+        return _decimal(schema, kind, path) if logical == "decimal" else None
+    if name in ("int", "long"):
+        numbers = _whole_numbers(name, logical, kind)
+        return None if numbers is None else _Integer(numbers)
+    if kind == pa.string():
+        if name == "enum":
+            return _Enum(_strings(schema["symbols"]), path)
+        return _TEXT if name == "string" else None
+    if kind == pa.binary():
+        if name == "fixed":
+            return _FixedBytes(schema["size"], path)
+        return _TEXT if name == "bytes" else None
+    if name == "null":
+        return _Nothing() if pa.types.is_null(kind) else None
+    if name == "boolean":
+        return _Fixed(1, _bits) if kind == pa.bool_() else None
+    if name in ("float", "double") and kind in _FLOATS:
+        return _Fixed(*_floats(name, kind)) if _FLOATS[kind] <= (24 if name == "float" else 53) else None
+    return None
+
+
+# The bits of a whole number that each holds exactly.
+_FLOATS = {
+    **{pa.float16(): 11, pa.float32(): 24, pa.float64(): 53},
+    **{pa.int8(): 7, pa.uint8(): 8, pa.int16(): 15, pa.uint16(): 16, pa.int32(): 31, pa.uint32(): 32},
+}
+_NUMPY = {
+    **{pa.int8(): "i1", pa.int16(): "i2", pa.int32(): "i4", pa.int64(): "i8", pa.uint8(): "u1"},
+    **{pa.uint16(): "u2", pa.uint32(): "u4", pa.float16(): "f2", pa.float32(): "f4", pa.float64(): "f8"},
+}
+_INTS = (pa.int8(), pa.int16(), pa.int32(), pa.uint8(), pa.uint16())
+_LONGS = (*_INTS, pa.int64(), pa.uint32())
+
+
+def _floats(name: str, kind: pa.DataType) -> tuple[int, Callable[[pa.Array], UInt64s]]:
+    size = 4 if name == "float" else 8
+
+    def numbers(column: pa.Array) -> UInt64s:
+        found = arrays.numbers(column, _NUMPY[kind]).astype(f"<f{size}", copy=False)
+        bits: UInt64s = found.view(f"<u{size}").astype(np.uint64, copy=False)
+        return bits
+
+    return size, numbers
+
+
+def _bits(column: pa.Array) -> UInt64s:
+    return arrays.numbers(column.cast(pa.uint8()), np.uint8).astype(np.uint64)
+
+
+def _whole_numbers(name: str, logical: str | None, kind: pa.DataType) -> Callable[[pa.Array], Any] | None:
+    """How a column becomes numbers of int or long; None if it does not."""
+    if kind in (_INTS if name == "int" else _LONGS):
+        # A number stands for what the logical type says.
+        return lambda column: arrays.numbers(column, _NUMPY[kind])
+    if pa.types.is_date(kind) and name == "int" and logical == "date":
+        return lambda column: arrays.numbers(column.cast(pa.date32()), np.int32)
+    if pa.types.is_time(kind) and logical == ("time-millis" if name == "int" else "time-micros"):
+        unit = _UNITS[kind.unit]
+        wanted = 1000 if name == "int" else 1_000_000
+        width = np.int32 if kind.bit_width == 32 else np.int64
+        return lambda column: _scaled(arrays.numbers(column, width), unit, wanted)
+    if name == "long" and pa.types.is_timestamp(kind):
+        return _instants(logical, kind)
+    if name == "long" and pa.types.is_duration(kind) and logical is None:
+        return lambda column: arrays.numbers(column, np.int64)
+    return None
+
+
+_UNITS = {"s": 1, "ms": 1000, "us": 1_000_000, "ns": 1_000_000_000}
+_INSTANTS = {"millis": 1000, "micros": 1_000_000, "nanos": 1_000_000_000}
+
+
+def _instants(logical: str | None, kind: pa.DataType) -> Callable[[pa.Array], Any] | None:
+    local = "" if kind.tz else "local-"
+    wanted = next((per_s for unit, per_s in _INSTANTS.items() if logical == f"{local}timestamp-{unit}"), None)
+    if wanted is None:
+        return None
+    per_second = wanted
+    return lambda column: _scaled(arrays.numbers(column, np.int64), _UNITS[kind.unit], per_second)
+
+
+def _scaled(numbers: Any, unit: int, wanted: int) -> Any:
+    """Numbers of a unit as those of another, each of so many a second; an instant belongs to the one that it
+    lies in, before 1970, too."""
+    if unit == wanted:
+        return numbers
+    return numbers // (unit // wanted) if unit > wanted else numbers.astype(np.int64) * (wanted // unit)
+
+
+def _decimal(schema: Schema, kind: pa.DataType, path: str) -> Encoder | None:
+    precision, scale = int(schema.get("precision", 0)), int(schema.get("scale", 0))
+    fits = scale >= kind.scale and precision - scale >= kind.precision - kind.scale
+    if schema["type"] not in ("bytes", "fixed") or not fits or precision > 38 or kind.bit_width > 128:
+        return None
+    size = schema["size"] if schema["type"] == "fixed" else None
+    if size is not None and 10**precision > 1 << (8 * size - 1):
+        raise SchemaError(f"the schema's fixed of {size} bytes at '{path}' does not hold {precision} digits")
+    return _Decimal(pa.decimal128(precision, scale), size)
+
+
+def _strings(texts: Sequence[str]) -> pa.Array:
+    return arrays.binary_of([text.encode() for text in texts]).cast(pa.string())

@@ -1,0 +1,215 @@
+"""Avro schemas: reading those that are given, and deriving one from columns (https://avro.apache.org, 1.12)."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from kafka_sink.errors import SchemaError
+from kafka_sink.formats.columns import plain_type
+
+PRIMITIVES = frozenset({"null", "boolean", "int", "long", "float", "double", "bytes", "string"})
+_NAMED = frozenset({"record", "error", "enum", "fixed"})
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# Schemas come from a registry: what one holds does not decide how deep we go.
+_MAX_DEPTH = 200
+
+Schema = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class AvroSchema:
+    """A schema as read: ``root`` is its outermost type, ``named`` are the types that it and its references
+    define, by full name. Types are mappings with "type"; a union has "type": "union" and "branches"."""
+
+    root: Schema
+    named: Mapping[str, Schema]
+
+    @property
+    def full_name(self) -> str:
+        """The name of the outermost type, as subjects by record have it. Empty for a type without one."""
+        name: str = self.root.get("full_name", "")
+        return name
+
+
+def read(text: str, references: Iterable[str] = ()) -> AvroSchema:
+    """A schema as JSON; ``references`` are the schemas that define names that it uses, each after those that it
+    uses itself. Raises SchemaError."""
+    named: dict[str, Schema] = {}
+    for reference in references:
+        _Reader(named).read(_parsed(reference), "", 0)
+    root = _Reader(named).read(_parsed(text), "", 0)
+    return AvroSchema(root, named)
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        # A schema may be just a type's name.
+        if _NAME.fullmatch(text.strip()):
+            return text.strip()
+        raise SchemaError(f"the Avro schema is no JSON: {text[:100]!r}") from None
+
+
+class _Reader:
+    def __init__(self, named: dict[str, Schema]) -> None:
+        self._named = named
+
+    def read(self, found: Any, namespace: str, depth: int) -> Schema:
+        if depth > _MAX_DEPTH:
+            raise SchemaError(f"the Avro schema is nested more than {_MAX_DEPTH} deep")
+        if isinstance(found, str):
+            return self._by_name(found, namespace)
+        if isinstance(found, list):
+            branches = [self.read(one, namespace, depth + 1) for one in found]
+            return {"type": "union", "branches": branches}
+        if not isinstance(found, dict) or "type" not in found:
+            raise SchemaError(f"the Avro schema has {str(found)[:100]!r} where a type belongs")
+        kind = found["type"]
+        if not isinstance(kind, str) or (kind not in PRIMITIVES | _NAMED and kind not in ("array", "map")):
+            return self.read(kind, namespace, depth + 1)
+        if kind == "array":
+            return {"type": "array", "items": self.read(_part(found, "items"), namespace, depth + 1)}
+        if kind == "map":
+            return {"type": "map", "values": self.read(_part(found, "values"), namespace, depth + 1)}
+        return self._of_name(found, kind, namespace, depth) if kind in _NAMED else found
+
+    def _by_name(self, name: str, namespace: str) -> Schema:
+        if name in PRIMITIVES:
+            return {"type": name}
+        for full_name in (f"{namespace}.{name}", name) if namespace and "." not in name else (name,):
+            if full_name in self._named:
+                return {"type": "named", "full_name": full_name}
+        raise SchemaError(f"the Avro schema names a type {name!r} that neither it nor a reference defines")
+
+    def _of_name(self, found: Mapping[str, Any], kind: str, namespace: str, depth: int) -> Schema:
+        name, _, own = str(_part(found, "name")).rpartition(".")[::-1]
+        namespace = own or found.get("namespace", namespace) or ""
+        full_name = f"{namespace}.{name}" if namespace else name
+        schema: dict[str, Any] = {**found, "type": "record" if kind == "error" else kind, "full_name": full_name}
+        # Before its fields, which may name it.
+        self._named[full_name] = schema
+        if schema["type"] == "record":
+            schema["fields"] = [
+                {**field, "name": _part(field, "name"), "type": self.read(_part(field, "type"), namespace, depth + 1)}
+                for field in _part(found, "fields")
+            ]
+        elif kind == "enum":
+            schema["symbols"] = [str(symbol) for symbol in _part(found, "symbols")]
+        else:
+            schema["size"] = int(_part(found, "size"))
+        return schema
+
+
+def _part(found: Mapping[str, Any], name: str) -> Any:
+    if name not in found:
+        raise SchemaError(f"the Avro schema has a {found.get('type')} without '{name}'")
+    return found[name]
+
+
+def derived(columns: Iterable[pa.Field], record_name: str) -> str:
+    """The schema of a record with these columns, as JSON.
+
+    Types and names are those of Spark's ``to_avro``, with two differences for schemas that evolve: a column
+    that may be null is a union that begins with null, and has the default null, so that a new column keeps the
+    schema compatible; a decimal is bytes, as Kafka Connect and ksqlDB have it. Raises SchemaError, naming the
+    column.
+    """
+    namespace, _, name = record_name.rpartition(".")
+    return json.dumps(_record(columns, name, namespace, ""), separators=(",", ":"))
+
+
+def derived_type(field: pa.Field, record_name: str) -> str:
+    """The schema of a column of any type. A struct is a record of that name."""
+    namespace, _, name = record_name.rpartition(".")
+    return json.dumps(_derived(field.type, name, namespace, field.name), separators=(",", ":"))
+
+
+def _record(fields: Iterable[pa.Field], name: str, namespace: str, path: str) -> dict[str, Any]:
+    inner = f"{namespace}.{name}" if namespace else name
+    record: dict[str, Any] = {"type": "record", "name": name}
+    if namespace:
+        record["namespace"] = namespace
+    record["fields"] = [_field(field, inner, path) for field in fields]
+    return record
+
+
+def _field(field: pa.Field, namespace: str, path: str) -> dict[str, Any]:
+    path = f"{path}.{field.name}" if path else field.name
+    if not _NAME.fullmatch(field.name):
+        raise SchemaError(
+            f"column '{path}' has a name that Avro does not take: letters, digits and '_' only, and no digit "
+            f"first. Rename it, as in .withColumnRenamed('{path}', '...')"
+        )
+    kind = _derived(field.type, field.name, namespace, path)
+    if not field.nullable or kind == "null":
+        return {"name": field.name, "type": kind}
+    return {"name": field.name, "type": ["null", kind], "default": None}
+
+
+def _nullable(kind: Any, *, nullable: bool) -> Any:
+    return ["null", kind] if nullable and kind != "null" else kind
+
+
+def _derived(kind: pa.DataType, name: str, namespace: str, path: str) -> Any:
+    kind = plain_type(kind)
+    if pa.types.is_struct(kind):
+        return _record([kind.field(index) for index in range(kind.num_fields)], name, namespace, path)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        items = _derived(kind.value_type, name, namespace, f"{path}[]")
+        return {"type": "array", "items": _nullable(items, nullable=kind.value_field.nullable)}
+    if pa.types.is_map(kind):
+        if plain_type(kind.key_type) != pa.string():
+            raise SchemaError(
+                f"column '{path}' is a map with keys of {kind.key_type}, and Avro's maps have strings: cast them"
+            )
+        values = _derived(kind.item_type, name, namespace, f"{path}{{}}")
+        return {"type": "map", "values": _nullable(values, nullable=kind.item_field.nullable)}
+    found = _leaf(kind)
+    if found is None:
+        raise SchemaError(
+            f"column '{path}' has the type {kind}, for which Avro has none: cast it, for example to string"
+        )
+    return found
+
+
+_LEAVES: Mapping[pa.DataType, Any] = {
+    pa.null(): "null",
+    pa.bool_(): "boolean",
+    **{kind: "int" for kind in (pa.int8(), pa.int16(), pa.int32(), pa.uint8(), pa.uint16())},
+    **{kind: "long" for kind in (pa.int64(), pa.uint32())},
+    pa.float16(): "float",
+    pa.float32(): "float",
+    pa.float64(): "double",
+    pa.string(): "string",
+    pa.binary(): "bytes",
+    pa.date32(): {"type": "int", "logicalType": "date"},
+    pa.date64(): {"type": "int", "logicalType": "date"},
+    pa.time32("s"): {"type": "int", "logicalType": "time-millis"},
+    pa.time32("ms"): {"type": "int", "logicalType": "time-millis"},
+    pa.time64("us"): {"type": "long", "logicalType": "time-micros"},
+    pa.time64("ns"): {"type": "long", "logicalType": "time-micros"},
+}
+_OF_UNIT = {"s": "millis", "ms": "millis", "us": "micros", "ns": "nanos"}
+
+
+def _leaf(kind: pa.DataType) -> Any:
+    if pa.types.is_timestamp(kind):
+        local = "" if kind.tz else "local-"
+        return {"type": "long", "logicalType": f"{local}timestamp-{_OF_UNIT[kind.unit]}"}
+    if pa.types.is_duration(kind):
+        return "long"
+    if pa.types.is_decimal128(kind):
+        return {
+            "type": "bytes",
+            "logicalType": "decimal",
+            "precision": kind.precision,
+            "scale": kind.scale,
+        }
+    return _LEAVES.get(kind)

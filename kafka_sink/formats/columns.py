@@ -1,0 +1,103 @@
+"""Columns in the few Arrow types that encoders know, and their rows that a schema does not take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from kafka_sink.errors import KafkaSinkError
+from kafka_sink.formats.words import Int64s, Mask, Piece, join, spread
+from kafka_sink.records.arrays import indices, lengths, null_mask, offsets
+
+
+class UnfitRowsError(KafkaSinkError):
+    """Rows that the schema does not take: those that ``rows`` marks. ``path`` names the field."""
+
+    def __init__(self, rows: Mask, path: str, problem: str) -> None:
+        super().__init__(f"field '{path}' {problem}" if path else problem)
+        self.rows = rows
+
+
+class Encoder(Protocol):
+    """Encodes columns of one Arrow type by one schema."""
+
+    def pieces(self, column: pa.Array, nulls: Mask | None) -> list[Piece]:
+        """The pieces of each row, which have no byte where ``nulls`` is true; None: no entry is null.
+
+        Raises UnfitRowsError.
+        """
+        ...
+
+
+def plain_type(kind: pa.DataType) -> pa.DataType:
+    """The type that ``plain`` gives a column, whose children are as they were."""
+    if pa.types.is_dictionary(kind):
+        return plain_type(kind.value_type)
+    if pa.types.is_run_end_encoded(kind):
+        return plain_type(kind.value_type)
+    if isinstance(kind, pa.BaseExtensionType):
+        return plain_type(kind.storage_type)
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(kind.value_field)
+    if pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+        return pa.string()
+    if pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind) or pa.types.is_fixed_size_binary(kind):
+        return pa.binary()
+    if pa.types.is_decimal(kind) and kind.bit_width < 128:
+        return pa.decimal128(kind.precision, kind.scale)
+    return kind
+
+
+def plain(column: pa.Array) -> pa.Array:
+    """The same entries without a dictionary, runs or views."""
+    kind = column.type
+    if isinstance(kind, pa.BaseExtensionType):
+        return plain(column.storage)
+    if pa.types.is_dictionary(kind):
+        return plain(column.dictionary_decode())
+    wanted = plain_type(kind)
+    return column if kind == wanted else column.cast(wanted)
+
+
+def present_only(
+    column: pa.Array, nulls: Mask, encode: Callable[[pa.Array], list[Piece]]
+) -> list[Piece]:
+    """``encode`` of the entries that are not null; the others are empty."""
+    present = np.flatnonzero(~nulls)
+    try:
+        pieces = encode(column.take(indices(present)))
+    except UnfitRowsError as error:
+        rows = np.zeros(len(nulls), dtype=np.bool_)
+        rows[present[error.rows]] = True
+        error.rows = rows
+        raise
+    return [spread(join(pieces, len(present)), nulls)]
+
+
+def entries(column: pa.Array) -> tuple[Int64s, list[pa.Array]]:
+    """How many entries each row of a list or map has, 0 for null, and the entries of all rows: those of a list
+    in one array, the keys and values of a map in two."""
+    counts = lengths(column).astype(np.int64)
+    ends = offsets(column)
+    first, last = int(ends[0]), int(ends[-1])
+    children = [column.keys, column.items] if pa.types.is_map(column.type) else [column.values]
+    children = [child.slice(first, last - first) for child in children]
+    if column.null_count and int(counts.sum()) != last - first:
+        # Arrow lets a null entry span elements that mean nothing.
+        kept = indices(np.flatnonzero(np.repeat(~null_mask(column), np.diff(ends))))
+        children = [child.take(kept) for child in children]
+    return counts, children
+
+
+def of_rows(counts: Int64s, encode: Callable[[], list[Piece]]) -> list[Piece]:
+    """``encode`` of the entries of lists; its errors about entries become those of the rows that have them."""
+    try:
+        return encode()
+    except UnfitRowsError as error:
+        rows = np.zeros(len(counts), dtype=np.bool_)
+        rows[np.searchsorted(np.cumsum(counts), np.flatnonzero(error.rows), side="right")] = True
+        error.rows = rows
+        raise
