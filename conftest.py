@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from kafka_sink.local_broker import LocalBroker
+from kafka_sink.local_broker.schema_registry import LocalRegistry
 from tests.matrix.released_kafka import RELEASES, jars_of
 from tests.support import lanes, processor_time
 from tests.support.ports import free_port
@@ -120,6 +121,13 @@ def broker() -> Iterator[LocalBroker]:
     """One real broker for the whole run; tests use topics of their own, and one that stops it starts it
     again."""
     with LocalBroker(properties=_QUICK) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def registry() -> Iterator[LocalRegistry]:
+    """One real schema registry for the whole run; tests use subjects of their own."""
+    with LocalRegistry() as running:
         yield running
 
 

@@ -25,6 +25,17 @@ class SchemaError(KafkaSinkError, ValueError):
     """A column is missing or has an unsupported type. Raised at planning."""
 
 
+class RegistryError(KafkaSinkError):
+    """The schema registry cannot be reached, or refuses what was asked. Never contains a secret.
+
+    ``is_temporary``: it may respond later.
+    """
+
+    def __init__(self, message: str, *, is_temporary: bool = False) -> None:
+        super().__init__(message)
+        self.is_temporary = is_temporary
+
+
 class InvalidRowError(KafkaSinkError, ValueError):
     """A row's content cannot be sent: null topic, partition out of range, negative timestamp.
 

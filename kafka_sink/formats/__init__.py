@@ -1,1 +1,1 @@
-"""Encodes columns as Avro, Protobuf or JSON, with the schema's id of a registry: ``value.format``, ``key.format``."""
+"""``value.format`` and ``key.format``: columns as Avro, Protobuf or JSON, with their schema in a registry."""

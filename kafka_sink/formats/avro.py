@@ -145,8 +145,8 @@ def _shown(schema: Schema | Sequence[Schema]) -> str:
 
 def _refused(path: str, kind: pa.DataType, wanted: str) -> str:
     return (
-        f"column '{path}' has the type {kind}, and the schema wants {wanted}: cast it to what fits, or register "
-        "another schema"
+        f"column '{path}' has the type {kind}, and the schema wants {wanted}: cast it to what fits, or "
+        "register another schema"
     )
 
 
@@ -218,9 +218,7 @@ class _Array:
 
     def pieces(self, column: pa.Array, nulls: Mask | None) -> list[Piece]:
         counts, (items,) = entries(column)
-        encoded = of_rows(
-            counts, lambda: words.join(self.items.pieces(plain(items), None), len(items))
-        )
+        encoded = of_rows(counts, lambda: words.join(self.items.pieces(plain(items), None), len(items)))
         return _block(counts, encoded, nulls)
 
 
@@ -337,7 +335,7 @@ class _Decimal:
 _TEXT = _Bytes()
 
 
-def _leaf(schema: Schema, kind: pa.DataType, path: str) -> Encoder | None:
+def _leaf(schema: Schema, kind: pa.DataType, path: str) -> Encoder | None:  # noqa: PLR0911 - one a type
     """None where the two do not go together."""
     name, logical = schema["type"], schema.get("logicalType")
     if pa.types.is_decimal(kind):
@@ -364,12 +362,27 @@ def _leaf(schema: Schema, kind: pa.DataType, path: str) -> Encoder | None:
 
 # The bits of a whole number that each holds exactly.
 _FLOATS = {
-    **{pa.float16(): 11, pa.float32(): 24, pa.float64(): 53},
-    **{pa.int8(): 7, pa.uint8(): 8, pa.int16(): 15, pa.uint16(): 16, pa.int32(): 31, pa.uint32(): 32},
+    pa.float16(): 11,
+    pa.float32(): 24,
+    pa.float64(): 53,
+    pa.int8(): 7,
+    pa.uint8(): 8,
+    pa.int16(): 15,
+    pa.uint16(): 16,
+    pa.int32(): 31,
+    pa.uint32(): 32,
 }
 _NUMPY = {
-    **{pa.int8(): "i1", pa.int16(): "i2", pa.int32(): "i4", pa.int64(): "i8", pa.uint8(): "u1"},
-    **{pa.uint16(): "u2", pa.uint32(): "u4", pa.float16(): "f2", pa.float32(): "f4", pa.float64(): "f8"},
+    pa.int8(): "i1",
+    pa.int16(): "i2",
+    pa.int32(): "i4",
+    pa.int64(): "i8",
+    pa.uint8(): "u1",
+    pa.uint16(): "u2",
+    pa.uint32(): "u4",
+    pa.float16(): "f2",
+    pa.float32(): "f4",
+    pa.float64(): "f8",
 }
 _INTS = (pa.int8(), pa.int16(), pa.int32(), pa.uint8(), pa.uint16())
 _LONGS = (*_INTS, pa.int64(), pa.uint32())

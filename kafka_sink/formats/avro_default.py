@@ -26,7 +26,9 @@ def _encoded(schema: AvroSchema, kind: Schema, value: Any) -> bytes:
         return _of_union(schema, kind["branches"], value)
     if name == "record":
         return b"".join(
-            _encoded(schema, field["type"], value[field["name"]] if field["name"] in value else field["default"])
+            _encoded(
+                schema, field["type"], value[field["name"]] if field["name"] in value else field["default"]
+            )
             for field in kind["fields"]
         )
     if name == "array":
@@ -55,7 +57,7 @@ def _text(value: Any) -> bytes:
     return varint.scalar(len(content)) + content
 
 
-def _scalar(name: str, kind: Schema, value: Any) -> bytes:
+def _scalar(name: str, kind: Schema, value: Any) -> bytes:  # noqa: PLR0911 - one a type
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if name == "null" and value is None:
         return b""

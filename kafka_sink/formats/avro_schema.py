@@ -1,4 +1,4 @@
-"""Avro schemas: reading those that are given, and deriving one from columns (https://avro.apache.org, 1.12)."""
+"""Avro schemas: reading those that are given, and deriving one from columns (Avro 1.12)."""
 
 from __future__ import annotations
 
@@ -38,8 +38,9 @@ class AvroSchema:
 
 
 def read(text: str, references: Iterable[str] = ()) -> AvroSchema:
-    """A schema as JSON; ``references`` are the schemas that define names that it uses, each after those that it
-    uses itself. Raises SchemaError."""
+    """A schema as JSON; ``references`` define names that it uses, each after those that it uses itself.
+
+    Raises SchemaError."""
     named: dict[str, Schema] = {}
     for reference in references:
         _Reader(named).read(_parsed(reference), "", 0)
@@ -92,12 +93,20 @@ class _Reader:
         name, _, own = str(_part(found, "name")).rpartition(".")[::-1]
         namespace = own or found.get("namespace", namespace) or ""
         full_name = f"{namespace}.{name}" if namespace else name
-        schema: dict[str, Any] = {**found, "type": "record" if kind == "error" else kind, "full_name": full_name}
+        schema: dict[str, Any] = {
+            **found,
+            "type": "record" if kind == "error" else kind,
+            "full_name": full_name,
+        }
         # Before its fields, which may name it.
         self._named[full_name] = schema
         if schema["type"] == "record":
             schema["fields"] = [
-                {**field, "name": _part(field, "name"), "type": self.read(_part(field, "type"), namespace, depth + 1)}
+                {
+                    **field,
+                    "name": _part(field, "name"),
+                    "type": self.read(_part(field, "type"), namespace, depth + 1),
+                }
                 for field in _part(found, "fields")
             ]
         elif kind == "enum":
@@ -117,9 +126,9 @@ def derived(columns: Iterable[pa.Field], record_name: str) -> str:
     """The schema of a record with these columns, as JSON.
 
     Types and names are those of Spark's ``to_avro``, with two differences for schemas that evolve: a column
-    that may be null is a union that begins with null, and has the default null, so that a new column keeps the
-    schema compatible; a decimal is bytes, as Kafka Connect and ksqlDB have it. Raises SchemaError, naming the
-    column.
+    that may be null is a union that begins with null, and has the default null, so that a new column keeps
+    the schema compatible; a decimal is bytes, as Kafka Connect and ksqlDB have it. Raises SchemaError, naming
+    the column.
     """
     namespace, _, name = record_name.rpartition(".")
     return json.dumps(_record(columns, name, namespace, ""), separators=(",", ":"))
@@ -167,7 +176,8 @@ def _derived(kind: pa.DataType, name: str, namespace: str, path: str) -> Any:
     if pa.types.is_map(kind):
         if plain_type(kind.key_type) != pa.string():
             raise SchemaError(
-                f"column '{path}' is a map with keys of {kind.key_type}, and Avro's maps have strings: cast them"
+                f"column '{path}' is a map with keys of {kind.key_type}, and Avro's maps have strings: cast "
+                "them"
             )
         values = _derived(kind.item_type, name, namespace, f"{path}{{}}")
         return {"type": "map", "values": _nullable(values, nullable=kind.item_field.nullable)}
@@ -182,8 +192,8 @@ def _derived(kind: pa.DataType, name: str, namespace: str, path: str) -> Any:
 _LEAVES: Mapping[pa.DataType, Any] = {
     pa.null(): "null",
     pa.bool_(): "boolean",
-    **{kind: "int" for kind in (pa.int8(), pa.int16(), pa.int32(), pa.uint8(), pa.uint16())},
-    **{kind: "long" for kind in (pa.int64(), pa.uint32())},
+    **dict.fromkeys((pa.int8(), pa.int16(), pa.int32(), pa.uint8(), pa.uint16()), "int"),
+    **dict.fromkeys((pa.int64(), pa.uint32()), "long"),
     pa.float16(): "float",
     pa.float32(): "float",
     pa.float64(): "double",

@@ -32,7 +32,7 @@ class Encoder(Protocol):
         ...
 
 
-def plain_type(kind: pa.DataType) -> pa.DataType:
+def plain_type(kind: pa.DataType) -> pa.DataType:  # noqa: PLR0911 - one a type
     """The type that ``plain`` gives a column, whose children are as they were."""
     if pa.types.is_dictionary(kind):
         return plain_type(kind.value_type)
@@ -62,9 +62,7 @@ def plain(column: pa.Array) -> pa.Array:
     return column if kind == wanted else column.cast(wanted)
 
 
-def present_only(
-    column: pa.Array, nulls: Mask, encode: Callable[[pa.Array], list[Piece]]
-) -> list[Piece]:
+def present_only(column: pa.Array, nulls: Mask, encode: Callable[[pa.Array], list[Piece]]) -> list[Piece]:
     """``encode`` of the entries that are not null; the others are empty."""
     present = np.flatnonzero(~nulls)
     try:
@@ -78,8 +76,8 @@ def present_only(
 
 
 def entries(column: pa.Array) -> tuple[Int64s, list[pa.Array]]:
-    """How many entries each row of a list or map has, 0 for null, and the entries of all rows: those of a list
-    in one array, the keys and values of a map in two."""
+    """How many entries each row of a list or map has, 0 for null, and the entries of all rows: those of a
+    list in one array, the keys and values of a map in two."""
     counts = lengths(column).astype(np.int64)
     ends = offsets(column)
     first, last = int(ends[0]), int(ends[-1])
@@ -92,8 +90,8 @@ def entries(column: pa.Array) -> tuple[Int64s, list[pa.Array]]:
     return counts, children
 
 
-def of_rows(counts: Int64s, encode: Callable[[], list[Piece]]) -> list[Piece]:
-    """``encode`` of the entries of lists; its errors about entries become those of the rows that have them."""
+def of_rows(counts: Int64s, encode: Callable[[], pa.Array]) -> pa.Array:
+    """``encode`` of the entries of lists; its errors about entries become those of the lists' rows."""
     try:
         return encode()
     except UnfitRowsError as error:

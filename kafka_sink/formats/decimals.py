@@ -46,9 +46,7 @@ def _bytes_from(low: UInt64s, high: UInt64s, sign: UInt64s, end: int) -> UInt64s
     return low >> shift | (high << (_64 - shift) if shift else np.uint64(0))
 
 
-def minimal(
-    column: pa.Array, nulls: Mask | None, length: Callable[[Int64s], UInt64s]
-) -> list[Piece]:
+def minimal(column: pa.Array, nulls: Mask | None, length: Callable[[Int64s], UInt64s]) -> list[Piece]:
     """The unscaled numbers in as few bytes as hold them, after their number; ``length`` prepares it for a
     varint.
 

@@ -1,8 +1,8 @@
 """Bytes of rows, put together for whole columns.
 
 A row is a sequence of pieces: words of up to eight bytes, for numbers, and binary arrays, for texts and for
-what was encoded before. Words are written one over the end of the other, so that a number of three bytes costs
-no more than one of eight, and no mask drops the bytes that it does not need.
+what was encoded before. Words are written one over the end of the other, so that a number of three bytes
+costs no more than one of eight, and no mask drops the bytes that it does not need.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -44,7 +44,7 @@ class Word:
 
     def followed_by(self, other: Word) -> Word:
         """Both in one word; their widest must fit."""
-        value: UInt64s | int
+        value: Any
         if isinstance(self.size, int):
             if isinstance(self.value, int) and isinstance(other.value, int):
                 value = self.value | other.value << (8 * self.size)
@@ -56,7 +56,7 @@ class Word:
         return Word(value, self.size + other.size, self.widest + other.widest)
 
 
-Piece = Word | pa.Array
+Piece: TypeAlias = Word | pa.Array
 
 
 def _unsigned(value: UInt64s | int) -> UInt64s | np.uint64:
@@ -96,7 +96,7 @@ def varint(numbers: UInt64s, nulls: Mask | None = None) -> list[Word]:
         numbers = np.where(nulls, np.uint64(0), numbers)
     high = int(numbers.max(initial=0))
     widest = max(1, (high.bit_length() + 6) // 7)
-    low_size, high_size = _varint_sizes(numbers, min(widest, _WORD), nulls)
+    low_size = _varint_sizes(numbers, min(widest, _WORD), nulls)
     if widest <= _WORD:
         return [Word(_spread_septets(numbers, low_size, widest), low_size, widest)]
     # The rest goes to a word of its own: at most eight bits, in two bytes.
@@ -108,16 +108,16 @@ def varint(numbers: UInt64s, nulls: Mask | None = None) -> list[Word]:
     return [Word(low, low_size, _WORD), Word(_spread_septets(rest, sizes, 2), sizes, 2)]
 
 
-def _varint_sizes(numbers: UInt64s, widest: int, nulls: Mask | None) -> tuple[Int64s | int, int]:
+def _varint_sizes(numbers: UInt64s, widest: int, nulls: Mask | None) -> Int64s | int:
     """Bytes of each number, at most ``widest``."""
     if nulls is None and widest == 1:
-        return 1, 1
+        return 1
     sizes = np.ones(len(numbers), dtype=np.int64)
     for width in range(1, widest):
         sizes += numbers >= np.uint64(1 << (7 * width))
     if nulls is not None:
         sizes[nulls] = 0
-    return sizes, widest
+    return sizes
 
 
 def _spread_septets(numbers: UInt64s, sizes: Int64s | int, widest: int) -> UInt64s:
@@ -177,7 +177,8 @@ def join(pieces: Sequence[Piece], rows: int, nulls: Mask | None = None) -> pa.Ar
     """
     parts: list[pa.Array] = []
     for is_word, run in groupby(pieces, lambda piece: isinstance(piece, Word)):
-        parts += [_joined_words(_packed(run), rows)] if is_word else run
+        found = list(run)
+        parts += [_joined_words(_packed(found), rows)] if is_word else found
     joined = parts[0] if len(parts) == 1 else _interleaved(parts, rows)
     return joined if nulls is None else with_nulls(joined, nulls)
 
@@ -222,7 +223,9 @@ def _in_columns(words: list[Word], rows: int) -> pa.Array:
             column = np.ndarray((rows,), place[1], data.data, at + place[0], (width,))
             column[:] = _shifted_down(word.value, 8 * place[0])
         at += int(word.size)
-    bounds = np.arange(0, (rows + 1) * width, width, dtype=np.int32) if width else np.zeros(rows + 1, np.int32)
+    bounds = (
+        np.arange(0, (rows + 1) * width, width, dtype=np.int32) if width else np.zeros(rows + 1, np.int32)
+    )
     return pa.Array.from_buffers(pa.binary(), rows, [None, pa.py_buffer(bounds), pa.py_buffer(data)])
 
 

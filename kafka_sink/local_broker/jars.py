@@ -33,7 +33,7 @@ Progress = Callable[[str], None]
 
 # kafka-tools has DumpLogSegments and other classes for run_tool. They do not need its other dependencies,
 # Connect and Jetty: 45 jars.
-_IVY_MODULE = f"""<ivy-module version="2.0">
+_KAFKA_MODULE = f"""<ivy-module version="2.0">
   <info organisation="kafka-chunked" module="local-broker"/>
   <configurations><conf name="default"/></configurations>
   <dependencies>
@@ -97,20 +97,20 @@ def find_jars(
     named = kafka_home or os.environ.get(KAFKA_HOME_ENV)
     if named:
         return jars_of(Path(named).expanduser())
-    settings = ivy_settings or os.environ.get(IVY_SETTINGS_ENV)
-    if settings and not Path(settings).is_file():
-        raise LocalBrokerError(
-            f"the Ivy settings file {settings} does not exist (ivy_settings or {IVY_SETTINGS_ENV})"
-        )
+    settings = ivy_settings_file(ivy_settings)
     try:
         cache = cache_root() if cache is None else cache
         final = cache / f"kafka-{KAFKA_VERSION}"
         if final.is_dir():
             return final
         cache.mkdir(parents=True, exist_ok=True)
-        with _only_one(cache / f"kafka-{KAFKA_VERSION}.lock", progress):
+        with only_one(cache / f"kafka-{KAFKA_VERSION}.lock", progress):
             if not final.is_dir():  # another process may have downloaded it
-                _download_into(final, java, settings, progress)
+                what = f"Kafka {KAFKA_VERSION}"
+                progress(f"Downloading Apache {what} (47 jars, 46 MB, about a minute; once per user) ...")
+                with download(what, final, _KAFKA_MODULE, java, settings, progress) as jars:
+                    _check(jars, pinned_checksums())
+                    jars.rename(final)
     except (OSError, RuntimeError) as error:  # RuntimeError: the user has no home
         raise LocalBrokerError(
             f"cannot use the cache folder {cache or 'in your home'}: {error}; XDG_CACHE_HOME names another"
@@ -118,8 +118,18 @@ def find_jars(
     return final
 
 
+def ivy_settings_file(named: str | os.PathLike[str] | None = None) -> str | os.PathLike[str] | None:
+    """The Ivy settings file that the caller or the environment names. Raises LocalBrokerError."""
+    settings = named or os.environ.get(IVY_SETTINGS_ENV)
+    if settings and not Path(settings).is_file():
+        raise LocalBrokerError(
+            f"the Ivy settings file {settings} does not exist (ivy_settings or {IVY_SETTINGS_ENV})"
+        )
+    return settings
+
+
 @contextlib.contextmanager
-def _only_one(lock: Path, progress: Progress) -> Iterator[None]:
+def only_one(lock: Path, progress: Progress) -> Iterator[None]:
     """Hold an advisory lock. The kernel releases it with the process, so it never goes stale."""
     with open(lock, "w", encoding="ascii") as handle:
         try:
@@ -130,24 +140,32 @@ def _only_one(lock: Path, progress: Progress) -> Iterator[None]:
         yield
 
 
-def _download_into(
-    final: Path, java: Java, settings: str | os.PathLike[str] | None, progress: Progress
-) -> None:
+@contextlib.contextmanager
+def download(
+    what: str,
+    final: Path,
+    module: str,
+    java: Java,
+    settings: str | os.PathLike[str] | None,
+    progress: Progress,
+) -> Iterator[Path]:
+    """The folder with what Ivy downloads for a module, beside its ``final`` place, for the block. The caller
+    holds the lock of that place. Raises LocalBrokerError."""
     for leftover in final.parent.glob(
         f"{final.name}.part-*"
     ):  # of killed downloads, as this process has the lock
         shutil.rmtree(leftover, ignore_errors=True)
     staging = Path(tempfile.mkdtemp(prefix=f"{final.name}.part-", dir=final.parent))
     started = time.monotonic()
-    progress(f"Downloading Apache Kafka {KAFKA_VERSION} (47 jars, 46 MB, about a minute; once per user) ...")
     try:
         jars = staging / "jars"
-        _run_ivy(java, staging, jars, settings, progress)
-        _check(jars, pinned_checksums())
-        jars.rename(final)
+        problem = _run_ivy(java, staging, jars, module, settings, progress)
+        if problem:
+            raise LocalBrokerError(f"{what} could not be downloaded {problem}")
+        yield jars
     finally:
         shutil.rmtree(staging, ignore_errors=True)
-    progress(f"Kafka {KAFKA_VERSION} is in {final} ({time.monotonic() - started:.0f} s).")
+    progress(f"{what} is in {final} ({time.monotonic() - started:.0f} s).")
 
 
 def _check(jars: Path, pinned: Mapping[str, str]) -> None:
@@ -204,10 +222,16 @@ def _proxy_flags(environ: Mapping[str, str]) -> list[str]:
 
 
 def _run_ivy(
-    java: Java, staging: Path, jars: Path, settings: str | os.PathLike[str] | None, progress: Progress
-) -> None:
+    java: Java,
+    staging: Path,
+    jars: Path,
+    module_text: str,
+    settings: str | os.PathLike[str] | None,
+    progress: Progress,
+) -> str:
+    """Why it failed; empty if it did not."""
     module = staging / "ivy.xml"
-    module.write_text(_IVY_MODULE, encoding="utf-8")
+    module.write_text(module_text, encoding="utf-8")
     # The classifier belongs in the pattern: without it two artifacts of one module would share a file.
     pattern = f"{jars}/[artifact]-[revision](-[classifier]).[ext]"
     command = [
@@ -242,8 +266,7 @@ def _run_ivy(
         ivy.wait()
         if ivy.stdout:
             ivy.stdout.close()
-    if code != 0 or not jars.is_dir():
-        raise LocalBrokerError(_failure(code, list(tail)))
+    return _failure(code, list(tail)) if code != 0 or not jars.is_dir() else ""
 
 
 def _follow(lines: Iterable[str], tail: deque[str], progress: Progress) -> None:
@@ -272,7 +295,7 @@ def _failure(code: int, tail: list[str]) -> str:
             seen.setdefault(line.strip().strip(":").strip(), None)
     causes = list(seen)[:4] or tail[-3:]
     return (
-        f"Kafka {KAFKA_VERSION} could not be downloaded (Ivy ended with {code}): {' | '.join(causes)}. "
-        f"Check the network (https_proxy is used), set {IVY_SETTINGS_ENV} to an Ivy settings file with your "
-        f"repository, or set {KAFKA_HOME_ENV} to an unpacked Kafka {KAFKA_VERSION}."
+        f"(Ivy ended with {code}): {' | '.join(causes)}. Check the network (https_proxy is used), set "
+        f"{IVY_SETTINGS_ENV} to an Ivy settings file with your repository, or name a folder that has it "
+        f"({KAFKA_HOME_ENV} for Kafka)."
     )

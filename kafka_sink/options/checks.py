@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from kafka_sink.errors import ConfigurationError
-from kafka_sink.options.table import SECURITY, SPECS
+from kafka_sink.options.table import FORMATS, SECURITY, SPECS
 from kafka_sink.options.values import INT_MAX
 
 # A broker remembers the last five batches of a producer per partition. With more in flight it could not
@@ -232,6 +232,78 @@ def _verification(values: Values, _: Mapping[str, Any]) -> list[str]:
     return warnings
 
 
+_SOURCES = ("schema", "schema_id", "schema_version")
+
+
+def _formats(values: Values, given: Mapping[str, Any]) -> list[str]:
+    encoded = [part for part in ("value", "key") if _get(values, f"{part}_format") != "bytes"]
+    for spec in SPECS:
+        if spec.group != FORMATS or given.get(spec.attribute, spec.default) == spec.default:
+            continue
+        part = spec.name.split(".")[0]
+        needed = [part] if part in ("value", "key") else ["value", "key"]
+        if not set(needed) & set(encoded):
+            wanted = " or ".join(f"{one}.format" for one in needed)
+            raise ConfigurationError(
+                f"Option '{spec.name}' has no effect without {wanted}: set that to avro, protobuf or json, "
+                f"or remove '{spec.name}'"
+            )
+    if encoded and not _get(values, "schema_registry_url"):
+        raise ConfigurationError(
+            f"{encoded[0]}.format={_get(values, f'{encoded[0]}_format')} needs schema.registry.url"
+        )
+    for part in encoded:
+        _schema_source(values, part)
+    _schema_login(values)
+    return []
+
+
+def _schema_source(values: Values, part: str) -> None:
+    """Where the schema comes from must be one place."""
+    sources = [
+        f"{part}.{name.replace('_', '.')}"
+        for name in _SOURCES
+        if _get(values, f"{part}_{name}") != _DEFAULTS[f"{part}_{name}"]
+    ]
+    sources += ["use.latest.version"] if _get(values, "use_latest_version") else []
+    if len(sources) > 1:
+        raise ConfigurationError(
+            f"Options '{sources[0]}' and '{sources[1]}' both say which schema to use: give only one"
+        )
+    if _get(values, f"{part}_format") == "protobuf" and not sources:
+        raise ConfigurationError(
+            f"{part}.format=protobuf needs a schema, as none is derived from columns: set {part}.schema, "
+            f"{part}.schema.id, {part}.schema.version or use.latest.version"
+        )
+    if (
+        _get(values, "topic") is None
+        and not _get(values, "schema_registry_topics")
+        and _get(values, f"{part}_subject_name_strategy") != "RecordNameStrategy"
+        and _get(values, f"{part}_schema_id") == -1
+    ):
+        raise ConfigurationError(
+            f"{part}.format={_get(values, f'{part}_format')} needs to know the topics at planning, for their "
+            "subjects: set the option 'topic', name those of the column 'topic' in schema.registry.topics, "
+            f"or set {part}.subject.name.strategy=RecordNameStrategy"
+        )
+
+
+def _schema_login(values: Values) -> None:
+    logins = [
+        name
+        for name in ("basic.auth.user.info", "bearer.auth.token", "bearer.auth.issuer.endpoint.url")
+        if _get(values, f"schema_registry_{name.replace('.', '_')}")
+    ]
+    if len(logins) > 1:
+        raise ConfigurationError(
+            f"Options 'schema.registry.{logins[0]}' and 'schema.registry.{logins[1]}' are two logins: give "
+            "only one"
+        )
+    user = _get(values, "schema_registry_basic_auth_user_info")
+    if user and ":" not in user.reveal():
+        raise ConfigurationError("Option 'schema.registry.basic.auth.user.info' is not user:password")
+
+
 _EVENT_HUBS = ".servicebus.windows.net"
 # Azure's limits: requests of 1,046,528 bytes, connections and metadata unused for 240 s.
 _EVENT_HUBS_MAX: Mapping[str, int] = {
@@ -276,4 +348,5 @@ _RULES: tuple[Callable[[Values, Mapping[str, Any]], list[str]], ...] = (
     _reconnect_backoff,
     _capped("socket_connection_setup_timeout_ms", "socket_connection_setup_timeout_max_ms"),
     _topic_creation,
+    _formats,
 )

@@ -27,6 +27,7 @@ METADATA = "Metadata"
 PARTITIONER = "Partitioner"
 NETWORK = "Connections"
 SECURITY = "Security"
+FORMATS = "Formats and schema registry"
 COORDINATOR = "Coordinator"
 LIVE_VIEW = "Live view and reports"
 
@@ -622,6 +623,146 @@ class SinkOptions:
         `kafka.sasl.jaas.config`.""",
     )
 
+    value_format: str = _option(
+        "value.format", values.words(*values.FORMATS), "bytes", FORMATS, "high",
+        """How the value becomes bytes. `bytes`: the column `value` is a string or binary, as it is. `avro`,
+        `protobuf` and `json`: the sink encodes the column `value` by a schema that it looks up in the
+        registry, and frames it so that Confluent's deserializers read it. Without a column `value`, the value
+        is a record of all columns that are not the sink's own. See docs/schema-registry.md.""",
+    )
+    key_format: str = _option(
+        "key.format", values.words(*values.FORMATS), "bytes", FORMATS, "high",
+        """The same for the column `key`.""",
+    )
+    schema_registry_url: str = _option(
+        "schema.registry.url", values.urls(), "", FORMATS, "high",
+        """Addresses of the schema registry, with commas between them. Only the driver talks to it, once for
+        each job or query, so executors need no way to it.""",
+    )
+    value_subject_name_strategy: str = _option(
+        "value.subject.name.strategy", values.strategy(), "TopicNameStrategy", FORMATS, "medium",
+        """Under which subject the schema of values is registered: `TopicNameStrategy` (the topic and
+        `-value`), `RecordNameStrategy` (the record's full name) or `TopicRecordNameStrategy` (both, with `-`
+        between them). The names of Java's classes are accepted.""",
+    )
+    key_subject_name_strategy: str = _option(
+        "key.subject.name.strategy", values.strategy(), "TopicNameStrategy", FORMATS, "medium",
+        """The same for keys, with `-key`.""",
+    )
+    value_schema: str = _option(
+        "value.schema", values.text(), "", FORMATS, "medium",
+        """Schema of values as text. If empty, it is derived from the columns, or it is the registered one
+        that `use.latest.version`, `value.schema.id` or `value.schema.version` names. Columns go to its fields
+        by name.""",
+    )
+    key_schema: str = _option(
+        "key.schema", values.text(), "", FORMATS, "medium", """The same for keys.""",
+    )
+    value_schema_id: int = _option(
+        "value.schema.id", values.integer(0, or_value=-1), -1, FORMATS, "medium",
+        """Use the registered schema with this id for values; nothing is registered. `-1`: not set.""",
+        aliases=("use.schema.id",),
+    )
+    key_schema_id: int = _option(
+        "key.schema.id", values.integer(0, or_value=-1), -1, FORMATS, "medium", """The same for keys.""",
+    )
+    value_schema_version: int = _option(
+        "value.schema.version", values.integer(1, or_value=-1), -1, FORMATS, "medium",
+        """Use this version of the subject for values; nothing is registered. `-1`: not set.""",
+    )
+    key_schema_version: int = _option(
+        "key.schema.version", values.integer(1, or_value=-1), -1, FORMATS, "medium",
+        """The same for keys.""",
+    )
+    value_record_name: str = _option(
+        "value.record.name", values.string(), "topLevelRecord", FORMATS, "medium",
+        """Full name, with its namespace, of the record in a derived schema of values. The default is the name
+        that Spark's `to_avro` and ABRiS use.""",
+    )
+    key_record_name: str = _option(
+        "key.record.name", values.string(), "topLevelRecord", FORMATS, "medium", """The same for keys.""",
+    )
+    auto_register_schemas: bool = _option(
+        "auto.register.schemas", values.boolean(), True, FORMATS, "high",
+        """Register the schema if its subject does not have it yet. With `false`, a schema that is not
+        registered is an error.""",
+    )
+    use_latest_version: bool = _option(
+        "use.latest.version", values.boolean(), False, FORMATS, "high",
+        """Use the newest version of the subject; nothing is registered. Columns must fit it.""",
+    )
+    normalize_schemas: bool = _option(
+        "normalize.schemas", values.boolean(), False, FORMATS, "low",
+        """Let the registry normalize schemas before it compares them.""",
+    )
+    schema_id_location: str = _option(
+        "schema.id.location", values.words("prefix", "header"), "prefix", FORMATS, "medium",
+        """Where a record has the id of its schema: in five bytes before the value (`prefix`), or as the
+        schema's GUID in the header `__value_schema_id` or `__key_schema_id` (`header`), which newer
+        deserializers read. The second needs a registry that has GUIDs (Confluent Platform 8).""",
+    )
+    schema_registry_topics: tuple[str, ...] = _option(
+        "schema.registry.topics", values.names(), (), FORMATS, "medium",
+        """The topics that rows name in a column `topic`, whose subjects are looked up at planning. A row for
+        another topic can never be written. Not needed with `RecordNameStrategy` or a schema's id.""",
+    )
+    schema_registry_timeout_ms: int = _option(
+        "schema.registry.timeout.ms", values.integer(1), 30_000, FORMATS, "medium",
+        """How long planning waits for the registry, with all retries.""",
+    )
+    schema_registry_basic_auth_user_info: Secret | None = _option(
+        "schema.registry.basic.auth.user.info", values.secret(), None, FORMATS, "medium",
+        """`user:password` for the registry; on Confluent Cloud the key and secret of an API key.""",
+        aliases=("basic.auth.user.info",), secret=True,
+    )
+    schema_registry_bearer_auth_token: Secret | None = _option(
+        "schema.registry.bearer.auth.token", values.secret(), None, FORMATS, "medium",
+        """Token for the registry.""", aliases=("bearer.auth.token",), secret=True,
+    )
+    schema_registry_bearer_auth_logical_cluster: str = _option(
+        "schema.registry.bearer.auth.logical.cluster", values.string(), "", FORMATS, "low",
+        """Logical cluster of the registry on Confluent Cloud, for a token.""",
+        aliases=("bearer.auth.logical.cluster",),
+    )
+    schema_registry_bearer_auth_identity_pool_id: str = _option(
+        "schema.registry.bearer.auth.identity.pool.id", values.string(), "", FORMATS, "low",
+        """Identity pool on Confluent Cloud, for a token.""", aliases=("bearer.auth.identity.pool.id",),
+    )
+    schema_registry_bearer_auth_issuer_endpoint_url: str = _option(
+        "schema.registry.bearer.auth.issuer.endpoint.url", values.text(), "", FORMATS, "low",
+        """URL that issues tokens for the registry to the next client (OAuth client credentials).""",
+        aliases=("bearer.auth.issuer.endpoint.url",),
+    )
+    schema_registry_bearer_auth_client_id: str = _option(
+        "schema.registry.bearer.auth.client.id", values.string(), "", FORMATS, "low",
+        """Client id at that URL.""", aliases=("bearer.auth.client.id",),
+    )
+    schema_registry_bearer_auth_client_secret: Secret | None = _option(
+        "schema.registry.bearer.auth.client.secret", values.secret(), None, FORMATS, "low",
+        """Secret of that client.""", aliases=("bearer.auth.client.secret",), secret=True,
+    )
+    schema_registry_bearer_auth_scope: str = _option(
+        "schema.registry.bearer.auth.scope", values.string(), "", FORMATS, "low",
+        """Scope of these tokens.""", aliases=("bearer.auth.scope",),
+    )
+    schema_registry_ssl_ca_location: str = _option(
+        "schema.registry.ssl.ca.location", values.text(), "", FORMATS, "medium",
+        """PEM file on the driver with the certificates that the registry's is checked against. If empty,
+        the common authorities (certifi).""",
+    )
+    schema_registry_ssl_certificate_location: str = _option(
+        "schema.registry.ssl.certificate.location", values.text(), "", FORMATS, "low",
+        """PEM file on the driver with this client's certificate, for a registry that asks for one.""",
+    )
+    schema_registry_ssl_key_location: str = _option(
+        "schema.registry.ssl.key.location", values.text(), "", FORMATS, "low",
+        """PEM file with its private key.""",
+    )
+    schema_registry_ssl_key_password: Secret | None = _option(
+        "schema.registry.ssl.key.password", values.secret(), None, FORMATS, "low",
+        """Password of that key.""", secret=True,
+    )
+
     coordinator_enabled: bool = _option(
         "coordinator.enabled", values.boolean(), True, COORDINATOR, "medium",
         """Run one process on the driver's host that fetches metadata once for all tasks. Without it, or if
@@ -714,6 +855,11 @@ class SinkOptions:
         """These options without those that only planning reads. Writes for which the result is equal can
         share a producer."""
         unread = {spec.attribute: spec.default for spec in SPECS if spec.planning_only}
+        return dataclasses.replace(self.without_registry(), **unread)
+
+    def without_registry(self) -> SinkOptions:
+        """These options without formats and the login at the registry, which only planning needs."""
+        unread = {spec.attribute: spec.default for spec in SPECS if spec.group == FORMATS}
         return dataclasses.replace(self, **unread)
 
     def of_cluster(self) -> dict[str, str]:
@@ -758,9 +904,11 @@ SPECS: tuple[OptionSpec, ...] = tuple(
 # Groups about what a write does with its rows. Every other group is about the cluster, also one added later.
 _GROUPS_OF_WRITES = (
     *(TARGET, RATE, DELIVERY, ERRORS, TRANSACTIONS, BATCHING, COMPRESSION, PARTITIONER, COORDINATOR),
-    LIVE_VIEW,
+    *(LIVE_VIEW, FORMATS),
 )
 
 
 def _is_of_cluster(spec: OptionSpec) -> bool:
+    if spec.group == FORMATS:
+        return False
     return spec.secret or spec.coordinator_reads or spec.group not in _GROUPS_OF_WRITES

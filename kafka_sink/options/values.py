@@ -14,6 +14,7 @@ INT_MAX = 2**31 - 1
 LONG_MAX = 2**63 - 1
 TOPIC_MAX_LENGTH = 249
 TEXT_MAX_BYTES = 2**15 - 1
+FORMATS = ("bytes", "avro", "protobuf", "json")
 PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 
 _INTEGER = re.compile(r"[+-]?[0-9]+")
@@ -165,6 +166,42 @@ def topic() -> Kind:
         return text
 
     return Kind("string", "a legal topic name", parse)
+
+
+_STRATEGIES = ("TopicNameStrategy", "RecordNameStrategy", "TopicRecordNameStrategy")
+_STRATEGY_CLASSES = (
+    "io.confluent.kafka.serializers.subject.",
+    "io.confluent.kafka.serializers.subject.strategy.",
+)
+
+
+def strategy() -> Kind:
+    """A strategy of subject names: its name, or that of Java's class."""
+
+    def parse(text: str) -> str:
+        for package in _STRATEGY_CLASSES:
+            text = text.removeprefix(package)
+        if text not in _STRATEGIES:
+            raise ValueError(f"is not one of {', '.join(_STRATEGIES)}")
+        return text
+
+    return Kind("string", ", ".join(_STRATEGIES), parse)
+
+
+def urls() -> Kind:
+    """``http://`` or ``https://`` addresses with commas between them."""
+
+    def parse(text: str) -> str:
+        for entry in text.split(",") if text else ():
+            if "@" in entry:
+                raise ValueError(
+                    "has an entry with an @: the login belongs in schema.registry.basic.auth.user.info"
+                )
+            if not entry.strip().startswith(("http://", "https://")):
+                raise ValueError("has an entry that does not begin with http:// or https://")
+        return text
+
+    return Kind("list", "http:// or https://, comma-separated", parse)
 
 
 def looks_like_key(text: str) -> bool:

@@ -19,9 +19,9 @@ from kafka_sink.spark.short_tracebacks import logged_on_driver, short_tracebacks
 from kafka_sink.spark.writer import PlannedWrite
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader
     from pyspark.sql.types import StructType
+
 
 _COMMIT_MODULE = "python_streaming_sink_runner"
 _READ = "kafka-chunked cannot read. Use Spark's own source to read: format('kafka') of spark-sql-kafka-0-10"
@@ -50,7 +50,7 @@ class KafkaChunkedDataSource(DataSource):
                 "mode('overwrite') is not supported: Kafka topics only take appends. Use mode('append')."
             )
         planning_warnings.warn_of_shown_secrets(self.options)
-        return BatchWriter(plan(self.options, _columns(schema)))
+        return BatchWriter(plan(self.options, schema))
 
     @logged_on_driver
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: N802 - Spark's signature
@@ -58,7 +58,7 @@ class KafkaChunkedDataSource(DataSource):
         planning_warnings.warn_of_shown_secrets(self.options)
         planned = plan(
             self.options,
-            _columns(schema),
+            schema,
             query=str(self.options.get("checkpointlocation")),
             is_stream_writer=True,
             for_tasks=not _only_commits(),
@@ -122,10 +122,6 @@ class StreamWriter(StreamArrowWriter):
     @logged_on_driver
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         self.planned.abort(messages, batchId)
-
-
-def _columns(schema: StructType) -> list[tuple[str, str]]:
-    return [(field.name, field.dataType.simpleString()) for field in schema.fields]
 
 
 def _only_commits() -> bool:

@@ -84,9 +84,8 @@ def _write(
             "df.writeStream.foreachBatch(kafka_sink.foreach_batch(options))"
         )
     context = df.sparkSession.sparkContext
-    columns = [(field.name, field.dataType.simpleString()) for field in df.schema.fields]
     with spark_application.planning_for(_application(context)):
-        planned = replace(plan(options, columns, query=query), micro_batch=micro_batch)
+        planned = replace(plan(options, df.schema, query=query), micro_batch=micro_batch)
         return _run(df, planned, context)
 
 

@@ -6,8 +6,11 @@ It runs on the driver, for a stream in every micro-batch, so it avoids slow impo
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
 
 from kafka_sink import application_markers
 from kafka_sink.breaker.interface import load_breaker
@@ -19,12 +22,16 @@ from kafka_sink.rows.column_plan import ColumnPlan, ignored_columns
 from kafka_sink.spark import worker_imports
 from kafka_sink.spark.writer import PlannedWrite
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
 _NAME_LENGTH = 16
 
 
 def plan(
     raw: Mapping[str, str],
-    columns: Sequence[tuple[str, str]],
+    schema: StructType,
     *,
     query: str | None = None,
     is_stream_writer: bool = False,
@@ -32,7 +39,7 @@ def plan(
 ) -> PlannedWrite:
     """Plan a write. Raises ConfigurationError, SchemaError, and what connections to brokers raise.
 
-    ``columns``: name and Spark's simpleString of the type. ``query`` is set for micro-batches, which are
+    ``schema``: that of the DataFrame. ``query`` is set for micro-batches, which are
     planned again and again: the text that tells the query from others in its application.
     ``is_stream_writer``: Spark itself commits by micro-batch, and plans again for it; ``for_tasks`` is false
     for that second plan.
@@ -40,6 +47,7 @@ def plan(
     worker_imports.freeze_when_reused()
     parsed = parse(raw)
     options, is_repeated = parsed.options, query is not None
+    columns = [(field.name, field.dataType.simpleString()) for field in schema.fields]
     warnings = (*parsed.warnings, *ignored_columns(columns, options.topic))
     if warnings and (not is_repeated or application_markers.first_time("\n".join((str(query), *warnings)))):
         for warning in warnings:
@@ -52,7 +60,13 @@ def plan(
     breaker = load_breaker(options)
     if breaker is not None:
         breaker.close()
-    columns_plan = ColumnPlan.of(columns, options.topic)
+    encoding = None
+    if (options.value_format, options.key_format) != ("bytes", "bytes"):
+        from kafka_sink.formats import planning as formats
+
+        encoding = formats.plan(options, columns, partial(_arrow_schema, schema), query)
+        options = options.without_registry()
+    columns_plan = ColumnPlan.of(columns if encoding is None else encoding.columns, options.topic)
     prepare_topic(options, is_streaming=is_repeated)
     in_transactions = None
     if options.delivery_guarantee == "exactly-once":
@@ -67,11 +81,20 @@ def plan(
         transactions=in_transactions,
         tasks_at_once=_tasks_at_once(options),
         subject=raw.get("checkpointlocation", ""),
+        encoding=encoding,
     )
     if is_stream_writer and write.subject:
         write = replace(write, name=_query_name(write.subject))
     worker_imports.forget_spark_archives()
     return write
+
+
+def _arrow_schema(schema: StructType) -> pa.Schema:
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    # 4.3 asks for the zone of timestamps, older versions take UTC.
+    asks = "timezone" in inspect.signature(to_arrow_schema).parameters
+    return to_arrow_schema(schema, timezone="UTC") if asks else to_arrow_schema(schema)
 
 
 def _tasks_at_once(options: SinkOptions) -> int:

@@ -41,6 +41,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from kafka_sink.coordinator.figures.messages import TaskIdentity
+    from kafka_sink.dead_letters.refused_rows import RefusedRows
+    from kafka_sink.formats.row_encoding import RowEncoding
+    from kafka_sink.task.producer import Producer
     from kafka_sink.transactions.attempt import TaskAttempt
     from kafka_sink.transactions.batch import TaskReport
     from kafka_sink.transactions.decision import BatchIdentity
@@ -100,6 +103,8 @@ class PlannedWrite:
     subject: str = ""
     # Of foreach_batch, which commits itself: for its reports.
     micro_batch: int | None = None
+    # Where rows are encoded, ``plan`` is that of the encoded batches.
+    encoding: RowEncoding | None = None
 
     def write(self, batches: Iterator[pa.RecordBatch], *, is_streaming: bool = False) -> TaskCommitted:
         """Send all rows, and return once all are acknowledged. Raises KafkaSinkError."""
@@ -172,10 +177,28 @@ class PlannedWrite:
             memory_kept(),
         ):
             rows = checked_batches(acknowledged(batches, executor), check_executor)
+            rows = self._encoded(rows, producer, attempt)
             if attempt is not None:
                 rows = attempt.rows(rows, producer)
             largest = send_tables(rows, producer, self.plan, self.options.linger_ms, producer.activity)
             return replace(producer.finish(), arrow_batch_bytes_max=largest)
+
+    def _encoded(
+        self, batches: Iterator[pa.RecordBatch], producer: Producer | None, attempt: TaskAttempt | None
+    ) -> Iterator[pa.RecordBatch]:
+        """With formats: batches whose keys and values are bytes. With errors.tolerance=all, rows that do not
+        fit their schema become dead letters, otherwise InvalidRowError is raised."""
+        if self.encoding is None:
+            return batches
+
+        def refuse(rows: RefusedRows) -> None:
+            if attempt is not None and producer is not None:
+                attempt.begin(producer)
+            if producer is not None:
+                producer.refuse(rows)
+
+        takes_letters = self.options.errors_tolerance == "all"
+        return self.encoding.batches(batches, self.plan, refuse if takes_letters else None)
 
     def _write_in_transaction(
         self, batches: Iterator[pa.RecordBatch], planned: PlannedTransactions, *, is_streaming: bool
@@ -202,7 +225,7 @@ class PlannedWrite:
                 in_query=_is_micro_batch(context, planned.batch),
             )
             if attempt.duty is not Duty.WRITE:
-                attempt.drain(batches)
+                attempt.drain(self._encoded(batches, None, None))
                 return TaskCommitted(TaskResult(), attempt.finish())
             try:
                 result = self._send(batches, attempt, is_streaming=is_streaming)

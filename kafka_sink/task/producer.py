@@ -32,6 +32,7 @@ from kafka_sink.coordinator.transport.channel import Channel
 from kafka_sink.coordinator.writes.channel import WriteChannel
 from kafka_sink.dead_letters.collector import DeadLetters
 from kafka_sink.dead_letters.letter_writer import LetterWriter
+from kafka_sink.dead_letters.refused_rows import RefusedRows
 from kafka_sink.dead_letters.row_rejection import RowRejection
 from kafka_sink.errors import DeliveryError, RecordTooLargeError
 from kafka_sink.metadata.cache import MetadataCache
@@ -273,6 +274,12 @@ class Producer:
         self._largest_record = max(self._largest_record, ordered.largest_bound)
         self._appender.append(ordered, self._check_and_write_letters, waited_ms)
         return len(ordered.partitions)
+
+    def refuse(self, rows: RefusedRows) -> None:
+        """Rows that could not be encoded, with errors.tolerance=all. Raises TooManyDeadLettersError."""
+        assert self._dead_letters is not None
+        self._rows += rows.count
+        self._dead_letters.add(rows)
 
     def write_letters(self) -> bool:
         """For a task that waits for rows: appends the dead letters that wait. Returns whether there may be

@@ -82,7 +82,7 @@ class TaskAttempt:
         """The same batches, counted; the transaction begins before the first row."""
         for batch in batches:
             if batch.num_rows:
-                self._begin(writes)
+                self.begin(writes)
             self._digest.update(batch)
             self._warn(self._open_time.of_own(monotonic_ms()))
             yield batch
@@ -92,7 +92,8 @@ class TaskAttempt:
         for batch in batches:
             self._digest.update(batch)
 
-    def _begin(self, writes: WritesInTransaction) -> None:
+    def begin(self, writes: WritesInTransaction) -> None:
+        """Begins the transaction, unless it has begun."""
         with self._lock:
             if self._producer is None:
                 self._look_at_others()

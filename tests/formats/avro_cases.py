@@ -16,7 +16,9 @@ _DAY_ONE = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 
 def _ints(bits: int) -> st.SearchStrategy[int]:
     top = 1 << (bits - 1)
-    near_powers = st.integers(0, bits - 2).flatmap(lambda n: st.sampled_from([1 << n, -(1 << n), (1 << n) - 1]))
+    near_powers = st.integers(0, bits - 2).flatmap(
+        lambda n: st.sampled_from([1 << n, -(1 << n), (1 << n) - 1])
+    )
     return st.one_of(st.integers(-top, top - 1), near_powers, st.integers(-3, 3))
 
 
@@ -88,11 +90,11 @@ def of_field(field: pa.Field) -> st.SearchStrategy[Any]:
 def tables(draw: st.DrawFn) -> tuple[pa.StructArray, list[dict[str, Any]]]:
     """Rows as a struct column, and the same rows as Python's dictionaries."""
     kinds = draw(st.lists(TYPES, min_size=1, max_size=6))
-    fields = [
-        pa.field(f"f{index}", kind, draw(st.booleans())) for index, kind in enumerate(kinds)
-    ]
+    fields = [pa.field(f"f{index}", kind, draw(st.booleans())) for index, kind in enumerate(kinds)]
     rows = draw(
-        st.lists(st.fixed_dictionaries({field.name: of_field(field) for field in fields}), min_size=0, max_size=12)
+        st.lists(
+            st.fixed_dictionaries({field.name: of_field(field) for field in fields}), min_size=0, max_size=12
+        )
     )
     skipped = draw(st.integers(0, 2))
     column = pa.array(rows, pa.struct(fields))

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import io
+import json
 from typing import Any
 
 import fastavro
-import json
 import pyarrow as pa
-import pytest
 from hypothesis import given
 
 from kafka_sink.formats import avro, avro_schema, words

@@ -40,6 +40,9 @@ def group_of(item: pytest.Item) -> str | None:
     if module in ALONE:
         return module
     names = getattr(item, "fixturenames", ())
+    if "registry" in names:
+        # One worker starts it, and most of its tests need Spark, too.
+        return "spark"
     for name in SHARED:
         if name in names:
             return name

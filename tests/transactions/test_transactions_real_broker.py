@@ -363,7 +363,7 @@ def test_an_attempt_that_has_sent_nothing_yet_is_ended_too(job: Callable[..., Jo
         run = job()
         handover = run.take_over()
         slow = run.attempt(handover, 0, 0, slot=1)
-        slow._begin(_Nowhere())
+        slow.begin(_Nowhere())
         name = run.scope.task_id(0, 1)
         assert run.run(describe(name))[name].state == "Empty"
         report = run.write(handover, 0, 0, ["0-0"])

@@ -1,0 +1,148 @@
+"""Planning of formats: asks the registry for schemas, and checks that the columns fit them.
+
+It runs on the driver, once for each job. What it has found is noted for the micro-batches of a query, which
+ask no more and go on if the registry is down.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from kafka_sink import application_markers
+from kafka_sink.driver import driver_log
+from kafka_sink.errors import ConfigurationError, RegistryError, SchemaError
+from kafka_sink.formats.registered import RegisteredSchema, Schema
+from kafka_sink.formats.row_encoding import ID_HEADERS, PartFormat, RowEncoding, layout
+from kafka_sink.options import SinkOptions
+from kafka_sink.options.table import FORMATS, SPECS
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from kafka_sink.formats.registry import Registry
+
+Columns = Sequence[tuple[str, str]]
+Schemas = tuple[tuple[str, RegisteredSchema], ...]
+
+
+def plan(
+    options: SinkOptions, columns: Columns, arrow_schema: Callable[[], pa.Schema], query: str | None
+) -> RowEncoding | None:
+    """How rows are encoded; None if key and value are bytes already.
+
+    ``arrow_schema`` gives the columns' types in Arrow. ``query`` is set for micro-batches. Raises
+    RegistryError and, naming the field, SchemaError.
+    """
+    formats = {
+        part: getattr(options, f"{part}_format")
+        for part in ID_HEADERS
+        if getattr(options, f"{part}_format") != "bytes"
+    }
+    if not formats:
+        return None
+    parts, kept = layout(columns, formats, options.topic)
+    if "key" in formats and "key" not in parts:
+        raise SchemaError(f"key.format={formats['key']}, but there is no column 'key'")
+    if "value" in parts and parts["value"] == ():
+        raise SchemaError("there is no column for the value: each is another part of the record")
+    schemas = _known_or_found(options, columns, parts, arrow_schema, query)
+    return RowEncoding(
+        tuple(
+            PartFormat(part, formats[part], column, schemas[part], options.schema_id_location == "header")
+            for part, column in parts.items()
+        ),
+        kept,
+    )
+
+
+def _known_or_found(
+    options: SinkOptions,
+    columns: Columns,
+    parts: dict[str, Any],
+    arrow_schema: Callable[[], pa.Schema],
+    query: str | None,
+) -> dict[str, Schemas]:
+    key = _key(options, columns, query)
+    noted = application_markers.noted_within(key, math.inf)
+    if noted is not None and query is not None:
+        return _read(noted)
+    try:
+        found = _found(options, parts, arrow_schema())
+    except RegistryError as error:
+        if noted is None or not error.is_temporary:
+            raise
+        driver_log.warn(f"kafka-chunked: {error}. The write goes on with the schemas of the one before")
+        return _read(noted)
+    application_markers.note(key, _written(found))
+    return found
+
+
+def _key(options: SinkOptions, columns: Columns, query: str | None) -> str:
+    """Of writes that use the same schemas."""
+    settings = [
+        (spec.name, spec.kind.show(getattr(options, spec.attribute)))
+        for spec in SPECS
+        if spec.group == FORMATS and not spec.secret
+    ]
+    text = json.dumps([settings, options.topic, list(columns), query])
+    return f"schemas/{hashlib.sha256(text.encode()).hexdigest()}"
+
+
+def _written(found: dict[str, Schemas]) -> str:
+    return json.dumps(
+        {part: [(topic, asdict(schema)) for topic, schema in schemas] for part, schemas in found.items()}
+    )
+
+
+def _read(noted: str) -> dict[str, Schemas]:
+    def schema(fields: dict[str, Any]) -> RegisteredSchema:
+        own = fields["schema"]
+        references = tuple((name, text) for name, text in own["references"])
+        return RegisteredSchema(**{**fields, "schema": Schema(own["kind"], own["text"], references)})
+
+    return {
+        part: tuple((topic, schema(fields)) for topic, fields in schemas)
+        for part, schemas in json.loads(noted).items()
+    }
+
+
+def _found(options: SinkOptions, parts: dict[str, Any], kinds: pa.Schema) -> dict[str, Schemas]:
+    from kafka_sink.formats.registry import Registry
+
+    with Registry(options) as registry:
+        return {
+            part: _of_part(options, registry, part, _field(part, column, kinds))
+            for part, column in parts.items()
+        }
+
+
+def _field(part: str, column: Any, kinds: pa.Schema) -> pa.Field:
+    """The part as one column; of several columns a struct without a name."""
+    import pyarrow as pa
+
+    if isinstance(column, int):
+        return kinds.field(column).with_name(part)
+    fields = [kinds.field(place).with_name(name) for place, name in column]
+    return pa.field("", pa.struct(fields), nullable=False)
+
+
+def _of_part(options: SinkOptions, registry: Registry, part: str, field: pa.Field) -> Schemas:
+    from kafka_sink.formats import encoders, subjects
+
+    format_name = getattr(options, f"{part}_format")
+    found: dict[str, RegisteredSchema] = {}
+    wanted = subjects.Wanted(options, part, format_name, field)
+    for topic in wanted.topics:
+        found[topic] = wanted.registered(registry, topic)
+    for schema in dict.fromkeys(one.schema for one in found.values()):
+        encoders.encoder(format_name, schema, field.type, field.name)
+    if options.schema_id_location == "header" and not all(one.guid for one in found.values()):
+        raise ConfigurationError(
+            "schema.id.location=header needs GUIDs of schemas, which this registry has not: use prefix"
+        )
+    return tuple(found.items())

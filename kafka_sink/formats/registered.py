@@ -1,0 +1,31 @@
+"""Schemas as a registry has them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """``kind`` is AVRO, PROTOBUF or JSON; ``references`` are (name, text) of the schemas that it uses, each
+    after those that it uses itself."""
+
+    kind: str
+    text: str
+    references: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RegisteredSchema:
+    """A schema with its id, and where it is registered: subject and version, "" and -1 where only the id is
+    known. ``guid`` is empty for registries that have none."""
+
+    schema: Schema
+    id: int
+    guid: str = ""
+    subject: str = ""
+    version: int = -1
+
+    def __str__(self) -> str:
+        version = f" version {self.version}" if self.version != -1 else ""
+        return f"{self.subject}{version} (id {self.id})" if self.subject else f"schema id {self.id}"

@@ -1,0 +1,207 @@
+"""Encodes Spark's Arrow batches: those that it returns have key and value as bytes, as if rows had them."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kafka_sink.dead_letters.row_rejection import rows_of_table
+from kafka_sink.errors import InvalidRowError
+from kafka_sink.formats import encoders, words
+from kafka_sink.formats.columns import UnfitRowsError, plain, present_only
+from kafka_sink.formats.headers import with_header
+from kafka_sink.formats.letters import letter_values
+from kafka_sink.formats.registered import RegisteredSchema
+from kafka_sink.formats.row_encoding import ID_HEADERS, PartFormat, RowEncoding
+from kafka_sink.formats.words import Int64s, Piece, Word
+from kafka_sink.records.arrays import binary_of, indices, null_mask, numbers
+
+if TYPE_CHECKING:
+    from kafka_sink.dead_letters.refused_rows import RefusedRows
+    from kafka_sink.rows.column_plan import ColumnPlan
+
+# Of the rows that are encoded at once. More would fall out of the processor's caches.
+_MAX_PIECE_BYTES = 4 << 20
+_MAGIC_ID, _MAGIC_GUID = b"\0", b"\1"
+
+
+class RowEncoder:
+    """For batches of one schema. ``plan`` is that of the encoded batches."""
+
+    def __init__(
+        self,
+        encoding: RowEncoding,
+        kinds: pa.Schema,
+        plan: ColumnPlan,
+        refuse: Callable[[RefusedRows], None] | None,
+    ) -> None:
+        self._encoding = encoding
+        self._plan = plan
+        self._refuse = refuse
+        self._parts = [PartEncoder(part, kinds) for part in encoding.parts]
+        self._names = [name for name, _ in encoding.columns]
+        self._topic = next((place for name, _, place in encoding.kept if name == "topic"), None)
+
+    def encoded(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """The batch's rows, in order, in one batch or more. Raises InvalidRowError."""
+        pieces = max(1, -(-batch.nbytes // _MAX_PIECE_BYTES))
+        rows = max(1, -(-batch.num_rows // pieces))
+        for start in range(0, max(1, batch.num_rows), rows):
+            yield self._fitting(batch.slice(start, rows))
+
+    def _fitting(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        while True:
+            try:
+                return self._encoded(batch)
+            except UnfitRowsError as error:
+                if self._refuse is None:
+                    raise InvalidRowError(
+                        f"{error}, in {int(error.rows.sum())} of {batch.num_rows} rows",
+                        error.rows,
+                        str(error),
+                    ) from None
+                few = batch.take(indices(np.flatnonzero(error.rows)))
+                self._refuse(self._as_letters(few, str(error)))
+                batch = batch.take(indices(np.flatnonzero(~error.rows)))
+
+    def _encoded(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        topics = None if self._topic is None else batch.column(self._topic)
+        columns = [part.encoded(part.column_of(batch), topics) for part in self._parts]
+        columns += [batch.column(place) for _, _, place in self._encoding.kept]
+        for part in self._parts:
+            if part.header is not None:
+                columns = self._with_header(columns, part, topics, batch.num_rows)
+        return pa.RecordBatch.from_arrays(columns, self._names)
+
+    def _with_header(
+        self, columns: list[pa.Array], part: PartEncoder, topics: pa.Array | None, rows: int
+    ) -> list[pa.Array]:
+        place = self._names.index("headers")
+        own = columns[place] if place < len(columns) else None
+        value = columns[self._names.index(part.part)]
+        found = with_header(own, part.header or "", part.ids(topics, rows), value)
+        return [*columns[:place], found, *columns[place + 1 :]]
+
+    def _as_letters(self, rows: pa.RecordBatch, reason: str) -> RefusedRows:
+        """Rows that have no bytes: their letters have the values as JSON."""
+        columns = [letter_values(part.column_of(rows)) for part in self._parts]
+        columns += [rows.column(place) for _, _, place in self._encoding.kept]
+        names = self._names[: len(columns)]
+        if len(names) < len(self._names):
+            columns.append(pa.nulls(rows.num_rows, _HEADERS))
+        table = pa.Table.from_batches([pa.RecordBatch.from_arrays(columns, self._names)])
+        every = np.ones(rows.num_rows, dtype=np.bool_)
+        return rows_of_table(self._plan, table, InvalidRowError(reason, every, reason))
+
+
+_HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+
+
+class PartEncoder:
+    """Encodes the values or the keys of batches."""
+
+    def __init__(self, part: PartFormat, kinds: pa.Schema) -> None:
+        self.part = part.part
+        self.header = ID_HEADERS[part.part] if part.in_header else None
+        self._column = part.column
+        kind = (
+            kinds.field(part.column).type
+            if isinstance(part.column, int)
+            else pa.struct([kinds.field(place).with_name(name) for place, name in part.column])
+        )
+        registered = [schema for _, schema in part.schemas]
+        self._topics = binary_of([topic.encode() for topic, _ in part.schemas]).cast(pa.string())
+        self._is_by_topic = part.schemas[0][0] != ""
+        distinct = list(dict.fromkeys(schema.schema for schema in registered))
+        path = "" if isinstance(part.column, tuple) else part.part
+        self._encoders = [encoders.encoder(part.format, schema, kind, path) for schema in distinct]
+        self._encoder_of = np.array([distinct.index(schema.schema) for schema in registered])
+        indexes = [encoders.message_indexes(part.format, schema.schema) for schema in registered]
+        self._prefixes = [
+            b"" if part.in_header else _MAGIC_ID + schema.id.to_bytes(4, "big") + own
+            for schema, own in zip(registered, indexes, strict=True)
+        ]
+        self._guids = [
+            _guid(schema) + own if part.in_header else b""
+            for schema, own in zip(registered, indexes, strict=True)
+        ]
+
+    def column_of(self, batch: pa.RecordBatch) -> pa.Array:
+        """What is encoded: a column, or several as a struct."""
+        if isinstance(self._column, int):
+            return batch.column(self._column)
+        arrays = [batch.column(place) for place, _ in self._column]
+        return pa.StructArray.from_arrays(arrays, [name for _, name in self._column])
+
+    def encoded(self, column: pa.Array, topics: pa.Array | None) -> pa.Array:
+        """The framed bytes of each row, null where the column is. Raises UnfitRowsError."""
+        column = plain(column)
+        places = self._places(topics)
+        if not column.null_count:
+            return words.join(self._pieces(column, places), len(column))
+        nulls = null_mask(column)
+        own = None if places is None else places[~nulls]
+        pieces = present_only(column, nulls, lambda present: self._pieces(present, own))
+        return words.join(pieces, len(column), nulls)
+
+    def ids(self, topics: pa.Array | None, rows: int) -> pa.Array:
+        """The GUID for the header of each row."""
+        places = self._places(topics)
+        choice = np.zeros(rows, dtype=np.int32) if places is None else places
+        return binary_of(self._guids).take(indices(choice))
+
+    def _places(self, topics: pa.Array | None) -> Int64s | None:
+        """Which schema each row has; None: all have the first."""
+        if topics is None or not self._is_by_topic:
+            return None
+        found = pc.index_in(plain(topics), value_set=self._topics)
+        missing = null_mask(found)
+        # A null topic is refused later, with a text of its own.
+        unknown = missing & ~null_mask(topics) if topics.null_count else missing
+        if unknown.any():
+            raise UnfitRowsError(
+                unknown,
+                "",
+                f"the topic is none of schema.registry.topics, so there is no schema for its {self.part}",
+            )
+        return numbers(found.fill_null(0), np.int32).astype(np.int64)
+
+    def _pieces(self, column: pa.Array, places: Int64s | None) -> list[Piece]:
+        if places is None or len(self._prefixes) == 1:
+            return [*words.constant(self._prefixes[0]), *self._encoders[0].pieces(column, None)]
+        if len(self._encoders) == 1 and all(len(prefix) <= 8 for prefix in self._prefixes):
+            return [self._prefix_words(places), *self._encoders[0].pieces(column, None)]
+        return [self._by_schema(column, places)]
+
+    def _prefix_words(self, places: Int64s) -> Word:
+        lead = np.array([int.from_bytes(prefix, "little") for prefix in self._prefixes], dtype=np.uint64)
+        sizes = np.array([len(prefix) for prefix in self._prefixes], dtype=np.int64)
+        return Word(lead[places], sizes[places], int(sizes.max()))
+
+    def _by_schema(self, column: pa.Array, places: Int64s) -> pa.Array:
+        """Rows that share a schema are encoded together, and put back into their order."""
+        order = np.argsort(places, kind="stable")
+        parts = []
+        for place in np.unique(places):
+            rows = np.flatnonzero(places == place)
+            encoder = self._encoders[self._encoder_of[place]]
+            try:
+                own = encoder.pieces(column.take(indices(rows)), None)
+            except UnfitRowsError as error:
+                wrong = np.zeros(len(places), dtype=np.bool_)
+                wrong[rows[error.rows]] = True
+                error.rows = wrong
+                raise
+            parts.append(words.join([*words.constant(self._prefixes[place]), *own], len(rows)))
+        back = np.empty(len(order), dtype=np.int32)
+        back[order] = np.arange(len(order), dtype=np.int32)
+        return pa.concat_arrays(parts).take(indices(back))
+
+
+def _guid(schema: RegisteredSchema) -> bytes:
+    return _MAGIC_GUID + uuid.UUID(schema.guid).bytes
