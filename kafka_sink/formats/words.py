@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kafka_sink.records.arrays import indices, lengths, offsets, with_nulls
+from kafka_sink.records.arrays import binary_of, indices, lengths, offsets, with_nulls
 
 _WORD = 8
 _MAX_BYTES = int(np.iinfo(np.int32).max)
@@ -175,6 +175,8 @@ def join(pieces: Sequence[Piece], rows: int, nulls: Mask | None = None) -> pa.Ar
 
     Raises OverflowError where they take 2 GiB or more.
     """
+    if not rows:
+        return binary_of(())
     parts: list[pa.Array] = []
     for is_word, run in groupby(pieces, lambda piece: isinstance(piece, Word)):
         found = list(run)
@@ -204,7 +206,7 @@ def _joined_words(words: list[Word], rows: int) -> pa.Array:
         values[:, place] = word.value
     flat = sizes.reshape(-1)
     ends = np.cumsum(flat)
-    data = _buffer(int(ends[-1]) if rows else 0)
+    data = _buffer(int(ends[-1]))
     # numpy assigns in order: what a word writes beyond its size, the next one overwrites.
     np.ndarray((len(data) - _WORD + 1,), "<u8", data.data, 0, (1,))[ends - flat] = values.reshape(-1)
     bounds = np.zeros(rows + 1, dtype=np.int32)

@@ -128,11 +128,11 @@ def test_a_stream_writes_keys_and_values_and_asks_the_registry_once(
         query.stop()
     rows = read_topic(broker, topic)
     numbers = [value["id"] for value in read_values(client, topic, rows)]
-    assert numbers == list(range(len(numbers)))
+    assert sorted(numbers) == list(range(len(numbers)))
     assert len(numbers) >= 6
     assert client.get_versions(f"{topic}-value") == [1]
     key = AvroDeserializer(client)(rows[4].key, SerializationContext(topic, MessageField.KEY))
-    assert key == {"id": 4}
+    assert key == {"id": numbers[4]}
 
 
 def test_a_field_that_does_not_fit_the_registered_schema_is_named_at_planning(
