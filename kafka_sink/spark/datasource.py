@@ -19,6 +19,7 @@ from kafka_sink.spark.short_tracebacks import logged_on_driver, short_tracebacks
 from kafka_sink.spark.writer import PlannedWrite
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader
     from pyspark.sql.types import StructType
 
