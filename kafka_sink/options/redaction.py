@@ -28,7 +28,9 @@ def regex() -> str:
     """Spark's own expression, extended by the secret options that it does not cover."""
     default = DEFAULTS[SETTING]
     names = sorted(name.removeprefix(KAFKA_PREFIX) for name in _SECRET)
-    return "|".join([default, *(name.replace(".", "[.]") for name in names if not re.search(default, name))])
+    uncovered = [name for name in names if not re.search(default, name)]
+    shortest = [name for name in uncovered if not any(one in name and one != name for one in uncovered)]
+    return "|".join([default, *(name.replace(".", "[.]") for name in shortest)])
 
 
 def shown_by_spark(options: Mapping[str, str], conf: Mapping[str, str]) -> list[str]:

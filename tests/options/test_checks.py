@@ -17,6 +17,7 @@ from kafka_sink.options.table import (
     COORDINATOR,
     DELIVERY,
     ERRORS,
+    FORMATS,
     LIVE_VIEW,
     PARTITIONER,
     RATE,
@@ -171,8 +172,9 @@ def test_security_settings_make_a_cluster_whatever_they_are_called() -> None:
                 *(TARGET, RATE, TRANSACTIONS, DELIVERY, ERRORS, BATCHING, COMPRESSION, PARTITIONER),
                 *(COORDINATOR, LIVE_VIEW),
             )
-            assert _is_of_cluster(spec) is (not of_write or secret)
-    assert all(_is_of_cluster(spec) for spec in SPECS if spec.secret)
+            # Only planning talks to a schema registry.
+            assert _is_of_cluster(spec) is (group != FORMATS and (not of_write or secret))
+    assert all(_is_of_cluster(spec) for spec in SPECS if spec.secret and spec.group != FORMATS)
 
 
 # What decides about Produce requests; the coordinator sends none.
