@@ -218,9 +218,9 @@ class Held:
 
         def decide() -> Steps[None]:
             assert report.part is not None
-            decision = next_decision(self._scope, None, report.batch, 1, [report.part])
-            yield from driver._record(self._scope, report.claim, decision)
-            yield (EndTransaction(self._scope.driver_id, report.claim, commit=True),)
+            decision = next_decision(self._scope, None, report.run.batch, 1, [report.part])
+            yield from driver._record(self._scope, report.run.claim, decision)
+            yield (EndTransaction(self._scope.driver_id, report.run.claim, commit=True),)
 
         self._run(decide())
         return self._again()

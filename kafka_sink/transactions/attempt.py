@@ -130,18 +130,8 @@ class TaskAttempt:
             self._client.run(steps, self._timeout_ms)
             self.metrics[SEND_OFFSETS_TIME_METRIC] = time.monotonic_ns() - began
             part = Part(self._task, self._slot, self._producer, digest)
-        return TaskReport(
-            self._handover.claim,
-            self._batch,
-            self._task,
-            self.duty,
-            digest,
-            part,
-            self._scope,
-            is_repair=self._handover.incomplete is not None,
-            recovered=self._handover.recovered,
-            last_decision=self._handover.last_decision,
-        )
+        run = self._handover.run(self._scope, self._batch)
+        return TaskReport(run, self._task, self.duty, digest, part)
 
     def abort(self) -> None:
         """After a failure: as soon as it can, so that readers do not wait. Never raises KafkaSinkError."""

@@ -39,6 +39,23 @@ class Incomplete:
 
 
 @dataclass(frozen=True, slots=True)
+class Run:
+    """What all tasks of one job or micro-batch report alike.
+
+    ``scope`` is where their marks are: the commit's own process may see more partitions of the topic by now.
+    ``is_repair``: the batch was decided, and just the tasks that are missing write. ``recovered`` and
+    ``last_decision`` as in Handover.
+    """
+
+    claim: ProducerEpoch
+    batch: BatchIdentity
+    scope: Scope
+    is_repair: bool
+    recovered: EndedTransactions
+    last_decision: int
+
+
+@dataclass(frozen=True, slots=True)
 class Handover:
     """What planning gives to tasks: the claim that the decision needs, and what was written before.
 
@@ -70,6 +87,11 @@ class Handover:
             broken = Incomplete(batch, ownership.missing, problem)
         return cls(ownership.claim, decision.progress, broken, recovered, decision.number)
 
+    def run(self, scope: Scope, batch: BatchIdentity) -> Run:
+        """For what the batch's tasks report."""
+        is_repair = self.incomplete is not None
+        return Run(self.claim, batch, scope, is_repair, self.recovered, self.last_decision)
+
     def duty(self, batch: BatchIdentity, task: int, *, in_query: bool = False) -> Duty:
         """``in_query``: this version of an application is the micro-batch of that number, in foreachBatch.
 
@@ -94,23 +116,13 @@ class Handover:
 
 @dataclass(frozen=True, slots=True)
 class TaskReport:
-    """What a finished task reports to the commit. ``part`` is None if it began no transaction.
+    """What a finished task reports to the commit. ``part`` is None if it began no transaction."""
 
-    ``scope`` is where its mark is: the commit's own process may see more partitions of the topic by now.
-    ``is_repair``: the batch was decided, and just the tasks that are missing write.
-    """
-
-    claim: ProducerEpoch
-    batch: BatchIdentity
+    run: Run
     task: int
     duty: Duty
     digest: RowsDigest
     part: Part | None
-    scope: Scope
-    is_repair: bool = False
-    recovered: EndedTransactions = field(default_factory=EndedTransactions)
-    # As in Handover.
-    last_decision: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,17 +193,16 @@ def commit(
     """
     if not reports:
         return BatchOutcome()
-    # All tasks have it from one planning.
-    run, recovered = _agreed(reports), reports[0].recovered
+    run = _agreed(reports)
     parts = [report.part for report in reports if report.part is not None]
     duties = {report.duty for report in reports}
     if not parts and not records_empty and not run.is_repair and duties == {Duty.WRITE}:
-        return BatchOutcome(recovered=recovered)
+        return BatchOutcome(recovered=run.recovered)
     previous, found = yield from driver.look(run.scope, parts)
     last = 0 if previous is None else previous.number
     yield from driver.require_last(run.scope, run.claim, run.batch, run.last_decision, last)
     if Duty.SKIP in duties:
-        return replace(_skipped(run.batch, previous, reports, compare), recovered=recovered)
+        return replace(_skipped(run.batch, previous, reports, compare), recovered=run.recovered)
     if run.is_repair:
         try:
             incomplete = _repairable(run.batch, previous, reports)
@@ -206,7 +217,7 @@ def commit(
     return BatchOutcome(
         committed=committed.committed,
         aborted=committed.aborted,
-        recovered=recovered,
+        recovered=run.recovered,
         repaired=run.is_repair,
     )
 
@@ -226,22 +237,11 @@ def _skipped(
     return BatchOutcome(skipped=given.rows, batch=batch, compared=compared)
 
 
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """What all reports of one job or micro-batch agree on."""
-
-    claim: ProducerEpoch
-    batch: BatchIdentity
-    scope: Scope
-    is_repair: bool
-    last_decision: int
-
-
-def _agreed(reports: Sequence[TaskReport]) -> _Run:
+def _agreed(reports: Sequence[TaskReport]) -> Run:
     tasks = {report.task for report in reports}
     if len(tasks) != len(reports):
         raise TransactionError("two tasks report the same partition of the job")
-    agreed = {_Run(one.claim, one.batch, one.scope, one.is_repair, one.last_decision) for one in reports}
+    agreed = {report.run for report in reports}
     if len(agreed) != 1:
         raise TransactionError("tasks of different runs report to one commit")
     return agreed.pop()
@@ -257,7 +257,7 @@ def _repairable(batch: BatchIdentity, previous: Decision | None, reports: Sequen
     if changed:
         missing = [report.task for report in reports if report.duty is Duty.WRITE]
         raise IncompleteBatchError(
-            f"{proof.incomplete(reports[0].scope, previous, missing)}. This run split the rows "
+            f"{proof.incomplete(reports[0].run.scope, previous, missing)}. This run split the rows "
             f"into other tasks ({len(reports)} where there were {previous.tasks}) or had other rows, so it "
             "cannot tell which ones are missing: nothing was written"
         )

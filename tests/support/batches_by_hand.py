@@ -71,7 +71,7 @@ class Job:
         def steps() -> Steps[None]:
             previous = yield from driver.read_decision(self.scope)
             parts = [report.part for report in reports if report.part is not None]
-            decision = next_decision(self.scope, previous, reports[0].batch, len(reports), parts)
+            decision = next_decision(self.scope, previous, reports[0].run.batch, len(reports), parts)
             timed = replace(decision, began_ms=round(wall_ms()))
             yield from driver._record(self.scope, handover.claim, timed)
 

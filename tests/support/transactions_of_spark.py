@@ -192,10 +192,7 @@ class World:
                 raise TransactionError("fenced")
             yield from self.settings.finish(SCOPE, handover.claim, batch, index, slot, producer)
             part = Part(index, slot, producer, digest)
-        is_repair, last = handover.incomplete is not None, handover.last_decision
-        return TaskReport(
-            handover.claim, batch, index, duty, digest, part, SCOPE, is_repair=is_repair, last_decision=last
-        )
+        return TaskReport(handover.run(SCOPE, batch), index, duty, digest, part)
 
     def _advance(self, actor: Actor, sent: Any) -> None:
         """Runs an actor's code to its next operations; an exception is raised there."""

@@ -178,7 +178,7 @@ def commits_without_deciding(reports: Any, **_: Any) -> Steps[Any]:
     """As most sinks do: the driver commits one transaction after the other."""
     for report in reports:
         if report.part is not None:
-            name = report.scope.task_id(report.task, report.part.slot)
+            name = report.run.scope.task_id(report.task, report.part.slot)
             yield (EndTransaction(name, report.part.producer, commit=True),)
 
 
@@ -194,19 +194,19 @@ def forgets_what_is_missing(scope: Scope, ownership: Any, now_ms: float) -> Hand
 
 def repairs_whatever_the_tasks_are(reports: Any, **named: Any) -> Steps[Any]:
     """The rows that tasks were given are not compared."""
-    if reports and reports[0].is_repair:
+    if reports and reports[0].run.is_repair:
         parts = tuple(report.part for report in reports if report.part is not None)
-        previous, found = yield from driver.look(reports[0].scope, parts)
+        previous, found = yield from driver.look(reports[0].run.scope, parts)
         assert previous is not None
         decision = decisions.repaired(previous, parts)
-        return (yield from driver.decide(reports[0].scope, reports[0].claim, decision, parts, found))
+        return (yield from driver.decide(reports[0].run.scope, reports[0].run.claim, decision, parts, found))
     return (yield from batches.commit(reports, **named))
 
 
 def aborts_what_was_refused(reports: Any, **_: Any) -> Steps[Any]:
     """An open transaction whose commit is refused is taken for another attempt's."""
     parts = tuple(report.part for report in reports if report.part is not None)
-    one = reports[0]
+    one = reports[0].run
     previous, found = yield from driver.look(one.scope, parts)
     yield from driver._require_open(one.scope, one.batch, parts, found)
     decision = decisions.next_decision(one.scope, previous, one.batch, len(reports), parts)

@@ -93,19 +93,7 @@ class Cluster:
         assert taken
         self.run(task.finish(scope, handover.claim, batch, index, slot, producer))
         part = Part(index, slot, producer, digest)
-        is_repair = handover.incomplete is not None
-        return TaskReport(
-            handover.claim,
-            batch,
-            index,
-            duty,
-            digest,
-            part,
-            scope,
-            is_repair=is_repair,
-            recovered=handover.recovered,
-            last_decision=handover.last_decision,
-        )
+        return TaskReport(handover.run(scope, batch), index, duty, digest, part)
 
     def commit(self, *reports: TaskReport, die_before: Callable[[Operation], bool] | None = None) -> Any:
         return self.run(batches.commit(reports, records_empty=False), die_before)
@@ -208,7 +196,7 @@ def test_a_commit_counts_what_planning_ended_for_an_earlier_run() -> None:
     run = cluster.plan()
     first = cluster.write(run, 1, 0, 0)
     won = cluster.write(run, 1, 0, 0, attempt=1)
-    assert first.recovered.count == 2
+    assert first.run.recovered.count == 2
     ended = cluster.commit(won).transactions
     counts = {name: one.count for name, one in ended.items()}
     assert counts == {"committed": 1, "aborted": 1, "recovered": 2}
@@ -321,7 +309,7 @@ def test_an_abort_does_not_ask_who_has_raised_an_epoch_to_the_last_one() -> None
         cluster.commit(report, die_before=ends_task(0))
     asks = cluster.run(driver.abort(SCOPE, run.claim, 0), lambda one: isinstance(one, InitProducer))
     assert asks is None
-    assert cluster.plan().duty(report.batch, 0) is Duty.SKIP
+    assert cluster.plan().duty(report.run.batch, 0) is Duty.SKIP
     assert dict(cluster.kafka.visible) == {(0, 0): 1}
 
 
@@ -406,9 +394,9 @@ def test_a_repair_by_tasks_without_rows_is_refused() -> None:
     cluster.kafka.time_out(SCOPE.task_id(0, 0))
     again = cluster.plan()
     assert again.incomplete is not None
-    empty = replace(reports[0], claim=again.claim, digest=RowsDigest(), part=None, is_repair=True)
+    of_repair = again.run(SCOPE, reports[0].run.batch)
     with pytest.raises(IncompleteBatchError, match="task 0"):
-        cluster.commit(replace(empty, last_decision=again.last_decision))
+        cluster.commit(replace(reports[0], run=of_repair, digest=RowsDigest(), part=None))
 
 
 @pytest.mark.parametrize("learns", [True, False])
@@ -430,7 +418,7 @@ def test_a_decision_that_planning_did_not_see_is_not_made_again(*, learns: bool)
     assert dict(cluster.kafka.visible) == {(0, 0): 1}
     ended = cluster.run(driver.abort(SCOPE, misled.claim, 0))
     assert len(ended.aborted) == 1
-    assert cluster.plan().duty(report.batch, 0) is Duty.SKIP
+    assert cluster.plan().duty(report.run.batch, 0) is Duty.SKIP
 
 
 def again(cluster: Cluster, *rows: RowsDigest, compare: str = "content", app: str | None = None) -> Any:
@@ -440,10 +428,7 @@ def again(cluster: Cluster, *rows: RowsDigest, compare: str = "content", app: st
     if app is not None:
         batch = BatchIdentity.of_application(app, SCOPE.topic, 1)
     assert run.duty(batch, 0) is Duty.SKIP
-    reports = [
-        TaskReport(run.claim, batch, task, Duty.SKIP, one, None, SCOPE, last_decision=run.last_decision)
-        for task, one in enumerate(rows)
-    ]
+    reports = [TaskReport(run.run(SCOPE, batch), task, Duty.SKIP, one, None) for task, one in enumerate(rows)]
     return cluster.run(batches.commit(reports, records_empty=False, compare=compare))
 
 
@@ -526,7 +511,7 @@ def test_marks_that_only_a_former_coordinator_does_not_have_are_not_missing() ->
     cluster.commit(report)
     cluster.kafka.former.update(former)
     again = cluster.plan()
-    assert again.duty(report.batch, 0) is Duty.SKIP
+    assert again.duty(report.run.batch, 0) is Duty.SKIP
     later = cluster.write(again, 1, 0, 0)
     assert len(cluster.commit(later).committed) == 1
 
