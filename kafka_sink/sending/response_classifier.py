@@ -75,34 +75,19 @@ class Decision:
 Rule = Callable[[Attempt, Exception], Decision]
 
 
-def _succeed(attempt: Attempt, cause: Exception) -> Decision:  # noqa: ARG001 - Rule's signature
-    return Decision(Action.SUCCEED)
-
-
-def _retry(attempt: Attempt, cause: Exception) -> Decision:  # noqa: ARG001 - Rule's signature
-    return Decision(Action.RETRY, cause)
-
-
-def _retry_soon(attempt: Attempt, cause: Exception) -> Decision:  # noqa: ARG001 - Rule's signature
-    """Another partition is just being added to the transaction, which takes milliseconds."""
-    return Decision(Action.RETRY, cause, longest_wait_ms=_JOINING_WAIT_MS)
-
-
-def _retry_pinned(attempt: Attempt, cause: Exception) -> Decision:  # noqa: ARG001 - Rule's signature
-    """The leader has the batch or may have it, but could not confirm it as acks asks."""
-    return Decision(Action.RETRY, cause, possibly_written=True)
+# Where the error alone decides; its cause is added. Where more does, a rule is a function.
+_SUCCEED = Decision(Action.SUCCEED)
+_FAIL = Decision(Action.FAIL)
+_RETRY = Decision(Action.RETRY)
+# Another partition is just being added to the transaction, which takes milliseconds.
+_RETRY_SOON = Decision(Action.RETRY, longest_wait_ms=_JOINING_WAIT_MS)
+# The leader has the batch or may have it, but could not confirm it as acks asks.
+_RETRY_PINNED = Decision(Action.RETRY, possibly_written=True)
+_RETRY_REFRESHED_PINNED = Decision(Action.RETRY, refresh=True, possibly_written=True)
 
 
 def _retry_refreshed(attempt: Attempt, cause: Exception) -> Decision:
     return Decision(Action.RETRY, cause, refresh=True, immediate=attempt.leader_hint_newer)
-
-
-def _retry_refreshed_pinned(attempt: Attempt, cause: Exception) -> Decision:  # noqa: ARG001 - Rule's signature
-    return Decision(Action.RETRY, cause, refresh=True, possibly_written=True)
-
-
-def _fail(attempt: Attempt, cause: Exception) -> Decision:  # noqa: ARG001 - Rule's signature
-    return Decision(Action.FAIL, cause)
 
 
 def _too_large(attempt: Attempt, cause: Exception) -> Decision:
@@ -163,24 +148,24 @@ def _restart(attempt: Attempt, cause: Exception) -> Decision:
     return Decision(Action.RESTART, cause)
 
 
-RULES: Mapping[int, Rule] = {
-    kafka_errors.NONE: _succeed,
-    kafka_errors.DUPLICATE_SEQUENCE_NUMBER: _succeed,
+RULES: Mapping[int, Decision | Rule] = {
+    kafka_errors.NONE: _SUCCEED,
+    kafka_errors.DUPLICATE_SEQUENCE_NUMBER: _SUCCEED,
     kafka_errors.NOT_LEADER_OR_FOLLOWER: _retry_refreshed,
     kafka_errors.FENCED_LEADER_EPOCH: _retry_refreshed,
     kafka_errors.UNKNOWN_TOPIC_OR_PARTITION: _retry_refreshed,
     kafka_errors.LEADER_NOT_AVAILABLE: _retry_refreshed,
     kafka_errors.UNKNOWN_TOPIC_ID: _retry_refreshed,
-    kafka_errors.NOT_ENOUGH_REPLICAS: _retry,
-    kafka_errors.CORRUPT_MESSAGE: _retry,
-    kafka_errors.THROTTLING_QUOTA_EXCEEDED: _retry,
-    kafka_errors.CONCURRENT_TRANSACTIONS: _retry_soon,
-    kafka_errors.REQUEST_TIMED_OUT: _retry_pinned,
-    kafka_errors.NOT_ENOUGH_REPLICAS_AFTER_APPEND: _retry_pinned,
+    kafka_errors.NOT_ENOUGH_REPLICAS: _RETRY,
+    kafka_errors.CORRUPT_MESSAGE: _RETRY,
+    kafka_errors.THROTTLING_QUOTA_EXCEEDED: _RETRY,
+    kafka_errors.CONCURRENT_TRANSACTIONS: _RETRY_SOON,
+    kafka_errors.REQUEST_TIMED_OUT: _RETRY_PINNED,
+    kafka_errors.NOT_ENOUGH_REPLICAS_AFTER_APPEND: _RETRY_PINNED,
     # Any failure of an append raises it, also one after bytes have reached the log.
-    kafka_errors.UNKNOWN_SERVER_ERROR: _retry_pinned,
-    kafka_errors.KAFKA_STORAGE_ERROR: _retry_refreshed_pinned,
-    kafka_errors.NETWORK_EXCEPTION: _retry_refreshed_pinned,
+    kafka_errors.UNKNOWN_SERVER_ERROR: _RETRY_PINNED,
+    kafka_errors.KAFKA_STORAGE_ERROR: _RETRY_REFRESHED_PINNED,
+    kafka_errors.NETWORK_EXCEPTION: _RETRY_REFRESHED_PINNED,
     kafka_errors.MESSAGE_TOO_LARGE: _too_large,
     kafka_errors.RECORD_LIST_TOO_LARGE: _too_large,
     kafka_errors.OUT_OF_ORDER_SEQUENCE_NUMBER: _out_of_order,
@@ -221,7 +206,12 @@ def classify_response(attempt: Attempt) -> Decision:
         # A leader that is deposed while it waits for replicas responds like a broker that never led the
         # partition, but with the batch's offset (Kafka's DelayedProduce).
         attempt = replace(attempt, possibly_written=True)
-    outcome = RULES.get(attempt.error_code, _fail)(attempt, _cause(attempt))
+    rule = RULES.get(attempt.error_code, _FAIL)
+    if rule is _SUCCEED:
+        outcome = _SUCCEED
+    else:
+        cause = _cause(attempt)
+        outcome = replace(rule, cause=cause) if isinstance(rule, Decision) else rule(attempt, cause)
     if attempt.possibly_written and not outcome.possibly_written:
         return replace(outcome, possibly_written=True)
     return outcome

@@ -85,7 +85,7 @@ class ClusterBreakers(Handler):
             one.close()
 
 
-def breaker_handler(options: SinkOptions, wake: Callable[[], None]) -> ClusterBreakers:  # noqa: ARG001 - HandlerFactory's signature
+def breaker_handler(options: SinkOptions, _wake: Callable[[], None]) -> ClusterBreakers:
     """The breaker handler of one set of options, with those of the default breaker class."""
     return ClusterBreakers(partial(_new_breaker, options))
 

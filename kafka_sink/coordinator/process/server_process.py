@@ -158,7 +158,7 @@ def _handlers(figures: ApplicationFigures, jobs: JobWatch | None = None) -> dict
         figures.add_mutes(_shown(options), WeakMethod(handler.muted))
         return handler
 
-    def job_figures(options: SinkOptions, wake: Callable[[], None]) -> Handler:  # noqa: ARG001 - HandlerFactory's signature
+    def job_figures(options: SinkOptions, _wake: Callable[[], None]) -> Handler:
         return FiguresHandler(_shown(options), figures)
 
     return {

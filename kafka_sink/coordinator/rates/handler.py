@@ -164,6 +164,6 @@ def _positive(value: Any) -> int:
     return int(value)
 
 
-def rate_handler(options: SinkOptions, wake: Callable[[], None]) -> Handler:  # noqa: ARG001 - HandlerFactory's signature
+def rate_handler(_options: SinkOptions, _wake: Callable[[], None]) -> Handler:
     """The handler of one cluster."""
     return RateHandler()
