@@ -302,17 +302,15 @@ def _job(options: Mapping[str, str]) -> Iterator[Finding]:
 def _reach(options: SinkOptions) -> Iterator[Finding]:
     """As planning does, but nothing is created."""
     from kafka_sink.driver.planning_client import CONNECT_BOUND_MS, PlanningClient
-    from kafka_sink.driver.topic_preparation import TopicPreparation
+    from kafka_sink.driver.topic_preparation import TopicPreparation, named_topics
 
     asked = replace(options, topic_create=False, allow_auto_create_topics=False)
-    topics = {"topic": asked.topic}
-    if asked.errors_deadletterqueue_topic_name is not None:
-        topics["errors.deadletterqueue.topic.name"] = asked.errors_deadletterqueue_topic_name
+    topics = named_topics(asked)
     usable = "brokers, login and topic"
     with PlanningClient(asked, min(CONNECT_BOUND_MS, asked.max_block_ms)) as client:
-        for option, topic in topics.items():
+        for topic, option in topics.items():
             try:
-                TopicPreparation(asked, client, {option: topic}).run()
+                TopicPreparation(asked, client, {topic: option}).run()
             except MissingTopicError as error:
                 usable = "brokers and login"
                 yield _of_missing_topic(options, f"Option '{option}': there is no topic '{topic}'", error)

@@ -36,15 +36,13 @@ _PARTITIONS, _REPLICATION_FACTOR = "num.partitions", "default.replication.factor
 class TopicPreparation:
     """One look-up of topics, or of the brokers alone. ``run`` retries requests until it has a result.
 
-    ``topics``: by the option that names it, where it is set. All are asked for at once and share one wait.
+    ``topics``: each with the option that names it. All are asked for at once and share one wait.
     """
 
-    def __init__(
-        self, options: SinkOptions, client: PlanningClient, topics: Mapping[str, str | None]
-    ) -> None:
+    def __init__(self, options: SinkOptions, client: PlanningClient, topics: Mapping[str, str]) -> None:
         self._options = options
-        # The option of each topic that is not settled yet.
-        self._waiting = {topic: option for option, topic in topics.items() if topic is not None}
+        # Those that are not settled yet.
+        self._waiting = dict(topics)
         self._client = client
         self._brokers = options.redacted()["kafka.bootstrap.servers"]
         self._started = time.monotonic()
@@ -104,7 +102,8 @@ class TopicPreparation:
     def _request_metadata(self) -> MetadataResponse | None:
         """Request metadata. Brokers may create missing topics if kafka.allow.auto.create.topics is true."""
         topics = tuple(self._waiting)
-        create = self._options.allow_auto_create_topics
+        # A topic that this creates must not come first with the brokers' settings.
+        create = self._options.allow_auto_create_topics and not self._options.topic_create
         found: MetadataResponse | None = self._client.ask(
             self._client.connect(),
             apis.METADATA,
@@ -130,7 +129,8 @@ class TopicPreparation:
                 remedy = (
                     "Grant this login CREATE on the topic or the cluster, or create it beforehand"
                     if code in (TOPIC_AUTHORIZATION_FAILED, CLUSTER_AUTHORIZATION_FAILED)
-                    else "Change topic.partitions or topic.replication.factor, or create it beforehand"
+                    else "Change topic.partitions, topic.replication.factor or topic.config.*, or create it "
+                    "beforehand"
                 )
                 detail = f" ({response.error_message})" if response.error_message else ""
                 raise ConfigurationError(
@@ -153,7 +153,7 @@ class TopicPreparation:
             apis.CREATE_TOPICS,
             topic_requests.CREATE_TOPICS_VERSIONS,
             lambda version: topic_requests.encode_create_topic(
-                version, topic, partitions, replication_factor, milliseconds
+                version, topic, partitions, replication_factor, milliseconds, self._options.topic_config
             ),
             milliseconds,
         )
@@ -274,18 +274,23 @@ def prepare_topic(options: SinkOptions, *, is_streaming: bool = False) -> None:
     topic is missing, not permitted or could not be created, MetadataTimeoutError if brokers do not respond.
     """
     # The key contains the redacted security options, so that another login is checked at once.
-    done = f"topic {options.topic} is there: {options.redacted()}"
+    done = f"topics are there: {options.redacted()}"
     if is_streaming and application_markers.happened_within(done, STREAM_RECHECK_S):
         return
     from kafka_sink.driver.planning_client import CONNECT_BOUND_MS, PlanningClient
-    from kafka_sink.driver.topic_preparation import TopicPreparation
 
     was_connected = is_streaming and application_markers.happened_within(done, math.inf)
     bound_ms = options.max_block_ms if was_connected else min(CONNECT_BOUND_MS, options.max_block_ms)
     with PlanningClient(options, bound_ms) as client:
-        topics = {
-            "topic": options.topic,
-            "errors.deadletterqueue.topic.name": options.errors_deadletterqueue_topic_name,
-        }
-        TopicPreparation(options, client, topics).run()
+        TopicPreparation(options, client, named_topics(options)).run()
     application_markers.remember(done)
+
+
+def named_topics(options: SinkOptions) -> dict[str, str]:
+    """The topics that options name, each with its option."""
+    named: dict[str | None, str] = {
+        **dict.fromkeys(options.topic_create_names, "topic.create.names"),
+        options.errors_deadletterqueue_topic_name: "errors.deadletterqueue.topic.name",
+        options.topic: "topic",
+    }
+    return {topic: option for topic, option in named.items() if topic is not None}

@@ -43,16 +43,26 @@ class CreateTopicResponse:
 
 
 def encode_create_topic(
-    version: int, name: str, partitions: int, replication_factor: int, timeout_ms: int
+    version: int,
+    name: str,
+    partitions: int,
+    replication_factor: int,
+    timeout_ms: int,
+    config: Sequence[tuple[str, str]] = (),
 ) -> bytes:
-    """Creates one topic; the broker chooses a number given as -1. Versions: CREATE_TOPICS_VERSIONS."""
+    """Creates one topic with these settings; the broker chooses a number given as -1. Versions:
+    CREATE_TOPICS_VERSIONS.
+    """
     topic = CreateTopicsRequest.CreatableTopic(
         version=version,
         name=name,
         num_partitions=partitions,
         replication_factor=replication_factor,
         assignments=[],
-        configs=[],
+        configs=[
+            CreateTopicsRequest.CreatableTopic.CreatableTopicConfig(version=version, name=key, value=value)
+            for key, value in config
+        ],
     )
     request = CreateTopicsRequest(version=version, topics=[topic], timeout_ms=timeout_ms, validate_only=False)
     return bytes(request.encode(version=version))

@@ -177,15 +177,19 @@ def _capped(attribute: str, limit: str) -> Callable[[Values, Mapping[str, Any]],
 
 def _topic_creation(values: Values, given: Mapping[str, Any]) -> list[str]:
     if not _get(values, "topic_create"):
-        for attribute in ("topic_partitions", "topic_replication_factor"):
+        for attribute in ("topic_partitions", "topic_replication_factor", "topic_create_names"):
             if attribute in given:
                 name = attribute.replace("_", ".")
                 raise ConfigurationError(f"Option '{name}' has no effect without topic.create=true")
         return []
     if _get(values, "topic") is None:
-        raise ConfigurationError(
-            "topic.create=true needs the option 'topic': topics in a column 'topic' are not known in advance"
-        )
+        if not _get(values, "topic_create_names"):
+            raise ConfigurationError(
+                "topic.create=true needs the option 'topic', or topic.create.names: topics in a column "
+                "'topic' are not known in advance"
+            )
+        # Brokers may create those that are not named.
+        return []
     # Otherwise a topic that is deleted during the job would come back with the broker's defaults.
     values.setdefault("allow_auto_create_topics", False)
     return []

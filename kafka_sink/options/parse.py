@@ -11,7 +11,14 @@ from kafka_sink.options import unsupported
 from kafka_sink.options.breaker import breaker_settings
 from kafka_sink.options.checks import settle
 from kafka_sink.options.table import SPECS, OptionSpec, ParsedOptions, SinkOptions
-from kafka_sink.options.values import BREAKER_PREFIX, KAFKA_PREFIX, looks_like_key, schemes
+from kafka_sink.options.values import (
+    BREAKER_PREFIX,
+    KAFKA_PREFIX,
+    TOPIC_CONFIG_PREFIX,
+    looks_like_key,
+    schemes,
+    without_unit,
+)
 from kafka_sink.printable import printable
 from kafka_sink.secret import HIDDEN, Secret
 
@@ -62,11 +69,16 @@ def parse(raw: Mapping[str, str]) -> ParsedOptions:
     breaker: dict[str, Secret] = {}
     ineffective = []
     settings: dict[str, tuple[str, Secret]] = {}
+    topic_config = {
+        name.removeprefix(TOPIC_CONFIG_PREFIX): plain.pop(name).reveal()
+        for name in sorted(plain)
+        if name.startswith(TOPIC_CONFIG_PREFIX)
+    }
     for name, text in given.items():
         kafka_name = name.removeprefix(KAFKA_PREFIX)
         if name in _BY_NAME:
             _note(settings, _BY_NAME[name], name, text)
-        elif name in plain:
+        elif name in plain or name.startswith(TOPIC_CONFIG_PREFIX):
             continue
         elif kafka_name.startswith(BREAKER_PREFIX) and kafka_name != BREAKER_PREFIX:
             breaker[kafka_name.removeprefix(BREAKER_PREFIX)] = text
@@ -88,7 +100,13 @@ def parse(raw: Mapping[str, str]) -> ParsedOptions:
             if spec.attribute in settings
         }
     )
-    options = SinkOptions(**settled, breaker=breaker_settings(breaker))
+    options = SinkOptions(
+        **settled, breaker=breaker_settings(breaker), topic_config=tuple(topic_config.items())
+    )
+    if topic_config and not options.topic_create:
+        raise ConfigurationError(
+            f"Option '{TOPIC_CONFIG_PREFIX}{min(topic_config)}' has no effect without topic.create=true"
+        )
     _check_schemes(settings["bootstrap_servers"][1].reveal(), options)
     return ParsedOptions(options, (*_about_ignored(ineffective, stray), *warnings))
 
@@ -121,7 +139,8 @@ def _convert(spec: OptionSpec, name: str, text: Secret) -> Any:
             "kafka.ssl.truststore.certificates; a file is safer"
         )
     try:
-        return spec.kind.parse(text.reveal())
+        plain = text.reveal()
+        return spec.kind.parse(without_unit(spec.name, plain) if spec.kind.is_number else plain)
     except ValueError as error:
         problem = str(error)
     # An @ in an address list means a password. This raises outside the except block, because a traceback with

@@ -13,7 +13,15 @@ from typing import Any
 from kafka_sink.model import CompressionType
 from kafka_sink.options import values
 from kafka_sink.options.breaker import BreakerSettings
-from kafka_sink.options.values import BREAKER_PREFIX, INT_MAX, KAFKA_PREFIX, LONG_MAX, HostPort, Kind
+from kafka_sink.options.values import (
+    BREAKER_PREFIX,
+    INT_MAX,
+    KAFKA_PREFIX,
+    LONG_MAX,
+    TOPIC_CONFIG_PREFIX,
+    HostPort,
+    Kind,
+)
 from kafka_sink.secret import HIDDEN, HiddenValues, Secret
 
 TARGET = "The job"
@@ -124,6 +132,12 @@ class SinkOptions:
     topic_partitions: int = _option(
         "topic.partitions", values.integer(1, 100_000, or_value=-1), -1, TARGET, "medium",
         """Partitions of a topic that `topic.create` creates; `-1` is the broker's `num.partitions`.""",
+        planning_only=True,
+    )
+    topic_create_names: tuple[str, ...] = _option(
+        "topic.create.names", values.topics(), (), TARGET, "low",
+        """Other topics that `topic.create` creates: those that rows name in a column `topic`. Topics that it
+        does not name are left to brokers.""",
         planning_only=True,
     )
     topic_replication_factor: int = _option(
@@ -837,6 +851,8 @@ class SinkOptions:
 
     # Not a row of the table: the breaker class checks its options under kafka.producer.circuit.breaker.
     breaker: BreakerSettings = BreakerSettings()
+    # Nor these: brokers check the settings of a topic, under topic.config.
+    topic_config: tuple[tuple[str, str], ...] = ()
 
     # fmt: on
 
@@ -855,7 +871,7 @@ class SinkOptions:
         """These options without those that only planning reads. Writes for which the result is equal can
         share a producer."""
         unread = {spec.attribute: spec.default for spec in SPECS if spec.planning_only}
-        return dataclasses.replace(self.without_registry(), **unread)
+        return dataclasses.replace(self.without_registry(), **unread, topic_config=())
 
     def without_registry(self) -> SinkOptions:
         """These options without formats and the login at the registry, which only planning needs."""
@@ -881,6 +897,7 @@ class SinkOptions:
             value = getattr(self, spec.attribute)
             if spec.required or value != spec.default:
                 shown[spec.name] = HIDDEN if spec.secret else spec.kind.show(value)
+        shown.update((f"{TOPIC_CONFIG_PREFIX}{name}", text) for name, text in self.topic_config)
         # A user's breaker class may take credentials, and it does not declare which options are secret.
         shown.update((f"{KAFKA_PREFIX}{BREAKER_PREFIX}{name}", HIDDEN) for name, _ in self.breaker.given)
         return shown

@@ -27,6 +27,28 @@ _IPV6 = re.compile(r"[0-9a-fA-F:.]+(%[0-9a-zA-Z._-]+)?")
 
 HostPort = tuple[str, int]
 
+_NUMBER_AND_UNIT = re.compile(r"([0-9]+)\s*([A-Za-z]+)")
+_MILLISECONDS = {"ms": 1, "s": 1000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
+# No kB or MB: some read them as 1000 and some as 1024.
+_BYTES = {"B": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
+# How the names of options end whose numbers are bytes. Those in milliseconds say so.
+_SIZES = (".bytes", "buffer.memory", "batch.size", "request.size", "bytes.per.second")
+
+
+def without_unit(name: str, text: str) -> str:
+    """``20s`` as ``20000`` for an option in milliseconds, ``64MiB`` as ``67108864`` for one in bytes.
+
+    Other texts stay as they are. Raises ValueError with the reason for a unit that is none.
+    """
+    units = _MILLISECONDS if name.endswith(".ms") else _BYTES if name.endswith(_SIZES) else {}
+    found = _NUMBER_AND_UNIT.fullmatch(text)
+    if not units or found is None:
+        return text
+    for unit, count in units.items():
+        if unit.lower() == found[2].lower():
+            return str(int(found[1]) * count)
+    raise ValueError(f"is not a whole number, or one with a unit of {', '.join(units)}")
+
 
 @dataclass(frozen=True)
 class Kind:
@@ -36,6 +58,11 @@ class Kind:
     allowed: str
     parse: Callable[[str], Any]
     show: Callable[[Any], str] = str
+
+    @property
+    def is_number(self) -> bool:
+        """Whether it is a whole number, which may have a unit where the option's name tells which."""
+        return self.label in ("int", "long")
 
 
 def integer(low: int, high: int = INT_MAX, *, or_value: int | None = None) -> Kind:
@@ -204,6 +231,19 @@ def urls() -> Kind:
     return Kind("list", "http:// or https://, comma-separated", parse)
 
 
+def topics() -> Kind:
+    """Comma-separated legal topic names."""
+
+    def parse(text: str) -> tuple[str, ...]:
+        found = names().parse(text)
+        for name in found:
+            if problem := topic_problem(name):
+                raise ValueError(f"has an entry that {problem}")
+        return tuple(dict.fromkeys(found))
+
+    return Kind("list", "legal topic names, comma-separated", parse, ",".join)
+
+
 def looks_like_key(text: str) -> bool:
     """Whether the text is a private key or a certificate, whatever its option asks for."""
     return "-----BEGIN" in text or _KEY.fullmatch(text) is not None
@@ -264,3 +304,5 @@ def _show_addresses(pairs: tuple[HostPort, ...]) -> str:
 KAFKA_PREFIX = "kafka."
 # Behind KAFKA_PREFIX: options of the circuit breaker (KIP-693).
 BREAKER_PREFIX = "producer.circuit.breaker."
+# Settings of a topic that topic.create creates.
+TOPIC_CONFIG_PREFIX = "topic.config."

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, ConfigResource
 
 from kafka_sink import application_markers
 from kafka_sink.driver import driver_log, planning_client
@@ -64,6 +64,31 @@ def settled(broker: LocalBroker, topic: str) -> dict[int, int]:
     while not (found := partitions(broker, topic)) and time.monotonic() < deadline:
         time.sleep(0.05)
     return found
+
+
+def test_topics_of_a_column_are_created_with_their_settings(broker: LocalBroker, topic: str) -> None:
+    """Catches: ``topic.create`` only for the option ``topic``, and every setting left to the brokers."""
+    given = parse(
+        {
+            "kafka.bootstrap.servers": broker.bootstrap_servers,
+            "topic.create": "true",
+            "topic.create.names": f"{topic}, {topic}-too",
+            "topic.partitions": "2",
+            "topic.config.retention.ms": "123000",
+        }
+    ).options
+    prepare_topic(given)
+    for name in (topic, f"{topic}-too"):
+        assert settled(broker, name) == dict.fromkeys(range(2), 1)
+        resource = ConfigResource(ConfigResource.Type.TOPIC, name)
+        admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
+        assert admin.describe_configs([resource])[resource].result(30)["retention.ms"].value == "123000"
+
+
+def test_a_setting_that_brokers_refuse_fails_planning(broker: LocalBroker, topic: str) -> None:
+    given = options(broker.bootstrap_servers, topic, topic_create="true", topic_config_retention_ms="soon")
+    with pytest.raises(ConfigurationError, match=r"could not be created: .*retention\.ms.*topic\.config\.\*"):
+        prepare_topic(given)
 
 
 def test_a_missing_topic_is_created_as_told(cluster3: LocalBroker, topic: str) -> None:

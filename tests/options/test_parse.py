@@ -242,3 +242,50 @@ def test_what_is_shown_can_be_read_back(name: str) -> None:
     spec = next(spec for spec in SPECS if spec.name == name)
     if spec.default not in (None, "", ()):
         assert spec.kind.parse(spec.kind.show(spec.default)) == spec.default
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("kafka.linger.ms", "20ms", 20),
+        ("kafka.delivery.timeout.ms", "5min", 300_000),
+        ("kafka.max.block.ms", "30 s", 30_000),
+        ("kafka.batch.size", "1MiB", 1 << 20),
+        ("kafka.buffer.memory", "64mib", 64 << 20),
+        ("kafka.send.buffer.bytes", "128KiB", 128 << 10),
+        ("max.bytes.per.second", "2MiB", 2 << 20),
+    ],
+)
+def test_values_may_have_units_where_the_name_says_of_what(name: str, text: str, value: int) -> None:
+    attribute = name.removeprefix("kafka.").replace(".", "_")
+    assert getattr(parse({"kafka.bootstrap.servers": "h:1", name: text}).options, attribute) == value
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "problem"),
+    [
+        ("kafka.linger.ms", "20MiB", "is not a whole number, or one with a unit of ms, s, min, h, d"),
+        ("kafka.batch.size", "1MB", "is not a whole number, or one with a unit of B, KiB, MiB, GiB"),
+        ("kafka.batch.size", "64m", "is not a whole number, or one with a unit of B, KiB, MiB, GiB"),
+        ("kafka.max.block.ms", "1.5s", "is not a whole number"),
+        ("topic.partitions", "4k", "is not a whole number"),
+        ("kafka.batch.size", "4GiB", "is out of bounds"),
+    ],
+)
+def test_units_that_leave_a_doubt_are_errors(name: str, text: str, problem: str) -> None:
+    raw = {"kafka.bootstrap.servers": "h:1", "topic": "t", "topic.create": "true", name: text}
+    with pytest.raises(ConfigurationError) as caught:
+        parse(raw)
+    assert f"Option '{name}' {problem}" in str(caught.value)
+    assert str(caught.value).endswith(f", got '{text}'")
+
+
+def test_settings_of_topics_belong_to_topic_create() -> None:
+    raw = {"kafka.bootstrap.servers": "h:1", "topic": "t", "topic.config.retention.ms": "1000"}
+    with pytest.raises(ConfigurationError, match=r"'topic\.config\.retention\.ms' has no effect without"):
+        parse(raw)
+    found = parse({**raw, "topic.create": "true"})
+    assert found.warnings == ()
+    assert found.options.topic_config == (("retention.ms", "1000"),)
+    assert found.options.redacted()["topic.config.retention.ms"] == "1000"
+    assert found.options.for_tasks().topic_config == ()
