@@ -8,7 +8,7 @@ from kafka.errors import for_code
 from kafka_sink import kafka_errors
 from kafka_sink.kafka_errors import ERRORS, KafkaError, error_of
 from kafka_sink.model import TopicPartition
-from kafka_sink.sending.response_classifier import RULES, Action, Attempt, classify_response
+from kafka_sink.sending.response_classifier import RULES, Action, AttemptFacts, classify_response
 
 # Kafka renamed these, or kafka-python uses other words; the table has the names of Kafka's protocol guide.
 _NAMES_IN_KAFKA_PYTHON = {
@@ -44,7 +44,7 @@ def test_retriable_errors_are_kafkas(error: KafkaError) -> None:
 
 @pytest.mark.parametrize("code", RULES, ids=lambda code: error_of(code).name)
 def test_a_batch_is_retried_after_retriable_errors(code: int) -> None:
-    decision = classify_response(Attempt(TopicPartition("t", 0), code, is_next_expected=True))
+    decision = classify_response(AttemptFacts(TopicPartition("t", 0), code, is_next_expected=True))
     # A broker reports UNKNOWN_SERVER_ERROR wherever an append goes wrong: trying again is worth it.
     expected = error_of(code).retriable or code == kafka_errors.UNKNOWN_SERVER_ERROR
     assert (decision.action is Action.RETRY) == expected

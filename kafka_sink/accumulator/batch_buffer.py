@@ -74,7 +74,7 @@ class BufferAllocator(ABC):
         self._pool = pool
         # batch.size = 0 is legal: every record then gets a buffer of its own size.
         self._batch_size = max(1, pool.poolable_size if batch_size is None else batch_size)
-        self._tenant = PoolClient()
+        self._client = PoolClient()
         self._heap_bytes = 2 * self._batch_size if heap_bytes is None else heap_bytes
         self.begin()
 
@@ -128,16 +128,16 @@ class BufferAllocator(ABC):
     def begin(self) -> None:
         """A task begins: the heap may hold what its batches need, and the pool's peaks are reset to the
         present values. A new allocator has begun."""
-        self._pool.admit_heap(self._tenant, self._heap_bytes)
+        self._pool.admit_heap(self._client, self._heap_bytes)
         self._pool.restart_maxima()
 
     def rest(self) -> None:
         """Between tasks: the heap's limit is what other producers need, and free memory goes back to the
         system."""
-        self._pool.withdraw_heap(self._tenant)
+        self._pool.withdraw_heap(self._client)
         self._pool.trim_free()
 
     def close(self) -> None:
         """Ends this producer's waits with an error. Memory in use may still grow and be returned."""
-        self._pool.close_tenant(self._tenant)
+        self._pool.close_client(self._client)
         self._pool.trim_free()

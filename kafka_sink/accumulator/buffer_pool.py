@@ -45,14 +45,14 @@ class PoolClient:
 class _Waiter:
     """One waiting request, which has gathered ``gathered`` of ``need`` bytes and is granted when it has all.
 
-    ``turn`` is locked until then, or until its tenant is closed. The pool's lock guards everything else.
+    ``turn`` is locked until then, or until its client is closed. The pool's lock guards everything else.
     """
 
-    __slots__ = ("gathered", "need", "tenant", "turn")
+    __slots__ = ("client", "gathered", "need", "turn")
 
-    def __init__(self, need: int, tenant: PoolClient) -> None:
+    def __init__(self, need: int, client: PoolClient) -> None:
         self.need = need
-        self.tenant = tenant
+        self.client = client
         self.gathered = 0
         self.turn = threading.Lock()
         self.turn.acquire()
@@ -99,22 +99,22 @@ class BufferPool:
         self._wait_rate = WindowedRate()
         self._exhausted_rate = WindowedRate()
 
-    def admit_heap(self, tenant: PoolClient, need_bytes: int) -> None:
-        """Raises the heap's limit to what ``tenant`` may need, but never beyond ``total_bytes``, until
-        ``withdraw_heap`` or ``close_tenant``. A closed one needs nothing."""
+    def admit_heap(self, client: PoolClient, need_bytes: int) -> None:
+        """Raises the heap's limit to what ``client`` may need, but never beyond ``total_bytes``, until
+        ``withdraw_heap`` or ``close_client``. A closed one needs nothing."""
         with self._lock:
-            if not tenant.closed:
-                self._heap_needs[tenant] = min(need_bytes, self.total_bytes)
+            if not client.closed:
+                self._heap_needs[client] = min(need_bytes, self.total_bytes)
                 self._limit_heap()
 
-    def withdraw_heap(self, tenant: PoolClient) -> None:
-        """The heap's limit falls back to what the other tenants need. All requests wait while the heap holds
+    def withdraw_heap(self, client: PoolClient) -> None:
+        """The heap's limit falls back to what the other clients need. All requests wait while the heap holds
         more than that."""
         with self._lock:
-            self._withdraw_heap(tenant)
+            self._withdraw_heap(client)
 
-    def _withdraw_heap(self, tenant: PoolClient) -> None:
-        if self._heap_needs.pop(tenant, None) is not None:
+    def _withdraw_heap(self, client: PoolClient) -> None:
+        if self._heap_needs.pop(client, None) is not None:
             self._limit_heap()
 
     def _limit_heap(self) -> None:
@@ -159,7 +159,7 @@ class BufferPool:
         arena: ChunkArena,
         count: int,
         timeout_ms: float,
-        tenant: PoolClient,
+        client: PoolClient,
         full_bytes: int = 0,
         watch: Callable[[], None] | None = None,
     ) -> list[Chunk]:
@@ -168,7 +168,7 @@ class BufferPool:
 
         ``watch`` is called without the lock once the request is in line, and every 100 ms while it waits;
         what it raises ends the wait. Raises RecordTooLargeError at once for more than the pool ever has,
-        BufferExhaustedError after the timeout, ProducerClosedError when the tenant is closed; nothing stays
+        BufferExhaustedError after the timeout, ProducerClosedError when the client is closed; nothing stays
         reserved then, nor when a signal or a task kill interrupts the wait.
         """
         need = count * arena.size
@@ -179,18 +179,18 @@ class BufferPool:
                 "rows or a smaller kafka.batch.size"
             )
         with self._lock:
-            if tenant.closed:
+            if client.closed:
                 raise ProducerClosedError("the producer is closed and opens no more batches")
             if self._used + need <= self._grantable and not self.overdrawn:
                 return self._lend(arena, count, full_bytes, new_batch=True)
-        waiter = _Waiter(need, tenant)
+        waiter = _Waiter(need, client)
         started_ms = self._clock_ms()
         chunks = None
         try:
             ahead = self._queue_up(waiter)
             _await(waiter.turn, min(max(timeout_ms, 0.0) / 1000, threading.TIMEOUT_MAX), watch)
             with self._lock:
-                if tenant.closed:
+                if client.closed:
                     raise ProducerClosedError("the producer was closed while a row waited for memory")
                 # The count decides, not acquire's result: memory may come just after the timeout.
                 if waiter.gathered < need:
@@ -353,15 +353,15 @@ class BufferPool:
             for arena in self._heap_arenas.values():
                 arena.discard_free()
 
-    def close_tenant(self, tenant: PoolClient) -> None:
+    def close_client(self, client: PoolClient) -> None:
         """Ends a producer's waits with ProducerClosedError; the memory they gathered goes to the others.
 
         For the heap's limit see ``withdraw_heap``.
         """
         with self._lock:
-            tenant.closed = True
-            self._withdraw_heap(tenant)
-            for waiter in [waiter for waiter in self._waiters if waiter.tenant is tenant]:
+            client.closed = True
+            self._withdraw_heap(client)
+            for waiter in [waiter for waiter in self._waiters if waiter.client is client]:
                 self._withdraw(waiter)
                 waiter.turn.release()
             self._serve()

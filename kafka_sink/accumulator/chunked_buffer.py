@@ -306,7 +306,7 @@ class IncrementalAllocator(BufferAllocator):
         return arenas[-1]
 
     def try_open(self, projected: int, first_record: int | None = None) -> ChunkedBuffer | None:
-        if self._tenant.closed or self._pool.overdrawn:
+        if self._client.closed or self._pool.overdrawn:
             return None
         arena = self._arena_for(projected)
         full_bytes = max(self._batch_size, projected)
@@ -324,7 +324,7 @@ class IncrementalAllocator(BufferAllocator):
         arena = self._arena_for(projected)
         full_bytes = max(self._batch_size, projected)
         count = -(-projected // arena.size) or 1
-        chunks = self._pool.take(arena, count, timeout_ms, self._tenant, full_bytes, watch)
+        chunks = self._pool.take(arena, count, timeout_ms, self._client, full_bytes, watch)
         return ChunkedBuffer(self._pool, arena, chunks, full_bytes)
 
     def try_grow(self, buffer: BatchBuffer, projected: int) -> bool:

@@ -192,7 +192,7 @@ class FullAllocator(BufferAllocator):
         return self._arena if pooled <= self._batch_size else ChunkArena(pooled, kept=False)
 
     def try_open(self, projected: int, first_record: int | None = None) -> SingleBuffer | None:
-        if self._tenant.closed or self._pool.overdrawn:
+        if self._client.closed or self._pool.overdrawn:
             return None
         arena = self._arena_for(projected, first_record)
         chunks = self._pool.try_take(arena, 1, arena.size, new_batch=True)
@@ -215,7 +215,7 @@ class FullAllocator(BufferAllocator):
         first_record: int | None = None,
     ) -> SingleBuffer:
         arena = self._arena_for(projected, first_record)
-        chunks = self._pool.take(arena, 1, timeout_ms, self._tenant, arena.size, watch)
+        chunks = self._pool.take(arena, 1, timeout_ms, self._client, arena.size, watch)
         buffer = SingleBuffer(self._pool, arena, chunks[0], self._heap_arena)
         try:
             if not buffer.grow(projected):

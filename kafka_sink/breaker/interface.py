@@ -36,11 +36,11 @@ class ProducerStatusContext:
     - ``oldest_request_ms``: by broker, when the oldest request without a response was sent
     - ``unreachable_since_ms``: by broker, since when batches wait for a connection to it
     - ``failing_connections``: the unreachable brokers whose last connection was refused or lost; the others
-    are   being connected to
+      are being connected to
     - ``setup_ms``: by broker, how long its last connection took from its start to its first response.
-    Bootstrap   addresses have ids below zero.
+      Bootstrap addresses have ids below zero.
     - ``probed_ms``: by broker, when it last responded to a request without rows, or to the first request of a
-    connection
+      connection
 
     A request that a throttling broker delays counts from the end of the throttling, which may lie ahead.
     """

@@ -178,7 +178,7 @@ class LocalBroker:
     def _flags_to_write_classes(self, folder: Path) -> list[str]:
         """As StartCache's, but empty for three brokers.
 
-        Of three, one takes longer to end, and how it ends may be what the caller is after.
+        Writing them makes a broker end more slowly, and with three brokers how one ends is often the point.
         """
         return self._starts.flags_to_write_classes(folder) if self._count == 1 else []
 

@@ -24,7 +24,7 @@ from typing import Any
 _PARENT_CHECK_SECONDS = 0.5
 
 
-class Supervisor:
+class BrokerSupervisor:
     """The processes by name, and the commands on them."""
 
     def __init__(self, folder: str) -> None:
@@ -85,7 +85,7 @@ def _commands(parent: int) -> Any:
 
 def main(folder: str, parent: int) -> None:
     """Serve until the parent closes the pipe or ends."""
-    supervisor = Supervisor(folder)
+    supervisor = BrokerSupervisor(folder)
     # Raises SystemExit wherever the loop is, so that ``finally`` runs.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     signal.signal(signal.SIGINT, signal.SIG_IGN)

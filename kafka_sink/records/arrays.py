@@ -15,7 +15,7 @@ import pyarrow as pa
 
 Offsets = npt.NDArray[np.signedinteger[Any]]
 Lengths = npt.NDArray[np.int32] | npt.NDArray[np.int64]
-# By id, because types are compared and hashed by what they look like as text.
+# By id: to compare or hash a type, Arrow prints it first.
 _BYTES = {kind.id for kind in (pa.binary(), pa.string(), pa.large_binary(), pa.large_string())}
 _BINARY = pa.binary().id
 _FIRST_NOT_ASCII = 0x80

@@ -102,7 +102,7 @@ class Partitioner:
         *,
         muted: bool,
     ) -> Int32s | None:
-        """Partitions of rows of several topics where nothing but keys decides; None where anything else may.
+        """Partitions of rows of several topics, chosen by key alone; None if something else plays a part.
 
         Row i belongs to topic ``topic_index[i]``, which has so many partitions. ``muted``: whether any is.
         """

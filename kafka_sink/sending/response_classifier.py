@@ -27,7 +27,7 @@ class Action(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class AttemptFacts:
     """The facts of an attempt that got a response. ``size`` is in bytes, offsets are -1 where unknown.
 
     ``possibly_written`` is about earlier attempts. A ``base_offset`` beside an error means that the leader
@@ -54,7 +54,7 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class Verdict:
     """``possibly_written``: from now on the batch keeps its sequence and is never split. ``immediate``
     skips the backoff; ``cause`` is the error if this was the last attempt. ``too_large``: smaller batches
     may pass. The backoff is no longer than ``longest_wait_ms``. ``unwritable``: records of the batch that no
@@ -72,30 +72,30 @@ class Decision:
     unwritable: tuple[int, ...] | None = None
 
 
-Rule = Callable[[Attempt, Exception], Decision]
+Rule = Callable[[AttemptFacts, Exception], Verdict]
 
 
 # Where the error alone decides; its cause is added. Where more does, a rule is a function.
-_SUCCEED = Decision(Action.SUCCEED)
-_FAIL = Decision(Action.FAIL)
-_RETRY = Decision(Action.RETRY)
+_SUCCEED = Verdict(Action.SUCCEED)
+_FAIL = Verdict(Action.FAIL)
+_RETRY = Verdict(Action.RETRY)
 # Another partition is just being added to the transaction, which takes milliseconds.
-_RETRY_SOON = Decision(Action.RETRY, longest_wait_ms=_JOINING_WAIT_MS)
+_RETRY_SOON = Verdict(Action.RETRY, longest_wait_ms=_JOINING_WAIT_MS)
 # The leader has the batch or may have it, but could not confirm it as acks asks.
-_RETRY_PINNED = Decision(Action.RETRY, possibly_written=True)
-_RETRY_REFRESHED_PINNED = Decision(Action.RETRY, refresh=True, possibly_written=True)
+_RETRY_PINNED = Verdict(Action.RETRY, possibly_written=True)
+_RETRY_REFRESHED_PINNED = Verdict(Action.RETRY, refresh=True, possibly_written=True)
 
 
-def _retry_refreshed(attempt: Attempt, cause: Exception) -> Decision:
-    return Decision(Action.RETRY, cause, refresh=True, immediate=attempt.leader_hint_newer)
+def _retry_refreshed(attempt: AttemptFacts, cause: Exception) -> Verdict:
+    return Verdict(Action.RETRY, cause, refresh=True, immediate=attempt.leader_hint_newer)
 
 
-def _too_large(attempt: Attempt, cause: Exception) -> Decision:
+def _too_large(attempt: AttemptFacts, cause: Exception) -> Verdict:
     if attempt.record_count > 1 and not attempt.possibly_written:
-        return Decision(Action.SPLIT, cause, spends_retry=False, too_large=True)
+        return Verdict(Action.SPLIT, cause, spends_retry=False, too_large=True)
     if attempt.record_count > 1:
-        return Decision(Action.FAIL, cause, too_large=True)
-    return Decision(
+        return Verdict(Action.FAIL, cause, too_large=True)
+    return Verdict(
         Action.FAIL,
         RecordTooLargeError(
             f"a record of {attempt.size} bytes (compressed, with its batch header) is larger than the broker "
@@ -107,27 +107,27 @@ def _too_large(attempt: Attempt, cause: Exception) -> Decision:
     )
 
 
-def _invalid_records(attempt: Attempt, cause: Exception) -> Decision:
+def _invalid_records(attempt: AttemptFacts, cause: Exception) -> Verdict:
     named = sorted({place for place in attempt.record_errors.places if 0 <= place < attempt.record_count})
-    return Decision(Action.FAIL, cause, spends_retry=False, unwritable=tuple(named))
+    return Verdict(Action.FAIL, cause, spends_retry=False, unwritable=tuple(named))
 
 
-def _refuse_topic(attempt: Attempt, cause: Exception) -> Decision:
+def _refuse_topic(attempt: AttemptFacts, cause: Exception) -> Verdict:
     everything = tuple(range(attempt.record_count))
-    return Decision(Action.FAIL, cause, spends_retry=False, unwritable=everything)
+    return Verdict(Action.FAIL, cause, spends_retry=False, unwritable=everything)
 
 
-def _out_of_order(attempt: Attempt, cause: Exception) -> Decision:
+def _out_of_order(attempt: AttemptFacts, cause: Exception) -> Verdict:
     if not attempt.idempotent:
-        return Decision(Action.FAIL, cause)
+        return Verdict(Action.FAIL, cause)
     if not attempt.is_next_expected:
         # An earlier batch is being retried, or lost records. The broker takes this one after it, so this one
         # waits for that batch and for no time of its own.
-        return Decision(Action.RETRY, cause, immediate=True, spends_retry=False)
+        return Verdict(Action.RETRY, cause, immediate=True, spends_retry=False)
     return _restart(attempt, cause)
 
 
-def _unknown_producer_id(attempt: Attempt, cause: Exception) -> Decision:
+def _unknown_producer_id(attempt: AttemptFacts, cause: Exception) -> Verdict:
     """Retention may have deleted every batch that the broker knew this producer from (KIP-360)."""
     state_deleted = attempt.log_start_offset > attempt.last_acknowledged_offset
     if attempt.idempotent and (attempt.restarted or (attempt.log_start_offset >= 0 and state_deleted)):
@@ -135,20 +135,20 @@ def _unknown_producer_id(attempt: Attempt, cause: Exception) -> Decision:
     return _out_of_order(attempt, cause)
 
 
-def _restart(attempt: Attempt, cause: Exception) -> Decision:
+def _restart(attempt: AttemptFacts, cause: Exception) -> Verdict:
     """A batch that may have been written keeps its sequence: under a new one it could be written twice."""
     if attempt.transactional:
-        return Decision(Action.FAIL, cause, possibly_written=attempt.possibly_written)
+        return Verdict(Action.FAIL, cause, possibly_written=attempt.possibly_written)
     if attempt.possibly_written:
-        return Decision(
+        return Verdict(
             Action.FAIL,
             DeliveryError(f"{cause}; an earlier attempt may have been written, so it is not sent again"),
             possibly_written=True,
         )
-    return Decision(Action.RESTART, cause)
+    return Verdict(Action.RESTART, cause)
 
 
-RULES: Mapping[int, Decision | Rule] = {
+RULES: Mapping[int, Verdict | Rule] = {
     kafka_errors.NONE: _SUCCEED,
     kafka_errors.DUPLICATE_SEQUENCE_NUMBER: _SUCCEED,
     kafka_errors.NOT_LEADER_OR_FOLLOWER: _retry_refreshed,
@@ -200,7 +200,7 @@ def advice_of(error_code: int) -> str | None:
     return _ADVICE.get(error_code)
 
 
-def classify_response(attempt: Attempt) -> Decision:
+def classify_response(attempt: AttemptFacts) -> Verdict:
     """Decides by error code. A code without a rule fails the batch, and the error names the code."""
     if attempt.base_offset >= 0 and not attempt.possibly_written:
         # A leader that is deposed while it waits for replicas responds like a broker that never led the
@@ -211,17 +211,17 @@ def classify_response(attempt: Attempt) -> Decision:
         outcome = _SUCCEED
     else:
         cause = _cause(attempt)
-        outcome = replace(rule, cause=cause) if isinstance(rule, Decision) else rule(attempt, cause)
+        outcome = replace(rule, cause=cause) if isinstance(rule, Verdict) else rule(attempt, cause)
     if attempt.possibly_written and not outcome.possibly_written:
         return replace(outcome, possibly_written=True)
     return outcome
 
 
-def classify_failure(cause: Exception, *, possibly_sent: bool) -> Decision:
+def classify_failure(cause: Exception, *, possibly_sent: bool) -> Verdict:
     """For a disconnect or a timeout: the same batch is sent again with the same sequence."""
     if is_final(cause):
-        return Decision(Action.FAIL, cause, possibly_written=possibly_sent)
-    return Decision(Action.RETRY, cause, possibly_written=possibly_sent)
+        return Verdict(Action.FAIL, cause, possibly_written=possibly_sent)
+    return Verdict(Action.RETRY, cause, possibly_written=possibly_sent)
 
 
 def expiry(
@@ -246,7 +246,7 @@ def expiry(
     )
 
 
-def _cause(attempt: Attempt) -> BrokerRefusedError:
+def _cause(attempt: AttemptFacts) -> BrokerRefusedError:
     parts = [kafka_errors.error_of(attempt.error_code).label]
     if attempt.error_message:
         parts.append(attempt.error_message)

@@ -32,7 +32,7 @@ from kafka_sink.sending.batch_completion import BatchCompletion
 from kafka_sink.sending.new_partitions import NewPartitions
 from kafka_sink.sending.produce_requests import ProduceTag
 from kafka_sink.sending.producer_identity import ProducerIdentity
-from kafka_sink.sending.response_classifier import Action, Attempt, Decision
+from kafka_sink.sending.response_classifier import Action, AttemptFacts, Verdict
 from kafka_sink.sending.settings import SenderSettings
 from kafka_sink.sending.splitting import BatchSplitter, TakenRecords, content_of, take_out
 
@@ -143,8 +143,8 @@ class ResponseHandler:
 
     def _attempt(
         self, batch: ProducerBatch, response: produce.ProducePartitionResponse, *, leader_hint_newer: bool
-    ) -> Attempt:
-        attempt = Attempt(
+    ) -> AttemptFacts:
+        attempt = AttemptFacts(
             partition=batch.partition,
             error_code=response.error_code,
             error_message=response.error_message,
@@ -192,7 +192,7 @@ class ResponseHandler:
         if batches:
             self._completion.succeed(batches, confirmed=confirmed)
 
-    def _apply(self, batch: ProducerBatch, node_id: int, decision: Decision, now_ms: float) -> None:
+    def _apply(self, batch: ProducerBatch, node_id: int, decision: Verdict, now_ms: float) -> None:
         """Carries out the decision of the classifier. Nothing else ends an attempt that failed."""
         if decision.action is Action.SUCCEED:
             self._succeed([(batch, -1, -1)], node_id, now_ms)
@@ -213,7 +213,7 @@ class ResponseHandler:
             self._retry(batch, cause, decision, now_ms)
 
     def _note_failed_attempt(
-        self, batch: ProducerBatch, node_id: int, decision: Decision, cause: Exception, now_ms: float
+        self, batch: ProducerBatch, node_id: int, decision: Verdict, cause: Exception, now_ms: float
     ) -> None:
         self._completion.end_attempt(batch)
         self._policy.on_complete(node_id, batch.partition, batch.record_count, cause, now_ms)
@@ -230,7 +230,7 @@ class ResponseHandler:
         if self._identity is not None:
             self._identity.refused(batch)
 
-    def _retries_left(self, batch: ProducerBatch, decision: Decision) -> bool:
+    def _retries_left(self, batch: ProducerBatch, decision: Verdict) -> bool:
         return not decision.spends_retry or batch.retries_spent <= self._settings.retries
 
     def _request_restart(self, batch: ProducerBatch, cause: Exception) -> None:
@@ -242,7 +242,7 @@ class ResponseHandler:
             )
         self._identity.request_restart(batch.partition)
 
-    def _retry(self, batch: ProducerBatch, cause: Exception, decision: Decision, now_ms: float) -> None:
+    def _retry(self, batch: ProducerBatch, cause: Exception, decision: Verdict, now_ms: float) -> None:
         failures = batch.retries_spent if decision.spends_retry else batch.attempts
         wait_ms = 0.0 if decision.immediate else self._backoff.delay_ms(failures)
         wait_ms = min(wait_ms, decision.longest_wait_ms)
@@ -281,7 +281,7 @@ class ResponseHandler:
         self._refused_topics[topic] = since_ms, now_ms
         return now_ms - since_ms < wait_ms
 
-    def _skips(self, batch: ProducerBatch, decision: Decision) -> bool:
+    def _skips(self, batch: ProducerBatch, decision: Verdict) -> bool:
         """Whether the records that cannot be written become dead letters."""
         if self._dead_letters is None or decision.unwritable is None:
             return False

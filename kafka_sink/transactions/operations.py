@@ -61,7 +61,7 @@ class InitProducer:
 
 @dataclass(frozen=True, slots=True)
 class Describe:
-    """Answer: a mapping from id to Described, without the ids that Kafka does not know.
+    """Result: a mapping from id to Described, without the ids that Kafka does not know.
 
     ``afresh``: their coordinators are looked for again first. One that was frozen or cut off, and replaced,
     answers from memory until it learns of it.
@@ -85,7 +85,7 @@ class Described:
 class RecordOffsets:
     """Put offsets of one group into a transaction; ``entries`` pair a partition with its metadata text.
 
-    Answer: None, or Refused.
+    Result: None, or Refused.
     """
 
     transactional_id: str
@@ -96,7 +96,7 @@ class RecordOffsets:
 
 @dataclass(frozen=True, slots=True)
 class EndTransaction:
-    """Answer: the ProducerEpoch that the next transaction has, or Refused. Raises the epoch, but not for a
+    """Result: the ProducerEpoch that the next transaction has, or Refused. Raises the epoch, but not for a
     task's commit under protocol 1: see ``of_task``.
 
     An answer that is not Refused proves that this very transaction was ended so, now or before: Kafka appends
@@ -118,7 +118,7 @@ class EndTransaction:
 
 @dataclass(frozen=True, slots=True)
 class FetchOffsets:
-    """All that groups have committed by now. Answer: a mapping from OffsetKey to the metadata text.
+    """All that groups have committed by now. Result: a mapping from OffsetKey to the metadata text.
 
     For an offset that is pending in a transaction, this is the value before it, or nothing if there was none.
     Behind a RecordOffsets of the same group in a step, the result is of the coordinator that took those.
@@ -141,7 +141,7 @@ class FetchStableOffsets:
 
 @dataclass(frozen=True, slots=True)
 class ListOpen:
-    """Answer: the ids that a task with this prefix has an open transaction under, for longer than so many
+    """Result: the ids that a task with this prefix has an open transaction under, for longer than so many
     milliseconds. With transaction protocol 2 also those that may begin one, as a task has taken the id over
     and sent nothing yet; with protocol 1 each id that is not in use looks so."""
 
@@ -151,7 +151,7 @@ class ListOpen:
 
 @dataclass(frozen=True, slots=True)
 class ListIds:
-    """Answer: all ids that brokers know and that look like this sink's, whatever their state. Others' may,
+    """Result: all ids that brokers know and that look like this sink's, whatever their state. Others' may,
     too."""
 
 

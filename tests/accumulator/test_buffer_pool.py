@@ -95,16 +95,16 @@ class Request:
         pool: WatchedPool,
         arena: ChunkArena,
         count: int,
-        tenant: PoolClient,
+        client: PoolClient,
         timeout_ms: float = LONG_MS,
     ) -> None:
-        self.arena, self.count, self.tenant = arena, count, tenant
+        self.arena, self.count, self.client = arena, count, client
         self.need = arena.size * count
         self._result: Future[list[Chunk]] = Future()
 
         def run() -> None:
             try:
-                self._result.set_result(pool.take(arena, count, timeout_ms, tenant))
+                self._result.set_result(pool.take(arena, count, timeout_ms, client))
             except BaseException as error:  # noqa: BLE001 - whatever it is, result() raises it
                 self._result.set_exception(error)
 
@@ -120,9 +120,9 @@ class Request:
 
 
 def wait_in_line(
-    pool: WatchedPool, arena: ChunkArena, count: int, tenant: PoolClient, timeout_ms: float = LONG_MS
+    pool: WatchedPool, arena: ChunkArena, count: int, client: PoolClient, timeout_ms: float = LONG_MS
 ) -> Request:
-    request = Request(pool, arena, count, tenant, timeout_ms)
+    request = Request(pool, arena, count, client, timeout_ms)
     assert pool.joined.acquire(timeout=JOIN_S)
     return request
 
@@ -149,7 +149,7 @@ class PoolMachine(RuleBasedStateMachine):
         super().__init__()
         self.pool = WatchedPool(self.TOTAL, heap_limit_bytes=500)
         self.arenas = {size: self.pool.arena(size) for size in self.SIZES}
-        self.tenants = [PoolClient() for _ in range(2)]
+        self.clients = [PoolClient() for _ in range(2)]
         self.used = 0
         self.peak = 0
         self.heap = 0
@@ -211,18 +211,18 @@ class PoolMachine(RuleBasedStateMachine):
         self.account(size)
         return (*self.took(arena, chunks), 0)
 
-    @rule(target=lent, size=st.sampled_from(SIZES), count=st.integers(1, 10), tenant=st.integers(0, 1))
-    def take(self, size: int, count: int, tenant: int) -> object:
+    @rule(target=lent, size=st.sampled_from(SIZES), count=st.integers(1, 10), client=st.integers(0, 1))
+    def take(self, size: int, count: int, client: int) -> object:
         arena = self.arenas[size]
-        if self.tenants[tenant].closed:
+        if self.clients[client].closed:
             with pytest.raises(ProducerClosedError):
-                self.pool.take(arena, count, LONG_MS, self.tenants[tenant])
+                self.pool.take(arena, count, LONG_MS, self.clients[client])
             return multiple()
         if size * count <= self.available():
             self.account(size * count)
-            chunks = self.pool.take(arena, count, LONG_MS, self.tenants[tenant])
+            chunks = self.pool.take(arena, count, LONG_MS, self.clients[client])
             return (*self.took(arena, chunks), 0)
-        self.line.append(wait_in_line(self.pool, arena, count, self.tenants[tenant]))
+        self.line.append(wait_in_line(self.pool, arena, count, self.clients[client]))
         return multiple()
 
     @rule(target=lent, size=st.sampled_from(SIZES), count=st.integers(1, 3))
@@ -272,15 +272,15 @@ class PoolMachine(RuleBasedStateMachine):
         assert self.pool.metrics().free_bytes == 0
 
     @precondition(lambda self: self.line)
-    @rule(target=lent, tenant=st.integers(0, 1))
-    def close_tenant(self, tenant: int) -> object:
-        closed = self.tenants[tenant]
-        self.pool.close_tenant(closed)
-        for request in [request for request in self.line if request.tenant is closed]:
+    @rule(target=lent, client=st.integers(0, 1))
+    def close_client(self, client: int) -> object:
+        closed = self.clients[client]
+        self.pool.close_client(closed)
+        for request in [request for request in self.line if request.client is closed]:
             self.line.remove(request)
             with pytest.raises(ProducerClosedError):
                 request.result()
-        self.tenants[tenant] = PoolClient()
+        self.clients[client] = PoolClient()
         return multiple(*((*one, 0) for one in self.serve()))
 
     @invariant()
@@ -304,8 +304,8 @@ class PoolMachine(RuleBasedStateMachine):
             assert chunk.slab[chunk.start : chunk.start + len(stamp)] == stamp
 
     def teardown(self) -> None:
-        for tenant in self.tenants:
-            self.pool.close_tenant(tenant)
+        for client in self.clients:
+            self.pool.close_client(client)
         for request in self.line:
             request.thread.join(JOIN_S)
 
@@ -319,10 +319,10 @@ TestPoolMachine.settings = settings(max_examples=150, stateful_step_count=40, de
 
 def test_waiters_are_served_in_the_order_they_came_whatever_they_ask_for() -> None:
     pool = WatchedPool(1000)
-    arena, tenant = pool.arena(100), PoolClient()
-    held = pool.take(arena, 10, 0, tenant)
-    large = wait_in_line(pool, arena, 8, tenant)
-    small = wait_in_line(pool, arena, 1, tenant)
+    arena, client = pool.arena(100), PoolClient()
+    held = pool.take(arena, 10, 0, client)
+    large = wait_in_line(pool, arena, 8, client)
+    small = wait_in_line(pool, arena, 1, client)
     for chunk in held[:7]:
         pool.give(arena, [chunk])
         # Seven would do for the small one seven times over, but it came second.
@@ -338,9 +338,9 @@ def test_waiters_are_served_in_the_order_they_came_whatever_they_ask_for() -> No
 
 def test_a_long_line_keeps_its_order() -> None:
     pool = WatchedPool(1000)
-    arena, tenant = pool.arena(100), PoolClient()
-    held = pool.take(arena, 10, 0, tenant)
-    line = [wait_in_line(pool, arena, 10, tenant) for _ in range(5)]
+    arena, client = pool.arena(100), PoolClient()
+    held = pool.take(arena, 10, 0, client)
+    line = [wait_in_line(pool, arena, 10, client) for _ in range(5)]
     while line:
         pool.give(arena, held)
         held = line.pop(0).result()
@@ -351,12 +351,12 @@ def test_a_long_line_keeps_its_order() -> None:
 
 def test_nothing_overtakes_a_waiter_even_with_memory_to_spare() -> None:
     pool = WatchedPool(1000)
-    arena, tenant = pool.arena(100), PoolClient()
-    held = pool.take(arena, 5, 0, tenant)
-    large = wait_in_line(pool, arena, 9, tenant)
+    arena, client = pool.arena(100), PoolClient()
+    held = pool.take(arena, 5, 0, client)
+    large = wait_in_line(pool, arena, 9, client)
     assert pool.try_take(arena, 1) is None
     with pytest.raises(BufferExhaustedError):
-        pool.take(arena, 1, 0, tenant)
+        pool.take(arena, 1, 0, client)
     assert pool.queued == 1
     pool.give(arena, held)
     pool.give(arena, large.result())
@@ -365,10 +365,10 @@ def test_nothing_overtakes_a_waiter_even_with_memory_to_spare() -> None:
 
 def test_a_timeout_gives_back_what_was_gathered_and_serves_the_next() -> None:
     pool = WatchedPool(1000)
-    arena, tenant = pool.arena(100), PoolClient()
-    held = pool.take(arena, 7, 0, tenant)
-    impatient = wait_in_line(pool, arena, 10, tenant, timeout_ms=50)
-    patient = wait_in_line(pool, arena, 3, tenant)
+    arena, client = pool.arena(100), PoolClient()
+    held = pool.take(arena, 7, 0, client)
+    impatient = wait_in_line(pool, arena, 10, client, timeout_ms=50)
+    patient = wait_in_line(pool, arena, 3, client)
     with pytest.raises(BufferExhaustedError) as caught:
         impatient.result()
     for fact in ("kafka.max.block.ms", "kafka.buffer.memory = 1000", "of 50 ms", "1000 bytes", "300"):
@@ -403,9 +403,9 @@ def test_memory_that_comes_with_the_timeout_is_taken() -> None:
             return ahead
 
     pool = Late(1000)
-    arena, tenant = pool.arena(100), PoolClient()
-    held = pool.take(arena, 10, 0, tenant)
-    assert len(pool.take(arena, 4, 0, tenant)) == 4
+    arena, client = pool.arena(100), PoolClient()
+    held = pool.take(arena, 10, 0, client)
+    assert len(pool.take(arena, 4, 0, client)) == 4
     assert pool.metrics().used_bytes == 400
     assert pool.metrics().buffer_exhausted_total == 0
 
@@ -413,8 +413,8 @@ def test_memory_that_comes_with_the_timeout_is_taken() -> None:
 def test_whoever_waits_looks_at_once_and_again_whether_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(buffer_pool, "_WATCH_MS", 1.0)
     pool = WatchedPool(1000)
-    arena, tenant = pool.arena(100), PoolClient()
-    held = pool.take(arena, 7, 0, tenant)
+    arena, client = pool.arena(100), PoolClient()
+    held = pool.take(arena, 7, 0, client)
     looks: list[int] = []
 
     def lost() -> None:
@@ -424,13 +424,13 @@ def test_whoever_waits_looks_at_once_and_again_whether_to_go_on(monkeypatch: pyt
             raise ValueError("lost")
 
     with pytest.raises(ValueError, match="lost"):
-        pool.take(arena, 4, LONG_MS, tenant, 0, lost)
+        pool.take(arena, 4, LONG_MS, client, 0, lost)
     assert looks == [1, 1, 1]
     with pytest.raises(BufferExhaustedError, match=r"waited .* of 20 ms"):
-        pool.take(arena, 4, 20, tenant, 0, lambda: looks.append(pool.queued))
+        pool.take(arena, 4, 20, client, 0, lambda: looks.append(pool.queued))
     assert len(looks) > 3, "it looked in this wait, too"
     # Memory that comes while it looks is taken.
-    assert len(pool.take(arena, 4, LONG_MS, tenant, 0, lambda: pool.give(arena, [held.pop()]))) == 4
+    assert len(pool.take(arena, 4, LONG_MS, client, 0, lambda: pool.give(arena, [held.pop()]))) == 4
     assert pool.metrics().waiting_threads == 0
 
 
@@ -440,7 +440,7 @@ def test_closing_a_producer_wakes_all_of_its_waiters_and_none_of_another_s() -> 
     held = pool.take(arena, 5, 0, mine)
     closing = [wait_in_line(pool, arena, 9, mine), wait_in_line(pool, arena, 9, mine)]
     staying = wait_in_line(pool, arena, 5, other)
-    pool.close_tenant(mine)
+    pool.close_client(mine)
     for request in closing:
         with pytest.raises(ProducerClosedError):
             request.result()
@@ -483,13 +483,13 @@ def interrupting_signal() -> Iterator[signal.Signals]:
 
 def test_an_interrupt_while_waiting_gives_everything_back(interrupting_signal: signal.Signals) -> None:
     pool = WatchedPool(1000)
-    arena, tenant = pool.arena(100), PoolClient()
-    held = pool.take(arena, 7, 0, tenant)
+    arena, client = pool.arena(100), PoolClient()
+    held = pool.take(arena, 7, 0, client)
     main = threading.get_ident()
 
     def interrupt_once_it_waits() -> None:
         assert pool.joined.acquire(timeout=JOIN_S)
-        behind.append(wait_in_line(pool, arena, 3, tenant))
+        behind.append(wait_in_line(pool, arena, 3, client))
         # Again until it works: a signal just before the wait begins would be seen only after it.
         while not interrupted.wait(0.01):
             signal.pthread_kill(main, interrupting_signal)
@@ -499,7 +499,7 @@ def test_an_interrupt_while_waiting_gives_everything_back(interrupting_signal: s
     helper = threading.Thread(target=interrupt_once_it_waits)
     helper.start()
     with pytest.raises(KeyboardInterrupt):
-        pool.take(arena, 9, LONG_MS, tenant)
+        pool.take(arena, 9, LONG_MS, client)
     interrupted.set()
     helper.join(JOIN_S)
     assert len(behind[0].result()) == 3
@@ -509,9 +509,9 @@ def test_an_interrupt_while_waiting_gives_everything_back(interrupting_signal: s
 
 def test_a_task_killed_as_its_memory_arrives_gives_it_back() -> None:
     pool = WatchedPool(1000)
-    arena, tenant = pool.arena(100), PoolClient()
-    held = pool.take(arena, 7, 0, tenant)
-    killed = wait_in_line(pool, arena, 9, tenant)
+    arena, client = pool.arena(100), PoolClient()
+    held = pool.take(arena, 7, 0, client)
+    killed = wait_in_line(pool, arena, 9, client)
     ident = ctypes.c_ulong(killed.thread.ident or 0)
     # Delivered when the wait's acquire returns, which is when the memory is there.
     assert ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, ctypes.py_object(SystemExit)) == 1
@@ -524,7 +524,7 @@ def test_a_task_killed_as_its_memory_arrives_gives_it_back() -> None:
 
 def test_no_memory_from_the_system_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     pool = WatchedPool(1000)
-    arena, tenant = pool.arena(100), PoolClient()
+    arena, client = pool.arena(100), PoolClient()
 
     def no_memory(_size: int) -> None:
         raise MemoryError
@@ -532,7 +532,7 @@ def test_no_memory_from_the_system_changes_nothing(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("kafka_sink.accumulator.memory_arena._map", no_memory)
     attempts: list[Callable[[], object]] = [
         lambda: pool.try_take(arena, 3, 5),
-        lambda: pool.take(arena, 3, 0, tenant, 5),
+        lambda: pool.take(arena, 3, 0, client, 5),
         lambda: pool.take_heap(ChunkArena(9, kept=False, heap=True), 1, 5),
     ]
     for attempt in attempts:
@@ -548,7 +548,7 @@ def test_no_memory_from_the_system_changes_nothing(monkeypatch: pytest.MonkeyPat
 def test_accounts_hold_at_every_moment_under_contention() -> None:
     pool = WatchedPool(64 * 40, 64)
     sizes = [pool.arena(64), pool.arena(16), pool.arena(24)]
-    tenant = PoolClient()
+    client = PoolClient()
     stop = threading.Event()
     failures: list[BaseException] = []
     timeouts = [0] * 6
@@ -578,7 +578,7 @@ def test_accounts_hold_at_every_moment_under_contention() -> None:
                 while held and random_.random() < 0.9:
                     give_back(*held.pop(), stamp)
                 try:
-                    taken = pool.take(arena, count, random_.choice([0.0, 0.5, 5.0]), tenant)
+                    taken = pool.take(arena, count, random_.choice([0.0, 0.5, 5.0]), client)
                 except BufferExhaustedError:
                     timeouts[number] += 1
                     continue

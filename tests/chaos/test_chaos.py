@@ -11,7 +11,7 @@ import pytest
 from kafka_sink.accumulator.batch_queues import BatchQueues, PartitionQueue
 from kafka_sink.accumulator.producer_batch import ProducerBatch
 from kafka_sink.local_broker import LocalBroker
-from kafka_sink.sending.response_classifier import Decision
+from kafka_sink.sending.response_classifier import Verdict
 from kafka_sink.sending.response_handler import ResponseHandler
 from tests.chaos.history import KEYS, Attempt, Invariant, check
 from tests.chaos.rounds import RoundReport, await_in_sync, read, run_round, strike
@@ -125,7 +125,7 @@ def _insert_last(self: BatchQueues, queue: PartitionQueue, batch: ProducerBatch)
 
 
 def _call_it_written(
-    self: ResponseHandler, batch: ProducerBatch, node_id: int, _outcome: Decision, now_ms: float
+    self: ResponseHandler, batch: ProducerBatch, node_id: int, _outcome: Verdict, now_ms: float
 ) -> None:
     """The bug: whatever ends a request acknowledges its batches."""
     self._succeed([(batch, -1, -1)], node_id, now_ms)

@@ -405,7 +405,7 @@ def _unknown_outcomes_are_forgotten(patch: pytest.MonkeyPatch) -> None:
     """A batch whose response was lost counts as surely not written."""
     original = response_classifier.classify_failure
 
-    def forgetful(cause: Exception, **_: object) -> response_classifier.Decision:
+    def forgetful(cause: Exception, **_: object) -> response_classifier.Verdict:
         return original(cause, possibly_sent=False)
 
     patch.setattr(response_classifier, "classify_failure", forgetful)

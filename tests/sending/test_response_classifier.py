@@ -9,7 +9,7 @@ from kafka_sink.model import RecordErrors, TopicPartition
 from kafka_sink.sending.response_classifier import (
     RULES,
     Action,
-    Attempt,
+    AttemptFacts,
     classify_failure,
     classify_response,
     expiry,
@@ -18,8 +18,8 @@ from kafka_sink.sending.response_classifier import (
 PARTITION = TopicPartition("t", 3)
 
 
-def attempt(code: int, **facts: object) -> Attempt:
-    return Attempt(partition=PARTITION, error_code=code, **facts)  # type: ignore[arg-type]
+def attempt(code: int, **facts: object) -> AttemptFacts:
+    return AttemptFacts(partition=PARTITION, error_code=code, **facts)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("code", [3, 5, 6, 74, 100])

@@ -74,7 +74,7 @@ class _Broker:
 
 
 @dataclass(slots=True)
-class _Attempt:
+class _AttemptFigures:
     cluster: str
     figures: TaskFigures
     reported_ms: float
@@ -100,7 +100,7 @@ class _Write:
 
 
 @dataclass(slots=True)
-class _Job:
+class _JobFigures:
     """A batch write, or all micro-batches of a query."""
 
     cluster: str
@@ -129,12 +129,12 @@ class ApplicationFigures:
         self._totals: dict[str, Counter[str]] = {}
         self._topics: dict[tuple[str, str], _Topic] = {}
         self._brokers: dict[tuple[str, int], _Broker] = {}
-        self._jobs: OrderedDict[str, _Job] = OrderedDict()
+        self._jobs: OrderedDict[str, _JobFigures] = OrderedDict()
         self._writes: dict[str, _Write] = {}
         # With the highest number of a task that belonged to it.
         self._ended_writes: OrderedDict[str, float] = OrderedDict()
         # Those that run: of one that has ended only its number is kept, with its write.
-        self._attempts: OrderedDict[tuple[str, int], _Attempt] = OrderedDict()
+        self._attempts: OrderedDict[tuple[str, int], _AttemptFigures] = OrderedDict()
         self._lookups: dict[str, Lookups] = {}
         self._mute_sources: dict[str, list[MuteSource]] = {}
         self._transactions: dict[str, Counter[str]] = {}
@@ -191,7 +191,7 @@ class ApplicationFigures:
         key = (identity.write, identity.task)
         attempt = self._attempts.get(key)
         if attempt is None:
-            attempt = self._attempts[key] = _Attempt(cluster, figures, now_ms)
+            attempt = self._attempts[key] = _AttemptFigures(cluster, figures, now_ms)
             while len(self._attempts) > _MAX_ATTEMPTS:
                 self._attempts.popitem(last=False)
         attempt.figures, attempt.reported_ms = figures, now_ms
@@ -202,7 +202,7 @@ class ApplicationFigures:
             del self._attempts[key]
             self._end_attempt(job, write, figures, now_ms)
 
-    def _end_attempt(self, job: _Job, write: _Write, last: TaskFigures, now_ms: float) -> None:
+    def _end_attempt(self, job: _JobFigures, write: _Write, last: TaskFigures, now_ms: float) -> None:
         if last.failed:
             write.failed.add(last.identity.task)
             return
@@ -212,11 +212,11 @@ class ApplicationFigures:
             write.open_transactions += 1
             write.open_since_ms = min(write.open_since_ms, now_ms - last.transaction_ms)
 
-    def _job_of(self, cluster: str, identity: TaskIdentity, now_ms: float) -> _Job:
+    def _job_of(self, cluster: str, identity: TaskIdentity, now_ms: float) -> _JobFigures:
         key = identity.query or identity.write
         job = self._jobs.get(key)
         if job is None:
-            job = self._jobs[key] = _Job(cluster, identity.query, self._wall_s(), now_ms)
+            job = self._jobs[key] = _JobFigures(cluster, identity.query, self._wall_s(), now_ms)
             self._forget_jobs(now_ms)
         if job.state != "running":
             job.state, job.ended_s = "running", None
@@ -238,7 +238,7 @@ class ApplicationFigures:
         for key in (*running[:-_MAX_JOBS], *ended[:-_MAX_JOBS]):
             del self._jobs[key]
 
-    def _add_counters(self, cluster: str, job: _Job, write: _Write, attempt: _Attempt) -> None:
+    def _add_counters(self, cluster: str, job: _JobFigures, write: _Write, attempt: _AttemptFigures) -> None:
         totals = self._totals.setdefault(cluster, Counter())
         for name, value in attempt.figures.counters.items():
             added = value - attempt.counters.get(name, 0)
@@ -247,7 +247,7 @@ class ApplicationFigures:
                 for sums in (totals, job.counters, write.counters):
                     sums[name] += added  # type: ignore[assignment]  # some are milliseconds
 
-    def _add_topics(self, cluster: str, job: _Job, write: _Write, attempt: _Attempt) -> None:
+    def _add_topics(self, cluster: str, job: _JobFigures, write: _Write, attempt: _AttemptFigures) -> None:
         for name, topic in attempt.figures.topics.items():
             added = _difference(topic, attempt.topics.get(name))
             if added:
@@ -263,7 +263,7 @@ class ApplicationFigures:
             key = (cluster, OTHER)
         return self._topics.setdefault(key, _Topic())
 
-    def _add_brokers(self, cluster: str, attempt: _Attempt) -> None:
+    def _add_brokers(self, cluster: str, attempt: _AttemptFigures) -> None:
         for node, now in attempt.figures.brokers.items():
             if (cluster, node) not in self._brokers and len(self._brokers) >= MAX_BROKERS:
                 continue
@@ -391,7 +391,7 @@ class ApplicationFigures:
     def _names(self) -> list[str]:
         return sorted({*self._totals, *self._lookups})
 
-    def _cluster(self, name: str, shown: list[_Attempt], now_ms: float) -> dict[str, Any]:
+    def _cluster(self, name: str, shown: list[_AttemptFigures], now_ms: float) -> dict[str, Any]:
         tasks = [one for one in shown if one.cluster == name]
         silent_ms = self._silent_ms
         gauges: Counter[str] = Counter()
@@ -432,7 +432,7 @@ class ApplicationFigures:
             },
         }
 
-    def _shown_job(self, key: str, job: _Job, shown: list[_Attempt]) -> dict[str, Any]:
+    def _shown_job(self, key: str, job: _JobFigures, shown: list[_AttemptFigures]) -> dict[str, Any]:
         tasks = [one for one in shown if (one.figures.identity.query or one.figures.identity.write) == key]
         pauses = job.state == "running" and not tasks
         return {
@@ -454,7 +454,7 @@ class ApplicationFigures:
             "sent_bytes_rate": job.sent_bytes.per_second if job.state == "running" else 0.0,
         }
 
-    def _shown_brokers(self, shown: list[_Attempt], now_ms: float) -> list[dict[str, Any]]:
+    def _shown_brokers(self, shown: list[_AttemptFigures], now_ms: float) -> list[dict[str, Any]]:
         in_flight: Counter[tuple[str, int]] = Counter()
         oldest_ms: dict[tuple[str, int], float] = {}
         for one in shown:
@@ -484,7 +484,7 @@ class ApplicationFigures:
             for key, broker in sorted(self._brokers.items())
         ]
 
-    def _mutes(self, shown: list[_Attempt], now_ms: float) -> list[dict[str, Any]]:
+    def _mutes(self, shown: list[_AttemptFigures], now_ms: float) -> list[dict[str, Any]]:
         """What the coordinator mutes for all, then what tasks mute for themselves. The longest first."""
         found: dict[tuple[str, str], dict[str, Any]] = {}
         for cluster, sources in self._mute_sources.items():
@@ -497,7 +497,7 @@ class ApplicationFigures:
                 found.setdefault((one.cluster, mute.target), _mute(one.cluster, mute, age_ms, shared=False))
         return sorted(found.values(), key=lambda mute: -mute["seconds"])
 
-    def _shown_tasks(self, shown: list[_Attempt], now_ms: float) -> list[dict[str, Any]]:
+    def _shown_tasks(self, shown: list[_AttemptFigures], now_ms: float) -> list[dict[str, Any]]:
         silent_ms = self._silent_ms
         tasks: list[dict[str, Any]] = []
         for one in shown:

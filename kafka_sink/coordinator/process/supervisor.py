@@ -31,7 +31,7 @@ _MAX_SILENT_CHECKS = 30
 _MAX_CLUSTERS = 64
 
 
-class Supervisor:
+class ServerSupervisor:
     """``settings``: as the launcher sends them. ``commands``: the pipe where planning adds clusters."""
 
     def __init__(
@@ -146,5 +146,5 @@ def main() -> int:
         if time.monotonic() > deadline:
             return 2
         select.select([0], [], [], 0.1)
-    Supervisor(lines[0], lines[1:], commands).run()
+    ServerSupervisor(lines[0], lines[1:], commands).run()
     return 0

@@ -40,7 +40,7 @@ class Ask(NamedTuple):
     bytes: int
 
 
-class _Job:
+class _JobBuckets:
     """Levels are what may be sent now, per dimension that is limited. They fall below zero by one grant."""
 
     def __init__(self, now_ms: float) -> None:
@@ -94,7 +94,7 @@ class RateHandler(Handler):
     """The rate limits of the jobs of one cluster."""
 
     def __init__(self) -> None:
-        self._jobs: OrderedDict[str, _Job] = OrderedDict()
+        self._jobs: OrderedDict[str, _JobBuckets] = OrderedDict()
         # Jobs of waiting tasks, by peer. A task writes for one job at a time.
         self._job_of: dict[int, str] = {}
 
@@ -106,7 +106,7 @@ class RateHandler(Handler):
         # Writes of one query may have different limits, and each its own bucket.
         name = f"{name} {sorted(limits.items())}"
         self._leave(peer)
-        job = self._jobs.setdefault(name, _Job(now_ms))
+        job = self._jobs.setdefault(name, _JobBuckets(now_ms))
         self._jobs.move_to_end(name)
         job.limit(limits)
         job.waiting[peer] = ask
@@ -114,7 +114,7 @@ class RateHandler(Handler):
         self._forget(now_ms)
         return [Reply(peer, request, {}), *self._serve(job, now_ms)]
 
-    def _serve(self, job: _Job, now_ms: float) -> list[ServerMessage]:
+    def _serve(self, job: _JobBuckets, now_ms: float) -> list[ServerMessage]:
         pushes: list[ServerMessage] = []
         for peer, rows in job.grants(now_ms):
             self._job_of.pop(peer, None)
@@ -143,7 +143,7 @@ class RateHandler(Handler):
     def next_change_ms(self, now_ms: float) -> float:
         return min((job.at_ms + job.delay_ms() - now_ms for job in self._waiting()), default=math.inf)
 
-    def _waiting(self) -> list[_Job]:
+    def _waiting(self) -> list[_JobBuckets]:
         """The jobs whose tasks wait. There are few jobs, and may be thousands of tasks."""
         return [job for job in self._jobs.values() if job.waiting]
 

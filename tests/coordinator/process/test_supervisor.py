@@ -10,7 +10,7 @@ import pytest
 
 from kafka_sink.coordinator.process import supervisor
 from kafka_sink.coordinator.process.command_pipe import CommandPipe
-from kafka_sink.coordinator.process.supervisor import Supervisor
+from kafka_sink.coordinator.process.supervisor import ServerSupervisor
 
 SETTINGS = {"driver": [os.getpid(), ""], "marker": "/nowhere", "token": "t"}
 
@@ -22,13 +22,13 @@ def test_a_process_that_reports_nothing_is_ended(monkeypatch: pytest.MonkeyPatch
     reading, writing = os.pipe()
     with subprocess.Popen(["sleep", "600"], pass_fds=(writing,)) as hanging:
         os.close(writing)
-        Supervisor(SETTINGS, [], CommandPipe(0))._watch(hanging.pid, reading)
+        ServerSupervisor(SETTINGS, [], CommandPipe(0))._watch(hanging.pid, reading)
         os.close(reading)
         assert hanging.wait(60) == -signal.SIGKILL
 
 
 def test_a_successor_gets_the_clusters_that_were_added_and_not_forgotten() -> None:
-    made = Supervisor(SETTINGS, [{"cluster": "a", "options": {}}], CommandPipe(0))
+    made = ServerSupervisor(SETTINGS, [{"cluster": "a", "options": {}}], CommandPipe(0))
     for key in ("b", "c", "b"):
         made._take({"cluster": key, "options": {"for": key}})
     made._take({"forgotten": "a"})
