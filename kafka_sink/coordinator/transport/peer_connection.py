@@ -6,11 +6,16 @@ import asyncio
 import json
 import math
 from collections import ChainMap, deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 from kafka_sink.coordinator.transport.handlers import SharedBody
-from kafka_sink.coordinator.transport.session import MAX_HANDSHAKE_BYTES, FrameReader, Session
+from kafka_sink.coordinator.transport.session import (
+    MAX_HANDSHAKE_BYTES,
+    OVERHEAD_BYTES,
+    FrameReader,
+    Session,
+)
 
 # Bytes that the transport may buffer. More waits in the queue, where connections share message bodies.
 _PIECE_BYTES = 64 * 1024
@@ -52,7 +57,9 @@ class PeerConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._is_writable = True
         self._queue: deque[tuple[bytes, bytes]] = deque()
-        self._pieces: deque[memoryview] = deque()
+        # The rest of the frame that is being written, encrypted piece by piece, and its bytes.
+        self._pieces: Iterator[bytes] = iter(())
+        self._left_of_frame = 0
         self._queued = self._held = self._own_pieces = 0
         self._enqueued = 0
         # Of all bytes so far those that the peer had taken at the last sweep.
@@ -115,7 +122,7 @@ class PeerConnection(asyncio.Protocol):
     def is_behind(self) -> bool:
         """Whether the queue holds bytes that can be written now."""
         is_open = self._is_writable and self._transport is not None and not self._transport.is_closing()
-        return is_open and bool(self._queue or self._pieces)
+        return is_open and bool(self._queue or self._left_of_frame)
 
     def enqueue(self, start: bytes, shared: bytes) -> int:
         """Queue a line in two parts, of which connections share the second. Returns the first's size."""
@@ -130,12 +137,10 @@ class PeerConnection(asyncio.Protocol):
         Returns the number of bytes written."""
         written = 0
         while self.is_behind and written < max_bytes:
-            if not self._pieces:
+            if not self._left_of_frame:
                 self._encode_next()
-            piece = self._pieces.popleft()
-            if len(piece) > _PIECE_BYTES:
-                self._pieces.appendleft(piece[_PIECE_BYTES:])
-                piece = piece[:_PIECE_BYTES]
+            piece = next(self._pieces)
+            self._left_of_frame -= len(piece)
             self._queued -= len(piece)
             # The part that is not shared is sent first.
             self._own_pieces = max(0, self._own_pieces - len(piece))
@@ -144,7 +149,7 @@ class PeerConnection(asyncio.Protocol):
         return written
 
     def _encode_next(self) -> None:
-        """Encode a frame only when it is sent, because its tag contains the frame's number.
+        """Encode a frame only when it is sent: each peer's is another, and what waits is shared.
 
         Small messages that wait together share one.
         """
@@ -162,21 +167,18 @@ class PeerConnection(asyncio.Protocol):
                 own += len(start)
             start, shared = b"\n".join(lines), b""
         self._held -= own
-        head, tail = self.session.encode_parts(start, shared)
-        self._queued += len(head) + len(tail) - size
-        self._enqueued += len(head) + len(tail) - size
-        self._own_pieces = len(head)
-        if len(head) + len(tail) <= _PIECE_BYTES:
-            self._pieces.append(memoryview(head + tail))  # one system call
-        else:
-            self._pieces.extend(memoryview(part) for part in (head, tail) if part)
+        self._pieces = self.session.encode_in_pieces(start, shared, _PIECE_BYTES)
+        self._left_of_frame = len(start) + len(shared) + OVERHEAD_BYTES
+        self._queued += self._left_of_frame - size
+        self._enqueued += self._left_of_frame - size
+        self._own_pieces = len(start) + OVERHEAD_BYTES
 
     def abort(self) -> None:
         """Close the connection at once, without reading or writing more."""
         self.is_gone = True
         self._queue.clear()
-        self._pieces.clear()
-        self._queued = self._held = self._own_pieces = 0
+        self._pieces = iter(())
+        self._queued = self._held = self._own_pieces = self._left_of_frame = 0
         if self._transport is not None:
             self._transport.abort()
 

@@ -1,16 +1,15 @@
-"""The wire protocol between tasks and the coordinator: authenticated frames of JSON.
+"""The wire protocol between tasks and the coordinator: encrypted frames of JSON.
 
-A frame is a length (4 bytes, big-endian, without itself), a tag (16 bytes) and one or more JSON objects in
-UTF-8, one a line (see lines). The first three frames are the challenge in both directions. Their tags are
-zeros:
+A frame is a length (4 bytes, big-endian, without itself) and one or more JSON objects in UTF-8, one a line
+(see message_format). The first three frames are the challenge in both directions, in clear:
 
-    server -> client   {"version": 2, "nonce": hex}
+    server -> client   {"version": 3, "nonce": hex}
     client -> server   {"nonce": hex, "proof": HMAC(secret, "client", both nonces)}
     server -> client   {"proof": HMAC(secret, "server", both nonces)}
 
-In all later frames the tag is an HMAC of direction, frame number and payload, under a key of this connection.
-Nobody on the network can add, change, repeat or reorder frames. Frames are not encrypted, because no message
-carries a secret.
+All later frames are encrypted by AES-256-GCM, and end in its tag of 16 bytes. Each direction of each
+connection has a key of its own, HMAC(secret, direction + " key", both nonces), and counts its frames, which
+gives the nonces. Nobody on the network can read, add, change, repeat or reorder frames.
 
 Pure: bytes in, values out.
 """
@@ -19,13 +18,18 @@ from __future__ import annotations
 
 import hmac
 import json
+import os
 import secrets
 import struct
+from collections.abc import Iterator
 from typing import Any
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from kafka_sink.errors import ProtocolError
 
-VERSION = 2
+VERSION = 3
 # The largest frame read from a peer that has not yet proved that it knows the secret.
 MAX_HANDSHAKE_BYTES = 512
 # Enough for 16,000 topic names of maximum length, or the metadata of some 50,000 partitions.
@@ -33,9 +37,11 @@ MAX_FRAME_BYTES = 4 * 1024 * 1024
 SECRET_BYTES = 32
 
 _LENGTH = struct.Struct(">I")
-_NUMBER = struct.Struct(">Q")
+# AES-GCM's nonce of 12 bytes: a frame's number.
+_NONCE = struct.Struct(">4xQ")
 _TAG_BYTES = 16
-_NO_TAG = bytes(_TAG_BYTES)
+# What encryption adds to a frame's payload.
+OVERHEAD_BYTES = _LENGTH.size + _TAG_BYTES
 _NONCE_BYTES = 16
 
 Message = dict[str, Any]
@@ -66,7 +72,7 @@ class FrameReader:
         self._held += data
 
     def next_frame(self) -> bytes | None:
-        """Tag and payload of the next frame, or None while it is incomplete.
+        """The next frame without its length, or None while it is incomplete.
 
         Raises ProtocolError for a frame that is too large or too small, as soon as its length is known.
         """
@@ -86,7 +92,7 @@ class FrameReader:
 
 
 class Session:
-    """One end of a connection: the challenge, then tagged frames. ``role``: "client" or "server".
+    """One end of a connection: the challenge, then encrypted frames. ``role``: "client" or "server".
 
     Methods raise ProtocolError for invalid data from the other end. Callers then close the connection.
     """
@@ -96,8 +102,12 @@ class Session:
         self._ours, self._theirs = ("client", "server") if role == "client" else ("server", "client")
         self._nonce = secrets.token_bytes(_NONCE_BYTES)
         self._nonces = b""
-        self._key: bytes | None = None
+        # Of both directions; none before the other end has proved itself.
+        self._our_key = b""
+        self._seal: AESGCM | None = None
+        self._open: AESGCM | None = None
         self._sent = self._received = 0
+        self._pid = os.getpid()
 
     def __repr__(self) -> str:
         return f"Session({self._ours})"
@@ -105,34 +115,34 @@ class Session:
     @property
     def established(self) -> bool:
         """Whether the other end has proved that it knows the secret."""
-        return self._key is not None
+        return self._open is not None
 
     # -- challenge ----------------------------------------------------------------------------------
 
     def greeting(self) -> bytes:
         """The server's first frame."""
-        return _frame(_NO_TAG, {"version": VERSION, "nonce": self._nonce.hex()})
+        return _frame({"version": VERSION, "nonce": self._nonce.hex()})
 
     def reply_to_greeting(self, frame: bytes) -> bytes:
         """The client's proof."""
-        message = _plain(frame)
+        message = parse(frame)
         if message.get("version") != VERSION:
             raise ProtocolError(
                 f"the coordinator uses protocol version {message.get('version')!r} instead of {VERSION}"
             )
         self._nonces = _nonce(message) + self._nonce
-        return _frame(_NO_TAG, {"nonce": self._nonce.hex(), "proof": self._proof(self._ours)})
+        return _frame({"nonce": self._nonce.hex(), "proof": self._proof(self._ours)})
 
     def reply_to_proof(self, frame: bytes) -> bytes:
         """The server's proof, after verifying the client's."""
-        message = _plain(frame)
+        message = parse(frame)
         self._nonces = self._nonce + _nonce(message)
         self._verify(message)
-        return _frame(_NO_TAG, {"proof": self._proof(self._ours)})
+        return _frame({"proof": self._proof(self._ours)})
 
     def verify_proof(self, frame: bytes) -> None:
         """Verify the server's proof: the client's last step."""
-        self._verify(_plain(frame))
+        self._verify(parse(frame))
 
     def _proof(self, role: str) -> str:
         return self._digest(role).hex()
@@ -146,7 +156,8 @@ class Session:
             raise ProtocolError("the other end sent no proof")
         if not hmac.compare_digest(proof, self._proof(self._theirs)):
             raise ProtocolError("the other end does not know the secret")
-        self._key = self._digest("session")
+        self._our_key = self._digest(f"{self._ours} key")
+        self._seal, self._open = AESGCM(self._our_key), AESGCM(self._digest(f"{self._theirs} key"))
 
     # -- messages -----------------------------------------------------------------------------------
 
@@ -156,51 +167,72 @@ class Session:
 
     def encode_payload(self, payload: bytes) -> bytes:
         """The next frame, with encoded lines. Raises as ``encode``."""
-        return b"".join(self.encode_parts(payload, b""))
+        seal = self._checked_seal(len(payload))
+        return _LENGTH.pack(len(payload) + _TAG_BYTES) + seal.encrypt(self._next_nonce(), payload, None)
 
-    def encode_parts(self, start: bytes, end: bytes) -> tuple[bytes, bytes]:
-        """The next frame, with a payload in two parts. The second part is returned as it is, so that peers
-        which receive the same content share one copy. Raises as ``encode``."""
-        length = len(start) + len(end)
+    def encode_in_pieces(self, start: bytes, end: bytes, piece_bytes: int) -> Iterator[bytes]:
+        """The next frame, with a payload in two parts, in pieces that are encrypted when they are taken.
+
+        So peers that are sent the same ``end`` share one copy of it until then. All must be taken before
+        another frame is encoded. Raises as ``encode``.
+        """
+        if len(start) + len(end) <= piece_bytes:
+            return iter((self.encode_payload(start + end),))
+        self._checked_seal(len(start) + len(end))
+        return _in_pieces(self._our_key, self._next_nonce(), start, end, piece_bytes)
+
+    def _checked_seal(self, length: int) -> AESGCM:
+        if self._seal is None:
+            raise ProtocolError("the challenge is not complete")
         if _TAG_BYTES + length > MAX_FRAME_BYTES:
             raise ProtocolError(
                 f"a message of {length} bytes is larger than the bound of {MAX_FRAME_BYTES} bytes"
             )
-        tag = self._tag(self._ours, self._sent, start, end)
+        return self._seal
+
+    def _next_nonce(self) -> bytes:
+        # Two frames under one key and number would give both away.
+        if os.getpid() != self._pid:
+            raise ProtocolError("a forked process has no connection of its own yet")
         self._sent += 1
-        return _LENGTH.pack(_TAG_BYTES + length) + tag + start, end
+        return _NONCE.pack(self._sent)
 
     def decode(self, frame: bytes) -> Message:
-        """The message of the next frame, which holds one, after verifying its tag."""
+        """The message of the next frame, which holds one."""
         return parse(self.payload(frame))
 
     def payload(self, frame: bytes) -> bytes:
-        """The lines of the next frame, after verifying its tag."""
-        payload = frame[_TAG_BYTES:]
-        if not hmac.compare_digest(frame[:_TAG_BYTES], self._tag(self._theirs, self._received, payload)):
-            raise ProtocolError("a frame's tag is wrong")
+        """The lines of the next frame. Raises ProtocolError for any frame but the other end's next."""
+        if self._open is None:
+            raise ProtocolError("the challenge is not complete")
+        try:
+            payload = self._open.decrypt(_NONCE.pack(self._received + 1), frame, None)
+        except InvalidTag:
+            raise ProtocolError("a frame's tag is wrong") from None
         self._received += 1
         return payload
 
-    def _tag(self, role: str, number: int, payload: bytes, end: bytes = b"") -> bytes:
-        if self._key is None:
-            raise ProtocolError("the challenge is not complete")
-        head = role.encode() + b"\0" + _NUMBER.pack(number)
-        if not end:
-            return hmac.digest(self._key, head + payload, "sha256")[:_TAG_BYTES]
-        digest = hmac.new(self._key, head, "sha256")
-        digest.update(payload)
-        digest.update(end)
-        return digest.digest()[:_TAG_BYTES]
+
+def _in_pieces(key: bytes, nonce: bytes, start: bytes, end: bytes, piece_bytes: int) -> Iterator[bytes]:
+    """Pieces of less than twice ``piece_bytes``."""
+    # Only the coordinator has use for it.
+    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
+    encryptor = Cipher(algorithms.AES(key), modes.GCM(nonce)).encryptor()
+    piece = _LENGTH.pack(len(start) + len(end) + _TAG_BYTES)
+    for part in (memoryview(start), memoryview(end)):
+        for at in range(0, len(part), piece_bytes):
+            piece += encryptor.update(part[at : at + piece_bytes])
+            if len(piece) >= piece_bytes:
+                yield piece
+                piece = b""
+    encryptor.finalize()
+    yield piece + encryptor.tag
 
 
-def _frame(tag: bytes, message: Message) -> bytes:
+def _frame(message: Message) -> bytes:
     payload = _dump(message)
-    return _LENGTH.pack(len(tag) + len(payload)) + tag + payload
-
-
-def _plain(frame: bytes) -> Message:
-    return parse(frame[_TAG_BYTES:])
+    return _LENGTH.pack(len(payload)) + payload
 
 
 def _nonce(message: Message) -> bytes:

@@ -448,8 +448,7 @@ def test_the_largest_messages_are_taken_by_the_server() -> None:
     reader = FrameReader(ServerBounds().request_bytes)
     reader.feed(server.greeting())
     proof = client.reply_to_greeting(reader.next_frame() or b"")
-    server.reply_to_proof(proof[4:])
-    client._key = server._key
+    client.verify_proof(server.reply_to_proof(proof[4:])[4:])
     count = 0
     while count < 8:
         if (message := task.says()) is None:
