@@ -209,7 +209,7 @@ class _Answer:
 
 
 def _ask(python: str, environ: Mapping[str, str]) -> _Answer | str:
-    """Runs the Python. A text says why there is no answer."""
+    """Run the Python. A text says why there is no answer."""
     try:
         done = subprocess.run(
             [os.path.abspath(python), "-c", _PROBE.format(modules=[*_OWN_MODULES, *OF_TASKS])],

@@ -127,7 +127,7 @@ class AppendPlanner:
         stop_run: int,
         grant: Grant | None = None,
     ) -> AppendPlan:
-        """Places rows from ``cursor`` up to run ``stop_run``, until the pool refuses memory.
+        """Place rows from ``cursor`` up to run ``stop_run``, until the pool refuses memory.
 
         ``grant`` is memory for the rows at the cursor. If it does not hold the whole run, the turn ends
         after it.
@@ -193,7 +193,7 @@ class AppendPlanner:
     def _extend(
         self, queues: BatchQueues, plan: AppendPlan, tail: ProducerBatch, run: int, bound: int
     ) -> bool:
-        """Puts a whole run, ``bound`` bytes at most, into the open tail batch if room and memory allow.
+        """Put a whole run, ``bound`` bytes at most, into the open tail batch if room and memory allow.
 
         Otherwise no row is placed, but the batch may have begun to pack.
         """
@@ -208,7 +208,7 @@ class AppendPlanner:
     def _open_for_run(
         self, queues: BatchQueues, plan: AppendPlan, queue: PartitionQueue, run: int, bound: int
     ) -> bool:
-        """Puts a whole run, ``bound`` bytes at most, into a new batch if it surely fits and the pool has the
+        """Put a whole run, ``bound`` bytes at most, into a new batch if it surely fits and the pool has the
         memory. Otherwise nothing has changed."""
         if self._compresses_at_seal:
             return False
@@ -224,7 +224,7 @@ class AppendPlanner:
     def _place_run(
         self, queues: BatchQueues, plan: AppendPlan, queue: PartitionQueue, start: int, stop: int
     ) -> int:
-        """Places a run in as many batches as it needs; returns the first row without a place."""
+        """Place a run in as many batches as it needs; return the first row without a place."""
         while start < stop:
             tail = queue.batches[-1] if queue.batches else None
             if tail is not None and tail.state is BatchState.OPEN:
@@ -245,7 +245,7 @@ class AppendPlanner:
     def _place_in_tail(
         self, queues: BatchQueues, plan: AppendPlan, tail: ProducerBatch, start: int, stop: int
     ) -> int:
-        """Puts rows into an open batch as far as room and memory go; returns the first row beyond."""
+        """Put rows into an open batch as far as room and memory go; return the first row beyond."""
         ordered = plan.ordered
         fit_stop = self._estimates.rows_that_fit(ordered, start, stop, tail)
         if fit_stop == start:
@@ -267,7 +267,7 @@ class AppendPlanner:
     def _place_in_new_batch(
         self, queues: BatchQueues, plan: AppendPlan, queue: PartitionQueue, start: int, stop: int
     ) -> int:
-        """Opens a batch and puts rows into it; returns the first row beyond, ``start`` where the pool
+        """Open a batch and put rows into it; return the first row beyond, ``start`` where the pool
         refuses the memory."""
         ordered, topic = plan.ordered, queue.partition.topic
         end = self._estimates.rows_for_new_batch(ordered, start, stop, topic)
@@ -323,7 +323,7 @@ class AppendPlanner:
     def _place_granted(
         self, queues: BatchQueues, plan: AppendPlan, queue: PartitionQueue, start: int, grant: Grant
     ) -> int:
-        """Opens a batch in granted memory, which stays the caller's until the batch is in its queue."""
+        """Open a batch in granted memory, which stays the caller's until the batch is in its queue."""
         batch = self._batch_in(grant.buffer, plan, queue, start)
         self._enqueue(queues, plan, queue, batch, plan.ordered.bound(start, grant.stop))
         plan.add(batch, start, grant.stop)
@@ -349,7 +349,7 @@ class AppendPlanner:
     def _enqueue(
         self, queues: BatchQueues, plan: AppendPlan, queue: PartitionQueue, batch: ProducerBatch, added: int
     ) -> None:
-        """Makes a batch the partition's last; its first rows take ``added`` raw bytes at most."""
+        """Make a batch the partition's last; its first rows take ``added`` raw bytes at most."""
         queues.enqueue(queue, batch)
         plan.opened = True
         if self._compresses_at_seal and batch_header.SIZE + added > batch.buffer.capacity:
@@ -369,7 +369,7 @@ class AppendPlanner:
         return size
 
     def _grow(self, queues: BatchQueues, plan: AppendPlan, batch: ProducerBatch, added: int) -> bool:
-        """Gets memory for rows of at most ``added`` bytes that the batch has room for; False where the pool
+        """Get memory for rows of at most ``added`` bytes that the batch has room for; False where the pool
         refuses it."""
         projected = batch.projected_size_with(added)
         raw = self._compresses_at_seal and not batch.packing

@@ -31,29 +31,29 @@ class BatchBuffer(Protocol):
         """Whether ``write_growing`` took heap memory that nobody had reserved."""
 
     def write(self, data: Data) -> None:
-        """Appends. Raises ValueError, changing nothing, if there is no room."""
+        """Append. Raises ValueError, changing nothing, if there is no room."""
 
     def write_growing(self, *parts: Data) -> bool:
-        """Appends all parts, and grows as needed: as ``try_grow`` does, otherwise from the heap.
+        """Append all parts, and grows as needed: as ``try_grow`` does, otherwise from the heap.
 
         Returns whether it took heap memory. The data cannot wait, so it may exceed the heap's limit; then no
         new request is granted until enough heap memory has come back. What is written stays where it is."""
 
     def truncate(self, size: int) -> None:
-        """Drops the bytes past ``size`` but keeps their memory."""
+        """Drop the bytes past ``size`` but keeps their memory."""
 
     def views(self, start: int = 0, end: int | None = None) -> list[memoryview]:
         """The bytes written from ``start`` to ``end`` (default: all), in order and without a copy. No view is
         empty. They are for reading, until the memory is released."""
 
     def patch(self, data: Data, position: int = 0) -> None:
-        """Overwrites written bytes. Raises ValueError, changing nothing, past their end."""
+        """Overwrite written bytes. Raises ValueError, changing nothing, past their end."""
 
     def trim(self) -> None:
-        """Returns memory that holds no data. Called when the batch takes no more rows."""
+        """Return memory that holds no data. Called when the batch takes no more rows."""
 
     def release(self) -> None:
-        """Returns all memory. A second call raises BufferOwnershipError and changes nothing; so does growing
+        """Return all memory. A second call raises BufferOwnershipError and changes nothing; so does growing
         afterwards."""
 
 
@@ -108,7 +108,7 @@ class BufferAllocator(ABC):
 
     @abstractmethod
     def try_grow(self, buffer: BatchBuffer, projected: int) -> bool:
-        """Makes room for ``projected`` bytes in all. Returns False, changing nothing, if the pool refuses.
+        """Make room for ``projected`` bytes in all. Returns False, changing nothing, if the pool refuses.
 
         Never blocks."""
 
@@ -138,6 +138,6 @@ class BufferAllocator(ABC):
         self._pool.trim_free()
 
     def close(self) -> None:
-        """Ends this producer's waits with an error. Memory in use may still grow and be returned."""
+        """End this producer's waits with an error. Memory in use may still grow and be returned."""
         self._pool.close_client(self._client)
         self._pool.trim_free()

@@ -65,14 +65,14 @@ class BatchQueues:
         return found
 
     def enqueue(self, queue: PartitionQueue, batch: ProducerBatch) -> None:
-        """Adds a new batch as the partition's last."""
+        """Add a new batch as the partition's last."""
         queue.batches.append(batch)
         self.waiting[queue.partition] = queue
         self.live.add(batch)
         self.incomplete += 1
 
     def insert(self, queue: PartitionQueue, batch: ProducerBatch) -> None:
-        """Puts a batch back in append order: retries of several in-flight batches may return in any order."""
+        """Put a batch back in append order: retries of several in-flight batches may return in any order."""
         place = 0
         for queued in queue.batches:
             if queued.ordinal > batch.ordinal:
@@ -82,7 +82,7 @@ class BatchQueues:
         self.waiting[queue.partition] = queue
 
     def take_first(self, queue: PartitionQueue) -> ProducerBatch:
-        """Takes the oldest batch for a request. An open batch comes back closed but unsealed."""
+        """Take the oldest batch for a request. An open batch comes back closed but unsealed."""
         batch = queue.batches.popleft()
         if not queue.batches:
             del self.waiting[queue.partition]
@@ -93,7 +93,7 @@ class BatchQueues:
         return batch
 
     def take(self, batch: ProducerBatch) -> None:
-        """Takes a sealed batch out of its queue, wherever it is there, as if for a request."""
+        """Take a sealed batch out of its queue, wherever it is there, as if for a request."""
         self.remove(batch)
         self.by_partition[batch.partition].in_flight += 1
         batch.request_references += 1
@@ -104,7 +104,7 @@ class BatchQueues:
         self.by_partition[batch.partition].in_flight -= 1
 
     def remove(self, batch: ProducerBatch) -> None:
-        """Takes a batch out of its queue, if it is in one."""
+        """Take a batch out of its queue, if it is in one."""
         queue = self.by_partition[batch.partition]
         if batch in queue.batches:
             queue.batches.remove(batch)
@@ -112,7 +112,7 @@ class BatchQueues:
                 self.waiting.pop(queue.partition, None)
 
     def move_unsent(self, source: PartitionQueue, targets: Sequence[TopicPartition]) -> list[ProducerBatch]:
-        """Appends the batches of a queue that may move to these partitions, the shortest queue first.
+        """Append the batches of a queue that may move to these partitions, the shortest queue first.
 
         Their order is kept. They come behind what is queued there, so they and an open batch there take no
         more rows. Batches stay where they are while their task writes into them, or into every target's open
@@ -164,20 +164,20 @@ class BatchQueues:
             self.uncount_raw(batch)
 
     def release(self, batch: ProducerBatch) -> None:
-        """Gives a terminal batch's memory back, unless a request still refers to it."""
+        """Give a terminal batch's memory back, unless a request still refers to it."""
         if batch.counted_raw:
             self.uncount_raw(batch)
         if batch.release_if_unused():
             self.live.discard(batch)
 
     def count_raw(self, batch: ProducerBatch) -> None:
-        """Updates ``open_raw_bytes`` by what an open batch holds now."""
+        """Update ``open_raw_bytes`` by what an open batch holds now."""
         held = batch.raw_tail
         self.open_raw_bytes += held - batch.counted_raw
         batch.counted_raw = held
 
     def uncount_raw(self, batch: ProducerBatch) -> None:
-        """Takes a batch that is no longer open out of ``open_raw_bytes``."""
+        """Take a batch that is no longer open out of ``open_raw_bytes``."""
         self.open_raw_bytes -= batch.counted_raw
         batch.counted_raw = 0
 

@@ -100,7 +100,7 @@ class BufferPool:
         self._exhausted_rate = WindowedRate()
 
     def admit_heap(self, client: PoolClient, need_bytes: int) -> None:
-        """Raises the heap's limit to what ``client`` may need, but never beyond ``total_bytes``, until
+        """Raise the heap's limit to what ``client`` may need, but never beyond ``total_bytes``, until
         ``withdraw_heap`` or ``close_client``. A closed one needs nothing."""
         with self._lock:
             if not client.closed:
@@ -249,7 +249,7 @@ class BufferPool:
         return chunks
 
     def _make_room(self, arena: ChunkArena, fresh_bytes: int) -> None:
-        """Drops free chunks of other sizes to stay within the total; ``arena`` will use all of its own."""
+        """Drop free chunks of other sizes to stay within the total; ``arena`` will use all of its own."""
         excess = self._allocated + fresh_bytes - self.total_bytes
         for other in self._arenas.values():
             if excess > 0 and other is not arena:
@@ -267,7 +267,7 @@ class BufferPool:
             return ahead
 
     def _serve(self) -> None:
-        """Gives available memory to the oldest request, and to the next once that one has all it needs."""
+        """Give available memory to the oldest request, and to the next once that one has all it needs."""
         waiters = self._waiters
         while waiters and not self.overdrawn:
             waiter = waiters[0]
@@ -320,7 +320,7 @@ class BufferPool:
     def give(
         self, arena: ChunkArena, chunks: list[Chunk], full_bytes: int = 0, *, last: bool = False
     ) -> None:
-        """Returns chunks to where they came from; the request that waits longest gets them first.
+        """Return chunks to where they came from; the request that waits longest gets them first.
 
         ``last``: their batch holds no others now. Raises BufferOwnershipError, changing nothing, for chunks
         that are not lent out.
@@ -340,13 +340,13 @@ class BufferPool:
                 self._serve()
 
     def restart_maxima(self) -> None:
-        """Resets the peaks to the present values: a new task begins."""
+        """Reset the peaks to the present values: a new task begins."""
         with self._lock:
             self._peak_used, self._peak_allocated = self._used, self._allocated
             self._peak_heap, self._peak_full = self._heap, self._full
 
     def trim_free(self) -> None:
-        """Returns free memory to the system, so that an idle producer holds no memory."""
+        """Return free memory to the system, so that an idle producer holds no memory."""
         with self._lock:
             for arena in self._arenas.values():
                 self._allocated -= arena.discard_free() * arena.size
@@ -354,7 +354,7 @@ class BufferPool:
                 arena.discard_free()
 
     def close_client(self, client: PoolClient) -> None:
-        """Ends a producer's waits with ProducerClosedError; the memory they gathered goes to the others.
+        """End a producer's waits with ProducerClosedError; the memory they gathered goes to the others.
 
         For the heap's limit see ``withdraw_heap``.
         """
@@ -420,7 +420,7 @@ class BufferPool:
 
 
 def _await(turn: threading.Lock, timeout_s: float, watch: Callable[[], None] | None) -> None:
-    """Waits until ``turn`` is free or the time is over."""
+    """Wait until ``turn`` is free or the time is over."""
     if watch is None:
         turn.acquire(timeout=timeout_s)
         return

@@ -156,7 +156,7 @@ class ChunkedBuffer:
         return chunk.slab
 
     def _reach(self, following: int) -> None:
-        """Moves the limit on through the chunks from ``following`` on that continue the memory before it."""
+        """Move the limit on through the chunks from ``following`` on that continue the memory before it."""
         chunks = self._chunks
         slab = self._slab
         shift = self._shift
@@ -178,7 +178,7 @@ class ChunkedBuffer:
         return overflow
 
     def grow(self, projected: int) -> bool:
-        """Adds the chunks that ``projected`` bytes need, if the pool has them all now."""
+        """Add the chunks that ``projected`` bytes need, if the pool has them all now."""
         missing = -(-(projected - self.capacity) // self._step)
         if missing <= 0:
             return True

@@ -106,7 +106,7 @@ class ChunkArena:
             self._pages.fresh(carved)
 
     def give(self, chunks: list[Chunk]) -> None:
-        """Takes lent chunks back. Raises BufferOwnershipError, changing nothing, if any is not lent.
+        """Take lent chunks back. Raises BufferOwnershipError, changing nothing, if any is not lent.
 
         A second return is not seen here once the chunk has its next owner: buffers refuse it themselves.
         """
@@ -141,7 +141,7 @@ class ChunkArena:
         return len(self._lent)
 
     def discard_free(self, wanted: int | None = None) -> int:
-        """Gives the memory of ``wanted`` free chunks (all: None) back to the system; returns how many.
+        """Give the memory of ``wanted`` free chunks (all: None) back to the system; return how many.
 
         Those that would be taken last go first. Only whole pages can go, so that chunks below a page's size
         leave with the last of those that share their page.
@@ -217,7 +217,7 @@ def _map(size: int) -> mmap.mmap:
 
 
 def _forget_pages(chunks: list[Chunk], size: int) -> None:
-    """Drops the pages behind chunks, runs of neighbours together."""
+    """Drop the pages behind chunks, runs of neighbours together."""
     slabs = {id(chunk.slab): chunk.slab for chunk in chunks}
     places = sorted((id(chunk.slab), chunk.start) for chunk in chunks)
     at = 0

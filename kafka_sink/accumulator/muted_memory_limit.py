@@ -79,7 +79,7 @@ class MutedMemoryLimit:
         return len(needs)
 
     def _say(self, partition: TopicPartition) -> None:
-        """Warns once per mute."""
+        """Warn once per mute."""
         if self._said:
             return
         self._said = True

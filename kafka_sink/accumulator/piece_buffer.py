@@ -120,7 +120,7 @@ def put_pieces(whole: PieceBuffer, pieces: Sequence[bytes | bytearray]) -> list[
 
 
 def _cut(free: list[tuple[int, int]], size: int) -> list[tuple[int, int]]:
-    """Takes ``size`` bytes from the start of ``free``."""
+    """Take ``size`` bytes from the start of ``free``."""
     taken: list[tuple[int, int]] = []
     while size:
         begin, end = free.pop(0)

@@ -21,7 +21,7 @@ class WindowedRate:
         self._samples: list[tuple[float, float]] = []  # (start in ms, sum), oldest first
 
     def record(self, value: float, now_ms: float) -> None:
-        """Adds ``value`` at ``now_ms``."""
+        """Add ``value`` at ``now_ms``."""
         samples = self._samples
         if samples and now_ms - samples[-1][0] < _WINDOW_MS:
             start, total = samples[-1]

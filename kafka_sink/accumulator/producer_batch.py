@@ -183,7 +183,7 @@ class ProducerBatch:
     # -- filling: the task's thread, outside the lock -------------------------------------------
 
     def append(self, records: memoryview, count: int, max_timestamp: int) -> None:
-        """Adds ``count`` encoded records; room and memory were reserved under a lease.
+        """Add ``count`` encoded records; room and memory were reserved under a lease.
 
         Raises IllegalTransitionError without a lease.
         """
@@ -199,7 +199,7 @@ class ProducerBatch:
         self.max_timestamp = max(self.max_timestamp, max_timestamp)
 
     def _append_blocks(self, codec: BlockCodec, records: memoryview) -> None:
-        """Compresses every block that fills and keeps the rest raw, at fixed raw offsets."""
+        """Compress every block that fills and keep the rest raw, at fixed raw offsets."""
         size = codec.block_size
         tail = self.raw_tail
         if tail >= size:
@@ -223,7 +223,7 @@ class ProducerBatch:
             self.buffer.trim()
 
     def _pack_tail(self, codec: BlockCodec) -> int:
-        """Packs the rows that were held raw before the batch began to pack; returns the bytes left raw."""
+        """Pack the rows that were held raw before the batch began to pack; return the bytes left raw."""
         raw = memoryview(b"".join(self.buffer.views(self._tail_at)))
         self.buffer.truncate(self._tail_at)
         whole = len(raw) // codec.block_size * codec.block_size
@@ -237,7 +237,7 @@ class ProducerBatch:
         self._tail_at = self.buffer.size
 
     def seal(self) -> None:
-        """Compresses the raw tail and returns unused memory. The thread that closed the batch calls it."""
+        """Compress the raw tail and return unused memory. The thread that closed the batch calls it."""
         if self.state is not BatchState.CLOSED:
             raise IllegalTransitionError(f"seal a batch of {self.partition} that is {self.state.value}")
         if isinstance(self.codec, BlockCodec):
@@ -281,13 +281,13 @@ class ProducerBatch:
         return self._possibly_written
 
     def assign_sequence(self, sequence: ProducerSequence) -> None:
-        """Gives the batch its sequence. Raises IllegalTransitionError if it has one."""
+        """Give the batch its sequence. Raises IllegalTransitionError if it has one."""
         if self.has_sequence:
             raise IllegalTransitionError(f"a batch of {self.partition} has the sequence {self._sequence}")
         self._sequence = sequence
 
     def withdraw_sequence(self) -> None:
-        """Takes the sequence back, for a restart. Raises IllegalTransitionError if it is fixed."""
+        """Take the sequence back, for a restart. Raises IllegalTransitionError if it is fixed."""
         if self._possibly_written or self.request_references:
             raise IllegalTransitionError(f"the sequence {self._sequence} of {self.partition} is in use")
         self._sequence = NO_SEQUENCE
@@ -297,7 +297,7 @@ class ProducerBatch:
         self._possibly_written = True
 
     def write_header(self, *, transactional: bool = False) -> list[memoryview]:
-        """Writes the header into its reserved place, unless it has the batch's sequence already.
+        """Write the header into its reserved place, unless it has the batch's sequence already.
 
         Returns the bytes of the whole batch.
         """
@@ -334,7 +334,7 @@ class ProducerBatch:
         return batch_header.SIZE + int(self.raw_bytes * min(1.0, self.ratio * CompressionRatios.SAFETY))
 
     def pack(self, expected_ratio: float) -> None:
-        """Keeps records in blocks of PACKER from the next append on; they are expected to shrink to this
+        """Keep records in blocks of PACKER from the next append on; they are expected to shrink to this
         share."""
         self.packing = True
         self._blocks = PACKER
@@ -382,7 +382,7 @@ class ProducerBatch:
     # -- states ---------------------------------------------------------------------------------
 
     def move_to(self, state: BatchState) -> bool:
-        """Changes the state; False if the move is legal but late, so that it changes nothing.
+        """Change the state; False if the move is legal but late, so that it changes nothing.
 
         Raises IllegalTransitionError, changing nothing, for a move that is not in the table.
         """
@@ -420,7 +420,7 @@ class ProducerBatch:
         return self.state in TERMINAL
 
     def release_if_unused(self) -> bool:
-        """Releases the memory if the batch is terminal and no request refers to it (KAFKA-19012)."""
+        """Release the memory if the batch is terminal and no request refers to it (KAFKA-19012)."""
         if self._released or not self.terminal or self.request_references:
             return False
         self._released = True

@@ -91,7 +91,7 @@ class RecordAccumulator:
             self._queues.flushing = False
 
     def await_completion(self, timeout_s: float, until: Callable[[], bool]) -> bool:
-        """Waits until every batch has a final state or ``until`` is true, ``timeout_s`` at most.
+        """Wait until every batch has a final state or ``until`` is true, ``timeout_s`` at most.
 
         Returns whether that is so. ``until`` is called with the lock held.
         """
@@ -102,12 +102,12 @@ class RecordAccumulator:
             return not self._queues.incomplete or until()
 
     def await_change(self, timeout_s: float) -> None:
-        """Waits until a batch reaches a final state or ``wake_waiters`` is called, ``timeout_s`` at most."""
+        """Wait until a batch reaches a final state or ``wake_waiters`` is called, ``timeout_s`` at most."""
         with self._lock:
             self._completed.wait(timeout_s)
 
     def wake_waiters(self) -> None:
-        """Ends the waits under way, so that the task looks again."""
+        """End the waits under way, so that the task looks again."""
         with self._lock:
             self._completed.notify_all()
 
@@ -137,7 +137,7 @@ class RecordAccumulator:
         now_ms: float,
         muted: Container[TopicPartition] = (),
     ) -> ReadyCheck:
-        """Finds the queues whose first batch may be sent now.
+        """Find the queues whose first batch may be sent now.
 
         It may if it is full, has another batch behind it, has lingered or backed off long enough, or if
         memory or the end of the task waits for it. The circuit breaker's ``muted`` partitions (false if there
@@ -206,7 +206,7 @@ class RecordAccumulator:
         may_send: Callable[[ProducerBatch], bool],
         filled: int = 0,
     ) -> list[ProducerBatch]:
-        """Takes at most one batch per partition for one broker, up to ``max_bytes`` with the ``filled`` bytes
+        """Take at most one batch per partition for one broker, up to ``max_bytes`` with the ``filled`` bytes
         that its request has already.
 
         Only a first batch may exceed that. The start rotates, so that no partition starves. Open batches come
@@ -240,7 +240,7 @@ class RecordAccumulator:
     def move_unsent(
         self, sources: Iterable[PartitionQueue], targets: Callable[[TopicPartition], Sequence[TopicPartition]]
     ) -> dict[TopicPartition, list[ProducerBatch]]:
-        """Moves batches that no request ever had, and whose rows are free, to other partitions.
+        """Move batches that no request ever had, and whose rows are free, to other partitions.
 
         ``targets``: where a partition's batches may go, in any order. Returns what was moved, by where it
         was. Batches keep their age and their memory.
@@ -255,14 +255,14 @@ class RecordAccumulator:
         return {partition: batches for partition, batches in moved.items() if batches}
 
     def put_back(self, batches: Sequence[ProducerBatch]) -> None:
-        """Undoes ``drain`` for batches that were sealed but not sent."""
+        """Undo ``drain`` for batches that were sealed but not sent."""
         with self._lock:
             for batch in batches:
                 self._queues.request_ended(batch)
                 self._queues.insert(self._queues.queue(batch.partition), batch)
 
     def take(self, batch: ProducerBatch) -> bool:
-        """Takes one batch out of its queue, as ``drain`` does; False if it has failed meanwhile."""
+        """Take one batch out of its queue, as ``drain`` does; False if it has failed meanwhile."""
         with self._lock:
             if batch.terminal:
                 return False
@@ -270,7 +270,7 @@ class RecordAccumulator:
             return True
 
     def reenqueue(self, batch: ProducerBatch, retry_at_ms: float) -> None:
-        """Puts a batch back for another attempt, before all batches that were appended after it."""
+        """Put a batch back for another attempt, before all batches that were appended after it."""
         with self._lock:
             self._queues.request_ended(batch)
             if not batch.move_to(BatchState.SEALED):
@@ -281,7 +281,7 @@ class RecordAccumulator:
             queue.retry_at_ms = max(queue.retry_at_ms, retry_at_ms)
 
     def reenqueue_split(self, parent: ProducerBatch, pieces: Sequence[ProducerBatch]) -> bool:
-        """Puts the pieces of a refused batch in its place. If the batch had failed before, returns
+        """Put the pieces of a refused batch in its place. If the batch had failed before, returns
         False and releases the pieces."""
         with self._lock:
             self._queues.request_ended(parent)
@@ -301,7 +301,7 @@ class RecordAccumulator:
             return first
 
     def refused(self, batch: ProducerBatch, *, costs_task: bool = False) -> None:
-        """Notes that a batch, which still has its memory, was too large for its broker."""
+        """Note that a batch, which still has its memory, was too large for its broker."""
         refusal = TooLargeBatch(batch.partition.topic, batch.observed_ratio)
         self.limits.refused(refusal.topic, batch.size, costs_task=costs_task)
         with self._lock:
@@ -310,7 +310,7 @@ class RecordAccumulator:
     def succeed(
         self, written: Sequence[tuple[ProducerBatch, Ended]], record: Callable[[list[Ended]], None]
     ) -> None:
-        """Ends batches that their broker has. ``record`` gets what comes with those that had not failed.
+        """End batches that their broker has. ``record`` gets what comes with those that had not failed.
 
         All of a response at once, as the lock and waking the task cost more than a small batch. ``record``
         counts their rows before the waiting task can see that they are complete.
@@ -329,7 +329,7 @@ class RecordAccumulator:
                 queues.release(batch)
 
     def finish(self, batch: ProducerBatch, state: BatchState, record: Callable[[], None]) -> bool:
-        """Ends a batch by its request's response; False if it had failed before (a late response).
+        """End a batch by its request's response; False if it had failed before (a late response).
 
         ``record`` counts the rows. It runs before the waiting task can see that the batch is complete, so
         that the task never finds a row unaccounted for.
@@ -343,7 +343,7 @@ class RecordAccumulator:
             return first
 
     def fail(self, batch: ProducerBatch, record: Callable[[], None]) -> bool:
-        """Fails a batch in any state; False if it is terminal or leased.
+        """Fail a batch in any state; False if it is terminal or leased.
 
         The task writes into a leased batch, so its memory must stay: the caller tries again later. Memory
         that a request refers to stays until the response.
@@ -358,7 +358,7 @@ class RecordAccumulator:
             return True
 
     def abort_incomplete(self, record: Callable[[ProducerBatch], None], *, end_leases: bool) -> None:
-        """Fails all batches that are left and releases their memory. Every connection must be closed.
+        """Fail all batches that are left and release their memory. Every connection must be closed.
 
         ``end_leases``: the task has ended, so no thread writes into its batches any more.
         """

@@ -79,7 +79,7 @@ class RecordAppender:
         return found
 
     def append(self, ordered: OrderedRows, check: Callable[[], None], waited_ms: float = 0.0) -> None:
-        """Takes all rows, waiting up to max.block.ms for memory at each refusal.
+        """Take all rows, waiting up to max.block.ms for memory at each refusal.
 
         ``waited_ms`` is how long these rows have waited for metadata. As in Kafka's producer the first wait
         for memory is shorter by that.
@@ -206,7 +206,7 @@ class RecordAppender:
             return BatchRoom(None if tail is None else self._estimates.room_in(tail, row_bytes), new)
 
     def flush(self, partitions: Collection[TopicPartition] | None = None) -> None:
-        """Closes and seals every open batch on the task's thread; the sender drains them meanwhile.
+        """Close and seal every open batch on the task's thread; the sender drains them meanwhile.
 
         With ``partitions`` only theirs, and later batches linger again.
         """
@@ -227,7 +227,7 @@ class RecordAppender:
 
 
 def _neighbours(runs: list[int]) -> Iterator[tuple[int, int]]:
-    """Groups ascending numbers without gaps: the first of each group, and one past its last."""
+    """Group ascending numbers without gaps: the first of each group, and one past its last."""
     first = 0
     for index, run in enumerate(runs):
         if index + 1 == len(runs) or runs[index + 1] != run + 1:
@@ -251,7 +251,7 @@ class RunWriter:
         self._wake_sender = wake_sender
 
     def write(self, plan: AppendPlan) -> None:
-        """Writes the planned rows, seals what is full, and ends the leases."""
+        """Write the planned rows, seal what is full, and end the leases."""
         if plan.segments:
             _encode(plan.ordered, plan.segments)
         is_full = self._estimates.is_full
@@ -279,7 +279,7 @@ class RunWriter:
             self._wake_sender()
 
     def seal(self, closed: list[ProducerBatch]) -> None:
-        """Seals batches and ends their leases: of a large batch at once, of small ones together."""
+        """Seal batches and end their leases: of a large batch at once, of small ones together."""
         group: list[ProducerBatch] = []
         held = 0
         for batch in closed:
@@ -299,7 +299,7 @@ class RunWriter:
 
 
 def _encode(ordered: OrderedRows, segments: list[Segment]) -> None:
-    """Encodes the rows of all segments, which are neighbours, in one pass."""
+    """Encode the rows of all segments, which are neighbours, in one pass."""
     first, last = segments[0].start, segments[-1].stop
     timestamps = ordered.timestamps(first, last)
     runs = [

@@ -109,7 +109,7 @@ class SingleBuffer:
         return overflow
 
     def grow(self, projected: int) -> bool:
-        """Adds heap chunks if their limit admits them."""
+        """Add heap chunks if their limit admits them."""
         if projected <= self.capacity:
             return True
         if self._released:
@@ -121,7 +121,7 @@ class SingleBuffer:
         return True
 
     def grow_beyond_limit(self, projected: int) -> None:
-        """Adds heap chunks for what cannot wait, or has waited."""
+        """Add heap chunks for what cannot wait, or has waited."""
         self._add(self._pool.take_heap(self._heap_arena, self._missing(projected)))
 
     def _missing(self, projected: int) -> int:

@@ -40,13 +40,13 @@ class SizeEstimates:
     # -- learning -----------------------------------------------------------------------------------
 
     def observe(self, batch: ProducerBatch) -> None:
-        """Learns the compression ratio of a sealed batch."""
+        """Learn the compression ratio of a sealed batch."""
         if self._codec is None:
             return
         self._ratios.observe(batch.partition.topic, batch.compression, batch.observed_ratio)
 
     def observe_packing(self, batch: ProducerBatch) -> None:
-        """Learns the ratio of a batch's packed blocks."""
+        """Learn the ratio of a batch's packed blocks."""
         self._packed_ratios[batch.partition.topic] = batch.packed_ratio
 
     def learn_from(self, refused: list[TooLargeBatch]) -> None:

@@ -52,7 +52,7 @@ def checked(given: Mapping[str, Any]) -> tuple[SinkOptions, dict[str, str]]:
 
 
 def plan(options: SinkOptions, given: Mapping[str, str]) -> ArrowWrite:
-    """Raises what ``prepare_topic`` and ``transactions.planning.plan`` raise."""
+    """Raise what ``prepare_topic`` and ``transactions.planning.plan`` raise."""
     PREPARED.prepare(options)
     if options.delivery_guarantee != "exactly-once":
         return ArrowWrite(options)
@@ -93,7 +93,7 @@ class PreparedTopics:
         self._until_ms: dict[str, float] = {}
 
     def prepare(self, options: SinkOptions) -> None:
-        """Raises what ``prepare_topic`` raises."""
+        """Raise what ``prepare_topic`` raises."""
         # Redacted, secrets are equal: other ones are checked when a connection logs in.
         key = repr(options)
         now_ms = monotonic_ms()

@@ -212,7 +212,7 @@ class ArrowProducer:
                 self._changed.wait(None if self._attendant_sleeps else wait_ms / 1000)
 
     def _see_to_rows_once(self, producer: Producer) -> float:
-        """Returns how long nothing is to be done."""
+        """Return how long nothing is to be done."""
         for table in self._rebatcher.take(monotonic_ms()):
             self._send(producer, table)
         letters_ms = _LETTERS_MS if producer.write_letters() else math.inf
@@ -267,7 +267,7 @@ class ArrowProducer:
 
 
 def _stop(producer: Producer, error: BaseException, held: int) -> None:
-    """Ends the waits of all threads. It logs what became of the rows, unless the error says so."""
+    """End the waits of all threads. It logs what became of the rows, unless the error says so."""
     if not producer.rows + held:
         return
     try:

@@ -51,7 +51,7 @@ class FailureRateCircuitBreaker(PartitionCircuitBreaker):
         self._look_at_ms = 0.0
 
     def configure(self, configs: Mapping[str, str]) -> None:
-        """Takes the options of docs/options.md. Raises ConfigurationError."""
+        """Take the options of docs/options.md. Raises ConfigurationError."""
         given = {
             name: text for name, text in configs.items() if name not in (_MAX_IN_FLIGHT, _REQUEST_TIMEOUT)
         }
@@ -130,7 +130,7 @@ class FailureRateCircuitBreaker(PartitionCircuitBreaker):
         return True
 
     def on_tick(self, context: ProducerStatusContext) -> bool:
-        """Looks for silent brokers."""
+        """Look for silent brokers."""
         manager = self._manager
         if manager is None or not self._notices_silence or context.now < self._look_at_ms:
             return False

@@ -28,7 +28,7 @@ class LocalMutes:
         self._closed = False
 
     def mute(self, target: Target, reason: str, evidence: Evidence = NO_EVIDENCE, *, own: bool) -> None:
-        """Mutes a target, unless it is muted. ``own``: the breaker class here decided it."""
+        """Mute a target, unless it is muted. ``own``: the breaker class here decided it."""
         if not self._closed and self.table.trip(target, reason, self.now_ms):
             change = MuteChange(target, True, reason, own, evidence)
             self._changes.append(change)
@@ -37,12 +37,12 @@ class LocalMutes:
                 self._own[target] = change
 
     def unmute(self, target: Target, reason: str, *, own: bool) -> None:
-        """Unmutes a target, if it is muted."""
+        """Unmute a target, if it is muted."""
         if self.table.reset(target):
             self._note_unmute(target, reason, own=own)
 
     def unmute_all(self, reason: str) -> None:
-        """Unmutes everything. The coordinator is not to hear of it."""
+        """Unmute everything. The coordinator is not to hear of it."""
         for target in list(self.table.mutes):
             self.unmute(target, reason, own=False)
 
@@ -59,7 +59,7 @@ class LocalMutes:
         self._changes.append(MuteChange(target, False, reason, own))
 
     def apply_shared(self, muted: Mapping[Target, str]) -> None:
-        """Takes all of the coordinator's mutes, with their reasons.
+        """Take all of the coordinator's mutes, with their reasons.
 
         A mute of this task that the coordinator does not know, or does not share, goes on.
         """
@@ -91,6 +91,6 @@ class LocalMutes:
         return changes
 
     def close(self) -> None:
-        """Unmutes everything; later mutes have no effect."""
+        """Unmute everything; later mutes have no effect."""
         self._closed = True
         self.table.mutes.clear()

@@ -40,7 +40,7 @@ class CircuitBreakManager:
         reason: str = "muted by the breaker class",
         evidence: Evidence = NO_EVIDENCE,
     ) -> None:
-        """Mutes a partition, or a broker with the partitions that it leads at any time.
+        """Mute a partition, or a broker with the partitions that it leads at any time.
 
         Raises ValueError for anything else.
         """
@@ -51,7 +51,7 @@ class CircuitBreakManager:
             self._mutes.mute(target, str(reason), evidence, own=True)
 
     def unmute(self, target: int | TopicPartition, reason: str = "unmuted by the breaker class") -> None:
-        """Ends a mute. Raises ValueError for a target that cannot be muted."""
+        """End a mute. Raises ValueError for a target that cannot be muted."""
         target = target_of(target)
         if self._is_other_thread():
             self._queued.append(partial(self.unmute, target, reason))
@@ -75,7 +75,7 @@ class CircuitBreakManager:
         return self._partitions.for_node(node_id, muted=True)
 
     def close(self) -> None:
-        """Unmutes everything; later mutes have no effect."""
+        """Unmute everything; later mutes have no effect."""
         self._mutes.close()
         self._partitions.close()
         self.forget_congested()
@@ -95,7 +95,7 @@ class CircuitBreakManager:
         return self._partitions.available_nodes()
 
     def ask(self, node_id: int) -> None:
-        """Sends a broker a request without rows; ``ProducerStatusContext.probed_ms`` has its response."""
+        """Send a broker a request without rows; ``ProducerStatusContext.probed_ms`` has its response."""
         self._ask(node_id)
 
     def mute_congested(self, node_id: int) -> None:
@@ -104,18 +104,18 @@ class CircuitBreakManager:
         self.congested |= {node_id}
 
     def unmute_congested(self, node_id: int) -> None:
-        """Ends mute_congested."""
+        """End mute_congested."""
         if node_id in self.congested:
             self.congested -= {node_id}
 
     def forget_congested(self) -> None:
-        """Ends mute_congested for all brokers."""
+        """End mute_congested for all brokers."""
         self.congested = frozenset()
 
     # -- the owner ----------------------------------------------------------------------------------
 
     def run_queued_calls(self) -> None:
-        """Runs what other threads called. The calling thread is the sender's from now on."""
+        """Run what other threads called. The calling thread is the sender's from now on."""
         self._owner = threading.get_ident()
         for _ in range(len(self._queued)):
             self._queued.popleft()()

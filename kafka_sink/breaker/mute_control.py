@@ -48,7 +48,7 @@ class MuteControl:
         return self.partitions.view
 
     def refresh(self) -> MutedView:
-        """Ends lost probes and brings ``view`` up to date; returns it."""
+        """End lost probes and brings ``view`` up to date; return it."""
         self.manager.run_queued_calls()
         table = self.local.table
         trials = _NO_TRIALS
@@ -58,7 +58,7 @@ class MuteControl:
         return self.partitions.refresh(trials)
 
     def apply_shared(self, muted: Mapping[Target, str], leases: Mapping[Target, ProbeLease]) -> None:
-        """Takes the coordinator's mutes, with their reasons, and its new leases for this task."""
+        """Take the coordinator's mutes, with their reasons, and its new leases for this task."""
         self.local.apply_shared(muted)
         self.probes.grant(leases)
 

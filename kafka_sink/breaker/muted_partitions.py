@@ -158,7 +158,7 @@ class MutedPartitions:
     # -- the view -----------------------------------------------------------------------------------
 
     def refresh(self, trials: frozenset[Target]) -> MutedView:
-        """Brings ``view`` up to date. ``trials``: muted partitions that new rows may go to."""
+        """Bring ``view`` up to date. ``trials``: muted partitions that new rows may go to."""
         seen = (self._table.version, self._topology.version)
         if seen != self._seen or trials != self._trials:
             self._seen, self._trials = seen, trials

@@ -125,5 +125,5 @@ class OutcomeWindows:
         return self.counts(partition)
 
     def forget(self, partition: TopicPartition) -> None:
-        """Drops a partition's counts."""
+        """Drop a partition's counts."""
         self._windows.pop(partition, None)

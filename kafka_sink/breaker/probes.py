@@ -57,7 +57,7 @@ class ProbePolicy:
         self._to_ask.add(node_id)
 
     def on_coordinator_lost(self) -> None:
-        """Drops the leases and the requests of the coordinator."""
+        """Drop the leases and the requests of the coordinator."""
         self._leases.clear()
         self._to_ask.clear()
         self._asked.clear()

@@ -49,7 +49,7 @@ class SharedState(Protocol):
         """Another Kafka cluster responds now. Mutes and reports so far concern the former one's brokers."""
 
     def exchange(self, control: MuteControl) -> None:
-        """Applies messages that have come, and sends what is due."""
+        """Apply messages that have come, and send what is due."""
 
     def next_change_ms(self, now_ms: float) -> float:
         """Milliseconds until there is something to send."""
@@ -125,7 +125,7 @@ class ProducerBreaker(SendPolicy):
             self._is_current.clear()
 
     def await_mutes(self, timeout_ms: float, check: Callable[[], None]) -> None:
-        """Returns once ``mutes`` has the coordinator's mutes, or after ``timeout_ms``.
+        """Return once ``mutes`` has the coordinator's mutes, or after ``timeout_ms``.
 
         ``check`` raises if the task is lost.
         """
@@ -314,7 +314,7 @@ class ProducerBreaker(SendPolicy):
         _log.log(level, "circuit breaker: %s %s: %s", done, self._name(change.target), change.reason)
 
     def _call(self, method: Callable[..., object], *arguments: object) -> object:
-        """Calls the breaker class, which may be a user's."""
+        """Call the breaker class, which may be a user's."""
         try:
             return method(*arguments)
         except Exception:  # noqa: BLE001 - a user's class may raise anything

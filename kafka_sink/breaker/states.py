@@ -120,7 +120,7 @@ class MuteTable:
         self.probes = 0
 
     def trip(self, target: Target, reason: str, now_ms: float) -> bool:
-        """Mutes a target. False if it was muted already."""
+        """Mute a target. False if it was muted already."""
         found = self.mutes.get(target)
         if found is not None:
             found.state = _next(found.state, BreakerEvent.TRIP)
@@ -144,7 +144,7 @@ class MuteTable:
         return self._close(target, BreakerEvent.SUCCESS)
 
     def reset(self, target: Target) -> bool:
-        """Unmutes a target. True if it was muted."""
+        """Unmute a target. True if it was muted."""
         return self._close(target, BreakerEvent.RESET)
 
     def _close(self, target: Target, event: BreakerEvent) -> bool:
@@ -178,7 +178,7 @@ class MuteTable:
             self._schedule_retry(found, now_ms)
 
     def expire_late(self, now_ms: float) -> None:
-        """Expires the probes whose time is over."""
+        """Expire the probes whose time is over."""
         for found in self.mutes.values():
             if found.state is BreakerState.HALF_OPEN and found.lease_ends_ms <= now_ms:
                 found.state = _next(found.state, BreakerEvent.EXPIRE)

@@ -50,7 +50,7 @@ class DeadLetters:
             self._rows = 0
 
     def require_room(self, rows: int, reason: str) -> None:
-        """Raises TooManyDeadLettersError where so many more rows would exceed the maximum."""
+        """Raise TooManyDeadLettersError where so many more rows would exceed the maximum."""
         rows += self._rows
         if self._max_rows != UNLIMITED and rows > self._max_rows:
             raise TooManyDeadLettersError(

@@ -58,7 +58,7 @@ class LetterWriter:
         self._is_writing = False
 
     def write(self) -> bool:
-        """Appends the letters of all rows that wait, about 1 MiB at once; returns whether there were any.
+        """Append the letters of all rows that wait, about 1 MiB at once; return whether there were any.
 
         Raises DeliveryError where they cannot be written, BufferExhaustedError where there is no memory for
         them within max.block.ms.
@@ -172,7 +172,7 @@ def letter_table(rows: RefusedRows, max_bytes: int, task: str) -> pa.Table:
     noted = {header.name for header in context}
 
     def note_cut(name: bytes, amounts: Int64s, cut: Mask) -> None:
-        """Says how much there was before the first cut."""
+        """Say how much there was before the first cut."""
         if cut.any() and CUT_PREFIX + name not in noted:
             context.append(_Header(CUT_PREFIX + name, _texts(amounts, ~cut)))
 

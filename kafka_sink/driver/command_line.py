@@ -7,7 +7,7 @@ import json
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Lets the parser take ``--option`` and ``--options-file``."""
+    """Let the parser take ``--option`` and ``--options-file``."""
     parser.add_argument(
         "--option",
         action="append",

@@ -36,7 +36,7 @@ _MICROS = {"s": 1_000_000, "ms": 1000, "us": 1}
 
 
 def encoder(schema: AvroSchema, kind: pa.DataType, column: str) -> Encoder:
-    """Encodes columns of this type; nulls where the schema takes none are errors of their rows.
+    """Encode columns of this type; nulls where the schema takes none are errors of their rows.
 
     Raises SchemaError, naming the field, where no row of this type fits.
     """

@@ -12,7 +12,7 @@ KINDS = {"avro": "AVRO", "json": "JSON", "protobuf": "PROTOBUF"}
 
 
 def encoder(format_name: str, schema: Schema, kind: pa.DataType, path: str) -> Encoder:
-    """Encodes columns of this type. ``path`` is the column's name in errors, empty for a record of columns.
+    """Encode columns of this type. ``path`` is the column's name in errors, empty for a record of columns.
 
     Raises SchemaError, naming the field, where they do not fit the schema.
     """

@@ -114,7 +114,7 @@ class Registry:
             into[reference.name] = _checked(used.schema_str)
 
     def _ask(self, what: str, call: Callable[[], _T]) -> _T:
-        """Runs a call on a thread of its own: the client bounds each step, not all of them together."""
+        """Run a call on a thread of its own: the client bounds each step, not all of them together."""
         answer: list[_T] = []
         failures: list[BaseException] = []
 

@@ -34,7 +34,7 @@ class Wanted:
         return tuple(dict.fromkeys(self.options.schema_registry_topics))
 
     def registered(self, registry: Registry, topic: str) -> RegisteredSchema:
-        """Asks the registry. Raises RegistryError, SchemaError."""
+        """Ask the registry. Raises RegistryError, SchemaError."""
         if (schema_id := int(self._of_part("schema_id"))) != -1:
             return registry.by_id(schema_id)
         own = self._own_schema()

@@ -169,7 +169,7 @@ def download(
 
 
 def _check(jars: Path, pinned: Mapping[str, str]) -> None:
-    """Compares with pinned digests: the digests that Ivy checks come from the same repository as the jars."""
+    """Compare with pinned digests: the digests that Ivy checks come from the same repository as the jars."""
     brought = {jar.name: jar for jar in jars.glob("*.jar")}
     missing = sorted(pinned.keys() - brought.keys())
     if missing:
@@ -211,7 +211,7 @@ def ivy_jar() -> Path:
 
 
 def _proxy_flags(environ: Mapping[str, str]) -> list[str]:
-    """Translates https_proxy, which Java does not read."""
+    """Translate https_proxy, which Java does not read."""
     flags = []
     for scheme in ("http", "https"):
         value = environ.get(f"{scheme}_proxy") or environ.get(f"{scheme.upper()}_PROXY")

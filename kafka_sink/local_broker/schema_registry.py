@@ -93,7 +93,7 @@ class LocalRegistry:
         return f"http://{_HOST}:{self._port}/apis/ccompat/v7"
 
     def close(self) -> None:
-        """Ends the registry. ``with`` does this."""
+        """End the registry. ``with`` does this."""
         if self._processes is not None:
             self._processes.close()
             self._processes = None

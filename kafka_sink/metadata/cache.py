@@ -220,7 +220,7 @@ class MetadataCache:
     def import_topic(
         self, topic: TopicMetadata, age_ms: float, now_ms: float, replaced_age_ms: float = math.inf
     ) -> bool:
-        """Merges a topic that another cache of the same cluster observed ``age_ms`` ago; True if it
+        """Merge a topic that another cache of the same cluster observed ``age_ms`` ago; True if it
         changed anything here.
 
         It is merged like an own response of that time: higher epochs win, and another topic id wins only
@@ -263,7 +263,7 @@ class MetadataCache:
         self.forget_nodes()
 
     def import_snapshot(self, snapshot: MetadataSnapshot, now_ms: float) -> int:
-        """Merges another cache's topics by import_topic, and its brokers where they were observed later.
+        """Merge another cache's topics by import_topic, and its brokers where they were observed later.
 
         Returns how many topics were news. A snapshot of another cluster is ignored: its brokers may have the
         same ids.
@@ -286,7 +286,7 @@ class MetadataCache:
         )
 
     def defer_requests(self, until_ms: float) -> None:
-        """Makes no request before this time: a snapshot may come first.
+        """Make no request before this time: a snapshot may come first.
 
         A time in the past lets requests go again.
         """
@@ -297,7 +297,7 @@ class MetadataCache:
         self._schedule.shared = shared
 
     def forget_nodes(self) -> None:
-        """Forgets the brokers (re-bootstrap): no partition has a leader until the next response."""
+        """Forget the brokers (re-bootstrap): no partition has a leader until the next response."""
         self._nodes_ms = -math.inf
         self._know_nodes({})
 
@@ -355,7 +355,7 @@ class MetadataCache:
     # -- responses --------------------------------------------------------------------------------
 
     def on_response(self, update: MetadataUpdate, requested: Collection[str], now_ms: float) -> bool:
-        """Merges a response. Topics that it does not help stay urgent, each with its own backoff.
+        """Merge a response. Topics that it does not help stay urgent, each with its own backoff.
 
         Topics that are no longer in use by now are left out. Returns True if the response is another
         cluster's (bootstrap.servers leads elsewhere now): it replaces all that was known. If the cache is

@@ -36,7 +36,7 @@ class HintSource:
     nothing. Methods never block; any thread calls them."""
 
     def ask(self, topics: Iterable[str]) -> bool:
-        """Asks for topics that are needed now; False where the source is not there.
+        """Ask for topics that are needed now; False where the source is not there.
 
         Otherwise it calls ``import_hints`` with the topics, or ``release`` when they will not come.
         """
@@ -97,7 +97,7 @@ class ClusterMetadata:
         partitions: Mapping[str, int] = _NO_PARTITIONS,
         refusal_wait_ms: float = 0.0,
     ) -> dict[str, TopicMetadata]:
-        """Waits for the metadata of all these topics; one request asks for those that are unknown.
+        """Wait for the metadata of all these topics; one request asks for those that are unknown.
 
         ``partitions``: how many partitions a topic needs for rows that name theirs. A topic known with fewer
         may have got more since, so this waits for newer metadata, as Kafka's producer does.
@@ -196,7 +196,7 @@ class ClusterMetadata:
     # -- hints, from any thread -------------------------------------------------------------------
 
     def import_hints(self, snapshot: MetadataSnapshot, now_ms: float) -> int:
-        """Merges what another cache of the same cluster knows; returns how many topics were news.
+        """Merge what another cache of the same cluster knows; return how many topics were news.
 
         With ``confirmed_nodes_only``, drops it where it names a broker's address that no broker has named.
         """
@@ -212,7 +212,7 @@ class ClusterMetadata:
         return news
 
     def hold(self, until_ms: float) -> None:
-        """Sends no request before this time, but waits no longer than half of the task's timeout."""
+        """Send no request before this time, but waits no longer than half of the task's timeout."""
         with self._lock:
             self._defer_requests_locked(until_ms)
 
@@ -284,7 +284,7 @@ class ClusterMetadata:
                 self._cache.pinned = True
 
     def on_response(self, update: MetadataUpdate, requested: tuple[str, ...], now_ms: float) -> bool:
-        """Merges a response and wakes the waiting task; True where another cluster sent it.
+        """Merge a response and wake the waiting task; True where another cluster sent it.
 
         Raises ClusterChangedError, and drops the response, where rows had been sent to the first cluster.
         """
@@ -321,7 +321,7 @@ class ClusterMetadata:
         nodes: Iterable[Node],
         topic_id: bytes | None = None,
     ) -> bool:
-        """Uses the leader that a Produce response names (KIP-951); True when it was news."""
+        """Use the leader that a Produce response names (KIP-951); True when it was news."""
         with self._lock:
             news = self._cache.leader_hint(partition, leader, epoch, nodes, topic_id=topic_id)
         if news:
@@ -329,7 +329,7 @@ class ClusterMetadata:
         return news
 
     def forget_nodes(self) -> None:
-        """Forgets the known brokers; the bootstrap addresses are asked for others."""
+        """Forget the known brokers; the bootstrap addresses are asked for others."""
         with self._lock:
             self._cache.forget_nodes()
 

@@ -58,7 +58,7 @@ class MetadataRequests:
         )
 
     def refresh(self, now_ms: float) -> float:
-        """Sends the request that is due; returns the milliseconds until there may be something to do."""
+        """Send the request that is due; return the milliseconds until there may be something to do."""
         delay = self._cluster.next_request_delay_ms(now_ms)
         if not self._cluster.is_wanting(now_ms):
             self._rebootstrap.satisfied()
@@ -85,7 +85,7 @@ class MetadataRequests:
         return math.inf
 
     def on_response(self, event: ResponseReceived, tag: MetadataTag, now_ms: float) -> bool:
-        """Merges the response. True where another cluster responded and no row had been sent to the first.
+        """Merge the response. True where another cluster responded and no row had been sent to the first.
 
         Raises ClusterChangedError where rows had been sent.
         """

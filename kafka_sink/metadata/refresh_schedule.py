@@ -40,7 +40,7 @@ class RefreshSchedule:
         self._due: tuple[tuple[float, bool], float] | None = None
 
     def reschedule(self, name: str, state: TopicState) -> None:
-        """Puts a topic into the heap of its state, or removes it from all heaps if it needs no request."""
+        """Put a topic into the heap of its state, or remove it from all heaps if it needs no request."""
         self._due = None
         if state.metadata is None:
             self.drop(name)
@@ -58,7 +58,7 @@ class RefreshSchedule:
             self._fresh.put(name, state.observed_ms)
 
     def drop(self, name: str) -> None:
-        """Forgets a topic."""
+        """Forget a topic."""
         self._due = None
         for table in (self._missing, self._stale, self._fresh, self._aging):
             table.drop(name)
@@ -138,7 +138,7 @@ class DeadlineHeap:
         return name in self._times
 
     def put(self, name: str, at_ms: float) -> None:
-        """Sets a name's time."""
+        """Set a name's time."""
         if self._times.get(name) == at_ms:
             return
         self._times[name] = at_ms
@@ -148,7 +148,7 @@ class DeadlineHeap:
             heapq.heapify(self._heap)
 
     def drop(self, name: str) -> None:
-        """Forgets a name's time, if it has one."""
+        """Forget a name's time, if it has one."""
         self._times.pop(name, None)
 
     def earliest_ms(self) -> float:
@@ -159,14 +159,14 @@ class DeadlineHeap:
         return heap[0][0] if heap else math.inf
 
     def pop_until(self, until_ms: float) -> list[tuple[str, float]]:
-        """Removes and returns the names of this time and before, earliest first, with their times."""
+        """Remove and return the names of this time and before, earliest first, with their times."""
         taken = []
         while self.earliest_ms() <= until_ms and self._heap:
             taken.append(self._take_first())
         return taken
 
     def take(self, limit: int) -> list[tuple[str, float]]:
-        """Removes and returns the ``limit`` earliest names with their times."""
+        """Remove and return the ``limit`` earliest names with their times."""
         taken: list[tuple[str, float]] = []
         while len(taken) < limit and self._times:
             self.earliest_ms()

@@ -58,7 +58,7 @@ class TopicIdHistory:
     refused: int = 0
 
     def judge(self, known: bytes | None, incoming: bytes | None, *, goes_back: bool = False) -> TopicIdentity:
-        """Classifies a response, and remembers it.
+        """Classify a response, and remembers it.
 
         Brokers before 2.8 send no ids (None). For these, ``goes_back`` means that the response has lower
         epochs than the known ones. A recreated topic has these, too, so such a response is treated like a
@@ -78,7 +78,7 @@ class TopicIdHistory:
 
 
 def merge(known: TopicMetadata, incoming: TopicMetadata, *, later: bool) -> TopicMetadata:
-    """Merges two responses for the same topic. ``later``: ``incoming`` was observed after ``known``.
+    """Merge two responses for the same topic. ``later``: ``incoming`` was observed after ``known``.
 
     The higher leader epoch wins, whenever it was observed. If epochs are equal or unknown, the later response
     wins. Kafka never removes partitions from a topic, so with ids the larger number of partitions is right.
@@ -148,7 +148,7 @@ class TopicState:
         return self.metadata is None and error_of(self.error).final_for_topic
 
     def merge_response(self, incoming: TopicMetadata, now_ms: float) -> bool:
-        """Merges a broker's response; False where it is, or may be, about a former topic of this name."""
+        """Merge a broker's response; False where it is, or may be, about a former topic of this name."""
         known = self.metadata
         if known is None:
             self.metadata = incoming
@@ -167,7 +167,7 @@ class TopicState:
         return True
 
     def merge_snapshot(self, incoming: TopicMetadata, observed_ms: float, replaced_ms: float) -> bool:
-        """Merges what another cache observed; False where this cache's is later and contradicts it.
+        """Merge what another cache observed; False where this cache's is later and contradicts it.
 
         ``replaced_ms``: the attribute of the same name in the other cache.
         """
@@ -219,7 +219,7 @@ class ResponseMerger:
         self._waits: dict[int, float] = {}
 
     def merge(self, found: TopicState, incoming: TopicMetadata) -> bool:
-        """Merges a topic's metadata; returns whether that changed what is known."""
+        """Merge a topic's metadata; return whether that changed what is known."""
         if not incoming.partitions:
             return self.note_error(found, LEADER_NOT_AVAILABLE)
         known = found.metadata

@@ -142,7 +142,7 @@ class BrokerConnection:
         return self.state is ConnectionState.IDLE and now_ms >= self.connect_after_ms
 
     def open(self, now_ms: float) -> None:
-        """Starts to connect to the host's next address; resolves the host if none is left.
+        """Start to connect to the host's next address; resolves the host if none is left.
 
         Raises OSError if the system fails that at once. The setup timeout
         (socket.connection.setup.timeout.ms, KIP-601) runs from here until requests may be sent. Kafka's own
@@ -162,7 +162,7 @@ class BrokerConnection:
         self.resolved()
 
     def resolved(self) -> None:
-        """Continues if the lookup is done. Raises OSError if it failed."""
+        """Continue if the lookup is done. Raises OSError if it failed."""
         lookup = self._lookup
         if self.state is not ConnectionState.RESOLVING or lookup is None or not lookup.done:
             return
@@ -183,7 +183,7 @@ class BrokerConnection:
         self.prepared()
 
     def prepared(self) -> None:
-        """Continues if TLS context and credentials are available. Raises AuthenticationError or OSError if
+        """Continue if TLS context and credentials are available. Raises AuthenticationError or OSError if
         preparing them failed."""
         preparation = self._preparation
         if self.state is not ConnectionState.PREPARING or preparation is None or not preparation.done:
@@ -256,12 +256,12 @@ class BrokerConnection:
         return 0.0 if oldest is None else now_ms - oldest.sent_at_ms
 
     def submit(self, request: OutboundRequest, now_ms: float) -> None:
-        """Queues a request. If the connection is not ready, raises ValueError and changes nothing."""
+        """Queue a request. If the connection is not ready, raise ValueError and change nothing."""
         self._protocol.submit(request, now_ms)
         self._last_used_ms = now_ms
 
     def flush(self) -> list[InFlightRequest]:
-        """Writes until the stream is full. Returns written requests that expect no response."""
+        """Write until the stream is full. Returns written requests that expect no response."""
         send_buffer = self._protocol.send_buffer
         if self.transport is not None and self.state in _TALKING:
             self.transport.flush()
@@ -274,7 +274,7 @@ class BrokerConnection:
         return self._protocol.written()
 
     def receive(self, buffer: memoryview, now_ms: float) -> bool:
-        """Reads once; False if nothing is available. Raises ConnectionResetError at the end of the stream."""
+        """Read once; False if nothing is available. Raises ConnectionResetError at the end of the stream."""
         self._shake_hands(now_ms)
         if self.transport is None or self.state not in _TALKING:
             return False
@@ -342,7 +342,7 @@ class BrokerConnection:
         return self.state is ConnectionState.READY and now_ms >= self._renew_at_ms
 
     def renew_login(self, now_ms: float) -> None:
-        """Logs in again before the session ends (KIP-368). If that cannot be prepared, the session is used
+        """Log in again before the session ends (KIP-368). If that cannot be prepared, the session is used
         until it ends."""
         if not self.login_is_due(now_ms) or self._security is None:
             return
@@ -415,13 +415,13 @@ class BrokerConnection:
         return ready_and_quiet and idle >= 0 and now_ms >= self._last_used_ms + idle
 
     def abort(self) -> None:
-        """Closes the stream and drops bytes that the system has not sent yet. For closing a producer."""
+        """Close the stream and drop bytes that the system has not sent yet. For closing a producer."""
         if self.transport is not None:
             self.transport.abort()
             self.transport = None
 
     def close(self, now_ms: float, cause: Exception | None) -> list[tuple[InFlightRequest, bool]]:
-        """Closes the stream. Returns the requests in flight, each with whether any byte of it was written.
+        """Close the stream. Returns the requests in flight, each with whether any byte of it was written.
 
         With a ``cause`` this counts as a failure. The next attempt waits, longer each time, unless the host
         has further addresses to try.

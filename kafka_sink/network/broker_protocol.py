@@ -100,7 +100,7 @@ class BrokerProtocol:
     # -- requests ---------------------------------------------------------------------------------
 
     def start(self, now_ms: float) -> None:
-        """Asks for the broker's API versions, before anything else."""
+        """Ask for the broker's API versions, before anything else."""
         self._ask_versions(requests.API_VERSIONS_VERSIONS[1], now_ms)
 
     def _ask_versions(self, version: int, now_ms: float) -> None:
@@ -110,7 +110,7 @@ class BrokerProtocol:
         self._queue(request, now_ms)
 
     def submit(self, request: OutboundRequest, now_ms: float) -> None:
-        """Queues a request. Raises ValueError, and changes nothing, before the connection is ready."""
+        """Queue a request. Raises ValueError, and changes nothing, before the connection is ready."""
         if self.phase is not Phase.READY:
             raise ValueError(f"{self._name} is not ready for requests")
         self._queue(request, now_ms)
@@ -148,7 +148,7 @@ class BrokerProtocol:
     # -- responses --------------------------------------------------------------------------------
 
     def receive(self, data: bytes | bytearray | memoryview) -> None:
-        """Takes received bytes, in pieces of any size; allocates nothing for bytes that have not come."""
+        """Take received bytes, in pieces of any size; allocates nothing for bytes that have not come."""
         self._received += data
 
     def next_response(self, now_ms: float) -> CompletedRequest | None:
@@ -211,7 +211,7 @@ class BrokerProtocol:
         return payload
 
     def _check_correlation(self, received: bytearray) -> None:
-        """Checks the id as soon as it has arrived, without waiting for the rest of an invalid frame."""
+        """Check the id as soon as it has arrived, without waiting for the rest of an invalid frame."""
         head = bytes(received[_LENGTH.size : 2 * _LENGTH.size])
         if len(head) < _LENGTH.size:
             return
@@ -246,8 +246,8 @@ class BrokerProtocol:
     # -- the login --------------------------------------------------------------------------------
 
     def log_in_again(self, exchange: SaslExchange, now_ms: float) -> None:
-        """Begins a new login after all requests in flight. If the connection is not ready, raises ValueError
-        and changes nothing."""
+        """Begin a new login after all requests in flight. If the connection is not ready, raise ValueError
+        and change nothing."""
         if self.phase is not Phase.READY:
             raise ValueError(f"{self._name} is not ready for another login")
         self.phase = Phase.REAUTHENTICATING
@@ -281,7 +281,7 @@ class BrokerProtocol:
     # -- the end ----------------------------------------------------------------------------------
 
     def take_in_flight(self) -> list[tuple[InFlightRequest, bool]]:
-        """Removes and returns what is in flight, in the order of submission, each with whether bytes of it
+        """Remove and return what is in flight, in the order of submission, each with whether bytes of it
         were written.
 
         The connection's own requests are left out. A broker acts on whole requests only; counting a request
@@ -317,7 +317,7 @@ class SendBuffer:
         self._offset = 0
 
     def add(self, buffers: Sequence[Buffer]) -> None:
-        """Queues more buffers."""
+        """Queue more buffers."""
         if self._index == len(self._buffers) or self._index >= _TRIM_AT:
             del self._buffers[: self._index]
             self._index = 0

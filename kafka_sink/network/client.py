@@ -110,13 +110,13 @@ class NetworkClient:
         return BrokerConnection(node, self._settings, self._random, self.wakeup, self._security)
 
     def check_security(self) -> None:
-        """Reads the TLS files at once, where there are any. Raises ConfigurationError."""
+        """Read the TLS files at once, where there are any. Raises ConfigurationError."""
         self._security.check()
 
     # -- nodes ------------------------------------------------------------------------------------
 
     def set_nodes(self, nodes: Iterable[Node]) -> None:
-        """Sets the brokers of the latest metadata.
+        """Set the brokers of the latest metadata.
 
         A connection to a broker that moved is closed and made again. One to a broker that is gone is closed
         when nothing is in flight on it.
@@ -142,7 +142,7 @@ class NetworkClient:
                 del self._connections[node_id]
 
     def rebootstrap(self) -> None:
-        """Closes all connections, forgets the known brokers and resolves the bootstrap addresses again
+        """Close all connections, forgets the known brokers and resolves the bootstrap addresses again
         (KIP-1102)."""
         self._known = {}
         for connection in list(self._connections.values()):
@@ -325,7 +325,7 @@ class NetworkClient:
     # -- I/O --------------------------------------------------------------------------------------
 
     def send(self, node_id: int, request: OutboundRequest, now_ms: float) -> None:
-        """Submits a request to a ready connection and writes what the stream takes at once; never blocks.
+        """Submit a request to a ready connection and write what the stream takes at once. Never blocks.
 
         Raises ValueError, and changes nothing, where the connection is not ready. The next poll reports a
         broken stream.
@@ -337,7 +337,7 @@ class NetworkClient:
         self._advance(connection, lambda: self._flush(connection))
 
     def poll(self, timeout_ms: float, now_ms: float) -> list[NetworkEvent]:
-        """Waits up to ``timeout_ms`` for sockets, deadlines or a wake-up; returns the new events."""
+        """Wait up to ``timeout_ms`` for sockets, deadlines or a wake-up; return the new events."""
         deadline, awaits_thread = math.inf, False
         for connection in self._connections.values():
             deadline = min(deadline, connection.next_deadline_ms())
@@ -367,7 +367,7 @@ class NetworkClient:
         return events
 
     def wakeup(self) -> None:
-        """Ends a poll under way, or the next one at once. Any thread, also after close."""
+        """End a poll under way, or the next one at once. Any thread, also after close."""
         with self._wake_lock:
             if self._wake_pending or self._closed:
                 return
@@ -457,7 +457,7 @@ class NetworkClient:
         self._events.append(ResponseReceived(connection.node.id, tag, response, latency))
 
     def _watch(self, connection: BrokerConnection, *, new: bool) -> None:
-        """Updates the selector's events, only if they changed: each update is a system call."""
+        """Update the selector's events, only if they changed: each update is a system call."""
         if connection.transport is None:
             return
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.wants_write else 0)
@@ -470,12 +470,12 @@ class NetworkClient:
     # -- the end ----------------------------------------------------------------------------------
 
     def _discard(self, connection: BrokerConnection) -> None:
-        """Closes a connection without requests in flight. That is no failure, so there is no backoff."""
+        """Close a connection without requests in flight. That is no failure, so there is no backoff."""
         self._unwatch(connection)
         connection.close(self._clock_ms(), None)
 
     def _drop(self, connection: BrokerConnection, cause: Exception) -> None:
-        """Closes a broken connection. Its requests fail, each with whether a byte of it was written."""
+        """Close a broken connection. Its requests fail, each with whether a byte of it was written."""
         node_id = connection.node.id
         _log.log(
             logging.INFO if connection.state is ConnectionState.READY else logging.DEBUG,
@@ -495,7 +495,7 @@ class NetworkClient:
             self._selector.unregister(connection.transport)
 
     def close(self, *, abort: bool = False) -> None:
-        """Closes every socket at once, without waiting. Requests in flight get no response.
+        """Close every socket at once, without waiting. Requests in flight get no response.
 
         The system still sends the bytes that it has taken over; ``abort`` drops these, too.
         """

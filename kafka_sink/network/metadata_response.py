@@ -72,7 +72,7 @@ def _metadata(reader: Reader) -> MetadataResponse:
 def _read_topic(
     reader: Reader, topics: list[TopicMetadata], errors: dict[str, int], unwritable: list[str]
 ) -> None:
-    """Puts the topic in the list that it belongs to."""
+    """Put the topic in the list that it belongs to."""
     version, error, name = reader.version, reader.short(), reader.text()
     topic_id = reader.take(16) if version >= _FIRST_WITH_ID else _NO_TOPIC_ID
     reader.byte()  # is_internal

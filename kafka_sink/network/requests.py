@@ -125,7 +125,7 @@ def _api_versions(reader: Reader) -> ApiVersionsResponse:
 def encode_metadata(
     version: int, topics: tuple[str, ...], allow_auto_create: bool, operations: bool = False
 ) -> bytes:
-    """Asks for these topics only; without topics, for the brokers alone. Versions: METADATA_VERSIONS.
+    """Ask for these topics only; without topics, for the brokers alone. Versions: METADATA_VERSIONS.
 
     ``operations``: also asks what this client may do with the topics (KIP-430, from version 8 on).
     """
@@ -153,7 +153,7 @@ def encode_init_producer_id(
     # Brokers read it for transactional producers only. Kafka's own client sends the largest value.
     transaction_timeout_ms: int = 2**31 - 1,
 ) -> bytes:
-    """Asks for a producer id.
+    """Ask for a producer id.
 
     Without a transactional id a broker ignores the id and epoch given here, and assigns a new id with epoch 0
     each time (TransactionCoordinator.handleInitProducerId). With a transactional id it fences the producer

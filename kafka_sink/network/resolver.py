@@ -24,7 +24,7 @@ class Lookup:
 
 
 def start_lookup(host: str, port: int, canonical: bool, notify: Callable[[], None]) -> Lookup:
-    """Starts to resolve a name; another thread calls ``notify`` at the end.
+    """Start to resolve a name; another thread calls ``notify`` at the end.
 
     The look-up of a numeric address is done on return. ``canonical`` resolves the host's canonical name
     instead (client.dns.lookup=resolve_canonical_bootstrap_servers_only).

@@ -56,19 +56,19 @@ class TlsStream:
         return self._incoming.pending > 0 or (self.established and self._tls.pending() > 0)
 
     def feed(self, data: memoryview) -> None:
-        """Takes bytes from the peer, in pieces of any size."""
+        """Take bytes from the peer, in pieces of any size."""
         self._incoming.write(data)
 
     def feed_end(self) -> None:
-        """Marks the end of the peer's bytes."""
+        """Mark the end of the peer's bytes."""
         self._incoming.write_eof()
 
     def take(self) -> bytes:
-        """Returns the bytes for the peer."""
+        """Return the bytes for the peer."""
         return self._outgoing.read()
 
     def handshake(self) -> bool:
-        """Continues the handshake; True once it is done."""
+        """Continue the handshake; True once it is done."""
         if self.established:
             return True
         try:
@@ -105,7 +105,7 @@ class TlsStream:
         )
 
     def write(self, data: Buffer) -> None:
-        """Encrypts all of it."""
+        """Encrypt all of it."""
         try:
             self._tls.write(data)
         except ssl.SSLError as error:
@@ -131,7 +131,7 @@ class TlsStream:
         raise failure
 
     def close(self) -> None:
-        """Sends close_notify without waiting for the peer's."""
+        """Send close_notify without waiting for the peer's."""
         try:
             self._tls.unwrap()
         except (ssl.SSLError, ValueError, OSError):
@@ -170,11 +170,11 @@ class TlsTransport:
         return self._socket.fileno()
 
     def connected(self) -> None:
-        """Raises OSError where the connect failed."""
+        """Raise OSError where the connect failed."""
         self._socket.connected()
 
     def handshake(self) -> bool:
-        """Continues the handshake; True once it is done. Raises as TlsStream.handshake."""
+        """Continue the handshake; True once it is done. Raises as TlsStream.handshake."""
         if self._stream.established:
             self.flush()
             return True
@@ -188,7 +188,7 @@ class TlsTransport:
         return done
 
     def _flush_the_last(self) -> None:
-        """Tries to send a last alert or close_notify."""
+        """Try to send a last alert or close_notify."""
         try:
             self.flush()
         except OSError:
@@ -204,7 +204,7 @@ class TlsTransport:
         return count
 
     def flush(self) -> None:
-        """Writes as many encrypted bytes as the socket accepts."""
+        """Write as many encrypted bytes as the socket accepts."""
         while self.wants_write:
             if not self._held:
                 self._held = memoryview(self._stream.take())
@@ -214,7 +214,7 @@ class TlsTransport:
             self._held = self._held[sent:]
 
     def send(self, buffers: Sequence[Buffer]) -> int:
-        """Encrypts as much as may wait for the socket. Accepted bytes count as written."""
+        """Encrypt as much as may wait for the socket. Accepted bytes count as written."""
         taken = 0
         self.flush()
         for piece in _records(buffers):
@@ -244,13 +244,13 @@ class TlsTransport:
         return count
 
     def close(self) -> None:
-        """Sends close_notify if the socket accepts it at once, and closes."""
+        """Send close_notify if the socket accepts it at once, and close."""
         self._stream.close()
         self._flush_the_last()
         self._socket.close()
 
     def abort(self) -> None:
-        """Drops encrypted bytes, too: the peer cannot use partial records."""
+        """Drop encrypted bytes, too: the peer cannot use partial records."""
         self._socket.abort()
 
 
@@ -261,7 +261,7 @@ def _to_check(names: Sequence[str]) -> Sequence[str]:
 
 
 def _records(buffers: Sequence[Buffer]) -> list[Buffer]:
-    """Joins small buffers up to the size of a record. OpenSSL splits large ones itself."""
+    """Join small buffers up to the size of a record. OpenSSL splits large ones itself."""
     pieces: list[Buffer] = []
     small: list[Buffer] = []
     size = 0

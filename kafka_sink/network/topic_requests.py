@@ -50,7 +50,7 @@ def encode_create_topic(
     timeout_ms: int,
     config: Sequence[tuple[str, str]] = (),
 ) -> bytes:
-    """Creates one topic with these settings; the broker chooses a number given as -1. Versions:
+    """Create one topic with these settings; the broker chooses a number given as -1. Versions:
     CREATE_TOPICS_VERSIONS.
     """
     topic = CreateTopicsRequest.CreatableTopic(
@@ -105,7 +105,7 @@ class BrokerConfigs:
 
 
 def encode_describe_broker(version: int, node_id: int, names: Sequence[str]) -> bytes:
-    """Asks one broker for its own settings of these names. The request must go to that broker."""
+    """Ask one broker for its own settings of these names. The request must go to that broker."""
     resource = DescribeConfigsRequest.DescribeConfigsResource(
         version=version, resource_type=_BROKER, resource_name=str(node_id), configuration_keys=list(names)
     )

@@ -164,7 +164,7 @@ class ListTransactionsResponse:
 
 
 def encode_find_coordinator(version: int, keys: Sequence[str], *, of_groups: bool) -> bytes:
-    """Looks up the coordinators of groups (``of_groups``) or of transactional ids."""
+    """Look up the coordinators of groups (``of_groups``) or of transactional ids."""
     request = FindCoordinatorRequest(
         version=version, key_type=_GROUP if of_groups else _TRANSACTION, coordinator_keys=list(keys)
     )
@@ -198,7 +198,7 @@ def encode_add_partitions(
     producer_epoch: int,
     partitions: Iterable[TopicPartition],
 ) -> bytes:
-    """Adds partitions to the transaction, which begins with the first of them."""
+    """Add partitions to the transaction, which begins with the first of them."""
     topics: dict[str, list[int]] = {}
     for one in partitions:
         topics.setdefault(one.topic, []).append(one.partition)
@@ -239,7 +239,7 @@ def _errors_of_partitions(reader: Reader) -> tuple[dict[TopicPartition, int], in
 def encode_add_offsets(
     version: int, transactional_id: str, producer_id: int, producer_epoch: int, group: str
 ) -> bytes:
-    """Adds a group's offsets to the transaction, before TxnOffsetCommit."""
+    """Add a group's offsets to the transaction, before TxnOffsetCommit."""
     request = AddOffsetsToTxnRequest(
         version=version,
         transactional_id=transactional_id,
@@ -266,7 +266,7 @@ def _add_offsets(reader: Reader) -> AddOffsetsResponse:
 def encode_end_txn(
     version: int, transactional_id: str, producer_id: int, producer_epoch: int, *, commit: bool
 ) -> bytes:
-    """Commits or aborts. A retry has the same id and epoch."""
+    """Commit or abort. A retry has the same id and epoch."""
     request = EndTxnRequest(
         version=version,
         transactional_id=transactional_id,
@@ -300,7 +300,7 @@ def encode_txn_offset_commit(
     group: str,
     offsets: Mapping[TopicPartition, tuple[int, str]],
 ) -> bytes:
-    """Commits offsets with their metadata in a transaction; the group has no members."""
+    """Commit offsets with their metadata in a transaction; the group has no members."""
     topics: dict[str, list[Any]] = {}
     topic_class = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic
     partition_class = topic_class.TxnOffsetCommitRequestPartition
@@ -339,7 +339,7 @@ def decode_txn_offset_commit(
 def encode_offset_fetch(
     version: int, group: str, partitions: Sequence[TopicPartition] | None, *, stable: bool
 ) -> bytes:
-    """Fetches a group's offsets; all of them if ``partitions`` is None.
+    """Fetch a group's offsets; all of them if ``partitions`` is None.
 
     With ``stable`` a partition with an open transaction gets UNSTABLE_OFFSET_COMMIT. If all offsets are
     fetched, only partitions with an earlier offset do.
@@ -394,7 +394,7 @@ def _offsets(reader: Reader) -> dict[TopicPartition, CommittedOffset]:
 
 
 def encode_describe_transactions(version: int, ids: Sequence[str]) -> bytes:
-    """Describes ids whose coordinator is the receiving broker."""
+    """Describe ids whose coordinator is the receiving broker."""
     request = DescribeTransactionsRequest(version=version, transactional_ids=list(ids))
     return bytes(request.encode(version=version))
 
@@ -430,7 +430,7 @@ def _count_partitions(reader: Reader) -> int:
 
 
 def encode_list_transactions(version: int, states: Sequence[str], pattern: str, age_ms: int = -1) -> bytes:
-    """Lists transactions in these states whose coordinator is the receiving broker, of those that have been
+    """List transactions in these states whose coordinator is the receiving broker, of those that have been
     open for longer than ``age_ms``; versions before 1 ignore that. ``pattern`` filters ids; versions before
     2 ignore it."""
     more: dict[str, Any] = {}

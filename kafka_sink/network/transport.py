@@ -42,25 +42,25 @@ class Transport(Protocol):
         """Call when the socket is first writable; raises OSError where the connect failed."""
 
     def handshake(self) -> bool:
-        """Continues the handshake that precedes Kafka's first byte; True once it is done.
+        """Continue the handshake that precedes Kafka's first byte; True once it is done.
 
         TLS raises AuthenticationError if a certificate is rejected.
         """
 
     def flush(self) -> None:
-        """Writes bytes that ``send`` accepted and the stream still holds."""
+        """Write bytes that ``send`` accepted and the stream still holds."""
 
     def send(self, buffers: Sequence[Buffer]) -> int:
-        """Writes as much as fits now of at most 1,024 buffers. Returns the number of bytes, possibly 0."""
+        """Write as much as fits now of at most 1,024 buffers. Returns the number of bytes, possibly 0."""
 
     def receive_into(self, buffer: memoryview) -> int | None:
         """Number of bytes read, 0 at the end of the stream, None if nothing is available."""
 
     def close(self) -> None:
-        """Ends the stream without waiting."""
+        """End the stream without waiting."""
 
     def abort(self) -> None:
-        """Ends the stream and drops what has not reached the peer."""
+        """End the stream and drop what has not reached the peer."""
 
 
 class PlaintextTransport:
@@ -95,7 +95,7 @@ class PlaintextTransport:
         return self._socket.fileno()
 
     def connected(self) -> None:
-        """Raises OSError where the connect failed."""
+        """Raise OSError where the connect failed."""
         code = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if code:
             raise OSError(code, os.strerror(code))
@@ -122,11 +122,11 @@ class PlaintextTransport:
             return None
 
     def close(self) -> None:
-        """Closes without waiting. The system still sends the bytes that it holds."""
+        """Close without waiting. The system still sends the bytes that it holds."""
         self._socket.close()
 
     def abort(self) -> None:
-        """Drops the bytes that the system still holds and resets the connection."""
+        """Drop the bytes that the system still holds and resets the connection."""
         with contextlib.suppress(OSError):
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
         self._socket.close()

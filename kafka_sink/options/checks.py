@@ -71,7 +71,7 @@ def _idempotence(values: Values, given: Mapping[str, Any]) -> list[str]:
 
 
 def _exactly_once(values: Values, given: Mapping[str, Any]) -> list[str]:
-    """Runs after the rule about idempotence, which may have disabled it."""
+    """Run after the rule about idempotence, which may have disabled it."""
     if _get(values, "delivery_guarantee") != "exactly-once":
         for attribute, name in _OF_TRANSACTIONS.items():
             if attribute in given:
@@ -162,7 +162,7 @@ def _reconnect_backoff(values: Values, given: Mapping[str, Any]) -> list[str]:
 
 
 def _capped(attribute: str, limit: str) -> Callable[[Values, Mapping[str, Any]], list[str]]:
-    """Returns the rule that reduces one time to the maximum that another option sets."""
+    """Return the rule that reduces one time to the maximum that another option sets."""
 
     def rule(values: Values, _: Mapping[str, Any]) -> list[str]:
         value, maximum = _get(values, attribute), _get(values, limit)

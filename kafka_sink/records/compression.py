@@ -86,7 +86,7 @@ PACKER = Lz4Codec(LZ4_DEFAULT_LEVEL, acceleration=4)
 
 
 def unpack(packed: bytes, raw: bytearray) -> int:
-    """Unpacks full blocks of ``PACKER`` to the start of ``raw``; returns the number of bytes."""
+    """Unpack full blocks of ``PACKER`` to the start of ``raw``; return the number of bytes."""
     at = done = 0
     while at < len(packed):
         (size,) = struct.unpack_from("<I", packed, at)
@@ -254,7 +254,7 @@ class CompressionRatios:
         return self._ratios.get((topic, compression), self.INITIAL)
 
     def observe(self, topic: str, compression: CompressionType, ratio: float) -> None:
-        """Adjusts the estimate by one batch's ratio."""
+        """Adjust the estimate by one batch's ratio."""
         current = self.estimate(topic, compression)
         if ratio > current:
             updated = max(current + self._DETERIORATING_STEP, ratio)
@@ -269,6 +269,6 @@ class CompressionRatios:
         self._ratios[(topic, compression)] = updated
 
     def relearn(self, topic: str, compression: CompressionType, ratio: float) -> None:
-        """Sets the estimate after a split: at least 1.0, since it has proved too low."""
+        """Set the estimate after a split: at least 1.0, since it has proved too low."""
         self._ratios[(topic, compression)] = max(self.INITIAL, ratio)
         self._risen.add((topic, compression))

@@ -41,7 +41,7 @@ class EncodedRecords:
 
 
 def encode(rows: RecordColumns, timestamps: Int64s | int, runs: Sequence[Run]) -> EncodedRecords:
-    """Encodes every row as one V2 record.
+    """Encode every row as one V2 record.
 
     ``timestamps`` are milliseconds since the epoch, one a row in writing order, or the same for all rows. The
     runs cover the rows in order and without gaps; none is empty.

@@ -159,7 +159,7 @@ def _no_nulls(column: pa.Array) -> pa.Array:
 
 
 def _join(parts: list[pa.Array]) -> pa.Array:
-    """Concatenates element by element."""
+    """Concatenate element by element."""
     return pc.binary_join_element_wise(*parts, _EMPTY)
 
 

@@ -38,7 +38,7 @@ def same(value: int) -> Column:
 
 
 def column(values: Signed) -> Column:
-    """Prepares signed numbers; small magnitudes stay small: 0, -1, 1, -2 become 0, 1, 2, 3."""
+    """Prepare signed numbers; small magnitudes stay small: 0, -1, 1, -2 become 0, 1, 2, 3."""
     if len(values) == 0:
         return same(0)
     low, high = int(values.min()), int(values.max())

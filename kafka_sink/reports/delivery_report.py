@@ -70,7 +70,7 @@ def _take_back(handle: int, written: int) -> None:
 
 
 def _opened(path: str) -> int:
-    """Does not wait for the reader of a FIFO. Raises OSError, also for what this user has not made."""
+    """Do not wait for the reader of a FIFO. Raises OSError, also for what this user has not made."""
     refused = OSError(errno.EINVAL, "it is not a regular file")
     try:
         handle = os.open(path, _FLAGS, _MODE)

@@ -169,7 +169,7 @@ def _tails(hashes: UInt32s, words: UInt32s, left: Int32s, longest: int) -> None:
 
 
 def _replace(hashes: UInt32s, others: UInt32s, sign: Int32s) -> None:
-    """Takes the others where ``sign`` is negative. Both arguments are used up.
+    """Take the others where ``sign`` is negative. Both arguments are used up.
 
     Masks of bits: numpy's boolean masks cost 2 to 5 ns a key where lengths are mixed, these 0.6.
     """

@@ -31,7 +31,7 @@ def ordered_rows_of(
     unavailable: Collection[int] = (),
     muted: Container[TopicPartition] = (),
 ) -> OrderedRows:
-    """Assigns partitions and orders the rows by them; rows of one partition keep their order.
+    """Assign partitions and orders the rows by them; rows of one partition keep their order.
 
     ``now_ms`` is the wall clock, the timestamp of rows without one. Rows without keys avoid partitions
     that are ``muted`` or led by an ``unavailable`` broker, if others are left. Raises

@@ -82,7 +82,7 @@ class Rebatcher:
         return self._deadline_ms
 
     def offer(self, batch: pa.RecordBatch, now_ms: float) -> list[pa.Table]:
-        """Adds a batch; returns the tables that are ready, each with at least one row."""
+        """Add a batch; return the tables that are ready, each with at least one row."""
         if batch.num_rows == 0:
             return self.take(now_ms)
         size = self._bytes(batch)

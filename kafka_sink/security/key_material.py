@@ -100,7 +100,7 @@ def _bytes(store: Store) -> HiddenBytes:
 
 
 def _is_pem(store: Store, data: bytes) -> bool:
-    """Raises ConfigurationError where the bytes are not of the kind that the option says."""
+    """Raise ConfigurationError where the bytes are not of the kind that the option says."""
     if data.startswith(_JKS_MAGIC):
         what = store.option.split(".")[2] if store.option.count(".") > 2 else "store"
         raise ConfigurationError(

@@ -55,12 +55,12 @@ class Security:
         return self.settings.tls is not None or self.settings.sasl is not None
 
     def check(self) -> None:
-        """Reads all files once. Raises ConfigurationError."""
+        """Read all files once. Raises ConfigurationError."""
         if self._contexts is not None:
             self._contexts.current()
 
     def begin(self, host: str, notify: Callable[[], None]) -> Preparation:
-        """Starts to prepare a connection to this host; ``notify`` is called, on another thread, when it is
+        """Start to prepare a connection to this host; ``notify`` is called, on another thread, when it is
         done."""
         preparation = Preparation()
         arguments = (preparation, host, notify)

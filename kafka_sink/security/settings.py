@@ -120,7 +120,7 @@ class SecuritySettings:
 
     @classmethod
     def from_options(cls, options: SinkOptions) -> SecuritySettings:
-        """Raises ConfigurationError where options contradict each other or name what cannot be used."""
+        """Raise ConfigurationError where options contradict each other or name what cannot be used."""
         protocol = options.security_protocol
         return cls(
             protocol,

@@ -20,7 +20,7 @@ _Stamp = tuple[tuple[int, int, int] | None, ...]
 
 
 def make_context(settings: TlsSettings) -> ssl.SSLContext:
-    """Reads all files. Raises ConfigurationError, naming option and file, where one is of no use."""
+    """Read all files. Raises ConfigurationError, naming option and file, where one is of no use."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = settings.check_host
     context.minimum_version = _VERSIONS[settings.protocols[0]]
@@ -122,7 +122,7 @@ class TlsContexts:
         self._stamp: _Stamp = ()
 
     def current(self) -> ssl.SSLContext:
-        """Raises ConfigurationError where there never was a usable one."""
+        """Raise ConfigurationError where there never was a usable one."""
         with self._lock:
             stamp = _stamp_of(self._settings)
             if self._context is not None and stamp == self._stamp:

@@ -74,7 +74,7 @@ class TokenEndpoint:
         self._shown = f"{self._host}:{self._port}{parts.path}"
 
     def fetch(self) -> Token:
-        """Raises AuthenticationError where the endpoint refuses, TokenUnavailableError else."""
+        """Raise AuthenticationError where the endpoint refuses, TokenUnavailableError else."""
         try:
             status, body = self._ask()
         except ssl.SSLError as error:

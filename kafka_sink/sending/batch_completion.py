@@ -74,35 +74,35 @@ class BatchCompletion:
         self._accumulator.finish(batch, BatchState.FAILED, self._record_failure(batch, cause))
 
     def fail(self, batch: ProducerBatch, cause: Exception) -> bool:
-        """Fails a batch without a response, wherever it is; False where it is leased or has ended."""
+        """Fail a batch without a response, wherever it is; False where it is leased or has ended."""
         return self._accumulator.fail(batch, self._record_failure(batch, cause))
 
     def retry(self, batch: ProducerBatch, at_ms: float) -> None:
-        """Queues the batch again, for an attempt at ``at_ms`` or later."""
+        """Queue the batch again, for an attempt at ``at_ms`` or later."""
         self.deliveries.count(retries=1)
         self._accumulator.reenqueue(batch, at_ms)
 
     def hold(self, batch: ProducerBatch) -> None:
-        """Queues the batch again. It is not to be sent."""
+        """Queue the batch again. It is not to be sent."""
         self._accumulator.reenqueue(batch, 0.0)
 
     def replace(self, batch: ProducerBatch, pieces: Collection[ProducerBatch]) -> None:
-        """Queues the pieces of a batch that was too large in its place."""
+        """Queue the pieces of a batch that was too large in its place."""
         self.deliveries.count(splits=1)
         self._accumulator.reenqueue_split(batch, [*pieces])
 
     def shrink(self, batch: ProducerBatch, pieces: Collection[ProducerBatch]) -> None:
-        """Queues what is left of a batch without the records that became dead letters."""
+        """Queue what is left of a batch without the records that became dead letters."""
         self._accumulator.reenqueue_split(batch, [*pieces])
 
     def fail_all(self, cause: Exception) -> None:
-        """Fails every batch: the producer cannot go on (authentication failed, no producer id)."""
+        """Fail every batch: the producer cannot go on (authentication failed, no producer id)."""
         self.deliveries.failed(None, 0, cause)
         for batch in [*self._accumulator.queued_batches_snapshot(), *self._in_flight.values()]:
             self.fail(batch, cause)
 
     def abort_incomplete(self, *, end_leases: bool) -> None:
-        """Fails what is left and gives its memory back. Only after the connections are closed."""
+        """Fail what is left and give its memory back. Only after the connections are closed."""
         closed = DeliveryError("the producer was closed")
 
         def record(batch: ProducerBatch) -> None:
@@ -144,7 +144,7 @@ class BatchExpiry:
         self._none_expires_before_ms = 0.0
 
     def expire(self, now_ms: float) -> float:
-        """Fails batches older than delivery.timeout.ms; returns the milliseconds until the next may be."""
+        """Fail batches older than delivery.timeout.ms; return the milliseconds until the next may be."""
         if now_ms < self._none_expires_before_ms:
             return self._none_expires_before_ms - now_ms
         expired, delay = self._accumulator.expired(now_ms)
@@ -183,7 +183,7 @@ class BatchExpiry:
         return self._completion.fail(batch, cause)
 
     def expire_missing(self, topics: Collection[str], now_ms: float) -> None:
-        """Fails rows of ``topics`` whose partition has been missing for max.block.ms.
+        """Fail rows of ``topics`` whose partition has been missing for max.block.ms.
 
         A topic that is recreated with fewer partitions leaves such rows behind. The partition may come back,
         but a task that fails soon is run again, and its rows then go to the partitions that exist.
@@ -225,7 +225,7 @@ class BatchExpiry:
 
 
 def restart_sequences(identity: ProducerIdentity, completion: BatchCompletion) -> None:
-    """Restarts every partition that asked for it and has nothing in flight.
+    """Restart every partition that asked for it and has nothing in flight.
 
     A batch that may have been written fails: under a new sequence it could be written twice.
     """
@@ -241,7 +241,7 @@ def restart_sequences(identity: ProducerIdentity, completion: BatchCompletion) -
 
 
 def close_sequence_gaps(identity: ProducerIdentity, completion: BatchCompletion) -> None:
-    """Renumbers the batches behind dropped records in every partition that has nothing in flight.
+    """Renumber the batches behind dropped records in every partition that has nothing in flight.
 
     A batch that may have been written fails: under a new sequence it could be written twice.
     """

@@ -114,7 +114,7 @@ class ProduceRequests:
         return OutboundRequest(apis.PRODUCE, version, body, expects_response, timeout, tag, asked)
 
     def _prepare(self, batch: ProducerBatch) -> list[memoryview]:
-        """Completes a sealed batch's header; returns the batch's bytes. Nothing else assigns a sequence."""
+        """Complete a sealed batch's header; return the batch's bytes. Nothing else assigns a sequence."""
         identity = self._identity
         if identity is not None:
             identity.assign(batch)

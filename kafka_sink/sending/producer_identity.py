@@ -114,7 +114,7 @@ class ProducerIdentity:
         self._requested = True
 
     def on_response(self, response: ProducerIdResponse, now_ms: float) -> KafkaSinkError | None:
-        """Takes the id; returns an error where no retry can help."""
+        """Take the id; return an error where no retry can help."""
         self._requested = False
         if response.error_code in _FINAL_ERRORS:
             return DeliveryError(
@@ -137,7 +137,7 @@ class ProducerIdentity:
         self._not_before_ms = now_ms + self._backoff.delay_ms(self._failures)
 
     def forget(self) -> None:
-        """Gives up the id, or the request for one, because another cluster gave it.
+        """Give up the id, or the request for one, because another cluster gave it.
 
         Raises KafkaSinkError where a batch has been sent with it.
         """
@@ -173,7 +173,7 @@ class ProducerIdentity:
         return sequence.passing < MAX_IN_FLIGHT - 1
 
     def assign(self, batch: ProducerBatch) -> None:
-        """Gives a batch its id, epoch and sequence, unless it has them from an earlier attempt."""
+        """Give a batch its id, epoch and sequence, unless it has them from an earlier attempt."""
         if batch.has_sequence:
             return
         sequence = self._sequences.get(batch.partition)
@@ -307,7 +307,7 @@ class ProducerIdentity:
         ]
 
     def restart(self, partition: TopicPartition) -> None:
-        """Starts a partition's sequences at 0 under the next epoch, or under a new id after the last epoch.
+        """Start a partition's sequences at 0 under the next epoch, or under a new id after the last epoch.
 
         Raises KafkaSinkError and changes nothing where a batch is in flight or may have been written.
         """

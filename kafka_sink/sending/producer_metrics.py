@@ -78,12 +78,12 @@ class LiveProducers:
         self._living = WeakSet()
 
     def add(self, producer: HasMetrics) -> None:
-        """Registers a new producer."""
+        """Register a new producer."""
         with self._lock:
             self._living.add(producer)
 
     def discard(self, producer: HasMetrics) -> None:
-        """Forgets a closed producer."""
+        """Forget a closed producer."""
         with self._lock:
             self._living.discard(producer)
 

@@ -29,7 +29,7 @@ class ProducerIdRequests:
         self._request_timeout_ms = request_timeout_ms
 
     def refresh(self, now_ms: float) -> float:
-        """Asks for an id where it is missing; returns the milliseconds until there may be something to do."""
+        """Ask for an id where it is missing; return the milliseconds until there may be something to do."""
         identity = self._identity
         if not identity.may_request(now_ms):
             return identity.retry_delay_ms(now_ms)
@@ -49,7 +49,7 @@ class ProducerIdRequests:
     def on_response(
         self, event: ResponseReceived, tag: ProducerIdTag, now_ms: float
     ) -> KafkaSinkError | None:
-        """Takes the id; returns an error where no retry can help."""
+        """Take the id; return an error where no retry can help."""
         if tag.generation != self._identity.generation:
             return None
         return self._identity.on_response(event.response, now_ms)
@@ -74,7 +74,7 @@ class BrokerProbes:
         self._request_timeout_ms = request_timeout_ms
 
     def send_due(self, now_ms: float) -> float:
-        """Probes every broker that the policy names; returns the milliseconds until another can be sent."""
+        """Probe every broker that the policy names; return the milliseconds until another can be sent."""
         delay = math.inf
         for node in self._policy.brokers_to_probe():
             if self._network.ready_for_any(node, now_ms):

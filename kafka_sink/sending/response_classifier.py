@@ -201,7 +201,7 @@ def advice_of(error_code: int) -> str | None:
 
 
 def classify_response(attempt: AttemptFacts) -> Verdict:
-    """Decides by error code. A code without a rule fails the batch, and the error names the code."""
+    """Decide by error code. A code without a rule fails the batch, and the error names the code."""
     if attempt.base_offset >= 0 and not attempt.possibly_written:
         # A leader that is deposed while it waits for replicas responds like a broker that never led the
         # partition, but with the batch's offset (Kafka's DelayedProduce).

@@ -193,7 +193,7 @@ class ResponseHandler:
             self._completion.succeed(batches, confirmed=confirmed)
 
     def _apply(self, batch: ProducerBatch, node_id: int, decision: Verdict, now_ms: float) -> None:
-        """Carries out the decision of the classifier. Nothing else ends an attempt that failed."""
+        """Carry out the decision of the classifier. Nothing else ends an attempt that failed."""
         if decision.action is Action.SUCCEED:
             self._succeed([(batch, -1, -1)], node_id, now_ms)
             return
@@ -291,7 +291,7 @@ class ResponseHandler:
         return not batch.letters or isinstance(decision.cause, RecordTooLargeError)
 
     def _skip_records(self, batch: ProducerBatch, positions: Sequence[int], cause: Exception) -> None:
-        """Makes dead letters of these records. The others go on, with consecutive sequences."""
+        """Make dead letters of these records. The others go on, with consecutive sequences."""
         if not positions and batch.record_count > 1:
             # The broker did not say which records are invalid. It will when each has a batch of its own.
             self._split(batch, cause)
@@ -321,7 +321,7 @@ class ResponseHandler:
         self._completion.shrink(batch, pieces)
 
     def _hold(self, batch: ProducerBatch, positions: Sequence[int], cause: Exception) -> None:
-        """Leaves the batch in buffer.memory, unsent, until letters of other rows are written. If that never
+        """Leave the batch in buffer.memory, unsent, until letters of other rows are written. If that never
         happens, delivery.timeout.ms ends it."""
         letters = self._dead_letters
         assert letters is not None
@@ -341,7 +341,7 @@ class ResponseHandler:
         return batch in self._held
 
     def skip_held(self) -> None:
-        """Makes dead letters of the batches that are held, while there is room for them."""
+        """Make dead letters of the batches that are held, while there is room for them."""
         letters = self._dead_letters
         while self._held and letters is not None and letters.has_room:
             batch = next(iter(self._held))
@@ -351,7 +351,7 @@ class ResponseHandler:
                 self._skip_records(batch, positions, cause)
 
     def _add_letters(self, batch: ProducerBatch, records: TakenRecords, cause: Exception) -> Exception | None:
-        """Returns why the task fails, None if it goes on."""
+        """Return why the task fails, None if it goes on."""
         letters = self._dead_letters
         assert letters is not None
         topic, partition = batch.partition

@@ -180,11 +180,11 @@ class Sender(threading.Thread):
             self._on_event(event, self._clock_ms())
 
     def wakeup(self) -> None:
-        """Ends the present wait, because something changed. Any thread may call it."""
+        """End the present wait, because something changed. Any thread may call it."""
         self._network.wakeup()
 
     def abort(self, cause: Exception) -> None:
-        """Stops sending at once. Any thread may call it. The task fails with this cause, or an earlier one.
+        """Stop sending at once. Any thread may call it. The task fails with this cause, or an earlier one.
 
         Rows that have not reached a broker are dropped, also those that the kernel holds for the connections.
         """
@@ -198,7 +198,7 @@ class Sender(threading.Thread):
         self.deliveries.failed(None, 0, cause)
 
     def close(self, timeout_ms: float, *, abort: bool = False) -> None:
-        """Ends the thread. Batches without a response fail. Called when the task appends no more.
+        """End the thread. Batches without a response fail. Called when the task appends no more.
 
         A thread that does not end in time gives all memory back when it ends. ``abort`` drops bytes that the
         kernel holds for the connections.
@@ -284,7 +284,7 @@ class Sender(threading.Thread):
         return {queue.partition.topic for queues in gone for queue in queues}
 
     def _find_brokers(self, now_ms: float) -> float:
-        """Requests metadata if no known broker can be reached, as only those are asked for an id."""
+        """Request metadata if no known broker can be reached, as only those are asked for an id."""
         known, muted = self._cluster.nodes(), self._policy.muted_brokers
         if not known or not all(node in muted or self._network.is_gone(node) for node in known):
             return math.inf
@@ -293,7 +293,7 @@ class Sender(threading.Thread):
         return self._metadata.refresh(now_ms)
 
     def _probe(self, node: int, queues: Sequence[PartitionQueue], now_ms: float) -> float:
-        """Sends one batch of a muted partition that the breaker wants to probe; returns the delay until
+        """Send one batch of a muted partition that the breaker wants to probe; return the delay until
         the next look at this broker."""
         for queue in queues:
             if not self._policy.may_probe(queue.partition):
@@ -305,7 +305,7 @@ class Sender(threading.Thread):
         return math.inf
 
     def _produce(self, node: int, queues: Sequence[PartitionQueue], now_ms: float) -> bool:
-        """Sends one request if there is a batch for it; returns whether it did."""
+        """Send one request if there is a batch for it; return whether it did."""
         if self._aborting:
             return False
         max_bytes = self._settings.max_request_size
@@ -387,7 +387,7 @@ class Sender(threading.Thread):
             self._completion.fail_all(event.cause)
 
     def _on_disconnect(self, event: NodeDisconnected) -> None:
-        """Fails the task where no address is left that could still accept this client."""
+        """Fail the task where no address is left that could still accept this client."""
         if not is_final(event.cause):
             return
         errors = self._network.connection_errors()

@@ -86,7 +86,7 @@ class BatchSplitter:
         self._completion.replace(batch, pieces)
 
     def split_if_too_large(self, batch: ProducerBatch) -> bool:
-        """Splits a batch that is about to be sent if its brokers have refused such a large one before."""
+        """Split a batch that is about to be sent if its brokers have refused such a large one before."""
         limit = self._accumulator.limits.learnt(batch.partition.topic)
         if limit is None or batch.size <= limit or batch.record_count == 1 or batch.possibly_written:
             return False
@@ -138,7 +138,7 @@ class _Taken:
         self._timestamps: list[int] = []
 
     def add(self, record: Record) -> bool:
-        """Takes a record; False from the first on that there is no room for."""
+        """Take a record; False from the first on that there is no room for."""
         timestamp, body, size = record
         self._left -= size
         if self._ends and self._left < 0:

@@ -149,7 +149,7 @@ class TaskDeliveries:
                 self._first_failure = (partition, cause)
 
     def count(self, *, retries: int = 0, splits: int = 0, moved: int = 0) -> None:
-        """Adds to the counts that belong to no partition."""
+        """Add to the counts that belong to no partition."""
         with self._lock:
             self._counts.retries += retries
             self._counts.splits += splits
@@ -184,7 +184,7 @@ class TaskDeliveries:
         return self._first_failure is not None
 
     def raise_failure(self, rows: int, unacknowledged: int, skipped: int = 0) -> None:
-        """Raises DeliveryError with the first cause if anything failed.
+        """Raise DeliveryError with the first cause if anything failed.
 
         The task has appended ``rows``. ``unacknowledged`` of them were sent and have no response yet,
         ``skipped`` can never be written.

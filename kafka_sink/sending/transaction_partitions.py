@@ -54,7 +54,7 @@ class TransactionPartitions:
         self._not_before_ms = -math.inf
 
     def refresh(self, now_ms: float) -> float:
-        """Adds what batches wait for; returns the milliseconds until there may be something to do."""
+        """Add what batches wait for; return the milliseconds until there may be something to do."""
         identity = self._identity
         waits = self._waits_for is not None and self._waits_for.transaction == identity.transaction
         if not identity.partitions_to_add or waits:
@@ -115,7 +115,7 @@ class TransactionPartitions:
     def on_response(
         self, event: ResponseReceived, tag: TransactionPartitionsTag, now_ms: float
     ) -> KafkaSinkError | None:
-        """Takes what was added; returns an error where no retry can help."""
+        """Take what was added; return an error where no retry can help."""
         if tag is not self._waits_for:
             return None
         self._waits_for = None

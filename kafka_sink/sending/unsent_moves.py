@@ -40,7 +40,7 @@ class UnsentMoves:
         self._policy = policy
 
     def move(self, queues: Sequence[PartitionQueue], muted: Container[TopicPartition]) -> bool:
-        """Moves what may move from the queues of muted partitions; returns whether that was anything."""
+        """Move what may move from the queues of muted partitions; return whether that was anything."""
         targets: dict[str, Sequence[TopicPartition]] = {}
 
         def targets_of(partition: TopicPartition) -> Sequence[TopicPartition]:

@@ -24,7 +24,7 @@ _BETWEEN_TASKS = {_M_TRIM_THRESHOLD: 64 * _MIB, _M_TOP_PAD: 128 * 1024, _M_MMAP_
 
 @contextmanager
 def memory_kept() -> Iterator[None]:
-    """Keeps what is freed in the process until the end, when all of it goes back to the system (20 us)."""
+    """Keep what is freed in the process until the end, when all of it goes back to the system (20 us)."""
     libc = _glibc()
     if libc is None:
         yield

@@ -129,7 +129,7 @@ class _Task:
 
 
 def _require_driver(df: DataFrame) -> None:
-    """Raises ConfigurationError for a DataFrame of Spark Connect: its client is not in the application."""
+    """Raise ConfigurationError for a DataFrame of Spark Connect: its client is not in the application."""
     if not type(df).__module__.startswith("pyspark.sql.connect"):
         return
     raise ConfigurationError(

@@ -182,7 +182,7 @@ class Producer:
     def begin_transaction(
         self, transactional_id: str, producer_id: int, epoch: int, *, adds_partitions: bool = False
     ) -> None:
-        """Writes the rows from now on in this transaction. Only before a task's first row.
+        """Write the rows from now on in this transaction. Only before a task's first row.
 
         ``adds_partitions``: under transaction protocol 1. Raises ValueError for a producer without
         delivery.guarantee=exactly-once.
@@ -193,7 +193,7 @@ class Producer:
         self._figures.transaction_since_ms = monotonic_ms()
 
     def _use_coordinator(self, address: CoordinatorAddress | None) -> None:
-        """Works with the coordinator at this address from now on, or without one."""
+        """Work with the coordinator at this address from now on, or without one."""
         if self._coordinator is not None and self._coordinator.address != address:
             self._leave_coordinator(self._coordinator)
         if address is None:
@@ -238,7 +238,7 @@ class Producer:
         return coordinator
 
     def send(self, batch: pa.RecordBatch | pa.Table, *, plan: ColumnPlan | None = None) -> int:
-        """Appends rows, whose columns are those of ``plan``, by default ``self.plan``. Returns the number of
+        """Append rows, whose columns are those of ``plan``, by default ``self.plan``. Returns the number of
         partitions that they go to.
 
         Raises InvalidRowError (after max.block.ms for a partition that does not exist) or
@@ -292,7 +292,7 @@ class Producer:
         return self._accumulator.incomplete > 0 or self._has_letters
 
     def _write_letters(self) -> bool:
-        """Appends the dead letters that wait; returns whether there were any."""
+        """Append the dead letters that wait; return whether there were any."""
         return self._letter_writer is not None and self._letter_writer.write()
 
     @property
@@ -366,7 +366,7 @@ class Producer:
                 )
 
     def finish(self) -> TaskResult:
-        """Sends what is left and waits until every row is acknowledged.
+        """Send what is left and wait until every row is acknowledged.
 
         Every batch is bounded by delivery.timeout.ms, so this ends. Raises DeliveryError with the first
         cause and the counts.
@@ -390,7 +390,7 @@ class Producer:
         )
 
     def flush(self) -> None:
-        """Sends what is left, waits until every row so far is acknowledged, and goes on. Raises as
+        """Send what is left, wait until every row so far is acknowledged, and go on. Raises as
         ``finish``."""
         self._send_all()
         self._accumulator.begin_task()
@@ -423,7 +423,7 @@ class Producer:
         self.check()
 
     def check(self) -> None:
-        """Raises DeliveryError if rows of this task have failed. A task that waits calls it now and then."""
+        """Raise DeliveryError if rows of this task have failed. A task that waits calls it now and then."""
         # Read first: a thread that ends records its reason before.
         ended = not self._sender.is_alive()
         if self._sender.deliveries.has_failed:
@@ -434,7 +434,7 @@ class Producer:
             raise DeliveryError("the sender thread has ended")
 
     def abort(self, cause: Exception, held: int = 0) -> None:
-        """Stops sending at once and drops what was not sent. Any thread may call it.
+        """Stop sending at once and drop what was not sent. Any thread may call it.
 
         The task fails with this cause, wherever it waits. The producer serves no other task. ``held``: rows
         that the task has and did not append yet.
@@ -498,7 +498,7 @@ class Producer:
             self._coordinator.pause()
 
     def close(self, *, abort: bool = False) -> None:
-        """Ends the sender and its connections and gives all memory back, without waiting for responses.
+        """End the sender and its connections and give all memory back, without waiting for responses.
 
         Called by the task's thread, or between tasks. ``abort`` is for a task that failed: Spark runs it
         again, so bytes that the kernel still holds for the connections are dropped.

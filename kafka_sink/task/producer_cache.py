@@ -51,7 +51,7 @@ class ProducerCache:
         return Producer(options)
 
     def put_back(self, producer: Producer) -> None:
-        """Keeps a healthy producer for the next task with its options; closes any other."""
+        """Keep a healthy producer for the next task with its options; close any other."""
         if not producer.is_reusable:
             producer.close()
             return
@@ -66,7 +66,7 @@ class ProducerCache:
             old.close()
 
     def close(self) -> None:
-        """Closes all idle producers."""
+        """Close all idle producers."""
         with self._lock:
             idle = list(self._idle.values())
             self._idle.clear()

@@ -42,7 +42,7 @@ def limits_of(options: SinkOptions) -> dict[str, int]:
 
 
 def sleep_ms(milliseconds: float) -> None:
-    """Waits for this long."""
+    """Wait for this long."""
     time.sleep(milliseconds / 1000)
 
 
@@ -74,7 +74,7 @@ class RateLimit:
         self.waited_ms = 0.0
 
     def pieces(self, table: pa.Table | pa.RecordBatch, check: Callable[[], None]) -> Iterator[pa.Table]:
-        """Yields the rows in order, each piece when it may be sent. ``check`` raises if the task is lost."""
+        """Yield the rows in order, each piece when it may be sent. ``check`` raises if the task is lost."""
         start = 0
         while start < table.num_rows:
             rest = table.slice(start)

@@ -102,7 +102,7 @@ def _warn_of_brokers(client: TransactionClient) -> None:
 
 
 def _known_scope(client: TransactionClient, prefix: str, topic: str | None, known: Iterable[str]) -> Scope:
-    """Raises KafkaSinkError for a prefix that nobody has used: to take it over would create its ids."""
+    """Raise KafkaSinkError for a prefix that nobody has used: to take it over would create its ids."""
     # Decisions are found without the topic and its number of partitions.
     decision = client.run(driver.read_decision(Scope(prefix, "", 1)), _TIMEOUT_MS)
     driver_id = Scope(prefix, "", 1).driver_id

@@ -93,7 +93,7 @@ class TaskAttempt:
             self._digest.update(batch)
 
     def begin(self, writes: WritesInTransaction) -> None:
-        """Begins the transaction, unless it has begun."""
+        """Begin the transaction, unless it has begun."""
         with self._lock:
             if self._producer is None:
                 self._look_at_others()

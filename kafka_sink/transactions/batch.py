@@ -225,7 +225,7 @@ def commit(
 def _skipped(
     batch: BatchIdentity, previous: Decision | None, reports: Sequence[TaskReport], compare: str
 ) -> BatchOutcome:
-    """Raises ChangedBatchError where these are other rows than the batch had."""
+    """Raise ChangedBatchError where these are other rows than the batch had."""
     if previous is None or not previous.covers(batch):
         raise TransactionError(f"{batch} was written before according to planning, and now it was not")
     written, given = previous.progress[batch.writer], RowsDigest.total(report.digest for report in reports)

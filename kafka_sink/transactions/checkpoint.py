@@ -21,7 +21,7 @@ class Location(NamedTuple):
 
     @classmethod
     def of(cls, text: str) -> Location:
-        """Takes any text, as Path does: no quoting counts. Hadoop looks file systems up without case."""
+        """Take any text, as Path does: no quoting counts. Hadoop looks file systems up without case."""
         before, colon, rest = text.partition(":")
         scheme = before.lower() if colon and "/" not in before else ""
         path, authority = rest if scheme else text, ""

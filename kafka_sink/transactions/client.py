@@ -320,7 +320,7 @@ class TransactionClient:
         )
 
     def _send_due(self, step: _Step, now_ms: float) -> float:
-        """Sends the requests that may go; returns the milliseconds until there is more to do."""
+        """Send the requests that may go; return the milliseconds until there is more to do."""
         wait = _MAX_POLL_MS
         for call in step.calls:
             node = call.node if call.key is None else self._coordinators.get(call.key)
@@ -474,7 +474,7 @@ class TransactionClient:
         self.protocol = PROTOCOL_1
 
     def _look_up(self, step: _Step, now_ms: float) -> None:
-        """Asks for coordinators that are not known: one request for each kind of key."""
+        """Ask for coordinators that are not known: one request for each kind of key."""
         keys = dict.fromkeys([*(call.key for call in step.calls if call.key), *self._ahead])
         missing = [key for key in keys if key not in self._coordinators]
         for of_groups in (_TRANSACTION_KEY, _GROUP_KEY):

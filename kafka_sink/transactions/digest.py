@@ -58,7 +58,7 @@ class RunningDigest:
         self._checksum = 0
 
     def update(self, batch: pa.RecordBatch) -> None:
-        """Counts a batch in."""
+        """Count a batch in."""
         self._rows += batch.num_rows
         if not batch.num_rows or not self._indices:
             return

@@ -336,7 +336,7 @@ def _is_open(found: Described | None, producer: ProducerEpoch) -> bool:
 def require_last(
     scope: Scope, claim: ProducerEpoch, batch: BatchIdentity, expected: int, found: int
 ) -> Steps[None]:
-    """Raises TransactionError if the last decision's number is not the one that a new decision builds on.
+    """Raise TransactionError if the last decision's number is not the one that a new decision builds on.
 
     Then another driver has taken over and decided. Or one of the two was not the last: a broker that was
     frozen or cut off answers for groups that have another coordinator by now, until it learns of it.

@@ -54,7 +54,7 @@ def other_driver(scope: Scope, refused: Refused, what: str = "") -> TransactionE
 
 
 def require_owner(scope: Scope, claim: ProducerEpoch, *keys: OffsetKey) -> Steps[ProducerEpoch]:
-    """Raises TransactionError where another driver has taken over. Returns the new claim.
+    """Raise TransactionError where another driver has taken over. Returns the new claim.
 
     The proof is offsets that are recorded under the driver's id and aborted: only the id's present
     coordinator can do it, and only for its present owner. The present coordinators of these ``keys``' groups

@@ -78,7 +78,7 @@ def abort(scope: Scope, task: int, slot: int, producer: ProducerEpoch) -> Steps[
 def require_owner(
     scope: Scope, claim: ProducerEpoch, described: Mapping[str, Described] | None = None
 ) -> Steps[None]:
-    """Raises TransactionError if the claim is not the driver's any more. ``described``: by what is known."""
+    """Raise TransactionError if the claim is not the driver's any more. ``described``: by what is known."""
     driver = (described or {}).get(scope.driver_id)
     if driver is not None and driver.producer == claim:
         return

@@ -17,7 +17,7 @@ _ASK_AGAIN_S = 600.0
 
 
 def require_verified_writes(client: TransactionClient, bootstrap_servers: str, timeout_ms: float) -> None:
-    """Raises ConfigurationError where a broker does not verify writes.
+    """Raise ConfigurationError where a broker does not verify writes.
 
     It asks once in a while in an application, and warns where brokers do not let the principal know.
     """

@@ -171,7 +171,7 @@ class BreakerHandler(Handler):
                 self._votes.vote(peer, outcome, now_ms)
 
     def _judge(self, now_ms: float) -> None:
-        """Mutes partitions that fail by the votes of all tasks that write to them, after asking those
+        """Mute partitions that fail by the votes of all tasks that write to them, after asking those
         tasks."""
         votes = self._votes
         if votes is None:
@@ -241,7 +241,7 @@ class BreakerHandler(Handler):
     def _mute_for(
         self, peer: int, target: Target, reason: str, now_ms: float, silence_ms: float = 0.0
     ) -> bool:
-        """Mutes a target on one task's report. False if it was muted already."""
+        """Mute a target on one task's report. False if it was muted already."""
         muted = self._mute(target, reason, now_ms, peer)
         if muted:
             self._evidence.may_be_refuted(peer, target, now_ms, silence_ms)

@@ -51,7 +51,7 @@ class BreakerTasks:
         return iter(self._peers)
 
     def update(self, peer: int, report: BreakerReport, now_ms: float) -> bool:
-        """Notes a task's report. True if the task is new, or had been silent before."""
+        """Note a task's report. True if the task is new, or had been silent before."""
         known = self._peers.setdefault(peer, _BreakerTask())
         was_silent = now_ms - known.reported_ms > self._quiet_ms
         known.reported_ms = -math.inf if report.is_resting else now_ms
@@ -122,7 +122,7 @@ class BreakerTasks:
 def _index(
     index: dict[Target, set[int]], peer: int, before: frozenset[Target], now: frozenset[Target]
 ) -> None:
-    """Moves a task in an index from the targets ``before`` to those ``now``."""
+    """Move a task in an index from the targets ``before`` to those ``now``."""
     for target in before - now:
         index[target].discard(peer)
         if not index[target]:

@@ -144,7 +144,7 @@ class PartitionVotes:
                 del self._voted[peer]
 
     def forget(self, partition: TopicPartition) -> None:
-        """Drops a partition's votes, as after a mute."""
+        """Drop a partition's votes, as after a mute."""
         for peer in self._votes.pop(partition, ()):
             self._forget_voter(peer, partition)
         self._tallies.pop(partition, None)
@@ -179,7 +179,7 @@ class PartitionVotes:
         return len(votes) >= len(peers) and votes.keys() >= set(peers)
 
     def begin_voting(self, partition: TopicPartition, peers: Sequence[int], now_ms: float) -> Sequence[int]:
-        """Starts asking tasks about a partition, and returns them: at most MAX_ASKED of those ``peers`` that
+        """Start asking tasks about a partition, and return them: at most MAX_ASKED of those ``peers`` that
         have not voted, in their order. None if that was done lately."""
         before = self._samples.get(partition)
         if before is not None and now_ms - before.asked_ms < _MIN_ASK_INTERVAL_MS:

@@ -57,7 +57,7 @@ class _Outlet:
         return bool(self._unsent)
 
     def write(self, data: bytes) -> None:
-        """Raises OSError, also where the other end does not read."""
+        """Raise OSError, also where the other end does not read."""
         self._unsent += data
         self.flush()
         if len(self._unsent) > _MAX_UNSENT:
@@ -119,7 +119,7 @@ class Relay(threading.Thread):
         return self._pid == os.getpid() and self.is_alive()
 
     def run(self) -> None:
-        """Runs until the coordinator's connection ends, or no task has been there for a while."""
+        """Run until the coordinator's connection ends, or no task has been there for a while."""
         try:
             with suppress(OSError, ProtocolError):
                 self._serve()

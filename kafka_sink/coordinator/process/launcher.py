@@ -168,7 +168,7 @@ def _open_live_view(place: RendezvousDirectory, found: RunningCoordinator, view:
 
 
 def _count_start(place: RendezvousDirectory, now_s: float) -> None:
-    """Raises TimeoutError where the process keeps ending and its last start is too recent."""
+    """Raise TimeoutError where the process keeps ending and its last start is too recent."""
     starts = place.starts()
     # Wall clock, because processes share it. A time in the future means that the clock was set back.
     if 0 <= now_s - starts.last_s < pause_s(starts.count):
@@ -187,7 +187,7 @@ def _start(
     before: RunningCoordinator | None,
     bounds: Mapping[str, int],
 ) -> RunningCoordinator:
-    """Binds the port here, so that tasks can connect to it before the process serves.
+    """Bind the port here, so that tasks can connect to it before the process serves.
 
     A process that replaces one that ended gets its port and secret, so that running tasks find it.
     """

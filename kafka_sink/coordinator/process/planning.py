@@ -39,7 +39,7 @@ class CoordinatorHandoff:
 def hand_off(
     options: SinkOptions, *, is_streaming: bool, environ: Mapping[str, str] = os.environ
 ) -> CoordinatorHandoff:
-    """Finds or starts the coordinator, and asks it for the topic that the options name.
+    """Find or start the coordinator, and ask it for the topic that the options name.
 
     For a stream it does not ask: the producers of its tasks live on from micro-batch to micro-batch. It waits
     for a process that was just started, so that the first tasks find one that responds.

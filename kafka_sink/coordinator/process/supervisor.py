@@ -48,7 +48,7 @@ class ServerSupervisor:
         self._marker = Path(settings["marker"])
 
     def run(self) -> None:
-        """Returns when the application has ended."""
+        """Return when the application has ended."""
         ended_early = 0
         while self._is_needed():
             started = time.monotonic()
@@ -136,7 +136,7 @@ class ServerSupervisor:
 
 
 def main() -> int:
-    """Returns the exit code, which is 2 if no settings arrived on stdin."""
+    """Return the exit code, which is 2 if no settings arrived on stdin."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     # Ctrl-C in the driver's terminal interrupts a job. The application goes on, and so does the coordinator.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -37,7 +37,7 @@ class RateChannel(Channel):
         return self._is_shared
 
     def ask(self, job: str, limits: Mapping[str, int], rows: int, size: int) -> bool:
-        """Asks for the job's next rows, ``size`` bytes in all. False where there is no coordinator."""
+        """Ask for the job's next rows, ``size`` bytes in all. False where there is no coordinator."""
         with self._changed:
             if not self._is_shared:
                 return False

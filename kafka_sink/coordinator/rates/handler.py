@@ -127,7 +127,7 @@ class RateHandler(Handler):
             self._jobs[name].waiting.pop(peer, None)
 
     def _forget(self, now_ms: float) -> None:
-        """Forgets jobs that nobody asks for, from the one that was used longest ago."""
+        """Forget jobs that nobody asks for, from the one that was used longest ago."""
         while self._jobs:
             name, job = next(iter(self._jobs.items()))
             if job.waiting or (now_ms - job.at_ms < _FORGET_MS and len(self._jobs) <= _MAX_JOBS):

@@ -118,13 +118,13 @@ class CoordinatorConnection:
         return min(self._asked.values(), default=math.inf)
 
     def send(self, kind: str, body: Mapping[str, Any], now_ms: float) -> None:
-        """Sends a message."""
+        """Send a message."""
         self._count += 1
         self._asked[self._count] = now_ms + self._silence_ms
         self.socket.sendall(self._session.encode({"id": self._count, "kind": kind, "body": body}))
 
     def receive(self, now_ms: float) -> list[Received]:
-        """Waits for bytes; returns the messages that are complete, perhaps none."""
+        """Wait for bytes; return the messages that are complete, perhaps none."""
         data = self.socket.recv(READ_BYTES)
         if not data:
             raise ConnectionError("it closed the connection")
@@ -154,7 +154,7 @@ class CoordinatorConnection:
         return Received(kind, body, last)
 
     def close(self) -> None:
-        """Ends it."""
+        """End it."""
         self.socket.close()
 
 

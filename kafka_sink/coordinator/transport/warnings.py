@@ -16,7 +16,7 @@ _warned: set[str] = set()
 
 
 def warn_of_no_coordinator(problem: str, about: str = "") -> None:
-    """Warns once: for all workers that share a folder, or for each worker and ``about``."""
+    """Warn once: for all workers that share a folder, or for each worker and ``about``."""
     key = f"no coordinator: {application_markers.folder() or about}"
     with _warned_lock:
         if key in _warned:

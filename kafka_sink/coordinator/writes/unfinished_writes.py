@@ -32,7 +32,7 @@ class UnfinishedWrites:
         self._one_at_a_time = threading.Lock()
 
     def end(self, transactions: WriteTransactions) -> None:
-        """Does not block: a thread ends them, and logs what became of them."""
+        """Return at once: a thread ends them, and logs what became of them."""
         thread = threading.Thread(
             target=self._end, args=(transactions,), name="kafka-chunked-unfinished", daemon=True
         )
