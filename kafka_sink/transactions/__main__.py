@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
+from functools import partial
 from typing import TextIO
 
 from kafka_sink.clock import wall_ms
@@ -200,23 +201,16 @@ def _complete(client: TransactionClient, scope: Scope, out: TextIO) -> int:
     return 0
 
 
-def _rewrite(client: TransactionClient, scope: Scope, out: TextIO) -> int:
-    ownership = client.run(driver.take_over(scope, wall_ms()), _TIMEOUT_MS)
-    if ownership.decision is None or not driver.problem_of(scope, ownership):
-        print("no batch is incomplete: nothing is changed", file=out)
-        return 0
-    client.run(driver.forget(scope, ownership.claim, ownership.decision), _TIMEOUT_MS)
-    print(f"{ownership.decision.batch} is forgotten; the next run writes all of it", file=out)
-    return 0
-
-
-def _abandon(client: TransactionClient, scope: Scope, out: TextIO) -> int:
+def _resolve(client: TransactionClient, scope: Scope, out: TextIO, *, rewrite: bool) -> int:
     ownership = client.run(driver.take_over(scope, wall_ms()), _TIMEOUT_MS)
     decision, missing = ownership.decision, ownership.missing | ownership.unknown
     if decision is None or not missing:
         print("no batch is incomplete: nothing is changed", file=out)
         return 0
-    client.run(driver.abandon(scope, ownership.claim, decision), _TIMEOUT_MS)
+    client.run(driver.resolve(scope, ownership.claim, decision, rewrite=rewrite), _TIMEOUT_MS)
+    if rewrite:
+        print(f"{decision.batch} is forgotten; the next run writes all of it", file=out)
+        return 0
     rows = sum(decision.digest_of(task).rows for task in missing)
     print(
         f"{decision.batch} is taken for written: {rows} rows of {len(missing)} tasks "
@@ -226,7 +220,12 @@ def _abandon(client: TransactionClient, scope: Scope, out: TextIO) -> int:
     return 0
 
 
-_ACTIONS = {"list": _list, "complete": _complete, "rewrite": _rewrite, "abandon": _abandon}
+_ACTIONS: dict[str, Callable[[TransactionClient, Scope, TextIO], int]] = {
+    "list": _list,
+    "complete": _complete,
+    "rewrite": partial(_resolve, rewrite=True),
+    "abandon": partial(_resolve, rewrite=False),
+}
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from kafka_sink.errors import IncompleteBatchError, TransactionError
 from kafka_sink.model import TopicPartition
 from kafka_sink.transactions import decision as decisions
 from kafka_sink.transactions import proof
-from kafka_sink.transactions.decision import BatchIdentity, Decision, Fate, Part, Written
+from kafka_sink.transactions.decision import BatchIdentity, Decision, Fate, Part
 from kafka_sink.transactions.operations import (
     ABORTED,
     COMMITTED,
@@ -242,29 +242,21 @@ def look(scope: Scope, parts: Iterable[Part]) -> Steps[tuple[Decision | None, Ma
     return (yield from _decision_in(scope, seen)), dict(found)
 
 
-def forget(scope: Scope, claim: ProducerEpoch, decision: Decision) -> Steps[None]:
-    """Record that a batch was not decided, so that the next run writes all of it; what readers see stays."""
-    yield from _replace(scope, claim, decision, "forgotten", decision.progress_before())
+def resolve(scope: Scope, claim: ProducerEpoch, decision: Decision, *, rewrite: bool) -> Steps[None]:
+    """Record a decision without parts behind one that is incomplete. What readers see of it stays.
 
-
-def abandon(scope: Scope, claim: ProducerEpoch, decision: Decision) -> Steps[None]:
-    """Record that a batch was written as readers see it: no run writes what is missing. A run of it again is
-    still compared with what it was to be, so that no other batch of its number is taken for it."""
-    yield from _replace(scope, claim, decision, "abandoned", decision.progress)
-
-
-def _replace(
-    scope: Scope, claim: ProducerEpoch, decision: Decision, word: str, progress: Mapping[str, Written]
-) -> Steps[None]:
-    """Record a decision without parts behind an incomplete one."""
-    replacing = replace(
-        decision,
-        number=decision.number + 1,
-        batch=BatchIdentity(f"{word} {decision.batch.writer}", decision.batch.number),
-        parts=(),
-        progress=progress,
+    ``rewrite``: it says that the batch was not decided, so that the next run writes all of it. Else it says
+    that the batch was written, so that no run writes what is missing; a run of it again is still compared, so
+    that no other batch of its number is taken for it.
+    """
+    word, progress = ("abandoned", decision.progress)
+    if rewrite:
+        word, progress = ("forgotten", decision.progress_before())
+    batch = BatchIdentity(f"{word} {decision.batch.writer}", decision.batch.number)
+    number = decision.number + 1
+    yield from _decided(
+        scope, claim, replace(decision, number=number, batch=batch, parts=(), progress=progress)
     )
-    yield from _decided(scope, claim, replacing)
 
 
 def _decided(scope: Scope, claim: ProducerEpoch, decision: Decision) -> Steps[ProducerEpoch]:

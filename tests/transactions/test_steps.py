@@ -124,7 +124,7 @@ def test_marks_of_a_batchs_first_writing_do_not_stand_for_its_second() -> None:
     broken = cluster.run(driver.take_over(SCOPE, 0))
     assert broken.missing == {1}
     assert broken.completed == (), "what the first run committed was not left open, and the rest is lost"
-    cluster.run(driver.forget(SCOPE, broken.claim, broken.decision))
+    cluster.run(driver.resolve(SCOPE, broken.claim, broken.decision, rewrite=True))
 
     run = cluster.plan()
     reports = [cluster.write(run, 0, 0, 2), cluster.write(run, 0, 1, 0, 1)]
@@ -478,7 +478,7 @@ def test_an_abandoned_batch_is_compared_when_it_is_run_again() -> None:
         cluster.commit(*reports, die_before=ends_task(0))
     cluster.kafka.time_out(SCOPE.task_id(0, 0))
     found = cluster.run(driver.take_over(SCOPE, 0))
-    cluster.run(driver.abandon(SCOPE, found.claim, found.decision))
+    cluster.run(driver.resolve(SCOPE, found.claim, found.decision, rewrite=False))
     assert again(cluster, RowsDigest.total([digest_of(0), digest_of(1)])).compared
     with pytest.raises(ChangedBatchError):
         again(cluster, RowsDigest(7, 7, 7))

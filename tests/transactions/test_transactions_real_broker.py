@@ -439,7 +439,7 @@ def test_what_brokers_have_forgotten_is_called_unknown_and_not_missing(
         told.duty(BatchIdentity("query", 0), 1)
     out = io.StringIO()
     where = ["--bootstrap-servers", kafka.bootstrap_servers, "--prefix", run.scope.prefix]
-    run.run(driver.abandon(run.scope, found.claim, found.decision))
+    run.run(driver.resolve(run.scope, found.claim, found.decision, rewrite=False))
     assert command.main(["complete", *where], out) == 0
     assert run.take_over().duty(BatchIdentity("query", 0), 1).value == "skip"
 
