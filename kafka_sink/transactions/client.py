@@ -717,7 +717,9 @@ class TransactionClient:
                 # Whoever ended it has the next producer id already, which is not shown before this is over.
                 return self._again(call, f"'{name}' is about to get another producer id")
             producer = ProducerEpoch(one.producer_id, one.producer_epoch)
-            step.results[index][name] = Described(one.state, producer, one.started_ms, one.partitions)
+            step.results[index][name] = Described(
+                one.state, producer, one.started_ms, one.partitions, self.protocol == PROTOCOL_2
+            )
             return True
 
         api = apis.DESCRIBE_TRANSACTIONS

@@ -157,11 +157,12 @@ def _renewed(scope: Scope, claim: ProducerEpoch) -> Steps[ProducerEpoch | None]:
 
     The abort is refused after a decision, and after the time-out of the driver's own transaction, which both
     raise the epoch by one and end a transaction. Another driver's take-over raises the epoch, too, but leaves
-    the id without any transaction, until that driver opens one. So does a decision with protocol 1, behind
-    which the client raises the epoch; and there an abort without a transaction is refused, too. Then the
-    id's coordinator tells who has raised it, or raises it now. One that was replaced since does not know:
-    None as well. It is not asked while another driver has a transaction open, which that would abort, nor
-    behind the last epoch but one, where brokers fail with UNKNOWN_SERVER_ERROR.
+    the id without any transaction, until that driver opens one; its end raises the epoch further. With
+    protocol 1 only the client raises it behind an end, so there the first end at the next epoch is another
+    driver's, and an abort without a transaction is refused, too. Then the id's coordinator tells who has
+    raised the epoch, or raises it now. One that was replaced since does not know: None as well. It is not
+    asked while another driver has a transaction open, which that would abort, nor behind the last epoch but
+    one, where brokers fail with UNKNOWN_SERVER_ERROR.
 
     Nothing is recorded under the claim itself: where its decision is being committed, brokers take offsets of
     that epoch into it until they have its marker.
@@ -171,6 +172,8 @@ def _renewed(scope: Scope, claim: ProducerEpoch) -> Steps[ProducerEpoch | None]:
     if found is None or behind not in (0, 1):
         return None
     if behind == 1 and found.state in COMMITTED | ABORTED:
+        if not found.ends_raise_epoch:
+            return None
         try:
             return (yield from proof.require_owner(scope, found.producer))
         except TransactionError:

@@ -73,12 +73,16 @@ class Describe:
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """``state`` as Kafka names it; ``started_ms`` by the broker's clock, -1 where nothing is open."""
+    """``state`` as Kafka names it; ``started_ms`` by the broker's clock, -1 where nothing is open.
+
+    ``ends_raise_epoch``: the end of a transaction does so in the same step, as with protocol 2.
+    """
 
     state: str
     producer: ProducerEpoch
     started_ms: int = -1
     partitions: int = 0
+    ends_raise_epoch: bool = True
 
 
 @dataclass(frozen=True, slots=True)

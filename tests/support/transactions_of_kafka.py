@@ -117,7 +117,12 @@ class Kafka:
     def _describe(self, names: tuple[str, ...]) -> dict[str, Described]:
         known = {**self.transactions, **self.former_ids}
         return {
-            name: Described(known[name].state, known[name].producer, known[name].began_ms)
+            name: Described(
+                known[name].state,
+                known[name].producer,
+                known[name].began_ms,
+                ends_raise_epoch=self._protocol == 2,
+            )
             for name in names
             if name in known and known[name].producer.epoch >= 0
         }
