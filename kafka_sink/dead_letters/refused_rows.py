@@ -106,7 +106,7 @@ class RefusedRecords:
     """Rows that a broker refused, as encoded: record i is ``bodies[ends[i - 1]:ends[i]]``, from its key's
     length on. Otherwise as RefusedRows."""
 
-    bodies: bytes
+    bodies: bytes | bytearray
     ends: Int64s
     topic: str
     partition: int

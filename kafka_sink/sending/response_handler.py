@@ -356,12 +356,12 @@ class ResponseHandler:
         assert letters is not None
         topic, partition = batch.partition
         if batch.letters:
-            letter = RefusedLetter(*content_of(records.bodies[0]))
+            letter = RefusedLetter(*content_of(memoryview(records.bodies)))
             cut = can_be_cut(letter) and letters.refused(letter, batch.size)
             return None if cut else cause
         refused_rows = RefusedRecords(
-            b"".join(records.bodies),
-            np.cumsum([len(body) for body in records.bodies], dtype=np.int64),
+            records.bodies,
+            np.array(records.ends, dtype=np.int64),
             topic,
             partition,
             np.array(records.timestamps_ms, dtype=np.int64),

@@ -35,10 +35,11 @@ _GROUP_BYTES = 65_536
 
 @dataclass(frozen=True, slots=True)
 class TakenRecords:
-    """Records that were taken out of a batch: each from its key's length on, and its timestamp (milliseconds
-    since the epoch)."""
+    """Records that were taken out of a batch: record i is ``bodies[ends[i - 1]:ends[i]]``, from its key's length
+    on. ``timestamps_ms`` are milliseconds since the epoch."""
 
-    bodies: list[memoryview]
+    bodies: bytearray
+    ends: list[int]
     timestamps_ms: list[int]
 
 
@@ -150,12 +151,7 @@ class _Taken:
 
     def records(self, base_timestamp: int) -> TakenRecords:
         """All of them."""
-        bodies = memoryview(self._bodies)
-        starts = [0, *self._ends[:-1]]
-        return TakenRecords(
-            [bodies[start:end] for start, end in zip(starts, self._ends, strict=False)],
-            [base_timestamp + delta for delta in self._timestamps],
-        )
+        return TakenRecords(self._bodies, self._ends, [base_timestamp + delta for delta in self._timestamps])
 
 
 # -- reading ------------------------------------------------------------------------------------------

@@ -203,7 +203,8 @@ class Task:
 
     def take_out(self, batch: ProducerBatch, positions: list[int]) -> None:
         pieces, records = take_out(batch, positions, 2_000)
-        self.letters += [content_of(body)[1] or b"" for body in records.bodies]
+        bodies, starts = memoryview(records.bodies), [0, *records.ends]
+        self.letters += [content_of(bodies[start:])[1] or b"" for start in starts[:-1]]
         self.completion.shrink(batch, pieces)
 
     # -- bounds -------------------------------------------------------------------------------------
