@@ -35,8 +35,8 @@ _GROUP_BYTES = 65_536
 
 @dataclass(frozen=True, slots=True)
 class TakenRecords:
-    """Records that were taken out of a batch: record i is ``bodies[ends[i - 1]:ends[i]]``, from its key's length
-    on. ``timestamps_ms`` are milliseconds since the epoch."""
+    """Records that were taken out of a batch: record i is ``bodies[ends[i - 1]:ends[i]]``, from its key's
+    length on. ``timestamps_ms`` are milliseconds since the epoch."""
 
     bodies: bytearray
     ends: list[int]
