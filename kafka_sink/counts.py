@@ -56,6 +56,11 @@ class TaskCounts:
     batches: int = _count(json="batches")
     raw_bytes: int = _count(json="rawBytes")
     sent_bytes: int = _count(json="sentBytes")
+    other_rack_bytes: int = _count(
+        "other_rack_bytes",
+        "Bytes of record batches sent to brokers outside kafka.client.rack",
+        json="otherRackBytes",
+    )
     requests: int = _count("request", "Produce requests", json="requests")
     retries: int = _count("batch_retry", "Record batches that were sent again", json="retries", noun="retry")
     splits: int = _count(

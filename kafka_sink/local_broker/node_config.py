@@ -125,6 +125,7 @@ def server_properties(
     values = {
         "process.roles": "broker,controller",
         "node.id": node.node_id,
+        "broker.rack": f"rack-{node.node_id}",
         "controller.quorum.voters": ",".join(f"{n.node_id}@{n.address(CONTROLLER_LISTENER)}" for n in nodes),
         "controller.listener.names": CONTROLLER_LISTENER,
         "inter.broker.listener.name": BROKER_LISTENER,

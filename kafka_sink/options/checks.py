@@ -49,6 +49,15 @@ def _get(values: Mapping[str, Any], attribute: str) -> Any:
     return values.get(attribute, _DEFAULTS[attribute])
 
 
+def _rack(values: Values, _: Mapping[str, Any]) -> list[str]:
+    if _get(values, "partitioner_rack_aware") and not _get(values, "client_rack").strip():
+        raise ConfigurationError(
+            "kafka.partitioner.rack.aware=true needs kafka.client.rack: the rack or zone of executors, or "
+            "${env:NAME} to read it from their environment"
+        )
+    return []
+
+
 def _idempotence(values: Values, given: Mapping[str, Any]) -> list[str]:
     in_flight = _get(values, "max_in_flight_requests_per_connection")
     conflicts = []
@@ -353,4 +362,5 @@ _RULES: tuple[Callable[[Values, Mapping[str, Any]], list[str]], ...] = (
     _capped("socket_connection_setup_timeout_ms", "socket_connection_setup_timeout_max_ms"),
     _topic_creation,
     _formats,
+    _rack,
 )

@@ -171,6 +171,12 @@ class SinkOptions:
         coordinator_reads=True,
     )
 
+    client_rack: str = _option(
+        "kafka.client.rack", values.string(), "", TARGET, "low",
+        """Rack, or zone, of the executors, as brokers name theirs in `broker.rack`. `${env:NAME}` is read
+        from the environment of each executor.""",
+    )
+
     acks: int = _option(
         "kafka.acks", values.choice({"all": -1, "-1": -1, "1": 1, "0": 0}), -1, DELIVERY, "high",
         """Which replicas must have a row before it counts as written: all in-sync replicas (`all`, `-1`), the
@@ -364,6 +370,12 @@ class SinkOptions:
     partitioner_adaptive_partitioning_enable: bool = _option(
         "kafka.partitioner.adaptive.partitioning.enable", values.boolean(), True, PARTITIONER, "low",
         """Send more keyless rows to partitions whose brokers respond faster.""",
+    )
+    partitioner_rack_aware: bool = _option(
+        "kafka.partitioner.rack.aware", values.boolean(), False, PARTITIONER, "low",
+        """Keyless rows go to partitions whose leaders are in `kafka.client.rack`, as long as one is available
+        and not muted (KIP-1123). It saves traffic between zones. The partitions of zones with more executors
+        get more rows.""",
     )
     partitioner_availability_timeout_ms: int = _option(
         "kafka.partitioner.availability.timeout.ms", values.integer(0, LONG_MAX), 0, PARTITIONER, "low",

@@ -22,7 +22,7 @@ _DELTA_BYTES = 3
 _RADIX_LIMIT = 1 << 15
 
 
-def ordered_rows_of(
+def ordered_rows_of(  # noqa: PLR0913 - what decides where a row goes
     rows: RowBatch,
     topics: Mapping[str, TopicMetadata],
     partitioner: Partitioner,
@@ -30,12 +30,13 @@ def ordered_rows_of(
     now_ms: int,
     unavailable: Collection[int] = (),
     muted: Container[TopicPartition] = (),
+    near: Container[int] = (),
 ) -> OrderedRows:
     """Assign partitions and orders the rows by them; rows of one partition keep their order.
 
     ``now_ms`` is the wall clock, the timestamp of rows without one. Rows without keys avoid partitions
-    that are ``muted`` or led by an ``unavailable`` broker, if others are left. Raises
-    InvalidRowError for a partition that does not exist.
+    that are ``muted`` or led by an ``unavailable`` broker, if others are left, and of those prefer the ones
+    led by ``near`` brokers. Raises InvalidRowError for a partition that does not exist.
     """
     columns = RecordColumns.of(rows.key, rows.value, rows.headers)
     # An upper bound, so that a batch takes what its partition is given. Only a free choice needs it.
@@ -49,7 +50,7 @@ def ordered_rows_of(
     slots = _slots_by_key(rows, counts, bases, partitioner, muted=bool(muted))
     # Views of thousands of topics cost more than their rows, which need them only for muted partitions.
     if slots is None or muted:
-        views = [_view(topics[name], unavailable, muted) for name in rows.topics]
+        views = [_view(topics[name], unavailable, muted, near) for name in rows.topics]
     if slots is None:
         slots = _slots(rows, sizes.numbers(), views, bases, partitioner, loads)
     timestamps = now_ms if rows.timestamps_ms is None else rows.timestamps_ms
@@ -111,16 +112,24 @@ def partitions_needed(rows: RowBatch) -> dict[str, int]:
     return {topic: last + 1 for topic, last in zip(rows.topics, highest.tolist(), strict=True) if last >= 0}
 
 
-def _view(topic: TopicMetadata, unavailable: Collection[int], muted: Container[TopicPartition]) -> TopicView:
-    led = [info for info in topic.partitions if info.leader >= 0]
-    available = tuple(info.partition for info in led if info.leader not in unavailable)
+def _view(
+    topic: TopicMetadata,
+    unavailable: Collection[int],
+    muted: Container[TopicPartition],
+    near: Container[int],
+) -> TopicView:
+    available = [info for info in topic.partitions if info.leader >= 0 and info.leader not in unavailable]
+    resting: tuple[int, ...] = ()
     if muted:
         places = (TopicPartition(topic.name, info.partition) for info in topic.partitions)
         resting = tuple(place.partition for place in places if place in muted)
-        others = tuple(partition for partition in available if partition not in resting)
-        if resting and others:
-            return TopicView(topic.name, len(topic.partitions), others, resting)
-    return TopicView(topic.name, len(topic.partitions), available)
+        others = [info for info in available if info.partition not in resting]
+        if others:
+            available = others
+        else:
+            resting = ()
+    preferred = [info for info in available if info.leader in near] or available
+    return TopicView(topic.name, len(topic.partitions), tuple(info.partition for info in preferred), resting)
 
 
 def _muted_last(slots: Int32s, views: list[TopicView], bases: Int32s) -> Int32s:

@@ -16,7 +16,8 @@ class NodeMetrics:
     """Produce requests of one task to one broker. Times are milliseconds.
 
     ``latency_buckets`` counts responses by LATENCY_BOUNDS_MS, not cumulated; one more for longer ones.
-    ``oldest_ms`` is the age of the oldest request without a response, 0 if there is none.
+    ``oldest_ms`` is the age of the oldest request without a response, 0 if there is none. ``sent_bytes`` are
+    of its record batches, each time they are sent.
     """
 
     requests: int = 0
@@ -27,16 +28,17 @@ class NodeMetrics:
     latency_buckets: tuple[int, ...] = (0,) * (len(LATENCY_BOUNDS_MS) + 1)
     throttle_ms: float = 0.0
     oldest_ms: float = 0.0
+    sent_bytes: int = 0
 
 
 class _Node:
     __slots__ = (
         *("buckets", "failures", "latency_ms", "max_latency_ms", "requests"),
-        *("sent_ms", "throttle_ms", "throttled_until_ms"),
+        *("sent_bytes", "sent_ms", "throttle_ms", "throttled_until_ms"),
     )
 
     def __init__(self) -> None:
-        self.requests = self.failures = 0
+        self.requests = self.failures = self.sent_bytes = 0
         self.latency_ms = self.max_latency_ms = self.throttle_ms = self.throttled_until_ms = 0.0
         self.buckets = [0] * (len(LATENCY_BOUNDS_MS) + 1)
         # When each request without a response was sent. Brokers respond in order.
@@ -50,11 +52,12 @@ class NodeMetricsRecorder:
         self._lock = threading.Lock()  # guards the nodes
         self._nodes: dict[int, _Node] = {}
 
-    def sent(self, node_id: int, now_ms: float) -> None:
-        """A Produce request goes out."""
+    def sent(self, node_id: int, size: int, now_ms: float) -> None:
+        """A Produce request goes out with ``size`` bytes of record batches."""
         with self._lock:
             node = self._nodes.setdefault(node_id, _Node())
             node.requests += 1
+            node.sent_bytes += size
             node.sent_ms.append(now_ms)
 
     def responded(self, node_id: int, now_ms: float) -> None:
@@ -96,6 +99,7 @@ class NodeMetricsRecorder:
                     tuple(node.buckets),
                     node.throttle_ms,
                     max(0.0, now_ms - node.sent_ms[0]) if node.sent_ms else 0.0,
+                    node.sent_bytes,
                 )
                 for node_id, node in self._nodes.items()
             }

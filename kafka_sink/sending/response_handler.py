@@ -71,7 +71,7 @@ class ResponseHandler:
     def on_sent(self, node_id: int, batches: Collection[ProducerBatch], now_ms: float) -> None:
         """A Produce request with these batches goes out."""
         self._completion.sent(node_id, batches, now_ms)
-        self._completion.nodes.sent(node_id, now_ms)
+        self._completion.nodes.sent(node_id, sum(batch.size for batch in batches), now_ms)
         self._policy.on_request(node_id, now_ms)
         on_send, sent = self._policy.on_send, self.new_partitions.sent
         for batch in batches:

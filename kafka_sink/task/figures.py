@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from kafka_sink.accumulator.pool_metrics import PoolMetrics
     from kafka_sink.accumulator.record_appender import RecordAppender
     from kafka_sink.breaker.producer_breaker import ProducerBreaker
+    from kafka_sink.metadata.client_rack import ClientRack
     from kafka_sink.metadata.cluster_metadata import ClusterMetadata
     from kafka_sink.sending.sender import Sender
     from kafka_sink.task_activity import TaskActivity
@@ -48,6 +49,7 @@ class TaskFiguresReader:
     clock_ms: Clock
     # Returns the rows that can never be written, and how long the rate limit held the task up.
     limits: Callable[[], tuple[int, float]]
+    rack: ClientRack
     started_ms: float = 0.0
     transaction_since_ms: float | None = None
     _memory_before: PoolMetrics | None = None
@@ -114,6 +116,7 @@ class TaskFiguresReader:
             batches=counts.batches,
             raw_bytes=counts.raw_bytes,
             sent_bytes=counts.wire_bytes,
+            other_rack_bytes=self._other_rack_bytes(),
             requests=counts.requests,
             retries=counts.retries,
             splits=counts.splits,
@@ -127,6 +130,12 @@ class TaskFiguresReader:
             metadata_avoided=lookups.imports - before.imports,
             transactions_begun=int(self.transaction_since_ms is not None),
         )
+
+    def _other_rack_bytes(self) -> int:
+        if not self.rack.name:
+            return 0
+        sent = self.sender.node_metrics(self.clock_ms())
+        return sum(node.sent_bytes for node_id, node in sent.items() if self.rack.is_other(node_id))
 
     def _gauges(self) -> dict[str, Number]:
         pool = self.allocator.metrics()

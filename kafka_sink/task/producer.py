@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import random
 from collections.abc import Container
 
@@ -36,6 +37,7 @@ from kafka_sink.dead_letters.refused_rows import RefusedRows
 from kafka_sink.dead_letters.row_rejection import RowRejection
 from kafka_sink.errors import DeliveryError, RecordTooLargeError
 from kafka_sink.metadata.cache import MetadataCache
+from kafka_sink.metadata.client_rack import ClientRack
 from kafka_sink.metadata.cluster_metadata import ClusterMetadata, HintSource
 from kafka_sink.metadata.snapshot import MetadataSnapshot
 from kafka_sink.model import SparkTask, TaskResult, TopicMetadata, TopicPartition
@@ -88,6 +90,7 @@ class Producer:
         )
         self._accumulator = _accumulator(options, self._allocator)
         self._cluster = _cluster_metadata(options, self._network)
+        self._rack = ClientRack(options.client_rack, self._cluster.nodes, os.environ)
         self._breaker = _breaker(options, self._cluster)
         self.activity = TaskActivity(monotonic_ms)
         self._appender = _appender(options, self._accumulator, self._network, self._breaker, self.activity)
@@ -128,6 +131,7 @@ class Producer:
             self.activity,
             monotonic_ms,
             self._limits,
+            self._rack,
         )
         self._figures_channel: FiguresChannel | None = None
         self._sender.start()
@@ -328,7 +332,8 @@ class Producer:
             unavailable |= breaker.congested
             muted = breaker.mutes
         queued = self._accumulator.queued_batches
-        ordered = ordered_rows_of(rows, topics, self._partitioner, queued, now_ms, unavailable, muted)
+        near = self._rack.brokers() if self.options.partitioner_rack_aware else ()
+        ordered = ordered_rows_of(rows, topics, self._partitioner, queued, now_ms, unavailable, muted, near)
         self._check_sizes(rows, ordered)
         return ordered
 

@@ -202,7 +202,7 @@ def test_keys_keep_their_partition_unless_they_are_spread() -> None:
 def test_keys_of_a_muted_partition_without_a_leader_are_spread() -> None:
     infos = [PartitionInfo("t", partition, 1 if partition else NO_LEADER) for partition in range(2)]
     topic = TopicMetadata.of("t", None, tuple(infos))
-    view = _view(topic, (), {P[0]})
+    view = _view(topic, (), {P[0]}, ())
     assert (view.available, view.muted) == ((1,), (0,))
 
 

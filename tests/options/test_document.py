@@ -14,11 +14,13 @@ from tests.support.kafka_names import KafkaNames
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# Ours alone: KIP-1332's option (KAFKA-20576, not in 4.3), KIP-693's, the consumer's name for auto-creation,
-# inert since Kafka 4.0.
+# Ours alone: KIP-1332's option (KAFKA-20576) and KIP-1123's, which are not in 4.3, KIP-693's,
+# the consumer's name for auto-creation, inert since Kafka 4.0.
 NOT_IN_KAFKA = {
     "partitioner.spread.keys.when.muted",
     "buffer.memory.allocation.strategy",
+    "client.rack",
+    "partitioner.rack.aware",
     "allow.auto.create.topics",
     "auto.include.jmx.reporter",
     # librdkafka's names, and the two that Spark users of PLAIN and SCRAM know from it.
