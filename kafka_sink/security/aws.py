@@ -19,8 +19,18 @@ _REGION = re.compile(r"\.kafka(?:-serverless)?\.(?P<region>[a-z0-9-]+)\.amazonaw
 _SESSION_NAME = "kafka-chunked"
 # Each request to AWS; botocore's defaults are 60 s, five times.
 _CONNECT_S, _READ_S, _ATTEMPTS = 5, 10, 2
-# For another login's look for credentials: a program of the user's (credential_process) has no bound.
+# For the whole look for credentials. botocore tries one place after the other, and among them is a program of
+# the user's (credential_process), which has no bound.
 _WAIT_S = 60.0
+
+
+class _Lookup:
+    """One look for credentials, over when ``done`` is set: with ``frozen`` or ``error``."""
+
+    def __init__(self) -> None:
+        self.done = threading.Event()
+        self.frozen: Any = None
+        self.error: Exception | None = None
 
 
 class IamLogin:
@@ -28,17 +38,17 @@ class IamLogin:
 
     def __init__(self, settings: IamSettings) -> None:
         self._settings = settings
-        self._lock = (
-            threading.Lock()
-        )  # guards the session and its credentials: botocore's are not for threads
+        self._lock = threading.Lock()  # guards the next one
+        self._lookup: _Lookup | None = None
+        # Of the thread that looks them up: there is one at most, as botocore's are not for threads.
         self._credentials: Any = None
         self._default_region = ""
 
     def exchange(self, host: str) -> SaslExchange:
-        """A login for one broker; blocks while credentials are fetched.
+        """A login for one broker; blocks while credentials are fetched, for a minute at most.
 
         Raises AuthenticationError where there are none or no region is known, TokenUnavailableError where
-        AWS cannot be reached.
+        AWS cannot be reached, or the time is over.
         """
         if importlib.util.find_spec("botocore") is None:
             raise AuthenticationError(
@@ -46,15 +56,8 @@ class IamLogin:
             )
         from kafka.net.sasl.msk import AwsMskIamClient
 
-        if not self._lock.acquire(timeout=_WAIT_S):
-            raise TokenUnavailableError(
-                f"AWS_MSK_IAM: botocore has looked for credentials for {_WAIT_S:.0f} s without an end"
-            )
-        try:
-            frozen = self._frozen()
-            region = region_of(host) or self._default_region
-        finally:
-            self._lock.release()
+        frozen = self._looked_up()
+        region = region_of(host) or self._default_region
         if not region:
             raise AuthenticationError(
                 f"AWS_MSK_IAM: the AWS region of {host} is not known: set AWS_DEFAULT_REGION"
@@ -67,6 +70,31 @@ class IamLogin:
             token=frozen.token,
         )
         return driven_by("AWS_MSK_IAM", _Iam(client))
+
+    def _looked_up(self) -> Any:
+        """Credentials of one moment. Logins that wait at the same time share a look for them."""
+        with self._lock:
+            lookup = self._lookup
+            if lookup is None or lookup.done.is_set():
+                lookup = self._lookup = _Lookup()
+                name = "kafka-chunked-aws"
+                threading.Thread(target=self._run, args=(lookup,), name=name, daemon=True).start()
+        if not lookup.done.wait(_WAIT_S):
+            raise TokenUnavailableError(
+                f"AWS_MSK_IAM: botocore has looked for credentials for {_WAIT_S:.0f} s without an end; check "
+                "credential_process of the AWS profile, and whether this host reaches AWS"
+            )
+        if lookup.error is not None:
+            raise lookup.error
+        return lookup.frozen
+
+    def _run(self, lookup: _Lookup) -> None:
+        try:
+            lookup.frozen = self._frozen()
+        except Exception as error:  # noqa: BLE001 - raised again by those that wait
+            lookup.error = error
+        finally:
+            lookup.done.set()
 
     def _frozen(self) -> Any:
         from botocore.exceptions import BotoCoreError, ClientError

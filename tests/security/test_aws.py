@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import threading
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -85,8 +86,29 @@ def test_the_look_for_credentials_has_bounds(monkeypatch: pytest.MonkeyPatch) ->
     (config,) = seen
     assert config.connect_timeout + config.read_timeout <= 30
     assert config.retries == {"total_max_attempts": 2}
-    monkeypatch.setattr(aws, "_WAIT_S", 0.01)
-    with login._lock, pytest.raises(TokenUnavailableError, match="without an end"):
+
+
+def test_a_look_for_credentials_that_hangs_ends_every_login_and_is_not_begun_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Catches: a credential_process without an end held the first login for ever, and its connection."""
+    monkeypatch.setattr(aws, "_WAIT_S", 0.05)
+    began: list[int] = []
+    end = threading.Event()
+
+    def hang(_self: Session) -> None:
+        began.append(1)
+        end.wait(60)
+
+    monkeypatch.setattr(Session, "get_credentials", hang)
+    login = IamLogin(IamSettings())
+    for _ in range(3):
+        with pytest.raises(TokenUnavailableError, match=r"without an end; check credential_process"):
+            login.exchange(HOST)
+    assert began == [1]
+    end.set()
+    monkeypatch.setattr(aws, "_WAIT_S", 30)
+    with pytest.raises(AuthenticationError, match="there are no AWS credentials here"):
         login.exchange(HOST)
 
 
