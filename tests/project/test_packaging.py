@@ -73,6 +73,24 @@ def test_the_wheel_has_all_that_runs_and_nothing_else(wheel: Path) -> None:
     assert "Requires-Dist: pyspark>=4.1" in metadata
 
 
+def test_a_scan_of_the_wheel_finds_no_weakness_but_those_with_a_reason(wheel: Path, tmp_path: Path) -> None:
+    """By ruff's rules of bandit. Exceptions for all files have their reasons in pyproject.toml."""
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path)
+    everywhere = ["S101", "S311", "S603", "S607"]
+    given = (ROOT / "pyproject.toml").read_text()
+    for rule in everywhere:
+        assert re.search(rf'"{rule}"[^#\n]*# \w+', given), f"{rule} has no reason"
+    ruff = [sys.executable, "-m", "ruff", "check", "--isolated", "--no-cache", "--select", "S"]
+    ruff += ["--ignore", ",".join(everywhere), str(tmp_path)]
+    scan = subprocess.run(ruff, capture_output=True, text=True, timeout=100, check=False)
+    assert scan.returncode == 0, scan.stdout
+    lines = [line for path in tmp_path.rglob("*.py") for line in path.read_text().splitlines()]
+    excepted = [line for line in lines if re.search(r"# noqa: .*\bS\d{3}", line)]
+    assert excepted
+    assert [line for line in excepted if not re.search(r"# noqa: [A-Z]+\d+(, [A-Z]+\d+)* - \w", line)] == []
+
+
 def test_what_the_sdist_builds_is_what_the_clone_builds(wheel: Path, wheel_of_the_sdist: Path) -> None:
     assert contents(wheel_of_the_sdist) == contents(wheel)
 
