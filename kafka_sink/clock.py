@@ -19,7 +19,7 @@ def wall_ms() -> float:
     return time.time() * 1000
 
 
-# Growing waits between attempts.
+# -- growing waits between attempts -------------------------------------------------------------------------
 
 
 _JITTER = 0.2

@@ -101,7 +101,7 @@ def total(counts: Iterable[TaskCounts]) -> TaskCounts:
     return TaskCounts(**dict(zip(NAMES, map(sum, zip(*map(_VALUES, counts), strict=True)), strict=False)))
 
 
-# The buckets of request latencies, which tasks count and the live view shows.
+# -- the buckets of request latencies, which tasks count and the live view shows ----------------------------
 
 
 # Upper bounds in milliseconds. One more bucket has no bound.

@@ -75,7 +75,8 @@ class ProducerBatch:
     Which attributes may go together:
 
     - OPEN, CLOSED: leased or not. Under a lease only the task's thread uses the batch. Without one the task
-      may lease an open batch, and the sender may take or fail it.
+      may lease an open batch, and the sender may take or fail it. A turn that an exception ends leaves its
+      batches leased: they may lack rows, and only RecordAccumulator.abort_incomplete ends that.
     - SEALED: leased until the task has ended its lease. From then on the sender may take it, with or without
       a sequence.
     - IN_FLIGHT: with a header that has the batch's sequence, and one request that refers to its memory.
@@ -146,9 +147,7 @@ class ProducerBatch:
         # Append order within the partition, which retries keep. A piece of a batch extends its parent's.
         self.ordinal: tuple[int, ...] = (next(_ordinals),)
         self.state = BatchState.OPEN
-        # The task's thread writes into it, so the sender neither sends nor fails it. Guarded by the
-        # accumulator's lock, unless no other thread knows of it. A turn that an exception ends leaves its
-        # batches leased: they may lack rows, and only RecordAccumulator.abort_incomplete ends that.
+        # See above. Guarded by the accumulator's lock.
         self.leased = False
         self.record_count = 0
         self.raw_bytes = 0

@@ -106,7 +106,7 @@ class PartitionCircuitBreaker(ABC):
         """The producer is closed."""
 
 
-# Makes the configured breaker object. Called at planning too, so that a faulty class fails there.
+# -- makes the configured breaker object. Called at planning too, so that a faulty class fails there --------
 
 
 def load_breaker(options: SinkOptions) -> PartitionCircuitBreaker | None:

@@ -80,7 +80,7 @@ class MuteControl:
         return BreakerMetrics(self.partitions.muted_count, self.local.own_trips, self.local.table.probes)
 
 
-# The breaker's metrics of one producer.
+# -- the breaker's metrics of one producer ------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -188,7 +188,7 @@ class ProbePolicy:
         self._leases.pop(target, None)
 
 
-# Which muted targets a task has rows for: the coordinator grants probes by it.
+# -- which muted targets a task has rows for: the coordinator grants probes by it ---------------------------
 
 
 class WaitingRows:

@@ -210,7 +210,7 @@ def _next(state: BreakerState, event: BreakerEvent) -> BreakerState:
     return found
 
 
-# Mutes and unmutes as they happen, with the evidence behind them: plain values.
+# -- mutes and unmutes as they happen, with the evidence behind them: plain values --------------------------
 
 
 @dataclass(frozen=True, slots=True)

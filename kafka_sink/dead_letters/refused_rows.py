@@ -141,7 +141,7 @@ class RefusedLetter:
 Refused = RefusedRows | RefusedRecords
 
 
-# The headers that say of a dead letter what it is and why, as Kafka Connect has them (KIP-298).
+# -- the headers that say of a dead letter what it is and why, as Kafka Connect has them (KIP-298) ----------
 
 
 PREFIX = b"__connect.errors."

@@ -294,7 +294,7 @@ class BrokerProtocol:
         return [(entry, entry.begin < written) for entry in lost if entry.request.tag is not _Own.REQUEST]
 
 
-# The bytes that wait for a socket: a queue of buffers, which are never joined.
+# -- the bytes that wait for a socket: a queue of buffers, which are never joined ---------------------------
 
 
 # IOV_MAX on Linux and macOS: one sendmsg takes no more buffers.

@@ -297,7 +297,7 @@ def _show_addresses(pairs: tuple[HostPort, ...]) -> str:
     return ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in pairs)
 
 
-# Prefixes of option names.
+# -- prefixes of option names -------------------------------------------------------------------------------
 
 
 # Kafka's own options, as Spark's Kafka sink has them.

@@ -100,7 +100,7 @@ def _as_narrow(numbers: Ints, largest: int) -> Ints:
     return numbers.astype(np.int64, copy=False)
 
 
-# The header section of records, for whole columns: count, then key and value of each header.
+# -- the header section of records, for whole columns: count, then key and value of each header -------------
 
 
 # A scalar taken from an array: pa.scalar of a Python value would import pandas (see arrays).
@@ -173,7 +173,7 @@ def binary(data: npt.NDArray[np.uint8], widths: npt.NDArray[np.integer] | int, c
     return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
 
 
-# The columns of rows that become records, and the order in which they are written.
+# -- the columns of rows that become records, and the order in which they are written -----------------------
 
 
 # Attributes (1) + offset delta (3).

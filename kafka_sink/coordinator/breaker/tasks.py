@@ -131,7 +131,7 @@ def _index(
         index.setdefault(target, set()).add(peer)
 
 
-# Which task may probe a muted target, one at a time. No I/O.
+# -- which task may probe a muted target, one at a time. No I/O ---------------------------------------------
 
 
 class ProbeLeases:
@@ -214,7 +214,7 @@ class ProbeLeases:
             self.on_failure(peer, target, "", now_ms)
 
 
-# Mutes and unmutes on their way to the tasks. No I/O.
+# -- mutes and unmutes on their way to the tasks. No I/O ----------------------------------------------------
 
 
 # After a mute one task sends again, a step later two more, then four, and so on.

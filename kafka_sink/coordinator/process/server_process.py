@@ -28,13 +28,13 @@ from kafka_sink.coordinator.metadata.fetcher import metadata_handler
 from kafka_sink.coordinator.process.application_files import (
     LONG_LIFE_S,
     WATCH_S,
+    CommandPipe,
     console_marker,
     is_current,
     known_cluster_marker,
     starts_file,
     ui_marker,
 )
-from kafka_sink.coordinator.process.command_pipe import CommandPipe
 from kafka_sink.coordinator.process.terminal_progress import TerminalProgress
 from kafka_sink.coordinator.rates.handler import rate_handler
 from kafka_sink.coordinator.transport.connections import ServerBounds

@@ -20,8 +20,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from kafka_sink.coordinator.process.application_files import LONG_LIFE_S, WATCH_S, is_current, pause_s
-from kafka_sink.coordinator.process.command_pipe import CommandPipe
+from kafka_sink.coordinator.process.application_files import (
+    LONG_LIFE_S,
+    WATCH_S,
+    CommandPipe,
+    is_current,
+    pause_s,
+)
 from kafka_sink.driver.driver_process import DriverProcess
 
 _log = logging.getLogger(__name__)
