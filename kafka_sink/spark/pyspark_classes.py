@@ -1,4 +1,4 @@
-"""What of PySpark's data source API the PySpark at hand has: 4.1 and later all, 4.0 a part, 3.5 nothing."""
+"""What of PySpark's data source API the PySpark at hand has: 4.1 and later all, 4.0 most, 3.5 nothing."""
 
 from __future__ import annotations
 
@@ -18,6 +18,13 @@ else:
         WriterCommitMessage = object
     try:
         from pyspark.sql.datasource import DataSourceArrowWriter as ArrowWriter
-        from pyspark.sql.datasource import DataSourceStreamArrowWriter as StreamArrowWriter
     except ImportError:
         ArrowWriter = StreamArrowWriter = object
+    else:
+        try:
+            from pyspark.sql.datasource import DataSourceStreamArrowWriter as StreamArrowWriter
+        except ImportError:
+            from pyspark.sql.datasource import DataSourceStreamWriter
+
+            class StreamArrowWriter(DataSourceStreamWriter, ArrowWriter):
+                """PySpark 4.0's tasks hand Arrow batches to each ArrowWriter, whatever else it is."""
