@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -36,7 +37,11 @@ It writes nothing to Kafka, and creates no topic. It ends with 1 if it has found
 """
 _PYTHON = (3, 10)
 _JAVA = 17
-_PYSPARK = (4, 1)
+# Spark 3.5 runs on older ones.
+_JAVA_OF_3 = 8
+_PYSPARK = (3, 5)
+_WITH_DATA_SOURCES = (4, 0)
+_THROUGH_MAP_IN_ARROW = "kafka_sink.write and kafka_sink.foreach_batch"
 _TIMEOUT_S = 60
 # Runs in the workers' Python. Prints what the driver compares.
 _PROBE = """
@@ -73,10 +78,13 @@ def examine(environ: Mapping[str, str], options: Mapping[str, str]) -> Iterator[
     """All findings, in the order of a job's start. Without ``options``, no broker is asked."""
     yield _python()
     yield from _libraries()
-    yield _java(environ)
-    yield from _workers(environ)
-    yield from _driver_python(environ)
-    yield _folders(environ)
+    spark = _spark_version(environ)
+    yield from _spark(spark, environ)
+    if spark is not None:
+        yield _java(environ, _JAVA if _numbers(spark) >= _WITH_DATA_SOURCES else _JAVA_OF_3)
+        yield from _workers(environ, spark)
+        yield from _driver_python(environ)
+        yield _folders(environ)
     yield from _shared_import_folders()
     if options:
         yield from _job(options)
@@ -104,29 +112,68 @@ def _libraries() -> Iterator[Finding]:
     if optional:
         yield Finding(
             Level.NOTE,
-            f"only the local broker and /metrics of the live view need: {_pip(sys.executable, optional)}",
+            f"only /metrics of the live view needs: {_pip(sys.executable, optional)}",
         )
-    pyspark = _version("pyspark")
-    if pyspark is None:
-        return
-    if _numbers(pyspark) < _PYSPARK:
-        yield Finding(
-            Level.PROBLEM,
-            f"PySpark {pyspark} is too old: Python sinks that take Arrow batches need {_dotted(_PYSPARK)}",
-        )
-    else:
-        yield Finding(Level.OK, f"PySpark {pyspark}, PyArrow {_version('pyarrow')}")
-    if "/pyspark/" not in os.environ.get("SPARK_HOME", "/pyspark/"):
+
+
+def _spark_version(environ: Mapping[str, str]) -> str | None:
+    """Of the PySpark that this Python imports, or else of the Spark in SPARK_HOME."""
+    installed = _version("pyspark")
+    if installed is not None:
+        return installed
+    folders = [os.path.join(one, "pyspark") for one in sys.path]
+    if environ.get("SPARK_HOME"):
+        folders.append(os.path.join(environ["SPARK_HOME"], "python", "pyspark"))
+    for folder in folders:
+        try:
+            with open(os.path.join(folder, "version.py"), encoding="utf-8") as file:
+                found = re.search(r"""__version__[^=]*=\s*["']([^"']+)""", file.read())
+        except OSError:
+            continue
+        if found:
+            return found[1]
+    return None
+
+
+def _spark(version: str | None, environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Which Spark was found, and what works there."""
+    if version is None:
         yield Finding(
             Level.NOTE,
-            f"SPARK_HOME is {os.environ['SPARK_HOME']}: its Spark runs, not that of the installed PySpark",
+            "no PySpark was found. On a cluster run the doctor with the Python of its drivers, and with "
+            f"SPARK_HOME set. To install one here: {_pip(sys.executable, ['pyspark'])}",
+        )
+        return
+    numbers = _numbers(version)
+    found = f"PySpark {version}, PyArrow {_version('pyarrow')}"
+    if numbers < _PYSPARK:
+        yield Finding(Level.PROBLEM, f"PySpark {version} is too old: use {_dotted(_PYSPARK)} or newer")
+    elif numbers < _WITH_DATA_SOURCES:
+        yield Finding(
+            Level.OK,
+            f"{found}: {_THROUGH_MAP_IN_ARROW}. format('kafka-chunked') needs PySpark "
+            f"{_dotted(_WITH_DATA_SOURCES)}",
+        )
+    else:
+        yield Finding(Level.OK, f"{found}: format('kafka-chunked'), {_THROUGH_MAP_IN_ARROW}")
+    if numbers >= _PYSPARK and _version("pandas") is None:
+        only = numbers < _WITH_DATA_SOURCES
+        yield Finding(
+            Level.PROBLEM if only else Level.NOTE,
+            f"PySpark asks for pandas on the driver, for {_THROUGH_MAP_IN_ARROW}: "
+            f"{_pip(sys.executable, ['pandas'])}",
+        )
+    if "/pyspark/" not in environ.get("SPARK_HOME", "/pyspark/") and _version("pyspark") is not None:
+        yield Finding(
+            Level.NOTE,
+            f"SPARK_HOME is {environ['SPARK_HOME']}: its Spark runs, not that of the installed PySpark",
         )
 
 
-def _java(environ: Mapping[str, str]) -> Finding:
+def _java(environ: Mapping[str, str], oldest: int) -> Finding:
     home = environ.get("JAVA_HOME")
     path = os.path.join(home, "bin", "java") if home else shutil.which("java", path=environ.get("PATH"))
-    remedy = f"install Java {_JAVA} or newer, and set JAVA_HOME to it"
+    remedy = f"install Java {oldest} or newer, and set JAVA_HOME to it"
     if not path:
         return Finding(Level.PROBLEM, f"there is no Java, which Spark needs: {remedy}")
     try:
@@ -138,14 +185,14 @@ def _java(environ: Mapping[str, str]) -> Finding:
         return Finding(Level.PROBLEM, f"Java at {path} does not start ({error}): {remedy}")
     version = found[1] if len(found) > 2 else ""
     major = version.removeprefix("1.").split(".")[0].split("-")[0]
-    if not major.isdecimal() or int(major) < _JAVA:
+    if not major.isdecimal() or int(major) < oldest:
         return Finding(
             Level.PROBLEM, f"Java {version or 'of unknown version'} at {path} is too old: {remedy}"
         )
     return Finding(Level.OK, f"Java {version} ({path})")
 
 
-def _workers(environ: Mapping[str, str]) -> Iterator[Finding]:
+def _workers(environ: Mapping[str, str], spark: str) -> Iterator[Finding]:
     """The Python that Spark starts for tasks and for planning."""
     named = environ.get("PYSPARK_PYTHON")
     python = shutil.which(named or "python3", path=environ.get("PATH"))
@@ -169,7 +216,7 @@ def _workers(environ: Mapping[str, str]) -> Iterator[Finding]:
             f"the workers' Python, {python}, does not run: {answer}. Set PYSPARK_PYTHON to {sys.executable}",
         )
     else:
-        yield _of_workers(python, answer)
+        yield _of_workers(python, answer, spark)
 
 
 def _driver_python(environ: Mapping[str, str]) -> Iterator[Finding]:
@@ -231,7 +278,7 @@ def _ask(python: str, environ: Mapping[str, str]) -> _Answer | str:
     return _Answer(tuple(version), pyspark, missing)
 
 
-def _of_workers(python: str, answer: _Answer) -> Finding:
+def _of_workers(python: str, answer: _Answer, spark: str) -> Finding:
     own = [name for name in answer.missing if name in _OWN_MODULES]
     libraries = [OF_TASKS[name] for name in answer.missing if name in OF_TASKS]
     if answer.version != sys.version_info[:2]:
@@ -249,8 +296,9 @@ def _of_workers(python: str, answer: _Answer) -> Finding:
             text += f". It lacks libraries, too, which --py-files does not bring: {_pip(python, libraries)}"
     elif libraries:
         text = f"lacks libraries: {_pip(python, libraries)}"
-    elif answer.pyspark != _version("pyspark"):
-        text = f"has PySpark {answer.pyspark}, and the driver {_version('pyspark')}: install the same version"
+    # None: Spark puts its own PySpark on the path of its workers.
+    elif answer.pyspark is not None and answer.pyspark != spark:
+        text = f"has PySpark {answer.pyspark}, and the driver {spark}: install the same version"
     else:
         return Finding(
             Level.OK, f"Spark's workers: Python {_dotted(answer.version)} with all libraries ({python})"

@@ -14,7 +14,6 @@ from importlib.util import find_spec
 
 # Modules that every task imports, and the distribution that has each.
 OF_TASKS = {
-    "pyspark": "pyspark",
     "pyarrow": "pyarrow",
     "numpy": "numpy",
     "kafka": "kafka-python",
@@ -26,8 +25,12 @@ OF_TASKS = {
 }
 # Modules that only some uses of the driver's side import.
 OF_DRIVER = {
-    "confluent_kafka": "confluent-kafka",  # local_broker
     "prometheus_client": "prometheus-client",  # /metrics of the live view
+}
+# Modules that pip installs for an extra only. A cluster brings its PySpark itself.
+OF_EXTRAS = {
+    "pyspark": "pyspark",
+    "confluent_kafka": "confluent-kafka",  # local_broker
 }
 
 
@@ -36,7 +39,7 @@ def explanation(error: BaseException) -> str | None:
     if not isinstance(error, ModuleNotFoundError) or error.name is None:
         return None
     module = error.name.split(".")[0]
-    distribution = (OF_TASKS | OF_DRIVER).get(module)
+    distribution = (OF_TASKS | OF_DRIVER | OF_EXTRAS).get(module)
     if distribution is None:
         return None
     # All that are missing, so that one pip line is enough.

@@ -42,6 +42,43 @@ def test_nothing_to_mend_here() -> None:
     assert any("no broker was asked" in note for note in notes)
 
 
+@pytest.mark.parametrize(
+    ("pyspark", "pandas", "text", "problem"),
+    [
+        ("3.4.1", "2.3.3", "PySpark 3.4.1 is too old: use 3.5 or newer", True),
+        (
+            "3.5.9",
+            "2.3.3",
+            "kafka_sink.write and kafka_sink.foreach_batch. format('kafka-chunked') needs",
+            False,
+        ),
+        ("3.5.9", None, "PySpark asks for pandas on the driver", True),
+        ("4.0.1", None, "PySpark asks for pandas on the driver", False),
+        ("4.0.1", "2.3.3", "format('kafka-chunked'), kafka_sink.write and kafka_sink.foreach_batch", False),
+        (None, None, "no PySpark was found", False),
+    ],
+)
+def test_it_says_which_spark_was_found_and_what_works_there(
+    monkeypatch: pytest.MonkeyPatch, pyspark: str | None, pandas: str | None, text: str, problem: bool
+) -> None:
+    installed = {"pyspark": pyspark, "pandas": pandas}
+    monkeypatch.setattr(doctor, "_version", lambda name: installed.get(name, "1.0"))
+    monkeypatch.setattr(doctor, "_workers", lambda environ, spark: iter(()))
+    monkeypatch.setattr(sys, "path", [])
+    said = [one for one in found({"PATH": HERE["PATH"]}) if text in one.text]
+    assert [one.level is Level.PROBLEM for one in said] == [problem]
+
+
+def test_the_spark_of_spark_home_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "python" / "pyspark"
+    folder.mkdir(parents=True)
+    (folder / "version.py").write_text('__version__: str = "3.5.1"\n')
+    monkeypatch.setattr(doctor, "_version", lambda name: None)
+    monkeypatch.setattr(sys, "path", [])
+    assert doctor._spark_version({"SPARK_HOME": str(tmp_path)}) == "3.5.1"
+    assert doctor._spark_version({}) is None
+
+
 def test_the_workers_python_is_looked_at(tmp_path: Path) -> None:
     version = list(sys.version_info[:2])
     pyspark = doctor._version("pyspark")
@@ -49,7 +86,7 @@ def test_the_workers_python_is_looked_at(tmp_path: Path) -> None:
         ([[3, 9], pyspark, []], "PYTHON_VERSION_MISMATCH"),
         ([version, pyspark, ["kafka_sink", "numpy"]], "DATA_SOURCE_NOT_FOUND"),
         ([version, pyspark, ["lz4", "kafka"]], "python -m pip install lz4 kafka-python"),
-        ([version, None, ["kafka_sink", "pyspark", "lz4"]], "-m pip install pyspark lz4"),
+        ([version, None, ["kafka_sink", "lz4"]], "-m pip install lz4"),
         ([version, "4.0.0", []], "has PySpark 4.0.0, and the driver"),
     ):
         python = python_that_prints(tmp_path, json.dumps(answer))
@@ -179,7 +216,7 @@ def test_a_missing_topic_that_a_job_would_create_is_no_problem(
 def test_the_command_takes_options_and_prints_no_secret(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor, "_workers", lambda environ: iter(()))
+    monkeypatch.setattr(doctor, "_workers", lambda environ, spark: iter(()))
     secrets = tmp_path / "options.json"
     secrets.write_text(json.dumps({"kafka.sasl.jaas.config": "hunter2 required password=hunter2;"}))
     out = io.StringIO()

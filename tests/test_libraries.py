@@ -23,7 +23,7 @@ def test_they_are_those_of_pyproject() -> None:
 def test_the_documented_line_for_executors_has_what_tasks_need() -> None:
     line = re.search(r"^pip install (pyarrow .*)$", (ROOT / "docs/install.md").read_text(), re.M)
     assert line is not None
-    assert {*line[1].split(), "pyspark"} == set(libraries.OF_TASKS.values())
+    assert set(line[1].split()) == set(libraries.OF_TASKS.values())
 
 
 def test_a_missing_library_has_an_explanation_with_all_that_are_missing(

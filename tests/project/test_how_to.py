@@ -1,8 +1,9 @@
-"""docs/how-to.md and docs/quickstart.md: every Python block runs, in order, against a real broker."""
+"""docs/how-to.md, spark-3.5.md and quickstart.md: every Python block runs, in order, on a real broker."""
 
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,20 @@ def test_every_block_runs(spark: SparkSession, broker: LocalBroker) -> None:
     assert sum(len(read_topic(broker, f"orders-{number}")) for number in range(3)) == 1_000
     assert len(read_topic(broker, "wide")) == 1_000
     assert len(read_topic(broker, "orders-dead-letters")) == 1
+
+
+def test_the_page_on_spark_3_5_runs(spark: SparkSession, broker: LocalBroker) -> None:
+    """On the PySpark at hand; ``make matrix`` tries the calls on 3.5."""
+    names: dict[str, Any] = {"spark": spark, "servers": broker.bootstrap_servers}
+    for heading, code in blocks("spark-3.5.md"):
+        exec(compile(code, f"spark-3.5.md: {heading}", "exec"), names)
+    deadline = time.monotonic() + 120
+    while names["query"].lastProgress is None:
+        assert time.monotonic() < deadline, names["query"].exception()
+        time.sleep(0.1)
+    names["query"].stop()
+    values = {row.value for row in read_topic(broker, "orders-by-function")}
+    assert {b"order 999", b"99"} <= values
 
 
 def test_the_quickstart_runs(spark: SparkSession, broker: LocalBroker, live_view_port: int) -> None:
