@@ -70,7 +70,10 @@ def test_the_wheel_has_all_that_runs_and_nothing_else(wheel: Path) -> None:
     sources = {str(path.relative_to(ROOT)) for path in (ROOT / "kafka_sink").rglob("*.py")}
     assert sources <= set(names)
     assert "Requires-Python: >=3.10" in metadata
-    assert "Requires-Dist: pyspark>=4.1" in metadata
+    # pip must never replace the PySpark of a cluster.
+    needed = [line for line in metadata.splitlines() if line.startswith("Requires-Dist: ")]
+    assert "Requires-Dist: pyarrow>=18" in needed
+    assert not [line for line in needed if "pyspark" in line and "extra ==" not in line]
 
 
 def test_a_scan_of_the_wheel_finds_no_weakness_but_those_with_a_reason(wheel: Path, tmp_path: Path) -> None:
