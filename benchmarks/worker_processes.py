@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from benchmarks.standalone_scale import connections_to
 from benchmarks.surroundings import RESULTS
-from kafka_sink.coordinator.process.planning import hand_off
+from kafka_sink.coordinator.process.planning import plan_coordinator
 from kafka_sink.coordinator.transport.address import CoordinatorAddress, Rendezvous
 from kafka_sink.options import parse
 from kafka_sink.rows.column_plan import ColumnPlan
@@ -102,7 +102,7 @@ def measure(folder: Path) -> dict[str, Any]:
     (folder / "driver").mkdir()
     with FakeCluster({"t": PARTITIONS}, brokers=3) as cluster, Application(folder / "driver") as application:
         options = {"kafka.bootstrap.servers": cluster.bootstrap_servers, "topic": "t"}
-        rendezvous = hand_off(parse(options).options, is_streaming=False).rendezvous
+        rendezvous = plan_coordinator(parse(options).options, is_streaming=False).rendezvous
         assert rendezvous is not None
         told = {**asdict(rendezvous), "secret": rendezvous.secret.hex(), "options": options}
         for pipe in pipes:

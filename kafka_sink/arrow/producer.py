@@ -21,7 +21,7 @@ from kafka_sink.arrow.columns import ArrowColumns
 from kafka_sink.arrow.planning import ArrowWrite, checked, plan
 from kafka_sink.arrow.sources import record_batches
 from kafka_sink.clock import monotonic_ms
-from kafka_sink.coordinator.process.planning import CoordinatorHandoff
+from kafka_sink.coordinator.process.planning import PlannedCoordinator
 from kafka_sink.driver import driver_log
 from kafka_sink.errors import DeliveryError, ProducerClosedError
 from kafka_sink.model import EndedTransactions, SparkTask, TaskResult
@@ -263,7 +263,7 @@ class ArrowProducer:
         if self._write is None:
             return
         ended = EndedWrite(self._write.name, outcome, "", None, 1, results, in_transactions, note)
-        write_reports.report(self.options, CoordinatorHandoff(), ended)
+        write_reports.report(self.options, PlannedCoordinator(), ended)
 
 
 def _stop(producer: Producer, error: BaseException, held: int) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from kafka_sink import application_markers
 from kafka_sink.coordinator.figures.messages import FinalFigures, TopicFigures
-from kafka_sink.coordinator.process.planning import CoordinatorHandoff
+from kafka_sink.coordinator.process.planning import PlannedCoordinator
 from kafka_sink.counts import total
 from kafka_sink.driver import driver_log
 from kafka_sink.model import EndedTransactions, TaskResult
@@ -58,11 +58,11 @@ class EndedWrite:
         return "kafka-chunked: " if self.batch is None else f"kafka-chunked, micro-batch {self.batch}: "
 
 
-def report(options: SinkOptions, handoff: CoordinatorHandoff, ended: EndedWrite) -> None:
+def report(options: SinkOptions, coordinator: PlannedCoordinator, ended: EndedWrite) -> None:
     """All reports of a write, but the line of one that was aborted. None fails the write, whose rows Kafka
     has.
     """
-    _to_live_view(handoff, ended)
+    _to_live_view(coordinator, ended)
     if options.delivery_report_path:
         _to_delivery_report(options.delivery_report_path, ended)
     is_skipped = ended.outcome == "skipped"
@@ -114,8 +114,8 @@ def _advise(ended: EndedWrite) -> None:
             driver_log.report(ended.label + advice)
 
 
-def _to_live_view(handoff: CoordinatorHandoff, ended: EndedWrite) -> None:
-    address = handoff.driver_address
+def _to_live_view(coordinator: PlannedCoordinator, ended: EndedWrite) -> None:
+    address = coordinator.driver_address
     if address is None or not address.rendezvous.figures:
         return
     from kafka_sink.coordinator.figures.channel import report_final

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from kafka_sink import application_markers
 from kafka_sink.breaker.interface import load_breaker
-from kafka_sink.coordinator.process.planning import hand_off
+from kafka_sink.coordinator.process.planning import plan_coordinator
 from kafka_sink.driver import driver_log, planning_warnings
 from kafka_sink.driver.topic_preparation import prepare_topic
 from kafka_sink.options import SinkOptions, parse
@@ -73,7 +73,7 @@ def plan(
         from kafka_sink.transactions import planning as transactions
 
         in_transactions = transactions.plan(options, raw, is_streaming=is_stream_writer, for_tasks=for_tasks)
-    coordinator = hand_off(options, is_streaming=is_repeated)
+    coordinator = plan_coordinator(options, is_streaming=is_repeated)
     write = PlannedWrite(
         options,
         columns_plan,

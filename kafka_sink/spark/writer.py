@@ -21,7 +21,7 @@ from pyspark import TaskContext
 
 from kafka_sink import application_markers
 from kafka_sink.clock import monotonic_ms
-from kafka_sink.coordinator.process.planning import CoordinatorHandoff
+from kafka_sink.coordinator.process.planning import PlannedCoordinator
 from kafka_sink.coordinator.transport.address import CoordinatorAddress, without_brackets
 from kafka_sink.driver import driver_log, last_line
 from kafka_sink.errors import DeliveryError, ExecutorDisconnectedError, KafkaSinkError, WriteOverError
@@ -92,7 +92,7 @@ class PlannedWrite:
 
     options: SinkOptions
     plan: ColumnPlan
-    handoff: CoordinatorHandoff = field(default_factory=CoordinatorHandoff)
+    coordinator: PlannedCoordinator = field(default_factory=PlannedCoordinator)
     planned_at_s: float = field(default_factory=time.time)
     # The same in tasks and commit. For a stream, Spark plans again to commit.
     name: str = field(default_factory=lambda: secrets.token_hex(8))
@@ -238,7 +238,7 @@ class PlannedWrite:
 
     def _coordinator(self) -> CoordinatorAddress | None:
         """The coordinator's address. Tasks know the driver's host; planning does not."""
-        context, rendezvous = TaskContext.get(), self.handoff.rendezvous
+        context, rendezvous = TaskContext.get(), self.coordinator.rendezvous
         if context is None or rendezvous is None:
             return None
         host = rendezvous.host or context.getLocalProperty("spark.driver.host")
@@ -279,7 +279,7 @@ class PlannedWrite:
     def _identity_in_task(self, *, is_streaming: bool) -> TaskIdentity | None:
         """Under which name the task reports to the live view. None where nobody looks."""
         context = TaskContext.get()
-        if context is None or self.handoff.rendezvous is None or not self.handoff.rendezvous.figures:
+        if context is None or self.coordinator.rendezvous is None or not self.coordinator.rendezvous.figures:
             return None
         from kafka_sink.coordinator.figures.messages import TaskIdentity
 
@@ -300,14 +300,14 @@ class PlannedWrite:
 
         Returns why the write failed, as far as a task has reported that.
         """
-        if self.handoff.driver_address is None:
+        if self.coordinator.driver_address is None:
             return ""
         from kafka_sink.coordinator.writes.channel import end_attempts
 
         # A restarted query writes the micro-batch again, under the same name.
         again = batch_id is not None
         name = self._name_of(batch_id)
-        return end_attempts(self.handoff.driver_address, name, again=again, is_urgent=is_urgent)
+        return end_attempts(self.coordinator.driver_address, name, again=again, is_urgent=is_urgent)
 
     def _ended(
         self,
@@ -333,7 +333,7 @@ class PlannedWrite:
         the old snapshot may be why the first attempt failed (a recreated topic, for example), and the
         coordinator has newer metadata.
         """
-        snapshot = None if self._is_run_again() else self.handoff.snapshot
+        snapshot = None if self._is_run_again() else self.coordinator.snapshot
         return None if snapshot is None else snapshot.aged(max(0.0, (time.time() - self.planned_at_s) * 1000))
 
     def _is_run_again(self) -> bool:
@@ -380,7 +380,7 @@ class PlannedWrite:
             if committed.skipped is not None:
                 name, note = "skipped", f"{committed.batch}: {note}"
         ended = self._ended(name, messages, batch_id, in_transactions, note)
-        write_reports.report(self.options, self.handoff, ended)
+        write_reports.report(self.options, self.coordinator, ended)
         worker_imports.forget_spark_archives()
         return ended
 
@@ -402,7 +402,7 @@ class PlannedWrite:
             in_transactions, note = self._abort_transactions(self.transactions)
         ended = self._ended("aborted", messages, batch_id, in_transactions, note)
         ended = ended if has_all else replace(ended, tasks=None)
-        write_reports.report(self.options, self.handoff, ended)
+        write_reports.report(self.options, self.coordinator, ended)
         if cause:
             log_failure(self.subject, f"{write_reports.aborted(ended)}: {cause}")
         elif note or self.options.log_summary_format != "json":

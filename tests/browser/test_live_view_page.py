@@ -23,7 +23,7 @@ from selenium.webdriver.chrome.service import Service
 
 from kafka_sink.coordinator.figures.channel import report_final
 from kafka_sink.coordinator.figures.messages import TaskIdentity
-from kafka_sink.coordinator.process.planning import CoordinatorHandoff, hand_off
+from kafka_sink.coordinator.process.planning import PlannedCoordinator, plan_coordinator
 from kafka_sink.coordinator.transport.address import CoordinatorAddress
 from kafka_sink.errors import KafkaSinkError
 from kafka_sink.model import EndedTransactions, SparkTask, TaskResult
@@ -152,9 +152,9 @@ class Job:
         self.size = size
         self.options = parse(self.raw).options
         self.name = name
-        self.handoff: CoordinatorHandoff = hand_off(self.options, is_streaming=False)
-        assert self.handoff.rendezvous is not None
-        assert self.handoff.rendezvous.figures
+        self.coordinator: PlannedCoordinator = plan_coordinator(self.options, is_streaming=False)
+        assert self.coordinator.rendezvous is not None
+        assert self.coordinator.rendezvous.figures
         self.results: list[TaskResult] = []
         self.failures: list[Exception] = []
         self.stop = threading.Event()
@@ -165,8 +165,8 @@ class Job:
             thread.start()
 
     def _run(self, task: int) -> None:
-        assert self.handoff.rendezvous is not None
-        address = CoordinatorAddress("127.0.0.1", self.handoff.rendezvous)
+        assert self.coordinator.rendezvous is not None
+        address = CoordinatorAddress("127.0.0.1", self.coordinator.rendezvous)
         number = 1_000 * (1 + abs(hash(self.name)) % 1000) + task
         identity = TaskIdentity(self.name, number, task, host="worker-1", application="nightly orders")
         options = parse(self.raw | {"kafka.buffer.memory": str(self.size + task)}).options
@@ -187,10 +187,10 @@ class Job:
         self.stop.set()
         for thread in self.threads:
             thread.join(120)
-        assert self.handoff.driver_address is not None
+        assert self.coordinator.driver_address is not None
         outcome = "aborted" if self.failures else "committed"
         final = final_figures(self.name, outcome, "", -1, self.results, in_transactions)
-        report_final(self.handoff.driver_address, final)
+        report_final(self.coordinator.driver_address, final)
         return sum(result.records for result in self.results)
 
 

@@ -13,7 +13,7 @@ from pyspark import TaskContext
 
 from kafka_sink.coordinator.breaker.cluster_breakers import breaker_handler
 from kafka_sink.coordinator.metadata.fetcher import metadata_handler
-from kafka_sink.coordinator.process.planning import CoordinatorHandoff
+from kafka_sink.coordinator.process.planning import PlannedCoordinator
 from kafka_sink.coordinator.transport.handlers import HandlerFactory
 from kafka_sink.errors import DeliveryError, InvalidRowError
 from kafka_sink.local_broker import LocalBroker
@@ -162,7 +162,7 @@ def test_an_attempt_after_the_first_takes_no_hints_of_planning(
 ) -> None:
     raw = {"kafka.bootstrap.servers": "127.0.0.1:1", "topic": TOPIC}
     plan = ColumnPlan.of([("value", "binary")], TOPIC)
-    write = PlannedWrite(parse(raw).options, plan, CoordinatorHandoff(snapshot=MetadataSnapshot()))
+    write = PlannedWrite(parse(raw).options, plan, PlannedCoordinator(snapshot=MetadataSnapshot()))
     monkeypatch.setattr(TaskContext, "get", lambda: Attempt(0))
     assert write._snapshot() is not None
     monkeypatch.setattr(TaskContext, "get", lambda: Attempt(1))

@@ -24,7 +24,7 @@ from kafka_sink import application_markers
 from kafka_sink.coordinator.figures.application_figures import ApplicationFigures
 from kafka_sink.coordinator.figures.handler import FiguresHandler
 from kafka_sink.coordinator.figures.messages import KIND
-from kafka_sink.coordinator.process.planning import CoordinatorHandoff
+from kafka_sink.coordinator.process.planning import PlannedCoordinator
 from kafka_sink.coordinator.transport.address import CoordinatorAddress, Rendezvous
 from kafka_sink.coordinator.transport.handlers import HandlerFactory
 from kafka_sink.coordinator.writes import channel as write_channel
@@ -43,10 +43,10 @@ from tests.support.coordinator_harness import Serving, serving
 PLAN = ColumnPlan.of([("value", "string")], "t")
 
 
-def planned(handoff: CoordinatorHandoff | None = None, **options: str) -> PlannedWrite:
+def planned(coordinator: PlannedCoordinator | None = None, **options: str) -> PlannedWrite:
     raw = {"kafka.bootstrap.servers": "h:1", "topic": "t"}
     raw |= {name.replace("_", "."): value for name, value in options.items()}
-    return PlannedWrite(parse(raw).options, PLAN, handoff or CoordinatorHandoff(), name="0123")
+    return PlannedWrite(parse(raw).options, PLAN, coordinator or PlannedCoordinator(), name="0123")
 
 
 def committed(
@@ -125,7 +125,7 @@ def test_the_json_summary_has_the_numbers_and_ages_of_transactions(
         "recovered": EndedTransactions(1, 34_000, 34_000),
     }
     write = EndedWrite("w", "committed", "q-1", 7, 2, [], ended)
-    write_reports.report(planned(log_summary_format="json").options, CoordinatorHandoff(), write)
+    write_reports.report(planned(log_summary_format="json").options, PlannedCoordinator(), write)
     (line,) = capfd.readouterr().err.splitlines()
     assert json.loads(line)["transactions"] == {
         "committed": 2,
@@ -147,7 +147,7 @@ def test_only_a_streams_commit_does_not_wait_for_the_coordinator(
     urgent: list[bool] = []
     monkeypatch.setattr(write_channel, "end_attempts", lambda *_, is_urgent, **__: urgent.append(is_urgent))
     address = CoordinatorAddress("127.0.0.1", Rendezvous(1, "key", b"secret"))
-    write = planned(CoordinatorHandoff(driver_address=address), log_summary="false")
+    write = planned(PlannedCoordinator(driver_address=address), log_summary="false")
     write.commit([committed((0, 9))], batch)
     write.abort([None], batch)
     assert urgent == [batch is None, True]
@@ -165,7 +165,7 @@ def test_a_micro_batch_has_one_name_in_all_its_reports(
 
     path = tmp_path / "report.jsonl"
     rendezvous = Rendezvous(1, "key", b"secret", "", True)
-    write = planned(CoordinatorHandoff(rendezvous), delivery_report_path=str(path))
+    write = planned(PlannedCoordinator(rendezvous), delivery_report_path=str(path))
     with monkeypatch.context() as in_task:
         in_task.setattr("kafka_sink.spark.writer.TaskContext.get", Context)
         identity = write._identity_in_task(is_streaming=True)
@@ -197,7 +197,7 @@ def test_a_skip_is_told_whatever_the_log_is_like(form: str, capfd: pytest.Captur
     note = str(BatchOutcome(skipped=1234, compared=True))
     ended = EndedWrite("w", "skipped", "q", 7, 2, [TaskResult()], note=note)
     options = planned(log_summary="false", log_summary_format=form).options
-    write_reports.report(options, CoordinatorHandoff(), ended)
+    write_reports.report(options, PlannedCoordinator(), ended)
     warning, *more = capfd.readouterr().err.splitlines()
     assert "WARNING kafka_sink: kafka-chunked, micro-batch 7: its 1,234 rows are skipped" in warning
     assert [json.loads(line)["outcome"] for line in more] == ["skipped"] * (form == "json")
@@ -369,7 +369,7 @@ def test_another_users_file_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @contextmanager
-def viewed(figures: ApplicationFigures) -> Iterator[tuple[CoordinatorHandoff, Serving]]:
+def viewed(figures: ApplicationFigures) -> Iterator[tuple[PlannedCoordinator, Serving]]:
     """What planning gives to a write whose figures are shown."""
     handlers: dict[str, HandlerFactory] = {
         KIND: lambda options, wake: FiguresHandler("c", figures),
@@ -377,13 +377,13 @@ def viewed(figures: ApplicationFigures) -> Iterator[tuple[CoordinatorHandoff, Se
     }
     with serving(factories=handlers) as server:
         rendezvous = replace(server.address.rendezvous, figures=True)
-        yield CoordinatorHandoff(rendezvous, None, CoordinatorAddress("127.0.0.1", rendezvous)), server
+        yield PlannedCoordinator(rendezvous, None, CoordinatorAddress("127.0.0.1", rendezvous)), server
 
 
 def test_the_live_view_shows_the_figures_of_the_summary_once_save_returns() -> None:
     figures = ApplicationFigures()
-    with viewed(figures) as (handoff, _):
-        planned(handoff, log_summary="false").commit([committed((0, 9), query="q")], 3)
+    with viewed(figures) as (coordinator, _):
+        planned(coordinator, log_summary="false").commit([committed((0, 9), query="q")], 3)
         (job,) = figures.snapshot(0.0)["jobs"]
     assert (job["counters"]["records"], job["query"], job["batch"]) == (10, "q", 3)
 
@@ -393,11 +393,11 @@ def test_save_waits_for_a_coordinator_that_is_busy_for_a_moment(monkeypatch: pyt
     figures = ApplicationFigures()
     # Until attempts have been notified, which comes first.
     monkeypatch.setattr(write_channel, "_DRIVER_TIMEOUT_MS", 50.0)
-    with viewed(figures) as (handoff, served):
+    with viewed(figures) as (coordinator, served):
         assert served.server is not None
         assert served.server._loop is not None
         served.server._loop.call_soon_threadsafe(time.sleep, 0.7)
-        planned(handoff, log_summary="false").commit([committed((0, 9))])
+        planned(coordinator, log_summary="false").commit([committed((0, 9))])
         (job,) = figures.snapshot(0.0)["jobs"]
     assert (job["state"], job["counters"]["records"]) == ("committed", 10)
 

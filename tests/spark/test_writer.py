@@ -19,7 +19,7 @@ import pytest
 from pyspark.sql.types import StructType
 
 from kafka_sink import application_markers
-from kafka_sink.coordinator.process.planning import CoordinatorHandoff
+from kafka_sink.coordinator.process.planning import PlannedCoordinator
 from kafka_sink.coordinator.transport.address import Rendezvous
 from kafka_sink.driver import driver_log, last_line
 from kafka_sink.errors import DeliveryError
@@ -432,7 +432,7 @@ def test_tasks_find_the_coordinator_of_any_driver_host(
 
     monkeypatch.setattr("kafka_sink.spark.writer.TaskContext.get", Context)
     options = parse({"kafka.bootstrap.servers": "h:1", "topic": "t"}).options
-    planned = CoordinatorHandoff(Rendezvous(7, "key", b"secret", of_rendezvous))
+    planned = PlannedCoordinator(Rendezvous(7, "key", b"secret", of_rendezvous))
     found = PlannedWrite(options, ColumnPlan.of([("value", "string")], "t"), planned)._coordinator()
     assert found is not None
     assert found.host == expected

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from kafka_sink.coordinator.process.planning import hand_off
+from kafka_sink.coordinator.process.planning import plan_coordinator
 from kafka_sink.coordinator.transport.address import CoordinatorAddress, Rendezvous
 from kafka_sink.coordinator.transport.connection import CoordinatorConnection
 from kafka_sink.errors import ProtocolError
@@ -141,7 +141,7 @@ def run_round(fault: str, seed: int, folder: Path) -> Round:
                     "kafka.retry.backoff.ms": "20",
                 }
             ).options
-            rendezvous = hand_off(options, is_streaming=False).rendezvous
+            rendezvous = plan_coordinator(options, is_streaming=False).rendezvous
             assert rendezvous is not None
             scene = Scene(application, rendezvous, chance)
             failures: list[BaseException] = []

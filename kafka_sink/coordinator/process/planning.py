@@ -27,7 +27,7 @@ _SILENCE_MS = 500.0
 
 
 @dataclass(frozen=True, slots=True)
-class CoordinatorHandoff:
+class PlannedCoordinator:
     """What planning gives a write's tasks: where the coordinator is, and the metadata of their topic."""
 
     rendezvous: Rendezvous | None = None
@@ -36,9 +36,9 @@ class CoordinatorHandoff:
     driver_address: CoordinatorAddress | None = None
 
 
-def hand_off(
+def plan_coordinator(
     options: SinkOptions, *, is_streaming: bool, environ: Mapping[str, str] = os.environ
-) -> CoordinatorHandoff:
+) -> PlannedCoordinator:
     """Find or start the coordinator, and ask it for the topic that the options name.
 
     For a stream it does not ask: the producers of its tasks live on from micro-batch to micro-batch. It waits
@@ -46,10 +46,10 @@ def hand_off(
     """
     located = launcher.locate(options, environ)
     if located is None:
-        return CoordinatorHandoff()
+        return PlannedCoordinator()
     address = CoordinatorAddress(located.host, located.rendezvous)
     if is_streaming and not located.is_new:
-        return CoordinatorHandoff(located.rendezvous, driver_address=address)
+        return PlannedCoordinator(located.rendezvous, driver_address=address)
     try:
         connection = CoordinatorConnection(
             address, _NEW_SILENCE_MS if located.is_new else _SILENCE_MS, monotonic_ms
@@ -61,7 +61,7 @@ def hand_off(
     except (OSError, ProtocolError) as error:
         warn_once(address, error)
         snapshot = None
-    return CoordinatorHandoff(located.rendezvous, snapshot, address)
+    return PlannedCoordinator(located.rendezvous, snapshot, address)
 
 
 def _ask(connection: CoordinatorConnection, topic: str) -> MetadataSnapshot | None:

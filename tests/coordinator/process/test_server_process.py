@@ -25,7 +25,7 @@ import pytest
 from kafka_sink.coordinator.process import launcher, planning
 from kafka_sink.coordinator.process import server_process as process
 from kafka_sink.coordinator.process.application_files import pause_s
-from kafka_sink.coordinator.process.planning import CoordinatorHandoff, hand_off
+from kafka_sink.coordinator.process.planning import PlannedCoordinator, plan_coordinator
 from kafka_sink.coordinator.process.rendezvous_directory import (
     FOLDER,
     RendezvousDirectory,
@@ -64,13 +64,13 @@ def cluster() -> Iterator[FakeCluster]:
         yield made
 
 
-def planned(cluster: FakeCluster, *, is_streaming: bool = False, **options: str) -> CoordinatorHandoff:
+def planned(cluster: FakeCluster, *, is_streaming: bool = False, **options: str) -> PlannedCoordinator:
     raw = {"kafka.bootstrap.servers": cluster.bootstrap_servers, "topic": "t"}
     raw |= {name.replace("_", "."): value for name, value in options.items()}
-    return hand_off(parse(raw).options, is_streaming=is_streaming)
+    return plan_coordinator(parse(raw).options, is_streaming=is_streaming)
 
 
-def answers(found: CoordinatorHandoff) -> bool:
+def answers(found: PlannedCoordinator) -> bool:
     assert found.rendezvous is not None
     host = found.rendezvous.host or "127.0.0.1"
     connection = CoordinatorConnection(CoordinatorAddress(host, found.rendezvous), 5000, clock_ms)
@@ -81,7 +81,7 @@ def answers(found: CoordinatorHandoff) -> bool:
         connection.close()
 
 
-def answers_again(found: CoordinatorHandoff) -> bool:
+def answers_again(found: PlannedCoordinator) -> bool:
     with contextlib.suppress(OSError):
         return answers(found)
     return False
@@ -221,7 +221,7 @@ def test_a_folder_that_others_could_write_to_is_not_believed(
     else:
         folder.chmod(0o770)
     with caplog.at_level(logging.WARNING):
-        assert planned(cluster) == CoordinatorHandoff()
+        assert planned(cluster) == PlannedCoordinator()
     assert len(warnings(caplog)) == 1
     assert str(folder) in warnings(caplog)[0]
     assert len(application.processes) == 1
@@ -232,7 +232,7 @@ def test_another_users_folder_is_not_believed(
 ) -> None:
     planned(cluster)
     monkeypatch.setattr(os, "getuid", lambda: 12_345)
-    assert planned(cluster) == CoordinatorHandoff()
+    assert planned(cluster) == PlannedCoordinator()
     assert len(application.processes) == 1
 
 
@@ -248,7 +248,7 @@ def test_a_frozen_one_costs_one_warning_and_a_moment(
         application.processes[0].send_signal(signal.SIGSTOP)
         started = time.monotonic()
         for _ in range(3):
-            assert planned(cluster) == CoordinatorHandoff(first.rendezvous, None, first.driver_address)
+            assert planned(cluster) == PlannedCoordinator(first.rendezvous, None, first.driver_address)
         assert time.monotonic() - started < 20, "that of a new one would be a minute"
         assert len(warnings(caplog)) == 1
         monkeypatch.undo()
@@ -273,7 +273,7 @@ def test_the_process_notifies_attempts_whose_write_is_over(cluster: FakeCluster)
 
 
 def test_it_can_be_switched_off(application: Application, cluster: FakeCluster) -> None:
-    assert planned(cluster, coordinator_enabled="false") == CoordinatorHandoff()
+    assert planned(cluster, coordinator_enabled="false") == PlannedCoordinator()
     assert not application.processes
     assert not (application.folder / FOLDER).exists()
 
@@ -284,7 +284,7 @@ def test_a_taken_port_costs_one_warning(
     with caplog.at_level(logging.WARNING), socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         for _ in range(2):
-            assert planned(cluster, coordinator_port=port) == CoordinatorHandoff()
+            assert planned(cluster, coordinator_port=port) == PlannedCoordinator()
     assert len(warnings(caplog)) == 1
     assert "coordinator.port" in warnings(caplog)[0]
     assert not application.processes
@@ -375,9 +375,9 @@ def test_without_a_driver_or_a_folder_there_is_none(
     application: Application, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(driver_process, "find_driver_process", lambda: None)
-    assert planned(cluster) == CoordinatorHandoff()
+    assert planned(cluster) == PlannedCoordinator()
     monkeypatch.delenv("SPARK_LOCAL_DIRS")
-    assert planned(cluster) == CoordinatorHandoff()
+    assert planned(cluster) == PlannedCoordinator()
     assert not application.processes
 
 
@@ -472,7 +472,7 @@ def test_one_that_reads_nothing_costs_one_warning_and_a_moment(
     }
     with caplog.at_level(logging.WARNING):
         for _ in range(5):
-            assert planned(cluster, is_streaming=False, **options) == CoordinatorHandoff()
+            assert planned(cluster, is_streaming=False, **options) == PlannedCoordinator()
     assert len(tries) == 1, "the others do not wait"
     assert len(warnings(caplog)) == 1
 
@@ -493,7 +493,7 @@ def test_the_first_of_sparks_folders_that_can_be_written_to_is_used(
     monkeypatch.setenv("SPARK_LOCAL_DIRS", "/proc/none,/proc/nor/this")
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
-            assert planned(cluster) == CoordinatorHandoff()
+            assert planned(cluster) == PlannedCoordinator()
     assert len(warnings(caplog)) == 1
     assert len(application.processes) == 1
 
@@ -542,7 +542,7 @@ def test_it_has_nothing_of_the_session_that_planned_first(
     assert b"HTTPS_PROXY=http://proxy:1" in environ
 
 
-def listens_on(found: CoordinatorHandoff) -> str:
+def listens_on(found: PlannedCoordinator) -> str:
     """The address that the coordinator's socket is bound to, from /proc/net: hexadecimal."""
     assert found.rendezvous is not None
     suffix = f":{found.rendezvous.port:04X}"
@@ -594,7 +594,7 @@ def test_an_administrator_switches_it_off_for_all_jobs(
         monkeypatch.setenv("KAFKA_CHUNKED_COORDINATOR_ENABLED", "false")
     else:
         monkeypatch.setattr(DriverProcess, "arguments", lambda self: ["java", *conf])
-    assert planned(cluster, coordinator_enabled="true") == CoordinatorHandoff()
+    assert planned(cluster, coordinator_enabled="true") == PlannedCoordinator()
     assert not application.processes
     assert not (application.folder / FOLDER).exists()
 

@@ -16,7 +16,7 @@ from pyspark.sql.datasource import CaseInsensitiveDict
 from pyspark.sql.types import BinaryType, StructField, StructType
 
 from kafka_sink.coordinator.client.client import CoordinatorClient
-from kafka_sink.coordinator.process.planning import CoordinatorHandoff
+from kafka_sink.coordinator.process.planning import PlannedCoordinator
 from kafka_sink.coordinator.transport import connection as coordinator_connection
 from kafka_sink.coordinator.transport.address import CoordinatorAddress, Rendezvous
 from kafka_sink.coordinator.transport.connection import KeptConnection
@@ -256,7 +256,7 @@ def test_a_task_at_work_is_ended_by_the_commit_on_the_driver() -> None:
         options = parse({"kafka.bootstrap.servers": "h:1", "topic": "t", "log.summary": "false"}).options
         other, mine = (
             PlannedWrite(
-                options, ColumnPlan(value=0, topic="t"), CoordinatorHandoff(driver_address=server.address)
+                options, ColumnPlan(value=0, topic="t"), PlannedCoordinator(driver_address=server.address)
             )
             for _ in range(2)
         )
