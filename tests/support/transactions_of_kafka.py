@@ -39,6 +39,14 @@ class Produce:
     rows: tuple[Row, ...]
 
 
+@dataclass(frozen=True)
+class RaiseEpoch:
+    """What the client sends behind an EndTxn with protocol 1; response: the epoch that the next one has."""
+
+    transactional_id: str
+    producer: ProducerEpoch
+
+
 class NotYet(Exception):
     """Kafka responds so that the request is repeated: CONCURRENT_TRANSACTIONS, UNSTABLE_OFFSET_COMMIT."""
 
@@ -113,6 +121,20 @@ class Kafka:
             case FetchStableOffsets(keys):
                 return self._fetch_stable(keys)
         raise AssertionError(operation)
+
+    def send(self, operation: Any) -> tuple[Any, RaiseEpoch | None]:
+        """As ``execute``, but just an operation's first request; with the one that follows it."""
+        match operation:
+            case EndTransaction(name, producer, commit, afresh, of_task) if self._protocol == 1:
+                if afresh:
+                    self._find_again(name)
+                ended = self._end_txn(name, producer, commit)
+                follows = not isinstance(ended, Refused) and not (of_task and commit)
+                return ended, RaiseEpoch(name, producer) if follows else None
+            case RaiseEpoch(name, producer):
+                raised = self._raise(name, producer)
+                return producer if isinstance(raised, Refused) else raised, None
+        return self.execute(operation), None
 
     def _describe(self, names: tuple[str, ...]) -> dict[str, Described]:
         known = {**self.transactions, **self.former_ids}

@@ -305,12 +305,15 @@ class World:
     def _deliver(self, actor: Actor, index: int) -> None:
         self._look_for_suicide(actor.waiting[index])
         try:
-            actor.responses[index] = self.kafka.execute(actor.waiting[index])
+            actor.responses[index], follows = self.kafka.send(actor.waiting[index])
         except NotYet:
             self.trace.append((_NOT_YET, ""))
             self._not_yet.append(actor.waiting[index])
             return
         self._not_yet = []
+        if follows is not None:
+            actor.waiting[index] = follows
+            return
         del actor.waiting[index]
         if not actor.waiting:
             self._advance(actor, tuple(actor.responses[i] for i in sorted(actor.responses)))
@@ -371,10 +374,8 @@ class World:
 
     def _late(self, index: int) -> None:
         operation = self.copies.pop(index)
-        try:
-            self.kafka.execute(operation)
-        except NotYet:
-            pass
+        with contextlib.suppress(NotYet):
+            self.kafka.send(operation)
 
     def _retry(self, parent: Actor, child: Actor) -> None:
         """Spark starts another attempt, whether the first is over or not."""
