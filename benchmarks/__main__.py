@@ -47,6 +47,7 @@ BENCHMARKS = {
     "tls": Benchmark(with_jvm_sink=True),
     "exactly_once": Benchmark(is_drawn=True),
     "rate_limit": Benchmark(is_drawn=True),
+    "arrow_clients": Benchmark(is_drawn=True),
 }
 # coordinator_scale is run by ``make scale``.
 DRAWN = (*(name for name, one in BENCHMARKS.items() if one.is_drawn), "coordinator_scale")
