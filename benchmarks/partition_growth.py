@@ -1,12 +1,13 @@
 """Rate and pool memory of one producer as partitions grow from 1 to 5,000.
 
-    python -m benchmarks.partition_growth [--seconds N] [--partitions 1,10,...] [--folder PATH] [--smoke]
+    python -m benchmarks.partition_growth [--seconds N] [--partitions 1,10,...] [--folder PATH] [--dry]
 
 Keyed, keyless and explicit-partition rows (110-byte values, lz4, batch.size 4 MiB, linger 1 s, buffer.memory
-64 MiB), as fast as one task takes them; keyed rows also with the `full` strategy and to topics that admit
-messages of 64 KiB only, so that batches are split. Each case writes a moment beforehand, untimed, which
-teaches ratios and the broker's limit (splits are of both). 5,000 partitions of one 16 KiB chunk are more than
-the pool has. No Spark; rows come in batches of 10,000, as Spark hands them over.
+64 MiB), as fast as one task takes them; keyed rows also with the `full` strategy, with gzip and zstd, and to
+topics that admit messages of 64 KiB only, so that batches are split. Each case writes a moment beforehand,
+untimed, which teaches ratios and the broker's limit (splits are of both). 5,000 partitions of one 16 KiB
+chunk are more than the pool has. No Spark; rows come in batches of 10,000, as Spark hands them over.
+``--dry`` writes no files.
 
 The broker keeps its data in memory where there is /dev/shm (--folder names another place): on a disk with
 ext4, thousands of index files each cost a millisecond whenever the first row after a write-back comes, which
@@ -46,13 +47,17 @@ WARM_ROUNDS = 2
 
 @dataclass(frozen=True)
 class Case:
-    """``columns`` of (key, value, partition) that rows have; ``limit``: the topic's max.message.bytes."""
+    """``columns`` of (key, value, partition) that rows have; ``limit``: the topic's max.message.bytes.
+
+    ``drawn``: whether the plot shows it."""
 
     name: str
     key: int | None = None
     partition: int | None = None
     strategy: str = "incremental"
     limit: int = 8 * MIB
+    codec: str = "lz4"
+    drawn: bool = True
 
 
 CASES = (
@@ -61,6 +66,20 @@ CASES = (
     Case("explicit", partition=2),
     Case("keyed, 64 KiB messages", key=0, limit=SPLIT_LIMIT),
     Case("keyed, full", key=0, strategy="full"),
+    Case("keyed, full, 64 KiB messages", key=0, strategy="full", limit=SPLIT_LIMIT, drawn=False),
+    *(
+        Case(
+            f"keyed, {codec}{', full' if strategy == 'full' else ''}",
+            0,
+            None,
+            strategy,
+            8 * MIB,
+            codec,
+            False,
+        )
+        for codec in ("gzip", "zstd")
+        for strategy in ("incremental", "full")
+    ),
 )
 
 
@@ -69,6 +88,7 @@ class Row:
     case: str
     partitions: int
     rows_per_second: float
+    processor_ns: float  # of this process, a row
     peak_used_mib: float
     peak_heap_mib: float
     batch_bytes: float
@@ -98,7 +118,7 @@ def run(broker: LocalBroker, case: Case, partitions: int, seconds: float) -> Row
     topic = f"grows-{partitions}-{case.limit}"
     options = direct.options_for(
         broker.bootstrap_servers,
-        compression_type="lz4",
+        compression_type=case.codec,
         buffer_memory_allocation_strategy=case.strategy,
         max_block_ms=600_000,
     )
@@ -107,7 +127,9 @@ def run(broker: LocalBroker, case: Case, partitions: int, seconds: float) -> Row
     producer = Producer(options)
     try:
         warm = write(producer, plan, batches, min(WARM_S, seconds))
+        started_s = time.process_time()
         result = write(producer, plan, batches, seconds)
+        processor_s = time.process_time() - started_s
         pool = pool_of(producer)
     finally:
         producer.close()
@@ -115,6 +137,7 @@ def run(broker: LocalBroker, case: Case, partitions: int, seconds: float) -> Row
         case.name,
         partitions,
         result.records / result.elapsed_ms * 1000,
+        processor_s / max(1, result.records) * 1e9,
         pool.max_used_bytes / MIB,
         pool.max_heap_bytes / MIB,
         result.sent_bytes / max(1, result.batches),
@@ -143,7 +166,8 @@ def prepare(broker: LocalBroker, counts: list[int], seconds: float) -> None:
 
 
 def plot(found: dict[str, Any], file: Path) -> None:
-    rows = found["rows"]
+    drawn = {case.name for case in CASES if case.drawn}
+    rows = [row for row in found["rows"] if row["case"] in drawn]
     made, [[left, right]] = charts.figure(
         "One producer, by the number of partitions", [found["conditions"]], (11, 4.6), 1, 2
     )
@@ -172,8 +196,18 @@ def plot(found: dict[str, Any], file: Path) -> None:
 
 def measure(broker: LocalBroker, counts: list[int], seconds: float) -> list[Row]:
     prepare(broker, counts, min(WARM_S, seconds))
-    titles = ("partitions", "rows/s", "pool MiB", "heap MiB", "batch", "requests", "retries", "splits")
-    print(f"{'':24}" + "".join(f"{title:>12}" for title in (*titles, "waited s", "flush s")), flush=True)
+    titles = (
+        "partitions",
+        "rows/s",
+        "CPU ns/row",
+        "pool MiB",
+        "heap MiB",
+        "batch",
+        "requests",
+        "retries",
+        "splits",
+    )
+    print(f"{'':30}" + "".join(f"{title:>12}" for title in (*titles, "waited s", "flush s")), flush=True)
     rows = []
     for case in CASES:
         for partitions in counts:
@@ -182,7 +216,7 @@ def measure(broker: LocalBroker, counts: list[int], seconds: float) -> list[Row]
             numbers: dict[str, Any] = asdict(row)
             del numbers["case"]
             shown = (f"{one:12,.1f}" if "_s" in name else f"{one:12,.0f}" for name, one in numbers.items())
-            print(f"{case.name:24}" + "".join(shown), flush=True)
+            print(f"{case.name:30}" + "".join(shown), flush=True)
     return rows
 
 
@@ -200,8 +234,8 @@ def main() -> None:
     if options.smoke:
         options.seconds, counts = 0.05, [20]
     conditions = (
-        f"one producer, 110-byte values, lz4, batch.size 4 MiB, linger 1 s, buffer.memory 64 MiB, "
-        f"{options.seconds:.1f} s a case, Kafka 4.3.0 on the same machine"
+        "one producer, 110-byte values, lz4 unless named, batch.size 4 MiB, linger 1 s, "
+        f"buffer.memory 64 MiB, {options.seconds:.1f} s a case, Kafka 4.3.0 on the same machine"
         f"{' with its data in memory' if options.folder == '/dev/shm' else ''}, {os.cpu_count()} cores, "
         f"Python {platform.python_version()}"
     )
