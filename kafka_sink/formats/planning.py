@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from kafka_sink import application_markers
 from kafka_sink.driver import driver_log
 from kafka_sink.errors import ConfigurationError, RegistryError, SchemaError
+from kafka_sink.formats import subjects
 from kafka_sink.formats.registered import RegisteredSchema, Schema
 from kafka_sink.formats.row_encoding import ID_HEADERS, PartFormat, RowEncoding, layout
 from kafka_sink.options import SinkOptions
@@ -53,7 +54,14 @@ def plan(
     schemas = _known_or_found(options, columns, parts, arrow_schema, query)
     return RowEncoding(
         tuple(
-            PartFormat(part, formats[part], column, schemas[part], options.schema_id_location == "header")
+            PartFormat(
+                part,
+                formats[part],
+                column,
+                schemas[part],
+                options.schema_id_location == "header",
+                subjects.message_name(options, part),
+            )
             for part, column in parts.items()
         ),
         kept,
@@ -114,11 +122,11 @@ def _read(noted: str) -> dict[str, Schemas]:
 def _found(options: SinkOptions, parts: dict[str, Any], kinds: pa.Schema) -> dict[str, Schemas]:
     from kafka_sink.formats.registry import Registry
 
-    with Registry(options) as registry:
-        return {
-            part: _of_part(options, registry, part, _field(part, column, kinds))
-            for part, column in parts.items()
-        }
+    found = {}
+    for part, column in parts.items():
+        with Registry(options, getattr(options, f"{part}_format")) as registry:
+            found[part] = _of_part(options, registry, part, _field(part, column, kinds))
+    return found
 
 
 def _field(part: str, column: Any, kinds: pa.Schema) -> pa.Field:
@@ -132,7 +140,7 @@ def _field(part: str, column: Any, kinds: pa.Schema) -> pa.Field:
 
 
 def _of_part(options: SinkOptions, registry: Registry, part: str, field: pa.Field) -> Schemas:
-    from kafka_sink.formats import encoders, subjects
+    from kafka_sink.formats import encoders
 
     format_name = getattr(options, f"{part}_format")
     found: dict[str, RegisteredSchema] = {}
@@ -140,7 +148,7 @@ def _of_part(options: SinkOptions, registry: Registry, part: str, field: pa.Fiel
     for topic in wanted.topics:
         found[topic] = wanted.registered(registry, topic)
     for schema in dict.fromkeys(one.schema for one in found.values()):
-        encoders.encoder(format_name, schema, field.type, field.name)
+        encoders.encoder(format_name, schema, field.type, field.name, wanted.message)
     if options.schema_id_location == "header" and not all(one.guid for one in found.values()):
         raise ConfigurationError(
             "schema.id.location=header needs GUIDs of schemas, which this registry has not: use prefix"

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+# Of schemas, by format.
+KINDS = {"avro": "AVRO", "json": "JSON", "protobuf": "PROTOBUF"}
+
 
 @dataclass(frozen=True, slots=True)
 class Schema:

@@ -28,10 +28,12 @@ _T = TypeVar("_T")
 class Registry:
     """One connection to a registry. Each call raises RegistryError after schema.registry.timeout.ms."""
 
-    def __init__(self, options: SinkOptions) -> None:
+    def __init__(self, options: SinkOptions, format_name: str = "") -> None:
         self._url = options.schema_registry_url
         self._timeout_s = options.schema_registry_timeout_ms / 1000
         self._normalize = options.normalize_schemas
+        # Confluent's registry gives Protobuf schemas as text otherwise.
+        self._fmt = "serialized" if format_name == "protobuf" else None
         self._client = _client(options)
 
     def __enter__(self) -> Registry:
@@ -71,7 +73,7 @@ class Registry:
             subject,
             self._ask(
                 f"read the latest version of the subject '{subject}'",
-                lambda: self._client.get_latest_version(subject),
+                partial(self._client.get_latest_version, subject, self._fmt),
             ),
         )
 
@@ -81,13 +83,16 @@ class Registry:
             subject,
             self._ask(
                 f"read version {version} of the subject '{subject}'",
-                lambda: self._client.get_version(subject, version),
+                partial(self._client.get_version, subject, version, fmt=self._fmt),
             ),
         )
 
     def by_id(self, schema_id: int) -> RegisteredSchema:
         """The schema with this id."""
-        found = self._ask(f"read the schema with id {schema_id}", lambda: self._client.get_schema(schema_id))
+        found = self._ask(
+            f"read the schema with id {schema_id}",
+            partial(self._client.get_schema, schema_id, None, self._fmt),
+        )
         return RegisteredSchema(self._read(found), schema_id, getattr(found, "guid", None) or "")
 
     def _registered(self, subject: str, found: Any) -> RegisteredSchema:
@@ -108,7 +113,7 @@ class Registry:
                 raise RegistryError(f"a schema has more than {_MAX_REFERENCES} references")
             used = self._ask(
                 f"read version {reference.version} of the subject '{reference.subject}', which a schema uses",
-                partial(self._client.get_version, reference.subject, reference.version),
+                partial(self._client.get_version, reference.subject, reference.version, fmt=self._fmt),
             ).schema
             self._add_references(used, into)
             into[reference.name] = _checked(used.schema_str)

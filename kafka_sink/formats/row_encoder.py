@@ -119,9 +119,13 @@ class PartEncoder:
         self._is_by_topic = part.schemas[0][0] != ""
         distinct = list(dict.fromkeys(schema.schema for schema in registered))
         path = "" if isinstance(part.column, tuple) else part.part
-        self._encoders = [encoders.encoder(part.format, schema, kind, path) for schema in distinct]
+        self._encoders = [
+            encoders.encoder(part.format, schema, kind, path, part.message) for schema in distinct
+        ]
         self._encoder_of = np.array([distinct.index(schema.schema) for schema in registered])
-        indexes = [encoders.message_indexes(part.format, schema.schema) for schema in registered]
+        indexes = [
+            encoders.message_indexes(part.format, schema.schema, part.message) for schema in registered
+        ]
         self._prefixes = [
             b"" if part.in_header else _MAGIC_ID + schema.id.to_bytes(4, "big") + own
             for schema, own in zip(registered, indexes, strict=True)

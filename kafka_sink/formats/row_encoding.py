@@ -29,7 +29,7 @@ class PartFormat:
     """How the value or the key becomes bytes: ``part`` is which, ``format`` is avro, json or protobuf.
 
     ``schemas`` are by topic, or one under "" for all. ``column`` is the place of its column in Spark's
-    batches, or the places and names of those that become a record.
+    batches, or the places and names of those that become a record. ``message`` names one of Protobuf's.
     """
 
     part: str
@@ -37,6 +37,7 @@ class PartFormat:
     column: int | tuple[tuple[int, str], ...]
     schemas: tuple[tuple[str, RegisteredSchema], ...]
     in_header: bool = False
+    message: str = ""
 
     def __str__(self) -> str:
         """For the summary: the format, and each subject with version and id."""

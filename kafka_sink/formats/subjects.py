@@ -5,15 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-
 from kafka_sink.errors import SchemaError
-from kafka_sink.formats import encoders
-from kafka_sink.formats.registered import RegisteredSchema, Schema
+from kafka_sink.formats.registered import KINDS, RegisteredSchema, Schema
 from kafka_sink.options import SinkOptions
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from kafka_sink.formats.registry import Registry
+
+# Of a derived schema, as Spark's to_avro has it.
+_DEFAULT_NAME = "topLevelRecord"
+
+
+def message_name(options: SinkOptions, part: str) -> str:
+    """Which message of a Protobuf schema it is; empty for its first one."""
+    name = str(getattr(options, f"{part}_record_name"))
+    return "" if name == _DEFAULT_NAME else name
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +43,8 @@ class Wanted:
 
     def registered(self, registry: Registry, topic: str) -> RegisteredSchema:
         """Ask the registry. Raises RegistryError, SchemaError."""
+        from kafka_sink.formats import encoders
+
         if (schema_id := int(self._of_part("schema_id"))) != -1:
             return registry.by_id(schema_id)
         own = self._own_schema()
@@ -45,10 +55,15 @@ class Wanted:
             return registry.version(subject, version)
         schema = own if own is not None else self._derived()
         # Whatever does not fit a given schema must not be registered first.
-        encoders.encoder(self.format_name, schema, self.field.type, self.field.name)
+        encoders.encoder(self.format_name, schema, self.field.type, self.field.name, self.message)
         if self.options.auto_register_schemas:
             return registry.register(subject, schema)
         return registry.look_up(subject, schema)
+
+    @property
+    def message(self) -> str:
+        """The name of a Protobuf message."""
+        return message_name(self.options, self.part)
 
     @property
     def _strategy(self) -> str:
@@ -60,15 +75,21 @@ class Wanted:
 
     def _own_schema(self) -> Schema | None:
         text = str(self._of_part("schema"))
-        return Schema(encoders.KINDS[self.format_name], text) if text else None
+        return Schema(KINDS[self.format_name], text) if text else None
 
     def _derived(self) -> Schema:
+        from kafka_sink.formats import encoders
+
         return encoders.derived(self.format_name, self.field, str(self._of_part("record_name")))
 
     def _subject(self, topic: str, own: Schema | None) -> str:
         if self._strategy == "TopicNameStrategy":
             return f"{topic}-{self.part}"
-        name = str(self._of_part("record_name")) if own is None else encoders.full_name(self.format_name, own)
+        from kafka_sink.formats import encoders
+
+        name = str(self._of_part("record_name"))
+        if own is not None:
+            name = encoders.full_name(self.format_name, own, self.message)
         if not name:
             raise SchemaError(
                 f"{self.part}.subject.name.strategy={self._strategy} needs a schema of a record, which has a "

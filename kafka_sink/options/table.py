@@ -677,9 +677,10 @@ class SinkOptions:
     )
     value_schema: str = _option(
         "value.schema", values.text(), "", FORMATS, "medium",
-        """Schema of values as text. If empty, it is derived from the columns, or it is the registered one
-        that `use.latest.version`, `value.schema.id` or `value.schema.version` names. Columns go to its fields
-        by name.""",
+        """Schema of values as text; for `protobuf` a .proto file's text, or a descriptor in Base64. If empty,
+        it is derived from the columns (not for `protobuf`), or it is the registered one that
+        `use.latest.version`, `value.schema.id` or `value.schema.version` names. Columns go to its fields by
+        name.""",
     )
     key_schema: str = _option(
         "key.schema", values.text(), "", FORMATS, "medium", """The same for keys.""",
@@ -703,7 +704,8 @@ class SinkOptions:
     value_record_name: str = _option(
         "value.record.name", values.string(), "topLevelRecord", FORMATS, "medium",
         """Full name, with its namespace, of the record in a derived schema of values. The default is the name
-        that Spark's `to_avro` and ABRiS use.""",
+        that Spark's `to_avro` and ABRiS use. For `protobuf`: which message of the schema; by default its
+        first one.""",
     )
     key_record_name: str = _option(
         "key.record.name", values.string(), "topLevelRecord", FORMATS, "medium", """The same for keys.""",

@@ -1,0 +1,197 @@
+"""JSON Schemas (draft 7): deriving one from columns, and comparing columns with one that is given.
+
+Compared are names, types and what is required. What only values decide (pattern, minimum, enum ...) is not
+checked: consumers' deserializers do that where they validate.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from kafka_sink.errors import SchemaError
+from kafka_sink.formats.columns import plain_type
+
+_DRAFT = "http://json-schema.org/draft-07/schema#"
+_MAX_DEPTH = 100
+
+Schema = Any
+
+
+def joined(path: str, name: str) -> str:
+    """A field's name with those around it."""
+    return f"{path}.{name}" if path else name
+
+
+def parsed(text: str) -> Schema:
+    """Raises SchemaError."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        raise SchemaError(f"the JSON schema is no JSON: {text[:100]!r}") from None
+    if not isinstance(found, dict | bool):
+        raise SchemaError("the JSON schema is neither an object nor true or false")
+    return found
+
+
+def derived(field: pa.Field, title: str) -> str:
+    """The schema of a column. Objects take no other properties, so that a new column that may be null keeps
+    the schema compatible. Raises SchemaError, naming the column."""
+    schema = {"$schema": _DRAFT, "title": title, **_derived(field.type, field.name)}
+    return json.dumps(schema, separators=(",", ":"))
+
+
+def _derived(kind: pa.DataType, path: str) -> dict[str, Any]:
+    kind = plain_type(kind)
+    if pa.types.is_struct(kind):
+        fields = [kind.field(index) for index in range(kind.num_fields)]
+        schema: dict[str, Any] = {
+            "type": "object",
+            "additionalProperties": False,
+            "properties": {one.name: _nullable(one, joined(path, one.name)) for one in fields},
+        }
+        required = [one.name for one in fields if not one.nullable]
+        return {**schema, "required": required} if required else schema
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return {"type": "array", "items": _nullable(kind.value_field, f"{path}[]")}
+    if pa.types.is_map(kind):
+        return {"type": "object", "additionalProperties": _nullable(kind.item_field, f"{path}{{}}")}
+    return _leaf(kind, path)
+
+
+def _nullable(field: pa.Field, path: str) -> dict[str, Any]:
+    schema = _derived(field.type, path)
+    if not field.nullable or pa.types.is_null(field.type):
+        return schema
+    return {"oneOf": [{"type": "null"}, schema]}
+
+
+def _leaf(kind: pa.DataType, path: str) -> dict[str, Any]:
+    name = _type_of(kind)
+    if name is None:
+        raise SchemaError(f"column '{path}' has the type {kind}, for which JSON has none: cast it to string")
+    if pa.types.is_timestamp(kind) and kind.tz:
+        return {"type": name, "format": "date-time"}
+    if pa.types.is_date(kind):
+        return {"type": name, "format": "date"}
+    return {"type": name, "contentEncoding": "base64"} if kind == pa.binary() else {"type": name}
+
+
+def _type_of(kind: pa.DataType) -> str | None:
+    for name, is_one in (
+        ("boolean", pa.types.is_boolean),
+        ("integer", pa.types.is_integer),
+        ("number", pa.types.is_floating),
+        ("number", pa.types.is_decimal),
+        ("integer", pa.types.is_duration),
+        ("null", pa.types.is_null),
+    ):
+        if is_one(kind):
+            return name
+    is_text = kind in (pa.string(), pa.binary()) or pa.types.is_temporal(kind)
+    return "string" if is_text and not pa.types.is_interval(kind) else None
+
+
+def check(text: str, references: Sequence[tuple[str, str]], kind: pa.DataType, path: str) -> None:
+    """Raises SchemaError, naming the field, where no row of this type fits the schema."""
+    root = parsed(text)
+    others = {name: parsed(own) for name, own in references}
+    _Checker(root, others).check(root, kind, path, 0)
+
+
+class _Checker:
+    def __init__(self, root: Schema, others: Mapping[str, Schema]) -> None:
+        self._root = root
+        self._others = others
+
+    def check(self, schema: Schema, kind: pa.DataType, path: str, depth: int) -> None:
+        if depth > _MAX_DEPTH:
+            raise SchemaError(f"the JSON schema is nested more than {_MAX_DEPTH} deep at '{path}'")
+        kind = plain_type(kind)
+        if schema is True or pa.types.is_null(kind):
+            return
+        if schema is False:
+            raise SchemaError(f"the JSON schema takes no value for column '{path}'")
+        if "$ref" in schema:
+            self.check(self._referenced(str(schema["$ref"])), kind, path, depth + 1)
+            return
+        for choice in ("oneOf", "anyOf"):
+            if choice in schema:
+                self._check_any(schema[choice], kind, path, depth)
+        for part in schema.get("allOf", ()):
+            self.check(part, kind, path, depth + 1)
+        self._check_type(schema, kind, path)
+        self._check_inside(schema, kind, path, depth)
+
+    def _check_inside(self, schema: Mapping[str, Any], kind: pa.DataType, path: str, depth: int) -> None:
+        if pa.types.is_struct(kind):
+            self._check_object(schema, kind, path, depth)
+        elif (pa.types.is_list(kind) or pa.types.is_large_list(kind)) and "items" in schema:
+            self.check(schema["items"], kind.value_type, f"{path}[]", depth + 1)
+        elif pa.types.is_map(kind) and "additionalProperties" in schema:
+            self.check(schema["additionalProperties"], kind.item_type, f"{path}{{}}", depth + 1)
+
+    def _check_any(self, choices: Sequence[Schema], kind: pa.DataType, path: str, depth: int) -> None:
+        problems = []
+        for choice in choices:
+            if isinstance(choice, dict) and choice.get("type") == "null":
+                continue
+            try:
+                self.check(choice, kind, path, depth + 1)
+                return
+            except SchemaError as error:
+                problems.append(error)
+        raise problems[0] if problems else SchemaError(f"the JSON schema takes only null for column '{path}'")
+
+    def _check_type(self, schema: Mapping[str, Any], kind: pa.DataType, path: str) -> None:
+        wanted = schema.get("type")
+        if wanted is None:
+            return
+        names = [wanted] if isinstance(wanted, str) else list(wanted)
+        own = _name_of(kind)
+        if own not in names and not (own == "integer" and "number" in names):
+            raise SchemaError(
+                f"column '{path}' has the type {kind}, and the schema wants {' or '.join(map(str, names))}: "
+                "cast it to what fits, or register another schema"
+            )
+
+    def _check_object(self, schema: Mapping[str, Any], kind: pa.StructType, path: str, depth: int) -> None:
+        own = {kind.field(index).name: kind.field(index) for index in range(kind.num_fields)}
+        for name in schema.get("required", ()):
+            if name not in own:
+                raise SchemaError(
+                    f"the schema requires field '{joined(path, name)}', for which there is no column: add one"
+                )
+        properties = schema.get("properties", {})
+        more = schema.get("additionalProperties", True)
+        for name, field in own.items():
+            if name in properties:
+                self.check(properties[name], field.type, joined(path, name), depth + 1)
+            elif more is False:
+                raise SchemaError(
+                    f"column '{joined(path, name)}' is no property of the schema, which takes no others: "
+                    "drop it, or register a schema that has it"
+                )
+            else:
+                self.check(more, field.type, joined(path, name), depth + 1)
+
+    def _referenced(self, name: str) -> Schema:
+        document, _, pointer = name.partition("#")
+        found = self._others.get(document) if document else self._root
+        for part in filter(None, pointer.split("/")):
+            key = part.replace("~1", "/").replace("~0", "~")
+            found = found.get(key) if isinstance(found, dict) else None
+        if found is None:
+            raise SchemaError(f"the JSON schema refers to {name!r}, which neither it nor a reference has")
+        return found
+
+
+def _name_of(kind: pa.DataType) -> str:
+    if pa.types.is_struct(kind) or pa.types.is_map(kind):
+        return "object"
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return "array"
+    return _type_of(kind) or str(kind)

@@ -1,0 +1,252 @@
+"""Encodes columns as JSON, all rows at once, and compares them with a JSON Schema at planning.
+
+Objects have all fields of a struct, null ones as null, in the columns' order and without spaces. Dates and
+times are ISO 8601, binary is Base64, as Java's serializers write them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kafka_sink.errors import SchemaError
+from kafka_sink.formats import json_schema, words
+from kafka_sink.formats.columns import (
+    Encoder,
+    UnfitRowsError,
+    entries,
+    of_rows,
+    plain,
+    plain_type,
+    present_only,
+)
+from kafka_sink.formats.words import Int64s, Mask, Piece
+from kafka_sink.records.arrays import (
+    as_binary,
+    is_utf8,
+    lengths,
+    null_mask,
+    numbers,
+    offsets,
+    spans,
+    values_buffer,
+)
+
+_NULL = b"null"
+_FIRST_PRINTABLE = 0x20
+# As json.dumps writes them; the others become \u00XX.
+_SHORT = {0x22: '\\"', 0x5C: "\\\\", 0x08: "\\b", 0x0C: "\\f", 0x0A: "\\n", 0x0D: "\\r", 0x09: "\\t"}
+_ESCAPED = np.array([byte < _FIRST_PRINTABLE or byte in (0x22, 0x5C) for byte in range(256)])
+_BASE64 = np.frombuffer(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/", dtype=np.uint8)
+
+
+def encoder(text: str, references: Sequence[tuple[str, str]], kind: pa.DataType, path: str) -> Encoder:
+    """Encodes columns of this type. Raises SchemaError, naming the field, where they do not fit."""
+    json_schema.check(text, references, kind, path)
+    return of_type(kind, path)
+
+
+def of_type(kind: pa.DataType, path: str) -> Encoder:
+    """Encodes columns of this type whatever a schema says. Raises SchemaError."""
+    return _OrNull(_of_value(kind, path))
+
+
+def _of_value(kind: pa.DataType, path: str) -> Encoder:
+    kind = plain_type(kind)
+    if pa.types.is_struct(kind):
+        fields = [kind.field(index) for index in range(kind.num_fields)]
+        return _Object([(one.name, of_type(one.type, json_schema.joined(path, one.name))) for one in fields])
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return _List(of_type(kind.value_type, f"{path}[]"))
+    if pa.types.is_map(kind):
+        if plain_type(kind.key_type) != pa.string():
+            raise SchemaError(
+                f"column '{path}' is a map with keys of {kind.key_type}, and JSON's objects have strings: "
+                "cast them"
+            )
+        return _Map(_Text(path), of_type(kind.item_type, f"{path}{{}}"))
+    if kind == pa.string():
+        return _Text(path)
+    if kind == pa.binary():
+        return _Base64()
+    found = _printer(kind)
+    if found is None:
+        raise SchemaError(f"column '{path}' has the type {kind}, for which JSON has none: cast it to string")
+    return _Printed(found, path)
+
+
+@dataclass(frozen=True, slots=True)
+class _OrNull:
+    value: Encoder
+
+    def pieces(self, column: pa.Array, nulls: Mask | None) -> list[Piece]:
+        if nulls is not None:
+            return present_only(column, nulls, lambda present: self.pieces(present, None))
+        if not column.null_count:
+            return self.value.pieces(column, None)
+        own = null_mask(column)
+        found = present_only(column, own, lambda present: self.value.pieces(present, None))
+        return [*words.nothing_where(~own, words.constant(_NULL)), *found]
+
+
+@dataclass(frozen=True, slots=True)
+class _Object:
+    fields: Sequence[tuple[str, Encoder]]
+
+    def pieces(self, column: pa.Array, nulls: Mask | None) -> list[Piece]:
+        found: list[Piece] = []
+        before = "{"
+        for (name, encode), child in zip(self.fields, column.flatten(), strict=True):
+            found += words.constant(f"{before}{json.dumps(name, ensure_ascii=False)}:".encode())
+            found += encode.pieces(plain(child), None)
+            before = ","
+        return [*found, *words.constant(b"}" if self.fields else b"{}")]
+
+
+@dataclass(frozen=True, slots=True)
+class _List:
+    items: Encoder
+
+    def pieces(self, column: pa.Array, nulls: Mask | None) -> list[Piece]:
+        counts, (items,) = entries(column)
+
+        def encode() -> pa.Array:
+            found = self.items.pieces(plain(items), None)
+            return words.join([*words.constant(b","), *found], len(items))
+
+        return [*words.constant(b"["), _separated(counts, of_rows(counts, encode)), *words.constant(b"]")]
+
+
+@dataclass(frozen=True, slots=True)
+class _Map:
+    keys: Encoder
+    values: Encoder
+
+    def pieces(self, column: pa.Array, nulls: Mask | None) -> list[Piece]:
+        counts, (keys, values) = entries(column)
+
+        def encode() -> pa.Array:
+            found = [*self.keys.pieces(plain(keys), None), *words.constant(b":")]
+            found += self.values.pieces(plain(values), None)
+            return words.join([*words.constant(b","), *found], len(keys))
+
+        return [*words.constant(b"{"), _separated(counts, of_rows(counts, encode)), *words.constant(b"}")]
+
+
+def _separated(counts: Int64s, encoded: pa.Array) -> pa.Array:
+    """The entries of each row, of which the first loses the comma before it."""
+    ends = np.zeros(len(counts) + 1, dtype=np.int64)
+    np.cumsum(counts, out=ends[1:])
+    bounds = offsets(encoded)[ends].astype(np.int64)
+    return spans(values_buffer(encoded), bounds[:-1] + (counts > 0), bounds[1:])
+
+
+@dataclass(frozen=True, slots=True)
+class _Text:
+    path: str
+
+    def pieces(self, column: pa.Array, nulls: Mask | None) -> list[Piece]:
+        if not is_utf8(column):
+            wrong = [key.decode(errors="replace").encode() != key for key in as_binary(column).to_pylist()]
+            raise UnfitRowsError(np.array(wrong), self.path, "is no UTF-8, and so no text of JSON")
+        return [*words.constant(b'"'), as_binary(escaped(column)), *words.constant(b'"')]
+
+
+def escaped(column: pa.Array) -> pa.Array:
+    """Strings with what JSON escapes; those without any are not copied."""
+    ends = offsets(column)
+    content = values_buffer(column)[int(ends[0]) : int(ends[-1])]
+    flagged = _ESCAPED[content]
+    if not flagged.any():
+        return column
+    found = set(np.unique(content[flagged]).tolist())
+    # The backslash first: the others bring more of them.
+    for byte in sorted(found, key=lambda byte: byte != 0x5C):
+        column = pc.replace_substring(column, chr(byte), _SHORT.get(byte, f"\\u{byte:04x}"))
+    return column
+
+
+@dataclass(frozen=True, slots=True)
+class _Base64:
+    def pieces(self, column: pa.Array, nulls: Mask | None) -> list[Piece]:
+        return [*words.constant(b'"'), base64(column), *words.constant(b'"')]
+
+
+def base64(column: pa.Array) -> pa.Array:
+    """Each entry of a binary array without nulls in Base64."""
+    sizes = lengths(column).astype(np.int64)
+    groups = (sizes + 2) // 3
+    ends = np.zeros(len(sizes) + 1, dtype=np.int64)
+    np.cumsum(groups, out=ends[1:])
+    row = np.repeat(np.arange(len(sizes)), groups)
+    # Three bytes a group; those beyond an entry count as zero.
+    place = (np.arange(int(ends[-1])) - ends[row]) * 3
+    at = place + offsets(column)[:-1].astype(np.int64)[row]
+    data = np.concatenate((values_buffer(column), np.zeros(3, dtype=np.uint8)))
+    left = sizes[row] - place
+    first, second, third = (
+        np.where(left > number, data[at + number], 0).astype(np.uint32) for number in range(3)
+    )
+    bits = first << 16 | second << 8 | third
+    out = np.empty((len(bits), 4), dtype=np.uint8)
+    for number in range(4):
+        out[:, number] = _BASE64[bits >> (18 - 6 * number) & 63]
+    out[left == 1, 2] = out[left <= 2, 3] = ord("=")
+    bounds = (ends * 4).astype(np.int32)
+    buffers = [None, pa.py_buffer(bounds), pa.py_buffer(out)]
+    return pa.Array.from_buffers(pa.binary(), len(sizes), buffers)
+
+
+@dataclass(frozen=True, slots=True)
+class _Printed:
+    """Values whose texts need no escape."""
+
+    texts: Callable[[pa.Array], pa.Array]
+    path: str
+
+    def pieces(self, column: pa.Array, nulls: Mask | None) -> list[Piece]:
+        if pa.types.is_floating(column.type):
+            wrong = ~np.isfinite(_floats(column))
+            if wrong.any():
+                raise UnfitRowsError(wrong, self.path, "is NaN or infinite, and JSON has no such number")
+        return [as_binary(self.texts(column))]
+
+
+def _floats(column: pa.Array) -> npt.NDArray[Any]:
+    return numbers(column, f"f{column.type.bit_width // 8}")
+
+
+def _printer(kind: pa.DataType) -> Callable[[pa.Array], pa.Array] | None:
+    if pa.types.is_null(kind):
+        return lambda column: column.cast(pa.string())
+    if pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_decimal(kind):
+        return lambda column: column.cast(pa.string())
+    if pa.types.is_floating(kind):
+        return lambda column: column.cast(pa.string())
+    if pa.types.is_date(kind) or pa.types.is_time(kind):
+        return lambda column: _quoted(column.cast(pa.string()), "")
+    if pa.types.is_timestamp(kind):
+        return _instant
+    if pa.types.is_duration(kind):
+        return lambda column: column.cast(pa.int64()).cast(pa.string())
+    return None
+
+
+def _instant(column: pa.Array) -> pa.Array:
+    zone = "Z" if column.type.tz else ""
+    # The text of one without a zone is the same, and needs no database of zones.
+    text = column.cast(pa.int64()).cast(pa.timestamp(column.type.unit)).cast(pa.string())
+    return _quoted(pc.replace_substring(text, " ", "T"), zone)
+
+
+def _quoted(texts: pa.Array, suffix: str) -> pa.Array:
+    rows = len(texts)
+    joined = [*words.constant(b'"'), as_binary(texts), *words.constant(f'{suffix}"'.encode())]
+    return words.join(joined, rows)

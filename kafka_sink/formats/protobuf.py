@@ -1,0 +1,450 @@
+"""Encodes columns as Protobuf messages, all rows at once (https://protobuf.dev/programming-guides/encoding).
+
+Fields are written in the order of their numbers, as Google's libraries do. A null is a field that is absent,
+as is the zero of a field without presence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kafka_sink.errors import SchemaError
+from kafka_sink.formats import words
+from kafka_sink.formats.columns import (
+    Encoder,
+    UnfitRowsError,
+    entries,
+    of_rows,
+    plain,
+    plain_type,
+    present_only,
+)
+from kafka_sink.formats.protobuf_schema import KNOWN, Field, Message, ProtobufSchema
+from kafka_sink.formats.words import Int64s, Mask, Piece, UInt64s, Word
+from kafka_sink.records import arrays, varint
+from kafka_sink.records.arrays import as_binary, binary_of, lengths, null_mask
+
+# What follows a tag.
+_VARINT, _64_BITS, _BYTES, _32_BITS = 0, 1, 2, 5
+_TIMESTAMP, _DURATION = f"{KNOWN}Timestamp", f"{KNOWN}Duration"
+_PER_SECOND = {"s": 1, "ms": 1000, "us": 1_000_000, "ns": 1_000_000_000}
+_SIGNED = {pa.int8(): "i1", pa.int16(): "i2", pa.int32(): "i4", pa.int64(): "i8"}
+_UNSIGNED = {pa.uint8(): "u1", pa.uint16(): "u2", pa.uint32(): "u4", pa.uint64(): "u8"}
+_ALL = (1 << 64) - 1
+
+
+def encoder(schema: ProtobufSchema, name: str, kind: pa.DataType, path: str) -> Encoder:
+    """Encodes struct columns as the message of this name. Raises SchemaError, naming the field."""
+    message = schema.message(name)
+    kind = plain_type(kind)
+    if not pa.types.is_struct(kind):
+        raise SchemaError(f"column '{path}' has the type {kind}, and a Protobuf message is made of a struct")
+    return _Compiler(schema).message(message, kind, path)
+
+
+def indexes(schema: ProtobufSchema, name: str) -> bytes:
+    """Which message it is, as it follows the schema's id: zero for the first, else a path after its length."""
+    place = schema.message(name).place
+    if place == (0,):
+        return b"\0"
+    return b"".join(map(varint.scalar, (len(place), *place)))
+
+
+def _tag(number: int, wire: int) -> list[Word]:
+    return words.constant(_unsigned(number << 3 | wire))
+
+
+def _unsigned(number: int) -> bytes:
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*out, number])
+
+
+@dataclass(frozen=True, slots=True)
+class _Compiler:
+    schema: ProtobufSchema
+
+    def message(self, message: Message, kind: pa.StructType, path: str) -> Encoder:
+        places = {kind.field(index).name: index for index in range(kind.num_fields)}
+        fields = []
+        for one in message.fields:
+            own = f"{path}.{one.name}" if path else one.name
+            if one.name in places:
+                index = places.pop(one.name)
+                fields.append((index, self._field(one, kind.field(index).type, own)))
+            elif one.is_required:
+                raise SchemaError(f"the schema requires field '{own}', for which there is no column: add one")
+        if places:
+            wrong = next(iter(places))
+            raise SchemaError(
+                f"column '{f'{path}.{wrong}' if path else wrong}' is no field of the message "
+                f"{message.full_name}: drop it, or register a schema that has it"
+            )
+        of_oneof: dict[str, list[int]] = {}
+        for one in message.fields:
+            if one.oneof and any(kind.field(index).name == one.name for index, _ in fields):
+                of_oneof.setdefault(one.oneof, []).append(kind.get_field_index(one.name))
+        oneofs = {name: found for name, found in of_oneof.items() if len(found) > 1}
+        return _Message(fields, tuple(oneofs.items()), path)
+
+    def _field(self, one: Field, kind: pa.DataType, path: str) -> Encoder:
+        kind = plain_type(kind)
+        is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+        if one.is_repeated:
+            entry = self.schema.messages.get(one.type_name)
+            if entry is not None and entry.is_map_entry and pa.types.is_map(kind):
+                key = self._entry(entry.fields[0], kind.key_type, path)
+                return _Map(one.number, key, self._entry(entry.fields[1], kind.item_type, f"{path}{{}}"))
+            if not is_list:
+                raise SchemaError(_refused(path, kind, f"repeated {one.type_name or one.kind}"))
+            value_of = self._value(one, plain_type(kind.value_type), f"{path}[]")
+            if one.is_packed and value_of.wire != _BYTES:
+                return _Packed(one.number, value_of, f"{path}[]")
+            return _Repeated(_Single(one.number, value_of, f"{path}[]", has_presence=True, is_required=True))
+        value = self._value(one, kind, path)
+        return _Single(one.number, value, path, has_presence=one.has_presence, is_required=one.is_required)
+
+    def _entry(self, one: Field, kind: pa.DataType, path: str) -> _Single:
+        """Both parts of a map's entry are always written."""
+        value = self._value(one, plain_type(kind), path)
+        return _Single(one.number, value, path, has_presence=True, is_required=True)
+
+    def _value(self, one: Field, kind: pa.DataType, path: str) -> _Value:
+        found = None
+        if one.kind == "message":
+            found = self._message_value(self.schema.messages[one.type_name], kind, path)
+        elif one.kind == "enum":
+            found = _enum(self.schema.enums[one.type_name], kind, path)
+        else:
+            found = _scalar(one.kind, kind, path)
+        if found is None:
+            raise SchemaError(_refused(path, kind, one.type_name or one.kind))
+        return found
+
+    def _message_value(self, message: Message, kind: pa.DataType, path: str) -> _Value | None:
+        if pa.types.is_struct(kind):
+            return _Value(_BYTES, _Nested(self.message(message, kind, path)))
+        if message.full_name == _TIMESTAMP and pa.types.is_timestamp(kind):
+            return _Value(_BYTES, _Nested(_Moment(kind.unit, floors=True)))
+        if message.full_name == _DURATION and pa.types.is_duration(kind):
+            return _Value(_BYTES, _Nested(_Moment(kind.unit, floors=False)))
+        if message.full_name.startswith(KNOWN) and len(message.fields) == 1:
+            # A wrapper: the value as a message, so that it may be absent.
+            inner = self._field(message.fields[0], kind, path)
+            return _Value(_BYTES, _Nested(inner))
+        return None
+
+
+def _refused(path: str, kind: pa.DataType, wanted: str) -> str:
+    return (
+        f"column '{path}' has the type {kind}, and the schema wants {wanted}: cast it to what fits, or "
+        "register another schema"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Value:
+    """How a value is written after its tag; ``zeros`` marks the values that a field without presence leaves
+    out."""
+
+    wire: int
+    encode: Encoder
+    zeros: Callable[[pa.Array], Mask] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Message:
+    """``fields``: the place of each field's column, and its encoder. ``oneofs``: the places of those of which
+    a row may have one."""
+
+    fields: Sequence[tuple[int, Encoder]]
+    oneofs: Sequence[tuple[str, Sequence[int]]]
+    path: str
+
+    def pieces(self, column: pa.Array, nulls: Mask | None) -> list[Piece]:
+        if nulls is not None:
+            return present_only(column, nulls, lambda present: self.pieces(present, None))
+        children = [plain(child) for child in column.flatten()]
+        for name, places in self.oneofs:
+            held = np.zeros(len(column), dtype=np.int64)
+            for place in places:
+                held += ~null_mask(children[place])
+            if (held > 1).any():
+                raise UnfitRowsError(held > 1, self.path, f"has several values of the oneof '{name}'")
+        found: list[Piece] = []
+        for place, encode in self.fields:
+            child = children[place]
+            found += encode.pieces(child, null_mask(child) if child.null_count else None)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Single:
+    """A field that is not repeated. Where it is absent, its tag is, too."""
+
+    number: int
+    value: _Value
+    path: str
+    has_presence: bool
+    is_required: bool
+
+    def pieces(self, column: pa.Array, nulls: Mask | None) -> list[Piece]:
+        absent = nulls
+        if pa.types.is_null(column.type):
+            absent = np.ones(len(column), dtype=np.bool_)
+        if self.is_required and absent is not None and absent.any():
+            raise UnfitRowsError(absent, self.path, "is null, and the schema takes no null there")
+        if not self.has_presence and self.value.zeros is not None:
+            zeros = self.value.zeros(column)
+            absent = zeros if absent is None else absent | zeros
+        tag = _tag(self.number, self.value.wire)
+        lead = tag if absent is None else words.nothing_where(absent, tag)
+        return [*lead, *self.value.encode.pieces(column, absent)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Nested:
+    """A message within another: its length, and its bytes."""
+
+    message: Encoder
+
+    def pieces(self, column: pa.Array, nulls: Mask | None) -> list[Piece]:
+        if nulls is not None:
+            return present_only(column, nulls, lambda present: self.pieces(present, None))
+        encoded = words.join(self.message.pieces(column, None), len(column))
+        return [*words.varint(lengths(encoded).astype(np.uint64)), encoded]
+
+
+@dataclass(frozen=True, slots=True)
+class _Repeated:
+    item: _Single
+
+    def pieces(self, column: pa.Array, nulls: Mask | None) -> list[Piece]:
+        counts, (items,) = entries(column)
+        return [words.grouped(of_rows(counts, lambda: _each(self.item, items)), counts)]
+
+
+def _each(item: _Single, items: pa.Array) -> pa.Array:
+    items = plain(items)
+    return words.join(item.pieces(items, null_mask(items) if items.null_count else None), len(items))
+
+
+@dataclass(frozen=True, slots=True)
+class _Packed:
+    """Repeated numbers: one tag, their bytes' length, and the numbers."""
+
+    number: int
+    value: _Value
+    path: str
+
+    def pieces(self, column: pa.Array, nulls: Mask | None) -> list[Piece]:
+        counts, (items,) = entries(column)
+
+        def encode() -> pa.Array:
+            numbers = plain(items)
+            if numbers.null_count:
+                raise UnfitRowsError(
+                    null_mask(numbers), self.path, "is null, and the schema takes no null there"
+                )
+            return words.join(self.value.encode.pieces(numbers, None), len(numbers))
+
+        content = words.grouped(of_rows(counts, encode), counts)
+        empty = counts == 0
+        size = words.varint(lengths(content).astype(np.uint64), empty)
+        return [*words.nothing_where(empty, _tag(self.number, _BYTES)), *size, content]
+
+
+@dataclass(frozen=True, slots=True)
+class _Map:
+    """A map's entries are messages with a key and a value."""
+
+    number: int
+    key: _Single
+    value: _Single
+
+    def pieces(self, column: pa.Array, nulls: Mask | None) -> list[Piece]:
+        counts, (keys, values) = entries(column)
+
+        def encode() -> pa.Array:
+            parts = [_each(self.key, keys), _each(self.value, values)]
+            content = words.join(parts, len(keys))
+            size = words.varint(lengths(content).astype(np.uint64))
+            return words.join([*_tag(self.number, _BYTES), *size, content], len(keys))
+
+        return [words.grouped(of_rows(counts, encode), counts)]
+
+
+# -- scalars -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Varint:
+    numbers: Callable[[pa.Array, Mask | None], UInt64s]
+
+    def pieces(self, column: pa.Array, nulls: Mask | None) -> list[Piece]:
+        return [*words.varint(self.numbers(column, nulls), nulls)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Fixed:
+    size: int
+    numbers: Callable[[pa.Array, Mask | None], UInt64s]
+
+    def pieces(self, column: pa.Array, nulls: Mask | None) -> list[Piece]:
+        return [words.fixed(self.numbers(column, nulls), self.size, nulls)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Content:
+    """string and bytes: the length, and the content."""
+
+    path: str
+    is_text: bool
+
+    def pieces(self, column: pa.Array, nulls: Mask | None) -> list[Piece]:
+        content = as_binary(column)
+        if self.is_text and not arrays.is_utf8(column):
+            wrong = [
+                entry is not None and entry.decode(errors="replace").encode() != entry
+                for entry in content.to_pylist()
+            ]
+            raise UnfitRowsError(np.array(wrong), self.path, "is no UTF-8, and so no string of Protobuf")
+        return [*words.varint(lengths(column).astype(np.uint64), nulls), content]
+
+
+@dataclass(frozen=True, slots=True)
+class _Moment:
+    """Timestamp and Duration: seconds and nanoseconds. A timestamp's nanoseconds count forward, also before
+    1970; a duration's have its sign."""
+
+    unit: str
+    floors: bool
+
+    def pieces(self, column: pa.Array, nulls: Mask | None) -> list[Piece]:
+        given = arrays.numbers(column, np.int64)
+        per_second = _PER_SECOND[self.unit]
+        seconds = given // per_second
+        if not self.floors:
+            seconds = np.where((given < 0) & (given % per_second != 0), seconds + 1, seconds)
+        nanos = (given - seconds * per_second) * (1_000_000_000 // per_second)
+        found: list[Piece] = []
+        for number, values in ((1, seconds), (2, nanos)):
+            zero = values == 0
+            found += words.nothing_where(zero, _tag(number, _VARINT))
+            found += words.varint(values.view(np.uint64), zero)
+        return found
+
+
+def _scalar(name: str, kind: pa.DataType, path: str) -> _Value | None:  # noqa: PLR0911 - one a type
+    """None where the two do not go together."""
+    if name in ("string", "bytes"):
+        if kind != (pa.string() if name == "string" else pa.binary()):
+            return None
+        return _Value(_BYTES, _Content(path, is_text=name == "string"), lambda column: lengths(column) == 0)
+    if name == "bool":
+        if kind != pa.bool_():
+            return None
+        return _Value(_VARINT, _Fixed(1, _bits), lambda column: _bits(column, None) == 0)
+    if name in ("double", "float"):
+        return _float(8 if name == "double" else 4, kind)
+    whole = _whole(name, kind, path)
+    if whole is None:
+        return None
+    if "fixed" in name:
+        size = 8 if name.endswith("64") else 4
+        mask = np.uint64((1 << (8 * size)) - 1)
+
+        def fixed(column: pa.Array, nulls: Mask | None) -> UInt64s:
+            return whole(column, nulls).view(np.uint64) & mask
+
+        return _Value(
+            _64_BITS if size == 8 else _32_BITS, _Fixed(size, fixed), lambda column: fixed(column, None) == 0
+        )
+    if name.startswith("sint"):
+        return _Value(
+            _VARINT,
+            _Varint(lambda column, nulls: words.zigzag(whole(column, nulls))),
+            lambda column: whole(column, None) == 0,
+        )
+    # A negative int32 is written as if it were an int64.
+    plain_numbers = _Varint(lambda column, nulls: whole(column, nulls).view(np.uint64))
+    return _Value(_VARINT, plain_numbers, lambda column: whole(column, None) == 0)
+
+
+def _bits(column: pa.Array, _: Mask | None) -> UInt64s:
+    return arrays.numbers(column.cast(pa.uint8()), np.uint8).astype(np.uint64)
+
+
+def _float(size: int, kind: pa.DataType) -> _Value | None:
+    exact = {pa.float16(): 2, pa.float32(): 4, pa.float64(): 8}
+    if exact.get(kind, 9) > size:
+        return None
+
+    def bits(column: pa.Array, _: Mask | None) -> UInt64s:
+        found = arrays.numbers(column, f"f{exact[kind]}").astype(f"<f{size}", copy=False)
+        as_numbers: UInt64s = found.view(f"<u{size}").astype(np.uint64, copy=False)
+        return as_numbers
+
+    wire = _64_BITS if size == 8 else _32_BITS
+    return _Value(wire, _Fixed(size, bits), lambda column: bits(column, None) == 0)
+
+
+def _whole(name: str, kind: pa.DataType, path: str) -> Callable[[pa.Array, Mask | None], Int64s] | None:
+    """How a column becomes numbers of a type; None if it may not fit."""
+    dtype = _SIGNED.get(kind) or _UNSIGNED.get(kind)
+    bits = 64 if name.endswith("64") else 32
+    is_unsigned = name in ("uint32", "uint64", "fixed32", "fixed64")
+    if dtype is None or (kind.bit_width > bits and not (is_unsigned and bits == 32)):
+        return None
+    if kind in _UNSIGNED and not is_unsigned and kind.bit_width >= bits:
+        return None
+    high = (1 << bits) - 1
+
+    def numbers(column: pa.Array, nulls: Mask | None) -> Int64s:
+        given = arrays.numbers(column, dtype)
+        if is_unsigned and (kind in _SIGNED or kind.bit_width > bits):
+            wrong = (given < 0) | ((given > high) if bits < 64 else False)
+            if nulls is not None:
+                wrong &= ~nulls
+            elif column.null_count:
+                wrong &= ~null_mask(column)
+            if wrong.any():
+                raise UnfitRowsError(wrong, path, f"is out of the bounds of {name}")
+        wide: Any = given.astype(np.uint64) if kind in _UNSIGNED else given.astype(np.int64, copy=False)
+        found: Int64s = wide.view(np.int64)
+        return found
+
+    return numbers
+
+
+def _enum(symbols: dict[str, int], kind: pa.DataType, path: str) -> _Value | None:
+    """Names, or numbers."""
+    if kind != pa.string():
+        return _scalar("int32", kind, path) if pa.types.is_integer(kind) else None
+    names = binary_of([name.encode() for name in symbols]).cast(pa.string())
+    values = np.array([number & _ALL for number in symbols.values()], dtype=np.uint64).view(np.int64)
+
+    def numbers(column: pa.Array) -> Int64s:
+        index = pc.index_in(column, value_set=names)
+        wrong = null_mask(index)
+        if column.null_count:
+            wrong &= ~null_mask(column)
+        if wrong.any():
+            raise UnfitRowsError(wrong, path, "is no name of the schema's enum")
+        places = np.where(null_mask(index), 0, arrays.numbers(index, np.int32))
+        found: Int64s = values[places]
+        return found
+
+    return _Value(
+        _VARINT,
+        _Varint(lambda column, _: numbers(column).view(np.uint64)),
+        lambda column: numbers(column) == 0,
+    )

@@ -1,0 +1,105 @@
+"""JSON's texts are those of json.dumps, and mean the rows."""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import decimal
+import json
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+
+from kafka_sink.errors import SchemaError
+from kafka_sink.formats import json_schema, json_values, words
+from kafka_sink.formats.columns import UnfitRowsError
+from tests.formats.avro_cases import tables
+
+
+def _encoded(schema: str, column: pa.Array) -> list[bytes]:
+    encoder = json_values.encoder(schema, (), column.type, "")
+    joined: list[bytes] = words.join(encoder.pieces(column, None), len(column)).to_pylist()
+    return joined
+
+
+def _meant(value: Any) -> Any:
+    """A row as JSON has it, once it is read again."""
+    if isinstance(value, dict):
+        return {name: _meant(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_meant(one) for one in value]
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if isinstance(value, datetime.datetime):
+        return value.isoformat(timespec="microseconds").replace("+00:00", "Z")
+    if isinstance(value, datetime.date):
+        return value.isoformat()
+    if isinstance(value, decimal.Decimal):
+        return float(value)
+    return value
+
+
+@given(tables())
+def test_texts_mean_the_rows_and_fit_the_derived_schema(
+    table: tuple[pa.StructArray, list[dict[str, Any]]],
+) -> None:
+    column, rows = table
+    schema = json_schema.derived(pa.field("", column.type, nullable=False), "Row")
+    found = [json.loads(text, parse_constant=pytest.fail) for text in _encoded(schema, column)]
+    assert _close(found, _meant(rows))
+    validator = pytest.importorskip("jsonschema").Draft7Validator(json.loads(schema))
+    for row in found:
+        validator.validate(row)
+
+
+def _close(found: Any, meant: Any) -> bool:
+    if isinstance(meant, dict):
+        return found.keys() == meant.keys() and all(_close(found[name], meant[name]) for name in meant)
+    if isinstance(meant, list):
+        return len(found) == len(meant) and all(map(_close, found, meant))
+    if isinstance(meant, float):
+        return float(found) == pytest.approx(meant, rel=1e-6)
+    return bool(found == meant)
+
+
+def test_texts_are_those_of_json_dumps() -> None:
+    """Catches: control characters that readers refuse."""
+    controls = "".join(map(chr, range(32)))
+    texts = ["", "plain", 'quo"te', "back\\slash", "\n\r\t\b\f", controls, "\u00e4\U0001f600", "\\n\x7f"]
+    column = pa.array([{"t": text, "n": number, "b": bool(number)} for number, text in enumerate(texts)])
+    schema = json_schema.derived(pa.field("", column.type, nullable=False), "Row")
+    expected = [json.dumps(row, separators=(",", ":"), ensure_ascii=False) for row in column.to_pylist()]
+    assert [text.decode() for text in _encoded(schema, column)] == expected
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+def test_a_number_that_json_has_not_is_an_error_of_its_row(wrong: float) -> None:
+    column = pa.array([{"x": [1.0]}, {"x": [2.0, wrong]}])
+    schema = json_schema.derived(pa.field("", column.type, nullable=False), "Row")
+    with pytest.raises(UnfitRowsError, match=r"field 'x\[\]' is NaN or infinite") as caught:
+        _encoded(schema, column)
+    assert caught.value.rows.tolist() == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        ({"type": "object", "required": ["y"]}, "requires field 'y', for which there is no column"),
+        (
+            {"properties": {"x": {"type": "string"}}},
+            "column 'x' has the type int64, and the schema wants string",
+        ),
+        ({"additionalProperties": False, "properties": {}}, "column 'x' is no property of the schema"),
+        (
+            {"properties": {"x": {"$ref": "#/d/n"}}, "d": {"n": {"type": "null"}}},
+            "column 'x'",
+        ),
+        ({"properties": {"x": {"$ref": "#/definitions/n"}}, "definitions": {}}, "refers to"),
+        ({"properties": {"x": {"$ref": "#/properties/x"}}}, "nested more than"),
+    ],
+)
+def test_what_does_not_fit_is_named_at_planning(schema: dict[str, Any], said: str) -> None:
+    with pytest.raises(SchemaError, match=said):
+        json_values.encoder(json.dumps(schema), (), pa.struct([("x", pa.int64())]), "")

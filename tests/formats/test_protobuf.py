@@ -1,0 +1,279 @@
+"""Protobuf's bytes are those of Google's library, for schemas as text and as descriptors."""
+
+from __future__ import annotations
+
+import base64
+import datetime
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from confluent_kafka.schema_registry.protobuf import _create_index_array
+from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message_factory
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kafka_sink.errors import SchemaError
+from kafka_sink.formats import protobuf, protobuf_schema, words
+from kafka_sink.formats.columns import UnfitRowsError
+
+# Number of the type in a descriptor, Arrow's type, values.
+_INT32, _INT64 = st.integers(-(1 << 31), (1 << 31) - 1), st.integers(-(1 << 63), (1 << 63) - 1)
+_SMALL = st.integers(-2, 2)
+_U32, _U31 = st.integers(0, (1 << 32) - 1), st.integers(0, (1 << 31) - 1)
+SCALARS: dict[str, tuple[int, pa.DataType, st.SearchStrategy[Any]]] = {
+    "double": (1, pa.float64(), st.floats(allow_nan=False)),
+    "float": (2, pa.float32(), st.floats(width=32, allow_nan=False)),
+    "int64": (3, pa.int64(), st.one_of(_INT64, _SMALL)),
+    "uint64": (4, pa.int64(), st.integers(0, (1 << 63) - 1)),
+    "int32": (5, pa.int32(), st.one_of(_INT32, _SMALL)),
+    "fixed64": (6, pa.int64(), st.integers(0, (1 << 63) - 1)),
+    "fixed32": (7, pa.int64(), _U32),
+    "bool": (8, pa.bool_(), st.booleans()),
+    "string": (9, pa.string(), st.text(st.characters(codec="utf-8"), max_size=12)),
+    "bytes": (12, pa.binary(), st.binary(max_size=12)),
+    "uint32": (13, pa.int32(), _U31),
+    "sfixed32": (15, pa.int32(), _INT32),
+    "sfixed64": (16, pa.int64(), _INT64),
+    "sint32": (17, pa.int32(), st.one_of(_INT32, _SMALL)),
+    "sint64": (18, pa.int64(), st.one_of(_INT64, _SMALL)),
+}
+_LABELS = ("", "optional", "repeated")
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[str, list[tuple[str, str, int]], pa.StructArray]:
+    """A message as text, its fields (type, label, number), and rows."""
+    chosen = draw(
+        st.lists(
+            st.tuples(st.sampled_from(sorted(SCALARS)), st.sampled_from(_LABELS)), min_size=1, max_size=6
+        )
+    )
+    numbers = draw(st.lists(st.integers(1, 3000), min_size=len(chosen), max_size=len(chosen), unique=True))
+    fields = [(kind, label, number) for (kind, label), number in zip(chosen, numbers, strict=True)]
+    lines = [f"  {label} {kind} f{number} = {number};" for kind, label, number in fields]
+    text = 'syntax = "proto3";\npackage p.q; // comment\nmessage Row {\n' + "\n".join(lines) + "\n}\n"
+
+    def values(kind: str, label: str) -> st.SearchStrategy[Any]:
+        own = SCALARS[kind][2]
+        return st.lists(own, max_size=4) if label == "repeated" else st.one_of(st.none(), own)
+
+    rows = draw(
+        st.lists(
+            st.fixed_dictionaries({f"f{n}": values(kind, label) for kind, label, n in fields}), max_size=8
+        )
+    )
+    types = [
+        (f"f{n}", pa.list_(SCALARS[kind][1]) if label == "repeated" else SCALARS[kind][1])
+        for kind, label, n in fields
+    ]
+    return text, fields, pa.array(rows, pa.struct(types))
+
+
+def _descriptor(fields: list[tuple[str, str, int]]) -> descriptor_pb2.FileDescriptorProto:
+    file = descriptor_pb2.FileDescriptorProto(name="row.proto", package="p.q", syntax="proto3")
+    message = file.message_type.add(name="Row")
+    for kind, label, number in fields:
+        added = message.field.add(name=f"f{number}", number=number, type=SCALARS[kind][0])
+        added.label = 3 if label == "repeated" else 1
+        if label == "optional":
+            added.proto3_optional = True
+            added.oneof_index = len(message.oneof_decl)
+            message.oneof_decl.add(name=f"_f{number}")
+    return file
+
+
+def _class_of(file: descriptor_pb2.FileDescriptorProto, name: str) -> Any:
+    pool = descriptor_pool.DescriptorPool()
+    from google.protobuf import duration_pb2, timestamp_pb2, wrappers_pb2
+
+    for known in (timestamp_pb2, duration_pb2, wrappers_pb2):
+        pool.AddSerializedFile(known.DESCRIPTOR.serialized_pb)
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName(name))
+
+
+def _encoded(text: str, column: pa.Array, name: str = "") -> list[bytes]:
+    encoder = protobuf.encoder(protobuf_schema.read(text), name, column.type, "")
+    found: list[bytes] = words.join(encoder.pieces(column, None), len(column)).to_pylist()
+    return found
+
+
+@given(cases())
+def test_bytes_are_googles(case: tuple[str, list[tuple[str, str, int]], pa.StructArray]) -> None:
+    text, fields, column = case
+    file = _descriptor(fields)
+    row_class = _class_of(file, "p.q.Row")
+    expected = []
+    for row in column.to_pylist():
+        made = row_class(**{name: value for name, value in row.items() if value is not None})
+        expected.append(made.SerializeToString())
+    assert _encoded(text, column) == expected
+    assert _encoded(base64.b64encode(file.SerializeToString()).decode(), column) == expected
+
+
+NESTED = """
+syntax = "proto3";
+package shop;
+import "google/protobuf/timestamp.proto";
+import "google/protobuf/wrappers.proto";
+option java_package = "com.example";
+/* Orders. */
+message Other { string x = 1; }
+message Order {
+  message Item { string sku = 1; int32 count = 2; map<string, double> prices = 3; }
+  enum State { NEW = 0; PAID = 1; LOST = -1; }
+  int64 id = 1;
+  repeated Item items = 2;
+  State state = 3;
+  repeated State states = 4 [packed = true];
+  google.protobuf.Timestamp at = 5;
+  google.protobuf.StringValue note = 6;
+  google.protobuf.Int64Value total = 7;
+  oneof pay { string card = 8; int32 cash = 9; }
+  reserved 10 to 12;
+  Item first = 13;
+  google.protobuf.Duration took = 14;
+}
+"""
+
+
+def _order_class() -> Any:
+    file = descriptor_pb2.FileDescriptorProto(name="shop.proto", package="shop", syntax="proto3")
+    file.dependency.extend(f"google/protobuf/{name}.proto" for name in ("timestamp", "wrappers", "duration"))
+    file.message_type.add(name="Other").field.add(name="x", number=1, type=9, label=1)
+    order = file.message_type.add(name="Order")
+    item = order.nested_type.add(name="Item")
+    item.field.add(name="sku", number=1, type=9, label=1)
+    item.field.add(name="count", number=2, type=5, label=1)
+    item.field.add(name="prices", number=3, type=11, label=3, type_name=".shop.Order.Item.PricesEntry")
+    entry = item.nested_type.add(name="PricesEntry")
+    entry.options.map_entry = True
+    entry.field.add(name="key", number=1, type=9, label=1)
+    entry.field.add(name="value", number=2, type=1, label=1)
+    state = order.enum_type.add(name="State")
+    for name, number in (("NEW", 0), ("PAID", 1), ("LOST", -1)):
+        state.value.add(name=name, number=number)
+    order.field.add(name="id", number=1, type=3, label=1)
+    order.field.add(name="items", number=2, type=11, label=3, type_name=".shop.Order.Item")
+    order.field.add(name="state", number=3, type=14, label=1, type_name=".shop.Order.State")
+    order.field.add(name="states", number=4, type=14, label=3, type_name=".shop.Order.State")
+    for name, number, known in (
+        ("at", 5, "Timestamp"),
+        ("note", 6, "StringValue"),
+        ("total", 7, "Int64Value"),
+    ):
+        order.field.add(name=name, number=number, type=11, label=1, type_name=f".google.protobuf.{known}")
+    order.oneof_decl.add(name="pay")
+    order.field.add(name="card", number=8, type=9, label=1, oneof_index=0)
+    order.field.add(name="cash", number=9, type=5, label=1, oneof_index=0)
+    order.field.add(name="first", number=13, type=11, label=1, type_name=".shop.Order.Item")
+    order.field.add(name="took", number=14, type=11, label=1, type_name=".google.protobuf.Duration")
+    return file, _class_of(file, "shop.Order")
+
+
+ITEM = pa.struct(
+    [("sku", pa.string()), ("count", pa.int32()), ("prices", pa.map_(pa.string(), pa.float64()))]
+)
+ORDER = pa.struct(
+    [
+        ("id", pa.int64()),
+        ("items", pa.list_(ITEM)),
+        ("state", pa.string()),
+        ("states", pa.list_(pa.string())),
+        ("at", pa.timestamp("us", "UTC")),
+        ("note", pa.string()),
+        ("total", pa.int64()),
+        ("card", pa.string()),
+        ("cash", pa.int32()),
+        ("first", ITEM),
+        ("took", pa.duration("ms")),
+    ]
+)
+_PLAIN = {field.name: None for field in ORDER}
+ROWS: list[dict[str, Any]] = [
+    _PLAIN,
+    {
+        **_PLAIN,
+        "id": 7,
+        "items": [{"sku": "a", "count": 2, "prices": [("usd", 1.5)]}, {"sku": "", "count": 0, "prices": []}],
+        "state": "LOST",
+        "states": ["PAID", "NEW", "LOST"],
+        "at": datetime.datetime(1969, 12, 31, 23, 59, 59, 250_000, tzinfo=datetime.timezone.utc),
+        "note": "",
+        "total": 0,
+        "cash": 0,
+        "first": {"sku": None, "count": None, "prices": None},
+        "took": datetime.timedelta(milliseconds=-1500),
+    },
+    {
+        **_PLAIN,
+        "state": "NEW",
+        "note": "n",
+        "total": -5,
+        "card": "",
+        "items": [],
+        "took": datetime.timedelta(0),
+    },
+]
+
+
+def test_messages_enums_maps_oneofs_and_wrappers_are_googles() -> None:
+    file, order_class = _order_class()
+    expected = []
+    for row in ROWS:
+        made = order_class()
+        texts = {name: value for name, value in row.items() if value is not None}
+        if "at" in texts:
+            texts["at"] = "1969-12-31T23:59:59.250Z"
+        if "took" in texts:
+            texts["took"] = f"{texts['took'].total_seconds():.1f}s"
+        for item in texts.get("items", []):
+            texts["items"] = [{**one, "prices": dict(one["prices"])} for one in row["items"]]
+            assert item
+        if "first" in texts:
+            texts["first"] = {}
+        json_format.ParseDict(texts, made)
+        expected.append(made.SerializeToString())
+    column = pa.array(ROWS, ORDER)
+    for text in (NESTED, base64.b64encode(file.SerializeToString()).decode()):
+        assert _encoded(text, column, "Order") == expected
+        own = protobuf.indexes(protobuf_schema.read(text), "shop.Order")
+        assert own == bytes([2, 2])
+        assert _create_index_array(order_class.DESCRIPTOR) == [1]
+        assert protobuf.indexes(protobuf_schema.read(text), "shop.Order.Item") == bytes([4, 2, 0])
+        assert protobuf.indexes(protobuf_schema.read(text), "") == b"\0"
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"card": "c", "cash": 1}, "has several values of the oneof 'pay'"),
+        ({"state": "SOLD"}, "field 'state' is no name of the schema's enum"),
+        ({"states": ["PAID", None]}, r"field 'states\[\]' is null"),
+    ],
+)
+def test_rows_that_do_not_fit_are_marked(row: dict[str, Any], said: str) -> None:
+    with pytest.raises(UnfitRowsError, match=said) as caught:
+        _encoded(NESTED, pa.array([_PLAIN, {**_PLAIN, **row}], ORDER), "Order")
+    assert caught.value.rows.tolist() == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        (pa.struct([("id", pa.string())]), "column 'id' has the type string, and the schema wants int64"),
+        (pa.struct([("nothing", pa.int64())]), "column 'nothing' is no field of the message shop.Order"),
+        (pa.struct([("at", pa.int64())]), "column 'at' has the type int64"),
+        (pa.int64(), "a Protobuf message is made of a struct"),
+    ],
+)
+def test_what_does_not_fit_is_named_at_planning(kind: pa.DataType, said: str) -> None:
+    with pytest.raises(SchemaError, match=said):
+        protobuf.encoder(protobuf_schema.read(NESTED), "Order", kind, "")
+
+
+@pytest.mark.parametrize("text", ["", "message {", "CgVvcmRl", "no schema at all", 'edition = "2023";'])
+def test_what_is_no_schema_is_refused(text: str) -> None:
+    with pytest.raises(SchemaError):
+        protobuf_schema.read(text).message("")
