@@ -345,6 +345,10 @@ def _job(options: Mapping[str, str]) -> Iterator[Finding]:
         yield from _reach(parsed.options)
     except KafkaSinkError as error:
         yield Finding(Level.PROBLEM, f"brokers, login and topic: {error}")
+    try:
+        yield from _registry(parsed.options)
+    except KafkaSinkError as error:
+        yield Finding(Level.PROBLEM, f"schema registry: {error}")
 
 
 def _reach(options: SinkOptions) -> Iterator[Finding]:
@@ -363,6 +367,21 @@ def _reach(options: SinkOptions) -> Iterator[Finding]:
                 usable = "brokers and login"
                 yield _of_missing_topic(options, f"Option '{option}': there is no topic '{topic}'", error)
     yield Finding(Level.OK, f"{usable}: usable")
+
+
+def _registry(options: SinkOptions) -> Iterator[Finding]:
+    """Asks the schema registry as planning does, but nothing is registered."""
+    if (options.value_format, options.key_format) == ("bytes", "bytes"):
+        return
+    from kafka_sink.formats import planning
+
+    for what, error in planning.look_around(options):
+        if error is None:
+            yield Finding(Level.OK, f"schema registry: {what}")
+        elif error.is_missing and options.auto_register_schemas and not options.use_latest_version:
+            yield Finding(Level.NOTE, f"schema registry: {what} has no schema yet; a job registers one")
+        else:
+            yield Finding(Level.PROBLEM, f"schema registry: {error}")
 
 
 def _of_missing_topic(options: SinkOptions, what: str, error: MissingTopicError) -> Finding:

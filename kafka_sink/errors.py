@@ -28,12 +28,13 @@ class SchemaError(KafkaSinkError, ValueError):
 class RegistryError(KafkaSinkError):
     """The schema registry cannot be reached, or refuses what was asked. Never contains a secret.
 
-    ``is_temporary``: it may respond later.
+    ``is_temporary``: it may respond later. ``is_missing``: it has no such subject, version or schema.
     """
 
-    def __init__(self, message: str, *, is_temporary: bool = False) -> None:
+    def __init__(self, message: str, *, is_temporary: bool = False, is_missing: bool = False) -> None:
         super().__init__(message)
         self.is_temporary = is_temporary
+        self.is_missing = is_missing
 
 
 class InvalidRowError(KafkaSinkError, ValueError):

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from kafka_sink.arrow.columns import ArrowColumns
+from kafka_sink.arrow.encoded_columns import EncodedColumns, columns_of
 from kafka_sink.arrow.planning import ArrowWrite, checked, plan
 from kafka_sink.arrow.sources import record_batches
 from kafka_sink.clock import monotonic_ms
@@ -35,6 +36,7 @@ from kafka_sink.task.producer_cache import PRODUCERS
 
 if TYPE_CHECKING:
     from kafka_sink.arrow.transaction import WriteTransaction
+    from kafka_sink.dead_letters.refused_rows import RefusedRows
 
 # How often refused rows are looked for while nothing is sent: they would expire without their letters.
 _LETTERS_MS = 100.0
@@ -58,7 +60,7 @@ class ArrowProducer:
         self._producer: Producer | None = None
         self._transaction: WriteTransaction | None = None
         self._failure: BaseException | None = None
-        self._columns: ArrowColumns | None = None
+        self._columns: ArrowColumns | EncodedColumns | None = None
         self._warned: set[str] = set()
         # Rows wait for others here, for kafka.linger.ms at most, with the plan of their columns.
         self._rebatcher = Rebatcher((), linger_ms=0)
@@ -154,15 +156,21 @@ class ArrowProducer:
             return self._failure
         return DeliveryError(f"the write was interrupted before ({type(self._failure).__name__})")
 
-    def _columns_of(self, schema: pa.Schema) -> ArrowColumns:
+    def _columns_of(self, schema: pa.Schema) -> ArrowColumns | EncodedColumns:
         found = self._columns
         if found is None or not found.schema.equals(schema):
-            self._columns = found = ArrowColumns.of(schema, self.options.topic)
+            self._columns = found = columns_of(schema, self.options, self._refuse)
             for warning in found.warnings:
                 if warning not in self._warned:
                     self._warned.add(warning)
                     driver_log.warn(f"kafka-chunked: {warning}")
         return found
+
+    def _refuse(self, rows: RefusedRows, plan: ColumnPlan) -> None:
+        """Rows that do not fit their schema."""
+        with self._turn() as producer:
+            if self._transaction is None or self._transaction.begin(plan.parts, producer):
+                producer.refuse(rows)
 
     def _take(self, plan: ColumnPlan, batch: pa.RecordBatch) -> None:
         with self._turn() as producer:
@@ -262,7 +270,10 @@ class ArrowProducer:
     ) -> None:
         if self._write is None:
             return
-        ended = EndedWrite(self._write.name, outcome, "", None, 1, results, in_transactions, note)
+        schemas = self._columns.schemas if isinstance(self._columns, EncodedColumns) else ()
+        ended = EndedWrite(
+            self._write.name, outcome, "", None, 1, results, in_transactions, note, schemas=schemas
+        )
         write_reports.report(self.options, PlannedCoordinator(), ended)
 
 

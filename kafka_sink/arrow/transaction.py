@@ -50,6 +50,14 @@ class WriteTransaction:
             pass
         return True
 
+    def begin(self, columns: Sequence[int | None], writes: WritesInTransaction) -> bool:
+        """Begins the transaction, unless it has begun. Returns whether rows are to be written."""
+        attempt = self._begun(columns)
+        if attempt.duty is not Duty.WRITE:
+            return False
+        attempt.begin(writes)
+        return True
+
     def _begun(self, columns: Sequence[int | None]) -> TaskAttempt:
         if self._attempt is None:
             if self._planned.handover is None or self._planned.batch is None:

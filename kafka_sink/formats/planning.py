@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -137,6 +137,26 @@ def _field(part: str, column: Any, kinds: pa.Schema) -> pa.Field:
         return kinds.field(column).with_name(part)
     fields = [kinds.field(place).with_name(name) for place, name in column]
     return pa.field("", pa.struct(fields), nullable=False)
+
+
+def look_around(options: SinkOptions) -> Iterator[tuple[str, RegistryError | None]]:
+    """For the doctor: each part with the schema that the registry has for it now, or the error. Nothing is
+    registered."""
+    import pyarrow as pa
+
+    from kafka_sink.formats.registry import Registry
+
+    for part in ID_HEADERS:
+        format_name = getattr(options, f"{part}_format")
+        if format_name == "bytes":
+            continue
+        wanted = subjects.Wanted(options, part, format_name, pa.field(part, pa.null()))
+        with Registry(options, format_name) as registry:
+            for topic in wanted.topics:
+                try:
+                    yield f"{part} as {format_name} by {wanted.known(registry, topic)}", None
+                except RegistryError as error:
+                    yield f"{part} as {format_name}", error
 
 
 def _of_part(options: SinkOptions, registry: Registry, part: str, field: pa.Field) -> Schemas:

@@ -49,7 +49,7 @@ def encoder(schema: ProtobufSchema, name: str, kind: pa.DataType, path: str) -> 
 
 
 def indexes(schema: ProtobufSchema, name: str) -> bytes:
-    """Which message it is, as it follows the schema's id: zero for the first, else a path after its length."""
+    """Which message it is, as it follows the schema's id: zero for the first, else path and length."""
     place = schema.message(name).place
     if place == (0,):
         return b"\0"

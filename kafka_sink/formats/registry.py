@@ -20,7 +20,7 @@ MAX_SCHEMA = 256 << 10
 _MAX_REFERENCES = 200
 _MAX_REASON = 1000
 _INSTALL = "pip install 'kafka-chunked[registry]'"
-_CONFLICT = 409
+_NOT_FOUND, _CONFLICT = 404, 409
 _SERVER_ERROR = 500
 _T = TypeVar("_T")
 
@@ -168,6 +168,7 @@ class Registry:
         return RegistryError(
             f"{where} does not {what}: {said} (HTTP {failure.http_status_code})",
             is_temporary=failure.http_status_code >= _SERVER_ERROR,
+            is_missing=failure.http_status_code == _NOT_FOUND,
         )
 
 

@@ -31,7 +31,7 @@ _MAGIC_ID, _MAGIC_GUID = b"\0", b"\1"
 
 
 class RowEncoder:
-    """For batches of one schema. ``plan`` is that of the encoded batches."""
+    """For batches of one schema. ``plan`` is that of the encoded batches, once ``convert`` has had them."""
 
     def __init__(
         self,
@@ -39,10 +39,12 @@ class RowEncoder:
         kinds: pa.Schema,
         plan: ColumnPlan,
         refuse: Callable[[RefusedRows], None] | None,
+        convert: Callable[[pa.RecordBatch], pa.RecordBatch] = lambda batch: batch,
     ) -> None:
         self._encoding = encoding
         self._plan = plan
         self._refuse = refuse
+        self._convert = convert
         self._parts = [PartEncoder(part, kinds) for part in encoding.parts]
         self._names = [name for name, _ in encoding.columns]
         self._topic = next((place for name, _, place in encoding.kept if name == "topic"), None)
@@ -94,7 +96,8 @@ class RowEncoder:
         names = self._names[: len(columns)]
         if len(names) < len(self._names):
             columns.append(pa.nulls(rows.num_rows, _HEADERS))
-        table = pa.Table.from_batches([pa.RecordBatch.from_arrays(columns, self._names)])
+        letters = self._convert(pa.RecordBatch.from_arrays(columns, self._names))
+        table = pa.Table.from_batches([letters])
         every = np.ones(rows.num_rows, dtype=np.bool_)
         return rows_of_table(self._plan, table, InvalidRowError(reason, every, reason))
 

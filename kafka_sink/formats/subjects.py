@@ -65,6 +65,12 @@ class Wanted:
         """The name of a Protobuf message."""
         return message_name(self.options, self.part)
 
+    def known(self, registry: Registry, topic: str) -> RegisteredSchema:
+        """The schema that the subject has, without a look at the columns; nothing is registered."""
+        if self._of_part("schema_id") != -1 or self._of_part("schema_version") != -1:
+            return self.registered(registry, topic)
+        return registry.latest(self._subject(topic or self.options.topic or "", self._own_schema()))
+
     @property
     def _strategy(self) -> str:
         return str(self._of_part("subject_name_strategy"))

@@ -28,7 +28,8 @@ class EndedWrite:
     ``tasks`` is None where Spark does not tell how many there were: in a job of mapInArrow that failed.
     ``query`` is the query's id, and ``batch`` the micro-batch; "" and None for a batch write outside of
     queries. ``transactions``: by outcome. ``note`` is about transactions, in the line of a write.
-    ``last_task`` is the highest taskAttemptId of the tasks that finished.
+    ``last_task`` is the highest taskAttemptId of the tasks that finished. ``schemas``: by which schemas keys
+    and values were encoded.
     """
 
     write: str
@@ -40,6 +41,7 @@ class EndedWrite:
     transactions: Mapping[str, EndedTransactions] = field(default_factory=dict)
     note: str = ""
     last_task: int = -1
+    schemas: tuple[str, ...] = ()
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -71,6 +73,8 @@ def report(options: SinkOptions, coordinator: PlannedCoordinator, ended: EndedWr
     if options.log_summary_format == "json":
         if options.log_summary or is_skipped:
             fields = {**ended.identity, **summary_fields(ended.results), "tasks": ended.tasks}
+            if ended.schemas:
+                fields["schemas"] = ended.schemas
             driver_log.report_json(
                 json.dumps({**fields, **_transaction_fields(ended)}, separators=(",", ":"))
             )
@@ -79,8 +83,8 @@ def report(options: SinkOptions, coordinator: PlannedCoordinator, ended: EndedWr
         if digest:
             driver_log.report(digest)
         if is_due:
-            note = f"; {ended.note}" if ended.note else ""
-            driver_log.report(ended.label + summarise(ended.results) + note)
+            notes = "".join(f"; {note}" for note in (*ended.schemas, ended.note) if note)
+            driver_log.report(ended.label + summarise(ended.results) + notes)
         _advise(ended)
 
 

@@ -324,7 +324,10 @@ class PlannedWrite:
         results = [one.result for one in tasks]
         last = max((one.task for one in tasks), default=-1)
         batch = self.micro_batch if batch_id is None else batch_id
-        return EndedWrite(write, outcome, query, batch, len(messages), results, in_transactions, note, last)
+        schemas = () if self.encoding is None else tuple(map(str, self.encoding.parts))
+        return EndedWrite(
+            write, outcome, query, batch, len(messages), results, in_transactions, note, last, schemas
+        )
 
     def _snapshot(self) -> MetadataSnapshot | None:
         """The metadata snapshot of planning, aged by the wall clocks of both hosts.

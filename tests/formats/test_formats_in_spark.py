@@ -11,10 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from confluent_kafka import Consumer, Message, TopicPartition
 from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroDeserializer
+from confluent_kafka.schema_registry.json_schema import JSONDeserializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 
+import kafka_sink
 from kafka_sink.local_broker import LocalBroker
 from kafka_sink.local_broker.schema_registry import LocalRegistry
 from tests.support.topics import Row, read_topic
@@ -69,6 +72,17 @@ def read_values(client: SchemaRegistryClient, topic: str, rows: list[Row]) -> li
     deserialize = AvroDeserializer(client)
     context = SerializationContext(topic, MessageField.VALUE)
     return [deserialize(row.value, context) for row in rows]
+
+
+def first_messages(broker: LocalBroker, topic: str, count: int) -> list[Message]:
+    """The first committed rows of a topic's only partition, which has markers of transactions, too."""
+    settings = {"bootstrap.servers": broker.bootstrap_servers, "group.id": "formats"}
+    consumer = Consumer(settings | {"isolation.level": "read_committed"})
+    try:
+        consumer.assign([TopicPartition(topic, 0, 0)])
+        return consumer.consume(count, timeout=60)
+    finally:
+        consumer.close()
 
 
 def failure(action: Callable[[], Any]) -> str:
@@ -150,3 +164,103 @@ def test_a_field_that_does_not_fit_the_registered_schema_is_named_at_planning(
     found = read_values(client, topic, read_topic(broker, topic))
     assert {row["id"] for row in found} == {0, 1, 2}
     assert {row["name"] for row in found} == {"x"}
+
+
+def test_a_row_that_does_not_fit_becomes_a_dead_letter(
+    spark: SparkSession, broker: LocalBroker, client: SchemaRegistryClient, topic: str, options: Options
+) -> None:
+    """In a transaction, whose first row does not fit: Catches letters before a transaction has begun."""
+    symbols = {"type": "enum", "name": "Size", "symbols": ["S", "M"]}
+    schema = {"type": "record", "name": "Row", "fields": [{"name": "size", "type": symbols}]}
+    client.register_schema(f"{topic}-value", Schema(json.dumps(schema), "AVRO"))
+    frame = spark.sql("SELECT explode(array('XL', 'S', null, 'M')) AS size").coalesce(1)
+    given = options(value__format="avro", use__latest__version="true")
+    said = failure(lambda: save(frame, given))
+    assert "field 'size' is null, and the schema takes no null there, in 1 of 4 rows" in said
+    letters = f"{topic}-letters"
+    broker.create_topic(letters, 1)
+    more = {"errors.tolerance": "all", "errors.deadletterqueue.topic.name": letters}
+    save(frame, given | more | {"delivery.guarantee": "exactly-once"})
+    found = [message.value() for message in first_messages(broker, topic, 2)]
+    deserialize, context = AvroDeserializer(client), SerializationContext(topic, MessageField.VALUE)
+    assert [deserialize(value, context) for value in found] == [{"size": "S"}, {"size": "M"}]
+    messages = first_messages(broker, letters, 2)
+    assert sorted(message.value() or b"" for message in messages) == [b'{"size":"XL"}', b'{"size":null}']
+    reasons = {dict(message.headers() or ())["__connect.errors.exception.message"] for message in messages}
+    assert b"field 'size' is no symbol of the schema's enum" in reasons
+
+
+def test_topics_of_a_column_have_a_subject_each(
+    spark: SparkSession, broker: LocalBroker, client: SchemaRegistryClient, topic: str, options: Options
+) -> None:
+    """Topic a has an older schema than topic b; a row for topic c is refused."""
+    names = [f"{topic}-{one}" for one in "abc"]
+    for name, kind in zip(names, ("long", "double"), strict=False):
+        broker.create_topic(name, 1)
+        fields = [{"name": "id", "type": "int"}, {"name": "n", "type": kind}]
+        schema = json.dumps({"type": "record", "name": "Row", "fields": fields})
+        client.register_schema(f"{name}-value", Schema(schema, "AVRO"))
+    given = options(value__format="avro", use__latest__version="true")
+    del given["topic"]
+    said = failure(lambda: save(spark.range(1).selectExpr("'x' AS topic", "id"), given))
+    assert "name those of the column 'topic' in schema.registry.topics" in said
+    given["schema.registry.topics"] = ",".join(names[:2])
+    frame = spark.range(6).selectExpr(
+        f"concat('{topic}-', if(id % 2 = 0, 'a', 'b')) AS topic", "cast(id AS int)", "cast(id AS int) AS n"
+    )
+    save(frame, given)
+    found = [read_values(client, name, read_topic(broker, name)) for name in names[:2]]
+    assert sorted((row["id"], row["n"]) for row in found[0]) == [(0, 0), (2, 2), (4, 4)]
+    assert sorted((row["id"], row["n"]) for row in found[1]) == [(1, 1.0), (3, 3.0), (5, 5.0)]
+    other = frame.selectExpr(f"'{names[2]}' AS topic", "id", "n")
+    assert "is none of schema.registry.topics" in failure(lambda: save(other, given))
+
+
+def test_a_change_that_the_registry_forbids_is_told_with_its_reason(
+    spark: SparkSession, client: SchemaRegistryClient, topic: str, options: Options
+) -> None:
+    save(spark.range(1), options(value__format="avro"))
+    client.set_compatibility(f"{topic}-value", "BACKWARD")
+    wider = spark.range(1).selectExpr("id", "1 AS added")
+    said = failure(lambda: save(wider, options(value__format="avro")))
+    assert "compatibility rule forbids the change" in said
+    assert "added" in said.split("forbids the change", 1)[1]
+    # A column that may be null has a default.
+    save(wider.selectExpr("id", "nullif(id, 2) AS added"), options(value__format="avro"))
+    assert client.get_versions(f"{topic}-value") == [1, 2]
+    missing = options(value__format="avro", auto__register__schemas="false")
+    said = failure(lambda: save(spark.range(1).selectExpr("id", "'x' AS other"), missing))
+    assert "look up a schema" in said
+
+
+def test_json_and_protobuf_arrive_from_every_way_of_writing(
+    spark: SparkSession, broker: LocalBroker, client: SchemaRegistryClient, topic: str, options: Options
+) -> None:
+    frame = spark.range(3).selectExpr("id", "concat('n', id) AS name", "nullif(id, 1) AS odd")
+    given = options(value__format="json")
+    save(frame, given)
+    kafka_sink.write(frame, given)
+    kafka_sink.write_arrow(frame.toArrow(), given)
+    deserialize = JSONDeserializer(None, schema_registry_client=client)
+    context = SerializationContext(topic, MessageField.VALUE)
+    found = [deserialize(row.value, context) for row in read_topic(broker, topic)]
+    meant = [{"id": n, "name": f"n{n}", "odd": None if n == 1 else n} for n in range(3)]
+    assert sorted(found, key=lambda row: row["id"]) == [row for row in meant for _ in range(3)]
+
+    text = """
+        syntax = "proto3";
+        message First { int32 x = 1; }
+        message Row { int64 id = 1; string name = 2; int64 odd = 3; }
+    """
+    other = f"{topic}-protobuf"
+    broker.create_topic(other, 1)
+    given = options(value__format="protobuf", value__schema=text, value__record__name="Row") | {
+        "topic": other
+    }
+    save(frame, given)
+    schema_id = client.get_latest_version(f"{other}-value").schema_id or 0
+    values = [row.value for row in read_topic(broker, other)]
+    # The message's index, as an array of one entry: length 1 and 1, zigzag.
+    lead = b"\0" + schema_id.to_bytes(4, "big") + b"\x02\x02"
+    assert lead + b"\x08\x02\x12\x02n2\x18\x02" in values
+    assert lead + b"\x12\x02n0" in values

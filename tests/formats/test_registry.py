@@ -1,0 +1,204 @@
+"""What planning asks of a real registry: TLS, logins, and what it says when there is none."""
+
+from __future__ import annotations
+
+import io
+import json
+import socket
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from confluent_kafka.schema_registry import Schema as ClientSchema
+from confluent_kafka.schema_registry import SchemaRegistryClient, dual_schema_id_deserializer
+from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerializer
+from confluent_kafka.serialization import MessageField, SerializationContext
+
+from kafka_sink import doctor
+from kafka_sink.errors import ConfigurationError, RegistryError
+from kafka_sink.formats import planning
+from kafka_sink.formats.registered import RegisteredSchema, Schema
+from kafka_sink.formats.row_encoder import RowEncoder
+from kafka_sink.formats.row_encoding import PartFormat, RowEncoding
+from kafka_sink.local_broker.schema_registry import LocalRegistry
+from kafka_sink.options import SinkOptions, parse
+from kafka_sink.rows.column_plan import ColumnPlan
+from tests.formats.registry_gate import PASSWORD, USER, RegistryGate
+
+COLUMNS = [("id", "bigint"), ("name", "string")]
+KINDS = pa.schema([("id", pa.int64()), ("name", pa.string())])
+
+
+def options(**given: str) -> SinkOptions:
+    plain = {"kafka.bootstrap.servers": "127.0.0.1:1", "topic": "t", "value.format": "avro"}
+    return parse(plain | {name.replace("__", "."): value for name, value in given.items()}).options
+
+
+def planned(made: SinkOptions, query: str | None = None) -> RowEncoding:
+    found = planning.plan(made, COLUMNS, lambda: KINDS, query)
+    assert found is not None
+    return found
+
+
+@pytest.fixture(autouse=True)
+def _notes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Where an application keeps what it has found, as in Spark's workers."""
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
+
+
+@pytest.fixture
+def gate(registry: LocalRegistry, tmp_path: Path) -> Iterator[RegistryGate]:
+    with RegistryGate(registry.url, tmp_path) as running:
+        yield running
+
+
+def test_tls_and_a_login(gate: RegistryGate) -> None:
+    given = {"schema__registry__url": gate.url, "schema__registry__ssl__ca__location": str(gate.ca)}
+    login = {"schema__registry__basic__auth__user__info": f"{USER}:{PASSWORD}"}
+    (part,) = planned(options(topic="secured", **given, **login)).parts
+    ((topic, found),) = part.schemas
+    assert topic == ""
+    assert (found.subject, found.version) == ("secured-value", 1)
+    wrong = {"schema__registry__basic__auth__user__info": f"{USER}:guess"}
+    with pytest.raises(RegistryError, match=r"refuses the login \(HTTP 401: Unauthorized\)") as refused:
+        planned(options(topic="other", **given, **wrong))
+    assert "guess" not in str(refused.value)
+    with pytest.raises(RegistryError, match="certificate verify failed"):
+        planned(options(schema__registry__url=gate.url, topic="other", **login))
+
+
+def test_a_query_goes_on_with_its_schemas_while_the_registry_is_down(
+    registry: LocalRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches: a micro-batch that fails because of the registry, or asks it again."""
+    made = options(schema__registry__url=registry.url, topic="stream")
+    first = planned(made, "query")
+
+    def refuse(*_: Any) -> None:
+        raise AssertionError("asked again")
+
+    monkeypatch.setattr(planning, "_found", refuse)
+    assert planned(made, "query") == first
+    monkeypatch.undo()
+
+
+def test_a_write_goes_on_with_the_schemas_of_the_one_before_with_a_warning(
+    registry: LocalRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = options(schema__registry__url=registry.url, topic="again")
+    first = planned(made)
+
+    def down(*_: Any) -> None:
+        raise RegistryError("the schema registry is down", is_temporary=True)
+
+    monkeypatch.setattr(planning, "_found", down)
+    assert planned(made) == first
+    with pytest.raises(RegistryError):
+        planned(options(schema__registry__url=registry.url, topic="never-before"))
+
+
+def test_a_registry_that_is_down_is_told_in_a_bound() -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        port = silent.getsockname()[1]
+        with pytest.raises(RegistryError, match=r"cannot be reached: .*refused") as caught:
+            planned(options(schema__registry__url=f"http://127.0.0.1:{port}"))
+        assert caught.value.is_temporary
+        silent.listen()
+        began = time.monotonic()
+        with pytest.raises(RegistryError, match=r"schema.registry.timeout.ms"):
+            planned(
+                options(schema__registry__url=f"http://127.0.0.1:{port}", schema__registry__timeout__ms="300")
+            )
+        assert time.monotonic() - began < 30
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"schema__registry__url": ""}, "value.format=avro needs schema.registry.url"),
+        ({"schema__registry__url": "http://u:p@host"}, "the login belongs in"),
+        ({"value__schema": "{}", "use__latest__version": "true"}, "both say which schema to use"),
+        ({"value__format": "protobuf"}, "value.format=protobuf needs a schema"),
+        ({"value__format": "bytes"}, "has no effect without value.format or key.format"),
+        ({"key__schema__id": "1"}, "has no effect without key.format"),
+        ({"schema__registry__basic__auth__user__info": "nobody"}, "is not user:password"),
+    ],
+)
+def test_options_that_contradict_each_other(given: dict[str, str], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        options(**({"schema__registry__url": "http://registry"} | given))
+
+
+def test_the_doctor_names_the_schema_or_what_is_wrong(registry: LocalRegistry) -> None:
+    made = options(schema__registry__url=registry.url, topic="examined")
+    (note,) = doctor._registry(made)
+    assert note.text == "schema registry: value as avro has no schema yet; a job registers one"
+    planned(made)
+    (found,) = doctor._registry(made)
+    assert found.level is doctor.Level.OK
+    assert "value as avro by examined-value version 1 (id " in found.text
+    missing = options(schema__registry__url=registry.url, topic="gone", use__latest__version="true")
+    (problem,) = doctor._registry(missing)
+    assert problem.level is doctor.Level.PROBLEM
+    assert "'gone-value'" in problem.text
+
+
+def test_framing_is_that_of_confluents_serializer(registry: LocalRegistry) -> None:
+    """Byte for byte, and read back by its deserializer; also where the id is in a header."""
+    with SchemaRegistryClient({"url": registry.url}) as client:
+        (part,) = planned(options(schema__registry__url=registry.url, topic="framed")).parts
+        schema = part.schemas[0][1].schema.text
+        serialize = AvroSerializer(client, schema, conf={"auto.register.schemas": False})
+        context = SerializationContext("framed", MessageField.VALUE)
+        rows: list[dict[str, Any]] = [{"id": 1, "name": "a"}, {"id": None, "name": None}]
+        encoding = RowEncoding((part,), ())
+        assert _values(encoding, rows) == [serialize(row, context) for row in rows]
+
+
+def test_the_id_in_a_header_is_read_by_confluents_deserializer() -> None:
+    fields = [{"name": "id", "type": ["null", "long"]}, {"name": "name", "type": ["null", "string"]}]
+    text = json.dumps({"type": "record", "name": "Row", "fields": fields})
+    client = SchemaRegistryClient.new_client({"url": "mock://"})
+    registered = client.register_schema_full_response("t-value", ClientSchema(text, "AVRO"))
+    guid = registered.guid or str(uuid.uuid4())
+    schema = RegisteredSchema(Schema("AVRO", text), registered.schema_id or 0, guid, "t-value", 1)
+    part = PartFormat("value", "avro", ((0, "id"), (1, "name")), (("", schema),), in_header=True)
+    encoding = RowEncoding((part,), (("headers", "", 2),))
+    own = [[{"key": "mine", "value": b"1"}], None, []]
+    kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+    rows: list[dict[str, Any]] = [{"id": n, "name": "somebody"} for n in range(3)]
+    batch = pa.RecordBatch.from_arrays(
+        [
+            pa.array([row["id"] for row in rows]),
+            pa.array([row["name"] for row in rows]),
+            pa.array(own, kind),
+        ],
+        ["id", "name", "headers"],
+    )
+    plan = ColumnPlan.of(encoding.columns[:1], "t")
+    (encoded,) = RowEncoder(encoding, batch.schema, plan, None).encoded(batch)
+    headers = [
+        [(one["key"], one["value"]) for one in entry] for entry in encoded.column("headers").to_pylist()
+    ]
+    last = ("__value_schema_id", b"\x01" + uuid.UUID(guid).bytes)
+    assert headers == [[("mine", b"1"), last], [last], [last]]
+    if registered.guid:
+        conf = {"schema.id.deserializer": dual_schema_id_deserializer}
+        deserialize = AvroDeserializer(client, conf=conf)
+        for value, row, own_headers in zip(encoded.column("value").to_pylist(), rows, headers, strict=True):
+            context = SerializationContext("t", MessageField.VALUE, own_headers)
+            assert deserialize(value, context) == row
+
+
+def _values(encoding: RowEncoding, rows: list[dict[str, Any]]) -> list[bytes]:
+    batch = pa.RecordBatch.from_pylist(rows, KINDS)
+    plan = ColumnPlan.of(encoding.columns, "t")
+    (encoded,) = RowEncoder(encoding, batch.schema, plan, None).encoded(batch)
+    found: list[bytes] = encoded.column("value").to_pylist()
+    assert io.BytesIO(found[0]).read(1) == b"\0"
+    return found
