@@ -22,7 +22,7 @@ class UnfitRowsError(KafkaSinkError):
 
 
 class Encoder(Protocol):
-    """Encodes columns of one Arrow type by one schema."""
+    """Encode columns of one Arrow type by one schema."""
 
     def pieces(self, column: pa.Array, nulls: Mask | None) -> list[Piece]:
         """The pieces of each row, which have no byte where ``nulls`` is true; None: no entry is null.

@@ -48,13 +48,13 @@ _BASE64 = np.frombuffer(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz01
 
 
 def encoder(text: str, references: Sequence[tuple[str, str]], kind: pa.DataType, path: str) -> Encoder:
-    """Encodes columns of this type. Raises SchemaError, naming the field, where they do not fit."""
+    """Encode columns of this type. Raises SchemaError, naming the field, where they do not fit."""
     json_schema.check(text, references, kind, path)
     return of_type(kind, path)
 
 
 def of_type(kind: pa.DataType, path: str) -> Encoder:
-    """Encodes columns of this type whatever a schema says. Raises SchemaError."""
+    """Encode columns of this type whatever a schema says. Raises SchemaError."""
     return _OrNull(_of_value(kind, path))
 
 

@@ -40,7 +40,7 @@ _ALL = (1 << 64) - 1
 
 
 def encoder(schema: ProtobufSchema, name: str, kind: pa.DataType, path: str) -> Encoder:
-    """Encodes struct columns as the message of this name. Raises SchemaError, naming the field."""
+    """Encode struct columns as the message of this name. Raises SchemaError, naming the field."""
     message = schema.message(name)
     kind = plain_type(kind)
     if not pa.types.is_struct(kind):

@@ -106,7 +106,7 @@ _HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
 
 class PartEncoder:
-    """Encodes the values or the keys of batches."""
+    """Encode the values or the keys of batches."""
 
     def __init__(self, part: PartFormat, kinds: pa.Schema) -> None:
         self.part = part.part
