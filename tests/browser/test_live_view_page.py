@@ -239,6 +239,8 @@ def test_the_page_shows_a_job_a_frozen_broker_and_a_job_out_of_memory(
         page.eventually(lambda: len(figures(url)["history"]) >= (20 if DRAWS else 2))
         assert "orders" in page.text("topics")
         assert "No task" not in page.text("tasks")
+        page.eventually(lambda: page.text("verdict").startswith("Nothing is wrong: "))
+        assert browser.title == "nightly orders · kafka-chunked"
         assert all(address in page.text("brokers") for address in cluster.bootstrap_servers.split(","))
         page.picture(pictures / "live-view.png")
         page.picture(pictures / "live-view-dark.png", dark=True)
@@ -252,15 +254,20 @@ def test_the_page_shows_a_job_a_frozen_broker_and_a_job_out_of_memory(
         page.eventually(lambda: "broker 1" in page.text("mutes"))
         assert re.search(r"broker 1 [\d.]+ m?s .+ all tasks", page.text("mutes").replace("\n", " "))
         page.eventually(lambda: "muted" in page.text("brokers"))
+        page.eventually(lambda: page.text("verdict").startswith("1 broker muted for "))
+        page.eventually(lambda: browser.title.startswith("1 broker muted for "))
+        page.eventually(lambda: "broker 1 muted: " in page.text("events"))
         time.sleep(4 if DRAWS else 0)
         page.picture(pictures / "live-view-muted.png")
         cluster.thaw(1)
         page.eventually(lambda: "broker 1" not in page.text("mutes"))
+        page.eventually(lambda: "broker 1 unmuted after " in page.text("events"))
 
         # At its end the job shows what its summary says.
         total = job.end()
         assert not job.failures
         page.eventually(lambda: "committed" in page.text("jobs"))
+        page.eventually(lambda: "write nightly committed" in page.text("events"))
         page.eventually(lambda: page.rows() == total)
         (shown,) = figures(url)["jobs"]
         assert shown["counters"]["records"] == total == sum(one["records"] for one in figures(url)["topics"])

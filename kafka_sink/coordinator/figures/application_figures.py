@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from kafka_sink.coordinator.figures.events import EventLog
 from kafka_sink.coordinator.figures.messages import (
     BrokerFigures,
     FinalFigures,
@@ -142,6 +143,7 @@ class ApplicationFigures:
         self._transactions_ms: dict[str, Counter[str]] = {}
         self._sampled_ms = -_SAMPLE_MS
         self._records, self._sent_bytes = RateWindow(), RateWindow()
+        self._events = EventLog()
         self._history: deque[tuple[float, float, float]] = deque(maxlen=_HISTORY)
         self.reports = 0
         # How often the driver has reported the end of a write. Read from any thread.
@@ -346,8 +348,18 @@ class ApplicationFigures:
             broker.latency_ms.add(now_ms, broker.totals["latency_ms"])
         self._records.add(now_ms, sum(_rows(one) for one in self._totals.values()))
         self._sent_bytes.add(now_ms, sum(one["sent_bytes"] for one in self._totals.values()))
+        self._observe_events(now_ms)
         rates = (self._records.per_second, self._sent_bytes.per_second)
         self._history.append((round(self._wall_s(), 1), round(rates[0], 1), round(rates[1], 1)))
+
+    def _observe_events(self, now_ms: float) -> None:
+        shown = [one for one in self._attempts.values() if one.figures.mutes]
+        jobs = {
+            key: (f"query {job.query[:8]}" if job.query else f"write {key[:8]}", job.state)
+            for key, job in self._jobs.items()
+        }
+        letters = int(sum(one["skipped"] for one in self._totals.values()))
+        self._events.observe(self._wall_s(), self._mutes(shown, now_ms), jobs, letters)
 
     def progress(self) -> tuple[int, float] | None:
         """Rows and rows per second of the batch jobs that run. None where none runs."""
@@ -369,6 +381,7 @@ class ApplicationFigures:
             "started": self._started_s,
             "rates": {"records": self._records.per_second, "sent_bytes": self._sent_bytes.per_second},
             "history": list(self._history),
+            "events": self._events.shown(),
             "clusters": [self._cluster(name, shown, now_ms) for name in self._names()],
             "jobs": [self._shown_job(key, job, shown) for key, job in reversed(self._jobs.items())],
             "topics": [

@@ -1,0 +1,74 @@
+"""What happened to an application, in the order in which it happened: for whoever looks later.
+
+The events follow from what the live view shows anyway, once a second, so nobody has to report them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+MAX_EVENTS = 50
+# Dead letters that go on are one event, until none has come for this long.
+_QUIET_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """``time_s``: seconds since the epoch. ``level``: good, info, warn or bad."""
+
+    time_s: float
+    level: str
+    text: str
+
+
+class EventLog:
+    """The last events. Belongs to the coordinator's loop."""
+
+    def __init__(self) -> None:
+        self._events: deque[Event] = deque(maxlen=MAX_EVENTS)
+        self._mutes: dict[str, float] = {}
+        self._jobs: dict[str, str] = {}
+        self._letters = 0
+        self._letters_s = -_QUIET_S
+
+    def observe(
+        self,
+        now_s: float,
+        mutes: Iterable[Mapping[str, Any]],
+        jobs: Mapping[str, tuple[str, str]],
+        letters: int,
+    ) -> None:
+        """``mutes`` as the snapshot lists them. ``jobs``: each one's name and state, by its key. ``letters``:
+        dead letters so far."""
+        self._observe_mutes(now_s, mutes)
+        self._observe_jobs(now_s, jobs)
+        if letters > self._letters:
+            if now_s - self._letters_s >= _QUIET_S:
+                self._add(now_s, "warn", f"dead letters: {letters - self._letters:,} (in all {letters:,})")
+            self._letters, self._letters_s = letters, now_s
+
+    def _observe_mutes(self, now_s: float, mutes: Iterable[Mapping[str, Any]]) -> None:
+        present = {f"{mute['kind']} {mute['target']}": mute for mute in mutes}
+        for name, mute in present.items():
+            if name not in self._mutes:
+                self._mutes[name] = now_s - mute["seconds"]
+                self._add(self._mutes[name], "bad", f"{name} muted: {mute['reason']}")
+        for name in self._mutes.keys() - present.keys():
+            self._add(now_s, "good", f"{name} unmuted after {now_s - self._mutes.pop(name):.0f} s")
+
+    def _observe_jobs(self, now_s: float, jobs: Mapping[str, tuple[str, str]]) -> None:
+        levels = {"committed": "good", "aborted": "bad", "lost": "warn"}
+        for key, (name, state) in jobs.items():
+            if self._jobs.get(key) != state:
+                self._add(now_s, levels.get(state, "info"), f"{name} {state}")
+        self._jobs = {key: state for key, (_, state) in jobs.items()}
+
+    def _add(self, time_s: float, level: str, text: str) -> None:
+        self._events.append(Event(time_s, level, text))
+
+    def shown(self) -> list[dict[str, Any]]:
+        """The events, the last first."""
+        return [{"time": one.time_s, "level": one.level, "text": one.text} for one in reversed(self._events)]
