@@ -35,11 +35,19 @@ class Environment:
 
 ENVIRONMENTS = (
     Environment("3.10", lowest=True),
+    Environment("3.10", "pyspark~=3.5.0"),
     Environment("3.10"),
+    # On Python 3.12, it lacks a module that left the standard library.
+    Environment("3.11", "pyspark~=3.5.0"),
+    Environment("3.11", "pyspark~=4.0.0"),
     Environment("3.11", "pyspark~=4.1.0"),
     Environment("3.11", "pyspark~=4.2.0"),
     Environment("3.11"),
+    Environment("3.12", "pyspark~=4.0.0"),
+    Environment("3.12", "pyspark~=4.1.0"),
     Environment("3.12"),
+    Environment("3.13", "pyspark~=4.0.0"),
+    Environment("3.13", "pyspark~=4.1.0"),
     Environment("3.13"),
     Environment("3.14"),
 )
@@ -70,10 +78,12 @@ def prepare(environment: Environment, wheel: Path, root: Path) -> Path | None:
         _uv("venv", "--quiet", "--python", python, str(venv))
     install = ("pip", "install", "--quiet", "--python", str(made))
     if environment.lowest:
-        _uv(*install, "--resolution", "lowest-direct", "--requirements", str(_ROOT / "pyproject.toml"))
+        extra = ("--extra", "local-broker", "--requirements", str(_ROOT / "pyproject.toml"))
+        _uv(*install, "--resolution", "lowest-direct", *extra)
         _uv(*install, "--reinstall", "--no-deps", str(wheel))
     else:
-        _uv(*install, "--reinstall-package", "kafka-chunked", str(wheel), environment.pyspark)
+        with_extra = f"kafka-chunked[local-broker] @ file://{wheel}"
+        _uv(*install, "--reinstall-package", "kafka-chunked", with_extra, environment.pyspark)
     return made
 
 

@@ -1,27 +1,39 @@
 """A Spark driver that writes to one broker in every way the sink claims, and reads everything back.
 
 ``python job.py BOOTSTRAP [no-transactions]``: one JSON line per check on stdout, ``{"check", "problem",
-"seconds"}``, with an empty problem where it held. It runs with any Python and PySpark.
+"seconds"}``, with an empty problem where it held, and ``{"ended": true}``. It runs with any Python and
+PySpark; before 4.0, which has no data sources, by ``kafka_sink.write`` and ``foreach_batch``.
+``python job.py BOOTSTRAP query TOPIC FOLDER`` is the driver that one check kills.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
 import sys
 import tempfile
+import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import pyarrow
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
+from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 
+import kafka_sink
+
 _ROWS = 20_000
+_MANY_ROWS = 1_000_000
 _WAIT_S = 60.0
+_KILLED_AFTER_S = 240.0
 
 
 class Checks:
@@ -34,7 +46,10 @@ class Checks:
         *,
         transactions: bool = True,
         codecs: Sequence[str] = ("none", "gzip", "snappy", "lz4", "zstd"),
+        functions: bool = False,
     ) -> None:
+        # Whether to write by kafka_sink.write and foreach_batch.
+        self._functions = functions
         self._bootstrap = bootstrap
         self._spark = spark
         # Whether the brokers can do what exactly-once needs.
@@ -120,13 +135,134 @@ class Checks:
         self._expect_once(streamed)
 
     def all(self) -> dict[str, Callable[[], None]]:
-        return {
+        checks = {
             "batch": self.batch,
             "topic.create": self.created_topic,
             "streaming": self.streaming,
             "recreated topic": self.recreated_topic,
             "exactly once": self.exactly_once,
+            "dead letters": self.dead_letters,
+            "functions": self.functions,
         }
+        if self._transactions:
+            checks["retried task"] = self.retried_task
+            checks["cancelled job"] = self.cancelled_job
+            checks["killed driver"] = self.killed_driver
+        return checks
+
+    def dead_letters(self) -> None:
+        """A row for a partition that is not there goes to the dead letter topic, the others are written."""
+        topic, letters = self._topic("tolerant"), self._topic("letters")
+        self._create(topic, 2)
+        self._create(letters, 1)
+        rows = self._numbers().selectExpr("*", "if(value = '7', 99, null) AS partition")
+        more = {"errors.tolerance": "all", "errors.deadletterqueue.topic.name": letters}
+        self._write(rows, topic, **more, **{"kafka.max.block.ms": "5000"})
+        if self._read(letters) != Counter([b"7"]):
+            raise AssertionError("the dead letter topic has other rows than the refused one")
+        if self._read(topic).total() != _ROWS - 1:
+            raise AssertionError("the other rows are not there once")
+
+    def retried_task(self) -> None:
+        """A task fails half-way, and its second attempt writes. Readers see the rows of one attempt."""
+        topic = self._topic("retried")
+        self._create(topic, 2)
+        rows = self._numbers().mapInArrow(_failing_once, "value string, key string")
+        self._write(rows, topic, **{"delivery.guarantee": "exactly-once"})
+        self._expect_once(topic)
+
+    def cancelled_job(self) -> None:
+        """Of a job that is cancelled half-way readers see nothing, and nothing stays open."""
+        topic = self._topic("cancelled")
+        self._create(topic, 2)
+        failed: list[BaseException] = []
+
+        def job() -> None:
+            self._spark.sparkContext.setJobGroup(topic, topic, interruptOnCancel=True)
+            if not self._functions:
+                kafka_sink.register(self._spark)
+            try:
+                rows = self._numbers().mapInArrow(_slow, "value string, key string")
+                self._write(rows, topic, **{"delivery.guarantee": "exactly-once"})
+            except BaseException as error:  # noqa: BLE001 - Spark's class for it differs by version
+                failed.append(error)
+
+        thread = threading.Thread(target=job)
+        thread.start()
+        deadline = time.monotonic() + _WAIT_S
+        tracker = self._spark.sparkContext.statusTracker()
+        while not any(tracker.getJobIdsForGroup(topic)) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        time.sleep(3)
+        self._spark.sparkContext.cancelJobGroup(topic)
+        thread.join(_WAIT_S)
+        if not failed:
+            raise AssertionError("the job was not cancelled")
+        self._expect_once(topic, 0)
+
+    def killed_driver(self) -> None:
+        """Another driver of the query is killed with its JVM. This one goes on: each row is there once."""
+        topic = self._topic("killed")
+        self._create(topic, 2)
+        with tempfile.TemporaryDirectory() as folder:
+            self._numbers().repartition(6).write.json(f"{folder}/in")
+            command = [sys.executable, __file__, self._bootstrap, "query", topic, folder]
+            with open(f"{folder}/log", "wb") as log:
+                driver = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+            try:
+                deadline = time.monotonic() + _KILLED_AFTER_S
+                while not self._read(topic):
+                    if driver.poll() is not None or time.monotonic() > deadline:
+                        raise AssertionError(f"the other driver wrote nothing: {_end_of(f'{folder}/log')}")
+                    time.sleep(0.5)
+            finally:
+                os.killpg(driver.pid, signal.SIGKILL)
+                driver.wait()
+            self.query(topic, folder)
+        self._expect_once(topic)
+
+    def query(self, topic: str, folder: str) -> None:
+        """Six micro-batches, each once."""
+        source = self._spark.readStream.schema("value string, key string").option("maxFilesPerTrigger", 1)
+        once = {"delivery.guarantee": "exactly-once"}
+        self._stream(source.json(f"{folder}/in"), topic, f"{folder}/checkpoint", **once)
+
+    def functions(self) -> None:
+        """``kafka_sink.write`` returns what it wrote, also where there are data sources."""
+        topic = self._topic("functions")
+        self._create(topic, 3)
+        options = {"kafka.bootstrap.servers": self._bootstrap, "topic": topic}
+        written = kafka_sink.write(self._numbers(), options)
+        ends = sum(int(one["endOffset"]) for one in written.partitions)
+        if (written.rows, ends) != (_ROWS, _ROWS):
+            raise AssertionError(f"{written}")
+        self._expect_once(topic)
+
+    def compare(self) -> str:
+        """Processor time by kafka_sink.write, for each second by the data source; medians of five writes."""
+        rows = self._spark.range(0, _MANY_ROWS, 1, 2).selectExpr(
+            "cast(id % 1000 as string) key", "concat(repeat('x', 90), cast(id as string)) value"
+        )
+        topic = self._topic("compared")
+        self._create(topic, 4)
+        options = {"kafka.bootstrap.servers": self._bootstrap, "topic": topic}
+        options["kafka.compression.type"] = "lz4"
+        spent: dict[str, list[float]] = {"write": [], "format": []}
+        for turn in range(12):
+            name = ("write", "format")[turn % 2]
+            before = _processor_s()
+            if name == "write":
+                kafka_sink.write(rows, options)
+            else:
+                rows.write.format("kafka-chunked").mode("append").options(**options).save()
+            # The first of each starts workers.
+            if turn > 1:
+                spent[name].append(_processor_s() - before)
+        write, by_format = (sorted(spent[name])[2] * 1e9 / _MANY_ROWS for name in ("write", "format"))
+        return (
+            f"processor time of the whole application a row: kafka_sink.write {write:.0f} ns, data source "
+            f"{by_format:.0f} ns, {write / by_format:.2f} times"
+        )
 
     def _topic(self, name: str) -> str:
         return f"{name}-{uuid.uuid4().hex[:8]}"
@@ -146,12 +282,18 @@ class Checks:
             "array(named_struct('key', 'from', 'value', cast('matrix' AS binary))) AS headers",
             "timestamp'2026-01-02 03:04:05' AS timestamp",
         )
-        writer = rows.write.format("kafka-chunked").mode("append").options(**options)
-        writer.option("kafka.bootstrap.servers", self._bootstrap).option("topic", topic).save()
+        given = {"kafka.bootstrap.servers": self._bootstrap, "topic": topic, **options}
+        if self._functions:
+            kafka_sink.write(rows, given)
+        else:
+            rows.write.format("kafka-chunked").mode("append").options(**given).save()
 
     def _stream(self, rows: DataFrame, topic: str, checkpoint: str, **options: str) -> None:
-        writer = rows.writeStream.format("kafka-chunked").options(**options)
-        writer = writer.option("kafka.bootstrap.servers", self._bootstrap).option("topic", topic)
+        given = {"kafka.bootstrap.servers": self._bootstrap, "topic": topic, **options}
+        if self._functions:
+            writer = rows.writeStream.foreachBatch(kafka_sink.foreach_batch(given))
+        else:
+            writer = rows.writeStream.format("kafka-chunked").options(**given)
         query = writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
         if not query.awaitTermination(120):
             raise AssertionError("the query did not end within 120 s")
@@ -197,9 +339,45 @@ class Checks:
         return found
 
 
-def main(bootstrap: str, *, transactions: bool) -> None:
-    spark = (
-        SparkSession.builder.master("local[2]")
+def _failing_once(batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
+    context = TaskContext.get()
+    yield from batches
+    if context is not None and context.partitionId() == 1 and context.attemptNumber() == 0:
+        raise ValueError("the first attempt fails after its rows")
+
+
+def _slow(batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
+    for batch in batches:
+        yield batch.slice(0, 1)
+        time.sleep(_WAIT_S)
+        yield batch.slice(1)
+
+
+def _processor_s() -> float:
+    """Of this process and all that descend from it, of which Spark's JVM is one."""
+    parents, used = {}, {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        parents[int(stat.parent.name)] = int(fields[1])
+        # With children that have ended: utime, stime, cutime, cstime.
+        used[int(stat.parent.name)] = sum(map(int, fields[11:15]))
+    ours = {os.getpid()}
+    while more := {pid for pid, parent in parents.items() if parent in ours} - ours:
+        ours |= more
+    return sum(used[pid] for pid in ours if pid in used) / os.sysconf("SC_CLK_TCK")
+
+
+def _end_of(log: str) -> str:
+    return Path(log).read_text(errors="replace")[-1500:]
+
+
+def _session() -> SparkSession:
+    return (
+        # A task may fail twice.
+        SparkSession.builder.master("local[2,3]")
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.driver.host", "127.0.0.1")
@@ -208,9 +386,15 @@ def main(bootstrap: str, *, transactions: bool) -> None:
         .config("spark.sql.session.timeZone", "UTC")
         .getOrCreate()
     )
+
+
+def main(bootstrap: str, *, transactions: bool) -> None:
+    spark = _session()
+    functions = not hasattr(spark, "dataSource")
     versions = f"Python {sys.version.split()[0]}, PySpark {spark.version}, PyArrow {pyarrow.__version__}"
     print(json.dumps({"versions": versions}), flush=True)
-    for name, check in Checks(bootstrap, spark, transactions=transactions).all().items():
+    checks = Checks(bootstrap, spark, transactions=transactions, functions=functions)
+    for name, check in checks.all().items():
         started = time.monotonic()
         problem = ""
         try:
@@ -219,8 +403,15 @@ def main(bootstrap: str, *, transactions: bool) -> None:
             problem = f"{type(error).__name__}: {error}"[:2000]
         seconds = round(time.monotonic() - started, 1)
         print(json.dumps({"check": name, "problem": problem, "seconds": seconds}), flush=True)
+    if not functions and transactions:
+        print(json.dumps({"figure": checks.compare()}), flush=True)
+    print(json.dumps({"ended": True}), flush=True)
     spark.stop()
 
 
 if __name__ == "__main__":
+    if sys.argv[2:3] == ["query"]:
+        started = _session()
+        Checks(sys.argv[1], started, functions=not hasattr(started, "dataSource")).query(*sys.argv[3:5])
+        sys.exit(0)
     main(sys.argv[1], transactions="no-transactions" not in sys.argv)
