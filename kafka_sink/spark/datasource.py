@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, TypeGuard
 
 from pyspark.sql.datasource import DataSource
 
 from kafka_sink.driver import planning_warnings
 from kafka_sink.errors import ConfigurationError
+from kafka_sink.options import parse
 from kafka_sink.spark.planning import plan
 from kafka_sink.spark.pyspark_classes import ArrowWriter, StreamArrowWriter, WriterCommitMessage
 from kafka_sink.spark.short_tracebacks import logged_on_driver, short_tracebacks
@@ -44,13 +45,15 @@ class KafkaChunkedDataSource(DataSource):
         return self.options.get("checkpointlocation", "")
 
     @logged_on_driver
-    def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
+    def writer(self, schema: StructType | pa.Schema, overwrite: bool) -> BatchWriter:
         """Plan a batch write. Raises ConfigurationError or SchemaError."""
         if overwrite:
             raise ConfigurationError(
                 "mode('overwrite') is not supported: Kafka topics only take appends. Use mode('append')."
             )
         planning_warnings.warn_of_shown_secrets(self.options)
+        if not _is_of_spark(schema):
+            schema = self._of_sail(schema)
         return BatchWriter(plan(self.options, schema))
 
     @logged_on_driver
@@ -67,6 +70,16 @@ class KafkaChunkedDataSource(DataSource):
         return StreamWriter(planned)
 
     @logged_on_driver
+    def _of_sail(self, schema: pa.Schema) -> StructType:
+        from pyspark.sql.pandas.types import from_arrow_schema
+
+        if parse(self.options).options.delivery_guarantee == "exactly-once":
+            raise ConfigurationError(
+                "Option 'delivery.guarantee' = exactly-once needs Spark: Sail does not tell a task which one "
+                "it is, and which attempt. Use kafka_sink.write_arrow, or at-least-once"
+            )
+        return from_arrow_schema(schema)
+
     def schema(self) -> NoReturn:
         raise ConfigurationError(_READ)
 
@@ -123,6 +136,11 @@ class StreamWriter(StreamArrowWriter):
     @logged_on_driver
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         self.planned.abort(messages, batchId)
+
+
+def _is_of_spark(schema: StructType | pa.Schema) -> TypeGuard[StructType]:
+    """Sail, Spark's API without a JVM, gives Arrow's schema in the place of Spark's."""
+    return hasattr(schema, "fields")
 
 
 def _only_commits() -> bool:

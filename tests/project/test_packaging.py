@@ -70,6 +70,11 @@ def test_the_wheel_has_all_that_runs_and_nothing_else(wheel: Path) -> None:
     sources = {str(path.relative_to(ROOT)) for path in (ROOT / "kafka_sink").rglob("*.py")}
     assert sources <= set(names)
     assert "Requires-Python: >=3.10" in metadata
+    with zipfile.ZipFile(wheel) as archive:
+        entry_points = archive.read(
+            next(name for name in names if name.endswith("entry_points.txt"))
+        ).decode()
+    assert "[pysail.datasources]\nkafka-chunked = kafka_sink.spark.datasource:KafkaChunked" in entry_points
     # pip must never replace the PySpark of a cluster.
     needed = [line for line in metadata.splitlines() if line.startswith("Requires-Dist: ")]
     assert "Requires-Dist: pyarrow>=18" in needed

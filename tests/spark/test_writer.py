@@ -22,7 +22,7 @@ from kafka_sink import application_markers
 from kafka_sink.coordinator.process.planning import PlannedCoordinator
 from kafka_sink.coordinator.transport.address import Rendezvous
 from kafka_sink.driver import driver_log, last_line
-from kafka_sink.errors import DeliveryError
+from kafka_sink.errors import ConfigurationError, DeliveryError
 from kafka_sink.model import PartitionResult, TaskResult
 from kafka_sink.options import parse
 from kafka_sink.rows.column_plan import ColumnPlan
@@ -383,6 +383,18 @@ def test_planning_warns_of_columns_that_it_ignores_once_for_a_query(
     assert "the column 'Key' is ignored" in lines[0]
     datasource.KafkaChunkedDataSource(options).writer(schema, False)
     assert len(lines) == 2
+
+
+def test_sail_hands_over_an_arrow_schema(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches: "'Schema' object has no attribute 'fields'", and exactly-once that fails in tasks only."""
+    monkeypatch.setattr(planning, "prepare_topic", lambda options, is_streaming: None)
+    schema = pa.schema([("extra", pa.int64()), ("value", pa.string())])
+    options = {"kafka.bootstrap.servers": "h:1", "topic": "t", "coordinator.enabled": "false"}
+    writer = datasource.KafkaChunkedDataSource(options).writer(schema, False)
+    assert writer.planned.plan == PLAN
+    once = datasource.KafkaChunkedDataSource({**options, "delivery.guarantee": "exactly-once"})
+    with pytest.raises(ConfigurationError, match="needs Spark"):
+        once.writer(schema, False)
 
 
 def test_once_per_application(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
