@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import tracemalloc
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kafka_sink.coordinator.transport import session
+from kafka_sink.coordinator.transport.peer_connection import PeerConnection
 from kafka_sink.coordinator.transport.session import FrameReader, Session
 from kafka_sink.errors import ProtocolError
 
@@ -149,3 +152,73 @@ def test_a_forked_process_does_not_go_on_under_the_keys(monkeypatch: pytest.Monk
     monkeypatch.setattr(os, "getpid", lambda: pid + 1)
     with pytest.raises(ProtocolError, match="forked"):
         client.encode({})
+
+
+class _Transport(asyncio.Transport):
+    """Takes one piece, and then nothing until it is told to."""
+
+    def __init__(self, peer: PeerConnection) -> None:
+        super().__init__()
+        self.peer = peer
+        self.written: list[bytes] = []
+        self.takes_all = False
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None: ...
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def is_closing(self) -> bool:
+        return False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.written.append(bytes(data))
+        if not self.takes_all:
+            self.peer.pause_writing()
+
+
+class _Nobody:
+    def on_opened(self, peer: PeerConnection) -> None: ...
+    def on_bytes(self, peer: PeerConnection, data: bytes) -> None: ...
+    def on_writable(self, peer: PeerConnection) -> None: ...
+    def on_closed(self, peer: PeerConnection) -> None: ...
+
+
+def test_what_many_peers_have_not_read_yet_is_encrypted_for_none_of_them() -> None:
+    """So a body that thousands get is in memory once, however slowly they read."""
+    shared = b"x" * 3_000_000 + b"}"
+    peers = []
+    for number in range(20):
+        client, server = established()
+        peer = PeerConnection(number, "10.0.0.1", server, _Nobody(), 0.0)
+        transport = _Transport(peer)
+        peer.connection_made(transport)
+        peers.append((client, peer, transport))
+    tracemalloc.start()
+    try:
+        for number, (_, peer, _) in enumerate(peers):
+            peer.enqueue(b'{"n":%d,' % number, shared)
+            peer.enqueue(b'{"small":1}', b"")
+            peer.flush(1 << 20)
+            assert peer.is_behind is False  # the peer reads no more
+        held = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert held < 20 * 2 * 65_536 + 1_000_000
+    for number, (client, peer, transport) in enumerate(peers):
+        assert peer.unread > 2_900_000
+        assert peer.held < 1_000
+        transport.takes_all = True
+        peer.resume_writing()
+        while peer.is_behind:
+            peer.flush(256 * 1024)
+        assert (peer.unread, peer.held) == (0, 0)
+        assert peer.taken == sum(map(len, transport.written))
+        assert all(len(one) <= 2 * 65_536 for one in transport.written)
+        reader = FrameReader(session.MAX_FRAME_BYTES)
+        reader.feed(b"".join(transport.written))
+        large, small = reader.next_frame(), reader.next_frame()
+        assert large is not None
+        assert client.payload(large) == b'{"n":%d,' % number + shared
+        assert small is not None
+        assert client.decode(small) == {"small": 1}
