@@ -73,6 +73,17 @@ def docstrings(path: Path) -> Iterator[tuple[int, str]]:
             yield node.lineno, node.value
 
 
+def test_each_line_of_the_threat_model_names_a_test_that_is_there() -> None:
+    page = (ROOT / "SECURITY.md").read_text().partition("## Threat model")[2]
+    lines = [line for line in page.splitlines() if line.startswith("| ") and line != "| | Test |"]
+    assert len(lines) > 40
+    for line in lines:
+        named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", line)
+        assert len(named) == 1 or line.startswith("| **Not held**"), line
+        for path, name in named:
+            assert f"def {name}(" in (ROOT / path).read_text(), line
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_files_that_a_page_names_are_there(page: Path) -> None:
     missing = [
