@@ -17,7 +17,9 @@ from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.avro.functions import to_avro
 
-servers = sys.argv[1] if len(sys.argv) > 1 else os.environ["KAFKA_BOOTSTRAP_SERVERS"]
+servers = sys.argv[1] if len(sys.argv) > 1 else os.environ.get("KAFKA_BOOTSTRAP_SERVERS")
+if not servers:
+    sys.exit("Give HOST:PORT of a broker, or set KAFKA_BOOTSTRAP_SERVERS")
 topic = sys.argv[2] if len(sys.argv) > 2 else "avro-example"
 schema_id = int(sys.argv[3]) if len(sys.argv) > 3 else 17
 
@@ -63,6 +65,7 @@ orders = spark.range(5_000).select(
     .mode("append")
     .option("kafka.bootstrap.servers", servers)
     .option("topic", topic)
+    .option("topic.create", "true")  # if it does not exist
     .save()
 )
 print(f"5,000 Avro orders are in {topic}, framed for schema {schema_id}.")

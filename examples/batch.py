@@ -16,7 +16,9 @@ import sys
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-servers = sys.argv[1] if len(sys.argv) > 1 else os.environ["KAFKA_BOOTSTRAP_SERVERS"]
+servers = sys.argv[1] if len(sys.argv) > 1 else os.environ.get("KAFKA_BOOTSTRAP_SERVERS")
+if not servers:
+    sys.exit("Give HOST:PORT of a broker, or set KAFKA_BOOTSTRAP_SERVERS")
 topic = sys.argv[2] if len(sys.argv) > 2 else "batch-example"
 
 # Spark's workers otherwise use the python3 on PATH, which may lack pyarrow and kafka-chunked.
@@ -37,6 +39,7 @@ orders = spark.range(10_000).select(
     .mode("append")  # without it Spark refuses the write
     .option("kafka.bootstrap.servers", servers)
     .option("topic", topic)
+    .option("topic.create", "true")  # if it does not exist
     .option("kafka.compression.type", "zstd")
     .save()
 )

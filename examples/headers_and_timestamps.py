@@ -13,7 +13,9 @@ import sys
 from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F
 
-servers = sys.argv[1] if len(sys.argv) > 1 else os.environ["KAFKA_BOOTSTRAP_SERVERS"]
+servers = sys.argv[1] if len(sys.argv) > 1 else os.environ.get("KAFKA_BOOTSTRAP_SERVERS")
+if not servers:
+    sys.exit("Give HOST:PORT of a broker, or set KAFKA_BOOTSTRAP_SERVERS")
 topic = sys.argv[2] if len(sys.argv) > 2 else "headers-example"
 
 # Spark's workers otherwise use the python3 on PATH, which may lack pyarrow and kafka-chunked.
@@ -47,6 +49,7 @@ measured = spark.range(5_000).select(
     .mode("append")
     .option("kafka.bootstrap.servers", servers)
     .option("topic", topic)
+    .option("topic.create", "true")  # if it does not exist
     .save()
 )
 print(f"5,000 readings are in {topic}, each with its own time and two headers.")

@@ -10,12 +10,12 @@ from __future__ import annotations
 import os
 import sys
 
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-servers = sys.argv[1] if len(sys.argv) > 1 else os.environ["KAFKA_BOOTSTRAP_SERVERS"]
+servers = sys.argv[1] if len(sys.argv) > 1 else os.environ.get("KAFKA_BOOTSTRAP_SERVERS")
+if not servers:
+    sys.exit("Give HOST:PORT of a broker, or set KAFKA_BOOTSTRAP_SERVERS")
 prefix = sys.argv[2] if len(sys.argv) > 2 else "sales"
 
 # Spark's workers otherwise use the python3 on PATH, which may lack pyarrow and kafka-chunked.
@@ -28,14 +28,6 @@ sales = spark.range(20_000).select(
     F.element_at(F.lit(list(countries)), (F.col("id") % len(countries) + 1).cast("int")).alias("country"),
 )
 
-# Brokers that create topics by themselves do not need this. topic.create=true creates only the topic that
-# the option topic names.
-admin = AdminClient({"bootstrap.servers": servers})
-present = admin.list_topics(timeout=30).topics
-for name in (f"{prefix}-{country}" for country in countries):
-    if name not in present:
-        admin.create_topics([NewTopic(name, num_partitions=2)], operation_timeout=30)[name].result(60)
-
 (
     sales.select(
         F.concat(F.lit(f"{prefix}-"), "country").alias("topic"),  # instead of the option topic, which wins
@@ -45,6 +37,9 @@ for name in (f"{prefix}-{country}" for country in countries):
     .write.format("kafka-chunked")
     .mode("append")
     .option("kafka.bootstrap.servers", servers)
+    .option("topic.create", "true")  # those that do not exist, and brokers do not create by themselves
+    .option("topic.create.names", ",".join(f"{prefix}-{country}" for country in countries))
+    .option("topic.partitions", "2")
     .save()
 )
 print(f"20,000 sales are in {', '.join(f'{prefix}-{country}' for country in countries)}.")

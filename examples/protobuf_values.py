@@ -23,7 +23,9 @@ from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.protobuf.functions import to_protobuf
 
-servers = sys.argv[1] if len(sys.argv) > 1 else os.environ["KAFKA_BOOTSTRAP_SERVERS"]
+servers = sys.argv[1] if len(sys.argv) > 1 else os.environ.get("KAFKA_BOOTSTRAP_SERVERS")
+if not servers:
+    sys.exit("Give HOST:PORT of a broker, or set KAFKA_BOOTSTRAP_SERVERS")
 descriptor = sys.argv[2] if len(sys.argv) > 2 else "order.desc"
 topic = sys.argv[3] if len(sys.argv) > 3 else "protobuf-example"
 schema_id = int(sys.argv[4]) if len(sys.argv) > 4 else 18
@@ -65,6 +67,7 @@ orders = spark.range(5_000).select(
     .mode("append")
     .option("kafka.bootstrap.servers", servers)
     .option("topic", topic)
+    .option("topic.create", "true")  # if it does not exist
     .save()
 )
 print(f"5,000 Protobuf orders are in {topic}, framed for schema {schema_id}.")

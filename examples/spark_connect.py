@@ -16,7 +16,9 @@ import tempfile
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-servers = sys.argv[1] if len(sys.argv) > 1 else os.environ["KAFKA_BOOTSTRAP_SERVERS"]
+servers = sys.argv[1] if len(sys.argv) > 1 else os.environ.get("KAFKA_BOOTSTRAP_SERVERS")
+if not servers:
+    sys.exit("Give HOST:PORT of a broker, or set KAFKA_BOOTSTRAP_SERVERS")
 topic = sys.argv[2] if len(sys.argv) > 2 else "connect-example"
 remote = sys.argv[3] if len(sys.argv) > 3 else "local[2]"
 
@@ -30,6 +32,7 @@ spark = SparkSession.builder.remote(remote).getOrCreate()
     .mode("append")
     .option("kafka.bootstrap.servers", servers)
     .option("topic", topic)
+    .option("topic.create", "true")  # if it does not exist
     .save()
 )
 print(f"10,000 rows of a batch are in {topic}.")
@@ -44,6 +47,7 @@ query = (
     .writeStream.format("kafka-chunked")
     .option("kafka.bootstrap.servers", servers)
     .option("topic", topic)
+    .option("topic.create", "true")  # if it does not exist
     .option("checkpointLocation", f"{folder}/checkpoint")
     .trigger(availableNow=True)  # leave it out, or use processingTime="1 second", to run for good
     .start()

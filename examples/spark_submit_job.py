@@ -27,6 +27,7 @@ def main(servers: str, topic: str) -> None:
         .mode("append")
         .option("kafka.bootstrap.servers", servers)
         .option("topic", topic)
+        .option("topic.create", "true")  # if it does not exist
         .save()
     )
     print(f"50,000 events are in {topic}.")
@@ -34,7 +35,7 @@ def main(servers: str, topic: str) -> None:
 
 
 if __name__ == "__main__":
-    main(
-        sys.argv[1] if len(sys.argv) > 1 else os.environ["KAFKA_BOOTSTRAP_SERVERS"],
-        sys.argv[2] if len(sys.argv) > 2 else "spark-submit-example",
-    )
+    servers = sys.argv[1] if len(sys.argv) > 1 else os.environ.get("KAFKA_BOOTSTRAP_SERVERS")
+    if not servers:
+        sys.exit("Give HOST:PORT of a broker, or set KAFKA_BOOTSTRAP_SERVERS")
+    main(servers, sys.argv[2] if len(sys.argv) > 2 else "spark-submit-example")

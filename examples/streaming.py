@@ -17,7 +17,9 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-servers = sys.argv[1] if len(sys.argv) > 1 else os.environ["KAFKA_BOOTSTRAP_SERVERS"]
+servers = sys.argv[1] if len(sys.argv) > 1 else os.environ.get("KAFKA_BOOTSTRAP_SERVERS")
+if not servers:
+    sys.exit("Give HOST:PORT of a broker, or set KAFKA_BOOTSTRAP_SERVERS")
 topic = sys.argv[2] if len(sys.argv) > 2 else "streaming-example"
 
 # Spark's workers otherwise use the python3 on PATH, which may lack pyarrow and kafka-chunked.
@@ -43,6 +45,7 @@ def run_until_caught_up(source: Path, checkpoint: Path) -> None:
         .writeStream.format("kafka-chunked")
         .option("kafka.bootstrap.servers", servers)
         .option("topic", topic)
+        .option("topic.create", "true")  # if it does not exist
         .option("checkpointLocation", str(checkpoint))
         .trigger(availableNow=True)  # leave it out, or use processingTime="1 second", to run for good
         .start()

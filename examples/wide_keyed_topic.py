@@ -24,7 +24,9 @@ from pyspark.sql import functions as F
 
 MIB = 1024 * 1024
 
-servers = sys.argv[1] if len(sys.argv) > 1 else os.environ["KAFKA_BOOTSTRAP_SERVERS"]
+servers = sys.argv[1] if len(sys.argv) > 1 else os.environ.get("KAFKA_BOOTSTRAP_SERVERS")
+if not servers:
+    sys.exit("Give HOST:PORT of a broker, or set KAFKA_BOOTSTRAP_SERVERS")
 topic = sys.argv[2] if len(sys.argv) > 2 else "wide-example"
 rows = int(sys.argv[3]) if len(sys.argv) > 3 else 1_400_000
 partitions = int(sys.argv[4]) if len(sys.argv) > 4 else 50

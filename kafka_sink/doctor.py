@@ -11,18 +11,20 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from enum import Enum
+from dataclasses import dataclass
 from importlib import metadata
 from typing import TYPE_CHECKING, TextIO
 
 from kafka_sink.driver.command_line import add_options, given_options
-from kafka_sink.errors import KafkaSinkError, MissingTopicError
+from kafka_sink.driver.findings import Finding, Level
+from kafka_sink.errors import KafkaSinkError
 from kafka_sink.libraries import OF_DRIVER, OF_TASKS, anybody_may_write
 from kafka_sink.version import __version__
 
 if TYPE_CHECKING:
     from kafka_sink.options import SinkOptions
+
+__all__ = ["Finding", "Level", "check", "examine", "main"]
 
 _DESCRIPTION = """\
 Looks for what would make a job fail, and says why and what to do.
@@ -31,7 +33,7 @@ Run it with the driver's Python, where the job would start. It looks at Python, 
 Python of Spark's workers and the local folders. To let it try the brokers, the login and the topic, too, give
 it the job's options:
 
-  python -m kafka_sink.doctor --option kafka.bootstrap.servers=HOST:PORT --option topic=NAME
+  python -m kafka_sink.doctor --bootstrap-servers HOST:PORT --option topic=NAME
 
 It writes nothing to Kafka, and creates no topic. It ends with 1 if it has found a problem, otherwise with 0.
 """
@@ -58,22 +60,6 @@ print(json.dumps([sys.version_info[:2], version("pyspark"), missing]))
 _OWN_MODULES = ("kafka_sink", "pyspark_kafka_chunked")
 
 
-class Level(Enum):
-    """How bad a finding is. A job fails on a PROBLEM."""
-
-    OK = "ok"
-    NOTE = "note"
-    PROBLEM = "PROBLEM"
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One line of the report."""
-
-    level: Level
-    text: str
-
-
 def examine(environ: Mapping[str, str], options: Mapping[str, str]) -> Iterator[Finding]:
     """All findings, in the order of a job's start. Without ``options``, no broker is asked."""
     yield _python()
@@ -91,7 +77,7 @@ def examine(environ: Mapping[str, str], options: Mapping[str, str]) -> Iterator[
     else:
         yield Finding(
             Level.NOTE,
-            "no broker was asked: add --option kafka.bootstrap.servers=HOST:PORT and the job's other options",
+            "no broker was asked: add --bootstrap-servers HOST:PORT and the job's other options",
         )
 
 
@@ -333,40 +319,36 @@ def _shared_import_folders() -> Iterator[Finding]:
 
 
 def _job(options: Mapping[str, str]) -> Iterator[Finding]:
+    from kafka_sink.driver.cluster_findings import of_cluster
     from kafka_sink.options import parse
 
-    try:
-        parsed = parse(dict(options))
-    except KafkaSinkError as error:
-        yield Finding(Level.PROBLEM, f"options: {error}")
+    left = dict(options)
+    while True:
+        try:
+            parsed = parse(left)
+            break
+        except KafkaSinkError as error:
+            named = {name for name in options if f"'{name.lower()}'" in str(error).lower()}
+            if not named <= set(left):
+                # It misses what was left out.
+                break
+            yield Finding(Level.PROBLEM, f"options: {error}")
+            if not named:
+                return
+            # The next look finds the next mistake.
+            left = {name: value for name, value in left.items() if name not in named}
+    if len(left) < len(options):
+        yield Finding(Level.NOTE, "no broker was asked, because of the problems with options")
         return
     yield from (Finding(Level.NOTE, warning) for warning in parsed.warnings)
     try:
-        yield from _reach(parsed.options)
+        yield from of_cluster(parsed.options)
     except KafkaSinkError as error:
         yield Finding(Level.PROBLEM, f"brokers, login and topic: {error}")
     try:
         yield from _registry(parsed.options)
     except KafkaSinkError as error:
         yield Finding(Level.PROBLEM, f"schema registry: {error}")
-
-
-def _reach(options: SinkOptions) -> Iterator[Finding]:
-    """As planning does, but nothing is created."""
-    from kafka_sink.driver.planning_client import CONNECT_BOUND_MS, PlanningClient
-    from kafka_sink.driver.topic_preparation import TopicPreparation, named_topics
-
-    asked = replace(options, topic_create=False, allow_auto_create_topics=False)
-    topics = named_topics(asked)
-    usable = "brokers, login and topic"
-    with PlanningClient(asked, min(CONNECT_BOUND_MS, asked.max_block_ms)) as client:
-        for topic, option in topics.items():
-            try:
-                TopicPreparation(asked, client, {topic: option}).run()
-            except MissingTopicError as error:
-                usable = "brokers and login"
-                yield _of_missing_topic(options, f"Option '{option}': there is no topic '{topic}'", error)
-    yield Finding(Level.OK, f"{usable}: usable")
 
 
 def _registry(options: SinkOptions) -> Iterator[Finding]:
@@ -384,16 +366,9 @@ def _registry(options: SinkOptions) -> Iterator[Finding]:
             yield Finding(Level.PROBLEM, f"schema registry: {error}")
 
 
-def _of_missing_topic(options: SinkOptions, what: str, error: MissingTopicError) -> Finding:
-    if options.topic_create:
-        return Finding(Level.NOTE, f"{what}; a job creates it (topic.create=true)")
-    if options.allow_auto_create_topics:
-        return Finding(
-            Level.NOTE,
-            f"{what}; a job fails unless brokers create it by themselves (auto.create.topics.enable). To be "
-            "sure, create it, or set topic.create=true",
-        )
-    return Finding(Level.PROBLEM, str(error))
+def check(options: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> list[Finding]:
+    """All findings for a job with these options, for notebooks: ``print(*check(options), sep="\\n")``."""
+    return list(examine(environ, options))
 
 
 def _version(distribution: str) -> str | None:
@@ -423,14 +398,23 @@ def main(arguments: Sequence[str] | None = None, out: TextIO = sys.stdout) -> in
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument(
+        "--bootstrap-servers", metavar="HOST:PORT", help="as --option kafka.bootstrap.servers=HOST:PORT"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object for each finding")
     add_options(parser)
-    options = given_options(parser, parser.parse_args(arguments))
+    args = parser.parse_args(arguments)
+    options = given_options(parser, args)
+    if args.bootstrap_servers:
+        options["kafka.bootstrap.servers"] = args.bootstrap_servers
     problems = 0
     for finding in examine(os.environ, options):
         problems += finding.level is Level.PROBLEM
-        print(f"{finding.level.value:>8}  {finding.text}", file=out, flush=True)
-    count = {0: "nothing", 1: "1 problem"}.get(problems, f"{problems} problems")
-    print(f"{count} found that would fail a job", file=out)
+        line = json.dumps({"level": finding.level.name, "text": finding.text}) if args.json else str(finding)
+        print(line, file=out, flush=True)
+    if not args.json:
+        count = {0: "nothing", 1: "1 problem"}.get(problems, f"{problems} problems")
+        print(f"{count} found that would fail a job", file=out)
     return 1 if problems else 0
 
 

@@ -7,14 +7,18 @@ import json
 import os
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from kafka_sink import doctor
-from kafka_sink.doctor import Finding, Level, examine, main
-from kafka_sink.driver import planning_client
+from kafka_sink.doctor import examine, main
+from kafka_sink.driver import cluster_findings, planning_client
+from kafka_sink.driver.findings import Finding, Level
+from kafka_sink.local_broker import LocalBroker
 from tests.support.fake_broker import FakeCluster
+from tests.support.ports import refusing_port
 
 HERE = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": os.getcwd()}
 ROOT = Path(__file__).parents[1]
@@ -23,6 +27,17 @@ HERE.pop("PYSPARK_DRIVER_PYTHON", None)
 
 def found(environ: dict[str, str], options: dict[str, str] | None = None) -> list[Finding]:
     return list(examine(environ, options or {}))
+
+
+@pytest.fixture
+def _no_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A FakeCluster speaks what the sink does, and not what kafka-python asks for."""
+
+    def refuses(*_: object) -> Iterator[Finding]:
+        raise ConnectionError("not supported")
+        yield
+
+    monkeypatch.setattr(cluster_findings, "_looked_at", refuses)
 
 
 def problems(environ: dict[str, str], options: dict[str, str] | None = None) -> str:
@@ -182,6 +197,7 @@ def test_a_folder_that_cannot_be_written_is_named() -> None:
     assert "cannot write to /proc" in problems({**HERE, "SPARK_LOCAL_DIRS": "/proc"})
 
 
+@pytest.mark.usefixtures("_no_look")
 def test_options_brokers_and_topics_are_tried_and_nothing_is_created(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planning_client, "CONNECT_BOUND_MS", 300.0)
     with FakeCluster({"there": 1}) as cluster:
@@ -195,6 +211,7 @@ def test_options_brokers_and_topics_are_tried_and_nothing_is_created(monkeypatch
     assert "Connection refused" in problems(HERE, {**base, "kafka.bootstrap.servers": "127.0.0.1:1"})
 
 
+@pytest.mark.usefixtures("_no_look")
 @pytest.mark.parametrize(
     ("option", "said"),
     [("topic.create", "a job creates it"), ("kafka.allow.auto.create.topics", "unless brokers create it")],
@@ -211,6 +228,44 @@ def test_a_missing_topic_that_a_job_would_create_is_no_problem(
     assert not [one for one in seen if one.level is Level.PROBLEM]
     assert any(said in one.text for one in seen if one.level is Level.NOTE)
     assert any("brokers and login: usable" in one.text for one in seen)
+
+
+def test_a_cluster_is_looked_at_without_a_change(cluster3: LocalBroker) -> None:
+    """Catches: a dead address that others hide, and a misspelt topic without the one that was meant."""
+    cluster3.create_topic("doctor-orders", 3, config={"min.insync.replicas": "2"}, replication_factor=2)
+    with refusing_port() as port:
+        dead = f"127.0.0.1:{port}"
+        given = {
+            "kafka.bootstrap.servers": f"{cluster3.bootstrap_servers},{dead}",
+            "kafka.allow.auto.create.topics": "false",
+        }
+        text = "\n".join(map(str, found(HERE, {**given, "topic": "doctor-orders"})))
+        misspelt = "\n".join(map(str, found(HERE, {**given, "topic": "doctor-order"})))
+    assert "an address of kafka.bootstrap.servers is dead: could not connect to any broker within" in text
+    assert f"{dead}: connecting by TCP failed: Connection refused" in text
+    assert "3 brokers" in text
+    assert "topic 'doctor-orders': 3 partitions, 2 replicas, min.insync.replicas=2" in text
+    assert "has as many replicas as min.insync.replicas=2" in text
+    assert "PROBLEM" not in text
+    assert "there is no topic 'doctor-order'" in misspelt
+    assert "There is 'doctor-orders'" in misspelt
+
+
+def test_all_mistakes_in_options_are_told_at_once() -> None:
+    given = {"kafka.acsk": "all", "kafka.linger.ms": "soon", "max.rows.per.secnd": "5", "topic": "t"}
+    text = problems(HERE, {**given, "kafka.bootstrap.servers": "127.0.0.1:1"})
+    for name in ("kafka.acsk", "kafka.linger.ms", "max.rows.per.secnd"):
+        assert f"'{name}'" in text
+    assert "Connection refused" not in text
+
+
+def test_findings_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_workers", lambda environ: iter(()))
+    out = io.StringIO()
+    assert main(["--json", "--bootstrap-servers", "127.0.0.1:1", "--option", "kafka.acsk=all"], out) == 1
+    lines = [json.loads(line) for line in out.getvalue().splitlines()]
+    assert {"OK", "PROBLEM"} <= {line["level"] for line in lines}
+    assert any("kafka.acsk" in line["text"] for line in lines)
 
 
 def test_the_command_takes_options_and_prints_no_secret(

@@ -216,7 +216,14 @@ def _producer() -> Iterator[str]:
 def _further() -> Iterator[str]:
     yield "## What else to check\n"
     yield '- Batch writes need `.mode("append")`; without it Spark rejects the write.'
-    yield "- `Trigger.Continuous` is an error; use `Trigger.ProcessingTime` or `Trigger.AvailableNow`."
+    yield (
+        "- `Trigger.Continuous` does not work: nothing is written, and the log says so when the first epoch "
+        "ends. Use `Trigger.ProcessingTime` or `Trigger.AvailableNow`."
+    )
+    yield (
+        "- A query keeps its checkpoint when the format of its sink changes, "
+        "[in both directions](how-to.md#change-from-sparks-own-sink-and-back)."
+    )
     yield (
         "- Python reads the files that options name (`ssl.truststore.location`, keytabs) on the driver and "
         "on every executor. JKS stores must be converted once with `keytool`; the error shows the command."

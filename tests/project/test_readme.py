@@ -22,10 +22,12 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
 
 
-def test_it_opens_with_the_two_commands() -> None:
+def test_it_says_what_it_is_for_whom_and_then_the_two_commands() -> None:
     commands = [line.split("#")[0].strip() for line in blocks("sh")[0].splitlines()]
     assert commands == ["make demo", "make test"]
-    assert README.index("make demo") < 100
+    before = README[: README.index("```sh")]
+    assert "It is for people who" in before
+    assert len(before) < 400
 
 
 def test_every_make_target_it_names_exists() -> None:
@@ -35,7 +37,7 @@ def test_every_make_target_it_names_exists() -> None:
     assert named <= targets
 
 
-@pytest.mark.parametrize("link", sorted(set(re.findall(r"\]\(([^)#]+)\)", README))))
+@pytest.mark.parametrize("link", sorted(set(re.findall(r"\]\((?!https://)([^)#]+)\)", README))))
 def test_every_link_leads_somewhere(link: str) -> None:
     assert (ROOT / link).exists()
 

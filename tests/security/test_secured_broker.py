@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import socket
@@ -13,8 +14,10 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.types import StringType, StructField, StructType
 
 from kafka_sink.coordinator.metadata.fetcher import MetadataFetcher
+from kafka_sink.driver import driver_log
 from kafka_sink.driver.topic_preparation import prepare_topic
 from kafka_sink.errors import (
     AuthenticationError,
@@ -25,6 +28,7 @@ from kafka_sink.errors import (
 from kafka_sink.local_broker import LocalBroker
 from kafka_sink.options import SinkOptions, checks, parse
 from kafka_sink.rows.column_plan import ColumnPlan
+from kafka_sink.spark.datasource import KafkaChunkedDataSource
 from kafka_sink.task.producer import Producer
 from tests.support.scripted_cluster import until
 from tests.support.security.certificates import Authority
@@ -296,16 +300,24 @@ def _token_file(secured: Secured, **claims: object) -> str:
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_each_mistake_has_its_own_message_at_planning_in_its_bound(
-    secured: Secured, mistake: str, monkeypatch: pytest.MonkeyPatch
+    secured: Secured, mistake: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr(driver_log, "LOGGER", logging.Logger("kafka_sink"))
     for name, value in (("AWS_ACCESS_KEY_ID", "AKIDEXAMPLE"), ("AWS_SECRET_ACCESS_KEY", "x")):
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-west-1")
     make, kind, pattern = MISTAKES[mistake]
+    schema = StructType([StructField("value", StringType())])
+    source = KafkaChunkedDataSource({"topic": "never", "topic.create": "true", **make(secured)})
     begun = time.monotonic()
     with pytest.raises(kind, match=pattern) as caught:
-        prepare_topic(options(make(secured), "never"))
+        source.writer(schema, False)
     assert time.monotonic() - begun < BOUND_S
+    *before, last = capsys.readouterr().err.splitlines()
+    assert " ERROR kafka_sink: kafka-chunked: " in last
+    assert re.search(pattern, last)
+    # That no broker could be reached for 3 s.
+    assert len(before) <= 1
     for secret in (PASSWORD, jaas_quoted(PASSWORD), "key, word", secured.client.key_pem().decode()[60:120]):
         assert secret not in str(caught.value)
 

@@ -1,0 +1,133 @@
+"""Mistakes of users, as planning meets them: the last line of the driver's log says what to do.
+
+Those about logins, certificates and brokers are in ``tests/security/test_secured_broker.py``, what tasks and
+streams print around the line in ``tests/driver/test_last_line.py``.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+
+import pytest
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
+
+from kafka_sink.driver import driver_log
+from kafka_sink.errors import KafkaSinkError
+from kafka_sink.spark.datasource import KafkaChunkedDataSource
+from tests.support.ports import refusing_port
+
+VALUE: dict[str, DataType] = {"value": StringType()}
+# Columns beside the value, or instead of it, options, and what the line says.
+MISTAKES: dict[str, tuple[dict[str, DataType], dict[str, str], str]] = {
+    "no value": ({"data": StringType()}, {}, r"among the columns data: rename one to 'value'"),
+    "Value": ({"Value": StringType()}, {}, r"withColumnRenamed\('Value', 'value'\)"),
+    "value as number": ({"value": LongType()}, {}, r"col\('value'\)\.cast\('string'\)"),
+    "value as struct": ({"value": StructType()}, {}, r"to_json\('value'\)"),
+    "key as number": ({**VALUE, "key": IntegerType()}, {}, r"col\('key'\)\.cast\('string'\)"),
+    "partition as long": ({**VALUE, "partition": LongType()}, {}, r"col\('partition'\)\.cast\('int'\)"),
+    "timestamp as number": ({**VALUE, "timestamp": LongType()}, {}, r"timestamp_millis\('timestamp'\)"),
+    "timestamp without zone": ({**VALUE, "timestamp": TimestampNTZType()}, {}, r"cast\('timestamp'\)"),
+    "headers as map": (
+        {**VALUE, "headers": MapType(StringType(), StringType())},
+        {},
+        r"transform\(map_entries\(headers\)",
+    ),
+    "headers as texts": ({**VALUE, "headers": ArrayType(StringType())}, {}, r"headers must be"),
+    "no topic": (VALUE, {"topic": ""}, r"'topic' is empty"),
+    "topic with a blank": (VALUE, {"topic": "my topic"}, r"ASCII letters, digits"),
+    "misspelt option of Kafka": (VALUE, {"kafka.acsk": "all"}, r"Did you mean 'kafka\.acks'\?"),
+    "misspelt guarantee": (VALUE, {"delivery.guarante": "exactly-once"}, r"mean 'delivery\.guarantee'\?"),
+    "misspelt tolerance": (VALUE, {"errors.tolerence": "all"}, r"mean 'errors\.tolerance'\?"),
+    "misspelt rate": (VALUE, {"max.rows.per.secnd": "5"}, r"mean 'max\.rows\.per\.second'\?"),
+    "option of ours under kafka.": (VALUE, {"kafka.topic": "t"}, r"'topic', without the prefix 'kafka\.'"),
+    "security without its prefix": (
+        VALUE,
+        {"security.protocol": "SSL"},
+        r"write 'kafka\.security\.protocol'",
+    ),
+    "number with letters": (VALUE, {"kafka.linger.ms": "soon"}, r"'kafka\.linger\.ms' is not a whole number"),
+    "unit of another kind": (VALUE, {"kafka.linger.ms": "1MiB"}, r"unit of ms, s, min, h, d"),
+    "ambiguous unit": (VALUE, {"kafka.batch.size": "1MB"}, r"unit of B, KiB, MiB, GiB"),
+    "out of bounds": (VALUE, {"kafka.batch.size": "-5"}, r"out of bounds \(allowed: "),
+    "unknown codec": (VALUE, {"kafka.compression.type": "lzma"}, r"is not one of none, gzip"),
+    "neither true nor false": (VALUE, {"kafka.enable.idempotence": "yes"}, r"must be true or false"),
+    "address without port": (VALUE, {"kafka.bootstrap.servers": "broker"}, r"is not host:port"),
+    "password in the address": (VALUE, {"kafka.bootstrap.servers": "u:p@h:1"}, r"credentials do not belong"),
+    "unknown scheme": (VALUE, {"kafka.bootstrap.servers": "http://h:1"}, r"unknown protocol"),
+    "scheme that contradicts": (
+        VALUE,
+        {"kafka.bootstrap.servers": "SSL://h:1"},
+        r"kafka\.security\.protocol is",
+    ),
+    "serializer": (VALUE, {"kafka.value.serializer": "x"}, r"bytes of the value column are sent"),
+    "partitioner": (
+        VALUE,
+        {"kafka.partitioner.class": "x.Y"},
+        r"compute the partition in a column 'partition'",
+    ),
+    "transactional.id": (VALUE, {"kafka.transactional.id": "x"}, r"delivery\.guarantee=exactly-once"),
+    "topic.partitions alone": (VALUE, {"topic.partitions": "4"}, r"no effect without topic\.create=true"),
+    "topic.config alone": (
+        VALUE,
+        {"topic.config.retention.ms": "4"},
+        r"no effect without topic\.create=true",
+    ),
+    "password without login": (VALUE, {"kafka.sasl.password": "x"}, r"kafka\.security\.protocol"),
+    "a report on another host": (
+        VALUE,
+        {"delivery.report.path": "hdfs:///x"},
+        r"only files on the driver's host",
+    ),
+    "a report at no path": (VALUE, {"delivery.report.path": "/nowhere/x"}, r"No such file or directory"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_the_last_line_of_the_log_says_what_to_do(
+    mistake: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(driver_log, "LOGGER", logging.Logger("kafka_sink"))
+    columns, options, pattern = MISTAKES[mistake]
+    schema = StructType([StructField(name, kind) for name, kind in columns.items()])
+    given = {"kafka.bootstrap.servers": "127.0.0.1:1", "topic": "t", "kafka.max.block.ms": "100", **options}
+    with pytest.raises(KafkaSinkError) as caught:
+        KafkaChunkedDataSource(given).writer(schema, False)
+    lines = capsys.readouterr().err.splitlines()
+    assert re.search(rf"^\S+ \S+ ERROR kafka_sink: kafka-chunked: .*{pattern}", lines[-1])
+    assert lines[-1].endswith(str(caught.value))
+    assert len(lines) == 1, "lines before it"
+
+
+def test_a_stream_is_named_by_its_checkpoint_and_overwriting_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(driver_log, "LOGGER", logging.Logger("kafka_sink"))
+    schema = StructType([StructField("value", BinaryType()), StructField("timestamp", TimestampType())])
+    with refusing_port() as port:
+        given = {
+            "kafka.bootstrap.servers": f"127.0.0.1:{port}",
+            "topic": "t",
+            "kafka.max.block.ms": "100",
+            "checkpointlocation": "/data/checkpoints/orders",
+        }
+        with pytest.raises(KafkaSinkError):
+            KafkaChunkedDataSource(given).streamWriter(schema, False)
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert "kafka-chunked, stream with checkpointLocation=/data/checkpoints/orders: could not connect" in last
+    assert "nothing listens there: check host and port" in last
+    with pytest.raises(KafkaSinkError):
+        KafkaChunkedDataSource(given).writer(schema, True)
+    assert capsys.readouterr().err.splitlines()[-1].endswith("Use mode('append').")
