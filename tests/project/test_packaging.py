@@ -341,4 +341,20 @@ def test_the_licence_and_the_version_are_there() -> None:
 
     assert "Apache License" in (ROOT / "LICENSE").read_text()
     assert __version__ in (ROOT / "CHANGELOG.md").read_text()
+    assert f"version: {__version__}\n" in (ROOT / "CITATION.cff").read_text()
+    assert f'version: "{__version__}"\n' in (ROOT / "recipe/recipe.yaml").read_text()
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
+
+
+def test_the_recipe_needs_what_the_wheel_needs() -> None:
+    """Catches: a library that pip brings and conda does not."""
+    declared = re.search(r"^dependencies = \[(.*?)^\]", (ROOT / "pyproject.toml").read_text(), re.M | re.S)
+    run = re.search(r"^  run:\n(.*?)\n\n", (ROOT / "recipe/recipe.yaml").read_text(), re.M | re.S)
+    assert declared is not None
+    assert run is not None
+    # conda-forge calls two of them otherwise.
+    names = {"zlib-ng": "python-zlib-ng", "prometheus-client": "prometheus_client"}
+    wanted = {
+        (names.get(name, name), bound) for name, bound in re.findall(r'"([a-z0-9-]+)>=(.*?)"', declared[1])
+    }
+    assert set(re.findall(r"- (\S+) >=([0-9.]+)$", run[1], re.M)) == wanted
