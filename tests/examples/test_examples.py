@@ -20,6 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 import fastavro
 import pytest
+from confluent_kafka.schema_registry import SchemaRegistryClient
+from confluent_kafka.schema_registry.avro import AvroDeserializer
+from confluent_kafka.serialization import MessageField, SerializationContext
 from google.protobuf.descriptor_pb2 import (
     DescriptorProto,
     FieldDescriptorProto,
@@ -28,6 +31,7 @@ from google.protobuf.descriptor_pb2 import (
 )
 
 from kafka_sink.local_broker import LocalBroker
+from kafka_sink.local_broker.schema_registry import LocalRegistry
 from tests.support.commands import run
 from tests.support.lent_spark import lent
 from tests.support.topics import read_topic
@@ -217,6 +221,28 @@ def test_avro_values(
         assert row.key == order["customer"].encode()
         orders[order["order"]] = order["total"]
     assert orders == {number: number / 4 if number % 10 else None for number in range(5_000)}
+
+
+def test_schema_registry(
+    broker: LocalBroker,
+    registry: LocalRegistry,
+    spark: SparkSession,
+    monkeypatch: pytest.MonkeyPatch,
+    topic: str,
+) -> None:
+    arguments = [broker.bootstrap_servers, registry.url, topic]
+    run_here("schema_registry.py", arguments, spark, monkeypatch, with_packages=False)
+    found: dict[int, list[Any]] = {}
+    with SchemaRegistryClient({"url": registry.url}) as client:
+        read = AvroDeserializer(client)
+        key, value = (SerializationContext(topic, part) for part in (MessageField.KEY, MessageField.VALUE))
+        for row in read_topic(broker, topic):
+            found.setdefault(read(row.key, key)["id"], []).append(read(row.value, value))
+        schema = json.loads(client.get_latest_version(f"{topic}-value").schema.schema_str or "")
+    assert (schema["name"], schema["namespace"]) == ("Envelope", "com.example.customers")
+    ada = {"id": 1, "name": "Ada", "city": "London"}
+    assert found[1] == [{"before": None, "after": ada, "op": "c"}]
+    assert [event and event["op"] for event in found[3]] == ["d", None]
 
 
 def test_protobuf_values(
