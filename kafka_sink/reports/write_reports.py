@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Any
 
@@ -130,6 +130,7 @@ def _to_live_view(coordinator: PlannedCoordinator, ended: EndedWrite) -> None:
     final = final_figures(
         ended.write, outcome, ended.query, batch, ended.results, ended.transactions, ended.last_task
     )
+    final = replace(final, schemas=ended.schemas)
     report_final(address, final)
 
 

@@ -114,6 +114,7 @@ class _JobFigures:
     tasks_done: int = 0
     writes: int = 0
     topics: set[str] = field(default_factory=set)
+    schemas: tuple[str, ...] = ()
     counters: Counter[str] = field(default_factory=Counter)
     records: RateWindow = field(default_factory=RateWindow)
     sent_bytes: RateWindow = field(default_factory=RateWindow)
@@ -308,6 +309,7 @@ class ApplicationFigures:
         self._transactions_ms.setdefault(cluster, Counter()).update(final.transactions_ms)
         job.writes += 1
         # The last reports of some tasks may come later, or never.
+        job.schemas = final.schemas or job.schemas
         job.tasks_done += final.tasks - len(write.done)
         if not job.query:
             job.state, job.ended_s = final.outcome, self._wall_s()
@@ -462,6 +464,7 @@ class ApplicationFigures:
             "tasks_done": job.tasks_done,
             "topics": sorted(job.topics)[:5],
             "topic_count": len(job.topics),
+            "schemas": list(job.schemas),
             "counters": dict(job.counters),
             "records_rate": job.records.per_second if job.state == "running" else 0.0,
             "sent_bytes_rate": job.sent_bytes.per_second if job.state == "running" else 0.0,

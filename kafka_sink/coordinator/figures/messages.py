@@ -27,6 +27,8 @@ MAX_MUTES = 20
 # The driver's report names all topics of a write up to this number.
 MAX_FINAL_TOPICS = 5_000
 _MAX_BUCKETS = 32
+# Of key and value; each names a few subjects.
+_MAX_SCHEMAS = 2
 
 # Values of a task at this moment; bytes.
 GAUGES = (
@@ -116,6 +118,7 @@ class FinalFigures:
     counts what the driver did with the write's transactions, by outcome; ``transactions_ms`` is for how long
     they had been open, added up. ``last_task`` is the highest
     number of its tasks; -1 if unknown. Tasks with higher ones belong to another run of the micro-batch.
+    ``schemas``: by which schemas of a registry keys and values were encoded.
     """
 
     write: str
@@ -128,6 +131,7 @@ class FinalFigures:
     transactions: Mapping[str, int] = field(default_factory=dict)
     transactions_ms: Mapping[str, int] = field(default_factory=dict)
     last_task: int = -1
+    schemas: tuple[str, ...] = ()
 
 
 def encode_task(figures: TaskFigures) -> dict[str, Any]:
@@ -237,6 +241,7 @@ def encode_final(figures: FinalFigures) -> dict[str, Any]:
         "topics": _encode_topics(topics),
         "transactions": dict(figures.transactions),
         "transactions_ms": dict(figures.transactions_ms),
+        "schemas": [cut(one) for one in figures.schemas[:_MAX_SCHEMAS]],
     }
 
 
@@ -257,6 +262,7 @@ def decode_final(body: Mapping[str, Any]) -> FinalFigures:
             _counts(body["transactions"]),
             _counts(body["transactions_ms"]),
             whole(last_task),
+            tuple(text(one) for one in list_of(body["schemas"], _MAX_SCHEMAS)),
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -303,12 +304,19 @@ def test_the_oldest_transaction_of_a_cluster_is_shown_whichever_task_was_done_la
     assert (elsewhere["open"], elsewhere["oldest"]) == (0, 0.0)
 
 
+def test_a_job_names_the_schemas_of_its_last_write() -> None:
+    board = Board()
+    board.end(final(5, schemas=("value as avro by t-value version 1 (id 7)",)))
+    assert board.job()["schemas"] == ["value as avro by t-value version 1 (id 7)"]
+
+
 # -- messages ---------------------------------------------------------------------------------------
 
 
 def test_messages_survive_the_wire() -> None:
     assert decode_task(json.loads(json.dumps(encode_task(full_report())))) == full_report()
-    sent = final(5, query="q", batch=3, transactions={"committed": 2}, transactions_ms={"committed": 7})
+    counted: dict[str, Any] = {"transactions": {"committed": 2}, "transactions_ms": {"committed": 7}}
+    sent = final(5, query="q", batch=3, schemas=("value as avro by t-value (id 7)",), **counted)
     assert decode_final(json.loads(json.dumps(encode_final(sent)))) == sent
 
 
