@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import logging
@@ -9,6 +10,8 @@ import math
 import socket
 import threading
 import time
+import tracemalloc
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -22,6 +25,7 @@ from kafka_sink.coordinator.transport.handlers import SharedBody, with_facts
 from kafka_sink.coordinator.transport.message_format import unpacked
 from kafka_sink.coordinator.transport.peer_connection import encode_message
 from kafka_sink.coordinator.transport.session import MAX_FRAME_BYTES, FrameReader, Session
+from kafka_sink.errors import ProtocolError
 from tests.support.coordinator_harness import KEY, SECRET, Serving, clock_ms, eventually, serving
 from tests.support.recording_channel import RecordingChannel, client_of
 
@@ -532,3 +536,27 @@ def test_a_body_for_many_peers_is_in_memory_once() -> None:
         with_facts({"a": 1}, SharedBody({}, 0.0)),
     ):
         assert unpacked(json.loads(b"".join(encode_message({"kind": "x"}, body)))["body"]) == dict(body)
+
+
+def test_a_body_that_unpacks_to_far_more_than_any_metadata_is_refused() -> None:
+    """Catches: 64 KiB that became 64 MiB of JSON, and ten times that as objects."""
+    bomb = zlib.compress(b'{"topics":[' + b"0," * 8_000_000 + b"0]}", 1)
+    body = {"packed": base64.b64encode(bomb).decode()}
+    del bomb
+    tracemalloc.start()
+    try:
+        with pytest.raises(ProtocolError, match="too large"):
+            unpacked(body)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 25 * 2**20
+
+
+def test_the_largest_snapshot_unpacks() -> None:
+    names = [f"{number:05}".ljust(249, "x") for number in range(5_000)]
+    topics = [[name, "f" * 32, 123456.789012, [[2**31 - 1, 2**31 - 1]] * 10] for name in names]
+    nodes = [[number, f"{number}".ljust(255, "h"), 9092, "r" * 300] for number in range(5_000)]
+    shared = SharedBody({"topics": topics, "nodes": nodes}, 0.0)
+    start, rest = encode_message({"kind": "metadata"}, shared)
+    assert unpacked(json.loads(start + rest)["body"])["topics"] == topics
