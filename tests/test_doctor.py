@@ -260,7 +260,7 @@ def test_all_mistakes_in_options_are_told_at_once() -> None:
 
 
 def test_findings_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "_workers", lambda environ: iter(()))
+    monkeypatch.setattr(doctor, "_workers", lambda environ, spark: iter(()))
     out = io.StringIO()
     assert main(["--json", "--bootstrap-servers", "127.0.0.1:1", "--option", "kafka.acsk=all"], out) == 1
     lines = [json.loads(line) for line in out.getvalue().splitlines()]
