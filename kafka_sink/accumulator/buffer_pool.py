@@ -306,7 +306,8 @@ class BufferPool:
             f"no memory for a record batch within kafka.max.block.ms: waited {now_ms - started_ms:.0f} of "
             f"{timeout_ms:.0f} ms behind {ahead} other requests for {waiter.need} bytes, of which "
             f"{waiter.gathered} were gathered; {free} of kafka.buffer.memory = {self.total_bytes} bytes are "
-            f"free{overdraft}. The brokers take rows more slowly than the task makes them, or do not respond"
+            f"free{overdraft}. The brokers take rows more slowly than the task makes them, or do not "
+            "respond: look at them, or raise kafka.max.block.ms"
         )
 
     def _note_wait(self, started_ms: float) -> None:

@@ -55,7 +55,7 @@ class DeadLetters:
         if self._max_rows != UNLIMITED and rows > self._max_rows:
             raise TooManyDeadLettersError(
                 f"{rows} rows of this task can never be written, more than errors.max = {self._max_rows}. "
-                f"The last one: {reason}"
+                f"The last one: {reason}. Mend the rows, or raise errors.max"
             )
 
     def add(self, refused: Refused) -> None:

@@ -171,7 +171,8 @@ class ClusterMetadata:
         return MissingPartitionError(
             f"Invalid partition: column 'partition' has {partitions[short[0]] - 1} in a row for topic "
             f"{short[0]!r}, whose partitions are 0 to {count - 1}, and no other came within "
-            f"kafka.max.block.ms = {timeout_ms:.0f} ms"
+            f"kafka.max.block.ms = {timeout_ms:.0f} ms. Add partitions to the topic, mend the column (null "
+            "leaves the choice to the key), or set errors.tolerance=all to skip such rows"
         )
 
     def _raise_final_locked(self, topics: list[str], refusal_wait_ms: float, now_ms: float) -> None:

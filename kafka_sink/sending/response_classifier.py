@@ -242,7 +242,8 @@ def expiry(
         reason += f"; last error: {last}"
     return DeliveryError(
         f"a batch for {partition} was not acknowledged within kafka.delivery.timeout.ms = "
-        f"{timeout_ms:.0f} ms, {tried}{reason}"
+        f"{timeout_ms:.0f} ms, {tried}{reason}. Look at the broker that leads it and at its replicas, or "
+        "raise kafka.delivery.timeout.ms where they only take long"
     )
 
 

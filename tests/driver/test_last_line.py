@@ -141,3 +141,4 @@ def test_planning_tasks_and_streams(
     last = log.splitlines()[-1]
     assert " ERROR kafka_sink: kafka-chunked, micro-batch " in last
     assert partition in last
+    assert last.endswith("or set errors.tolerance=all to skip such rows")
