@@ -6,6 +6,9 @@ STAMP := $(VENV)/.installed
 # Spark's own Kafka sink, to compare with, can be had whole for this version only.
 SPARK41 := $(VENV)-spark41
 SPARK41_STAMP := $(SPARK41)/.installed
+# Ray and Daft, which nothing else needs.
+ENGINES := $(VENV)-engines
+ENGINES_STAMP := $(ENGINES)/.installed
 
 # Spark's workers would otherwise run the python3 on PATH, which has none of this.
 export PYSPARK_PYTHON := $(abspath $(BIN)/python)
@@ -23,7 +26,7 @@ IN_LANES = -n $(LANES) --dist loadgroup --no-loadscope-reorder --durations 20 --
 # Of make check-pythons: the oldest and the newest that the project runs on.
 PYTHONS ?= 3.10 3.13
 
-.PHONY: help venv java chromium screenshots demo test full full-sample chaos exactly-once fuzz faults matrix endurance check check-pythons pins format audit bench plots scale docs site broker clean
+.PHONY: help venv java chromium screenshots demo test full full-sample chaos exactly-once fuzz faults matrix engines endurance check check-pythons pins format audit bench plots scale docs site broker clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -100,6 +103,9 @@ faults: $(STAMP)  ## ROUNDS of tasks whose coordinator is killed, frozen, floode
 matrix: $(STAMP) java  ## try Python 3.10 to 3.14, PySpark 4.1 to the newest, brokers from 2.1 on (ARGS="--only brokers")
 	@$(BIN)/python -m tests.matrix $(ARGS)
 
+engines: $(ENGINES_STAMP)  ## write from Ray Data and Daft to scripted brokers, with the real libraries
+	@$(ENGINES)/bin/python -m pytest tests/arrow/test_engines.py $(ARGS)
+
 bench: $(STAMP) $(SPARK41_STAMP) java  ## run the benchmarks against the peers (ARGS="throughput" picks one)
 	@SPARK41_PYTHON=$(abspath $(SPARK41)/bin/python) $(BIN)/python -m benchmarks $(ARGS)
 
@@ -134,7 +140,7 @@ screenshots: $(STAMP) chromium  ## take the pictures of the live view in docs/im
 	@$(BIN)/python -m pytest -q tests/browser
 
 clean:  ## delete the virtual environment and what the tools leave behind
-	rm -rf $(VENV) $(SPARK41) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(SPARK41) $(ENGINES) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
 
 $(STAMP): pyproject.toml constraints.txt
@@ -143,4 +149,8 @@ $(STAMP): pyproject.toml constraints.txt
 
 $(SPARK41_STAMP): pyproject.toml constraints.txt
 	@tools/setup_venv.sh "$(PYTHON)" "$(SPARK41)" pyspark==4.1.1
+	@touch $@
+
+$(ENGINES_STAMP): pyproject.toml constraints.txt
+	@tools/setup_venv.sh "$(PYTHON)" "$(ENGINES)" "ray[data]" daft
 	@touch $@

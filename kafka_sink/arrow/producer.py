@@ -53,6 +53,8 @@ class ArrowProducer:
     def __init__(self, options: Mapping[str, Any]) -> None:
         self.options, self._texts = checked(options)
         self.result: Written | None = None
+        # The same with all counts, for one task of several.
+        self.task_result: TaskResult | None = None
         # Guards everything below; a turn of one thread lasts for one batch.
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
@@ -242,6 +244,7 @@ class ArrowProducer:
             self._producer = None
             self._changed.notify()
         PRODUCERS.put_back(producer)
+        self.task_result = result
         self.result = Written.of([result], self.options, already_written=outcome == "skipped")
         self._report(outcome, [result], in_transactions, note)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import re
 import shutil
@@ -19,6 +20,7 @@ from packaging.metadata import Metadata
 
 from kafka_sink.local_broker import LocalBroker
 from tests.support.commands import printed_by, run
+from tests.support.fake_broker import FakeCluster
 from tests.support.topics import read_topic
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -358,3 +360,38 @@ def test_the_recipe_needs_what_the_wheel_needs() -> None:
         (names.get(name, name), bound) for name, bound in re.findall(r'"([a-z0-9-]+)>=(.*?)"', declared[1])
     }
     assert set(re.findall(r"- (\S+) >=([0-9.]+)$", run[1], re.M)) == wanted
+
+
+def links_to(names: set[str], folder: Path) -> None:
+    """Puts there what these distributions install, and nothing else of this environment."""
+    for name in names:
+        distribution = importlib.metadata.distribution(name)
+        tops = {file.parts[0] for file in distribution.files or ()} - {"..", "__pycache__"}
+        for top in tops:
+            link = folder / top
+            if not link.exists():
+                link.symlink_to(str(distribution.locate_file(top)))
+
+
+def test_the_wheel_and_its_dependencies_write_a_polars_frame(wheel: Path, tmp_path: Path) -> None:
+    """Catches: something of PySpark, or of what it brings, is needed where no Spark is."""
+    folder = tmp_path / "installed"
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder)
+    (metadata,) = folder.glob("*.dist-info/METADATA")
+    needs = Metadata.from_email(metadata.read_bytes(), validate=False).requires_dist or []
+    names = {one.name for one in needs if one.marker is None or one.marker.evaluate({"extra": ""})}
+    # And what cryptography and Polars need themselves.
+    links_to(names | {"cffi", "polars", "polars-runtime-32"}, folder)
+    with FakeCluster({"t": 1}) as cluster:
+        code = f"""
+            import sys
+            sys.path = [{str(folder)!r}, *(one for one in sys.path if "site-packages" not in one)]
+            import kafka_sink, polars
+            frame = polars.DataFrame({{"key": ["a", "b"], "value": ["<1>", "<2>"]}})
+            options = {{"kafka.bootstrap.servers": {cluster.bootstrap_servers!r}, "topic": "t"}}
+            print(kafka_sink.write_arrow(frame, options).rows, kafka_sink.__file__)
+        """
+        environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        assert printed_by(code, environ, tmp_path) == f"2 {folder}/kafka_sink/__init__.py"
+        assert sum(batch.record_count for batch in cluster.batches("t", 0)) == 2
