@@ -18,7 +18,7 @@ _RESULT = pa.schema([("rows", pa.int64()), ("skipped", pa.int64()), ("dead_lette
 
 
 class KafkaSink(DataSink):  # type: ignore[misc]  # daft is optional
-    """Writes a frame's rows to Kafka. The frame that ``write_sink`` returns counts them, and ``written`` says
+    """Writes a frame's rows to Kafka. The frame that comes back counts them, and ``written`` says
     all, with offsets.
 
     Columns and options are those of ``kafka_sink.write_arrow``. A task that Daft runs again writes its rows
@@ -34,7 +34,7 @@ class KafkaSink(DataSink):  # type: ignore[misc]  # daft is optional
         return "Kafka"
 
     def schema(self) -> Schema:
-        """Of the frame that ``write_sink`` returns."""
+        """Of the frame that comes back."""
         return Schema.from_pyarrow_schema(_RESULT)
 
     def start(self) -> None:

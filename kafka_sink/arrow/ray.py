@@ -15,7 +15,7 @@ from kafka_sink.reports.written import Written
 
 
 class KafkaDatasink(Datasink):  # type: ignore[misc]  # ray is optional
-    """Writes each block's rows to Kafka; ``written`` says what, after ``write_datasink`` has returned.
+    """Writes each block's rows to Kafka; ``written`` says what, when that is done.
 
     Columns and options are those of ``kafka_sink.write_arrow``. A task that Ray runs again writes its rows
     again: at least once. Raises ConfigurationError; exactly-once and rate limits are refused.
