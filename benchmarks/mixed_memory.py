@@ -119,8 +119,8 @@ def run(bootstrap: str, case: Case, seconds: float) -> dict[str, Any]:
     try:
         # Rows for every partition first: this finds the leaders and opens the logs.
         producer.begin()
-        producer.send(EVENTS, direct.row_batches(1)[0])
-        producer.send(LOGS, direct.row_batches(1)[0])
+        producer.send(direct.row_batches(1)[0], plan=EVENTS)
+        producer.send(direct.row_batches(1)[0], plan=LOGS)
         producer.finish()
         producer.begin()
         started = time.monotonic()

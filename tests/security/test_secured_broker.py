@@ -504,7 +504,7 @@ def test_limits_as_azure_event_hubs_has_them_are_kept(monkeypatch: pytest.Monkey
         try:
             producer.begin()
             for _ in range(3):
-                producer.send(ColumnPlan.of([("value", "string")], "limited").narrowed(), rows)
+                producer.send(rows, plan=ColumnPlan.of([("value", "string")], "limited").narrowed())
             result = producer.finish()
         finally:
             producer.close()
