@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from kafka_sink import application_markers
@@ -21,12 +22,17 @@ from kafka_sink.formats.registered import RegisteredSchema, Schema
 from kafka_sink.formats.row_encoding import ID_HEADERS, PartFormat, RowEncoding, layout
 from kafka_sink.options import SinkOptions
 from kafka_sink.options.table import FORMATS, SPECS
+from kafka_sink.rows.column_plan import named_columns
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from kafka_sink.formats.registry import Registry
 
+# Spark's hand-over of a variant is a struct of its two binaries.
+_VARIANT = re.compile(r"(?:^|[:<,])variant(?:$|[,>])")
+# Beyond what is read of a note.
+_MAX_NOTE = 1_000_000
 Columns = Sequence[tuple[str, str]]
 Schemas = tuple[tuple[str, RegisteredSchema], ...]
 
@@ -46,6 +52,7 @@ def plan(
     }
     if not formats:
         return None
+    _check(columns)
     parts, kept = layout(columns, formats, options.topic)
     if "key" in formats and "key" not in parts:
         raise SchemaError(f"key.format={formats['key']}, but there is no column 'key'")
@@ -68,6 +75,16 @@ def plan(
     )
 
 
+def _check(columns: Columns) -> None:
+    """Raise SchemaError for columns that Spark does not hand over, or not as what they are."""
+    for name, (_, kind) in named_columns(columns).items():
+        if _VARIANT.search(kind):
+            raise SchemaError(
+                f"column '{name}' has the type {kind}, and variants have no schema: make it text, as in "
+                f".withColumn('{name}', to_json('{name}'))"
+            )
+
+
 def _known_or_found(
     options: SinkOptions,
     columns: Columns,
@@ -86,7 +103,9 @@ def _known_or_found(
             raise
         driver_log.warn(f"kafka-chunked: {error}. The write goes on with the schemas of the one before")
         return _read(noted)
-    application_markers.note(key, _written(found))
+    written = _written(found)
+    if len(written) < _MAX_NOTE:
+        application_markers.note(key, written)
     return found
 
 
@@ -102,20 +121,27 @@ def _key(options: SinkOptions, columns: Columns, query: str | None) -> str:
 
 
 def _written(found: dict[str, Schemas]) -> str:
-    return json.dumps(
-        {part: [(topic, asdict(schema)) for topic, schema in schemas] for part, schemas in found.items()}
-    )
+    """Each schema once: many topics may share one."""
+    distinct = list(dict.fromkeys(one.schema for schemas in found.values() for _, one in schemas))
+    parts = {
+        part: [(topic, {**asdict(one), "schema": distinct.index(one.schema)}) for topic, one in schemas]
+        for part, schemas in found.items()
+    }
+    return json.dumps({"schemas": [asdict(schema) for schema in distinct], "parts": parts})
 
 
 def _read(noted: str) -> dict[str, Schemas]:
-    def schema(fields: dict[str, Any]) -> RegisteredSchema:
-        own = fields["schema"]
-        references = tuple((name, text) for name, text in own["references"])
-        return RegisteredSchema(**{**fields, "schema": Schema(own["kind"], own["text"], references)})
-
+    read = json.loads(noted)
+    distinct = [
+        Schema(one["kind"], one["text"], tuple((name, text) for name, text in one["references"]))
+        for one in read["schemas"]
+    ]
     return {
-        part: tuple((topic, schema(fields)) for topic, fields in schemas)
-        for part, schemas in json.loads(noted).items()
+        part: tuple(
+            (topic, RegisteredSchema(**{**fields, "schema": distinct[fields["schema"]]}))
+            for topic, fields in schemas
+        )
+        for part, schemas in read["parts"].items()
     }
 
 
@@ -164,9 +190,12 @@ def _of_part(options: SinkOptions, registry: Registry, part: str, field: pa.Fiel
 
     format_name = getattr(options, f"{part}_format")
     found: dict[str, RegisteredSchema] = {}
+    known: dict[Schema, Schema] = {}
     wanted = subjects.Wanted(options, part, format_name, field)
     for topic in wanted.topics:
-        found[topic] = wanted.registered(registry, topic)
+        one = wanted.registered(registry, topic)
+        # The same object for all: tasks get it once.
+        found[topic] = replace(one, schema=known.setdefault(one.schema, one.schema))
     for schema in dict.fromkeys(one.schema for one in found.values()):
         encoders.encoder(format_name, schema, field.type, field.name, wanted.message)
     if options.schema_id_location == "header" and not all(one.guid for one in found.values()):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -26,11 +27,12 @@ _T = TypeVar("_T")
 
 
 class Registry:
-    """One connection to a registry. Each call raises RegistryError after schema.registry.timeout.ms."""
+    """One connection to a registry. Calls raise RegistryError once it is schema.registry.timeout.ms old."""
 
     def __init__(self, options: SinkOptions, format_name: str = "") -> None:
         self._url = options.schema_registry_url
         self._timeout_s = options.schema_registry_timeout_ms / 1000
+        self._deadline_s = time.monotonic() + self._timeout_s
         self._normalize = options.normalize_schemas
         # Confluent's registry gives Protobuf schemas as text otherwise.
         self._fmt = "serialized" if format_name == "protobuf" else None
@@ -131,7 +133,7 @@ class Registry:
 
         thread = threading.Thread(target=run, name="kafka-chunked-registry", daemon=True)
         thread.start()
-        thread.join(self._timeout_s)
+        thread.join(max(0.0, self._deadline_s - time.monotonic()))
         if answer:
             return answer[0]
         if failures:

@@ -45,22 +45,7 @@ class ColumnPlan:
         Names are case-sensitive and other columns are ignored, as in Spark's sink. Raises SchemaError with
         its texts.
         """
-        found: dict[str, tuple[int, str]] = {}
-        for index, (name, spark_type) in enumerate(columns):
-            if name in found:
-                # Else Spark says so in the tasks, whatever the column: DUPLICATED_FIELD_NAME_IN_ARROW_STRUCT.
-                raise SchemaError(
-                    f"There are two columns '{name}', and Spark does not hand such rows to a Python sink: "
-                    "rename or drop one."
-                )
-            months = _MONTHS.search(spark_type)
-            if months:
-                # Else pyarrow's "KeyError: 21" in the tasks, whatever the column.
-                raise SchemaError(
-                    f"Column '{name}' has the type {months[1]}, which pyarrow has not, and Spark hands all "
-                    "columns to a Python sink: drop it or cast it to string."
-                )
-            found[name] = (index, spark_type)
+        found = named_columns(columns)
         topic_column = None if topic is not None else _pick(found, "topic", ("string",))
         if topic is None and topic_column is None:
             raise SchemaError(
@@ -110,6 +95,27 @@ class ColumnPlan:
     def _positions(self) -> dict[str, int]:
         named = ((field.name, getattr(self, field.name)) for field in fields(self) if field.name != "topic")
         return {name: index for name, index in named if index is not None}
+
+
+def named_columns(columns: Iterable[tuple[str, str]]) -> dict[str, tuple[int, str]]:
+    """Position and type of each column by its name. Raises SchemaError for what Spark does not hand over."""
+    found: dict[str, tuple[int, str]] = {}
+    for index, (name, spark_type) in enumerate(columns):
+        if name in found:
+            # Else Spark says so in the tasks, whatever the column: DUPLICATED_FIELD_NAME_IN_ARROW_STRUCT.
+            raise SchemaError(
+                f"There are two columns '{name}', and Spark does not hand such rows to a Python sink: "
+                "rename or drop one."
+            )
+        months = _MONTHS.search(spark_type)
+        if months:
+            # Else pyarrow's "KeyError: 21" in the tasks, whatever the column.
+            raise SchemaError(
+                f"Column '{name}' has the type {months[1]}, which pyarrow has not, and Spark hands all "
+                "columns to a Python sink: drop it or cast it to string."
+            )
+        found[name] = (index, spark_type)
+    return found
 
 
 def _pick(found: dict[str, tuple[int, str]], name: str, types: tuple[str, ...]) -> int | None:

@@ -48,7 +48,7 @@ def plan(
     parsed = parse(raw)
     options, is_repeated = parsed.options, query is not None
     columns = [(field.name, field.dataType.simpleString()) for field in schema.fields]
-    warnings = (*parsed.warnings, *ignored_columns(columns, options.topic))
+    warnings = (*parsed.warnings, *ignored_columns(_of_sink(columns, options), options.topic))
     if warnings and (not is_repeated or application_markers.first_time("\n".join((str(query), *warnings)))):
         for warning in warnings:
             driver_log.warn(f"kafka-chunked: {warning}")
@@ -87,6 +87,15 @@ def plan(
         write = replace(write, name=_query_name(write.subject))
     worker_imports.forget_spark_archives()
     return write
+
+
+def _of_sink(columns: list[tuple[str, str]], options: SinkOptions) -> list[tuple[str, str]]:
+    """Without those that become fields of the value."""
+    if options.value_format == "bytes" or any(name == "value" for name, _ in columns):
+        return columns
+    from kafka_sink.formats.row_encoding import OWN
+
+    return [(name, kind) for name, kind in columns if name in OWN]
 
 
 def _arrow_schema(schema: StructType) -> pa.Schema:

@@ -19,7 +19,7 @@ from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerialize
 from confluent_kafka.serialization import MessageField, SerializationContext
 
 from kafka_sink import doctor
-from kafka_sink.errors import ConfigurationError, RegistryError
+from kafka_sink.errors import ConfigurationError, RegistryError, SchemaError
 from kafka_sink.formats import planning
 from kafka_sink.formats.registered import RegisteredSchema, Schema
 from kafka_sink.formats.row_encoder import RowEncoder
@@ -99,6 +99,36 @@ def test_a_write_goes_on_with_the_schemas_of_the_one_before_with_a_warning(
     assert planned(made) == first
     with pytest.raises(RegistryError):
         planned(options(schema__registry__url=registry.url, topic="never-before"))
+
+
+def test_many_topics_share_one_schema(registry: LocalRegistry) -> None:
+    """Catches: a note of a megabyte for a thousand topics, and as much for every task."""
+    topics = ",".join(f"shared-{number}" for number in range(20))
+    plain = {"kafka.bootstrap.servers": "127.0.0.1:1", "value.format": "avro"}
+    made = parse(plain | {"schema.registry.url": registry.url, "schema.registry.topics": topics}).options
+    columns = [*COLUMNS, ("topic", "string")]
+    kinds = pa.schema([*KINDS, ("topic", pa.string())])
+    found = planning.plan(made, columns, lambda: kinds, "query")
+    assert found is not None
+    assert len(found.parts[0].schemas) == 20
+    assert len({id(one.schema) for _, one in found.parts[0].schemas}) == 1
+    assert planning.plan(made, columns, lambda: kinds, "query") == found
+    assert len(planning._written({"value": found.parts[0].schemas})) < 4_000
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ([("id", "bigint"), ("id", "int")], "two columns 'id'"),
+        ([("id", "array<struct<a:variant>>")], "variants have no schema"),
+        ([("id", "interval year")], "which pyarrow has not"),
+        ([("key", "string")], "there is no column for the value"),
+    ],
+)
+def test_columns_that_have_no_schema(columns: list[tuple[str, str]], said: str) -> None:
+    made = options(schema__registry__url="http://127.0.0.1:1")
+    with pytest.raises(SchemaError, match=said):
+        planning.plan(made, columns, lambda: KINDS, None)
 
 
 def test_a_registry_that_is_down_is_told_in_a_bound() -> None:
