@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -48,18 +48,8 @@ def plan(
     parsed = parse(raw)
     options, is_repeated = parsed.options, query is not None
     columns = [(field.name, field.dataType.simpleString()) for field in schema.fields]
-    warnings = (*parsed.warnings, *ignored_columns(_of_sink(columns, options), options.topic))
-    if warnings and (not is_repeated or application_markers.first_time("\n".join((str(query), *warnings)))):
-        for warning in warnings:
-            driver_log.warn(f"kafka-chunked: {warning}")
-    if options.delivery_report_path:
-        from kafka_sink.reports import delivery_report
-
-        delivery_report.check(options.delivery_report_path)
-    planning_warnings.warn_of_idle_timeout(options.delivery_timeout_ms)
-    breaker = load_breaker(options)
-    if breaker is not None:
-        breaker.close()
+    _warn((*parsed.warnings, *ignored_columns(_of_sink(columns, options), options.topic)), query)
+    _check(options)
     encoding = None
     if (options.value_format, options.key_format) != ("bytes", "bytes"):
         from kafka_sink.formats import planning as formats
@@ -96,6 +86,25 @@ def _of_sink(columns: list[tuple[str, str]], options: SinkOptions) -> list[tuple
     from kafka_sink.formats.row_encoding import OWN
 
     return [(name, kind) for name, kind in columns if name in OWN]
+
+
+def _warn(warnings: Sequence[str], query: str | None) -> None:
+    """Log each once for a query, which is planned again and again."""
+    if warnings and (query is None or application_markers.first_time("\n".join((str(query), *warnings)))):
+        for warning in warnings:
+            driver_log.warn(f"kafka-chunked: {warning}")
+
+
+def _check(options: SinkOptions) -> None:
+    """What would fail, or hide the cause of a failure, once tasks run."""
+    if options.delivery_report_path:
+        from kafka_sink.reports import delivery_report
+
+        delivery_report.check(options.delivery_report_path)
+    planning_warnings.warn_of_idle_timeout(options.delivery_timeout_ms)
+    breaker = load_breaker(options)
+    if breaker is not None:
+        breaker.close()
 
 
 def _arrow_schema(schema: StructType) -> pa.Schema:
